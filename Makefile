@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help install install-dev quickstart serve test fuzz check docs format bench clean
+.PHONY: help install install-dev quickstart serve test fuzz check docs format bench lock sbom audit clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
@@ -58,6 +58,35 @@ format: install-dev ## format and fix what can be fixed
 bench: install ## exactness and speed against Hugging Face
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/exactness.py
 	OMP_NUM_THREADS=1 $(BIN)/recsys benchmark decode --threads 1 --beams 20 --batches 1,8 --reuse cold
+
+$(VENV)/.audit: $(VENV)/.base
+	$(PIP) install --quiet --constraint constraints.txt --editable '.[audit]'
+	touch $@
+
+# The image has a torch without CUDA, from another index: deploy/Dockerfile installs it. hatchling
+# builds our own package there.
+CUDA := cuda-bindings cuda-toolkit nvidia-cudnn-cu13 nvidia-cusparselt-cu13 nvidia-nccl-cu13 \
+	nvidia-nvshmem-cu13 triton
+LOCKED := deploy/requirements.txt
+lock: $(VENV)/.audit ## deploy/requirements.txt: the packages of the image, with hashes
+	mkdir -p var
+	echo hatchling > var/build.in
+	printf '%s\n' $(CUDA) | $(BIN)/uv pip compile --quiet --upgrade pyproject.toml var/build.in \
+	  --extra postgres --extra redis --extra otel --constraint constraints.txt --excludes /dev/stdin \
+	  --no-emit-package torch --python-version 3.11.14 --generate-hashes --no-annotate \
+	  --custom-compile-command 'make lock' --output-file $(LOCKED)
+
+var/image.txt: $(LOCKED) constraints.txt
+	mkdir -p var
+	grep '^torch==' constraints.txt | cat $(LOCKED) - > $@
+
+sbom: $(VENV)/.audit var/image.txt ## the packages of the image as CycloneDX, into var/sbom.json
+	$(BIN)/cyclonedx-py requirements var/image.txt --pyproject pyproject.toml \
+	  --output-reproducible --output-file var/sbom.json
+
+# --strict: a package that the database does not answer for is a failure and not a pass.
+audit: $(VENV)/.audit var/image.txt ## known vulnerabilities of these packages (asks pypi.org)
+	$(BIN)/pip-audit --strict --progress-spinner off --no-deps --disable-pip -r var/image.txt
 
 clean: ## remove everything that was made here, the environment included
 	rm -rf $(VENV) var dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

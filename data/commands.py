@@ -125,7 +125,7 @@ def _prepare(run: RunOptions, own: dict[str, object], as_json: bool) -> None:
     context = run.context(data=own)
     from recsys.data.prepare import stage
 
-    _report(stage(context), as_json)
+    _report(context.run(stage), as_json)
 
 
 def _report(path: Path, as_json: bool) -> None:

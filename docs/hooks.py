@@ -45,6 +45,7 @@ PLACES = {source: page for page, source in PAGES.items()} | {
 SECTIONS = {
     "data": "recsys.data.prepare:DataConfig",
     "sasrec": "recsys.training.sasrec:SasRecConfig",
+    "recipe": "recsys.training.recipe:RecipeConfig",
     "ids": "recsys.training.ids:IdsConfig",
     "target": "recsys.training.target:TargetConfig",
     "teacher": "recsys.training.teacher:TeacherConfig",

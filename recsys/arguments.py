@@ -83,6 +83,15 @@ def strings(name: str, values: Iterable[str]) -> Iterable[str]:
     return values
 
 
+def counts(name: str, values: Mapping[str, int]) -> None:
+    """Check a mapping from strings to whole numbers of at least 1."""
+    if not isinstance(values, Mapping):
+        raise ValueError(f"{name}: must map names to whole numbers, got {_shown(values)}")
+    strings(name, values)
+    for key, count in values.items():
+        whole_number(f"{name}.{key}:", count)
+
+
 def one_each(name: str, values: Sequence[Any], requests: int) -> None:
     """Check that `values` is a list with one value per request."""
     if isinstance(values, str | bytes | Mapping | Set) or not hasattr(values, "__len__"):

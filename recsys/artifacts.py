@@ -1,28 +1,36 @@
 """Artifacts: directories with a manifest, written atomically.
 
-An artifact is written to a temporary directory beside its final place and then renamed, so a crash
-leaves either no artifact or a complete one. Its `manifest.json` holds the kind, the configuration,
-the parents' digests and the SHA-256 of each file; the digest of the artifact is a hash of the kind
-and the files. This module knows nothing about the contents of the files.
+An artifact is written to a temporary directory beside its final place, and both are exchanged in
+one step. A crash therefore leaves the old artifact or the new one at its place (decision 14). Its
+`manifest.json` holds the kind, the configuration, the parents' digests and the SHA-256 of each
+file; the digest of the artifact is a hash of the kind and the files. This module knows nothing
+about the contents of the files.
 """
 
 from __future__ import annotations
 
+import ctypes
+import errno
 import hashlib
 import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from recsys.errors import ArtifactError
+from recsys.errors import ArtifactError, LockedError
+from recsys.locks import lock_file, locked
 
 FORMAT_VERSION = 1
+READ_ATTEMPTS = 5  # of an artifact that is replaced while it is read
+OLD = "old"  # name of a replaced artifact, for a moment, where two folders cannot be exchanged
+AT_FDCWD, RENAME_EXCHANGE = -100, 2  # of renameat2(2)
 MANIFEST = "manifest.json"
+T = TypeVar("T")
 # What the error says if one of these kinds is missing.
 MADE_BY_RUN = dict.fromkeys(
     ("dataset", "bundle"), "; `recsys run EVENTS --name {}` makes it, with your file of events"
@@ -76,6 +84,19 @@ class Workspace:
     def of(cls, name: str) -> Workspace:
         """The workspace of run `name` under `$RECSYS_HOME`."""
         return cls(Path(os.environ.get("RECSYS_HOME", "var")), name)
+
+    def locked(self) -> AbstractContextManager[None]:
+        """Exclude other runs of this name while the block runs.
+
+        Of a run in several processes (`RANK`), the first one holds the lock for all.
+
+        Raises:
+            LockedError: another process runs; the message names it.
+        """
+        if int(os.environ.get("RANK") or 0) > 0:
+            return nullcontext()
+        way_out = "wait until it ends, or choose another --name"
+        return locked(self.home / "runs" / self.name, way_out=way_out)
 
     @property
     def dataset(self) -> Path:
@@ -166,6 +187,8 @@ def write_artifact(
 ) -> Iterator[Path]:
     """Yield a temporary directory; if the body succeeds, add a manifest and move it to `path`.
 
+    Whatever happens meanwhile, `path` has the old artifact until it has the new one.
+
     Args:
         path: final directory. An artifact that is already there is replaced; any other content is
             left alone.
@@ -176,46 +199,129 @@ def write_artifact(
 
     Raises:
         ArtifactError: `path` exists and is not an artifact (it is left as it is).
+        LockedError: another process writes this artifact.
     """
     path = Path(path)
-    empty = path.is_dir() and not any(path.iterdir())
-    if path.exists() and not (path / MANIFEST).is_file() and not empty:
-        raise ArtifactError(
-            f"{path} exists and is not an artifact; name another place or remove it"
-        )
-    path.parent.mkdir(parents=True, exist_ok=True)
-    prefix = (
-        f".{path.name}~"  # no run's name has a ~; the pattern `.a.*` would also match run `a.b`
-    )
-    for leftover in path.parent.glob(f"{prefix}*"):  # left by an earlier crash
-        shutil.rmtree(leftover, ignore_errors=True)
-    temporary = Path(tempfile.mkdtemp(prefix=prefix, dir=path.parent))
-    temporary.chmod(0o755)
-    try:
-        yield temporary
-        manifest = Manifest(
-            kind,
-            dict(config or {}),
-            dict(parents or {}),
-            {
-                file.relative_to(temporary).as_posix(): sha256(file)
-                for file in sorted(temporary.rglob("*"))
-                if file.is_file()
-            },
-            dict(info or {}),
-        )
-        text = json.dumps(manifest.__dict__, indent=2, sort_keys=True, default=str)
-        (temporary / MANIFEST).write_text(text + "\n", encoding="utf-8")
-        _sync(temporary)
-        if path.exists():
-            old = Path(tempfile.mkdtemp(prefix=prefix, dir=path.parent)) / "old"
-            path.rename(old)
-            temporary.rename(path)
-            shutil.rmtree(old.parent, ignore_errors=True)
+    with locked(path, way_out="wait until it ends, or write to another place"):
+        _restore_old(path)
+        empty = path.is_dir() and not any(path.iterdir())
+        if path.exists() and not (path / MANIFEST).is_file() and not empty:
+            raise ArtifactError(
+                f"{path} exists and is not an artifact; name another place or remove it"
+            )
+        for leftover in _temporaries(path):  # of a process that has died: this one has the lock
+            shutil.rmtree(leftover, ignore_errors=True)
+        temporary = Path(tempfile.mkdtemp(prefix=_prefix(path), dir=path.parent))
+        temporary.chmod(0o755)
+        try:
+            yield temporary
+            manifest = Manifest(
+                kind,
+                dict(config or {}),
+                dict(parents or {}),
+                {
+                    file.relative_to(temporary).as_posix(): sha256(file)
+                    for file in sorted(temporary.rglob("*"))
+                    if file.is_file()
+                },
+                dict(info or {}),
+            )
+            text = json.dumps(manifest.__dict__, indent=2, sort_keys=True, default=str)
+            (temporary / MANIFEST).write_text(text + "\n", encoding="utf-8")
+            _sync(temporary)
+            _replace(path, temporary)
+        finally:
+            if temporary.is_symlink():  # the old one was a link
+                temporary.unlink()
+            shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _prefix(path: Path) -> str:
+    """Of temporary folders; no run's name has a ~, and `.a.*` would also match run `a.b`."""
+    return f".{path.name}~"
+
+
+def _temporaries(path: Path) -> list[Path]:
+    """The temporary folders of an artifact, of which at most one is in use."""
+    return [p for p in path.parent.glob(f"{_prefix(path)}*") if p != lock_file(path)]
+
+
+def _replace(path: Path, new: Path) -> None:
+    """Move a folder to `path` in one step; what was there is then at `new`, or removed."""
+    if not os.path.lexists(path):
+        new.rename(path)
+    elif not _exchange(new, path):
+        # Between the two steps nothing is at `path`; `_restore_old` repairs that after a crash.
+        old = Path(tempfile.mkdtemp(prefix=_prefix(path), dir=path.parent)) / OLD
+        path.rename(old)
+        try:
+            new.rename(path)
+        except BaseException:
+            old.rename(path)
+            raise
+        shutil.rmtree(old.parent, ignore_errors=True)
+    sync_folder(path.parent)
+
+
+def _exchange(one: Path, other: Path) -> bool:
+    """Exchange two paths atomically; False where the system or the file system cannot."""
+    call = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+    if call is None:
+        return False
+    if call(AT_FDCWD, os.fsencode(one), AT_FDCWD, os.fsencode(other), RENAME_EXCHANGE) == 0:
+        return True
+    code = ctypes.get_errno()
+    if code in (errno.ENOSYS, errno.EINVAL, errno.ENOTSUP):
+        return False
+    raise OSError(code, os.strerror(code), str(other))
+
+
+def _restore_old(path: Path) -> None:
+    """Move an artifact back that a killed process has moved away. The caller holds the lock."""
+    if os.path.lexists(path):
+        return
+    moved = [p for folder in _temporaries(path) if (p := folder / OLD / MANIFEST).is_file()]
+    if moved:
+        max(moved, key=lambda file: file.stat().st_mtime_ns).parent.rename(path)
+
+
+def _recover(path: Path) -> None:
+    """Before reading: as `_restore_old`, unless a process is at work or nothing can be written."""
+    if os.path.lexists(path) or not any((p / OLD).is_dir() for p in _temporaries(path)):
+        return
+    with suppress(OSError, LockedError), locked(path):
+        _restore_old(path)
+
+
+def read_whole(path: Path, read: Callable[[], T]) -> T:
+    """Read an artifact; if it was replaced meanwhile, read the new one.
+
+    Args:
+        path: the artifact.
+        read: reads its files and returns what they hold, of one version then.
+
+    Raises:
+        ArtifactError: it was replaced during each of `READ_ATTEMPTS` attempts.
+    """
+    for _ in range(READ_ATTEMPTS):
+        before = _version(path)
+        try:
+            found = read()
+        except Exception:
+            if _version(path) == before:
+                raise
         else:
-            temporary.rename(path)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+            if _version(path) == before:
+                return found
+    raise ArtifactError(f"{path} is replaced again and again while it is read; try again later")
+
+
+def _version(path: Path) -> tuple[int, int, int] | None:
+    try:
+        stat = Path(path).stat()
+    except OSError:
+        return None
+    return stat.st_dev, stat.st_ino, stat.st_mtime_ns
 
 
 def read_manifest(path: Path, kind: str | None = None) -> Manifest:
@@ -225,6 +331,7 @@ def read_manifest(path: Path, kind: str | None = None) -> Manifest:
         ArtifactError: no artifact there, an unreadable manifest, another kind or a newer format.
     """
     file = Path(path) / MANIFEST
+    _recover(Path(path))
     if not file.is_file():
         hint = MADE_BY_RUN.get(kind or "", "").format(Path(path).name)
         raise ArtifactError(f"{path} is not an artifact: {MANIFEST} is missing{hint}")
@@ -283,8 +390,20 @@ def sha256(file: Path) -> str:
 
 
 def _sync(folder: Path) -> None:
-    """Flush the files of a folder to disk, so that a crash after the rename loses nothing."""
+    """Flush a folder to disk, so that a crash after the rename loses nothing."""
     for file in folder.rglob("*"):
         if file.is_file():
             with file.open("rb") as stream:
                 os.fsync(stream.fileno())
+        elif file.is_dir():
+            sync_folder(file)
+    sync_folder(folder)
+
+
+def sync_folder(folder: Path) -> None:
+    """Flush the names in a folder to disk."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -164,7 +164,8 @@ def run(
     until: Annotated[
         str,
         typer.Option(
-            help="Last stage: data, sasrec, ids, target, draft, retrieval, bundle or evaluate."
+            help="Last stage: data, sasrec, recipe, ids, target, draft, retrieval, bundle or "
+            "evaluate."
         ),
     ] = "evaluate",
     as_json: Json = False,

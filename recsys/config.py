@@ -45,9 +45,11 @@ class Settings:
 
     Attributes:
         values: nested mapping: sections (`data`, `ids`, `target`, ...), `name`, `seed`, `minutes`.
+        given: keys such as `target.epochs` that were given besides the file.
     """
 
     values: dict[str, Any] = field(default_factory=dict)
+    given: frozenset[str] = frozenset()
 
     @classmethod
     def load(
@@ -86,22 +88,35 @@ class Settings:
                     f"--config {path}: expected sections, found {type(loaded).__name__}"
                 )
             values = loaded or {}
+        overrides = list(overrides)
         for override in overrides:
             _apply(values, override)
-        _merge(values, sections or {})
+        given = [override.partition("=")[0].strip() for override in overrides]
+        given += _merge(values, sections or {})
         values.update({key: value for key, value in top.items() if value is not None})
         allowed = sorted({"name", "seed", "minutes", *known})
         if known:
             for key in values:
                 if key not in allowed:
                     raise ConfigError(_unknown("section", str(key), allowed))
-        return cls(values)
+        return cls(values, frozenset(given))
 
     def merged(self, sections: Mapping[str, Mapping[str, object]]) -> Settings:
         """These settings with other values; sections as in `load`."""
         values = copy.deepcopy(self.values)
-        _merge(values, sections)
-        return Settings(values)
+        given = _merge(values, sections)
+        return Settings(values, self.given.union(given))
+
+    def overridden(self, overrides: Iterable[str]) -> Settings:
+        """These settings with `section.key=value` strings, as those of `--set`, applied.
+
+        Raises:
+            ConfigError: a malformed string.
+        """
+        values = copy.deepcopy(self.values)
+        for override in overrides:
+            _apply(values, override)
+        return Settings(values, self.given)
 
     @property
     def name(self) -> str:
@@ -234,13 +249,16 @@ def _apply(values: dict[str, Any], override: str) -> None:
     _put(values, key.strip().split("."), value, f"--set {override!r}")
 
 
-def _merge(values: dict[str, Any], sections: Mapping[str, Mapping[str, object]]) -> None:
-    """Set the values of sections that are not None."""
+def _merge(values: dict[str, Any], sections: Mapping[str, Mapping[str, object]]) -> list[str]:
+    """Set the values of sections that are not None, and return their keys."""
+    keys = []
     for section, own in sections.items():
         for key, value in own.items():
             if value is not None:
                 plain = str(value) if isinstance(value, Path) else value
                 _put(values, [*section.split("."), key], plain, f"{section}.{key}={plain}")
+                keys.append(f"{section}.{key}")
+    return keys
 
 
 def _put(values: dict[str, Any], path: list[str], value: object, what: str) -> None:

@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from recsys.artifacts import Manifest, read_manifest
+from recsys.artifacts import Manifest, read_manifest, read_whole
 from recsys.errors import DataError
 from recsys.interactions import Behaviour, Histories, Interactions, count_as_seen
 from recsys.splits import LABELS, TRAIN, SplitName
@@ -197,7 +197,7 @@ class Dataset:
         path = Path(path)
         read_manifest(path, "dataset")
         try:
-            return cls._read(path)
+            return read_whole(path, lambda: cls._read(path))
         except DataError:
             raise
         except (KeyError, OSError, ValueError) as error:  # Arrow's errors are ValueErrors

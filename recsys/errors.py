@@ -21,8 +21,16 @@ class ArtifactError(RecsysError, ValueError):
     """A directory that should be an artifact is missing, incomplete or altered."""
 
 
+class LockedError(RecsysError):
+    """Another process uses what only one may use at a time; the text names the process."""
+
+
 class FilterError(RecsysError, ValueError):
     """A filter over item attributes is malformed; the text names the clause and the way out."""
+
+
+class RuleError(RecsysError, ValueError):
+    """A business rule is malformed or does not fit the catalog; the text names the field."""
 
 
 class ItemError(RecsysError, ValueError):

@@ -14,8 +14,9 @@ from numpy.typing import NDArray
 
 from recsys.constraint import ItemTrie
 from recsys.constraint.boost import Boost
+from recsys.constraint.caps import Caps
 from recsys.constraint.mask import RowMask
-from recsys.decoding.output import Beams, Trace
+from recsys.decoding.output import Beams, Certificate, Trace
 from recsys.decoding.request import SearchRequest
 from recsys.interactions import Histories, count_as_seen
 from recsys.live import Epoch
@@ -25,7 +26,7 @@ from recsys.retrieval import Candidates, Reranker, Retrieval
 from recsys.retrieval.event_types import EventTypes
 from recsys.retrieval.reranker import MODEL as MODEL_SOURCE
 
-MODEL, RETRIEVAL, POPULAR = 0, 1, 2
+MODEL, RETRIEVAL, POPULAR, PINNED = 0, 1, 2, 3
 
 
 @dataclass(frozen=True)
@@ -35,10 +36,13 @@ class Batch:
     Attributes:
         epoch: the catalog.
         histories: items of the histories that the model knows, oldest first.
-        excluded: items that each request must not get.
+        excluded: items that each request must not get, or has pinned.
         masks: what each request may get; None for everything.
         boosts: what each request's items gain; None for nothing.
         unknown: ids of each history that the model does not know.
+        pinned: items that take the first places of each list; empty if there are none in any.
+        caps: how many items of one value each list may have, the pinned ones counted; None for any
+            number.
     """
 
     epoch: Epoch
@@ -47,6 +51,8 @@ class Batch:
     masks: Sequence[RowMask | None]
     boosts: Sequence[Boost | None]
     unknown: Sequence[list[str]] = ()
+    pinned: Sequence[NDArray[np.int32]] = ()
+    caps: Sequence[Caps | None] = ()
 
     @classmethod
     def of(
@@ -57,10 +63,12 @@ class Batch:
         With `types`, items that were only viewed, say, do not count as seen.
 
         Raises:
-            FilterError: a filter or boost does not fit the items' attributes.
+            FilterError: a filter, boost or cap does not fit the items' attributes.
         """
-        known, unknown, excluded, numbers = [], [], [], []
-        for request in requests:
+        known, unknown, excluded, numbers, pinned = [], [], [], [], []
+        masks = [mask_of(epoch, request) for request in requests]
+        caps = [caps_of(epoch, request) for request in requests]
+        for request, mask, cap in zip(requests, masks, caps, strict=True):
             items = epoch.catalog.known(request.history)
             there = items >= 0
             known.append(items[there])
@@ -73,7 +81,9 @@ class Batch:
                 )
                 counted = count_as_seen(numbers[-1], types.behaviours)
                 seen = known[-1][counted] if request.exclude_seen else seen
-            excluded.append(np.concatenate([listed[listed >= 0], seen]))
+            hidden = np.concatenate([listed[listed >= 0], seen])
+            pinned.append(_pinned(epoch, request, hidden, mask, cap))
+            excluded.append(np.concatenate([hidden, pinned[-1]]))
         histories = Histories.of(known)
         if types is not None and requests:
             histories = replace(histories, behaviours=np.concatenate(numbers))
@@ -81,9 +91,11 @@ class Batch:
             epoch,
             histories,
             Histories.of(excluded),
-            [mask_of(epoch, request) for request in requests],
+            masks,
             [boost_of(epoch, request) for request in requests],
             unknown,
+            pinned,
+            caps,
         )
 
     def search_request(
@@ -116,10 +128,12 @@ class Batch:
 
     def proposals(self, retrieval: Retrieval, k: int) -> Candidates:
         """What the sources of retrieval propose to each request (`Retrieval.propose`)."""
-        return retrieval.propose(self.histories, k, **self._limits(len(retrieval)))
+        later = self.epoch.catalog.later
+        size = len(retrieval) + (0 if later is None else len(later))
+        return retrieval.propose(self.histories, k, **self._limits(size), later=later)
 
     def _limits(self, size: int) -> dict[str, Any]:
-        """What each request may get of the `size` items that retrieval knows."""
+        """What each request may get of the first `size` items, which retrieval knows."""
         return {
             "exclude_seen": False,
             "excluded": self.excluded,
@@ -134,6 +148,15 @@ class Batch:
         allowed = np.zeros(len(alive), np.bool_)
         allowed[self.epoch.trie.row_items] = mask.items
         return (allowed & alive)[:size]
+
+    def places(self, requests: Sequence[RecommendRequest]) -> list[int]:
+        """How many places of each request's list are left behind the pinned items."""
+        return [one.k - len(first) for one, first in zip(requests, self.pinned, strict=True)]
+
+    def count_eligible(self, i: int) -> int:
+        """Number of items that request i could get, the pinned ones among them."""
+        left = self.epoch.count_eligible(self.excluded[i], self.masks[i])
+        return left + len(self.pinned[i])
 
     def lists(self, beams: Beams, k: int, *, boosted: bool = True) -> Lists:
         """The k best items that the search found for each request."""
@@ -173,7 +196,7 @@ class Lists:
     Attributes:
         items: (n, k) int32, -1 where there are no more.
         scores: (n, k) float32, -inf there.
-        source: (n, k) int8, what proposed each: `MODEL`, `RETRIEVAL` or `POPULAR`.
+        source: (n, k) int8, what proposed each: `MODEL`, `RETRIEVAL`, `POPULAR` or `PINNED`.
     """
 
     items: NDArray[np.int32]
@@ -188,6 +211,45 @@ class Lists:
     def first(self, k: int) -> Lists:
         """The first k places."""
         return Lists(self.items[:, :k], self.scores[:, :k], self.source[:, :k])
+
+    def behind(self, pinned: Sequence[NDArray[np.int32]]) -> Lists:
+        """Each list behind its pinned items, which have the score 0, cut to as many columns."""
+        if not any(len(first) for first in pinned):
+            return self
+        made = Lists(self.items.copy(), self.scores.copy(), self.source.copy())
+        for i, first in enumerate(pinned):
+            if count := len(first):
+                for line, value in ((made.items, first), (made.scores, 0), (made.source, PINNED)):
+                    line[i, count:] = line[i, :-count].copy()
+                    line[i, :count] = value
+        return made
+
+
+@dataclass(frozen=True)
+class Found:
+    """What one search found for the requests of a batch.
+
+    Attributes:
+        lists: their items.
+        trie: the catalog.
+        boosts: what each request's items gain.
+        beams: the search; None without a model.
+        blended: whether retrieval took part.
+    """
+
+    lists: Lists
+    trie: ItemTrie
+    boosts: Sequence[Boost | None] = ()
+    beams: Beams | None = None
+    blended: bool = False
+
+    def certificate(self, i: int, places: int) -> Certificate:
+        """How good the first places of list i are."""
+        if self.beams is None or self.blended:
+            return "approximate"
+        last = self.lists.scores[i, max(places, 1) - 1]
+        exact = covers_items(self.trie, self.beams, i, self.boosts[i], last)
+        return self.beams.certificates[i] if exact else "approximate"
 
 
 @dataclass(frozen=True)
@@ -273,6 +335,33 @@ def candidate_rows(trie: ItemTrie, candidates: Candidates) -> list[NDArray[np.in
 def mask_of(epoch: Epoch, request: RecommendRequest) -> RowMask | None:
     """Mask of the items that a request may get, None for all; FilterError as `Batch.of`."""
     return epoch.allowed(None if request.filter is None else request.item_filter)
+
+
+def caps_of(epoch: Epoch, request: RecommendRequest) -> Caps | None:
+    """New caps of a request's list, None without any; FilterError as `Batch.of`."""
+    return Caps(epoch.filters.attributes, request.max_per) if request.max_per else None
+
+
+def _pinned(
+    epoch: Epoch,
+    request: RecommendRequest,
+    hidden: NDArray[np.integer],
+    mask: RowMask | None,
+    caps: Caps | None,
+) -> NDArray[np.int32]:
+    """The pinned items that the request may get, at most k; the caps count them."""
+    found: list[int] = []
+    if request.pin:
+        items = epoch.catalog.index(request.pin)
+        for item in dict.fromkeys(items[(items >= 0) & ~np.isin(items, hidden)].tolist()):
+            if len(found) == request.k:
+                break
+            if not epoch.allows(item, mask):
+                continue
+            (place,) = epoch.trie.item_places(np.asarray([item])).tolist()
+            if caps is None or caps.admit(place):
+                found.append(item)
+    return np.array(found, np.int32)
 
 
 def boost_of(epoch: Epoch, request: RecommendRequest) -> Boost | None:

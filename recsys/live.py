@@ -38,6 +38,7 @@ from recsys.errors import ItemError
 from recsys.live_catalog import FIXED, AddedItems, EpochAttributes, EpochCatalog, NewItem
 from recsys.placement import ItemCoder, Placement, table_of
 from recsys.prompts import PromptEncoder
+from recsys.retrieval.later import LaterItems
 
 __all__ = ["Epoch", "Epochs", "NewItem"]
 
@@ -158,16 +159,19 @@ class Epochs:
         filter_bytes: int = 1 << 28,
         *,
         coder: ItemCoder | None = None,
+        describe: Callable[[pa.Table], LaterItems | None] | None = None,
         prepare: Callable[[ItemTrie], object] = lambda trie: None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         """Begin with the bundle's own catalog.
 
         Masks of filters may take `filter_bytes`. `coder` finds codes of new items, if the bundle
-        has an item encoder; `prepare` is called with each new trie before it is used. `clock` says
+        has an item encoder; `describe` finds what retrieval knows of them. `prepare` is called with
+        each new trie before it is used. `clock` says
         the unix seconds that availability depends on.
         """
         self._vocabulary, self._coder, self._prepare = bundle.vocabulary, coder, prepare
+        self._describe = describe
         self._filter_bytes = filter_bytes
         size = len(bundle.catalog)
         added, record = AddedItems(bundle.catalog), np.arange(size, dtype=np.int32)
@@ -251,7 +255,7 @@ class Epochs:
             self._epoch = replace(
                 epoch,
                 number=epoch.number + 1,
-                catalog=EpochCatalog(catalog.added, catalog.record, catalog.codes, alive),
+                catalog=replace(catalog, alive=alive),
                 filters=FilterCache(
                     trie, before.attributes, self._filter_bytes, left=left, after=before
                 ),
@@ -371,6 +375,8 @@ class Epochs:
             codes, tokens = codes[kept], tokens[kept]
         for _, table, _ in news:
             added.columns.extend(table)
+            if self._describe is not None:
+                added.describe(self._describe(table))
         places = [added.append(item) for items, _, _ in news for item in items]
         dense, records = np.array(places, np.int32).reshape(-1, 2).T
         new_codes = np.concatenate([codes[:0], *(c for _, _, c in news)])
@@ -386,7 +392,7 @@ class Epochs:
         alive = np.zeros(size, np.bool_)
         alive[: len(kept)] = catalog.alive[kept]
         alive[dense] = True
-        trie = _build(tokens, alive) if alive.any() else seen.trie
+        trie = build_trie(tokens, alive) if alive.any() else seen.trie
         self._prepare(trie)
         attributes = _attributes(trie, added, record)
         encoder = replace(seen.encoder, item_tokens=tokens)
@@ -399,7 +405,8 @@ class Epochs:
             filters = FilterCache(
                 trie, attributes, self._filter_bytes, left=left, after=now.filters
             )
-            catalog = EpochCatalog(added, record, codes, alive)
+            later = None if added.content is None else added.content.take(record[base:] - base)
+            catalog = EpochCatalog(added, record, codes, alive, later)
             self._epoch = Epoch(now.number + 1, catalog, trie, encoder, filters, left, unavailable)
             return self._epoch
 
@@ -429,7 +436,7 @@ def _attributes(trie: ItemTrie, added: AddedItems, record: NDArray[np.int32]) ->
     return EpochAttributes(added.base.items, trie.row_items, source=added.columns, record=record)
 
 
-def _build(tokens: NDArray[np.int64], alive: NDArray[np.bool_]) -> ItemTrie:
+def build_trie(tokens: NDArray[np.int64], alive: NDArray[np.bool_]) -> ItemTrie:
     """The trie of the items that are alive, under their own numbers."""
     if alive.all():
         return ItemTrie.build(tokens)

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from recsys.catalog import Catalog
 from recsys.constraint.attributes import Attributes, Column
+from recsys.retrieval.later import LaterItems
 
 FIXED = ("item_id", "title", "text")
 
@@ -57,11 +58,14 @@ class AddedItems:
         index: place of each in `ids`.
         records: added records, as they were given.
         columns: attributes of all records.
+        content: what retrieval knows of the added records; None if it knows nothing.
     """
 
-    def __init__(self, base: Catalog, columns: Columns | None = None) -> None:
+    def __init__(
+        self, base: Catalog, columns: Columns | None = None, content: LaterItems | None = None
+    ) -> None:
         """Begin with the bundle's items."""
-        self.base = base
+        self.base, self.content = base, content
         self.ids: list[str] = []
         self.index: dict[str, int] = {}
         self.records: list[NewItem] = []
@@ -84,6 +88,11 @@ class AddedItems:
         self.records.append(item)
         return dense, len(self.base) + len(self.records) - 1
 
+    def describe(self, content: LaterItems | None) -> None:
+        """Add what is known of the records that are appended next."""
+        if content is not None:
+            self.content = content if self.content is None else self.content.followed_by(content)
+
     def kept(
         self, items: NDArray[np.int64], record: NDArray[np.int32]
     ) -> tuple[AddedItems, NDArray[np.int32]]:
@@ -99,6 +108,8 @@ class AddedItems:
         new = np.flatnonzero(record >= size)
         copy.records = [self.records[r - size] for r in record[new].tolist()]
         copy.columns.extend(self.columns.added().take(pa.array(record[new] - size)))
+        if self.content is not None:
+            copy.content = self.content.take(record[new] - size)
         renumbered = record.copy()
         renumbered[new] = size + np.arange(len(new))
         return copy, renumbered
@@ -113,12 +124,14 @@ class EpochCatalog:
         record: (items,) int32, the record of each item.
         codes: (items, L) int32 semantic IDs.
         alive: (items,) bool, whether an item can be recommended.
+        later: what retrieval knows of the items behind the bundle's; None if it knows nothing.
     """
 
     added: AddedItems
     record: NDArray[np.int32]
     codes: NDArray[np.int32]
     alive: NDArray[np.bool_]
+    later: LaterItems | None = None
 
     def __len__(self) -> int:
         return len(self.codes)

@@ -9,26 +9,30 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
-from recsys.artifacts import Output, Workspace
+from recsys.artifacts import Manifest, Output, Workspace
 from recsys.config import Settings
-from recsys.errors import ConfigError
+from recsys.errors import ArtifactError, ConfigError
 from recsys.progress import say
 
+T = TypeVar("T")
 GROUP = "recsys.stages"
 SECTION_GROUP = "recsys.sections"
-STAGES = ("data", "sasrec", "ids", "target", "draft", "retrieval", "bundle", "evaluate")
+RECIPE = "recipe"
+STAGES = (
+    "data", "sasrec", "recipe", "ids", "target", "draft", "retrieval", "bundle", "evaluate",
+)  # fmt: skip
 SECTIONS = (*STAGES, "teacher", "serve")
 """Sections that a configuration file may have."""
 
 
 SHARES = {
-    "sasrec": 0.24, "ids": 0.04, "target": 0.46, "draft": 0.05, "retrieval": 0.09, "bundle": 0.01,
-    "evaluate": 0.11,
+    "sasrec": 0.22, "recipe": 0.16, "ids": 0.03, "target": 0.36, "draft": 0.05, "retrieval": 0.08,
+    "bundle": 0.01, "evaluate": 0.09,
 }  # fmt: skip
 """Shares of a run's time after the data are prepared, in the order of the stages."""
 LEAST_MINUTES = 0.05  # of a stage that trains, even if the budget is spent
@@ -65,6 +69,20 @@ class Context:
     def of(cls, settings: Settings, *, force: bool = False) -> Context:
         """The context of the run that `settings` names."""
         return cls(settings, Workspace.of(settings.name), force)
+
+    def made(self, kind: str) -> Manifest | None:
+        """The manifest of the run's artifact of a kind, or None if there is none."""
+        try:
+            return self.workspace.manifest(kind)
+        except ArtifactError:
+            return None
+
+    def with_recipe(self) -> Context:
+        """This context with the settings that the stage `recipe` chose, if it is asked for."""
+        found = self.made(RECIPE) if self.settings.sets(RECIPE, "trials") else None
+        if found is None:
+            return self
+        return replace(self, settings=self.settings.overridden(found.info["chosen"]))
 
     @property
     def minutes(self) -> float | None:
@@ -105,6 +123,15 @@ class Context:
             return users
         return min(users, max(int(USERS_A_MINUTE[key] * self.minutes), 100))
 
+    def run(self, stage: Callable[[Context], T]) -> T:
+        """Run a stage, as the only run of this name.
+
+        Raises:
+            LockedError: another process runs a stage of this name; the message names it.
+        """
+        with self.workspace.locked():
+            return stage(self)
+
     def output(self, kind: str, config: Mapping[str, Any], parents: Mapping[str, str]) -> Output:
         """The artifact of a kind that this run makes with `config` from `parents`."""
         return Output(self.workspace.path(kind), kind, config, parents, self.force)
@@ -144,19 +171,29 @@ def load_stage(name: str) -> Callable[[Context], Path | None]:
 def run(context: Context, stages: Iterable[str] = STAGES) -> dict[str, tuple[Path, float]]:
     """Check the settings of all stages, then run stages in order.
 
+    The time that made an artifact which is up to date counts as spent, so that a run that was
+    stopped and continued takes no more than its budget.
+
     Returns:
         name -> (artifact, seconds).
 
     Raises:
         ConfigError: wrong settings; no stage has run then.
+        LockedError: another process runs under the same name; no stage has run then.
     """
     check(context.settings)
     results = {}
-    for name in stages:
-        start = time.perf_counter()
-        path = load_stage(name)(context)
-        if path is None:
-            continue
-        results[name] = (path, time.perf_counter() - start)
-        say(f"[bold]{name}[/bold] → {path}  ({results[name][1]:.1f} s)")
+    with context.workspace.locked():
+        for name in stages:
+            start = time.perf_counter()
+            if STAGES.index(name) > STAGES.index(RECIPE):
+                context = context.with_recipe()
+            before = context.made(name)
+            path = load_stage(name)(context)
+            if path is None:
+                continue
+            results[name] = (path, time.perf_counter() - start)
+            if before is not None and context.made(name) == before:
+                context = replace(context, start=context.start - before.info.get("seconds", 0))
+            say(f"[bold]{name}[/bold] → {path}  ({results[name][1]:.1f} s)")
     return results

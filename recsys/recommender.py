@@ -17,13 +17,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from recsys.artifacts import Manifest
+from recsys.artifacts import Manifest, read_whole
 from recsys.bundle import Bundle
+from recsys.capped import as_lists, fill
 from recsys.constraint import ItemTrie
 from recsys.constraint.filter_cache import FilterCache
 from recsys.constraint.transitions import DeviceTrie
 from recsys.decoding.engine import Engine
-from recsys.decoding.output import Beams
+from recsys.decoding.output import Beams, Certificate, DecodeStats
 from recsys.decoding.request import SearchRequest
 from recsys.decoding.shared import shared_beam_search
 from recsys.errors import ArtifactError, RequestError
@@ -32,10 +33,11 @@ from recsys.listing import (
     POPULAR,
     RETRIEVAL,
     Batch,
+    Found,
     Lists,
     boost_of,
+    caps_of,
     count_items,
-    covers_items,
     describe,
     mask_of,
 )
@@ -48,6 +50,7 @@ from recsys.prompts import PromptEncoder
 from recsys.requests import Recommendation, RecommendRequest, RecommendResult, Source
 from recsys.retrieval import Reranker, Retrieval
 from recsys.retrieval.event_types import EventTypes
+from recsys.rules import Rule, apply_rules
 
 Ranked = tuple[NDArray[np.int32], NDArray[np.float32]]
 
@@ -87,14 +90,22 @@ class Recommender:
         prefix_bytes: int = 0,
         filter_bytes: int = 1 << 28,
         max_batch: int = 8,
+        retrieval: Retrieval | None = None,
     ) -> None:
-        """Use `model` for `bundle`; `load` does both."""
+        """Use `model` for `bundle`; `load` does both. `retrieval` replaces the bundle's."""
         self.bundle, self.model = bundle, model
         self.mode = check_mode("mode", mode, LOAD_MODES)
-        self.max_batch, self.retrieval = max_batch, bundle.retrieval
+        self.max_batch = max_batch
+        self.retrieval = bundle.retrieval if retrieval is None else retrieval
         # The epochs hold no reference to the recommender, so that it is freed when it is dropped.
         prepare = partial(_prepared, str(model.device))
-        self._epochs = Epochs(bundle, filter_bytes, coder=bundle.coder, prepare=prepare)
+        self._epochs = Epochs(
+            bundle,
+            filter_bytes,
+            coder=bundle.coder,
+            describe=None if self.retrieval is None else self.retrieval.describe,
+            prepare=prepare,
+        )
         self.engine = Engine(
             model,
             self.trie,
@@ -137,24 +148,28 @@ class Recommender:
         """
         if dtype not in DTYPES:
             raise ValueError(f"dtype {dtype!r} is not one of {', '.join(DTYPES)}")
-        bundle = Bundle.load(path, check=check)
         if mode == Mode.AUTO:
             mode = Mode.BEAM if torch.device(device).type == "cpu" else Mode.PLANNED
-        if mode == Mode.DRAFT and bundle.draft is None:
-            raise ArtifactError(f"mode 'draft' needs a draft model; {path} has none")
-        of = getattr(torch, dtype)
-        model, draft = pack(load_model(bundle.target, dtype=of, device=device).eval()), None
-        if bundle.draft is not None:  # a request may need it in any mode
-            draft = pack(load_model(bundle.draft, dtype=of, device=device).eval())
-        return cls(
-            bundle,
-            model,
-            draft=draft,
-            mode=mode,
-            max_batch=max_batch,
-            prefix_bytes=prefix_bytes,
-            filter_bytes=filter_bytes,
-        )
+
+        def read() -> Recommender:
+            bundle = Bundle.load(path, check=check)
+            if mode == Mode.DRAFT and bundle.draft is None:
+                raise ArtifactError(f"mode 'draft' needs a draft model; {path} has none")
+            of = getattr(torch, dtype)
+            model, draft = pack(load_model(bundle.target, dtype=of, device=device).eval()), None
+            if bundle.draft is not None:  # a request may need it in any mode
+                draft = pack(load_model(bundle.draft, dtype=of, device=device).eval())
+            return cls(
+                bundle,
+                model,
+                draft=draft,
+                mode=mode,
+                max_batch=max_batch,
+                prefix_bytes=prefix_bytes,
+                filter_bytes=filter_bytes,
+            )
+
+        return read_whole(Path(path), read)
 
     @property
     def epoch(self) -> Epoch:
@@ -187,10 +202,15 @@ class Recommender:
         return self.bundle.manifest
 
     def recommend(
-        self, histories: Sequence[Sequence[str]], k: int = 10, *, exclude_seen: bool = True
+        self,
+        histories: Sequence[Sequence[str]],
+        k: int = 10,
+        *,
+        exclude_seen: bool = True,
+        rules: Sequence[Rule] = (),
     ) -> list[list[Recommendation]]:
-        """The k best items of each history of outside item ids."""
-        requests = [RecommendRequest(h, k, exclude_seen) for h in histories]
+        """The k best items of each history of outside item ids, by some business rules."""
+        requests = [apply_rules(RecommendRequest(h, k, exclude_seen), rules) for h in histories]
         return [result.recommendations for result in self.recommend_batch(requests)]
 
     def recommend_batch(self, requests: Sequence[RecommendRequest]) -> list[RecommendResult]:
@@ -201,8 +221,8 @@ class Recommender:
         current when the call begins.
 
         Raises:
-            FilterError: a filter or boost does not fit the items' attributes. `eligible` checks one
-                request alone.
+            FilterError: a filter, boost or cap does not fit the items' attributes. `eligible`
+                checks one request alone.
             RequestError: a request's mode needs a draft, or its blend retrieval, and the bundle has
                 none; `eligible` checks this, too.
         """
@@ -224,13 +244,14 @@ class Recommender:
         them in the cache.
 
         Raises:
-            FilterError: the filter or a boost does not fit the items' attributes.
+            FilterError: the filter, a boost or a cap does not fit the items' attributes.
             RequestError: the request's mode needs a draft, or its blend retrieval, and the bundle
                 has none.
         """
         self._mode(request.mode)
         self._blends(request)
         epoch = self.epoch
+        caps_of(epoch, request)
         mask, _ = mask_of(epoch, request), boost_of(epoch, request)
         return None if request.filter is None or mask is None else mask.eligible
 
@@ -388,22 +409,30 @@ class Recommender:
     def fallback(self, request: RecommendRequest) -> RecommendResult:
         """A list without the model: items that the history supports, then popular ones.
 
-        Filter and exclusions hold, boosts do not count. Scores are retrieval's log-probabilities.
+        Filter, exclusions, pins and caps hold, boosts do not count. Scores are retrieval's
+        log-probabilities.
 
         Raises:
-            FilterError: the filter does not fit the items' attributes.
+            FilterError: the filter or a cap does not fit the items' attributes.
             RequestError: a bundle without retrieval.
         """
         retrieval, epoch = self._need_retrieval(), self.epoch
         batch = Batch.of(epoch, [replace(request, boosts=())], self._types)
-        found = batch.candidates(retrieval, request.k)
-        source = np.where(found.supported, RETRIEVAL, POPULAR).astype(np.int8)
-        lists = Lists(found.items, found.log_probs, source)
+
+        def search(part: Batch, width: int, _: Sequence[int]) -> Found:
+            found = part.candidates(retrieval, width)
+            source = np.where(found.supported, RETRIEVAL, POPULAR).astype(np.int8)
+            return Found(Lists(found.items, found.log_probs, source), epoch.trie)
+
+        if request.max_per:
+            lists = as_lists(fill(batch, batch.places([request]), request.k, search), request.k)
+        else:
+            lists = search(batch, request.k, [0]).lists
         return RecommendResult(
-            recommendations=describe(epoch.catalog, lists, 0, request.k),
+            recommendations=describe(epoch.catalog, lists.behind(batch.pinned), 0, request.k),
             unknown_items=batch.unknown[0],
             epoch=epoch,
-            eligible_items=epoch.count_eligible(batch.excluded[0], batch.masks[0]),
+            eligible_items=batch.count_eligible(0),
             certificate="approximate",
         )
 
@@ -450,33 +479,60 @@ class Recommender:
     ) -> list[RecommendResult]:
         """Answer requests of one kind."""
         batch, k = Batch.of(epoch, requests, self._types), max(request.k for request in requests)
-        seeds = [r.seed for r in requests if r.seed is not None] or None
-        found, _, beams = self._rank(batch, k, kind, partial(self._search, kind), seeds)
+        places = batch.places(requests)
+        first, lists, certificates, stats = self._lists(batch, k, places, requests, kind)
+        found = lists.behind(batch.pinned)
         because = None
         if self.retrieval is not None:
             because = self.retrieval.because(batch.histories, found.items)
         sizes = self.bundle.vocabulary.level_sizes
-        certificates, results = beams.certificates, []
-        for i, (request, mask, boost) in enumerate(
-            zip(requests, batch.masks, batch.boosts, strict=True)
-        ):
-            last = found.scores[i, request.k - 1]
-            exact = not kind.blend and covers_items(epoch.trie, beams, i, boost, last)
-            results.append(
-                RecommendResult(
-                    recommendations=describe(epoch.catalog, found, i, request.k, because),
-                    unknown_items=batch.unknown[i],
-                    epoch=epoch,
-                    eligible_items=epoch.count_eligible(batch.excluded[i], mask),
-                    stats={"beams": kind.beams, **vars(beams.stats[i])},
-                    certificate=certificates[i] if exact else "approximate",
-                    trace=count_items(beams.traces[i], epoch.trie, sizes, mask)
-                    if kind.trace
-                    else None,
-                    blended=kind.blend,
-                )
+        return [
+            RecommendResult(
+                recommendations=describe(epoch.catalog, found, i, request.k, because),
+                unknown_items=batch.unknown[i],
+                epoch=epoch,
+                eligible_items=batch.count_eligible(i),
+                stats={"beams": kind.beams, **vars(stats[i])},
+                certificate=certificates[i],
+                trace=count_items(first.traces[i], epoch.trie, sizes, mask) if kind.trace else None,
+                blended=kind.blend,
             )
-        return results
+            for i, (request, mask) in enumerate(zip(requests, batch.masks, strict=True))
+        ]
+
+    def _lists(
+        self,
+        batch: Batch,
+        k: int,
+        places: Sequence[int],
+        requests: Sequence[RecommendRequest],
+        kind: _Kind,
+    ) -> tuple[Beams, Lists, list[Certificate], list[DecodeStats]]:
+        """The first search, lists of k columns, and the certificate and counters of each.
+
+        `places` is the number of items in each list without the pinned ones.
+        """
+        searches: list[Beams] = []
+
+        def search(part: Batch, width: int, rows: Sequence[int]) -> Found:
+            seeds = [seed for row in rows if (seed := requests[row].seed) is not None] or None
+            as_wide = replace(kind, beams=width) if kind.capped else kind
+            found, _, beams = self._rank(
+                part, width, as_wide, partial(self._search, as_wide), seeds
+            )
+            searches.append(beams)
+            return Found(found, part.epoch.trie, part.boosts, beams, kind.blend)
+
+        if kind.capped:
+            capped = fill(batch, places, kind.beams, search)
+            certificates: list[Certificate] = [
+                "global-exact" if one.proven else "approximate" for one in capped
+            ]
+            stats = [one.stats for one in capped if one.stats is not None]
+            return searches[0], as_lists(capped, k), certificates, stats
+        found = search(batch, k, range(len(batch.histories)))
+        certificates = [found.certificate(i, count) for i, count in enumerate(places)]
+        return searches[0], found.lists, certificates, searches[0].stats
 
     def _rank(
         self,
@@ -537,6 +593,7 @@ class _Kind:
     mode: str = Mode.AUTO
     trace: bool = False
     blend: bool = False
+    capped: bool = False
 
     @classmethod
     def of(cls, request: RecommendRequest, blend: bool) -> _Kind:
@@ -550,4 +607,5 @@ class _Kind:
             request.mode,
             request.trace,
             blend,
+            bool(request.max_per),
         )

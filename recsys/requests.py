@@ -14,8 +14,13 @@ from recsys.live import Epoch
 from recsys.modes import REQUEST_MODES, Mode, check_mode
 
 Guarantee = Literal["beam", "global"]
-Source = Literal["model", "retrieval", "popular"]
-SOURCES: tuple[Source, ...] = ("model", "retrieval", "popular")  # by `recsys.listing`'s numbers
+Source = Literal["model", "retrieval", "popular", "pinned"]
+SOURCES: tuple[Source, ...] = (
+    "model",
+    "retrieval",
+    "popular",
+    "pinned",
+)  # by `recsys.listing`'s numbers
 
 
 @dataclass(frozen=True)
@@ -25,7 +30,8 @@ class Recommendation:
     Attributes:
         item_id: outside id.
         score: log-probability of its semantic ID given the history, over the whole vocabulary, plus
-            the request's boosts; in a blended list the blended score (`recsys.listing`).
+            the request's boosts; in a blended list the blended score (`recsys.listing`); 0 for a
+            pinned item.
         title: from the catalog.
         semantic_id: its codes, 0-based.
         source: what proposed it.
@@ -70,6 +76,11 @@ class RecommendRequest:
             an unknown one. Empty if no types are known.
         blend: whether retrieval may add to the model's list and reorder it. None leaves it to the
             bundle, and is no blend with a seed, with `global`, and in modes other than `auto`.
+        pin: outside ids of items that take the first places, in this order, if they may be
+            recommended: exclusions, the filter, availability and caps come first.
+        max_per: attribute -> how many items of the list may have the same value of it, at least 1
+            (`recsys.capped`). The certificate is `global-exact` where that is proven, and else
+            `approximate`.
 
     Raises:
         ValueError: a field out of its range, a seed together with `global` or boosts, `relaxed`
@@ -90,10 +101,13 @@ class RecommendRequest:
     trace: bool = False
     blend: bool | None = None
     history_types: Sequence[str | None] = ()
+    pin: Sequence[str] = ()
+    max_per: Mapping[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         arguments.whole_number("k", self.k)
-        for name in ("history", "exclude_items"):
+        arguments.counts("max_per", self.max_per)
+        for name in ("history", "exclude_items", "pin"):
             arguments.strings(name, getattr(self, name))
         types = self.history_types
         known = types if isinstance(types, str) else [name for name in types if name is not None]
@@ -142,13 +156,12 @@ class RecommendRequest:
         return ItemBoosts.parse(self.boosts)
 
     def after(self, found: RecommendResult) -> RecommendRequest:
-        """The request for k items that are not in a list, by the model alone.
+        """The request for a list that begins with the items of another, by the model alone.
 
-        It asks for k, not only for those that are missing, since the catalog may change before the
-        answer comes and take items of the list away.
+        They are pinned, so that caps count them, and those that the catalog or the filter no longer
+        allows when the answer comes are left out.
         """
-        listed = [one.item_id for one in found.recommendations]
-        return replace(self, exclude_items=[*self.exclude_items, *listed], blend=False)
+        return replace(self, pin=[one.item_id for one in found.recommendations], blend=False)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -185,23 +198,23 @@ class RecommendResult:
         """Whether the list has fewer than k items although more could be recommended."""
         return len(self.recommendations) < min(k, self.eligible_items)
 
-    def followed_by(self, more: RecommendResult, request: RecommendRequest) -> RecommendResult:
-        """This list and, after it, the answer to `request.after` it; k items at most.
+    def followed_by(self, more: RecommendResult) -> RecommendResult:
+        """The answer to the request `after` this list, with the scores and sources of this list.
 
         The answer is of the epoch of `more`. Items that were removed since, or that no longer match
         the filter, are left out; titles and codes are those of that epoch.
         """
-        epoch, kept = more.epoch, []
-        mask = epoch.allowed(None if request.filter is None else request.item_filter)
-        for one in self.recommendations:
-            item = epoch.catalog.find(one.item_id)
-            if item >= 0 and epoch.allows(item, mask):
-                title, codes = epoch.catalog.title(item), epoch.catalog.codes[item].tolist()
-                kept.append(replace(one, title=title, semantic_id=tuple(codes)))
+        own = {one.item_id: one for one in self.recommendations}
+        found = [
+            one
+            if (first := own.get(one.item_id)) is None
+            else replace(one, score=first.score, source=first.source, because=first.because)
+            for one in more.recommendations
+        ]
         return replace(
             self,
-            recommendations=[*kept, *more.recommendations][: request.k],
-            epoch=epoch,
-            eligible_items=len(kept) + more.eligible_items,
+            recommendations=found,
+            epoch=more.epoch,
+            eligible_items=more.eligible_items,
             stats=more.stats,
         )

@@ -82,12 +82,15 @@ def note_code(catalog: EpochCatalog, history: Sequence[str] | None) -> NoteCode 
 
 
 def chosen(result: RecommendResult, body: RecommendationsRequest) -> list[Recommendation]:
-    """The recommendations of an answer: all of them, or a diverse choice."""
+    """The recommendations of an answer: all of them, or a diverse choice behind the pinned ones."""
     found = result.recommendations
     if not body.diversity:
         return found
-    scores, codes = [one.score for one in found], [one.semantic_id for one in found]
-    return [found[i] for i in diversity.diversify(scores, codes, body.diversity, body.k)]
+    first = [one for one in found if one.source == "pinned"][: body.k]
+    rest = [one for one in found if one.source != "pinned"]
+    scores, codes = [one.score for one in rest], [one.semantic_id for one in rest]
+    places = diversity.diversify(scores, codes, body.diversity, body.k - len(first))
+    return [*first, *(rest[i] for i in places)]
 
 
 def note(code: NoteCode | None, *, fallback: bool = False, filled_up: bool = False) -> Note | None:

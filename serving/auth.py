@@ -3,6 +3,10 @@
 A key is 256 random bits, and the file holds only its SHA-256. Slow hashes (bcrypt, scrypt, argon2)
 protect secrets that people choose. 256 random bits cannot be guessed, however fast the hash is, and
 a slow one would delay every request.
+
+The file is changed under a lock and replaced atomically, so parallel changes are all kept. A marker
+beside it, `.NAME.in-use`, tells that the service had keys: if the file is deleted, the service does
+not start without keys by itself.
 """
 
 import hashlib
@@ -14,18 +18,23 @@ import re
 import secrets
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from enum import IntEnum
 from pathlib import Path
 from typing import Any, TypeVar
 
+from recsys.artifacts import sync_folder
 from recsys.errors import ConfigError
+from recsys.locks import lock_file, locked
 
 PREFIX = "rk_"
 FORMAT_VERSION = 1
 CHECK_INTERVAL_S = 1.0
+LOCK_WAIT_S = 10.0
+WITHOUT_KEYS = "to serve this machine without keys, set serve.keys to null (--set serve.keys=null)"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 EndpointT = TypeVar("EndpointT", bound=Callable[..., Any])
@@ -84,19 +93,22 @@ def create(file: Path, name: str, scope: str) -> str:
 
     Raises:
         ConfigError: the name is taken or malformed, the scope is unknown, or the file is malformed.
+        LockedError: another process has been changing the file for `LOCK_WAIT_S` seconds.
     """
     if not _NAME.fullmatch(name):
         raise ConfigError(f"key name {name!r} is not a plain word (letters, digits, '.', '_', '-')")
     if scope not in [s.word for s in Scope if s is not Scope.PUBLIC]:
         raise ConfigError(f"scope {scope!r} is not read, write or admin")
-    keys = read(file) if file.exists() else []
-    if any(key.name == name for key in keys):
-        raise ConfigError(
-            f"{file}: there is a key {name!r} already; revoke it or choose another name"
-        )
     secret = PREFIX + secrets.token_urlsafe(32)
     created = datetime.now(UTC).isoformat(timespec="seconds")
-    _write(file, [*keys, Key(name, scope, _digest(secret), created)])
+    with _changing(file) as place:
+        keys = read(place) if place.exists() else []
+        if any(key.name == name for key in keys):
+            raise ConfigError(
+                f"{file}: there is a key {name!r} already; revoke it or choose another name"
+            )
+        _write(place, [*keys, Key(name, scope, _digest(secret), created)])
+        mark(file)
     return secret
 
 
@@ -105,13 +117,22 @@ def revoke(file: Path, name: str) -> None:
 
     Raises:
         ConfigError: there is no such key or no such file.
+        LockedError: as `create`.
     """
-    keys = read(file)
-    left = [key for key in keys if key.name != name]
-    if len(left) == len(keys):
-        known = ", ".join(key.name for key in keys) or "none"
-        raise ConfigError(f"{file}: there is no key {name!r}; known: {known}")
-    _write(file, left)
+    read(file)  # a missing file is refused before a lock is made
+    with _changing(file) as place:
+        keys = read(place)
+        left = [key for key in keys if key.name != name]
+        if len(left) == len(keys):
+            known = ", ".join(key.name for key in keys) or "none"
+            raise ConfigError(f"{file}: there is no key {name!r}; known: {known}")
+        _write(place, left)
+        mark(file)
+
+
+def marker(file: Path) -> Path:
+    """The file which tells that a service had the keys of `file`, even if `file` is deleted."""
+    return file.with_name(f".{file.name}.in-use")
 
 
 def read(file: Path) -> list[Key]:
@@ -120,39 +141,91 @@ def read(file: Path) -> list[Key]:
     Raises:
         ConfigError: the file cannot be read or is not a file of keys.
     """
+    return _parse(file, _read_bytes(file))
+
+
+def _read_bytes(file: Path) -> bytes:
     try:
-        document = json.loads(file.read_text(encoding="utf-8"))
+        return file.read_bytes()
+    except OSError as error:
+        way_out = "make one with `recsys keys create`"
+        if marker(file).exists():
+            way_out = f"keys were in use here: restore the file, {way_out}, or, {WITHOUT_KEYS}"
+        raise ConfigError(f"keys {file}: {error.strerror or error}; {way_out}") from error
+
+
+def _parse(file: Path, content: bytes) -> list[Key]:
+    try:
+        document = json.loads(content)
         if document["version"] != FORMAT_VERSION:
             raise ValueError(f"version {document['version']!r} is not {FORMAT_VERSION}")
         keys = [Key(**entry) for entry in document["keys"]]
         for key in keys:
             _ = key.may, bytes.fromhex(key.sha256)
-    except OSError as error:
-        raise ConfigError(
-            f"keys {file}: {error.strerror or error}; make one with `recsys keys create`"
-        ) from error
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise ConfigError(f"keys {file}: not a file of `recsys keys`: {error}") from error
     return keys
 
 
+@contextmanager
+def _changing(file: Path) -> Iterator[Path]:
+    """Exclude other changes of the file; yields its place, which a link may name."""
+    place = file.resolve()
+    try:
+        _make_folder(place.parent)
+        with locked(place, wait_s=LOCK_WAIT_S, way_out="try again"):
+            for leftover in place.parent.glob(_temporary(place) + "*"):  # of a killed process
+                if leftover != lock_file(place):
+                    leftover.unlink()
+            yield place
+    except OSError as error:
+        raise ConfigError(f"keys {file}: {error.strerror or error}") from error
+
+
+def _make_folder(folder: Path) -> None:
+    """Make a folder and those above it, for the user who owns the nearest one that is there."""
+    if not folder.exists():
+        _make_folder(folder.parent)
+        folder.mkdir(exist_ok=True)
+        _hand_over(folder, like=folder.parent)
+
+
+def _hand_over(path: Path, like: Path) -> None:
+    """Give a path the owner of another one: root makes keys for a service of another user."""
+    if os.geteuid() == 0:
+        stat = like.stat()
+        os.chown(path, stat.st_uid, stat.st_gid)
+
+
+def _temporary(file: Path) -> str:
+    """How the names of temporary files begin."""
+    return f".{file.name}~"
+
+
 def _write(file: Path, keys: Sequence[Key]) -> None:
     """Replace the file atomically, so that a reader sees the old one or the new one."""
     document = {"version": FORMAT_VERSION, "keys": [asdict(key) for key in keys]}
+    like = file if file.exists() else file.parent
+    descriptor, temporary = tempfile.mkstemp(dir=file.parent, prefix=_temporary(file))  # 0600
     try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        descriptor, temporary = tempfile.mkstemp(dir=file.parent, prefix=f".{file.name}.")  # 0600
-        try:
-            with os.fdopen(descriptor, "w", encoding="utf-8") as out:
-                json.dump(document, out, indent=1)
-                out.flush()
-                os.fsync(out.fileno())
-            os.replace(temporary, file)  # noqa: PTH105 - a path of str
-        except BaseException:
-            os.unlink(temporary)  # noqa: PTH108
-            raise
-    except OSError as error:
-        raise ConfigError(f"keys {file}: {error.strerror or error}") from error
+        with os.fdopen(descriptor, "w", encoding="utf-8") as out:
+            json.dump(document, out, indent=1)
+            out.flush()
+            os.fsync(out.fileno())
+        _hand_over(Path(temporary), like)
+        os.replace(temporary, file)  # noqa: PTH105 - a path of str
+    except BaseException:
+        os.unlink(temporary)  # noqa: PTH108
+        raise
+    sync_folder(file.parent)
+
+
+def mark(file: Path) -> None:
+    """Write the marker of a file of keys, unless it is there."""
+    place = marker(file)
+    if not place.exists():
+        place.write_text(f"{file.name} was in use; {WITHOUT_KEYS}\n", encoding="utf-8")
+        _hand_over(place, file.parent)
 
 
 def _digest(secret: str) -> str:
@@ -160,7 +233,7 @@ def _digest(secret: str) -> str:
 
 
 class Keyring:
-    """The current keys of a file, which is read again when it has changed.
+    """The current keys of a file, which is read again about every second.
 
     If the file becomes unreadable, the last keys stay valid, and the log reports it. If it becomes
     empty (the last key was revoked), no key is accepted.
@@ -169,13 +242,15 @@ class Keyring:
     def __init__(self, file: Path) -> None:
         """Read the file; raises `ConfigError` if it is not a file of keys, or has none."""
         self._file = file
-        self._seen = self._state()
-        self._keys = read(file)
+        self._seen: bytes | None = _read_bytes(file)
+        self._keys = _parse(file, self._seen)
         if not self._keys:
             raise ConfigError(
-                f"keys {file}: there is no key in it; make one with `recsys keys create`, or "
-                "delete the file to serve this machine without keys"
+                f"keys {file}: there is no key in it; make one with `recsys keys create`, or, "
+                + WITHOUT_KEYS
             )
+        with suppress(OSError):  # a file of a secret may lie in a folder that is read-only
+            mark(file)
         self._checked = time.monotonic()
 
     def find(self, secret: str) -> Key | None:
@@ -196,19 +271,14 @@ class Keyring:
         if now - self._checked < CHECK_INTERVAL_S:
             return
         self._checked = now
-        if (state := self._state()) == self._seen:
-            return
-        self._seen = state
+        before = self._seen
         try:
-            self._keys = read(self._file)
+            # Its content and not its time: two changes may have the same time and size.
+            self._seen = None
+            self._seen = _read_bytes(self._file)
+            if self._seen != before:
+                self._keys = _parse(self._file, self._seen)
+                logger.info("keys", extra={"fields": {"keys": len(self._keys)}})
         except ConfigError as error:
-            logger.error("keys not read again: %s", error)
-        else:
-            logger.info("keys", extra={"fields": {"keys": len(self._keys)}})
-
-    def _state(self) -> Any:
-        try:
-            stat = self._file.stat()
-        except OSError:
-            return None
-        return stat.st_ino, stat.st_mtime_ns, stat.st_size
+            if self._seen != before:
+                logger.error("keys not read again: %s", error)

@@ -34,6 +34,7 @@ from recsys.serving.schemas.items import (
 from recsys.serving.schemas.models import AliasInfo, AliasList, Evaluation, ModelList
 from recsys.serving.schemas.operations import Stats
 from recsys.serving.schemas.recommendations import BatchResponse, RecommendationsResponse
+from recsys.serving.schemas.rules import RuleChange, RuleChanges, RuleInfo, RuleList
 
 AnswerT = TypeVar("AnswerT", bound=BaseModel)
 NOT_TAKEN = (429, 503)
@@ -206,6 +207,27 @@ class Client:
         body = {"filter": dict(expression)} | options
         return self._ask(FilterReport, "POST", "/v1/filters/validate", json=body)
 
+    def rules(self) -> list[RuleInfo]:
+        """All business rules."""
+        return self._ask(RuleList, "GET", "/v1/rules").rules
+
+    def rule(self, name: str) -> RuleInfo:
+        """A business rule."""
+        return self._ask(RuleInfo, "GET", _path("rules", name))
+
+    def put_rule(self, name: str, **fields: Any) -> RuleInfo:
+        """Add or replace a rule; `fields` are those of `RuleBody` (`filter`, `boosts`, ...)."""
+        return self._ask(RuleInfo, "PUT", _path("rules", name), json=fields)
+
+    def delete_rule(self, name: str) -> bool:
+        """Delete a rule that no alias has; returns whether it existed."""
+        return self._delete(_path("rules", name), "unknown_rule")
+
+    def rule_changes(self, name: str | None = None, limit: int = 100) -> list[RuleChange]:
+        """Who changed which rule when, newest first."""
+        query = {"limit": limit} | ({} if name is None else {"name": name})
+        return self._ask(RuleChanges, "GET", "/v1/rule-changes", params=query).changes
+
     def models(self) -> ModelList:
         """The loaded models."""
         return self._ask(ModelList, "GET", "/v1/models")
@@ -219,10 +241,19 @@ class Client:
         return self._ask(AliasInfo, "GET", _path("aliases", name))
 
     def set_alias(
-        self, name: str, bundle: str, *, wait: bool = True, timeout_s: float = 600.0
+        self,
+        name: str,
+        bundle: str | None = None,
+        *,
+        rules: Sequence[str] | None = None,
+        wait: bool = True,
+        timeout_s: float = 600.0,
     ) -> AliasInfo:
-        """Let an alias stand for a bundle; with `wait`, returns when its model answers."""
-        body = {"bundle": bundle, "wait": wait}
+        """Let an alias stand for a bundle, have standing rules, or both; None keeps what it has.
+
+        With `wait`, returns when the model of the bundle answers.
+        """
+        body = {"bundle": bundle, "wait": wait, "rules": None if rules is None else list(rules)}
         return self._ask(AliasInfo, "PUT", _path("aliases", name), json=body, timeout=timeout_s)
 
     def rollback(self, name: str, *, timeout_s: float = 600.0) -> AliasInfo:

@@ -1,5 +1,6 @@
 """`recsys serve` and `recsys keys`. `recsys --help` reads this module: nothing heavy at the top."""
 
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -111,7 +112,7 @@ def create_key(
     from recsys.progress import say
     from recsys.serving import auth
 
-    place = _keys_file(file, config)
+    place = _keys_file(file, config).absolute()
     typer.echo(auth.create(place, name, scope))
     say(f"Key {name} ({scope}) is in {place}, as a hash. Send it as 'Authorization: Bearer KEY'.")
 
@@ -158,4 +159,9 @@ def _keys_file(file: Path | None, config: Path | None) -> Path:
     from recsys.serving.settings import ServingSettings, default_keys
 
     # the first key is created before the service may listen on the network
-    return ServingSettings.load(config, insecure_listen=True).keys or default_keys()
+    place = ServingSettings.load(config, insecure_listen=True).keys or default_keys()
+    if place == default_keys() and "RECSYS_HOME" not in os.environ:
+        from recsys.serving.unit import check_keys
+
+        check_keys(place)
+    return place

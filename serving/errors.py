@@ -17,7 +17,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from recsys.errors import FilterError, ItemError, NonFiniteError
+from recsys.errors import FilterError, ItemError, NonFiniteError, RuleError
 from recsys.serving.batcher import ClosedError, DeadlineExceededError, QueueFullError
 from recsys.serving.bundles import UnknownBundleError
 from recsys.serving.catalog_changes import UnknownItemError
@@ -26,6 +26,7 @@ from recsys.serving.models import (
     BundleRefusedError,
     UnknownModelError,
 )
+from recsys.serving.rules import RuleInUseError, RuleReferenceError, UnknownRuleError
 from recsys.serving.schemas.common import NO_CONTROLS, InvalidField
 from recsys.serving.service import InvalidError, NotReadyError, UnknownUserError, UnsupportedError
 from recsys.serving.stores.records import StoreError
@@ -54,17 +55,20 @@ KINDS = {
     "unknown_item": Kind(404, "The model does not know the item"),
     "unknown_model": Kind(404, "No model has this alias"),
     "unknown_bundle": Kind(404, "There is no bundle of this name"),
+    "unknown_rule": Kind(404, "There is no rule of this name"),
     "method_not_allowed": Kind(405, "The path does not support this method"),
     "alias_conflict": Kind(409, "The alias cannot be changed in this way"),
     "bundle_refused": Kind(409, "The bundle cannot be served"),
     "unsupported_by_model": Kind(409, "The model does not support this"),
     "event_conflict": Kind(409, "An event with this id has other content"),
+    "rule_in_use": Kind(409, "An alias has the rule"),
     "body_too_large": Kind(413, "The body is too large"),
     "target_too_long": Kind(414, "The path and query are too long"),
     "unsupported_media_type": Kind(415, "The body must be application/json"),
     "invalid_request": Kind(422, "The request is not valid"),
     "invalid_filter": Kind(422, "The filter is not valid"),
     "invalid_item": Kind(422, "The item cannot be added to the catalog"),
+    "invalid_rule": Kind(422, "The rule is not valid"),
     "queue_full": Kind(429, "Too many requests are waiting", 1),
     "rate_limited": Kind(429, "This client sends too many requests", 1),
     "headers_too_large": Kind(431, "The headers are too large"),
@@ -100,12 +104,16 @@ _OF_EXCEPTION: dict[type[Exception], tuple[str, str | None]] = {
     UnknownBundleError: ("unknown_bundle", None),
     AliasConflictError: ("alias_conflict", None),
     BundleRefusedError: ("bundle_refused", None),
+    UnknownRuleError: ("unknown_rule", None),
+    RuleReferenceError: ("invalid_request", None),
+    RuleInUseError: ("rule_in_use", None),
+    RuleError: ("invalid_rule", None),
     UnsupportedError: ("unsupported_by_model", None),
     InvalidError: ("invalid_request", None),
     ItemError: ("invalid_item", None),
     FilterError: ("invalid_filter", None),
 }
-_PLACE = re.compile(r"^((?:filter|boosts)[\w.\[\]]*): ")
+_PLACE = re.compile(r"^((?:filter|boosts|pin|max_per)[\w.\[\]]*): ")
 
 
 class ProblemError(HTTPException):
@@ -176,14 +184,14 @@ def problem_of(error: Exception) -> ProblemError:
         return error
     for kind, (code, detail) in _OF_EXCEPTION.items():
         if isinstance(error, kind):
-            fields = invalid_part(error) if isinstance(error, FilterError) else ()
+            fields = invalid_part(error) if isinstance(error, FilterError | RuleError) else ()
             return ProblemError(code, detail or str(error), errors=fields)
     detail = "The failure is in the service's log under this request_id."
     return ProblemError("internal_error", detail)
 
 
-def invalid_part(error: FilterError) -> list[InvalidField]:
-    """The part of the body that a filter's error is about; its text begins with the path."""
+def invalid_part(error: FilterError | RuleError) -> list[InvalidField]:
+    """The part of the body that the error is about; its text begins with the path."""
     text = str(error)
     found = _PLACE.match(text)
     if found is None:

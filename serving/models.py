@@ -117,14 +117,18 @@ class Models:
         *,
         prepare: Callable[[Model], Awaitable[None]],
         changed: Callable[[Mapping[str, KeptAlias]], Awaitable[None]],
+        check: Callable[[str, Model], Awaitable[None]],
+        standing: Callable[[str], Sequence[str]],
     ) -> None:
         """Start without models.
 
         `prepare` brings a model's catalog up to date before an alias stands for it; `changed` gets
-        the aliases to keep after every change.
+        the aliases to keep after every change. `check` raises `BundleRefusedError` if a model does
+        not fit the `standing` rules of an alias.
         """
         self._settings, self._worker, self._metrics = settings, worker, metrics
         self._prepare, self._changed = prepare, changed
+        self._check, self._standing = check, standing
         self._aliases: dict[str, Alias] = {}
         self._changing = asyncio.Lock()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -211,6 +215,7 @@ class Models:
             previous_version=None if before is None else before.digest,
             status="loading" if found.loading else "ready",
             refused=found.refused,
+            rules=list(self._standing(name)),
         )
 
     # Changes
@@ -318,6 +323,12 @@ class Models:
             if back is not None and model.version != back.digest:  # replaced just now
                 self._retire(model)
                 raise AliasConflictError(_gone(alias, back))
+            try:
+                await self._check(alias, model)
+            except BundleRefusedError:
+                if model not in self.loaded:
+                    self._retire(model)
+                raise
         except BaseException as error:
             if before is None:
                 del self._aliases[alias]

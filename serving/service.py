@@ -10,9 +10,10 @@ from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
 from typing import Any
 
-from recsys.errors import RecsysError, RequestError
+from recsys.errors import FilterError, RecsysError, RequestError
 from recsys.live_catalog import EpochCatalog
 from recsys.recommender import Recommender, RecommendRequest, RecommendResult, Source
+from recsys.rules import Rule, apply_rules
 from recsys.serving import answers
 from recsys.serving.batcher import Answer, QueueFullError, until
 from recsys.serving.catalog_changes import CatalogChanges, find, item_of
@@ -20,6 +21,7 @@ from recsys.serving.evaluations import evaluations
 from recsys.serving.metrics import Metrics
 from recsys.serving.models import BundleRefusedError, KeptAlias, Model, Models
 from recsys.serving.reads import Reads
+from recsys.serving.rules import RuleReferenceError, Rules
 from recsys.serving.schemas.common import CHAMPION, MAX_HISTORY
 from recsys.serving.schemas.filters import FilterCheck, FilterReport
 from recsys.serving.schemas.items import Item, RankBody, RankResponse, ScoredItem, SimilarResponse
@@ -90,8 +92,15 @@ class Service:
         self._store, self._given = store, recommender
         self._worker = DecodeWorker(settings)
         self.models = Models(
-            settings, self._worker, self.metrics, prepare=self._prepare, changed=self._keep_aliases
+            settings,
+            self._worker,
+            self.metrics,
+            prepare=self._prepare,
+            changed=self._keep_aliases,
+            check=self._check_rules,
+            standing=lambda alias: self.rules.standing(alias),
         )
+        self.rules = Rules(self.models)
         self._reads = Reads(settings, self._worker)
         self.catalog_changes = CatalogChanges(self.models, self.metrics, self._reads)
         self._shadow = Shadow(settings, self.models, self._worker, self.metrics)
@@ -106,6 +115,7 @@ class Service:
             if self._store is None:
                 self._store = await asyncio.to_thread(self._open_store)
             self.catalog_changes.store = self._store
+            await self.rules.start(self._store)
             await self._load()
         except Exception as error:
             cause = error.__cause__ if isinstance(error, BundleRefusedError) else None
@@ -128,6 +138,7 @@ class Service:
         self._enter(Phase.STOPPING)
         await self._shadow.close()
         await self.catalog_changes.close()
+        await self.rules.close()
         await self.models.close()
         self._worker.close()
         if self._store is not None:
@@ -165,24 +176,27 @@ class Service:
         Raises:
             UnknownModelError: of the alias.
             UnknownUserError: the store has no history of the user, and `fallback` is false.
-            InvalidError, FilterError: the request cannot be served as it is.
+            InvalidError, FilterError, RuleReferenceError: the request cannot be served as it is.
             QueueFullError, DeadlineExceededError, ClosedError, StoreError: of batcher and store.
         """
         clock = asyncio.get_running_loop().time
         start = clock()
         deadline = start + self.settings.deadline_ms / 1000
         self.models.get(body.model)  # fail fast on an unknown alias
+        rules = self.rules.of(body.model, body.rules)
         known = await self._history(body, deadline)
         read = clock()
         history = None if known is None else known.items
         if known is None and not body.fallback:
             raise _unknown_user(body)
         with self.models.lease(body.model) as model:
-            request = await self._request(body, known or TypedHistory([], []), model, deadline)
+            request = await self._request(
+                body, known or TypedHistory([], []), rules, model, deadline
+            )
             answer: Answer[Done] | None = None
             unknown = answers.note_code(model.recommender.catalog, history)
             result = None
-            if unknown is not None and not answers.for_the_model(body):
+            if unknown is not None and not answers.for_the_model(body) and not request.boosts:
                 result = await self._fallback(model, request, deadline)
             fallback = result is not None
             if result is not None and result.is_short(request.k):
@@ -198,6 +212,8 @@ class Service:
                 model,
                 answers.note(unknown, fallback=fallback, filled_up=fallback and answer is not None),
             )
+            if rules:
+                response.rules = list(rules)
             if not fallback:
                 found = [one.item_id for one in result.recommendations]
                 self._shadow.offer(body.model, request, found, blended=result.blended)
@@ -318,19 +334,29 @@ class Service:
     # Internals
 
     async def _request(
-        self, body: RecommendationsRequest, history: TypedHistory, model: Model, deadline: float
+        self,
+        body: RecommendationsRequest,
+        history: TypedHistory,
+        rules: Mapping[str, Rule],
+        model: Model,
+        deadline: float,
     ) -> RecommendRequest:
         """The library's request; its masks are made on a helper thread."""
         try:
-            request = answers.to_request(body, *history)
-            if request.filter is not None or request.boosts or body.blend or body.mode == "relaxed":
+            request = apply_rules(answers.to_request(body, *history), rules.values())
+            checked = request.filter is not None or request.boosts or request.max_per
+            if checked or body.blend or body.mode == "relaxed":
                 await self._reads(model.recommender.eligible, request, deadline=deadline)
+        except FilterError:  # it has its own problem, unless a rule is the reason
+            self.rules.check(rules, model)
+            raise
         except RequestError as error:
             raise InvalidError(str(error)) from error
-        except RecsysError:  # a FilterError has its own problem
+        except RecsysError:
             raise
         except ValueError as error:
-            raise InvalidError(str(error)) from error
+            applied = f" (applied rules: {', '.join(rules)})" if rules else ""
+            raise InvalidError(f"{error}{applied}") from error
         return request
 
     async def _fallback(
@@ -340,8 +366,8 @@ class Service:
         if model.recommender.retrieval is None:
             return None
         result = await self._reads(model.recommender.fallback, request, deadline=deadline)
-        found = result.recommendations
-        self.metrics.fallback(found[0].source if found else "popular")
+        sources = (one.source for one in result.recommendations if one.source != "pinned")
+        self.metrics.fallback(next(sources, "popular"))
         return result
 
     async def _filled_up(
@@ -353,12 +379,10 @@ class Service:
         """
         try:
             answer = await model.batcher.submit(request.after(found), deadline=deadline)
-            more = answer.result
-            assert isinstance(more, RecommendResult)  # noqa: S101 - asked for one
-            whole = await self._reads(found.followed_by, more, request, deadline=deadline)
         except QueueFullError:
             return None, found  # a short list is better than none
-        return answer, whole
+        assert isinstance(answer.result, RecommendResult)  # noqa: S101 - asked for one
+        return answer, found.followed_by(answer.result)
 
     async def _history(self, body: Subject, deadline: float) -> TypedHistory | None:
         """The history of a request; None if the store has none of its user."""
@@ -422,6 +446,17 @@ class Service:
             await self.store.state_put(ALIASES, {"bundle": bundle, "aliases": kept})
         except StoreError as error:  # the change is in effect until a restart
             logger.error("aliases are not kept: %s", error)
+
+    async def _check_rules(self, alias: str, model: Model) -> None:
+        """Refuse a model that an alias's standing rules do not fit, except while starting."""
+        if self.phase is not Phase.READY:
+            return
+        try:
+            await asyncio.to_thread(self.rules.check, self.rules.of(alias, ()), model)
+        except RuleReferenceError as error:
+            raise BundleRefusedError(
+                f"{error}; change the rule, or take it out of the 'rules' of the alias {alias!r}."
+            ) from error
 
     async def _prepare(self, model: Model) -> None:
         await self.catalog_changes.replay(model)

@@ -17,6 +17,7 @@ from pydantic_settings import BaseSettings, EnvSettingsSource, SettingsConfigDic
 from recsys.artifacts import Workspace
 from recsys.config import Settings
 from recsys.errors import ConfigError
+from recsys.serving.auth import marker
 from recsys.serving.stores.records import NOT_HISTORY
 
 ENV_PREFIX = "RECSYS_SERVE_"
@@ -36,6 +37,12 @@ def _default_store(fields: dict[str, Any]) -> Path:
 def default_keys() -> Path:
     """The default file of keys."""
     return Workspace.of("demo").home / "serving" / "keys.json"
+
+
+def _keys_in_use() -> Path | None:
+    """The default file of keys if it is there, or was: then the service does not start without."""
+    path = default_keys()
+    return path if path.is_file() or marker(path).exists() else None
 
 
 class ServingSettings(BaseSettings):
@@ -71,8 +78,8 @@ class ServingSettings(BaseSettings):
             for no cache.
         not_history: types of events that are stored and are not part of a history.
         keys: file of API keys (`recsys keys`), read again when it changes. With one, every request
-            needs a key with the route's scope. Default: `keys.json` beside the stores, if there
-            is one.
+            needs a key with the route's scope. None serves this machine without keys. Default:
+            `keys.json` beside the stores, if there is one or keys were in use before.
         rate_limit: average number of requests per second for each key, or without keys for each
             address; more are refused with 429. None for no limit.
         rate_burst: number of requests at once.
@@ -112,9 +119,7 @@ class ServingSettings(BaseSettings):
     models_dir: Path | None = None
     history_cache: str | None = None
     not_history: tuple[str, ...] = NOT_HISTORY
-    keys: Path | None = Field(
-        default_factory=lambda: path if (path := default_keys()).is_file() else None
-    )
+    keys: Path | None = Field(default_factory=_keys_in_use)
     rate_limit: float | None = Field(None, gt=0)
     rate_burst: int = Field(100, ge=1)
     forwarded_allow_ips: str = "127.0.0.1"

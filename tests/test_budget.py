@@ -7,7 +7,7 @@ import pytest
 from recsys.artifacts import Workspace, write_artifact
 from recsys.config import Settings
 from recsys.errors import ConfigError
-from recsys.pipeline import SHARES, STAGES, Context
+from recsys.pipeline import SHARES, STAGES, Context, run
 from recsys.training.settings import LoopConfig
 from recsys.training.supervised import TRAINED, budget, within_budget
 
@@ -48,6 +48,27 @@ def test_time_that_a_stage_does_not_need_goes_to_the_later_ones(make_context):
 
 def test_a_stage_trains_even_if_the_budget_is_spent(make_context):
     assert 0 < make_context(10, spent=60).share("target") < 0.1
+
+
+def test_time_that_made_a_reused_artifact_counts_as_spent(make_context, monkeypatch):
+    context, shares = make_context(10), []
+
+    def stage(context: Context):
+        path = context.workspace.run("ids")
+        if not path.exists():
+            with write_artifact(path, "ids", info={"seconds": 240.0}):
+                pass
+        return path
+
+    def next_stage(context: Context):
+        shares.append(context.remaining())
+
+    monkeypatch.setattr("recsys.pipeline.check", lambda settings: None)
+    stages = {"ids": stage, "target": next_stage}
+    monkeypatch.setattr("recsys.pipeline.load_stage", stages.__getitem__)
+    run(context, ["ids", "target"])
+    run(context, ["ids", "target"])
+    assert shares == [pytest.approx(10), pytest.approx(6)]
 
 
 def test_no_budget_limits_nothing(make_context):

@@ -131,7 +131,7 @@ def test_the_version_is_the_packages(invoke):
         ),
         (
             ("run", "--until", "lunch"),
-            "--until 'lunch' is not one of data, sasrec, ids, target, draft",
+            "--until 'lunch' is not one of data, sasrec, recipe, ids, target, draft",
         ),
         (("run", "--name", "../a"), "name: '../a' is not a plain word"),
         (("data", "stats", "--name", "gone"), "datasets/gone is not an artifact"),

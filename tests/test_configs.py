@@ -14,6 +14,7 @@ from recsys.pipeline import SECTIONS
 from recsys.training.settings import (
     DraftConfig,
     IdsConfig,
+    RecipeConfig,
     RetrievalConfig,
     SasRecConfig,
     TargetConfig,
@@ -27,6 +28,7 @@ FILES = sorted(set((ROOT / "configs").rglob("*.y*ml")) - {SERVING} - LAUNCH)
 READERS = {
     "data": DataConfig,
     "sasrec": SasRecConfig,
+    "recipe": RecipeConfig,
     "ids": IdsConfig,
     "target": TargetConfig,
     "teacher": TeacherConfig,

@@ -42,7 +42,7 @@ def road(tmp_path_factory):
 
 def test_every_stage_writes_its_artifact(road):
     _, results = road
-    assert tuple(results) == tuple(name for name in STAGES if name != "sasrec")  # not asked for
+    assert tuple(results) == tuple(name for name in STAGES if name not in ("sasrec", "recipe"))
     for path, _seconds in results.values():
         assert (path / "manifest.json").is_file()
 
@@ -104,3 +104,11 @@ def test_the_answer_over_http_is_the_recommenders(road, tmp_path):
         assert [i["item_id"] for i in items] == [r.item_id for r in expected]
         assert [i["title"] for i in items] == [r.title for r in expected]
         assert [i["score"] for i in items] == pytest.approx([r.score for r in expected])
+        last = items[-1]["item_id"]
+        assert client.put("/v1/rules/last", json={"pin": [last]}).status_code == 200
+        assert client.put("/v1/aliases/champion", json={"rules": ["last"]}).status_code == 200
+        answer = client.post("/v1/recommendations", json={"history": history, "k": 5}).json()
+        assert (answer["items"][0]["item_id"], answer["rules"]) == (last, ["last"])
+        assert answer["items"][0]["source"] == "pinned"
+        (change,) = client.get("/v1/rule-changes?limit=1").json()["changes"]
+        assert (change["op"], change["name"], change["rules"]) == ("alias", "champion", ["last"])

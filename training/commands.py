@@ -146,10 +146,10 @@ def ids_train(
 
     Example: recsys ids train --name beauty --method rq-vae
     """
-    context = run.context(ids={"method": method})
+    context = run.context(ids={"method": method}).with_recipe()
     from recsys.training.ids import print_report, stage
 
-    print_report(stage(context), as_json)
+    print_report(context.run(stage), as_json)
 
 
 @ids.command("report")
@@ -181,7 +181,7 @@ def train_sasrec(
     from recsys.errors import ConfigError
     from recsys.training.sasrec import stage
 
-    path = stage(context)
+    path = context.run(stage)
     if path is None:
         raise ConfigError("sasrec.epochs: 0 makes no model; give --epochs, 20 for a start")
     _report(path, "sasrec", as_json)
@@ -194,10 +194,10 @@ def train_target(*, own: TargetOptions, run: RunOptions, as_json: Json = False) 
 
     Example: recsys train target --config configs/beauty.yaml --max-minutes 5
     """
-    context = run.context(target=asdict(own))
+    context = run.context(target=asdict(own)).with_recipe()
     from recsys.training.target import stage
 
-    _report(stage(context), "target", as_json)
+    _report(context.run(stage), "target", as_json)
 
 
 @train.command("teacher")
@@ -210,11 +210,11 @@ def train_teacher(*, own: TeacherOptions, run: RunOptions, as_json: Json = False
 
     Example: recsys train teacher --config configs/atspeed-beauty.yaml --beams 20
     """
-    context = run.context(teacher=asdict(own))
+    context = run.context(teacher=asdict(own)).with_recipe()
     from recsys.artifacts import read_manifest
     from recsys.training.teacher import stage
 
-    path = stage(context)
+    path = context.run(stage)
     info = read_manifest(path, "teacher").info
     if as_json:
         typer.echo(json.dumps({"path": str(path), **info}))
@@ -241,10 +241,10 @@ def train_draft(
 
     Example: recsys train draft --config configs/atspeed-beauty.yaml --objective beam-kd
     """
-    context = run.context(draft=asdict(own), teacher={"mixture": mixture})
+    context = run.context(draft=asdict(own), teacher={"mixture": mixture}).with_recipe()
     from recsys.training.draft import stage
 
-    _report(stage(context), "draft", as_json)
+    _report(context.run(stage), "draft", as_json)
 
 
 @train.command("retrieval")
@@ -254,10 +254,10 @@ def train_retrieval(run: RunOptions) -> None:
 
     Example: recsys train retrieval --config configs/beauty.yaml
     """
-    context = run.context()
+    context = run.context().with_recipe()
     from recsys.training.retrieval import stage
 
-    typer.echo(f"retrieval: {stage(context)}")
+    typer.echo(f"retrieval: {context.run(stage)}")
 
 
 @expand_options
@@ -266,10 +266,10 @@ def bundle(run: RunOptions) -> None:
 
     Example: recsys bundle --name beauty
     """
-    context = run.context()
+    context = run.context().with_recipe()
     from recsys.training.bundle import stage
 
-    typer.echo(f"bundle: {stage(context)}")
+    typer.echo(f"bundle: {context.run(stage)}")
 
 
 def _report(path: Path, kind: str, as_json: bool) -> None:

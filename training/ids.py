@@ -19,30 +19,34 @@ from recsys.pipeline import Context
 from recsys.progress import say
 from recsys.retrieval import digest
 from recsys.semantic_ids.assign import assign_unique
+from recsys.semantic_ids.encoder import PLACED
 from recsys.semantic_ids.encoder import save as save_encoder
 from recsys.semantic_ids.features import build_features
 from recsys.semantic_ids.quantizer import Quantizer
-from recsys.semantic_ids.report import compare, draw, health
+from recsys.semantic_ids.report import agreement, compare, draw, health
 from recsys.semantic_ids.rqkmeans import RQKMeans
 from recsys.semantic_ids.rqvae import RQVAE
 from recsys.training import sasrec
 from recsys.training.settings import LEARNED, IdsConfig
+
+KIND = "ids"
 
 
 def stage(context: Context) -> Path:
     """Write the `ids` artifact of a run.
 
     It has `codes.npy` ((items, L) int32, dense order), `report.json` and `report.svg`. Learned IDs
-    also have `centroids.safetensors` (`centroids`: (L, V, D)), `features.npy` ((items, F) float32),
-    `quantizer/` and, unless a text model encodes the texts, `item_encoder/`, which computes codes
-    of new items. IDs of a bundle keep its quantiser and its encoder.
+    also have `centroids.safetensors` (`centroids`: (L, V, D)), `features.npy` ((items, F) float32,
+    without predicted ones), `quantizer/` and, unless a text model encodes the texts,
+    `item_encoder/`, which computes codes of new items. With it are the codes that each item would
+    get if it were new. IDs of a bundle keep its quantiser and its encoder.
 
     Raises:
         ConfigError: the data set or the bundle has no codes for its items, or the sizes do not fit
             the data set.
         ArtifactError: the data set, the bundle or the SASRec model for the features is missing.
     """
-    config = context.settings.section("ids", IdsConfig)
+    config = context.settings.section(KIND, IdsConfig)
     settings = as_dict(config) | {"seed": context.settings.seed}
     settings.pop("bundle")  # the parents name it by digest, wherever it lies
     parents = context.workspace.digests("dataset")
@@ -53,7 +57,7 @@ def stage(context: Context) -> Path:
     bundle = Bundle.load(config.bundle) if config.bundle is not None else None
     if bundle is not None:
         parents["bundle"] = bundle.manifest.digest
-    output = context.output("ids", settings, parents)
+    output = context.output(KIND, settings, parents)
     if output.is_current():
         return output.path
     dataset = Dataset.load(context.workspace.dataset)
@@ -111,6 +115,11 @@ def print_report(path: Path, as_json: bool = False) -> None:
         console.print(
             f"unexplained variance: {report['reconstruction_error']:.4f} "
             f"({before['reconstruction_error']:.4f} before assignment)"
+        )
+    if placed := report.get("placed"):
+        console.print(
+            f"items whose first code would be right if they were new: {placed['first_code']:.1%} "
+            f"({placed['by_chance']:.1%} by chance)"
         )
 
 
@@ -175,7 +184,9 @@ def _learned(
         raise ConfigError(f"ids: {error}") from error
     before = quantizer.encode(features.matrix)
     codes = assign_unique(before, quantizer.latents(features.matrix), quantizer.centroids)
-    np.save(folder / "features.npy", features.matrix, allow_pickle=False)
+    # Vectors for retrieval: what is known of the items, without what is predicted.
+    known = features.matrix.shape[1] - features.blocks.get("predicted", 0)
+    np.save(folder / "features.npy", features.matrix[:, :known], allow_pickle=False)
     save_file({"centroids": quantizer.centroids}, folder / "centroids.safetensors")
     quantizer.save(folder / QUANTIZER)
     if features.encoder is not None:
@@ -184,6 +195,10 @@ def _learned(
         "feature_blocks": features.blocks,
         **compare(before, codes, quantizer, features.matrix),
     }
+    if features.as_new is not None:
+        placed = quantizer.encode(features.as_new)
+        np.save(folder / ITEM_ENCODER / PLACED, placed, allow_pickle=False)
+        report["placed"] = agreement(placed, codes)
     return codes, report
 
 

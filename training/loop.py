@@ -148,8 +148,12 @@ class _Run:
         self.wrapped: Any = module if self.sharded else self.accelerator.prepare(module)
         self.loss = torch.tensor(self.progress.loss_sum, device=self.accelerator.device)
         self.start = time.monotonic() - self.progress.seconds
-        steps = config.epochs * -(-self.data.count() // (config.accumulate * self.world))
+        in_epoch = -(-self.data.count() // (config.accumulate * self.world))
+        epochs = max(config.epochs, -(-config.min_steps // in_epoch))
+        steps = epochs * in_epoch
         self.total_steps = min(steps, self.max_steps or steps)
+        # As many validations as `epochs` passes would have, up to rounding.
+        self.evaluate_every = config.evaluate_every * epochs // config.epochs
         self.budget_s = (config.max_minutes or math.inf) * 60
         self.saved = time.monotonic()
         self.log = _Log(checkpoints.folder, self.progress.log_bytes, config, self.main)
@@ -168,7 +172,7 @@ class _Run:
         with shown as bar:
             while self._spent() < 1 and not 0 < patience <= progress.stale:
                 self._epoch(bar, timed)
-                every = self.config.evaluate_every
+                every = self.evaluate_every
                 if progress.batch == 0 and every and progress.epoch % every == 0:
                     self._evaluate()
         if self.config.evaluate_every and progress.evaluated != progress.step:

@@ -14,13 +14,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from recsys.retrieval.reranker import MODEL, Reranker, feature_matrix
+from recsys.retrieval.reranker import MODEL, NEW, RECENT, Reranker, feature_matrix, new_features
 from recsys.training.validation import TOP, ranking_metrics
 
+RERANKER = "reranker"
 FOLDS = 3
 NEWTON_STEPS, HALVINGS = 30, 20
 PENALTY = 1.0  # of a squared weight, against the log-likelihood of all users
 MISSED = np.iinfo(np.int32).max  # rank of a next item that is not in the list
+COST = 0.02  # share of NDCG@10 that users of known items may lose to new items
+RAISE, MOST_RAISES = 0.1, 30  # steps of the weight of being new
 LEAST_USERS = 30  # whose next item is a candidate; with fewer, no weights are fitted
 
 
@@ -63,21 +66,68 @@ def fit(
     rows = np.flatnonzero(hit.any(axis=1))
     if len(rows) < LEAST_USERS:
         return None
-    found, place = found.take(rows), hit[rows].argmax(axis=1)
+    found = found.take(rows)
     names, features = feature_matrix(found.values, found.there, sources or list(found.values))
+    weights = _weights(found, features, np.zeros(found.items.shape))
+    return replace(shape, weights=dict(zip(names, weights, strict=True)))
+
+
+def fit_new(found: Candidates, reranker: Reranker) -> Reranker:
+    """Add weights for items without events; those of other items do not change.
+
+    The fit gives new items the chance that they had in the sample, where most lists then have none.
+    A shop wants them seen, so the weight of being new is raised as long as the other users lose at
+    most `COST` of their NDCG@10.
+
+    Args:
+        found: validation users, some of whose next items count as new; with the source `new`.
+        reranker: how to rank items with events.
+
+    Returns:
+        The same reranker if too few of the next items are new candidates.
+    """
+    hit = (found.items == found.targets[:, None]) & found.there
+    is_new = (hit & (found.values[NEW] > 0)).any(axis=1)
+    if np.count_nonzero(is_new) < LEAST_USERS:
+        return reranker
+    everyone = found
+    found = found.take(np.flatnonzero(hit.any(axis=1)))
+    features = new_features(found.values, found.there, list(found.values))
+    base = reranker.score(found.values, found.there)
+    weights = _weights(found, np.stack(list(features.values()), axis=-1), base)
+    added = dict(zip(features, weights, strict=True))
+    known = everyone.take(np.flatnonzero(~is_new))
+    chosen = replace(reranker, weights={**reranker.weights, **added})
+    least = (1 - COST) * _metrics(rank_targets(known, chosen))["ndcg@10"]
+    for _ in range(MOST_RAISES):
+        raised = chosen.weights[NEW] + RAISE
+        more = replace(chosen, weights={**chosen.weights, NEW: raised})
+        if _metrics(rank_targets(known, more))["ndcg@10"] < least:
+            break
+        chosen = more
+    return chosen
+
+
+def _weights(
+    found: Candidates, features: NDArray[np.floating[Any]], base: NDArray[np.float64]
+) -> list[float]:
+    """Weights of (n, w, F) features that are added to (n, w) scores; every user has a hit."""
+    place = ((found.items == found.targets[:, None]) & found.there).argmax(axis=1)
     starts = np.append(0, np.cumsum(found.there.sum(axis=1))[:-1])
     chosen = starts + (np.cumsum(found.there, axis=1)[np.arange(len(place)), place] - 1)
     real = features[found.there].astype(np.float64)
     scale = real.std(axis=0)
     real = np.divide(real - real.mean(axis=0), scale, out=np.zeros_like(real), where=scale > 0)
-    fitted = _maximise(real, starts, chosen)
+    fitted = _maximise(real, starts, chosen, base[found.there])
     weights = np.divide(fitted, scale, out=np.zeros_like(fitted), where=scale > 0)
-    named = {name: float(w) for name, w in zip(names, weights, strict=True) if w}
-    return Reranker(named, shape.candidates, shape.nodes)
+    return [float(weight) for weight in weights]
 
 
 def _maximise(
-    features: NDArray[np.float64], starts: NDArray[np.int64], chosen: NDArray[np.int64]
+    features: NDArray[np.float64],
+    starts: NDArray[np.int64],
+    chosen: NDArray[np.int64],
+    base: NDArray[np.float64],
 ) -> NDArray[np.float64]:
     """The weights of the greatest penalised likelihood, by Newton's method.
 
@@ -85,6 +135,7 @@ def _maximise(
         features: (N, F) standardised features of the candidates of all users, one after another.
         starts: (n,) the first candidate of each user.
         chosen: (n,) the candidate that came next.
+        base: (N,) scores to which those of the features are added.
 
     Returns:
         (F,) weights.
@@ -93,7 +144,7 @@ def _maximise(
     wanted = features[chosen].sum(axis=0)
 
     def value(weights: NDArray[np.float64]) -> tuple[float, NDArray[np.float64]]:
-        scores = features @ weights
+        scores = base + features @ weights
         scores -= np.repeat(np.maximum.reduceat(scores, starts), width)
         odds = np.exp(scores)
         total = np.add.reduceat(odds, starts)
@@ -151,7 +202,11 @@ def rank_targets(found: Candidates, reranker: Reranker) -> NDArray[np.int64]:
 def choose(
     found: Candidates, shape: Reranker, alone: Mapping[str, NDArray[np.int64]]
 ) -> tuple[Reranker, dict[str, Any]]:
-    """The best of the fitted reranker and of each source alone, by NDCG@10.
+    """The fitted reranker, unless a source alone is better by NDCG@10.
+
+    Differences within one standard error count as none: the reranker is then served, because the
+    best of a dozen sources owes some of its lead to chance. In the same way recent popularity is a
+    source only if it gains more than that, since most data do not need it.
 
     Args:
         found: validation users.
@@ -169,21 +224,49 @@ def choose(
     }
     ranks = {name: rank_targets(found, reranker) for name, reranker in servable.items()}
     servable[MODEL], ranks[MODEL] = replace(shape, weights={}), alone[MODEL]
+    best = max(servable, key=lambda name: _gains(ranks[name]).mean())
     without: dict[str, float] = {}
-    crossed, fitted = cross_fit(found, shape), fit(found, shape)
+    crossed, found = _cross_fit_optional(found, shape)
+    fitted = fit(found, shape)
     if crossed is not None and fitted is not None:
-        servable["reranker"], ranks["reranker"] = fitted, crossed
-        metrics["reranker"] = _metrics(crossed)
+        servable[RERANKER], ranks[RERANKER] = fitted, crossed
+        metrics[RERANKER] = _metrics(crossed)
         for source in found.values:
             others = [name for name in found.values if name != source]
             if (fewer := cross_fit(found, shape, others)) is not None:
                 without[source] = _metrics(fewer)["ndcg@10"]
-    best = max(servable, key=lambda name: _metrics(ranks[name])["ndcg@10"])
+        if not _exceeds(ranks[best], crossed):
+            best = RERANKER
     metrics["served"] = _metrics(ranks[best])
     info = {"users": len(found.targets), "served": best, "parts": metrics, "without": without}
     return servable[best], info
 
 
+def _cross_fit_optional(
+    found: Candidates, shape: Reranker
+) -> tuple[NDArray[np.int64] | None, Candidates]:
+    """Ranks as by `cross_fit`, and the candidates with the sources that are worth having."""
+    crossed = cross_fit(found, shape)
+    if RECENT not in found.values or crossed is None:
+        return crossed, found
+    rest = {source: values for source, values in found.values.items() if source != RECENT}
+    fewer = replace(found, values=rest)
+    others = cross_fit(fewer, shape)
+    if others is None or _exceeds(crossed, others):
+        return crossed, found
+    return others, fewer
+
+
+def _exceeds(ranks: NDArray[np.int64], others: NDArray[np.int64]) -> bool:
+    """Whether NDCG@10 is higher by more than one standard error of the paired difference."""
+    gap = _gains(ranks) - _gains(others)
+    return bool(gap.mean() > gap.std() / len(gap) ** 0.5)
+
+
+def _gains(ranks: NDArray[np.int64]) -> NDArray[np.float64]:
+    """NDCG@10 of each user."""
+    return np.where(ranks < TOP, 1 / np.log2(ranks + 2.0), 0.0)
+
+
 def _metrics(ranks: NDArray[np.int64]) -> dict[str, float]:
-    gains = np.where(ranks < TOP, 1 / np.log2(ranks + 2.0), 0.0)
-    return {name: round(value, 6) for name, value in ranking_metrics(gains).items()}
+    return {name: round(value, 6) for name, value in ranking_metrics(_gains(ranks)).items()}

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,21 +17,27 @@ import numpy as np
 from numpy.typing import NDArray
 from rich.table import Table
 
+from recsys.artifacts import Workspace
+from recsys.bundle import ITEM_ENCODER
 from recsys.config import as_dict
 from recsys.dataset import Dataset, Examples
 from recsys.errors import ConfigError
 from recsys.evaluation.baselines import fit_baselines
 from recsys.listing import Union, candidate_rows, items_of_rows
+from recsys.live import build_trie
 from recsys.pipeline import Context
 from recsys.progress import console, say, track
 from recsys.retrieval import ItemItem, Reranker, Retrieval, VectorIndex, decayed_counts, digest
+from recsys.retrieval.as_new import AsNew
 from recsys.retrieval.content import ContentIndex
 from recsys.retrieval.event_types import EventTypes
-from recsys.retrieval.reranker import MODEL
+from recsys.retrieval.popularity import DAY
+from recsys.retrieval.reranker import MODEL, NEW, RECENT
 from recsys.retrieval.retrieval import FORMAT
+from recsys.semantic_ids.encoder import PLACED
 from recsys.splits import TRAIN
 from recsys.training import sasrec
-from recsys.training.reranking import MISSED, Candidates, choose
+from recsys.training.reranking import MISSED, Candidates, choose, fit_new
 from recsys.training.settings import RetrievalConfig
 from recsys.training.target import TrainedTarget
 from recsys.training.validation import TOP
@@ -38,6 +45,9 @@ from recsys.training.validation import TOP
 KIND = "retrieval"
 BATCH = 64
 NEIGHBORS = 200  # of an item by common users
+RECENT_SHARE = 1 / 30  # half-life of recent popularity, as a share of the time of the events
+SHARE_NEW = 0.2  # of the items, treated as new to fit the weights for such items
+USERS_NEW = 3000  # validation users for it, at most
 
 
 def stage(context: Context) -> Path:
@@ -82,6 +92,10 @@ def stage(context: Context) -> Path:
         shape = Reranker({}, config.candidates, config.nodes)
         reranker, info["validation"] = choose(found, shape, ranks | {MODEL: alone})
         _report(info["validation"])
+        if RECENT not in reranker.sources:
+            retrieval = replace(retrieval, recent=None)
+        if reranker.weights:
+            reranker = fit_to_new(retrieval, reranker, dataset, config, workspace)
         retrieval = replace(retrieval, reranker=reranker)
     info["seconds"] = round(time.perf_counter() - start, 1)
     with output.write(info) as folder:
@@ -122,21 +136,19 @@ def fit(
         vectors = VectorIndex.of(np.concatenate(parts, axis=1))
         if config.near_share:
             item_item = item_item.with_near(vectors.neighbours(config.near), config.near_share)
-    counts = decayed_counts(
-        events.item[trained],
-        size,
-        timestamps=events.timestamp[trained] if events.has_time else None,
-        half_life_days=config.half_life_days,
-    )
+    times = events.timestamp[trained] if events.has_time else None
+    counts = partial(decayed_counts, events.item[trained], size, timestamps=times)
+    span = 0.0 if times is None or not len(times) else float(np.ptp(times)) / DAY
     fitted_on = digest(dataset.train_histories)
     return Retrieval(
         item_item,
-        counts,
+        counts(half_life_days=config.half_life_days),
         config.smoothing,
         vectors,
         ContentIndex.of(dataset.items),
         ItemItem.cosine(dataset.train_histories, size).pruned(NEIGHBORS),
         types=_types(dataset) if dataset.behaviours else None,
+        recent=counts(half_life_days=RECENT_SHARE * span) if span else None,
         fitted_on=fitted_on,
     )
 
@@ -152,24 +164,68 @@ def _types(dataset: Dataset) -> EventTypes:
     )
 
 
+def fit_to_new(
+    retrieval: Retrieval,
+    reranker: Reranker,
+    dataset: Dataset,
+    config: RetrievalConfig,
+    workspace: Workspace,
+) -> Reranker:
+    """Fit the weights for items without events, with a part of the items treated as new.
+
+    The reranker is returned as it is if new items cannot be placed, or have no content.
+    """
+    placed = workspace.run("ids") / ITEM_ENCODER / PLACED
+    if not placed.is_file():
+        return reranker
+    codes = np.load(placed, allow_pickle=False)
+    new = AsNew.draw(retrieval, dataset.items, codes, share=SHARE_NEW, seed=0)
+    if new is None:
+        return reranker
+    examples = dataset.examples("valid").sample(min(config.users, USERS_NEW))
+    target = TrainedTarget.load(workspace)
+    found, _ = decode_candidates(retrieval, examples, config, target, new)
+    return fit_new(found, reranker)
+
+
 def decode_candidates(
-    retrieval: Retrieval, examples: Examples, config: RetrievalConfig, target: TrainedTarget
+    retrieval: Retrieval,
+    examples: Examples,
+    config: RetrievalConfig,
+    target: TrainedTarget,
+    new: AsNew | None = None,
 ) -> tuple[Candidates, NDArray[np.int64]]:
-    """Candidates of each example without seen items, and the model's own ranks of the targets."""
+    """Candidates of each example without seen items, and the model's own ranks of the targets.
+
+    With `new`, some items are treated as new; the targets are then renumbered, and the source `new`
+    is among the values.
+    """
     from recsys.constraint import ItemTrie
     from recsys.decoding import SearchRequest, beam_search
     from recsys.models.tree_forward import TreeModel
 
-    trie = ItemTrie.build(target.encoder.item_tokens)
+    encoder, sources = target.encoder, retrieval.sources
+    limits: dict[str, Any] = {}
+    if new is None:
+        trie = ItemTrie.build(encoder.item_tokens)
+    else:
+        tokens = [encoder.item_tokens, target.vocabulary.encode(new.codes)]
+        encoder = replace(encoder, item_tokens=np.concatenate(tokens))
+        trie = build_trie(encoder.item_tokens, new.alive)
+        retrieval, examples, sources = new.retrieval, new.examples(examples), [*sources, NEW]
+        limits = {"later": new.later}
     model = TreeModel.of(target.load_model())
     unions, alone = [], []
     with track("reranker", len(examples)) as bar:
         for start in range(0, len(examples), BATCH):
             rows = np.arange(start, min(start + BATCH, len(examples)))
             histories, wanted = examples.histories.take(rows), examples.targets.items[rows]
-            candidates, seen = retrieval.propose(histories, config.candidates), histories.only_seen
+            if new is not None:
+                limits["allowed"] = [new.alive] * len(rows)
+            candidates = retrieval.propose(histories, config.candidates, **limits)
+            seen = histories.only_seen
             request = SearchRequest(
-                target.encoder.encode_all(histories),
+                encoder.encode_all(histories),
                 exclude=[trie.excluded_rows(items) for items in seen],
                 candidates=candidate_rows(trie, candidates),
                 candidate_nodes=config.nodes,
@@ -181,7 +237,10 @@ def decode_candidates(
             scored = np.full((len(rows), 0), -np.inf, np.float32)  # without any candidate
             if beams.candidate_scores is not None:
                 scored = beams.candidate_scores.cpu().numpy()
-            unions.append(Union.of(own, candidates, scored, retrieval, histories, trie=trie))
+            union = Union.of(
+                own, candidates, scored, retrieval, histories, trie=trie, sources=sources
+            )
+            unions.append(union)
             bar.advance(len(rows))
     width = max(union.items.shape[1] for union in unions)
 

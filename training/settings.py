@@ -34,6 +34,7 @@ class LoopConfig:
 
     Attributes:
         epochs: passes over the training windows, at most.
+        min_steps: few data need more passes: epochs are added until there are this many steps.
         max_minutes: time budget, including validation. The schedule then follows the clock, and
             training ends when either budget is spent.
         learning_rate: peak of the schedule.
@@ -46,13 +47,15 @@ class LoopConfig:
         precision: of matrix products: `bf16`, `float32`, or `auto`, which is bf16 if the processor
             supports it in hardware.
         threads: of torch in each process; 0 keeps its default.
-        evaluate_every: epochs between validations; 0 never validates.
+        evaluate_every: epochs between validations, more of them if `min_steps` adds epochs; 0 never
+            validates.
         patience: validations without improvement before training stops; 0 never stops early.
         checkpoint_minutes: between checkpoints; one is also written after each validation.
         tensorboard: also write TensorBoard events (extra `tensorboard`).
     """
 
     epochs: int = 30
+    min_steps: int = 0
     max_minutes: float | None = None
     learning_rate: float = 3e-3
     min_learning_rate: float = 0.0
@@ -69,7 +72,7 @@ class LoopConfig:
     tensorboard: bool = False
 
     def __post_init__(self) -> None:
-        least = {"epochs": 1, "accumulate": 1, "evaluate_every": 0}
+        least = {"epochs": 1, "min_steps": 0, "accumulate": 1, "evaluate_every": 0}
         check_bounds(self, at_least=least, above_zero=["max_minutes"])
 
 
@@ -169,6 +172,42 @@ def check_sasrec(settings: Settings, key: str) -> None:
 def _check_folder(key: str, path: Path | None) -> None:
     if path is not None and not path.is_dir():
         raise ConfigError(f"{key}: {str(path)!r} is not a folder")
+
+
+@dataclass(frozen=True)
+class RecipeConfig:
+    """Section `recipe`: settings of the IDs and the target that are chosen on validation.
+
+    Attributes:
+        trials: name -> settings that are tried together, such as `[target.soft_labels=0]`. Trials
+            that would change a setting given on the command line are left out.
+        users: validation users that all trials rank.
+    """
+
+    trials: dict[str, Any] = field(default_factory=dict)
+    users: int = 2000
+
+    def __post_init__(self) -> None:
+        check_bounds(self, at_least={"users": 1})
+        for name, trial in self.trials.items():
+            if not (isinstance(trial, list) and all(isinstance(text, str) for text in trial)):
+                raise ConfigError(
+                    f"trials.{name}: expected a list such as [target.soft_labels=0], got {trial!r}"
+                )
+
+    def check_with(self, settings: Settings) -> None:
+        """Check the settings of each trial.
+
+        Raises:
+            ConfigError: one of them is wrong; the message names the trial.
+        """
+        for name, trial in self.trials.items():
+            try:
+                tried = settings.overridden(trial)
+                tried.section("ids", IdsConfig).check_with(tried)
+                tried.section("target", TargetConfig).check_with(tried)
+            except ConfigError as error:
+                raise ConfigError(f"recipe.trials.{name}: {error}") from error
 
 
 @dataclass(frozen=True)

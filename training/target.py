@@ -177,6 +177,6 @@ def _batches(
     histories = dataset.train_histories
     if teacher is None:
         return replace(batches, soft=SoftLabels.of(histories, len(dataset.item_ids)))
-    share = None if config.max_minutes is not None else context.share(KIND)
+    share = context.share(KIND) if config.max_minutes is None else config.max_minutes
     minutes = None if share is None else LABELS * share
     return replace(batches, soft=SoftLabels.of_sasrec(teacher, histories, minutes=minutes))

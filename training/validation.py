@@ -60,6 +60,10 @@ class Validation:
 
     def __call__(self) -> dict[str, float]:
         """`ndcg@10` and `recall@10`, means over users."""
+        return ranking_metrics(self.gains())
+
+    def gains(self) -> NDArray[np.float64]:
+        """(users,) NDCG@10 of each user's next item."""
         histories = self.examples.histories
         targets = self.examples.targets.items
         gains = np.zeros(len(targets))
@@ -73,7 +77,7 @@ class Validation:
             # A row that n items share contributes 1 / n of its gain for each of them.
             sharers = np.diff(self.trie.row_item_start)[wanted]
             gains[start : start + RANKED] = discounted_gains(rows == wanted[:, None]) / sharers
-        return ranking_metrics(gains)
+        return gains
 
 
 @dataclass(frozen=True)

@@ -171,6 +171,10 @@ class ItemFilter:
         """The JSON expression of the filter in canonical form: sorted, without repetition."""
         return self._root.expression()
 
+    def check(self, attributes: Attributes) -> None:
+        """FilterError as `evaluate`, without the work."""
+        self._root.bound(attributes)
+
     def evaluate(self, attributes: Attributes) -> NDArray[np.bool_]:
         """(items,) bool, whether each item passes, in the attributes' order.
 
@@ -221,6 +225,11 @@ class ItemBoosts:
         parts.sort(key=lambda part: (part[0].key, part[1]))
         texts = (f"[{wanted.key},{weight}]" for wanted, weight in parts)
         return cls(f"[{','.join(texts)}]", tuple(parts))
+
+    def check(self, attributes: Attributes) -> None:
+        """FilterError as `evaluate`, without the work."""
+        for wanted, _ in self.parts:
+            wanted.check(attributes)
 
     def evaluate(self, attributes: Attributes) -> NDArray[np.float32]:
         """(items,) float32 boost of each item, in the attributes' order.

@@ -32,6 +32,7 @@ def document(
     name: str,
     made_from: Mapping[str, str],
     semantic_ids: Mapping[str, Any] | None = None,
+    new_items: Mapping[str, Any] | None = None,
     warnings: Sequence[str] = (),
     weaknesses: Sequence[str] = (),
 ) -> dict[str, Any]:
@@ -43,6 +44,7 @@ def document(
         name: name of the model under test.
         made_from: name -> digest of bundle and data set.
         semantic_ids: statistics of the catalog's semantic IDs, if it has any.
+        new_items: figures of items without events (`recsys.evaluation.new_items`), if there are.
         warnings: reasons to doubt the figures.
         weaknesses: what is worse than a simpler ranker, in words.
     """
@@ -67,6 +69,7 @@ def document(
         "coverage": result.coverage,
         "segments": result.segments,
         "semantic_ids": dict(semantic_ids) if semantic_ids is not None else None,
+        "new_items": dict(new_items) if new_items is not None else None,
         "examples": _examples(result, dataset),
     }
 
@@ -152,6 +155,15 @@ def headline(document: dict[str, Any]) -> list[str]:
         sentences.append(
             f"{verdict.capitalize()} {ranker}: {gap['mean']:+.4f} "
             f"({gap['low']:+.4f} to {gap['high']:+.4f})."
+        )
+    if new := document.get("new_items"):  # older reports have none
+        served, content, known = (
+            f"{row['mean']:.4f}" for row in new["figures"] if row["metric"] == "recall"
+        )
+        sentences.append(
+            f"Items without events: Recall@{new['k']} {served} for {new['users']:,} users whose "
+            f"next item is treated as new; content-kNN has {content}, and with the items' events "
+            f"it is {known}."
         )
     return sentences
 

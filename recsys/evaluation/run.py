@@ -23,6 +23,7 @@ from recsys.errors import ArtifactError
 from recsys.evaluation import report
 from recsys.evaluation.baselines import fit_baselines
 from recsys.evaluation.leaks import check_counts, check_fitted_on, check_no_leak
+from recsys.evaluation.new_items import evaluate_new_items
 from recsys.evaluation.protocol import EvaluationConfig, Ranker, Result, evaluate, find, sample
 from recsys.interactions import Histories
 from recsys.pipeline import Context
@@ -239,12 +240,14 @@ def _write(bundle_path: Path, dataset_path: Path, config: EvaluationConfig, outp
         together = replace(config, batch_size=CHUNK)  # only look-ups and baselines are left
         result = evaluate(rankers, dataset, together, None if near is None else near.vectors)
         result = replace(result, config=config)
+        new_items = evaluate_new_items(recommender, bundle_path, dataset, config, result)
         document = report.document(
             result,
             dataset,
             name=bundle_path.name,
             made_from=parents,
             semantic_ids=health(recommender.bundle.catalog.codes),
+            new_items=new_items,
             warnings=warnings,
             weaknesses=_weaknesses(result),
         )

@@ -4,6 +4,7 @@ This package does not import torch.
 """
 
 from recsys.retrieval.item_item import ItemItem as ItemItem
+from recsys.retrieval.later import LaterItems as LaterItems
 from recsys.retrieval.popularity import decayed_counts as decayed_counts
 from recsys.retrieval.reranker import Reranker as Reranker
 from recsys.retrieval.retrieval import Candidates as Candidates
@@ -15,6 +16,7 @@ from recsys.retrieval.vectors import VectorIndex as VectorIndex
 __all__ = [
     "Candidates",
     "ItemItem",
+    "LaterItems",
     "Reranker",
     "Retrieval",
     "SasRec",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -18,14 +19,55 @@ COMMONEST = 5000  # terms of more items are left out: they distinguish little an
 
 
 @dataclass(frozen=True, eq=False)
+class Terms:
+    """Terms with their inverse document frequencies, which weigh the documents of later items.
+
+    Attributes:
+        names: in the order of the columns.
+        idf: (terms,) float32.
+    """
+
+    names: list[str]
+    idf: NDArray[np.float32]
+
+    def __post_init__(self) -> None:
+        if len(self.names) != len(self.idf):
+            raise ValueError(f"{len(self.names)} terms with {len(self.idf)} frequencies")
+
+    def encode(self, documents: list[list[str]]) -> sparse.csr_array:
+        """(n, terms) float32 rows of length 1, or 0."""
+        if not self.names:
+            return sparse.csr_array((len(documents), 0), dtype=np.float32)
+        return sparse.csr_array(self._vectorizer.transform(documents))
+
+    @cached_property
+    def _vectorizer(self) -> Any:
+        vectorizer = _vectorizer(vocabulary=self.names)
+        vectorizer.idf_ = self.idf
+        return vectorizer
+
+
+NO_TERMS = Terms([], np.zeros(0, np.float32))
+
+
+@dataclass(frozen=True, eq=False)
 class ContentIndex:
     """Sparse vectors of items; an item without terms has no neighbours.
 
     Attributes:
         rows: (items, terms) float32 CSR with rows of length 1, or 0.
+        words: terms of titles and texts, which come first.
+        values: terms of attribute values.
     """
 
     rows: sparse.csr_array
+    words: Terms = NO_TERMS
+    values: Terms = NO_TERMS
+
+    def __post_init__(self) -> None:
+        terms = len(self.words.names) + len(self.values.names)
+        if self.rows.shape[1] != terms:
+            raise ValueError(f"content of {self.rows.shape[1]} columns for {terms} terms")
 
     def __len__(self) -> int:
         return int(self.rows.shape[0])
@@ -41,28 +83,33 @@ class ContentIndex:
         Returns:
             None if no term describes several items.
         """
-        from sklearn.feature_extraction.text import TfidfVectorizer
-
-        parts = []
+        parts, terms = [], []
         for documents in (_words(items), _attribute_values(items)):
-            terms = TfidfVectorizer(
-                analyzer=list, min_df=2, max_df=COMMONEST, sublinear_tf=True, dtype=np.float32
-            )
+            vectorizer = _vectorizer(min_df=2, max_df=COMMONEST)
             try:
-                parts.append(terms.fit_transform(documents))
+                parts.append(vectorizer.fit_transform(documents))
             except ValueError:  # no term is left
+                terms.append(NO_TERMS)
                 continue
+            names = vectorizer.get_feature_names_out().tolist()
+            terms.append(Terms(names, np.asarray(vectorizer.idf_, np.float32)))
         if not parts:
             return None
-        return cls(_unit(sparse.csr_array(sparse.hstack(parts, format="csr"))))
+        return cls(unit_rows(sparse.csr_array(sparse.hstack(parts, format="csr"))), *terms)
+
+    def encode(self, items: pa.Table) -> sparse.csr_array:
+        """(n, terms) rows of items that were added later, a table with the same columns."""
+        parts = [self.words.encode(_words(items)), self.values.encode(_attribute_values(items))]
+        return unit_rows(sparse.csr_array(sparse.hstack(parts, format="csr")))
 
     @cached_property
-    def _columns(self) -> sparse.csr_array:
+    def columns(self) -> sparse.csr_array:
+        """(terms, items) the rows transposed."""
         return sparse.csr_array(self.rows.T)
 
     def mean(self, weights: sparse.csr_array) -> sparse.csr_array:
         """(n, terms) unit vectors of weighted sums of items; (n, items) weights."""
-        return _unit(weights @ self.rows)
+        return unit_rows(weights @ self.rows)
 
     def cosines(self, queries: sparse.csr_array, items: NDArray[np.integer]) -> NDArray[np.float32]:
         """(n, c) cosines of unit vectors and items (n, c); 0 for items without terms."""
@@ -81,11 +128,18 @@ class ContentIndex:
         masks: Sequence[NDArray[np.bool_] | None],
     ) -> NDArray[np.int32]:
         """The k items with the largest positive cosine to each query (`VectorIndex.nearest`)."""
-        cosines = (queries @ self._columns).toarray()  # dense, since common terms fill most of it
+        cosines = (queries @ self.columns).toarray()  # dense, since common terms fill most of it
         return best_entries(np.where(cosines > 0, cosines, -np.inf), k, hidden, masks)
 
 
-def _unit(rows: sparse.csr_array) -> sparse.csr_array:
+def _vectorizer(**options: Any) -> Any:
+    from sklearn.feature_extraction.text import TfidfVectorizer
+
+    return TfidfVectorizer(analyzer=list, sublinear_tf=True, dtype=np.float32, **options)
+
+
+def unit_rows(rows: sparse.csr_array) -> sparse.csr_array:
+    """Scale rows to length 1; empty rows stay empty."""
     rows = sparse.csr_array(rows)
     squares = np.add.reduceat(np.append(rows.data**2, 0), rows.indptr[:-1])
     length = np.sqrt(np.where(np.diff(rows.indptr) > 0, squares, 1))

@@ -5,6 +5,9 @@ log-probability. Each number becomes three features: itself, log(1 + rank) among
 candidates, and its distance to the best. The score is linear in the features, and the softmax of
 the scores is the estimated probability that a candidate is the next item (the conditional logit
 of McFadden, 1974). `recsys.training.reranking` fits it on validation users.
+
+An item without training events has no co-occurrence and no popularity. It has further weights: one
+for being new, and one for its rank by each source that knows something of it.
 """
 
 from __future__ import annotations
@@ -28,14 +31,22 @@ COSINES = ("vectors", "last_vectors", "content", "last_content")
 SASREC = "sasrec"
 """Logits of SASRec."""
 TARGET_POPULARITY = "target_popularity"
+RECENT = "recent"
+"""Popularity in the last part of the time that the training events span."""
+NEW = "new"
+"""Whether an item has no training events."""
 SEEN = "seen:"
 """Begins the source of a type of events: how recently the history has such events on the item."""
-SOURCES = (*SHARES, *COSINES, SASREC, POPULARITY, TARGET_POPULARITY, MODEL)
+SOURCES = (*SHARES, *COSINES, SASREC, POPULARITY, RECENT, TARGET_POPULARITY, MODEL)
 FORMS = ("value", "rank", "gap")
+OF_NEW = (*COSINES, SASREC, MODEL)
+"""Sources that know something of items without events."""
 
 
 def names_of(source: str) -> list[str]:
     """Names of the features of a source."""
+    if source == NEW:
+        return [NEW, *(f"{NEW}.{other}" for other in OF_NEW)]
     if _is_plain(source):
         return [source]
     return [f"{source}.{form}" for form in FORMS] + ([f"{source}.missing"] * (source == MODEL))
@@ -43,10 +54,10 @@ def names_of(source: str) -> list[str]:
 
 def _is_plain(source: str) -> bool:
     """Whether the value of a source is its only feature."""
-    return source in (POPULARITY, TARGET_POPULARITY) or source.startswith(SEEN)
+    return source in (POPULARITY, RECENT, TARGET_POPULARITY) or source.startswith(SEEN)
 
 
-FEATURES = frozenset(name for source in SOURCES for name in names_of(source))
+FEATURES = frozenset(name for source in (*SOURCES, NEW) for name in names_of(source))
 
 
 @dataclass(frozen=True)
@@ -80,10 +91,10 @@ class Reranker:
     @property
     def sources(self) -> list[str]:
         """The sources whose features have weight."""
-        used = [name for name, weight in self.weights.items() if weight]
-        return list(
-            dict.fromkeys(n if n.startswith(SEEN) else n.split(".")[0] for n in sorted(used))
-        )
+        used = sorted(name for name, weight in self.weights.items() if weight)
+        found = dict.fromkeys(n if n.startswith(SEEN) else n.split(".")[0] for n in used)
+        found |= dict.fromkeys(n.removeprefix(f"{NEW}.") for n in used if n.startswith(f"{NEW}."))
+        return list(found)
 
     @classmethod
     def of_source(cls, source: str, candidates: int, nodes: int) -> Reranker:
@@ -112,7 +123,11 @@ class Reranker:
         """
         total = np.zeros(there.shape)
         for source in self.sources:
-            for name, feature in features_of(source, values[source], there).items():
+            if source == NEW:
+                features = new_features(values, there, self.sources)
+            else:
+                features = features_of(source, values[source], there)
+            for name, feature in features.items():
                 if weight := self.weights.get(name, 0.0):
                     total += weight * feature
         total = np.where(there, total, -np.inf)
@@ -133,6 +148,21 @@ def feature_matrix(
     for source in sources:
         found |= features_of(source, values[source], there)
     return list(found), np.stack(list(found.values()), axis=-1).astype(np.float32)
+
+
+def new_features(
+    values: Mapping[str, NDArray[np.floating[Any]]],
+    there: NDArray[np.bool_],
+    sources: Sequence[str],
+) -> dict[str, NDArray[np.float64]]:
+    """Feature -> (n, w): 1 for new items, and log(1 + rank) of these by some sources."""
+    new = there & (values[NEW] > 0)
+    found = {NEW: new.astype(np.float64)}
+    for source in OF_NEW:
+        if source in sources:
+            rank = features_of(source, values[source], there)[f"{source}.rank"]
+            found[f"{NEW}.{source}"] = np.where(new, rank, 0)
+    return found
 
 
 def features_of(

@@ -8,7 +8,8 @@ probabilities are
 
 The evidence is from a directional item-item model, popularity is smoothed by one event per item,
 and s is the smoothing; without any evidence, p is the popularity. Items are dense items of the
-catalog that it was fitted on; later items have no evidence and no events.
+catalog that it was fitted on. Later items have no evidence and no events; they are proposed and
+ranked by their content (`recsys.retrieval.later`).
 """
 
 from __future__ import annotations
@@ -16,25 +17,28 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 from scipy import sparse
 
 from recsys.errors import ArtifactError
 from recsys.interactions import Behaviour, Histories
-from recsys.retrieval.content import ContentIndex
+from recsys.retrieval.content import ContentIndex, Terms, unit_rows
 from recsys.retrieval.event_types import SEEN_DECAY, EventTypes
 from recsys.retrieval.files import read_array, read_matrix, save_matrix
 from recsys.retrieval.item_item import ItemItem, best_items, best_of, decayed
+from recsys.retrieval.later import LaterItems, describe
 from recsys.retrieval.reranker import (
-    COSINES,
     MODEL,
+    NEW,
     POPULARITY,
+    RECENT,
     SASREC,
     SEEN,
     SOURCES,
@@ -47,8 +51,10 @@ from recsys.retrieval.vectors import VectorIndex, best_entries, product
 
 SETTINGS, COUNTS = "retrieval.json", "popularity.npy"
 VECTORS = "vectors.npy"
-FORMAT = 2  # of the files; 1 had a blend of three numbers
+FORMAT = 3  # of the files; 1 had a blend of three numbers, 2 no terms of the content
 TARGET_COUNTS = "target_popularity.npy"
+RECENT_COUNTS = "recent_popularity.npy"
+WORDS, VALUES = "words", "values"  # parts of the content
 # Stems of sparse matrices:
 ITEM_ITEM, NEIGHBORS, CONTENT, TO_TARGETS = "item_item", "neighbors", "content", "to_targets"
 
@@ -76,11 +82,14 @@ class Evidence:
 
     Attributes:
         retrieval: the fitted parts.
-        histories: n sequences, oldest first; items beyond the catalog are skipped.
+        histories: n sequences, oldest first. Items beyond the catalog count for content alone, and
+            only if they are among the later items.
+        later: the items that follow those of the catalog, if anything is known of them.
     """
 
     retrieval: Retrieval
     histories: Histories
+    later: LaterItems | None = None
 
     @cached_property
     def recency(self) -> sparse.csr_array:
@@ -135,8 +144,24 @@ class Evidence:
     @cached_property
     def content(self) -> sparse.csr_array:
         """(n, terms) unit vectors of the contents of the histories."""
-        assert self.retrieval.content is not None  # noqa: S101 - the caller has looked
-        return self.retrieval.content.mean(self.recency)
+        return self._content(self.histories, self.recency, self.retrieval.item_item.decay)
+
+    @cached_property
+    def last_content(self) -> sparse.csr_array:
+        """(n, terms) unit vectors of the contents of the last items."""
+        return self._content(self.histories.last, self.last, 1.0)
+
+    def _content(
+        self, histories: Histories, recency: sparse.csr_array, decay: float
+    ) -> sparse.csr_array:
+        """Unit vectors of histories whose items of the catalog are summed in `recency`."""
+        retrieval, later = self.retrieval, self.later
+        assert retrieval.content is not None  # noqa: S101 - the caller has looked
+        size = len(retrieval)
+        if later is None or not (histories.items >= size).any():
+            return retrieval.content.mean(recency)
+        whole = decayed(histories, size + len(later), decay)[:, size:]
+        return unit_rows(recency @ retrieval.content.rows + whole @ later.content)
 
 
 @dataclass(frozen=True, eq=False)
@@ -152,6 +177,7 @@ class Retrieval:
         neighbors: scores by common users (item-kNN), or None.
         sasrec: a SASRec of the same items, or None. It is stored elsewhere in a bundle.
         types: what is known from the types of events; None without types.
+        recent: (items,) float64 training events that are much decayed; None without times.
         reranker: how to rank with the model, or None.
         fitted_on: `digest` of the histories that it was fitted on; None if unknown.
     """
@@ -164,6 +190,7 @@ class Retrieval:
     neighbors: ItemItem | None = None
     sasrec: SasRec | None = None
     types: EventTypes | None = None
+    recent: NDArray[np.float64] | None = None
     reranker: Reranker | None = None
     fitted_on: str | None = None
 
@@ -171,7 +198,7 @@ class Retrieval:
         if not 0 < self.smoothing <= 1:
             raise ValueError(f"smoothing must lie in (0, 1], got {self.smoothing}")
         shapes = {"item_item": self.item_item.weights.shape[0]}
-        for name in ("vectors", "content", "neighbors", "sasrec", "types"):
+        for name in ("vectors", "content", "neighbors", "sasrec", "types", "recent"):
             if (part := getattr(self, name)) is not None:
                 shapes[name] = len(part)
         for name, size in shapes.items():
@@ -188,6 +215,7 @@ class Retrieval:
             "neighbors": self.neighbors,
             "to_targets": self.types,
             TARGET_POPULARITY: self.types,
+            RECENT: self.recent,
             "vectors": self.vectors,
             "last_vectors": self.vectors,
             "content": self.content,
@@ -207,6 +235,12 @@ class Retrieval:
     def _order(self) -> NDArray[np.int64]:
         """Items by descending popularity; ties by item."""
         return np.argsort(-self.counts, kind="stable")
+
+    @cached_property
+    def _recent_order(self) -> NDArray[np.int64]:
+        """Items by descending recent popularity; ties by item."""
+        assert self.recent is not None  # noqa: S101 - the caller has looked
+        return np.argsort(-self.recent, kind="stable")
 
     def candidates(
         self,
@@ -234,7 +268,7 @@ class Retrieval:
         likely = sparse.csr_array((probs, shares.indices, shares.indptr), shape=shares.shape)
         items = np.full((n, 2 * k), -1, np.int32)
         items[:, :k] = best_items(likely, k, hidden, masks)
-        popular = self._popular(n, k, hidden, masks)
+        popular = self._popular(n, k, self._order, hidden, masks)
         again = (popular[:, :, None] == items[:, None, :k]).any(-1)
         items[:, k:] = np.where(again, -1, popular)
         share = look_up(shares, items)
@@ -268,16 +302,19 @@ class Retrieval:
         *,
         excluded: Histories | None = None,
         allowed: Sequence[NDArray[np.bool_] | None] | None = None,
+        later: LaterItems | None = None,
     ) -> Candidates:
         """Items for the reranker: those of `candidates`, then k/2 of each further source.
 
         These are the items with the most evidence given the last item and by common users, the
-        nearest by content and by SASRec (or by vectors without one), and k/4 popular items.
+        nearest by content and by SASRec (or by vectors without one), and k/4 popular items (and k/4
+        recently popular ones, if times are known). Of the
+        `later` items, which `allowed` then includes, it is the nearest by content and by SASRec.
         """
         first = self.candidates(histories, k, exclude_seen, excluded=excluded, allowed=allowed)
         hidden, masks = self._limits(histories, exclude_seen, excluded, allowed)
         limits = (-(-k // 2), hidden, masks)
-        evidence = first.evidence
+        evidence = Evidence(self, histories, later)
         found = [first.items, best_items(evidence.last_shares, *limits)]
         if self.neighbors is not None:
             found.append(best_items(evidence.common, *limits))
@@ -292,14 +329,98 @@ class Retrieval:
             found.append(best_entries(logits, *limits))
         elif self.vectors is not None:  # they would mostly repeat what SASRec proposes
             found.append(self.vectors.nearest(evidence.vectors, *limits))
-        found.append(self._popular(len(histories), k // 4, hidden, masks))
+        orders = [self._order] + ([] if self.recent is None else [self._recent_order])
+        few = [self._popular(len(histories), k // 4, order, hidden, masks) for order in orders]
+        popular = np.concatenate(few, axis=1)
+        found.append(popular)
+        if later is not None and len(later):
+            found += self._nearest_later(evidence, later, k, exclude_seen, excluded, allowed)
         items = without_repeats(np.concatenate(found, axis=1))
         log_probs = np.where(items >= 0, self.log_prob(evidence, items), -np.inf)
-        popular = found[-1]
         supported = (look_up(evidence.shares, items) > 0) | ~(
             items[:, :, None] == popular[:, None]
         ).any(-1)
         return Candidates(items, log_probs.astype(np.float32), supported, evidence)
+
+    def _nearest_later(
+        self,
+        evidence: Evidence,
+        later: LaterItems,
+        k: int,
+        exclude_seen: bool,
+        excluded: Histories | None,
+        allowed: Sequence[NDArray[np.bool_] | None] | None,
+    ) -> list[NDArray[np.int32]]:
+        """(n, k/2) later items with the nearest content, and as many by SASRec or by vectors."""
+        size, width = len(self), -(-k // 2)
+        pairs, masks = self._limits(
+            evidence.histories, exclude_seen, excluded, allowed, size + len(later)
+        )
+        row, item = np.divmod(pairs, size + len(later))
+        hidden = (row * len(later) + item - size)[item >= size]
+        own = [None if mask is None else mask[size:] for mask in masks]
+        cosines = (evidence.content @ later.content.T).toarray()
+        scores = [np.where(cosines > 0, cosines, -np.inf)]
+        if self.sasrec is not None and later.sasrec is not None:
+            logits = product(evidence.states, np.nan_to_num(later.sasrec))
+            known = np.any(evidence.states != 0, axis=1, keepdims=True)
+            known = known & ~np.isnan(later.sasrec[:, 0])
+            scores.append(np.where(known, logits, -np.inf))
+        elif self.vectors is not None and later.vectors is not None:
+            cosines = product(evidence.vectors, later.vectors)
+            scores.append(np.where(cosines > 0, cosines, -np.inf))
+        found = [best_entries(s.astype(np.float32), width, hidden, own) for s in scores]
+        return [np.where(f >= 0, f + size, -1).astype(np.int32) for f in found]
+
+    def describe(self, items: pa.Table) -> LaterItems | None:
+        """What is known of items that are added later, a table with the columns of the catalog.
+
+        None without content.
+        """
+        if self.content is None:
+            return None
+        return describe(
+            self.content.encode(items),
+            self.content.columns,
+            None if self.vectors is None else self.vectors.vectors,
+            None if self.sasrec is None else self.sasrec.vectors,
+        )
+
+    def without(self, items: NDArray[np.integer]) -> Retrieval:
+        """The same as if these items had never been in the catalog; their rows are empty."""
+        there = np.ones(len(self), np.float32)
+        there[items] = 0
+        keep = sparse.diags_array(there, format="csr")
+
+        def blanked(model: ItemItem) -> ItemItem:
+            weights = sparse.csr_array(keep @ model.weights @ keep)
+            weights.eliminate_zeros()
+            return replace(model, weights=weights.astype(np.float32))
+
+        types, content = self.types, self.content
+        if types is not None:
+            to_targets = blanked(types.to_targets)
+            types = replace(types, to_targets=to_targets, counts=types.counts * there)
+        if content is not None:
+            rows = sparse.csr_array(keep @ content.rows)
+            rows.eliminate_zeros()
+            content = replace(content, rows=rows)
+        vectors, sasrec = self.vectors, self.sasrec
+        if vectors is not None:
+            vectors = VectorIndex(vectors.vectors * there[:, None])
+        if sasrec is not None:
+            sasrec = sasrec.without(items)
+        return replace(
+            self,
+            item_item=blanked(self.item_item),
+            counts=self.counts * there,
+            vectors=vectors,
+            content=content,
+            neighbors=None if self.neighbors is None else blanked(self.neighbors),
+            sasrec=sasrec,
+            types=types,
+            recent=None if self.recent is None else self.recent * there,
+        )
 
     def values(
         self, evidence: Evidence, items: NDArray[np.integer], sources: Sequence[str]
@@ -312,43 +433,64 @@ class Retrieval:
             sources: the sources that are wanted; the model is left out.
 
         Returns:
-            source -> (n, c) values. Items beyond the catalog, such as those that were added later,
-            have no evidence and no events (0), and no vector: their cosines and logits are NaN. A
+            source -> (n, c) values. Later items have no evidence and no events (0). Their cosines
+            and logits are those of `Evidence.later`, and NaN where nothing is known of them. A
             source that this retrieval does not have is NaN everywhere.
         """
         inside = (items >= 0) & (items < len(self))
         known = np.where(inside, items, len(self))
+        counts, later = np.append(self.counts, 0.0), evidence.later
         compute: dict[str, Callable[[], NDArray[Any]]] = {
             "item_item": lambda: look_up(evidence.shares, known),
             "last_item": lambda: look_up(evidence.last_shares, known),
-            POPULARITY: lambda: np.log1p(np.append(self.counts, 0.0)[known]),
+            POPULARITY: lambda: np.log1p(counts[known]),
+            NEW: lambda: counts[known] == 0,
         }
         if self.neighbors is not None:
             compute["neighbors"] = lambda: look_up(evidence.common, known)
+        if (recent := self.recent) is not None:
+            compute[RECENT] = lambda: np.log1p(np.append(recent, 0.0)[known])
         if (types := self.types) is not None:
             compute["to_targets"] = lambda: look_up(evidence.to_targets, known)
             compute[TARGET_POPULARITY] = lambda: np.log1p(np.append(types.counts, 0.0)[known])
             for name in types.numbers:
                 compute[f"{SEEN}{name}"] = partial(_seen, types, evidence.histories, name, known)
         if (vectors := self.vectors) is not None:
-            compute["vectors"] = lambda: vectors.cosines(evidence.vectors, items)
-            compute["last_vectors"] = lambda: vectors.cosines(vectors.mean(evidence.last), items)
+            rows = None if later is None else later.vectors
+            near = partial(self._of_both, items=items, fitted=vectors.vectors, later=rows)
+            compute["vectors"] = lambda: near(evidence.vectors)
+            compute["last_vectors"] = lambda: near(vectors.mean(evidence.last))
         if (content := self.content) is not None:
-            compute["content"] = lambda: content.cosines(evidence.content, items)
-            compute["last_content"] = lambda: content.cosines(content.mean(evidence.last), items)
+            alike = partial(_content_cosines, content, later, items)
+            compute["content"] = lambda: alike(evidence.content)
+            compute["last_content"] = lambda: alike(evidence.last_content)
         if (sasrec := self.sasrec) is not None:
-            compute[SASREC] = lambda: np.einsum(
-                "nd,ncd->nc", evidence.states, sasrec.vectors[np.where(inside, items, 0)]
-            )
+            rows = None if later is None else later.sasrec
+            compute[SASREC] = partial(self._of_both, evidence.states, items, sasrec.vectors, rows)
         found = {}
         for source in sources:
             if source in compute:
-                values = compute[source]().astype(np.float64)
-                needs_vector = source in (*COSINES, SASREC)
-                found[source] = np.where(inside, values, np.nan) if needs_vector else values
+                found[source] = compute[source]().astype(np.float64)
             elif source != MODEL:
                 found[source] = np.full(items.shape, np.nan)
         return found
+
+    def _of_both(
+        self,
+        queries: NDArray[np.float32],
+        items: NDArray[np.integer],
+        fitted: NDArray[np.float32],
+        later: NDArray[np.float32] | None,
+    ) -> NDArray[np.float32]:
+        """(n, c) products of (n, D) queries and the items' vectors; NaN for items without any."""
+        inside = (items >= 0) & (items < len(self))
+        found = np.einsum("nd,ncd->nc", queries, fitted[np.where(inside, items, 0)])
+        found = np.where(inside, found, np.float32(np.nan))
+        if later is not None:
+            row, place = np.nonzero((items >= len(self)) & (items < len(self) + len(later)))
+            theirs = later[items[row, place] - len(self)]
+            found[row, place] = np.einsum("md,md->m", queries[row], theirs)
+        return np.asarray(found)
 
     def popular(self, k: int) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
         """The k items with the most events and their log-probabilities."""
@@ -430,7 +572,14 @@ class Retrieval:
             save_matrix(folder, NEIGHBORS, self.neighbors.weights)
         if self.content is not None:
             save_matrix(folder, CONTENT, self.content.rows)
+            for name in (WORDS, VALUES):
+                terms = getattr(self.content, name)
+                text = json.dumps(terms.names, ensure_ascii=False)
+                (folder / f"{CONTENT}.{name}.json").write_text(text + "\n", encoding="utf-8")
+                np.save(folder / f"{CONTENT}.{name}.npy", terms.idf, allow_pickle=False)
         np.save(folder / COUNTS, self.counts, allow_pickle=False)
+        if self.recent is not None:
+            np.save(folder / RECENT_COUNTS, self.recent, allow_pickle=False)
         if self.types is not None:
             save_matrix(folder, TO_TARGETS, self.types.to_targets.weights)
             np.save(folder / TARGET_COUNTS, self.types.counts, allow_pickle=False)
@@ -471,13 +620,17 @@ class Retrieval:
         try:
             weights = read_matrix(folder, ITEM_ITEM)
             vectors, size = folder / VECTORS, weights.shape[0]
+            recent = folder / RECENT_COUNTS
             reranker, neighbors, content = settings["reranker"], None, None
             if settings["neighbors_decay"] is not None:
                 decay = float(settings["neighbors_decay"])
                 neighbors = ItemItem(read_matrix(folder, NEIGHBORS), decay)
             if settings["terms"] is not None:
                 shape = size, settings["terms"]
-                content = ContentIndex(read_matrix(folder, CONTENT, shape, -np.inf))
+                content = ContentIndex(
+                    read_matrix(folder, CONTENT, shape, -np.inf),
+                    *(_read_terms(folder, name) for name in (WORDS, VALUES)),
+                )
             types = None
             if settings["behaviours"]:
                 types = EventTypes(
@@ -493,6 +646,7 @@ class Retrieval:
                 content,
                 neighbors,
                 types=types,
+                recent=read_array(recent, least=0) if recent.is_file() else None,
                 reranker=None if reranker is None else Reranker(**reranker),
                 fitted_on=settings.get("fitted_on"),
             )
@@ -505,12 +659,17 @@ class Retrieval:
         exclude_seen: bool,
         excluded: Histories | None,
         allowed: Sequence[NDArray[np.bool_] | None] | None,
+        size: int | None = None,
     ) -> tuple[NDArray[np.int64], list[NDArray[np.bool_] | None]]:
-        """What `candidates` must leave out: pairs (see `pairs_of`), and a mask for each history."""
+        """What must be left out of the first `size` items, by default those of the catalog.
+
+        Pairs (see `pairs_of`), and a mask for each history.
+        """
+        size = len(self) if size is None else size
         left_out = [] if excluded is None else [excluded]
         left_out += [histories.only_seen] if exclude_seen else []
-        masks: list[NDArray[np.bool_] | None] = [None] * len(histories)
-        return pairs_of(left_out, len(self)), masks if allowed is None else list(allowed)
+        masks: Sequence[NDArray[np.bool_] | None] = allowed or [None] * len(histories)
+        return pairs_of(left_out, size), [None if mask is None else mask[:size] for mask in masks]
 
     def _mixed(
         self,
@@ -526,17 +685,18 @@ class Retrieval:
         self,
         n: int,
         k: int,
+        order: NDArray[np.int64],
         hidden: NDArray[np.int64],
         masks: Sequence[NDArray[np.bool_] | None],
     ) -> NDArray[np.int32]:
-        """(n, k) most popular items that the masks allow, without the pairs of `hidden`."""
+        """(n, k) first items of an order that the masks allow, without the pairs of `hidden`."""
         size = len(self)
         most = int(np.bincount(hidden // size, minlength=1).max()) if len(hidden) else 0
         first = np.full((n, min(size, k + most)), size, np.int64)
-        first[:] = self._order[: first.shape[1]]
+        first[:] = order[: first.shape[1]]
         for i, mask in enumerate(masks):
             if mask is not None:
-                allowed = self._most_popular_of(mask, first.shape[1])
+                allowed = _first_of(order, mask, first.shape[1])
                 first[i] = size
                 first[i, : len(allowed)] = allowed
         free = (first < size) & ~np.isin(np.arange(n)[:, None] * size + first, hidden)
@@ -546,14 +706,20 @@ class Retrieval:
         found[:, : place.shape[1]] = np.where(there, np.take_along_axis(first, place, axis=1), -1)
         return found
 
-    def _most_popular_of(self, mask: NDArray[np.bool_], k: int) -> NDArray[np.int64]:
-        """At most k items that a mask allows, best first; stops as soon as they are found."""
-        found, count, start, stop = [self._order[:0]], 0, 0, 2 * k
-        while count < k and start < len(self):
-            some = self._order[start:stop]
-            found.append(some[mask[some]])
-            count, start, stop = count + len(found[-1]), stop, 2 * stop
-        return np.concatenate(found)[:k]
+
+def _first_of(order: NDArray[np.int64], mask: NDArray[np.bool_], k: int) -> NDArray[np.int64]:
+    """The first k items of an order that a mask allows; stops as soon as they are found."""
+    found, count, start, stop = [order[:0]], 0, 0, 2 * k
+    while count < k and start < len(order):
+        some = order[start:stop]
+        found.append(some[mask[some]])
+        count, start, stop = count + len(found[-1]), stop, 2 * stop
+    return np.concatenate(found)[:k]
+
+
+def _read_terms(folder: Path, name: str) -> Terms:
+    names = json.loads((folder / f"{CONTENT}.{name}.json").read_text(encoding="utf-8"))
+    return Terms(names, read_array(folder / f"{CONTENT}.{name}.npy"))
 
 
 def digest(histories: Histories) -> str:
@@ -570,6 +736,22 @@ def _seen(
     recency = types.recency(histories, name)
     recency.sort_indices()
     return look_up(recency, items)
+
+
+def _content_cosines(
+    content: ContentIndex,
+    later: LaterItems | None,
+    items: NDArray[np.integer],
+    queries: sparse.csr_array,
+) -> NDArray[np.float32]:
+    """(n, c) cosines of (n, terms) queries and items; NaN for items without any row."""
+    inside = (items >= 0) & (items < len(content))
+    found = np.where(inside, content.cosines(queries, items), np.float32(np.nan))
+    if later is not None:
+        row, place = np.nonzero((items >= len(content)) & (items < len(content) + len(later)))
+        theirs = later.content[items[row, place] - len(content)]
+        found[row, place] = theirs.multiply(queries[row]).sum(axis=1)
+    return np.asarray(found)
 
 
 def _any(shares: sparse.csr_array) -> NDArray[np.bool_]:

@@ -11,7 +11,7 @@ Items are dense items of the catalog that the model was trained on.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -56,6 +56,12 @@ class SasRec:
     @cached_property
     def _layers(self) -> int:
         return len({name.split(".")[1] for name in self.weights if name.startswith("layers.")})
+
+    def without(self, items: NDArray[np.integer]) -> SasRec:
+        """The same with item vectors of 0 for these items."""
+        vectors = self.vectors.copy()
+        vectors[items] = 0
+        return replace(self, weights={**self.weights, ITEMS: vectors})
 
     def states(self, histories: Histories) -> NDArray[np.float32]:
         """(n, D) last states; 0 for a history without a known item.

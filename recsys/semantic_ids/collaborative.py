@@ -9,6 +9,8 @@ from scipy import sparse
 from recsys.interactions import Histories
 from recsys.semantic_ids.words import truncated_svd, unit_rows
 
+FOLDS = 5  # of the items, for predictions of their own features
+
 
 def ppmi_block(
     histories: Histories, num_items: int, window: int, dim: int, seed: int
@@ -41,30 +43,37 @@ def sasrec_block(histories: Histories, vectors: NDArray[np.float32]) -> NDArray[
     return np.where(seen[:, None], unit_rows(centred), np.float32(0))
 
 
-def fill_unseen(
-    collaborative: NDArray[np.float32], content: NDArray[np.floating]
-) -> NDArray[np.float32]:
-    """Fill the zero rows of (items, D) features by ridge regression on (items, F) content.
+def predict(
+    collaborative: NDArray[np.float32], content: sparse.csr_array
+) -> tuple[NDArray[np.float32], NDArray[np.float64]]:
+    """Collaborative features as content predicts them, by ridge regression.
 
-    Zero rows, of items without co-occurrence, would put all new items together, far from similar
-    items. Predictions are short where content has little information; rows without any stay zero.
+    A known item is predicted without the items of its fold, so that predictions are as good for
+    known items as for new ones. Rows have length 1, since short vectors lie between the codes.
+
+    Args:
+        collaborative: (items, D); rows of zeros for items never seen.
+        content: (items, F) terms of the items.
+
+    Returns:
+        (items, D) predictions, zeros for items without content; and the (F, D) regression on all
+        items, for new ones.
     """
-    unseen = ~collaborative.any(axis=1) & content.any(axis=1)
-    if not unseen.any():
-        return collaborative
-    out = collaborative.copy()
-    out[unseen] = content[unseen] @ predict_from(collaborative, content)
-    return out
+    known = collaborative.any(axis=1) & (np.diff(content.indptr) > 0)
+    regression = _ridge(collaborative[known], content[known])
+    found = content @ regression
+    fold = np.random.default_rng(0).permutation(len(known)) % FOLDS
+    for number in range(FOLDS):
+        own, others = known & (fold == number), known & (fold != number)
+        found[own] = content[own] @ _ridge(collaborative[others], content[others])
+    return unit_rows(found), regression
 
 
-def predict_from(
-    collaborative: NDArray[np.float32], content: NDArray[np.floating]
-) -> NDArray[np.float64]:
-    """(F, D) ridge regression of collaborative features on content, over items with both."""
-    both = collaborative.any(axis=1) & content.any(axis=1)
-    x = content[both].astype(np.float64)
-    gram = x.T @ x + np.eye(x.shape[1])
-    return np.asarray(np.linalg.solve(gram, x.T @ collaborative[both]))
+def _ridge(collaborative: NDArray[np.float32], content: sparse.csr_array) -> NDArray[np.float64]:
+    """(F, D) ridge regression of (n, D) features on (n, F) content."""
+    content = content.astype(np.float64)
+    gram = (content.T @ content).toarray() + np.eye(content.shape[1])
+    return np.asarray(np.linalg.solve(gram, content.T @ collaborative.astype(np.float64)))
 
 
 def _cooccurrence(histories: Histories, num_items: int, window: int) -> sparse.csr_array:

@@ -23,6 +23,7 @@ from recsys.semantic_ids.quantizer import Quantizer, decode, squared_distances
 from recsys.semantic_ids.words import Words
 
 FILE = "encoder.json"
+PLACED = "placed.npy"  # (items, L) codes that the fitted items would get if they were new
 
 
 class ItemEncoder:

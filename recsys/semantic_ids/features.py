@@ -6,18 +6,19 @@ so a squared distance is a weighted sum of the blocks' distances. Blocks without
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
+from scipy import sparse
 
 from recsys.dataset import AVAILABILITY, ITEM_COLUMNS
 from recsys.errors import ConfigError, DataError
 from recsys.interactions import Histories
-from recsys.semantic_ids.collaborative import fill_unseen, ppmi_block, predict_from, sasrec_block
+from recsys.semantic_ids.collaborative import ppmi_block, predict, sasrec_block
 from recsys.semantic_ids.settings import FeatureConfig
 from recsys.semantic_ids.words import Words, fit_words, unit_rows
 
@@ -30,11 +31,14 @@ class Features:
         matrix: (items, D) float32.
         blocks: name -> number of columns, in their order.
         encoder: encodes other items; None if texts are encoded by a model, which is not stored.
+        as_new: (items, D) what the encoder would make of each item if it were new: the
+            collaborative features are predictions without the item. None without content.
     """
 
     matrix: NDArray[np.float32]
     blocks: dict[str, int]
     encoder: FeatureEncoder | None = None
+    as_new: NDArray[np.float32] | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,7 +56,7 @@ class FeatureEncoder:
         values: TF-IDF of the attribute values, or None.
         numbers: numeric attribute -> mean and standard deviation.
         columns: attributes in use, in order.
-        prediction: (F, D) regression of collaborative features on text and attributes.
+        prediction: (F, D) regression of collaborative features on terms of text and attributes.
     """
 
     blocks: dict[str, int]
@@ -80,10 +84,29 @@ class FeatureEncoder:
             block = _attribute_rows(columns, self.numbers, values)
             parts["attributes"] = self.weights["attributes"] * block
         if "collaborative" in self.blocks:
-            content = np.concatenate([np.zeros((items.num_rows, 0)), *parts.values()], axis=1)
-            predicted = unit_rows(content @ self.prediction)
-            parts["collaborative"] = self.weights["collaborative"] * predicted
+            predicted = unit_rows(self.terms(items) @ self.prediction)
+            for name in ("collaborative", "predicted"):
+                if name in self.blocks:
+                    parts[name] = self.weights[name] * predicted
         return np.concatenate(list(parts.values()), axis=1).astype(np.float32)
+
+    def terms(self, items: pa.Table) -> sparse.csr_array:
+        """(n, F) what collaborative features are predicted from: terms, numbers, embeddings.
+
+        Unlike the blocks, terms are not reduced: a brand of three items says much about them.
+        """
+        parts = [sparse.csr_array((items.num_rows, 0))]
+        if "text" in self.blocks and self.words is not None:
+            parts.append(self.words.common(_texts(items)))
+        elif "text" in self.blocks and self.embedding_column is not None:
+            rows = unit_rows(_embedding_column(items, self.embedding_column))
+            parts.append(sparse.csr_array(rows))
+        if "attributes" in self.blocks:
+            columns = items.select(self.columns)
+            if self.values is not None:
+                parts.append(self.values.common(_values(columns, self.numbers)))
+            parts.append(sparse.csr_array(_attribute_rows(columns, self.numbers, None)))
+        return sparse.csr_array(sparse.hstack(parts, format="csr"))
 
 
 def build_features(
@@ -106,6 +129,48 @@ def build_features(
         ConfigError: a missing model folder or embedding column.
         DataError: there is no data for any block.
     """
+    blocks, encoder = _fit_content(items, config, seed)
+    has_model = "text" in blocks and encoder.words is None and config.embedding_column is None
+    as_new = dict(blocks)
+    if config.collaborative_weight > 0:
+        block = _collaborative(items, histories, config, vectors, seed)
+        terms = encoder.terms(items)
+        if has_model:
+            rows = sparse.csr_array(blocks["text"] / config.text_weight)
+            terms = sparse.csr_array(sparse.hstack([rows, terms], format="csr"))
+        predicted, prediction = predict(block, terms)
+        encoder = replace(encoder, prediction=prediction)
+        # Zeros would put all unseen items together, far from similar items.
+        unseen = ~block.any(axis=1)
+        block[unseen] = predicted[unseen]
+        blocks["collaborative"] = config.collaborative_weight * block
+        as_new["collaborative"] = config.collaborative_weight * predicted
+        blocks["predicted"] = as_new["predicted"] = config.predicted_weight * predicted
+    blocks = {name: block for name, block in blocks.items() if block.any()}
+    if not blocks:
+        raise DataError(
+            "items have no text, no attributes and no co-occurrence in training, so there is "
+            "nothing to make semantic IDs of; add texts or attributes to the items"
+        )
+    matrix = _side_by_side([blocks[name] for name in blocks])
+    sizes = {name: block.shape[1] for name, block in blocks.items()}
+    if has_model:
+        return Features(matrix, sizes)
+    weights = {name: float(getattr(config, f"{_WEIGHTS[name]}_weight")) for name in blocks}
+    encoder = replace(encoder, blocks=sizes, weights=weights)
+    has_content = bool({"text", "attributes"} & set(blocks))
+    new = _side_by_side([as_new[name] for name in blocks]) if has_content else None
+    return Features(matrix, sizes, encoder, new)
+
+
+def _side_by_side(blocks: list[NDArray[np.float32]]) -> NDArray[np.float32]:
+    return np.concatenate(blocks, axis=1).astype(np.float32)
+
+
+def _fit_content(
+    items: pa.Table, config: FeatureConfig, seed: int
+) -> tuple[dict[str, NDArray[np.float32]], FeatureEncoder]:
+    """The blocks that do not depend on events, without empty ones, and their encoder."""
     blocks: dict[str, NDArray[np.float32]] = {}
     words = values = None
     numbers: dict[str, tuple[float, float]] = {}
@@ -119,36 +184,18 @@ def build_features(
         blocks["attributes"] = config.attribute_weight * block
     # An empty block does not take part in the prediction either.
     blocks = {name: block for name, block in blocks.items() if block.any()}
-    prediction = np.zeros((0, 0))
-    if config.collaborative_weight > 0:
-        block = _collaborative(items, histories, config, vectors, seed)
-        content = np.concatenate([np.zeros((items.num_rows, 0)), *blocks.values()], axis=1)
-        prediction = predict_from(block, content)
-        blocks["collaborative"] = config.collaborative_weight * fill_unseen(block, content)
-        blocks = {name: block for name, block in blocks.items() if block.any()}
-    if not blocks:
-        raise DataError(
-            "items have no text, no attributes and no co-occurrence in training, so there is "
-            "nothing to make semantic IDs of; add texts or attributes to the items"
-        )
-    matrix = np.concatenate(list(blocks.values()), axis=1).astype(np.float32)
     sizes = {name: block.shape[1] for name, block in blocks.items()}
-    weights = {name: float(getattr(config, f"{_WEIGHTS[name]}_weight")) for name in blocks}
-    encoder = FeatureEncoder(
-        sizes,
-        weights,
-        config.embedding_column,
-        words,
-        values,
-        numbers,
-        columns.column_names,
-        prediction,
-    )
-    own = config.text_model is None or config.embedding_column is not None or "text" not in blocks
-    return Features(matrix, sizes, encoder if own else None)
+    column, names = config.embedding_column, columns.column_names
+    no = np.zeros((0, 0))
+    return blocks, FeatureEncoder(sizes, {}, column, words, values, numbers, names, no)
 
 
-_WEIGHTS = {"text": "text", "attributes": "attribute", "collaborative": "collaborative"}
+_WEIGHTS = {
+    "text": "text",
+    "attributes": "attribute",
+    "collaborative": "collaborative",
+    "predicted": "predicted",
+}
 
 
 def _collaborative(

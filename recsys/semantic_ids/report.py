@@ -52,6 +52,24 @@ def health(codes: NDArray[np.integer], codebook_size: int | None = None) -> dict
     }
 
 
+def agreement(placed: NDArray[np.integer], codes: NDArray[np.integer]) -> dict[str, float]:
+    """How often the first code by which items would be placed is their own.
+
+    Args:
+        placed: (n, L) codes that items would get if they were new.
+        codes: (n, L) their own.
+
+    Returns:
+        `first_code`, the share of the items; `by_chance`, that of two items drawn at random.
+    """
+    share = np.bincount(codes[:, 0]) / len(codes)
+    found = {
+        "first_code": float((placed[:, 0] == codes[:, 0]).mean()),
+        "by_chance": float((share**2).sum()),
+    }
+    return {key: round(value, 4) for key, value in found.items()}
+
+
 def reconstruction_error(
     quantizer: Quantizer, features: NDArray[np.float32], codes: NDArray[np.integer]
 ) -> float:

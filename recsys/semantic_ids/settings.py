@@ -24,6 +24,8 @@ class FeatureConfig:
         window: items at most this far apart in a history co-occur.
         attribute_weight: weight of the attribute columns.
         attribute_dim: dimensions of the TF-IDF of attribute values to keep.
+        predicted_weight: weight of the collaborative features as content predicts them. They are
+            all that is known of the collaborative features of a new item.
     """
 
     text_weight: float = 1.0
@@ -36,6 +38,7 @@ class FeatureConfig:
     window: int = 10
     attribute_weight: float = 0.5
     attribute_dim: int = 64
+    predicted_weight: float = 0.0
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,8 @@ from numpy.typing import NDArray
 from scipy import sparse
 from scipy.sparse.linalg import svds
 
+COMMON = 4096  # terms from which features of items are predicted
+
 
 @dataclass(frozen=True, eq=False)
 class Words:
@@ -31,8 +33,14 @@ class Words:
 
     def encode(self, documents: list[str] | list[list[str]]) -> NDArray[np.float32]:
         """(n, D) rows of length 1; zero for documents without a known term."""
-        weights = self._vectorizer.transform(documents)
-        return unit_rows(np.asarray(weights @ self.projection))
+        return unit_rows(np.asarray(self._weights(documents) @ self.projection))
+
+    def common(self, documents: list[str] | list[list[str]]) -> sparse.csr_array:
+        """(n, <=COMMON) weights of the commonest terms of documents."""
+        return self._weights(documents)[:, np.argsort(self.idf, kind="stable")[:COMMON]]
+
+    def _weights(self, documents: list[str] | list[list[str]]) -> sparse.csr_array:
+        return sparse.csr_array(self._vectorizer.transform(documents))
 
     @cached_property
     def _vectorizer(self) -> Any:

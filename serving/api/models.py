@@ -5,9 +5,10 @@ from typing import Annotated
 
 from fastapi import APIRouter, Path, Response
 
-from recsys.serving.api.routing import BODY, JsonRoute, Ready, json_response
+from recsys.serving.api.routing import BODY, By, JsonRoute, Ready, json_response
 from recsys.serving.auth import Scope, requires
 from recsys.serving.errors import documented
+from recsys.serving.models import UnknownModelError
 from recsys.serving.schemas.common import CHAMPION, Alias, AliasName
 from recsys.serving.schemas.models import AliasBody, AliasInfo, AliasList, Evaluation, ModelList
 
@@ -45,14 +46,27 @@ async def get_alias(name: PathAlias, service: Ready) -> Response:
 @router.put(
     "/aliases/{name}",
     response_model=AliasInfo,
-    responses={202: {"model": AliasInfo}, **documented(*BODY, *CHANGE)},
+    responses={
+        202: {"model": AliasInfo},
+        **documented(*BODY, *CHANGE, "unknown_model", "store_unavailable"),
+    },
 )
 @requires(Scope.ADMIN)
-async def put_alias(name: PathAlias, body: AliasBody, service: Ready) -> Response:
-    """Let an alias stand for a bundle, which is loaded while the old one answers."""
-    if not body.wait:
-        return json_response(service.models.put_later(name, body.bundle), 202)
-    return json_response(await service.models.put(name, body.bundle))
+async def put_alias(name: PathAlias, body: AliasBody, service: Ready, by: By) -> Response:
+    """Let an alias stand for a bundle, which is loaded while the old one answers.
+
+    Its standing rules stay, unless `rules` sets others; without `bundle` its bundle stays.
+    """
+    models, rules = service.models, service.rules
+    if body.bundle is not None and not body.wait:
+        return json_response(models.put_later(name, body.bundle), 202)
+    if body.rules is not None:
+        await rules.require(body.rules)  # unknown ones are refused before a bundle is loaded
+    if body.bundle is not None:
+        await models.put(name, body.bundle)
+    if body.rules is not None:
+        await rules.stand(name, body.rules, by)
+    return json_response(models.alias(name))
 
 
 @router.post(
@@ -69,12 +83,19 @@ async def rollback_alias(name: PathAlias, service: Ready) -> Response:
 @router.delete(
     "/aliases/{name}",
     status_code=204,
-    responses=documented("unknown_model", "invalid_request", "alias_conflict", "not_ready"),
+    responses=documented(
+        "unknown_model", "invalid_request", "alias_conflict", "store_unavailable", "not_ready"
+    ),
 )
 @requires(Scope.ADMIN)
-async def delete_alias(name: PathAlias, service: Ready) -> Response:
-    """Remove an alias; its model is unloaded if no other alias stands for it."""
-    await service.models.remove(name)
+async def delete_alias(name: PathAlias, service: Ready, by: By) -> Response:
+    """Remove an alias and its standing rules; an unused model is unloaded."""
+    try:
+        await service.models.remove(name)
+    except UnknownModelError:
+        if not service.rules.standing(name):  # an earlier call may have failed to remove them
+            raise
+    await service.rules.stand(name, [], by)
     return Response(status_code=204)
 
 

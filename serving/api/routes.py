@@ -13,10 +13,13 @@ from recsys.serving.api import (
     operations,
     pages,
     recommendations,
+    rules,
     users,
 )
 
-_MODULES = (recommendations, items, filters, events, users, models, operations, health, pages)
+_MODULES = (
+    recommendations, items, filters, rules, events, users, models, operations, health, pages
+)  # fmt: skip
 ROUTES = [
     route for module in _MODULES for route in module.router.routes if isinstance(route, APIRoute)
 ]

@@ -107,8 +107,14 @@ async def _ready_service(request: Request) -> Service:
     return service
 
 
+async def _key_name(request: Request) -> str | None:
+    name: str | None = request.scope.get("state", {}).get("key")
+    return name
+
+
 AnyPhase = Annotated[Service, Depends(_service)]
 Ready = Annotated[Service, Depends(_ready_service)]
+By = Annotated[str | None, Depends(_key_name)]
 PathId = Annotated[str, PathParameter(min_length=1, max_length=MAX_ID, pattern=NO_CONTROLS)]
 
 

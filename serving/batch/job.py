@@ -56,7 +56,11 @@ class Job:
         Raises:
             ConfigError: the request is not valid, or has a field without a column in the output.
         """
-        extra = [name for name in ("user", "history", "model", "include") if name in self.request]
+        extra = [
+            name
+            for name in ("user", "history", "model", "include", "rules")
+            if name in self.request
+        ]
         if extra:
             raise ConfigError(f"--request: a batch does not support {extra[0]!r}; leave it out")
         try:
@@ -85,7 +89,9 @@ class Job:
             "bundle": read_manifest(self.bundle, "bundle").digest,
             "users": self.source.digest,
             "rows": len(self.source),
-            "request": self.body.model_dump(mode="json", exclude={"user", "history", "include"}),
+            "request": self.body.model_dump(
+                mode="json", exclude={"user", "history", "include", "rules"}
+            ),
             "part_rows": self.part_rows,
             "device": self.device,
             "dtype": self.dtype,

@@ -35,6 +35,8 @@ TO_ALL = {
     ("POST", "/v1/items"),
     ("PUT", "/v1/items/{item_id}"),
     ("DELETE", "/v1/items/{item_id}"),
+    ("PUT", "/v1/rules/{name}"),
+    ("DELETE", "/v1/rules/{name}"),
     ("PUT", "/v1/aliases/{name}"),
     ("DELETE", "/v1/aliases/{name}"),
     ("POST", "/v1/aliases/{name}/rollback"),

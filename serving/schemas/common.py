@@ -22,7 +22,7 @@ AliasName = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9_-]{0,63}
 K = Annotated[int, Field(ge=1, le=MAX_K, description="Number of items to return.")]
 Alias = Annotated[AliasName, Field(description="Alias of the model that answers.")]
 Certificate = Literal["global-exact", "beam-exact", "approximate"]
-Source = Literal["model", "retrieval", "popular"]
+Source = Literal["model", "retrieval", "popular", "pinned"]
 
 
 def compose_example(model: type[BaseModel]) -> JsonDict:

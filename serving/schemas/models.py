@@ -1,10 +1,11 @@
 """Models and aliases on the wire."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, StringConstraints
+from pydantic import Field, StringConstraints, model_validator
 
 from recsys.serving.schemas.common import AliasName, Answer, Body, ModelRef
+from recsys.serving.schemas.rules import RuleNames
 
 BundleName = Annotated[
     str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$", max_length=128)
@@ -29,14 +30,29 @@ class ModelList(Answer):
 
 
 class AliasBody(Body):
-    """The bundle that an alias shall stand for."""
+    """The bundle that an alias shall stand for, its standing rules, or both."""
 
-    bundle: BundleName = Field(
-        description="Name of a bundle, one of `available` of /v1/models.", examples=["demo"]
+    bundle: BundleName | None = Field(
+        None,
+        description="Name of a bundle, one of `available` of /v1/models; null keeps the model.",
+        examples=["demo"],
     )
     wait: bool = Field(
         True, description="Whether to respond when the new model answers, or at once with 202."
     )
+    rules: RuleNames | None = Field(
+        None,
+        description="Rules that apply to all recommendations of the alias; null keeps them.",
+        examples=[["summer"]],
+    )
+
+    @model_validator(mode="after")
+    def _not_empty(self) -> Self:
+        if self.bundle is None and self.rules is None:
+            raise ValueError("give 'bundle', 'rules', or both")
+        if self.bundle is not None and self.rules is not None and not self.wait:
+            raise ValueError("'bundle' and 'rules' together need 'wait': true; or send two calls")
+        return self
 
 
 class AliasInfo(Answer):
@@ -53,6 +69,9 @@ class AliasInfo(Answer):
     previous_version: str | None = Field(None, description="Its digest.")
     status: Literal["ready", "loading"]
     refused: str | None = Field(description="Why the last bundle was refused, if it was.")
+    rules: list[str] = Field(
+        description="Rules that apply to all its recommendations.", examples=[["summer"]]
+    )
 
 
 class AliasList(Answer):

@@ -20,6 +20,7 @@ from recsys.serving.schemas.common import (
     compose_example,
 )
 from recsys.serving.schemas.filters import EXAMPLE, MAX_BOOSTS, Boost, Filter
+from recsys.serving.schemas.rules import RuleNames
 
 MAX_BATCH = 100
 MAX_SEED = 2**63 - 1
@@ -49,6 +50,13 @@ Fallback = Annotated[
         description="Answer an unknown user or history from retrieval and popularity, labelled by "
         "each item's `source`. If false, an unknown user is a problem, and a history without known "
         "items is answered by the model, with a prompt without a history."
+    ),
+]
+RequestRules = Annotated[
+    RuleNames,
+    Field(
+        description="Business rules to apply, by name: their filters, boosts, pins and caps. Those "
+        "of the alias always apply.",
     ),
 ]
 Includes = Annotated[
@@ -144,6 +152,7 @@ class RecommendationsRequest(Subject):
         "to the bundle, false uses the model alone.",
     )
     fallback: Fallback = True
+    rules: RequestRules = Field([])
     model: Alias = CHAMPION
     include: Includes = Field([])
 
@@ -170,6 +179,7 @@ class UserQuery(BaseModel):
     mode: Mode = "auto"
     diversity: Diversity = 0.0
     fallback: Fallback = True
+    rules: RequestRules = []
     model: Alias = CHAMPION
     include: Includes = []
 
@@ -180,12 +190,12 @@ class RecommendedItem(BaseModel):
     item_id: str = Field(examples=["B0077"])
     score: float = Field(
         description="Of the model: log-probability of its semantic ID given the history, plus "
-        "boosts. Scores of other sources are not comparable with the model's.",
+        "boosts. Scores of other sources are not comparable with the model's; a pinned item has 0.",
         examples=[-3.2],
     )
     title: str = Field(examples=["Rose hand cream"])
     rank: int = Field(ge=1, examples=[1])
-    source: Source = Field("model", description="What proposed it.")
+    source: Source = Field("model", description="What proposed it; `pinned`: a rule.")
     semantic_id: list[int] = Field(
         [], description="Codes, coarse to fine, 0-based.", examples=[[3, 0, 7]]
     )
@@ -254,7 +264,7 @@ class RecommendationsResponse(Answer):
     items: list[RecommendedItem]
     certificate: Certificate = Field(
         description="`global-exact`: the model's best items of all. `beam-exact`: the list of beam "
-        "search, or the sample of the seed. `approximate`: neither.",
+        "search, or the sample of the seed. `approximate`: neither. Pinned items are not meant.",
         examples=["beam-exact"],
     )
     history_items: int = Field(
@@ -265,6 +275,7 @@ class RecommendationsResponse(Answer):
         description="Items that could have been recommended.", examples=[598]
     )
     note: Note | None
+    rules: list[str] | None = Field(None, description="Rules that were applied, if any were.")
     timing: Timing | None = Field(None, description="If asked for.")
     trace: DecodedTree | None = Field(None, description="If asked for.")
 

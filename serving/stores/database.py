@@ -6,6 +6,7 @@ is used here. The modules `sqlite` and `postgres` hold the differences between t
 
 import json
 import logging
+import secrets
 import threading
 import uuid
 from abc import ABC, abstractmethod
@@ -16,7 +17,8 @@ from typing import Any, ClassVar
 from recsys.serving.stores.records import StoreError
 
 logger = logging.getLogger("recsys.serving.stores")
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
+STORE_ID, SALT = "store_id", "erasure_salt"  # keys of `state`
 
 
 class Database(ABC):
@@ -27,6 +29,7 @@ class Database(ABC):
     Attributes:
         place: name of the database in messages, without secrets.
         store_id: random id of its content, the same for every process.
+        salt: random bytes of the hashes of erased users, the same for every process.
     """
 
     migrations: ClassVar[Mapping[int, Sequence[str]]]
@@ -43,7 +46,8 @@ class Database(ABC):
         self._fails = False
         with self._explained(), self._connected() as connection:
             self._migrate(connection)
-            self.store_id = self._identify(connection)
+            self.store_id = self._constant(connection, STORE_ID)
+            self.salt = bytes.fromhex(self._constant(connection, SALT))
 
     def close(self) -> None:
         """Close all connections; no thread may use them any more."""
@@ -110,13 +114,20 @@ class Database(ABC):
             for statement in self.migrations[number]:
                 connection.execute(statement)
             connection.execute(self.write_version.format(number))
-        connection.execute(
-            self._sql("INSERT INTO state VALUES ('store_id', ?) ON CONFLICT DO NOTHING"),
-            (json.dumps(uuid.uuid4().hex),),
-        )
+        for key, value in ((STORE_ID, uuid.uuid4().hex), (SALT, secrets.token_hex(32))):
+            connection.execute(
+                self._sql("INSERT INTO state VALUES (?, ?) ON CONFLICT DO NOTHING"),
+                (key, json.dumps(value)),
+            )
+        self._upgraded(connection, version)
 
-    def _identify(self, connection: Any) -> str:
-        (found,) = connection.execute("SELECT value FROM state WHERE key = 'store_id'").fetchone()
+    @abstractmethod
+    def _upgraded(self, connection: Any, version: int) -> None:
+        """Finish the migrations after `version` with what SQL cannot do, in their transaction."""
+
+    def _constant(self, connection: Any, key: str) -> str:
+        query = self._sql("SELECT value FROM state WHERE key = ?")
+        (found,) = connection.execute(query, (key,)).fetchone()
         return str(json.loads(found))
 
     # Connections and transactions

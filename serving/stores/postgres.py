@@ -60,6 +60,8 @@ MIGRATIONS = {
         "ALTER TABLE journal ADD COLUMN key TEXT",  # of the item that a record is about
         "CREATE INDEX journal_by_key ON journal (model, key)",
     ),
+    # The hashes are salted by `Store`. The new name stops processes that would not salt them.
+    4: ("ALTER TABLE erasures RENAME COLUMN user_hash TO salted_hash",),
 }
 ARRAYS = (
     "text[]", "text[]", "text[]", "text[]", "bigint[]", "float8[]", "text[]", "smallint[]",

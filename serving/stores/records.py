@@ -5,6 +5,7 @@ milliseconds.
 """
 
 import hashlib
+import hmac
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -148,6 +149,16 @@ def content_digest(*content: str | float | None) -> str:
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
-def user_hash(user_id: str) -> str:
-    """Hash of an erased user's id, which is kept instead of the id."""
-    return hashlib.sha256(user_id.encode("utf-8", "surrogatepass")).hexdigest()
+def user_hash(user_id: str, salt: bytes) -> str:
+    """Hash of an erased user's id, which is kept instead of the id.
+
+    The salt is random and of one store: hashes of two stores, or of a list of known ids, do not
+    match each other.
+    """
+    plain = hashlib.sha256(user_id.encode("utf-8", "surrogatepass")).hexdigest()
+    return salted(plain, salt)
+
+
+def salted(plain: str, salt: bytes) -> str:
+    """The salted hash of an unsalted one, which stores had up to schema 3."""
+    return hmac.digest(salt, plain.encode(), "sha256").hex()

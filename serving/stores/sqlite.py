@@ -1,13 +1,18 @@
 """SqliteStore: a store in one SQLite file in WAL mode, the embedded default."""
 
 import json
+import logging
 import sqlite3
+import time
+import uuid
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
 from recsys.serving.stores.records import SEED_TYPE, StoreError
 from recsys.serving.stores.store import EVENT_COLUMNS, Store
+
+logger = logging.getLogger("recsys.serving.stores")
 
 # Numbered, forward only, all in one transaction. Released migrations are never edited.
 MIGRATIONS = {
@@ -51,13 +56,19 @@ MIGRATIONS = {
         "ALTER TABLE journal ADD COLUMN key TEXT",  # of the item that a record is about
         "CREATE INDEX journal_by_key ON journal (model, key)",
     ),
+    # The hashes are salted by `Store`. The new name stops processes that would not salt them.
+    4: ("ALTER TABLE erasures RENAME COLUMN user_hash TO salted_hash",),
 }
 INSERT = (
     f"INSERT INTO events ({', '.join(EVENT_COLUMNS)})"  # noqa: S608 - our own names
     f" VALUES ({', '.join('?' * len(EVENT_COLUMNS))})"
 )
 BUSY_TIMEOUT_S = 30.0
-CHECKPOINT_WAIT_MS = 100
+OVERWRITE_WAIT_MS = 100  # for a reader or another writer, before overwriting is put off
+LEFT_BYTES = "left_bytes"  # key of `state` while bytes of erased users may be on the disk
+AT_ONCE_BYTES = 8 << 20  # largest file for whose rewriting an erasure waits, about 0.1 s
+REST = 9.0  # after rewriting a file, the time without rewriting, in durations of it
+RETRY_S = 10.0
 
 
 class SqliteStore(Store):
@@ -65,6 +76,12 @@ class SqliteStore(Store):
 
     A commit is synced to disk before it is acknowledged (`synchronous = FULL`), so acknowledged
     writes survive a killed process and a power cut.
+
+    `secure_delete` overwrites deleted rows, but not the copies that SQLite leaves in unused parts
+    of pages when it balances a tree. So the file is rewritten (`VACUUM`) after an erasure. A small
+    one is rewritten before the erasure is answered. A larger one is rewritten within a second of
+    it, for at most a tenth of the time, and other writes wait meanwhile. A row of `state` stands
+    for what is left to do, over a restart.
     """
 
     migrations = MIGRATIONS
@@ -79,6 +96,9 @@ class SqliteStore(Store):
     def __init__(self, path: Path, **options: Any) -> None:
         """Open the file with options of `Store`, creating it where there is none."""
         self._path = path
+        self._left: str | None = ""  # value of `LEFT_BYTES`; "": not read yet
+        self._rewritten = False  # only the log is left
+        self._rest_until, self._closing = 0.0, False
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.touch(mode=0o600)  # histories are private
@@ -133,13 +153,63 @@ class SqliteStore(Store):
         if connection.in_transaction:  # SQLite rolls back itself if the disk is full
             connection.execute("ROLLBACK")
 
-    def _after_erasure(self, connection: Any) -> None:
-        # The write-ahead log still has the old pages; an active reader delays its truncation.
-        connection.execute(f"PRAGMA busy_timeout = {CHECKPOINT_WAIT_MS}")
+    def close(self) -> None:
+        """As `Store.close`; a large file with bytes of erased users is left to the next start."""
+        self._closing = True
+        super().close()
+
+    def _leave_bytes(self, cursor: Any) -> None:
+        # A value of its own: who has rewritten the file before removes no later row.
+        self._left, self._rewritten = uuid.uuid4().hex, False
+        cursor.execute(
+            "INSERT INTO state VALUES (?, ?)"
+            " ON CONFLICT (key) DO UPDATE SET value = excluded.value",
+            (LEFT_BYTES, json.dumps(self._left)),
+        )
+
+    def _overwrite(self, *, erased: bool = False) -> None:
+        if self._left is None or (not erased and time.monotonic() < self._rest_until):
+            return
+        start = time.monotonic()
+        done = False
         try:
-            connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-        finally:
-            connection.execute(f"PRAGMA busy_timeout = {int(BUSY_TIMEOUT_S * 1000)}")
+            small = self._path.stat().st_size <= AT_ONCE_BYTES
+            if self._closing and not small and not erased:
+                return
+            rewrite = small or not erased
+            connection = self._own_connection()
+            connection.execute(f"PRAGMA busy_timeout = {OVERWRITE_WAIT_MS}")
+            try:
+                done = self._overwrite_with(connection, rewrite=rewrite)
+            finally:
+                connection.execute(f"PRAGMA busy_timeout = {int(BUSY_TIMEOUT_S * 1000)}")
+            if not rewrite:
+                return
+        except self.failures as error:  # the erasure itself is committed
+            logger.warning("store %s: after an erasure: %s", self.place, error)
+        end = time.monotonic()
+        self._rest_until = end + max(0.0 if done else RETRY_S, REST * (end - start))
+
+    def _overwrite_with(self, connection: Any, *, rewrite: bool) -> bool:
+        """Rewrite the file if asked, and empty its log; whether no byte is left then."""
+        if not self._left:
+            query = "SELECT value FROM state WHERE key = ?"
+            rows = connection.execute(query, (LEFT_BYTES,)).fetchall()
+            self._left = str(json.loads(rows[0][0])) if rows else None
+            if self._left is None:
+                return True
+        if rewrite and not self._rewritten:
+            connection.execute("VACUUM")
+            self._rewritten = True
+        # The write-ahead log has the old pages; an active reader delays its truncation.
+        ((busy, _, _),) = connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+        if busy or not self._rewritten:
+            return False
+        connection.execute(
+            "DELETE FROM state WHERE key = ? AND value = ?", (LEFT_BYTES, json.dumps(self._left))
+        )
+        self._left = None
+        return True
 
 
 def _version(connection: sqlite3.Connection) -> int:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from recsys.serving.stores.admission import admit
-from recsys.serving.stores.database import Database
+from recsys.serving.stores.database import SALT, Database
 from recsys.serving.stores.group import GroupWriter, Write
 from recsys.serving.stores.records import (
     NOT_HISTORY,
@@ -34,6 +34,7 @@ from recsys.serving.stores.records import (
     StoredEvent,
     StoreError,
     TypedHistory,
+    salted,
     user_hash,
 )
 
@@ -46,6 +47,7 @@ CHUNK = 50_000
 SERVED_KEPT = 100_000  # answers remembered at most
 SERVED_WAITING = 10_000  # of them, not yet written
 RACES = 5
+SALTED = 4  # schema since which hashes of erased users are salted
 SEEDING, JOURNAL = range(2)  # activities of one process at a time
 UNDER_WAY_MS = 60_000  # an answer this soon after an erasure may be of the old history
 EVENT_COLUMNS = (
@@ -110,8 +112,15 @@ class Store(Database):
         SQLite's `begin` does that already.
         """
 
-    def _after_erasure(self, connection: Any) -> None:
-        """Remove deleted rows from the disk; PostgreSQL decides itself when to do so."""
+    def _leave_bytes(self, cursor: Any) -> None:
+        """Record, in a transaction, that it leaves bytes of erased users on the disk."""
+
+    def _overwrite(self, *, erased: bool = False) -> None:
+        """Remove such bytes from the disk, on the writing thread, if it is time to do so.
+
+        Called about every half second, and after an erasure (`erased`). PostgreSQL decides itself
+        when to do so.
+        """
 
     # Reading
 
@@ -202,11 +211,12 @@ class Store(Database):
                 )
             cursor.execute(
                 self._sql(
-                    "INSERT INTO erasures (user_hash, erased_ms) VALUES (?, ?)"
-                    " ON CONFLICT (user_hash) DO UPDATE SET erased_ms = excluded.erased_ms"
+                    "INSERT INTO erasures (salted_hash, erased_ms) VALUES (?, ?)"
+                    " ON CONFLICT (salted_hash) DO UPDATE SET erased_ms = excluded.erased_ms"
                 ),
-                (user_hash(user_id), now_ms()),
+                (user_hash(user_id, self.salt), now_ms()),
             )
+            self._leave_bytes(cursor)
 
         await self._writing("erase", Write(operation=forget, user=user_id))
 
@@ -389,6 +399,7 @@ class Store(Database):
 
     def _commit(self, group: list[Write]) -> list[Any]:
         """Make a group durable (on the writing thread)."""
+        self._overwrite()
         remembered = [
             self._remembered.popleft() for _ in range(min(len(self._remembered), SERVED_WAITING))
         ]
@@ -411,10 +422,7 @@ class Store(Database):
         if self._cache is not None and users:
             self._cache.invalidate(users)
         if any(write.user is not None for write in group):
-            try:
-                self._after_erasure(self._own_connection())
-            except self.failures as error:  # the erasure itself is committed
-                logger.warning("store %s: after an erasure: %s", self.place, error)
+            self._overwrite(erased=True)
         return outcomes
 
     def _put_back(self, remembered: Sequence[Served]) -> None:
@@ -502,10 +510,10 @@ class Store(Database):
 
     def _erased_among(self, cursor: Any, users: Iterable[str]) -> dict[str, int]:
         """Time of erasure of those of `users` who were erased, in unix milliseconds."""
-        hashes = {user_hash(user): user for user in users}
-        condition, parameter = self._among("user_hash", hashes)
+        hashes = {user_hash(user, self.salt): user for user in users}
+        condition, parameter = self._among("salted_hash", hashes)
         cursor.execute(
-            self._sql(f"SELECT user_hash, erased_ms FROM erasures WHERE {condition}"),  # noqa: S608
+            self._sql(f"SELECT salted_hash, erased_ms FROM erasures WHERE {condition}"),  # noqa: S608
             (parameter,),
         )
         return {hashes[name]: erased_ms for name, erased_ms in cursor.fetchall()}
@@ -575,11 +583,24 @@ class Store(Database):
 
     def _all_erased(self, cursor: Any, users: Iterable[str]) -> dict[str, int]:
         """As `_erased_among`, for more users than a query can have."""
-        cursor.execute("SELECT user_hash, erased_ms FROM erasures")
+        cursor.execute("SELECT salted_hash, erased_ms FROM erasures")
         erased = dict(cursor.fetchall())
         if not erased:
             return {}
-        return {user: erased[name] for user in users if (name := user_hash(user)) in erased}
+        names = ((user, user_hash(user, self.salt)) for user in users)
+        return {user: erased[name] for user, name in names if name in erased}
+
+    def _upgraded(self, connection: Any, version: int) -> None:
+        if version >= SALTED:
+            return
+        cursor = connection.cursor()
+        cursor.execute("SELECT salted_hash FROM erasures")
+        salt = bytes.fromhex(self._constant(connection, SALT))
+        rows = [(salted(plain, salt), plain) for (plain,) in cursor.fetchall()]
+        if rows:
+            query = "UPDATE erasures SET salted_hash = ? WHERE salted_hash = ?"
+            cursor.executemany(self._sql(query), rows)
+            self._leave_bytes(cursor)
 
 
 def now_ms() -> int:

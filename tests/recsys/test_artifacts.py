@@ -14,11 +14,12 @@ from recsys.artifacts import (
     Output,
     Workspace,
     read_manifest,
+    read_whole,
     sha256,
     verify,
     write_artifact,
 )
-from recsys.errors import ArtifactError
+from recsys.errors import ArtifactError, LockedError
 
 CONFIG = {"epochs": 3, "path": Path("raw/file"), "ks": (1, 10)}
 PARENTS = {"dataset": "abc"}
@@ -94,25 +95,36 @@ def test_an_exception_leaves_the_old_artifact_and_nothing_else(tmp_path, error):
     assert names(tmp_path) == ["a"]
 
 
-def victim(place, where):
+def die(*_):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def victim(place, where, exchange):
     """Dies by SIGKILL at a place in the writing.
 
-    In the body, while files are hashed or flushed, or just before the n-th rename.
+    In the body, while files are hashed or flushed, or before or after a move of a folder, where
+    `move 1` is the first one. Without `exchange`, the file system cannot exchange folders.
     """
-
-    def die(*_):
-        os.kill(os.getpid(), signal.SIGKILL)
-
     if where in ("sha256", "_sync"):
         setattr(artifacts, where, die)
-    rename = Path.rename
-    left = [int(where[-1])] if where.startswith("rename") else [0]
+    moves = {"rename": Path.rename, "exchange": artifacts._exchange}
+    place_of_death = [part for part in where.split() if part != "move"]
+    done = [0]
 
-    def counting(self, target):
-        left[0] -= 1
-        return die() if left[0] == 0 else rename(self, target)
+    def moving(name):
+        def move(*arguments):
+            done[0] += 1
+            if place_of_death == ["before", str(done[0])]:
+                die()
+            result = moves[name](*arguments)
+            if place_of_death == ["after", str(done[0])]:
+                die()
+            return result
 
-    Path.rename = counting
+        return move
+
+    Path.rename = moving("rename")
+    artifacts._exchange = moving("exchange") if exchange else lambda *_: False
     with artifacts.write_artifact(place, "ids") as folder:
         (folder / "report.json").write_text("half")
         if where == "body":
@@ -120,23 +132,102 @@ def victim(place, where):
         (folder / "report.json").write_text("new")
 
 
+DEATHS = ("body", "sha256", "_sync", "before move 1", "after move 1", "before move 2")
+
+
+@pytest.mark.parametrize("exchange", [True, False], ids=["exchange", "two renames"])
 @pytest.mark.parametrize("old", [True, False], ids=["over an old one", "for the first time"])
-@pytest.mark.parametrize("where", ["body", "sha256", "_sync", "rename1", "rename2"])
-def test_a_sigkill_leaves_nothing_half_written(tmp_path, forked, where, old):
+@pytest.mark.parametrize("where", DEATHS)
+def test_a_sigkill_leaves_the_old_or_the_new_one(tmp_path, forked, where, old, exchange):
     place = tmp_path / "a"
     if old:
         write(place)
-    finished = where == "rename2" and not old  # there is only one rename
-    assert forked(victim, place, where) == (0 if finished else -signal.SIGKILL)
-    if place.exists():
+    one_move = exchange or not old
+    finished = where == "before move 2" and one_move
+    assert forked(victim, place, where, exchange) == (0 if finished else -signal.SIGKILL)
+    moved = finished or (where == "after move 1" and one_move)
+    between = not one_move and where in ("after move 1", "before move 2")
+    assert place.exists() == (moved or (old and not between))
+    if old or moved:
+        assert read_manifest(place), "reading puts back what was moved away"
         verify(place)
-        expected = "new" if finished else "old"
-        assert (place / "report.json").read_text() == expected
-    else:
-        assert not old or where == "rename2"
+        assert (place / "report.json").read_text() == ("new" if moved else "old")
     write(place, "again")
     assert verify(place)
     assert names(tmp_path) == ["a"], "what the crash left is cleared away"
+
+
+@pytest.mark.parametrize("exchange", [True, False], ids=["exchange", "two renames"])
+def test_a_writer_puts_back_what_a_crash_moved_away(tmp_path, forked, exchange):
+    write(tmp_path / "a")
+    forked(victim, tmp_path / "a", "after move 1", exchange)
+    with pytest.raises(ValueError, match="mine"), write_artifact(tmp_path / "a", "ids"):
+        raise ValueError("mine")
+    assert (tmp_path / "a" / "report.json").read_text() == ("new" if exchange else "old")
+    assert names(tmp_path) == ["a"]
+
+
+def test_a_second_writer_is_refused_and_deletes_nothing(tmp_path):
+    with write_artifact(tmp_path / "a", "ids") as folder:
+        (folder / "report.json").write_text("first")
+        with (
+            pytest.raises(LockedError, match=f"a is in use by process {os.getpid()} on .*; wait"),
+            write_artifact(tmp_path / "a", "ids"),
+        ):
+            pytest.fail("the body must not run")
+    assert verify(tmp_path / "a").files.keys() == {"report.json"}
+    assert names(tmp_path) == ["a"]
+
+
+def test_an_artifact_is_there_all_the_time(tmp_path, forked):
+    place = write(tmp_path / "a")
+
+    def look_while_it_is_replaced(place):
+        import threading
+
+        stop, missing = threading.Event(), [0]
+
+        def look():
+            while not stop.is_set():
+                missing[0] += not (place / MANIFEST).is_file()
+
+        thread = threading.Thread(target=look)
+        thread.start()
+        for number in range(100):
+            write(place, str(number))
+        stop.set()
+        thread.join()
+        os._exit(min(missing[0], 99))
+
+    assert forked(look_while_it_is_replaced, place) == 0
+
+
+def test_a_reader_gets_one_version_of_what_is_replaced(tmp_path):
+    place = write(tmp_path / "a")
+    news = iter(["new"])
+
+    def read():
+        manifest = read_manifest(place)
+        for text in news:  # once, between the two files
+            write(place, text)
+        return manifest.files["report.json"], sha256(place / "report.json")
+
+    described, found = read_whole(place, read)
+    assert described == found
+    with pytest.raises(ArtifactError, match="a is replaced again and again while it is read"):
+        read_whole(place, lambda: write(place))
+    with pytest.raises(KeyError):
+        read_whole(place, lambda: {}["x"])
+
+
+def test_a_link_to_an_artifact_is_replaced_by_the_new_one(tmp_path):
+    write(tmp_path / "b")
+    (tmp_path / "a").symlink_to(tmp_path / "b")
+    write(tmp_path / "a", "new")
+    assert (tmp_path / "b" / "report.json").read_text() == "old"
+    assert (tmp_path / "a" / "report.json").read_text() == "new"
+    assert not (tmp_path / "a").is_symlink()
+    assert names(tmp_path) == ["a", "b"]
 
 
 def test_clearing_up_spares_the_work_of_a_neighbour(tmp_path):

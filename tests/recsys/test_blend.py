@@ -21,7 +21,7 @@ from recsys.models.checkpoint import save_model
 from recsys.prompts import PromptConfig
 from recsys.recommender import Recommender, RecommendRequest
 from recsys.retrieval import ItemItem, Reranker, Retrieval, VectorIndex, decayed_counts
-from recsys.retrieval.content import ContentIndex
+from recsys.retrieval.content import ContentIndex, Terms
 from recsys.retrieval.reranker import FEATURES
 from recsys.retrieval.retrieval import Evidence
 from recsys.testing import tiny_model
@@ -45,6 +45,7 @@ TRAINED = Histories.of([RNG.integers(0, ITEMS, 6) for _ in range(40)])
 VECTORS = np.random.default_rng(1).normal(size=(ITEMS, 5))
 CONTENT = np.random.default_rng(2).normal(size=(ITEMS, 3))
 UNIT = CONTENT / np.linalg.norm(CONTENT, axis=1, keepdims=True)
+TERMS = Terms(["first", "second", "third"], np.ones(3, np.float32))
 SASREC = SasRecModel(ITEMS, SasRecConfig(1, hidden=8, window=PromptConfig(6, 2)), None).frozen()
 WEIGHTS = {
     name: float(weight)
@@ -62,7 +63,7 @@ def make_retrieval(reranker: Reranker | None = BLEND, items: int = ITEMS) -> Ret
         decayed_counts(TRAINED.items, items),
         0.1,
         VectorIndex.of(np.resize(VECTORS, (items, 5))),
-        ContentIndex(sparse.csr_array(np.resize(UNIT, (items, 3)).astype(np.float32))),
+        ContentIndex(sparse.csr_array(np.resize(UNIT, (items, 3)).astype(np.float32)), TERMS),
         ItemItem.cosine(TRAINED, items),
         reranker=reranker,
     )
@@ -162,6 +163,11 @@ def slow_blend(rec, request) -> list[tuple[str, float]]:
     for source, column in values.items():
         for place, row in enumerate(slow_features(source, column)):
             totals[place] += sum(reranker.weights.get(n, 0.0) * f for n, f in row.items())
+            if counts[items[place]] == 0 and f"new.{source}" in reranker.weights:
+                totals[place] += reranker.weights[f"new.{source}"] * row[f"{source}.rank"]
+    totals = [
+        t + reranker.weights["new"] * (counts[i] == 0) for t, i in zip(totals, items, strict=True)
+    ]
     norm = math.log(sum(math.exp(t) for t in totals))
     scores = []
     for name, total in zip(names, totals, strict=True):

@@ -276,7 +276,7 @@ def test_the_document_has_stable_keys_and_columns(page):
     assert set(page) == {
         "schema", "name", "split", "made_from", "warnings", "weaknesses", "protocol", "headline",
         "data", "rankers", "metrics", "comparisons", "coverage", "segments", "semantic_ids",
-        "examples",
+        "new_items", "examples",
     }  # fmt: skip
     assert page["schema"] == 1
     about = {"seen", "metric", "k", "mean", "low", "high"}
@@ -382,6 +382,23 @@ def test_headlines_say_above_below_or_level(page):
         sentences = report.headline({**page, "comparisons": rows})
         assert len(sentences) == 3
         assert all(sentence.startswith(word) for sentence in sentences[1:])
+
+
+def test_items_without_events_have_a_section_of_their_own(page, text):
+    assert "Items without events" not in text
+    rows = [
+        {"ranker": ranker, "metric": metric, "mean": mean, "low": 0.0, "high": 0.5}
+        for ranker, mean in (("as new", 0.125), ("content", 0.0625), ("known", 0.25))
+        for metric in ("recall", "ndcg")
+    ]
+    new = {"share": 0.1, "items": 1234, "users": 567, "k": 10, "figures": rows}
+    shown = report.render({**page, "new_items": new})
+    section = shown[shown.index("Items without events</h2>") :].split("</section>")[0]
+    assert section.index(">as new<") < section.index(">content<") < section.index(">known<")
+    for figure in ("1,234", "567", "0.1250", "0.0625", "0.2500", "10.0 %"):
+        assert figure in section
+    (sentence,) = (s for s in report.headline({**page, "new_items": new}) if "events" in s)
+    assert "0.1250 for 567 users" in sentence
 
 
 def test_examples_are_half_hits_and_mark_the_very_item(page):

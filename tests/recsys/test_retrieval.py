@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -11,9 +14,9 @@ from scipy import sparse
 from recsys.errors import ArtifactError
 from recsys.interactions import Histories
 from recsys.retrieval import ItemItem, Reranker, Retrieval, VectorIndex, decayed_counts
-from recsys.retrieval.content import ContentIndex
+from recsys.retrieval.content import ContentIndex, Terms
 from recsys.retrieval.item_item import decayed
-from recsys.retrieval.reranker import features_of
+from recsys.retrieval.reranker import RECENT, features_of
 from recsys.retrieval.retrieval import Evidence
 
 ITEMS = 9
@@ -150,6 +153,18 @@ def test_later_items_have_no_vector_and_rank_last():
     np.testing.assert_allclose(ranks, [[0, np.log(2), np.log(2), 0]])
 
 
+def test_recently_popular_items_are_proposed_and_valued():
+    recent = np.zeros(ITEMS)
+    recent[[5, 3]] = 4.0, 1.0
+    retrieval = replace(fitted(Histories.of([[0, 1, 2], [2, 3]])), recent=recent)
+    proposed = retrieval.propose(Histories.of([[0]]), 4).items[0]
+    assert 5 in proposed
+    found = retrieval.values(Evidence(retrieval, Histories.of([[0]])), np.array([[5, 1]]), [RECENT])
+    np.testing.assert_allclose(found[RECENT], [[np.log(5), 0]])
+    assert RECENT in retrieval.sources
+    assert retrieval.without(np.array([5])).recent[5] == 0
+
+
 def test_what_is_saved_is_what_is_loaded(tmp_path):
     trained = Histories.of([[0, 1, 2], [2, 3], [4, 0, 1]])
     vectors = VectorIndex.of(np.random.default_rng(0).normal(size=(ITEMS, 4)))
@@ -158,8 +173,13 @@ def test_what_is_saved_is_what_is_loaded(tmp_path):
         decayed_counts(trained.items, ITEMS),
         0.3,
         vectors,
-        content=ContentIndex(sparse.csr_array(np.eye(ITEMS, 12, dtype=np.float32))),
+        content=ContentIndex(
+            sparse.csr_array(np.eye(ITEMS, 12, dtype=np.float32)),
+            Terms(list("abcdefg"), np.arange(1, 8, dtype=np.float32)),
+            Terms(list("hijkl"), np.ones(5, np.float32)),
+        ),
         neighbors=ItemItem.cosine(trained, ITEMS),
+        recent=np.arange(ITEMS) / 4,
         reranker=Reranker({"popularity": 0.5, "model.value": 1.5}, 20, 30),
     )
     retrieval.save(tmp_path)
@@ -172,9 +192,13 @@ def test_what_is_saved_is_what_is_loaded(tmp_path):
     np.testing.assert_array_equal(a.evidence.shares.toarray(), b.evidence.shares.toarray())
     assert again.reranker == retrieval.reranker
     assert (again.content.rows != retrieval.content.rows).nnz == 0
+    later = pa.table({"item_id": ["x", "y"], "title": ["a c, c", "b"], "text": ["", "z"]})
+    wanted = retrieval.content.encode(later).toarray()
+    np.testing.assert_array_equal(again.content.encode(later).toarray(), wanted)
     assert (again.neighbors.weights != retrieval.neighbors.weights).nnz == 0
     assert again.neighbors.decay == retrieval.neighbors.decay
     np.testing.assert_array_equal(again.vectors.vectors, vectors.vectors)
+    np.testing.assert_array_equal(again.recent, retrieval.recent)
 
 
 @pytest.mark.parametrize("damage", ["missing", "short", "settings", "indices"])

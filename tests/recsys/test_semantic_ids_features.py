@@ -7,10 +7,11 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy import sparse
 
 from recsys.errors import ConfigError, DataError
 from recsys.interactions import Histories
-from recsys.semantic_ids.collaborative import fill_unseen, ppmi_block, sasrec_block
+from recsys.semantic_ids.collaborative import ppmi_block, predict, sasrec_block
 from recsys.semantic_ids.features import build_features
 from recsys.semantic_ids.settings import FeatureConfig
 
@@ -145,6 +146,30 @@ def test_the_ppmi_block_is_the_svd_of_a_plain_python_ppmi(seed, users, window):
     np.testing.assert_allclose((block @ block.T)[known][:, known], gram[known][:, known], atol=1e-3)
 
 
+def slow_ridge(content, collaborative, new):
+    """Ridge regression with penalty 1 by the normal equations."""
+    gram = content.T @ content + np.eye(content.shape[1])
+    return new @ np.linalg.inv(gram) @ content.T @ collaborative
+
+
+def test_an_items_prediction_does_not_depend_on_its_own_events():
+    rng = np.random.default_rng(0)
+    content = rng.random((40, 3)) * (rng.random((40, 3)) < 0.7)
+    collaborative = rng.normal(size=(40, 4)).astype(np.float32)
+    collaborative[5] = 0  # never seen
+    rows = sparse.csr_array(content)
+    before, prediction = predict(collaborative, rows)
+    known = collaborative.any(axis=1) & content.any(axis=1)
+    wanted = slow_ridge(content[known], collaborative[known], np.eye(3))
+    np.testing.assert_allclose(prediction, wanted, atol=1e-6)
+    changed = collaborative.copy()
+    changed[7] *= -1
+    after, _ = predict(changed, rows)
+    np.testing.assert_array_equal(before[7], after[7])
+    assert (before != after).any()
+    assert before[5].any()  # from its content
+
+
 def test_an_unseen_item_is_near_items_of_similar_content():
     rng = np.random.default_rng(0)
     kind = np.arange(200) % 2
@@ -152,11 +177,10 @@ def test_an_unseen_item_is_near_items_of_similar_content():
     collaborative = (np.eye(3)[kind] + rng.normal(0, 0.05, (200, 3))).astype(np.float32)
     truth = collaborative.copy()
     collaborative[:2] = 0
-    filled = fill_unseen(collaborative, content)
-    np.testing.assert_array_equal(filled[2:], collaborative[2:])
-    np.testing.assert_allclose(filled[:2], truth[:2], atol=0.2)
-    content[:2] = 0
-    assert not fill_unseen(collaborative, content)[:2].any()
+    content[2] = 0
+    found, _ = predict(collaborative, sparse.csr_array(content))
+    np.testing.assert_allclose(found[:2], truth[:2], atol=0.2)
+    assert not found[2].any()
 
 
 def test_model_vectors_are_centred_and_normalised():
@@ -174,10 +198,10 @@ def test_an_unseen_item_gets_a_vector_predicted_from_content():
     features = build_features(table, Histories.of([[0, 2], [3, 1]]), config, vectors=vectors)
     assert features.blocks == {"text": 2, "collaborative": 2}
     one, other = [0.6, 0.8], [-0.6, -0.8]
-    ridge = [0.4, 1.6 / 3]  # the sum of two of kind a, over their number and a penalty of 1
     np.testing.assert_allclose(
-        features.matrix[:, 2:] / 3, [one, one, other, other, ridge, [0, 0]], rtol=1e-5
+        features.matrix[:, 2:] / 3, [one, one, other, other, one, [0, 0]], rtol=1e-5
     )
+    np.testing.assert_allclose(features.encoder.encode(table)[4:], features.matrix[4:], rtol=1e-5)
 
 
 def test_empty_blocks_are_left_out_and_weights_scale_the_rest():

@@ -119,7 +119,8 @@ class FakeRecommender:
         )
         rows = np.flatnonzero(self.allowed(request)).tolist()
         order = [catalog.item_id(rows[(start + i) % len(rows)]) for i in range(len(rows))]
-        found = [i for i in order if i not in hidden][: request.k]
+        pinned = [i for i in request.pin if i in order and i not in hidden]
+        found = [*pinned, *(i for i in order if i not in {*hidden, *pinned})][: request.k]
         known = catalog.known(request.history)
         return RecommendResult(
             recommendations=[self.named(item, -float(n)) for n, item in enumerate(found)],

@@ -1,6 +1,8 @@
 import json
+import multiprocessing
 import os
 import stat
+from pathlib import Path
 
 import pytest
 
@@ -9,7 +11,9 @@ from recsys.serving import auth
 from recsys.serving.api.routes import ROUTES, find_route
 from recsys.serving.app import create_app
 from recsys.serving.auth import Keyring, Scope
+from recsys.serving.commands import _keys_file
 from recsys.serving.settings import ServingSettings
+from recsys.serving.unit import check_keys
 
 
 @pytest.fixture
@@ -35,7 +39,8 @@ def test_a_key_is_256_random_bits_and_the_file_has_its_hash_only(file):
         ("ops", "admin"),
     ]
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
-    assert os.listdir(file.parent) == ["keys.json"]  # noqa: PTH208 - nothing temporary is left
+    left = sorted(os.listdir(file.parent))  # noqa: PTH208 - nothing temporary is left
+    assert left == [".keys.json.in-use", "keys.json"]
 
 
 def test_a_key_is_found_and_no_other_text_is(file):
@@ -104,6 +109,125 @@ def test_wrong_names_scopes_and_files_are_reported(file):
         auth.create(file, "a", "read")
     with pytest.raises(ConfigError, match="there is no key 'b'; known: a"):
         auth.revoke(file, "b")
+
+
+def create_some(file, first):
+    for number in range(first, first + 5):
+        auth.create(file, f"key-{number}", "read")
+
+
+def test_keys_that_are_made_in_parallel_are_all_kept(file):
+    context = multiprocessing.get_context("fork")
+    makers = [context.Process(target=create_some, args=(file, 5 * n)) for n in range(8)]
+    for maker in makers:
+        maker.start()
+    for maker in makers:
+        maker.join()
+    assert sorted(int(key.name[4:]) for key in auth.read(file)) == list(range(40))
+
+
+def test_a_revoked_key_stays_revoked_beside_other_changes(file, monkeypatch):
+    auth.create(file, "leaked", "admin")
+    read = auth.read
+    others = []
+
+    def revoke_meanwhile(place):
+        keys = read(place)
+        if not others:  # the first change has read the keys, and has not written them yet
+            others.append(
+                multiprocessing.get_context("fork").Process(
+                    target=auth.revoke, args=(file, "leaked")
+                )
+            )
+            others[0].start()
+            others[0].join(0.2)
+        return keys
+
+    monkeypatch.setattr(auth, "read", revoke_meanwhile)
+    auth.create(file, "shop", "read")
+    others[0].join()
+    assert [key.name for key in read(file)] == ["shop"]
+
+
+@pytest.mark.usefixtures("check_at_once")
+def test_a_change_of_equal_time_and_size_is_seen(file):
+    first = auth.create(file, "aaa", "read")
+    ring = Keyring(file)
+    before = file.stat()
+    document = json.loads(file.read_text())
+    document["keys"][0] |= {"name": "bbb", "sha256": "0" * 64}
+    file.write_text(json.dumps(document, indent=1))  # in place: the same inode
+    os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert file.stat().st_size == before.st_size
+    assert ring.find(first) is None
+
+
+def test_what_a_killed_change_left_is_removed(file):
+    auth.create(file, "a", "read")
+    (file.parent / ".keys.json~dead").write_text("{")
+    auth.revoke(file, "a")
+    assert {path.name for path in file.parent.iterdir()} == {"keys.json", ".keys.json.in-use"}
+
+
+def test_a_link_to_the_keys_stays_a_link(file, tmp_path):
+    auth.create(file, "a", "read")
+    link = tmp_path / "keys.json"
+    link.symlink_to(file)
+    auth.create(link, "b", "read")
+    assert link.is_symlink()
+    assert [key.name for key in auth.read(file)] == ["a", "b"]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root makes files for other users")
+def test_root_makes_keys_that_the_service_can_read(file, tmp_path):
+    os.chown(tmp_path, 12345, 12346)
+    auth.create(file, "a", "read")
+    auth.create(file, "b", "read")
+    for path in (file.parent, file, auth.marker(file)):
+        assert (path.stat().st_uid, path.stat().st_gid) == (12345, 12346)
+    os.chown(file, 23456, 23456)
+    auth.revoke(file, "a")
+    assert file.stat().st_uid == 23456
+
+
+@pytest.mark.parametrize("served", [True, False], ids=["read by a service", "made by the command"])
+def test_deleting_the_keys_does_not_open_the_service(tmp_path, monkeypatch, served):
+    monkeypatch.setenv("RECSYS_HOME", str(tmp_path))
+    assert ServingSettings.load().keys is None, "a first start on loopback needs no keys"
+    file = tmp_path / "serving" / "keys.json"
+    auth.create(file, "shop", "read")
+    if served:
+        auth.marker(file).unlink()  # made by an earlier version
+        Keyring(file)
+    file.unlink()
+    settings = ServingSettings.load()
+    assert settings.keys == file
+    with pytest.raises(ConfigError, match=r"were in use here: restore .*--set serve\.keys=null"):
+        create_app(settings)
+    assert ServingSettings.load(overrides=["serve.keys=null"]).keys is None
+    auth.create(file, "shop", "read")
+    assert [key.name for key in auth.read(file)] == ["shop"]
+
+
+def test_keys_are_made_where_the_unit_s_service_reads(tmp_path, monkeypatch):
+    unit = Path(__file__).parents[2] / "deploy" / "recsys.service"
+    home = Path("/var/lib/recsys/serving/keys.json")
+    with pytest.raises(ConfigError, match=f"reads its keys from {home}, .* add --keys {home}"):
+        check_keys(Path("var/serving/keys.json"), (tmp_path / "none", unit))
+    check_keys(home, (unit,))
+    check_keys(Path("var/serving/keys.json"), (tmp_path / "none",))
+    config, own = tmp_path / "serving.yaml", tmp_path / "recsys.service"
+    config.write_text(f"serve: {{keys: {tmp_path}/own.json}}")
+    own.write_text(unit.read_text().replace("/etc/recsys/serving.yaml", str(config)))
+    with pytest.raises(ConfigError, match=f"reads its keys from {tmp_path}/own.json"):
+        check_keys(home, (own,))
+    monkeypatch.setattr("recsys.serving.unit.check_keys.__defaults__", ((unit,),))
+    monkeypatch.delenv("RECSYS_HOME", raising=False)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match="reads its keys from"):
+        _keys_file(None, None)
+    assert _keys_file(tmp_path / "mine.json", None) == tmp_path / "mine.json"
+    assert not list(tmp_path.glob("var"))
 
 
 def test_the_commands_make_list_and_revoke(python, tmp_path):

@@ -43,6 +43,15 @@ def test_the_client_has_a_method_for_every_route(settings, recommender, serving)
         assert client.item("a/b") == put
         assert client.put_items([{"item_id": "c", "like": "item-1"}]).items[0].item_id == "c"
         assert (client.delete_item("a/b"), client.delete_item("a/b")) == (True, False)
+        assert client.put_rule("first", pin=["item-5"]).pin == ["item-5"]
+        assert client.set_alias("champion", rules=["first"]).rules == ["first"]
+        assert client.recommend(history=["item-1"]).items[0].item_id == "item-5"
+        assert client.set_alias("champion", rules=[]).rules == []
+        assert [rule.name for rule in client.rules()] == ["first"]
+        assert client.rule("first").aliases == []
+        assert (client.delete_rule("first"), client.delete_rule("first")) == (True, False)
+        changes = client.rule_changes("first")
+        assert [change.op for change in changes] == ["delete", "alias", "alias", "put"]
         events = [{"user": "zoe", "item": "item-1"}, {"user": "zoe", "item": "item-2"}]
         assert client.send_events(events).accepted == 2
         assert len(client.history("zoe").events) == 2

@@ -1,17 +1,20 @@
 """What is in deploy/ and what the docs say of it fits the program. No container is built here."""
 
 import configparser
+import json
 import re
 import shlex
+from importlib.metadata import requires
 from pathlib import Path
 
 import pytest
 import yaml
+from packaging.requirements import Requirement
 
 from recsys.config import Settings
 from recsys.serving.api.routes import find_route
 from recsys.serving.errors import KINDS
-from recsys.serving.metrics import Metrics
+from recsys.serving.metrics import STAGES, Metrics
 from recsys.serving.settings import ENV_PREFIX, ServingSettings
 
 ROOT = Path(__file__).parents[2]
@@ -69,15 +72,59 @@ def test_the_image_is_pinned_unprivileged_and_has_a_health_check():
     found = instructions()
     words = [word for word, _ in found]
     assert words.count("FROM") == 2
+    (base,) = [text for word, text in found if word == "ARG"]
+    assert re.fullmatch(r"PYTHON=python:\d+\.\d+\.\d+-slim-\w+", base)
     last = found[len(words) - 1 - words[::-1].index("FROM") :]
-    assert [text for word, text in last if word == "USER"] == ["recsys"]
+    assert [text for word, text in last if word == "USER"] == ["10001:10001"]
     assert [word for word, _ in last].index("USER") < [word for word, _ in last].index("ENTRYPOINT")
     (check,) = [text for word, text in last if word == "HEALTHCHECK"]
     assert "/health/ready" in check
     installs = [text for word, text in found if word == "RUN" and "pip install" in text]
-    assert all("constraint" in text for text in installs)
+    assert all("--no-deps" in text for text in installs)
+    assert "--require-hashes" in installs[0]
     named = re.findall(rf"{ENV_PREFIX}\w+", " ".join(text for _, text in found))
     assert set(named) <= environment()
+
+
+def locked():
+    """Version and number of hashes of each package in the image, without torch."""
+    text = (DEPLOY / "requirements.txt").read_text(encoding="utf-8").replace("\\\n", " ")
+    lines = [line.split() for line in text.splitlines() if not line.startswith("#")]
+    return {plain(line[0].split("==")[0]): (line[0], len(line) - 1) for line in lines}
+
+
+def plain(name):
+    """A distribution's name as indexes compare it."""
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def test_the_packages_of_the_image_have_hashes():
+    pins = {line for line in (ROOT / "constraints.txt").read_text().splitlines() if "==" in line}
+    pinned = {plain(pin.split("==")[0]): pin.split("==")[1] for pin in pins}
+    for name, (requirement, hashes) in locked().items():
+        version = requirement.split("==")[1]
+        assert version == pinned.get(name, version), f"{requirement}: run `make lock`"
+        assert hashes > 0
+    assert not [name for name in locked() if name.startswith(("nvidia", "cuda", "triton"))]
+
+
+def test_the_packages_of_the_image_are_complete():
+    """Every dependency of what is in the image is in it, as the metadata installed here say."""
+    have, to_check, seen = {*locked(), "torch"}, [("recbeam", "postgres,redis,otel")], set()
+    while to_check:
+        name, extras = to_check.pop()
+        for line in requires(name) or ():
+            needed = Requirement(line)
+            where = [{"extra": extra} for extra in ("", *filter(None, extras.split(",")))]
+            if needed.marker and not any(needed.marker.evaluate(w) for w in where):
+                continue
+            if plain(needed.name).startswith(("nvidia-", "cuda-", "triton")):
+                continue  # of torch, which is a build without
+            assert plain(needed.name) in have, f"{line} of {name}: run `make lock`"
+            found = (plain(needed.name), ",".join(sorted(needed.extras)))
+            if found not in seen:
+                seen.add(found)
+                to_check.append(found)
 
 
 def test_the_image_copies_existing_files_that_are_not_ignored():
@@ -152,6 +199,81 @@ def test_alerts_use_existing_metrics_and_are_in_the_runbook(rule):
     part = RUNBOOK.partition(f"### {rule['alert']}\n")[2].partition("\n##")[0]
     assert "*Cause*:" in part
     assert "*Action*:" in part
+
+
+# The dashboard
+
+DASHBOARD = json.loads((DEPLOY / "grafana.json").read_text(encoding="utf-8"))
+PANELS = [panel for panel in DASHBOARD["panels"] if panel["type"] != "row"]
+OF_PROMETHEUS = {"job", "instance", "le"}
+
+
+def expressions(panels):
+    return [target["expr"] for panel in panels for target in panel["targets"]]
+
+
+def names_in(texts):
+    return {name for text in texts for name in re.findall(r"\b(?:recsys|process)_\w+", text)}
+
+
+def labels_of(name):
+    """Labels of a metric by the name of one of its samples."""
+    if name == "recsys_filter_cache_total":
+        return {"result"}
+    for metric, names in Metrics().registry._collector_to_names.items():
+        if name in names:
+            return set(metric._labelnames)
+    return set()  # of a collector that is read on request, or of the process
+
+
+@pytest.mark.parametrize("panel", PANELS, ids=lambda panel: panel["title"])
+def test_a_panel_shows_existing_metrics_labels_and_values(panel):
+    for target in panel["targets"]:
+        expression = target["expr"]
+        metrics = names_in([expression])
+        assert metrics
+        assert metrics <= metric_names()
+        known = OF_PROMETHEUS.union(*map(labels_of, metrics))
+        kept = set(", ".join(re.findall(r"by \((.*?)\)", expression)).split(", ")) - {""}
+        assert kept <= known
+        for name, selectors in re.findall(r"(\w+)\{(.*?)\}", expression):
+            values = dict(re.findall(r'(\w+)=~?"(.*?)"', selectors))
+            assert (values.pop("job"), values.pop("instance")) == ("$job", "$instance")
+            assert set(values) <= labels_of(name), name
+            assert values.get("stage", "total") in STAGES
+            assert values.get("code", "queue_full") in KINDS
+        shown = set(re.findall(r"\{\{(\w+)\}\}", target["legendFormat"]))
+        assert shown <= (kept or known), "the legend names a label that the sum drops"
+
+
+def test_the_dashboard_has_what_alerts_and_runbook_speak_of():
+    shown = {base(name) for name in names_in(expressions(PANELS))}
+    assert {base(name) for name in names_in(rule["expr"] for rule in rules())} <= shown
+    assert {base(name) for name in re.findall(r"`(recsys_\w+)`", RUNBOOK)} <= shown
+    mentioned = {
+        name for panel in PANELS for name in re.findall(r"Recsys\w+", panel["description"])
+    }
+    assert mentioned == {rule["alert"] for rule in rules()}
+
+
+def base(name):
+    return re.sub(r"_(bucket|sum|count|total)$", "", name)
+
+
+def test_panels_have_ids_and_places_of_their_own():
+    panels = DASHBOARD["panels"]
+    assert len({panel["id"] for panel in panels}) == len(panels)
+    taken = set()
+    for panel in panels:
+        place = panel["gridPos"]
+        columns = range(place["x"], place["x"] + place["w"])
+        cells = {(x, place["y"] + y) for x in columns for y in range(place["h"])}
+        assert columns.stop <= 24
+        assert not cells & taken, panel["title"]
+        taken |= cells
+    variables = {variable["name"] for variable in DASHBOARD["templating"]["list"]}
+    used = set(re.findall(r"\$\{?([a-z]\w*)", json.dumps(DASHBOARD))) - {"__rate_interval"}
+    assert used == variables
 
 
 def test_metrics_codes_settings_and_routes_in_the_docs_exist():

@@ -36,7 +36,7 @@ def fill_up(recommender, k, change):
     first = found.recommendations[0].item_id
     change(first)
     (more,) = recommender.recommend_batch([request.after(found)])
-    return first, found.followed_by(more, request)
+    return first, found.followed_by(more)
 
 
 def ids(result):
@@ -56,6 +56,16 @@ def test_the_list_is_full_after_an_item_is_removed(recommender):
     first, result = fill_up(recommender, 9, lambda item: recommender.remove([item]))
     assert first not in ids(result)
     assert len(set(ids(result))) == 9 == result.eligible_items
+
+
+def test_caps_count_the_items_of_the_fallback(recommender):
+    request = RecommendRequest(["nobody"], k=16, max_per={"cat": 7})
+    found = recommender.fallback(request)
+    assert len(found.recommendations) == ITEMS
+    (more,) = recommender.recommend_batch([request.after(found)])
+    result = found.followed_by(more)
+    assert result.recommendations[:ITEMS] == found.recommendations
+    assert [one.source for one in result.recommendations[ITEMS:]] == ["model"]  # the seventh a
 
 
 def test_titles_and_codes_are_of_the_answers_epoch(recommender):

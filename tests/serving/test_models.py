@@ -66,6 +66,7 @@ async def test_an_alias_is_set_listed_used_and_removed(client, service):
         "previous_version": None,
         "status": "ready",
         "refused": None,
+        "rules": [],
     }
     assert await answered_by(client) == "one"
     assert await answered_by(client, model="next") == "two"

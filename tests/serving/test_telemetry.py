@@ -1,5 +1,10 @@
+import pickle
+
+import httpx
 import pytest
 
+from recsys.serving.cluster.door import Door
+from recsys.serving.cluster.exchange import answer
 from recsys.serving.metrics import Metrics
 from recsys.serving.telemetry import Telemetry
 
@@ -42,3 +47,29 @@ def test_spans_nest_as_caller_request_and_stages(traced):
 async def test_an_application_without_it_answers_as_ever(client, service, recommender):
     assert service.metrics.telemetry._provider is None
     assert (await client.get("/v1/models")).status_code == 200
+
+
+async def test_a_replicas_spans_are_in_the_trace_of_the_client(
+    traced, running, settings, recommender, monkeypatch
+):
+    telemetry, exporter = traced
+    monkeypatch.setattr("recsys.serving.app.Telemetry.exporting", lambda: telemetry)
+
+    class Replicas:
+        async def ask(self, call, session):
+            return await answer(app, pickle.loads(pickle.dumps(call)))  # as between processes
+
+    with_traces = settings.model_copy(update={"otel": True})
+    async with running(with_traces, recommender=recommender) as (client, _):
+        app = client._transport.app
+        transport = httpx.ASGITransport(Door(Replicas(), deadline_ms=5000, max_body_bytes=2000))
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as outside:
+            parent = f"00-{'a' * 32}-{'b' * 16}-01"
+            body = {"history": ["item-1"], "k": 3}
+            headers = {"traceparent": parent}
+            asked = await outside.post("/v1/recommendations", json=body, headers=headers)
+    assert asked.status_code == 200
+    spans = {span.name: span for span in exporter.get_finished_spans()}
+    assert {"decode", "POST /v1/recommendations"} <= set(spans)
+    assert {f"{span.context.trace_id:x}" for span in spans.values()} == {"a" * 32}
+    assert f"{spans['POST /v1/recommendations'].parent.span_id:x}" == "b" * 16

@@ -17,7 +17,7 @@ from recsys.errors import ConfigError
 from recsys.interactions import Interactions
 from recsys.pipeline import Context
 from recsys.retrieval import digest
-from recsys.semantic_ids.encoder import ItemEncoder
+from recsys.semantic_ids.encoder import PLACED, ItemEncoder
 from recsys.semantic_ids.rqkmeans import RQKMeans
 from recsys.semantic_ids.rqvae import RQVAE
 from recsys.splits import TRAIN, leave_one_out
@@ -68,6 +68,25 @@ def test_the_artifact_holds_unique_codes_and_what_made_them(method, cls, make, s
     placed, far = coder.encode(dataset.items)
     assert far.shape == (shop.ITEMS, quantizer.centroids.shape[1])
     assert (placed[:, 0] == before[:, 0]).mean() > 3 / quantizer.centroids.shape[1]
+
+
+def test_codes_that_items_would_get_if_new_are_kept_and_counted(make, shop):
+    weights = {"predicted_weight": 0.5, "text_dim": 6, "collaborative_dim": 4}
+    path = stage(make(features=weights))
+    placed = np.load(path / "item_encoder" / PLACED, allow_pickle=False)
+    codes = np.load(path / "codes.npy", allow_pickle=False)
+    assert placed.shape == codes.shape
+    report = json.loads((path / "report.json").read_text())
+    right = sum(a[0] == b[0] for a, b in zip(placed.tolist(), codes.tolist(), strict=True))
+    assert report["placed"]["first_code"] == pytest.approx(right / shop.ITEMS, abs=1e-4)
+    firsts = codes[:, 0].tolist()
+    chance = sum(firsts.count(code) for code in firsts) / shop.ITEMS**2
+    assert report["placed"]["by_chance"] == pytest.approx(chance, abs=1e-4)
+    blocks = report["feature_blocks"]
+    assert blocks["predicted"] == blocks["collaborative"]
+    # what is predicted is no vector of retrieval
+    kept = np.load(path / "features.npy", allow_pickle=False).shape[1]
+    assert kept == sum(blocks.values()) - blocks["predicted"]
 
 
 def test_it_is_made_again_only_when_something_changed(make, shop):

@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from recsys.retrieval.reranker import MODEL, SOURCES, Reranker, feature_matrix
-from recsys.training.reranking import MISSED, Candidates, choose, cross_fit, fit, rank_targets
+from recsys.retrieval.reranker import MODEL, NEW, RECENT, SOURCES, Reranker, feature_matrix
+from recsys.training.reranking import (
+    COST,
+    MISSED,
+    RAISE,
+    Candidates,
+    choose,
+    cross_fit,
+    fit,
+    fit_new,
+    rank_targets,
+)
 
 SHAPE = Reranker({}, candidates=8, nodes=4)
 USERS, WIDTH = 900, 12
@@ -98,8 +109,29 @@ def test_each_source_is_left_out_once():
     found = make({"content": 2.0, "vectors": 1.0, "popularity": 1.0})
     info = choose(found, SHAPE, {MODEL: np.full(USERS, 99)})[1]
     assert info["served"] == "reranker"
-    assert set(info["without"]) == set(SOURCES)
+    assert set(info["without"]) == set(SOURCES) - {RECENT}
     assert min(info["without"], key=info["without"].get) == "content"
+
+
+@pytest.mark.parametrize(("weight", "kept"), [(0.0, False), (2.0, True)])
+def test_recent_popularity_is_a_source_only_if_it_gains(weight, kept):
+    found = make({"content": 1.0, RECENT: weight})
+    reranker, info = choose(found, SHAPE, {MODEL: np.full(USERS, MISSED)})
+    assert (RECENT in reranker.sources) == kept
+    assert (RECENT in info["without"]) == kept
+
+
+def test_a_lead_of_one_source_within_its_error_is_chance():
+    found = make({"content": 2.0, "vectors": 1.0, "popularity": 1.0})
+    crossed = cross_fit(found, SHAPE, [source for source in SOURCES if source != RECENT])
+    slightly = crossed.copy()
+    slightly[np.flatnonzero(crossed >= 2)[0]] = 0  # better for one user of 900,
+    slightly[np.flatnonzero(crossed == 0)[0]] = 1  # and a little worse for another
+    served = [
+        choose(found, SHAPE, {MODEL: ranks})[1]["served"]
+        for ranks in (slightly, np.maximum(crossed - 1, 0))
+    ]
+    assert served == ["reranker", MODEL]
 
 
 def test_metrics_are_those_of_the_ranks():
@@ -107,3 +139,49 @@ def test_metrics_are_those_of_the_ranks():
     info = choose(found, SHAPE, {MODEL: np.array([0, 1, 9, 10] * 10)})[1]
     gains = (1 + 1 / math.log2(3) + 1 / math.log2(11)) / 4
     assert info["parts"][MODEL] == {"ndcg@10": pytest.approx(gains), "recall@10": 0.75}
+
+
+def with_new_items(users: int) -> tuple[Candidates, np.ndarray]:
+    """Users of two kinds: those whose next item is known, and those whose next item is new."""
+    rng = np.random.default_rng(1)
+    items = np.stack([rng.permutation(50)[:WIDTH] for _ in range(users)]).astype(np.int32)
+    new = items < 10
+    values = {source: rng.normal(size=items.shape) for source in SOURCES}
+    values["item_item"] = np.where(new, 0, np.abs(values["item_item"]))
+    score = 3 * values["item_item"] + np.where(new, 2 * values["content"] + 2, 0)
+    targets = items[np.arange(users), (score + rng.gumbel(size=items.shape)).argmax(axis=1)]
+    return Candidates(items, values | {NEW: new.astype(float)}, targets), targets < 10
+
+
+def test_weights_for_new_items_change_no_other_item():
+    found, is_new = with_new_items(900)
+    before = fit(found.take(np.flatnonzero(~is_new)), SHAPE, ["item_item", "content"])
+    after = fit_new(found, before)
+    assert {k: v for k, v in after.weights.items() if not k.startswith(NEW)} == before.weights
+    known = replace(found, values=found.values | {NEW: np.zeros(found.items.shape)})
+    scores = [reranker.score(known.values, known.there) for reranker in (before, after)]
+    np.testing.assert_array_equal(*scores)
+    assert after.weights["new.content"] < 0  # a lower rank is worse
+
+
+def test_new_items_gain_what_other_users_can_spare():
+    found, is_new = with_new_items(2000)
+    rows = np.flatnonzero(~is_new)
+    before = fit(found.take(rows), SHAPE, ["item_item", "content"])
+    after = fit_new(found, before)
+
+    def gain(reranker, users):
+        ranks = rank_targets(found.take(users), reranker)
+        return np.where(ranks < 10, 1 / np.log2(ranks + 2.0), 0).mean()
+
+    fewer = replace(after, weights=after.weights | {NEW: after.weights[NEW] - RAISE})
+    assert gain(after, rows) >= (1 - COST) * gain(fewer, rows)
+    new = np.flatnonzero(is_new)
+    assert gain(after, new) > gain(before, new)
+
+
+def test_too_few_new_items_fit_no_weights_for_them():
+    found, is_new = with_new_items(900)
+    reranker = Reranker({"item_item.value": 1.0}, 8, 4)
+    few = np.append(np.flatnonzero(~is_new), np.flatnonzero(is_new)[:20])
+    assert fit_new(found.take(few), reranker) == reranker

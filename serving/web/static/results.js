@@ -13,6 +13,7 @@ const SOURCES = {
   model: "found by the model's search",
   retrieval: "proposed by retrieval from the items of the history",
   popular: "a popular item, as a fallback",
+  pinned: "pinned by a rule",
 };
 const MOST_TAGS = 4;
 const ask = latest();

@@ -338,5 +338,7 @@ def test_malformed_users_are_reported(tmp_path):
 def test_an_invalid_batch_request_is_reported(job):
     with pytest.raises(ConfigError, match="a batch does not support 'user'"):
         _ = Job(job.bundle, job.users, None, {"user": "ada"}).body
+    with pytest.raises(ConfigError, match="a batch does not support 'rules'"):
+        _ = Job(job.bundle, job.users, None, {"rules": ["summer"]}).body
     with pytest.raises(ConfigError, match="--request: k: "):
         _ = Job(job.bundle, job.users, None, {"k": 0}).body

@@ -1,10 +1,11 @@
 import asyncio
+import hashlib
 
 import pytest
 
 from recsys.errors import ConfigError
 from recsys.serving.stores import open_store
-from recsys.serving.stores.records import Appended, StoreError
+from recsys.serving.stores.records import Appended, StoreError, user_hash
 
 
 async def test_calls_fail_without_the_server_and_work_afterwards(postgres, opened, event):
@@ -86,8 +87,25 @@ async def test_a_newer_schema_is_refused(postgres, opened):
     connection = store._connect()
     connection.execute("INSERT INTO recsys_schema VALUES (99)")
     connection.close()
-    with pytest.raises(StoreError, match="schema 99 is newer than this program's 3; upgrade"):
+    with pytest.raises(StoreError, match="schema 99 is newer than this program's 4; upgrade"):
         opened(postgres.url)
+
+
+async def test_hashes_of_erased_users_are_salted_by_the_migration(postgres, opened, event):
+    first = opened(postgres.url)
+    connection = first._connect()
+    plain = hashlib.sha256(b"ada").hexdigest()
+    connection.execute("ALTER TABLE erasures RENAME COLUMN salted_hash TO user_hash")
+    connection.execute("INSERT INTO erasures VALUES (%s, 5000)", (plain,))
+    connection.execute("DELETE FROM state WHERE key = 'erasure_salt'")
+    connection.execute("DELETE FROM recsys_schema WHERE version = 4")
+    store = opened(postgres.url)
+    rows = connection.execute("SELECT salted_hash, erased_ms FROM erasures").fetchall()
+    connection.close()
+    assert rows == [(user_hash("ada", store.salt), 5000)] != [(plain, 5000)]
+    assert await store.append([event("1", time_ms=4000)]) == Appended(ignored=1)
+    assert await store.append([event("2", time_ms=6000)]) == Appended(accepted=1)
+    assert opened(postgres.url).salt == store.salt
 
 
 def test_the_error_of_an_unreachable_server_hides_its_password():

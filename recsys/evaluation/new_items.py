@@ -1,0 +1,123 @@
+"""Items without events: how well items are recommended that were added after training.
+
+A share of the items is removed from the bundle's catalog and added again under other ids, as a shop
+would add them. Their events are taken out of the histories and of retrieval, and they are placed
+by their content (`recsys.retrieval.as_new`). The users whose next event is on one of them are then
+served, once so and once with the catalog as it is.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from recsys.bundle import CATALOG, ITEM_ENCODER
+from recsys.dataset import ITEM_COLUMNS, Dataset
+from recsys.evaluation.metrics import Hits, bootstrap, ndcg_at_k, recall_at_k
+from recsys.evaluation.protocol import EvaluationConfig, Result, sample
+from recsys.interactions import Histories
+from recsys.live import NewItem
+from recsys.retrieval.as_new import AsNew
+from recsys.retrieval.item_item import decayed
+from recsys.retrieval.rows import pairs_of
+from recsys.semantic_ids.encoder import PLACED
+
+if TYPE_CHECKING:
+    from recsys.recommender import Recommender
+
+SHARE = 0.1  # of the items with events
+LEAST_USERS = 20  # whose next event is on one of them; figures of fewer say nothing
+AS_NEW, CONTENT, AS_KNOWN = "served, as new items", "content-kNN", "served, with their events"
+
+
+def evaluate_new_items(
+    recommender: Recommender,
+    bundle: Path,
+    dataset: Dataset,
+    config: EvaluationConfig,
+    result: Result,
+) -> dict[str, Any] | None:
+    """Serve a share of the items as if they were new.
+
+    Args:
+        recommender: of the bundle under test; it does not change.
+        bundle: the bundle's directory.
+        dataset: of the evaluation.
+        config: the protocol.
+        result: of the whole evaluation, whose first ranker is what is served.
+
+    Returns:
+        `items` and `users`, their numbers; `share`, of the items; `k`; and `figures`, one row per
+        ranker and metric with `mean`, `low` and `high`, seen items left out. None if new items
+        cannot be placed or have no content, or if too few users have one of them next.
+    """
+    retrieval, placed = recommender.retrieval, bundle / CATALOG / ITEM_ENCODER / PLACED
+    if retrieval is None or "masked" not in config.seen_modes or not placed.is_file():
+        return None
+    codes = np.load(placed, allow_pickle=False)
+    items = recommender.bundle.catalog.items
+    new = AsNew.draw(retrieval, items, codes, share=SHARE, seed=config.seed)
+    if new is None:
+        return None
+    examples = sample(dataset.examples(config.split, "next"), config)
+    rows = np.flatnonzero(np.isin(examples.targets.items, new.chosen))
+    if len(rows) < LEAST_USERS:
+        return None
+    known, renumbered = examples.take(rows), new.examples(examples.take(rows))
+    k = config.headline_k
+    found, _ = _with_new_items(recommender, new).rank(
+        renumbered.histories, k, beams=config.beams, batch_size=config.batch_size
+    )
+    served = next(iter(result.rankings.values()))["masked"].items[rows, :k]
+    lists = {
+        AS_NEW: (found, renumbered.targets),
+        CONTENT: (_nearest(retrieval, renumbered.histories, k), known.targets),
+        AS_KNOWN: (served, known.targets),
+    }
+    figures = []
+    for name, (listed, targets) in lists.items():
+        hits = Hits.of(listed, targets)
+        for metric, function in (("recall", recall_at_k), ("ndcg", ndcg_at_k)):
+            options = {"resamples": config.resamples, "seed": config.seed}
+            about = {"ranker": name, "metric": metric}
+            figures.append({**about, **vars(bootstrap(function(hits, k), **options))})
+    return {
+        "share": SHARE,
+        "items": len(new.chosen),
+        "users": len(rows),
+        "k": k,
+        "figures": figures,
+    }
+
+
+def _with_new_items(recommender: Recommender, new: AsNew) -> Recommender:
+    """A recommender of the same models from whose catalog items were removed and added again."""
+    from recsys.recommender import Recommender
+
+    bundle = recommender.bundle
+    changed = Recommender(bundle, recommender.model, retrieval=new.retrieval)
+    table = bundle.catalog.items.take(new.chosen).to_pylist()
+    items = [
+        NewItem(
+            f"new {row['item_id']}",
+            "" if row["title"] == row["item_id"] else row["title"],
+            row["text"] or "",
+            {key: v for key, v in row.items() if key not in ITEM_COLUMNS and v is not None},
+            codes.tolist(),
+        )
+        for row, codes in zip(table, new.codes, strict=True)
+    ]
+    changed.upsert(items)
+    changed.remove([row["item_id"] for row in table])
+    return changed
+
+
+def _nearest(retrieval: Any, histories: Histories, k: int) -> NDArray[np.int32]:
+    """(n, k) items whose content is nearest to the decayed sum of the history's."""
+    size, content = len(retrieval), retrieval.content
+    queries = content.mean(decayed(histories, size, retrieval.item_item.decay))
+    hidden = pairs_of([histories.only_seen], size)
+    return np.asarray(content.nearest(queries, k, hidden, [None] * len(histories)))

@@ -1,0 +1,76 @@
+"""Business rules: named filters, boosts, pins and caps that requests and aliases refer to."""
+
+from typing import Annotated
+
+from fastapi import APIRouter, Path, Query, Response
+
+from recsys.serving.api.routing import BODY, By, JsonRoute, Ready, json_response
+from recsys.serving.auth import Scope, requires
+from recsys.serving.errors import documented
+from recsys.serving.schemas.rules import (
+    RuleBody,
+    RuleChanges,
+    RuleChangesQuery,
+    RuleInfo,
+    RuleList,
+    RuleName,
+)
+
+router = APIRouter(prefix="/v1", route_class=JsonRoute)
+PathRule = Annotated[RuleName, Path(description="Name of a rule.")]
+
+
+@router.get("/rules", response_model=RuleList, responses=documented("not_ready"))
+@requires(Scope.READ)
+async def list_rules(service: Ready) -> Response:
+    """List all rules."""
+    return json_response(RuleList(rules=service.rules.infos()))
+
+
+@router.get(
+    "/rules/{name}",
+    response_model=RuleInfo,
+    responses=documented("unknown_rule", "invalid_request", "not_ready"),
+)
+@requires(Scope.READ)
+async def get_rule(name: PathRule, service: Ready) -> Response:
+    """Get a rule, its last change, and the aliases that always apply it."""
+    return json_response(service.rules.info(name))
+
+
+@router.put(
+    "/rules/{name}",
+    response_model=RuleInfo,
+    responses=documented(*BODY, "invalid_rule", "store_unavailable", "not_ready"),
+)
+@requires(Scope.WRITE)
+async def put_rule(name: PathRule, body: RuleBody, service: Ready, by: By) -> Response:
+    """Add a rule, or replace it; from the response on it applies to requests that name it."""
+    return json_response(await service.rules.put(name, body, by))
+
+
+@router.delete(
+    "/rules/{name}",
+    status_code=204,
+    responses=documented(
+        "unknown_rule", "invalid_request", "rule_in_use", "store_unavailable", "not_ready"
+    ),
+)
+@requires(Scope.WRITE)
+async def delete_rule(name: PathRule, service: Ready, by: By) -> Response:
+    """Delete a rule that no alias has."""
+    await service.rules.delete(name, by)
+    return Response(status_code=204)
+
+
+@router.get(
+    "/rule-changes",
+    response_model=RuleChanges,
+    responses=documented("invalid_request", "store_unavailable", "not_ready"),
+)
+@requires(Scope.WRITE)
+async def list_rule_changes(
+    query: Annotated[RuleChangesQuery, Query()], service: Ready
+) -> Response:
+    """Read who changed which rule when, and to what; newest first."""
+    return json_response(RuleChanges(changes=await service.rules.changes(query.name, query.limit)))

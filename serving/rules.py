@@ -1,0 +1,320 @@
+"""Rules of the service: named, stored and audited; aliases may have standing ones.
+
+Each change is a record of the store's journal of rules, in which nothing is replaced: it is the
+audit. The rules of a process are what the records amount to in their order, so that all processes
+with one store agree. A record that cannot take effect at its place, such as the deletion of a rule
+that an alias was given just before, has none in any process. Processes read each other's records
+once a second.
+"""
+
+import asyncio
+import logging
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from typing import Any
+
+from recsys.errors import RuleError
+from recsys.rules import Rule
+from recsys.serving.models import Model, Models, UnknownModelError
+from recsys.serving.schemas.common import CHAMPION
+from recsys.serving.schemas.rules import RuleBody, RuleChange, RuleInfo, RuleParts
+from recsys.serving.stores.records import StoreError
+from recsys.serving.stores.store import Store, now_ms
+
+logger = logging.getLogger("recsys.serving.rules")
+JOURNAL = "rules"  # written in stores
+LOOK_S = 1.0  # interval of reading the changes of other processes
+
+
+class UnknownRuleError(LookupError):
+    """There is no rule of this name."""
+
+
+class RuleReferenceError(ValueError):
+    """A request or an alias refers to a rule that does not exist or does not fit the model."""
+
+
+class RuleInUseError(Exception):
+    """The rule cannot be deleted, since an alias has it."""
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A rule, the JSON that it was put as, and its last change."""
+
+    rule: Rule
+    value: dict[str, Any]
+    time_ms: int
+    by: str | None
+
+
+@dataclass
+class State:
+    """What the records of the journal amount to."""
+
+    rules: dict[str, Kept] = field(default_factory=dict)
+    aliases: dict[str, list[str]] = field(default_factory=dict)
+
+    def apply(self, record: Mapping[str, Any]) -> bool:
+        """Make a change; returns whether it had an effect."""
+        op, name = record["op"], record["name"]
+        value: Any = record.get("value")
+        if op == "put":
+            before = self.rules.get(name)
+            if before is not None and before.value == value:
+                return False
+            try:
+                rule = Rule(**value)
+            except (RuleError, TypeError) as error:  # of another version of the service
+                logger.error("rule %s of the store cannot be read: %s", name, error)
+                return False
+            self.rules[name] = Kept(rule, value, record["time_ms"], record["by"])
+        elif op == "delete":
+            if name not in self.rules or self.users(name):
+                return False
+            del self.rules[name]
+        elif op == "alias":
+            if self.aliases.get(name, []) == value or not self.rules.keys() >= set(value):
+                return False
+            self.aliases.pop(name, None)
+            if value:
+                self.aliases[name] = value
+        else:  # of another version of the service
+            return False
+        return True
+
+    def users(self, name: str) -> list[str]:
+        """Aliases that have a rule."""
+        return sorted(alias for alias, names in self.aliases.items() if name in names)
+
+
+class Rules:
+    """The rules of all processes that share a store."""
+
+    def __init__(self, models: Models) -> None:
+        """Without rules; changes are possible after `start`."""
+        self._models, self._state = models, State()
+        self._store: Store | None = None
+        self._seen = 0  # place in the journal of the last record that the state has
+        self._changing = asyncio.Lock()
+        self._following: asyncio.Task[None] | None = None
+
+    async def start(self, store: Store) -> None:
+        """Read the rules of a store, and follow the changes of other processes."""
+        self._store = store
+        await self._catch_up()
+        self._following = asyncio.create_task(self._follow(), name="rules")
+
+    async def close(self) -> None:
+        """Stop following."""
+        if self._following is not None:
+            self._following.cancel()
+            await asyncio.gather(self._following, return_exceptions=True)
+
+    # Readers
+
+    def infos(self) -> list[RuleInfo]:
+        """All rules, sorted by name."""
+        return [self.info(name) for name in sorted(self._state.rules)]
+
+    def info(self, name: str) -> RuleInfo:
+        """Describe a rule; `UnknownRuleError` if there is none of this name."""
+        kept = self._find(name)
+        return RuleInfo(
+            name=name,
+            time_ms=kept.time_ms,
+            by=kept.by,
+            aliases=self._state.users(name),
+            **kept.value,
+        )
+
+    def standing(self, alias: str) -> list[str]:
+        """Names of the rules that apply to all requests of an alias."""
+        return self._state.aliases.get(alias, [])
+
+    def of(self, alias: str, names: Sequence[str]) -> dict[str, Rule]:
+        """The rules of a request by name: those of its alias, then those that it names.
+
+        Raises:
+            RuleReferenceError: there is no rule of a name.
+        """
+        standing = self.standing(alias)
+        if not standing and not names:
+            return {}
+        return {
+            name: self._referred(name, place - len(standing)).rule
+            for place, name in enumerate([*standing, *names])
+        }
+
+    def check(self, rules: Mapping[str, Rule], model: Model) -> None:
+        """Check rules against the items of a model.
+
+        Raises:
+            RuleReferenceError: a rule does not fit; the text names it.
+        """
+        for name, rule in rules.items():
+            try:
+                rule.check(model.recommender.epoch.filters.attributes)
+            except RuleError as error:
+                raise RuleReferenceError(
+                    f"the rule {name!r} does not fit the model {model.name!r}: {error}"
+                ) from None
+
+    async def changes(self, name: str | None, limit: int) -> list[RuleChange]:
+        """The last changes that had an effect, newest first; of one rule, if it is named."""
+        journal = await self._open().journal(JOURNAL)
+        return await asyncio.to_thread(_audit, journal.records, name, limit)
+
+    # Changes
+
+    async def put(self, name: str, body: RuleBody, by: str | None) -> RuleInfo:
+        """Add or replace a rule; from the return on it applies to requests.
+
+        Raises:
+            RuleError: it is malformed, or does not fit the items of the champion, or of an alias
+                that has it.
+            StoreError: the rule may not be kept; repeat the call.
+        """
+        value = body.model_dump(exclude_defaults=True)
+        rule = Rule(**value)
+        async with self._changing:
+            await self._catch_up()
+            await asyncio.to_thread(self._check, name, rule)
+            kept = self._state.rules.get(name)
+            if kept is None or kept.value != value:
+                await self._write({"op": "put", "name": name, "value": value}, by)
+            return self.info(name)
+
+    async def delete(self, name: str, by: str | None) -> None:
+        """Delete a rule.
+
+        Raises:
+            UnknownRuleError: there is none of this name.
+            RuleInUseError: an alias has it.
+            StoreError: as `put`.
+        """
+        async with self._changing:
+            await self._catch_up()
+            self._check_unused(name)
+            if not await self._write({"op": "delete", "name": name}, by):
+                self._check_unused(name)  # another process was faster
+
+    async def require(self, names: Sequence[str]) -> None:
+        """Refuse names that no process has a rule for.
+
+        Raises:
+            RuleReferenceError: there is no rule of a name.
+        """
+        async with self._changing:
+            await self._catch_up()
+        for place, name in enumerate(names):
+            self._referred(name, place)
+
+    async def stand(self, alias: str, names: Sequence[str], by: str | None) -> None:
+        """Set the rules that apply to all requests of an alias.
+
+        Raises:
+            RuleReferenceError: there is no rule of a name, or it does not fit the alias's model.
+            StoreError: as `put`.
+        """
+        value = [*dict.fromkeys(names)]
+        async with self._changing:
+            await self._catch_up()
+            rules = {name: self._referred(name, place).rule for place, name in enumerate(value)}
+            if rules:
+                await asyncio.to_thread(self.check, rules, self._models.get(alias))
+            if self.standing(alias) == value:
+                return
+            if not await self._write({"op": "alias", "name": alias, "value": value}, by):
+                for place, name in enumerate(value):  # another process was faster
+                    self._referred(name, place)
+
+    # Internals
+
+    def _open(self) -> Store:
+        if self._store is None:
+            raise StoreError("the store of the rules is not open yet; try again")
+        return self._store
+
+    def _find(self, name: str) -> Kept:
+        try:
+            return self._state.rules[name]
+        except KeyError:
+            raise UnknownRuleError(f"There is no rule {name!r}; /v1/rules lists them.") from None
+
+    def _referred(self, name: str, place: int) -> Kept:
+        kept = self._state.rules.get(name)
+        if kept is None:
+            near = get_close_matches(name, self._state.rules, 1)
+            hint = f"did you mean {near[0]!r}? " if near else ""
+            raise RuleReferenceError(
+                f"rules[{place}]: there is no rule {name!r}; {hint}GET /v1/rules lists them"
+            )
+        return kept
+
+    def _check(self, name: str, rule: Rule) -> None:
+        """Check a rule against the models that it is for; its pins against the champion."""
+        catalog = self._models.get(CHAMPION).recommender.catalog
+        for place, row in enumerate(catalog.index(rule.pin).tolist()):
+            if row < 0:
+                raise RuleError(
+                    f"pin[{place}]: item {rule.pin[place]!r} is not in the catalog; add it with "
+                    "PUT /v1/items, or correct the id"
+                )
+        for alias in (CHAMPION, *self._state.users(name)):
+            try:
+                model = self._models.get(alias)
+            except UnknownModelError:  # another process has this alias
+                continue
+            rule.check(model.recommender.epoch.filters.attributes)
+
+    def _check_unused(self, name: str) -> None:
+        self._find(name)
+        if users := self._state.users(name):
+            raise RuleInUseError(
+                f"The rule {name!r} is a standing rule of the alias {users[0]!r}; take it out of "
+                f"its 'rules' with PUT /v1/aliases/{users[0]} first."
+            )
+
+    async def _write(self, change: Mapping[str, Any], by: str | None) -> bool:
+        """Write a change durably and make it; returns whether it had an effect."""
+        record = {"id": uuid.uuid4().hex, "time_ms": now_ms(), "by": by, **change}
+        await self._open().journal_append(JOURNAL, [record])
+        return record["id"] in await self._catch_up()
+
+    async def _catch_up(self) -> set[str]:
+        """Make the changes since the last call; returns the ids of those that had an effect."""
+        journal = await self._open().journal(JOURNAL, self._seen)
+        done = {record["id"] for record in journal.records if self._state.apply(record)}
+        self._seen = journal.place
+        return done
+
+    async def _follow(self) -> None:
+        while True:
+            await asyncio.sleep(LOOK_S)
+            try:
+                async with self._changing:
+                    await self._catch_up()
+            except StoreError:
+                pass  # the store logs it, and when it works again
+            except Exception:
+                logger.exception("rules of other processes could not be read")
+
+
+def _audit(records: Sequence[Mapping[str, Any]], name: str | None, limit: int) -> list[RuleChange]:
+    state, found = State(), []
+    for record in records:
+        op, changed = record["op"], record["name"]
+        value: Any = record.get("value")
+        concerned = {changed} if op != "alias" else {*value, *state.aliases.get(changed, [])}
+        if not state.apply(record) or not (name is None or name in concerned):
+            continue
+        values: dict[str, Any] = {key: record[key] for key in ("id", "time_ms", "by", "op", "name")}
+        if op == "put":
+            values["rule"] = RuleParts.model_validate(value)
+        elif op == "alias":
+            values["rules"] = value
+        found.append(RuleChange(**values))
+    return found[: -limit - 1 : -1]

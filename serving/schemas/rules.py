@@ -1,0 +1,114 @@
+"""Business rules on the wire; `recsys.rules` defines their meaning."""
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, Field, StringConstraints, model_validator
+
+from recsys.rules import MOST_CAPS, MOST_PINS
+from recsys.serving.schemas.common import MAX_K, Answer, Body, Id, ItemId, Query
+from recsys.serving.schemas.filters import EXAMPLE, MAX_BOOSTS, Boost, Filter
+
+MAX_RULES = 16  # of one request, or of one alias
+MAX_CHANGES = 1_000
+RuleName = Annotated[
+    str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9_-]{0,63}$"), Field(examples=["summer"])
+]
+RuleNames = Annotated[list[RuleName], Field(max_length=MAX_RULES)]
+_BURY: dict[str, Any] = {
+    "filter": {"must": [{"key": "brand", "match": "Acme"}]},
+    "weight": -2.0,
+}
+
+
+class RuleParts(BaseModel):
+    """What a rule asks of the lists that it applies to."""
+
+    filter: Filter | None = Field(
+        None, description="Recommend only items that match.", examples=[EXAMPLE]
+    )
+    boosts: list[Boost] = Field(
+        [],
+        max_length=MAX_BOOSTS,
+        description="Weights added to the scores of the items that match a filter; a negative one "
+        "buries them.",
+        examples=[[_BURY]],
+    )
+    pin: list[ItemId] = Field(
+        [],
+        max_length=MOST_PINS,
+        description="Items that take the first places, in this order, if the request's filter and "
+        "exclusions, availability and `max_per` allow them.",
+        examples=[["B0077"]],
+    )
+    max_per: dict[Id, Annotated[int, Field(ge=1, le=MAX_K)]] = Field(
+        {},
+        max_length=MOST_CAPS,
+        description="By attribute: how many items of a list may have the same value of it.",
+        examples=[{"brand": 2}],
+    )
+
+
+class RuleBody(Body, RuleParts):
+    """A rule: at least one of `filter`, `boosts`, `pin` and `max_per`."""
+
+    @model_validator(mode="after")
+    def _not_empty(self) -> Self:
+        if not (self.filter or self.boosts or self.pin or self.max_per):
+            raise ValueError("give at least one of 'filter', 'boosts', 'pin' and 'max_per'")
+        return self
+
+
+class RuleInfo(Answer, RuleParts):
+    """A rule and its last change."""
+
+    name: RuleName
+    time_ms: int = Field(
+        description="Unix milliseconds of its last change.", examples=[1_700_000_000_000]
+    )
+    by: str | None = Field(
+        description="Name of the key that made it; null without keys.", examples=["shop"]
+    )
+    aliases: list[str] = Field(
+        description="Aliases whose requests it always applies to.", examples=[["champion"]]
+    )
+
+
+class RuleList(Answer):
+    """All rules, sorted by name."""
+
+    rules: list[RuleInfo]
+
+
+class RuleChange(BaseModel):
+    """A change of a rule, or of the standing rules of an alias."""
+
+    id: str = Field(examples=["0b9c6a5c7f0e4c7c8d0f6a54f2f0a6f1"])
+    time_ms: int = Field(description="Unix milliseconds.", examples=[1_700_000_000_000])
+    by: str | None = Field(
+        description="Name of the key; null without keys. The key itself is stored nowhere.",
+        examples=["shop"],
+    )
+    op: Literal["put", "delete", "alias"] = Field(
+        description="`put` and `delete` of a rule; `alias`: other standing rules of an alias.",
+        examples=["put"],
+    )
+    name: str = Field(description="The rule, or the alias.", examples=["summer"])
+    rule: RuleParts | None = Field(
+        None, description="The rule as it was put.", examples=[{"max_per": {"brand": 2}}]
+    )
+    rules: list[str] | None = Field(None, description="The standing rules of the alias from then.")
+
+
+class RuleChanges(Answer):
+    """Changes, newest first."""
+
+    changes: list[RuleChange]
+
+
+class RuleChangesQuery(Query):
+    """Which changes to read."""
+
+    name: RuleName | None = Field(
+        None, description="Only changes of this rule, and of aliases that got it."
+    )
+    limit: int = Field(100, ge=1, le=MAX_CHANGES)

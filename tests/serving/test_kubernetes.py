@@ -1,0 +1,164 @@
+"""The manifests of deploy/kubernetes/ are valid, and fit the image and the service."""
+
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+from recsys.serving.api.routes import find_route
+from recsys.serving.auth import Scope, scope_of
+from recsys.serving.server import GRACE_S
+from recsys.serving.settings import ENV_PREFIX, ServingSettings
+
+DEPLOY = Path(__file__).parents[2] / "deploy"
+FOLDER = DEPLOY / "kubernetes"
+VERSIONS = ("1.28", "1.32", "1.37")
+MANIFESTS = [
+    manifest
+    for file in sorted(FOLDER.glob("*.yaml"))
+    for manifest in yaml.safe_load_all(file.read_text(encoding="utf-8"))
+]
+
+
+def of_kind(kind):
+    (found,) = [manifest for manifest in MANIFESTS if manifest["kind"] == kind]
+    return found
+
+
+@pytest.fixture
+def pod():
+    return of_kind("Deployment")["spec"]["template"]["spec"]
+
+
+@pytest.fixture
+def container(pod):
+    (only,) = pod["containers"]
+    return only
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("manifest", MANIFESTS, ids=lambda manifest: manifest["kind"])
+def test_a_manifest_follows_the_schema_of_kubernetes(manifest, version):
+    checker = pytest.importorskip("kubernetes_validate")
+    assert checker.validate(manifest, version, strict=True) == version
+
+
+def test_the_schema_check_refuses_unknown_fields():
+    checker = pytest.importorskip("kubernetes_validate")
+    wrong = {**of_kind("PodDisruptionBudget"), "specs": {}}
+    with pytest.raises(checker.ValidationError):
+        checker.validate(wrong, VERSIONS[-1], strict=True)
+
+
+def test_every_selector_finds_the_pods():
+    labels = of_kind("Deployment")["spec"]["template"]["metadata"]["labels"]
+    selectors = [
+        of_kind("Service")["spec"]["selector"],
+        of_kind("Deployment")["spec"]["selector"]["matchLabels"],
+        of_kind("PodDisruptionBudget")["spec"]["selector"]["matchLabels"],
+        of_kind("NetworkPolicy")["spec"]["podSelector"]["matchLabels"],
+    ]
+    assert all(selector == labels for selector in selectors)
+
+
+def test_a_disruption_leaves_pods_that_answer():
+    deployment = of_kind("Deployment")["spec"]
+    assert deployment["replicas"] > of_kind("PodDisruptionBudget")["spec"]["maxUnavailable"]
+    assert deployment["strategy"]["rollingUpdate"]["maxUnavailable"] == 0
+
+
+def test_the_environment_is_a_valid_configuration(container, monkeypatch, tmp_path):
+    monkeypatch.setenv("RECSYS_HOME", str(tmp_path))
+    given = {variable["name"]: variable for variable in container["env"]}
+    for name, variable in given.items():
+        if name.startswith(ENV_PREFIX):
+            monkeypatch.setenv(name, variable["value"])
+        if re.search("PASSWORD|SECRET|TOKEN", name):
+            assert "secretKeyRef" in variable["valueFrom"]
+    settings = ServingSettings.load()
+    assert settings.keys is not None
+    assert not settings.insecure_listen
+    assert str(settings.store).startswith("postgresql://")
+    assert "@" not in str(settings.store).partition("@")[2]
+    assert ":" not in str(settings.store).partition("://")[2].partition("@")[0], "a password"
+    assert settings.threads == int(container["resources"]["requests"]["cpu"])
+
+
+def test_ports_are_those_of_the_service(container):
+    (port,) = container["ports"]
+    (environment,) = [v["value"] for v in container["env"] if v["name"] == f"{ENV_PREFIX}PORT"]
+    (listed,) = of_kind("Service")["spec"]["ports"]
+    (ingress,) = of_kind("NetworkPolicy")["spec"]["ingress"]
+    assert port["containerPort"] == int(environment) == ServingSettings.model_fields["port"].default
+    assert listed["targetPort"] == port["name"]
+    assert [p["port"] for p in ingress["ports"]] == [port["containerPort"]]
+
+
+@pytest.mark.parametrize("probe", ["startupProbe", "livenessProbe", "readinessProbe"])
+def test_probes_ask_public_routes_on_the_open_port(container, probe):
+    asked = container[probe]["httpGet"]
+    route, methods = find_route({"type": "http", "method": "GET", "path": asked["path"]})
+    assert route.path_format == asked["path"]
+    assert "GET" in methods
+    assert scope_of(route.endpoint) is Scope.PUBLIC
+    assert asked["port"] == container["ports"][0]["name"]
+
+
+def test_a_pod_that_is_loading_or_stopping_is_not_restarted(container):
+    assert container["livenessProbe"]["httpGet"]["path"] == "/health/live"
+    assert container["startupProbe"]["httpGet"]["path"] == "/health/live"
+    assert container["readinessProbe"]["httpGet"]["path"] == "/health/ready"
+
+
+def test_a_pod_that_stops_has_time_to_answer(pod, container):
+    _, seconds = container["lifecycle"]["preStop"]["exec"]["command"]
+    deadline = ServingSettings.model_fields["deadline_ms"].default / 1000
+    assert pod["terminationGracePeriodSeconds"] > int(seconds) + deadline + GRACE_S
+
+
+def test_the_pod_is_unprivileged_limited_and_read_only(pod, container):
+    image = (DEPLOY / "Dockerfile").read_text(encoding="utf-8")
+    context = pod["securityContext"]
+    assert context["runAsNonRoot"] is True
+    assert f"--uid {context['runAsUser']} " in image
+    assert f"--gid {context['runAsGroup']} " in image
+    assert context["seccompProfile"] == {"type": "RuntimeDefault"}
+    assert container["securityContext"] == {
+        "allowPrivilegeEscalation": False,
+        "readOnlyRootFilesystem": True,
+        "capabilities": {"drop": ["ALL"]},
+    }
+    assert pod["automountServiceAccountToken"] is False
+    assert set(container["resources"]) == {"requests", "limits"}
+    for amounts in container["resources"].values():
+        assert set(amounts) == {"cpu", "memory"}
+    assert not container["image"].endswith(":latest")
+
+
+def test_every_mount_has_a_volume_and_only_scratch_is_writable(pod, container):
+    volumes = {volume["name"]: volume for volume in pod["volumes"]}
+    mounts = {mount["name"]: mount for mount in container["volumeMounts"]}
+    assert set(volumes) == set(mounts)
+    writable = {name for name, mount in mounts.items() if not mount.get("readOnly")}
+    assert writable == {name for name, volume in volumes.items() if "emptyDir" in volume}
+    assert all(volumes[name]["emptyDir"]["sizeLimit"] for name in writable)
+    home = re.search(r"RECSYS_HOME=(\S+)", (DEPLOY / "Dockerfile").read_text())[1]
+    assert {mounts[name]["mountPath"] for name in writable} == {home, "/tmp"}
+
+
+def test_pods_get_no_variables_of_services_as_settings(pod):
+    """KubeRay's service `recsys-serve-svc` would set RECSYS_SERVE_SVC_SERVICE_HOST and the like."""
+    assert pod["enableServiceLinks"] is False
+    ray = yaml.safe_load((DEPLOY / "ray" / "rayservice.yaml").read_text())
+    cluster = ray["spec"]["rayClusterConfig"]
+    for group in (cluster["headGroupSpec"], *cluster["workerGroupSpecs"]):
+        assert group["template"]["spec"]["enableServiceLinks"] is False
+
+
+def test_the_network_policy_limits_both_directions():
+    spec = of_kind("NetworkPolicy")["spec"]
+    assert set(spec["policyTypes"]) == {"Ingress", "Egress"}
+    for rule in (*spec["ingress"], *spec["egress"]):
+        assert rule.get("from") or rule.get("to")
+        assert rule["ports"]

@@ -1,0 +1,288 @@
+"""deploy/nginx.conf in front of the service, with a real nginx. Only ports, paths and times differ.
+
+The proxy reaches the service from an address of its own, as it does on another machine, and the
+clients have addresses of their own, too: 127.0.0.0/8 is all loopback.
+"""
+
+import os
+import re
+import shutil
+import socket
+import ssl
+import subprocess
+import threading
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+
+from recsys.serving.app import create_app
+from recsys.serving.schemas.common import Problem
+from recsys.serving.server import bind, http_server
+from recsys.serving.service import Phase
+
+CONF = Path(__file__).parents[2] / "deploy" / "nginx.conf"
+NGINX = shutil.which("nginx", path=os.environ.get("PATH", "") + ":/usr/sbin")
+OPENSSL = shutil.which("openssl")
+HERE, PROXY, ANNA, BOB = "127.0.0.1", "127.0.0.2", "127.0.0.5", "127.0.0.6"
+PATIENCE_S = 60
+ASK = "/v1/recommendations"
+
+pytestmark = pytest.mark.skipif(
+    not (NGINX and OPENSSL), reason="nginx or openssl is not installed (apt-get: nginx-light)"
+)
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("tls")
+    names = ["-subj", "/CN=test", "-addext", "subjectAltName=IP:127.0.0.1"]
+    subprocess.run(
+        [OPENSSL, "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", *names,
+         "-keyout", folder / "privkey.pem", "-out", folder / "fullchain.pem"],
+        check=True, capture_output=True,
+    )  # fmt: skip
+    return folder
+
+
+@pytest.fixture
+def start_service(settings, recommender):
+    """Starts the service; yields its port, and a list of the paths of requests that reached it."""
+
+    @contextmanager
+    def start(**changes):
+        changed = settings.model_copy(update=changes)
+        app, ready, seen = create_app(changed, recommender=recommender), threading.Event(), []
+        app.state.service.on_phase = lambda service: ready.set()
+
+        async def noted(scope, receive, send):
+            if scope["type"] == "http":
+                seen.append(scope["path"])
+            await app(scope, receive, send)
+
+        server = http_server(noted, changed)
+        listener, _ = bind(HERE, 0)
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+        with listener:
+            thread.start()
+            try:
+                assert ready.wait(PATIENCE_S)
+                assert app.state.service.phase is Phase.READY, app.state.service.failure
+                yield listener.getsockname()[1], seen
+            finally:
+                server.should_exit = True
+                thread.join()
+
+    return start
+
+
+def paths(folder):
+    """Folders for what nginx writes; the default ones are root's."""
+    kinds = ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
+    return " ".join(f"{kind}_temp_path {folder}/{kind};" for kind in kinds)
+
+
+@pytest.fixture
+def start_proxy(tmp_path, certificate):
+    """Starts nginx in front of a port of the service, with other values of some directives.
+
+    Yields its ports for TLS and for plain HTTP.
+    """
+
+    @contextmanager
+    def start(service, **values):
+        with socket.create_server((HERE, 0)) as plain, socket.create_server((HERE, 0)) as secure:
+            ports = secure.getsockname()[1], plain.getsockname()[1]
+            user = " user root;" if os.getuid() == 0 else ""  # for the folders of the test
+            changes = {
+                "worker_processes auto;": f"worker_processes 1; daemon off;{user}",
+                "/var/log/nginx/error.log": "stderr",
+                "/run/nginx.pid": f"{tmp_path}/nginx.pid",
+                "/etc/nginx/tls": str(certificate),
+                "listen 443 ssl;": f"listen {HERE}:{ports[0]} ssl;",
+                "listen 80;": f"listen {HERE}:{ports[1]};",
+                "server 127.0.0.1:8000;": f"server {HERE}:{service};",
+                "proxy_pass ": f"proxy_bind {PROXY}; proxy_pass ",
+                "http {": f"http {{ {paths(tmp_path)}",
+            }
+            text = CONF.read_text(encoding="utf-8")
+            for name, value in values.items():
+                text, found = re.subn(rf"(?m)^( +{name}) [^;]+;", rf"\1 {value};", text)
+                assert found == 1, name
+            for old, new in changes.items():
+                assert old in text, old
+                text = text.replace(old, new)
+            file = tmp_path / "nginx.conf"
+            file.write_text(text, encoding="utf-8")
+            inherited = (plain.fileno(), secure.fileno())  # so that nobody else gets the ports
+            process = subprocess.Popen(
+                [NGINX, "-p", tmp_path, "-e", "stderr", "-c", file],
+                env={"NGINX": "".join(f"{number};" for number in inherited)},
+                pass_fds=inherited,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+        try:
+            yield ports
+        finally:
+            process.terminate()
+            _, said = process.communicate(timeout=PATIENCE_S)
+        assert "[emerg]" not in said, said
+
+    return start
+
+
+@pytest.fixture
+def browse(certificate):
+    """A client from an address, which trusts the test's certificate."""
+
+    def client(port, address=ANNA):
+        trusted = ssl.create_default_context(cafile=certificate / "fullchain.pem")
+        return httpx.Client(
+            base_url=f"https://127.0.0.1:{port}",
+            transport=httpx.HTTPTransport(verify=trusted, local_address=address),
+            timeout=PATIENCE_S,
+        )
+
+    return client
+
+
+@pytest.fixture
+def connect(certificate):
+    """A TLS connection of which the test sends every byte."""
+
+    def connection(port):
+        trusted = ssl.create_default_context(cafile=certificate / "fullchain.pem")
+        plain = socket.create_connection((HERE, port), PATIENCE_S, (ANNA, 0))
+        return trusted.wrap_socket(plain, server_hostname=HERE)
+
+    return connection
+
+
+def was_cut(connection):
+    """Whether the other side ends the connection, with or without an answer."""
+    try:
+        while connection.recv(4096):
+            pass
+    except TimeoutError:
+        return False
+    except (ConnectionError, ssl.SSLError):
+        pass
+    return True
+
+
+def test_the_proxy_speaks_tls_and_sends_plain_http_there(start_service, start_proxy, browse):
+    with start_service() as (port, _), start_proxy(port) as (secure, plain):
+        with browse(secure) as client:
+            answer = client.post(ASK, json={"history": ["item-1"], "k": 3})
+            session = answer.extensions["network_stream"].get_extra_info("ssl_object")
+            assert session.version() == "TLSv1.3"
+            assert len(answer.json()["items"]) == 3
+            assert answer.headers["strict-transport-security"].startswith("max-age=")
+        moved = httpx.get(f"http://127.0.0.1:{plain}/docs?a=1", trust_env=False)
+        assert (moved.status_code, moved.headers["location"]) == (301, "https://127.0.0.1/docs?a=1")
+
+
+def test_only_the_proxy_names_the_address_of_a_client(start_service, start_proxy, browse):
+    limits = {"rate_limit": 0.001, "rate_burst": 2, "forwarded_allow_ips": PROXY}
+    with start_service(**limits) as (port, _), start_proxy(port) as (secure, _):
+
+        def statuses(client):
+            """Of three requests that each claim to come from somewhere else."""
+            with client:
+                claims = [{"X-Forwarded-For": f"192.0.2.{n}"} for n in range(3)]
+                return [client.get("/v1/models", headers=claim).status_code for claim in claims]
+
+        assert statuses(browse(secure, ANNA)) == [200, 200, 429]
+        assert statuses(browse(secure, BOB)) == [200, 200, 429]
+        direct = httpx.Client(base_url=f"http://127.0.0.1:{port}", trust_env=False)
+        assert statuses(direct) == [200, 200, 429]
+
+
+def test_a_head_that_never_ends_is_cut_by_the_proxy(start_service, start_proxy, connect):
+    with (
+        start_service() as (port, seen),
+        start_proxy(port, client_header_timeout="3s") as (secure, _),
+        connect(secure) as connection,
+    ):
+        connection.sendall(f"POST {ASK} HTTP/1.1\r\nHost: 127.0.0.1\r\nX-Slow: ".encode())
+        connection.settimeout(0.2)  # the pace: a byte, then a look whether it is over
+        for _ in range(5 * PATIENCE_S):
+            try:
+                connection.sendall(b"a")
+            except (ConnectionError, ssl.SSLError):
+                break
+            if was_cut(connection):
+                break
+        else:
+            pytest.fail("the connection is still open")
+        assert ASK not in seen
+
+
+def test_a_body_that_stops_is_cut_by_the_proxy(start_service, start_proxy, connect):
+    with (
+        start_service() as (port, seen),
+        start_proxy(port, client_body_timeout="3s") as (secure, _),
+        connect(secure) as connection,
+    ):
+        head = f"POST {ASK} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 1000\r\n\r\n"
+        connection.sendall(f'{head}{{"history": '.encode())
+        assert was_cut(connection)
+        assert ASK not in seen
+
+
+def begin(connection, length):
+    """Send the head of a request; on return, nginx has taken it and reads the body."""
+    head = f"POST {ASK} HTTP/1.1\r\nHost: {HERE}\r\nContent-Type: application/json\r\n"
+    connection.sendall(f"{head}Content-Length: {length}\r\nExpect: 100-continue\r\n\r\n".encode())
+    assert connection.recv(4096).startswith(b"HTTP/1.1 100 ")
+
+
+def test_a_slow_body_reaches_the_service_when_complete(start_service, start_proxy, connect, browse):
+    body = b'{"history": ["item-1"], "k": 3}'
+    with (
+        start_service() as (port, seen),
+        start_proxy(port) as (secure, _),
+        connect(secure) as connection,
+        browse(secure) as client,
+    ):
+        begin(connection, len(body))
+        connection.sendall(body[:9])
+        assert client.get("/health/ready").status_code == 200
+        assert ASK not in seen
+        connection.sendall(body[9:])
+        assert connection.recv(4096).startswith(b"HTTP/1.1 200 ")
+        assert seen.count(ASK) == 1
+
+
+def test_slow_requests_of_an_address_are_limited(start_service, start_proxy, connect, browse):
+    with (
+        start_service() as (port, _),
+        start_proxy(port, limit_conn="addresses 1") as (secure, _),
+        connect(secure) as connection,
+        browse(secure, ANNA) as anna,
+        browse(secure, BOB) as bob,
+    ):
+        begin(connection, 1000)
+        refused = anna.get("/health/ready")
+        assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")
+        assert Problem.model_validate_json(refused.content).code == "rate_limited"
+        assert bob.get("/health/ready").status_code == 200
+
+
+def test_a_large_body_is_refused_by_the_proxy(start_service, start_proxy, browse, settings):
+    too_large = b" " * (settings.max_body_bytes + 1)
+    with (
+        start_service() as (port, seen),
+        start_proxy(port) as (secure, _),
+        browse(secure) as client,
+    ):
+        for content in (too_large, iter([too_large])):  # with a length, and in chunks
+            answer = client.post(ASK, content=content)
+            assert answer.status_code == 413
+            assert answer.headers["content-type"] == "application/problem+json"
+            problem = Problem.model_validate_json(answer.content)
+            assert (problem.code, problem.status) == ("body_too_large", 413)
+            assert "proxy" in problem.detail
+        assert ASK not in seen

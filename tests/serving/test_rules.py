@@ -1,0 +1,417 @@
+"""Rules over HTTP: applied as their parts inline, kept, audited, and never left dangling."""
+
+import asyncio
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from recsys.serving import auth
+from recsys.serving.rules import JOURNAL, State
+from recsys.serving.settings import ServingSettings
+from recsys.serving.stores.records import StoreError
+
+URL = "/v1/recommendations"
+ITEMS = 60
+CHEAP = {"must": [{"key": "price", "range": {"lt": 40}}]}
+ACME = {"must": [{"key": "brand", "match": "Acme"}]}
+BURY = [{"filter": ACME, "weight": -3.0}]
+SUMMER = {"filter": CHEAP, "boosts": BURY}
+BROKEN = {"pin": "a"}
+ASK = {"history": ["B0003", "B0020"], "k": 8}
+
+
+@pytest.fixture(scope="module")
+def bundles(random_bundle, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("bundles")
+    brands = [["Acme", "Bolt", "Coil"][i * i % 3] for i in range(ITEMS)]
+    prices = [float(i) for i in range(ITEMS)]
+    random_bundle(folder / "one", ITEMS, brand=brands, price=prices)
+    random_bundle(folder / "two", ITEMS, seed=1, brand=brands, price=prices)
+    random_bundle(folder / "bare", ITEMS, seed=2)
+    return folder
+
+
+@pytest.fixture
+def real(bundles, tmp_path):
+    return ServingSettings(
+        bundle=bundles / "one", histories=None, store=tmp_path / "h.db", threads=1
+    )
+
+
+@pytest.fixture
+async def client(real, running):
+    async with running(real) as (client, _):
+        yield client
+
+
+def code(response):
+    return response.status_code, response.json()["code"]
+
+
+async def put(client, name, value, status=200):
+    response = await client.put(f"/v1/rules/{name}", json=value)
+    assert response.status_code == status, response.text
+    return response.json()
+
+
+async def stand(client, alias, *names, **more):
+    response = await client.put(f"/v1/aliases/{alias}", json={"rules": list(names), **more})
+    assert response.status_code == 200, response.text
+    assert response.json()["rules"] == list(names)
+
+
+async def ask(client, **fields):
+    """The items with their scores, and the certificate."""
+    response = await client.post(URL, json=ASK | fields)
+    assert response.status_code == 200, response.text
+    answer = response.json()
+    found = [(item["item_id"], item["score"], item["source"]) for item in answer["items"]]
+    return found, answer["certificate"], answer["eligible_items"]
+
+
+@pytest.mark.parametrize("more", [{}, {"guarantee": "global"}, {"mode": "strict"}], ids=str)
+async def test_a_rule_answers_like_its_parts_inline(client, more):
+    await put(client, "summer", SUMMER)
+    inline = await ask(client, **SUMMER, **more)
+    assert await ask(client, rules=["summer"], **more) == inline
+    assert await ask(client, rules=["summer", "summer"], **more) == inline
+    await put(client, "cheap", {"filter": CHEAP})
+    assert await ask(client, rules=["cheap"], boosts=BURY, **more) == inline
+    assert await ask(client, **more) != inline
+    # a filter, boosts and exclusions of the request count as well
+    own = {
+        "filter": {"must_not": [{"key": "brand", "match": "Coil"}]},
+        "boosts": [{"filter": {"must": [{"key": "price", "range": {"gte": 30}}]}, "weight": 1.5}],
+        "exclude_items": [inline[0][0][0]],
+    }
+    whole = own | {"filter": own["filter"] | CHEAP, "boosts": own["boosts"] + BURY}
+    assert await ask(client, rules=["summer"], **own, **more) == await ask(client, **whole, **more)
+
+
+async def test_a_batch_and_a_user_get_rules_too(client):
+    await put(client, "summer", SUMMER)
+    await put(client, "two", {"max_per": {"brand": 2}})
+    events = [{"user": "ada", "item": name} for name in ASK["history"]]
+    assert (await client.post("/v1/events", json={"events": events})).status_code == 200
+    expected = (await client.post(URL, json=ASK | {"rules": ["summer", "two"]})).json()
+    assert expected["rules"] == ["summer", "two"]
+    response = await client.get("/v1/users/ada/recommendations?k=8&rules=summer&rules=two")
+    assert response.json()["items"] == expected["items"]
+    bodies = [ASK | {"rules": ["summer", "two"]}, ASK | {"rules": ["winter"]}, ASK]
+    batch = (await client.post(f"{URL}/batch", json={"requests": bodies})).json()["results"]
+    assert batch[0]["answer"]["items"] == expected["items"]
+    assert (batch[1]["status"], batch[1]["problem"]["code"]) == (422, "invalid_request")
+    assert "rules" not in batch[2]["answer"]
+
+
+async def test_a_cap_holds_and_the_list_is_full(client):
+    await put(client, "two", {"max_per": {"brand": 2}})
+    response = await client.post(URL, json=ASK | {"rules": ["two"], "include": ["metadata"]})
+    brands = [item["metadata"]["brand"] for item in response.json()["items"]]
+    assert sorted(brands) == ["Acme", "Acme", "Bolt", "Bolt"]  # no item is of the third brand
+    for more in ({"diversity": 0.5}, {"seed": 4}, {"guarantee": "global"}):
+        body = ASK | {"rules": ["two"], "include": ["metadata"]} | more
+        items = (await client.post(URL, json=body)).json()["items"]
+        assert sorted(item["metadata"]["brand"] for item in items) == brands[:0] + sorted(brands)
+
+
+async def test_pins_come_first_if_they_are_allowed(client):
+    pins = ["B0050", "B0003", "B0007", "B0009"]
+    await put(client, "campaign", {"pin": pins})
+    found, _, eligible = await ask(client, rules=["campaign"])
+    plain, _, same = await ask(client)
+    labelled = [name for name, score, source in found if (score, source) == (0.0, "pinned")]
+    assert labelled == ["B0050", "B0007", "B0009"]  # 3 was seen
+    assert (len(found), eligible) == (8, same)
+    assert [one for one in plain if one[0] not in labelled][:5] == found[3:]
+    for limits, left in (
+        ({"exclude_items": ["B0007"]}, ["B0050", "B0009"]),
+        ({"filter": CHEAP}, ["B0007", "B0009"]),
+        ({"exclude_seen": False}, pins),
+        ({"diversity": 0.7}, ["B0050", "B0007", "B0009"]),
+        ({"k": 1, "diversity": 0.7}, ["B0050"]),
+    ):
+        found, _, _ = await ask(client, rules=["campaign"], **limits)
+        assert [name for name, _, source in found if source == "pinned"] == left
+        assert [name for name, _, _ in found][: len(left)] == left
+    await client.delete("/v1/items/B0007")
+    found, _, _ = await ask(client, rules=["campaign"])
+    assert [name for name, _, source in found if source == "pinned"] == ["B0050", "B0009"]
+
+
+async def test_an_unknown_rule_is_named(client):
+    await put(client, "summer", SUMMER)
+    response = await client.post(URL, json=ASK | {"rules": ["summer", "sumer"]})
+    assert code(response) == (422, "invalid_request")
+    assert response.json()["detail"] == (
+        "rules[1]: there is no rule 'sumer'; did you mean 'summer'? GET /v1/rules lists them"
+    )
+    response = await client.get("/v1/users/ada/recommendations?rules=winter")
+    assert "'winter'" in response.json()["detail"]
+    for method in ("GET", "DELETE"):
+        assert code(await client.request(method, "/v1/rules/winter")) == (404, "unknown_rule")
+    response = await client.put("/v1/aliases/champion", json={"rules": ["winter"]})
+    assert code(response) == (422, "invalid_request")
+    assert "rules[0]: there is no rule 'winter'" in response.json()["detail"]
+
+
+@pytest.mark.parametrize(
+    ("value", "pointer", "words"),
+    [
+        ({"filter": {"must": [{"key": "brnd", "match": "A"}]}}, "/filter/must/0/key", "'brnd'"),
+        ({"boosts": [{"filter": {"or": []}, "weight": 1}]}, "/boosts/0/filter", "want must"),
+        ({"max_per": {"size": 2}}, "/max_per/size", "no attribute 'size'; items have"),
+        ({"pin": ["B0001", "B9999"]}, "/pin/1", "'B9999' is not in the catalog; add it with PUT"),
+    ],
+)
+async def test_a_rule_is_checked_against_the_catalog(client, value, pointer, words):
+    body = await put(client, "wrong", value, 422)
+    assert body["code"] == "invalid_rule"
+    assert body["errors"][0]["pointer"] == pointer
+    assert words in body["errors"][0]["detail"]
+    assert (await client.get("/v1/rules")).json() == {"rules": []}
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        {},
+        {"filter": {}},
+        {"max_per": {"brand": 0}},
+        {"max_per": {"brand": "2"}},
+        {"max_per": dict.fromkeys("abcdefghi", 1)},
+        {"pin": "B0001"},
+        {"boosts": [{"filter": {}, "weight": 2000}]},
+        {"pins": ["B0001"]},
+    ],
+    ids=str,
+)
+async def test_a_malformed_rule_is_refused(client, value):
+    assert (await put(client, "wrong", value, 422))["code"] == "invalid_request"
+
+
+async def test_an_alias_applies_its_rules_to_all_requests(client):
+    await put(client, "summer", SUMMER)
+    await put(client, "first", {"pin": ["B0007"]})
+    plain, inline = await ask(client), await ask(client, **SUMMER)
+    assert inline != plain
+    await stand(client, "champion", "summer")
+    assert await ask(client) == inline
+    found, _, _ = await ask(client, rules=["first"])
+    assert found == [("B0007", 0.0, "pinned"), *(i for i in inline[0] if i[0] != "B0007")][:8]
+    await stand(client, "other", "first", bundle="two")
+    found, _, _ = await ask(client, model="other")
+    assert found[0][0] == "B0007"
+    aliases = (await client.get("/v1/aliases")).json()["aliases"]
+    assert {a["name"]: a["rules"] for a in aliases} == {
+        "champion": ["summer"],
+        "other": ["first"],
+    }
+    # a bundle is changed without touching them, and they go with their alias
+    response = await client.put("/v1/aliases/champion", json={"bundle": "two"})
+    assert response.json()["rules"] == ["summer"]
+    assert (await client.delete("/v1/aliases/other")).status_code == 204
+    assert (await client.delete("/v1/rules/first")).status_code == 204
+    for body in ({}, {"bundle": "two", "rules": [], "wait": False}):
+        response = await client.put("/v1/aliases/champion", json=body)
+        assert code(response) == (422, "invalid_request")
+    response = await client.put("/v1/aliases/nobody", json={"rules": []})
+    assert code(response) == (404, "unknown_model")
+
+
+async def test_boosts_of_a_rule_do_not_go_with_a_seed(client):
+    await put(client, "summer", SUMMER)
+    response = await client.post(URL, json=ASK | {"rules": ["summer"], "seed": 3})
+    assert code(response) == (422, "invalid_request")
+    assert response.json()["detail"].endswith("asks for a sample (applied rules: summer)")
+
+
+async def test_a_rule_of_an_alias_is_not_deleted(client):
+    await put(client, "summer", SUMMER)
+    await stand(client, "champion", "summer")
+    response = await client.delete("/v1/rules/summer")
+    assert code(response) == (409, "rule_in_use")
+    assert "PUT /v1/aliases/champion" in response.json()["detail"]
+    assert (await client.get("/v1/rules/summer")).json()["aliases"] == ["champion"]
+    await stand(client, "champion")
+    assert (await client.delete("/v1/rules/summer")).status_code == 204
+    assert code(await client.get("/v1/rules/summer")) == (404, "unknown_rule")
+
+
+async def test_a_bundle_that_standing_rules_do_not_fit_is_refused(client):
+    await put(client, "summer", SUMMER)
+    await client.put("/v1/aliases/next", json={"bundle": "bare"})
+    response = await client.post(URL, json=ASK | {"model": "next", "rules": ["summer"]})
+    assert code(response) == (422, "invalid_request")
+    assert "the rule 'summer' does not fit the model 'bare'" in response.json()["detail"]
+    response = await client.put("/v1/aliases/next", json={"rules": ["summer"]})
+    assert code(response) == (422, "invalid_request")
+    await client.delete("/v1/aliases/next")
+    await stand(client, "champion", "summer")
+    response = await client.put("/v1/aliases/champion", json={"bundle": "bare"})
+    assert code(response) == (409, "bundle_refused")
+    assert "'summer'" in response.json()["detail"]
+    info = (await client.get("/v1/aliases/champion")).json()
+    assert (info["bundle"], "'summer'" in info["refused"]) == ("one", True)
+    assert [m["name"] for m in (await client.get("/v1/models")).json()["models"]] == ["one"]
+    await stand(client, "champion", bundle="two")
+    response = await client.put("/v1/aliases/champion", json={"bundle": "bare"})
+    assert response.status_code == 200
+
+
+async def test_rules_are_kept_over_a_restart(real, running):
+    async with running(real) as (client, _):
+        await put(client, "summer", SUMMER)
+        await put(client, "two", {"max_per": {"brand": 2}})
+        await put(client, "gone", {"pin": ["B0001"]})
+        await client.delete("/v1/rules/gone")
+        await stand(client, "champion", "two")
+        before = (await client.get("/v1/rules")).json()
+        answer = await ask(client, rules=["summer"])
+    async with running(real) as (client, _):
+        assert (await client.get("/v1/rules")).json() == before
+        assert [rule["name"] for rule in before["rules"]] == ["summer", "two"]
+        assert await ask(client, rules=["summer"]) == answer
+
+
+async def test_a_change_is_audited_with_its_key(real, running, tmp_path):
+    file = tmp_path / "keys.json"
+    keys = {name: auth.create(file, name, name) for name in ("read", "write", "admin")}
+    heads = {name: {"Authorization": f"Bearer {key}"} for name, key in keys.items()}
+    rule, alias = "/v1/rules/summer", "/v1/aliases/champion"
+    settings = real.model_copy(update={"keys": file})
+    async with running(settings) as (client, _):
+        for name in ("PUT", "DELETE"):
+            response = await client.request(name, rule, json=SUMMER, headers=heads["read"])
+            assert code(response) == (403, "forbidden")
+        for _ in range(2):  # the repetition changes nothing
+            await client.put(rule, json=SUMMER, headers=heads["write"])
+        await client.put(rule, json={"max_per": {"brand": 1}}, headers=heads["admin"])
+        await client.put("/v1/rules/b", json={"pin": ["B0001"]}, headers=heads["write"])
+        await client.put(alias, json={"rules": ["summer"]}, headers=heads["admin"])
+        await client.delete(rule, headers=heads["write"])  # refused
+        await client.put(alias, json={"rules": []}, headers=heads["admin"])
+        await client.delete(rule, headers=heads["write"])
+        path = "/v1/rule-changes"
+        assert code(await client.get(path, headers=heads["read"])) == (403, "forbidden")
+        response = await client.get(path, params={"name": "summer"}, headers=heads["write"])
+        changes = response.json()["changes"]
+        assert [(c["op"], c["name"], c["by"]) for c in changes] == [
+            ("delete", "summer", "write"),
+            ("alias", "champion", "admin"),
+            ("alias", "champion", "admin"),
+            ("put", "summer", "admin"),
+            ("put", "summer", "write"),
+        ]
+        assert [c["rules"] for c in changes[1:3]] == [[], ["summer"]]
+        assert [c["rule"] for c in changes[3:]] == [{"max_per": {"brand": 1}}, SUMMER]
+        assert sorted(c["time_ms"] for c in changes)[::-1] == [c["time_ms"] for c in changes]
+        assert not any(key in response.text for key in keys.values())
+        newest = (await client.get(f"{path}?limit=2", headers=heads["admin"])).json()["changes"]
+        assert newest == changes[:2]
+
+
+@pytest.fixture
+async def neighbours(settings, fake, running, monkeypatch):
+    """Two processes over one store, which look into it often."""
+    monkeypatch.setattr("recsys.serving.rules.LOOK_S", 0.02)
+    async with (
+        running(settings, recommender=fake()) as (one, _),
+        running(settings, recommender=fake()) as (two, service),
+    ):
+        yield one, two, service
+
+
+async def test_processes_over_one_store_have_the_same_rules(neighbours, until):
+    one, two, service = neighbours
+    await put(one, "first", {"pin": ["item-5"]})
+    await stand(one, "champion", "first")
+    await until(lambda: service.rules.standing("champion") == ["first"])
+    found = (await two.post(URL, json={"history": ["item-1"]})).json()
+    assert (found["items"][0]["item_id"], found["rules"]) == ("item-5", ["first"])
+    await put(one, "second", {"pin": ["item-6"]})
+    # a change knows all changes before it, whoever made them
+    await stand(two, "champion", "second")
+    assert code(await one.delete("/v1/rules/second")) == (409, "rule_in_use")
+    assert (await one.delete("/v1/rules/first")).status_code == 204
+    values = [{"pin": [f"item-{n}"]} for n in range(8)]
+    await asyncio.gather(*(put(c, "race", v) for c, v in zip([one, two] * 4, values, strict=True)))
+    last = (await service.store.journal(JOURNAL)).records[-1]["value"]
+    for client in (one, two):
+        while (await client.get("/v1/rules/race")).json()["pin"] != last["pin"]:
+            await asyncio.sleep(0.01)
+
+
+def record(op, name, value=None):
+    return {"op": op, "name": name, "value": value, "time_ms": 0, "by": None}
+
+
+def test_records_that_cross_leave_no_dangling_name():
+    state, pins = State(), {"pin": ["a"]}
+    assert state.apply(record("put", "x", pins))
+    assert not state.apply(record("put", "x", pins))
+    assert state.apply(record("alias", "champion", ["x"]))
+    assert not state.apply(record("delete", "x"))  # another process sent it before it knew
+    assert state.apply(record("alias", "champion", []))
+    assert state.apply(record("delete", "x"))
+    assert not state.apply(record("delete", "x"))
+    assert not state.apply(record("alias", "champion", ["x"]))
+    assert not state.apply(record("put", "y", {"pin": "a"}))  # unreadable
+    assert not state.apply(record("rename", "x", "y"))  # of a later version
+    assert state == State()
+
+
+changes = st.one_of(
+    st.tuples(st.just("put"), st.sampled_from("xyz"), st.sampled_from([{"pin": ["a"]}, BROKEN])),
+    st.tuples(st.just("delete"), st.sampled_from("xyz"), st.none()),
+    st.tuples(
+        st.just("alias"), st.sampled_from("pq"), st.lists(st.sampled_from("xyz"), max_size=2)
+    ),
+)
+
+
+@given(st.lists(changes, max_size=30))
+def test_any_records_leave_aliases_with_rules_that_exist(sent):
+    state, rules, aliases, done = State(), {}, {}, []
+    for op, name, value in sent:
+        before = (dict(rules), dict(aliases))
+        if op == "put" and value is not BROKEN:
+            rules[name] = value
+        if op == "delete" and not any(name in names for names in aliases.values()):
+            rules.pop(name, None)
+        if op == "alias" and set(value) <= set(rules):
+            aliases = {n: v for n, v in (aliases | {name: value}).items() if v}
+        changed = before != (rules, aliases)
+        assert state.apply(record(op, name, value)) == changed
+        assert {n: kept.value for n, kept in state.rules.items()} == rules
+        assert state.aliases == aliases
+        assert {n for names in aliases.values() for n in names} <= set(rules)
+        if changed:
+            done.append(record(op, name, value))
+    replayed = State()
+    assert all(replayed.apply(one) for one in done)  # the audit alone gives the same rules
+    assert replayed == state
+
+
+async def test_a_rule_that_is_not_stored_does_not_apply(client, running, monkeypatch):
+    store = client._transport.app.state.service.store
+
+    async def full(model, records):
+        raise StoreError("disk full")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(store, "journal_append", full)
+        response = await client.put("/v1/rules/summer", json=SUMMER)
+        assert code(response) == (503, "store_unavailable")
+    assert (await client.get("/v1/rules")).json() == {"rules": []}
+    await put(client, "summer", SUMMER)
+
+
+async def test_a_fallback_keeps_pins_and_says_so(settings, recommender, running):
+    async with running(settings, recommender=recommender) as (client, _):
+        await put(client, "first", {"pin": ["item-7"]})
+        body = {"user": "nobody", "k": 3, "rules": ["first"]}
+        answer = (await client.post(URL, json=body)).json()
+        assert answer["note"]["code"] == "unknown_user"
+        assert answer["rules"] == ["first"]

@@ -1,0 +1,178 @@
+"""Stage `recipe`: chooses settings of the semantic IDs and of the target by trials on validation.
+
+The settings of the run are tried first, and then each trial on top of what has been chosen so far.
+A trial is a short training run; its settings are kept if NDCG@10 on validation is higher by more
+than one standard error of the paired difference. All trials share the stage's part of the budget.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+from numpy.typing import NDArray
+from rich.table import Table
+
+from recsys.artifacts import Workspace
+from recsys.config import as_dict
+from recsys.dataset import Dataset
+from recsys.pipeline import RECIPE, Context
+from recsys.progress import console, say
+from recsys.training import ids, sasrec, target
+from recsys.training.settings import RecipeConfig
+from recsys.training.validation import Validation
+
+KIND = RECIPE
+FILE = "recipe.yaml"
+BEAMS = 20
+LEAST_USERS = 50  # of validation; differences of fewer are noise
+LEAST_EPOCHS = 2  # of a trial; differences after less are noise, too
+TRAINED = 0.6  # of a trial's time; the rest is for IDs, soft labels and validation
+AS_SET = "as set"  # the trial of the run's own settings
+
+
+def stage(context: Context) -> Path | None:
+    """Write the `recipe` artifact of a run; without trials return None.
+
+    The manifest's `info` has `chosen`, the settings that were kept, and `trials`: the name and the
+    settings of each, NDCG@10, its gain over the best one before with its standard error, and
+    whether it was kept. `recipe.yaml` has the run's settings with the chosen ones and without
+    trials, for `--config`.
+
+    Raises:
+        ArtifactError: the data set or the SASRec model is missing.
+    """
+    settings, workspace = context.settings, context.workspace
+    config = settings.section(KIND, RecipeConfig)
+    # What was given on the command line is not tried otherwise.
+    trials = {
+        name: trial
+        for name, trial in config.trials.items()
+        if not any(text.partition("=")[0] in settings.given for text in trial)
+    }
+    if not trials:
+        return None
+    parents = workspace.digests("dataset")
+    if (known := sasrec.trained(context)) is not None:
+        parents[sasrec.KIND] = known[1]
+    made_with = {
+        **as_dict(replace(config, trials=trials)),
+        "settings": {key: settings.values.get(key) for key in (ids.KIND, target.KIND)},
+        "seed": settings.seed,
+        "minutes": context.minutes,
+    }
+    output = context.output(KIND, made_with, parents)
+    if output.is_current():
+        return output.path
+    start = time.perf_counter()
+    users = context.sample(KIND, config.users)
+    examples = Dataset.load(workspace.dataset).examples("valid").sample(users)
+    info: dict[str, Any] = {"chosen": [], "trials": [], "users": len(examples)}
+    with output.write(info) as folder:
+        if len(examples) >= LEAST_USERS:
+            scratch = _make_scratch(workspace, folder)
+            info |= _Trials(replace(context, workspace=scratch), users).run(trials)
+            shutil.rmtree(scratch.home)
+        final = settings.overridden(info["chosen"]).values
+        kept = {key: value for key, value in final.items() if key not in ("name", "data", KIND)}
+        (folder / FILE).write_text(yaml.safe_dump(kept, sort_keys=False), encoding="utf-8")
+        info["seconds"] = round(time.perf_counter() - start, 1)
+    _show(info)
+    return output.path
+
+
+@dataclass
+class _Trials:
+    """The trials of one run.
+
+    Attributes:
+        context: with a workspace for the artifacts of the trials.
+        users: validation users that each of them ranks.
+    """
+
+    context: Context
+    users: int
+
+    def run(self, trials: Mapping[str, Sequence[str]]) -> dict[str, Any]:
+        """Run them one after the other until the time is spent; see `stage` for the result."""
+        share = self.context.share(KIND)
+        minutes = None if share is None else TRAINED * share / (len(trials) + 1)
+        end = None if share is None else time.monotonic() + 60 * share
+        gains, epochs = self._train([], minutes)
+        rows = [_row(AS_SET, [], gains)]
+        chosen: list[str] = []
+        for name, trial in trials.items() if epochs >= LEAST_EPOCHS else ():
+            if end is not None and time.monotonic() > end:
+                break
+            found, _ = self._train([*chosen, *trial], minutes)
+            rows.append(row := _row(name, trial, found, gains))
+            if row["kept"]:
+                gains, chosen = found, [*chosen, *trial]
+        return {"chosen": chosen, "trials": rows}
+
+    def _train(
+        self, overrides: Sequence[str], minutes: float | None
+    ) -> tuple[NDArray[np.float64], int]:
+        """NDCG@10 of each validation user after a short training run, and its epochs."""
+        context = self.context
+        settings = context.settings.overridden(overrides)
+        own_limit = (settings.values.get(target.KIND) or {}).get("max_minutes")
+        if minutes is not None and own_limit is None:
+            settings = settings.overridden([f"target.max_minutes={minutes}"])
+        context = replace(context, settings=settings)
+        ids.stage(context)
+        target.stage(context)
+        trained = target.TrainedTarget.load(context.workspace)
+        dataset = Dataset.load(context.workspace.dataset)
+        validation = Validation.of(
+            trained.load_model(), trained.encoder, dataset, self.users, BEAMS
+        )
+        epochs = context.workspace.manifest(target.KIND).info["epochs"]
+        return validation.gains(), epochs
+
+
+def _row(
+    name: str,
+    trial: Sequence[str],
+    gains: NDArray[np.float64],
+    best: NDArray[np.float64] | None = None,
+) -> dict[str, Any]:
+    """What is known of a trial, next to the best one before."""
+    row: dict[str, Any] = {"name": name, "settings": list(trial), "ndcg@10": float(gains.mean())}
+    if best is None:
+        return row | {"kept": True}
+    gap = gains - best
+    error = float(gap.std() / len(gap) ** 0.5)
+    return row | {"gain": float(gap.mean()), "error": error, "kept": bool(gap.mean() > error)}
+
+
+def _make_scratch(workspace: Workspace, folder: Path) -> Workspace:
+    """A workspace in a folder that reads data set and SASRec of another one."""
+    scratch = Workspace((folder / "trials").resolve(), workspace.name)
+    for kind in ("dataset", sasrec.KIND):
+        scratch.path(kind).parent.mkdir(parents=True)
+        if workspace.path(kind).is_dir():
+            scratch.path(kind).symlink_to(workspace.path(kind).resolve())
+    return scratch
+
+
+def _show(info: Mapping[str, Any]) -> None:
+    if not info["trials"]:
+        say(f"recipe: no trials, since there are fewer than {LEAST_USERS} validation users")
+        return
+    table = Table(title=f"Recipe: trials on {info['users']} validation users", title_justify="left")
+    for heading in ("trial", "settings", "NDCG@10", "gain", "kept"):
+        table.add_column(heading)
+    for row in info["trials"]:
+        gain = f"{row['gain']:+.4f} ± {row['error']:.4f}" if "gain" in row else ""
+        settings, kept = "\n".join(row["settings"]), "yes" if row["kept"] else "no"
+        table.add_row(row["name"], settings, f"{row['ndcg@10']:.4f}", gain, kept)
+    console.print(table)
+    if len(info["trials"]) == 1:
+        say("recipe: the time for trials was too short for further ones; --minutes gives more")
