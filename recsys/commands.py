@@ -473,6 +473,7 @@ def doctor(as_json: Json = False) -> None:
     import torch
 
     from recsys.artifacts import Workspace
+    from recsys.native.library import describe
     from recsys.raw_files import raw_folders
 
     home = Workspace.of("x").home
@@ -483,6 +484,7 @@ def doctor(as_json: Json = False) -> None:
         **{p: version(p) for p in ("torch", "transformers", "peft", "accelerate")},
         "threads": torch.get_num_threads(),
         "cpu capability": torch.backends.cpu.get_cpu_capability(),
+        "forward on a cpu": describe(),
         "bf16 in hardware": bool(torch.cpu._is_avx512_bf16_supported()),
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
         "artifacts": str(home.resolve()),

@@ -21,6 +21,7 @@ from recsys.constraint.transitions import Children, Continuations, DeviceTrie
 from recsys.constraint.trie import NO_STATE
 from recsys.decoding.sampling import Noise
 from recsys.decoding.tree import NO_TOKEN, TokenTree
+from recsys.native.decoder import log_sum_exp
 
 _PART = 64  # values in a block of the two-stage top-k on a CPU
 Normalize = Literal["vocabulary", "allowed"]
@@ -43,8 +44,8 @@ class TokenLogits(NamedTuple):
         alphabet = trie.source.alphabet
         first, size = int(alphabet[0]), len(alphabet)
         if int(alphabet[-1]) - first + 1 == size:
-            return cls(logits.narrow(-1, first, size), logits.logsumexp(-1))
-        return cls(logits.index_select(-1, trie.alphabet), logits.logsumexp(-1))
+            return cls(logits.narrow(-1, first, size), log_sum_exp(logits))
+        return cls(logits.index_select(-1, trie.alphabet), log_sum_exp(logits))
 
     @classmethod
     def run(cls, tree: TokenTree, trie: DeviceTrie) -> TokenLogits:

@@ -112,6 +112,11 @@ class SlotCache:
         if other._storage.finite is not None:
             self.note(other._storage.finite)
 
+    @property
+    def selected(self) -> tuple[torch.Tensor, int]:
+        """(B x S) slots to write, those of request b from b x slots; and the slots in view."""
+        return self._write, self._view
+
     def select(self, write: torch.Tensor, view: int) -> None:
         """Set the slots that the next forward writes and reads.
 

@@ -16,6 +16,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from recsys.native.decoder import runs_natively
+
 _BLOCK = 4096  # rows of a block; a multiple of the steps
 _STEPS = ((128, 16), (512, 64), (_BLOCK, 128))  # (most rows, they are padded to a multiple of)
 
@@ -52,10 +54,11 @@ class PackedLinear(nn.Linear):
 def pack(model: Any) -> Any:
     """Pack the linear layers of `model` in place where possible, and return it.
 
-    Weights of other types or on other devices, and subclasses of `nn.Linear`, are left unchanged,
-    as is everything if torch was built without oneDNN.
+    A model that the native forward runs (`recsys.native`) has its own packed copy and is left
+    unchanged. So are weights of other types or on other devices, subclasses of `nn.Linear`, and
+    everything if torch was built without oneDNN.
     """
-    if not hasattr(torch.ops.mkldnn, "_linear_pointwise"):
+    if runs_natively(model) or not hasattr(torch.ops.mkldnn, "_linear_pointwise"):
         return model
     for parent in list(model.modules()):
         for name, layer in list(parent.named_children()):

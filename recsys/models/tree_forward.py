@@ -16,10 +16,12 @@ from transformers import PreTrainedModel
 from recsys.models.architectures import after_head, check_architecture, exact_positions
 from recsys.models.cache import CachePool, SlotCache
 from recsys.models.prefix_store import PrefixStore
+from recsys.native.decoder import NativeDecoder, NativeModel, native_model
 
-# On a CPU, a matrix product of one to three rows uses another kernel, which rounds differently,
-# than the same rows in a larger product. So queries and rows are padded to multiples of four there,
-# and a request gets the same bits alone and in a batch.
+# In torch on a CPU, a matrix product of one to three rows uses another kernel, which rounds
+# differently, than the same rows in a larger product. So queries and rows are padded to multiples
+# of four there, and a request gets the same bits alone and in a batch. The native forward needs no
+# padding.
 _ROWS = 4
 
 Masks = dict[str, torch.Tensor]
@@ -65,6 +67,7 @@ class TreeModel:
     """
 
     find_graph: FindPass | None = None
+    _native: NativeModel | None = None
 
     def __init__(
         self,
@@ -112,6 +115,7 @@ class TreeModel:
         self.vocabulary_size = int(self._head.weight.shape[0])
         self.pool = CachePool(self.config, self.dtype, self.device)
         self.prefixes, self.version = prefixes, version
+        self._native = native_model(model, tuple(self.mask_kinds), self.max_positions)
 
     @classmethod
     def of(cls, model: PreTrainedModel | TreeModel | Any) -> TreeModel:
@@ -192,7 +196,7 @@ class TreeModel:
         graph = None if self.find_graph is None else self.find_graph(tokens, cache, view, rows)
         if graph is not None:
             return graph(tokens, positions, masks, write, rows)
-        if self.device.type == "cpu":
+        if self.device.type == "cpu" and self.native is None:
             if tokens.shape[1] % _ROWS:
                 spread = _round_up(tokens.shape[1], tokens.device)
                 tokens, positions = tokens[:, spread], positions[:, spread]
@@ -217,6 +221,8 @@ class TreeModel:
         The cache's slots are selected already. Nothing waits for the device, so it can be captured.
         The logits have the model's own dtype.
         """
+        if (native := self.native) is not None:
+            return native.run(tokens, positions, masks, cache.buffer, *cache.selected, rows)
         hidden = self._decoder(
             input_ids=tokens,
             attention_mask=masks if self._layer_kinds else masks["sliding_attention"],
@@ -230,6 +236,11 @@ class TreeModel:
         for step, value in self._after_head:
             logits = step(logits, value)
         return logits
+
+    @property
+    def native(self) -> NativeDecoder | None:
+        """The native forward of this model, if there is one (`recsys.native`)."""
+        return None if self._native is None else self._native.decoder()
 
 
 def _round_up(count: int, device: torch.device) -> torch.Tensor:

@@ -7,7 +7,14 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from recsys.models.packed import PackedLinear, pack
 
+pytestmark = pytest.mark.usefixtures("torch_only")
 SIZES = ((48, 96), (64, 200), (128, 31))
+
+
+@pytest.fixture
+def torch_only(monkeypatch):
+    """The native forward would need no packed layers."""
+    monkeypatch.setenv("RECSYS_NATIVE", "0")
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,472 @@
+"""NativeDecoder: a decoder's packed weights, and its forward pass in the native library.
+
+The weights of the model stay where they are, for torch; the packed copy doubles their memory, as
+oneDNN's does (`recsys.models.packed`). A copy follows its model: it is packed again if a weight was
+replaced or changed in place.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import threading
+import weakref
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from recsys.native.library import (
+    PANEL,
+    Layer,
+    Library,
+    Linear,
+    Model,
+    Pass,
+    Search,
+    Trie,
+    find_library,
+)
+
+# Causal LMs of transformers that differ only in what `NativeDecoder` reads from their modules.
+COVERED = frozenset(f"{name}ForCausalLM" for name in ("Llama", "Mistral", "Phi3", "Qwen2", "Qwen3"))
+# A packed copy of larger models could exhaust the memory; torch runs them from one copy.
+_SHARE_OF_MEMORY = 0.25
+_POSITIONS = 512
+_SPARE_WORKSPACES = 4
+_WRONG = {1: "token", 2: "position", 3: "slot to write", 4: "row"}
+_BAD_POSITION = 2
+
+
+class NativeDecoder:
+    """One model's weights in the layout of the library."""
+
+    def __init__(
+        self, model: Any, library: Library, kinds: tuple[str, ...], positions: int | None
+    ) -> None:
+        """Pack the weights of `model`, against which `reason_against` must have found nothing.
+
+        `kinds` and `positions` are those of `native_model`.
+        """
+        self._library = library
+        self._decoder = model.get_decoder()
+        self._kept: list[Any] = []  # what the structures point to
+        self._kinds = kinds
+        self._spare: list[torch.Tensor] = []
+        self._lock = threading.Lock()
+        config = model.config.get_text_config()
+        first = self._decoder.layers[0].self_attn
+        used = self._decoder.layers[: config.num_hidden_layers]
+        layers = [self._layer(layer, config, i) for i, layer in enumerate(used)]
+        weights = self._decoder.embed_tokens.weight.detach()
+        self._model = Model(
+            layers=len(layers),
+            hidden=config.hidden_size,
+            inner=config.intermediate_size,
+            heads=config.num_attention_heads,
+            kv_heads=config.num_key_value_heads,
+            head_size=first.head_dim,
+            vocabulary=config.vocab_size,
+            epsilon=config.rms_norm_eps,
+            scaling=first.scaling,
+            embedding=self._keep(weights),
+            norm=self._padded(self._decoder.norm.weight),
+            head=self._linear([model.get_output_embeddings().weight], [None]),
+            layer=(Layer * len(layers))(*layers),
+        )
+        self._kept.append(self._model.layer)
+        self._limit = positions
+        self._make_positions(min(_POSITIONS, self._limit or _POSITIONS))
+
+    def run(
+        self,
+        tokens: torch.Tensor,
+        positions: torch.Tensor,
+        masks: Mapping[str, torch.Tensor],
+        buffer: torch.Tensor,
+        write: torch.Tensor,
+        view: int,
+        rows: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """Run a pass; arguments and result are those of `TreeModel.run`.
+
+        Args:
+            tokens: (B, S) int64.
+            positions: (B, S) int64.
+            masks: by kind, (B or 1, 1, S, view) float32: 0 or -inf.
+            buffer: (layers, 2, B, slots, H_kv, D) keys and values, which get those of the tokens.
+            write: (B x S) int64 slots in the buffer, those of request b from b x slots.
+            view: slots that attention reads.
+            rows: (B, R) int64 indices in S; None for all.
+
+        Returns:
+            (B, R, vocabulary) float32.
+
+        Raises:
+            ValueError: sizes that do not fit together.
+            IndexError: a token, position, slot or row outside its range.
+        """
+        self._check(tokens, positions, masks, buffer, write, view, rows)
+        batch, count = tokens.shape
+        wanted = count if rows is None else rows.shape[1]
+        given = [tokens.contiguous(), positions.contiguous(), write.contiguous()]
+        if rows is not None:
+            given.append(rows.contiguous())
+        logits = torch.empty((batch, wanted, self._model.vocabulary), dtype=torch.float32)
+        call = Pass(
+            batch=batch,
+            tokens=count,
+            rows=wanted,
+            slots=buffer.shape[3],
+            view=view,
+            threads=torch.get_num_threads(),
+            token=given[0].data_ptr(),
+            position=given[1].data_ptr(),
+            write=given[2].data_ptr(),
+            row=None if rows is None else given[3].data_ptr(),
+            cache=buffer.data_ptr(),
+            cache_layer=buffer.stride(0),
+            cache_values=buffer.stride(1),
+            logits=logits.data_ptr(),
+        )
+        for place, kind in enumerate(self._kinds):
+            mask = masks[kind]
+            if mask.stride(-1) != 1:
+                mask = mask.contiguous()
+            given.append(mask)
+            call.mask[place] = mask.data_ptr()
+            call.mask_batch[place] = mask.stride(0) if mask.shape[0] > 1 else 0
+            call.mask_token[place] = mask.stride(2)
+        if batch and wanted:
+            self._call(call, given)
+        return logits
+
+    def search(self, trie: Trie, call: Search) -> None:
+        """Run a whole beam search; everything but positions and the workspace is set.
+
+        Raises:
+            IndexError: as `run`, with the place of a request.
+        """
+        call.threads = torch.get_num_threads()
+        model, place = self._model, ctypes.c_int64()
+        given = (ctypes.byref(model), ctypes.byref(trie), ctypes.byref(call))
+        workspace = self._borrow(int(self._library.search_workspace(*given)))
+        call.workspace = workspace.data_ptr()
+        try:
+            wrong = self._library.search(*given, ctypes.byref(place))
+        finally:
+            self._give_back(workspace)
+        if wrong:
+            raise IndexError(f"{_WRONG[wrong]} of request {place.value} is outside its range")
+
+    def reach(self, positions: int) -> None:
+        """Make sure that the tables hold this many positions."""
+        if self._model.positions < positions:
+            self._make_positions(2 * positions)
+
+    def _call(self, call: Pass, given: list[torch.Tensor]) -> None:
+        """Run a pass whose sizes fit; `given`: tokens, positions, slots, and the other tensors."""
+        model = self._model
+        size = int(self._library.workspace(ctypes.byref(model), ctypes.byref(call)))
+        workspace = self._borrow(size)
+        call.workspace = workspace.data_ptr()
+        place = ctypes.c_int64()
+        try:
+            wrong = self._library.forward(
+                ctypes.byref(model), ctypes.byref(call), ctypes.byref(place)
+            )
+        finally:
+            self._give_back(workspace)
+        if not wrong:
+            return
+        bad = given[wrong - 1].flatten()[place.value].item()
+        if wrong == _BAD_POSITION and bad >= 0 and (self._limit is None or bad < self._limit):
+            self._make_positions(2 * (int(given[1].max()) + 1))
+            self._call(call, given)
+            return
+        raise IndexError(
+            f"{_WRONG[wrong]} {place.value} of the pass is {bad}, which the model or its cache "
+            "does not have"
+        )
+
+    def _check(
+        self,
+        tokens: torch.Tensor,
+        positions: torch.Tensor,
+        masks: Mapping[str, torch.Tensor],
+        buffer: torch.Tensor,
+        write: torch.Tensor,
+        view: int,
+        rows: torch.Tensor | None,
+    ) -> None:
+        """Refuse tensors whose sizes or types do not fit together."""
+        (batch, count), model = tokens.shape, self._model
+        integers = [tokens, positions, write, *([] if rows is None else [rows])]
+        inner = (model.kv_heads * model.head_size, model.head_size, 1)
+        slots = buffer.shape[3]
+        fits = (
+            all(t.dtype == torch.int64 and t.device.type == "cpu" for t in integers)
+            and positions.shape == tokens.shape
+            and write.shape == (batch * count,)
+            and (rows is None or (rows.dim() == 2 and len(rows) == batch))
+            and buffer.dtype == torch.float32
+            and buffer.shape == (model.layers, 2, batch, slots, model.kv_heads, model.head_size)
+            and buffer.stride()[3:] == inner
+            and (batch < 2 or buffer.stride(2) == slots * inner[0])
+            and 0 < view <= slots
+        )
+        for kind in self._kinds:
+            mask = masks[kind]
+            fits = fits and mask.dtype == torch.float32 and mask.shape[1:] == (1, count, view)
+            fits = fits and mask.shape[0] in (1, batch)
+        if not fits:
+            raise ValueError(
+                f"tokens {tuple(tokens.shape)}, positions {tuple(positions.shape)}, writes "
+                f"{tuple(write.shape)}, masks {[tuple(m.shape) for m in masks.values()]} and cache "
+                f"{tuple(buffer.shape)} with {view} slots in view do not fit together"
+            )
+
+    def _borrow(self, size: int) -> torch.Tensor:
+        """A workspace of at least `size` bytes, aligned to 64."""
+        with self._lock:
+            place = next((i for i, w in enumerate(self._spare) if w.numel() * 4 >= size), None)
+            if place is not None:
+                return self._spare.pop(place)
+        return _aligned(size // 4 + 1)
+
+    def _give_back(self, workspace: torch.Tensor) -> None:
+        with self._lock:
+            self._spare = sorted([*self._spare, workspace], key=torch.numel)[-_SPARE_WORKSPACES:]
+
+    def _make_positions(self, count: int) -> None:
+        """Compute the rotation of the positions before `count` by the model's own module."""
+        count = min(count, self._limit or count)
+        with torch.inference_mode():
+            place = torch.arange(count)[None]
+            cosine, sine = self._decoder.rotary_emb(torch.zeros(1), place)
+        with self._lock:
+            if self._model.positions >= count:
+                return
+            model = Model()
+            ctypes.pointer(model)[0] = self._model
+            # A running pass may read the tables before: they stay, half as long as these.
+            model.cosine = self._keep(cosine[0].float())
+            model.sine = self._keep(sine[0].float())
+            model.positions, model.rotary = count, cosine.shape[-1]
+            self._model = model
+
+    def _layer(self, layer: Any, config: Any, place: int) -> Layer:
+        attention, mlp = layer.self_attn, layer.mlp
+        size = attention.head_dim
+        if hasattr(attention, "qkv_proj"):  # Phi-3 keeps them in one matrix
+            sizes = [config.num_attention_heads * size] + 2 * [config.num_key_value_heads * size]
+            q, k, v = (_Part(w) for w in attention.qkv_proj.weight.split(sizes))
+            gate, up = (_Part(w) for w in mlp.gate_up_proj.weight.chunk(2))
+        else:
+            q, k, v = attention.q_proj, attention.k_proj, attention.v_proj
+            gate, up = mlp.gate_proj, mlp.up_proj
+        kinds = getattr(config, "layer_types", None)
+        kind = kinds[place] if kinds and len(self._kinds) > 1 else self._kinds[0]
+        return Layer(
+            q=self._linear([q.weight], [q.bias]),
+            kv=self._linear([torch.cat([k.weight, v.weight])], _joined(k.bias, v.bias)),
+            o=self._linear([attention.o_proj.weight], [attention.o_proj.bias]),
+            gate_up=self._linear([gate.weight, up.weight], [gate.bias, up.bias]),
+            down=self._linear([mlp.down_proj.weight], [mlp.down_proj.bias]),
+            norm=self._padded(layer.input_layernorm.weight),
+            mlp_norm=self._padded(layer.post_attention_layernorm.weight),
+            q_norm=self._head_norm(attention, "q_norm"),
+            k_norm=self._head_norm(attention, "k_norm"),
+            mask=self._kinds.index(kind),
+        )
+
+    def _head_norm(self, attention: Any, name: str) -> int | None:
+        norm = getattr(attention, name, None)
+        return None if norm is None else self._keep(norm.weight.detach())
+
+    def _linear(self, weights: list[torch.Tensor], biases: list[torch.Tensor | None]) -> Linear:
+        """Pack matrices side by side, each from a panel of its own."""
+        inputs = weights[0].shape[1]
+        panels = [_padded(w).view(-1, PANEL, inputs).transpose(1, 2) for w in weights]
+        bias = None
+        if biases[0] is not None:
+            bias = self._keep(torch.cat([_padded(b) for b in biases if b is not None]))
+        outputs = sum(len(w) for w in weights)
+        return Linear(self._keep(torch.cat(panels)), bias, inputs, outputs)
+
+    def _padded(self, weight: torch.Tensor) -> int:
+        return self._keep(_padded(weight))
+
+    def _keep(self, values: torch.Tensor) -> int:
+        """Address of the values, which live as long as this object."""
+        values = values.detach().contiguous()
+        self._kept.append(values)
+        return values.data_ptr()
+
+
+class _Part:
+    """A part of a matrix without a bias."""
+
+    bias = None
+
+    def __init__(self, weight: torch.Tensor) -> None:
+        self.weight = weight
+
+
+def _joined(*biases: torch.Tensor | None) -> list[torch.Tensor | None]:
+    given = [bias for bias in biases if bias is not None]
+    return [torch.cat(given)] if given else [None]
+
+
+def _padded(weight: torch.Tensor) -> torch.Tensor:
+    """The weights with rows of zeros up to a multiple of a panel."""
+    weight = weight.detach()
+    missing = -len(weight) % PANEL
+    return torch.cat([weight, weight.new_zeros((missing, *weight.shape[1:]))])
+
+
+def _aligned(floats: int) -> torch.Tensor:
+    """Uninitialised floats from an address that is a multiple of 64."""
+    raw = torch.empty(floats + 16, dtype=torch.float32)
+    skip = -raw.data_ptr() % 64 // 4
+    return raw[skip : skip + floats]
+
+
+def reason_against(model: Any) -> str | None:
+    """Why torch has to run `model`; None if the library can."""
+    name = type(model).__name__
+    if name not in COVERED or not type(model).__module__.startswith("transformers.models."):
+        return f"{name} is not covered"
+    weights = list(model.parameters())
+    if any(w.dtype != torch.float32 or w.device.type != "cpu" for w in weights):
+        return "its weights are not float32 on a CPU"
+    if sum(w.nbytes for w in weights) > _SHARE_OF_MEMORY * _memory():
+        return "a packed copy of its weights would take too much memory"
+    config = model.config.get_text_config()
+    activation = getattr(config, "hidden_act", None)
+    if activation not in ("silu", "swish"):
+        return f"its activation is {activation!r}"
+    for module in model.modules():
+        kind = type(module)
+        if module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module):
+            return "a module has hooks or a forward of its own"
+        known = kind in (nn.Linear, nn.Embedding) or kind.__name__.endswith(
+            ("PackedLinear", "RMSNorm")
+        )
+        if getattr(module, "weight", None) is not None and not known:
+            return f"it has a {kind.__name__}"
+    return None
+
+
+def log_sum_exp(logits: torch.Tensor) -> torch.Tensor:
+    """`logits.logsumexp(-1)`; with the library, by the sum that its searches use."""
+    library = find_library()
+    plain = logits.dtype == torch.float32 and logits.device.type == "cpu"
+    if isinstance(library, str) or not plain:
+        return logits.logsumexp(-1)
+    logits = logits.contiguous()
+    total = torch.empty(logits.shape[:-1])
+    count = ctypes.c_int64(total.numel())
+    library.log_sum_exp(
+        ctypes.c_void_p(logits.data_ptr()),
+        count,
+        ctypes.c_int64(logits.shape[-1]),
+        ctypes.c_void_p(total.data_ptr()),
+    )
+    return total
+
+
+def runs_natively(model: Any) -> bool:
+    """Whether the library runs the passes of `model`."""
+    return not isinstance(find_library(), str) and reason_against(model) is None
+
+
+def _memory() -> int:
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+class NativeModel:
+    """The native forward of one model, which follows changes of its weights."""
+
+    def __init__(self, model: Any, kinds: tuple[str, ...], positions: int | None) -> None:
+        """Pack nothing yet; the arguments are those of `native_model`."""
+        self._made_for, self._model = (kinds, positions), weakref.ref(model)
+        self._lock = threading.Lock()
+        self._weights: list[torch.Tensor] = []
+        self._state: list[tuple[int, int]] = []
+        self._sums: list[int] = []
+        self._decoder: NativeDecoder | None = None
+
+    def decoder(self) -> NativeDecoder | None:
+        """The packed weights as they are now; None where torch has to run the model.
+
+        They are packed at the first call, and after a weight was changed in place. Changes that
+        torch does not count, those of `weight.data`, are found by `check` only.
+        """
+        if not self._weights or self._state != [_state(w) for w in self._weights]:
+            with self._lock:
+                self._pack()
+        return self._decoder
+
+    def check(self) -> NativeModel:
+        """Pack again at the next pass if the weights themselves are not what was packed."""
+        with self._lock:
+            if self._decoder is None:
+                self._weights = []
+            elif (model := self._model()) is not None:
+                found = list(model.parameters())
+                same = len(found) == len(self._weights) and all(
+                    a is b for a, b in zip(found, self._weights, strict=True)
+                )
+                if not same or _sums(found) != self._sums:
+                    self._weights = []
+        return self
+
+    def _pack(self) -> None:
+        """Pack the weights unless another thread has done so."""
+        model, library = self._model(), find_library()
+        weights = [] if model is None else list(model.parameters())
+        state = [_state(w) for w in weights]
+        if model is None or (self._weights and self._state == state):
+            return
+        self._decoder, self._sums = None, []
+        if not isinstance(library, str) and reason_against(model) is None:
+            with torch.inference_mode():
+                self._decoder = NativeDecoder(model, library, *self._made_for)
+                self._sums = _sums(weights)
+        self._state, self._weights = state, weights
+
+
+_models: weakref.WeakKeyDictionary[Any, NativeModel] = weakref.WeakKeyDictionary()
+
+
+def native_model(model: Any, kinds: tuple[str, ...], positions: int | None) -> NativeModel | None:
+    """The native forward of `model`, one for all callers; None without a library.
+
+    Args:
+        model: a causal LM of transformers.
+        kinds: the kinds of attention masks that its layers need.
+        positions: how many have the rotation of a short pass; None for all.
+    """
+    if not runs_natively(model):
+        return None
+    found = _models.get(model)
+    if found is not None:
+        return found.check()
+    return _models.setdefault(model, NativeModel(model, kinds, positions))
+
+
+def _state(weight: torch.Tensor) -> tuple[int, int]:
+    """Where the weight lies, and how often it was changed; inference tensors do not count that."""
+    return weight.data_ptr(), -1 if weight.is_inference() else weight._version
+
+
+def _sums(weights: list[torch.Tensor]) -> list[int]:
+    """Sums of the bits of float32 weights, which almost any change of a value changes."""
+    sums = []
+    for weight in weights:
+        bits = weight.detach().flatten()
+        pairs = len(bits) % 2 == 0 and bits.storage_offset() % 2 == 0  # much faster
+        sums.append(int(bits.view(torch.int64 if pairs else torch.int32).sum(dtype=torch.int64)))
+    return sums

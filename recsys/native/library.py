@@ -1,0 +1,169 @@
+"""Load the native library and call it: ctypes structures that mirror `native.h`."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+from pathlib import Path
+
+from recsys.native.build import LIBRARY
+
+ABI = 1
+PANEL = 32
+OFF = "RECSYS_NATIVE"
+"""Environment variable; 0 leaves the library unused. Tests and comparisons set it."""
+
+FLOATS = ctypes.c_void_p
+INTEGERS = ctypes.c_void_p
+
+
+class Linear(ctypes.Structure):
+    """`Linear` of native.h."""
+
+    _fields_ = [
+        ("panels", FLOATS),
+        ("bias", FLOATS),
+        ("inputs", ctypes.c_int64),
+        ("outputs", ctypes.c_int64),
+    ]
+
+
+class Layer(ctypes.Structure):
+    """`Layer` of native.h."""
+
+    _fields_ = [
+        *((name, Linear) for name in ("q", "kv", "o", "gate_up", "down")),
+        *((name, FLOATS) for name in ("norm", "mlp_norm", "q_norm", "k_norm")),
+        ("mask", ctypes.c_int64),
+    ]
+
+
+_SIZES = "layers hidden inner heads kv_heads head_size rotary vocabulary positions"
+
+
+class Model(ctypes.Structure):
+    """`Model` of native.h."""
+
+    _fields_ = [
+        *((name, ctypes.c_int64) for name in _SIZES.split()),
+        ("epsilon", ctypes.c_float),
+        ("scaling", ctypes.c_float),
+        *((name, FLOATS) for name in ("embedding", "cosine", "sine", "norm")),
+        ("head", Linear),
+        ("layer", ctypes.POINTER(Layer)),
+    ]
+
+
+class Pass(ctypes.Structure):
+    """`Pass` of native.h."""
+
+    _fields_ = [
+        *(
+            (name, ctypes.c_int64)
+            for name in ("batch", "tokens", "rows", "slots", "view", "threads")
+        ),
+        *((name, INTEGERS) for name in ("token", "position", "write", "row")),
+        ("mask", FLOATS * 2),
+        ("mask_batch", ctypes.c_int64 * 2),
+        ("mask_token", ctypes.c_int64 * 2),
+        ("cache", FLOATS),
+        ("cache_layer", ctypes.c_int64),
+        ("cache_values", ctypes.c_int64),
+        ("logits", FLOATS),
+        ("workspace", ctypes.c_void_p),
+    ]
+
+
+class Trie(ctypes.Structure):
+    """`Trie` of native.h."""
+
+    _fields_ = [
+        *((n, ctypes.c_int64) for n in ("levels", "leaves", "wide_symbols", "wide_rows")),
+        *((name, INTEGERS) for name in ("first_child", "symbol", "rows", "alphabet")),
+    ]
+
+
+class Search(ctypes.Structure):
+    """`Search` of native.h."""
+
+    _fields_ = [
+        *((name, ctypes.c_int64) for name in ("batch", "longest", "slots", "prompt")),
+        *((name, ctypes.c_int64) for name in ("beams", "threads")),
+        *((name, INTEGERS) for name in ("token", "length", "cached", "width")),
+        ("window", ctypes.c_int64 * 2),
+        *((name, ctypes.c_void_p) for name in ("allowed", "dead", "dead_count")),
+        ("extra", ctypes.c_int64),
+        *((name, INTEGERS) for name in ("extra_token", "extra_parent", "extra_depth")),
+        ("extra_logits", FLOATS),
+        ("cache", FLOATS),
+        ("cache_layer", ctypes.c_int64),
+        ("cache_values", ctypes.c_int64),
+        *((name, ctypes.c_void_p) for name in ("workspace", "row", "sequence", "score")),
+        *((name, ctypes.c_void_p) for name in ("complete", "finite")),
+    ]
+
+
+class Library:
+    """The loaded library."""
+
+    def __init__(self, path: Path) -> None:
+        """Load the file.
+
+        Raises:
+            OSError: no library, one of another processor, or one of another version.
+        """
+        self._functions = ctypes.CDLL(os.fspath(path))  # its calls release the interpreter lock
+        try:
+            for name in ("abi", "workspace", "forward", "search_workspace", "search"):
+                getattr(self._functions, f"recsys_{name}").restype = ctypes.c_int64
+            self._functions.recsys_log_sum_exp.restype = None
+            self._functions.recsys_variant.restype = ctypes.c_char_p
+            self._functions.recsys_variant.argtypes = [ctypes.c_int64]
+            self._functions.recsys_choose.argtypes = [ctypes.c_int64]
+        except AttributeError as error:
+            raise OSError(f"{path} is another library: {error}") from error
+        if (found := self._functions.recsys_abi()) != ABI:
+            raise OSError(f"{path} has version {found}, and this code needs {ABI}; build it again")
+        self.workspace = self._functions.recsys_workspace
+        self.forward = self._functions.recsys_forward
+        self.search_workspace = self._functions.recsys_search_workspace
+        self.search = self._functions.recsys_search
+        self.log_sum_exp = self._functions.recsys_log_sum_exp
+
+    @property
+    def variants(self) -> list[str]:
+        """Instruction sets that this processor has, best first: v4, v3 and v2 of x86-64; base."""
+        found: list[str] = []
+        while (name := self._functions.recsys_variant(len(found))) is not None:
+            found.append(name.decode())
+        return found
+
+    def choose(self, variant: str) -> None:
+        """Use an instruction set other than the best one."""
+        self._functions.recsys_choose(self.variants.index(variant))
+
+
+@functools.cache
+def _loaded() -> Library | str:
+    if not LIBRARY.is_file():
+        return "the library was not built; `python -m recsys.native.build` says why"
+    try:
+        return Library(LIBRARY)
+    except OSError as error:
+        return str(error)
+
+
+def find_library() -> Library | str:
+    """The library; where there is none, or it is switched off, the reason."""
+    if os.environ.get(OFF) == "0":
+        return f"switched off by {OFF}=0"
+    return _loaded()
+
+
+def describe() -> str:
+    """Which forward pass serves on a CPU, in words."""
+    library = find_library()
+    if isinstance(library, str):
+        return f"torch ({library})"
+    return f"native, instruction set {library.variants[0]}"

@@ -1,0 +1,138 @@
+/* The tree forward pass of Llama-family decoders in float32: types and entry points.
+ *
+ * `recsys/native/decoder.py` mirrors these structures with ctypes. All arrays are row-major.
+ */
+#ifndef RECSYS_NATIVE_H
+#define RECSYS_NATIVE_H
+
+#include <stdint.h>
+
+enum { ABI = 1 };        /* raise it with every change of these structures */
+enum { PANEL = 32 };     /* columns of a panel of packed weights */
+enum { MOST_MASKS = 2 }; /* kinds of attention masks: full and sliding */
+
+/* y = x W^T + bias. `panels` holds W, (outputs, inputs), as panels of PANEL outputs:
+ * (panel, input, output of the panel), zeros behind the last output. `bias` has as many zeros, or is
+ * NULL. */
+typedef struct {
+    const float *panels, *bias;
+    int64_t inputs, outputs;
+} Linear;
+
+/* Norms are padded with zeros to a multiple of PANEL. `q_norm` and `k_norm` may be NULL. */
+typedef struct {
+    Linear q, kv, o, gate_up, down;
+    const float *norm, *mlp_norm, *q_norm, *k_norm;
+    int64_t mask;
+} Layer;
+
+typedef struct {
+    int64_t layers, hidden, inner, heads, kv_heads, head_size, rotary, vocabulary, positions;
+    float epsilon, scaling;
+    const float *embedding;     /* (vocabulary, hidden) */
+    const float *cosine, *sine; /* (positions, rotary) */
+    const float *norm;
+    Linear head;
+    const Layer *layer;
+} Model;
+
+/* One pass over `batch` requests of `tokens` tokens each. */
+typedef struct {
+    int64_t batch, tokens, rows, slots, view, threads;
+    const int64_t *token, *position;   /* (batch, tokens) */
+    const int64_t *write;              /* (batch, tokens) slots, those of request b from b * slots */
+    const int64_t *row;                /* (batch, rows) tokens whose logits are wanted; NULL: all */
+    const float *mask[MOST_MASKS];     /* (batch, tokens, view): 0 where a token attends, else -inf */
+    int64_t mask_batch[MOST_MASKS], mask_token[MOST_MASKS]; /* strides in floats */
+    float *cache;                      /* keys of layer 0; (batch * slots, kv_heads, head_size) */
+    int64_t cache_layer, cache_values; /* from a layer to the next, from its keys to its values */
+    float *logits;                     /* (batch, rows, vocabulary) */
+    void *workspace;                   /* aligned to 64 bytes */
+} Pass;
+
+/* What is wrong with a pass; `recsys_forward` returns one of these. */
+enum { FINE = 0, BAD_TOKEN = 1, BAD_POSITION = 2, BAD_SLOT = 3, BAD_ROW = 4 };
+
+/* A trie as `recsys.constraint.trie.ItemTrie` has it. */
+typedef struct {
+    int64_t levels, leaves;          /* the first leaf, which is row 0 */
+    int64_t wide_symbols, wide_rows; /* int32, otherwise int16 */
+    const int32_t *first_child;
+    const void *symbol, *rows; /* rows: (rows, levels) tokens */
+    const int64_t *alphabet;
+} Trie;
+
+/* A whole beam search over a batch: plain, by log-probabilities over the vocabulary. */
+typedef struct {
+    int64_t batch, longest, slots, prompt, beams, threads;
+    const int64_t *token;          /* (batch, longest) */
+    const int64_t *length, *cached; /* (batch,) tokens, and how many of them are in the cache */
+    const int64_t *width;          /* (levels,) beams to keep */
+    int64_t window[MOST_MASKS];    /* positions that a token attends to; 0: all before it */
+    const uint8_t *const *allowed; /* (batch,) flags of states, each NULL for all; NULL: all */
+    const int64_t *const *dead;    /* (levels,) states that are excluded, ascending, or NULL */
+    const int64_t *dead_count;     /* (levels,) how many per request */
+    /* Nodes that the first pass runs besides the prompts, in the slots before those of beams:
+     * (batch, extra) tokens, -1 for padding behind the last; their places among these nodes, -1 for
+     * the prompt; depths from 1. `extra_logits` gets (batch, 1 + extra, vocabulary) logits of the
+     * prompt and the nodes (padding: the prompt's), unless it is NULL. */
+    int64_t extra;
+    const int64_t *extra_token, *extra_parent, *extra_depth;
+    float *extra_logits;
+    float *cache; /* as in Pass */
+    int64_t cache_layer, cache_values;
+    void *workspace;
+    /* The result, best first, of equal scores the lower row: rows and scores of (batch, beams), -1
+     * and -inf behind the last one, and their (batch, beams, levels) tokens. */
+    int64_t *row, *sequence;
+    float *score;
+    /* (batch,) whether no other row scores more, and whether all logits were finite */
+    uint8_t *complete, *finite;
+} Search;
+
+/* Trees of a search: each has `levels` ancestors per token, slots of its path, its own the last. */
+typedef struct {
+    const int64_t *length;
+    const int64_t *window;
+    const int32_t *path;
+    int64_t levels;
+} Tree;
+
+/* A request's token that is run. Padding by repetition is left out. */
+typedef struct {
+    int64_t request, place; /* place: index into the (batch, tokens) arrays */
+} Row;
+
+/* What the threads of a pass share. */
+typedef struct Team Team;
+typedef struct {
+    const Model *model;
+    const Pass *pass;
+    const Tree *tree; /* NULL: attention follows the masks of the pass */
+    const Row *rows;       /* distinct tokens */
+    const int64_t *wanted; /* which of them each wanted row is */
+    int64_t row_count, wanted_count;
+    float *hidden; /* (row_count, padded hidden) */
+    char *scratch; /* of all threads */
+    int64_t scratch_bytes;
+    Team *team;
+} Work;
+
+void wait_for_team(Team *team);
+
+/* The instruction sets: the same source, compiled for each. */
+typedef struct {
+    const char *name;
+    void (*forward)(const Work *work, int64_t thread, int64_t threads);
+    int64_t (*scratch_bytes)(const Model *model, const Pass *pass);
+    float (*log_sum_exp)(const float *logits, int64_t count);
+} Variant;
+
+/* The chosen instruction set, and a pass of several threads where that pays (entry.c). */
+const Variant *chosen_variant(void);
+void run_work(Work *work);
+static inline int64_t aligned(int64_t bytes) { return (bytes + 63) / 64 * 64; }
+
+static inline int64_t padded(int64_t count) { return (count + PANEL - 1) / PANEL * PANEL; }
+
+#endif

@@ -1,0 +1,319 @@
+/* Random models and passes for a build with sanitizers: every array has exactly its size, so that
+ * any access outside is found, and some weights are NaN or infinite. Each request is run in its
+ * batch and alone, on every instruction set and with several threads, and must give the same bits;
+ * so must whole searches.
+ */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "native.h"
+
+int64_t recsys_workspace(const Model *model, const Pass *pass);
+int64_t recsys_forward(const Model *model, const Pass *pass, int64_t *place);
+int64_t recsys_search_workspace(const Model *model, const Trie *trie, const Search *search);
+int64_t recsys_search(const Model *model, const Trie *trie, const Search *search, int64_t *place);
+const char *recsys_variant(int64_t place);
+void recsys_choose(int64_t place);
+
+static uint64_t state;
+static uint64_t draw(uint64_t below) {
+    state = state * 6364136223846793005u + 1442695040888963407u;
+    return (state >> 33) % below;
+}
+
+static void *kept[4096];
+static int kept_count;
+static void *keep(void *memory) {
+    if (!memory) abort();
+    return kept[kept_count++] = memory;
+}
+static void release(void) {
+    while (kept_count) free(kept[--kept_count]);
+}
+
+static int strange; /* one weight in so many is not finite; 0: none */
+static float *floats(int64_t count, int64_t used) {
+    float *values = keep(malloc((size_t)(count ? count : 1) * sizeof(float)));
+    for (int64_t i = 0; i < count; i++)
+        values[i] = i < used ? (float)draw(2001) / 1000.0f - 1.0f : 0.0f;
+    if (strange && used)
+        for (int64_t i = 0; i < used; i += 1 + (int64_t)draw((uint64_t)strange))
+            values[i] = draw(2) ? NAN : draw(2) ? INFINITY : -1e38f;
+    return values;
+}
+
+static Linear linear(int64_t inputs, int64_t outputs, int bias) {
+    return (Linear){floats(padded(outputs) * inputs, padded(outputs) * inputs),
+                    bias ? floats(padded(outputs), outputs) : 0, inputs, outputs};
+}
+
+static Model make_model(void) {
+    Model m = {0};
+    m.layers = 1 + (int64_t)draw(3);
+    m.kv_heads = 1 + (int64_t)draw(3);
+    m.heads = m.kv_heads * (1 + (int64_t)draw(3));
+    m.head_size = 2 * (1 + (int64_t)draw(12));
+    m.rotary = 2 * (1 + (int64_t)draw((uint64_t)m.head_size / 2));
+    m.hidden = 1 + (int64_t)draw(70);
+    m.inner = 1 + (int64_t)draw(90);
+    m.vocabulary = 2 + (int64_t)draw(70);
+    m.positions = 40;
+    m.epsilon = 1e-6f;
+    m.scaling = 0.3f;
+    m.embedding = floats(m.vocabulary * m.hidden, m.vocabulary * m.hidden);
+    m.cosine = floats(m.positions * m.rotary, m.positions * m.rotary);
+    m.sine = floats(m.positions * m.rotary, m.positions * m.rotary);
+    m.norm = floats(padded(m.hidden), m.hidden);
+    m.head = linear(m.hidden, m.vocabulary, 0);
+    Layer *layers = keep(calloc((size_t)m.layers, sizeof(Layer)));
+    for (int64_t i = 0; i < m.layers; i++) {
+        const int bias = (int)draw(2);
+        Layer *l = &layers[i];
+        l->q = linear(m.hidden, m.heads * m.head_size, bias);
+        l->kv = linear(m.hidden, 2 * m.kv_heads * m.head_size, bias);
+        l->o = linear(m.heads * m.head_size, m.hidden, bias);
+        l->gate_up = linear(m.hidden, 2 * padded(m.inner), bias);
+        l->down = linear(m.inner, m.hidden, bias);
+        l->norm = floats(padded(m.hidden), m.hidden);
+        l->mlp_norm = floats(padded(m.hidden), m.hidden);
+        if (draw(2)) {
+            l->q_norm = floats(m.head_size, m.head_size);
+            l->k_norm = floats(m.head_size, m.head_size);
+        }
+        l->mask = (int64_t)draw(2);
+    }
+    m.layer = layers;
+    return m;
+}
+
+static int64_t *integers(int64_t count, uint64_t below) {
+    int64_t *values = keep(malloc((size_t)(count ? count : 1) * sizeof(int64_t)));
+    for (int64_t i = 0; i < count; i++) values[i] = (int64_t)draw(below);
+    return values;
+}
+
+static void run(const Model *model, Pass pass) {
+    int64_t place = 0;
+    void *workspace = 0;
+    const size_t bytes = (size_t)recsys_workspace(model, &pass);
+    if (posix_memalign(&workspace, 64, bytes)) abort();
+    memset(workspace, 0xff, bytes);
+    pass.workspace = workspace;
+    if (recsys_forward(model, &pass, &place) != FINE) abort();
+    free(workspace);
+}
+
+static int64_t cache_size(const Model *m, int64_t requests, int64_t slots) {
+    return m->layers * 2 * requests * slots * m->kv_heads * m->head_size;
+}
+
+/* The floats of one request in a cache of several, in the order of a cache of one. */
+static void copy_request(const Model *m, const Pass *pass, int64_t request, float *to) {
+    const int64_t one = pass->slots * m->kv_heads * m->head_size;
+    for (int64_t part = 0; part < 2 * m->layers; part++)
+        memcpy(to + part * one, pass->cache + (part * pass->batch + request) * one,
+               (size_t)one * sizeof(float));
+}
+
+static void one_case(void) {
+    const Model m = make_model();
+    Pass p = {0};
+    p.batch = 1 + (int64_t)draw(4);
+    p.tokens = 1 + (int64_t)draw(36);
+    p.slots = 40 + (int64_t)draw(30);
+    p.view = p.tokens + (int64_t)draw((uint64_t)(p.slots - p.tokens));
+    p.rows = 1 + (int64_t)draw(6);
+    p.threads = 1 + (int64_t)draw(3);
+    const int64_t count = p.batch * p.tokens, row = m.kv_heads * m.head_size;
+    p.token = integers(count, (uint64_t)m.vocabulary);
+    p.position = integers(count, 40);
+    int64_t *write = integers(count, 1);
+    for (int64_t i = 0; i < count; i++) write[i] = i / p.tokens * p.slots + i % p.tokens;
+    p.write = write;
+    p.row = integers(p.batch * p.rows, (uint64_t)p.tokens);
+    for (int kind = 0; kind < MOST_MASKS; kind++) {
+        float *mask = floats(count * p.view, 0);
+        for (int64_t i = 0; i < count; i++)
+            for (int64_t j = 0; j < p.view; j++)
+                mask[i * p.view + j] = j == i % p.tokens || draw(3) ? 0 : -INFINITY;
+        p.mask[kind] = mask;
+        p.mask_batch[kind] = p.tokens * p.view;
+        p.mask_token[kind] = p.view;
+    }
+    p.cache = floats(cache_size(&m, p.batch, p.slots), 0);
+    p.cache_values = p.batch * p.slots * row;
+    p.cache_layer = 2 * p.cache_values;
+    p.logits = floats(p.batch * p.rows * m.vocabulary, 0);
+    float *before = floats(cache_size(&m, p.batch, p.slots), 0);
+    memcpy(before, p.cache, (size_t)cache_size(&m, p.batch, p.slots) * sizeof(float));
+    Pass original = p;
+    original.cache = before;
+    for (int64_t variant = 0; recsys_variant(variant); variant++) {
+        recsys_choose(variant);
+        run(&m, p);
+        for (int64_t b = 0; b < p.batch; b++) {
+            Pass alone = p;
+            alone.batch = 1;
+            alone.token += b * p.tokens;
+            alone.position += b * p.tokens;
+            alone.write = integers(p.tokens, 1);
+            for (int64_t i = 0; i < p.tokens; i++) ((int64_t *)alone.write)[i] = i;
+            alone.row += b * p.rows;
+            for (int kind = 0; kind < MOST_MASKS; kind++)
+                alone.mask[kind] += b * p.tokens * p.view;
+            alone.cache = floats(cache_size(&m, 1, p.slots), 0);
+            copy_request(&m, &original, b, alone.cache);
+            alone.cache_values = p.slots * row;
+            alone.cache_layer = 2 * alone.cache_values;
+            alone.logits = floats(p.rows * m.vocabulary, 0);
+            run(&m, alone);
+            const float *beside = p.logits + b * p.rows * m.vocabulary;
+            for (int64_t i = 0; i < p.rows * m.vocabulary; i++)
+                if (isnan(beside[i]) ? !isnan(alone.logits[i]) : beside[i] != alone.logits[i]) {
+                    fprintf(stderr, "request %d: %g alone, %g in a batch\n", (int)b,
+                            (double)alone.logits[i], (double)beside[i]);
+                    exit(1);
+                }
+        }
+    }
+    release();
+}
+
+/* A trie whose states have up to four children, and symbols of both sizes. */
+static Trie make_trie(const Model *m, int64_t *states, int64_t *starts) {
+    enum { LEVELS = 3, MOST = 1 + 4 + 16 + 64 };
+    int32_t *first = keep(malloc((MOST + 1) * sizeof(int32_t)));
+    int64_t begin = 0, end = 1, next = 1;
+    starts[0] = 0;
+    for (int64_t depth = 0; depth < LEVELS; depth++) {
+        for (int64_t s = begin; s < end; s++) {
+            first[s] = (int32_t)next;
+            next += 1 + (int64_t)draw(4);
+        }
+        begin = end;
+        end = next;
+        starts[depth + 1] = begin;
+    }
+    const int64_t inner = begin;
+    first[inner] = (int32_t)next;
+    Trie trie = {.levels = LEVELS, .leaves = inner};
+    trie.wide_symbols = (int64_t)draw(2);
+    trie.wide_rows = (int64_t)draw(2);
+    trie.first_child = keep(malloc((size_t)(inner + 1) * sizeof(int32_t)));
+    trie.alphabet = integers(4, (uint64_t)m->vocabulary);
+    const size_t token_size = trie.wide_rows ? sizeof(int32_t) : sizeof(int16_t);
+    trie.rows = keep(calloc((size_t)(next - inner) * LEVELS, token_size));
+    memcpy((void *)trie.first_child, first, (size_t)(inner + 1) * sizeof(int32_t));
+    int16_t *narrow = keep(calloc((size_t)next, sizeof(int16_t)));
+    int32_t *wide = keep(calloc((size_t)next, sizeof(int32_t)));
+    for (int64_t s = 0; s < inner; s++)
+        for (int32_t c = first[s]; c < first[s + 1]; c++)
+            narrow[c] = (int16_t)(wide[c] = c - first[s]);
+    trie.symbol = trie.wide_symbols ? (const void *)wide : (const void *)narrow;
+    *states = next;
+    return trie;
+}
+
+static void search(const Model *m, const Trie *trie, Search s, int64_t *row, float *score) {
+    int64_t place = 0;
+    s.row = row;
+    s.score = score;
+    s.sequence = integers(s.batch * s.beams * trie->levels, 1);
+    s.complete = keep(malloc((size_t)s.batch));
+    s.finite = keep(malloc((size_t)s.batch));
+    s.extra_logits = floats(s.batch * (1 + s.extra) * m->vocabulary, 0);
+    s.cache = floats(cache_size(m, s.batch, s.slots), 0);
+    s.cache_values = s.batch * s.slots * m->kv_heads * m->head_size;
+    s.cache_layer = 2 * s.cache_values;
+    const size_t bytes = (size_t)recsys_search_workspace(m, trie, &s);
+    if (posix_memalign(&s.workspace, 64, bytes)) abort();
+    memset(s.workspace, 0xff, bytes);
+    if (recsys_search(m, trie, &s, &place) != FINE) abort();
+    free(s.workspace);
+}
+
+static void one_search(void) {
+    const Model m = make_model();
+    int64_t states, starts[4];
+    const Trie trie = make_trie(&m, &states, starts);
+    Search s = {.batch = 1 + (int64_t)draw(4), .longest = 30, .prompt = 32, .threads = 2};
+    s.token = integers(s.batch * s.longest, (uint64_t)m.vocabulary);
+    int64_t *length = integers(s.batch, 30), *width = integers(3, 12);
+    for (int64_t b = 0; b < s.batch; b++) length[b]++;
+    for (int i = 0; i < 3; i++) width[i]++;
+    s.length = length;
+    s.cached = integers(s.batch, 1);
+    s.width = width;
+    s.extra = (int64_t)draw(6);
+    int64_t *extra_token = integers(s.batch * s.extra, (uint64_t)m.vocabulary);
+    int64_t *extra_parent = integers(s.batch * s.extra, 1);
+    int64_t *extra_depth = integers(s.batch * s.extra, 1);
+    for (int64_t i = 0; i < s.batch * s.extra; i++) {
+        const int64_t place = i % s.extra, above = place ? (int64_t)draw((uint64_t)place) : -1;
+        const int below = above >= 0 && extra_depth[i - place + above] == 1 && draw(2);
+        extra_parent[i] = below ? above : -1;
+        extra_depth[i] = below ? 2 : 1;
+        if (place > 2) extra_token[i] = -1;
+    }
+    s.extra_token = extra_token;
+    s.extra_parent = extra_parent;
+    s.extra_depth = extra_depth;
+    s.slots = s.prompt + s.extra + width[0] + width[1];
+    s.window[draw(2)] = (int64_t)draw(9);
+    const uint8_t **allowed = keep(calloc((size_t)s.batch, sizeof(uint8_t *)));
+    for (int64_t b = 0; b < s.batch; b++)
+        if (draw(2)) {
+            uint8_t *flags = keep(malloc((size_t)states));
+            for (int64_t i = 0; i < states; i++) flags[i] = draw(4) > 0;
+            allowed[b] = flags;
+        }
+    if (draw(2)) s.allowed = allowed;
+    const int64_t *dead[3] = {0};
+    int64_t dead_count[3] = {0};
+    for (int d = 0; d < 3; d++) {
+        int64_t *some = integers(s.batch * (dead_count[d] = (int64_t)draw(2)), 4);
+        for (int64_t i = 0; i < s.batch * dead_count[d]; i++) some[i] += starts[d + 1];
+        dead[d] = some;
+    }
+    s.dead = dead;
+    s.dead_count = dead_count;
+    s.beams = width[2] + (int64_t)draw(3);
+    int64_t *row = integers(s.batch * s.beams, 1), *one = integers(s.beams, 1);
+    float *score = floats(s.batch * s.beams, 0), *own = floats(s.beams, 0);
+    search(&m, &trie, s, row, score);
+    for (int64_t b = 0; b < s.batch; b++) {
+        Search alone = s;
+        const int64_t *its[3];
+        alone.batch = 1;
+        alone.token += b * s.longest;
+        alone.length += b;
+        alone.cached += b;
+        alone.extra_token += b * s.extra;
+        alone.extra_parent += b * s.extra;
+        alone.extra_depth += b * s.extra;
+        if (s.allowed) alone.allowed += b;
+        for (int d = 0; d < 3; d++) its[d] = dead[d] + b * dead_count[d];
+        alone.dead = its;
+        search(&m, &trie, alone, one, own);
+        if (memcmp(one, row + b * s.beams, (size_t)s.beams * sizeof(int64_t)) ||
+            memcmp(own, score + b * s.beams, (size_t)s.beams * sizeof(float))) {
+            fprintf(stderr, "search %d differs alone\n", (int)b);
+            exit(1);
+        }
+    }
+    release();
+}
+
+int main(int count, char **arguments) {
+    const int cases = count > 1 ? atoi(arguments[1]) : 100;
+    for (int i = 0; i < cases; i++) {
+        state = (uint64_t)i * 7919 + 1;
+        strange = i % 4 == 3 ? 40 : 0;
+        one_case();
+        one_search();
+    }
+    printf("%d cases\n", cases);
+    return 0;
+}

@@ -1,0 +1,404 @@
+"""The native forward against its torch twin, and the bits of a request in any company."""
+
+import copy
+import os
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from recsys.constraint import ItemTrie
+from recsys.decoding import Engine, SearchRequest, beam_search
+from recsys.decoding.tree import ROOT, PromptBatch, TokenTree
+from recsys.models.tree_forward import TreeModel
+from recsys.native import decoder as native
+from recsys.native import library
+from recsys.testing import ARCHITECTURES, random_catalog, random_prompts, tiny_model
+
+pytestmark = pytest.mark.skipif(
+    isinstance(library.find_library(), str), reason=f"{library.find_library()}"
+)
+TOLERANCE = 1e-5  # of the largest logit
+VOCABULARY = 64
+
+
+@pytest.fixture(params=[0, 1, 2])
+def variant(request):
+    """Each instruction set that this machine has."""
+    loaded = library.find_library()
+    if request.param >= len(loaded.variants):
+        pytest.skip("this processor has fewer instruction sets")
+    loaded.choose(loaded.variants[request.param])
+    yield loaded.variants[request.param]
+    loaded.choose(loaded.variants[0])
+
+
+def torch_twin(model):
+    """The same model on the torch path."""
+    before = os.environ.get(library.OFF)
+    os.environ[library.OFF] = "0"
+    try:
+        return TreeModel(model)
+    finally:
+        if before is None:
+            del os.environ[library.OFF]
+        else:
+            os.environ[library.OFF] = before
+
+
+def native_of(model):
+    ready = TreeModel(model)
+    assert ready.native is not None
+    return ready
+
+
+def random_tree(seed, batch, widths):
+    """Tokens, parents and depths of levels of nodes."""
+    rng = np.random.default_rng(seed)
+    levels, above, first = [], 0, 0
+    for depth, width in enumerate(widths, start=1):
+        tokens = torch.from_numpy(rng.integers(1, VOCABULARY, (batch, width)))
+        parents = torch.full((batch, width), ROOT)
+        if depth > 1:
+            parents = torch.from_numpy(rng.integers(first - above, first, (batch, width)))
+        levels.append((tokens, parents, depth))
+        above, first = width, first + width
+    return levels
+
+
+def logits_of(model, prompts, levels, *, slots=0):
+    """Logits of the prompts and of all nodes: the first level with the prompts, then by level."""
+    found = []
+    batch = PromptBatch.of(prompts, model, slots=slots)
+    with TokenTree(model, batch, sum(tokens.shape[1] for tokens, *_ in levels)) as tree:
+        for tokens, parents, depth in levels:
+            tree.add(tokens, parents, depth)
+            found.append(tree.forward())
+            tree.note(found[-1].logsumexp(-1))
+    return torch.cat(found, dim=1)
+
+
+def distance(found, expected):
+    return float((found - expected).abs().max() / expected.abs().max())
+
+
+@st.composite
+def models(draw):
+    """Random shapes of the covered families, most of them no multiple of a vector."""
+    family = draw(st.sampled_from(["Llama", "Mistral", "Qwen2", "Qwen3"]))
+    kv_heads = draw(st.integers(1, 3))
+    heads = kv_heads * draw(st.integers(1, 3))
+    size = 2 * draw(st.integers(1, 20))
+    values = {
+        "vocab_size": VOCABULARY,
+        "hidden_size": heads * (size if family == "Qwen2" else draw(st.integers(1, 30))),
+        "intermediate_size": draw(st.integers(1, 150)),
+        "num_hidden_layers": draw(st.integers(1, 3)),
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "head_dim": size,
+        "max_position_embeddings": 512,
+        "initializer_range": draw(st.sampled_from([0.02, 0.2])),
+        "tie_word_embeddings": draw(st.booleans()),
+        "pad_token_id": None,
+        "bos_token_id": None,
+        "eos_token_id": None,
+    }
+    if family == "Llama":
+        values |= {"attention_bias": draw(st.booleans()), "mlp_bias": draw(st.booleans())}
+        values["rope_parameters"] = draw(
+            st.sampled_from(
+                [
+                    {"rope_type": "default", "rope_theta": 1e4},
+                    {"rope_type": "linear", "rope_theta": 1e4, "factor": 4.0},
+                    {"rope_type": "yarn", "rope_theta": 1e4, "factor": 2.0},
+                    {
+                        "rope_type": "llama3", "rope_theta": 1e4, "factor": 8.0,
+                        "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+                        "original_max_position_embeddings": 64,
+                    },
+                ]
+            )
+        )  # fmt: skip
+    if family == "Mistral":
+        values["sliding_window"] = draw(st.sampled_from([None, 5]))
+    if family in ("Qwen2", "Qwen3"):
+        values |= {"use_sliding_window": draw(st.booleans()), "sliding_window": 6}
+        values["max_window_layers"] = draw(st.integers(0, 2))
+    config = getattr(transformers, f"{family}Config")(**values)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(draw(st.integers(0, 1000)))
+        made = transformers.AutoModelForCausalLM.from_config(config)
+        for name, parameter in made.named_parameters():
+            if "norm" in name or "bias" in name:  # not all ones and zeros, as they start
+                torch.nn.init.uniform_(parameter, 0.5, 1.5)
+    return made.eval()
+
+
+@settings(max_examples=40)
+@given(
+    models(), st.integers(0, 10_000), st.lists(st.integers(1, 40), min_size=1, max_size=5),
+    st.lists(st.integers(1, 25), min_size=1, max_size=3),
+)  # fmt: skip
+def test_random_shapes_equal_torch(model, seed, lengths, widths):
+    rng = np.random.default_rng(seed)
+    prompts = [rng.integers(1, VOCABULARY, length) for length in lengths]
+    levels = random_tree(seed, len(prompts), widths)
+    found = logits_of(native_of(model), prompts, levels)
+    assert distance(found, logits_of(torch_twin(model), prompts, levels)) < TOLERANCE
+
+
+@settings(max_examples=40)
+@given(
+    models(), st.integers(0, 10_000), st.lists(st.integers(1, 40), min_size=2, max_size=5),
+    st.lists(st.integers(1, 25), min_size=1, max_size=3),
+)  # fmt: skip
+def test_a_request_has_the_same_bits_alone(model, seed, lengths, widths):
+    """Without reserved slots, too: other slots do not change the order in which sums run."""
+    rng = np.random.default_rng(seed)
+    prompts = [rng.integers(1, VOCABULARY, length) for length in lengths]
+    levels = random_tree(seed, len(prompts), widths)
+    ready = native_of(model)
+    beside = logits_of(ready, prompts, levels)
+    for i, prompt in enumerate(prompts):
+        own = [(tokens[i : i + 1], parents[i : i + 1], depth) for tokens, parents, depth in levels]
+        assert torch.equal(logits_of(ready, [prompt], own)[0], beside[i])
+        assert torch.equal(logits_of(ready, [prompt], own, slots=60)[0], beside[i])
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_every_instruction_set_equals_torch(architecture, variant):
+    model = tiny_model(architecture, hidden=48)
+    prompts = random_prompts(np.random.default_rng(1), 6, 30)
+    levels = random_tree(1, 6, [9, 20, 5])
+    ready = native_of(model)
+    found = logits_of(ready, prompts, levels)
+    assert distance(found, logits_of(torch_twin(model), prompts, levels)) < TOLERANCE
+    for i in range(6):
+        own = [(tokens[i : i + 1], parents[i : i + 1], depth) for tokens, parents, depth in levels]
+        assert torch.equal(logits_of(ready, [prompts[i]], own)[0], found[i])
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_kept_histories_change_no_bit(architecture):
+    ready = native_of(tiny_model(architecture))
+    trie = ItemTrie.build(random_catalog(np.random.default_rng(0), 200, 4))
+    prompts = random_prompts(np.random.default_rng(3), 4, 40)
+    cold = beam_search(ready, prompts, trie, 8)
+    ready.keep_prefixes(1 << 20)
+    beam_search(ready, [prompt[: 1 + len(prompt) // 2] for prompt in prompts], trie, 8)
+    warm = beam_search(ready, prompts, trie, 8)
+    assert sum(s.cached_tokens for s in warm.stats) > 0
+    assert torch.equal(warm.rows, cold.rows)
+    assert torch.equal(warm.scores, cold.scores)
+
+
+def test_all_modes_give_the_bits_of_beam_search():
+    """A node's bits do not depend on its slot, so the slots that drafts leave do not matter."""
+    target, draft = tiny_model("llama", seed=1), tiny_model("llama", seed=2)
+    trie = ItemTrie.build(random_catalog(np.random.default_rng(0), 300, 4))
+    engine = Engine(target, trie, draft=draft, prompt_slots=40)
+    prompts = random_prompts(np.random.default_rng(5), 5, 40)
+    expected = engine.decode(prompts, 8, mode="beam").beams
+    for mode in ("draft", "exhaustive"):
+        for batch in (prompts, prompts[2:3]):
+            found = engine.decode(batch, 8, mode=mode).beams
+            rows = slice(None) if len(batch) > 1 else slice(2, 3)
+            assert torch.equal(found.rows, expected.rows[rows])
+            assert torch.equal(found.scores, expected.scores[rows])
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_the_torch_path_keeps_its_bits_in_a_batch(architecture):
+    """Decision 2, for models that the library does not cover: with slots reserved."""
+    ready = torch_twin(tiny_model(architecture))
+    trie = ItemTrie.build(random_catalog(np.random.default_rng(0), 200, 4))
+    prompts = random_prompts(np.random.default_rng(3), 5, 40)
+    beside = beam_search(ready, SearchRequest(prompts, prompt_slots=48), trie, 8)
+    for i, prompt in enumerate(prompts):
+        alone = beam_search(ready, SearchRequest([prompt], prompt_slots=48), trie, 8)
+        assert torch.equal(alone.scores[0], beside.scores[i])
+        assert torch.equal(alone.rows[0], beside.rows[i])
+
+
+def test_restrictions_are_those_of_the_torch_path():
+    model = tiny_model("llama-gqa")
+    trie = ItemTrie.build(random_catalog(np.random.default_rng(0), 200, 4))
+    request = SearchRequest([[1, 2, 3], [4, 5]], exclude=[[0, 7, 9], []], candidates=[[3, 4], [8]])
+    found = beam_search(native_of(model), request, trie, 6)
+    expected = beam_search(torch_twin(model), request, trie, 6)
+    assert torch.equal(found.rows, expected.rows)
+    torch.testing.assert_close(found.scores, expected.scores, atol=1e-4, rtol=1e-5)
+
+
+def test_several_threads_change_no_bit():
+    model = tiny_model("llama", hidden=256, layers=3)
+    prompts = random_prompts(np.random.default_rng(1), 6, 200)
+    levels, ready, before = random_tree(1, 6, [40, 40]), native_of(model), torch.get_num_threads()
+    found = []
+    try:
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            found.append(logits_of(ready, prompts, levels))
+    finally:
+        torch.set_num_threads(before)
+    assert torch.equal(found[0], found[1])
+    assert torch.equal(found[0], found[2])
+
+
+def test_positions_beyond_the_first_table_are_added():
+    model = tiny_model("llama", max_position_embeddings=4096)
+    prompts = [*random_prompts(np.random.default_rng(1), 1, 10), np.full(700, 5)]
+    levels = random_tree(1, 2, [3])
+    found = logits_of(native_of(model), prompts, levels)
+    assert distance(found, logits_of(torch_twin(model), prompts, levels)) < TOLERANCE
+
+
+@pytest.mark.parametrize("way", ["in place", "data", "replaced"])
+def test_changed_weights_are_packed_again(way):
+    model = tiny_model("llama")
+    ready = native_of(model)
+    prompts, levels = [np.arange(1, 9)], random_tree(1, 1, [4])
+    before = logits_of(ready, prompts, levels)
+    weight = model.model.layers[0].mlp.down_proj.weight
+    with torch.no_grad():
+        if way == "in place":
+            weight.mul_(0.5)
+        elif way == "data":
+            weight.data[3, 3] += 1
+            ready = native_of(model)  # torch does not count such changes: found at the next use
+        else:
+            model.model.layers[0].mlp.down_proj.weight = torch.nn.Parameter(weight * 2)
+            ready = native_of(model)
+    found = logits_of(ready, prompts, levels)
+    assert not torch.equal(found, before)
+    assert distance(found, logits_of(torch_twin(model), prompts, levels)) < TOLERANCE
+
+
+def test_a_model_is_packed_once_for_all_its_users():
+    model = tiny_model("llama")
+    assert native_of(model).native is native_of(model).native
+
+
+def hooked(model):
+    model.model.norm.register_forward_hook(lambda *_: None)
+    return model
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: tiny_model("llama", dtype=torch.float64),
+        lambda: tiny_model("llama", dtype=torch.bfloat16),
+        lambda: tiny_model("llama", hidden_act="gelu"),
+        lambda: hooked(tiny_model("llama")),
+        lambda: transformers.GPT2LMHeadModel(
+            transformers.GPT2Config(vocab_size=64, n_embd=8, n_layer=1, n_head=2)
+        ).eval(),
+    ],
+)
+def test_torch_runs_what_is_not_covered(make):
+    model = make()
+    assert TreeModel(model).native is None
+    logits_of(TreeModel(model), [np.arange(1, 9)], random_tree(1, 1, [4]))
+
+
+def test_the_variable_leaves_the_library_unused():
+    assert torch_twin(tiny_model("llama")).native is None
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("token", {"tokens": torch.tensor([[3, VOCABULARY]])}),
+        ("token", {"tokens": torch.tensor([[-1, 3]])}),
+        ("position", {"positions": torch.tensor([[0, -1]])}),
+        ("position", {"positions": torch.tensor([[0, 1 << 40]])}),
+        ("slot to write", {"write": torch.tensor([0, 32])}),
+        ("slot to write", {"write": torch.tensor([-1, 0])}),
+        ("row", {"rows": torch.tensor([[2]])}),
+        ("row", {"rows": torch.tensor([[-1]])}),
+    ],
+)
+def test_indices_outside_are_refused(name, change):
+    model = tiny_model("llama", rope_parameters={
+        "rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0,
+    })  # fmt: skip
+    ready = native_of(model).native
+    with pytest.raises(IndexError, match=name):
+        ready.run(**one_pass(**change))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"positions": torch.tensor([[0]])},
+        {"tokens": torch.tensor([[0, 1]], dtype=torch.int32)},
+        {"masks": {"sliding_attention": torch.zeros(1, 1, 2, 8)}},
+        {"buffer": torch.zeros(2, 2, 1, 32, 2, 8)},
+        {"view": 33},
+        {"rows": torch.tensor([0])},
+    ],
+)
+def test_sizes_that_do_not_fit_are_refused(change):
+    ready = native_of(tiny_model("llama")).native
+    with pytest.raises(ValueError, match="do not fit together"):
+        ready.run(**one_pass(**change))
+
+
+def one_pass(**change):
+    """The arguments of a small pass over a prompt of two tokens."""
+    arguments = {
+        "tokens": torch.tensor([[3, 4]]),
+        "positions": torch.tensor([[0, 1]]),
+        "masks": {"sliding_attention": torch.zeros(1, 1, 2, 16)},
+        "buffer": torch.zeros(2, 2, 1, 32, 4, 8),
+        "write": torch.tensor([0, 1]),
+        "view": 16,
+        "rows": torch.tensor([[1]]),
+    }
+    return arguments | change
+
+
+def test_models_larger_than_the_memory_stay_with_torch(monkeypatch):
+    monkeypatch.setattr(native, "_memory", lambda: 4000)
+    assert not native.runs_natively(tiny_model("llama"))
+
+
+def test_an_old_library_is_refused(monkeypatch):
+    monkeypatch.setattr(library, "ABI", library.ABI + 1)
+    with pytest.raises(OSError, match="build it again"):
+        library.Library(library.LIBRARY)
+
+
+def test_packed_weights_go_with_their_model():
+    model = tiny_model("llama")
+    native_of(model)
+    count = len(native._models)
+    other = copy.deepcopy(model)
+    native_of(other)
+    assert len(native._models) == count + 1
+    del other
+    assert len(native._models) == count
+
+
+def test_strange_objects_are_not_covered():
+    assert native.reason_against(SimpleNamespace()) is not None
+
+
+@pytest.mark.parametrize("count", [1, 7, 16, 33, 1000])
+def test_sums_of_probabilities_equal_torch(count, variant):
+    logits = torch.randn(5, 2, count) * 20
+    logits[0, 0] = -torch.inf
+    logits[1, 0, count // 2] = torch.nan
+    logits[2, 0, 0] = -torch.inf
+    found = native.log_sum_exp(logits)
+    torch.testing.assert_close(found, logits.logsumexp(-1), equal_nan=True)
+    assert torch.equal(native.log_sum_exp(logits[3:4]), found[3:4])
+    assert torch.equal(
+        native.log_sum_exp(logits.expand(3, -1, -1, -1)[:, 3:, 1])[2, 0], found[3, 1]
+    )
