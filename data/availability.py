@@ -5,7 +5,7 @@ from __future__ import annotations
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from recsys.data.column_words import normalised
+from recsys.event_names import normalised
 
 YES_WORDS = (
     "true t yes y ja j oui o si s 1 instock available active aktiv actif activo attivo actief "

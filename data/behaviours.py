@@ -12,44 +12,11 @@ from typing import NamedTuple, cast, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from recsys.data.column_words import normalised
 from recsys.data.report import Report
 from recsys.errors import ConfigError, DataError
+from recsys.event_names import WEIGHTS, level
 from recsys.interactions import Behaviour, Role
 
-# Words that a name contains, in the order in which they are tried: `remove_from_cart` is negative.
-# English, German, French, Spanish, Italian, Dutch.
-LEVELS: tuple[tuple[int, str], ...] = (
-    (
-        0,
-        "dislike unlike thumbsdown downvote remove delete return refund cancel hide block"
-        " notinterested complaint storno retour ruckgabe rucksend ruecksend ruckgabe entfern loesch"
-        " remboursement annul supprim devolucion reembolso elimin restitu rimborso rimoss"
-        " verwijder terugbet",
-    ),
-    (
-        4,
-        "purchase buy bought order transaction payment paid sale sold conversion subscribe booking"
-        " kauf bestell achat achet command compra pedido acquist ordin aankoop gekocht",
-    ),
-    (
-        3,
-        "rating rate review like favorite favourite love thumbsup upvote share bewert gefallt"
-        " gefaellt favori avis note megusta mipiace beoordel favoriet",
-    ),
-    (
-        2,
-        "cart basket checkout wishlist watchlist bookmark save warenkorb wunschliste merkzettel"
-        " panier listedesouhaits carrito carrello winkelwagen winkelmand verlanglijst addtobag play"
-        " listen watch stream download install",
-    ),
-    (
-        1,
-        "view click detail visit open browse select show seen read ansicht angesehen klick aufruf"
-        " vue clic consult vista visto visualizz bekijk bekeken impression display search scroll",
-    ),
-)
-WEIGHTS = (0.0, 0.2, 0.5, 0.8, 1.0)  # by level
 CONTEXT = 1  # the level of an unknown name
 ENOUGH_USERS = 0.05  # the share of users who have the target type at least twice
 
@@ -64,19 +31,6 @@ class Types(NamedTuple):
 
     all: tuple[Behaviour, ...]
     notes: list[str]
-
-
-def level(name: str) -> int | None:
-    """The strength of a type from 0 (negative) to 4 (purchase); None for an unknown name.
-
-    >>> [level(name) for name in ("view_item", "Add to cart", "remove_from_cart", "Kauf", "x")]
-    [1, 2, 0, 4, None]
-    """
-    key = normalised(name)
-    for number, words in LEVELS:
-        if any(word in key for word in words.split()):
-            return number
-    return None
 
 
 def check_roles(given: Mapping[object, object]) -> dict[str, Role]:

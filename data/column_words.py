@@ -6,8 +6,7 @@ groups of names, the surest first.
 
 from __future__ import annotations
 
-import re
-import unicodedata
+from recsys.event_names import normalised
 
 EVENT_WORDS: dict[str, tuple[str, ...]] = {
     "user": (
@@ -114,16 +113,6 @@ ITEM_WORDS: dict[str, tuple[str, ...]] = {
 }
 SURE_PARTS = 6  # characters of a name that may stand inside a longer one, like `fk_customer_id`
 ENDINGS = ("id", "nr", "number", "nummer", "code", "stamp", "time", "type")
-
-
-def normalised(name: str) -> str:
-    """A name in lower case, only letters and digits, without accents and the types of RecBole.
-
-    >>> normalised("Kunden-Nr."), normalised("userId:token"), normalised("Verfügbar")
-    ('kundennr', 'userid', 'verfugbar')
-    """
-    plain = unicodedata.normalize("NFKD", name.rpartition(":")[0] or name).replace("ß", "ss")
-    return re.sub(r"[^a-z0-9]", "", plain.lower())
 
 
 def rank(name: str, groups: tuple[str, ...]) -> int | None:

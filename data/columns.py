@@ -15,9 +15,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from recsys.data.availability import share_of_answers
-from recsys.data.column_words import EVENT_WORDS, ITEM_WORDS, normalised, rank
+from recsys.data.column_words import EVENT_WORDS, ITEM_WORDS, rank
 from recsys.data.time_formats import TimeRules, share_of_times
 from recsys.errors import DataError
+from recsys.event_names import normalised
 
 SAMPLE_ROWS = 100_000
 ENOUGH_ROWS = 50  # below this, repetition says nothing

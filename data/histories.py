@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 from recsys.data.behaviours import Types, choose_types, report_types
 from recsys.data.cleaning import CleanConfig
-from recsys.data.column_words import normalised
 from recsys.data.report import EXAMPLES, Report
+from recsys.event_names import normalised
 from recsys.interactions import Behaviour, Role
 
 PERCENTILE = 0.99

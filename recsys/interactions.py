@@ -31,8 +31,9 @@ class Behaviour(NamedTuple):
     weight: float
 
 
-UNKNOWN_TYPE, OTHER_TYPE = 255, 254
-"""Numbers of an event whose type is not known, and of a type that the data set does not have."""
+UNKNOWN_TYPE, OTHER_TYPE, NEGATIVE_TYPE = 255, 254, 253
+"""Numbers of an event whose type is not known, of a type that the data set does not have, and of a
+return or a dislike, which is no event of a history."""
 
 
 def count_as_seen(types: NDArray[np.uint8], behaviours: Sequence[Behaviour]) -> NDArray[np.bool_]:

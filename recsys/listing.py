@@ -18,7 +18,7 @@ from recsys.constraint.caps import Caps
 from recsys.constraint.mask import RowMask
 from recsys.decoding.output import Beams, Certificate, Trace
 from recsys.decoding.request import SearchRequest
-from recsys.interactions import Histories, count_as_seen
+from recsys.interactions import NEGATIVE_TYPE, Histories, count_as_seen
 from recsys.live import Epoch
 from recsys.live_catalog import EpochCatalog
 from recsys.requests import SOURCES, Recommendation, RecommendRequest
@@ -71,14 +71,15 @@ class Batch:
         for request, mask, cap in zip(requests, masks, caps, strict=True):
             items = epoch.catalog.known(request.history)
             there = items >= 0
-            known.append(items[there])
             unknown.append([i for i, item in zip(request.history, items, strict=True) if item < 0])
+            if types is not None:
+                own = types.number(list(request.history_types) or [None] * len(items))
+                there &= own != NEGATIVE_TYPE
+                numbers.append(own[there])
+            known.append(items[there])
             listed = epoch.catalog.index(request.exclude_items)
             seen = known[-1] if request.exclude_seen else known[-1][:0]
             if types is not None:
-                numbers.append(
-                    types.number(list(request.history_types) or [None] * len(items))[there]
-                )
                 counted = count_as_seen(numbers[-1], types.behaviours)
                 seen = known[-1][counted] if request.exclude_seen else seen
             hidden = np.concatenate([listed[listed >= 0], seen])

@@ -14,7 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import sparse
 
-from recsys.interactions import OTHER_TYPE, UNKNOWN_TYPE, Behaviour, Histories
+from recsys.event_names import WEIGHTS, level
+from recsys.interactions import NEGATIVE_TYPE, OTHER_TYPE, UNKNOWN_TYPE, Behaviour, Histories
 from recsys.retrieval.item_item import ItemItem, decayed
 
 SEEN_DECAY = 0.8  # of the events of a history on a candidate itself
@@ -35,8 +36,8 @@ class EventTypes:
     counts: NDArray[np.float64]
 
     def __post_init__(self) -> None:
-        if len(self.behaviours) > OTHER_TYPE:
-            raise ValueError(f"{len(self.behaviours)} types of events; {OTHER_TYPE} at most")
+        if len(self.behaviours) > NEGATIVE_TYPE:
+            raise ValueError(f"{len(self.behaviours)} types of events; {NEGATIVE_TYPE} at most")
         if len(self.to_targets) != len(self.counts):
             raise ValueError(
                 f"to_targets is of {len(self.to_targets)} items, its counts of {len(self.counts)}"
@@ -51,14 +52,38 @@ class EventTypes:
         return {behaviour.name.lower(): number for number, behaviour in enumerate(self.behaviours)}
 
     def number(self, names: Sequence[str | None]) -> NDArray[np.uint8]:
-        """(n,) numbers of types by name; `OTHER_TYPE` for other names, `UNKNOWN_TYPE` for None."""
+        """(n,) numbers of types by name.
+
+        `UNKNOWN_TYPE` for None. A name that the data set does not have is the type that is usually
+        meant by it: `purchase` is `Kauf`. `NEGATIVE_TYPE` for returns and dislikes, and
+        `OTHER_TYPE` for names that mean nothing.
+        """
         return np.array(
-            [
-                UNKNOWN_TYPE if name is None else self.numbers.get(name.lower(), OTHER_TYPE)
-                for name in names
-            ],
-            np.uint8,
+            [UNKNOWN_TYPE if name is None else self._number_of(name) for name in names], np.uint8
         )
+
+    def _number_of(self, name: str) -> int:
+        found = self.numbers.get(name.lower())
+        if found is not None:
+            return NEGATIVE_TYPE if self.behaviours[found].role == "negative" else found
+        strength = level(name)
+        if strength is None:
+            return OTHER_TYPE
+        return self._by_strength.get(strength, OTHER_TYPE) if strength else NEGATIVE_TYPE
+
+    @cached_property
+    def _by_strength(self) -> dict[int, int]:
+        """Strength of a type -> its number; a target stands for all that are at least as strong."""
+        found: dict[int, int] = {}
+        for number, behaviour in enumerate(self.behaviours):
+            if behaviour.role != "negative":
+                found.setdefault(WEIGHTS.index(behaviour.weight), number)
+        targets = [n for n, behaviour in enumerate(self.behaviours) if behaviour.role == "target"]
+        floor = min((WEIGHTS.index(self.behaviours[n].weight) for n in targets), default=None)
+        for strength in range(len(WEIGHTS)):
+            if floor is not None and strength >= floor:
+                found.setdefault(strength, targets[0])
+        return found
 
     def recency(self, histories: Histories, name: str) -> sparse.csr_array:
         """(n, items) decayed sums of the events of one type, on the items themselves.

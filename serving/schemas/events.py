@@ -19,7 +19,9 @@ from recsys.serving.stores.records import Event, StoredEvent, content_digest
 
 MAX_EVENTS = 5_000
 MAX_PAGE = 1_000
-EventType = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9_-]{0,31}$")]
+EventType = Annotated[
+    str, StringConstraints(pattern=r"^[^\W_][\w -]{0,31}$", strip_whitespace=True, to_lower=True)
+]
 LATEST_S = 4_102_444_800  # the year 2100; larger values are usually milliseconds
 
 
@@ -69,8 +71,9 @@ class EventIn(Body):
     item: Id = Field(description="May be unknown to the model.", examples=["B0012"])
     type: EventType = Field(
         "view",
-        description="`view`, `click`, `cart`, `purchase`, `rating`, ... or another name. "
-        "`impression`, `dismiss`, `dislike`, `skip`, `feedback`, `return`, `refund` and "
+        description="A type of the data set, or a usual name such as `view`, `click`, `cart`, "
+        "`purchase` or `rating`, in any case; stored in lower case. Letters, digits, blanks, `-` "
+        "and `_`. `impression`, `dismiss`, `dislike`, `skip`, `feedback`, `return`, `refund` and "
         "`remove_from_cart` are stored and are not part of the history (setting `not_history`).",
         examples=["click"],
     )

@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from recsys.data.behaviours import check_roles, choose_types, level
+from recsys.data.behaviours import check_roles, choose_types
 from recsys.errors import ConfigError, DataError
+from recsys.event_names import level
 
 
 def roles(counts: dict[str, int], users: int = 100, **given: str) -> dict[str, str]:

@@ -62,9 +62,28 @@ def recommender(tmp_path):
 
 
 def test_only_targets_and_untyped_events_count_as_seen():
-    numbers = event_types().number(["view", "Purchase", "click", "return", None])
-    assert numbers.tolist() == [0, 1, 254, 254, 255]
-    assert count_as_seen(numbers, TYPES).tolist() == [False, True, False, False, True]
+    numbers = event_types().number(["view", "Purchase", "banner", None])
+    assert numbers.tolist() == [0, 1, 254, 255]
+    assert count_as_seen(numbers, TYPES).tolist() == [False, True, False, True]
+
+
+def test_usual_names_mean_the_types_of_a_shop_in_its_own_language():
+    names = [("Ansicht", "context", 0.2), ("Kauf", "target", 1.0), ("Retoure", "negative", 0.0)]
+    types = replace(event_types(), behaviours=tuple(Behaviour(*name) for name in names))
+    asked = ["kauf", "purchase", "view", "click", "Detailansicht", "cart", "retoure", "return"]
+    assert types.number(asked).tolist() == [1, 1, 0, 0, 0, 254, 253, 253]
+    rated = replace(types, behaviours=(VIEW, Behaviour("rating", "target", 0.8)))
+    assert rated.number(["purchase", "like", "cart"]).tolist() == [1, 1, 254]
+
+
+def test_returns_are_no_part_of_a_history(recommender):
+    def ask(history: list[str], types: list[str]) -> object:
+        request = RecommendRequest(history, ITEMS, history_types=types)
+        return recommender.recommend_batch([request])[0].recommendations
+
+    assert ask(["i2", "i3"], ["view", "return"]) == ask(["i2"], ["view"])
+    bought = ask(["i2", "i3", "i3"], ["view", "buy", "dislike"])
+    assert "i3" not in {one.item_id for one in bought}
 
 
 def test_pairs_that_end_in_a_target_event_are_counted():
@@ -128,7 +147,7 @@ def test_types_of_another_catalog_are_refused():
     types = event_types()
     with pytest.raises(ValueError, match="to_targets is of 12 items, its counts of 3"):
         replace(types, counts=np.ones(3))
-    with pytest.raises(ValueError, match="256 types of events; 254 at most"):
+    with pytest.raises(ValueError, match="256 types of events; 253 at most"):
         replace(types, behaviours=(VIEW,) * 256)
 
 
