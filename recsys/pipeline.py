@@ -41,12 +41,12 @@ USERS_A_MINUTE = {"users": 250, "eval_users": 100}
 
 
 def default_minutes(events: int) -> float:
-    """Time budget of a run by the size of its data: 3 minutes, 15 for 200,000 events, at most 60.
+    """Time budget of a run by the size of its data: 5 minutes, 15 for 200,000 events, at most 60.
 
     >>> default_minutes(0), default_minutes(200_000), default_minutes(10_000_000)
-    (3.0, 15.0, 60.0)
+    (5.0, 15.0, 60.0)
     """
-    return round(min(3 + 12 * events / 200_000, 60.0), 1)
+    return round(min(5 + 10 * events / 200_000, 60.0), 1)
 
 
 @dataclass(frozen=True)

@@ -26,6 +26,11 @@ from recsys.serving.worker import Done
 BARE_PROMPT = "the model answered from the bare prompt, as for any new user"
 FALLBACK = "retrieval and popularity answered"
 FILLED_UP = "retrieval and popularity answered, and the model where they had no more"
+_NOTHING = Note(
+    code="nothing_eligible",
+    detail="No item passes the filter, the rules and the availability. Values are compared "
+    "exactly; POST /v1/filters/validate counts the items of a filter.",
+)
 _NOTES: dict[NoteCode, str] = {
     "unknown_user": "There is no history of the user",
     "empty_history": "The history is empty",
@@ -139,7 +144,7 @@ def response(
         history_items=len(request.history) - len(result.unknown_items),
         unknown_items=result.unknown_items,
         eligible_items=result.eligible_items,
-        note=remark,
+        note=_NOTHING if remark is None and result.eligible_items == 0 else remark,
     )
     if result.trace is not None:
         answer.trace = trace_of(result.trace, model.recommender.bundle.vocabulary.level_offsets)

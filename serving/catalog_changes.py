@@ -11,7 +11,7 @@ import asyncio
 import logging
 import math
 from collections.abc import Coroutine, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Self, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -27,7 +27,7 @@ from recsys.serving.batcher import QueueFullError
 from recsys.serving.metrics import Metrics
 from recsys.serving.models import Model, Models
 from recsys.serving.reads import Reads
-from recsys.serving.schemas.items import Branch, Item, ItemPage, ItemQuery, NewItemBody
+from recsys.serving.schemas.items import Branch, Item, ItemPage, ItemPatch, ItemQuery, NewItemBody
 from recsys.serving.stores.records import StoreError
 from recsys.serving.stores.store import Store
 
@@ -166,6 +166,17 @@ class CatalogChanges:
         """
         return await self._finish(self._upsert(items))
 
+    async def patch(self, item_id: str, changes: ItemPatch) -> tuple[int, Item]:
+        """Change a part of an item; its codes and what is not given stay.
+
+        Returns the epoch of the champion that has the item, and the item.
+
+        Raises:
+            UnknownItemError: there is no item with this id.
+            ItemError, QueueFullError, StoreError: as `upsert`.
+        """
+        return await self._finish(self._patch(item_id, changes))
+
     async def remove(self, item_id: str) -> None:
         """Remove an item.
 
@@ -191,17 +202,39 @@ class CatalogChanges:
             NewItem(i.item_id, i.title, i.text, i.attributes, i.semantic_id, i.like) for i in items
         ]
         async with self._changing:
+            return await self._put(news)
+
+    async def _patch(self, item_id: str, changes: ItemPatch) -> tuple[int, Item]:
+        async with self._changing:
+            await self._catch_up()  # with what other processes have changed
             with self._models.lease() as model:
-                epoch = await asyncio.to_thread(model.recommender.upsert, news)
-                catalog = epoch.catalog
-                found = [item_of(catalog, catalog.find(new.item_id)) for new in news]
-                records = [
-                    _record(model, epoch, new, item) for new, item in zip(news, found, strict=True)
-                ]
-                for other in self._models.loaded:
-                    if other is not model:
-                        await asyncio.to_thread(_apply, other, records)
-            await self._keep(records)
+                old = model.recommender.epoch.item(item_id)
+            if old is None:
+                raise UnknownItemError(f"The model has no item {item_id!r}.")
+            together = {**old.attributes, **changes.attributes}
+            new = replace(
+                old,
+                title=old.title if changes.title is None else changes.title,
+                text=old.text if changes.text is None else changes.text,
+                attributes={key: value for key, value in together.items() if value is not None},
+                semantic_id=None,  # it keeps its codes
+            )
+            epoch, (found,) = await self._put([new])
+        return epoch, found
+
+    async def _put(self, news: Sequence[NewItem]) -> tuple[int, list[Item]]:
+        """Add or replace items in all models; the caller holds the lock of changes."""
+        with self._models.lease() as model:
+            epoch = await asyncio.to_thread(model.recommender.upsert, news)
+            catalog = epoch.catalog
+            found = [item_of(catalog, catalog.find(new.item_id)) for new in news]
+            records = [
+                _record(model, epoch, new, item) for new, item in zip(news, found, strict=True)
+            ]
+            for other in self._models.loaded:
+                if other is not model:
+                    await asyncio.to_thread(_apply, other, records)
+        await self._keep(records)
         return epoch.number, found
 
     async def _remove(self, item_id: str) -> None:

@@ -174,6 +174,10 @@ class Client:
         """Add or replace an item; `fields` are those of `ItemBody`."""
         return self._ask(ItemChange, "PUT", _path("items", item_id), json=fields).item
 
+    def patch_item(self, item_id: str, **fields: Any) -> Item:
+        """Change a part of an item; `fields` are those of `ItemPatch`."""
+        return self._ask(ItemChange, "PATCH", _path("items", item_id), json=fields).item
+
     def put_items(self, items: Sequence[Mapping[str, Any]]) -> UpsertResponse:
         """Add or replace items, all or none, each with its `item_id`."""
         body = {"items": [dict(item) for item in items]}

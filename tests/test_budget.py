@@ -107,7 +107,7 @@ def test_an_automatic_budget_follows_the_number_of_events(make_context):
     info = {"stats": {"interactions": 100_000}}
     with write_artifact(context.workspace.dataset, "dataset", info=info):
         pass
-    assert context.minutes == 9
+    assert context.minutes == 10
 
 
 @pytest.mark.parametrize("minutes", [0, -1, float("inf"), float("nan"), "soon", True])

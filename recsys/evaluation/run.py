@@ -301,15 +301,12 @@ def _weaknesses(result: Result) -> list[str]:
     for seen in result.config.seen_modes:
         for targets, meaning in kinds.items():
             for name in result.rankings:
-                if name == served:
-                    continue
-                where = {"seen": seen, "targets": targets}
-                gap = find(result.comparisons, ranker=served, against=name, **about, **where)
-                if gap["high"] < 0:
+                worse = _worst(result, served, name, {"seen": seen, "targets": targets})
+                if worse is not None:
                     found.append(
                         f"The served list ({served}) is worse than {name} for {meaning}, "
-                        f"seen items {seen}: NDCG@{k} {gap['mean']:+.4f} ({gap['low']:+.4f} to "
-                        f"{gap['high']:+.4f}). It is fitted to the next event without seen items."
+                        f"seen items {seen}: {worse}. It is fitted to the next event without seen "
+                        "items; more time (--minutes) may help it."
                     )
     about |= {"seen": result.config.seen_modes[0], "targets": "next"}
     if MODEL not in result.rankings:
@@ -325,6 +322,20 @@ def _weaknesses(result: Result) -> list[str]:
                     "blended list does not depend on it alone."
                 )
     return found
+
+
+def _worst(result: Result, served: str, other: str, where: dict[str, Any]) -> str | None:
+    """The first metric, those of the headline first, by which another ranker is surely better."""
+    first = result.config.headline_k
+    for k in sorted(result.config.ks, key=lambda k: (k != first, k)):
+        for metric, shown in (("ndcg", "NDCG"), ("recall", "Recall")):
+            if other != served:
+                about = {"metric": metric, "k": k, **where}
+                gap = find(result.comparisons, ranker=served, against=other, **about)
+                if gap["high"] < 0:
+                    interval = f"{gap['low']:+.4f} to {gap['high']:+.4f}"
+                    return f"{shown}@{k} {gap['mean']:+.4f} ({interval})"
+    return None
 
 
 def _show(document: dict[str, Any]) -> None:

@@ -22,6 +22,7 @@ from recsys.serving.schemas.items import (
     ItemBody,
     ItemChange,
     ItemPage,
+    ItemPatch,
     ItemQuery,
     NewItemBody,
     RankBody,
@@ -94,6 +95,18 @@ async def put_item(item_id: PathId, body: ItemBody, service: Ready) -> Response:
     """Add an item to the catalog, or replace it."""
     item = NewItemBody.model_construct(item_id=item_id, **dict(body))
     epoch, (found,) = await service.catalog_changes.upsert([item])
+    return json_response(ItemChange.model_construct(epoch=epoch, item=found))
+
+
+@router.patch(
+    "/items/{item_id:id}",
+    response_model=ItemChange,
+    responses=documented("unknown_item", *BODY, *CHANGE),
+)
+@requires(Scope.WRITE)
+async def patch_item(item_id: PathId, body: ItemPatch, service: Ready) -> Response:
+    """Change a part of an item, such as whether it is available."""
+    epoch, found = await service.catalog_changes.patch(item_id, body)
     return json_response(ItemChange.model_construct(epoch=epoch, item=found))
 
 

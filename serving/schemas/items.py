@@ -101,6 +101,19 @@ class ItemBody(Body):
     )
 
 
+class ItemPatch(Body):
+    """Changes of an item: what is not given stays."""
+
+    title: str | None = Field(None, max_length=10_000, examples=["Rose hand cream, 75 ml"])
+    text: str | None = Field(None, max_length=100_000)
+    attributes: dict[ItemId, Attribute] = Field(
+        {},
+        max_length=200,
+        description="Attributes to set, by name; null removes one.",
+        examples=[{"available": False}],
+    )
+
+
 class NewItemBody(ItemBody):
     """An item with its id."""
 

@@ -208,7 +208,7 @@ class RecommendedItem(BaseModel):
     metadata: dict[str, Any] | None = Field(None, description="Attributes, if asked for.")
 
 
-NoteCode = Literal["unknown_user", "empty_history", "unknown_history"]
+NoteCode = Literal["unknown_user", "empty_history", "unknown_history", "nothing_eligible"]
 
 
 class Note(BaseModel):

@@ -48,6 +48,29 @@ async def test_an_invalid_query_is_reported(client, query):
     assert code(await client.get(f"/v1/items?{query}")) == (422, "invalid_request")
 
 
+async def test_a_patch_changes_what_it_names_and_keeps_the_rest(client):
+    before = (await client.put("/v1/items/lamp", json=LAMP)).json()["item"]
+    changed = {"title": "Big lamp", "attributes": {"price": None, "categories": ["lamps"]}}
+    answer = await client.patch("/v1/items/lamp", json=changed)
+    assert answer.status_code == 200, answer.text
+    wanted = before | {"title": "Big lamp", "metadata": {"categories": ["lamps"]}}
+    assert answer.json()["item"] == (await client.get("/v1/items/lamp")).json() == wanted
+    nothing = (await client.patch("/v1/items/lamp", json={})).json()
+    assert nothing["item"] == wanted
+    assert code(await client.patch("/v1/items/gone", json={})) == (404, "unknown_item")
+    assert code(await client.patch("/v1/items/lamp", json={"like": "x"})) == (
+        422,
+        "invalid_request",
+    )
+
+
+async def test_a_filter_that_nothing_passes_is_noted(client):
+    nothing = {"must": [{"key": "categories", "match": "no such category"}]}
+    answer = await client.post(URL, json={"history": ["item-7"], "filter": nothing})
+    assert answer.status_code == 200, answer.text
+    assert answer.json()["note"]["code"] == "nothing_eligible"
+
+
 async def test_similar_items_have_scores(client, recommender):
     body = (await client.get("/v1/items/item-7/similar?k=2")).json()
     assert [(item["item_id"], item["score"]) for item in body["items"]] == [

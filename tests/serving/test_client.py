@@ -41,6 +41,7 @@ def test_the_client_has_a_method_for_every_route(settings, recommender, serving)
         assert len(list(client.items(prefix="3", page=20))) == 57
         put = client.put_item("a/b", title="New", like="item-1")
         assert client.item("a/b") == put
+        assert client.patch_item("a/b", title="Newer").title == "Newer"
         assert client.put_items([{"item_id": "c", "like": "item-1"}]).items[0].item_id == "c"
         assert (client.delete_item("a/b"), client.delete_item("a/b")) == (True, False)
         assert client.put_rule("first", pin=["item-5"]).pin == ["item-5"]
