@@ -32,7 +32,7 @@ from rich.table import Table
 Rows = Iterable[Mapping[str, object]]
 Export = tuple[Rows, Rows | None]
 RAW = Path(os.environ.get("RECSYS_DATASETS", "var/raw"))
-PARTS = ("model", "popularity", "item-kNN", "directional", "SASRec", "content")
+PARTS = ("model", "popularity", "item-kNN", "directional", "successors", "SASRec")
 TYPES = {"0": "purchase", "2": "view"}  # retailrocket; its authors name no others
 ITEM_TEXT = re.compile(r"Title: (.*?)\. Category: (.*?)\. Brand: (.*?)\. Price: (.*?)\.")
 

@@ -242,9 +242,13 @@ def _check_same_source(output: Output) -> None:
         old, new = found.config.get(name), output.config[name]
         if old != new:
             raise ConfigError(
-                f"data.{name}: {output.path} was prepared from {old!r}, not from {new!r}; take "
+                f"data.{name}: {output.path} was prepared {_with(old)}, not {_with(new)}; take "
                 "another --name, or replace it with --force"
             )
+
+
+def _with(value: object) -> str:
+    return "without it" if value is None else f"from {value!r}"
 
 
 def write_streamed(config: DataConfig, folder: Path) -> tuple[dict[str, Any], Report | None]:

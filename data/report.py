@@ -89,7 +89,9 @@ RULES: dict[str, Rule] = {
     "repeated_item_rows_dropped": Rule(
         "rows of the items file repeat an id", "dropped; the first row of an id counts"
     ),
-    "items_without_title": Rule("items have no title", "their id is the title"),
+    "items_without_title": Rule(
+        "items have no title", "their id is the title", "data.columns.title=NAME"
+    ),
     "item_texts_cleaned": Rule(
         "titles and texts contain markup, entities or superfluous blanks",
         "removed",

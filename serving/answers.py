@@ -43,11 +43,15 @@ _OF_THE_MODEL: dict[str, Any] = {
 
 
 def to_request(
-    body: RecommendationsRequest, history: Sequence[str], types: Sequence[str | None] = ()
+    body: RecommendationsRequest,
+    history: Sequence[str],
+    types: Sequence[str | None] = (),
+    disliked: Sequence[str] = (),
 ) -> RecommendRequest:
     """The library's request; a `ValueError` names fields that exclude each other.
 
-    `types` are those of the history's events; empty if none are known.
+    `types` are those of the history's events; empty if none are known. Items that the user dislikes
+    are excluded.
     """
     given: dict[str, Any] = {}
     if body.filter is not None:
@@ -60,7 +64,7 @@ def to_request(
         history,
         diversity.pool(body.k) if body.diversity else body.k,
         body.exclude_seen,
-        body.exclude_items,
+        [*body.exclude_items, *disliked],
         guarantee=body.guarantee,
         seed=body.seed,
         temperature=body.temperature,

@@ -1,4 +1,4 @@
-"""Baselines: popularity, item-kNN and a directional item-item model.
+"""Baselines: popularity, item-kNN, a directional item-item model, and successors of the last item.
 
 All are fitted on training events only. On the test split, their histories include the validation
 event, as the model's do, but they are not fitted on it.
@@ -66,4 +66,12 @@ def fit_baselines(histories: Histories, num_items: int) -> dict[str, Ranker]:
         "popularity": Popularity.fit(histories, num_items),
         "item-kNN": ItemItem.cosine(histories, num_items),
         "directional": ItemItem.directional(histories, num_items),
+        "successors": _successors(histories, num_items),
     }
+
+
+def _successors(histories: Histories, num_items: int) -> ItemItem:
+    """How often each item came directly after the last item; earlier items only break ties."""
+    return ItemItem.directional(
+        histories, num_items, window=1, reverse=0.0, source_damping=0.0, decay=1e-4
+    )

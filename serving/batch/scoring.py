@@ -13,6 +13,7 @@ from recsys.recommender import Recommendation, Recommender, RecommendRequest, So
 from recsys.serving import answers
 from recsys.serving.batch.job import Job
 from recsys.serving.schemas.common import MAX_HISTORY
+from recsys.serving.stores.records import TypedHistory
 
 Found = tuple[str, float, Source]
 
@@ -69,8 +70,8 @@ class Scorer:
         for place, (history, note) in enumerate(zip(histories, notes, strict=True)):
             if history is None and not body.fallback:
                 continue  # the endpoint's 404
-            items, types = history or ([], [])
-            request = answers.to_request(body, items[-MAX_HISTORY:], types[-MAX_HISTORY:])
+            items, types, disliked = history or TypedHistory([], [])
+            request = answers.to_request(body, items[-MAX_HISTORY:], types[-MAX_HISTORY:], disliked)
             if note is not None and falls_back:
                 found[place] = _listed(self._recommender.fallback(request).recommendations)
             else:

@@ -192,8 +192,10 @@ class RecommendedItem(BaseModel):
 
     item_id: str = Field(examples=["B0077"])
     score: float = Field(
-        description="Of the model: log-probability of its semantic ID given the history, plus "
-        "boosts. Scores of other sources are not comparable with the model's; a pinned item has 0.",
+        description="The higher the better, within one answer. Of a list by the model alone: "
+        "log-probability of the semantic ID given the history, plus boosts. Of a blended list: "
+        "log-probability among the candidates of this request, so it changes with `k` and with the "
+        "filter. A pinned item has 0.",
         examples=[-3.2],
     )
     title: str = Field(examples=["Rose hand cream"])

@@ -135,7 +135,10 @@ class HistoryCache:
         if kept is not None:
             kept_token, history = json.loads(kept)
             if kept_token == token:
-                return Look(True, None if history is None else TypedHistory(*history))
+                if history is None:
+                    return Look(True)
+                items, types, *disliked = history
+                return Look(True, TypedHistory(items, types, tuple(*disliked)))
         return Look(key=key, token=token)
 
     def _usable(self) -> bool:

@@ -17,13 +17,18 @@ SEED_TYPE = "interaction"  # of a data set's events without types
 NOT_HISTORY = (
     "impression", "dismiss", "dislike", "skip", "feedback", "return", "refund", "remove_from_cart"
 )  # fmt: skip
+DISLIKES = ("dislike", "dismiss")  # of `NOT_HISTORY`: the user does not want to see the item
 
 
 class TypedHistory(NamedTuple):
-    """A user's items, oldest first, and the types of their events; None where it is not known."""
+    """A user's items, oldest first, and the types of their events; None where it is not known.
+
+    `disliked` are items that the user does not want to see.
+    """
 
     items: list[str]
     types: list[str | None]
+    disliked: Sequence[str] = ()
 
 
 class StoreError(RecsysError):

@@ -23,6 +23,7 @@ from recsys.serving.stores.admission import admit
 from recsys.serving.stores.database import LEFT_BYTES, SALT, STORE_ID, Database
 from recsys.serving.stores.group import GroupWriter, Write
 from recsys.serving.stores.records import (
+    DISLIKES,
     NOT_HISTORY,
     SEED_TYPE,
     Appended,
@@ -160,7 +161,7 @@ class Store(Database):
         return None if found is None else found.items
 
     async def typed_history(self, user_id: str, limit: int) -> TypedHistory | None:
-        """As `history`, with the type of each event."""
+        """As `history`, with the type of each event, and the items that the user dislikes."""
         return await self._reading("history", lambda: self._history(user_id, limit))
 
     async def events(
@@ -456,17 +457,21 @@ class Store(Database):
         return history
 
     def _read_history(self, user_id: str, limit: int) -> TypedHistory | None:
-        marks = ", ".join("?" * len(self._not_history))
+        hidden = [name for name in DISLIKES if name in self._not_history]
+        left_out = [name for name in self._not_history if name not in hidden]
+        marks = ", ".join("?" * len(left_out))
         wanted = f" AND type NOT IN ({marks})" if marks else ""
         rows = self._query(
             f"SELECT item_id, type FROM events WHERE user_id = ?{wanted}"  # noqa: S608
             " ORDER BY time_ms DESC, id DESC LIMIT ?",
-            (user_id, *self._not_history, limit),
+            (user_id, *left_out, limit),
         )
         if not rows:
             return None
-        items, types = zip(*reversed(rows), strict=True)
-        return TypedHistory(list(items), [None if t == SEED_TYPE else t for t in types])
+        kept = [(item, name) for item, name in reversed(rows) if name not in hidden]
+        disliked = tuple(dict.fromkeys(item for item, name in rows if name in hidden))
+        types = [None if name == SEED_TYPE else name for _, name in kept]
+        return TypedHistory([item for item, _ in kept], types, disliked)
 
     async def _reading(self, operation: str, read: Callable[[], T]) -> T:
         start = time.perf_counter()

@@ -181,7 +181,11 @@ def test_segments_begin_at_their_lower_bounds(length, segment):
 
 
 def test_comparisons_are_differences_of_the_means(result):
-    assert {row["against"] for row in result.comparisons} == {"popularity", "item-kNN"}
+    assert {row["against"] for row in result.comparisons} == {
+        "popularity",
+        "item-kNN",
+        "successors",
+    }
     for row in result.comparisons:
         about = {key: row[key] for key in ("seen", "targets", "metric", "k")}
         a, b = (
@@ -380,7 +384,7 @@ def test_headlines_say_above_below_or_level(page):
         for row in rows:
             row.update(low=low, high=high)
         sentences = report.headline({**page, "comparisons": rows})
-        assert len(sentences) == 3
+        assert len(sentences) == 4
         assert all(sentence.startswith(word) for sentence in sentences[1:])
 
 
@@ -414,7 +418,7 @@ def test_examples_are_half_hits_and_mark_the_very_item(page):
 
 def test_metrics_can_be_computed_again_from_the_rows_of_users(shop, result):
     rows = report.per_user(result, shop).to_pandas()
-    assert len(rows) == 3 * 2 * len(result.users)
+    assert len(rows) == 4 * 2 * len(result.users)
     for (ranker, seen), part in rows.groupby(["ranker", "seen"], observed=True):
         for k in SMALL.ks:
             about = {"ranker": ranker, "seen": seen, "metric": "recall", "k": k}
@@ -478,10 +482,12 @@ def test_the_stage_writes_an_artifact_and_prints_its_tables(context, capsys):
     assert set(manifest.files) == {"report.json", "report.html", "users.parquet"}
     assert set(manifest.parents) == {"bundle", "dataset"}
     document = json.loads((path / "report.json").read_text(encoding="utf-8"))
-    assert document["rankers"] == ["model", "popularity", "item-kNN", "directional"]
+    assert document["rankers"] == ["model", "popularity", "item-kNN", "directional", "successors"]
     assert document["semantic_ids"]["colliding_items"] == 0
     assert document["warnings"] == []
-    assert pq.read_table(path / "users.parquet").num_rows == 8 * document["data"]["users_evaluated"]
+    assert (
+        pq.read_table(path / "users.parquet").num_rows == 10 * document["data"]["users_evaluated"]
+    )
     shown = capsys.readouterr().err
     assert "TEST" in shown
     assert "directional" in shown

@@ -172,6 +172,7 @@ def test_known_figures_on_amazon_beauty():
         "popularity": (0.0115, 0.0055),
         "item-kNN": (0.0724, 0.0430),
         "directional": (0.0833, 0.0519),
+        "successors": (0.0728, 0.0473),
         "cosine": (0.0771, 0.0487),
     }
     for name, figures in expected.items():

@@ -290,9 +290,9 @@ async def test_the_types_of_events_reach_the_recommender(client, monkeypatch):
     asked = []
     plain = answers.to_request
 
-    def spy(body, history, types=()):
+    def spy(body, history, types=(), disliked=()):
         asked.append((list(history), list(types)))
-        return plain(body, history, types)
+        return plain(body, history, types, disliked)
 
     monkeypatch.setattr(answers, "to_request", spy)
     await post(
@@ -314,3 +314,15 @@ async def test_the_types_of_events_reach_the_recommender(client, monkeypatch):
         await client.post("/v1/recommendations", json={"user": "ada", "history_types": ["view"]}),
         "invalid_request",
     )
+
+
+async def test_what_a_user_dislikes_is_not_recommended_to_them(client):
+    async def ask() -> list[str]:
+        answer = await client.post("/v1/recommendations", json={"user": "eva", "k": 5})
+        return [item["item_id"] for item in answer.json()["items"]]
+
+    await client.post("/v1/events", json={"events": [{"user": "eva", "item": "item-7"}]})
+    first, *rest = await ask()
+    disliked = {"user": "eva", "item": first, "type": "Dislike"}
+    assert (await client.post("/v1/events", json={"events": [disliked]})).status_code < 300
+    assert (await ask())[:4] == rest

@@ -301,7 +301,8 @@ async def test_typed_histories_are_those_of_the_store(tmp_path, parts):
                 some = Events(*(column[rows] for column in data.events))
                 write_events(folder, some, has_time=True, behaviours=types, part=part)
     ids, histories = open_users(None, tmp_path / "data").read(0, 3)
-    assert histories == [(["x"], ["view"]), (["x", "z"], ["purchase", "view"]), None]
+    wanted = [(["x"], ["view"], ()), (["x", "z"], ["purchase", "view"], ()), None]
+    assert histories == wanted
     store = open_store(tmp_path / "store.db")
     store.seed(tmp_path / "data")
     assert [await store.typed_history(user, 10) for user in ids] == histories

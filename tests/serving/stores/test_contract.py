@@ -80,6 +80,7 @@ async def test_impressions_and_dismissals_are_stored_but_not_history(location, o
     await store.append([event(kind, item=kind, type=kind) for kind in kinds])
     await store.append([event("only", user="bob", type="impression")])
     assert await store.history("ada", 10) == ["view", "rating"]
+    assert (await store.typed_history("ada", 10)).disliked == ("dismiss",)
     assert await store.history("bob", 10) is None
     assert [found.type for found in await store.events("ada", 10)] == [*reversed(kinds)]
     assert await opened(location, not_history=()).history("ada", 10) == [*kinds]
