@@ -73,7 +73,9 @@ def fill(batch: Batch, places: Sequence[int], width: int, search: Search) -> lis
     The first search has the given width; each further one is twice as wide, up to 256.
     """
     lists = [Capped(count) for count in places]
-    rows, part = list(range(len(lists))), batch
+    rows = list(range(len(lists)))
+    # Pinned items may have closed values already, of which a search would then find nothing else.
+    part = replace(batch, masks=[_left(batch, row) for row in rows])
     while rows:
         found, following = search(part, width, rows), []
         for place, row in enumerate(rows):
@@ -113,9 +115,11 @@ def as_lists(capped: Sequence[Capped], k: int) -> Lists:
     return Lists(items, scores, source)
 
 
-def _left(batch: Batch, row: int) -> RowMask:
-    """What a request may still get."""
+def _left(batch: Batch, row: int) -> RowMask | None:
+    """What a request may still get; None for all items."""
     caps, mask = batch.caps[row], batch.masks[row]
     assert caps is not None  # noqa: S101 - as in `fill`
     items: NDArray[np.bool_] = ~caps.closed()
+    if items.all():
+        return mask
     return RowMask.of(batch.epoch.trie, items if mask is None else items & mask.items)

@@ -10,13 +10,14 @@ once a second.
 import asyncio
 import logging
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from typing import Any
 
+from recsys.constraint.filters import MOST_BOOSTS
 from recsys.errors import RuleError
-from recsys.rules import Rule
+from recsys.requests import RecommendRequest
+from recsys.rules import Rule, apply_rules
 from recsys.serving.models import Model, Models, UnknownModelError
 from recsys.serving.schemas.common import CHAMPION
 from recsys.serving.schemas.rules import RuleBody, RuleChange, RuleInfo, RuleParts
@@ -25,6 +26,8 @@ from recsys.serving.stores.store import Store, now_ms
 
 logger = logging.getLogger("recsys.serving.rules")
 JOURNAL = "rules"  # written in stores
+MOST_RULES = 1_000
+STANDING_BOOSTS = MOST_BOOSTS // 2  # of the standing rules of an alias; requests may have as many
 LOOK_S = 1.0  # interval of reading the changes of other processes
 
 
@@ -183,6 +186,10 @@ class Rules:
             await self._catch_up()
             await asyncio.to_thread(self._check, name, rule)
             kept = self._state.rules.get(name)
+            if kept is None and len(self._state.rules) >= MOST_RULES:
+                raise RuleError(
+                    f"there are {MOST_RULES} rules already, the most that a service has; delete one"
+                )
             if kept is None or kept.value != value:
                 await self._write({"op": "put", "name": name, "value": value}, by)
             return self.info(name)
@@ -225,6 +232,10 @@ class Rules:
             rules = {name: self._referred(name, place).rule for place, name in enumerate(value)}
             if rules:
                 await asyncio.to_thread(self.check, rules, self._models.get(alias))
+                try:
+                    await asyncio.to_thread(_check_together, rules.values())
+                except RuleError as error:
+                    raise RuleReferenceError(f"rules: {error}") from None
             if self.standing(alias) == value:
                 return
             if not await self._write({"op": "alias", "name": alias, "value": value}, by):
@@ -247,10 +258,8 @@ class Rules:
     def _referred(self, name: str, place: int) -> Kept:
         kept = self._state.rules.get(name)
         if kept is None:
-            near = get_close_matches(name, self._state.rules, 1)
-            hint = f"did you mean {near[0]!r}? " if near else ""
             raise RuleReferenceError(
-                f"rules[{place}]: there is no rule {name!r}; {hint}GET /v1/rules lists them"
+                f"rules[{place}]: there is no rule {name!r}; GET /v1/rules lists them"
             )
         return kept
 
@@ -263,6 +272,9 @@ class Rules:
                     f"pin[{place}]: item {rule.pin[place]!r} is not in the catalog; add it with "
                     "PUT /v1/items, or correct the id"
                 )
+        for alias in self._state.users(name):
+            rules = {other: self._state.rules[other].rule for other in self.standing(alias)}
+            _check_together((rules | {name: rule}).values())
         for alias in (CHAMPION, *self._state.users(name)):
             try:
                 model = self._models.get(alias)
@@ -301,6 +313,23 @@ class Rules:
                 pass  # the store logs it, and when it works again
             except Exception:
                 logger.exception("rules of other processes could not be read")
+
+
+def _check_together(rules: Iterable[Rule]) -> None:
+    """Check that an alias may have these rules together, with room for those of a request.
+
+    Raises:
+        RuleError: they are more than a request may have.
+    """
+    try:
+        whole = apply_rules(RecommendRequest([]), rules)
+    except ValueError as error:  # a FilterError, too
+        raise RuleError(f"the standing rules of an alias together: {error}") from None
+    if len(whole.boosts) > STANDING_BOOSTS:
+        raise RuleError(
+            f"the standing rules of an alias have {len(whole.boosts)} boosts together; want at "
+            f"most {STANDING_BOOSTS}, so that requests can have some, too"
+        )
 
 
 def _audit(records: Sequence[Mapping[str, Any]], name: str | None, limit: int) -> list[RuleChange]:

@@ -277,7 +277,7 @@ class Service:
         with self.models.lease(body.model) as model:
             given = list(dict.fromkeys(body.items))
             known, scores = await self._rated(model, history, given, deadline)
-            order = sorted(zip(scores, known, strict=True), key=lambda pair: -pair[0])
+            order, there = sorted(zip(scores, known, strict=True), key=lambda p: -p[0]), set(known)
             catalog = model.recommender.catalog
             items = [
                 _scored(catalog, name, score, rank, "model")
@@ -286,7 +286,7 @@ class Service:
             return RankResponse.model_construct(
                 model=model.ref(body.model),
                 items=items,
-                unknown_items=[name for name in given if name not in set(known)],
+                unknown_items=[name for name in given if name not in there],
                 history_items=int((catalog.known(history) >= 0).sum()),
             )
 

@@ -34,7 +34,8 @@ COVERED = frozenset(f"{name}ForCausalLM" for name in ("Llama", "Mistral", "Phi3"
 # A packed copy of larger models could exhaust the memory; torch runs them from one copy.
 _SHARE_OF_MEMORY = 0.25
 _POSITIONS = 512
-_SPARE_WORKSPACES = 4
+_SPARE_WORKSPACES = 2
+_PARTS = frozenset((nn.Linear, nn.Embedding, nn.ModuleList, nn.Dropout, nn.SiLU))
 _WRONG = {1: "token", 2: "position", 3: "slot to write", 4: "row"}
 _BAD_POSITION = 2
 
@@ -349,14 +350,24 @@ def reason_against(model: Any) -> str | None:
         return f"its activation is {activation!r}"
     for module in model.modules():
         kind = type(module)
-        if module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module):
+        if _is_hooked(module) or "forward" in vars(module):
             return "a module has hooks or a forward of its own"
-        known = kind in (nn.Linear, nn.Embedding) or kind.__name__.endswith(
-            ("PackedLinear", "RMSNorm")
-        )
-        if getattr(module, "weight", None) is not None and not known:
-            return f"it has a {kind.__name__}"
+        own = kind.__module__ == type(model).__module__  # not a class of somebody's own
+        known = kind in _PARTS or kind.__name__ in ("PackedLinear", "SiLUActivation")
+        if not own and not known:
+            return f"it has a {kind.__name__} of {kind.__module__}"
+        if getattr(module, "variance_epsilon", config.rms_norm_eps) != config.rms_norm_eps:
+            return "a norm has an epsilon of its own"
+    head, embedding = model.get_output_embeddings(), model.get_decoder().embed_tokens
+    if not len(head.weight) == len(embedding.weight) == config.vocab_size:
+        return "head, embedding and configuration have different vocabularies"
+    if getattr(head, "bias", None) is not None:
+        return "its head has a bias"
     return None
+
+
+def _is_hooked(module: nn.Module) -> bool:
+    return bool(module._forward_hooks or module._forward_pre_hooks)
 
 
 def log_sum_exp(logits: torch.Tensor) -> torch.Tensor:
@@ -395,19 +406,31 @@ class NativeModel:
         self._lock = threading.Lock()
         self._weights: list[torch.Tensor] = []
         self._state: list[tuple[int, int]] = []
+        self._links: list[tuple[Mapping[str, Any], str, Any]] = []
+        self._modules: list[nn.Module] = []
         self._sums: list[int] = []
         self._decoder: NativeDecoder | None = None
 
     def decoder(self) -> NativeDecoder | None:
         """The packed weights as they are now; None where torch has to run the model.
 
-        They are packed at the first call, and after a weight was changed in place. Changes that
-        torch does not count, those of `weight.data`, are found by `check` only.
+        They are packed at the first call, and after a weight was changed in place or replaced, as
+        well as a module. Changes that torch does not count, those of `weight.data`, are found by
+        `check` only.
         """
-        if not self._weights or self._state != [_state(w) for w in self._weights]:
+        if not self._is_packed():
             with self._lock:
                 self._pack()
         return self._decoder
+
+    def _is_packed(self) -> bool:
+        """Whether weights and modules are those that were packed, by identity and version."""
+        return (
+            bool(self._weights)
+            and self._state == [_state(w) for w in self._weights]
+            and all(owner.get(name) is part for owner, name, part in self._links)
+            and not any(_is_hooked(module) for module in self._modules)
+        )
 
     def check(self) -> NativeModel:
         """Pack again at the next pass if the weights themselves are not what was packed."""
@@ -426,15 +449,24 @@ class NativeModel:
     def _pack(self) -> None:
         """Pack the weights unless another thread has done so."""
         model, library = self._model(), find_library()
-        weights = [] if model is None else list(model.parameters())
-        state = [_state(w) for w in weights]
-        if model is None or (self._weights and self._state == state):
+        if model is None or self._is_packed():
             return
+        weights = list(model.parameters())
+        state = [_state(w) for w in weights]
+        modules = list(model.modules())
         self._decoder, self._sums = None, []
         if not isinstance(library, str) and reason_against(model) is None:
             with torch.inference_mode():
                 self._decoder = NativeDecoder(model, library, *self._made_for)
                 self._sums = _sums(weights)
+        self._links = [
+            (owner, name, part)
+            for module in modules
+            for owner in (module._parameters, module._modules)
+            for name, part in owner.items()
+        ]
+        # Not the model itself: it would then live as long as this object, and this one by it.
+        self._modules = [] if self._decoder is None else modules[1:]
         self._state, self._weights = state, weights
 
 

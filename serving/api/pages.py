@@ -4,9 +4,10 @@ import json
 import mimetypes
 import shlex
 from pathlib import Path
+from typing import Literal
 
 from fastapi import APIRouter, Request, Response
-from fastapi.responses import HTMLResponse, JSONResponse
+from fastapi.responses import HTMLResponse
 from fastapi.staticfiles import StaticFiles
 from jinja2 import Environment, FileSystemLoader, select_autoescape
 
@@ -46,16 +47,28 @@ async def static(path: str, request: Request) -> Response:
 
 @router.get("/openapi.json")
 @requires(Scope.PUBLIC)
-async def openapi(request: Request) -> JSONResponse:
+async def openapi(request: Request) -> Response:
     """The OpenAPI document."""
-    return JSONResponse(request.app.openapi())
+    return Response(_made_once(request, "openapi"), media_type="application/json")
 
 
 @router.get("/docs")
 @requires(Scope.PUBLIC)
 async def docs(request: Request) -> HTMLResponse:
     """The OpenAPI document as a page."""
-    return HTMLResponse(PAGES.get_template("docs.html").render(api=request.app.openapi()))
+    return HTMLResponse(_made_once(request, "docs"))
+
+
+def _made_once(request: Request, name: Literal["openapi", "docs"]) -> bytes:
+    """The bytes of a document that anyone may get; they are made for the first request."""
+    state = request.app.state
+    found: bytes | None = getattr(state, name, None)
+    if found is None:
+        api = request.app.openapi()
+        page = PAGES.get_template("docs.html").render(api=api) if name == "docs" else ""
+        found = page.encode() if page else json.dumps(api, ensure_ascii=False).encode()
+        setattr(state, name, found)
+    return found
 
 
 def example(service: Service, base_url: str) -> str:

@@ -10,6 +10,7 @@ import torch
 import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import nn
 
 from recsys.constraint import ItemTrie
 from recsys.decoding import Engine, SearchRequest, beam_search
@@ -402,3 +403,67 @@ def test_sums_of_probabilities_equal_torch(count, variant):
     assert torch.equal(
         native.log_sum_exp(logits.expand(3, -1, -1, -1)[:, 3:, 1])[2, 0], found[3, 1]
     )
+
+
+def widen_head(model):
+    model.lm_head = nn.Linear(model.config.hidden_size, model.config.vocab_size + 7, bias=False)
+
+
+def give_head_a_bias(model):
+    model.lm_head = nn.Linear(model.config.hidden_size, model.config.vocab_size, bias=True)
+
+
+def cut_embedding(model):
+    model.model.embed_tokens = nn.Embedding(model.config.vocab_size - 5, model.config.hidden_size)
+
+
+def change_activation(model):
+    model.model.layers[0].mlp.act_fn = nn.GELU()
+
+
+def change_epsilon(model):
+    model.model.norm.variance_epsilon = 0.1
+
+
+def change_mlp(model):
+    class Doubled(type(model.model.layers[0].mlp)):
+        def forward(self, hidden):
+            return 2 * super().forward(hidden)
+
+    Doubled.__module__ = "elsewhere"
+    model.model.layers[0].mlp.__class__ = Doubled
+
+
+@pytest.mark.parametrize(
+    "change",
+    [widen_head, give_head_a_bias, cut_embedding, change_activation, change_epsilon, change_mlp],
+)
+def test_a_model_with_parts_of_its_own_runs_in_torch(change):
+    model = tiny_model("llama")
+    assert native.reason_against(model) is None
+    change(model)
+    assert native.reason_against(model) is not None
+
+
+def replace_weight(model):
+    model.model.norm.weight = nn.Parameter(2 * torch.rand(model.config.hidden_size))
+
+
+def replace_module(model):
+    model.lm_head = nn.Linear(model.config.hidden_size, model.config.vocab_size, bias=False)
+
+
+def add_hook(model):
+    model.model.layers[0].mlp.register_forward_hook(lambda module, given, found: 2 * found)
+
+
+@pytest.mark.parametrize("change", [replace_weight, replace_module, add_hook])
+def test_changes_after_the_first_pass_are_followed(change):
+    model, prompts = tiny_model("llama"), [[1, 2, 3]]
+    ready = native_of(model)
+    levels = random_tree(1, 1, [4])
+    before = logits_of(ready, prompts, levels)
+    change(model)
+    found = logits_of(ready, prompts, levels)
+    assert not torch.allclose(found, before, atol=1e-3)
+    assert distance(found, logits_of(torch_twin(model), prompts, levels)) < TOLERANCE
