@@ -211,7 +211,7 @@ def _parse(file: Path, content: bytes) -> list[Key]:
         keys = [Key(**entry) for entry in document["keys"]]
         for key in keys:
             _ = key.may, bytes.fromhex(key.sha256), key.is_expired
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise ConfigError(f"keys {file}: not a file of `recsys keys`: {error}") from error
     return keys
 

@@ -7,7 +7,8 @@ no limit of headers and accepts two `Host` headers.
 - A connection is closed if its first byte does not come within `IDLE_S`, or the next one within
   `IDLE_S` of an answer.
 - A request must arrive within its deadline, head and body, and is answered 408 otherwise. The
-  application gets the time of the first byte as `scope["state"]["arrived"]`.
+  application gets the time of the first byte as `scope["state"]["arrived"]`, and can close the
+  connection with `scope["state"]["disconnect"]`.
 - The head has at most `MAX_HEAD` bytes, and a body that comes in very many pieces is refused.
 - A client that does not read its answer for `WRITE_S` is disconnected.
 - The number of connections is limited in all and for each address. If there are too many, the one
@@ -137,7 +138,8 @@ class Connection(H11Protocol):
         """As `H11Protocol`, within limits that all connections share."""
         super().__init__(*arguments, **more)
         self.conn = Messages(self)
-        self.app_state = dict(self.app_state)  # it holds `arrived` of this connection
+        # It holds `arrived` of this connection, and the function that ends it.
+        self.app_state = {**self.app_state, "disconnect": self._disconnect}
         self.address = ""
         self._limits, self._deadline_s = limits, deadline_s
         self._receiving: asyncio.TimerHandle | None = None
@@ -204,6 +206,11 @@ class Connection(H11Protocol):
         if self._is_busy:
             self.cycle.disconnected = True
             self.cycle.message_event.set()
+
+    def _disconnect(self) -> None:
+        """Close the connection at once, in the middle of an answer."""
+        self.drop_request()
+        self.transport.abort()
 
     def on_response_complete(self) -> None:
         """Wait for the next request."""

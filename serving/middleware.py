@@ -124,7 +124,12 @@ class RequestContext:
             except ClientDisconnect:
                 pass
             except Exception as error:
-                if not isinstance(error, DeadlineExceededError):
+                is_late = isinstance(error, DeadlineExceededError)
+                if is_late and status is not None and "disconnect" in state:
+                    status = None  # the client did not read its answer in time
+                    state["disconnect"]()
+                    return
+                if not is_late:
                     failures.exception("unhandled", extra={"fields": {"request_id": request_id}})
                 if status is not None:
                     raise  # the response has begun: the connection is closed

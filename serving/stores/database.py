@@ -39,6 +39,7 @@ class Database(ABC):
     begin_snapshot: ClassVar[str]
     failures: ClassVar[tuple[type[Exception], ...]]
     unavailable: ClassVar[tuple[type[Exception], ...]]
+    refusals: ClassVar[tuple[type[Exception], ...]]  # of what a row holds
     is_remote: ClassVar[bool] = False  # it may be away for a while
 
     def __init__(self, place: str) -> None:

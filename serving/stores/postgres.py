@@ -96,6 +96,7 @@ class PostgresStore(Store):
     begin: ClassVar[str] = "BEGIN"
     begin_snapshot: ClassVar[str] = "BEGIN ISOLATION LEVEL REPEATABLE READ"
     failures: ClassVar[tuple[type[Exception], ...]] = (psycopg.Error, OSError)
+    refusals: ClassVar[tuple[type[Exception], ...]] = (psycopg.IntegrityError, psycopg.DataError)
     unavailable: ClassVar[tuple[type[Exception], ...]] = (
         psycopg.OperationalError,
         psycopg.InterfaceError,

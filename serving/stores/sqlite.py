@@ -93,6 +93,7 @@ class SqliteStore(Store):
     begin_snapshot: ClassVar[str] = "BEGIN"
     failures: ClassVar[tuple[type[Exception], ...]] = (sqlite3.Error, OSError)
     unavailable: ClassVar[tuple[type[Exception], ...]] = (sqlite3.OperationalError, OSError)
+    refusals: ClassVar[tuple[type[Exception], ...]] = (sqlite3.IntegrityError, sqlite3.DataError)
 
     def __init__(self, path: Path, **options: Any) -> None:
         """Open the file with options of `Store`, creating it where there is none."""

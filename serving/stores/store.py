@@ -77,6 +77,10 @@ class RestoredError(StoreError):
     """A snapshot was restored into the database while this process had it open."""
 
 
+class RefusedError(StoreError):
+    """The database refuses rows of a snapshot, for example because two have the same id."""
+
+
 class Store(Database):
     """A store in a SQL database. Every call may raise `StoreError`.
 
@@ -398,6 +402,7 @@ class Store(Database):
         Returns the number of events that were left out.
 
         Raises:
+            RefusedError: rows contradict each other.
             StoreError: the store is not empty, or its erasures cannot be compared with the rows
                 because they have another salt.
         """
@@ -759,7 +764,13 @@ class Store(Database):
             kept = [
                 row for row in rows if row[user] is None or row[time_ms] > gone[row[user]] + more
             ]
-        self._bulk(cursor, kept, table, columns)
+        try:
+            self._bulk(cursor, kept, table, columns)
+        except self.refusals as error:
+            reason = " ".join(str(error).split())
+            raise RefusedError(
+                f"store {self.place} refuses rows of the table {table}: {reason}"
+            ) from error
         return len(rows) - len(kept) if table == "events" else 0
 
     def _upgraded(self, connection: Any, version: int) -> None:

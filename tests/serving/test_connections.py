@@ -3,12 +3,16 @@
 import asyncio
 import contextlib
 import json
+import logging
 from types import SimpleNamespace
 
 import pytest
 
 from recsys.serving import connections, server
 from recsys.serving.connections import Connections
+from recsys.serving.metrics import Metrics
+from recsys.serving.middleware import Deadline, RequestContext
+from recsys.serving.telemetry import Telemetry
 
 HEAD = b"POST /v1/recommendations HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
 LIVE = b"GET /health/live HTTP/1.1\r\nHost: localhost\r\n\r\n"
@@ -251,3 +255,27 @@ def test_a_full_server_refuses_a_connection_if_all_are_answered():
 def test_the_limit_of_open_files_bounds_the_connections(monkeypatch):
     monkeypatch.setattr(connections.resource, "getrlimit", lambda _: (300, 300))
     assert Connections(1000, "").most == (300 - connections.OWN_FILES) // 2
+
+
+async def test_an_answer_that_is_not_read_ends_quietly(settings, caplog, until, monkeypatch):
+    """The client is disconnected at the deadline, and the log has one line."""
+
+    async def endless(scope, receive, send):
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        while True:
+            await send({"type": "http.response.body", "body": b"x" * 65536, "more_body": True})
+
+    for name in ("uvicorn.error", "recsys.serving.access", "recsys.serving.failures"):
+        monkeypatch.setattr(logging.getLogger(name), "propagate", False)
+        monkeypatch.setattr(logging.getLogger(name), "handlers", [caplog.handler])
+    caplog.set_level(logging.INFO, logger="recsys.serving.access")
+    app = RequestContext(Deadline(endless, 0.1), Metrics(), Telemetry())
+    async with listening(settings, app) as found:
+        _, writer = await connect(found)
+        writer.write(LIVE * 10)
+        await until(lambda: found.server.server_state.connections)
+        await until(lambda: not found.server.server_state.connections)
+    records = [record for record in caplog.records if record.levelno > logging.INFO]
+    assert records == []
+    lines = [record for record in caplog.records if record.name == "recsys.serving.access"]
+    assert [line.fields["status"] for line in lines] == [499]

@@ -1,11 +1,12 @@
 import asyncio
+import hashlib
 import json
 import threading
 import zipfile
 
 import pytest
 
-from recsys.errors import DataError
+from recsys.errors import ConfigError, DataError
 from recsys.serving import auth, snapshots
 from recsys.serving.snapshots import restore_snapshot, write_snapshot
 from recsys.serving.stores.records import Appended, Served, StoreError
@@ -145,6 +146,158 @@ def test_a_changed_row_or_version_is_refused(store, tmp_path, opened):
         restore_snapshot(target, tmp_path / "no.zip")
 
 
+def forge(old, new, tables=None, **changed):
+    """Write a changed snapshot with fitting checksums and numbers of lines."""
+    with zipfile.ZipFile(old) as archive:
+        content = {name: archive.read(name) for name in archive.namelist()} | (tables or {})
+    manifest = json.loads(content.pop("manifest.json"))
+    for name, entry in manifest["files"].items():
+        entry["sha256"] = hashlib.sha256(content[name]).hexdigest()
+        entry["lines"] = content[name].count(b"\n")
+    for key, value in changed.items():
+        if value is None:
+            del manifest[key]
+        elif key == "lines":
+            manifest["files"]["events.jsonl"]["lines"] = value
+        else:
+            manifest[key] = value
+    with zipfile.ZipFile(new, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, data in content.items():
+            archive.writestr(name, data)
+        archive.writestr("manifest.json", json.dumps(manifest))
+
+
+def event_row(**changed):
+    row = {
+        "id": 1, "event_id": None, "user_id": "ada", "item_id": "x", "type": "view", "time_ms": 5,
+        "value": None, "recommendation_id": None, "linked": None, "digest": None, "seed": None,
+    } | changed  # fmt: skip
+    assert tuple(row) == TABLES["events"]
+    return json.dumps(list(row.values())).encode() + b"\n"
+
+
+async def refused(full, target, path, reason, **changed):
+    """Restore a changed snapshot, which fails with a reason and changes nothing."""
+    secrets = path.with_name("keys.json")
+    auth.create(secrets, "shop", "read")
+    write_snapshot(full, path, secrets)
+    bad, keys, before = path.with_name("bad.zip"), path.with_name("new.json"), content(target)
+    forge(path, bad, **changed)
+    with pytest.raises(DataError) as caught:
+        restore_snapshot(target, bad, keys)
+    text = str(caught.value)
+    assert text.startswith(f"{bad}: ")
+    assert reason in text
+    assert text.endswith("; take another snapshot")
+    assert "\n" not in text
+    assert len(text) < 600
+    assert content(target) == before
+    assert not keys.exists()
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        (event_row(id=10**30), "line 2: id: "),
+        (event_row(id=2**63 - 1), "line 2: id: "),
+        (event_row(id="1"), "line 2: id: "),
+        (event_row(id=True), "line 2: id: "),
+        (event_row(time_ms=2**63), "line 2: time_ms: "),
+        (event_row(time_ms="text"), "line 2: time_ms: "),
+        (event_row(item_id=None), "line 2: item_id: "),
+        (event_row(linked=2), "line 2: linked: "),
+        (event_row(item_id="\ud800"), "line 2: Invalid JSON"),
+        (b"[" * 100_000 + b"\n", "line 2: Invalid JSON"),
+        (b"\xff\n", "line 2: Invalid JSON"),
+        (b"\n", "line 2: Invalid JSON"),
+        (b"[1, 2, 3]\n", "line 2: event_id: "),
+        (b'{"a": 1}\n', "line 2: Input should be"),
+        (b"null\n", "line 2: Input should be"),
+        (event_row(id=3)[:-1], "line 2: its end is missing"),
+        (event_row(id=2), "refuses rows of the table events"),  # the same id twice
+    ],
+)
+async def test_a_row_that_no_table_holds_is_refused(full, target, tmp_path, line, reason):
+    files = {"events.jsonl": event_row(id=2) + line}
+    await refused(full, target, tmp_path / "s.zip", reason, tables=files)
+
+
+async def test_a_line_without_end_is_refused(full, target, tmp_path, monkeypatch):
+    monkeypatch.setattr(snapshots, "MAX_LINE", 4096)
+    files = {"events.jsonl": b" " * 100_000 + b"\n"}
+    reason = "events.jsonl, line 1: it has more than 4096 bytes"
+    await refused(full, target, tmp_path / "s.zip", reason, tables=files)
+    (tmp_path / "keys.json").unlink()
+    files = {"keys.json": b" " * 100_000}
+    reason = "keys.json has more than 4096 bytes"
+    await refused(full, target, tmp_path / "s.zip", reason, tables=files)
+    (tmp_path / "keys.json").unlink()
+    reason = "manifest.json has more than 4096 bytes"
+    await refused(full, target, tmp_path / "s.zip", reason, more="x" * 100_000)
+
+
+@pytest.mark.parametrize(
+    "record", ["not json", "[]", "5", "null", '{"a": ' * 1000 + "1" + "}" * 1000]
+)
+async def test_a_record_that_is_no_object_is_refused(full, target, tmp_path, record):
+    files = {"journal.jsonl": json.dumps([1, "rules", None, record]).encode() + b"\n"}
+    reason = "journal.jsonl, line 1: record: "
+    await refused(full, target, tmp_path / "s.zip", reason, tables=files)
+
+
+@pytest.mark.parametrize(
+    ("state", "reason"),
+    [
+        (b"", "state.jsonl has no line of erasure_salt"),
+        (b'["erasure_tlas", "\\"00\\""]\n', "state.jsonl has no line of erasure_salt"),
+        (b'["erasure_salt", "\\"xy\\""]\n', "state.jsonl, line 1: "),
+        (b'["erasure_salt", "5"]\n', "state.jsonl, line 1: "),
+        (b'["aliases", "not json"]\n', "state.jsonl, line 1: value: "),
+    ],
+)
+async def test_state_without_its_salt_is_refused(full, target, tmp_path, state, reason):
+    await refused(full, target, tmp_path / "s.zip", reason, tables={"state.jsonl": state})
+
+
+@pytest.mark.parametrize(
+    ("changed", "reason"),
+    [
+        ({"lines": "x"}, "manifest.json: files.events.jsonl.lines: "),
+        ({"lines": -5}, "manifest.json: files.events.jsonl.lines: "),
+        ({"lines": 10**30}, "manifest.json: files.events.jsonl.lines: "),
+        ({"lines": 4}, "events.jsonl has 5 lines, and manifest.json says 4"),
+        ({"created": None}, "manifest.json: created: "),
+        ({"created": "yesterday"}, "manifest.json: created: "),
+        ({"schema": "x"}, "manifest.json: schema: "),
+        ({"schema": 99, "recsys": None}, "manifest.json: recsys: "),
+        ({"files": []}, "manifest.json: files: "),
+    ],
+)
+async def test_a_malformed_manifest_is_refused(full, target, tmp_path, changed, reason):
+    await refused(full, target, tmp_path / "s.zip", reason, **changed)
+
+
+@pytest.mark.parametrize("manifest", ["[" * 200_000, "[]", "", "\ufffe"])
+def test_a_manifest_that_is_no_object_is_refused(tmp_path, opened, manifest):
+    with zipfile.ZipFile(tmp_path / "s.zip", "w") as archive:
+        archive.writestr("manifest.json", manifest)
+    with pytest.raises(DataError, match=r"s\.zip: not a whole .* take another snapshot$"):
+        restore_snapshot(opened(tmp_path / "b.db"), tmp_path / "s.zip")
+
+
+@pytest.mark.parametrize("keys", [b"[" * 100_000, b"\xff\x00", b'{"keys": [{"name": "evil"}]}'])
+def test_malformed_keys_restore_nothing(store, tmp_path, opened, keys):
+    auth.create(tmp_path / "keys.json", "shop", "read")
+    write_snapshot(store, tmp_path / "s.zip", tmp_path / "keys.json")
+    forge(tmp_path / "s.zip", tmp_path / "bad.zip", {"keys.json": keys})
+    target = opened(tmp_path / "b.db")
+    before = content(target)
+    with pytest.raises(ConfigError, match="not a file of `recsys keys`"):
+        restore_snapshot(target, tmp_path / "bad.zip", tmp_path / "new.json")
+    assert content(target) == before
+    assert not (tmp_path / "new.json").exists()
+
+
 async def test_an_interrupted_restore_leaves_the_store_as_it_was(
     full, target, tmp_path, event, monkeypatch
 ):
@@ -154,8 +307,8 @@ async def test_an_interrupted_restore_leaves_the_store_as_it_was(
     real = snapshots._parts
     for stop in range(len(TABLES)):
 
-        def failing(archive, stop=stop):
-            for number, part in enumerate(real(archive)):
+        def failing(archive, path, stop=stop):
+            for number, part in enumerate(real(archive, path)):
                 if number == stop:
                     raise KeyboardInterrupt
                 yield part
