@@ -2,7 +2,7 @@
 
 The settings of the run are tried first, and then each trial on top of what has been chosen so far.
 A trial is a short training run; its settings are kept if NDCG@10 on validation is higher by more
-than one standard error of the paired difference. All trials share the stage's part of the budget.
+than two standard errors of the paired difference. All trials share the stage's part of the budget.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from recsys.training.validation import Validation
 KIND = RECIPE
 FILE = "recipe.yaml"
 BEAMS = 20
+ERRORS = 2.0  # standard errors that a gain must exceed; short runs and several trials add noise
 LEAST_USERS = 50  # of validation; differences of fewer are noise
 LEAST_EPOCHS = 2  # of a trial; differences after less are noise, too
 TRAINED = 0.6  # of a trial's time; the rest is for IDs, soft labels and validation
@@ -149,7 +150,11 @@ def _row(
         return row | {"kept": True}
     gap = gains - best
     error = float(gap.std() / len(gap) ** 0.5)
-    return row | {"gain": float(gap.mean()), "error": error, "kept": bool(gap.mean() > error)}
+    return row | {
+        "gain": float(gap.mean()),
+        "error": error,
+        "kept": bool(gap.mean() > ERRORS * error),
+    }
 
 
 def _make_scratch(workspace: Workspace, folder: Path) -> Workspace:

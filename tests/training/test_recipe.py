@@ -69,9 +69,9 @@ def test_a_trial_that_gains_is_kept_and_the_next_one_builds_on_it(home, scripted
     assert info["trials"][2]["gain"] == pytest.approx(-0.05)
 
 
-def test_a_gain_within_one_standard_error_is_not_kept(home, monkeypatch):
+def test_a_gain_within_two_standard_errors_is_not_kept(home, monkeypatch):
     users = np.random.default_rng(0).normal(size=100)
-    results = iter([np.zeros(100), users - users.mean() + 0.9 * users.std() / 10])
+    results = iter([np.zeros(100), users - users.mean() + 1.9 * users.std() / 10])
     monkeypatch.setattr(recipe._Trials, "_train", lambda *_: (next(results), 5))
     context = choose(SMALL, {"one": ["ids.levels=2"]})
     assert context.workspace.manifest("recipe").info["chosen"] == []
