@@ -16,7 +16,7 @@ FOLDERS = ("data", "training", "serving")
 @pytest.fixture(scope="module")
 def built(tmp_path_factory):
     out = tmp_path_factory.mktemp("dist")
-    command = [sys.executable, "-m", "hatchling", "build", "-d", str(out)]
+    command = [sys.executable, "-B", "-m", "hatchling", "build", "-d", str(out)]
     subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
     return out
 
@@ -44,7 +44,7 @@ def test_a_source_distribution_builds_the_same_wheel(built, tmp_path):
     (source,), (wheel,) = built.glob("*.tar.gz"), built.glob("*.whl")
     with tarfile.open(source) as archive:
         archive.extractall(tmp_path, filter="data")
-    command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)]
+    command = [sys.executable, "-B", "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)]
     subprocess.run(command, cwd=next(tmp_path.glob("recbeam-*")), check=True, capture_output=True)
     assert sorted(names_of(next(tmp_path.glob("*.whl")))) == sorted(names_of(wheel))
 
