@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from functools import lru_cache
 
 # Words that a name contains, in the order in which they are tried: `remove_from_cart` is negative.
 # English, German, French, Spanish, Italian, Dutch.
@@ -54,6 +55,7 @@ def normalised(name: str) -> str:
     return re.sub(r"[^a-z0-9]", "", plain.lower())
 
 
+@lru_cache(4096)  # histories repeat few names
 def level(name: str) -> int | None:
     """The strength of a type from 0 (negative) to 4 (purchase); None for an unknown name.
 

@@ -24,16 +24,15 @@ from recsys.live import Epoch, NewItem
 from recsys.live_catalog import EpochCatalog
 from recsys.recommender import Recommender
 from recsys.serving.batcher import QueueFullError
+from recsys.serving.following import follow
 from recsys.serving.metrics import Metrics
 from recsys.serving.models import Model, Models
 from recsys.serving.reads import Reads
 from recsys.serving.schemas.items import Branch, Item, ItemPage, ItemPatch, ItemQuery, NewItemBody
-from recsys.serving.stores.records import StoreError
 from recsys.serving.stores.store import Store
 
 logger = logging.getLogger("recsys.serving.catalog_changes")
 JOURNAL = "catalogue"  # written in stores: changing it loses what they hold
-LOOK_S = 1.0  # interval of reading the changes of other processes
 NEAR, NEAR_ROWS = 3, 64
 MAX_CHANGES = 32  # waiting and under way
 T = TypeVar("T")
@@ -137,7 +136,9 @@ class CatalogChanges:
 
     def start(self) -> None:
         """Start to follow the changes of other processes."""
-        self._following = asyncio.create_task(self._follow(), name="catalog")
+        self._following = asyncio.create_task(
+            follow(self._changing, self._catch_up, logger), name="catalog"
+        )
 
     async def close(self) -> None:
         """Finish the changes under way, and stop following."""
@@ -268,17 +269,6 @@ class CatalogChanges:
                 if not self._models.loaded:
                     self._seen = journal.place
         self._count(model)
-
-    async def _follow(self) -> None:
-        while True:
-            await asyncio.sleep(LOOK_S)
-            try:
-                async with self._changing:
-                    await self._catch_up()
-            except StoreError:
-                pass  # the store logs it, and when it works again
-            except Exception:
-                logger.exception("changes of other processes could not be read")
 
     async def _catch_up(self) -> None:
         """Make the changes of other processes since the last call; the caller holds the lock."""

@@ -18,6 +18,7 @@ from recsys.constraint.filters import MOST_BOOSTS
 from recsys.errors import RuleError
 from recsys.requests import RecommendRequest
 from recsys.rules import Rule, apply_rules
+from recsys.serving.following import follow
 from recsys.serving.models import Model, Models, UnknownModelError
 from recsys.serving.schemas.common import CHAMPION
 from recsys.serving.schemas.rules import RuleBody, RuleChange, RuleInfo, RuleParts
@@ -28,7 +29,6 @@ logger = logging.getLogger("recsys.serving.rules")
 JOURNAL = "rules"  # written in stores
 MOST_RULES = 1_000
 STANDING_BOOSTS = MOST_BOOSTS // 2  # of the standing rules of an alias; requests may have as many
-LOOK_S = 1.0  # interval of reading the changes of other processes
 
 
 class UnknownRuleError(LookupError):
@@ -108,7 +108,9 @@ class Rules:
         """Read the rules of a store, and follow the changes of other processes."""
         self._store = store
         await self._catch_up()
-        self._following = asyncio.create_task(self._follow(), name="rules")
+        self._following = asyncio.create_task(
+            follow(self._changing, self._catch_up, logger), name="rules"
+        )
 
     async def close(self) -> None:
         """Stop following."""
@@ -302,17 +304,6 @@ class Rules:
         done = {record["id"] for record in journal.records if self._state.apply(record)}
         self._seen = journal.place
         return done
-
-    async def _follow(self) -> None:
-        while True:
-            await asyncio.sleep(LOOK_S)
-            try:
-                async with self._changing:
-                    await self._catch_up()
-            except StoreError:
-                pass  # the store logs it, and when it works again
-            except Exception:
-                logger.exception("rules of other processes could not be read")
 
 
 def _check_together(rules: Iterable[Rule]) -> None:

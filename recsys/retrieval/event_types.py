@@ -77,9 +77,9 @@ class EventTypes:
         found: dict[int, int] = {}
         for number, behaviour in enumerate(self.behaviours):
             if behaviour.role != "negative":
-                found.setdefault(WEIGHTS.index(behaviour.weight), number)
+                found.setdefault(_strength(behaviour), number)
         targets = [n for n, behaviour in enumerate(self.behaviours) if behaviour.role == "target"]
-        floor = min((WEIGHTS.index(self.behaviours[n].weight) for n in targets), default=None)
+        floor = min((_strength(self.behaviours[n]) for n in targets), default=None)
         for strength in range(len(WEIGHTS)):
             if floor is not None and strength >= floor:
                 found.setdefault(strength, targets[0])
@@ -94,3 +94,8 @@ class EventTypes:
             return sparse.csr_array((len(histories), len(self)), dtype=np.float32)
         wanted = histories.behaviours == self.numbers[name]
         return decayed(histories, len(self), SEEN_DECAY, wanted)
+
+
+def _strength(behaviour: Behaviour) -> int:
+    """The level of `recsys.event_names.level` whose weight is nearest."""
+    return int(np.abs(np.array(WEIGHTS) - behaviour.weight).argmin())

@@ -244,7 +244,7 @@ async def test_items_like_removed_or_moved_ones_reach_other_models(settings, fak
 @pytest.fixture
 async def neighbours(settings, fake, running, monkeypatch):
     """Two processes over one store, which look into it often; the service of the second."""
-    monkeypatch.setattr("recsys.serving.catalog_changes.LOOK_S", 0.02)
+    monkeypatch.setattr("recsys.serving.following.LOOK_S", 0.02)
     async with (
         running(settings, recommender=fake()) as (one, _),
         running(settings, recommender=fake()) as (two, service),
@@ -308,7 +308,7 @@ async def test_changes_of_others_are_made_after_an_outage_of_the_store(
 
 
 async def test_own_changes_are_not_made_twice(client, service, until, monkeypatch):
-    monkeypatch.setattr("recsys.serving.catalog_changes.LOOK_S", 0.01)
+    monkeypatch.setattr("recsys.serving.following.LOOK_S", 0.01)
     await client.put("/v1/items/lamp", json=LAMP)
     await client.delete("/v1/items/item-3")
     places: list[int] = []

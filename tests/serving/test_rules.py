@@ -342,7 +342,7 @@ async def test_a_change_is_audited_with_its_key(real, running, tmp_path):
 @pytest.fixture
 async def neighbours(settings, fake, running, monkeypatch):
     """Two processes over one store, which look into it often."""
-    monkeypatch.setattr("recsys.serving.rules.LOOK_S", 0.02)
+    monkeypatch.setattr("recsys.serving.following.LOOK_S", 0.02)
     async with (
         running(settings, recommender=fake()) as (one, _),
         running(settings, recommender=fake()) as (two, service),
