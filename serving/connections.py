@@ -34,7 +34,7 @@ IDLE_S = 5  # whole seconds
 WRITE_S = 30.0
 DRAIN_S = 1.0
 MAX_HEAD = 32 * 1024  # in bytes; the limits of `Guard` are lower
-FREE_PIECES, PIECE = 1_000, 64  # pieces of a body of any size; mean bytes of the pieces after them
+FREE_PIECES, PIECE = 200, 64  # pieces of a body of any size; mean bytes of the pieces after them
 OWN_FILES = 64  # files that the process needs besides connections
 
 
