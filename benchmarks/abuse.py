@@ -165,7 +165,7 @@ async def wide_filters(to: Target) -> None:
     """As many clauses as a filter may have, in many boosts, different each time."""
     for number in itertools.count():
         clauses = [{"key": "price", "range": {"lt": i + number / 1000}} for i in range(150)]
-        boosts = [{"filter": {"should": clauses}, "weight": i / 10} for i in range(90)]
+        boosts = [{"filter": {"should": clauses}, "weight": i / 10} for i in range(66)]
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(0.5):
                 await to.send(RECOMMEND, {"history": ["B0001"], "boosts": boosts})
@@ -225,9 +225,9 @@ async def greedy_requests(to: Target) -> None:
 
 @attack(4)
 async def invalid_batches(to: Target) -> None:
-    """Large bodies in which everything is wrong."""
-    wrong = {"history": [1] * 1500, "exclude_items": [None] * 1500}
-    await to.send(BATCH, {"requests": [wrong] * 80})
+    """As many values as a body may have, all of them wrong."""
+    wrong = {"history": [1] * 240, "exclude_items": [None] * 240}
+    await to.send(BATCH, {"requests": [wrong] * 100})
 
 
 @attack(4)
@@ -239,15 +239,21 @@ async def unknown_fields(to: Target) -> None:
 
 @attack(4)
 async def valid_large_batches(to: Target) -> None:
-    """Large bodies of valid requests."""
-    one = {"history": ["ab"] * 1900, "exclude_items": ["B1"] * 50}
-    await to.send(BATCH, {"requests": [one] * 90})
+    """As many values as a body may have, in valid requests of the longest ids."""
+    one = {"history": ["ab" * 8] * 440, "exclude_items": ["B1"] * 50}
+    await to.send(BATCH, {"requests": [one] * 99})
+
+
+@attack(4)
+async def too_many_values(to: Target) -> None:
+    """The longest body, of short texts."""
+    await to.send(BATCH, {"requests": [{"history": ["ab"] * 1900}] * 95})
 
 
 @attack(4)
 async def very_many_lists(to: Target) -> None:
-    """A million bytes of empty lists."""
-    await to.send(RECOMMEND, b"[" + b"[]," * 99_000 + b"[]]")
+    """As many empty lists as a body may have."""
+    await to.send(RECOMMEND, b"[" + b"[]," * 24_000 + b"[]]")
 
 
 @attack(8)
