@@ -3,11 +3,11 @@
     OMP_NUM_THREADS=1 python benchmarks/abuse.py --seconds 10
 
 A server is started on a small random bundle, with a key for the attacker and one for a victim. The
-attacks run one after the other, in a process of their own with a lower priority, as if it were
-another machine. Meanwhile four connections of the victim ask for recommendations, and
-`/health/live` is asked on new connections. Between attacks the same is measured in quiet. For each
-attack, the table has the longest answer of `/health/live`, the victim's p99 and its failures, and
-how much the memory of the server exceeds that before the first attack.
+attacks run one after the other, in a process of their own with a lower priority and from another
+address, as if it were another machine. Meanwhile four connections of the victim ask for
+recommendations, and `/health/live` is asked on new connections. Between attacks the same is
+measured in quiet. For each attack, the table has the longest answer of `/health/live`, the victim's
+p99 and its failures, and how much the memory of the server exceeds that before the first attack.
 """
 
 from __future__ import annotations
@@ -41,6 +41,7 @@ from recsys.vocabulary import Vocabulary
 
 ITEMS, CODES = 2_000, 16
 VICTIMS, PAUSE_S = 4, 0.05
+VICTIM = "127.0.0.2"  # its address, another one than the attacker's; all of 127/8 is this machine
 QUIET_S = 3.0
 RECOMMEND, BATCH = "/v1/recommendations", "/v1/recommendations/batch"
 Attack = Callable[["Target"], Awaitable[None]]
@@ -82,6 +83,7 @@ class Target:
     port: int
     key: str
     count: Any = None  # of what was done: connections and answers
+    source: str = "127.0.0.1"  # the client's address
 
     def did(self) -> None:
         """Count a connection or an answer."""
@@ -91,7 +93,8 @@ class Target:
     async def connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         """A new connection."""
         self.did()
-        return await asyncio.open_connection(self.host, self.port)
+        source = (self.source, 0)
+        return await asyncio.open_connection(self.host, self.port, local_addr=source)
 
     def head(self, method: str, path: str, *more: str, length: int | None = None) -> bytes:
         """The head of a request."""
@@ -327,7 +330,7 @@ async def garbage(to: Target) -> None:
 @attack(4)
 async def wrong_keys(to: Target) -> None:
     """Guessing keys."""
-    await Target(to.host, to.port, "rk_" + "x" * 43).send("/v1/stats", method="GET")
+    await Target(to.host, to.port, "rk_" + "x" * 43, to.count).send("/v1/stats", method="GET")
 
 
 @attack(4)
@@ -442,13 +445,14 @@ async def compare(names: list[str], seconds: float, folder: Path) -> dict[str, A
     bundle, keys = folder / "bundle", folder / "keys.json"
     write_bundle(bundle)
     attacker, victim = (auth.create(keys, name, "write") for name in ("attacker", "victim"))
-    settings = [f"keys={keys}", "max_connections=300", "threads=1"]
+    # No address is a proxy's, so that limits for each address hold.
+    settings = [f"keys={keys}", "max_connections=300", "threads=1", "forwarded_allow_ips=::1"]
     rows: dict[str, Any] = {}
     spawn = multiprocessing.get_context("spawn")
     async with start_server(bundle, settings) as server:
         process = server.process
         assert process is not None
-        to = Target(server.host, server.port, victim)
+        to = Target(server.host, server.port, victim, source=VICTIM)
         orders, ordered = spawn.Pipe()
         count = spawn.Value("q", 0)
         child = spawn.Process(
