@@ -308,8 +308,8 @@ class _Parser:
         self._parts += more
         if self._parts > MOST_PARTS:
             raise FilterError(
-                f"{at}: the filter has more than {MOST_PARTS // CLAUSE:,} clauses, or {MOST_PARTS:,} "
-                "values; list values in one `any`, or add an attribute for what they have in common"
+                f"{at}: more than {MOST_PARTS // CLAUSE:,} clauses, or {MOST_PARTS:,} values; list "
+                "values in one `any`, or add an attribute for what they have in common"
             )
 
 
