@@ -226,12 +226,8 @@ class CatalogChanges:
     async def _put(self, news: Sequence[NewItem]) -> tuple[int, list[Item]]:
         """Add or replace items in all models; the caller holds the lock of changes."""
         with self._models.lease() as model:
-            epoch = await asyncio.to_thread(model.recommender.upsert, news)
-            catalog = epoch.catalog
-            found = [item_of(catalog, catalog.find(new.item_id)) for new in news]
-            records = [
-                _record(model, epoch, new, item) for new, item in zip(news, found, strict=True)
-            ]
+            # A thousand items take a tenth of a second, for which the event loop must not stand.
+            epoch, found, records = await asyncio.to_thread(_upsert, model, news)
             for other in self._models.loaded:
                 if other is not model:
                     await asyncio.to_thread(_apply, other, records)
@@ -312,6 +308,17 @@ class CatalogChanges:
     def _count(self, model: Model) -> None:
         epoch = model.recommender.epoch
         self._metrics.catalog(model.name, epoch.number, epoch.num_items)
+
+
+def _upsert(
+    model: Model, news: Sequence[NewItem]
+) -> tuple[Epoch, list[Item], list[dict[str, Any]]]:
+    """Add or replace items in a model: its epoch that has them, the items, and their records."""
+    epoch = model.recommender.upsert(news)
+    catalog = epoch.catalog
+    found = [item_of(catalog, catalog.find(new.item_id)) for new in news]
+    pairs = zip(news, found, strict=True)
+    return epoch, found, [_record(model, epoch, new, item) for new, item in pairs]
 
 
 def _record(model: Model, epoch: Epoch, new: NewItem, placed: Item) -> dict[str, Any]:

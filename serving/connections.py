@@ -9,6 +9,8 @@ no limit of headers and accepts two `Host` headers.
 - A request must arrive within its deadline, head and body, and is answered 408 otherwise. The
   application gets the time of the first byte as `scope["state"]["arrived"]`, and can close the
   connection with `scope["state"]["disconnect"]`.
+- For `MALFORMED_S` after a request that is not HTTP, new connections of its address are read only
+  after `PAUSE_S`. Reading it costs more than sending it.
 - The head has at most `MAX_HEAD` bytes, and a body that comes in very many pieces is refused.
 - A client that does not read its answer for `WRITE_S` is disconnected.
 - The number of connections is limited in all and for each address. If there are too many, the one
@@ -18,6 +20,7 @@ no limit of headers and accepts two `Host` headers.
 
 import asyncio
 import json
+import math
 import resource
 from collections import Counter
 from functools import partial
@@ -33,8 +36,9 @@ from recsys.serving.limits import network
 IDLE_S = 5  # whole seconds
 WRITE_S = 30.0
 DRAIN_S = 1.0
+PAUSE_S, MALFORMED_S = 0.1, 1.0
 MAX_HEAD = 32 * 1024  # in bytes; the limits of `Guard` are lower
-FREE_PIECES, PIECE = 1_000, 64  # pieces of a body of any size; mean bytes of the pieces after them
+FREE_PIECES, PIECE = 100, 64  # pieces of a body of any size; mean bytes of the pieces after them
 OWN_FILES = 64  # files that the process needs besides connections
 
 
@@ -57,6 +61,7 @@ class Connections:
         # Connections without a complete request, the one that has waited longest first.
         self._waiting: dict[Connection, None] = {}
         self._all: set[Connection] = set()
+        self._malformed: dict[str, float] = {}  # address -> time of its last malformed request
 
     def __len__(self) -> int:
         """Number of connections."""
@@ -93,6 +98,20 @@ class Connections:
             self._waiting.pop(connection, None)
             if yes:
                 self._waiting[connection] = None
+
+    def is_malformed(self, address: str, now: float) -> None:
+        """Note that a client of the address sent what is not HTTP; `now` is the loop's time."""
+        self._malformed.pop(address, None)  # the latest come last
+        self._malformed[address] = now
+        for other in list(self._malformed):
+            if self._malformed[other] > now - MALFORMED_S:
+                break
+            del self._malformed[other]
+
+    def pause(self, address: str, now: float) -> float:
+        """Seconds before a new connection of the address is read."""
+        recent = self._malformed.get(address, -math.inf) > now - MALFORMED_S
+        return PAUSE_S if recent and not self._trusted & {address, "*"} else 0.0
 
     def _make_room(self, address: str | None) -> bool:
         """Disconnect the connection that has waited longest, of an address or of all."""
@@ -155,6 +174,9 @@ class Connection(H11Protocol):
             transport.abort()
             return
         self._wait()
+        if pause := self._limits.pause(self.address, self.loop.time()):
+            transport.pause_reading()
+            self.loop.call_later(pause, transport.resume_reading)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Release everything."""
@@ -172,6 +194,11 @@ class Connection(H11Protocol):
             if self.transport.is_closing():
                 return
             super().data_received(data[start : start + MAX_HEAD])
+
+    def send_400_response(self, msg: str) -> None:
+        """What was read is not HTTP."""
+        self._limits.is_malformed(self.address, self.loop.time())
+        super().send_400_response(msg)
 
     def pause_writing(self) -> None:
         """The client does not read."""

@@ -44,6 +44,7 @@ from recsys.serving.worker import DecodeWorker, Done, ScoreRequest, Work
 
 logger = logging.getLogger("recsys.serving.service")
 ALIASES = "aliases"
+LARGE_K = 50  # items of an answer that take some milliseconds to describe
 SHORT = 200  # items of a request that take no time worth mentioning
 RETRIES_S = (0.5, 1.0, 2.0, 5.0, 10.0)  # pauses between attempts to reach the store
 
@@ -246,7 +247,8 @@ class Service:
             )
             make = partial(answers.response, body, request, result, model, remark)
             # A trace has thousands of nodes, for which the event loop should not stand still.
-            response = await self._reads(make, deadline=deadline) if request.trace else make()
+            is_large = request.trace or request.k > LARGE_K
+            response = await self._reads(make, deadline=deadline) if is_large else make()
             if rules:
                 response.rules = list(rules)
             if not fallback:
@@ -277,18 +279,9 @@ class Service:
         with self.models.lease(body.model) as model:
             given = list(dict.fromkeys(body.items))
             known, scores = await self._rated(model, history, given, deadline)
-            order, there = sorted(zip(scores, known, strict=True), key=lambda p: -p[0]), set(known)
-            catalog = model.recommender.catalog
-            items = [
-                _scored(catalog, name, score, rank, "model")
-                for rank, (score, name) in enumerate(order, start=1)
-            ]
-            return RankResponse.model_construct(
-                model=model.ref(body.model),
-                items=items,
-                unknown_items=[name for name in given if name not in there],
-                history_items=int((catalog.known(history) >= 0).sum()),
-            )
+            # A thousand items take some milliseconds, for which the event loop must not stand.
+            make = partial(_ranking, body, model, history, known, scores)
+            return await self._reads(make, deadline=deadline)
 
     async def _rated(
         self, model: Model, history: Sequence[str], given: Sequence[str], deadline: float
@@ -578,6 +571,28 @@ class Service:
 def _unknown_user(body: Subject) -> UnknownUserError:
     text = f"There is no history of user {body.user!r}; send one inline as 'history'."
     return UnknownUserError(text)
+
+
+def _ranking(
+    body: RankBody,
+    model: Model,
+    history: Sequence[str],
+    known: Sequence[str],
+    scores: Sequence[float],
+) -> RankResponse:
+    """The answer to `rank`: the items that the catalog knows, best first."""
+    catalog = model.recommender.catalog
+    order = sorted(zip(scores, known, strict=True), key=lambda pair: -pair[0])
+    there = set(known)
+    return RankResponse.model_construct(
+        model=model.ref(body.model),
+        items=[
+            _scored(catalog, name, score, rank, "model")
+            for rank, (score, name) in enumerate(order, start=1)
+        ],
+        unknown_items=[name for name in dict.fromkeys(body.items) if name not in there],
+        history_items=int((catalog.known(history) >= 0).sum()),
+    )
 
 
 def _scored(

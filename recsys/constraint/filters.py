@@ -31,6 +31,7 @@ from recsys.errors import FilterError
 
 MOST_DEPTH = 16
 MOST_PARTS = 10_000
+CLAUSE = 10  # a clause or a group counts as so many values: it takes as long to read
 MOST_CHARACTERS = 1000
 MOST_BOOSTS = 100
 MOST_WEIGHT = 1000.0
@@ -267,7 +268,7 @@ class _Parser:
             values = [values]
         if not isinstance(values, list | tuple):
             raise FilterError(f"{at}: want a list of clauses, got {_show(values)}")
-        self._count(len(values), at)
+        self._count(CLAUSE * len(values), at)
         return tuple(self._part(v, f"{at}[{i}]", depth) for i, v in enumerate(values))
 
     def _part(self, value: Any, at: str, depth: int) -> _Clause | _Group:
@@ -307,8 +308,8 @@ class _Parser:
         self._parts += more
         if self._parts > MOST_PARTS:
             raise FilterError(
-                f"{at}: the filter has more than {MOST_PARTS} clauses and values; add an attribute "
-                "for what they have in common"
+                f"{at}: more than {MOST_PARTS // CLAUSE:,} clauses, or {MOST_PARTS:,} values; list "
+                "values in one `any`, or add an attribute for what they have in common"
             )
 
 

@@ -1,5 +1,6 @@
 """Items of the catalog: browse, change, compare and rank."""
 
+import asyncio
 from typing import Annotated
 
 from fastapi import APIRouter, Query, Request, Response
@@ -58,7 +59,8 @@ async def upsert_items(body: UpsertBody, request: Request, service: Ready) -> Re
     """Add or replace items, all or none; from the response on they can be recommended."""
     note(request.scope, item_ids=[item.item_id for item in body.items])
     epoch, items = await service.catalog_changes.upsert(body.items)
-    return json_response(UpsertResponse.model_construct(epoch=epoch, items=items))
+    answer = UpsertResponse.model_construct(epoch=epoch, items=items)
+    return await asyncio.to_thread(json_response, answer)
 
 
 @router.get(
@@ -130,4 +132,5 @@ async def delete_item(item_id: PathId, service: Ready) -> Response:
 @requires(Scope.READ)
 async def rank(body: RankBody, request: Request, service: Ready) -> Response:
     """Rank given items by their probability, with exact scores."""
-    return json_response(await while_connected(request, service.rank(body)))
+    answer = await while_connected(request, service.rank(body))
+    return await asyncio.to_thread(json_response, answer)

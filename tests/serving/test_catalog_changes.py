@@ -1,11 +1,15 @@
 """Items over HTTP: browsed, put, taken away, compared, ranked, and kept over a restart."""
 
 import asyncio
+import threading
 from urllib.parse import quote
 
 import pytest
 
 from recsys.errors import RequestError
+from recsys.serving import catalog_changes
+from recsys.serving import service as service_module
+from recsys.serving.api import items as items_api
 from recsys.serving.stores.records import StoreError
 
 URL = "/v1/recommendations"
@@ -183,6 +187,32 @@ async def test_a_refused_item_is_reported_with_the_reason(client, body):
     response = await client.put("/v1/items/new", json=body)
     assert code(response) == (422, "invalid_item")
     assert "'new'" in response.json()["detail"]
+
+
+async def test_many_items_do_not_occupy_the_event_loop(client, monkeypatch):
+    loop, at_work = threading.get_ident(), set()
+
+    def spy(module, name):
+        function = getattr(module, name)
+
+        def called(*arguments, **named):
+            at_work.add((name, threading.get_ident() == loop))
+            return function(*arguments, **named)
+
+        monkeypatch.setattr(module, name, called)
+
+    for module, name in (
+        (catalog_changes, "item_of"),
+        (catalog_changes, "_record"),
+        (service_module, "_scored"),
+        (items_api, "json_response"),
+    ):
+        spy(module, name)
+    items = [{"item_id": f"n{i}", "like": "item-7"} for i in range(3)]
+    assert (await client.post("/v1/items", json={"items": items})).status_code == 200
+    await client.post("/v1/rank", json={"history": ["item-1"], "items": ["item-2"]})
+    names = ("item_of", "_record", "_scored", "json_response")
+    assert at_work == {(name, False) for name in names}
 
 
 async def test_changes_survive_a_restart(settings, fake, running):

@@ -4,12 +4,13 @@ import asyncio
 import contextlib
 import json
 import logging
+import time
 from types import SimpleNamespace
 
 import pytest
 
 from recsys.serving import connections, server
-from recsys.serving.connections import Connections
+from recsys.serving.connections import PAUSE_S, Connections
 from recsys.serving.metrics import Metrics
 from recsys.serving.middleware import Deadline, RequestContext
 from recsys.serving.telemetry import Telemetry
@@ -132,7 +133,8 @@ async def test_bytes_now_and_then_do_not_prolong_a_request(settings):
             while not closed.done():
                 writer.write(b" ")
                 await asyncio.sleep(0.01)
-        assert (await closed).startswith(b"HTTP/1.1 408 ")
+        # What is still sent to a closed socket resets it, and that may overtake the answer.
+        assert (await closed)[:13] in (b"HTTP/1.1 408 ", b"")
 
 
 async def test_the_rest_of_a_refused_body_is_not_awaited_for_ever(settings):
@@ -163,12 +165,35 @@ async def test_the_application_learns_when_the_first_byte_arrived(settings):
 
 async def test_a_body_in_very_many_pieces_is_refused(settings):
     async with listening(settings) as found:
-        for size, pieces, status in ((1, 3_000, 400), (100, 3_000, 200), (1, 900, 200)):
+        for size, pieces, status in ((1, 3_000, 400), (100, 3_000, 200), (1, 90, 200)):
             reader, writer = await connect(found)
             piece = b"%x\r\n%s\r\n" % (size, b" " * size)
             end = b"0\r\n\r\n"
             writer.write(HEAD + b"Transfer-Encoding: chunked\r\n\r\n" + piece * pieces + end)
             assert int((await reader.readline()).split()[1]) == status, (size, pieces)
+
+
+async def test_after_a_malformed_request_an_address_waits():
+    limits = Connections(8, trusted="10.0.0.1")
+    for address in ("10.0.0.1", "10.0.0.2"):
+        limits.is_malformed(address, now=5.0)
+    assert [limits.pause("10.0.0.2", now) for now in (5.5, 6.1)] == [PAUSE_S, 0.0]
+    assert [limits.pause(other, 5.5) for other in ("10.0.0.1", "10.0.0.3")] == [0.0, 0.0]
+    limits.is_malformed("10.0.0.3", now=9.0)
+    assert list(limits._malformed) == ["10.0.0.3"]
+
+
+async def test_connections_after_a_malformed_request_are_answered(settings):
+    async with listening(settings, forwarded_allow_ips="::1") as found:
+        reader, writer = await connect(found)
+        writer.write(b"no HTTP\r\n\r\n")
+        assert int((await reader.readline()).split()[1]) == 400
+        start = time.monotonic()
+        for _ in range(2):
+            reader, writer = await connect(found)
+            writer.write(LIVE)
+            assert (await answer(reader))[0] == 200
+        assert time.monotonic() - start >= PAUSE_S
 
 
 async def test_idle_connections_make_room_for_a_new_one(settings):
