@@ -75,7 +75,10 @@ def stage(context: Context) -> Path | None:
     if output.is_current():
         return output.path
     start = time.perf_counter()
+    # The sample that the budget allows is for all trials together.
     users = context.sample(KIND, config.users)
+    if not settings.sets(KIND, "users"):
+        users = max(users // (len(trials) + 1), 2 * LEAST_USERS)
     examples = Dataset.load(workspace.dataset).examples("valid").sample(users)
     info: dict[str, Any] = {"chosen": [], "trials": [], "users": len(examples)}
     with output.write(info) as folder:
@@ -132,7 +135,8 @@ class _Trials:
     ) -> tuple[NDArray[np.float64], int]:
         """NDCG@10 of each validation user after a short training run, and its epochs."""
         context = self.context
-        settings = context.settings.overridden(overrides)
+        # One validation is enough, with the users of all trials.
+        settings = context.settings.overridden(["target.evaluate_every=0", *overrides])
         own_limit = (settings.values.get(target.KIND) or {}).get("max_minutes")
         if minutes is not None and own_limit is None:
             settings = settings.overridden([f"target.max_minutes={minutes}"])
