@@ -8,7 +8,7 @@ stopped resumes with the next batch. NumPy only.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -85,6 +85,14 @@ class TrainingBatches:
         events = Histories(histories.offsets, np.arange(len(histories.items), dtype=np.int32))
         windows = training_windows(events, prompt, min_context=min_context)
         return cls(windows, histories.items, item_tokens, **settings)  # type: ignore[arg-type]
+
+    def sample(self, share: float) -> TrainingBatches:
+        """Batches over a random share of the windows, at least one."""
+        count = len(self.windows.first)
+        rng = np.random.default_rng(self.seed)
+        rows = np.sort(rng.choice(count, max(1, round(share * count)), replace=False))
+        windows = Windows(self.windows.sequences.take(rows), self.windows.first[rows])
+        return replace(self, windows=windows)
 
     def epoch(self, epoch: int, start: int = 0) -> Iterator[Batch]:
         """Batches of one epoch from number `start` on."""

@@ -3,10 +3,12 @@
 The settings of the run are tried first, and then each trial on top of what has been chosen so far.
 A trial is a short training run; its settings are kept if NDCG@10 on validation is higher by more
 than two standard errors of the paired difference. All trials share the stage's part of the budget.
+If that is too short for two passes over the training windows, all trials train on a sample of them.
 """
 
 from __future__ import annotations
 
+import math
 import shutil
 import time
 from collections.abc import Mapping, Sequence
@@ -34,6 +36,7 @@ BEAMS = 20
 ERRORS = 2.0  # standard errors that a gain must exceed; short runs and several trials add noise
 LEAST_USERS = 50  # of validation; differences of fewer are noise
 LEAST_EPOCHS = 2  # of a trial; differences after less are noise, too
+FEWER = 4  # times fewer windows in the trials after one that was too slow
 TRAINED = 0.6  # of a trial's time; the rest is for IDs, soft labels and validation
 AS_SET = "as set"  # the trial of the run's own settings
 
@@ -43,8 +46,8 @@ def stage(context: Context) -> Path | None:
 
     The manifest's `info` has `chosen`, the settings that were kept, and `trials`: the name and the
     settings of each, NDCG@10, its gain over the best one before with its standard error, and
-    whether it was kept. `recipe.yaml` has the run's settings with the chosen ones and without
-    trials, for `--config`.
+    whether it was kept; `window_share` is the share of the training windows that they used.
+    `recipe.yaml` has the run's settings with the chosen ones and without trials, for `--config`.
 
     Raises:
         ArtifactError: the data set or the SASRec model is missing.
@@ -72,7 +75,10 @@ def stage(context: Context) -> Path | None:
     if output.is_current():
         return output.path
     start = time.perf_counter()
+    # The sample that the budget allows is for all trials together.
     users = context.sample(KIND, config.users)
+    if not settings.sets(KIND, "users"):
+        users = max(users // (len(trials) + 1), 2 * LEAST_USERS)
     examples = Dataset.load(workspace.dataset).examples("valid").sample(users)
     info: dict[str, Any] = {"chosen": [], "trials": [], "users": len(examples)}
     with output.write(info) as folder:
@@ -103,26 +109,34 @@ class _Trials:
     def run(self, trials: Mapping[str, Sequence[str]]) -> dict[str, Any]:
         """Run them one after the other until the time is spent; see `stage` for the result."""
         share = self.context.share(KIND)
-        minutes = None if share is None else TRAINED * share / (len(trials) + 1)
-        end = None if share is None else time.monotonic() + 60 * share
-        gains, epochs = self._train([], minutes)
+        # The first trial may have to be repeated on a sample.
+        minutes = None if share is None else TRAINED * share / (len(trials) + 2)
+        end = math.inf if share is None else time.monotonic() + 60 * share
+        sample: list[str] = []
+        gains, epochs = self._train(sample, minutes)
+        window_share = 1.0
+        while epochs < LEAST_EPOCHS and minutes is not None and time.monotonic() < end:
+            window_share /= FEWER
+            sample = [f"target.window_share={window_share}"]
+            gains, epochs = self._train(sample, minutes)
         rows = [_row(AS_SET, [], gains)]
         chosen: list[str] = []
         for name, trial in trials.items() if epochs >= LEAST_EPOCHS else ():
-            if end is not None and time.monotonic() > end:
+            if time.monotonic() > end:
                 break
-            found, _ = self._train([*chosen, *trial], minutes)
+            found, _ = self._train([*sample, *chosen, *trial], minutes)
             rows.append(row := _row(name, trial, found, gains))
             if row["kept"]:
                 gains, chosen = found, [*chosen, *trial]
-        return {"chosen": chosen, "trials": rows}
+        return {"chosen": chosen, "trials": rows, "window_share": window_share}
 
     def _train(
         self, overrides: Sequence[str], minutes: float | None
     ) -> tuple[NDArray[np.float64], int]:
         """NDCG@10 of each validation user after a short training run, and its epochs."""
         context = self.context
-        settings = context.settings.overridden(overrides)
+        # One validation is enough, with the users of all trials.
+        settings = context.settings.overridden(["target.evaluate_every=0", *overrides])
         own_limit = (settings.values.get(target.KIND) or {}).get("max_minutes")
         if minutes is not None and own_limit is None:
             settings = settings.overridden([f"target.max_minutes={minutes}"])
@@ -171,7 +185,10 @@ def _show(info: Mapping[str, Any]) -> None:
     if not info["trials"]:
         say(f"recipe: no trials, since there are fewer than {LEAST_USERS} validation users")
         return
-    table = Table(title=f"Recipe: trials on {info['users']} validation users", title_justify="left")
+    title = f"Recipe: trials on {info['users']} validation users"
+    if info["window_share"] < 1:
+        title += f", trained on {info['window_share']:.1%} of the windows"
+    table = Table(title=title, title_justify="left")
     for heading in ("trial", "settings", "NDCG@10", "gain", "kept"):
         table.add_column(heading)
     for row in info["trials"]:

@@ -284,6 +284,8 @@ class TargetConfig(SupervisedConfig):
     """Section `target`.
 
     Attributes:
+        window_share: share of the training windows that are used; less than 1 in the trials of
+            stage `recipe` on large data.
         init_from_centroids: start new token embeddings from the quantiser's centroids.
         agreement: weight of the early-exit KL loss (`recsys.training.objective.NextToken`).
         exit_layer: number of layers before the early exit.
@@ -298,6 +300,7 @@ class TargetConfig(SupervisedConfig):
         lora: settings for adapting a pretrained or deployed model.
     """
 
+    window_share: float = 1.0
     init_from_centroids: bool = True
     agreement: float = 0.0
     exit_layer: int = 1
@@ -312,6 +315,10 @@ class TargetConfig(SupervisedConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_bounds(self, at_least={"agreement": 0, "exit_layer": 1}, below_one=["soft_labels"])
+        if not 0 < self.window_share <= 1:
+            raise ConfigError(
+                f"window_share: expected 0 < window_share <= 1, got {self.window_share}"
+            )
         if self.base is not None and self.refresh is not None:
             raise ConfigError(
                 "base and refresh: a target starts from one of them; remove the other"

@@ -172,6 +172,8 @@ def _batches(
 ) -> TrainingBatches:
     """Training batches, with soft labels if the settings ask for them."""
     batches = training_batches(dataset, encoder, config, context.settings.seed)
+    if config.window_share < 1:
+        batches = batches.sample(config.window_share)
     if not config.soft_labels:
         return batches
     histories = dataset.train_histories

@@ -37,6 +37,18 @@ def test_without_context_the_first_item_is_asked_as_well():
     assert batch.loss.tolist() == [[False, True, True, True, True]]
 
 
+def test_a_sample_keeps_whole_windows_with_their_labels():
+    data = batches([[i, i + 1, i + 2] for i in range(10)])
+    few = data.sample(0.3)
+    assert len(few.windows.first) == 3
+    rows = {tuple(row) for batch in data.epoch(0) for row in batch.tokens.tolist()}
+    kept = {tuple(row) for batch in few.epoch(0) for row in batch.tokens.tolist()}
+    assert len(kept) == 3
+    assert kept < rows
+    assert few.items is data.items
+    assert len(data.sample(1e-9).windows.first) == 1
+
+
 HISTORIES = st.lists(st.lists(st.integers(0, 19), max_size=14), min_size=1, max_size=8)
 
 

@@ -119,6 +119,24 @@ def test_too_few_epochs_or_users_end_the_trials(home, scripted):
     assert (info["chosen"], info["trials"]) == ([], [])
 
 
+def test_without_time_for_two_passes_a_sample_is_used(home, monkeypatch):
+    tried = []
+
+    def train(self, overrides, minutes):
+        tried.append(list(overrides))
+        share = float(overrides[0].partition("=")[2]) if "window_share" in str(overrides) else 1.0
+        return np.full(100, 0.2), int(0.2 / share)
+
+    monkeypatch.setattr(recipe._Trials, "_train", train)
+    settings = Settings(SMALL | {"minutes": 5, "recipe": {"trials": TRIALS}})
+    run_stages(Context.of(settings), ("data", "recipe"))
+    sample = ["target.window_share=0.0625"]
+    quarter = ["target.window_share=0.25"]
+    assert tried == [[], quarter, sample, *(sample + trial for trial in TRIALS.values())]
+    info = Context.of(settings).workspace.manifest("recipe").info
+    assert (info["chosen"], info["window_share"]) == ([], 0.0625)
+
+
 def test_trials_train_real_models_and_leave_nothing_behind(home):
     context = choose(SMALL, {"smoother": ["target.label_smoothing=0.2"]})
     folder = context.workspace.run("recipe")
