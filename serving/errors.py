@@ -46,6 +46,7 @@ class Kind:
 
 KINDS = {
     "malformed_body": Kind(400, "The body is not valid JSON"),
+    "ambiguous_length": Kind(400, "The length of the body is ambiguous"),
     "unknown_host": Kind(400, "The host name is not one of this service"),
     "unauthenticated": Kind(401, "A key is required"),
     "cross_origin": Kind(403, "Pages of other origins may only read"),

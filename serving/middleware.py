@@ -165,7 +165,10 @@ class RequestContext:
 
 
 class Guard:
-    """Refuses requests by size of target and headers, host, origin, rate and key, in this order."""
+    """Refuses requests by size of target and headers, framing, host, origin, rate and key.
+
+    In this order.
+    """
 
     def __init__(
         self,
@@ -203,6 +206,7 @@ class Guard:
             text = f"The limits are {MAX_HEADERS} headers and {MAX_HEADER_BYTES} bytes."
             raise ProblemError("headers_too_large", text)
         headers = Headers(scope=scope)
+        _check_framing(scope["http_version"], headers)
         self._check_host(headers, scope["path"])
         _check_origin(scope["method"], headers)
         route: APIRoute | None = scope["state"]["route"]
@@ -271,6 +275,26 @@ class Guard:
                 "Too much work for this client; send fewer or smaller requests.",
                 headers={"Retry-After": str(math.ceil(wait))},
             )
+
+
+def _check_framing(version: str, headers: Headers) -> None:
+    """Refuse a body whose end two programs may see at different places (request smuggling).
+
+    Implementations of HTTP differ in what they refuse themselves.
+    """
+    lengths, codings = headers.getlist("content-length"), headers.getlist("transfer-encoding")
+    is_chunked = [coding.strip().lower() for coding in codings] == ["chunked"]
+    if (
+        (lengths and codings)
+        or len(lengths) > 1
+        or not all(length.isdecimal() for length in lengths)
+        or (codings and not (is_chunked and version == "1.1"))
+    ):
+        raise ProblemError(
+            "ambiguous_length",
+            "Send one Content-Length, or 'Transfer-Encoding: chunked' with HTTP/1.1, not both.",
+            headers={"Connection": "close"},
+        )
 
 
 def _check_origin(method: str, headers: Headers) -> None:
