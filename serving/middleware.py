@@ -206,7 +206,7 @@ class Guard:
             text = f"The limits are {MAX_HEADERS} headers and {MAX_HEADER_BYTES} bytes."
             raise ProblemError("headers_too_large", text)
         headers = Headers(scope=scope)
-        _check_framing(scope["http_version"], headers)
+        _check_framing(scope.get("http_version", "1.1"), headers)
         self._check_host(headers, scope["path"])
         _check_origin(scope["method"], headers)
         route: APIRoute | None = scope["state"]["route"]

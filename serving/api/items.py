@@ -12,6 +12,7 @@ from recsys.serving.api.routing import (
     PathId,
     Ready,
     json_response,
+    pay_for,
     while_connected,
 )
 from recsys.serving.audit import note
@@ -50,6 +51,7 @@ async def browse_items(
     query: Annotated[ItemQuery, Query()], request: Request, service: Ready
 ) -> Response:
     """Browse the catalog page by page, by the first codes of the semantic ID and by words."""
+    pay_for(query.limit)
     return json_response(await while_connected(request, service.catalog_changes.browse(query)))
 
 

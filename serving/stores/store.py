@@ -13,8 +13,8 @@ import time
 import uuid
 from abc import abstractmethod
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import groupby, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
@@ -45,6 +45,7 @@ if TYPE_CHECKING:  # redis is an optional dependency
 
 logger = logging.getLogger("recsys.serving.stores")
 T = TypeVar("T")
+Run = Callable[[Callable[[], Any]], Awaitable[Any]]  # calls a function on another thread
 CHUNK = 50_000
 SERVED_KEPT = 100_000  # answers remembered at most
 SERVED_WAITING = 10_000  # of them, not yet written
@@ -110,6 +111,7 @@ class Store(Database):
         self._cache: HistoryCache | None = None
         self._remembered: deque[Served] = deque(maxlen=SERVED_WAITING)
         self._readers = ThreadPoolExecutor(self.readers, thread_name_prefix="store-reader")
+        self._run: Run = self._at_once
         self._writer = GroupWriter(self._commit)
 
     # Differences between databases
@@ -166,7 +168,7 @@ class Store(Database):
 
     async def typed_history(self, user_id: str, limit: int) -> TypedHistory | None:
         """As `history`, with the type of each event, and the items that the user dislikes."""
-        return await self._reading("history", lambda: self._history(user_id, limit))
+        return await self._reading("history", lambda: self._history(user_id, limit), shared=True)
 
     async def events(
         self, user_id: str, limit: int, before: tuple[int, int] | None = None
@@ -185,7 +187,7 @@ class Store(Database):
             f"SELECT {', '.join(EVENT_COLUMNS)}, id FROM events WHERE user_id = ?{clause}"  # noqa: S608
             " ORDER BY time_ms DESC, id DESC LIMIT ?"
         )
-        rows = await self._reading("events", lambda: self._query(query, parameters))
+        rows = await self._reading("events", lambda: self._query(query, parameters), shared=True)
         return [_stored(row) for row in rows]
 
     async def users(self, limit: int, prefix: str = "") -> list[str]:
@@ -197,18 +199,23 @@ class Store(Database):
             " ORDER BY user_id LIMIT ?"
         )
         bounds = (prefix, prefix + LAST_CHARACTER, limit)
-        rows = await self._reading("users", lambda: self._query(query, bounds))
+        rows = await self._reading("users", lambda: self._query(query, bounds), shared=True)
         return [user for (user,) in rows]
 
-    async def journal(self, model: str, after: int = 0) -> Journal:
-        """Changes of a model's catalog after a place.
+    async def journal(self, model: str, after: int = 0, *, shared: bool = False) -> Journal:
+        """Changes of a model's catalog after a place; `shared` reads as histories are read.
 
         Places grow in the order of commits, over all processes that share the store: reading again
         after the last place misses nothing.
         """
         query = "SELECT id, record FROM journal WHERE model = ? AND id > ? ORDER BY id"
-        rows = await self._reading("journal", lambda: self._query(query, (model, after)))
-        return Journal([json.loads(record) for _, record in rows], rows[-1][0] if rows else after)
+
+        def read() -> Journal:
+            rows = self._query(query, (model, after))
+            place = rows[-1][0] if rows else after
+            return Journal([json.loads(record) for _, record in rows], place)
+
+        return await self._reading("journal", read, shared=shared)
 
     async def state_get(self, key: str) -> Any:
         """A value of `state_put`, or None."""
@@ -299,6 +306,13 @@ class Store(Database):
         await self._writing(
             "state", Write(operation=lambda cursor: cursor.execute(query, row) and None)
         )
+
+    def share_reads(self, shares: Callable[[Callable[..., Future[Any]], int], Run]) -> None:
+        """Let clients share the reading threads; otherwise reads run in the order of arrival.
+
+        `shares` gets the function that gives a read to the threads, and their number.
+        """
+        self._run = shares(self._readers.submit, self.readers)
 
     def use_cache(self, cache: HistoryCache) -> None:
         """Look histories up in `cache` first, and invalidate them there after every change."""
@@ -478,12 +492,17 @@ class Store(Database):
         types = [None if name == SEED_TYPE else name for _, name in kept]
         return TypedHistory([item for item, _ in kept], types, disliked)
 
-    async def _reading(self, operation: str, read: Callable[[], T]) -> T:
+    async def _reading(self, operation: str, read: Callable[[], T], *, shared: bool = False) -> T:
+        """Read on another thread; `shared` if clients ask for it, who share the threads."""
         start = time.perf_counter()
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._readers, read)
+            found: T = await (self._run if shared else self._at_once)(read)
+            return found
         finally:
             self._observe(operation, start)
+
+    async def _at_once(self, read: Callable[[], T]) -> T:
+        return await asyncio.wrap_future(self._readers.submit(read))
 
     async def _writing(self, operation: str, write: Write) -> Any:
         start = time.perf_counter()
