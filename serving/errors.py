@@ -30,6 +30,7 @@ from recsys.serving.rules import RuleInUseError, RuleReferenceError, UnknownRule
 from recsys.serving.schemas.common import NO_CONTROLS, InvalidField
 from recsys.serving.service import InvalidError, NotReadyError, UnknownUserError, UnsupportedError
 from recsys.serving.stores.records import StoreError
+from recsys.serving.stores.tenants import LongIdError
 
 MEDIA_TYPE = "application/problem+json"
 MAX_ERRORS = 20
@@ -112,6 +113,7 @@ _OF_EXCEPTION: dict[type[Exception], tuple[str, str | None]] = {
     RuleError: ("invalid_rule", None),
     UnsupportedError: ("unsupported_by_model", None),
     InvalidError: ("invalid_request", None),
+    LongIdError: ("invalid_request", None),
     ItemError: ("invalid_item", None),
     FilterError: ("invalid_filter", None),
 }

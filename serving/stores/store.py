@@ -15,6 +15,7 @@ from abc import abstractmethod
 from collections import deque
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from itertools import groupby, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
@@ -39,12 +40,14 @@ from recsys.serving.stores.records import (
     salted,
     user_hash,
 )
+from recsys.serving.stores.tenants import TENANT, inside, own, stored
 
 if TYPE_CHECKING:  # redis is an optional dependency
     from recsys.serving.stores.cache import HistoryCache
 
 logger = logging.getLogger("recsys.serving.stores")
 T = TypeVar("T")
+EventT = TypeVar("EventT", bound=Event)
 Run = Callable[[Callable[[], Any]], Awaitable[Any]]  # calls a function on another thread
 CHUNK = 50_000
 SERVED_KEPT = 100_000  # answers remembered at most
@@ -85,7 +88,8 @@ class RefusedError(StoreError):
 class Store(Database):
     """A store in a SQL database. Every call may raise `StoreError`.
 
-    Whatever an awaited write has returned for is on disk.
+    Whatever an awaited write has returned for is on disk. Users and events that a call is about
+    have ids of the current tenant (`tenants`).
     """
 
     readers: ClassVar[int]
@@ -168,7 +172,8 @@ class Store(Database):
 
     async def typed_history(self, user_id: str, limit: int) -> TypedHistory | None:
         """As `history`, with the type of each event, and the items that the user dislikes."""
-        return await self._reading("history", lambda: self._history(user_id, limit), shared=True)
+        user = stored(user_id)
+        return await self._reading("history", lambda: self._history(user, limit), shared=True)
 
     async def events(
         self, user_id: str, limit: int, before: tuple[int, int] | None = None
@@ -179,16 +184,16 @@ class Store(Database):
         """
         if "\0" in user_id:
             return []
-        clause = ""
-        parameters: tuple[Any, ...] = (user_id, limit)
+        clause, user = "", stored(user_id)
+        parameters: tuple[Any, ...] = (user, limit)
         if before is not None:
-            clause, parameters = " AND (time_ms, id) < (?, ?)", (user_id, *before, limit)
+            clause, parameters = " AND (time_ms, id) < (?, ?)", (user, *before, limit)
         query = (
             f"SELECT {', '.join(EVENT_COLUMNS)}, id FROM events WHERE user_id = ?{clause}"  # noqa: S608
             " ORDER BY time_ms DESC, id DESC LIMIT ?"
         )
         rows = await self._reading("events", lambda: self._query(query, parameters), shared=True)
-        return [_stored(row) for row in rows]
+        return [_renamed(_stored(row), own) for row in rows]
 
     async def users(self, limit: int, prefix: str = "") -> list[str]:
         """Ids of users with events, sorted."""
@@ -198,9 +203,10 @@ class Store(Database):
             "SELECT DISTINCT user_id FROM events WHERE user_id >= ? AND user_id <= ?"
             " ORDER BY user_id LIMIT ?"
         )
-        bounds = (prefix, prefix + LAST_CHARACTER, limit)
+        first = inside(prefix, TENANT.get())
+        bounds = (first, first + LAST_CHARACTER, limit)
         rows = await self._reading("users", lambda: self._query(query, bounds), shared=True)
-        return [user for (user,) in rows]
+        return [own(user) for (user,) in rows]
 
     async def journal(self, model: str, after: int = 0, *, shared: bool = False) -> Journal:
         """Changes of a model's catalog after a place; `shared` reads as histories are read.
@@ -230,7 +236,12 @@ class Store(Database):
 
         An `EventConflictError` tells that an event with this id has other content.
         """
-        result: Appended = await self._writing("append", Write(events=events))
+        if TENANT.get() is not None:
+            events = [_renamed(event, stored) for event in events]
+        try:
+            result: Appended = await self._writing("append", Write(events=events))
+        except EventConflictError as error:
+            raise EventConflictError([own(name) for name in error.event_ids]) from error
         return result
 
     async def erase(self, user_id: str) -> None:
@@ -241,26 +252,29 @@ class Store(Database):
         """
         if "\0" in user_id:
             return
+        user = stored(user_id)
 
         def forget(cursor: Any) -> None:
             for table in ("events", "recommendations"):
                 cursor.execute(
                     self._sql(f"DELETE FROM {table} WHERE user_id = ?"),  # noqa: S608
-                    (user_id,),
+                    (user,),
                 )
             cursor.execute(
                 self._sql(
                     "INSERT INTO erasures (salted_hash, erased_ms) VALUES (?, ?)"
                     " ON CONFLICT (salted_hash) DO UPDATE SET erased_ms = excluded.erased_ms"
                 ),
-                (user_hash(user_id, self.salt), now_ms()),
+                (user_hash(user, self.salt), now_ms()),
             )
             self._leave_bytes(cursor)
 
-        await self._writing("erase", Write(operation=forget, user=user_id))
+        await self._writing("erase", Write(operation=forget, user=user))
 
     def remember(self, served: Served) -> None:
         """Remember an answer: it is written in the background, and the oldest are dropped."""
+        if served.user is not None and TENANT.get() is not None:
+            served = replace(served, user=stored(served.user))
         self._remembered.append(served)
 
     async def journal_append(self, model: str, records: Sequence[Mapping[str, Any]]) -> Journaled:
@@ -817,6 +831,12 @@ def _row(event: Event, answers: Collection[str]) -> tuple[Any, ...]:
         event.event_id, event.user, event.item, event.type, event.time_ms, event.value, answer,
         linked, event.digest, event.seed,
     )  # fmt: skip
+
+
+def _renamed(event: EventT, name: Callable[[str], str]) -> EventT:
+    """The event with other ids of itself and its user."""
+    event_id = None if event.event_id is None else name(event.event_id)
+    return replace(event, user=name(event.user), event_id=event_id)
 
 
 def _stored(row: Sequence[Any]) -> StoredEvent:
