@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from recsys.serving.stores.admission import admit
-from recsys.serving.stores.database import LEFT_BYTES, SALT, STORE_ID, Database
+from recsys.serving.stores.database import LEFT_BYTES, SALT, SCHEMA_VERSION, STORE_ID, Database
 from recsys.serving.stores.group import GroupWriter, Write
 from recsys.serving.stores.records import (
     DISLIKES,
@@ -100,8 +100,9 @@ class Store(Database):
         *,
         not_history: Collection[str] = NOT_HISTORY,
         observer: Observer | None = None,
+        schema: int = SCHEMA_VERSION,
     ) -> None:
-        """Open the database and bring its schema up to date.
+        """Open the database and bring its schema to a version (`Database`).
 
         `place` is the name of the store in messages, without secrets; events of the types
         `not_history` are not part of a history.
@@ -109,7 +110,7 @@ class Store(Database):
         Raises:
             StoreError: not a store, a store of a newer version, or unreachable.
         """
-        super().__init__(place)
+        super().__init__(place, schema)
         self._not_history = sorted(not_history)
         self._observer = observer
         self._cache: HistoryCache | None = None
@@ -806,8 +807,17 @@ class Store(Database):
             ) from error
         return len(rows) - len(kept) if table == "events" else 0
 
-    def _upgraded(self, connection: Any, version: int) -> None:
-        if version >= SALTED:
+    def _check_back(self, connection: Any, version: int) -> None:
+        found = connection.execute("SELECT count(*) FROM erasures").fetchone()[0]
+        if version == SALTED and found:
+            raise StoreError(
+                f"store {self.place} has {found} erasures, which programs of schema "
+                f"{version - 1} would not recognise; to go back, restore a snapshot from before "
+                "the upgrade and repeat the erasures (docs/stores.md)"
+            )
+
+    def _migrated(self, connection: Any, version: int, to: int) -> None:
+        if not version < SALTED <= to:
             return
         cursor = connection.cursor()
         cursor.execute("SELECT salted_hash FROM erasures")
