@@ -1,8 +1,8 @@
 """For operators: Prometheus metrics, and short series for the page."""
 
 import threading
-import time
 from collections.abc import Callable
+from time import monotonic
 
 from fastapi import APIRouter, Request, Response
 from prometheus_client import CollectorRegistry
@@ -16,7 +16,7 @@ from recsys.serving.schemas.operations import Process, Queue, Stats
 from recsys.serving.service import Phase, Service
 
 router = APIRouter()
-_STARTED = time.monotonic()
+_STARTED = monotonic()
 KEPT_S = 1.0  # how old an answer may be: making one takes milliseconds, however many ask
 
 
@@ -46,7 +46,7 @@ async def stats(request: Request, service: AnyPhase) -> Response:
 def _kept(request: Request, make: Callable[[], bytes]) -> bytes:
     """What `make` returns for this path, or returned less than `KEPT_S` ago."""
     kept = request.app.state.kept
-    now, (since, text) = time.monotonic(), kept.get(request.scope["path"], (0.0, b""))
+    now, (since, text) = monotonic(), kept.get(request.scope["path"], (0.0, b""))
     if not text or now - since >= KEPT_S:
         text = make()
         kept[request.scope["path"]] = now, text
@@ -74,7 +74,7 @@ def process(metrics: CollectorRegistry) -> Process:
     rss = metrics.get_sample_value("process_resident_memory_bytes")
     files = metrics.get_sample_value("process_open_fds")
     return Process(
-        uptime_s=round(time.monotonic() - _STARTED, 1),
+        uptime_s=round(monotonic() - _STARTED, 1),
         rss_bytes=None if rss is None else int(rss),
         open_files=None if files is None else int(files),
         threads=threading.active_count(),

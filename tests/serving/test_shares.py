@@ -61,7 +61,7 @@ async def test_reads_for_no_request_wait_for_no_share(store, monkeypatch):
 @pytest.mark.parametrize("path", ["/metrics", "/v1/stats"])
 async def test_figures_are_made_once_a_second(client, monkeypatch, path):
     now, made = [100.0], []
-    monkeypatch.setattr(operations.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(operations, "monotonic", lambda: now[0])
     for name, owner in (("exposition", Metrics), ("_stats", operations)):
         function = getattr(owner, name)
         counted = lambda *given, call=function: (made.append(call), call(*given))[1]  # noqa: E731
