@@ -15,7 +15,7 @@ from starlette.types import Scope
 
 from recsys.serving.auth import is_audited
 from recsys.serving.stores.records import user_hash
-from recsys.serving.stores.tenants import inside
+from recsys.serving.tenants import inside
 
 logger = logging.getLogger("recsys.serving.audit")
 HASH_DIGITS = 32

@@ -32,7 +32,7 @@ from typing import Any, TypeVar
 from recsys.artifacts import sync_folder
 from recsys.errors import ConfigError
 from recsys.locks import lock_file, locked
-from recsys.serving.stores.tenants import NAME as TENANT_NAME
+from recsys.serving.tenants import NAME as TENANT_NAME
 
 PREFIX = "rk_"
 FORMAT_VERSION = 1

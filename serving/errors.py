@@ -30,7 +30,7 @@ from recsys.serving.rules import RuleInUseError, RuleReferenceError, UnknownRule
 from recsys.serving.schemas.common import NO_CONTROLS, InvalidField
 from recsys.serving.service import InvalidError, NotReadyError, UnknownUserError, UnsupportedError
 from recsys.serving.stores.records import StoreError
-from recsys.serving.stores.tenants import LongIdError
+from recsys.serving.tenants import LongIdError
 
 MEDIA_TYPE = "application/problem+json"
 MAX_ERRORS = 20

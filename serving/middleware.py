@@ -33,8 +33,8 @@ from recsys.serving.fair_queue import Turns
 from recsys.serving.limits import CALLER, Caller, RateLimit, network
 from recsys.serving.metrics import Metrics
 from recsys.serving.settings import ServingSettings
-from recsys.serving.stores.tenants import TENANT
 from recsys.serving.telemetry import Telemetry
+from recsys.serving.tenants import TENANT
 
 REQUEST_ID = "x-request-id"
 _GOOD_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")

@@ -45,7 +45,7 @@ async def stats(request: Request, service: AnyPhase) -> Response:
 
 def _kept(request: Request, make: Callable[[], bytes]) -> bytes:
     """What `make` returns for this path, or returned less than `KEPT_S` ago."""
-    kept = request.app.state.kept
+    kept: dict[str, tuple[float, bytes]] = request.app.state.kept
     now, (since, text) = monotonic(), kept.get(request.scope["path"], (0.0, b""))
     if not text or now - since >= KEPT_S:
         text = make()

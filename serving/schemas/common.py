@@ -7,7 +7,7 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 from pydantic.config import JsonDict
 from pydantic.fields import FieldInfo
 
-from recsys.serving.stores.tenants import MAX_ID
+from recsys.serving.tenants import MAX_ID
 
 MAX_K = 200
 MAX_HISTORY = 2_000

@@ -40,7 +40,7 @@ from recsys.serving.stores.records import (
     salted,
     user_hash,
 )
-from recsys.serving.stores.tenants import TENANT, inside, own, stored
+from recsys.serving.tenants import TENANT, inside, own, stored
 
 if TYPE_CHECKING:  # redis is an optional dependency
     from recsys.serving.stores.cache import HistoryCache

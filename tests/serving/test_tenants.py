@@ -9,7 +9,7 @@ from recsys.serving import auth
 from recsys.serving.api.routes import ROUTES
 from recsys.serving.app import create_app
 from recsys.serving.stores.records import user_hash
-from recsys.serving.stores.tenants import MAX_ID, inside
+from recsys.serving.tenants import MAX_ID, inside
 
 HISTORIES = {None: ["item-1", "item-2"], "shop1": ["item-5"], "shop2": ["item-7", "item-8"]}
 
