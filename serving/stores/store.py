@@ -194,7 +194,7 @@ class Store(Database):
             " ORDER BY time_ms DESC, id DESC LIMIT ?"
         )
         rows = await self._reading("events", lambda: self._query(query, parameters), shared=True)
-        return [_renamed(_stored(row), own) for row in rows]
+        return _renamed([_stored(row) for row in rows], own)
 
     async def users(self, limit: int, prefix: str = "") -> list[str]:
         """Ids of users with events, sorted."""
@@ -237,10 +237,9 @@ class Store(Database):
 
         An `EventConflictError` tells that an event with this id has other content.
         """
-        if TENANT.get() is not None:
-            events = [_renamed(event, stored) for event in events]
+        write = Write(events=_renamed(events, stored))
         try:
-            result: Appended = await self._writing("append", Write(events=events))
+            result: Appended = await self._writing("append", write)
         except EventConflictError as error:
             raise EventConflictError([own(name) for name in error.event_ids]) from error
         return result
@@ -843,10 +842,16 @@ def _row(event: Event, answers: Collection[str]) -> tuple[Any, ...]:
     )  # fmt: skip
 
 
-def _renamed(event: EventT, name: Callable[[str], str]) -> EventT:
-    """The event with other ids of itself and its user."""
-    event_id = None if event.event_id is None else name(event.event_id)
-    return replace(event, user=name(event.user), event_id=event_id)
+def _renamed(events: Sequence[EventT], name: Callable[[str], str]) -> list[EventT]:
+    """Events with other names of their users and of themselves, if a tenant asks."""
+    if TENANT.get() is None:
+        return list(events)
+
+    def renamed(event: EventT) -> EventT:
+        event_id = None if event.event_id is None else name(event.event_id)
+        return replace(event, user=name(event.user), event_id=event_id)
+
+    return [renamed(event) for event in events]
 
 
 def _stored(row: Sequence[Any]) -> StoredEvent:
