@@ -117,9 +117,9 @@ class Service:
             check=self._check_rules,
             standing=lambda alias: self.rules.standing(alias),
         )
-        self.reads = Reads(settings, self._worker.read, HELPERS)
-        self.rules = Rules(self.models, self.reads)
-        self.catalog_changes = CatalogChanges(self.models, self.metrics, self.reads)
+        self._reads = Reads(settings, self._worker.read, HELPERS)
+        self.rules = Rules(self.models, self._reads)
+        self.catalog_changes = CatalogChanges(self.models, self.metrics, self._reads)
         self._shadow = Shadow(settings, self.models, self._worker, self.metrics)
         self.metrics.queue_depth = lambda: self.models.waiting
         self.metrics.filter_stats = self._filter_stats
@@ -188,6 +188,11 @@ class Service:
             raise NotReadyError(self.phase)
 
     @property
+    def reads(self) -> Reads:
+        """Calls on the helper threads, shared fairly among clients."""
+        return self._reads
+
+    @property
     def store(self) -> Store:
         """The store of histories, events and state; `NotReadyError` until it is open."""
         if self._store is None:
@@ -249,7 +254,7 @@ class Service:
             make = partial(answers.response, body, request, result, model, remark)
             # A trace has thousands of nodes, for which the event loop should not stand still.
             is_large = request.trace or request.k > LARGE_K
-            response = await self.reads(make, deadline=deadline) if is_large else make()
+            response = await self._reads(make, deadline=deadline) if is_large else make()
             if rules:
                 response.rules = list(rules)
             if not fallback:
@@ -282,7 +287,7 @@ class Service:
             known, scores = await self._rated(model, history, given, deadline)
             # A thousand items take some milliseconds, for which the event loop must not stand.
             make = partial(_ranking, body, model, history, known, scores)
-            return await self.reads(make, deadline=deadline)
+            return await self._reads(make, deadline=deadline)
 
     async def _rated(
         self, model: Model, history: Sequence[str], given: Sequence[str], deadline: float
@@ -322,7 +327,7 @@ class Service:
                     "of that name."
                 )
             try:
-                found = await self.reads(recommender.similar, item_id, k)
+                found = await self._reads(recommender.similar, item_id, k)
             except RequestError:
                 find(recommender.catalog, item_id)  # raises if it was removed meanwhile
                 raise
@@ -352,7 +357,7 @@ class Service:
                     problems=[],
                 )
 
-            return await self.reads(report)
+            return await self._reads(report)
 
     def item(self, item_id: str, alias: str = CHAMPION) -> Item:
         """An item of the catalog; `UnknownItemError` if there is none of this id."""
@@ -365,7 +370,7 @@ class Service:
         They may have some megabytes, which are read on a helper thread when they have changed.
         """
         model = self.models.get(alias)
-        files = await self.reads(self._evaluations, model.recommender.bundle)
+        files = await self._reads(self._evaluations, model.recommender.bundle)
         return f'{{"model":{model.ref(alias).model_dump_json()},"files":{files}}}'
 
     # Internals
@@ -413,7 +418,7 @@ class Service:
         )
         is_short = len(history.items) + len(body.exclude_items) <= SHORT
         try:
-            return make() if is_plain and is_short else await self.reads(make, deadline=deadline)
+            return make() if is_plain and is_short else await self._reads(make, deadline=deadline)
         except FilterError:  # it has its own problem, unless a rule is the reason
             self.rules.check(rules, model)
             raise
@@ -431,7 +436,7 @@ class Service:
         """An answer without the model; None if the bundle has no part `retrieval`."""
         if model.recommender.retrieval is None:
             return None
-        result = await self.reads(model.recommender.fallback, request, deadline=deadline)
+        result = await self._reads(model.recommender.fallback, request, deadline=deadline)
         sources = (one.source for one in result.recommendations if one.source != "pinned")
         self.metrics.fallback(next(sources, "popular"))
         return result
@@ -447,7 +452,7 @@ class Service:
             answer = await self._decode(model, request.after(found), deadline)
             more = answer.result
             assert isinstance(more, RecommendResult)  # noqa: S101 - asked for one
-            return answer, await self.reads(found.followed_by, more, deadline=deadline)
+            return answer, await self._reads(found.followed_by, more, deadline=deadline)
         except QueueFullError:
             return None, found  # a short list is better than none
 
