@@ -265,6 +265,29 @@ async def evaluations(to: Target) -> None:
     await to.send("/v1/evaluation", method="GET")
 
 
+@attack(40)
+async def metrics(to: Target) -> None:
+    """All metrics, without a pause."""
+    await to.send("/metrics", method="GET")
+
+
+@attack(40)
+async def statistics(to: Target) -> None:
+    """The figures of the page, without a pause."""
+    await to.send("/v1/stats", method="GET")
+
+
+@attack(40)
+async def histories(to: Target) -> None:
+    """The longest page of a history."""
+    events = dump({"events": [{"user": "long", "item": "B0001"}] * 1000})
+    reader, writer = await to.connect()
+    writer.write(to.head("POST", "/v1/events", length=len(events)) + events)
+    await read_answer(reader)
+    writer.close()
+    await to.send("/v1/users/long/history?limit=1000", method="GET")
+
+
 @attack(4)
 async def upserts(to: Target) -> None:
     """Large changes of the catalog."""

@@ -57,6 +57,7 @@ def create_app(
         middleware=around(settings, service.metrics, telemetry),
     )
     app.state.service = service
+    app.state.kept = {}  # of `operations`
     errors.install(app)
     openapi.install(app)
     return app

@@ -32,6 +32,7 @@ from typing import Any, TypeVar
 from recsys.artifacts import sync_folder
 from recsys.errors import ConfigError
 from recsys.locks import lock_file, locked
+from recsys.serving.tenants import NAME as TENANT_NAME
 
 PREFIX = "rk_"
 FORMAT_VERSION = 1
@@ -63,15 +64,19 @@ class Scope(IntEnum):
         return self.name.lower()
 
 
-def requires(scope: Scope, *, audited: bool = True) -> Callable[[EndpointT], EndpointT]:
+def requires(
+    scope: Scope, *, audited: bool = True, tenants: bool = False
+) -> Callable[[EndpointT], EndpointT]:
     """Declare the scope that a route's endpoint needs; put it below the route's own decorator.
 
-    Changes that need more than `read` are `audited`, unless the route says otherwise.
+    Changes that need more than `read` are `audited`, unless the route says otherwise. Keys of
+    `tenants` are refused, unless the route says that it shows and changes nothing of other users.
     """
 
     def declare(endpoint: EndpointT) -> EndpointT:
         endpoint.scope = scope  # type: ignore[attr-defined]
         endpoint.audited = audited  # type: ignore[attr-defined]
+        endpoint.tenants = tenants  # type: ignore[attr-defined]
         return endpoint
 
     return declare
@@ -82,6 +87,11 @@ def scope_of(endpoint: Callable[..., Any]) -> Scope:
     return getattr(endpoint, "scope", Scope.ADMIN)
 
 
+def is_for_tenants(endpoint: Callable[..., Any]) -> bool:
+    """Whether keys of tenants may use an endpoint."""
+    return getattr(endpoint, "tenants", False)
+
+
 def is_audited(endpoint: Callable[..., Any], method: str) -> bool:
     """Whether a request is written to the audit log."""
     changes = method not in ("GET", "HEAD", "OPTIONS") and scope_of(endpoint) >= Scope.WRITE
@@ -90,13 +100,23 @@ def is_audited(endpoint: Callable[..., Any], method: str) -> bool:
 
 @dataclass(frozen=True)
 class Key:
-    """A key as the file holds it: the hash of the whole key, and its dates in ISO 8601."""
+    """A key as the file holds it.
+
+    Attributes:
+        sha256: hash of the whole key.
+        created: its date in ISO 8601.
+        expires: the date from which it is refused.
+        quota: units of work a minute, in place of the service's rate limit.
+        tenant: the tenant whose users it reads and writes; None for all users.
+    """
 
     name: str
     scope: str
     sha256: str
     created: str
     expires: str | None = None
+    quota: int | None = None
+    tenant: str | None = None
 
     @property
     def may(self) -> Scope:
@@ -111,16 +131,25 @@ class Key:
         )
 
 
-def create(file: Path, name: str, scope: str, expires: str | None = None) -> str:
+def create(
+    file: Path,
+    name: str,
+    scope: str,
+    expires: str | None = None,
+    *,
+    quota: int | None = None,
+    tenant: str | None = None,
+) -> str:
     """Create a key and add it to the file (mode 0600), which is created if needed.
 
-    It can be used for the time `expires`, as `90d` or `12h`, or without limit.
+    It can be used for the time `expires`, as `90d` or `12h`, or without limit. `quota` and `tenant`
+    are those of `Key`.
 
     Returns the key itself, which is stored nowhere and cannot be shown again.
 
     Raises:
-        ConfigError: the name is taken or malformed, the scope or the time is unknown, or the file
-            is malformed.
+        ConfigError: the name is taken or malformed, the scope or the time is unknown, the quota or
+            the tenant is malformed, or the file is.
         LockedError: another process has been changing the file for `LOCK_WAIT_S` seconds.
     """
     if not _NAME.fullmatch(name):
@@ -130,7 +159,11 @@ def create(file: Path, name: str, scope: str, expires: str | None = None) -> str
     secret = PREFIX + secrets.token_urlsafe(32)
     now = datetime.now(UTC).replace(microsecond=0)
     until = None if expires is None else (now + _duration(expires)).isoformat()
-    key = Key(name, scope, _digest(secret), now.isoformat(), until)
+    key = Key(name, scope, _digest(secret), now.isoformat(), until, quota, tenant)
+    try:
+        _check(key)
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
     with _changing(file) as place:
         keys = read(place) if place.exists() else []
         if any(key.name == name for key in keys):
@@ -211,9 +244,22 @@ def _parse(file: Path, content: bytes) -> list[Key]:
         keys = [Key(**entry) for entry in document["keys"]]
         for key in keys:
             _ = key.may, bytes.fromhex(key.sha256), key.is_expired
+            _check(key)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise ConfigError(f"keys {file}: not a file of `recsys keys`: {error}") from error
     return keys
+
+
+def _check(key: Key) -> None:
+    """Check what a key is limited to; `ValueError` names what is wrong."""
+    if key.quota is not None and not (type(key.quota) is int and key.quota > 0):
+        raise ValueError(f"quota {key.quota!r} is not a number of units a minute, such as 600")
+    if key.tenant is not None and not TENANT_NAME.fullmatch(key.tenant):
+        raise ValueError(
+            f"tenant {key.tenant!r} is not a plain word (letters, digits, '.', '_', '-')"
+        )
+    if key.tenant is not None and key.may is Scope.ADMIN:
+        raise ValueError("a key of a tenant has the scope read or write; aliases are for all users")
 
 
 @contextmanager
@@ -259,7 +305,7 @@ def _write(file: Path, keys: Sequence[Key], *changes: Change) -> None:
     before = _changes(file.read_bytes()) if file.exists() else []
     document = {
         "version": FORMAT_VERSION,
-        # without `expires` as earlier versions can read it
+        # without what it has not, as earlier versions can read it
         "keys": [{n: v for n, v in asdict(key).items() if v is not None} for key in keys],
         "changes": [*before, *changes][-KEPT_CHANGES:],
     }
@@ -299,6 +345,8 @@ def _change(action: str, key: Key) -> Change:
         "key": key.name,
         "scope": key.scope,
         "expires": key.expires,
+        "quota": key.quota,
+        "tenant": key.tenant,
         "by": by or f"uid {os.getuid()}",
         "host": socket.gethostname(),
     }

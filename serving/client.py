@@ -213,7 +213,13 @@ class Client:
 
     def rules(self) -> list[RuleInfo]:
         """All business rules."""
-        return self._ask(RuleList, "GET", "/v1/rules").rules
+        rules: list[RuleInfo] = []
+        cursor: str | None = ""
+        while cursor is not None:
+            found = self._ask(RuleList, "GET", "/v1/rules", params={"cursor": cursor})
+            rules += found.rules
+            cursor = found.next
+        return rules
 
     def rule(self, name: str) -> RuleInfo:
         """A business rule."""

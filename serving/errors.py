@@ -30,6 +30,7 @@ from recsys.serving.rules import RuleInUseError, RuleReferenceError, UnknownRule
 from recsys.serving.schemas.common import NO_CONTROLS, InvalidField
 from recsys.serving.service import InvalidError, NotReadyError, UnknownUserError, UnsupportedError
 from recsys.serving.stores.records import StoreError
+from recsys.serving.tenants import LongIdError
 
 MEDIA_TYPE = "application/problem+json"
 MAX_ERRORS = 20
@@ -46,6 +47,7 @@ class Kind:
 
 KINDS = {
     "malformed_body": Kind(400, "The body is not valid JSON"),
+    "ambiguous_length": Kind(400, "The length of the body is ambiguous"),
     "unknown_host": Kind(400, "The host name is not one of this service"),
     "unauthenticated": Kind(401, "A key is required"),
     "cross_origin": Kind(403, "Pages of other origins may only read"),
@@ -111,6 +113,7 @@ _OF_EXCEPTION: dict[type[Exception], tuple[str, str | None]] = {
     RuleError: ("invalid_rule", None),
     UnsupportedError: ("unsupported_by_model", None),
     InvalidError: ("invalid_request", None),
+    LongIdError: ("invalid_request", None),
     ItemError: ("invalid_item", None),
     FilterError: ("invalid_filter", None),
 }

@@ -6,12 +6,14 @@ starts where the others are, so it neither waits behind the backlog of another n
 time that it did not use.
 """
 
+import asyncio
 from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
 REMEMBERED = 1_000  # clients without waiting work
+IN_A_ROUND = 4  # requests that begin in a round of the event loop
 
 
 class FairQueue(Generic[T]):
@@ -93,3 +95,36 @@ class FairQueue(Generic[T]):
         away = sorted(self._received.keys() - self._lines.keys(), key=self._received.__getitem__)
         for client in away[: -REMEMBERED // 2]:
             del self._received[client]
+
+
+class Turns:
+    """Lets clients begin requests in turns, a few in each round of the event loop.
+
+    Whatever a request does on the event loop, all others wait for it. A client with very many
+    connections would fill each round with its requests, and an answer takes several rounds.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: FairQueue[asyncio.Future[None]] = FairQueue()
+        self._begun = 0  # requests of this round
+
+    async def wait(self, client: str) -> None:
+        """Return when it is the client's turn: at once if few requests have begun in this round."""
+        loop = asyncio.get_running_loop()
+        if not self._begun:
+            loop.call_soon(self._end_round, loop)
+        if self._begun < IN_A_ROUND:
+            self._begun += 1
+            return
+        turn = loop.create_future()
+        self._waiting.push(turn, client, 1.0)
+        await turn
+
+    def _end_round(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._begun = 0
+        while self._begun < IN_A_ROUND and (turn := self._waiting.pop()) is not None:
+            if not turn.done():  # its request was not cancelled
+                turn.set_result(None)
+                self._begun += 1
+        if self._begun:
+            loop.call_soon(self._end_round, loop)

@@ -25,14 +25,16 @@ from starlette.types import Scope as AsgiScope
 
 from recsys.serving import audit, logs
 from recsys.serving.api.routes import find_route
-from recsys.serving.auth import Keyring, Scope, scope_of
+from recsys.serving.auth import Key, Keyring, Scope, is_for_tenants, scope_of
 from recsys.serving.batcher import DeadlineExceededError, until
 from recsys.serving.bodies import LARGE
 from recsys.serving.errors import ProblemError, problem_of, problem_response
+from recsys.serving.fair_queue import Turns
 from recsys.serving.limits import CALLER, Caller, RateLimit, network
 from recsys.serving.metrics import Metrics
 from recsys.serving.settings import ServingSettings
 from recsys.serving.telemetry import Telemetry
+from recsys.serving.tenants import TENANT
 
 REQUEST_ID = "x-request-id"
 _GOOD_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
@@ -165,7 +167,10 @@ class RequestContext:
 
 
 class Guard:
-    """Refuses requests by size of target and headers, host, origin, rate and key, in this order."""
+    """Refuses requests by size of target and headers, framing, host, origin, rate and key.
+
+    It refuses them in this order, and lets clients begin the others in turns.
+    """
 
     def __init__(
         self,
@@ -180,18 +185,22 @@ class Guard:
         `hosts` are the accepted values of the header Host, in lower case, without port.
         """
         self.app, self.metrics, self.keys, self.limit, self.hosts = app, metrics, keys, limit, hosts
+        self._turns = Turns()
+        self._quotas: dict[tuple[str, int], RateLimit] = {}  # by name of the key, and quota
 
     async def __call__(self, scope: AsgiScope, receive: Receive, send: Send) -> None:
         """Serve one request."""
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
+        answer = self.app
         try:
             self._check(scope)
         except ProblemError as error:
-            await problem_response(Request(scope), error)(scope, receive, send)
-            return
-        await self.app(scope, receive, send)
+            answer = problem_response(Request(scope), error)
+        if not _is_health(scope):
+            await self._turns.wait(scope["state"].get("client") or _address(scope))
+        await answer(scope, receive, send)
 
     def _check(self, scope: AsgiScope) -> None:
         target = len(scope.get("raw_path") or b"") + len(scope["query_string"])
@@ -203,19 +212,23 @@ class Guard:
             text = f"The limits are {MAX_HEADERS} headers and {MAX_HEADER_BYTES} bytes."
             raise ProblemError("headers_too_large", text)
         headers = Headers(scope=scope)
+        _check_framing(scope.get("http_version", "1.1"), headers)
         self._check_host(headers, scope["path"])
         _check_origin(scope["method"], headers)
         route: APIRoute | None = scope["state"]["route"]
-        if route is not None and route.path_format.startswith("/health/"):
+        if _is_health(scope):
             return  # orchestrators ask often, and without a key
         shown = _bearer(headers)
         key = None if self.keys is None or shown is None else self.keys.find(shown)
         if key is not None:
             scope["state"]["key"] = key.name
+            scope["state"]["tenant"] = key.tenant
         client = f"key {key.name}" if key is not None else _address(scope)
         scope["state"]["client"] = client
-        self._check_rate(client)
-        scope["state"]["charge"] = partial(self._charge, client)
+        limit = self._limit_of(key)
+        if limit is not None:
+            self._refuse(limit.take(client))
+            scope["state"]["charge"] = partial(self._charge, limit, client)
         if self.keys is None:
             return
         needed = Scope.READ if route is None else scope_of(route.endpoint)
@@ -233,6 +246,9 @@ class Guard:
         if key.may < needed:
             detail = f"{scope['method']} {route.path_format} needs a key of scope {needed.word}."
             raise ProblemError("forbidden", f"{detail} This one is of scope {key.scope}.")
+        if key.tenant is not None and not is_for_tenants(route.endpoint):
+            detail = f"{scope['method']} {route.path_format} is not for keys of a tenant."
+            raise ProblemError("forbidden", detail)
 
     def _check_host(self, headers: Headers, path: str) -> None:
         """Refuse host names that are not this service's (DNS rebinding).
@@ -255,13 +271,17 @@ class Guard:
             "unknown_host", "The header Host is not a name of this service (allowed_hosts)."
         )
 
-    def _check_rate(self, client: str) -> None:
-        if self.limit is not None:
-            self._refuse(self.limit.take(client))
+    def _limit_of(self, key: Key | None) -> RateLimit | None:
+        """The limit of a key with a quota, or else that of all clients."""
+        if key is None or key.quota is None:
+            return self.limit
+        found = self._quotas.get((key.name, key.quota))
+        if found is None:
+            found = self._quotas[key.name, key.quota] = RateLimit(key.quota / 60, key.quota)
+        return found
 
-    def _charge(self, client: str, work: float) -> None:
-        if self.limit is not None:
-            self._refuse(self.limit.charge(client, work))
+    def _charge(self, limit: RateLimit, client: str, work: float) -> None:
+        self._refuse(limit.charge(client, work))
 
     def _refuse(self, wait: float) -> None:
         if wait:
@@ -271,6 +291,31 @@ class Guard:
                 "Too much work for this client; send fewer or smaller requests.",
                 headers={"Retry-After": str(math.ceil(wait))},
             )
+
+
+def _is_health(scope: AsgiScope) -> bool:
+    route: APIRoute | None = scope["state"]["route"]
+    return route is not None and route.path_format.startswith("/health/")
+
+
+def _check_framing(version: str, headers: Headers) -> None:
+    """Refuse a body whose end two programs may see at different places (request smuggling).
+
+    Implementations of HTTP differ in what they refuse themselves.
+    """
+    lengths, codings = headers.getlist("content-length"), headers.getlist("transfer-encoding")
+    is_chunked = [coding.strip().lower() for coding in codings] == ["chunked"]
+    if (
+        (lengths and codings)
+        or len(lengths) > 1
+        or not all(length.isdecimal() for length in lengths)
+        or (codings and not (is_chunked and version == "1.1"))
+    ):
+        raise ProblemError(
+            "ambiguous_length",
+            "Send one Content-Length, or 'Transfer-Encoding: chunked' with HTTP/1.1, not both.",
+            headers={"Connection": "close"},
+        )
 
 
 def _check_origin(method: str, headers: Headers) -> None:
@@ -310,7 +355,7 @@ def _is_address(host: str) -> bool:
 
 
 class Deadline:
-    """Ends every request some time after its first byte, and sets its `CALLER`.
+    """Ends every request some time after its first byte, and sets its `CALLER` and `TENANT`.
 
     Routes know the deadline and answer by it. What is still not answered `ANSWER_S` later is
     cancelled, unless its route is `unhurried`.
@@ -329,7 +374,7 @@ class Deadline:
         if "charge" in state:
             caller = replace(caller, charge=state["charge"])
         is_unhurried = getattr(getattr(state["route"], "endpoint", None), "unhurried", False)
-        token = CALLER.set(caller)
+        token, tenant = CALLER.set(caller), TENANT.set(state.get("tenant"))
         try:
             if is_unhurried:
                 await self.app(scope, receive, send)
@@ -338,6 +383,7 @@ class Deadline:
                     await self.app(scope, receive, send)
         finally:
             CALLER.reset(token)
+            TENANT.reset(tenant)
 
 
 class BodyLimit:

@@ -20,8 +20,9 @@ from recsys.requests import RecommendRequest
 from recsys.rules import Rule, apply_rules
 from recsys.serving.following import follow
 from recsys.serving.models import Model, Models, UnknownModelError
+from recsys.serving.reads import Reads
 from recsys.serving.schemas.common import CHAMPION
-from recsys.serving.schemas.rules import RuleBody, RuleChange, RuleInfo, RuleParts
+from recsys.serving.schemas.rules import RuleBody, RuleChange, RuleInfo, RuleList, RuleParts
 from recsys.serving.stores.records import StoreError
 from recsys.serving.stores.store import Store, now_ms
 
@@ -96,9 +97,9 @@ class State:
 class Rules:
     """The rules of all processes that share a store."""
 
-    def __init__(self, models: Models) -> None:
+    def __init__(self, models: Models, reads: Reads) -> None:
         """Without rules; changes are possible after `start`."""
-        self._models, self._state = models, State()
+        self._models, self._reads, self._state = models, reads, State()
         self._store: Store | None = None
         self._seen = 0  # place in the journal of the last record that the state has
         self._changing = asyncio.Lock()
@@ -120,9 +121,14 @@ class Rules:
 
     # Readers
 
-    def infos(self) -> list[RuleInfo]:
-        """All rules, sorted by name."""
-        return [self.info(name) for name in sorted(self._state.rules)]
+    def page(self, after: str, limit: int) -> RuleList:
+        """The first rules whose names come after a name."""
+        names = sorted(name for name in self._state.rules if name > after)
+        shown = names[:limit]
+        return RuleList(
+            rules=[self.info(name) for name in shown],
+            next=shown[-1] if len(names) > limit else None,
+        )
 
     def info(self, name: str) -> RuleInfo:
         """Describe a rule; `UnknownRuleError` if there is none of this name."""
@@ -169,8 +175,8 @@ class Rules:
 
     async def changes(self, name: str | None, limit: int) -> list[RuleChange]:
         """The last changes that had an effect, newest first; of one rule, if it is named."""
-        journal = await self._open().journal(JOURNAL)
-        return await asyncio.to_thread(_audit, journal.records, name, limit)
+        journal = await self._open().journal(JOURNAL, shared=True)
+        return await self._reads(_audit, journal.records, name, limit)
 
     # Changes
 

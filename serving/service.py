@@ -40,7 +40,7 @@ from recsys.serving.shadow import Shadow
 from recsys.serving.stores import open_store
 from recsys.serving.stores.records import Served, StoreAwayError, StoreError, TypedHistory
 from recsys.serving.stores.store import Store
-from recsys.serving.worker import DecodeWorker, Done, ScoreRequest, Work
+from recsys.serving.worker import HELPERS, DecodeWorker, Done, ScoreRequest, Work
 
 logger = logging.getLogger("recsys.serving.service")
 ALIASES = "aliases"
@@ -117,8 +117,8 @@ class Service:
             check=self._check_rules,
             standing=lambda alias: self.rules.standing(alias),
         )
-        self.rules = Rules(self.models)
-        self._reads = Reads(settings, self._worker)
+        self._reads = Reads(settings, self._worker.read, HELPERS)
+        self.rules = Rules(self.models, self._reads)
         self.catalog_changes = CatalogChanges(self.models, self.metrics, self._reads)
         self._shadow = Shadow(settings, self.models, self._worker, self.metrics)
         self.metrics.queue_depth = lambda: self.models.waiting
@@ -136,6 +136,7 @@ class Service:
                 self._store = await self._reach_store()
             if self._store is None:
                 return  # stopped meanwhile
+            self._store.share_reads(partial(Reads, self.settings))
             self.catalog_changes.store = self._store
             await self.rules.start(self._store)
             await self._load()
@@ -185,6 +186,11 @@ class Service:
         """Raise `NotReadyError` unless the phase is READY."""
         if self.phase is not Phase.READY:
             raise NotReadyError(self.phase)
+
+    @property
+    def reads(self) -> Reads:
+        """Calls on the helper threads, shared fairly among clients."""
+        return self._reads
 
     @property
     def store(self) -> Store:

@@ -25,7 +25,7 @@ KeysFile = Annotated[
 
 @app.callback()
 def _store() -> None:
-    """Snapshot and restore the service's store; export and import its events."""
+    """Snapshot, restore and migrate the service's store; export and import its events."""
 
 
 @app.command("export")
@@ -137,6 +137,32 @@ def restore(
         f"{done.events} events of {done.created} restored, {done.left_out} of erased users left out"
         + (f"; keys are in {place}" if done.keys else "; keys were not written")
     )
+
+
+@app.command("migrate")
+def migrate(
+    to: Annotated[
+        int | None, typer.Option("--to", help="Version (default: the last that is known).")
+    ] = None,
+    store: Location = None,
+    name: Name = None,
+    config: ConfigFile = None,
+    set_: Overrides = None,
+) -> None:
+    """Bring the schema of a store to this program's version, or back to the one before it.
+
+    Forward, every command and the service do it by themselves. Back is for the last program: stop
+    all services, migrate, and install it.
+
+    Example: recsys store migrate --to 3
+    """
+    from recsys.serving.stores import open_store
+    from recsys.serving.stores.database import SCHEMA_VERSION
+
+    version = SCHEMA_VERSION if to is None else to
+    opened = open_store(_settings(store, name, config, set_).store, schema=version)
+    opened.close()
+    typer.echo(f"{opened.place} has schema {version}")
 
 
 def _settings(

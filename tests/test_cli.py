@@ -30,7 +30,7 @@ TREE = {
     "benchmark": ("serve", "atspeed", "capacity", "constraint", "decode"),
     "serve": (),
     "keys": ("create", "list", "revoke"),
-    "store": ("export", "import", "snapshot", "restore"),
+    "store": ("export", "import", "snapshot", "restore", "migrate"),
     "batch": ("score",),
     "doctor": (),
 }

@@ -1,12 +1,12 @@
 """Models and aliases."""
 
-import asyncio
 from typing import Annotated
 
 from fastapi import APIRouter, Path, Request, Response
 
 from recsys.serving.api.routing import (
     BODY,
+    QUEUE,
     RECOMMEND,
     By,
     JsonRoute,
@@ -26,11 +26,11 @@ PathAlias = Annotated[AliasName, Path(description="`champion`, `shadow`, or any 
 CHANGE = ("unknown_bundle", "bundle_refused", "alias_conflict", "not_ready")
 
 
-@router.get("/models", response_model=ModelList, responses=documented("not_ready"))
+@router.get("/models", response_model=ModelList, responses=documented(*QUEUE, "not_ready"))
 @requires(Scope.READ)
 async def list_models(service: Ready) -> Response:
     """List the loaded models, and the bundles that could be loaded."""
-    available = await asyncio.to_thread(lambda: service.models.available)
+    available = await service.reads(lambda: service.models.available)
     return json_response(ModelList(models=service.models.info(), available=available))
 
 

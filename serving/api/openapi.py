@@ -6,11 +6,13 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
 from recsys.serving.api.routes import ROUTES, methods_of
-from recsys.serving.auth import Scope, scope_of
+from recsys.serving.auth import Scope, is_for_tenants, scope_of
 from recsys.serving.errors import documented
 from recsys.serving.schemas.common import Problem
 
-BEFORE_ANY_ROUTE = ("unknown_host", "request_timeout", "target_too_long", "headers_too_large")
+BEFORE_ANY_ROUTE = (
+    "ambiguous_length", "unknown_host", "request_timeout", "target_too_long", "headers_too_large"
+)  # fmt: skip
 BEFORE_A_KEYED_ROUTE = ("unauthenticated", "forbidden", "rate_limited")
 BEFORE_A_CHANGE = ("cross_origin",)
 
@@ -45,6 +47,7 @@ def _document(app: FastAPI) -> dict[str, Any]:
             for method in methods_of(route):
                 operation = document["paths"][route.path_format][method.lower()]
                 _describe(operation, method, scope_of(route.endpoint))
+                operation["x-tenants"] = is_for_tenants(route.endpoint)
     return document
 
 

@@ -1,9 +1,10 @@
 """For operators: Prometheus metrics, and short series for the page."""
 
 import threading
-import time
+from collections.abc import Callable
+from time import monotonic
 
-from fastapi import APIRouter, Response
+from fastapi import APIRouter, Request, Response
 from prometheus_client import CollectorRegistry
 
 from recsys import __version__
@@ -12,10 +13,11 @@ from recsys.serving.auth import Scope, requires
 from recsys.serving.errors import documented
 from recsys.serving.metrics import CONTENT_TYPE
 from recsys.serving.schemas.operations import Process, Queue, Stats
-from recsys.serving.service import Phase
+from recsys.serving.service import Phase, Service
 
 router = APIRouter()
-_STARTED = time.monotonic()
+_STARTED = monotonic()
+KEPT_S = 1.0  # how old an answer may be: making one takes milliseconds, however many ask
 
 
 @router.get(
@@ -24,15 +26,34 @@ _STARTED = time.monotonic()
     responses={200: {"content": {"text/plain": {}}}, **documented()},
 )
 @requires(Scope.READ)
-async def metrics(service: AnyPhase) -> Response:
-    """Get all metrics in Prometheus' text format."""
-    return Response(service.metrics.exposition(), headers={"content-type": CONTENT_TYPE})
+async def metrics(request: Request, service: AnyPhase) -> Response:
+    """Get all metrics in Prometheus' text format, at most a second old."""
+    text = _kept(request, service.metrics.exposition)
+    return Response(text, headers={"content-type": CONTENT_TYPE})
 
 
-@router.get("/v1/stats", responses=documented())
+@router.get("/v1/stats", response_model=Stats, responses=documented())
 @requires(Scope.READ)
-async def stats(service: AnyPhase) -> Stats:
-    """Get phase, models, queue, and the last ten minutes in slots of five seconds."""
+async def stats(request: Request, service: AnyPhase) -> Response:
+    """Get phase, models, queue, and the last ten minutes in slots of five seconds.
+
+    They are at most a second old.
+    """
+    text = _kept(request, lambda: _stats(service).model_dump_json().encode())
+    return Response(text, media_type="application/json")
+
+
+def _kept(request: Request, make: Callable[[], bytes]) -> bytes:
+    """What `make` returns for this path, or returned less than `KEPT_S` ago."""
+    kept: dict[str, tuple[float, bytes]] = request.app.state.kept
+    now, (since, text) = monotonic(), kept.get(request.scope["path"], (0.0, b""))
+    if not text or now - since >= KEPT_S:
+        text = make()
+        kept[request.scope["path"]] = now, text
+    return text
+
+
+def _stats(service: Service) -> Stats:
     found = service.metrics.series.snapshot()
     return Stats.model_validate(
         {
@@ -53,7 +74,7 @@ def process(metrics: CollectorRegistry) -> Process:
     rss = metrics.get_sample_value("process_resident_memory_bytes")
     files = metrics.get_sample_value("process_open_fds")
     return Process(
-        uptime_s=round(time.monotonic() - _STARTED, 1),
+        uptime_s=round(monotonic() - _STARTED, 1),
         rss_bytes=None if rss is None else int(rss),
         open_files=None if files is None else int(files),
         threads=threading.active_count(),

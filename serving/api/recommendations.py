@@ -39,7 +39,7 @@ AT_ONCE = 16
     response_model=RecommendationsResponse,
     responses=documented(*BODY, "invalid_filter", "unknown_user", "store_unavailable", *RECOMMEND),
 )
-@requires(Scope.READ)
+@requires(Scope.READ, tenants=True)
 async def recommend(body: RecommendationsRequest, request: Request, service: Ready) -> Response:
     """Top-k items for a history given inline, or for a user whose history the service has."""
     return json_response(await while_connected(request, service.recommend(body)))
@@ -50,7 +50,7 @@ async def recommend(body: RecommendationsRequest, request: Request, service: Rea
     response_model=BatchResponse,
     responses=documented(*BODY, "not_ready"),
 )
-@requires(Scope.READ)
+@requires(Scope.READ, tenants=True)
 async def recommend_batch(body: BatchRequest, request: Request, service: Ready) -> Response:
     """Several requests at once; the result of one does not affect the others."""
     request_id = request.scope["state"].get("request_id")
@@ -74,7 +74,7 @@ async def recommend_batch(body: BatchRequest, request: Request, service: Ready) 
     response_model=RecommendationsResponse,
     responses=documented("unknown_user", "invalid_request", "store_unavailable", *RECOMMEND),
 )
-@requires(Scope.READ)
+@requires(Scope.READ, tenants=True)
 async def recommend_for_user(
     user_id: PathId, query: Annotated[UserQuery, Query()], request: Request, service: Ready
 ) -> Response:

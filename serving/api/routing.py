@@ -17,8 +17,10 @@ from starlette.types import Scope
 from recsys.serving.batcher import until
 from recsys.serving.bodies import MalformedError, parse, read
 from recsys.serving.errors import ProblemError
-from recsys.serving.schemas.common import MAX_ID, NO_CONTROLS
+from recsys.serving.limits import CALLER
+from recsys.serving.schemas.common import NO_CONTROLS
 from recsys.serving.service import Service
+from recsys.serving.tenants import MAX_ID
 
 T = TypeVar("T")
 ModelT = TypeVar("ModelT", bound=BaseModel)
@@ -32,6 +34,8 @@ class IdConvertor(PathConvertor):
 
 
 register_url_convertor("id", IdConvertor())
+QUEUE = ("queue_full", "deadline_exceeded")
+PAGE = 100  # entries of a list that a request pays for
 BODY = ("malformed_body", "unsupported_media_type", "invalid_request")
 RECOMMEND = (
     "unknown_model",
@@ -151,6 +155,13 @@ def json_response(answer: BaseModel, status: int = 200) -> Response:
 def content_type(request: Request) -> str:
     """The media type of a body, in lower case, without parameters."""
     return request.headers.get("content-type", "").partition(";")[0].strip().lower()
+
+
+def pay_for(entries: int) -> float:
+    """Charge the client for a list of up to `entries`; returns its work, in units."""
+    work = max(1.0, entries / PAGE)
+    CALLER.get().charge(work - 1)
+    return work
 
 
 async def in_time(service: Service, answer: Awaitable[T]) -> T:

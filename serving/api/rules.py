@@ -4,7 +4,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Path, Query, Response
 
-from recsys.serving.api.routing import BODY, By, JsonRoute, Ready, json_response
+from recsys.serving.api.routing import BODY, QUEUE, By, JsonRoute, Ready, json_response, pay_for
 from recsys.serving.auth import Scope, requires
 from recsys.serving.errors import documented
 from recsys.serving.schemas.rules import (
@@ -14,17 +14,24 @@ from recsys.serving.schemas.rules import (
     RuleInfo,
     RuleList,
     RuleName,
+    RulesQuery,
 )
 
 router = APIRouter(prefix="/v1", route_class=JsonRoute)
 PathRule = Annotated[RuleName, Path(description="Name of a rule.")]
 
 
-@router.get("/rules", response_model=RuleList, responses=documented("not_ready"))
+@router.get(
+    "/rules",
+    response_model=RuleList,
+    responses=documented("invalid_request", *QUEUE, "not_ready"),
+)
 @requires(Scope.READ)
-async def list_rules(service: Ready) -> Response:
-    """List all rules."""
-    return json_response(RuleList(rules=service.rules.infos()))
+async def list_rules(query: Annotated[RulesQuery, Query()], service: Ready) -> Response:
+    """List the rules page by page, sorted by name."""
+    work = pay_for(query.limit)
+    page = service.rules.page(query.cursor, query.limit)
+    return await service.reads(json_response, page, work=work)  # a rule may have a megabyte
 
 
 @router.get(
@@ -66,11 +73,13 @@ async def delete_rule(name: PathRule, service: Ready, by: By) -> Response:
 @router.get(
     "/rule-changes",
     response_model=RuleChanges,
-    responses=documented("invalid_request", "store_unavailable", "not_ready"),
+    responses=documented("invalid_request", "store_unavailable", *QUEUE, "not_ready"),
 )
 @requires(Scope.WRITE)
 async def list_rule_changes(
     query: Annotated[RuleChangesQuery, Query()], service: Ready
 ) -> Response:
     """Read who changed which rule when, and to what; newest first."""
-    return json_response(RuleChanges(changes=await service.rules.changes(query.name, query.limit)))
+    work = pay_for(query.limit)
+    changes = await service.rules.changes(query.name, query.limit)
+    return await service.reads(json_response, RuleChanges(changes=changes), work=work)

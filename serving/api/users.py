@@ -4,7 +4,14 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query, Response
 
-from recsys.serving.api.routing import AnyPhase, IdRoute, PathId, in_time
+from recsys.serving.api.routing import (
+    AnyPhase,
+    IdRoute,
+    PathId,
+    in_time,
+    json_response,
+    pay_for,
+)
 from recsys.serving.auth import Scope, requires
 from recsys.serving.errors import documented
 from recsys.serving.schemas.events import (
@@ -21,20 +28,26 @@ STORE = ("invalid_request", "store_unavailable", "not_ready", "deadline_exceeded
 router = APIRouter(prefix="/v1/users", route_class=IdRoute)
 
 
-@router.get("", responses=documented(*STORE))
-@requires(Scope.READ)
+@router.get("", responses=documented("queue_full", *STORE))
+@requires(Scope.READ, tenants=True)
 async def list_users(query: Annotated[UsersQuery, Query()], service: AnyPhase) -> UserList:
     """List some users with events, sorted by id."""
+    pay_for(query.limit)
     users = await in_time(service, service.store.users(query.limit, query.prefix))
     return UserList(users=users)
 
 
-@router.get("/{user_id:id}/history", responses=documented("unknown_user", *STORE))
-@requires(Scope.READ)
+@router.get(
+    "/{user_id:id}/history",
+    response_model=UserHistory,
+    responses=documented("unknown_user", "queue_full", *STORE),
+)
+@requires(Scope.READ, tenants=True)
 async def get_history(
     user_id: PathId, query: Annotated[HistoryQuery, Query()], service: AnyPhase
-) -> UserHistory:
+) -> Response:
     """Get a user's events of every type, newest first, page by page."""
+    work = pay_for(query.limit)
     before = None
     if query.before is not None:
         time_ms, _, place = query.before.partition("-")
@@ -42,7 +55,12 @@ async def get_history(
     events = await in_time(service, service.store.events(user_id, query.limit, before))
     if not events and before is None:
         raise UnknownUserError(f"There are no events of user {user_id!r}.")
-    return page(user_id, events, query.limit, _titles(service, {event.item for event in events}))
+
+    def written() -> Response:
+        titles = _titles(service, {event.item for event in events})
+        return json_response(page(user_id, events, query.limit, titles))
+
+    return await service.reads(written, work=work)
 
 
 @router.delete(
@@ -51,7 +69,7 @@ async def get_history(
     responses=documented(*STORE),
     response_class=Response,
 )
-@requires(Scope.WRITE)
+@requires(Scope.WRITE, tenants=True)
 async def erase_user(user_id: PathId, service: AnyPhase) -> Response:
     """Erase a user: events, remembered recommendations, cached history. It can be repeated.
 

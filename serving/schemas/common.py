@@ -7,9 +7,10 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 from pydantic.config import JsonDict
 from pydantic.fields import FieldInfo
 
+from recsys.serving.tenants import MAX_ID
+
 MAX_K = 200
 MAX_HISTORY = 2_000
-MAX_ID = 256
 CHAMPION = "champion"
 
 # An id is any text without control characters: PostgreSQL cannot store NUL, and the others are

@@ -10,6 +10,7 @@ from recsys.serving.schemas.filters import EXAMPLE, MAX_BOOSTS, Boost, Filter
 
 MAX_RULES = 16  # of one request, or of one alias
 MAX_CHANGES = 1_000
+MAX_PAGE = 200
 RuleName = Annotated[
     str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9_-]{0,63}$"), Field(examples=["summer"])
 ]
@@ -74,9 +75,19 @@ class RuleInfo(Answer, RuleParts):
 
 
 class RuleList(Answer):
-    """All rules, sorted by name."""
+    """Rules, sorted by name."""
 
     rules: list[RuleInfo]
+    next: str | None = Field(description="Cursor of the next page; null on the last.")
+
+
+class RulesQuery(Query):
+    """Query parameters of the list of rules."""
+
+    limit: int = Field(100, ge=1, le=MAX_PAGE)
+    cursor: Annotated[str, StringConstraints(pattern=r"^([a-z0-9][a-z0-9_-]{0,63})?$")] = Field(
+        "", description="`next` of the previous page."
+    )
 
 
 class RuleChange(BaseModel):

@@ -6,8 +6,10 @@ use.
 
 from collections.abc import Collection
 from pathlib import Path
+from typing import Any
 
 from recsys.errors import ConfigError
+from recsys.serving.stores.database import SCHEMA_VERSION
 from recsys.serving.stores.records import NOT_HISTORY, Observer
 from recsys.serving.stores.sqlite import SqliteStore
 from recsys.serving.stores.store import Store
@@ -22,6 +24,7 @@ def open_store(
     history_cache: str | None = None,
     not_history: Collection[str] = NOT_HISTORY,
     observer: Observer | None = None,
+    schema: int = SCHEMA_VERSION,
 ) -> Store:
     """Open the store at a path or URL, whose calls `observer` counts.
 
@@ -31,19 +34,21 @@ def open_store(
         history_cache: `redis://...`, or None.
         not_history: types of events that are not part of a history.
         observer: counts every call.
+        schema: version that the store is brought to; after another than the last, only close it.
 
     Raises:
         ConfigError: a URL of an unknown kind, or a package that it needs is missing.
     """
     url = str(location)
+    options: dict[str, Any] = {"not_history": not_history, "observer": observer, "schema": schema}
     store: Store
     if url.startswith(POSTGRES):
         from recsys.serving.stores.postgres import PostgresStore
 
-        store = PostgresStore(url, not_history=not_history, observer=observer)
+        store = PostgresStore(url, **options)
     elif isinstance(location, Path) or url.startswith(SQLITE) or "://" not in url:
         path = Path(url.removeprefix(SQLITE)).expanduser()
-        store = SqliteStore(path, not_history=not_history, observer=observer)
+        store = SqliteStore(path, **options)
     else:
         raise ConfigError(
             f"serve.store: unknown kind {url.partition('://')[0]!r}; give a path, "

@@ -19,6 +19,8 @@ from recsys.serving.stores.records import StoreAwayError, StoreError
 logger = logging.getLogger("recsys.serving.stores")
 SCHEMA_VERSION = 4
 STORE_ID, SALT = "store_id", "erasure_salt"  # keys of `state`
+# What undoes a migration, by its number; that of the last one is here.
+BACK = {4: ("ALTER TABLE erasures RENAME COLUMN salted_hash TO user_hash",)}
 LEFT_BYTES = "left_bytes"  # key of `state` while bytes of erased users may be on the disk
 
 
@@ -42,13 +44,20 @@ class Database(ABC):
     refusals: ClassVar[tuple[type[Exception], ...]]  # of what a row holds
     is_remote: ClassVar[bool] = False  # it may be away for a while
 
-    def __init__(self, place: str) -> None:
+    def __init__(self, place: str, schema: int = SCHEMA_VERSION) -> None:
+        """Open the database and bring its schema to a version: the last one, or the one before it.
+
+        With the one before it, nothing can be done but `close`.
+
+        Raises:
+            StoreError: the schema is newer than this program, or cannot be brought to the version.
+        """
         self.place = place
         self._local = threading.local()
         self._connections: list[Any] = []
         self._fails = self._is_away = False
         with self._explained(), self._connected() as connection:
-            self._migrate(connection)
+            self._migrate(connection, schema)
             self.store_id = self._constant(connection, STORE_ID)
             self.salt = bytes.fromhex(self._constant(connection, SALT))
 
@@ -80,8 +89,8 @@ class Database(ABC):
         return nullcontext()
 
     @abstractmethod
-    def _migrate(self, connection: Any) -> None:
-        """Bring the schema to `SCHEMA_VERSION` (`_upgrade`), in one transaction."""
+    def _migrate(self, connection: Any, to: int) -> None:
+        """Bring the schema to a version (`_change_schema`), in one transaction."""
 
     def _sql(self, query: str) -> str:
         """Translate a query with `?` for parameters."""
@@ -119,32 +128,42 @@ class Database(ABC):
 
     # The schema
 
-    def _upgrade(self, connection: Any, version: int) -> None:
-        """Run the migrations after `version`, within a transaction.
-
-        Raises:
-            StoreError: the schema is of a newer version.
-        """
+    def _change_schema(self, connection: Any, version: int, to: int) -> None:
+        """Run the migrations from one version to another, within a transaction."""
+        if to not in (SCHEMA_VERSION, SCHEMA_VERSION - 1):
+            raise StoreError(
+                f"{self.place}: schema {to} is not {SCHEMA_VERSION} or {SCHEMA_VERSION - 1}, the "
+                "versions that this program can bring a store to; use the program of that version"
+            )
         if version > SCHEMA_VERSION:
             raise StoreError(
                 f"{self.place}: schema {version} is newer than this program's {SCHEMA_VERSION}; "
                 "upgrade recsys, or go back to the snapshot from before the upgrade with "
                 "`recsys store restore SNAPSHOT --store EMPTY_STORE`"
             )
-        for number in range(version + 1, SCHEMA_VERSION + 1):
+        for number in range(version + 1, to + 1):
             for statement in self.migrations[number]:
                 connection.execute(statement)
             connection.execute(self.write_version.format(number))
+        for number in range(version, to, -1):
+            self._check_back(connection, number)
+            for statement in BACK[number]:
+                connection.execute(statement)
+            connection.execute(self.write_version.format(number - 1))
         for key, value in ((STORE_ID, uuid.uuid4().hex), (SALT, secrets.token_hex(32))):
             connection.execute(
                 self._sql("INSERT INTO state VALUES (?, ?) ON CONFLICT DO NOTHING"),
                 (key, json.dumps(value)),
             )
-        self._upgraded(connection, version)
+        self._migrated(connection, version, to)
 
     @abstractmethod
-    def _upgraded(self, connection: Any, version: int) -> None:
-        """Finish the migrations after `version` with what SQL cannot do, in their transaction."""
+    def _migrated(self, connection: Any, version: int, to: int) -> None:
+        """Finish migrations with what SQL cannot do, in their transaction."""
+
+    @abstractmethod
+    def _check_back(self, connection: Any, version: int) -> None:
+        """Raise `StoreError` if the content cannot be that of the schema before `version`."""
 
     def _constant(self, connection: Any, key: str) -> str:
         query = self._sql("SELECT value FROM state WHERE key = ?")

@@ -91,7 +91,9 @@ class PostgresStore(Store):
     is_remote: ClassVar[bool] = True
 
     migrations = MIGRATIONS
-    write_version: ClassVar[str] = "INSERT INTO recsys_schema VALUES ({})"
+    write_version: ClassVar[str] = (
+        "WITH old AS (DELETE FROM recsys_schema) INSERT INTO recsys_schema VALUES ({})"
+    )
     readers: ClassVar[int] = 4
     begin: ClassVar[str] = "BEGIN"
     begin_snapshot: ClassVar[str] = "BEGIN ISOLATION LEVEL REPEATABLE READ"
@@ -177,7 +179,7 @@ class PostgresStore(Store):
         self._breaker.worked()
         super()._works()
 
-    def _migrate(self, connection: Any) -> None:
+    def _migrate(self, connection: Any, to: int) -> None:
         connection.execute(self.begin)
         with self._committed(connection):
             self._lock(connection.cursor(), SEEDING)
@@ -185,7 +187,7 @@ class PostgresStore(Store):
             (version,) = connection.execute(
                 "SELECT coalesce(max(version), 1) FROM recsys_schema"
             ).fetchone()
-            self._upgrade(connection, version)
+            self._change_schema(connection, version, to)
 
     def _lock(self, cursor: Any, what: int) -> None:
         try:

@@ -15,7 +15,7 @@ from recsys.serving.stores.store import EVENT_COLUMNS, Store
 
 logger = logging.getLogger("recsys.serving.stores")
 
-# Numbered, forward only, all in one transaction. Released migrations are never edited.
+# Numbered, all in one transaction; `database.BACK` undoes the last. Released ones are never edited.
 MIGRATIONS = {
     1: (
         """CREATE TABLE events (
@@ -132,7 +132,7 @@ class SqliteStore(Store):
             raise
         return connection
 
-    def _migrate(self, connection: sqlite3.Connection) -> None:
+    def _migrate(self, connection: sqlite3.Connection, to: int) -> None:
         if _version(connection) == 0:
             (tables,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
             if tables and not _version(connection):
@@ -141,7 +141,7 @@ class SqliteStore(Store):
         connection.execute(self.begin)
         with self._committed(connection):
             # another process may have migrated it meanwhile
-            self._upgrade(connection, _version(connection))
+            self._change_schema(connection, _version(connection), to)
 
     def _among(self, column: str, values: Iterable[str]) -> tuple[str, Any]:
         condition = f"{column} IN (SELECT value FROM json_each(?))"  # noqa: S608

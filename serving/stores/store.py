@@ -13,14 +13,15 @@ import time
 import uuid
 from abc import abstractmethod
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from itertools import groupby, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from recsys.serving.stores.admission import admit
-from recsys.serving.stores.database import LEFT_BYTES, SALT, STORE_ID, Database
+from recsys.serving.stores.database import LEFT_BYTES, SALT, SCHEMA_VERSION, STORE_ID, Database
 from recsys.serving.stores.group import GroupWriter, Write
 from recsys.serving.stores.records import (
     DISLIKES,
@@ -39,12 +40,15 @@ from recsys.serving.stores.records import (
     salted,
     user_hash,
 )
+from recsys.serving.tenants import TENANT, inside, own, stored
 
 if TYPE_CHECKING:  # redis is an optional dependency
     from recsys.serving.stores.cache import HistoryCache
 
 logger = logging.getLogger("recsys.serving.stores")
 T = TypeVar("T")
+EventT = TypeVar("EventT", bound=Event)
+Run = Callable[[Callable[[], Any]], Awaitable[Any]]  # calls a function on another thread
 CHUNK = 50_000
 SERVED_KEPT = 100_000  # answers remembered at most
 SERVED_WAITING = 10_000  # of them, not yet written
@@ -84,7 +88,8 @@ class RefusedError(StoreError):
 class Store(Database):
     """A store in a SQL database. Every call may raise `StoreError`.
 
-    Whatever an awaited write has returned for is on disk.
+    Whatever an awaited write has returned for is on disk. Users and events that a call is about
+    have ids of the current tenant (`tenants`).
     """
 
     readers: ClassVar[int]
@@ -95,8 +100,9 @@ class Store(Database):
         *,
         not_history: Collection[str] = NOT_HISTORY,
         observer: Observer | None = None,
+        schema: int = SCHEMA_VERSION,
     ) -> None:
-        """Open the database and bring its schema up to date.
+        """Open the database and bring its schema to a version (`Database`).
 
         `place` is the name of the store in messages, without secrets; events of the types
         `not_history` are not part of a history.
@@ -104,12 +110,13 @@ class Store(Database):
         Raises:
             StoreError: not a store, a store of a newer version, or unreachable.
         """
-        super().__init__(place)
+        super().__init__(place, schema)
         self._not_history = sorted(not_history)
         self._observer = observer
         self._cache: HistoryCache | None = None
         self._remembered: deque[Served] = deque(maxlen=SERVED_WAITING)
         self._readers = ThreadPoolExecutor(self.readers, thread_name_prefix="store-reader")
+        self._run: Run = self._at_once
         self._writer = GroupWriter(self._commit)
 
     # Differences between databases
@@ -166,7 +173,8 @@ class Store(Database):
 
     async def typed_history(self, user_id: str, limit: int) -> TypedHistory | None:
         """As `history`, with the type of each event, and the items that the user dislikes."""
-        return await self._reading("history", lambda: self._history(user_id, limit))
+        user = stored(user_id)
+        return await self._reading("history", lambda: self._history(user, limit), shared=True)
 
     async def events(
         self, user_id: str, limit: int, before: tuple[int, int] | None = None
@@ -177,16 +185,16 @@ class Store(Database):
         """
         if "\0" in user_id:
             return []
-        clause = ""
-        parameters: tuple[Any, ...] = (user_id, limit)
+        clause, user = "", stored(user_id)
+        parameters: tuple[Any, ...] = (user, limit)
         if before is not None:
-            clause, parameters = " AND (time_ms, id) < (?, ?)", (user_id, *before, limit)
+            clause, parameters = " AND (time_ms, id) < (?, ?)", (user, *before, limit)
         query = (
             f"SELECT {', '.join(EVENT_COLUMNS)}, id FROM events WHERE user_id = ?{clause}"  # noqa: S608
             " ORDER BY time_ms DESC, id DESC LIMIT ?"
         )
-        rows = await self._reading("events", lambda: self._query(query, parameters))
-        return [_stored(row) for row in rows]
+        rows = await self._reading("events", lambda: self._query(query, parameters), shared=True)
+        return _renamed([_stored(row) for row in rows], own)
 
     async def users(self, limit: int, prefix: str = "") -> list[str]:
         """Ids of users with events, sorted."""
@@ -196,19 +204,25 @@ class Store(Database):
             "SELECT DISTINCT user_id FROM events WHERE user_id >= ? AND user_id <= ?"
             " ORDER BY user_id LIMIT ?"
         )
-        bounds = (prefix, prefix + LAST_CHARACTER, limit)
-        rows = await self._reading("users", lambda: self._query(query, bounds))
-        return [user for (user,) in rows]
+        first = inside(prefix, TENANT.get())
+        bounds = (first, first + LAST_CHARACTER, limit)
+        rows = await self._reading("users", lambda: self._query(query, bounds), shared=True)
+        return [own(user) for (user,) in rows]
 
-    async def journal(self, model: str, after: int = 0) -> Journal:
-        """Changes of a model's catalog after a place.
+    async def journal(self, model: str, after: int = 0, *, shared: bool = False) -> Journal:
+        """Changes of a model's catalog after a place; `shared` reads as histories are read.
 
         Places grow in the order of commits, over all processes that share the store: reading again
         after the last place misses nothing.
         """
         query = "SELECT id, record FROM journal WHERE model = ? AND id > ? ORDER BY id"
-        rows = await self._reading("journal", lambda: self._query(query, (model, after)))
-        return Journal([json.loads(record) for _, record in rows], rows[-1][0] if rows else after)
+
+        def read() -> Journal:
+            rows = self._query(query, (model, after))
+            place = rows[-1][0] if rows else after
+            return Journal([json.loads(record) for _, record in rows], place)
+
+        return await self._reading("journal", read, shared=shared)
 
     async def state_get(self, key: str) -> Any:
         """A value of `state_put`, or None."""
@@ -223,7 +237,11 @@ class Store(Database):
 
         An `EventConflictError` tells that an event with this id has other content.
         """
-        result: Appended = await self._writing("append", Write(events=events))
+        write = Write(events=_renamed(events, stored))
+        try:
+            result: Appended = await self._writing("append", write)
+        except EventConflictError as error:
+            raise EventConflictError([own(name) for name in error.event_ids]) from error
         return result
 
     async def erase(self, user_id: str) -> None:
@@ -234,26 +252,29 @@ class Store(Database):
         """
         if "\0" in user_id:
             return
+        user = stored(user_id)
 
         def forget(cursor: Any) -> None:
             for table in ("events", "recommendations"):
                 cursor.execute(
                     self._sql(f"DELETE FROM {table} WHERE user_id = ?"),  # noqa: S608
-                    (user_id,),
+                    (user,),
                 )
             cursor.execute(
                 self._sql(
                     "INSERT INTO erasures (salted_hash, erased_ms) VALUES (?, ?)"
                     " ON CONFLICT (salted_hash) DO UPDATE SET erased_ms = excluded.erased_ms"
                 ),
-                (user_hash(user_id, self.salt), now_ms()),
+                (user_hash(user, self.salt), now_ms()),
             )
             self._leave_bytes(cursor)
 
-        await self._writing("erase", Write(operation=forget, user=user_id))
+        await self._writing("erase", Write(operation=forget, user=user))
 
     def remember(self, served: Served) -> None:
         """Remember an answer: it is written in the background, and the oldest are dropped."""
+        if served.user is not None and TENANT.get() is not None:
+            served = replace(served, user=stored(served.user))
         self._remembered.append(served)
 
     async def journal_append(self, model: str, records: Sequence[Mapping[str, Any]]) -> Journaled:
@@ -299,6 +320,13 @@ class Store(Database):
         await self._writing(
             "state", Write(operation=lambda cursor: cursor.execute(query, row) and None)
         )
+
+    def share_reads(self, shares: Callable[[Callable[..., Future[Any]], int], Run]) -> None:
+        """Let clients share the reading threads; otherwise reads run in the order of arrival.
+
+        `shares` gets the function that gives a read to the threads, and their number.
+        """
+        self._run = shares(self._readers.submit, self.readers)
 
     def use_cache(self, cache: HistoryCache) -> None:
         """Look histories up in `cache` first, and invalidate them there after every change."""
@@ -478,12 +506,17 @@ class Store(Database):
         types = [None if name == SEED_TYPE else name for _, name in kept]
         return TypedHistory([item for item, _ in kept], types, disliked)
 
-    async def _reading(self, operation: str, read: Callable[[], T]) -> T:
+    async def _reading(self, operation: str, read: Callable[[], T], *, shared: bool = False) -> T:
+        """Read on another thread; `shared` if clients ask for it, who share the threads."""
         start = time.perf_counter()
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._readers, read)
+            found: T = await (self._run if shared else self._at_once)(read)
+            return found
         finally:
             self._observe(operation, start)
+
+    async def _at_once(self, read: Callable[[], T]) -> T:
+        return await asyncio.wrap_future(self._readers.submit(read))
 
     async def _writing(self, operation: str, write: Write) -> Any:
         start = time.perf_counter()
@@ -773,8 +806,17 @@ class Store(Database):
             ) from error
         return len(rows) - len(kept) if table == "events" else 0
 
-    def _upgraded(self, connection: Any, version: int) -> None:
-        if version >= SALTED:
+    def _check_back(self, connection: Any, version: int) -> None:
+        found = connection.execute("SELECT count(*) FROM erasures").fetchone()[0]
+        if version == SALTED and found:
+            raise StoreError(
+                f"store {self.place} has {found} erasures, which programs of schema "
+                f"{version - 1} would not recognise; to go back, restore a snapshot from before "
+                "the upgrade and repeat the erasures (docs/stores.md)"
+            )
+
+    def _migrated(self, connection: Any, version: int, to: int) -> None:
+        if not version < SALTED <= to:
             return
         cursor = connection.cursor()
         cursor.execute("SELECT salted_hash FROM erasures")
@@ -798,6 +840,18 @@ def _row(event: Event, answers: Collection[str]) -> tuple[Any, ...]:
         event.event_id, event.user, event.item, event.type, event.time_ms, event.value, answer,
         linked, event.digest, event.seed,
     )  # fmt: skip
+
+
+def _renamed(events: Sequence[EventT], name: Callable[[str], str]) -> list[EventT]:
+    """Events with other names of their users and of themselves, if a tenant asks."""
+    if TENANT.get() is None:
+        return list(events)
+
+    def renamed(event: EventT) -> EventT:
+        event_id = None if event.event_id is None else name(event.event_id)
+        return replace(event, user=name(event.user), event_id=event_id)
+
+    return [renamed(event) for event in events]
 
 
 def _stored(row: Sequence[Any]) -> StoredEvent:

@@ -541,7 +541,7 @@ async def test_reads_have_a_deadline_and_a_bound_too(
         assert codes == ["deadline_exceeded"] * 3 + ["queue_full"] * 5
         for answer in answers:
             is_problem(answer, answer.json()["code"])
-        assert service._reads._under_way == 0
+        assert service.reads._under_way == 0
         assert (await client.request(method, url, json=body)).status_code == 200
 
 
@@ -550,10 +550,10 @@ async def test_leaving_during_a_filter_check_frees_the_place(client, service, re
     recommender.eligible = lambda request: free.wait(60) and 1
     url = "/v1/filters/validate"
     gone = asyncio.create_task(post_and_leave(client, b'{"filter": {}}', left, url))
-    await until(lambda: service._reads._under_way == 1)
+    await until(lambda: service.reads._under_way == 1)
     left.set()
     await gone
-    assert service._reads._under_way == 0
+    assert service.reads._under_way == 0
     free.set()
 
 
@@ -692,6 +692,9 @@ class BrokenStore:
         if user_id == "slow":
             await asyncio.sleep(60)
         raise StoreError("/var/secret.db: disk I/O error")
+
+    def share_reads(self, shares):
+        pass
 
     def close(self):
         pass

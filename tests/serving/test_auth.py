@@ -91,6 +91,19 @@ def test_an_expired_key_is_not_found(file, monkeypatch):
             auth.create(file, "d", "read", wrong)
 
 
+def test_a_key_has_what_it_was_given_and_the_file_nothing_else(file):
+    auth.create(file, "a", "read")
+    secret = auth.create(file, "b", "write", quota=600, tenant="shop1")
+    plain, limited = json.loads(file.read_text())["keys"]
+    assert plain.keys() == {"name", "scope", "sha256", "created"}  # earlier versions read it
+    assert (limited["quota"], limited["tenant"]) == (600, "shop1")
+    found = Keyring(file).find(secret)
+    assert (found.quota, found.tenant) == (600, "shop1")
+    for wrong in (0, -1, True, 1.5):
+        with pytest.raises(ConfigError, match="not a number of units a minute"):
+            auth.create(file, "c", "read", quota=wrong)
+
+
 @pytest.mark.usefixtures("check_at_once")
 def test_changes_of_keys_are_in_the_audit_log(file, monkeypatch, caplog):
     monkeypatch.setenv("SUDO_USER", "grace")
@@ -312,8 +325,16 @@ def test_the_commands_make_list_and_revoke(python, tmp_path):
     assert json.loads(run("list", "--json").stdout)[0]["scope"] == "write"
     run("create", "--name", "guest", "--expires", "90d")
     assert "\tuntil 2" in run("list").stdout.splitlines()[1]
-    run("revoke", "guest")
-    run("revoke", "shop")
+    run("create", "--name", "partner", "--quota", "600", "--tenant", "shop1")
+    line = run("list").stdout.splitlines()[2]
+    assert line.startswith("partner\tread\t")
+    assert line.endswith("\t600 units a minute\ttenant shop1")
+    listed = json.loads(run("list", "--json").stdout)
+    assert [(key["quota"], key["tenant"]) for key in listed] == [
+        (None, None), (None, None), (600, "shop1"),
+    ]  # fmt: skip
+    for name in ("guest", "shop", "partner"):
+        run("revoke", name)
     assert auth.read(file) == []
 
 

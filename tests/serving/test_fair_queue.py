@@ -1,7 +1,10 @@
+import asyncio
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recsys.serving.fair_queue import REMEMBERED, FairQueue
+from recsys.serving.fair_queue import IN_A_ROUND, REMEMBERED, FairQueue, Turns
 
 
 def drain(queue):
@@ -81,3 +84,32 @@ def test_clients_without_entries_are_forgotten():
         queue.push(number, str(number), 1.0)
         assert queue.pop() == number
     assert len(queue._received) <= REMEMBERED + 2
+
+
+async def test_a_client_with_very_many_requests_leaves_each_round_early():
+    turns, begun = Turns(), []
+
+    async def request(client):
+        await turns.wait(client)
+        begun.append(client)
+
+    greedy = [asyncio.create_task(request("greedy")) for _ in range(40)]
+    await asyncio.sleep(0)
+    assert len(begun) == IN_A_ROUND
+    late = asyncio.create_task(request("late"))
+    greedy[-1].cancel()
+    await asyncio.gather(late, *greedy, return_exceptions=True)
+    assert begun.index("late") <= 2 * IN_A_ROUND
+    assert len(begun) == 40  # all but the cancelled one
+    await asyncio.sleep(0)
+    await asyncio.wait_for(request("next"), 60)
+
+
+async def test_few_requests_begin_at_once():
+    turns = Turns()
+    for _ in range(3):
+        for _ in range(IN_A_ROUND):
+            with pytest.raises(StopIteration):
+                turns.wait("a").send(None)  # without a round of the event loop
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)

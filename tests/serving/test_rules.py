@@ -156,6 +156,24 @@ async def test_an_unknown_rule_is_named(client):
     assert "rules[0]: there is no rule 'winter'" in response.json()["detail"]
 
 
+async def test_rules_are_listed_page_by_page(client):
+    names = [f"rule-{number}" for number in range(5)]
+    for name in reversed(names):
+        await put(client, name, SUMMER)
+    found, query = [], "?limit=2"
+    while True:
+        page = (await client.get(f"/v1/rules{query}")).json()
+        assert len(page["rules"]) <= 2
+        found += [rule["name"] for rule in page["rules"]]
+        if page["next"] is None:
+            break
+        await client.delete(f"/v1/rules/{page['next']}")  # the place is kept without it
+        query = f"?limit=2&cursor={page['next']}"
+    assert found == names
+    for wrong in ("limit=0", "limit=201", "cursor=A%20b", "page=2"):
+        assert code(await client.get(f"/v1/rules?{wrong}")) == (422, "invalid_request")
+
+
 @pytest.mark.parametrize(
     ("value", "pointer", "words"),
     [
@@ -170,7 +188,7 @@ async def test_a_rule_is_checked_against_the_catalog(client, value, pointer, wor
     assert body["code"] == "invalid_rule"
     assert body["errors"][0]["pointer"] == pointer
     assert words in body["errors"][0]["detail"]
-    assert (await client.get("/v1/rules")).json() == {"rules": []}
+    assert (await client.get("/v1/rules")).json() == {"rules": [], "next": None}
 
 
 @pytest.mark.parametrize(
@@ -431,7 +449,7 @@ async def test_a_rule_that_is_not_stored_does_not_apply(client, running, monkeyp
         broken.setattr(store, "journal_append", full)
         response = await client.put("/v1/rules/summer", json=SUMMER)
         assert code(response) == (503, "store_unavailable")
-    assert (await client.get("/v1/rules")).json() == {"rules": []}
+    assert (await client.get("/v1/rules")).json() == {"rules": [], "next": None}
     await put(client, "summer", SUMMER)
 
 

@@ -5,7 +5,10 @@ import asyncio
 import pytest
 
 from recsys.errors import ArtifactError
+from recsys.serving.store_commands import migrate
+from recsys.serving.stores import open_store
 from recsys.serving.stores import store as store_module
+from recsys.serving.stores.database import BACK, SCHEMA_VERSION
 from recsys.serving.stores.records import Appended, EventConflictError, Journal, Served, StoreError
 
 EVENTS = [("ada", "x", 30), ("ada", "y", 10), ("bob", "z", 5), ("ada", "w", 30)]
@@ -356,3 +359,63 @@ async def test_a_cancelled_write_in_the_queue_is_dropped(store, event, monkeypat
     await asyncio.gather(second, return_exceptions=True)
     await store.append([event("3", item="third")])
     assert await store.history("ada", 10) == ["first", "third"]
+
+
+def shape(store):
+    """Columns and indexes of a database."""
+    with store._connected() as connection:
+        if hasattr(connection, "pgconn"):
+            columns = (
+                "SELECT table_name, column_name, data_type, is_nullable"
+                " FROM information_schema.columns WHERE table_schema = 'public'"
+            )
+            indexes = "SELECT indexdef FROM pg_indexes WHERE schemaname = 'public'"
+        else:
+            columns = (
+                'SELECT m.name, c.name, c.type, c."notnull" FROM sqlite_master m'
+                " JOIN pragma_table_info(m.name) c WHERE m.type = 'table'"
+            )
+            indexes = "SELECT name, sql FROM sqlite_master WHERE type = 'index'"
+        return [sorted(map(str, connection.execute(q).fetchall())) for q in (columns, indexes)]
+
+
+async def test_a_schema_goes_back_by_a_version_and_on_again(location, opened, event, capsys):
+    before = shape(opened(location, schema=SCHEMA_VERSION - 1))
+    store = opened(location)
+    assert shape(store) != before
+    await store.append([event("1", item="x")])
+    await store.state_put("aliases", {"champion": "demo"})
+    await store.journal_append("catalog", [{"op": "remove", "item_id": "x"}])
+    store.close()
+    migrate(to=SCHEMA_VERSION - 1, store=location)
+    assert f"has schema {SCHEMA_VERSION - 1}" in capsys.readouterr().out
+    migrate(to=SCHEMA_VERSION - 1, store=location)  # it is there already
+    assert shape(opened(location, schema=SCHEMA_VERSION - 1)) == before
+    migrate(store=location)
+    again = opened(location)
+    assert again.store_id == store.store_id
+    assert again.salt == store.salt
+    assert await again.history("ada", 10) == ["x"]
+    assert await again.state_get("aliases") == {"champion": "demo"}
+    assert (await again.journal("catalog")).records == [{"op": "remove", "item_id": "x"}]
+
+
+async def test_no_erasure_is_lost_on_the_way_back(location, opened, event):
+    store = opened(location)
+    await store.append([event("1")])
+    await store.erase("ada")
+    with pytest.raises(StoreError, match=r"has 1 erasures.*restore a snapshot"):
+        open_store(location, schema=3)
+    assert await store.append([event("1")]) == Appended(ignored=1)  # nothing has changed
+
+
+def test_a_schema_goes_back_by_one_version_only(location, opened):
+    store = opened(location)
+    for version in (0, SCHEMA_VERSION - 2, SCHEMA_VERSION + 1):
+        with pytest.raises(StoreError, match=f"schema {version} is not 4 or 3, the versions"):
+            open_store(location, schema=version)
+    assert store.count() == 0
+
+
+def test_the_last_migration_can_be_undone():
+    assert SCHEMA_VERSION in BACK

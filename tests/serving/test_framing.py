@@ -1,0 +1,111 @@
+"""Requests whose end two programs may see at different places, over real sockets."""
+
+import json
+import socket
+import threading
+import time
+from contextlib import contextmanager
+
+import pytest
+import uvicorn
+
+from recsys.serving import server
+from recsys.serving.metrics import Metrics
+from recsys.serving.middleware import Guard, RequestContext
+from recsys.serving.telemetry import Telemetry
+
+SMUGGLED = b"GET /smuggled HTTP/1.1\r\nHost: localhost\r\n\r\n"
+CHUNKED = b"Transfer-Encoding: chunked\r\n"
+END = b"\r\n0\r\n\r\n"
+AMBIGUOUS = [
+    (b"1.1", b"Content-Length: 4\r\n" + CHUNKED + END),
+    (b"1.1", CHUNKED + b"Content-Length: 5\r\n" + END),
+    (b"1.1", b"Content-Length: 4\r\nTRANSFER-ENCODING: CHUNKED\r\n" + END),
+    (b"1.1", b"Content-Length: 4\r\nTransfer-Encoding:\r\n chunked\r\n" + END),
+    (b"1.1", b"Content-Length: 0\nTransfer-Encoding: chunked\r\n" + END),
+    (b"1.1", b"Content-Length: 0\r\nContent-Length: 5\r\n\r\n"),
+    (b"1.1", b"Content-Length: 5\r\nContent-Length: 0\r\n\r\n"),
+    (b"1.1", b"Content-Length: 0, 5\r\n\r\n"),
+    (b"1.1", b"Content-Length: +0\r\n\r\n"),
+    (b"1.1", b"Content-Length: 0x0\r\n\r\n"),
+    (b"1.1", CHUNKED + b"Transfer-Encoding: identity\r\n" + END),
+    (b"1.1", b"Transfer-Encoding: identity\r\n\r\n"),
+    (b"1.1", b"Transfer-Encoding: gzip, chunked\r\n" + END),
+    (b"1.1", b"Transfer-Encoding: xchunked\r\n" + END),
+    (b"1.1", b"Transfer-Encoding : chunked\r\n" + END),
+    (b"1.1", b"Transfer-Encoding: \x0bchunked\r\n" + END),
+    (b"1.0", CHUNKED + END),
+]
+CLEAR = [b"Content-Length: 0\r\n\r\n", CHUNKED + END, b"\r\n"]
+
+
+@contextmanager
+def listening(settings, http):
+    """A server with this implementation of HTTP; yields its address and the paths it was asked."""
+    asked = []
+
+    async def answer(scope, receive, send):
+        while (await receive()).get("more_body"):
+            pass
+        asked.append(scope["path"])
+        headers = [(b"content-length", b"0")]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": b""})
+
+    metrics = Metrics()
+    app = RequestContext(Guard(answer, metrics), metrics, Telemetry())
+    if http == "ours":
+        made = server.http_server(app, settings, lifespan="off")
+    else:
+        made = uvicorn.Server(uvicorn.Config(app, http=http, lifespan="off", log_config=None))
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=made.run, kwargs={"sockets": [listener]})
+        thread.start()
+        try:
+            while not made.started:
+                time.sleep(0.001)
+            yield listener.getsockname(), asked
+        finally:
+            made.should_exit = True
+            thread.join()
+
+
+def talk(address, sent):
+    """All bytes of the answers, until the server closes the connection."""
+    with socket.create_connection(address, timeout=30) as connection:
+        connection.sendall(sent)
+        received = b""
+        try:
+            while piece := connection.recv(65536):
+                received += piece
+        except ConnectionError:
+            pass
+        return received
+
+
+@pytest.mark.parametrize("http", ["ours", "h11", "httptools"])
+def test_an_ambiguous_end_is_a_400_and_the_last_request(settings, http):
+    if http == "httptools":
+        pytest.importorskip("httptools")
+    with listening(settings, http) as (address, asked):
+        for version, rest in AMBIGUOUS:
+            head = b"POST /first HTTP/%s\r\nHost: localhost\r\n" % version
+            received = talk(address, head + rest + SMUGGLED)
+            assert received.startswith(b"HTTP/1.1 400 "), (http, rest, received)
+            assert b" 200 " not in received, (http, rest)
+        assert "/smuggled" not in asked
+        for rest in CLEAR:
+            asked.clear()
+            last = SMUGGLED.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n")
+            received = talk(address, b"POST /first HTTP/1.1\r\nHost: localhost\r\n" + rest + last)
+            assert received.count(b"HTTP/1.1 200 ") == 2
+            assert asked == ["/first", "/smuggled"]
+
+
+def test_the_refusal_is_a_problem(settings):
+    with listening(settings, "ours") as (address, _):
+        rest = b"Content-Length: 4\r\n" + CHUNKED + END
+        received = talk(address, b"POST / HTTP/1.1\r\nHost: localhost\r\n" + rest)
+    head, _, body = received.partition(b"\r\n\r\n")
+    assert b"connection: close" in head.lower()
+    assert json.loads(body)["code"] == "ambiguous_length"
