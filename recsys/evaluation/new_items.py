@@ -119,5 +119,5 @@ def _nearest(retrieval: Any, histories: Histories, k: int) -> NDArray[np.int32]:
     """(n, k) items whose content is nearest to the decayed sum of the history's."""
     size, content = len(retrieval), retrieval.content
     queries = content.mean(decayed(histories, size, retrieval.item_item.decay))
-    hidden = pairs_of([histories.only_seen], size)
+    hidden = pairs_of([histories.left_out(True)], size)
     return np.asarray(content.nearest(queries, k, hidden, [None] * len(histories)))
