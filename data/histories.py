@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from recsys.data.behaviours import Types, choose_types, report_types
@@ -29,6 +30,13 @@ PLACEHOLDERS = frozenset(
      "invitado", "desconocido", "ospite", "sconosciuto", "anoniem", "onbekend", "na", "test"]
 )  # fmt: skip
 NUMBERS = frozenset(["0", "-1", "00000000-0000-0000-0000-000000000000"])
+# A word of the id, such as `qa-12`, or an address that no customer has.
+TEST_USER = (
+    r"(?i)(^|[^a-z0-9])(test|tester|testuser|testkunde|testaccount|qa|dev|demo|dummy|fake|staging"
+    r"|sandbox|internal|intern|admin|staff|employee|mitarbeiter|prueba|essai|prova)\d*([^a-z0-9]|$)"
+    r"|@example\.(com|org|net)$|@localhost$|\.(test|invalid|example)$"
+)
+MOST_TEST_USERS = 0.1  # of all users; if more ids look so, that is how the shop writes ids
 NUMBER_FACTOR = 5  # a number such as 0 may also be a person with a usual number of events
 
 Columns = dict[str, NDArray[Any]]
@@ -205,12 +213,26 @@ def unwanted_users(facts: Facts, config: CleanConfig, report: Report) -> NDArray
             number = number and events[user] > PLACEHOLDER_SHARE * total  # 0 may be a person
             unwanted[user] = normalised(name) in PLACEHOLDERS or number
         _report_users("events_of_placeholder_users_dropped", unwanted, facts, report)
+    unwanted = unwanted | _test_users(facts, config, report, ~unwanted)
     if config.bots and not unwanted.all():
         usual = float(np.quantile(events[~unwanted], PERCENTILE, method="lower"))
         bots = (events > max(config.bots, BOT_FACTOR * usual)) & ~unwanted
         _report_users("events_of_bots_dropped", bots, facts, report)
         unwanted = unwanted | bots
     return unwanted
+
+
+def _test_users(
+    facts: Facts, config: CleanConfig, report: Report, free: NDArray[np.bool_]
+) -> NDArray[np.bool_]:
+    """(users,) the users to drop because their ids look like those of tests or of staff."""
+    found = pc.match_substring_regex(facts.user_ids, TEST_USER)
+    found = np.asarray(found.to_numpy(zero_copy_only=False), bool) & free
+    if found.sum() > MOST_TEST_USERS * len(found):
+        return np.zeros(len(found), bool)
+    ending = "_dropped" if config.test_users else ""
+    _report_users(f"events_of_test_users{ending}", found, facts, report)
+    return found & config.test_users
 
 
 def negative_rating(ratings: NDArray[np.float32], config: CleanConfig) -> float | None:

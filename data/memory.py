@@ -14,15 +14,17 @@ from recsys.data import filtering
 from recsys.data.histories import Facts, HistoryCleaner, disliked_table
 from recsys.data.raw import EVENT_COLUMNS, RawData, numbered
 from recsys.data.report import Report
-from recsys.data.rules import Rules, Split, too_few
+from recsys.data.rules import Rules, Split, by_time, too_few
 from recsys.dataset import Dataset, Disliked
 from recsys.errors import ConfigError
 from recsys.interactions import Behaviour, Interactions
 from recsys.splits import (
     ENOUGH_USERS,
+    dates_of_shares,
     global_temporal,
     label_last_targets,
     leave_one_out,
+    starts_session,
     users_to_ask,
 )
 
@@ -67,7 +69,9 @@ def prepare(raw: RawData, rules: Rules) -> Prepared:
     split = rules.split or _default_split(interactions, raw, rules, behaviours)
     labels, keep = _labels(interactions, raw.events, split, rules, behaviours)
     kept = interactions.where(keep)
-    dataset = Dataset(kept, labels[keep], raw.items, raw.codes, behaviours, disliked)
+    dataset = Dataset(
+        kept, labels[keep], raw.items, raw.codes, behaviours, disliked, raw.sessions
+    )
     counts = raw.counts | {"rows_after_the_test_event_dropped": int((~keep).sum())}
     counts |= raw.report.counts if raw.report else {}
     decisions = {name: count for name, count in counts.items() if count}
@@ -152,8 +156,11 @@ def _default_split(
         return "leave-one-out"
     labels, _ = _labels(interactions, raw.events, "global-temporal", rules, behaviours)
     target = _targets(interactions, behaviours)
+    target &= ~starts_session(interactions.user, raw.sessions)
     asked = users_to_ask(interactions.user, labels, target)
     if asked.min() >= ENOUGH_USERS:
+        dates = rules.dates or dates_of_shares(interactions.timestamp, rules.ratio)
+        raw.report.note(by_time(asked, dates, raw.sessions))
         return "global-temporal"
     raw.report.note(too_few(asked))
     return "leave-one-out"

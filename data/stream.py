@@ -22,8 +22,7 @@ from numpy.typing import NDArray
 from recsys.data import filtering
 from recsys.data.histories import Facts, HistoryCleaner, disliked_table
 from recsys.data.raw import EventStream, RawData, events_table
-from recsys.data.report import Report
-from recsys.data.rules import Rules, Split, too_few
+from recsys.data.rules import Rules, Split, by_time, too_few
 from recsys.data.shuffle import shuffle
 from recsys.data.stats import Tally
 from recsys.dataset import (
@@ -41,6 +40,7 @@ from recsys.splits import (
     label_ends,
     label_last_targets,
     label_times,
+    starts_session,
     users_to_ask,
 )
 
@@ -172,11 +172,12 @@ def prepare(source: EventStream, rules: Rules, folder: Path, memory_gb: float) -
     )
     behaviours = cleaner.behaviours if cleaner else ()
     target = np.array([b.role == "target" for b in behaviours] or [True])
-    dates = _split_dates(rows, alive, of_user, rules, target, source.report)
+    dates = _split_dates(rows, alive, of_user, rules, target, source)
     tally = Tally(catalog.num_rows)
     written = 0
     for part, events in enumerate(_parts(rows, alive, of_user, numbers, dates, target)):
-        write_events(folder, events, has_time=rows.has_time, behaviours=behaviours, part=part)
+        about = {"behaviours": behaviours, "sessions": source.sessions}
+        write_events(folder, events, has_time=rows.has_time, part=part, **about)
         tally.add(events)
         written += len(events.user)
     counts["rows_after_the_test_event_dropped"] = int(alive.sum()) - written
@@ -328,16 +329,18 @@ def _split_dates(
     of_user: NDArray[np.int64],
     rules: Rules,
     target: NDArray[np.bool_],
-    report: Report | None,
+    source: EventStream,
 ) -> tuple[int, int] | None:
     """The times at which validation and test begin; None to split by each user's last events."""
     if rules.split == "global-temporal":
         return _dates(rows, alive, rules)
+    report = source.report
     if rules.split is not None or report is None or not rows.has_time:
         return None
     dates = _dates(rows, alive, rules)
-    asked = _users_to_ask(rows, alive, of_user, dates, target)
+    asked = _users_to_ask(rows, alive, of_user, dates, target, source.sessions)
     if asked.min() >= ENOUGH_USERS:
+        report.note(by_time(asked, dates, source.sessions))
         return dates
     report.note(too_few(asked))
     return None
@@ -361,6 +364,7 @@ def _users_to_ask(
     of_user: NDArray[np.int64],
     dates: tuple[int, int],
     target: NDArray[np.bool_],
+    sessions: bool,
 ) -> NDArray[np.int64]:
     """`recsys.splits.users_to_ask` for a split at `dates`."""
     asked = np.zeros(2, np.int64)
@@ -368,7 +372,8 @@ def _users_to_ask(
         keep = alive[place]
         user = rows.read("user", place)[keep].astype(np.int32)
         labels = label_times(rows.read("timestamp", place)[keep], dates)
-        asked += users_to_ask(user, labels, _targets(rows, place, keep, target))
+        wanted = _targets(rows, place, keep, target) & ~starts_session(user, sessions)
+        asked += users_to_ask(user, labels, wanted)
     return asked
 
 

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from recsys.artifacts import Manifest, read_manifest, read_whole
 from recsys.errors import DataError
 from recsys.interactions import Behaviour, Histories, Interactions, count_as_seen
-from recsys.splits import LABELS, TRAIN, SplitName
+from recsys.splits import LABELS, TRAIN, SplitName, starts_session
 
 ITEM_COLUMNS = ("item_id", "title", "text")
 AVAILABILITY = ("available", "available_from", "available_until")
@@ -172,6 +172,8 @@ class Dataset:
         codes: (items, L) int32 imported semantic IDs, or None.
         behaviours: the types of events; `interactions.behaviour` numbers them. Empty without types.
         disliked: negative events of the source, which are no interactions; None for none.
+        sessions: whether each user is one session of an anonymous visitor, who is asked for items
+            after the first event only.
     """
 
     interactions: Interactions
@@ -180,6 +182,7 @@ class Dataset:
     codes: NDArray[np.int32] | None = None
     behaviours: tuple[Behaviour, ...] = ()
     disliked: Disliked | None = None
+    sessions: bool = False
 
     def __post_init__(self) -> None:
         if len(self.split) != len(self.interactions):
@@ -226,6 +229,11 @@ class Dataset:
         return np.array([b.role == "target" for b in self.behaviours])[types]
 
     @property
+    def is_asked(self) -> NDArray[np.bool_]:
+        """(n,) whether an event may be an example's target: not the first one of a session."""
+        return self.is_target & ~starts_session(self.interactions.user, self.sessions)
+
+    @property
     def attributes(self) -> list[str]:
         """Names of the attribute columns."""
         return [c for c in self.items.column_names if c not in (*ITEM_COLUMNS, *AVAILABILITY)]
@@ -246,7 +254,7 @@ class Dataset:
         if everything.behaviours is not None:
             seen = count_as_seen(everything.behaviours, self.behaviours)
             everything = replace(everything, seen=seen)
-        wanted = (self.split == LABELS[split]) & self.is_target
+        wanted = (self.split == LABELS[split]) & self.is_asked
         asked = everything.where(wanted)
         users = np.flatnonzero(asked.lengths > 0)
         first = np.zeros(len(everything), np.int64)  # row of the user's first target
@@ -278,7 +286,8 @@ class Dataset:
     def save(self, folder: Path) -> None:
         """Write the parquet files into `folder` (an artifact being written)."""
         has_time = self.interactions.has_time
-        write_events(folder, self.events, has_time=has_time, behaviours=self.behaviours)
+        about = {"behaviours": self.behaviours, "sessions": self.sessions}
+        write_events(folder, self.events, has_time=has_time, **about)
         write_catalog(folder, pa.array(self.interactions.user_ids), self.items, self.codes)
         if self.disliked is not None:
             pq.write_table(self.disliked.table, folder / DISLIKED)
@@ -302,7 +311,7 @@ class Dataset:
 
     @classmethod
     def _read(cls, path: Path) -> Dataset:
-        events, has_time, behaviours = _read_events(path)
+        events, has_time, behaviours, sessions = _read_events(path)
         items = pq.read_table(path / "items.parquet")
         codes = path / "codes.npy"
         interactions = Interactions(
@@ -322,6 +331,7 @@ class Dataset:
             np.load(codes, allow_pickle=False) if codes.exists() else None,
             behaviours,
             Disliked.read(path),
+            sessions,
         )
 
     @staticmethod
@@ -354,6 +364,7 @@ def write_events(
     *,
     has_time: bool,
     behaviours: Sequence[Behaviour] = (),
+    sessions: bool = False,
     part: int | None = None,
 ) -> None:
     """Write the interactions of a data set, or a part of them, into `folder`."""
@@ -363,6 +374,8 @@ def write_events(
         file.parent.mkdir(exist_ok=True)
     columns = {name: column for name, column in events._asdict().items() if column is not None}
     metadata = {"has_time": str(int(has_time))}
+    if sessions:
+        metadata["sessions"] = "1"
     if behaviours:
         metadata["behaviours"] = json.dumps([b._asdict() for b in behaviours])
     pq.write_table(pa.table(columns).replace_schema_metadata(metadata), file)
@@ -389,8 +402,8 @@ def _behaviours(metadata: Mapping[bytes, bytes]) -> tuple[Behaviour, ...]:
     return tuple(Behaviour(**b) for b in json.loads(metadata.get(b"behaviours", b"[]")))
 
 
-def _read_events(path: Path) -> tuple[Events, bool, tuple[Behaviour, ...]]:
-    """All events, whether they have timestamps, and their types.
+def _read_events(path: Path) -> tuple[Events, bool, tuple[Behaviour, ...], bool]:
+    """All events, whether they have timestamps, their types, and whether users are sessions.
 
     Parts are read into preallocated arrays.
     """
@@ -400,8 +413,9 @@ def _read_events(path: Path) -> tuple[Events, bool, tuple[Behaviour, ...]]:
     metadata = schema.metadata or {}
     has_time = metadata.get(b"has_time") == b"1"
     behaviours = _behaviours(metadata)
+    sessions = metadata.get(b"sessions") == b"1"
     if len(files) == 1:
-        return _columns(pq.read_table(files[0])), has_time, behaviours
+        return _columns(pq.read_table(files[0])), has_time, behaviours, sessions
     total = sum(rows)
     events = Events(
         np.empty(total, np.int32),
@@ -417,7 +431,7 @@ def _read_events(path: Path) -> tuple[Events, bool, tuple[Behaviour, ...]]:
             if column is not None:
                 getattr(events, name)[start : start + count] = column
         start += count
-    return events, has_time, behaviours
+    return events, has_time, behaviours, sessions
 
 
 def _columns(table: pa.Table) -> Events:

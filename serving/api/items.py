@@ -19,7 +19,7 @@ from recsys.serving.auth import Scope, requires
 from recsys.serving.errors import documented
 from recsys.serving.schemas.common import CHAMPION, Alias
 from recsys.serving.schemas.items import (
-    Item,
+    DescribedItem,
     ItemBody,
     ItemChange,
     ItemPage,
@@ -82,12 +82,12 @@ async def similar_items(
 
 @router.get(
     "/items/{item_id:id}",
-    response_model=Item,
+    response_model=DescribedItem,
     responses=documented("unknown_item", "unknown_model", "invalid_request", "not_ready"),
 )
 @requires(Scope.READ)
 async def get_item(item_id: PathId, service: Ready, model: Alias = CHAMPION) -> Response:
-    """Get an item of the catalog: title, semantic ID, attributes."""
+    """Get an item of the catalog: title, text, semantic ID, attributes."""
     return json_response(service.item(item_id, model))
 
 
