@@ -271,9 +271,7 @@ def disliked_table(disliked: Columns, user_ids: pa.Array, item_ids: pa.Array) ->
     return pa.table(columns, DISLIKED_COLUMNS.names).cast(DISLIKED_COLUMNS)
 
 
-def _disliked(
-    columns: Columns, chosen: NDArray[np.bool_], negative: NDArray[np.bool_]
-) -> Columns:
+def _disliked(columns: Columns, chosen: NDArray[np.bool_], negative: NDArray[np.bool_]) -> Columns:
     """The chosen negative events, as `Cleaned.disliked`."""
     pair = _pairs(columns["user"], columns["item"])
     _, from_end, place = np.unique(pair[::-1], return_index=True, return_inverse=True)

@@ -69,9 +69,7 @@ def prepare(raw: RawData, rules: Rules) -> Prepared:
     split = rules.split or _default_split(interactions, raw, rules, behaviours)
     labels, keep = _labels(interactions, raw.events, split, rules, behaviours)
     kept = interactions.where(keep)
-    dataset = Dataset(
-        kept, labels[keep], raw.items, raw.codes, behaviours, disliked, raw.sessions
-    )
+    dataset = Dataset(kept, labels[keep], raw.items, raw.codes, behaviours, disliked, raw.sessions)
     counts = raw.counts | {"rows_after_the_test_event_dropped": int((~keep).sum())}
     counts |= raw.report.counts if raw.report else {}
     decisions = {name: count for name, count in counts.items() if count}

@@ -3,9 +3,10 @@
 A data set is an artifact with `interactions.parquet` (user, item, timestamp, rating, split, and
 `behaviour` if events have types, which the metadata of the file's schema describe),
 `items.parquet` (item_id, title, text, then attribute columns), `users.parquet` (user_id) and
-optionally `codes.npy` (imported semantic IDs) and `disliked.parquet` (see `Disliked`). Large data have a folder `interactions/` with
-`part-00000.parquet` and so on instead of the first file. Each part holds all rows of some users,
-and the parts in order have the rows of the single file. Raw formats are read by `recsys.data`.
+optionally `codes.npy` (imported semantic IDs) and `disliked.parquet` (see `Disliked`). Large data
+have a folder `interactions/` with `part-00000.parquet` and so on instead of the first file. Each
+part holds all rows of some users, and the parts in order have the rows of the single file. Raw
+formats are read by `recsys.data`.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ def bind(host: str, port: int) -> Listener:
         reason = error.strerror or error
         advice = "choose another with --host or --port"
         if error.errno == errno.EADDRINUSE:
-            advice = f"stop the process that uses it, or choose another port, such as --port {port + 1}"
+            advice = f"stop the process that uses it, or take another port (--port {port + 1})"
         raise ConfigError(f"cannot listen on {host} port {port}: {reason}; {advice}") from error
     host, port = listener.getsockname()[:2]
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 - for a client here

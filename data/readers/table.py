@@ -73,7 +73,7 @@ def stream(config: ReaderConfig) -> EventStream:
     """
     paths = files(config)
     report = Report()
-    events = [open_table(path) for role, path in paths.items() if role != "items"]
+    events = [open_table(path, explode=True) for role, path in paths.items() if role != "items"]
     _agree(events)
     sample = Sample(events[0].path, events[0].sample(SAMPLE_ROWS))
     items = open_table(paths["items"]) if "items" in paths else None

@@ -344,7 +344,8 @@ class Store(Database):
                 self._import(cursor, data, digest)
         if self._cache is not None:
             self._cache.invalidate_all()
-        return len(data.interactions) + (0 if data.disliked is None else len(data.disliked.standing))
+        disliked = 0 if data.disliked is None else len(data.disliked.standing)
+        return len(data.interactions) + disliked
 
     def seeds(self) -> set[str]:
         """Digests of the imported data sets."""
@@ -685,8 +686,9 @@ class Store(Database):
             )
             if users[u] not in erased or t * scale > erased[users[u]]
         )  # fmt: skip
+        rest = (None, None, None, None, digest)
         hidden = (
-            (None, row["user_id"], row["item_id"], DISLIKES[0], time, None, None, None, None, digest)
+            (None, row["user_id"], row["item_id"], DISLIKES[0], time, *rest)
             for row in negative
             for time in [(row["timestamp"] or 0) * scale]
             if row["user_id"] not in erased or time > erased[row["user_id"]]

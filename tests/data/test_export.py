@@ -14,6 +14,7 @@ import pytest
 from recsys.artifacts import read_manifest
 from recsys.data.cleaning import CleanConfig
 from recsys.data.prepare import DataConfig, build
+from recsys.data.raw import Columns
 from recsys.dataset import Dataset
 from recsys.errors import DataError
 from recsys.splits import TEST, TRAIN, VALID
@@ -156,7 +157,8 @@ def test_a_rule_that_is_off_changes_nothing(export: Path) -> None:
     assert made.report is not None
     assert set(made.report.counts) == {
         "damaged_rows_skipped", "rows_without_user_or_item_dropped",
-        "rows_with_unreadable_times_dropped", "item_rows_without_id_dropped",
+        "rows_with_unreadable_times_dropped", "times_with_a_zone",
+        "item_rows_without_id_dropped",
         "repeated_item_rows_dropped", "items_without_title", "unavailable_items",
     }  # fmt: skip
     assert {"guest", "robot"} <= set(made.dataset.interactions.user_ids.tolist())

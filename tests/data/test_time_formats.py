@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from recsys.data.time_formats import (
-    find_zones,
     TimeRules,
+    find_zones,
     read_times,
     share_of_times,
     show_day_first,

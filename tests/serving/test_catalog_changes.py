@@ -114,9 +114,7 @@ def kitchen():
 
 async def test_derived_columns_follow_their_source(kitchen, fake, settings, running):
     shop = fake()
-    shop.bundle = replace(
-        shop.bundle, catalog=kitchen, vocabulary=Vocabulary.from_levels([4, 9])
-    )
+    shop.bundle = replace(shop.bundle, catalog=kitchen, vocabulary=Vocabulary.from_levels([4, 9]))
     shop.epochs = Epochs(shop.bundle)
     async with running(settings, recommender=shop) as (client, _):
         path = {"attributes": {"category": ["Grill", "Tools"]}, "semantic_id": [2, 0]}

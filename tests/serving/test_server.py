@@ -133,7 +133,7 @@ def test_a_taken_port_is_noticed_before_models_load(python, tmp_path):
         port = first.socket.getsockname()[1]
         done = python("-c", code, tmp_path / "demo", str(port))
     assert done.stdout.split() == ["2", "False"]
-    assert f"such as --port {port + 1}" in " ".join(done.stderr.split())
+    assert f"another port (--port {port + 1})" in " ".join(done.stderr.split())
 
 
 def test_a_wrong_bundle_is_refused_before_anything_is_loaded(python, tmp_path):
