@@ -37,8 +37,8 @@ EVENT_WORDS = {
 ITEM_WORDS = {
     "artikel", "articles", "assortment", "books", "catalog", "goods", "items", "listings", "meta",
     "metadata", "movies", "product", "products", "produkte", "skus", "songs", "sortiment", "tracks",
-    "katalog", "produits", "productos", "articulos", "catalogo", "prodotti", "articoli", "producten",
-    "artikelen",
+    "katalog", "produits", "productos", "articulos", "catalogo", "prodotti", "articoli",
+    "producten", "artikelen",
 }  # fmt: skip
 ROWS = 100_000  # of a query's result that are held in memory
 ORIGIN = b"recsys.origin"  # key of the hash of database and query in a written file
