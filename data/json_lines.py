@@ -75,7 +75,7 @@ def _exploded(table: pa.Table) -> pa.Table:
 
 
 def _holds_records(kind: pa.DataType) -> bool:
-    return pa.types.is_list(kind) and pa.types.is_struct(kind.value_type)
+    return bool(pa.types.is_list(kind) and pa.types.is_struct(kind.value_type))
 
 
 def _fields(row: dict[str, Any], before: str = "") -> dict[str, Any]:
