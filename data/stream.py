@@ -176,8 +176,14 @@ def prepare(source: EventStream, rules: Rules, folder: Path, memory_gb: float) -
     tally = Tally(catalog.num_rows)
     written = 0
     for part, events in enumerate(_parts(rows, alive, of_user, numbers, dates, target)):
-        about = {"behaviours": behaviours, "sessions": source.sessions}
-        write_events(folder, events, has_time=rows.has_time, part=part, **about)
+        write_events(
+            folder,
+            events,
+            has_time=rows.has_time,
+            behaviours=behaviours,
+            sessions=source.sessions,
+            part=part,
+        )
         tally.add(events)
         written += len(events.user)
     counts["rows_after_the_test_event_dropped"] = int(alive.sum()) - written

@@ -287,8 +287,13 @@ class Dataset:
     def save(self, folder: Path) -> None:
         """Write the parquet files into `folder` (an artifact being written)."""
         has_time = self.interactions.has_time
-        about = {"behaviours": self.behaviours, "sessions": self.sessions}
-        write_events(folder, self.events, has_time=has_time, **about)
+        write_events(
+            folder,
+            self.events,
+            has_time=has_time,
+            behaviours=self.behaviours,
+            sessions=self.sessions,
+        )
         write_catalog(folder, pa.array(self.interactions.user_ids), self.items, self.codes)
         if self.disliked is not None:
             pq.write_table(self.disliked.table, folder / DISLIKED)
