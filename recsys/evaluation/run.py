@@ -109,7 +109,7 @@ class _Precomputed:
 
 def _keys(histories: Histories) -> list[tuple[bytes, ...]]:
     """Equal keys for equal histories, with their types and hidden items."""
-    keys = [(history.tobytes(),) for history in histories]
+    keys: list[tuple[bytes, ...]] = [(history.tobytes(),) for history in histories]
     if histories.behaviours is not None:
         types = np.split(histories.behaviours, histories.offsets[1:-1])
         keys = [(*key, own.tobytes()) for key, own in zip(keys, types, strict=True)]
