@@ -59,7 +59,7 @@ async def upsert_items(body: UpsertBody, request: Request, service: Ready) -> Re
     """Add or replace items, all or none; from the response on they can be recommended."""
     note(request.scope, item_ids=[item.item_id for item in body.items])
     epoch, items = await service.catalog_changes.upsert(body.items)
-    answer = UpsertResponse.model_construct(epoch=epoch, items=items)
+    answer = UpsertResponse.model_construct(epoch=epoch, items=[*items])
     return await asyncio.to_thread(json_response, answer)
 
 
