@@ -32,6 +32,8 @@ class CleanConfig:
         unreadable_times: drop rows without a readable time, instead of refusing the file.
         impossible_times: drop events before 1990 and more than a day in the future.
         placeholder_users: drop users such as `guest` with many events.
+        test_users: drop users whose ids look like those of tests or of staff; by default they are
+            only reported.
         bots: smallest number of events of a bot; a bot also has 20 times the events of the 99th
             percentile of users. 0 keeps all.
         near_duplicates_minutes: a user's consecutive events on one item within this time are one
@@ -52,6 +54,7 @@ class CleanConfig:
     unreadable_times: bool = True
     impossible_times: bool = True
     placeholder_users: bool = True
+    test_users: bool = False
     bots: int = 500
     near_duplicates_minutes: float = 30.0
     negative_feedback: bool = True

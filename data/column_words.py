@@ -25,14 +25,16 @@ EVENT_WORDS: dict[str, tuple[str, ...]] = {
         "session sessionid usersession usersessionid sitzung sitzungid sitzungsid visit visitid"
         " besuch besuchid sesion sesionid idsesion sessione idsessione sessie sessieid idsession",
         "sid order orderid orderno ordernumber invoice invoiceno invoiceid basketid cartid"
-        " bestellnummer bestellid transactionid",
+        " bestellnummer bestellid transactionid pedido pedidoid idpedido numeropedido nopedido"
+        " factura numerofactura commande numerocommande ordine numeroordine ordernummer",
     ),
     "item": (
         "item itemid iid itemno itemnumber itemcode product productid prodid productcode productno"
         " productnr sku skuid article articleid articleno articlenumber artikel artikelid"
         " artikelnummer artikelnr artnr artikelcode asin movie movieid book bookid track trackid"
         " song songid artist artistid video videoid produit produitid idproduit refproduit"
-        " producto productoid idproducto codigoproducto prodotto prodottoid idprodotto"
+        " producto productoid idproducto codigoproducto codigoarticulo refarticulo codarticulo"
+        " prodotto prodottoid idprodotto"
         " codiceprodotto articulo articuloid idarticulo articolo idarticolo produkt produktid"
         " produktnummer productnummer referenceproduit stockcode goods goodsid"
         " lineitemsku what",
@@ -63,7 +65,10 @@ EVENT_WORDS: dict[str, tuple[str, ...]] = {
         "score rate note grade vote reviewscore calificacion puntuacion voto punteggio",
     ),
     "clock": ("uhrzeit time timeofday heure hora ora tijd zeit",),
-    "quantity": ("quantity qty menge anzahl stueckzahl quantite cantidad quantita aantal",),
+    "quantity": (
+        "quantity qty menge anzahl stueckzahl quantite cantidad quantita aantal units unidades uds"
+        " unites pezzi stuks",
+    ),
 }
 ITEM_WORDS: dict[str, tuple[str, ...]] = {
     "id": (*EVENT_WORDS["item"], "id code nummer numero key"),
@@ -75,9 +80,9 @@ ITEM_WORDS: dict[str, tuple[str, ...]] = {
         "label caption header",
     ),
     "text": (
-        "text description desc longdescription productdescription itemdescription beschreibung"
-        " artikelbeschreibung produktbeschreibung langtext descriptif descripcion descrizione"
-        " omschrijving productomschrijving beschrijving",
+        "text texto texte testo tekst description desc longdescription productdescription"
+        " itemdescription beschreibung artikelbeschreibung produktbeschreibung langtext descriptif"
+        " descripcion descrizione omschrijving productomschrijving beschrijving",
         "body details summary abstract about overview plot shortdescription kurztext",
     ),
     "price": (
@@ -112,12 +117,32 @@ ITEM_WORDS: dict[str, tuple[str, ...]] = {
     ),
 }
 SURE_PARTS = 6  # characters of a name that may stand inside a longer one, like `fk_customer_id`
+NUMBERS_OF = {"id", "code", "codigo", "number", "numero", "nr", "nummer", "key", "ref"}
 ENDINGS = ("id", "nr", "number", "nummer", "code", "stamp", "time", "type")
 
 
 def rank(name: str, groups: tuple[str, ...]) -> int | None:
     """How surely a column of this name has a role: 0 is the surest; None if it does not fit."""
-    key = normalised(name)
+    found = [_rank(key, groups) for key in _keys(name)]
+    return min((place for place in found if place is not None), default=None)
+
+
+def _keys(name: str) -> list[str]:
+    """The forms in which a name is looked up: a field of a record also by its own name.
+
+    >>> _keys("order.customer.id"), _keys("lines.sku"), _keys("Kunden-Nr.")
+    (['ordercustomerid', 'id', 'customerid', 'customer'], ['linessku', 'sku'], ['kundennr'])
+    """
+    parts = [key for key in map(normalised, name.split(".")) if key]
+    keys = [normalised(name)]
+    if len(parts) > 1:
+        keys.append(parts[-1])
+        if parts[-1] in NUMBERS_OF:
+            keys += ["".join(parts[-2:]), parts[-2]]
+    return keys
+
+
+def _rank(key: str, groups: tuple[str, ...]) -> int | None:
     words = [group.split() for group in groups]
     for place, group in enumerate(words):
         if key in group:

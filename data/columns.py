@@ -30,6 +30,7 @@ SHARE_OF_TIMES = 0.5
 SURE_SHARE = 0.9  # of values that must look like numbers, clocks or answers
 NUMBER = r"^-?\d{1,9}([.,]\d+)?$"
 CLOCK = r"^\d{1,2}:\d{2}(:\d{2}([.,]\d+)?)?( ?[AaPp][Mm])?( Uhr)?$"
+TITLE_LENGTH = 80  # mean characters of texts that may be titles
 SHARE_OF_KNOWN = 0.1  # items of the events that the items file must describe
 NEEDED = {"user": "the user", "item": "the item", "timestamp": "the time", "id": "the item id"}
 
@@ -158,7 +159,22 @@ def recognise_items(
         _take(role, found, sample, roles, groups)
     if "id" not in roles:
         raise _unknown("id", sample, [])
+    if "title" not in roles and given.get("title") is None and given.get("text") is None:
+        _take_short_text(sample, roles)
     return roles
+
+
+def _take_short_text(sample: Sample, roles: Roles) -> None:
+    """Take the shortest text as the title of items that have no other: often a `description`."""
+    taken = [roles.pop("text").column] if "text" in roles else []
+    named = [name for _, name in _free(sample, roles) if rank(name, ITEM_WORDS["text"]) is not None]
+    lengths = {n: pc.mean(pc.utf8_length(sample.texts(n))).as_py() or 0.0 for n in named}
+    best = min(lengths, key=lambda name: lengths[name], default=None)
+    if best is not None and lengths[best] <= TITLE_LENGTH:
+        roles["title"] = Found(best, "there is no other name, and these texts are short")
+        taken = [name for name in [*taken, *named] if name != best]
+    if taken:
+        roles["text"] = Found(taken[0], "by name and content")
 
 
 def _check_names(sample: Sample, named: Iterable[str]) -> None:

@@ -8,15 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from recsys.data.behaviours import Types, choose_types, report_types
 from recsys.data.cleaning import CleanConfig
 from recsys.data.report import EXAMPLES, Report
+from recsys.dataset import DISLIKED_COLUMNS
 from recsys.event_names import normalised
 from recsys.interactions import Behaviour, Role
 
@@ -28,6 +30,13 @@ PLACEHOLDERS = frozenset(
      "invitado", "desconocido", "ospite", "sconosciuto", "anoniem", "onbekend", "na", "test"]
 )  # fmt: skip
 NUMBERS = frozenset(["0", "-1", "00000000-0000-0000-0000-000000000000"])
+# A word of the id, such as `qa-12`, or an address that no customer has.
+TEST_USER = (
+    r"(?i)(^|[^a-z0-9])(test|tester|testuser|testkunde|testaccount|qa|dev|demo|dummy|fake|staging"
+    r"|sandbox|internal|intern|admin|staff|employee|mitarbeiter|prueba|essai|prova)\d*([^a-z0-9]|$)"
+    r"|@example\.(com|org|net)$|@localhost$|\.(test|invalid|example)$"
+)
+MOST_TEST_USERS = 0.1  # of all users; if more ids look so, that is how the shop writes ids
 NUMBER_FACTOR = 5  # a number such as 0 may also be a person with a usual number of events
 
 Columns = dict[str, NDArray[Any]]
@@ -77,6 +86,21 @@ class Facts:
         )
 
 
+class Cleaned(NamedTuple):
+    """Histories that were cleaned.
+
+    Attributes:
+        columns: as they were given, with merged values.
+        keep: (n,) the rows to keep.
+        disliked: `user`, `item`, `timestamp` (if known) and `stands` of negative events; the last
+            says whether the user's last event on the item is negative, too.
+    """
+
+    columns: Columns
+    keep: NDArray[np.bool_]
+    disliked: Columns
+
+
 class HistoryCleaner:
     """Applies the rules to histories, whole users at a time.
 
@@ -116,21 +140,20 @@ class HistoryCleaner:
         """(n,) the rows of users who are one person."""
         return np.asarray(~self._unwanted[user])
 
-    def clean(self, columns: Columns) -> tuple[Columns, NDArray[np.bool_]]:
+    def clean(self, columns: Columns) -> Cleaned:
         """Merge repeated steps and drop negative feedback.
 
         Args:
             columns: `user`, `item` and, if known, `timestamp`, `rating`, `behaviour`, in order.
-
-        Returns:
-            the columns with merged values, and (n,) the rows to keep.
         """
         types = columns.get("behaviour", np.zeros(len(columns["user"]), np.uint8))
         negative = self._negative[types]
         if "rating" in columns and self._bound is not None:
             negative = negative | (columns["rating"] <= self._bound)
         columns, keep = self._merge(columns | {"behaviour": types}, negative)
+        disliked = _none(columns)
         if self._config.negative_feedback and negative.any():
+            disliked = _disliked(columns, keep & negative, negative)
             earlier = before_negative(columns["user"], columns["item"], negative)
             self._report.add("negative_events_dropped", int((keep & negative).sum()))
             self._report.add(
@@ -140,7 +163,7 @@ class HistoryCleaner:
         types = columns.pop("behaviour")
         if self.behaviours:
             columns["behaviour"] = self._place[types]
-        return columns, keep
+        return Cleaned(columns, keep, disliked)
 
     def _merge(
         self, columns: Columns, negative: NDArray[np.bool_]
@@ -190,12 +213,26 @@ def unwanted_users(facts: Facts, config: CleanConfig, report: Report) -> NDArray
             number = number and events[user] > PLACEHOLDER_SHARE * total  # 0 may be a person
             unwanted[user] = normalised(name) in PLACEHOLDERS or number
         _report_users("events_of_placeholder_users_dropped", unwanted, facts, report)
+    unwanted = unwanted | _test_users(facts, config, report, ~unwanted)
     if config.bots and not unwanted.all():
         usual = float(np.quantile(events[~unwanted], PERCENTILE, method="lower"))
         bots = (events > max(config.bots, BOT_FACTOR * usual)) & ~unwanted
         _report_users("events_of_bots_dropped", bots, facts, report)
         unwanted = unwanted | bots
     return unwanted
+
+
+def _test_users(
+    facts: Facts, config: CleanConfig, report: Report, free: NDArray[np.bool_]
+) -> NDArray[np.bool_]:
+    """(users,) the users to drop because their ids look like those of tests or of staff."""
+    found = pc.match_substring_regex(facts.user_ids, TEST_USER)
+    found = np.asarray(found.to_numpy(zero_copy_only=False), bool) & free
+    if found.sum() > MOST_TEST_USERS * len(found):
+        return np.zeros(len(found), bool)
+    ending = "_dropped" if config.test_users else ""
+    _report_users(f"events_of_test_users{ending}", found, facts, report)
+    return found & config.test_users
 
 
 def negative_rating(ratings: NDArray[np.float32], config: CleanConfig) -> float | None:
@@ -217,12 +254,41 @@ def before_negative(
     user: NDArray[np.int64], item: NDArray[np.int64], negative: NDArray[np.bool_]
 ) -> NDArray[np.bool_]:
     """(n,) whether a row comes before a negative event of the same user on the same item."""
-    pair = (user.astype(np.int64) - user[0]) * (int(item.max()) + 1) + item
+    pair = _pairs(user, item)
     rows = np.flatnonzero(negative)
     pairs, first = np.unique(pair[rows][::-1], return_index=True)
     last = rows[::-1][first]
     place = np.searchsorted(pairs, pair).clip(max=len(pairs) - 1)
     return np.asarray((pairs[place] == pair) & (np.arange(len(pair)) <= last[place]))
+
+
+def disliked_table(disliked: Columns, user_ids: pa.Array, item_ids: pa.Array) -> pa.Table:
+    """`Cleaned.disliked` with outside ids, as `recsys.dataset.Disliked` has it."""
+    n = len(disliked["stands"])
+    times = pa.array(disliked["timestamp"]) if "timestamp" in disliked else pa.nulls(n)
+    ids = (ids.take(pa.array(disliked[n])) for n, ids in (("user", user_ids), ("item", item_ids)))
+    columns = [*ids, times, pa.array(disliked["stands"])]
+    return pa.table(columns, DISLIKED_COLUMNS.names).cast(DISLIKED_COLUMNS)
+
+
+def _disliked(columns: Columns, chosen: NDArray[np.bool_], negative: NDArray[np.bool_]) -> Columns:
+    """The chosen negative events, as `Cleaned.disliked`."""
+    pair = _pairs(columns["user"], columns["item"])
+    _, from_end, place = np.unique(pair[::-1], return_index=True, return_inverse=True)
+    last = negative[len(pair) - 1 - from_end]  # of each pair's last event
+    found = {n: columns[n][chosen] for n in ("user", "item", "timestamp") if n in columns}
+    return found | {"stands": last[place[::-1]][chosen]}
+
+
+def _none(columns: Columns) -> Columns:
+    """No disliked items, with the columns of `_disliked`."""
+    found = {n: columns[n][:0] for n in ("user", "item", "timestamp") if n in columns}
+    return found | {"stands": np.zeros(0, np.bool_)}
+
+
+def _pairs(user: NDArray[np.int64], item: NDArray[np.int64]) -> NDArray[np.int64]:
+    """(n,) a number for each pair of user and item."""
+    return np.asarray((user.astype(np.int64) - user[0]) * (int(item.max()) + 1) + item)
 
 
 def _report_users(rule: str, users: NDArray[np.bool_], facts: Facts, report: Report) -> None:

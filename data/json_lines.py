@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.json
 
 from recsys.data.damage import Damage
@@ -27,11 +28,16 @@ def line_blocks(stream: Any, size: int) -> Iterator[tuple[bytes, int]]:
         yield rest, line
 
 
-def json_table(block: bytes, first: int, damage: Damage) -> pa.Table:
-    """The objects of a block of lines, the first of which has the number `first`."""
+def json_table(block: bytes, first: int, damage: Damage, *, explode: bool = False) -> pa.Table:
+    """The objects of a block of lines, the first of which has the number `first`.
+
+    Fields of records become columns such as `customer.id`. With `explode`, each record of a list
+    becomes a row, as for the lines of an order, if there is only one such list.
+    """
     options = pa.json.ReadOptions(use_threads=False, block_size=len(block) + 1)
     try:
-        return pa.json.read_json(pa.BufferReader(block), options)
+        table = _flat(pa.json.read_json(pa.BufferReader(block), options))
+        return _exploded(table) if explode else table
     except pa.ArrowInvalid:  # a damaged line, or a column of mixed types: read line by line
         rows = []
         for number, line in enumerate(block.splitlines(), first):
@@ -41,13 +47,58 @@ def json_table(block: bytes, first: int, damage: Damage) -> pa.Table:
                 row = json.loads(line)
                 if not isinstance(row, dict):
                     raise TypeError("not an object")
-                rows.append({name: _plain(value) for name, value in row.items()})
+                parts = _parts(row) if explode else [_fields(row)]
+                rows += [{name: _plain(value) for name, value in part.items()} for part in parts]
             except (ValueError, TypeError, RecursionError):
                 damage.add(number, line[:60].decode(errors="replace"))
         names = dict.fromkeys(name for row in rows for name in row)
         return pa.table(
             {name: pa.array([row.get(name) for row in rows], pa.string()) for name in names}
         )
+
+
+def _flat(table: pa.Table) -> pa.Table:
+    """The fields of records as columns, however deep."""
+    while any(pa.types.is_struct(kind) for kind in table.schema.types):
+        table = table.flatten()
+    return table
+
+
+def _exploded(table: pa.Table) -> pa.Table:
+    """A row for each record of the only list of records."""
+    names = [f.name for f in table.schema if _holds_records(f.type)]
+    if len(names) != 1:
+        return table
+    lists = pa.concat_arrays(table[names[0]].chunks)
+    rows = table.drop_columns(names).take(pc.list_parent_indices(lists))
+    return _flat(rows.append_column(names[0], pc.list_flatten(lists)))
+
+
+def _holds_records(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_list(kind) and pa.types.is_struct(kind.value_type))
+
+
+def _fields(row: dict[str, Any], before: str = "") -> dict[str, Any]:
+    """As `_flat`, for one object."""
+    found: dict[str, Any] = {}
+    for name, value in row.items():
+        inner = _fields(value, f"{before}{name}.") if isinstance(value, dict) else None
+        found |= {f"{before}{name}": value} if inner is None else inner
+    return found
+
+
+def _parts(row: dict[str, Any]) -> list[dict[str, Any]]:
+    """As `_exploded`, for one object."""
+    fields = _fields(row)
+    lists = [
+        name
+        for name, value in fields.items()
+        if isinstance(value, list) and value and all(isinstance(part, dict) for part in value)
+    ]
+    if len(lists) != 1:
+        return [fields]
+    parts = fields.pop(lists[0])
+    return [fields | _fields(part, f"{lists[0]}.") for part in parts]
 
 
 def _plain(value: Any) -> str | None:

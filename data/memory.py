@@ -11,18 +11,20 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from recsys.data import filtering
-from recsys.data.histories import Facts, HistoryCleaner
+from recsys.data.histories import Facts, HistoryCleaner, disliked_table
 from recsys.data.raw import EVENT_COLUMNS, RawData, numbered
 from recsys.data.report import Report
-from recsys.data.rules import Rules, Split, too_few
-from recsys.dataset import Dataset
+from recsys.data.rules import Rules, Split, by_time, too_few
+from recsys.dataset import Dataset, Disliked
 from recsys.errors import ConfigError
 from recsys.interactions import Behaviour, Interactions
 from recsys.splits import (
     ENOUGH_USERS,
+    dates_of_shares,
     global_temporal,
     label_last_targets,
     leave_one_out,
+    starts_session,
     users_to_ask,
 )
 
@@ -52,10 +54,11 @@ def prepare(raw: RawData, rules: Rules) -> Prepared:
     """
     raw = filtering.in_time_order(raw)
     behaviours: tuple[Behaviour, ...] = ()
+    disliked: Disliked | None = None
     if raw.report is None:
         raw = filtering.drop_duplicates(raw, rules.duplicates)
     else:
-        raw, behaviours = _clean_histories(raw, rules)
+        raw, behaviours, disliked = _clean_histories(raw, rules)
     if rules.min_rating is not None:
         raw = filtering.drop_ratings_below(raw, rules.min_rating)
     if rules.k_core:
@@ -65,14 +68,17 @@ def prepare(raw: RawData, rules: Rules) -> Prepared:
     interactions = _interactions(raw, with_types=bool(behaviours))
     split = rules.split or _default_split(interactions, raw, rules, behaviours)
     labels, keep = _labels(interactions, raw.events, split, rules, behaviours)
-    dataset = Dataset(interactions.where(keep), labels[keep], raw.items, raw.codes, behaviours)
+    kept = interactions.where(keep)
+    dataset = Dataset(kept, labels[keep], raw.items, raw.codes, behaviours, disliked, raw.sessions)
     counts = raw.counts | {"rows_after_the_test_event_dropped": int((~keep).sum())}
     counts |= raw.report.counts if raw.report else {}
     decisions = {name: count for name, count in counts.items() if count}
     return Prepared(dataset, split, decisions, raw.report)
 
 
-def _clean_histories(raw: RawData, rules: Rules) -> tuple[RawData, tuple[Behaviour, ...]]:
+def _clean_histories(
+    raw: RawData, rules: Rules
+) -> tuple[RawData, tuple[Behaviour, ...], Disliked | None]:
     """Apply the rules for whole histories, and drop duplicates, to events in time order."""
     report = raw.report or Report()
     cleaner = HistoryCleaner(_facts(raw), rules.clean, raw.behaviours, rules.roles, report)
@@ -80,8 +86,12 @@ def _clean_histories(raw: RawData, rules: Rules) -> tuple[RawData, tuple[Behavio
     raw = filtering.only(raw, cleaner.wanted(user), "events_of_bots_dropped")
     raw = filtering.drop_duplicates(raw, rules.duplicates)
     report.add("duplicate_rows_dropped", raw.counts["duplicate_rows_dropped"])
-    cleaned, keep = cleaner.clean(filtering.as_arrays(raw.events))
+    cleaned, keep, negative = cleaner.clean(filtering.as_arrays(raw.events))
     events = raw.events
+    disliked = None
+    if len(negative["user"]):
+        ids = [numbered(events[name])[1] for name in ("user", "item")]
+        disliked = Disliked(disliked_table(negative, *ids))
     for name in ("behaviour", "rating"):
         if name in cleaned and name in events.column_names:
             place = events.column_names.index(name)
@@ -89,7 +99,7 @@ def _clean_histories(raw: RawData, rules: Rules) -> tuple[RawData, tuple[Behavio
     if "behaviour" in events.column_names and not cleaner.behaviours:
         events = events.drop_columns("behaviour")
     raw = filtering.only(replace(raw, events=events), keep, "negative_events_dropped")
-    return raw, cleaner.behaviours
+    return raw, cleaner.behaviours, disliked
 
 
 def _facts(raw: RawData) -> Facts:
@@ -144,8 +154,11 @@ def _default_split(
         return "leave-one-out"
     labels, _ = _labels(interactions, raw.events, "global-temporal", rules, behaviours)
     target = _targets(interactions, behaviours)
+    target &= ~starts_session(interactions.user, raw.sessions)
     asked = users_to_ask(interactions.user, labels, target)
     if asked.min() >= ENOUGH_USERS:
+        dates = rules.dates or dates_of_shares(interactions.timestamp, rules.ratio)
+        raw.report.note(by_time(asked, dates, raw.sessions))
         return "global-temporal"
     raw.report.note(too_few(asked))
     return "leave-one-out"

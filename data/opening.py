@@ -48,6 +48,7 @@ class TableFile:
         delimiter: of delimited text.
         encoding: of delimited text.
         compression: how Arrow opens it.
+        explode: whether each record of a list is a row (`recsys.data.json_lines.json_table`).
     """
 
     path: Path
@@ -56,6 +57,7 @@ class TableFile:
     delimiter: str = ","
     encoding: str = "utf-8"
     compression: str | None = None
+    explode: bool = False
 
     @property
     def names(self) -> list[str]:
@@ -142,7 +144,7 @@ class TableFile:
 
     def _json(self, chosen: list[str], damage: Damage) -> Iterator[pa.Table]:
         for block, first in line_blocks(self._open(), BLOCK):
-            table = json_table(block, first, damage)
+            table = json_table(block, first, damage, explode=self.explode)
             missing = pa.nulls(table.num_rows)
             yield pa.table({n: table[n] if n in table.column_names else missing for n in chosen})
 
@@ -152,8 +154,8 @@ class TableFile:
                 yield pa.Table.from_batches([batch])
 
 
-def open_table(path: Path) -> TableFile:
-    """Find out how a file is written.
+def open_table(path: Path, *, explode: bool = False) -> TableFile:
+    """Find out how a file is written; `explode` is that of `json_table`.
 
     Raises:
         DataError: an empty file, one that holds no table, or one in an unknown encoding.
@@ -173,7 +175,7 @@ def open_table(path: Path) -> TableFile:
         text = codecs.getincrementaldecoder(encoding)(errors="replace").decode(head)
         text = text.removeprefix("\ufeff").lstrip("\r\n")
         if text.lstrip().startswith("{"):
-            return _json_file(path, encoding, compression)
+            return _json_file(path, encoding, compression, explode)
         if text.lstrip().startswith("["):
             raise DataError(f"{path}: one JSON list; write one object on each line (JSON lines)")
         delimiter, columns = _header(text)
@@ -222,13 +224,13 @@ def _parquet_file(path: Path) -> TableFile:
         return TableFile(path, "parquet", tuple(file.schema_arrow.names))
 
 
-def _json_file(path: Path, encoding: str, compression: str | None) -> TableFile:
+def _json_file(path: Path, encoding: str, compression: str | None, explode: bool) -> TableFile:
     if encoding not in ("utf-8", "ascii"):
         raise DataError(f"{path}: JSON lines must be in UTF-8; convert the file with iconv")
     with pa.input_stream(str(path), compression=compression) as stream:
         block, first = next(line_blocks(stream, BLOCK))
-    names = json_table(block, first, Damage()).column_names
-    return TableFile(path, "json", tuple(names), ",", "utf-8", compression)
+    names = json_table(block, first, Damage(), explode=explode).column_names
+    return TableFile(path, "json", tuple(names), ",", "utf-8", compression, explode)
 
 
 def _as_text(table: pa.Table) -> pa.Table:

@@ -31,6 +31,7 @@ Engine = Literal["auto", "memory", "stream"]
 STREAM_BYTES = 1 << 29  # of interactions; in memory they may need ten times as much
 MIN_MEMORY_GB = 1.0
 REPORT = "report.html"
+OFTEN_REPEATED = 0.2  # share of events; goods that are bought again and again
 EVENTS_ROLE = "interactions"  # the role of a file of events, or the start of the role
 # These settings do not change the data set, so it is not made again when they change.
 MEANS = ("engine", "memory_gb")
@@ -198,6 +199,13 @@ def _write_report(report: Report | None, info: dict[str, Any], folder: Path, nam
     """Show the report of a cleaned source, and write it into `info` and `folder`."""
     if report is None:
         return
+    share = info["stats"]["repeats"] / max(info["stats"]["interactions"], 1)
+    viewed = any(one["role"] == "context" for one in report.behaviours)  # a view is no repeat
+    if share >= OFTEN_REPEATED and not viewed:
+        report.note(
+            f"{share:.0%} of the events repeat an item that the user had before. By default, items "
+            'of the history are not recommended; requests with "exclude_seen": false get them, too.'
+        )
     info["cleaning"] = report.as_json()
     (folder / REPORT).write_text(reports.render(info["cleaning"], name), encoding="utf-8")
     reports.show(info["cleaning"])

@@ -133,6 +133,7 @@ class EventStream:
         counts: decisions taken; complete when `events` is exhausted.
         behaviours: as in `RawData`; complete when `events` is exhausted.
         report: as in `RawData`; complete when `read_items` has returned.
+        sessions: as in `RawData`.
     """
 
     events: Iterator[pa.Table]
@@ -140,6 +141,7 @@ class EventStream:
     counts: dict[str, int]
     behaviours: list[str] = field(default_factory=list)
     report: Report | None = None
+    sessions: bool = False
 
     def gather(self) -> RawData:
         """Read the whole source into memory."""
@@ -156,7 +158,8 @@ class EventStream:
         pa.default_memory_pool().release_unused()
         items, codes, counts = self.read_items(events)
         counts = self.counts | counts
-        return RawData(events, items, codes, counts, tuple(self.behaviours), self.report)
+        names = tuple(self.behaviours)
+        return RawData(events, items, codes, counts, names, self.report, self.sessions)
 
 
 @dataclass(frozen=True)
@@ -175,6 +178,7 @@ class RawData:
         counts: decisions taken, by name (`items_without_metadata`, ...).
         behaviours: names of the event types, as in the source.
         report: what was found in the source and done about it; None for sources without cleaning.
+        sessions: whether each user is one session of an anonymous visitor.
     """
 
     events: pa.Table
@@ -183,6 +187,7 @@ class RawData:
     counts: dict[str, int] = field(default_factory=dict)
     behaviours: tuple[str, ...] = ()
     report: Report | None = None
+    sessions: bool = False
 
     def __post_init__(self) -> None:
         for name in ("user", "item"):

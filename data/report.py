@@ -40,10 +40,21 @@ RULES: dict[str, Rule] = {
     "rows_without_user_or_item_dropped": Rule(
         "rows have no user or no item", "dropped", "data.clean.missing_ids=false refuses the file"
     ),
+    "sessions_without_user": Rule(
+        "rows have no user, but a session",
+        "the session is taken as the user",
+        "data.columns.session=none drops them",
+    ),
     "rows_with_unreadable_times_dropped": Rule(
         "rows have no time, or one that cannot be read",
         "dropped",
         "data.clean.unreadable_times=false refuses the file",
+    ),
+    "times_with_a_zone": Rule("times name their time zone", "converted to UTC"),
+    "times_without_a_zone": Rule(
+        "times name no time zone",
+        "read as times of data.time_zone, which is UTC by default",
+        "data.time_zone=Europe/Berlin, for example, reads them as the time of a place",
     ),
     "rows_with_impossible_times_dropped": Rule(
         "rows have a time before 1990 or in the future",
@@ -55,6 +66,16 @@ RULES: dict[str, Rule] = {
         "events belong to a user such as 'guest', who is not one person",
         "dropped",
         "data.clean.placeholder_users=false keeps them",
+    ),
+    "events_of_test_users": Rule(
+        "events belong to users whose ids look like those of tests or of staff",
+        "kept",
+        "data.clean.test_users=true drops them",
+    ),
+    "events_of_test_users_dropped": Rule(
+        "events belong to users whose ids look like those of tests or of staff",
+        "dropped",
+        "data.clean.test_users=false keeps them",
     ),
     "events_of_bots_dropped": Rule(
         "events belong to users with far more events than all others",

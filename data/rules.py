@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import Literal
 
 import numpy as np
@@ -44,6 +45,17 @@ class Rules:
     dates: tuple[int, int] | None = None
     clean: CleanConfig = field(default_factory=CleanConfig)
     roles: Mapping[str, Role] = field(default_factory=dict)
+
+
+def by_time(asked: NDArray[np.int64], dates: tuple[int, int], sessions: bool) -> str:
+    """The note for a split by time that was chosen."""
+    valid, test = (datetime.fromtimestamp(date, UTC).strftime("%Y-%m-%d %H:%M") for date in dates)
+    whole = "Each session is asked for items after its first event. " if sessions else ""
+    return (
+        f"The events have times, so the split is by time: events before {valid} (UTC) train, those "
+        f"before {test} are validation, later ones test, with {asked[0]} and {asked[1]} users to "
+        f"ask. {whole}--set data.split=leave-one-out holds out each user's last events instead."
+    )
 
 
 def too_few(asked: NDArray[np.int64]) -> str:

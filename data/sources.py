@@ -31,10 +31,14 @@ EVENT_WORDS = {
     "activity", "behavior", "behaviour", "clicks", "clickstream", "events", "feedback", "history",
     "histories", "interactions", "log", "logs", "orders", "plays", "purchases", "ratings",
     "reviews", "sales", "sessions", "transactions", "views", "visits", "bestellungen", "ereignisse",
+    "verkaufe", "verkaeufe", "commandes", "achats", "ventes", "evenements", "pedidos", "compras",
+    "ventas", "eventos", "ordini", "acquisti", "vendite", "eventi", "bestellingen", "verkopen",
 }  # fmt: skip
 ITEM_WORDS = {
     "artikel", "articles", "assortment", "books", "catalog", "goods", "items", "listings", "meta",
     "metadata", "movies", "product", "products", "produkte", "skus", "songs", "sortiment", "tracks",
+    "katalog", "produits", "productos", "articulos", "catalogo", "prodotti", "articoli",
+    "producten", "artikelen",
 }  # fmt: skip
 ROWS = 100_000  # of a query's result that are held in memory
 ORIGIN = b"recsys.origin"  # key of the hash of database and query in a written file

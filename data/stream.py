@@ -16,16 +16,22 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from recsys.data import filtering
-from recsys.data.histories import Facts, HistoryCleaner
+from recsys.data.histories import Facts, HistoryCleaner, disliked_table
 from recsys.data.raw import EventStream, RawData, events_table
-from recsys.data.report import Report
-from recsys.data.rules import Rules, Split, too_few
+from recsys.data.rules import Rules, Split, by_time, too_few
 from recsys.data.shuffle import shuffle
 from recsys.data.stats import Tally
-from recsys.dataset import Events, write_catalog, write_events
+from recsys.dataset import (
+    DISLIKED,
+    DISLIKED_COLUMNS,
+    Events,
+    write_catalog,
+    write_events,
+)
 from recsys.errors import ConfigError
 from recsys.progress import track
 from recsys.splits import (
@@ -34,6 +40,7 @@ from recsys.splits import (
     label_ends,
     label_last_targets,
     label_times,
+    starts_session,
     users_to_ask,
 )
 
@@ -126,6 +133,8 @@ def prepare(source: EventStream, rules: Rules, folder: Path, memory_gb: float) -
     """
     work = folder / "rows"
     work.mkdir()
+    disliked = _Rows(folder / "negative")
+    disliked.folder.mkdir()
     (folder / "shuffle").mkdir()
     counts: Counter[str] = Counter()
     cleaner = None
@@ -135,7 +144,8 @@ def prepare(source: EventStream, rules: Rules, folder: Path, memory_gb: float) -
             facts = Facts.of(shuffled.users, shuffled.pairs, shuffled.ratings, len(names))
             cleaner = HistoryCleaner(facts, rules.clean, names, rules.roles, source.report)
         users = len(shuffled.users)
-        rows, of_user = _cleaned(shuffled.batches, users, rules, work, counts, cleaner)
+        rows, of_user = _cleaned(shuffled.batches, users, rules, work, counts, cleaner, disliked)
+    _write_disliked(folder / DISLIKED, disliked, shuffled.users, shuffled.items)
     catalog, codes, decided = source.read_items(pa.table({"item": shuffled.items}))
     # The same checks as in memory: each item is described exactly once.
     RawData(events_table(shuffled.items, shuffled.items), catalog, codes)
@@ -162,11 +172,18 @@ def prepare(source: EventStream, rules: Rules, folder: Path, memory_gb: float) -
     )
     behaviours = cleaner.behaviours if cleaner else ()
     target = np.array([b.role == "target" for b in behaviours] or [True])
-    dates = _split_dates(rows, alive, of_user, rules, target, source.report)
+    dates = _split_dates(rows, alive, of_user, rules, target, source)
     tally = Tally(catalog.num_rows)
     written = 0
     for part, events in enumerate(_parts(rows, alive, of_user, numbers, dates, target)):
-        write_events(folder, events, has_time=rows.has_time, behaviours=behaviours, part=part)
+        write_events(
+            folder,
+            events,
+            has_time=rows.has_time,
+            behaviours=behaviours,
+            sessions=source.sessions,
+            part=part,
+        )
         tally.add(events)
         written += len(events.user)
     counts["rows_after_the_test_event_dropped"] = int(alive.sum()) - written
@@ -186,8 +203,12 @@ def _cleaned(
     work: Path,
     counts: Counter[str],
     cleaner: HistoryCleaner | None,
+    disliked: _Rows,
 ) -> tuple[_Rows, NDArray[np.int64]]:
-    """Write the rows without duplicates and low ratings to files; count the rows of each user."""
+    """Write the rows without duplicates and low ratings to files; count the rows of each user.
+
+    Negative events are appended to `disliked`.
+    """
     rows, of_user = _Rows(work), np.zeros(users, np.int64)
     left = "rows_below_min_rating_dropped" if cleaner is None else "events_of_bots_dropped"
     for columns in _by_whole_users(batches):
@@ -211,7 +232,8 @@ def _cleaned(
         )
         counts.update(dropped)
         if cleaner is not None:
-            columns, keep = cleaner.clean(_where(columns, keep))
+            columns, keep, negative = cleaner.clean(_where(columns, keep))
+            disliked.append(negative)
             if not keep.any():
                 continue
             left = "rows_below_min_rating_dropped"
@@ -226,6 +248,17 @@ def _cleaned(
     if not rows.count:
         raise filtering.nothing_left(left)
     return rows, of_user
+
+
+def _write_disliked(file: Path, rows: _Rows, user_ids: pa.Array, item_ids: pa.Array) -> None:
+    """Write the negative events, if there are any, and delete their temporary files."""
+    if rows.count:
+        with pq.ParquetWriter(file, DISLIKED_COLUMNS) as writer:
+            for start in range(0, rows.count, BLOCK_ROWS):
+                place = slice(start, min(start + BLOCK_ROWS, rows.count))
+                columns = {name: rows.read(name, place) for name in rows.kinds}
+                writer.write_table(disliked_table(columns, user_ids, item_ids))
+    rows.remove()
 
 
 def _where(columns: dict[str, NDArray[Any]], keep: NDArray[np.bool_]) -> dict[str, NDArray[Any]]:
@@ -302,16 +335,18 @@ def _split_dates(
     of_user: NDArray[np.int64],
     rules: Rules,
     target: NDArray[np.bool_],
-    report: Report | None,
+    source: EventStream,
 ) -> tuple[int, int] | None:
     """The times at which validation and test begin; None to split by each user's last events."""
     if rules.split == "global-temporal":
         return _dates(rows, alive, rules)
+    report = source.report
     if rules.split is not None or report is None or not rows.has_time:
         return None
     dates = _dates(rows, alive, rules)
-    asked = _users_to_ask(rows, alive, of_user, dates, target)
+    asked = _users_to_ask(rows, alive, of_user, dates, target, source.sessions)
     if asked.min() >= ENOUGH_USERS:
+        report.note(by_time(asked, dates, source.sessions))
         return dates
     report.note(too_few(asked))
     return None
@@ -335,6 +370,7 @@ def _users_to_ask(
     of_user: NDArray[np.int64],
     dates: tuple[int, int],
     target: NDArray[np.bool_],
+    sessions: bool,
 ) -> NDArray[np.int64]:
     """`recsys.splits.users_to_ask` for a split at `dates`."""
     asked = np.zeros(2, np.int64)
@@ -342,7 +378,8 @@ def _users_to_ask(
         keep = alive[place]
         user = rows.read("user", place)[keep].astype(np.int32)
         labels = label_times(rows.read("timestamp", place)[keep], dates)
-        asked += users_to_ask(user, labels, _targets(rows, place, keep, target))
+        wanted = _targets(rows, place, keep, target) & ~starts_session(user, sessions)
+        asked += users_to_ask(user, labels, wanted)
     return asked
 
 

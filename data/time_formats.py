@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -115,12 +116,31 @@ def show_day_first(columns: Iterable[pa.ChunkedArray]) -> tuple[bool, bool | Non
     return seen, None
 
 
-def lack_zone(texts: pa.ChunkedArray) -> bool:
-    """Whether some texts are local times: with a clock, and neither a number nor with a zone."""
-    texts = pc.fill_null(texts, "")
-    clock = pc.match_substring_regex(texts, r"\d{1,2}:\d{2}")
-    zoned = pc.match_substring_regex(pc.utf8_trim_whitespace(texts), ZONED)
-    return bool(pc.any(pc.and_(clock, pc.invert(zoned))).as_py())
+class Zones(NamedTuple):
+    """How the times of a column are written.
+
+    Attributes:
+        local: texts with a clock and without a zone.
+        zoned: texts with a clock and a zone.
+        names: distinct zones, as written.
+    """
+
+    local: int
+    zoned: int
+    names: list[str]
+
+
+def find_zones(column: pa.ChunkedArray) -> Zones:
+    """Count the times with and without a zone; only texts with a clock count."""
+    if not (pa.types.is_string(column.type) or pa.types.is_large_string(column.type)):
+        return Zones(0, 0, [])
+    texts = pc.utf8_trim_whitespace(pc.fill_null(column, ""))
+    clock = pc.sum(pc.match_substring_regex(texts, r"\d{1,2}:\d{2}")).as_py() or 0
+    zoned = texts.filter(pc.match_substring_regex(texts, ZONED))
+    if not len(zoned):
+        return Zones(clock, 0, [])
+    names = pc.unique(pc.struct_field(pc.extract_regex(zoned, SPLIT_ZONE), "zone"))
+    return Zones(clock - len(zoned), len(zoned), [name for name in names.to_pylist() if name])
 
 
 def share_of_times(column: pa.ChunkedArray, rules: TimeRules) -> tuple[float, float]:

@@ -3,9 +3,10 @@
 A data set is an artifact with `interactions.parquet` (user, item, timestamp, rating, split, and
 `behaviour` if events have types, which the metadata of the file's schema describe),
 `items.parquet` (item_id, title, text, then attribute columns), `users.parquet` (user_id) and
-optionally `codes.npy` (imported semantic IDs). Large data have a folder `interactions/` with
-`part-00000.parquet` and so on instead of the first file. Each part holds all rows of some users,
-and the parts in order have the rows of the single file. Raw formats are read by `recsys.data`.
+optionally `codes.npy` (imported semantic IDs) and `disliked.parquet` (see `Disliked`). Large data
+have a folder `interactions/` with `part-00000.parquet` and so on instead of the first file. Each
+part holds all rows of some users, and the parts in order have the rows of the single file. Raw
+formats are read by `recsys.data`.
 """
 
 from __future__ import annotations
@@ -13,22 +14,29 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from recsys.artifacts import Manifest, read_manifest, read_whole
 from recsys.errors import DataError
 from recsys.interactions import Behaviour, Histories, Interactions, count_as_seen
-from recsys.splits import LABELS, TRAIN, SplitName
+from recsys.splits import LABELS, TRAIN, SplitName, starts_session
 
 ITEM_COLUMNS = ("item_id", "title", "text")
 AVAILABILITY = ("available", "available_from", "available_until")
+DISLIKED = "disliked.parquet"
 INTERACTIONS = "interactions"  # stem of the file, or the folder of parts
+PAIR = ("user_id", "item_id")
+DISLIKED_COLUMNS = pa.schema(
+    [(name, pa.string()) for name in PAIR] + [("timestamp", pa.int64()), ("stands", pa.bool_())]
+)
 Targets = Literal["next", "all"]
 
 
@@ -85,6 +93,75 @@ class Examples:
 
 
 @dataclass(frozen=True)
+class Disliked:
+    """Negative events of the source: items that users disliked, returned or rated low.
+
+    They are no interactions. Their users may have no interactions at all.
+
+    Attributes:
+        table: `user_id`, `item_id` (outside ids), `timestamp` (as the interactions'; null without
+            times) and `stands` (whether the user's last event on the item was negative, too).
+    """
+
+    table: pa.Table
+
+    @classmethod
+    def read(cls, path: Path) -> Disliked | None:
+        """Those of the data set at `path`; None if it has none."""
+        file = path / DISLIKED
+        return cls(pq.read_table(file)) if file.is_file() else None
+
+    @property
+    def standing(self) -> pa.Table:
+        """The rows that stand: no list for the user may have the item."""
+        return self.table.filter(self.table["stands"])
+
+    @cached_property
+    def _by_user(self) -> tuple[pa.Array, list[str], Histories]:
+        """User ids, item ids, and the places of the standing items of each user."""
+        rows = self.standing
+        user, item = (rows[name].combine_chunks().dictionary_encode() for name in PAIR)
+        order = np.argsort(user.indices.to_numpy(), kind="stable")
+        counts = np.bincount(user.indices.to_numpy(), minlength=len(user.dictionary))
+        offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+        items = item.indices.to_numpy()[order].astype(np.int32)
+        return user.dictionary, item.dictionary.to_pylist(), Histories(offsets, items)
+
+    def of(self, user_ids: Sequence[str]) -> list[list[str]]:
+        """The standing items of each user."""
+        users, items, places = self._by_user
+        found = pc.index_in(pa.array(user_ids, pa.string()), users).fill_null(-1).to_pylist()
+        return [
+            [items[i] for i in dict.fromkeys(places[at].tolist())] if at >= 0 else []
+            for at in found
+        ]
+
+    def before(
+        self, times: NDArray[np.int64], user_ids: Sequence[str], item_ids: NDArray[np.str_]
+    ) -> Histories:
+        """The dense items that each of n users disliked before a time.
+
+        Args:
+            times: (n,) as the interactions' timestamps.
+            user_ids: n outside ids.
+            item_ids: outside ids in dense order.
+        """
+        names = (pa.array(user_ids, pa.string()), pa.array(item_ids.tolist(), pa.string()))
+        user, item = (
+            pc.index_in(self.table[name], ids).fill_null(-1).to_numpy()
+            for name, ids in zip(PAIR, names, strict=True)
+        )
+        when = self.table["timestamp"]
+        known = (user >= 0) & (item >= 0) & when.is_valid().to_numpy()
+        rows = np.flatnonzero(known)
+        rows = rows[when.fill_null(0).to_numpy()[rows] < times[user[rows]]]
+        rows = rows[np.argsort(user[rows], kind="stable")]
+        counts = np.bincount(user[rows], minlength=len(times))
+        offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+        return Histories(offsets, item[rows].astype(np.int32))
+
+
+@dataclass(frozen=True)
 class Dataset:
     """Canonical data in memory.
 
@@ -95,6 +172,9 @@ class Dataset:
             number or bool); row i describes dense item i.
         codes: (items, L) int32 imported semantic IDs, or None.
         behaviours: the types of events; `interactions.behaviour` numbers them. Empty without types.
+        disliked: negative events of the source, which are no interactions; None for none.
+        sessions: whether each user is one session of an anonymous visitor, who is asked for items
+            after the first event only.
     """
 
     interactions: Interactions
@@ -102,6 +182,8 @@ class Dataset:
     items: pa.Table
     codes: NDArray[np.int32] | None = None
     behaviours: tuple[Behaviour, ...] = ()
+    disliked: Disliked | None = None
+    sessions: bool = False
 
     def __post_init__(self) -> None:
         if len(self.split) != len(self.interactions):
@@ -148,6 +230,11 @@ class Dataset:
         return np.array([b.role == "target" for b in self.behaviours])[types]
 
     @property
+    def is_asked(self) -> NDArray[np.bool_]:
+        """(n,) whether an event may be an example's target: not the first one of a session."""
+        return self.is_target & ~starts_session(self.interactions.user, self.sessions)
+
+    @property
     def attributes(self) -> list[str]:
         """Names of the attribute columns."""
         return [c for c in self.items.column_names if c not in (*ITEM_COLUMNS, *AVAILABILITY)]
@@ -162,13 +249,13 @@ class Dataset:
 
         The history holds everything before the first of these targets: for `test` also the
         validation events, and with types also context events of the split itself. It may be empty
-        under a global-temporal split.
+        under a global-temporal split. Items that the user disliked by then are hidden in it.
         """
         everything = self.interactions.histories
         if everything.behaviours is not None:
             seen = count_as_seen(everything.behaviours, self.behaviours)
             everything = replace(everything, seen=seen)
-        wanted = (self.split == LABELS[split]) & self.is_target
+        wanted = (self.split == LABELS[split]) & self.is_asked
         asked = everything.where(wanted)
         users = np.flatnonzero(asked.lengths > 0)
         first = np.zeros(len(everything), np.int64)  # row of the user's first target
@@ -178,13 +265,38 @@ class Dataset:
         asked = asked.take(users)
         if targets == "next":
             asked = asked.where(np.isin(np.arange(len(asked.items)), asked.offsets[:-1]))
+        histories = replace(histories, hidden=self._disliked_before(first[users], users, histories))
         return Examples(users.astype(np.int32), histories, asked)
+
+    def _disliked_before(
+        self, rows: NDArray[np.int64], users: NDArray[np.int64], histories: Histories
+    ) -> Histories | None:
+        """The items that users disliked before their event at `rows`, and not chosen since.
+
+        None if the times are not known.
+        """
+        events = self.interactions
+        if self.disliked is None or not events.has_time:
+            return None
+        ids = events.user_ids[users].tolist()
+        found = self.disliked.before(events.timestamp[rows], ids, self.item_ids)
+        size = len(self.item_ids)
+        chosen = np.isin(found.rows * size + found.items, histories.rows * size + histories.items)
+        return found.where(~chosen)
 
     def save(self, folder: Path) -> None:
         """Write the parquet files into `folder` (an artifact being written)."""
         has_time = self.interactions.has_time
-        write_events(folder, self.events, has_time=has_time, behaviours=self.behaviours)
+        write_events(
+            folder,
+            self.events,
+            has_time=has_time,
+            behaviours=self.behaviours,
+            sessions=self.sessions,
+        )
         write_catalog(folder, pa.array(self.interactions.user_ids), self.items, self.codes)
+        if self.disliked is not None:
+            pq.write_table(self.disliked.table, folder / DISLIKED)
 
     @classmethod
     def load(cls, path: Path | str) -> Dataset:
@@ -205,7 +317,7 @@ class Dataset:
 
     @classmethod
     def _read(cls, path: Path) -> Dataset:
-        events, has_time, behaviours = _read_events(path)
+        events, has_time, behaviours, sessions = _read_events(path)
         items = pq.read_table(path / "items.parquet")
         codes = path / "codes.npy"
         interactions = Interactions(
@@ -224,6 +336,8 @@ class Dataset:
             items,
             np.load(codes, allow_pickle=False) if codes.exists() else None,
             behaviours,
+            Disliked.read(path),
+            sessions,
         )
 
     @staticmethod
@@ -256,6 +370,7 @@ def write_events(
     *,
     has_time: bool,
     behaviours: Sequence[Behaviour] = (),
+    sessions: bool = False,
     part: int | None = None,
 ) -> None:
     """Write the interactions of a data set, or a part of them, into `folder`."""
@@ -265,6 +380,8 @@ def write_events(
         file.parent.mkdir(exist_ok=True)
     columns = {name: column for name, column in events._asdict().items() if column is not None}
     metadata = {"has_time": str(int(has_time))}
+    if sessions:
+        metadata["sessions"] = "1"
     if behaviours:
         metadata["behaviours"] = json.dumps([b._asdict() for b in behaviours])
     pq.write_table(pa.table(columns).replace_schema_metadata(metadata), file)
@@ -291,8 +408,8 @@ def _behaviours(metadata: Mapping[bytes, bytes]) -> tuple[Behaviour, ...]:
     return tuple(Behaviour(**b) for b in json.loads(metadata.get(b"behaviours", b"[]")))
 
 
-def _read_events(path: Path) -> tuple[Events, bool, tuple[Behaviour, ...]]:
-    """All events, whether they have timestamps, and their types.
+def _read_events(path: Path) -> tuple[Events, bool, tuple[Behaviour, ...], bool]:
+    """All events, whether they have timestamps, their types, and whether users are sessions.
 
     Parts are read into preallocated arrays.
     """
@@ -302,8 +419,9 @@ def _read_events(path: Path) -> tuple[Events, bool, tuple[Behaviour, ...]]:
     metadata = schema.metadata or {}
     has_time = metadata.get(b"has_time") == b"1"
     behaviours = _behaviours(metadata)
+    sessions = metadata.get(b"sessions") == b"1"
     if len(files) == 1:
-        return _columns(pq.read_table(files[0])), has_time, behaviours
+        return _columns(pq.read_table(files[0])), has_time, behaviours, sessions
     total = sum(rows)
     events = Events(
         np.empty(total, np.int32),
@@ -319,7 +437,7 @@ def _read_events(path: Path) -> tuple[Events, bool, tuple[Behaviour, ...]]:
             if column is not None:
                 getattr(events, name)[start : start + count] = column
         start += count
-    return events, has_time, behaviours
+    return events, has_time, behaviours, sessions
 
 
 def _columns(table: pa.Table) -> Events:

@@ -60,6 +60,8 @@ class Histories:
             None if the data set has no types.
         seen: (total,) bool, whether each item counts as seen and is left out of a list without seen
             items; None for all. With types, an item that was only viewed can still be bought.
+        hidden: items that must not be recommended to each sequence's user, such as disliked ones;
+            None for none.
 
     >>> histories = Histories.of([[3, 1], [], [4]])
     >>> len(histories), histories.lengths.tolist(), histories[0].tolist()
@@ -72,6 +74,7 @@ class Histories:
     items: NDArray[np.int32]
     behaviours: NDArray[np.uint8] | None = None
     seen: NDArray[np.bool_] | None = None
+    hidden: Histories | None = None
 
     def __post_init__(self) -> None:
         if self.offsets.ndim != 1 or len(self.offsets) == 0 or self.offsets[0] != 0:
@@ -81,6 +84,8 @@ class Histories:
         for name in ("behaviours", "seen"):
             if (part := getattr(self, name)) is not None and len(part) != len(self.items):
                 raise ValueError(f"Histories.{name} must be as long as items")
+        if self.hidden is not None and len(self.hidden) != len(self):
+            raise ValueError("Histories.hidden must have as many sequences")
 
     @classmethod
     def of(cls, sequences: Iterable[ArrayLike]) -> Histories:
@@ -123,24 +128,37 @@ class Histories:
         offsets = np.zeros(len(indices) + 1, np.int64)
         np.cumsum(lengths, out=offsets[1:])
         shift = np.repeat(self.offsets[indices] - offsets[:-1], lengths)
-        return self._of(offsets, np.arange(offsets[-1]) + shift)
+        hidden = None if self.hidden is None else self.hidden.take(indices)
+        return self._of(offsets, np.arange(offsets[-1]) + shift, hidden)
 
     def where(self, keep: NDArray[np.bool_]) -> Histories:
         """The same number of sequences with only the items where `keep` (total,) is true."""
         offsets = np.zeros(len(self) + 1, np.int64)
         np.cumsum(np.bincount(self.rows[keep], minlength=len(self)), out=offsets[1:])
-        return self._of(offsets, keep)
+        return self._of(offsets, keep, self.hidden)
 
-    def _of(self, offsets: NDArray[np.int64], events: NDArray[Any]) -> Histories:
+    def _of(
+        self, offsets: NDArray[np.int64], events: NDArray[Any], hidden: Histories | None
+    ) -> Histories:
         """Sequences with new offsets of the chosen events (indices, or a mask)."""
         types = None if self.behaviours is None else self.behaviours[events]
         seen = None if self.seen is None else self.seen[events]
-        return Histories(offsets, self.items[events], types, seen)
+        return Histories(offsets, self.items[events], types, seen, hidden)
 
     @property
     def only_seen(self) -> Histories:
         """The same number of sequences with only the items that count as seen."""
         return self if self.seen is None else self.where(self.seen)
+
+    def left_out(self, exclude_seen: bool) -> Histories:
+        """What a list must not contain: hidden items and, if wanted, the items that are seen."""
+        seen = self.only_seen if exclude_seen else self.where(np.zeros(len(self.items), np.bool_))
+        if self.hidden is None:
+            return seen
+        rows = np.concatenate([seen.rows, self.hidden.rows])
+        items = np.concatenate([seen.items, self.hidden.items])
+        offsets = seen.offsets + self.hidden.offsets
+        return Histories(offsets, items[np.argsort(rows, kind="stable")])
 
     @property
     def last(self) -> Histories:

@@ -35,7 +35,14 @@ from recsys.constraint.filter_cache import FilterCache
 from recsys.constraint.filters import ItemFilter
 from recsys.constraint.mask import RowMask
 from recsys.errors import ItemError
-from recsys.live_catalog import FIXED, AddedItems, EpochAttributes, EpochCatalog, NewItem
+from recsys.live_catalog import (
+    FIXED,
+    AddedItems,
+    EpochAttributes,
+    EpochCatalog,
+    NewItem,
+    settable,
+)
 from recsys.placement import ItemCoder, Placement, table_of
 from recsys.prompts import PromptEncoder
 from recsys.retrieval.later import LaterItems
@@ -174,7 +181,8 @@ class Epochs:
         self._describe = describe
         self._filter_bytes = filter_bytes
         size = len(bundle.catalog)
-        added, record = AddedItems(bundle.catalog), np.arange(size, dtype=np.int32)
+        added = AddedItems(settable(bundle.catalog))
+        record = np.arange(size, dtype=np.int32)
         alive = np.ones(size, np.bool_)
         catalog = EpochCatalog(added, record, bundle.catalog.codes, alive)
         encoder = bundle.encoder
@@ -215,9 +223,10 @@ class Epochs:
         Raises:
             ItemError: an item is malformed or cannot be placed; the text names item and field.
         """
-        items = list(items)
-        schema = self._epoch.catalog.added.base.items.schema
-        call = _Call(items, table_of(items, schema, self._vocabulary.level_sizes))
+        added = self._epoch.catalog.added
+        items = [added.completed(item) for item in items]
+        table = table_of(items, added.base.items.schema, self._vocabulary.level_sizes)
+        call = _Call(items, table)
         if not items:
             return self._epoch
         with self._queue:

@@ -9,19 +9,22 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from recsys.availability import AVAILABLE
 from recsys.catalog import Catalog
 from recsys.constraint.attributes import Attributes, Column
 from recsys.retrieval.later import LaterItems
 
 FIXED = ("item_id", "title", "text")
+TOP = "_top"  # the end of the name of a column with the first values of lists
 
 
 @dataclass(frozen=True)
@@ -70,6 +73,23 @@ class AddedItems:
         self.index: dict[str, int] = {}
         self.records: list[NewItem] = []
         self.columns = columns or Columns(base.items)
+
+    @cached_property
+    def derived(self) -> dict[str, str]:
+        """`derived_columns` of the bundle's items."""
+        return derived_columns(self.base.items)
+
+    def completed(self, item: NewItem) -> NewItem:
+        """The item with the values of derived columns that it does not give itself."""
+        given = item.attributes
+        if not isinstance(given, Mapping):
+            return item  # refused later
+        found = {
+            name: given[source][0]
+            for source, name in self.derived.items()
+            if name not in given and isinstance(given.get(source), list | tuple) and given[source]
+        }
+        return replace(item, attributes={**given, **found}) if found else item
 
     def find(self, item_id: str) -> int:
         """Dense number of an id that has one in any epoch, or -1."""
@@ -195,8 +215,40 @@ class EpochCatalog:
         return {name: given.get(name) for name in base.items.column_names}
 
     def attributes(self, item: int) -> dict[str, Any]:
-        """Attribute columns of one item."""
-        return {k: v for k, v in self.row(item).items() if k not in FIXED}
+        """Attribute columns of one item; without `available` where it was never set."""
+        known = {k: v for k, v in self.row(item).items() if k not in FIXED}
+        if known.get(AVAILABLE, True) is None:
+            del known[AVAILABLE]
+        return known
+
+
+def derived_columns(items: pa.Table) -> dict[str, str]:
+    """Columns that hold the first value of a list, by the list's name: category -> category_top.
+
+    Only where this is true of every item.
+    """
+    found: dict[str, str] = {}
+    for name in items.column_names if items.num_rows else ():
+        top = f"{name}{TOP}"
+        if top not in items.column_names or not pa.types.is_list(items[name].type):
+            continue
+        lists = items[name].combine_chunks()
+        filled = pc.fill_null(pc.greater(pc.list_value_length(lists), 0), False)
+        first = pc.list_flatten(pc.list_slice(lists.filter(filled), 0, 1))
+        given = items[top].combine_chunks()
+        if first.equals(given.filter(filled)) and given.filter(pc.invert(filled)).null_count == len(
+            given
+        ) - len(first):
+            found[name] = top
+    return found
+
+
+def settable(catalog: Catalog) -> Catalog:
+    """The catalog with a column `available`, so that it can be set live; missing means yes."""
+    if AVAILABLE in catalog.items.column_names:
+        return catalog
+    nothing = pa.nulls(len(catalog), pa.bool_())
+    return replace(catalog, items=catalog.items.append_column(AVAILABLE, nothing))
 
 
 class Columns:

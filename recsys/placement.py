@@ -6,6 +6,7 @@ that no item below the same prefix has. If none is free, the item shares a leaf.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
@@ -71,8 +72,11 @@ def _check(item: NewItem, place: int, schema: pa.Schema) -> None:
     for name in item.attributes:
         if name in FIXED or name not in schema.names:
             known = ", ".join(n for n in schema.names if n not in FIXED) or "none"
+            hint = ""
+            if re.search("stock|avail", str(name), re.IGNORECASE):
+                hint = "; whether an item may be recommended is 'available': true or false"
             raise ItemError(
-                f"{at}: attributes: no attribute {_show(name)}; this catalog has {known}"
+                f"{at}: attributes: no attribute {_show(name)}; this catalog has {known}{hint}"
             )
     if item.like is not None and not isinstance(item.like, str):
         raise ItemError(f"{at}: like: want the id of an item, got {_show(item.like)}")

@@ -290,6 +290,7 @@ class Recommender:
         """Top-k of many histories of dense items, for several values of `exclude_seen`.
 
         Items that are not available now are ranked too, since they were when the events happened.
+        Hidden items of the histories are left out of all lists.
         All lists come from one search (`recsys.decoding.shared`), which costs little more than the
         search for one of them.
 
@@ -323,10 +324,11 @@ class Recommender:
             places = order[start : start + batch_size]
             group = histories.take(places)
             owner = np.tile(np.arange(len(group)), variants)
-            seen = group.take(owner)
-            seen = seen.where(np.repeat(exclude_seen, len(group.items))).only_seen
+            hidden = Histories.of(
+                items for with_seen in exclude_seen for items in group.left_out(with_seen)
+            )
             nothing = [None] * len(owner)
-            batch = Batch(epoch, group.take(owner), seen, [epoch.mask] * len(owner), nothing)
+            batch = Batch(epoch, group.take(owner), hidden, [epoch.mask] * len(owner), nothing)
             best, own, _ = self._rank(batch, k, kind, partial(self._search_shared, kind))
             for which, lists in enumerate((best, own)):
                 here = (slice(None), which, places)

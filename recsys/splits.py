@@ -74,6 +74,16 @@ def label_last_targets(
     return labels, keep
 
 
+def starts_session(user: NDArray[np.int32], sessions: bool) -> NDArray[np.bool_]:
+    """(n,) whether an event is the first of a session: nothing is known before it.
+
+    Args:
+        user: (n,) ascending.
+        sessions: whether users are sessions; otherwise no event is.
+    """
+    return np.asarray(np.diff(user, prepend=-1) != 0) & sessions
+
+
 def users_to_ask(
     user: NDArray[np.int32], labels: NDArray[np.uint8], target: NDArray[np.bool_]
 ) -> NDArray[np.int64]:

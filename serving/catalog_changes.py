@@ -28,7 +28,15 @@ from recsys.serving.following import follow
 from recsys.serving.metrics import Metrics
 from recsys.serving.models import Model, Models
 from recsys.serving.reads import Reads
-from recsys.serving.schemas.items import Branch, Item, ItemPage, ItemPatch, ItemQuery, NewItemBody
+from recsys.serving.schemas.items import (
+    Branch,
+    DescribedItem,
+    Item,
+    ItemPage,
+    ItemPatch,
+    ItemQuery,
+    NewItemBody,
+)
 from recsys.serving.stores.store import Store
 
 logger = logging.getLogger("recsys.serving.catalog_changes")
@@ -50,6 +58,12 @@ def item_of(catalog: EpochCatalog, row: int) -> Item:
         semantic_id=catalog.codes[row].tolist(),
         metadata=metadata(catalog, row),
     )
+
+
+def described(catalog: EpochCatalog, row: int) -> DescribedItem:
+    """Convert an item of the catalog to its wire model with its text."""
+    item = item_of(catalog, row)
+    return DescribedItem.model_construct(**vars(item), text=str(catalog.row(row)["text"] or ""))
 
 
 def metadata(catalog: EpochCatalog, row: int) -> dict[str, Any]:
@@ -155,7 +169,7 @@ class CatalogChanges:
                 self._page, model.recommender, prefix, query.q, int(query.cursor or 0), query.limit
             )
 
-    async def upsert(self, items: Sequence[NewItemBody]) -> tuple[int, list[Item]]:
+    async def upsert(self, items: Sequence[NewItemBody]) -> tuple[int, list[DescribedItem]]:
         """Add items to the catalog or replace them: all or, on an error, none.
 
         Returns the epoch of the champion that has them, and the items.
@@ -167,7 +181,7 @@ class CatalogChanges:
         """
         return await self._finish(self._upsert(items))
 
-    async def patch(self, item_id: str, changes: ItemPatch) -> tuple[int, Item]:
+    async def patch(self, item_id: str, changes: ItemPatch) -> tuple[int, DescribedItem]:
         """Change a part of an item; its codes and what is not given stay.
 
         Returns the epoch of the champion that has the item, and the item.
@@ -198,21 +212,24 @@ class CatalogChanges:
         task.add_done_callback(self._changes.discard)
         return await asyncio.shield(task)
 
-    async def _upsert(self, items: Sequence[NewItemBody]) -> tuple[int, list[Item]]:
+    async def _upsert(self, items: Sequence[NewItemBody]) -> tuple[int, list[DescribedItem]]:
         news = [
             NewItem(i.item_id, i.title, i.text, i.attributes, i.semantic_id, i.like) for i in items
         ]
         async with self._changing:
             return await self._put(news)
 
-    async def _patch(self, item_id: str, changes: ItemPatch) -> tuple[int, Item]:
+    async def _patch(self, item_id: str, changes: ItemPatch) -> tuple[int, DescribedItem]:
         async with self._changing:
             await self._catch_up()  # with what other processes have changed
             with self._models.lease() as model:
-                old = model.recommender.epoch.item(item_id)
+                epoch = model.recommender.epoch
+                old, added = epoch.item(item_id), epoch.catalog.added
             if old is None:
                 raise UnknownItemError(f"The model has no item {item_id!r}.")
-            together = {**old.attributes, **changes.attributes}
+            stale = {added.derived.get(name) for name in changes.attributes}
+            known = {key: value for key, value in old.attributes.items() if key not in stale}
+            together = {**known, **changes.attributes}
             new = replace(
                 old,
                 title=old.title if changes.title is None else changes.title,
@@ -220,10 +237,10 @@ class CatalogChanges:
                 attributes={key: value for key, value in together.items() if value is not None},
                 semantic_id=None,  # it keeps its codes
             )
-            epoch, (found,) = await self._put([new])
-        return epoch, found
+            number, (found,) = await self._put([new])
+        return number, found
 
-    async def _put(self, news: Sequence[NewItem]) -> tuple[int, list[Item]]:
+    async def _put(self, news: Sequence[NewItem]) -> tuple[int, list[DescribedItem]]:
         """Add or replace items in all models; the caller holds the lock of changes."""
         with self._models.lease() as model:
             # A thousand items take a tenth of a second, for which the event loop must not stand.
@@ -312,11 +329,11 @@ class CatalogChanges:
 
 def _upsert(
     model: Model, news: Sequence[NewItem]
-) -> tuple[Epoch, list[Item], list[dict[str, Any]]]:
+) -> tuple[Epoch, list[DescribedItem], list[dict[str, Any]]]:
     """Add or replace items in a model: its epoch that has them, the items, and their records."""
     epoch = model.recommender.upsert(news)
     catalog = epoch.catalog
-    found = [item_of(catalog, catalog.find(new.item_id)) for new in news]
+    found = [described(catalog, catalog.find(new.item_id)) for new in news]
     pairs = zip(news, found, strict=True)
     return epoch, found, [_record(model, epoch, new, item) for new, item in pairs]
 

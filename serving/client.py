@@ -24,6 +24,7 @@ from recsys.serving.schemas.common import CHAMPION, Problem
 from recsys.serving.schemas.events import EventsResponse, UserHistory, UserList
 from recsys.serving.schemas.filters import FilterReport
 from recsys.serving.schemas.items import (
+    DescribedItem,
     Item,
     ItemChange,
     ItemPage,
@@ -155,9 +156,9 @@ class Client:
         query = {"k": k, "model": model}
         return self._ask(SimilarResponse, "GET", _path("items", item_id, "similar"), params=query)
 
-    def item(self, item_id: str, *, model: str = CHAMPION) -> Item:
+    def item(self, item_id: str, *, model: str = CHAMPION) -> DescribedItem:
         """An item of the catalog."""
-        return self._ask(Item, "GET", _path("items", item_id), params={"model": model})
+        return self._ask(DescribedItem, "GET", _path("items", item_id), params={"model": model})
 
     def items(
         self, *, prefix: str = "", q: str = "", page: int = 200, model: str = CHAMPION

@@ -59,8 +59,10 @@ def serve(
         insecure_listen=insecure_listen or None,
     )
     from recsys.artifacts import read_manifest
+    from recsys.serving.sockets import bind
 
-    read_manifest(settings.bundle, "bundle")  # fail on a wrong path before torch is imported
+    # fail on a wrong path or a taken port before torch is imported
+    read_manifest(settings.bundle, "bundle")
     if engine is Runner.ray:
         from recsys.config import Settings
         from recsys.serving.cluster.ray import import_ray
@@ -68,17 +70,19 @@ def serve(
         flags = [] if replicas is None else [f"{SECTION}.replicas={replicas}"]
         cluster = Settings.load(config, flags).section(SECTION, ClusterSettings)
         import_ray("serve")
+        listener = bind(settings.host, settings.port)
         from recsys.serving.cluster.server import serve_on_ray
 
-        serve_on_ray(settings, cluster)
+        serve_on_ray(settings, cluster, listener)
         return
     if replicas is not None:
         from recsys.errors import ConfigError
 
         raise ConfigError("--replicas needs --engine ray; the local engine is one process")
+    listener = bind(settings.host, settings.port)
     from recsys.serving.server import serve as run
 
-    run(settings)
+    run(settings, listener)
 
 
 keys = typer.Typer(no_args_is_help=True, add_completion=False)

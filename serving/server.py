@@ -1,14 +1,13 @@
 """The local server: binds the socket and runs the application until a signal."""
 
 import contextlib
-import socket
 import sys
 from typing import Any, Literal
 
 import uvicorn
 from rich.markup import escape
 
-from recsys.errors import ConfigError, RecsysError
+from recsys.errors import RecsysError
 from recsys.progress import say
 from recsys.recommender import Recommender
 from recsys.serving import logs
@@ -17,6 +16,7 @@ from recsys.serving.app import create_app
 from recsys.serving.connections import IDLE_S, Connections, protocol
 from recsys.serving.service import Phase, Service
 from recsys.serving.settings import ServingSettings
+from recsys.serving.sockets import Listener, bind
 
 MAX_BACKLOG = 256  # connections that wait to be accepted
 # The worker and the event loop need Python's global lock often and for a short time. Beside a
@@ -25,14 +25,21 @@ SWITCH_S = 0.0005
 GRACE_S = 5  # time at shutdown to send the last responses, after the deadline of requests
 
 
-def serve(settings: ServingSettings, *, recommender: Recommender | None = None) -> None:
+def serve(
+    settings: ServingSettings,
+    listener: Listener | None = None,
+    *,
+    recommender: Recommender | None = None,
+) -> None:
     """Serve until SIGINT or SIGTERM; requests in progress are answered first.
+
+    `listener` is opened here if it is not given.
 
     Raises:
         ConfigError: the port is in use, or the address is not one of this machine.
         RecsysError: the bundle or the histories cannot be loaded.
     """
-    listener, url = bind(settings.host, settings.port)
+    opened, url = listener or bind(settings.host, settings.port)
     logs.configure(sys.stdout)
     sys.setswitchinterval(SWITCH_S)
     app = create_app(settings, recommender=recommender)
@@ -55,8 +62,8 @@ def serve(settings: ServingSettings, *, recommender: Recommender | None = None) 
     service.on_phase = on_phase
     say(escape(f"Loading {settings.bundle} ..."))
     # after a clean stop, uvicorn raises the signal again
-    with listener, contextlib.suppress(KeyboardInterrupt):
-        server.run(sockets=[listener])
+    with opened, contextlib.suppress(KeyboardInterrupt):
+        server.run(sockets=[opened])
     if isinstance(service.failure, RecsysError):
         raise service.failure
     if service.failure is not None:
@@ -84,26 +91,3 @@ def http_server(
             timeout_graceful_shutdown=round(settings.deadline_ms / 1000) + GRACE_S,
         )
     )
-
-
-def bind(host: str, port: int) -> tuple[socket.socket, str]:
-    """Open a listening socket; also returns its URL for this machine."""
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-        listener = socket.socket(family, kind, protocol)
-        try:
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            listener.bind(address)
-        except OSError:
-            listener.close()
-            raise
-    except OSError as error:
-        raise ConfigError(
-            f"cannot listen on {host} port {port}: {error.strerror or error}; "
-            "choose another with --host or --port"
-        ) from error
-    host, port = listener.getsockname()[:2]
-    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 - for a client here
-    return listener, f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

@@ -19,7 +19,7 @@ from recsys.recommender import Recommender, RecommendRequest, RecommendResult, S
 from recsys.rules import Rule, apply_rules
 from recsys.serving import answers
 from recsys.serving.batcher import Answer, QueueFullError, until
-from recsys.serving.catalog_changes import CatalogChanges, find, item_of
+from recsys.serving.catalog_changes import CatalogChanges, described, find
 from recsys.serving.evaluations import Evaluations
 from recsys.serving.limits import CALLER, work_of
 from recsys.serving.metrics import Metrics
@@ -28,7 +28,13 @@ from recsys.serving.reads import Reads
 from recsys.serving.rules import RuleReferenceError, Rules
 from recsys.serving.schemas.common import CHAMPION, MAX_HISTORY
 from recsys.serving.schemas.filters import FilterCheck, FilterReport
-from recsys.serving.schemas.items import Item, RankBody, RankResponse, ScoredItem, SimilarResponse
+from recsys.serving.schemas.items import (
+    DescribedItem,
+    RankBody,
+    RankResponse,
+    ScoredItem,
+    SimilarResponse,
+)
 from recsys.serving.schemas.models import ModelInfo
 from recsys.serving.schemas.recommendations import (
     RecommendationsRequest,
@@ -359,10 +365,10 @@ class Service:
 
             return await self._reads(report)
 
-    def item(self, item_id: str, alias: str = CHAMPION) -> Item:
+    def item(self, item_id: str, alias: str = CHAMPION) -> DescribedItem:
         """An item of the catalog; `UnknownItemError` if there is none of this id."""
         catalog = self.models.get(alias).recommender.catalog
-        return item_of(catalog, find(catalog, item_id))
+        return described(catalog, find(catalog, item_id))
 
     async def evaluation(self, alias: str) -> str:
         """The files about a bundle's quality, its metrics and its report: an `Evaluation` as JSON.

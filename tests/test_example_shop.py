@@ -16,6 +16,7 @@ import pytest
 from starlette.testclient import TestClient
 
 import recsys
+from recsys.data.prepare import DataConfig, build
 
 SCRIPT = Path(__file__).parent.parent / "examples" / "shop" / "make_export.py"
 NOTEBOOK = SCRIPT.with_name("shop.ipynb")
@@ -99,6 +100,26 @@ def test_the_products_have_every_kind_of_dirt(script, export):
     assert any(price.startswith("€") and "," in price for price in columns["price"])
     assert any(re.search("<li>.*&amp;|&amp;.*<li>", text) for text in columns["description"])
     assert all(sku.startswith("0") for sku in columns["sku"])
+
+
+def test_the_report_names_every_kind_of_dirt(export):
+    made = build(
+        DataConfig(
+            source="table",
+            path=str(export / "events.csv"),
+            items=str(export / "products.csv"),
+        )
+    )
+    assert made.report is not None
+    assert {finding["rule"] for finding in made.report.findings()} >= {
+        "damaged_rows_skipped", "rows_without_user_or_item_dropped",
+        "rows_with_unreadable_times_dropped", "rows_with_impossible_times_dropped",
+        "times_with_a_zone", "times_without_a_zone", "events_of_placeholder_users_dropped",
+        "events_of_bots_dropped", "duplicate_rows_dropped", "near_duplicate_events_merged",
+        "negative_events_dropped", "unknown_items", "repeated_item_rows_dropped",
+        "item_texts_cleaned", "prices_read", "category_paths_split", "unavailable_items",
+    }  # fmt: skip
+    assert made.dataset.disliked is not None
 
 
 def write_clean(export: Path, folder: Path) -> None:

@@ -223,7 +223,7 @@ def decode_candidates(
             if new is not None:
                 limits["allowed"] = [new.alive] * len(rows)
             candidates = retrieval.propose(histories, config.candidates, **limits)
-            seen = histories.only_seen
+            seen = histories.left_out(True)
             request = SearchRequest(
                 encoder.encode_all(histories),
                 exclude=[trie.excluded_rows(items) for items in seen],

@@ -69,7 +69,7 @@ class Validation:
         gains = np.zeros(len(targets))
         for start in range(0, len(targets), RANKED):
             part = histories.take(np.arange(start, min(start + RANKED, len(targets))))
-            excluded = [self.trie.excluded_rows(items) for items in part.only_seen]
+            excluded = [self.trie.excluded_rows(items) for items in part.left_out(True)]
             request = SearchRequest(self.encoder.encode_all(part), exclude=excluded)
             beams = beam_search(self.model, request, self.trie, self.num_beams)
             rows = beams.rows[:, :TOP].cpu().numpy()

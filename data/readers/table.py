@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 from rich.markup import escape
 
 from recsys.catalog import CODE_COLUMN
-from recsys.data.cleaning import RowCleaner
+from recsys.data.cleaning import MISSING, RowCleaner
 from recsys.data.columns import (
     SAMPLE_ROWS,
     Roles,
@@ -30,8 +30,8 @@ from recsys.data.damage import Damage
 from recsys.data.item_cleaning import ItemCleaner
 from recsys.data.opening import TableFile, as_strings, find_tables, open_table
 from recsys.data.raw import EventStream, ItemCatalog, RawData, ReaderConfig, distinct, events_table
-from recsys.data.report import Report
-from recsys.data.time_formats import TimeRules, lack_zone, read_times, show_day_first
+from recsys.data.report import EXAMPLES, Report
+from recsys.data.time_formats import TimeRules, find_zones, read_times, show_day_first
 from recsys.dataset import AVAILABILITY, ITEM_COLUMNS
 from recsys.errors import DataError
 from recsys.progress import say
@@ -73,7 +73,7 @@ def stream(config: ReaderConfig) -> EventStream:
     """
     paths = files(config)
     report = Report()
-    events = [open_table(path) for role, path in paths.items() if role != "items"]
+    events = [open_table(path, explode=True) for role, path in paths.items() if role != "items"]
     _agree(events)
     sample = Sample(events[0].path, events[0].sample(SAMPLE_ROWS))
     items = open_table(paths["items"]) if "items" in paths else None
@@ -85,11 +85,6 @@ def stream(config: ReaderConfig) -> EventStream:
         report.note(
             "There are no times: the rows of each user count as in order of time, events cannot be "
             "merged into steps, and the split is by each user's last events."
-        )
-    elif times.zone == "UTC" and lack_zone(sample.texts(roles["timestamp"].column)):
-        report.note(
-            "Times have no zone and are read as UTC; --set data.time_zone=Europe/Berlin, for "
-            "example, reads them as the time of a place."
         )
     times = _day_first(events, roles, times)
     _report_columns(report, sample, roles)
@@ -113,7 +108,10 @@ def stream(config: ReaderConfig) -> EventStream:
         cleaner = ItemCleaner(items.path, mine, config.clean, times, report)
         return _items(cleaner.clean(table), ids, config, report, items.path)
 
-    return EventStream(reader.read(events), read_items, reader.counts, reader.types, report)
+    sessions = reader.sessions == "users"
+    return EventStream(
+        reader.read(events), read_items, reader.counts, reader.types, report, sessions
+    )
 
 
 @dataclass
@@ -137,6 +135,14 @@ class _EventReader:
     report: Report
     counts: Counter[str] = field(default_factory=Counter)
     types: list[str] = field(default_factory=list)
+
+    @property
+    def sessions(self) -> str | None:
+        """Whether sessions are the `users`, or stand for `anonymous` ones; None without any."""
+        if "session" not in self.roles:
+            return None
+        same = self.roles["session"].column == self.roles["user"].column
+        return "users" if same else "anonymous"
 
     def read(self, files: list[TableFile]) -> Iterator[pa.Table]:
         """Canonical events, part by part."""
@@ -176,6 +182,8 @@ class _EventReader:
     def _canonical(self, table: pa.Table, path: Path, cleaner: RowCleaner) -> pa.Table:
         column = {role: table[found.column] for role, found in self.roles.items()}
         made = {role: as_strings(column[role], role, path) for role in ("user", "item")}
+        if self.sessions == "anonymous":
+            made["user"] = self._or_session(made["user"], column["session"], path)
         for role in self.whole:
             made[role] = pc.replace_substring_regex(made[role], r"\.0$", "")
         if "timestamp" in self.roles:
@@ -184,6 +192,9 @@ class _EventReader:
                 parts = [as_strings(column[role], role, path) for role in ("timestamp", "clock")]
                 times = pc.binary_join_element_wise(*parts, " ", null_handling="replace")
             made["timestamp"] = read_times(times, self.times, self.counts)
+            zones = find_zones(times)
+            self.report.add("times_with_a_zone", zones.zoned, zones.names)
+            self.report.add("times_without_a_zone", zones.local)
         if "rating" in self.roles:
             made["rating"] = self._ratings(as_strings(column["rating"], "rating", path))
         if "behaviour" in self.roles:
@@ -194,6 +205,23 @@ class _EventReader:
             made["behaviour"] = self._types(pc.if_else(back, "return", "purchase"))
         rows = cleaner.clean(pa.table(made), column)
         return events_table(**{name: rows[name] for name in rows.column_names})
+
+    def _or_session(
+        self, users: pa.ChunkedArray, sessions: pa.ChunkedArray, path: Path
+    ) -> pa.ChunkedArray:
+        """The user of each row, or its session where there is none."""
+        texts = as_strings(sessions, "session", path)
+        nobody, nothing = (
+            pc.is_in(pc.utf8_lower(pc.fill_null(ids, "")), value_set=MISSING)
+            for ids in (users, texts)
+        )
+        anonymous = pc.and_(nobody, pc.invert(nothing))
+        self.report.add(
+            "sessions_without_user",
+            pc.sum(anonymous).as_py() or 0,
+            pc.unique(texts.filter(anonymous)).slice(0, EXAMPLES).to_pylist(),
+        )
+        return pc.if_else(anonymous, texts, users)
 
     def _ratings(self, texts: pa.ChunkedArray) -> pa.ChunkedArray:
         filled = pc.fill_null(pc.not_equal(texts, ""), False)

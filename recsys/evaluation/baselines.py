@@ -40,17 +40,16 @@ class Popularity:
             (n, k) int32 items, -1 after the last item with a training event, and their (n, k)
             float32 counts, -inf there.
         """
-        histories = histories.only_seen
+        histories = histories.left_out(exclude_seen)
         order = np.argsort(-self.counts, kind="stable")
         order = order[self.counts[order] > 0]
-        longest = int(histories.lengths.max(initial=0)) if exclude_seen else 0
+        longest = int(histories.lengths.max(initial=0))
         order = order[: k + longest]  # no user needs more
         free = np.ones((len(histories), len(order)), np.bool_)
-        if exclude_seen:
-            place = np.full(len(self.counts), len(order))
-            place[order] = np.arange(len(order))
-            row, column = histories.rows, place[histories.items]
-            free[row[column < len(order)], column[column < len(order)]] = False
+        place = np.full(len(self.counts), len(order))
+        place[order] = np.arange(len(order))
+        row, column = histories.rows, place[histories.items]
+        free[row[column < len(order)], column[column < len(order)]] = False
         first = np.argsort(~free, axis=1, kind="stable")[:, :k]
         there = np.take_along_axis(free, first, axis=1)
         items = np.full((len(histories), k), -1, np.int32)

@@ -8,6 +8,7 @@ served, once so and once with the catalog as it is.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -67,6 +68,7 @@ def evaluate_new_items(
     if len(rows) < LEAST_USERS:
         return None
     known, renumbered = examples.take(rows), new.examples(examples.take(rows))
+    without_new = replace(renumbered.histories, hidden=known.histories.hidden)
     k = config.headline_k
     found, _ = _with_new_items(recommender, new).rank(
         renumbered.histories, k, beams=config.beams, batch_size=config.batch_size
@@ -74,7 +76,7 @@ def evaluate_new_items(
     served = next(iter(result.rankings.values()))["masked"].items[rows, :k]
     lists = {
         AS_NEW: (found, renumbered.targets),
-        CONTENT: (_nearest(retrieval, renumbered.histories, k), known.targets),
+        CONTENT: (_nearest(retrieval, without_new, k), known.targets),
         AS_KNOWN: (served, known.targets),
     }
     figures = []
@@ -119,5 +121,5 @@ def _nearest(retrieval: Any, histories: Histories, k: int) -> NDArray[np.int32]:
     """(n, k) items whose content is nearest to the decayed sum of the history's."""
     size, content = len(retrieval), retrieval.content
     queries = content.mean(decayed(histories, size, retrieval.item_item.decay))
-    hidden = pairs_of([histories.only_seen], size)
+    hidden = pairs_of([histories.left_out(True)], size)
     return np.asarray(content.nearest(queries, k, hidden, [None] * len(histories)))

@@ -54,6 +54,8 @@ class Ranker(Protocol):
     ) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
         """Rank the catalog for each history.
 
+        Hidden items of the histories are always left out.
+
         Returns:
             (n, k) int32 dense items, best first, without repetition, padded with -1, and their
             (n, k) float32 scores.
@@ -260,14 +262,14 @@ def _rank(
             rows = order[batch : batch + config.batch_size]
             given = histories.take(rows)
             items[rows], scores[rows] = ranker.rank(given, k, mode == "masked")
-            _check(name, items[rows], given.only_seen if mode == "masked" else None, num_items)
+            _check(name, items[rows], given.left_out(mode == "masked"), num_items)
             bar.advance(len(rows))
     seconds = time.perf_counter() - start
     hits = {kind: Hits.of(items, wanted) for kind, wanted in targets.items()}
     return Ranking(items, scores, hits, seconds)
 
 
-def _check(name: str, items: NDArray[np.int32], masked: Histories | None, num_items: int) -> None:
+def _check(name: str, items: NDArray[np.int32], masked: Histories, num_items: int) -> None:
     """Check a ranker's lists: the metrics of a malformed list would be too high."""
     if items.min(initial=-1) < -1 or items.max(initial=-1) >= num_items:
         raise ValueError(f"{name}: items must lie in [0, {num_items}), or be -1 after the end")
@@ -276,11 +278,10 @@ def _check(name: str, items: NDArray[np.int32], masked: Histories | None, num_it
     ordered = np.sort(items, axis=1)
     if ((ordered[:, :-1] == ordered[:, 1:]) & (ordered[:, 1:] >= 0)).any():
         raise ValueError(f"{name}: a list contains an item twice")
-    if masked is not None:
-        seen = np.unique(masked.rows * num_items + masked.items)
-        shown = np.arange(len(items))[:, None] * num_items + items
-        if np.isin(shown[items >= 0], seen).any():
-            raise ValueError(f"{name}: recommends an item of the history, which is masked")
+    hidden = np.unique(masked.rows * num_items + masked.items)
+    shown = np.arange(len(items))[:, None] * num_items + items
+    if np.isin(shown[items >= 0], hidden).any():
+        raise ValueError(f"{name}: recommends a masked item of the history, or a disliked one")
 
 
 def _values(

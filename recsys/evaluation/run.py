@@ -98,7 +98,7 @@ def evaluate_bundle(
 class _Precomputed:
     """A ranker that looks its lists up: by the place of a history, and by `exclude_seen`."""
 
-    places: dict[bytes, int]
+    places: dict[tuple[bytes, ...], int]
     lists: dict[bool, Ranked]
 
     def rank(self, histories: Histories, k: int, exclude_seen: bool) -> Ranked:
@@ -107,16 +107,15 @@ class _Precomputed:
         return items[rows, :k], scores[rows, :k]
 
 
-def _keys(histories: Histories) -> list[bytes]:
-    """Equal bytes for equal histories, with their types."""
-    types = histories.behaviours
-    if types is None:
-        return [history.tobytes() for history in histories]
-    bounds = histories.offsets[1:-1]
-    return [
-        items.tobytes() + own.tobytes()
-        for items, own in zip(histories, np.split(types, bounds), strict=True)
-    ]
+def _keys(histories: Histories) -> list[tuple[bytes, ...]]:
+    """Equal keys for equal histories, with their types and hidden items."""
+    keys: list[tuple[bytes, ...]] = [(history.tobytes(),) for history in histories]
+    if histories.behaviours is not None:
+        types = np.split(histories.behaviours, histories.offsets[1:-1])
+        keys = [(*key, own.tobytes()) for key, own in zip(keys, types, strict=True)]
+    if histories.hidden is not None:
+        keys = [(*k, own.tobytes()) for k, own in zip(keys, histories.hidden, strict=True)]
+    return keys
 
 
 Lists = list[tuple[Ranked, Ranked]]

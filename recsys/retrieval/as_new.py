@@ -74,10 +74,12 @@ class AsNew:
         return alive
 
     def examples(self, examples: Examples) -> Examples:
-        """Histories without the chosen items, and targets by their new numbers."""
+        """Histories without the chosen items; targets and hidden items by their new numbers."""
         number = np.arange(len(self.retrieval), dtype=np.int32)
         number[self.chosen] = len(self.retrieval) + np.arange(len(self.chosen))
         histories, targets = examples.histories, examples.targets
+        if (hidden := histories.hidden) is not None:
+            histories = replace(histories, hidden=replace(hidden, items=number[hidden.items]))
         old = ~np.isin(histories.items, self.chosen)
         return replace(
             examples,

@@ -197,9 +197,10 @@ class ItemItem:
         """(n, items) scores, without entries for items without evidence."""
         query = decayed(histories, self.weights.shape[0], self.decay)
         scores = sparse.csr_array(query @ self.weights)
-        if exclude_seen:
-            seen = decayed(histories.only_seen, self.weights.shape[0], 1.0).astype(np.bool_)
-            scores = sparse.csr_array(scores - scores.multiply(seen))  # x - x is zero exactly
+        left_out = histories.left_out(exclude_seen)
+        if len(left_out.items):
+            hidden = decayed(left_out, self.weights.shape[0], 1.0).astype(np.bool_)
+            scores = sparse.csr_array(scores - scores.multiply(hidden))  # x - x is zero exactly
         scores.eliminate_zeros()
         return scores
 

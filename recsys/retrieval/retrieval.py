@@ -667,7 +667,8 @@ class Retrieval:
         """
         size = len(self) if size is None else size
         left_out = [] if excluded is None else [excluded]
-        left_out += [histories.only_seen] if exclude_seen else []
+        if exclude_seen or histories.hidden is not None:
+            left_out.append(histories.left_out(exclude_seen))
         masks: Sequence[NDArray[np.bool_] | None] = allowed or [None] * len(histories)
         return pairs_of(left_out, size), [None if mask is None else mask[:size] for mask in masks]
 

@@ -103,10 +103,9 @@ class SasRec:
             batch = histories.take(rows)
             states = self.states(batch)
             logits = states @ self.vectors.T
-            if exclude_seen:
-                seen = batch.only_seen
-                known = seen.items < len(self)
-                logits[seen.rows[known], seen.items[known]] = -np.inf
+            left_out = batch.left_out(exclude_seen)
+            known = left_out.items < len(self)
+            logits[left_out.rows[known], left_out.items[known]] = -np.inf
             best = largest(logits, k)
             found = np.take_along_axis(logits, best, axis=1)
             there = (found > -np.inf) & np.any(states != 0, axis=1, keepdims=True)

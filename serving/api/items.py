@@ -20,7 +20,7 @@ from recsys.serving.auth import Scope, requires
 from recsys.serving.errors import documented
 from recsys.serving.schemas.common import CHAMPION, Alias
 from recsys.serving.schemas.items import (
-    Item,
+    DescribedItem,
     ItemBody,
     ItemChange,
     ItemPage,
@@ -61,7 +61,7 @@ async def upsert_items(body: UpsertBody, request: Request, service: Ready) -> Re
     """Add or replace items, all or none; from the response on they can be recommended."""
     note(request.scope, item_ids=[item.item_id for item in body.items])
     epoch, items = await service.catalog_changes.upsert(body.items)
-    answer = UpsertResponse.model_construct(epoch=epoch, items=items)
+    answer = UpsertResponse.model_construct(epoch=epoch, items=[*items])
     return await asyncio.to_thread(json_response, answer)
 
 
@@ -84,12 +84,12 @@ async def similar_items(
 
 @router.get(
     "/items/{item_id:id}",
-    response_model=Item,
+    response_model=DescribedItem,
     responses=documented("unknown_item", "unknown_model", "invalid_request", "not_ready"),
 )
 @requires(Scope.READ, tenants=True)
 async def get_item(item_id: PathId, service: Ready, model: Alias = CHAMPION) -> Response:
-    """Get an item of the catalog: title, semantic ID, attributes."""
+    """Get an item of the catalog: title, text, semantic ID, attributes."""
     return json_response(service.item(item_id, model))
 
 

@@ -17,7 +17,7 @@ import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 
 from recsys.artifacts import read_manifest, sha256
-from recsys.dataset import Dataset, event_files
+from recsys.dataset import Dataset, Disliked, event_files
 from recsys.errors import DataError
 from recsys.serving.stores.records import NOT_HISTORY, TypedHistory
 
@@ -146,7 +146,7 @@ class DatasetUsers:
     """Users of a canonical data set with their histories as the service's store gives them.
 
     They are in its order, or those that were `chosen`. Events of the types `not_history` are left
-    out.
+    out. Items that a user disliked in the data set are not recommended.
     """
 
     path: Path
@@ -187,6 +187,10 @@ class DatasetUsers:
         """Names of the types of events; empty without types."""
         return [behaviour.name for behaviour in Dataset.behaviours_of(self.path)]
 
+    @cached_property
+    def _disliked(self) -> Disliked | None:
+        return Disliked.read(self.path)
+
     def read(self, start: int, stop: int) -> tuple[list[str], list[History]]:
         """User ids and histories of a range of rows."""
         ids = self._listed.ids(start, stop)
@@ -211,9 +215,12 @@ class DatasetUsers:
         first = np.searchsorted(owner, users, side="left", sorter=order)
         last = np.searchsorted(owner, users, side="right", sorter=order)
         places = (order[a:b] for a, b in zip(first.tolist(), last.tolist(), strict=True))
+        disliked = [[] for _ in ids] if self._disliked is None else self._disliked.of(ids)
         return ids, [
-            TypedHistory([items[i] for i in own], [types[i] for i in own]) if len(own) else None
-            for own in places
+            TypedHistory([items[i] for i in own], [types[i] for i in own], tuple(hidden))
+            if len(own) or hidden
+            else None
+            for own, hidden in zip(places, disliked, strict=True)
         ]
 
 

@@ -16,8 +16,9 @@ from recsys.serving.cluster.deployment import APPLICATION, door, replicas
 from recsys.serving.cluster.door import Door
 from recsys.serving.cluster.ray import import_ray, start_ray
 from recsys.serving.cluster.settings import ClusterSettings
-from recsys.serving.server import bind, http_server
+from recsys.serving.server import http_server
 from recsys.serving.settings import ServingSettings
+from recsys.serving.sockets import Listener
 
 
 @contextlib.contextmanager
@@ -53,14 +54,14 @@ def deployed(settings: ServingSettings, cluster: ClusterSettings) -> Iterator[Do
             ray.shutdown()
 
 
-def serve_on_ray(settings: ServingSettings, cluster: ClusterSettings) -> None:
+def serve_on_ray(settings: ServingSettings, cluster: ClusterSettings, listener: Listener) -> None:
     """Serve until SIGINT or SIGTERM; requests under way are answered first."""
     import_ray("serve")
-    listener, url = bind(settings.host, settings.port)
+    opened, url = listener
     logs.configure(sys.stdout)
     say(escape(f"Loading {settings.bundle} in {cluster.replicas} replicas ..."))
-    with listener, deployed(settings, cluster) as app, contextlib.suppress(KeyboardInterrupt):
+    with opened, deployed(settings, cluster) as app, contextlib.suppress(KeyboardInterrupt):
         say(escape(f"{settings.bundle.name} answers at {url} from Ray."))
         say("Ctrl-C stops it.")
-        http_server(app, settings, lifespan="off").run(sockets=[listener])
+        http_server(app, settings, lifespan="off").run(sockets=[opened])
     say("Stopped.")

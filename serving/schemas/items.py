@@ -40,6 +40,15 @@ class Item(Answer):
     )
 
 
+class DescribedItem(Item):
+    """An item of the catalog with its text."""
+
+    text: str = Field(
+        description="Its description, from which its semantic ID is computed; may be empty.",
+        examples=["50 ml, with shea butter"],
+    )
+
+
 class ItemQuery(Query):
     """Query parameters of a page of the catalog."""
 
@@ -137,7 +146,7 @@ class ItemChange(Answer):
     """An item as the catalog has it now."""
 
     epoch: int = Field(description="Version of the catalog with this item.", examples=[4])
-    item: Item
+    item: DescribedItem
 
 
 class SimilarQuery(Query):

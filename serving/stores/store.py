@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
-from itertools import groupby, islice
+from itertools import chain, groupby, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
@@ -372,7 +372,8 @@ class Store(Database):
                 self._import(cursor, data, digest)
         if self._cache is not None:
             self._cache.invalidate_all()
-        return len(data.interactions)
+        disliked = 0 if data.disliked is None else len(data.disliked.standing)
+        return len(data.interactions) + disliked
 
     def seeds(self) -> set[str]:
         """Digests of the imported data sets."""
@@ -700,7 +701,9 @@ class Store(Database):
         cursor.execute("DELETE FROM events WHERE seed IS NOT NULL")
         cursor.execute("DELETE FROM seeds")
         users, items = data.user_ids.tolist(), data.item_ids.tolist()
-        erased = self._all_erased(cursor, users)
+        negative = [] if dataset.disliked is None else dataset.disliked.standing.to_pylist()
+        known = dict.fromkeys([*users, *(row["user_id"] for row in negative)])
+        erased = self._all_erased(cursor, known)
         scale = 1000 if data.has_time else 1
         rows = (
             (None, users[u], items[i], kind, t * scale, None if r != r else r, None, None,
@@ -716,9 +719,18 @@ class Store(Database):
             )
             if users[u] not in erased or t * scale > erased[users[u]]
         )  # fmt: skip
-        while chunk := list(islice(rows, CHUNK)):
+        rest = (None, None, None, None, digest)
+        hidden = (
+            (None, row["user_id"], row["item_id"], DISLIKES[0], time, *rest)
+            for row in negative
+            for time in [(row["timestamp"] or 0) * scale]
+            if row["user_id"] not in erased or time > erased[row["user_id"]]
+        )
+        every = chain(rows, hidden)
+        while chunk := list(islice(every, CHUNK)):
             self._bulk(cursor, chunk)
-        cursor.execute(self._sql("INSERT INTO seeds VALUES (?, ?)"), (digest, len(data)))
+        count = len(data) + len(negative)
+        cursor.execute(self._sql("INSERT INTO seeds VALUES (?, ?)"), (digest, count))
 
     def _all_erased(self, cursor: Any, users: Iterable[str]) -> dict[str, int]:
         """As `_erased_among`, for more users than a query can have."""

@@ -137,3 +137,19 @@ def test_a_user_is_not_the_item_though_its_numbers_are() -> None:
     items = sample("items.csv", 11, id=lambda row: row, name=lambda row: f"Thing {row}")
     found = events(items=items, user_id=user, sku=item, ts=time)
     assert (found["user"].column, found["item"].column) == ("user_id", "sku")
+
+
+@pytest.mark.parametrize(
+    ("columns", "found"),
+    [
+        ({"descripcion": "Pan integral"}, {"title": "descripcion"}),
+        ({"descripcion": "Pan", "texto": "largo " * 30}, {"title": "descripcion", "text": "texto"}),
+        ({"description": "long " * 30}, {"text": "description"}),
+        ({"name": "Bread", "description": "Rye"}, {"title": "name", "text": "description"}),
+    ],
+)
+def test_short_texts_are_titles_if_there_are_no_others(columns, found) -> None:
+    items = sample("items.csv", 11, sku=item, **columns)
+    known = pa.chunked_array([pa.array([f"s{n}" for n in range(11)])])
+    roles = names(recognise_items(items, {}, "sku", known, RULES))
+    assert {role: roles[role] for role in ("title", "text") if role in roles} == found

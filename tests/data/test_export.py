@@ -14,6 +14,7 @@ import pytest
 from recsys.artifacts import read_manifest
 from recsys.data.cleaning import CleanConfig
 from recsys.data.prepare import DataConfig, build
+from recsys.data.raw import Columns
 from recsys.dataset import Dataset
 from recsys.errors import DataError
 from recsys.splits import TEST, TRAIN, VALID
@@ -86,6 +87,7 @@ def test_every_kind_of_dirt_is_found(export: Path, prepare: Callable[..., Datase
         "damaged_rows_skipped": 1,
         "rows_without_user_or_item_dropped": 2,
         "rows_with_unreadable_times_dropped": 2,
+        "times_with_a_zone": 1,
         "rows_with_impossible_times_dropped": 2,
         "events_of_placeholder_users_dropped": 60,
         "events_of_bots_dropped": 700,
@@ -155,7 +157,8 @@ def test_a_rule_that_is_off_changes_nothing(export: Path) -> None:
     assert made.report is not None
     assert set(made.report.counts) == {
         "damaged_rows_skipped", "rows_without_user_or_item_dropped",
-        "rows_with_unreadable_times_dropped", "item_rows_without_id_dropped",
+        "rows_with_unreadable_times_dropped", "times_with_a_zone",
+        "item_rows_without_id_dropped",
         "repeated_item_rows_dropped", "items_without_title", "unavailable_items",
     }  # fmt: skip
     assert {"guest", "robot"} <= set(made.dataset.interactions.user_ids.tolist())
@@ -223,6 +226,53 @@ def test_sessions_of_anonymous_visitors_are_users(raw: Path) -> None:
     write(raw / "s.tsv", ["session_id\titem\tts", *(row.replace(",", "\t") for row in rows)])
     made = build(DataConfig(source="table", path="s.tsv"))
     assert len(made.dataset.interactions.user_ids) == 40
+
+
+def test_sessions_with_times_are_split_by_time(raw: Path) -> None:
+    rows = [
+        f"s{n:03},{T + n * DAY // 4 + 60 * event},i{(n + event) % 9}"
+        for n in range(400)
+        for event in range(3)
+    ]
+    write(raw / "s.csv", ["session_id,ts,item", *rows])
+    made = build(DataConfig(source="table", path="s.csv"))
+    assert made.split == "global-temporal"
+    assert made.report is not None
+    assert "Each session is asked for items after its first event." in made.report.notes[-1]
+    test = made.dataset.examples("test")
+    assert len(test) == 40  # the sessions of the last tenth
+    assert set(test.histories.lengths.tolist()) == {1}
+    first = made.dataset.interactions.timestamp[made.dataset.split == VALID].min()
+    assert made.dataset.interactions.timestamp[made.dataset.split == TRAIN].max() < first
+
+
+def test_a_session_stands_for_an_unknown_user(raw: Path) -> None:
+    rows = [f"x{n % 50},{line}" for n, line in enumerate(clean_events())]
+    rows += [f"anonymous-1,,s{n},{T + n * DAY},view" for n in (1, 2)]
+    rows += [f",,s1,{T},view"]
+    write(raw / "e.csv", ["session_id,customer_id,sku,ts,event", *rows])
+    made = build(DataConfig(source="table", path="e.csv"))
+    assert "anonymous-1" in made.dataset.interactions.user_ids.tolist()
+    assert made.decisions["sessions_without_user"] == 2
+    assert made.decisions["rows_without_user_or_item_dropped"] == 1
+    without = DataConfig(source="table", path="e.csv", columns=Columns(session="none"))
+    assert build(without).decisions["rows_without_user_or_item_dropped"] == 3
+
+
+def test_test_users_are_named_and_dropped_on_demand(raw: Path) -> None:
+    ids = ["qa-7", "TEST2", "ann@example.com", "contest", "qatar"]
+    rows = [f"{user},s{n},{T + n * DAY},view" for user in ids for n in range(2)]
+    write(raw / "e.csv", ["customer_id,sku,ts,event", *clean_events(), *rows])
+    made = build(DataConfig(source="table", path="e.csv"))
+    assert set(ids) <= set(made.dataset.interactions.user_ids.tolist())
+    assert made.report is not None
+    (finding,) = (f for f in made.report.findings() if f["rule"] == "events_of_test_users")
+    assert (finding["count"], finding["done"]) == (6, "kept")
+    assert [text.split(":")[0] for text in finding["examples"]] == ids[:3]
+    assert "data.clean.test_users=true" in finding["otherwise"]
+    config = DataConfig(source="table", path="e.csv", clean=CleanConfig(test_users=True))
+    kept = set(build(config).dataset.interactions.user_ids.tolist())
+    assert kept & set(ids) == {"contest", "qatar"}
 
 
 def test_numbers_of_types_need_a_setting(raw: Path) -> None:

@@ -50,7 +50,7 @@ def columns(rows: list[tuple[int, int, int, str]]) -> dict[str, Any]:
 
 def steps(rows: list[tuple[int, int, int, str]], **config: Any) -> list[tuple[int, int, int, str]]:
     made, _ = cleaner(**config)
-    found, keep = made.clean(columns(rows))
+    found, keep, _ = made.clean(columns(rows))
     names = [b.name for b in made.behaviours]
     return [
         (int(u), int(i), int(t) // 60, names[b])
@@ -76,6 +76,16 @@ def test_a_return_drops_what_came_before_it() -> None:
             (0, 7, 5000, "purchase"), (1, 7, 0, "purchase")]  # fmt: skip
     assert steps(rows) == [rows[1], rows[3], rows[4]]
     assert len(steps(rows, negative_feedback=False)) == 5
+
+
+def test_a_dislike_stands_until_the_item_is_chosen_again() -> None:
+    rows = [(0, 7, 0, "purchase"), (0, 7, 99, "return"), (0, 7, 999, "purchase"),
+            (0, 8, 1000, "return"), (1, 7, 0, "return")]  # fmt: skip
+    disliked = cleaner()[0].clean(columns(rows)).disliked
+    assert [disliked[name].tolist() for name in ("user", "item", "timestamp", "stands")] == [
+        [0, 0, 1], [7, 8, 7], [99 * 60, 1000 * 60, 0], [False, True, True],
+    ]  # fmt: skip
+    assert not len(cleaner(negative_feedback=False)[0].clean(columns(rows)).disliked["user"])
 
 
 def test_one_type_that_is_left_is_no_type() -> None:
@@ -150,7 +160,7 @@ def test_a_rating_is_kept_when_steps_are_merged() -> None:
         "user": np.zeros(3, int), "item": np.zeros(3, int), "timestamp": np.array([0, 60, 120]),
         "rating": np.float32([2, 5, np.nan]),
     }  # fmt: skip
-    found, keep = made.clean(rows)
+    found, keep, _ = made.clean(rows)
     assert keep.tolist() == [False, False, True]
     assert found["rating"][2] == 5
 

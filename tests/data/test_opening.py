@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import gzip
+import json
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from recsys.data.columns import Sample, recognise_events
 from recsys.data.damage import Damage
 from recsys.data.opening import find_tables, open_table
+from recsys.data.time_formats import TimeRules
 from recsys.errors import DataError
 
 TEXT = "kunde;artikel;grösse\n1;00123;1,5\n2;00124;2\n"
@@ -100,3 +103,56 @@ def test_a_folder_holds_tables_of_one_kind(tmp_path: Path) -> None:
     write(tmp_path / "c.parquet", b"")
     with pytest.raises(DataError, match="files of several kinds"):
         find_tables(tmp_path)
+
+
+ORDERS = [
+    {"id": 1, "customer": {"id": "a", "place": {"city": "Rome"}},
+     "lines": [{"sku": "x", "n": 1}, {"sku": "y", "n": 2}]},
+    {"id": 2, "customer": None, "lines": [{"sku": "z", "n": 3}]},
+    {"id": 3, "customer": {"id": "b", "place": None}, "lines": []},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("damaged", [False, True])
+def test_records_become_columns_and_their_lists_rows(tmp_path: Path, damaged: bool) -> None:
+    lines = [json.dumps(order) for order in ORDERS] + ["{damaged"] * damaged
+    file = tmp_path / "orders.jsonl"
+    file.write_text("\n".join(lines) + "\n")
+    damage = Damage()
+    found = open_table(file, explode=True).read(damage)
+    assert damage.rows == damaged
+    rows = [
+        (row["id"], row["customer.id"], row["customer.place.city"], row["lines.sku"])
+        for row in found.to_pylist()
+        if row.get("lines.sku") is not None
+    ]
+    wanted = [(1, "a", "Rome", "x"), (1, "a", "Rome", "y"), (2, None, None, "z")]
+    assert [tuple(map(str, row)) for row in rows] == [tuple(map(str, row)) for row in wanted]
+    whole = open_table(file).read(Damage())
+    assert whole.num_rows == 3
+    assert "customer.id" in whole.column_names
+
+
+def test_orders_in_records_are_recognised(tmp_path: Path) -> None:
+    file = tmp_path / "orders.jsonl"
+    file.write_text(
+        "".join(
+            json.dumps(
+                {
+                    "pedido": {"numero": n, "fecha": f"{1 + n % 28:02}/03/2024 10:00"},
+                    "cliente": {"id": f"c{n % 9}", "provincia": "Madrid"},
+                    "lineas": [{"articulo": f"p{(n + i) % 7}", "unidades": 1} for i in (0, 1)],
+                }
+            )
+            + "\n"
+            for n in range(60)
+        )
+    )
+    table = open_table(file, explode=True)
+    roles = recognise_events(
+        Sample(file, table.sample(1000)), {}, None, TimeRules("auto", "UTC", True, 1.9e9)
+    )
+    assert {role: found.column for role, found in roles.items()} == {
+        "user": "cliente.id", "item": "lineas.articulo", "timestamp": "pedido.fecha",
+        "session": "pedido.numero", "quantity": "lineas.unidades",
+    }  # fmt: skip

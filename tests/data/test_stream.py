@@ -92,6 +92,8 @@ def agree(config: DataConfig, folder: Path) -> Dataset | None:
         np.testing.assert_array_equal(*types)
     assert made.split.tolist() == expected.dataset.split.tolist()
     assert made.items.equals(expected.dataset.items)
+    tables = [None if d is None else d.table for d in (made.disliked, expected.dataset.disliked)]
+    assert tables[0] == tables[1]
     assert info["split"] == expected.split
     assert info["decisions"] == expected.decisions
     assert info["stats"] == describe(expected.dataset)

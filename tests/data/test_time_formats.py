@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from recsys.data.time_formats import (
     TimeRules,
-    lack_zone,
+    find_zones,
     read_times,
     share_of_times,
     show_day_first,
@@ -100,13 +100,13 @@ def test_small_numbers_are_no_times_of_events() -> None:
 
 
 @pytest.mark.parametrize(
-    ("texts", "local"),
+    ("texts", "found"),
     [
-        (["31.12.2024 13:05"], True),
-        (["2024-12-31T13:05:00Z", "2024-12-31 13:05:00+02:00"], False),
-        (["2024-12-31T13:05:00Z", "2024-12-31 13:05:00"], True),
-        (["2024-12-31", "1735650300", None], False),
+        (["31.12.2024 13:05"], (1, 0, [])),
+        (["2024-12-31T13:05:00Z", "2024-12-31 13:05:00+02:00"], (0, 2, ["Z", "+02:00"])),
+        (["2024-12-31T13:05:00Z", "2024-12-31 13:05:00"], (1, 1, ["Z"])),
+        (["2024-12-31", "1735650300", None], (0, 0, [])),
     ],
 )
-def test_local_times_are_told_from_others(texts, local):
-    assert lack_zone(pa.chunked_array([pa.array(texts, pa.string())])) == local
+def test_local_times_are_told_from_others(texts, found):
+    assert find_zones(pa.chunked_array([pa.array(texts, pa.string())])) == found

@@ -387,6 +387,24 @@ def test_rank_equals_recommend_batch(recommender, k, exclude_seen):
         assert (row_scores[n:] == -np.inf).all()
 
 
+def test_hidden_items_are_ranked_as_excluded_items(recommender):
+    catalog = recommender.catalog
+    hidden = [[0, 3], [], [7, 7, 9]]
+    asked = [["id-1", "id-2"], ["id-5"], ["id-3"]]
+    histories = Histories.of([catalog.index(ids) for ids in asked])
+    histories = replace(histories, hidden=Histories.of(hidden))
+    for exclude_seen, ((items, _), _) in zip(
+        (True, False), recommender.rank_variants(histories, ITEMS), strict=True
+    ):
+        requests = [
+            RecommendRequest(ids, ITEMS, exclude_seen, [catalog.item_ids[i] for i in left_out])
+            for ids, left_out in zip(asked, hidden, strict=True)
+        ]
+        for row, result in zip(items, recommender.recommend_batch(requests), strict=True):
+            ids = [one.item_id for one in result.recommendations]
+            assert [catalog.item_ids[i] for i in row if i >= 0] == ids
+
+
 def test_one_search_ranks_with_and_without_seen_items(recommender):
     rng = np.random.default_rng(4)
     items = len(recommender.catalog)

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from recsys.artifacts import write_artifact
-from recsys.dataset import Dataset
+from recsys.dataset import DISLIKED_COLUMNS, Dataset, Disliked
 from recsys.errors import ArtifactError, DataError
 from recsys.interactions import Behaviour, Histories, Interactions
 from recsys.splits import TEST, TRAIN, VALID
@@ -246,3 +246,37 @@ def test_types_follow_their_items() -> None:
 def test_availability_is_no_attribute() -> None:
     items = ITEMS.append_column("available", pa.array([True, False, True]))
     assert dataset(items=items).attributes == ["tags", "price"]
+
+
+def disliked(*rows: tuple[str, str, int, bool]) -> Disliked:
+    columns = [list(column) for column in zip(*rows, strict=True)]
+    return Disliked(pa.table(columns, schema=DISLIKED_COLUMNS))
+
+
+def test_items_disliked_before_the_target_are_hidden(tmp_path: Path) -> None:
+    events = Interactions.of(
+        list("uuuvvv"), list("abcabc"), [0, 10, 30, 0, 10, 30], item_ids=np.array(list("abcdef"))
+    )
+    items = pa.table({name: list("abcdef") for name in ("item_id", "title", "text")})
+    found = disliked(
+        ("u", "d", 20, True), ("u", "e", 30, True),  # as late as the target
+        ("u", "b", 5, False),  # chosen again before the target
+        ("v", "gone", 1, True), ("v", "f", 1, True), ("v", "c", 2, False),  # chosen again later
+        ("w", "a", 1, True),
+    )  # fmt: skip
+    labels = np.array([TRAIN, VALID, TEST] * 2, np.uint8)
+    with write_artifact(tmp_path / "d", "dataset") as folder:
+        Dataset(events, labels, items, disliked=found).save(folder)
+    data = Dataset.load(tmp_path / "d")
+    test = data.examples("test").histories
+    assert test.hidden is not None
+    assert lists(test.hidden) == [[3], [5, 2]]
+    assert lists(test.take([1]).left_out(True)) == [[0, 1, 5, 2]]
+    assert lists(test.left_out(False)) == [[3], [5, 2]]
+    assert data.disliked is not None
+    assert data.disliked.of(["v", "nobody", "w", "u"]) == [["gone", "f"], [], ["a"], ["d", "e"]]
+
+
+def test_without_times_nothing_is_hidden_in_evaluation() -> None:
+    data = dataset(disliked=disliked(("u", "c", 0, True)))
+    assert data.examples("test").histories.hidden is None

@@ -202,7 +202,7 @@ def test_comparisons_are_differences_of_the_means(result):
         ([-1, 1] + [-1] * 8, "after the end"),
         ([ITEMS] + [-1] * 9, "must lie in"),
         ([-2] + [-1] * 9, "must lie in"),
-        (list(range(10)), "item of the history"),
+        (list(range(10)), "masked item of the history"),
     ],
 )
 def test_malformed_lists_are_refused_with_the_rankers_name(shop, items, text):

@@ -1,6 +1,7 @@
 """Baselines against brute force on small data, and against known figures on the real one."""
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -179,3 +180,16 @@ def test_known_figures_on_amazon_beauty():
         hits = Hits.of(rankers[name].rank(asked, 10, True)[0], targets)
         found = (recall_at_k(hits, 10).mean(), ndcg_at_k(hits, 10).mean())
         assert found == pytest.approx(figures, abs=2e-4), name
+
+
+@given(histories, histories, st.booleans())
+@settings(max_examples=30, deadline=None)
+def test_baselines_leave_out_hidden_items(trained, hidden, exclude_seen):
+    asked = trained.take(np.arange(len(trained)))
+    hidden = hidden.take(np.arange(len(asked)) % len(hidden))
+    for ranker in fit_baselines(trained, ITEMS).values():
+        plain, _ = ranker.rank(asked, ITEMS, exclude_seen)
+        found, _ = ranker.rank(replace(asked, hidden=hidden), ITEMS, exclude_seen)
+        for before, after, left_out in zip(plain, found, hidden, strict=True):
+            kept = [i for i in before.tolist() if i >= 0 and i not in left_out]
+            assert [i for i in after.tolist() if i >= 0] == kept

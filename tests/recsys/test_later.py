@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
@@ -190,10 +191,11 @@ def test_drawn_items_leave_histories_and_get_new_numbers():
     first, other = int(new.chosen[1]), int(np.setdiff1d(np.arange(ITEMS), new.chosen)[0])
     examples = Examples(
         np.arange(2, dtype=np.int32),
-        Histories.of([[first, other], [other]]),
+        replace(Histories.of([[first, other], [other]]), hidden=Histories.of([[first], [other]])),
         Histories.of([[other], [first]]),
     )
     found = new.examples(examples)
+    assert [h.tolist() for h in found.histories.hidden] == [[ITEMS + 1], [other]]
     assert [h.tolist() for h in found.histories] == [[other], [other]]
     assert found.targets.items.tolist() == [other, ITEMS + 1]
     assert AsNew.draw(fitted(), TABLE, placed, share=0.01, seed=3) is None

@@ -430,6 +430,7 @@ async def test_an_item_is_shown_with_its_codes_and_attributes(client):
     assert (await client.get("/v1/items/item-100")).json() == {
         "item_id": "item-100",
         "title": "Thing no. 100",
+        "text": "",
         "semantic_id": [1, 2, 1],  # 100 = (1 * 9 + 2) * 9 + 1
         "metadata": {"price": 50.0, "categories": ["even"]},
     }

@@ -2,15 +2,21 @@
 
 import asyncio
 import threading
+from dataclasses import replace
 from urllib.parse import quote
 
+import numpy as np
+import pyarrow as pa
 import pytest
 
+from recsys.catalog import Catalog
 from recsys.errors import RequestError
+from recsys.live import Epochs
 from recsys.serving import catalog_changes
 from recsys.serving import service as service_module
 from recsys.serving.api import items as items_api
 from recsys.serving.stores.records import StoreError
+from recsys.vocabulary import Vocabulary
 
 URL = "/v1/recommendations"
 LAMP = {"title": "Lamp", "attributes": {"price": 9.5, "categories": ["light"]}, "like": "item-7"}
@@ -66,6 +72,63 @@ async def test_a_patch_changes_what_it_names_and_keeps_the_rest(client):
         422,
         "invalid_request",
     )
+
+
+async def test_an_item_is_shown_with_its_text(client):
+    await client.put("/v1/items/lamp", json={**LAMP, "text": "Brass, 40 cm"})
+    assert (await client.get("/v1/items/lamp")).json()["text"] == "Brass, 40 cm"
+    assert (await client.patch("/v1/items/lamp", json={})).json()["item"]["text"] == "Brass, 40 cm"
+
+
+async def test_availability_is_set_live_in_any_catalog(client):
+    body = {"history": ["item-1"], "k": 2}
+    first = (await client.post("/v1/recommendations", json=body)).json()["items"][0]["item_id"]
+    assert "available" not in (await client.get(f"/v1/items/{first}")).json()["metadata"]
+    answer = await client.patch(f"/v1/items/{first}", json={"attributes": {"available": False}})
+    assert answer.json()["item"]["metadata"]["available"] is False
+    left = (await client.post("/v1/recommendations", json={**body, "k": 100})).json()["items"]
+    assert first not in [item["item_id"] for item in left]
+    await client.patch(f"/v1/items/{first}", json={"attributes": {"available": None}})
+    back = (await client.post("/v1/recommendations", json=body)).json()["items"]
+    assert back[0]["item_id"] == first
+    other = await client.patch(f"/v1/items/{first}", json={"attributes": {"in_stock": False}})
+    assert other.status_code == 422
+    assert "'available': true or false" in other.text
+
+
+@pytest.fixture
+def kitchen():
+    """Items with paths of categories, whose first parts are a column."""
+    paths = [["Kitchen", "Pans"], ["Garden"], None]
+    items = pa.table(
+        {
+            "item_id": ["a", "b", "c"],
+            "title": ["A", "B", "C"],
+            "text": [""] * 3,
+            "category": paths,
+            "category_top": ["Kitchen", "Garden", None],
+        }
+    )
+    return Catalog(items, np.array([[0, 0], [0, 1], [1, 0]], np.int32))
+
+
+async def test_derived_columns_follow_their_source(kitchen, fake, settings, running):
+    shop = fake()
+    shop.bundle = replace(shop.bundle, catalog=kitchen, vocabulary=Vocabulary.from_levels([4, 9]))
+    shop.epochs = Epochs(shop.bundle)
+    async with running(settings, recommender=shop) as (client, _):
+        path = {"attributes": {"category": ["Grill", "Tools"]}, "semantic_id": [2, 0]}
+        new = (await client.put("/v1/items/new", json=path)).json()["item"]
+        assert new["metadata"]["category_top"] == "Grill"
+        moved = {"attributes": {"category": ["Garden", "Pots"]}}
+        a = (await client.patch("/v1/items/a", json=moved)).json()["item"]["metadata"]
+        assert a == {"category": ["Garden", "Pots"], "category_top": "Garden"}
+        own = {"attributes": {"category": ["Tea"], "category_top": "Coffee"}}
+        b = (await client.patch("/v1/items/b", json=own)).json()["item"]["metadata"]
+        assert b["category_top"] == "Coffee"
+        none = {"attributes": {"category": None}}
+        gone = (await client.patch("/v1/items/b", json=none)).json()["item"]["metadata"]
+        assert gone == {"category": None, "category_top": None}
 
 
 async def test_a_filter_that_nothing_passes_is_noted(client):

@@ -13,6 +13,7 @@ from recsys.serving import connections, server
 from recsys.serving.connections import PAUSE_S, Connections
 from recsys.serving.metrics import Metrics
 from recsys.serving.middleware import Deadline, RequestContext
+from recsys.serving.sockets import bind
 from recsys.serving.telemetry import Telemetry
 
 HEAD = b"POST /v1/recommendations HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
@@ -36,7 +37,7 @@ async def echo(scope, receive, send):
 
 @contextlib.asynccontextmanager
 async def listening(settings, app=echo, **options):
-    listener, _ = server.bind("127.0.0.1", 0)
+    listener, _ = bind("127.0.0.1", 0)
     made = server.http_server(app, settings.model_copy(update=options), lifespan="off")
     with listener, made.capture_signals():
         port = listener.getsockname()[1]

@@ -19,8 +19,9 @@ import pytest
 
 from recsys.serving.app import create_app
 from recsys.serving.schemas.common import Problem
-from recsys.serving.server import bind, http_server
+from recsys.serving.server import http_server
 from recsys.serving.service import Phase
+from recsys.serving.sockets import bind
 
 CONF = Path(__file__).parents[2] / "deploy" / "nginx.conf"
 NGINX = shutil.which("nginx", path=os.environ.get("PATH", "") + ":/usr/sbin")

@@ -10,8 +10,10 @@ from pathlib import Path
 import httpx
 import pytest
 
+from recsys.artifacts import write_artifact
 from recsys.errors import ConfigError
 from recsys.serving.server import serve
+from recsys.serving.sockets import bind
 from recsys.serving.stores.sqlite import SqliteStore
 
 PROGRAM = """
@@ -113,8 +115,25 @@ def test_a_port_in_use_is_reported_with_advice(settings):
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        with pytest.raises(ConfigError, match=rf"port {port}: Address already in use; choose"):
+        with pytest.raises(ConfigError, match=rf"port {port}: Address already in use; stop the"):
             serve(settings.model_copy(update={"port": port}))
+
+
+def test_a_taken_port_is_noticed_before_models_load(python, tmp_path):
+    with write_artifact(tmp_path / "demo", "bundle"):
+        pass
+    code = (
+        "import sys; from pathlib import Path; from recsys.cli import main\n"
+        "sys.argv[1:] = ['serve', '--bundle', sys.argv[1], '--port', sys.argv[2]]\n"
+        "try: main()\n"
+        "except SystemExit as end: print(end.code, 'torch' in sys.modules)"
+    )
+    first = bind("127.0.0.1", 0)  # it listens at once, although nothing is loaded
+    with first.socket:
+        port = first.socket.getsockname()[1]
+        done = python("-c", code, tmp_path / "demo", str(port))
+    assert done.stdout.split() == ["2", "False"]
+    assert f"another port (--port {port + 1})" in " ".join(done.stderr.split())
 
 
 def test_a_wrong_bundle_is_refused_before_anything_is_loaded(python, tmp_path):

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 from recsys.artifacts import read_manifest, verify, write_artifact
 from recsys.cli import app, main
-from recsys.dataset import Dataset, Events, write_events
+from recsys.dataset import DISLIKED_COLUMNS, Dataset, Disliked, Events, write_events
 from recsys.errors import ArtifactError, ConfigError, DataError, RecsysError
 from recsys.interactions import Behaviour, Histories, Interactions
 from recsys.recommender import Recommender, RecommendRequest
@@ -292,7 +292,12 @@ async def test_typed_histories_are_those_of_the_store(tmp_path, parts):
     ids = events.item_ids
     table = pa.table({"item_id": ids, "title": ids, "text": ids})
     types = tuple(Behaviour(name, "target", 1.0) for name in names)
-    data = Dataset(events, np.zeros(6, np.uint8), table, behaviours=types)
+    disliked = pa.table(
+        [["a", "d", "b"], ["y", "x", "y"], [3, 4, 1], [True, True, False]], schema=DISLIKED_COLUMNS
+    )
+    data = Dataset(
+        events, np.zeros(6, np.uint8), table, behaviours=types, disliked=Disliked(disliked)
+    )
     with write_artifact(tmp_path / "data", "dataset") as folder:
         data.save(folder)
         if parts > 1:
@@ -300,8 +305,11 @@ async def test_typed_histories_are_those_of_the_store(tmp_path, parts):
             for part, rows in enumerate((slice(0, 2), slice(2, None))):
                 some = Events(*(column[rows] for column in data.events))
                 write_events(folder, some, has_time=True, behaviours=types, part=part)
-    ids, histories = open_users(None, tmp_path / "data").read(0, 3)
-    wanted = [(["x"], ["view"], ()), (["x", "z"], ["purchase", "view"], ()), None]
+    chosen = write_users(tmp_path / "c.parquet", [*"abcd"], None)
+    ids, histories = open_users(chosen, tmp_path / "data").read(0, 4)
+    wanted = [
+        (["x"], ["view"], ("y",)), (["x", "z"], ["purchase", "view"], ()), None, ([], [], ("x",)),
+    ]  # fmt: skip
     assert histories == wanted
     store = open_store(tmp_path / "store.db")
     store.seed(tmp_path / "data")

@@ -1,0 +1,43 @@
+"""The socket that the service listens on; opened before models are loaded, so it imports little."""
+
+import errno
+import socket
+from typing import NamedTuple
+
+from recsys.errors import ConfigError
+
+
+class Listener(NamedTuple):
+    """A listening socket, and its URL for this machine."""
+
+    socket: socket.socket
+    url: str
+
+
+def bind(host: str, port: int) -> Listener:
+    """Open a listening socket. Connections wait until a server accepts them.
+
+    Raises:
+        ConfigError: the port is taken, or the address is not one of this machine.
+    """
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        listener = socket.socket(family, kind, protocol)
+        try:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(address)
+            listener.listen()  # another process that starts now sees that the port is taken
+        except OSError:
+            listener.close()
+            raise
+    except OSError as error:
+        reason = error.strerror or error
+        advice = "choose another with --host or --port"
+        if error.errno == errno.EADDRINUSE:
+            advice = f"stop the process that uses it, or take another port (--port {port + 1})"
+        raise ConfigError(f"cannot listen on {host} port {port}: {reason}; {advice}") from error
+    host, port = listener.getsockname()[:2]
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 - for a client here
+    return Listener(listener, f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}")
