@@ -38,6 +38,17 @@ _SPARE_WORKSPACES = 2
 _PARTS = frozenset((nn.Linear, nn.Embedding, nn.ModuleList, nn.Dropout, nn.SiLU))
 _WRONG = {1: "token", 2: "position", 3: "slot to write", 4: "row"}
 _BAD_POSITION = 2
+_threads: int | None = None
+
+
+def set_threads(count: int | None) -> None:
+    """Set the threads of a pass, of all models of this process; None for those of torch.
+
+    A process that runs nothing but native passes gives torch one thread: between the small
+    operations around a pass, the threads of OpenMP would spin.
+    """
+    global _threads
+    _threads = count
 
 
 class NativeDecoder:
@@ -121,7 +132,7 @@ class NativeDecoder:
             rows=wanted,
             slots=buffer.shape[3],
             view=view,
-            threads=torch.get_num_threads(),
+            threads=_threads or torch.get_num_threads(),
             token=given[0].data_ptr(),
             position=given[1].data_ptr(),
             write=given[2].data_ptr(),
@@ -149,7 +160,7 @@ class NativeDecoder:
         Raises:
             IndexError: as `run`, with the place of a request.
         """
-        call.threads = torch.get_num_threads()
+        call.threads = _threads or torch.get_num_threads()
         model, place = self._model, ctypes.c_int64()
         given = (ctypes.byref(model), ctypes.byref(trie), ctypes.byref(call))
         workspace = self._borrow(int(self._library.search_workspace(*given)))

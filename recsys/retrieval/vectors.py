@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import sparse
 
-BLOCK = 8  # queries that are multiplied together
+BLOCK = 16  # queries that are multiplied together
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,10 +77,13 @@ def product(queries: NDArray[np.float32], vectors: NDArray[np.float32]) -> NDArr
 
     A query thus gets the same bits alone and beside others.
     """
-    blocks = np.zeros((-(-len(queries) // BLOCK) * BLOCK, queries.shape[1]), np.float32)
-    blocks[: len(queries)] = queries
-    found = [block @ vectors.T for block in blocks.reshape(-1, BLOCK, queries.shape[1])]
-    return np.concatenate([*found, np.zeros((0, len(vectors)), np.float32)])[: len(queries)]
+    found = np.empty((len(queries), len(vectors)), np.float32)
+    for start in range(0, len(queries), BLOCK):
+        some = queries[start : start + BLOCK]
+        block = np.zeros((BLOCK, queries.shape[1]), np.float32)
+        block[: len(some)] = some
+        found[start : start + BLOCK] = (vectors @ block.T).T[: len(some)]
+    return found
 
 
 def best_entries(
