@@ -8,10 +8,12 @@ replaced or changed in place.
 from __future__ import annotations
 
 import ctypes
+import itertools
+import operator
 import os
 import threading
 import weakref
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -417,8 +419,9 @@ class NativeModel:
         self._lock = threading.Lock()
         self._weights: list[torch.Tensor] = []
         self._state: list[tuple[int, int]] = []
-        self._links: list[tuple[Mapping[str, Any], str, Any]] = []
-        self._modules: list[nn.Module] = []
+        self._owners: list[Mapping[str, Any]] = []  # what holds weights and modules, by name
+        self._parts: list[Any] = []  # what was there when they were packed
+        self._hooks: list[Mapping[int, Any]] = []
         self._sums: list[int] = []
         self._decoder: NativeDecoder | None = None
 
@@ -439,8 +442,9 @@ class NativeModel:
         return (
             bool(self._weights)
             and self._state == [_state(w) for w in self._weights]
-            and all(owner.get(name) is part for owner, name, part in self._links)
-            and not any(_is_hooked(module) for module in self._modules)
+            and len(self._parts) == sum(map(len, self._owners))
+            and all(map(operator.is_, self._parts, _parts_of(self._owners)))
+            and not any(self._hooks)
         )
 
     def check(self) -> NativeModel:
@@ -470,14 +474,11 @@ class NativeModel:
             with torch.inference_mode():
                 self._decoder = NativeDecoder(model, library, *self._made_for)
                 self._sums = _sums(weights)
-        self._links = [
-            (owner, name, part)
-            for module in modules
-            for owner in (module._parameters, module._modules)
-            for name, part in owner.items()
-        ]
+        self._owners = [o for m in modules for o in (m._parameters, m._modules)]
+        self._parts = list(_parts_of(self._owners))
         # Not the model itself: it would then live as long as this object, and this one by it.
-        self._modules = [] if self._decoder is None else modules[1:]
+        inner = [] if self._decoder is None else modules[1:]
+        self._hooks = [h for m in inner for h in (m._forward_hooks, m._forward_pre_hooks)]
         self._state, self._weights = state, weights
 
 
@@ -498,6 +499,10 @@ def native_model(model: Any, kinds: tuple[str, ...], positions: int | None) -> N
     if found is not None:
         return found.check()
     return _models.setdefault(model, NativeModel(model, kinds, positions))
+
+
+def _parts_of(owners: Sequence[Mapping[str, Any]]) -> Iterator[Any]:
+    return itertools.chain.from_iterable(owner.values() for owner in owners)
 
 
 def _state(weight: torch.Tensor) -> tuple[int, int]:
