@@ -440,19 +440,23 @@ def describe(
 
     `because` is (n, k), the item of the history with the most evidence for each, -1 for none.
     """
-    lines = [part[request, :k].tolist() for part in (found.items, found.scores, found.source)]
-    reasons = [-1] * k if because is None else because[request, :k].tolist()
+    there = np.flatnonzero(found.items[request, :k] >= 0)
+    items, scores, sources = (
+        part[request, there].tolist() for part in (found.items, found.scores, found.source)
+    )
+    reasons = [-1] * len(items) if because is None else because[request, there].tolist()
+    codes = map(tuple, catalog.codes[items].tolist())
+    parts = zip(catalog.described(items), scores, codes, sources, reasons, strict=True)
     return [
         Recommendation(
-            catalog.item_id(item),
+            item_id,
             score,
-            catalog.title(item),
-            tuple(catalog.codes[item].tolist()),
+            title,
+            code,
             SOURCES[source],
             catalog.item_id(reason) if reason >= 0 else None,
         )
-        for item, score, source, reason in zip(*lines, reasons, strict=False)
-        if item >= 0
+        for (item_id, title), score, code, source, reason in parts
     ]
 
 

@@ -199,11 +199,26 @@ class EpochCatalog:
         """Dense items of outside ids; -1 where one cannot be recommended."""
         return np.fromiter((self.find(i) for i in item_ids), np.int32)
 
+    def knows(self, item_id: str) -> bool:
+        """Whether `known` finds an item."""
+        return self.added.base.find(item_id) >= 0 or self.find(item_id) >= 0
+
     def known(self, item_ids: Iterable[str]) -> NDArray[np.int32]:
         """As `index`, and also removed items of the bundle."""
-        base = self.added.base
-        found = ((base.find(i), i) for i in item_ids)
-        return np.fromiter((j if j >= 0 else self.find(i) for j, i in found), np.int32)
+        found = self.added.base.index(item_ids := list(item_ids))
+        for place in np.flatnonzero(found < 0).tolist():
+            found[place] = self.find(item_ids[place])
+        return found
+
+    def described(self, items: Sequence[int]) -> list[tuple[str, str]]:
+        """Outside id and title of each of some items."""
+        base, size = self.added.base, len(self.added.base)
+        if all(i < size for i in items):
+            records = self.record[items].tolist()
+            if all(r < size for r in records):
+                ids, titles = base.item_ids, base.titles
+                return [(ids[i], titles[r]) for i, r in zip(items, records, strict=True)]
+        return [(self.item_id(i), self.title(i)) for i in items]
 
     def row(self, item: int) -> dict[str, Any]:
         """All columns of one item except its codes."""

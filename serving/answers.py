@@ -11,6 +11,7 @@ from recsys.serving import diversity
 from recsys.serving.batcher import Answer
 from recsys.serving.catalog_changes import metadata
 from recsys.serving.models import Model
+from recsys.serving.schemas.common import made
 from recsys.serving.schemas.recommendations import (
     DecodedNode,
     DecodedTree,
@@ -87,7 +88,7 @@ def note_code(catalog: EpochCatalog, history: Sequence[str] | None) -> NoteCode 
         return "unknown_user"
     if not history:
         return "empty_history"
-    return None if (catalog.known(history) >= 0).any() else "unknown_history"
+    return None if any(catalog.knows(item_id) for item_id in history) else "unknown_history"
 
 
 def chosen(result: RecommendResult, body: RecommendationsRequest) -> list[Recommendation]:
@@ -128,7 +129,7 @@ def items_of(
             values["because"] = one.because
         if "metadata" in include:
             values["metadata"] = metadata(catalog, catalog.find(one.item_id))
-        answer.append(RecommendedItem.model_construct(**values))
+        answer.append(made(RecommendedItem, values))
     return answer
 
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+from recsys.native.decoder import set_threads
 from recsys.recommender import Recommender, RecommendRequest, RecommendResult
 from recsys.serving.settings import ServingSettings
 
@@ -92,13 +93,15 @@ class DecodeWorker:
         return recommender
 
     def _open(self, bundle: Path) -> Recommender:
+        import threadpoolctl
         import torch
 
         _keep_memory()
         settings = self._settings
         cores = len(os.sched_getaffinity(0))
-        torch.set_num_threads(settings.threads or max(min(2, cores), cores - 1))
-        return Recommender.load(
+        threads = settings.threads or max(min(2, cores), cores - 1)
+        torch.set_num_threads(threads)
+        recommender = Recommender.load(
             bundle,
             device=settings.device,
             dtype=settings.dtype,
@@ -106,6 +109,13 @@ class DecodeWorker:
             prefix_bytes=settings.prefix_mb << 20,
             max_batch=settings.max_batch,
         )
+        # What is left beside native passes is small. The threads of BLAS and of OpenMP would spin
+        # between such operations, and take the processor from the event loop.
+        threadpoolctl.threadpool_limits(1, user_api="blas")
+        if recommender.engine.target.native is not None:
+            set_threads(threads)
+            torch.set_num_threads(1)
+        return recommender
 
 
 def _keep_memory() -> None:

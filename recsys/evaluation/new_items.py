@@ -22,8 +22,8 @@ from recsys.evaluation.protocol import EvaluationConfig, Result, sample
 from recsys.interactions import Histories
 from recsys.live import NewItem
 from recsys.retrieval.as_new import AsNew
-from recsys.retrieval.item_item import decayed
-from recsys.retrieval.rows import pairs_of
+from recsys.retrieval.rows import WeightedItems, blocked_items, unit
+from recsys.retrieval.vectors import nearest
 from recsys.semantic_ids.encoder import PLACED
 
 if TYPE_CHECKING:
@@ -120,6 +120,7 @@ def _with_new_items(recommender: Recommender, new: AsNew) -> Recommender:
 def _nearest(retrieval: Any, histories: Histories, k: int) -> NDArray[np.int32]:
     """(n, k) items whose content is nearest to the decayed sum of the history's."""
     size, content = len(retrieval), retrieval.content
-    queries = content.mean(decayed(histories, size, retrieval.item_item.decay))
-    hidden = pairs_of([histories.left_out(True)], size)
-    return np.asarray(content.nearest(queries, k, hidden, [None] * len(histories)))
+    seen = blocked_items(len(histories), size, [histories.left_out(True)])
+    recency = WeightedItems.decayed(histories, size, retrieval.item_item.decay)
+    queries = unit(recency.dense(content.rows))
+    return nearest(content.cosines(queries), k, seen)

@@ -8,10 +8,12 @@ replaced or changed in place.
 from __future__ import annotations
 
 import ctypes
+import itertools
+import operator
 import os
 import threading
 import weakref
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -38,6 +40,17 @@ _SPARE_WORKSPACES = 2
 _PARTS = frozenset((nn.Linear, nn.Embedding, nn.ModuleList, nn.Dropout, nn.SiLU))
 _WRONG = {1: "token", 2: "position", 3: "slot to write", 4: "row"}
 _BAD_POSITION = 2
+_threads: int | None = None
+
+
+def set_threads(count: int | None) -> None:
+    """Set the threads of a pass, of all models of this process; None for those of torch.
+
+    A process that runs nothing but native passes gives torch one thread: between the small
+    operations around a pass, the threads of OpenMP would spin.
+    """
+    global _threads
+    _threads = count
 
 
 class NativeDecoder:
@@ -121,7 +134,7 @@ class NativeDecoder:
             rows=wanted,
             slots=buffer.shape[3],
             view=view,
-            threads=torch.get_num_threads(),
+            threads=_threads or torch.get_num_threads(),
             token=given[0].data_ptr(),
             position=given[1].data_ptr(),
             write=given[2].data_ptr(),
@@ -149,7 +162,7 @@ class NativeDecoder:
         Raises:
             IndexError: as `run`, with the place of a request.
         """
-        call.threads = torch.get_num_threads()
+        call.threads = _threads or torch.get_num_threads()
         model, place = self._model, ctypes.c_int64()
         given = (ctypes.byref(model), ctypes.byref(trie), ctypes.byref(call))
         workspace = self._borrow(int(self._library.search_workspace(*given)))
@@ -406,8 +419,9 @@ class NativeModel:
         self._lock = threading.Lock()
         self._weights: list[torch.Tensor] = []
         self._state: list[tuple[int, int]] = []
-        self._links: list[tuple[Mapping[str, Any], str, Any]] = []
-        self._modules: list[nn.Module] = []
+        self._owners: list[Mapping[str, Any]] = []  # what holds weights and modules, by name
+        self._parts: list[Any] = []  # what was there when they were packed
+        self._hooks: list[Mapping[int, Any]] = []
         self._sums: list[int] = []
         self._decoder: NativeDecoder | None = None
 
@@ -428,8 +442,9 @@ class NativeModel:
         return (
             bool(self._weights)
             and self._state == [_state(w) for w in self._weights]
-            and all(owner.get(name) is part for owner, name, part in self._links)
-            and not any(_is_hooked(module) for module in self._modules)
+            and len(self._parts) == sum(map(len, self._owners))
+            and all(map(operator.is_, self._parts, _parts_of(self._owners)))
+            and not any(self._hooks)
         )
 
     def check(self) -> NativeModel:
@@ -459,14 +474,11 @@ class NativeModel:
             with torch.inference_mode():
                 self._decoder = NativeDecoder(model, library, *self._made_for)
                 self._sums = _sums(weights)
-        self._links = [
-            (owner, name, part)
-            for module in modules
-            for owner in (module._parameters, module._modules)
-            for name, part in owner.items()
-        ]
+        self._owners = [o for m in modules for o in (m._parameters, m._modules)]
+        self._parts = list(_parts_of(self._owners))
         # Not the model itself: it would then live as long as this object, and this one by it.
-        self._modules = [] if self._decoder is None else modules[1:]
+        inner = [] if self._decoder is None else modules[1:]
+        self._hooks = [h for m in inner for h in (m._forward_hooks, m._forward_pre_hooks)]
         self._state, self._weights = state, weights
 
 
@@ -487,6 +499,10 @@ def native_model(model: Any, kinds: tuple[str, ...], positions: int | None) -> N
     if found is not None:
         return found.check()
     return _models.setdefault(model, NativeModel(model, kinds, positions))
+
+
+def _parts_of(owners: Sequence[Mapping[str, Any]]) -> Iterator[Any]:
+    return itertools.chain.from_iterable(owner.values() for owner in owners)
 
 
 def _state(weight: torch.Tensor) -> tuple[int, int]:

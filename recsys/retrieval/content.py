@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -13,7 +12,6 @@ from numpy.typing import NDArray
 from scipy import sparse
 
 from recsys.dataset import ITEM_COLUMNS
-from recsys.retrieval.vectors import best_entries
 
 COMMONEST = 5000  # terms of more items are left out: they distinguish little and cost much
 
@@ -107,29 +105,19 @@ class ContentIndex:
         """(terms, items) the rows transposed."""
         return sparse.csr_array(self.rows.T)
 
-    def mean(self, weights: sparse.csr_array) -> sparse.csr_array:
-        """(n, terms) unit vectors of weighted sums of items; (n, items) weights."""
-        return unit_rows(weights @ self.rows)
+    def cosines(self, queries: NDArray[np.float32]) -> NDArray[np.float32]:
+        """(n, items) cosines of dense unit vectors (n, terms) with the items."""
+        return cosines(self.rows, queries)
 
-    def cosines(self, queries: sparse.csr_array, items: NDArray[np.integer]) -> NDArray[np.float32]:
-        """(n, c) cosines of unit vectors and items (n, c); 0 for items without terms."""
-        inside = (items >= 0) & (items < len(self))
-        n, width = items.shape
-        theirs = self.rows[np.where(inside, items, 0).reshape(-1)]
-        own = queries[np.repeat(np.arange(n), width)]
-        found = np.asarray(theirs.multiply(own).sum(axis=1)).reshape(n, width)
-        return np.where(inside, found, 0).astype(np.float32)
 
-    def nearest(
-        self,
-        queries: sparse.csr_array,
-        k: int,
-        hidden: NDArray[np.int64],
-        masks: Sequence[NDArray[np.bool_] | None],
-    ) -> NDArray[np.int32]:
-        """The k items with the largest positive cosine to each query (`VectorIndex.nearest`)."""
-        cosines = (queries @ self.columns).toarray()  # dense, since common terms fill most of it
-        return best_entries(np.where(cosines > 0, cosines, -np.inf), k, hidden, masks)
+def cosines(rows: sparse.csr_array, queries: NDArray[np.float32]) -> NDArray[np.float32]:
+    """(n, items) products of dense queries (n, terms) and sparse rows (items, terms).
+
+    A query has the same bits alone and beside others: SciPy takes another path for one alone.
+    """
+    columns = np.zeros((queries.shape[1], max(2, len(queries))), np.float32)
+    columns[:, : len(queries)] = queries.T
+    return np.ascontiguousarray((rows @ columns)[:, : len(queries)].T)
 
 
 def _vectorizer(**options: Any) -> Any:

@@ -12,11 +12,11 @@ from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import sparse
 
 from recsys.event_names import WEIGHTS, level
 from recsys.interactions import NEGATIVE_TYPE, OTHER_TYPE, UNKNOWN_TYPE, Behaviour, Histories
-from recsys.retrieval.item_item import ItemItem, decayed
+from recsys.retrieval.item_item import ItemItem
+from recsys.retrieval.rows import Entries, WeightedItems
 
 SEEN_DECAY = 0.8  # of the events of a history on a candidate itself
 
@@ -85,15 +85,15 @@ class EventTypes:
                 found.setdefault(strength, targets[0])
         return found
 
-    def recency(self, histories: Histories, name: str) -> sparse.csr_array:
+    def recency(self, histories: Histories, name: str) -> Entries:
         """(n, items) decayed sums of the events of one type, on the items themselves.
 
         The age of an event counts all later events of the history.
         """
-        if histories.behaviours is None:
-            return sparse.csr_array((len(histories), len(self)), dtype=np.float32)
-        wanted = histories.behaviours == self.numbers[name]
-        return decayed(histories, len(self), SEEN_DECAY, wanted)
+        wanted = np.zeros(len(histories.items), np.bool_)
+        if histories.behaviours is not None:
+            wanted = histories.behaviours == self.numbers[name]
+        return WeightedItems.decayed(histories, len(self), SEEN_DECAY, wanted).entries(len(self))
 
 
 def _strength(behaviour: Behaviour) -> int:

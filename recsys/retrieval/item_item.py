@@ -6,7 +6,6 @@ no dense row.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -14,6 +13,7 @@ from numpy.typing import NDArray
 from scipy import sparse
 
 from recsys.interactions import Histories
+from recsys.retrieval.rows import Entries, WeightedItems
 
 USERS_AT_A_TIME = 2048  # bounds memory, as each user has a few hundred neighbours
 
@@ -216,12 +216,10 @@ def decayed(
     Items beyond `num_items` are skipped, and those that are not `wanted` (total,); all of them age
     the others.
     """
-    known = histories.items < num_items
-    known = known if wanted is None else known & wanted
-    age = np.repeat(histories.offsets[1:], histories.lengths) - 1 - np.arange(len(known))
-    places = (histories.rows[known], histories.items[known])
-    recency = (decay ** age[known]).astype(np.float32)
-    return sparse.csr_array((recency, places), shape=(len(histories), num_items))
+    found = WeightedItems.decayed(histories, num_items, decay, wanted)
+    recency = found.weights.astype(np.float32)
+    shape = (found.rows, num_items)
+    return sparse.csr_array((recency, (found.row, found.items)), shape=shape)
 
 
 def _finished(matrix: sparse.csr_array) -> sparse.csr_array:
@@ -237,55 +235,63 @@ def _item_bits(num_items: int) -> int:
 def best_of(
     scores: sparse.csr_array, k: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int32], NDArray[np.float32]]:
-    """Row, rank (from 0), item and score of the best k entries of each row; scores are positive.
+    """Row, rank (from 0), item and score of the best k entries of each row; scores are positive."""
+    row = np.repeat(np.arange(scores.shape[0]), np.diff(scores.indptr))
+    return _best_of(scores.indptr, row, scores.indices, scores.data, scores.shape[1], k)
+
+
+def _best_of(
+    starts: NDArray[np.integer],
+    row: NDArray[np.int64],
+    items: NDArray[np.integer],
+    scores: NDArray[np.float32],
+    width: int,
+    k: int,
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int32], NDArray[np.float32]]:
+    """`best_of` of entries by ascending rows, which begin at `starts` (n + 1,).
 
     Sorts one 64-bit integer per entry: row, descending score (32 bits), item. Positive floats have
     the order of their bits, and sorting values is several times faster than sorting by keys.
     More rows than have a number in the bits that remain are sorted in several parts.
     """
-    step = 1 << (32 - _item_bits(scores.shape[1]))
-    if scores.shape[0] > step:
-        starts = range(0, scores.shape[0], step)
-        parts = [best_of(scores[start : start + step], k) for start in starts]
-        rows = [start + part[0] for start, part in zip(starts, parts, strict=True)]
-        _, places, items, found = (np.concatenate(column) for column in zip(*parts, strict=True))
-        return np.concatenate(rows), places, items, found
-    item_bits = np.uint64(_item_bits(scores.shape[1]))
-    row = np.repeat(np.arange(scores.shape[0], dtype=np.uint64), np.diff(scores.indptr))
-    falling = np.uint64(2**32 - 1) - scores.data.view(np.uint32)
-    key = (row << (item_bits + np.uint64(32))) | (falling << item_bits)
-    key = np.sort(key | scores.indices.astype(np.uint64))
-    place = np.arange(len(row)) - np.repeat(scores.indptr[:-1], np.diff(scores.indptr))
+    bits = _item_bits(width)
+    step, n = 1 << (32 - bits), len(starts) - 1
+    if n > step:
+        parts = []
+        for first in range(0, n, step):
+            bounds = starts[first : first + step + 1]
+            here = slice(bounds[0], bounds[-1])
+            part = (row[here] - first, items[here], scores[here])
+            own, *rest = _best_of(bounds - bounds[0], *part, width, k)
+            parts.append((first + own, *rest))
+        rows, places, found, values = (np.concatenate(p) for p in zip(*parts, strict=True))
+        return rows, places, found, values
+    item_bits = np.uint64(bits)
+    falling = np.uint64(2**32 - 1) - scores.view(np.uint32)
+    key = (row.astype(np.uint64) << (item_bits + np.uint64(32))) | (falling << item_bits)
+    key = np.sort(key | items.astype(np.uint64))
+    place = np.arange(len(row)) - np.asarray(starts)[row]
     kept = place < k
     key = key[kept]
     item = (key & ((np.uint64(1) << item_bits) - np.uint64(1))).astype(np.int32)
     score = (np.uint64(2**32 - 1) - ((key >> item_bits) & np.uint64(2**32 - 1))).astype(np.uint32)
-    return row[kept].astype(np.int64), place[kept], item, score.view(np.float32)
+    return row[kept], place[kept], item, score.view(np.float32)
 
 
-def best_items(
-    scores: sparse.csr_array,
-    k: int,
-    hidden: NDArray[np.int64],
-    masks: Sequence[NDArray[np.bool_] | None],
-) -> NDArray[np.int32]:
+def best_items(scores: Entries, k: int, blocked: NDArray[np.bool_]) -> NDArray[np.int32]:
     """(n, k) items with the largest positive scores, best first, padded with -1.
 
     Args:
         scores: (n, items).
         k: number of items.
-        hidden: `row * items + item` of the pairs to leave out.
-        masks: (items,) bool for each row, the items it may get; None for all.
+        blocked: (n, items) which items each row may not get.
     """
-    row = np.repeat(np.arange(scores.shape[0]), np.diff(scores.indptr))
-    keep = (scores.data > 0) & ~np.isin(row * scores.shape[1] + scores.indices, hidden)
-    for i, mask in enumerate(masks):
-        if mask is not None:
-            here = slice(*scores.indptr[i : i + 2])
-            keep[here] &= mask[scores.indices[here]]
-    places = (row[keep], scores.indices[keep])
-    kept = sparse.csr_array((scores.data[keep].astype(np.float32), places), shape=scores.shape)
-    found = np.full((scores.shape[0], k), -1, np.int32)
-    line, place, item, _ = best_of(kept, k)
+    n, width = scores.shape
+    row, item = np.divmod(scores.keys, max(1, width))
+    keep = (scores.values > 0) & ~blocked[row, item]
+    row, item = row[keep], item[keep]
+    starts = np.append(0, np.cumsum(np.bincount(row, minlength=n)))
+    line, place, item, _ = _best_of(starts, row, item, scores.values[keep], width, k)
+    found = np.full((n, k), -1, np.int32)
     found[line, place] = item
     return found

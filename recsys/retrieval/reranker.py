@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -88,7 +89,7 @@ class Reranker:
         for name in ("candidates", "nodes"):
             arguments.whole_number(name, getattr(self, name), least=0, most=MOST_NODES)
 
-    @property
+    @cached_property
     def sources(self) -> list[str]:
         """The sources whose features have weight."""
         used = sorted(name for name, weight in self.weights.items() if weight)
@@ -121,21 +122,39 @@ class Reranker:
         Returns:
             (n, w), -inf where there is no candidate.
         """
-        total = np.zeros(there.shape)
-        for source in self.sources:
-            if source == NEW:
-                features = new_features(values, there, self.sources)
-            else:
-                features = features_of(source, values[source], there)
-            for name, feature in features.items():
-                if weight := self.weights.get(name, 0.0):
-                    total += weight * feature
-        total = np.where(there, total, -np.inf)
+        total = np.where(there, self._weighted(values, there), -np.inf)
         most = total.max(axis=1, keepdims=True, initial=-np.inf)
         shifted = total - np.where(np.isfinite(most), most, 0)
         # Summed in order, so that padding does not change the last bits.
         norm = np.exp(shifted).cumsum(axis=1)[:, -1:]
         return np.asarray(shifted - np.log(np.where(norm > 0, norm, 1)))
+
+    def _weighted(
+        self, values: Mapping[str, NDArray[np.floating[Any]]], there: NDArray[np.bool_]
+    ) -> NDArray[np.float64]:
+        """(n, w) sum of the weighted features; those of one form are computed together."""
+        weight = self.weights.get
+        total = np.zeros(there.shape)
+        formed = [name for name in self.sources if name != NEW and not _is_plain(name)]
+        for name in self.sources:
+            if _is_plain(name):
+                total += weight(name, 0.0) * features_of(name, values[name], there)[name]
+        if not formed:
+            return total
+        forms = _forms(formed, np.stack([values[name] for name in formed]), there)
+        for form, features in zip(FORMS, forms, strict=True):
+            for name, feature in zip(formed, features, strict=True):
+                if part := weight(f"{name}.{form}", 0.0):
+                    total += part * feature
+        if MODEL in formed and (part := weight(f"{MODEL}.missing", 0.0)):
+            total += part * (there & np.isnan(values[MODEL]))
+        if NEW in self.sources:
+            new = there & (values[NEW] > 0)
+            total += weight(NEW, 0.0) * new
+            if new.any():
+                for name, rank in zip(formed, forms[1], strict=True):
+                    total += weight(f"{NEW}.{name}", 0.0) * np.where(new, rank, 0)
+        return total
 
 
 def feature_matrix(
@@ -182,27 +201,39 @@ def features_of(
     known = there & ~np.isnan(values)
     if _is_plain(source):
         return {source: np.where(known, values, 0)}
-    high = np.where(known, values, -np.inf).max(axis=1, keepdims=True, initial=-np.inf)
-    low = np.where(known, values, np.inf).min(axis=1, keepdims=True, initial=np.inf)
-    high, low = (np.where(np.isfinite(bound), bound, 0.0) for bound in (high, low))
-    filled = np.where(known, values, low)
-    gap = filled - high
-    if source in SHARES:
-        gap = np.divide(filled, high, out=np.zeros_like(filled), where=high > 0)
-    found = {
-        f"{source}.value": np.where(there, filled, 0),
-        f"{source}.rank": np.where(there, np.log1p(_ranks(values, known)), 0),
-        f"{source}.gap": np.where(there, gap, 0),
-    }
+    filled, rank, gap = (form[0] for form in _forms([source], values[None], there))
+    found = {f"{source}.value": filled, f"{source}.rank": rank, f"{source}.gap": gap}
     if source == MODEL:
         found[f"{source}.missing"] = (there & ~known).astype(np.float64)
     return found
 
 
+def _forms(
+    sources: Sequence[str], values: NDArray[np.floating[Any]], there: NDArray[np.bool_]
+) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
+    """The `FORMS` of (S, n, w) values of several sources, each (S, n, w)."""
+    known = there & ~np.isnan(values)
+    high = np.where(known, values, -np.inf).max(axis=2, keepdims=True, initial=-np.inf)
+    low = np.where(known, values, np.inf).min(axis=2, keepdims=True, initial=np.inf)
+    high, low = (np.where(np.isfinite(bound), bound, 0.0) for bound in (high, low))
+    filled = np.where(known, values, low)
+    gap = filled - high
+    shares = np.array([source in SHARES for source in sources])
+    if shares.any():
+        most = high[shares]
+        gap[shares] = np.divide(
+            filled[shares], most, out=np.zeros_like(gap[shares]), where=most > 0
+        )
+    ranks = _ranks(values.reshape(-1, there.shape[1]), known.reshape(-1, there.shape[1]))
+    logs = np.log1p(np.arange(there.shape[1] + 1))
+    rank = logs[ranks].reshape(values.shape)
+    return np.where(there, filled, 0), np.where(there, rank, 0), np.where(there, gap, 0)
+
+
 def _ranks(values: NDArray[np.floating[Any]], known: NDArray[np.bool_]) -> NDArray[np.int64]:
     """(n, w) number of known candidates with a larger value; all of them for an unknown one."""
     falling = np.where(known, -values, np.inf)
-    order = np.argsort(falling, axis=1, kind="stable")
+    order = np.argsort(falling, axis=1)  # equal values get one rank, in any order
     ordered = np.take_along_axis(falling, order, axis=1)
     place = np.broadcast_to(np.arange(values.shape[1]), values.shape)
     new = np.ones(values.shape, np.bool_)

@@ -29,10 +29,10 @@ from scipy import sparse
 
 from recsys.errors import ArtifactError
 from recsys.interactions import Behaviour, Histories
-from recsys.retrieval.content import ContentIndex, Terms, unit_rows
+from recsys.retrieval.content import ContentIndex, Terms, cosines
 from recsys.retrieval.event_types import SEEN_DECAY, EventTypes
 from recsys.retrieval.files import read_array, read_matrix, save_matrix
-from recsys.retrieval.item_item import ItemItem, best_items, best_of, decayed
+from recsys.retrieval.item_item import ItemItem, best_items, best_of
 from recsys.retrieval.later import LaterItems, describe
 from recsys.retrieval.reranker import (
     MODEL,
@@ -45,9 +45,9 @@ from recsys.retrieval.reranker import (
     TARGET_POPULARITY,
     Reranker,
 )
-from recsys.retrieval.rows import look_up, normalised, pairs_of, without_repeats
+from recsys.retrieval.rows import Entries, WeightedItems, blocked_items, unit, without_repeats
 from recsys.retrieval.sasrec import SasRec
-from recsys.retrieval.vectors import VectorIndex, best_entries, product
+from recsys.retrieval.vectors import VectorIndex, best_entries, nearest, product
 
 SETTINGS, COUNTS = "retrieval.json", "popularity.npy"
 VECTORS = "vectors.npy"
@@ -92,42 +92,39 @@ class Evidence:
     later: LaterItems | None = None
 
     @cached_property
-    def recency(self) -> sparse.csr_array:
-        """(n, items) the histories as decayed sums of their items."""
+    def recency(self) -> WeightedItems:
+        """The items of the histories, decayed."""
         source = self.retrieval
-        return decayed(self.histories, len(source), source.item_item.decay)
+        return WeightedItems.decayed(self.histories, len(source), source.item_item.decay)
 
     @cached_property
-    def last(self) -> sparse.csr_array:
-        """(n, items) the last items."""
-        return decayed(self.histories.last, len(self.retrieval), 1.0)
+    def last(self) -> WeightedItems:
+        """The last items."""
+        return WeightedItems.decayed(self.histories.last, len(self.retrieval), 1.0)
 
     @cached_property
-    def shares(self) -> sparse.csr_array:
-        """(n, items) share of each item in the evidence of each history, columns ascending."""
-        return normalised(self.recency @ self.retrieval.item_item.weights)
+    def shares(self) -> Entries:
+        """(n, items) share of each item in the evidence of each history."""
+        return self.recency.sums(self.retrieval.item_item.weights).normalised()
 
     @cached_property
-    def last_shares(self) -> sparse.csr_array:
+    def last_shares(self) -> Entries:
         """The same given the last items alone."""
-        return normalised(self.last @ self.retrieval.item_item.weights)
+        return self.last.sums(self.retrieval.item_item.weights).normalised()
 
     @cached_property
-    def common(self) -> sparse.csr_array:
+    def common(self) -> Entries:
         """(n, items) scores by common users."""
         neighbors = self.retrieval.neighbors
-        if neighbors is None:
-            return sparse.csr_array(self.recency.shape, dtype=np.float32)
-        query = decayed(self.histories, len(neighbors), neighbors.decay)
-        found = sparse.csr_array(query @ neighbors.weights)
-        found.sort_indices()
-        return found
+        assert neighbors is not None  # noqa: S101 - the caller has looked
+        recency = WeightedItems.decayed(self.histories, len(neighbors), neighbors.decay)
+        return recency.sums(neighbors.weights)
 
     @cached_property
-    def to_targets(self) -> sparse.csr_array:
+    def to_targets(self) -> Entries:
         """(n, items) share of each item in the evidence of the next target event."""
         assert self.retrieval.types is not None  # noqa: S101 - the caller has looked
-        return normalised(self.recency @ self.retrieval.types.to_targets.weights)
+        return self.recency.sums(self.retrieval.types.to_targets.weights).normalised()
 
     @cached_property
     def states(self) -> NDArray[np.float32]:
@@ -139,29 +136,44 @@ class Evidence:
     def vectors(self) -> NDArray[np.float32]:
         """(n, D) unit vectors of the histories."""
         assert self.retrieval.vectors is not None  # noqa: S101 - the caller has looked
-        return self.retrieval.vectors.mean(self.recency)
+        return self.recency.mean(self.retrieval.vectors.vectors)
 
     @cached_property
-    def content(self) -> sparse.csr_array:
-        """(n, terms) unit vectors of the contents of the histories."""
-        return self._content(self.histories, self.recency, self.retrieval.item_item.decay)
+    def last_vectors(self) -> NDArray[np.float32]:
+        """(n, D) unit vectors of the last items."""
+        assert self.retrieval.vectors is not None  # noqa: S101 - the caller has looked
+        return self.last.mean(self.retrieval.vectors.vectors)
 
     @cached_property
-    def last_content(self) -> sparse.csr_array:
-        """(n, terms) unit vectors of the contents of the last items."""
-        return self._content(self.histories.last, self.last, 1.0)
+    def content(self) -> NDArray[np.float32]:
+        """(2 n, terms) unit vectors of the contents of the histories, then of the last items."""
+        of_last = self._content(self.histories.last, self.last, 1.0)
+        of_all = self._content(self.histories, self.recency, self.retrieval.item_item.decay)
+        return unit(np.concatenate([of_all, of_last]))
+
+    @cached_property
+    def cosines(self) -> NDArray[np.float32]:
+        """(2 n, items) their cosines with the catalog's contents."""
+        assert self.retrieval.content is not None  # noqa: S101 - the caller has looked
+        return self.retrieval.content.cosines(self.content)
+
+    @cached_property
+    def later_cosines(self) -> NDArray[np.float32] | None:
+        """(2 n, later) the same with the contents of the later items."""
+        return None if self.later is None else cosines(self.later.content, self.content)
 
     def _content(
-        self, histories: Histories, recency: sparse.csr_array, decay: float
-    ) -> sparse.csr_array:
-        """Unit vectors of histories whose items of the catalog are summed in `recency`."""
+        self, histories: Histories, recency: WeightedItems, decay: float
+    ) -> NDArray[np.float64]:
+        """(n, terms) sums of contents; `recency` has the items of the catalog."""
         retrieval, later = self.retrieval, self.later
         assert retrieval.content is not None  # noqa: S101 - the caller has looked
-        size = len(retrieval)
-        if later is None or not (histories.items >= size).any():
-            return retrieval.content.mean(recency)
-        whole = decayed(histories, size + len(later), decay)[:, size:]
-        return unit_rows(recency @ retrieval.content.rows + whole @ later.content)
+        size, found = len(retrieval), recency.dense(retrieval.content.rows)
+        is_later = histories.items >= size
+        if later is None or not is_later.any():
+            return found
+        own = WeightedItems.decayed(histories, size + len(later), decay, is_later)
+        return found + replace(own, items=own.items - size).dense(later.content)
 
 
 @dataclass(frozen=True, eq=False)
@@ -260,19 +272,19 @@ class Retrieval:
             excluded: further items to leave out, n sequences.
             allowed: (items,) bool for each history, the items it may get; None for all.
         """
-        n = len(histories)
-        hidden, masks = self._limits(histories, exclude_seen, excluded, allowed)
-        evidence = Evidence(self, histories)
+        blocked = self._blocked(histories, exclude_seen, excluded, allowed, len(self))
+        return self._candidates(Evidence(self, histories), k, blocked)
+
+    def _candidates(self, evidence: Evidence, k: int, blocked: NDArray[np.bool_]) -> Candidates:
+        """The k most probable items, of those that are not `blocked` (n, items)."""
         shares = evidence.shares
-        probs = self._mixed(shares.data, self.popularity[shares.indices], True)
-        likely = sparse.csr_array((probs, shares.indices, shares.indptr), shape=shares.shape)
-        items = np.full((n, 2 * k), -1, np.int32)
-        items[:, :k] = best_items(likely, k, hidden, masks)
-        popular = self._popular(n, k, self._order, hidden, masks)
-        again = (popular[:, :, None] == items[:, None, :k]).any(-1)
-        items[:, k:] = np.where(again, -1, popular)
-        share = look_up(shares, items)
-        probs = self._mixed(share, self.popularity[items], _any(shares)[:, None])
+        probs = self._mixed(shares.values, self.popularity[shares.keys % len(self)], True)
+        likely = best_items(replace(shares, values=probs.astype(np.float32)), k, blocked)
+        popular = _first_free(self._order, k, blocked)
+        again = (popular[:, :, None] == likely[:, None, :]).any(-1)
+        items = np.concatenate([likely, np.where(again, -1, popular)], axis=1)
+        share = shares.at(items)
+        probs = self._mixed(share, self.popularity[items], shares.filled[:, None])
         probs = np.where(items >= 0, probs, 0)
         order = np.argsort(-probs, axis=1, kind="stable")[:, :k]
         with np.errstate(divide="ignore"):
@@ -290,8 +302,7 @@ class Retrieval:
         """
         shares = evidence.shares
         known = np.where((items >= 0) & (items < len(self)), items, len(self))
-        share = look_up(shares, known)
-        probs = self._mixed(share, self.popularity[known], _any(shares)[:, None])
+        probs = self._mixed(shares.at(known), self.popularity[known], shares.filled[:, None])
         return np.log(probs).astype(np.float32)
 
     def propose(
@@ -311,66 +322,54 @@ class Retrieval:
         recently popular ones, if times are known). Of the
         `later` items, which `allowed` then includes, it is the nearest by content and by SASRec.
         """
-        first = self.candidates(histories, k, exclude_seen, excluded=excluded, allowed=allowed)
-        hidden, masks = self._limits(histories, exclude_seen, excluded, allowed)
-        limits = (-(-k // 2), hidden, masks)
-        evidence = Evidence(self, histories, later)
-        found = [first.items, best_items(evidence.last_shares, *limits)]
+        size = len(self) + (0 if later is None else len(later))
+        free = self._blocked(histories, exclude_seen, excluded, allowed, size)
+        blocked, evidence = free[:, : len(self)], Evidence(self, histories, later)
+        first, half = self._candidates(evidence, k, blocked), -(-k // 2)
+        found = [first.items, best_items(evidence.last_shares, half, blocked)]
         if self.neighbors is not None:
-            found.append(best_items(evidence.common, *limits))
+            found.append(best_items(evidence.common, half, blocked))
         if self.types is not None:
-            found.append(best_items(evidence.to_targets, *limits))
-            found.append(best_items(decayed(histories, len(self), SEEN_DECAY), *limits))
+            found.append(best_items(evidence.to_targets, half, blocked))
+            seen = WeightedItems.decayed(histories, len(self), SEEN_DECAY).entries(len(self))
+            found.append(best_items(seen, half, blocked))
         if self.content is not None:
-            found.append(self.content.nearest(evidence.content, *limits))
+            found.append(nearest(evidence.cosines[: len(histories)], half, blocked))
         if self.sasrec is not None:
             logits = product(evidence.states, self.sasrec.vectors)
             logits[~evidence.states.any(axis=1)] = -np.inf
-            found.append(best_entries(logits, *limits))
+            found.append(best_entries(logits, half, blocked))
         elif self.vectors is not None:  # they would mostly repeat what SASRec proposes
-            found.append(self.vectors.nearest(evidence.vectors, *limits))
+            found.append(nearest(product(evidence.vectors, self.vectors.vectors), half, blocked))
         orders = [self._order] + ([] if self.recent is None else [self._recent_order])
-        few = [self._popular(len(histories), k // 4, order, hidden, masks) for order in orders]
-        popular = np.concatenate(few, axis=1)
+        popular = np.concatenate([_first_free(o, k // 4, blocked) for o in orders], axis=1)
         found.append(popular)
         if later is not None and len(later):
-            found += self._nearest_later(evidence, later, k, exclude_seen, excluded, allowed)
+            found += self._nearest_later(evidence, later, half, free[:, len(self) :])
         items = without_repeats(np.concatenate(found, axis=1))
-        log_probs = np.where(items >= 0, self.log_prob(evidence, items), -np.inf)
-        supported = (look_up(evidence.shares, items) > 0) | ~(
-            items[:, :, None] == popular[:, None]
-        ).any(-1)
-        return Candidates(items, log_probs.astype(np.float32), supported, evidence)
+        log_probs = np.where(items >= 0, self.log_prob(evidence, items), np.float32(-np.inf))
+        supported = (evidence.shares.at(items) > 0) | ~(items[:, :, None] == popular[:, None]).any(
+            -1
+        )
+        return Candidates(items, log_probs, supported, evidence)
 
     def _nearest_later(
-        self,
-        evidence: Evidence,
-        later: LaterItems,
-        k: int,
-        exclude_seen: bool,
-        excluded: Histories | None,
-        allowed: Sequence[NDArray[np.bool_] | None] | None,
+        self, evidence: Evidence, later: LaterItems, width: int, blocked: NDArray[np.bool_]
     ) -> list[NDArray[np.int32]]:
-        """(n, k/2) later items with the nearest content, and as many by SASRec or by vectors."""
-        size, width = len(self), -(-k // 2)
-        pairs, masks = self._limits(
-            evidence.histories, exclude_seen, excluded, allowed, size + len(later)
-        )
-        row, item = np.divmod(pairs, size + len(later))
-        hidden = (row * len(later) + item - size)[item >= size]
-        own = [None if mask is None else mask[size:] for mask in masks]
-        cosines = (evidence.content @ later.content.T).toarray()
-        scores = [np.where(cosines > 0, cosines, -np.inf)]
+        """(n, width) later items with the nearest content, and as many by SASRec or by vectors.
+
+        `blocked` (n, later) are those that a history may not get.
+        """
+        assert evidence.later_cosines is not None  # noqa: S101 - there are later items
+        found = [nearest(evidence.later_cosines[: len(blocked)], width, blocked)]
         if self.sasrec is not None and later.sasrec is not None:
             logits = product(evidence.states, np.nan_to_num(later.sasrec))
             known = np.any(evidence.states != 0, axis=1, keepdims=True)
             known = known & ~np.isnan(later.sasrec[:, 0])
-            scores.append(np.where(known, logits, -np.inf))
+            found.append(best_entries(logits, width, blocked | ~known))
         elif self.vectors is not None and later.vectors is not None:
-            cosines = product(evidence.vectors, later.vectors)
-            scores.append(np.where(cosines > 0, cosines, -np.inf))
-        found = [best_entries(s.astype(np.float32), width, hidden, own) for s in scores]
-        return [np.where(f >= 0, f + size, -1).astype(np.int32) for f in found]
+            found.append(nearest(product(evidence.vectors, later.vectors), width, blocked))
+        return [np.where(f >= 0, f + len(self), -1).astype(np.int32) for f in found]
 
     def describe(self, items: pa.Table) -> LaterItems | None:
         """What is known of items that are added later, a table with the columns of the catalog.
@@ -437,33 +436,33 @@ class Retrieval:
             and logits are those of `Evidence.later`, and NaN where nothing is known of them. A
             source that this retrieval does not have is NaN everywhere.
         """
-        inside = (items >= 0) & (items < len(self))
-        known = np.where(inside, items, len(self))
-        counts, later = np.append(self.counts, 0.0), evidence.later
+        known = np.where((items >= 0) & (items < len(self)), items, len(self))
+        counts, later, n = np.append(self.counts, 0.0), evidence.later, len(items)
         compute: dict[str, Callable[[], NDArray[Any]]] = {
-            "item_item": lambda: look_up(evidence.shares, known),
-            "last_item": lambda: look_up(evidence.last_shares, known),
+            "item_item": lambda: evidence.shares.at(known),
+            "last_item": lambda: evidence.last_shares.at(known),
             POPULARITY: lambda: np.log1p(counts[known]),
             NEW: lambda: counts[known] == 0,
         }
         if self.neighbors is not None:
-            compute["neighbors"] = lambda: look_up(evidence.common, known)
+            compute["neighbors"] = lambda: evidence.common.at(known)
         if (recent := self.recent) is not None:
             compute[RECENT] = lambda: np.log1p(np.append(recent, 0.0)[known])
         if (types := self.types) is not None:
-            compute["to_targets"] = lambda: look_up(evidence.to_targets, known)
+            compute["to_targets"] = lambda: evidence.to_targets.at(known)
             compute[TARGET_POPULARITY] = lambda: np.log1p(np.append(types.counts, 0.0)[known])
             for name in types.numbers:
-                compute[f"{SEEN}{name}"] = partial(_seen, types, evidence.histories, name, known)
+                seen = partial(types.recency, evidence.histories, name)
+                compute[f"{SEEN}{name}"] = partial(lambda seen: seen().at(known), seen)
         if (vectors := self.vectors) is not None:
             rows = None if later is None else later.vectors
             near = partial(self._of_both, items=items, fitted=vectors.vectors, later=rows)
             compute["vectors"] = lambda: near(evidence.vectors)
-            compute["last_vectors"] = lambda: near(vectors.mean(evidence.last))
-        if (content := self.content) is not None:
-            alike = partial(_content_cosines, content, later, items)
-            compute["content"] = lambda: alike(evidence.content)
-            compute["last_content"] = lambda: alike(evidence.last_content)
+            compute["last_vectors"] = lambda: near(evidence.last_vectors)
+        if self.content is not None:
+            alike = partial(self._alike, evidence, items)
+            compute["content"] = lambda: alike(slice(None, n))
+            compute["last_content"] = lambda: alike(slice(n, None))
         if (sasrec := self.sasrec) is not None:
             rows = None if later is None else later.sasrec
             compute[SASREC] = partial(self._of_both, evidence.states, items, sasrec.vectors, rows)
@@ -473,6 +472,18 @@ class Retrieval:
                 found[source] = compute[source]().astype(np.float64)
             elif source != MODEL:
                 found[source] = np.full(items.shape, np.nan)
+        return found
+
+    def _alike(
+        self, evidence: Evidence, items: NDArray[np.integer], which: slice
+    ) -> NDArray[np.float32]:
+        """(n, c) cosines of contents, of some rows of `evidence.cosines`; NaN outside the items."""
+        inside = (items >= 0) & (items < len(self))
+        near = np.take_along_axis(evidence.cosines[which], np.where(inside, items, 0), axis=1)
+        found = np.where(inside, near, np.float32(np.nan))
+        if (later := evidence.later_cosines) is not None:
+            row, place = np.nonzero((items >= len(self)) & (items < len(self) + later.shape[1]))
+            found[row, place] = later[which][row, items[row, place] - len(self)]
         return found
 
     def _of_both(
@@ -554,9 +565,9 @@ class Retrieval:
         recency = self.item_item.decay ** (histories.lengths[owner] - 1 - place)
         wanted = items[owner]
         known = (seen < size)[:, None] & (wanted >= 0) & (wanted < size)
-        rows = self.item_item.weights[np.where(seen < size, seen, 0)]
-        line = np.repeat(np.arange(len(seen)), wanted.shape[1])
-        evidence = rows[line, np.where(known, wanted, 0).ravel()].reshape(wanted.shape)
+        line = np.repeat(np.where(seen < size, seen, 0), wanted.shape[1])
+        evidence = self.item_item.weights[line, np.where(known, wanted, 0).ravel()]
+        evidence = evidence.reshape(wanted.shape)
         shape = (len(items), int(histories.lengths.max()), items.shape[1])
         table = np.zeros(shape, np.float32)
         table[owner, place] = np.where(known, evidence * recency[:, None], 0)
@@ -653,24 +664,19 @@ class Retrieval:
         except (OSError, KeyError, TypeError, ValueError) as error:
             raise ArtifactError(f"{folder}: {error}; copy the bundle again") from error
 
-    def _limits(
+    def _blocked(
         self,
         histories: Histories,
         exclude_seen: bool,
         excluded: Histories | None,
         allowed: Sequence[NDArray[np.bool_] | None] | None,
-        size: int | None = None,
-    ) -> tuple[NDArray[np.int64], list[NDArray[np.bool_] | None]]:
-        """What must be left out of the first `size` items, by default those of the catalog.
-
-        Pairs (see `pairs_of`), and a mask for each history.
-        """
-        size = len(self) if size is None else size
+        size: int,
+    ) -> NDArray[np.bool_]:
+        """(n, size) which of the first `size` items each history may not get."""
         left_out = [] if excluded is None else [excluded]
         if exclude_seen or histories.hidden is not None:
             left_out.append(histories.left_out(exclude_seen))
-        masks: Sequence[NDArray[np.bool_] | None] = allowed or [None] * len(histories)
-        return pairs_of(left_out, size), [None if mask is None else mask[:size] for mask in masks]
+        return blocked_items(len(histories), size, left_out, allowed)
 
     def _mixed(
         self,
@@ -682,40 +688,21 @@ class Retrieval:
         weight = np.where(supported, self.smoothing, 1.0)
         return np.asarray((1 - weight) * share + weight * popularity)
 
-    def _popular(
-        self,
-        n: int,
-        k: int,
-        order: NDArray[np.int64],
-        hidden: NDArray[np.int64],
-        masks: Sequence[NDArray[np.bool_] | None],
-    ) -> NDArray[np.int32]:
-        """(n, k) first items of an order that the masks allow, without the pairs of `hidden`."""
-        size = len(self)
-        most = int(np.bincount(hidden // size, minlength=1).max()) if len(hidden) else 0
-        first = np.full((n, min(size, k + most)), size, np.int64)
-        first[:] = order[: first.shape[1]]
-        for i, mask in enumerate(masks):
-            if mask is not None:
-                allowed = _first_of(order, mask, first.shape[1])
-                first[i] = size
-                first[i, : len(allowed)] = allowed
-        free = (first < size) & ~np.isin(np.arange(n)[:, None] * size + first, hidden)
-        place = np.argsort(~free, axis=1, kind="stable")[:, :k]
-        found = np.full((n, k), -1, np.int32)
-        there = np.take_along_axis(free, place, axis=1)
-        found[:, : place.shape[1]] = np.where(there, np.take_along_axis(first, place, axis=1), -1)
-        return found
 
-
-def _first_of(order: NDArray[np.int64], mask: NDArray[np.bool_], k: int) -> NDArray[np.int64]:
-    """The first k items of an order that a mask allows; stops as soon as they are found."""
-    found, count, start, stop = [order[:0]], 0, 0, 2 * k
-    while count < k and start < len(order):
-        some = order[start:stop]
-        found.append(some[mask[some]])
-        count, start, stop = count + len(found[-1]), stop, 2 * stop
-    return np.concatenate(found)[:k]
+def _first_free(order: NDArray[np.int64], k: int, blocked: NDArray[np.bool_]) -> NDArray[np.int32]:
+    """(n, k) the first items of an order that are not `blocked` (n, items), padded with -1."""
+    width = 2 * k
+    while True:
+        first = order[:width]
+        free = ~blocked[:, first]
+        if width >= len(order) or (np.count_nonzero(free, axis=1) >= k).all():
+            break
+        width *= 4
+    place = np.argsort(~free, axis=1, kind="stable")[:, :k]
+    found = np.full((len(blocked), k), -1, np.int32)
+    there = np.take_along_axis(free, place, axis=1)
+    found[:, : place.shape[1]] = np.where(there, first[place], -1)
+    return found
 
 
 def _read_terms(folder: Path, name: str) -> Terms:
@@ -728,32 +715,3 @@ def digest(histories: Histories) -> str:
     found = hashlib.sha256(histories.offsets.astype("<i8").tobytes())
     found.update(histories.items.astype("<i4").tobytes())
     return found.hexdigest()
-
-
-def _seen(
-    types: EventTypes, histories: Histories, name: str, items: NDArray[np.integer]
-) -> NDArray[np.float64]:
-    """(n, c) decayed events of a type on given items."""
-    recency = types.recency(histories, name)
-    recency.sort_indices()
-    return look_up(recency, items)
-
-
-def _content_cosines(
-    content: ContentIndex,
-    later: LaterItems | None,
-    items: NDArray[np.integer],
-    queries: sparse.csr_array,
-) -> NDArray[np.float32]:
-    """(n, c) cosines of (n, terms) queries and items; NaN for items without any row."""
-    inside = (items >= 0) & (items < len(content))
-    found = np.where(inside, content.cosines(queries, items), np.float32(np.nan))
-    if later is not None:
-        row, place = np.nonzero((items >= len(content)) & (items < len(content) + len(later)))
-        theirs = later.content[items[row, place] - len(content)]
-        found[row, place] = theirs.multiply(queries[row]).sum(axis=1)
-    return np.asarray(found)
-
-
-def _any(shares: sparse.csr_array) -> NDArray[np.bool_]:
-    return np.asarray(np.diff(shares.indptr) > 0)

@@ -1,8 +1,13 @@
-"""Rows of sparse matrices and of padded items: pairs, shares, look-ups, repeats. Arrays only."""
+"""Rows of sparse matrices and of padded items: sums, pairs, shares, look-ups, repeats. Arrays only.
+
+A request needs a dozen small sparse matrices. SciPy checks each of them for longer than it takes to
+compute one, so they are `Entries` here; SciPy keeps the large ones.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -12,13 +17,28 @@ from scipy import sparse
 from recsys.interactions import Histories
 
 
-def pairs_of(sequences: Sequence[Histories], size: int) -> NDArray[np.int64]:
-    """One integer per (row, item) pair of the sequences, without items beyond the catalog."""
-    pairs = [np.zeros(0, np.int64)]
-    for histories in sequences:
+def blocked_items(
+    n: int,
+    size: int,
+    left_out: Sequence[Histories],
+    allowed: Sequence[NDArray[np.bool_] | None] | None = None,
+) -> NDArray[np.bool_]:
+    """(n, size) which of the first `size` items each row may not get.
+
+    Args:
+        n: number of rows.
+        size: number of items.
+        left_out: items that are left out, n sequences each; those beyond `size` are skipped.
+        allowed: at least (size,) bool for each row, the items it may get; None for all.
+    """
+    blocked = np.zeros((n, size), np.bool_)
+    for histories in left_out:
         known = histories.items < size
-        pairs.append((histories.rows * size + histories.items)[known])
-    return np.concatenate(pairs)
+        blocked[histories.rows[known], histories.items[known]] = True
+    for row, mask in zip(blocked, allowed or (), strict=False):
+        if mask is not None:
+            row |= ~mask[:size]
+    return blocked
 
 
 def without_repeats(items: NDArray[np.int32]) -> NDArray[np.int32]:
@@ -32,24 +52,147 @@ def without_repeats(items: NDArray[np.int32]) -> NDArray[np.int32]:
     return np.take_along_axis(np.where(again, -1, items), to_left, axis=1)
 
 
-def normalised(evidence: Any) -> sparse.csr_array:
-    """The same with rows that add up to 1, or to 0, without zeros, columns ascending."""
-    shares = sparse.csr_array(evidence)
-    shares.eliminate_zeros()
-    shares.sort_indices()
-    total = shares.sum(axis=1)
-    shares.data = shares.data / np.repeat(total, np.diff(shares.indptr))
-    return shares
+@dataclass(frozen=True, eq=False)
+class WeightedItems:
+    """m items with a weight, each in one of n rows; an item may be in a row more than once.
+
+    Attributes:
+        rows: n.
+        row: (m,) int64.
+        items: (m,).
+        weights: (m,) float64.
+    """
+
+    rows: int
+    row: NDArray[np.int64]
+    items: NDArray[np.integer]
+    weights: NDArray[np.float64]
+
+    @classmethod
+    def decayed(
+        cls,
+        histories: Histories,
+        num_items: int,
+        decay: float,
+        wanted: NDArray[np.bool_] | None = None,
+    ) -> WeightedItems:
+        """Items of histories with `decay**age`; the last one has age 0.
+
+        Items beyond `num_items` are skipped, and those that are not `wanted` (total,); all of them
+        age the others.
+        """
+        known = histories.items < num_items
+        known = known if wanted is None else known & wanted
+        lengths = histories.lengths
+        age = np.repeat(histories.offsets[1:], lengths) - 1 - np.arange(len(known))
+        row = np.repeat(np.arange(len(lengths)), lengths)
+        return cls(len(lengths), row[known], histories.items[known], decay ** age[known])
+
+    def parts(self, matrix: sparse.csr_array) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+        """The entries of each item's row of a matrix, times its weight.
+
+        Returns:
+            `row * columns + column` of each entry, and its value.
+        """
+        first = matrix.indptr[self.items].astype(np.int64)
+        count = matrix.indptr[self.items + 1] - first
+        end = np.cumsum(count)
+        place = np.arange(end[-1] if len(end) else 0) + np.repeat(first - end + count, count)
+        keys = np.repeat(self.row * matrix.shape[1], count) + matrix.indices[place]
+        return keys, np.repeat(self.weights, count) * matrix.data[place]
+
+    def entries(self, num_items: int) -> Entries:
+        """(n, items) the weights themselves, added up."""
+        keys = self.row * num_items + self.items
+        return Entries.summed(keys, self.weights, (self.rows, num_items))
+
+    def sums(self, matrix: sparse.csr_array) -> Entries:
+        """(n, columns) the weighted sum of the rows of a matrix."""
+        return Entries.summed(*self.parts(matrix), (self.rows, matrix.shape[1]))
+
+    def dense(self, matrix: sparse.csr_array) -> NDArray[np.float64]:
+        """The same as a dense array."""
+        size = self.rows * matrix.shape[1]
+        total = np.bincount(*self.parts(matrix), size).astype(np.float64)  # integers without parts
+        return total.reshape(self.rows, matrix.shape[1])
+
+    def mean(self, vectors: NDArray[np.float32]) -> NDArray[np.float32]:
+        """(n, D) unit vectors of the weighted sums of the items' vectors; 0 for a sum of 0."""
+        whole = np.zeros((self.rows, vectors.shape[1]))
+        filled, first = np.unique(self.row, return_index=True)  # rows ascend
+        if len(filled):
+            own = self.weights[:, None] * vectors[self.items]
+            whole[filled] = np.add.reduceat(own, first, axis=0)
+        return unit(whole)
 
 
-def look_up(matrix: sparse.csr_array, columns: NDArray[np.integer]) -> NDArray[np.float64]:
-    """(n, c) entries at the given columns of each row, 0 if absent; the matrix is sorted."""
-    n, size = matrix.shape
-    row = np.repeat(np.arange(n), np.diff(matrix.indptr))
-    keys = row * (size + 1) + matrix.indices
-    wanted = np.arange(n)[:, None] * (size + 1) + columns
-    place = np.searchsorted(keys, wanted).clip(max=max(len(keys) - 1, 0))
-    if not len(keys):
-        return np.zeros(columns.shape)
-    found = (keys[place] == wanted) & (columns >= 0)
-    return np.where(found, matrix.data[place], 0.0)
+@dataclass(frozen=True, eq=False)
+class Entries:
+    """A sparse (n, columns) matrix.
+
+    Attributes:
+        keys: (m,) int64 `row * columns + column`, ascending and distinct.
+        values: (m,) float32.
+        shape: n and columns.
+    """
+
+    keys: NDArray[np.int64]
+    values: NDArray[np.float32]
+    shape: tuple[int, int]
+
+    @classmethod
+    def summed(
+        cls, keys: NDArray[np.int64], values: NDArray[np.floating[Any]], shape: tuple[int, int]
+    ) -> Entries:
+        """Add up the values of equal keys, in their order."""
+        size = shape[0] * shape[1]
+        there = np.zeros(size, np.bool_)
+        there[keys] = True
+        distinct = np.flatnonzero(there)
+        place = np.empty(size, np.int64)  # only where an entry is
+        place[distinct] = np.arange(len(distinct))
+        total = np.bincount(place[keys], values, len(distinct))
+        return cls(distinct, total.astype(np.float32), shape)
+
+    @property
+    def row(self) -> NDArray[np.int64]:
+        """(m,) row of each entry."""
+        return self.keys // max(1, self.shape[1])
+
+    @property
+    def filled(self) -> NDArray[np.bool_]:
+        """(n,) which rows have an entry."""
+        found = np.zeros(self.shape[0], np.bool_)
+        found[self.row] = True
+        return found
+
+    def normalised(self) -> Entries:
+        """The same with rows that add up to 1; rows of zeros stay as they are."""
+        row = self.row
+        total = np.bincount(row, self.values, self.shape[0])[row]
+        shares = np.divide(self.values, total, out=np.zeros(len(total)), where=total > 0)
+        return Entries(self.keys, shares.astype(np.float32), self.shape)
+
+    def at(self, columns: NDArray[np.integer]) -> NDArray[np.float32]:
+        """(n, c) values at (n, c) columns, 0 where there is none, as for columns outside."""
+        if not len(self.keys):
+            return np.zeros(columns.shape, np.float32)
+        n, width = self.shape
+        wanted = np.arange(n)[:, None] * width + columns
+        place = np.searchsorted(self.keys, wanted)
+        place[place == len(self.keys)] = 0
+        found = (self.keys[place] == wanted) & (columns >= 0) & (columns < width)
+        return np.where(found, self.values[place], np.float32(0))
+
+    def toarray(self) -> NDArray[np.float32]:
+        """The dense matrix."""
+        found = np.zeros(self.shape, np.float32)
+        found.reshape(-1)[self.keys] = self.values
+        return found
+
+
+def unit(vectors: NDArray[np.float64]) -> NDArray[np.float32]:
+    """(n, D) rows of length 1, or 0."""
+    length = np.sqrt((vectors * vectors).sum(axis=1, keepdims=True))
+    scaled = np.divide(vectors, length, out=np.zeros_like(vectors), where=length > 0)
+    return np.asarray(scaled.astype(np.float32))

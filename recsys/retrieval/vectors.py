@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -11,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import sparse
 
-BLOCK = 8  # queries that are multiplied together
+BLOCK = 16  # queries that are multiplied together
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,41 +57,6 @@ class VectorIndex:
         found[cosines <= 0] = -1
         return found, cosines
 
-    def mean(self, weights: sparse.csr_array) -> NDArray[np.float32]:
-        """(n, D) unit vectors of weighted sums of items; (n, items) weights."""
-        whole = weights @ self.vectors
-        length = np.linalg.norm(whole, axis=1, keepdims=True)
-        return np.asarray(np.divide(whole, length, out=np.zeros_like(whole), where=length > 0))
-
-    def cosines(
-        self, queries: NDArray[np.float32], items: NDArray[np.integer]
-    ) -> NDArray[np.float32]:
-        """(n, c) cosines of unit vectors (n, D) and items (n, c); 0 for items without a vector."""
-        inside = (items >= 0) & (items < len(self.vectors))
-        theirs = self.vectors[np.where(inside, items, 0)]
-        return np.where(inside, np.einsum("nd,ncd->nc", queries, theirs), np.float32(0))
-
-    def nearest(
-        self,
-        queries: NDArray[np.float32],
-        k: int,
-        hidden: NDArray[np.int64],
-        masks: Sequence[NDArray[np.bool_] | None],
-    ) -> NDArray[np.int32]:
-        """The k items with the largest positive cosine to each query, best first.
-
-        Args:
-            queries: (n, D) unit vectors.
-            k: number of items.
-            hidden: `row * items + item` of the pairs to leave out.
-            masks: (items,) bool for each query, the items it may get; None for all.
-
-        Returns:
-            (n, k) items, padded with -1.
-        """
-        scores = product(queries, self.vectors)
-        return best_entries(np.where(scores > 0, scores, -np.inf), k, hidden, masks)
-
     def neighbours(self, k: int) -> sparse.csr_array:
         """(items, items) the k nearest other items of each, weighted by cosine to the power of 4.
 
@@ -113,38 +77,39 @@ def product(queries: NDArray[np.float32], vectors: NDArray[np.float32]) -> NDArr
 
     A query thus gets the same bits alone and beside others.
     """
-    blocks = np.zeros((-(-len(queries) // BLOCK) * BLOCK, queries.shape[1]), np.float32)
-    blocks[: len(queries)] = queries
-    found = [block @ vectors.T for block in blocks.reshape(-1, BLOCK, queries.shape[1])]
-    return np.concatenate([*found, np.zeros((0, len(vectors)), np.float32)])[: len(queries)]
+    found = np.empty((len(queries), len(vectors)), np.float32)
+    for start in range(0, len(queries), BLOCK):
+        some = queries[start : start + BLOCK]
+        block = np.zeros((BLOCK, queries.shape[1]), np.float32)
+        block[: len(some)] = some
+        found[start : start + BLOCK] = (vectors @ block.T).T[: len(some)]
+    return found
 
 
 def best_entries(
-    scores: NDArray[np.float32],
-    k: int,
-    hidden: NDArray[np.int64],
-    masks: Sequence[NDArray[np.bool_] | None],
+    scores: NDArray[np.float32], k: int, blocked: NDArray[np.bool_]
 ) -> NDArray[np.int32]:
     """(n, k) columns with the largest finite scores, best first, padded with -1.
 
     Args:
-        scores: (n, items); is changed.
+        scores: (n, items).
         k: number of items.
-        hidden: `row * items + item` of the pairs to leave out.
-        masks: (items,) bool for each row, the items it may get; None for all.
+        blocked: (n, items) which items each row may not get.
     """
     found = np.full((len(scores), k), -1, np.int32)
     width = min(k, scores.shape[1])
     if not width:
         return found
-    scores.reshape(-1)[hidden] = -np.inf
-    for row, mask in zip(scores, masks, strict=True):
-        if mask is not None:
-            row[~mask] = -np.inf
+    scores = np.where(blocked, np.float32(-np.inf), scores)
     best = largest(scores, width)
     value = np.take_along_axis(scores, best, axis=1)
     found[:, :width] = np.where(value > -np.inf, best, -1)
     return found
+
+
+def nearest(cosines: NDArray[np.float32], k: int, blocked: NDArray[np.bool_]) -> NDArray[np.int32]:
+    """The same for the largest positive cosines."""
+    return best_entries(cosines, k, blocked | (cosines <= 0))
 
 
 def largest(scores: NDArray[np.float32], k: int) -> NDArray[np.int64]:

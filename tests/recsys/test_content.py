@@ -9,7 +9,8 @@ import pyarrow as pa
 
 from recsys.interactions import Histories
 from recsys.retrieval.content import ContentIndex
-from recsys.retrieval.item_item import decayed
+from recsys.retrieval.rows import WeightedItems, blocked_items, unit
+from recsys.retrieval.vectors import nearest
 
 ITEMS = pa.table(
     {
@@ -45,20 +46,23 @@ def cosine(one: dict[str, float], other: dict[str, float]) -> float:
     return dot / lengths[0] / lengths[1] if all(lengths) else 0.0
 
 
+def queries(index, asked) -> np.ndarray:
+    return unit(WeightedItems.decayed(asked, 5, 0.5).dense(index.rows))
+
+
 def test_cosines_equal_those_of_plain_tf_idf():
     index, rows = ContentIndex.of(ITEMS), slow_rows()
     asked = Histories.of([[0], [1], [2], [3], []])
-    found = index.cosines(index.mean(decayed(asked, 5, 0.5)), np.tile(np.arange(6), (5, 1)))
+    found = index.cosines(queries(index, asked))
     for i in range(3):
         wanted = [cosine(rows[i], other) for other in rows]
-        np.testing.assert_allclose(found[i, :5], wanted, atol=1e-6)
+        np.testing.assert_allclose(found[i], wanted, atol=1e-6)
     assert not found[3:].any()
-    assert not found[:, 5].any()
 
 
 def test_a_history_is_the_decayed_sum_of_its_items():
     index, rows = ContentIndex.of(ITEMS), slow_rows()
-    found = index.cosines(index.mean(decayed(Histories.of([[2, 1]]), 5, 0.5)), np.array([[0]]))
+    found = index.cosines(queries(index, Histories.of([[2, 1]])))
     whole: dict[str, float] = {}
     for row, weight in ((rows[2], 0.5), (rows[1], 1.0)):
         length = math.sqrt(sum(w * w for w in row.values()))
@@ -69,10 +73,17 @@ def test_a_history_is_the_decayed_sum_of_its_items():
 
 def test_nearest_items_are_allowed_and_share_a_term():
     index = ContentIndex.of(ITEMS)
-    query = index.mean(decayed(Histories.of([[0], [0], [3]]), 5, 0.5))
-    hidden = np.array([0 * 5 + 0, 1 * 5 + 0])
+    cosines = index.cosines(queries(index, Histories.of([[0], [0], [3]])))
     masks = [None, np.array([True, False, True, True, True]), None]
-    assert index.nearest(query, 3, hidden, masks).tolist() == [[1, 2, -1], [2, -1, -1], [-1] * 3]
+    blocked = blocked_items(3, 5, [Histories.of([[0], [0], []])], masks)
+    assert nearest(cosines, 3, blocked).tolist() == [[1, 2, -1], [2, -1, -1], [-1] * 3]
+
+
+def test_a_query_has_the_same_cosines_alone():
+    index = ContentIndex.of(ITEMS)
+    asked = queries(index, Histories.of([[0, 1], [2], [1, 3, 0]]))
+    alone = [index.cosines(asked[i : i + 1]) for i in range(3)]
+    np.testing.assert_array_equal(np.concatenate(alone), index.cosines(asked))
 
 
 def test_items_without_shared_terms_have_no_index():
