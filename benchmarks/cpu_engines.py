@@ -85,7 +85,7 @@ def engines_of(model: Any, trie: ItemTrie, num_beams: int) -> dict[str, Callable
     native = TreeModel(model)
 
     def by_passes(prompts: list[Any]) -> Beams:
-        with mock.patch.object(steps, "searches_natively", return_value=False):
+        with mock.patch.object(steps, "native_decoder", return_value=None):
             return beam_search(native, prompts, trie, num_beams)
 
     def by_torch(prompts: list[Any]) -> Beams:
