@@ -35,6 +35,7 @@ COVERED = frozenset(f"{name}ForCausalLM" for name in ("Llama", "Mistral", "Phi3"
 # A packed copy of larger models could exhaust the memory; torch runs them from one copy.
 _SHARE_OF_MEMORY = 0.25
 _POSITIONS = 512
+_MOST_PROJECTED = 1 << 26  # bytes: above, what a table saves is not worth its memory
 _SPARE_WORKSPACES = 2
 _PARTS = frozenset((nn.Linear, nn.Embedding, nn.ModuleList, nn.Dropout, nn.SiLU))
 _WRONG = {1: "token", 2: "position", 3: "slot to write", 4: "row"}
@@ -79,6 +80,7 @@ class NativeDecoder:
             layer=(Layer * len(layers))(*layers),
         )
         self._kept.append(self._model.layer)
+        self._project()
         self._limit = positions
         self._make_positions(min(_POSITIONS, self._limit or _POSITIONS))
 
@@ -229,6 +231,21 @@ class NativeDecoder:
                 f"{tuple(write.shape)}, masks {[tuple(m.shape) for m in masks.values()]} and cache "
                 f"{tuple(buffer.shape)} with {view} slots in view do not fit together"
             )
+
+    def _project(self) -> None:
+        """Compute the projections of each token in the first layer, unless there are too many."""
+        model = self._model
+        attention = self._decoder.layers[0].self_attn
+        heads, pairs = (n * attention.head_dim for n in (model.heads, 2 * model.kv_heads))
+        floats = model.vocabulary * sum(-(-n // PANEL) * PANEL for n in (heads, pairs))
+        if 4 * floats > _MOST_PROJECTED:
+            return
+        table = _aligned(floats)
+        given = ctypes.byref(model)
+        workspace = _aligned(self._library.project_workspace(given) // 4)
+        addresses = (ctypes.c_void_p(t.data_ptr()) for t in (workspace, table))
+        self._library.project(given, *addresses)
+        model.projected = self._keep(table)
 
     def _borrow(self, size: int) -> tuple[int, torch.Tensor]:
         """A workspace of at least `size` bytes, aligned to 64, and its size."""

@@ -7,7 +7,7 @@
 
 #include <stdint.h>
 
-enum { ABI = 1 };        /* raise it with every change of these structures */
+enum { ABI = 2 };        /* raise it with every change of these structures */
 enum { PANEL = 32 };     /* columns of a panel of packed weights */
 enum { MOST_MASKS = 2 }; /* kinds of attention masks: full and sliding */
 
@@ -34,6 +34,9 @@ typedef struct {
     const float *norm;
     Linear head;
     const Layer *layer;
+    /* (vocabulary, padded queries + padded keys and values) of layer 0 before norms of heads and
+     * rotation, which depend on the token alone (`recsys_project`); NULL: every pass computes them. */
+    const float *projected;
 } Model;
 
 /* One pass over `batch` requests of `tokens` tokens each. */
@@ -126,6 +129,7 @@ typedef struct {
     void (*forward)(const Work *work, int64_t thread, int64_t threads);
     int64_t (*scratch_bytes)(const Model *model, const Pass *pass);
     float (*log_sum_exp)(const float *logits, int64_t count);
+    void (*project)(const Model *model, int64_t first, int64_t count, float *workspace, float *out);
 } Variant;
 
 /* The chosen instruction set, and a pass of several threads where that pays (entry.c). */
