@@ -12,8 +12,8 @@ own score of that sequence, and with that of each other.
 Times are processor times of this process, since other work on a machine hardly changes them; ratios
 to the native search are medians and quartiles over rounds, in which every engine runs once. An
 engine that takes less than 50 ms runs once more before its time is taken, so that the processor's
-caches hold its data and not the last engine's. Rounds also contain a product of large float32
-matrices in torch: `of GEMM` is the share of its rate that the native search reaches with the
+caches hold its data and not the last engine's. Rounds also contain products of large float32
+matrices in NumPy (OpenBLAS, which was faster than torch's): `of GEMM` is the share of its rate that the native search reaches with the
 multiplications that the search needs (`products`).
 
 An engine is left out of a cell where its time, estimated from smaller cells, is more than `--limit`
@@ -400,10 +400,10 @@ def measure(
         engine.times[cell] = time.process_time() - start
     difference = check_answers(answers, engines, model, prompts)
     widths = [trie.width(depth, cell.beams) for depth in range(1, LEVELS + 1)]
-    size = 512
-    matrix = torch.randn(size, size)
+    size = 768
+    matrix = np.random.default_rng(0).random((size, size), np.float32)
     count = max(1, int(min(engines[SEARCH].times[cell], 1) * 1e11 / (2 * size**3)))
-    sides, rounds = {GEMM: Side(lambda _: [torch.mm(matrix, matrix) for _ in range(count)])}, {}
+    sides, rounds = {GEMM: Side(lambda _: [matrix @ matrix for _ in range(count)])}, {}
     for name, engine in here.items():
         seconds = engine.times[cell]
         run = partial(_run, engine, prompts, cell.beams)
