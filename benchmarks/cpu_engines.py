@@ -4,8 +4,10 @@
 
 Models have random weights, prompts random tokens, and the catalog four levels of 256 codes. The
 three ways of this project and `generate` of Hugging Face (one request, 20 beams) answer the same
-constrained search. CTranslate2 and ONNX Runtime (onnxruntime-genai), where they are installed,
-search without any constraint, which is less work. Answers are compared before anything is timed:
+constrained search. CTranslate2, ONNX Runtime (onnxruntime-genai) and OpenVINO (openvino-genai),
+where they are installed, search without any constraint, which is less work. Models for OpenVINO are
+converted by optimum-intel, which needs an older transformers than this project: `--optimum-cli` is
+that command of another environment. Answers are compared before anything is timed:
 all scores of the constrained searches; of the others, the best sequence's score with the model's
 own score of that sequence, and with that of each other.
 
@@ -13,12 +15,12 @@ Times are processor times of this process, since other work on a machine hardly 
 to the native search are medians and quartiles over rounds, in which every engine runs once. An
 engine that takes less than 50 ms runs once more before its time is taken, so that the processor's
 caches hold its data and not the last engine's. Rounds also contain products of large float32
-matrices in NumPy (OpenBLAS, which was faster than torch's): `of GEMM` is the share of its rate that the native search reaches with the
-multiplications that the search needs (`products`).
+matrices in NumPy (OpenBLAS, which was faster than torch's): `of GEMM` is the share of its rate that
+the native search reaches with the multiplications that the search needs (`products`).
 
 An engine is left out of a cell where its time, estimated from smaller cells, is more than `--limit`
-seconds a search, where its caches, one for each beam, take more than `--memory` GB, and where it
-does not accept so many beams. The last line is JSON.
+seconds a search (a fifth of them for others than CTranslate2), where its caches, one for each beam,
+take more than `--memory` GB, and where it does not accept so many beams. The last line is JSON.
 """
 
 from __future__ import annotations
@@ -58,8 +60,9 @@ from recsys.vocabulary import Vocabulary
 
 LEVELS, CODES, ITEMS = 4, 256, 12_000
 SEARCH, TORCH, PASSES = "native search", "torch", "native passes"
-CTRANSLATE2, ONNX, HUGGING_FACE = "CTranslate2", "ONNX Runtime", "Hugging Face"
-NAMES = (SEARCH, TORCH, PASSES, CTRANSLATE2, ONNX, HUGGING_FACE)
+CTRANSLATE2, ONNX, OPENVINO = "CTranslate2", "ONNX Runtime", "OpenVINO"
+HUGGING_FACE = "Hugging Face"
+NAMES = (SEARCH, TORCH, PASSES, CTRANSLATE2, ONNX, OPENVINO, HUGGING_FACE)
 GEMM = "GEMM"
 TOLERANCE = 1e-3
 WARMED_S = 0.05
@@ -93,6 +96,7 @@ class Engine:
             (tokens, score) of the best sequence of each request.
         shared: whether beams share the keys and values of their prompt.
         most_beams: that it accepts.
+        share: of `Limits.search`, as what it may take.
         times: seconds of one search by cell.
     """
 
@@ -100,6 +104,7 @@ class Engine:
     constrained: bool = True
     shared: bool = True
     most_beams: int = 1_000_000
+    share: float = 1.0
     times: dict[Cell, float] = field(default_factory=dict)
 
     def estimate(self, cell: Cell) -> float:
@@ -134,7 +139,7 @@ class Limits:
             tokens = cell.batch * cell.beams * (cell.prompt + LEVELS)
             if 4 * floats * tokens > self.memory:
                 return "memory"
-        return "time" if engine.estimate(cell) > self.search else None
+        return "time" if engine.estimate(cell) > engine.share * self.search else None
 
 
 def main() -> None:
@@ -146,6 +151,7 @@ def main() -> None:
     arguments.add_argument("--beams", type=int, nargs="+", default=[20, 50, 256])
     arguments.add_argument("--seconds", type=float, default=2, help="of an engine in a cell, about")
     arguments.add_argument("--limit", type=float, default=20, help="seconds of one search")
+    arguments.add_argument("--optimum-cli", help="command that converts models for OpenVINO")
     arguments.add_argument("--memory", type=float, default=4, help="GB of the caches of beams")
     arguments.add_argument("--out", type=Path, help="file that gets each line when it is measured")
     args = arguments.parse_args()
@@ -159,7 +165,7 @@ def main() -> None:
     ]
     with (args.out or Path(os.devnull)).open("w", encoding="utf-8") as file:
         rows = []
-        for row in measure_all(args.sizes, cells, limits):
+        for row in measure_all(args.sizes, cells, limits, args.optimum_cli):
             rows.append(row)
             show(row, header=len(rows) == 1, file=file)
         line = json.dumps({"benchmark": "cpu_engines", "rows": rows, "path": describe()} | _where())
@@ -171,12 +177,14 @@ def _where() -> dict[str, Any]:
     """The machine, and versions of what is beside."""
     from importlib.metadata import version
 
-    beside = {"ctranslate2": "ctranslate2", "onnxruntime_genai": "onnxruntime-genai"}
-    found = {name: version(name) for module, name in beside.items() if find_spec(module)}
+    modules = ("ctranslate2", "onnxruntime_genai", "openvino_genai")
+    found = {name: version(name) for name in modules if find_spec(name) is not None}
     return environment() | found
 
 
-def measure_all(sizes: list[str], cells: list[Cell], limits: Limits) -> Iterator[dict[str, Any]]:
+def measure_all(
+    sizes: list[str], cells: list[Cell], limits: Limits, optimum_cli: str | None
+) -> Iterator[dict[str, Any]]:
     """The rows of the table."""
     torch.manual_seed(0)
     rng = np.random.default_rng(0)
@@ -188,7 +196,7 @@ def measure_all(sizes: list[str], cells: list[Cell], limits: Limits) -> Iterator
         with torch.no_grad():  # distributions that are peaked, so that scores rarely tie
             for parameter in model.parameters():
                 parameter.mul_(3 if parameter.dim() > 1 else 1)
-        engines = engines_of(model, trie, catalog)
+        engines = engines_of(model, trie, catalog, optimum_cli)
         for cell in cells:
             prompts = [rng.integers(2, vocabulary.size - 6, cell.prompt) for _ in range(cell.batch)]
             start = time.perf_counter()
@@ -203,8 +211,10 @@ def measure_all(sizes: list[str], cells: list[Cell], limits: Limits) -> Iterator
             }
 
 
-def engines_of(model: Any, trie: ItemTrie, catalog: Any) -> dict[str, Engine]:
-    """The engines by name."""
+def engines_of(
+    model: Any, trie: ItemTrie, catalog: Any, optimum_cli: str | None
+) -> dict[str, Engine]:
+    """The engines by name; OpenVINO only with a command that converts models for it."""
     with mock.patch.dict(os.environ, {OFF: "0"}):
         twin = TreeModel(pack(copy.deepcopy(model)))
     native, allowed = TreeModel(model), allowed_tokens(catalog)
@@ -226,18 +236,17 @@ def engines_of(model: Any, trie: ItemTrie, catalog: Any) -> dict[str, Engine]:
 
     found = {
         SEARCH: Engine(by_search),
-        TORCH: Engine(by_torch),
-        PASSES: Engine(by_passes),
-        HUGGING_FACE: Engine(by_generate, shared=False),
+        TORCH: Engine(by_torch, share=0.2),
+        PASSES: Engine(by_passes, share=0.2),
+        HUGGING_FACE: Engine(by_generate, shared=False, share=0.2),
     }
-    beside = {
-        CTRANSLATE2: ("ctranslate2", ctranslate2_search),
-        ONNX: ("onnxruntime_genai", onnx_search),
-    }
-    for name, (module, make) in beside.items():
-        if find_spec(module) is not None:
-            most = 32 if name == ONNX else 1_000_000
-            found[name] = Engine(make(model), constrained=False, shared=False, most_beams=most)
+    free = partial(Engine, constrained=False, shared=False)
+    if find_spec("ctranslate2") is not None:
+        found[CTRANSLATE2] = free(ctranslate2_search(model))
+    if find_spec("onnxruntime_genai") is not None:
+        found[ONNX] = free(onnx_search(model), most_beams=32, share=0.2)
+    if find_spec("openvino_genai") is not None and optimum_cli is not None:
+        found[OPENVINO] = free(openvino_search(model, optimum_cli), share=0.2)
     return found
 
 
@@ -329,6 +338,42 @@ def onnx_search(model: Any) -> Callable[[list[Any], int], list[Any]]:
     return search
 
 
+def openvino_search(model: Any, optimum_cli: str) -> Callable[[list[Any], int], list[Any]]:
+    """OpenVINO's beam search of the same model, without any constraint.
+
+    Its scores are not compared, since they also count the end token, which it never chooses.
+    """
+    import openvino
+    import openvino_genai
+
+    with tempfile.TemporaryDirectory() as folder:
+        plain, out = Path(folder, "plain"), Path(folder, "converted")
+        save(model, plain)
+        kind = ["--task", "text-generation-with-past", "--weight-format", "fp32"]
+        subprocess.run(
+            [optimum_cli, "export", "openvino", "-m", str(plain), *kind, str(out)],
+            check=True,
+            capture_output=True,
+        )
+        types = dict.fromkeys(("INFERENCE_PRECISION_HINT", "KV_CACHE_PRECISION"), "f32")
+        pipeline = openvino_genai.LLMPipeline(
+            str(out), "CPU", ATTENTION_BACKEND="SDPA", INFERENCE_NUM_THREADS=1, **types
+        )
+
+    def search(prompts: list[Any], beams: int) -> list[Any]:
+        settings = openvino_genai.GenerationConfig()
+        settings.num_beams = settings.num_return_sequences = beams
+        settings.min_new_tokens = settings.max_new_tokens = LEVELS
+        settings.length_penalty, settings.eos_token_id = 0.0, 0
+        settings.stop_criteria = openvino_genai.StopCriteria.NEVER
+        tokens = np.stack(prompts).astype(np.int64)
+        given = (openvino.Tensor(tokens), openvino.Tensor(np.ones_like(tokens)))
+        found = pipeline.generate(openvino_genai.TokenizedInputs(*given), settings)
+        return [(found.tokens[i * beams], None) for i in range(len(prompts))]
+
+    return search
+
+
 def products(config: Any, widths: list[int], cell: Cell) -> int:
     """Multiplications of a search, which runs each token once.
 
@@ -395,9 +440,13 @@ def measure(
         if name != SEARCH and reason is not None:
             left_out[name] = reason
             continue
-        start, here[name] = time.process_time(), engine
-        answers[name] = engine.search(prompts, cell.beams)
-        engine.times[cell] = time.process_time() - start
+        here[name] = engine
+        for _ in range(2):  # the first search of a cell may allocate; a long one hardly differs
+            start = time.process_time()
+            answers[name] = engine.search(prompts, cell.beams)
+            engine.times[cell] = time.process_time() - start
+            if engine.times[cell] > 4 * WARMED_S:
+                break
     difference = check_answers(answers, engines, model, prompts)
     widths = [trie.width(depth, cell.beams) for depth in range(1, LEVELS + 1)]
     size = 768
@@ -452,7 +501,7 @@ def show(row: dict[str, Any], *, header: bool, file: TextIO) -> None:
         spread = f"({ratio['p25']:.2f}-{ratio['p75']:.2f})"
         cells.append(f"{row['cpu_ms'][name]['p50']:.4g} x{ratio['p50']:.2f} {spread}")
     table.add_row(*cells)
-    for console in (Console(width=190), Console(width=190, file=file)):
+    for console in (Console(width=210), Console(width=210, file=file)):
         console.print(table)
     file.flush()
 
