@@ -1,8 +1,8 @@
-"""Plain beam search as one call of the native library, without a return to Python between passes.
+"""Beam search as one call of the native library, without a return to Python between passes.
 
 It keeps what it computes of a prompt, counts its work and answers as `recsys.decoding.beam` does,
-whose search is its reference. Samples, boosts, sums over the allowed tokens, rows of unequal
-lengths and captured passes are left to that search.
+whose search is its reference. Samples, sums over the allowed tokens, rows of unequal lengths and
+captured passes are left to that search.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from recsys.constraint.restrictions import Allowed, Excluded
+from recsys.constraint.restrictions import Allowed, Excluded, Gains
 from recsys.constraint.transitions import DeviceTrie
 from recsys.decoding.expand import TokenLogits
 from recsys.decoding.output import Beams, DecodeStats
@@ -33,7 +33,6 @@ def native_decoder(search: Search) -> NativeDecoder | None:
     step, model = search.step, search.model
     covered = (
         step.noise is None
-        and step.gains is None
         and step.normalize == "vocabulary"
         and step.trie.source.end is None
         and model.find_graph is None
@@ -124,6 +123,7 @@ class _Call:
         self._finite = (ctypes.c_bool * batch)()
         self._allowed = _allowed(search.step.allowed, batch)
         self._dead, self._dead_count = _dead(search.step.excluded, source.num_levels)
+        self._gains = _gains(search.step.gains)
         self._call = library.Search(
             batch=batch,
             longest=self._prompts.tokens.shape[1],
@@ -138,12 +138,13 @@ class _Call:
             allowed=_address(self._allowed),
             dead=_address(self._dead),
             dead_count=_address(self._dead_count),
+            gains=_address(self._gains),
             cache=cache.buffer.data_ptr(),
             cache_layer=cache.buffer.stride(0),
             cache_values=cache.buffer.stride(1),
             row=self.rows.data_ptr(),
             sequence=self.sequences.data_ptr(),
-            score=self.scores.data_ptr(),
+            log_prob=self.scores.data_ptr(),
             complete=self.complete.data_ptr(),
             finite=_address(self._finite),
         )
@@ -206,6 +207,14 @@ def _allowed(allowed: Allowed | None, batch: int) -> ctypes.Array[ctypes.c_void_
     return (ctypes.c_void_p * batch)(
         *(allowed.alive[i].data_ptr() + start for i, start in zip(lines, starts, strict=True))
     )
+
+
+def _gains(gains: Gains | None) -> ctypes.Array[ctypes.c_void_p] | None:
+    """Where the boosts of each request's states begin; None where no request has any."""
+    if gains is None:
+        return None
+    lines = gains.line.tolist()
+    return (ctypes.c_void_p * len(lines))(*(gains.most[line].data_ptr() for line in lines))
 
 
 def _dead(

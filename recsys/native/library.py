@@ -9,7 +9,7 @@ from pathlib import Path
 
 from recsys.native.build import LIBRARY
 
-ABI = 2
+ABI = 3
 PANEL = 32
 OFF = "RECSYS_NATIVE"
 """Environment variable; 0 leaves the library unused. Tests and comparisons set it."""
@@ -93,14 +93,14 @@ class Search(ctypes.Structure):
         *((name, ctypes.c_int64) for name in ("beams", "threads")),
         *((name, INTEGERS) for name in ("token", "length", "cached", "width")),
         ("window", ctypes.c_int64 * 2),
-        *((name, ctypes.c_void_p) for name in ("allowed", "dead", "dead_count")),
+        *((name, ctypes.c_void_p) for name in ("allowed", "dead", "dead_count", "gains")),
         ("extra", ctypes.c_int64),
         *((name, INTEGERS) for name in ("extra_token", "extra_parent", "extra_depth")),
         ("extra_logits", FLOATS),
         ("cache", FLOATS),
         ("cache_layer", ctypes.c_int64),
         ("cache_values", ctypes.c_int64),
-        *((name, ctypes.c_void_p) for name in ("workspace", "row", "sequence", "score")),
+        *((name, ctypes.c_void_p) for name in ("workspace", "row", "sequence", "log_prob")),
         *((name, ctypes.c_void_p) for name in ("complete", "finite")),
     ]
 

@@ -7,7 +7,7 @@
 
 #include <stdint.h>
 
-enum { ABI = 2 };        /* raise it with every change of these structures */
+enum { ABI = 3 };        /* raise it with every change of these structures */
 enum { PANEL = 32 };     /* columns of a panel of packed weights */
 enum { MOST_MASKS = 2 }; /* kinds of attention masks: full and sliding */
 
@@ -65,7 +65,7 @@ typedef struct {
     const int64_t *alphabet;
 } Trie;
 
-/* A whole beam search over a batch: plain, by log-probabilities over the vocabulary. */
+/* A whole beam search over a batch, by log-probabilities over the vocabulary, plus boosts. */
 typedef struct {
     int64_t batch, longest, slots, prompt, beams, threads;
     const int64_t *token;          /* (batch, longest) */
@@ -75,6 +75,7 @@ typedef struct {
     const uint8_t *const *allowed; /* (batch,) flags of states, each NULL for all; NULL: all */
     const int64_t *const *dead;    /* (levels,) states that are excluded, ascending, or NULL */
     const int64_t *dead_count;     /* (levels,) how many per request */
+    const float *const *gains;     /* (batch,) boosts of states, each NULL for none; NULL: none */
     /* Nodes that the first pass runs besides the prompts, in the slots before those of beams:
      * (batch, extra) tokens, -1 for padding behind the last; their places among these nodes, -1 for
      * the prompt; depths from 1. `extra_logits` gets (batch, 1 + extra, vocabulary) logits of the
@@ -85,10 +86,11 @@ typedef struct {
     float *cache; /* as in Pass */
     int64_t cache_layer, cache_values;
     void *workspace;
-    /* The result, best first, of equal scores the lower row: rows and scores of (batch, beams), -1
-     * and -inf behind the last one, and their (batch, beams, levels) tokens. */
+    /* The result, best first, of equal scores the lower row: rows and log-probabilities, without
+     * boosts, of (batch, beams), -1 and -inf behind the last one, and their (batch, beams, levels)
+     * tokens. */
     int64_t *row, *sequence;
-    float *score;
+    float *log_prob;
     /* (batch,) whether no other row scores more, and whether all logits were finite */
     uint8_t *complete, *finite;
 } Search;

@@ -233,7 +233,7 @@ static Trie make_trie(const Model *m, int64_t *states, int64_t *starts) {
 static void search(const Model *m, const Trie *trie, Search s, int64_t *row, float *score) {
     int64_t place = 0;
     s.row = row;
-    s.score = score;
+    s.log_prob = score;
     s.sequence = integers(s.batch * s.beams * trie->levels, 1);
     s.complete = keep(malloc((size_t)s.batch));
     s.finite = keep(malloc((size_t)s.batch));
@@ -293,6 +293,9 @@ static void one_search(void) {
     }
     s.dead = dead;
     s.dead_count = dead_count;
+    const float **gains = keep(calloc((size_t)s.batch, sizeof(float *)));
+    for (int64_t b = 0; b < s.batch; b++) gains[b] = draw(2) ? floats(states, states) : 0;
+    if (draw(2)) s.gains = gains;
     s.beams = width[2] + (int64_t)draw(3);
     int64_t *row = integers(s.batch * s.beams, 1), *one = integers(s.beams, 1);
     float *score = floats(s.batch * s.beams, 0), *own = floats(s.beams, 0);
@@ -309,6 +312,7 @@ static void one_search(void) {
         alone.extra_parent += b * s.extra;
         alone.extra_depth += b * s.extra;
         if (s.allowed) alone.allowed += b;
+        if (s.gains) alone.gains += b;
         for (int d = 0; d < 3; d++) its[d] = dead[d] + b * dead_count[d];
         alone.dead = its;
         search(&kept_model, &trie, alone, one, own);

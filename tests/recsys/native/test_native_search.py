@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from recsys.constraint import ItemTrie
+from recsys.constraint.boost import Boost
 from recsys.constraint.mask import RowMask
 from recsys.decoding import SearchRequest, beam_search
 from recsys.decoding import beam as plain
@@ -45,7 +46,7 @@ def check_equal(found, expected):
 
 @st.composite
 def searches(draw):
-    """A trie, a request with exclusions and masks, and K."""
+    """A trie, a request with exclusions, masks, boosts and candidates, and K."""
     seed, levels = draw(st.integers(0, 10_000)), draw(st.integers(1, 5))
     rng = np.random.default_rng(seed)
     trie = ItemTrie.build(random_catalog(rng, draw(st.sampled_from([1, 3, 40, 700])), levels))
@@ -59,6 +60,11 @@ def searches(draw):
     if share:
         masks = [RowMask.of(trie, rng.random(trie.num_items) < share) for _ in prompts]
         request = replace(request, masks=[m if rng.random() < 0.7 else None for m in masks])
+    scale = draw(st.sampled_from([0, 0, 0.5, 30]))  # 30: boosts decide, and many scores are equal
+    if scale:
+        given = [np.round(rng.random(trie.num_items) * 2) * scale - scale for _ in prompts]
+        boosts = [Boost.of(trie, g.astype(np.float32)) for g in given]
+        request = replace(request, boosts=[b if rng.random() < 0.7 else None for b in boosts])
     if draw(st.booleans()):
         rows = [rng.integers(0, trie.num_rows, rng.integers(0, 30)) for _ in prompts]
         nodes = draw(st.sampled_from([None, 0, 5, 60]))
