@@ -19,7 +19,7 @@ matrices in NumPy (OpenBLAS, which was faster than torch's): `of GEMM` is the sh
 the native search reaches with the multiplications that the search needs (`products`).
 
 An engine is left out of a cell where its time, estimated from smaller cells, is more than `--limit`
-seconds a search (a fifth of them for others than CTranslate2), where its caches, one for each beam,
+seconds a search (`--limit-others` for the slowest engines), where its caches, one for each beam,
 take more than `--memory` GB, and where it does not accept so many beams. The last line is JSON.
 """
 
@@ -34,9 +34,10 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from importlib.util import find_spec
+from itertools import product
 from pathlib import Path
 from typing import Any, TextIO
 from unittest import mock
@@ -96,7 +97,7 @@ class Engine:
             (tokens, score) of the best sequence of each request.
         shared: whether beams share the keys and values of their prompt.
         most_beams: that it accepts.
-        share: of `Limits.search`, as what it may take.
+        others: whether `Limits.others` is what it may take, and not `Limits.search`.
         times: seconds of one search by cell.
     """
 
@@ -104,7 +105,7 @@ class Engine:
     constrained: bool = True
     shared: bool = True
     most_beams: int = 1_000_000
-    share: float = 1.0
+    others: bool = False
     times: dict[Cell, float] = field(default_factory=dict)
 
     def estimate(self, cell: Cell) -> float:
@@ -123,11 +124,13 @@ class Limits:
     Attributes:
         seconds: of one engine in one cell, about; at least `LEAST_ROUNDS` searches.
         search: seconds of one search.
+        others: the same for ONNX Runtime, OpenVINO and Hugging Face.
         memory: bytes of the keys and values of all beams.
     """
 
     seconds: float
     search: float
+    others: float
     memory: float
 
     def reason(self, engine: Engine, config: Any, cell: Cell) -> str | None:
@@ -139,7 +142,8 @@ class Limits:
             tokens = cell.batch * cell.beams * (cell.prompt + LEVELS)
             if 4 * floats * tokens > self.memory:
                 return "memory"
-        return "time" if engine.estimate(cell) > engine.share * self.search else None
+        most = self.others if engine.others else self.search
+        return "time" if engine.estimate(cell) > most else None
 
 
 def main() -> None:
@@ -151,12 +155,18 @@ def main() -> None:
     arguments.add_argument("--beams", type=int, nargs="+", default=[20, 50, 256])
     arguments.add_argument("--seconds", type=float, default=2, help="of an engine in a cell, about")
     arguments.add_argument("--limit", type=float, default=20, help="seconds of one search")
+    arguments.add_argument(
+        "--limit-others",
+        type=float,
+        default=0.5,
+        help="the same for ONNX Runtime, OpenVINO and Hugging Face",
+    )
     arguments.add_argument("--optimum-cli", help="command that converts models for OpenVINO")
     arguments.add_argument("--memory", type=float, default=4, help="GB of the caches of beams")
     arguments.add_argument("--out", type=Path, help="file that gets each line when it is measured")
     args = arguments.parse_args()
     torch.set_num_threads(1)
-    limits = Limits(args.seconds, args.limit, args.memory * 1e9)
+    limits = Limits(args.seconds, args.limit, args.limit_others, args.memory * 1e9)
     cells = [
         Cell(prompt, batch, beams)
         for beams in args.beams
@@ -191,24 +201,19 @@ def measure_all(
     vocabulary = Vocabulary.from_levels([CODES] * LEVELS)
     catalog = vocabulary.encode(rng.integers(0, CODES, (ITEMS, LEVELS)))
     trie = ItemTrie.build(catalog)
+    models, engines = {}, {}
     for size in sizes:
-        model = build(size, vocabulary).eval()
+        model = models[size] = build(size, vocabulary).eval()
         with torch.no_grad():  # distributions that are peaked, so that scores rarely tie
             for parameter in model.parameters():
                 parameter.mul_(3 if parameter.dim() > 1 else 1)
-        engines = engines_of(model, trie, catalog, optimum_cli)
-        for cell in cells:
-            prompts = [rng.integers(2, vocabulary.size - 6, cell.prompt) for _ in range(cell.batch)]
-            start = time.perf_counter()
-            row = measure(engines, model, trie, prompts, cell, limits)
-            yield {
-                "size": size,
-                "prompt": cell.prompt,
-                "batch": cell.batch,
-                "beams": cell.beams,
-                **row,
-                "seconds": round(time.perf_counter() - start, 1),
-            }
+        engines[size] = engines_of(model, trie, catalog, optimum_cli)
+    for size, cell in sorted(product(sizes, cells), key=lambda found: cells.index(found[1])):
+        prompts = [rng.integers(2, vocabulary.size - 6, cell.prompt) for _ in range(cell.batch)]
+        start = time.perf_counter()
+        row = measure(engines[size], models[size], trie, prompts, cell, limits)
+        seconds = round(time.perf_counter() - start, 1)
+        yield {"size": size} | asdict(cell) | row | {"seconds": seconds}
 
 
 def engines_of(
@@ -236,17 +241,17 @@ def engines_of(
 
     found = {
         SEARCH: Engine(by_search),
-        TORCH: Engine(by_torch, share=0.2),
-        PASSES: Engine(by_passes, share=0.2),
-        HUGGING_FACE: Engine(by_generate, shared=False, share=0.2),
+        TORCH: Engine(by_torch),
+        PASSES: Engine(by_passes),
+        HUGGING_FACE: Engine(by_generate, shared=False, others=True),
     }
     free = partial(Engine, constrained=False, shared=False)
     if find_spec("ctranslate2") is not None:
         found[CTRANSLATE2] = free(ctranslate2_search(model))
     if find_spec("onnxruntime_genai") is not None:
-        found[ONNX] = free(onnx_search(model), most_beams=32, share=0.2)
+        found[ONNX] = free(onnx_search(model), most_beams=32, others=True)
     if find_spec("openvino_genai") is not None and optimum_cli is not None:
-        found[OPENVINO] = free(openvino_search(model, optimum_cli), share=0.2)
+        found[OPENVINO] = free(openvino_search(model, optimum_cli), others=True)
     return found
 
 
