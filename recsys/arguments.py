@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 _MOST_SHOWN = 60  # characters
+_INTEGER = np.dtype(np.int64)
 MOST_BEAMS = 1_000_000
 """Most beams, slots or nodes; an answer has a row for every beam."""
 MOST_NODES = 1 << 14
@@ -53,6 +54,8 @@ def temperature(value: Any) -> float:
 
 def integers(name: str, values: ArrayLike) -> NDArray[np.int64]:
     """Convert a flat list of integers, possibly empty, to (n,) int64; bools and floats are none."""
+    if type(values) is np.ndarray and values.dtype is _INTEGER and values.ndim == 1:
+        return values
     try:
         array = np.asarray(values)
     except ValueError:  # nested lists of unequal lengths

@@ -18,7 +18,7 @@ from recsys import arguments
 from recsys.constraint import ItemTrie
 from recsys.constraint.transitions import DeviceTrie
 from recsys.decoding.expand import Frontier, Step, TokenLogits, best_first
-from recsys.decoding.native import native_search, searches_natively
+from recsys.decoding.native import native_decoder, native_search
 from recsys.decoding.output import Beams, DecodeStats
 from recsys.decoding.request import Search, SearchRequest
 from recsys.decoding.tree import ROOT, TokenTree, require_finite
@@ -53,8 +53,8 @@ def beam_search(
     if not len(search):
         return no_answers(search, num_beams)
     step, widths = search.step, search.widths(num_beams)  # known before the first pass
-    if searches_natively(search):
-        return native_search(search, widths, num_beams)
+    if (decoder := native_decoder(search)) is not None:
+        return native_search(search, decoder, widths, num_beams)
     with search.tree(sum(widths[:-1])) as tree:
         if search.rows is not None:
             search.rows.add_to(tree)

@@ -1,13 +1,14 @@
-"""Plain beam search as one call of the native library, without a return to Python between passes.
+"""Beam search as one call of the native library, without a return to Python between passes.
 
 It keeps what it computes of a prompt, counts its work and answers as `recsys.decoding.beam` does,
-whose search is its reference. Samples, boosts, sums over the allowed tokens, rows of unequal
-lengths and captured passes are left to that search.
+whose search is its reference. Samples, sums over the allowed tokens, rows of unequal lengths and
+captured passes are left to that search.
 """
 
 from __future__ import annotations
 
 import ctypes
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,31 +16,36 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from recsys.constraint.restrictions import Allowed, Excluded
+from recsys.constraint.restrictions import Allowed, Excluded, Gains
+from recsys.constraint.transitions import DeviceTrie
 from recsys.decoding.expand import TokenLogits
 from recsys.decoding.output import Beams, DecodeStats
 from recsys.decoding.request import Search
 from recsys.decoding.row_tree import RowTree
-from recsys.decoding.tree import require_finite
+from recsys.errors import NonFiniteError
 from recsys.models.cache import SlotCache
 from recsys.native import library
+from recsys.native.decoder import NativeDecoder
 
 
-def searches_natively(search: Search) -> bool:
-    """Whether `native_search` covers this search."""
+def native_decoder(search: Search) -> NativeDecoder | None:
+    """The model's decoder in the library, if `native_search` covers this search."""
     step, model = search.step, search.model
-    return (
+    covered = (
         step.noise is None
-        and step.gains is None
         and step.normalize == "vocabulary"
         and step.trie.source.end is None
         and model.find_graph is None
-        and model.native is not None
     )
+    return model.native if covered else None
 
 
-def native_search(search: Search, widths: Sequence[int], num_beams: int) -> Beams:
+def native_search(
+    search: Search, decoder: NativeDecoder, widths: Sequence[int], num_beams: int
+) -> Beams:
     """A plain beam search that keeps `widths` beams a level; the answer is padded to `num_beams`.
+
+    `decoder` is that of `native_decoder`.
 
     Raises:
         NonFiniteError: as `beam_search`.
@@ -55,17 +61,19 @@ def native_search(search: Search, widths: Sequence[int], num_beams: int) -> Beam
                 store.load(hit, cache.buffer)
                 cached = hit.cached
         call = _Call(search, widths, num_beams, cache, cached)
-        finite = call.run()
+        call.run(decoder)
+        finite = call.finite
         if store is not None:
-            store.insert(version, tokens, lengths, cache.buffer, finite)
-        cache.note(finite.all())
-        require_finite(finite)
+            store.insert(version, tokens, lengths, cache.buffer, torch.tensor(finite))
+        if not all(finite):  # the error drops the cache
+            raise NonFiniteError([i for i, good in enumerate(finite) if not good])
+        slot = cache.bytes_per_slot
         stats = [
             DecodeStats(
                 target_passes=len(widths),
                 target_tokens=length + nodes - kept,
                 kv_slots=length + nodes,
-                kv_bytes=(length + nodes) * cache.bytes_per_slot,
+                kv_bytes=(length + nodes) * slot,
                 cached_tokens=kept,
             )
             for length, kept in zip(lengths.tolist(), cached.tolist(), strict=True)
@@ -88,9 +96,11 @@ class _Call:
         sequences: (B, K, L) int64 tokens of the rows; -1 for none.
         scores: (B, K).
         complete: (B,) bool, whether no other row scores more.
+        finite: B flags, whether all logits were finite.
         candidate_scores: (B, C) log-probabilities of the candidates; None without any.
     """
 
+    finite: list[bool]
     candidate_scores: torch.Tensor | None = None
 
     def __init__(
@@ -102,58 +112,46 @@ class _Call:
         cached: NDArray[np.int64],
     ) -> None:
         """Lay out the arguments."""
-        batch, prompts, self._trie = len(search), search.prompts, search.step.trie
+        batch, self._prompts, self._trie = len(search), search.prompts, search.step.trie
         source = self._trie.source
-        self._decoder = search.model.native
-        numbers = (prompts.host_tokens, prompts.host_lengths, cached, widths, source.alphabet)
-        self._numbers = [np.ascontiguousarray(a, np.int64) for a in numbers]
-        token, length, kept, width, alphabet = (a.ctypes.data for a in self._numbers)
+        self._cached = (ctypes.c_int64 * batch)(*cached.tolist())
+        self._widths = (ctypes.c_int64 * len(widths))(*widths)
         self.rows = torch.empty((batch, num_beams), dtype=torch.int64)
         self.sequences = torch.empty((batch, num_beams, source.num_levels), dtype=torch.int64)
         self.scores = torch.empty((batch, num_beams))
         self.complete = torch.empty(batch, dtype=torch.bool)
-        self._finite = torch.empty(batch, dtype=torch.bool)
+        self._finite = (ctypes.c_bool * batch)()
         self._allowed = _allowed(search.step.allowed, batch)
         self._dead, self._dead_count = _dead(search.step.excluded, source.num_levels)
+        self._gains = _gains(search.step.gains)
         self._call = library.Search(
             batch=batch,
-            longest=prompts.host_tokens.shape[1],
+            longest=self._prompts.tokens.shape[1],
             slots=cache.slots,
             prompt=cache.prompt,
             beams=num_beams,
-            token=token,
-            length=length,
-            cached=kept,
-            width=width,
+            token=self._prompts.tokens.data_ptr(),
+            length=self._prompts.lengths.data_ptr(),
+            cached=_address(self._cached),
+            width=_address(self._widths),
             window=(ctypes.c_int64 * 2)(*(w or 0 for w in search.model.mask_kinds.values())),
             allowed=_address(self._allowed),
             dead=_address(self._dead),
             dead_count=_address(self._dead_count),
+            gains=_address(self._gains),
             cache=cache.buffer.data_ptr(),
             cache_layer=cache.buffer.stride(0),
             cache_values=cache.buffer.stride(1),
             row=self.rows.data_ptr(),
             sequence=self.sequences.data_ptr(),
-            score=self.scores.data_ptr(),
+            log_prob=self.scores.data_ptr(),
             complete=self.complete.data_ptr(),
-            finite=self._finite.data_ptr(),
+            finite=_address(self._finite),
         )
-        self._candidates, self._first = search.rows, torch.empty(0)
+        self._candidates = search.rows
         if search.rows is not None:
             self._add_candidates(search.rows, search.model.vocabulary_size)
-        arrays = (source.first_child, source.symbol, source.rows)
-        self._arrays = [np.ascontiguousarray(a) for a in arrays]
-        self._native_trie = library.Trie(
-            levels=source.num_levels,
-            leaves=source.depth_start[-2],
-            wide_symbols=source.symbol.dtype == np.int32,
-            wide_rows=source.rows.dtype == np.int32,
-            first_child=self._arrays[0].ctypes.data,
-            symbol=self._arrays[1].ctypes.data,
-            rows=self._arrays[2].ctypes.data,
-            alphabet=alphabet,
-        )
-        self._positions = int(prompts.host_lengths.max()) + source.num_levels
+        self._positions = max(self._prompts.host_lengths.tolist()) + source.num_levels
 
     def _add_candidates(self, rows: RowTree, vocabulary: int) -> None:
         """Run the nodes of the candidates in the first pass, and keep its logits."""
@@ -164,17 +162,37 @@ class _Call:
             setattr(self._call, f"extra_{name}", given.data_ptr())
         self._call.extra_logits = self._first.data_ptr()
 
-    def run(self) -> torch.Tensor:
-        """Search; returns (B,) whether all logits were finite."""
-        if self._decoder is None:
-            raise RuntimeError("the model is not run by the native library")
-        self._decoder.reach(self._positions)
-        self._decoder.search(self._native_trie, self._call)
-        if self._candidates is None:
-            return self._finite
-        first = TokenLogits.of(self._first, self._trie)
-        self.candidate_scores = self._candidates.scores(first)
-        return self._finite & first.total.isfinite().all(1)
+    def run(self, decoder: NativeDecoder) -> None:
+        """Search."""
+        decoder.reach(self._positions)
+        decoder.search(_native_trie(self._trie), self._call)
+        self.finite = list(self._finite)
+        if self._candidates is not None:
+            first = TokenLogits.of(self._first, self._trie)
+            self.candidate_scores = self._candidates.scores(first)
+            scored = first.total.isfinite().all(1).tolist()
+            self.finite = [a and b for a, b in zip(self.finite, scored, strict=True)]
+
+
+_tries: weakref.WeakKeyDictionary[DeviceTrie, library.Trie] = weakref.WeakKeyDictionary()
+
+
+def _native_trie(trie: DeviceTrie) -> library.Trie:
+    """The trie's tensors, which live as long as it does, as the library reads them."""
+    found = _tries.get(trie)
+    if found is None:
+        source = trie.source
+        found = _tries[trie] = library.Trie(
+            levels=source.num_levels,
+            leaves=source.depth_start[-2],
+            wide_symbols=trie.symbol.dtype == torch.int32,
+            wide_rows=trie.rows.dtype == torch.int32,
+            first_child=trie.first_child.data_ptr(),
+            symbol=trie.symbol.data_ptr(),
+            rows=trie.rows.data_ptr(),
+            alphabet=trie.alphabet.data_ptr(),
+        )
+    return found
 
 
 def _address(array: ctypes.Array[Any] | None) -> int | None:
@@ -189,6 +207,14 @@ def _allowed(allowed: Allowed | None, batch: int) -> ctypes.Array[ctypes.c_void_
     return (ctypes.c_void_p * batch)(
         *(allowed.alive[i].data_ptr() + start for i, start in zip(lines, starts, strict=True))
     )
+
+
+def _gains(gains: Gains | None) -> ctypes.Array[ctypes.c_void_p] | None:
+    """Where the boosts of each request's states begin; None where no request has any."""
+    if gains is None:
+        return None
+    lines = gains.line.tolist()
+    return (ctypes.c_void_p * len(lines))(*(gains.most[line].data_ptr() for line in lines))
 
 
 def _dead(

@@ -96,24 +96,22 @@ class PromptBatch:
         """
         slots = arguments.whole_number("prompt_slots", slots, 0)
         ready = prompts if isinstance(prompts, PromptBatch) else cls._padded(prompts, model, slots)
-        model.check_positions(int(ready.host_lengths.max(initial=0)) + depth)
+        model.check_positions(max(ready.host_lengths.tolist(), default=0) + depth)
         return ready
 
     @classmethod
     def _padded(cls, prompts: Sequence[ArrayLike], model: TreeModel, slots: int) -> PromptBatch:
         arrays = [arguments.integers(f"prompt {i}", p) for i, p in enumerate(prompts)]
-        lengths = np.asarray([len(a) for a in arrays], np.int64)
-        if not lengths.all():
-            raise ValueError(
-                f"prompt {int(lengths.argmin())} is empty; it needs at least one token"
-            )
-        padded = np.zeros((len(arrays), lengths.max(initial=1)), np.int64)
-        padded[np.arange(padded.shape[1]) < lengths[:, None]] = (
-            np.concatenate(arrays) if arrays else []
-        )
-        bad = np.argwhere((padded < 0) | (padded >= model.vocabulary_size))
-        if len(bad):
-            row, place = bad[0]
+        sizes = [len(a) for a in arrays]
+        if 0 in sizes:
+            raise ValueError(f"prompt {sizes.index(0)} is empty; it needs at least one token")
+        lengths = np.asarray(sizes, np.int64)
+        padded = np.zeros((len(arrays), max(sizes, default=1)), np.int64)
+        for row, array in zip(padded, arrays, strict=True):
+            row[: len(array)] = array
+        # as unsigned numbers, negative tokens are the largest of all
+        if padded.view(np.uint64).max(initial=0) >= model.vocabulary_size:
+            row, place = np.argwhere((padded < 0) | (padded >= model.vocabulary_size))[0]
             raise ValueError(
                 f"prompt {row} has token {padded[row, place]} at place {place}; "
                 f"the model knows 0 .. {model.vocabulary_size - 1}"
@@ -128,7 +126,8 @@ def require_finite(finite: torch.Tensor, requests: Sequence[int] | None = None) 
 
     The error names the requests, by their places in the original batch if `requests` gives them.
     """
-    if failed := (~finite).nonzero().flatten().tolist():
+    if not bool(finite.all()):
+        failed = (~finite).nonzero().flatten().tolist()
         raise NonFiniteError(failed if requests is None else [int(requests[i]) for i in failed])
 
 

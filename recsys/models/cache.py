@@ -93,13 +93,14 @@ class SlotCache:
         layers, two, _, heads, size = storage.values.shape
         room = storage.values[:, :, : batch * self.slots]
         self.buffer = room.view(layers, two, batch, self.slots, heads, size)
-        self._write = torch.zeros(0, dtype=torch.int64, device=room.device)
+        self._write: torch.Tensor | None = None
         self._view = 0
 
     @property
     def bytes_per_slot(self) -> int:
         """Bytes of one token of one request in all layers."""
-        return int(self.buffer[:, :, 0, 0].numel() * self.buffer.element_size())
+        layers, two, _, _, heads, size = self.buffer.shape
+        return layers * two * heads * size * self.buffer.element_size()
 
     def note(self, finite: torch.Tensor) -> None:
         """Record whether the written values are finite, () bool, without waiting for the device."""
@@ -115,6 +116,8 @@ class SlotCache:
     @property
     def selected(self) -> tuple[torch.Tensor, int]:
         """(B x S) slots to write, those of request b from b x slots; and the slots in view."""
+        if self._write is None:
+            raise RuntimeError("no slots are selected; call select first")
         return self._write, self._view
 
     def select(self, write: torch.Tensor, view: int) -> None:
@@ -132,10 +135,10 @@ class SlotCache:
         self, keys: torch.Tensor, values: torch.Tensor, layer_idx: int, *_: object
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Write (B, H_kv, S, D) keys and values; return those of all slots in view."""
-        cached = self.buffer[layer_idx]
+        cached, (write, view) = self.buffer[layer_idx], self.selected
         for buffer, new in zip(cached, (keys, values), strict=True):
-            buffer.flatten(0, 1).index_copy_(0, self._write, new.transpose(1, 2).flatten(0, 1))
-        in_view = cached[:, :, : self._view].transpose(2, 3)
+            buffer.flatten(0, 1).index_copy_(0, write, new.transpose(1, 2).flatten(0, 1))
+        in_view = cached[:, :, :view].transpose(2, 3)
         return in_view[0], in_view[1]
 
     def keep(self, requests: torch.Tensor) -> None:

@@ -8,7 +8,6 @@ replaced or changed in place.
 from __future__ import annotations
 
 import ctypes
-import itertools
 import operator
 import os
 import threading
@@ -36,10 +35,12 @@ COVERED = frozenset(f"{name}ForCausalLM" for name in ("Llama", "Mistral", "Phi3"
 # A packed copy of larger models could exhaust the memory; torch runs them from one copy.
 _SHARE_OF_MEMORY = 0.25
 _POSITIONS = 512
+_MOST_PROJECTED = 1 << 26  # bytes: above, what a table saves is not worth its memory
 _SPARE_WORKSPACES = 2
 _PARTS = frozenset((nn.Linear, nn.Embedding, nn.ModuleList, nn.Dropout, nn.SiLU))
 _WRONG = {1: "token", 2: "position", 3: "slot to write", 4: "row"}
 _BAD_POSITION = 2
+_version, _size = operator.attrgetter("_version"), operator.itemgetter(0)
 _threads: int | None = None
 
 
@@ -67,7 +68,7 @@ class NativeDecoder:
         self._decoder = model.get_decoder()
         self._kept: list[Any] = []  # what the structures point to
         self._kinds = kinds
-        self._spare: list[torch.Tensor] = []
+        self._spare: list[tuple[int, torch.Tensor]] = []  # bytes, ascending, and memory
         self._lock = threading.Lock()
         config = model.config.get_text_config()
         first = self._decoder.layers[0].self_attn
@@ -90,6 +91,7 @@ class NativeDecoder:
             layer=(Layer * len(layers))(*layers),
         )
         self._kept.append(self._model.layer)
+        self._project()
         self._limit = positions
         self._make_positions(min(_POSITIONS, self._limit or _POSITIONS))
 
@@ -165,8 +167,8 @@ class NativeDecoder:
         call.threads = _threads or torch.get_num_threads()
         model, place = self._model, ctypes.c_int64()
         given = (ctypes.byref(model), ctypes.byref(trie), ctypes.byref(call))
-        workspace = self._borrow(int(self._library.search_workspace(*given)))
-        call.workspace = workspace.data_ptr()
+        workspace = self._borrow(self._library.search_workspace(*given))
+        call.workspace = workspace[1].data_ptr()
         try:
             wrong = self._library.search(*given, ctypes.byref(place))
         finally:
@@ -182,9 +184,9 @@ class NativeDecoder:
     def _call(self, call: Pass, given: list[torch.Tensor]) -> None:
         """Run a pass whose sizes fit; `given`: tokens, positions, slots, and the other tensors."""
         model = self._model
-        size = int(self._library.workspace(ctypes.byref(model), ctypes.byref(call)))
+        size = self._library.workspace(ctypes.byref(model), ctypes.byref(call))
         workspace = self._borrow(size)
-        call.workspace = workspace.data_ptr()
+        call.workspace = workspace[1].data_ptr()
         place = ctypes.c_int64()
         try:
             wrong = self._library.forward(
@@ -241,17 +243,34 @@ class NativeDecoder:
                 f"{tuple(buffer.shape)} with {view} slots in view do not fit together"
             )
 
-    def _borrow(self, size: int) -> torch.Tensor:
-        """A workspace of at least `size` bytes, aligned to 64."""
-        with self._lock:
-            place = next((i for i, w in enumerate(self._spare) if w.numel() * 4 >= size), None)
-            if place is not None:
-                return self._spare.pop(place)
-        return _aligned(size // 4 + 1)
+    def _project(self) -> None:
+        """Compute the projections of each token in the first layer, unless there are too many."""
+        model = self._model
+        attention = self._decoder.layers[0].self_attn
+        heads, pairs = (n * attention.head_dim for n in (model.heads, 2 * model.kv_heads))
+        floats = model.vocabulary * sum(-(-n // PANEL) * PANEL for n in (heads, pairs))
+        if 4 * floats > _MOST_PROJECTED:
+            return
+        table = _aligned(floats)
+        given = ctypes.byref(model)
+        workspace = _aligned(self._library.project_workspace(given) // 4)
+        addresses = (ctypes.c_void_p(t.data_ptr()) for t in (workspace, table))
+        self._library.project(given, *addresses)
+        model.projected = self._keep(table)
 
-    def _give_back(self, workspace: torch.Tensor) -> None:
+    def _borrow(self, size: int) -> tuple[int, torch.Tensor]:
+        """A workspace of at least `size` bytes, aligned to 64, and its size."""
         with self._lock:
-            self._spare = sorted([*self._spare, workspace], key=torch.numel)[-_SPARE_WORKSPACES:]
+            for place, (bytes_, _) in enumerate(self._spare):
+                if bytes_ >= size:
+                    return self._spare.pop(place)
+        return size, _aligned(size // 4 + 1)
+
+    def _give_back(self, workspace: tuple[int, torch.Tensor]) -> None:
+        with self._lock:
+            self._spare.append(workspace)
+            self._spare.sort(key=_size)
+            del self._spare[:-_SPARE_WORKSPACES]
 
     def _make_positions(self, count: int) -> None:
         """Compute the rotation of the positions before `count` by the model's own module."""
@@ -418,10 +437,11 @@ class NativeModel:
         self._made_for, self._model = (kinds, positions), weakref.ref(model)
         self._lock = threading.Lock()
         self._weights: list[torch.Tensor] = []
-        self._state: list[tuple[int, int]] = []
-        self._owners: list[Mapping[str, Any]] = []  # what holds weights and modules, by name
-        self._parts: list[Any] = []  # what was there when they were packed
-        self._hooks: list[Mapping[int, Any]] = []
+        self._counted: list[torch.Tensor] = []
+        self._state: list[int] = []
+        self._links: tuple[list[dict[str, Any]], list[str], list[Any]] = [], [], []
+        self._owners: list[dict[str, Any]] = []  # what holds weights and modules, by name
+        self._hooks: list[dict[int, Any]] = []
         self._sums: list[int] = []
         self._decoder: NativeDecoder | None = None
 
@@ -439,11 +459,12 @@ class NativeModel:
 
     def _is_packed(self) -> bool:
         """Whether weights and modules are those that were packed, by identity and version."""
-        return (
+        owners, names, parts = self._links
+        return (  # before every pass, so without a loop of the interpreter
             bool(self._weights)
-            and self._state == [_state(w) for w in self._weights]
-            and len(self._parts) == sum(map(len, self._owners))
-            and all(map(operator.is_, self._parts, _parts_of(self._owners)))
+            and self._state == _state(self._weights, self._counted)
+            and len(parts) == sum(map(len, self._owners))
+            and all(map(operator.is_, map(dict.get, owners, names), parts))
             and not any(self._hooks)
         )
 
@@ -467,19 +488,25 @@ class NativeModel:
         if model is None or self._is_packed():
             return
         weights = list(model.parameters())
-        state = [_state(w) for w in weights]
+        counted = [w for w in weights if not w.is_inference()]  # others do not count changes
+        state = _state(weights, counted)
         modules = list(model.modules())
         self._decoder, self._sums = None, []
         if not isinstance(library, str) and reason_against(model) is None:
             with torch.inference_mode():
                 self._decoder = NativeDecoder(model, library, *self._made_for)
                 self._sums = _sums(weights)
-        self._owners = [o for m in modules for o in (m._parameters, m._modules)]
-        self._parts = list(_parts_of(self._owners))
-        # Not the model itself: it would then live as long as this object, and this one by it.
-        inner = [] if self._decoder is None else modules[1:]
-        self._hooks = [h for m in inner for h in (m._forward_hooks, m._forward_pre_hooks)]
-        self._state, self._weights = state, weights
+        owners = [owner for m in modules for owner in (m._parameters, m._modules)]
+        self._owners = owners
+        self._links = (
+            [owner for owner in owners for _ in owner],
+            [name for owner in owners for name in owner],
+            [part for owner in owners for part in owner.values()],
+        )
+        # Not those of the model itself, whose `forward` no pass calls.
+        hooks = [hooks for m in modules[1:] for hooks in (m._forward_hooks, m._forward_pre_hooks)]
+        self._hooks = [] if self._decoder is None else hooks
+        self._counted, self._state, self._weights = counted, state, weights
 
 
 _models: weakref.WeakKeyDictionary[Any, NativeModel] = weakref.WeakKeyDictionary()
@@ -501,13 +528,9 @@ def native_model(model: Any, kinds: tuple[str, ...], positions: int | None) -> N
     return _models.setdefault(model, NativeModel(model, kinds, positions))
 
 
-def _parts_of(owners: Sequence[Mapping[str, Any]]) -> Iterator[Any]:
-    return itertools.chain.from_iterable(owner.values() for owner in owners)
-
-
-def _state(weight: torch.Tensor) -> tuple[int, int]:
-    """Where the weight lies, and how often it was changed; inference tensors do not count that."""
-    return weight.data_ptr(), -1 if weight.is_inference() else weight._version
+def _state(weights: list[torch.Tensor], counted: list[torch.Tensor]) -> list[int]:
+    """Where the weights lie, and how often those that count their changes were changed."""
+    return [*map(torch.Tensor.data_ptr, weights), *map(_version, counted)]
 
 
 def _sums(weights: list[torch.Tensor]) -> list[int]:

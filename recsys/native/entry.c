@@ -222,6 +222,22 @@ int64_t recsys_forward(const Model *model, const Pass *pass, int64_t *place) {
     return FINE;
 }
 
+enum { PROJECTED = 64 }; /* tokens at a time */
+
+/* Bytes of workspace of `recsys_project`. */
+int64_t recsys_project_workspace(const Model *model) {
+    return 2 * PROJECTED * padded(model->hidden) * (int64_t)sizeof(float);
+}
+
+/* Compute what `Model.projected` has of the whole vocabulary. */
+void recsys_project(const Model *model, float *workspace, float *out) {
+    for (int64_t first = 0; first < model->vocabulary; first += PROJECTED) {
+        const int64_t left = model->vocabulary - first;
+        chosen_variant()->project(model, first, left < PROJECTED ? left : PROJECTED, workspace,
+                                  out);
+    }
+}
+
 /* log(sum(exp(logits))) of each of (rows, count) logits. */
 void recsys_log_sum_exp(const float *logits, int64_t rows, int64_t count, float *out) {
     const Variant *variant = chosen_variant();

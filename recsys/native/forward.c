@@ -370,19 +370,56 @@ static void attention(const Work *work, int64_t index, const int64_t *rows, int6
     }
 }
 
+static int64_t query_width(const Model *model) { return padded(model->heads * model->head_size); }
+
+static int64_t pair_width(const Model *model) {
+    return padded(2 * model->kv_heads * model->head_size);
+}
+
+/* What `Model.projected` has of a row's token, from the queries on. */
+static const float *projected_of(const Work *work, int64_t row) {
+    const Model *model = work->model;
+    const int64_t token = work->pass->token[work->rows[row].place];
+    return model->projected + token * (query_width(model) + pair_width(model));
+}
+
+/* Rows of `Model.projected`, of `count` tokens; the workspace holds twice so many hidden rows. */
+static void project(const Model *model, int64_t first, int64_t count, float *workspace,
+                    float *out) {
+    const Layer *layer = &model->layer[0];
+    const int64_t size = model->hidden, hidden = padded(size), queries = query_width(model);
+    const int64_t row = queries + pair_width(model);
+    float *normed = workspace + count * hidden;
+    for (int64_t r = 0; r < count; r++) {
+        memcpy(workspace + r * hidden, model->embedding + (first + r) * size,
+               (size_t)size * sizeof(float));
+        memset(workspace + r * hidden + size, 0, (size_t)(hidden - size) * sizeof(float));
+    }
+    normalize(model, layer->norm, workspace, count, normed);
+    out += first * row;
+    multiply(&layer->q, normed, hidden, count, out, row, queries, 0);
+    multiply(&layer->kv, normed, hidden, count, out + queries, row, row - queries, 0);
+}
+
 /* Write keys and values of the rows `first .. end`. */
 static void write_cache(const Work *work, int64_t index, int64_t first, int64_t end, Scratch *s) {
     const Model *model = work->model;
     const Layer *layer = &model->layer[index];
     const int64_t hidden = padded(model->hidden), half = model->kv_heads * model->head_size;
+    const int64_t width = pair_width(model);
     float *cache = work->pass->cache + index * work->pass->cache_layer;
     for (int64_t at = first; at < end; at += BLOCK) {
         const int64_t count = end - at < BLOCK ? end - at : BLOCK;
-        normalize(model, layer->norm, work->hidden + at * hidden, count, s->normed);
-        multiply(&layer->kv, s->normed, hidden, count, s->wide, padded(2 * half), padded(2 * half),
-                 0);
+        if (index || !model->projected) {
+            normalize(model, layer->norm, work->hidden + at * hidden, count, s->normed);
+            multiply(&layer->kv, s->normed, hidden, count, s->wide, width, width, 0);
+        } else {
+            for (int64_t r = 0; r < count; r++)
+                memcpy(s->wide + r * width, projected_of(work, at + r) + query_width(model),
+                       (size_t)width * sizeof(float));
+        }
         for (int64_t r = 0; r < count; r++) {
-            float *keys = s->wide + r * padded(2 * half);
+            float *keys = s->wide + r * width;
             const int64_t place = work->rows[at + r].place;
             place_heads(model, layer->k_norm, model->kv_heads, work->pass->position[place], keys);
             float *to = cache + work->pass->write[place] * half;
@@ -398,9 +435,15 @@ static void run_layer(const Work *work, int64_t index, const int64_t *rows, int6
     const Model *model = work->model;
     const Layer *layer = &model->layer[index];
     const int64_t hidden = padded(model->hidden), inner = padded(model->inner);
-    const int64_t heads = padded(model->heads * model->head_size);
-    normalize(model, layer->norm, x, count, s->normed);
-    multiply(&layer->q, s->normed, hidden, count, s->heads, heads, heads, 0);
+    const int64_t heads = query_width(model);
+    if (index || !model->projected) {
+        normalize(model, layer->norm, x, count, s->normed);
+        multiply(&layer->q, s->normed, hidden, count, s->heads, heads, heads, 0);
+    } else {
+        for (int64_t r = 0; r < count; r++)
+            memcpy(s->heads + r * heads, projected_of(work, rows[r]),
+                   (size_t)heads * sizeof(float));
+    }
     for (int64_t r = 0; r < count; r++)
         place_heads(model, layer->q_norm, model->heads,
                     work->pass->position[work->rows[rows[r]].place], s->heads + r * heads);
@@ -492,4 +535,4 @@ static float log_sum_exp(const float *logits, int64_t count) {
 #define TEXT(name) #name
 #define QUOTED(name) TEXT(name)
 const Variant NAMED(VARIANT) = {QUOTED(VARIANT), forward, scratch_bytes,
-                                log_sum_exp};
+                                log_sum_exp, project};

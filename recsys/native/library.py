@@ -9,7 +9,7 @@ from pathlib import Path
 
 from recsys.native.build import LIBRARY
 
-ABI = 1
+ABI = 3
 PANEL = 32
 OFF = "RECSYS_NATIVE"
 """Environment variable; 0 leaves the library unused. Tests and comparisons set it."""
@@ -52,6 +52,7 @@ class Model(ctypes.Structure):
         *((name, FLOATS) for name in ("embedding", "cosine", "sine", "norm")),
         ("head", Linear),
         ("layer", ctypes.POINTER(Layer)),
+        ("projected", FLOATS),
     ]
 
 
@@ -92,14 +93,14 @@ class Search(ctypes.Structure):
         *((name, ctypes.c_int64) for name in ("beams", "threads")),
         *((name, INTEGERS) for name in ("token", "length", "cached", "width")),
         ("window", ctypes.c_int64 * 2),
-        *((name, ctypes.c_void_p) for name in ("allowed", "dead", "dead_count")),
+        *((name, ctypes.c_void_p) for name in ("allowed", "dead", "dead_count", "gains")),
         ("extra", ctypes.c_int64),
         *((name, INTEGERS) for name in ("extra_token", "extra_parent", "extra_depth")),
         ("extra_logits", FLOATS),
         ("cache", FLOATS),
         ("cache_layer", ctypes.c_int64),
         ("cache_values", ctypes.c_int64),
-        *((name, ctypes.c_void_p) for name in ("workspace", "row", "sequence", "score")),
+        *((name, ctypes.c_void_p) for name in ("workspace", "row", "sequence", "log_prob")),
         *((name, ctypes.c_void_p) for name in ("complete", "finite")),
     ]
 
@@ -115,9 +116,11 @@ class Library:
         """
         self._functions = ctypes.CDLL(os.fspath(path))  # its calls release the interpreter lock
         try:
-            for name in ("abi", "workspace", "forward", "search_workspace", "search"):
+            sizes = ("workspace", "search_workspace", "project_workspace")
+            for name in ("abi", "forward", "search", *sizes):
                 getattr(self._functions, f"recsys_{name}").restype = ctypes.c_int64
-            self._functions.recsys_log_sum_exp.restype = None
+            for name in ("log_sum_exp", "project"):
+                getattr(self._functions, f"recsys_{name}").restype = None
             self._functions.recsys_variant.restype = ctypes.c_char_p
             self._functions.recsys_variant.argtypes = [ctypes.c_int64]
             self._functions.recsys_choose.argtypes = [ctypes.c_int64]
@@ -130,6 +133,8 @@ class Library:
         self.search_workspace = self._functions.recsys_search_workspace
         self.search = self._functions.recsys_search
         self.log_sum_exp = self._functions.recsys_log_sum_exp
+        self.project_workspace = self._functions.recsys_project_workspace
+        self.project = self._functions.recsys_project
 
     @property
     def variants(self) -> list[str]:

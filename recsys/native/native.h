@@ -7,7 +7,7 @@
 
 #include <stdint.h>
 
-enum { ABI = 1 };        /* raise it with every change of these structures */
+enum { ABI = 3 };        /* raise it with every change of these structures */
 enum { PANEL = 32 };     /* columns of a panel of packed weights */
 enum { MOST_MASKS = 2 }; /* kinds of attention masks: full and sliding */
 
@@ -34,6 +34,9 @@ typedef struct {
     const float *norm;
     Linear head;
     const Layer *layer;
+    /* (vocabulary, padded queries + padded keys and values) of layer 0 before norms of heads and
+     * rotation, which depend on the token alone (`recsys_project`); NULL: every pass computes them. */
+    const float *projected;
 } Model;
 
 /* One pass over `batch` requests of `tokens` tokens each. */
@@ -62,7 +65,7 @@ typedef struct {
     const int64_t *alphabet;
 } Trie;
 
-/* A whole beam search over a batch: plain, by log-probabilities over the vocabulary. */
+/* A whole beam search over a batch, by log-probabilities over the vocabulary, plus boosts. */
 typedef struct {
     int64_t batch, longest, slots, prompt, beams, threads;
     const int64_t *token;          /* (batch, longest) */
@@ -72,6 +75,7 @@ typedef struct {
     const uint8_t *const *allowed; /* (batch,) flags of states, each NULL for all; NULL: all */
     const int64_t *const *dead;    /* (levels,) states that are excluded, ascending, or NULL */
     const int64_t *dead_count;     /* (levels,) how many per request */
+    const float *const *gains;     /* (batch,) boosts of states, each NULL for none; NULL: none */
     /* Nodes that the first pass runs besides the prompts, in the slots before those of beams:
      * (batch, extra) tokens, -1 for padding behind the last; their places among these nodes, -1 for
      * the prompt; depths from 1. `extra_logits` gets (batch, 1 + extra, vocabulary) logits of the
@@ -82,10 +86,11 @@ typedef struct {
     float *cache; /* as in Pass */
     int64_t cache_layer, cache_values;
     void *workspace;
-    /* The result, best first, of equal scores the lower row: rows and scores of (batch, beams), -1
-     * and -inf behind the last one, and their (batch, beams, levels) tokens. */
+    /* The result, best first, of equal scores the lower row: rows and log-probabilities, without
+     * boosts, of (batch, beams), -1 and -inf behind the last one, and their (batch, beams, levels)
+     * tokens. */
     int64_t *row, *sequence;
-    float *score;
+    float *log_prob;
     /* (batch,) whether no other row scores more, and whether all logits were finite */
     uint8_t *complete, *finite;
 } Search;
@@ -126,6 +131,7 @@ typedef struct {
     void (*forward)(const Work *work, int64_t thread, int64_t threads);
     int64_t (*scratch_bytes)(const Model *model, const Pass *pass);
     float (*log_sum_exp)(const float *logits, int64_t count);
+    void (*project)(const Model *model, int64_t first, int64_t count, float *workspace, float *out);
 } Variant;
 
 /* The chosen instruction set, and a pass of several threads where that pays (entry.c). */

@@ -1,6 +1,6 @@
 /* A whole beam search: passes and trie steps without a return to Python.
  *
- * It computes what `recsys.decoding.beam.beam_search` does without noise and boosts. A beam that
+ * It computes what `recsys.decoding.beam.beam_search` does without noise. A beam that
  * does not exist is not run. Node i of a request is in the i-th slot behind its prompt's slots, and
  * levels begin where they would if all beams of the levels above existed.
  */
@@ -13,13 +13,13 @@
 typedef struct {
     int64_t count;
     int64_t *state;
-    float *score;
+    float *score, *log_prob; /* with and without boosts */
     int32_t *path;     /* (beams, levels) slots of the beam's tokens */
     int64_t *logits;   /* row of the logits of the last pass */
 } Beams;
 
 typedef struct {
-    float score;
+    float score, log_prob;
     int64_t beam, state;
 } Candidate;
 
@@ -79,7 +79,8 @@ static int64_t lay_out(Run *run, char *from) {
                              2 * batch * beams * (int64_t)sizeof(float),
                              2 * batch * beams * levels * (int64_t)sizeof(int32_t),
                              2 * batch * beams * integer,
-                             batch * (int64_t)sizeof(float)};
+                             batch * (int64_t)sizeof(float),
+                             2 * batch * beams * (int64_t)sizeof(float)};
     enum { ARRAYS = sizeof(sizes) / sizeof(sizes[0]) };
     char *at[ARRAYS];
     int64_t bytes = 0;
@@ -100,7 +101,7 @@ static int64_t lay_out(Run *run, char *from) {
     run->next = run->beams + batch;
     for (int64_t i = 0; i < 2 * batch; i++)
         run->beams[i] = (Beams){0, (int64_t *)at[11] + i * beams, (float *)at[12] + i * beams,
-                                (int32_t *)at[13] + i * beams * levels,
+                                (float *)at[16] + i * beams, (int32_t *)at[13] + i * beams * levels,
                                 (int64_t *)at[14] + i * beams};
     run->rest = (float *)at[15];
     run->tree = (Tree){search->length, search->window, run->path, levels};
@@ -158,7 +159,7 @@ static void add_prompts(Run *run) {
         Beams *root = &run->beams[b];
         root->count = 1;
         root->state[0] = 0;
-        root->score[0] = 0;
+        root->score[0] = root->log_prob[0] = 0;
         root->logits[0] = run->work.wanted_count++;
         add_extra(run, b, last);
     }
@@ -250,6 +251,7 @@ static void expand(Run *run, int64_t b, int64_t depth) {
     const uint8_t *allowed = search->allowed ? search->allowed[b] : 0;
     const int64_t dead_count = search->dead ? search->dead_count[depth] : 0;
     const int64_t *dead = dead_count ? search->dead[depth] + b * dead_count : 0;
+    const float *gains = search->gains ? search->gains[b] : 0;
     int64_t found = 0, next_dead = 0;
     for (int64_t i = 0; i < beams->count; i++) {
         const float *logits = run->pass.logits + beams->logits[i] * vocabulary;
@@ -260,8 +262,9 @@ static void expand(Run *run, int64_t b, int64_t depth) {
             if (allowed && !allowed[child]) continue;
             while (next_dead < dead_count && dead[next_dead] < child) next_dead++;
             if (next_dead < dead_count && dead[next_dead] == child) continue;
-            const float score = beams->score[i] + (logits[token_of(trie, child)] - total);
-            found = offer(run->heap, found, width + 1, (Candidate){score, i, child});
+            const float sum = beams->log_prob[i] + (logits[token_of(trie, child)] - total);
+            const Candidate candidate = {gains ? sum + gains[child] : sum, sum, i, child};
+            found = offer(run->heap, found, width + 1, candidate);
         }
     }
     if (found > width) { /* the worst is the best that is pruned */
@@ -276,6 +279,7 @@ static void expand(Run *run, int64_t b, int64_t depth) {
         const Candidate *chosen = &run->heap[i];
         next->state[i] = chosen->state;
         next->score[i] = chosen->score;
+        next->log_prob[i] = chosen->log_prob;
         memcpy(next->path + i * trie->levels, beams->path + chosen->beam * trie->levels,
                (size_t)depth * sizeof(int32_t));
     }
@@ -287,14 +291,14 @@ static void answer(Run *run, int64_t b) {
     const Trie *trie = run->trie;
     const Beams *found = &run->beams[b];
     for (int64_t i = 0; i < found->count; i++)
-        run->heap[i] = (Candidate){found->score[i], i, found->state[i]};
+        run->heap[i] = (Candidate){found->score[i], found->log_prob[i], i, found->state[i]};
     order(run->heap, found->count, 1);
     for (int64_t i = 0; i < search->beams; i++) {
         const int64_t at = b * search->beams + i;
         const int real = i < found->count;
         const int64_t row = real ? run->heap[i].state - trie->leaves : -1;
         search->row[at] = row;
-        search->score[at] = real ? run->heap[i].score : -INFINITY;
+        search->log_prob[at] = real ? run->heap[i].log_prob : -INFINITY;
         for (int64_t l = 0; l < trie->levels; l++) {
             int64_t token = -1;
             if (real && trie->wide_rows)
@@ -305,7 +309,9 @@ static void answer(Run *run, int64_t b) {
         }
     }
     /* No descendant of a pruned prefix scores more than the prefix: log-probabilities are <= 0. */
-    const float last = search->score[(b + 1) * search->beams - 1], rest = run->rest[b];
+    const float rest = run->rest[b];
+    const float last =
+        found->count < search->beams ? -INFINITY : run->heap[search->beams - 1].score;
     search->complete[b] = last > rest || rest == -INFINITY;
 }
 

@@ -1,7 +1,7 @@
 /* Random models and passes for a build with sanitizers: every array has exactly its size, so that
  * any access outside is found, and some weights are NaN or infinite. Each request is run in its
- * batch and alone, on every instruction set and with several threads, and must give the same bits;
- * so must whole searches.
+ * batch, and alone with the first layer's projections kept, on every instruction set and with several
+ * threads, and must give the same bits; so must whole searches.
  */
 #include <math.h>
 #include <stdio.h>
@@ -12,6 +12,8 @@
 
 int64_t recsys_workspace(const Model *model, const Pass *pass);
 int64_t recsys_forward(const Model *model, const Pass *pass, int64_t *place);
+int64_t recsys_project_workspace(const Model *model);
+void recsys_project(const Model *model, float *workspace, float *out);
 int64_t recsys_search_workspace(const Model *model, const Trie *trie, const Search *search);
 int64_t recsys_search(const Model *model, const Trie *trie, const Search *search, int64_t *place);
 const char *recsys_variant(int64_t place);
@@ -88,6 +90,17 @@ static Model make_model(void) {
     return m;
 }
 
+/* The model with the projections of its first layer, as this instruction set computes them. */
+static Model projected(const Model *model) {
+    Model m = *model;
+    const int64_t row = padded(m.heads * m.head_size) + padded(2 * m.kv_heads * m.head_size);
+    float *table = floats(m.vocabulary * row, 0);
+    float *workspace = keep(malloc((size_t)recsys_project_workspace(&m)));
+    recsys_project(&m, workspace, table);
+    m.projected = table;
+    return m;
+}
+
 static int64_t *integers(int64_t count, uint64_t below) {
     int64_t *values = keep(malloc((size_t)(count ? count : 1) * sizeof(int64_t)));
     for (int64_t i = 0; i < count; i++) values[i] = (int64_t)draw(below);
@@ -152,6 +165,7 @@ static void one_case(void) {
     original.cache = before;
     for (int64_t variant = 0; recsys_variant(variant); variant++) {
         recsys_choose(variant);
+        const Model kept_model = projected(&m);
         run(&m, p);
         for (int64_t b = 0; b < p.batch; b++) {
             Pass alone = p;
@@ -168,7 +182,7 @@ static void one_case(void) {
             alone.cache_values = p.slots * row;
             alone.cache_layer = 2 * alone.cache_values;
             alone.logits = floats(p.rows * m.vocabulary, 0);
-            run(&m, alone);
+            run(&kept_model, alone);
             const float *beside = p.logits + b * p.rows * m.vocabulary;
             for (int64_t i = 0; i < p.rows * m.vocabulary; i++)
                 if (isnan(beside[i]) ? !isnan(alone.logits[i]) : beside[i] != alone.logits[i]) {
@@ -219,7 +233,7 @@ static Trie make_trie(const Model *m, int64_t *states, int64_t *starts) {
 static void search(const Model *m, const Trie *trie, Search s, int64_t *row, float *score) {
     int64_t place = 0;
     s.row = row;
-    s.score = score;
+    s.log_prob = score;
     s.sequence = integers(s.batch * s.beams * trie->levels, 1);
     s.complete = keep(malloc((size_t)s.batch));
     s.finite = keep(malloc((size_t)s.batch));
@@ -279,10 +293,14 @@ static void one_search(void) {
     }
     s.dead = dead;
     s.dead_count = dead_count;
+    const float **gains = keep(calloc((size_t)s.batch, sizeof(float *)));
+    for (int64_t b = 0; b < s.batch; b++) gains[b] = draw(2) ? floats(states, states) : 0;
+    if (draw(2)) s.gains = gains;
     s.beams = width[2] + (int64_t)draw(3);
     int64_t *row = integers(s.batch * s.beams, 1), *one = integers(s.beams, 1);
     float *score = floats(s.batch * s.beams, 0), *own = floats(s.beams, 0);
     search(&m, &trie, s, row, score);
+    const Model kept_model = projected(&m);
     for (int64_t b = 0; b < s.batch; b++) {
         Search alone = s;
         const int64_t *its[3];
@@ -294,9 +312,10 @@ static void one_search(void) {
         alone.extra_parent += b * s.extra;
         alone.extra_depth += b * s.extra;
         if (s.allowed) alone.allowed += b;
+        if (s.gains) alone.gains += b;
         for (int d = 0; d < 3; d++) its[d] = dead[d] + b * dead_count[d];
         alone.dead = its;
-        search(&m, &trie, alone, one, own);
+        search(&kept_model, &trie, alone, one, own);
         if (memcmp(one, row + b * s.beams, (size_t)s.beams * sizeof(int64_t)) ||
             memcmp(own, score + b * s.beams, (size_t)s.beams * sizeof(float))) {
             fprintf(stderr, "search %d differs alone\n", (int)b);

@@ -9,10 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from recsys.constraint import ItemTrie
+from recsys.constraint.boost import Boost
 from recsys.constraint.mask import RowMask
 from recsys.decoding import SearchRequest, beam_search
 from recsys.decoding import beam as plain
-from recsys.decoding.native import native_search, searches_natively
+from recsys.decoding.native import native_decoder, native_search
 from recsys.decoding.request import Search
 from recsys.models.graphs import PassGraphs
 from recsys.models.tree_forward import TreeModel
@@ -28,7 +29,7 @@ MODELS = {name: TreeModel(tiny_model(name)) for name in ARCHITECTURES}
 def by_steps(monkeypatch, *arguments):
     """The same search over native passes and torch's steps."""
     with monkeypatch.context() as patch:
-        patch.setattr(plain, "searches_natively", lambda search: False)
+        patch.setattr(plain, "native_decoder", lambda search: None)
         return beam_search(*arguments)
 
 
@@ -45,7 +46,7 @@ def check_equal(found, expected):
 
 @st.composite
 def searches(draw):
-    """A trie, a request with exclusions and masks, and K."""
+    """A trie, a request with exclusions, masks, boosts and candidates, and K."""
     seed, levels = draw(st.integers(0, 10_000)), draw(st.integers(1, 5))
     rng = np.random.default_rng(seed)
     trie = ItemTrie.build(random_catalog(rng, draw(st.sampled_from([1, 3, 40, 700])), levels))
@@ -59,6 +60,11 @@ def searches(draw):
     if share:
         masks = [RowMask.of(trie, rng.random(trie.num_items) < share) for _ in prompts]
         request = replace(request, masks=[m if rng.random() < 0.7 else None for m in masks])
+    scale = draw(st.sampled_from([0, 0, 0.5, 30]))  # 30: boosts decide, and many scores are equal
+    if scale:
+        given = [np.round(rng.random(trie.num_items) * 2) * scale - scale for _ in prompts]
+        boosts = [Boost.of(trie, g.astype(np.float32)) for g in given]
+        request = replace(request, boosts=[b if rng.random() < 0.7 else None for b in boosts])
     if draw(st.booleans()):
         rows = [rng.integers(0, trie.num_rows, rng.integers(0, 30)) for _ in prompts]
         nodes = draw(st.sampled_from([None, 0, 5, 60]))
@@ -73,7 +79,7 @@ def test_answers_and_work_are_those_of_the_steps(architecture, monkeypatch):
     def check(drawn):
         trie, request, num_beams = drawn
         model = MODELS[architecture]
-        assert searches_natively(Search.of(request, model, trie))
+        assert native_decoder(Search.of(request, model, trie)) is not None
         found = beam_search(model, request, trie, num_beams)
         check_equal(found, by_steps(monkeypatch, model, request, trie, num_beams))
 
@@ -99,7 +105,8 @@ def test_kept_histories_are_read_and_stored(monkeypatch):
         ready = TreeModel(tiny_model("qwen3-mixed-window"))
         ready.keep_prefixes(1 << 20)
         with monkeypatch.context() as patch:
-            patch.setattr(plain, "searches_natively", lambda search, yes=native: yes)
+            if not native:
+                patch.setattr(plain, "native_decoder", lambda search: None)
             beam_search(ready, begun, trie, 8)
             answers.append(beam_search(ready, prompts, trie, 8))
         used.append(ready.prefixes.statistics())
@@ -132,18 +139,18 @@ def test_several_threads_change_no_bit():
 def test_other_searches_are_left_to_the_steps(change):
     trie = ItemTrie.build([[5, 20], [5, 21], [8, 20]])
     request = SearchRequest([[1, 2]], **change)
-    assert not searches_natively(Search.of(request, MODELS["llama"], trie))
+    assert native_decoder(Search.of(request, MODELS["llama"], trie)) is None
 
 
 def test_captured_passes_are_left_to_the_steps():
     trie, model = ItemTrie.build([[5, 20], [5, 21]]), TreeModel(tiny_model("llama"))
     PassGraphs.attach(model, batch=1, slots=64)
-    assert not searches_natively(Search.of([[1, 2]], model, trie))
+    assert native_decoder(Search.of([[1, 2]], model, trie)) is None
 
 
 def test_rows_of_unequal_lengths_are_left_to_the_steps():
     trie = ItemTrie.build([[5, 20], [5]], end=63)
-    assert not searches_natively(Search.of([[1, 2]], MODELS["llama"], trie))
+    assert native_decoder(Search.of([[1, 2]], MODELS["llama"], trie)) is None
 
 
 def test_a_prompt_without_room_is_refused():
@@ -151,4 +158,4 @@ def test_a_prompt_without_room_is_refused():
     search = Search.of([[1, 2]], MODELS["llama"], trie)
     search.prompts.host_lengths[0] = 40
     with pytest.raises(IndexError, match="request 0"):
-        native_search(search, [1, 2], 2)
+        native_search(search, native_decoder(search), [1, 2], 2)
