@@ -47,6 +47,7 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -331,6 +332,9 @@ class Load:
         self.rng = random.Random(0)
         self.tasks: set[asyncio.Task[None]] = set()
         self.ids = itertools.count()
+        self.bundle = BUNDLES[0]
+        self.changing = False
+        self.answered_meanwhile: list[tuple[Any, ...]] = []
 
     async def send(
         self, method: str, path: str, body: Any, due: float | None = None, *, timed: bool = False
@@ -378,6 +382,20 @@ class Load:
         self.sent += 1
         self.messages.put(message)
 
+    async def change(self, what: str, value: Any, method: str, path: str, body: Any) -> Any:
+        """Make a change of items or of the alias, and tell the oracle; the answer.
+
+        `value` is what the oracle is told, or makes that of the answer.
+        """
+        self.changing = True
+        begun, done, answer = await self.insist(method, path, body)
+        self.tell("change", what, value(answer) if callable(value) else value, begun, done)
+        self.changing = False
+        for message in self.answered_meanwhile:
+            self.tell(*message)
+        self.answered_meanwhile.clear()
+        return answer
+
     async def record(self, user: User, items: list[str]) -> None:
         """Store events of a user, one batch at a time."""
         events = [
@@ -410,7 +428,11 @@ class Load:
         if status == 200:
             histories = [body["history"]] if user is None else user.histories(sent)
             found = {name: answer.get(name) for name in (*COMPARED, "model")}
-            self.tell("answer", body, histories, found, sent)
+            message = ("answer", body, histories, found, sent)
+            if self.changing:  # the answer may be that after the change
+                self.answered_meanwhile.append(message)
+            else:
+                self.tell(*message)
 
     async def one(self, due: float | None = None) -> None:
         """One request: mostly for a recommendation."""
@@ -547,9 +569,8 @@ async def fill_disk(load: Load, place: Place) -> None:
 
 async def swap(load: Load, place: Place) -> None:
     """Give the alias the other bundle."""
-    now = load.swapped = BUNDLES[1 - BUNDLES.index(getattr(load, "swapped", BUNDLES[0]))]
-    begun, done, _ = await load.insist("PUT", "/v1/aliases/champion", {"bundle": now})
-    load.tell("change", "swap", now, begun, done)
+    load.bundle = BUNDLES[1 - BUNDLES.index(load.bundle)]
+    await load.change("swap", load.bundle, "PUT", "/v1/aliases/champion", {"bundle": load.bundle})
 
 
 async def upsert(load: Load, place: Place) -> None:
@@ -564,17 +585,22 @@ async def upsert(load: Load, place: Place) -> None:
                  "attributes": {"price": float(rng.randrange(100))}}
                 for name in names
             ]  # fmt: skip
-            begun, done, answer = await load.insist("POST", UPSERT, {"items": items})
-            records = [
-                {**item, "op": "upsert", "text": "", "semantic_id": made["semantic_id"]}
-                for item, made in zip(items, answer["items"], strict=True)
-            ]  # fmt: skip
-            load.tell("change", "items", records, begun, done)
+            await load.change(
+                "items", partial(placed_items, items), "POST", UPSERT, {"items": items}
+            )
             there = sorted({*there, *names})
         for name in rng.sample(there, min(len(there), 5)):
             there.remove(name)
-            begun, done, _ = await load.insist("DELETE", f"{UPSERT}/{name}", None)
-            load.tell("change", "items", [{"op": "remove", "item_id": name}], begun, done)
+            gone = [{"op": "remove", "item_id": name}]
+            await load.change("items", gone, "DELETE", f"{UPSERT}/{name}", None)
+
+
+def placed_items(items: list[dict[str, Any]], answer: Any) -> list[dict[str, Any]]:
+    """Records of the journal of items that were added."""
+    return [
+        {**item, "op": "upsert", "text": "", "semantic_id": made["semantic_id"]}
+        for item, made in zip(items, answer["items"], strict=True)
+    ]
 
 
 async def send_slowly(load: Load, place: Place) -> None:
