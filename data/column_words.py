@@ -6,6 +6,8 @@ groups of names, the surest first.
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from recsys.event_names import normalised
 
 EVENT_WORDS: dict[str, tuple[str, ...]] = {
@@ -121,6 +123,7 @@ NUMBERS_OF = {"id", "code", "codigo", "number", "numero", "nr", "nummer", "key",
 ENDINGS = ("id", "nr", "number", "nummer", "code", "stamp", "time", "type")
 
 
+@lru_cache(1 << 16)  # asked again for every role and every file
 def rank(name: str, groups: tuple[str, ...]) -> int | None:
     """How surely a column of this name has a role: 0 is the surest; None if it does not fit."""
     found = [_rank(key, groups) for key in _keys(name)]

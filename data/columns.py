@@ -7,8 +7,10 @@ and the flag that decides.
 from __future__ import annotations
 
 import shlex
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import pyarrow as pa
@@ -63,9 +65,14 @@ class Sample:
     path: Path
     table: pa.Table
 
+    @cached_property
+    def counts(self) -> Counter[str]:
+        """How many columns have each name."""
+        return Counter(self.table.column_names)
+
     def texts(self, name: str) -> pa.ChunkedArray:
         """The filled values of a column as strings; none for lists and records."""
-        column = self.table.column(self.table.column_names.index(name))
+        column = self.table.column(self.table.schema.get_all_field_indices(name)[0])
         if pa.types.is_nested(column.type):
             return pa.chunked_array([], pa.string())
         try:
@@ -178,10 +185,9 @@ def _take_short_text(sample: Sample, roles: Roles) -> None:
 
 
 def _check_names(sample: Sample, named: Iterable[str]) -> None:
-    names = sample.table.column_names
     for name in named:
-        if names.count(name) > 1:
-            raise _repeated(sample.path, name, names.count(name))
+        if sample.counts[name] > 1:
+            raise _repeated(sample.path, name, sample.counts[name])
 
 
 def _repeated(path: Path, name: str, times: int) -> DataError:
@@ -243,8 +249,8 @@ def _by_name(
         place = rank(name, groups)
         if place is None:
             continue
-        if sample.table.column_names.count(name) > 1:
-            raise _repeated(sample.path, name, sample.table.column_names.count(name))
+        if sample.counts[name] > 1:
+            raise _repeated(sample.path, name, sample.counts[name])
         if fits(name):
             found.append((place, name))
     return sorted(found, key=lambda pair: pair[0])
@@ -254,7 +260,7 @@ def _by_content(
     role: str, sample: Sample, roles: Roles, fits: Callable[[str], bool]
 ) -> list[tuple[int, str]]:
     """The columns whose content alone shows the role."""
-    names = [name for _, name in _free(sample, roles) if sample.table.column_names.count(name) == 1]
+    names = [name for _, name in _free(sample, roles) if sample.counts[name] == 1]
     return [(0, name) for name in names if fits(name)]
 
 
@@ -286,7 +292,7 @@ def _best_ids(items: Sample, given: Mapping[str, str | None]) -> pa.ChunkedArray
         names = [named]
     elif likely := [name for name in names if rank(name, ITEM_WORDS["id"]) is not None]:
         names = likely
-    parts = [items.texts(name) for name in names if items.table.column_names.count(name) == 1]
+    parts = [items.texts(name) for name in names if items.counts[name] == 1]
     chunks = [chunk for part in parts for chunk in part.chunks]
     return pa.chunked_array(chunks, pa.string())
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 import json
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,6 +13,9 @@ import pyarrow.compute as pc
 import pyarrow.json
 
 from recsys.data.damage import Damage
+
+NAME = re.compile(rb'"([^"\\]*)"\s*:')
+CELLS_PER_BYTE, FEW_CELLS = 16, 1_000_000
 
 
 def line_blocks(stream: Any, size: int) -> Iterator[tuple[bytes, int]]:
@@ -33,7 +37,16 @@ def json_table(block: bytes, first: int, damage: Damage, *, explode: bool = Fals
 
     Fields of records become columns such as `customer.id`. With `explode`, each record of a list
     becomes a row, as for the lines of an order, if there is only one such list.
+
+    Raises:
+        pa.ArrowInvalid: so many names that most cells of the table would be empty.
     """
+    names, lines = len(set(NAME.findall(block))), block.count(b"\n") + 1
+    if names * lines > max(FEW_CELLS, CELLS_PER_BYTE * len(block)):
+        raise pa.ArrowInvalid(
+            f"lines {first} to {first + lines - 1} have {names} different names; put what differs "
+            "from line to line into one field, as a list"
+        )
     options = pa.json.ReadOptions(use_threads=False, block_size=len(block) + 1)
     try:
         table = _flat(pa.json.read_json(pa.BufferReader(block), options))

@@ -29,6 +29,7 @@ Kind = Literal["delimited", "json", "parquet"]
 DELIMITERS = (",", "\t", ";", "|")
 BLOCK = 1 << 20  # bytes of text read at a time
 BATCH = 1 << 18  # rows read at a time from a Parquet file
+MOST_COLUMNS = 2000  # each is looked at for every role
 HEAD = 1 << 18  # bytes at the start of a file that show its kind, delimiter and columns
 MAX_NULS = 0.1  # a larger share of NUL bytes means that a file is no text
 PARQUET = b"PAR1"
@@ -158,8 +159,19 @@ def open_table(path: Path, *, explode: bool = False) -> TableFile:
     """Find out how a file is written; `explode` is that of `json_table`.
 
     Raises:
-        DataError: an empty file, one that holds no table, or one in an unknown encoding.
+        DataError: an empty file, one that holds no table, one in an unknown encoding, or one with
+            more than 2,000 columns.
     """
+    table = _table_file(path)
+    if len(table.columns) > MOST_COLUMNS:
+        raise DataError(
+            f"{path}: {len(table.columns)} columns are more than {MOST_COLUMNS}; keep those that a "
+            "recommendation needs, or store a vector in one column as a list"
+        )
+    return table
+
+
+def _table_file(path: Path) -> TableFile:
     with _readable(path):
         compression = _compression(path)
         with pa.input_stream(str(path), compression=compression) as stream:

@@ -1,11 +1,16 @@
 """Reads: calls that need no model, limited in number and time like requests that do.
 
 Those on the helper threads and those of the store are told apart, so neither waits for the other.
+
+While a thread computes in Python, all others wait for Python's global lock again and again. After a
+call of more than `LONG_S`, its client therefore rests for `REST` times as long before its next one.
 """
 
 import asyncio
+import time
 from collections.abc import Callable
 from concurrent.futures import Future
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from recsys.serving.batcher import QueueFullError, until
@@ -14,6 +19,7 @@ from recsys.serving.limits import CALLER
 from recsys.serving.settings import ServingSettings
 
 T = TypeVar("T")
+LONG_S, REST = 0.005, 4.0
 
 
 class Reads:
@@ -30,7 +36,8 @@ class Reads:
         self._limit = settings.queue_limit
         self._patience_s = settings.deadline_ms / 1000
         self._submit = submit
-        self._waiting: FairQueue[asyncio.Future[None]] = FairQueue()
+        self._waiting: FairQueue[_Call] = FairQueue()
+        self._rests: dict[str, asyncio.TimerHandle] = {}  # of each client that rests, its end
         self._free = threads
         self._under_way = 0
 
@@ -56,34 +63,65 @@ class Reads:
             crowded_out = self._waiting.crowd_out(caller.name, work)
             if crowded_out is None:
                 raise QueueFullError
-            crowded_out.set_exception(QueueFullError())
+            crowded_out.turn.set_exception(QueueFullError())
         if deadline is None:
             deadline = caller.deadline or loop.time() + self._patience_s
-        turn = loop.create_future()
-        self._waiting.push(turn, caller.name, work)
+        call = _Call(caller.name, loop.create_future())
+        self._waiting.push(call, caller.name, work)
         self._under_way += 1
         self._let_in()
         running: Future[T] | None = None
         try:
             async with until(deadline):
-                await turn
-                running = self._submit(function, *arguments)
+                await call.turn
+                running = self._submit(call.timed, function, *arguments)
                 # The thread is busy until the function returns, whether anyone waits or not.
-                running.add_done_callback(lambda _: loop.call_soon_threadsafe(self._done))
+                running.add_done_callback(lambda _: loop.call_soon_threadsafe(self._done, call))
                 return await asyncio.wrap_future(running)
         finally:
             self._under_way -= 1
-            if turn.cancelled():
-                self._waiting.remove(turn, caller.name)
-            elif running is None and turn.exception() is None:  # cancelled just before its turn
-                self._done()
+            if call.turn.cancelled():
+                self._waiting.remove(call, caller.name)
+            elif running is None and call.turn.exception() is None:  # cancelled before its turn
+                self._done(call)
 
     def _let_in(self) -> None:
-        while self._free and (turn := self._waiting.pop()) is not None:
-            if not turn.done():
-                turn.set_result(None)
+        while self._free and (call := self._waiting.pop(self._may_begin)) is not None:
+            if not call.turn.done():
+                call.turn.set_result(None)
                 self._free -= 1
 
-    def _done(self) -> None:
+    def _may_begin(self, call: "_Call") -> bool:
+        return call.client not in self._rests
+
+    def _done(self, call: "_Call") -> None:
         self._free += 1
+        if call.took > LONG_S:
+            loop = asyncio.get_running_loop()
+            start = loop.time()
+            if rest := self._rests.pop(call.client, None):
+                rest.cancel()
+                start = rest.when()
+            end = start + REST * call.took
+            self._rests[call.client] = loop.call_at(end, self._end_rest, call.client)
         self._let_in()
+
+    def _end_rest(self, client: str) -> None:
+        del self._rests[client]
+        self._let_in()
+
+
+@dataclass(eq=False)
+class _Call:
+    """A call that waits or runs: its client, its turn, and the processor time that it took."""
+
+    client: str
+    turn: asyncio.Future[None]
+    took: float = 0.0
+
+    def timed(self, function: Callable[..., T], *arguments: Any) -> T:
+        start = time.thread_time()
+        try:
+            return function(*arguments)
+        finally:
+            self.took = time.thread_time() - start

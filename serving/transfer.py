@@ -163,13 +163,16 @@ def _read_text(path: Path) -> Iterator[tuple[StoredEventRow, int]]:
 
 def _read_parquet(path: Path) -> Iterator[tuple[StoredEventRow, int]]:
     """Rows, each with size 1."""
-    with pq.ParquetFile(path) as file:
-        number = 0
-        for batch in file.iter_batches(CHUNK):
-            for row in batch.to_pylist():
-                number += 1
-                given = {name: value for name, value in row.items() if value is not None}
-                yield _checked(path, f"row {number}", given), 1
+    number = 0
+    try:
+        with pq.ParquetFile(path) as file:
+            for batch in file.iter_batches(CHUNK):
+                for row in batch.to_pylist():
+                    number += 1
+                    given = {name: value for name, value in row.items() if value is not None}
+                    yield _checked(path, f"row {number}", given), 1
+    except (OSError, UnicodeDecodeError, pa.ArrowException) as error:
+        raise DataError(f"{path}, after row {number}: {error}") from error
 
 
 def _checked(path: Path, where: str, row: bytes | dict[str, Any]) -> StoredEventRow:
