@@ -13,9 +13,11 @@ import pyarrow.compute as pc
 import pyarrow.json
 
 from recsys.data.damage import Damage
+from recsys.errors import DataError
 
 NAME = re.compile(rb'"([^"\\]*)"\s*:')
 CELLS_PER_BYTE, FEW_CELLS = 16, 1_000_000
+MOST_REPEATED = 1 << 28  # bytes of records that are repeated for each entry of their lists
 
 
 def line_blocks(stream: Any, size: int) -> Iterator[tuple[bytes, int]]:
@@ -40,12 +42,13 @@ def json_table(block: bytes, first: int, damage: Damage, *, explode: bool = Fals
 
     Raises:
         pa.ArrowInvalid: so many names that most cells of the table would be empty.
+        DataError: so long records around long lists that repeating them would fill the memory.
     """
-    names, lines = len(set(NAME.findall(block))), block.count(b"\n") + 1
-    if names * lines > max(FEW_CELLS, CELLS_PER_BYTE * len(block)):
+    written, lines = len(set(NAME.findall(block))), block.count(b"\n") + 1
+    if written * lines > max(FEW_CELLS, CELLS_PER_BYTE * len(block)):
         raise pa.ArrowInvalid(
-            f"lines {first} to {first + lines - 1} have {names} different names; put what differs "
-            "from line to line into one field, as a list"
+            f"lines {first} to {first + lines - 1} have {written} different names; put what "
+            "differs from line to line into one field, as a list"
         )
     options = pa.json.ReadOptions(use_threads=False, block_size=len(block) + 1)
     try:
@@ -62,8 +65,11 @@ def json_table(block: bytes, first: int, damage: Damage, *, explode: bool = Fals
                     raise TypeError("not an object")
                 parts = _parts(row) if explode else [_fields(row)]
                 rows += [{name: _plain(value) for name, value in part.items()} for part in parts]
+            except DataError:
+                raise
             except (ValueError, TypeError, RecursionError):
                 damage.add(number, line[:60].decode(errors="replace"))
+        _check_repeated(sum(len(value or "") for row in rows for value in row.values()))
         names = dict.fromkeys(name for row in rows for name in row)
         return pa.table(
             {name: pa.array([row.get(name) for row in rows], pa.string()) for name in names}
@@ -83,8 +89,20 @@ def _exploded(table: pa.Table) -> pa.Table:
     if len(names) != 1:
         return table
     lists = pa.concat_arrays(table[names[0]].chunks)
-    rows = table.drop_columns(names).take(pc.list_parent_indices(lists))
+    around, of = table.drop_columns(names), pc.list_parent_indices(lists)
+    texts = [c for c in around.columns if pa.types.is_string(c.type)]
+    sizes = [pc.fill_null(pc.binary_length(c), 0).combine_chunks().take(of) for c in texts]
+    _check_repeated(sum(pc.sum(size).as_py() or 0 for size in sizes))
+    rows = around.take(of)
     return _flat(rows.append_column(names[0], pc.list_flatten(lists)))
+
+
+def _check_repeated(size: int) -> None:
+    if size > MOST_REPEATED:
+        raise DataError(
+            f"repeated for each entry of their lists, the records around take {size:,} bytes; "
+            "write one line for each entry, with what it needs"
+        )
 
 
 def _holds_records(kind: pa.DataType) -> bool:
@@ -111,6 +129,7 @@ def _parts(row: dict[str, Any]) -> list[dict[str, Any]]:
     if len(lists) != 1:
         return [fields]
     parts = fields.pop(lists[0])
+    _check_repeated(16 * len(parts) * len(fields))  # texts are shared here, places are not
     return [fields | _fields(part, f"{lists[0]}.") for part in parts]
 
 

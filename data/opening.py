@@ -162,7 +162,7 @@ def open_table(path: Path, *, explode: bool = False) -> TableFile:
         DataError: an empty file, one that holds no table, one in an unknown encoding, or one with
             more than 2,000 columns.
     """
-    table = _table_file(path)
+    table = _table_file(path, explode)
     if len(table.columns) > MOST_COLUMNS:
         raise DataError(
             f"{path}: {len(table.columns)} columns are more than {MOST_COLUMNS}; keep those that a "
@@ -171,7 +171,7 @@ def open_table(path: Path, *, explode: bool = False) -> TableFile:
     return table
 
 
-def _table_file(path: Path) -> TableFile:
+def _table_file(path: Path, explode: bool) -> TableFile:
     with _readable(path):
         compression = _compression(path)
         with pa.input_stream(str(path), compression=compression) as stream:

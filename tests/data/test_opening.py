@@ -156,3 +156,14 @@ def test_orders_in_records_are_recognised(tmp_path: Path) -> None:
         "user": "cliente.id", "item": "lineas.articulo", "timestamp": "pedido.fecha",
         "session": "pedido.numero", "quantity": "lineas.unidades",
     }  # fmt: skip
+
+
+@pytest.mark.parametrize("end", ["", "{"])  # a damaged line leads to the other reader
+def test_long_records_around_long_lists_are_refused(tmp_path, end):
+    lines = [{}] * 30_000
+    file = tmp_path / "orders.jsonl"
+    file.write_text(
+        json.dumps({"note": "x" * 10_000, "lines": [{"sku": "a"}, *lines]}) + "\n" + end
+    )
+    with pytest.raises(DataError, match="repeated for each entry of their lists"):
+        open_table(file, explode=True).read(Damage())
