@@ -82,7 +82,7 @@ ITEM_WORDS: dict[str, tuple[str, ...]] = {
         "label caption header",
     ),
     "text": (
-        "text texto texte testo tekst description desc longdescription productdescription"
+        "text texto texte testo description desc longdescription productdescription"
         " itemdescription beschreibung artikelbeschreibung produktbeschreibung langtext descriptif"
         " descripcion descrizione omschrijving productomschrijving beschrijving",
         "body details summary abstract about overview plot shortdescription kurztext",
