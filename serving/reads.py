@@ -30,15 +30,23 @@ class Reads:
     """
 
     def __init__(
-        self, settings: ServingSettings, submit: Callable[..., Future[Any]], threads: int
+        self,
+        settings: ServingSettings,
+        submit: Callable[..., Future[Any]],
+        threads: int,
+        *,
+        rests: bool = True,
     ) -> None:
-        """Run what is called by `submit`, which has this number of threads for it."""
+        """Run what is called by `submit`, which has this number of threads for it.
+
+        If `rests`, a client waits after a long call, `REST` times as long as that has computed.
+        """
         self._limit = settings.queue_limit
         self._patience_s = settings.deadline_ms / 1000
         self._submit = submit
         self._waiting: FairQueue[_Call] = FairQueue()
         self._rests: dict[str, asyncio.TimerHandle] = {}  # of each client that rests, its end
-        self._free = threads
+        self._free, self._has_rests = threads, rests
         self._under_way = 0
 
     async def __call__(
@@ -96,7 +104,7 @@ class Reads:
 
     def _done(self, call: "_Call") -> None:
         self._free += 1
-        if call.took > LONG_S:
+        if self._has_rests and call.took > LONG_S:
             loop = asyncio.get_running_loop()
             start = loop.time()
             if rest := self._rests.pop(call.client, None):

@@ -142,7 +142,8 @@ class Service:
                 self._store = await self._reach_store()
             if self._store is None:
                 return  # stopped meanwhile
-            self._store.share_reads(partial(Reads, self.settings))
+            # Long histories do not make their client wait: all requests of a shop may have one key.
+            self._store.share_reads(partial(Reads, self.settings, rests=False))
             self.catalog_changes.store = self._store
             await self.rules.start(self._store)
             await self._load()

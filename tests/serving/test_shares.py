@@ -6,6 +6,7 @@ from functools import partial
 
 import pytest
 
+from recsys.serving import reads
 from recsys.serving.api import operations, users
 from recsys.serving.limits import CALLER, Caller
 from recsys.serving.metrics import Metrics
@@ -49,6 +50,14 @@ async def test_a_client_with_many_pages_does_not_delay_another(store, monkeypatc
     gate.set()
     await asyncio.gather(victim, *greedy)
     assert begun.index("victim") <= store.readers
+
+
+async def test_long_histories_do_not_make_their_client_wait(client, monkeypatch):
+    monkeypatch.setattr(reads, "LONG_S", -1.0)
+    monkeypatch.setattr(reads, "REST", 1e6)
+    body = {"user": "ada", "k": 1}
+    for _ in range(2):
+        assert (await client.post("/v1/recommendations", json=body)).status_code == 200
 
 
 async def test_reads_for_no_request_wait_for_no_share(store, monkeypatch):
