@@ -32,7 +32,12 @@ def serve(
     seconds: Annotated[float, typer.Option(min=0.5, help="Duration of each loop.")] = 10.0,
     k: Annotated[int, typer.Option(min=1, max=200, help="Items of a recommendation.")] = 10,
     checks: Annotated[
-        int, typer.Option(min=0, help="Mixed requests compared, under load against alone.")
+        int,
+        typer.Option(
+            min=0,
+            help="Mixed requests compared, under load against alone; fewer if they would take "
+            "longer alone than three loops.",
+        ),
     ] = 5000,
     soak: Annotated[
         float | None, typer.Option(min=0.05, help="Only this: so many minutes of mixed requests.")

@@ -14,12 +14,13 @@ import numpy as np
 
 from recsys.errors import ConfigError, RecsysError
 from recsys.progress import say
-from recsys.serving.benchmark.client import OK, Client, Reply, Run
+from recsys.serving.benchmark.client import OK, Client, Reply, Request, Run
 from recsys.serving.benchmark.process import Server
 from recsys.serving.benchmark.workload import Workload
 
 Row = dict[str, Any]
 WARM_S = 2.0  # of load before anything is measured
+CHECK_LOOPS = 3  # how long requests are sent alone, in durations of a loop
 SOAK_CLIENTS, SAMPLES = 8, 120
 WARM_SHARE, FLAT = 0.2, 0.03  # of a soak: its warm-up, and the change of memory that counts as flat
 # Fields of an answer that must not depend on the load.
@@ -35,6 +36,7 @@ class Options:
         rates: requests a second of each open loop; 70 % of the peak is added.
         seconds: duration of each loop.
         checks: mixed requests whose answers under load are compared with those alone; 0 for none.
+            Fewer if they take longer alone than `CHECK_LOOPS` loops.
     """
 
     concurrencies: tuple[int, ...] = (1, 8, 32, 64)
@@ -105,10 +107,14 @@ def _describe(run: Run) -> Row:
 
 async def compare(client: Client, workload: Workload, options: Options) -> Row:
     """Send mixed requests one by one, then again under load, and compare the answers."""
-    requests = list(islice(workload.mixed(), options.checks))
+    requests: list[Request] = []
     alone: dict[int, Row] = {}
     refused: Counter[str] = Counter()
-    for request in requests:
+    end = time.perf_counter() + CHECK_LOOPS * options.seconds
+    for request in islice(workload.mixed(), options.checks):
+        if time.perf_counter() > end:
+            break
+        requests.append(request)
         reply = await client.send(request)
         if reply.status in OK:
             alone[id(request)] = _comparable(reply)

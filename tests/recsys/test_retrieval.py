@@ -17,7 +17,7 @@ from recsys.retrieval import ItemItem, Reranker, Retrieval, VectorIndex, decayed
 from recsys.retrieval.content import ContentIndex, Terms
 from recsys.retrieval.reranker import RECENT, features_of
 from recsys.retrieval.retrieval import Evidence
-from recsys.retrieval.rows import WeightedItems
+from recsys.retrieval.rows import WeightedItems, unit
 
 ITEMS = 9
 histories = st.lists(st.lists(st.integers(0, ITEMS - 1), max_size=7), min_size=1, max_size=6).map(
@@ -263,6 +263,48 @@ def test_cosines_are_to_the_decayed_history():
     assert not near[1].any()
     assert not near[2].any()  # its only item has no vector
     np.testing.assert_allclose(near[3], [1, 0, np.sqrt(0.5), 0], rtol=1e-6)
+
+
+@given(histories, st.floats(0.1, 1.0))
+@settings(max_examples=60, deadline=None)
+def test_weighted_sums_of_rows_equal_dense_products(asked, decay):
+    rng = np.random.default_rng(1)
+    matrix = sparse.random_array((ITEMS, 5), density=0.4, format="csr", rng=rng, dtype=np.float32)
+    wanted = np.zeros((len(asked), 5))
+    for row, history in enumerate(asked):
+        for age, item in enumerate(history[::-1]):
+            wanted[row] += decay**age * matrix.toarray()[item]
+    weighted = WeightedItems.decayed(asked, ITEMS, decay)
+    found = weighted.sums(matrix)
+    np.testing.assert_allclose(found.toarray(), wanted, rtol=1e-6)
+    np.testing.assert_allclose(weighted.dense(matrix), wanted, rtol=1e-6)
+    assert found.filled.tolist() == wanted.any(axis=1).tolist()
+    columns = np.tile([4, -1, 0, 5], (len(asked), 1))
+    zero = np.zeros(len(asked))
+    wanted_there = np.column_stack([wanted[:, 4], zero, wanted[:, 0], zero])
+    np.testing.assert_allclose(found.at(columns), wanted_there, rtol=1e-6)
+    total = wanted.sum(axis=1, keepdims=True)
+    shares = np.divide(wanted, total, out=np.zeros_like(wanted), where=total > 0)
+    np.testing.assert_allclose(found.normalised().toarray(), shares, rtol=1e-6)
+
+
+def test_sums_have_the_same_bits_alone_and_together():
+    rng = np.random.default_rng(0)
+    matrix = sparse.random_array((ITEMS, 40), density=0.5, format="csr", rng=rng, dtype=np.float32)
+    vectors = rng.normal(size=(ITEMS, 7)).astype(np.float32)
+    asked = Histories.of([rng.integers(0, ITEMS, n) for n in (3, 0, 30, 1, 9)])
+    together = WeightedItems.decayed(asked, ITEMS, 0.6)
+    for row in range(len(asked)):
+        alone = WeightedItems.decayed(asked.take([row]), ITEMS, 0.6)
+        for one, all_of_them in (
+            (
+                alone.sums(matrix).normalised().toarray(),
+                together.sums(matrix).normalised().toarray(),
+            ),
+            (unit(alone.dense(matrix)), unit(together.dense(matrix))),
+            (alone.mean(vectors), together.mean(vectors)),
+        ):
+            np.testing.assert_array_equal(one[0], all_of_them[row])
 
 
 @given(histories, st.lists(st.booleans(), min_size=ITEMS, max_size=ITEMS), st.integers(1, 12))

@@ -146,6 +146,13 @@ async def test_equal_answers_are_counted_as_equal(talking, bundle):
     assert (found["compared"], found["different"], found["errors"]) == (40, 0, 0)
 
 
+async def test_a_slow_server_is_asked_fewer_questions(talking, bundle):
+    async with talking(Fake()) as client:
+        options = Options((8,), seconds=1e-9, checks=40)
+        found = await compare(client, Workload(bundle), options)
+    assert found["compared"] == found["requests"] < 40
+
+
 async def test_an_answer_that_changes_under_load_is_shown(talking, bundle):
     fake = Fake()
     fake.lie_from = 79  # the last one
