@@ -100,7 +100,11 @@ class Evidence:
     @cached_property
     def last(self) -> WeightedItems:
         """The last items."""
-        return WeightedItems.decayed(self.histories.last, len(self.retrieval), 1.0)
+        return WeightedItems.decayed(self._last, len(self.retrieval), 1.0)
+
+    @cached_property
+    def _last(self) -> Histories:
+        return self.histories.last
 
     @cached_property
     def shares(self) -> Entries:
@@ -147,7 +151,7 @@ class Evidence:
     @cached_property
     def content(self) -> NDArray[np.float32]:
         """(2 n, terms) unit vectors of the contents of the histories, then of the last items."""
-        of_last = self._content(self.histories.last, self.last, 1.0)
+        of_last = self._content(self._last, self.last, 1.0)
         of_all = self._content(self.histories, self.recency, self.retrieval.item_item.decay)
         return unit(np.concatenate([of_all, of_last]))
 

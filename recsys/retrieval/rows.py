@@ -86,7 +86,7 @@ class WeightedItems:
         lengths = histories.lengths
         age = np.repeat(histories.offsets[1:], lengths) - 1 - np.arange(len(known))
         row = np.repeat(np.arange(len(lengths)), lengths)
-        weights = np.power(decay, age[known], dtype=np.float64)
+        weights = np.asarray(decay ** age[known], np.float64)
         return cls(len(lengths), row[known], histories.items[known], weights)
 
     def parts(self, matrix: sparse.csr_array) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
