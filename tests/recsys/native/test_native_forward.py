@@ -351,6 +351,15 @@ def test_sizes_that_do_not_fit_are_refused(change):
         ready.run(**one_pass(**change))
 
 
+def test_large_vocabularies_have_no_table_and_the_same_bits(monkeypatch):
+    model = tiny_model("llama")
+    expected = native_of(model).native.run(**one_pass())
+    monkeypatch.setattr(native, "_MOST_PROJECTED", 0)
+    ready = native_of(copy.deepcopy(model)).native
+    assert not ready._model.projected
+    assert torch.equal(ready.run(**one_pass()), expected)
+
+
 def one_pass(**change):
     """The arguments of a small pass over a prompt of two tokens."""
     arguments = {
