@@ -30,7 +30,7 @@ from recsys.serving.batcher import DeadlineExceededError, until
 from recsys.serving.bodies import LARGE
 from recsys.serving.errors import ProblemError, problem_of, problem_response
 from recsys.serving.fair_queue import Turns
-from recsys.serving.limits import CALLER, Caller, RateLimit, network
+from recsys.serving.limits import CALLER, Caller, Clients, RateLimit, network
 from recsys.serving.metrics import Metrics
 from recsys.serving.settings import ServingSettings
 from recsys.serving.telemetry import Telemetry
@@ -362,7 +362,7 @@ class Deadline:
     """
 
     def __init__(self, app: ASGIApp, seconds: float) -> None:
-        self.app, self.seconds = app, seconds
+        self.app, self.seconds, self._clients = app, seconds, Clients()
 
     async def __call__(self, scope: AsgiScope, receive: Receive, send: Send) -> None:
         """Serve one request."""
@@ -370,7 +370,14 @@ class Deadline:
             await self.app(scope, receive, send)
             return
         state = scope["state"]
-        caller = Caller(state.get("client", ""), state["arrived"] + self.seconds)
+        name, now = state.get("client", ""), asyncio.get_running_loop().time
+        if name:  # it is not about health
+            self._clients.sent(name, now())
+        caller = Caller(
+            name,
+            state["arrived"] + self.seconds,
+            is_alone=lambda: self._clients.is_alone(name, now()),
+        )
         if "charge" in state:
             caller = replace(caller, charge=state["charge"])
         is_unhurried = getattr(getattr(state["route"], "endpoint", None), "unhurried", False)

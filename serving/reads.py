@@ -3,7 +3,8 @@
 Those on the helper threads and those of the store are told apart, so neither waits for the other.
 
 While a thread computes in Python, all others wait for Python's global lock again and again. After a
-call of more than `LONG_S`, its client therefore rests for `REST` times as long before its next one.
+call of more than `LONG_S`, its client therefore rests for `REST` times as long before its next one,
+unless it is the only client.
 """
 
 import asyncio
@@ -15,7 +16,7 @@ from typing import Any, TypeVar
 
 from recsys.serving.batcher import QueueFullError, until
 from recsys.serving.fair_queue import FairQueue
-from recsys.serving.limits import CALLER
+from recsys.serving.limits import CALLER, Caller
 from recsys.serving.settings import ServingSettings
 
 T = TypeVar("T")
@@ -74,7 +75,7 @@ class Reads:
             crowded_out.turn.set_exception(QueueFullError())
         if deadline is None:
             deadline = caller.deadline or loop.time() + self._patience_s
-        call = _Call(caller.name, loop.create_future())
+        call = _Call(caller, loop.create_future())
         self._waiting.push(call, caller.name, work)
         self._under_way += 1
         self._let_in()
@@ -100,18 +101,19 @@ class Reads:
                 self._free -= 1
 
     def _may_begin(self, call: "_Call") -> bool:
-        return call.client not in self._rests
+        return call.caller.name not in self._rests
 
     def _done(self, call: "_Call") -> None:
         self._free += 1
-        if self._has_rests and call.took > LONG_S:
+        client = call.caller.name
+        if self._has_rests and call.took > LONG_S and not call.caller.is_alone():
             loop = asyncio.get_running_loop()
             start = loop.time()
-            if rest := self._rests.pop(call.client, None):
+            if rest := self._rests.pop(client, None):
                 rest.cancel()
                 start = rest.when()
             end = start + REST * call.took
-            self._rests[call.client] = loop.call_at(end, self._end_rest, call.client)
+            self._rests[client] = loop.call_at(end, self._end_rest, client)
         self._let_in()
 
     def _end_rest(self, client: str) -> None:
@@ -123,7 +125,7 @@ class Reads:
 class _Call:
     """A call that waits or runs: its client, its turn, and the processor time that it took."""
 
-    client: str
+    caller: Caller
     turn: asyncio.Future[None]
     took: float = 0.0
 

@@ -7,9 +7,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from recsys.serving import reads
+from recsys.serving import limits, reads
 from recsys.serving.batcher import DeadlineExceededError
 from recsys.serving.limits import CALLER, Caller
+from recsys.serving.middleware import Deadline
 from recsys.serving.reads import Reads
 
 
@@ -26,8 +27,8 @@ def compute(seconds):
         pass
 
 
-async def call_as(client, function, *arguments, **options):
-    CALLER.set(Caller(client))  # of this task only
+async def call_as(client, function, *arguments, alone=False, **options):
+    CALLER.set(Caller(client, is_alone=lambda: alone))  # of this task only
     return await options.pop("on")(function, *arguments, **options)
 
 
@@ -59,3 +60,27 @@ async def test_a_rest_ends_and_what_waited_runs(settings, helpers):
     short = [asyncio.create_task(call_as("b", threading.get_ident, on=on)) for _ in range(20)]
     assert len(await asyncio.gather(*short)) == 20
     assert "b" not in on._rests
+
+
+async def test_the_only_client_does_not_rest(settings, helpers):
+    on = Reads(settings, helpers.submit, 2)
+    await asyncio.create_task(call_as("a", compute, 2 * reads.LONG_S, alone=True, on=on))
+    assert not on._rests
+
+
+async def test_requests_know_whether_other_clients_send(monkeypatch):
+    found = []
+
+    async def app(scope, receive, send):
+        found.append(CALLER.get().is_alone)
+
+    now = asyncio.get_running_loop().time
+    deadline = Deadline(app, 5.0)
+    for name in ("a", "", "b", "b"):  # one without a name is about health
+        state = {"client": name, "arrived": now(), "route": None}
+        await deadline({"type": "http", "state": state}, None, None)
+        if len(found) == 2:
+            assert [is_alone() for is_alone in found] == [True, False]
+    assert [is_alone() for is_alone in found] == [False, False, False, False]
+    monkeypatch.setattr(limits, "ALONE_S", -1e9)
+    assert found[-1]()
