@@ -44,7 +44,7 @@ def json_table(block: bytes, first: int, damage: Damage, *, explode: bool = Fals
         pa.ArrowInvalid: so many names that most cells of the table would be empty.
         DataError: so long records around long lists that repeating them would fill the memory.
     """
-    written, lines = len(set(NAME.findall(block))), block.count(b"\n") + 1
+    written, lines = len(set(NAME.findall(block))), block.rstrip().count(b"\n") + 1
     if written * lines > max(FEW_CELLS, CELLS_PER_BYTE * len(block)):
         raise pa.ArrowInvalid(
             f"lines {first} to {first + lines - 1} have {written} different names; put what "

@@ -46,8 +46,8 @@ from recsys.text.grammar_constraint import GrammarCompiler
 from recsys.text.token_trie import TextTokenizer
 
 STALL_S = 0.1  # for each KB
-# The first KB may take longer: each text is read as three grammars, for whose compilation the
-# parser has a limit of about 0.1 s each, and each column of a table is looked at for every role.
+# The first KB may take longer: grammars with repetitions within repetitions have taken 0.11 s, up
+# to the limits of their parser, and each column of a table is looked at for every role.
 FIRST_S = {"grammars": 0.5, "readers": 1.0}
 MEMORY, MEMORY_PER_BYTE = 64 << 20, 2000
 MOST = 64 << 10
