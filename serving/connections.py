@@ -198,7 +198,11 @@ class Connection(H11Protocol):
     def send_400_response(self, msg: str) -> None:
         """What was read is not HTTP."""
         self._limits.is_malformed(self.address, self.loop.time())
-        super().send_400_response(msg)
+        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            super().send_400_response(msg)
+        else:  # the request has an answer already, or a part of it
+            self.drop_request()
+            self.transport.close()
 
     def pause_writing(self) -> None:
         """The client does not read."""

@@ -197,6 +197,20 @@ async def test_connections_after_a_malformed_request_are_answered(settings):
         assert time.monotonic() - start >= PAUSE_S
 
 
+async def test_what_is_malformed_after_the_answer_ends_the_connection_quietly(settings, caplog):
+    async def refuse(scope, receive, send):
+        await send({"type": "http.response.start", "status": 401, "headers": []})
+        await send({"type": "http.response.body", "body": b"no"})
+
+    async with listening(settings, refuse) as found:
+        reader, writer = await connect(found)
+        writer.write(HEAD + b"Transfer-Encoding: chunked\r\n\r\n")
+        assert (await answer(reader))[0] == 401
+        writer.write(b"no chunk\r\n")
+        assert await rest(reader) == b""
+    assert not [record for record in caplog.records if record.exc_info]
+
+
 async def test_idle_connections_make_room_for_a_new_one(settings):
     async with listening(settings, max_connections=8) as found:
         for _ in range(40):
