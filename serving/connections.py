@@ -230,7 +230,11 @@ class Connection(H11Protocol):
     def end(self) -> None:
         """The last byte of a request is here."""
         self._stop("_receiving")
-        self._limits.waits(self, False)
+        if self._is_busy:
+            self._limits.waits(self, False)
+        else:  # it was answered before its body was here: the connection waits for the next one
+            self._unset_keepalive_if_required()
+            self._wait()
 
     def drop_request(self) -> None:
         """Let the application know that nobody waits for its answer."""

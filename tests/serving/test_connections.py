@@ -197,11 +197,37 @@ async def test_connections_after_a_malformed_request_are_answered(settings):
         assert time.monotonic() - start >= PAUSE_S
 
 
-async def test_what_is_malformed_after_the_answer_ends_the_connection_quietly(settings, caplog):
-    async def refuse(scope, receive, send):
-        await send({"type": "http.response.start", "status": 401, "headers": []})
-        await send({"type": "http.response.body", "body": b"no"})
+async def refuse(scope, receive, send):
+    """Answers without reading the body."""
+    status = 200 if scope["method"] == "GET" else 401
+    await send({"type": "http.response.start", "status": status, "headers": []})
+    await send({"type": "http.response.body", "body": b"no"})
 
+
+@pytest.mark.parametrize(
+    "body", [b"Content-Length: 5\r\n\r\n", b"Transfer-Encoding: chunked\r\n\r\n"]
+)
+async def test_a_body_after_the_answer_leaves_an_idle_connection(settings, monkeypatch, body):
+    last = b"hello" if b"Length" in body else b"0\r\n\r\n"
+    async with listening(settings, refuse, max_connections=8) as found:
+        for _ in range(20):  # each makes room for the next
+            reader, writer = await connect(found)
+            writer.write(HEAD + body)
+            assert (await answer(reader))[0] == 401
+            writer.write(last)
+            await asyncio.sleep(0.01)
+        writer.write(LIVE)
+        assert (await answer(reader))[0] == 200
+    monkeypatch.setattr(server, "IDLE_S", 0.05)
+    async with listening(settings, refuse) as found:
+        reader, writer = await connect(found)
+        writer.write(HEAD + body)
+        assert (await answer(reader))[0] == 401
+        writer.write(last)
+        assert await rest(reader) == b""
+
+
+async def test_what_is_malformed_after_the_answer_ends_the_connection_quietly(settings, caplog):
     async with listening(settings, refuse) as found:
         reader, writer = await connect(found)
         writer.write(HEAD + b"Transfer-Encoding: chunked\r\n\r\n")
