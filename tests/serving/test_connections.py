@@ -227,13 +227,16 @@ async def test_a_body_after_the_answer_leaves_an_idle_connection(settings, monke
         assert await rest(reader) == b""
 
 
-async def test_what_is_malformed_after_the_answer_ends_the_connection_quietly(settings, caplog):
+async def test_what_is_malformed_behind_a_head_ends_the_connection_quietly(settings, caplog):
     async with listening(settings, refuse) as found:
         reader, writer = await connect(found)
         writer.write(HEAD + b"Transfer-Encoding: chunked\r\n\r\n")
         assert (await answer(reader))[0] == 401
         writer.write(b"no chunk\r\n")
         assert await rest(reader) == b""
+        reader, writer = await connect(found)  # the same before the application knows the request
+        writer.write(HEAD + b"Transfer-Encoding: chunked\r\n\r\nno chunk\r\n")
+        assert (await rest(reader)).startswith(b"HTTP/1.1 400 ")
     assert not [record for record in caplog.records if record.exc_info]
 
 
