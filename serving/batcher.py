@@ -156,7 +156,8 @@ class Batcher(Generic[RequestT, ResultT]):
             crowded_out = self._waiting.crowd_out(client, work)
             if crowded_out is None:
                 raise QueueFullError
-            crowded_out.future.set_exception(QueueFullError())
+            if not crowded_out.future.done():  # it was not cancelled a moment ago
+                crowded_out.future.set_exception(QueueFullError())
         loop = asyncio.get_running_loop()
         waiting = _Waiting[RequestT, ResultT](
             request, loop.time(), deadline, work, loop.create_future()

@@ -141,7 +141,6 @@ class Messages(h11.Connection):
             self._pieces += 1
             self._bytes += len(event.data)
             if self._pieces > FREE_PIECES + self._bytes / PIECE:
-                self._owner.drop_request()
                 raise h11.RemoteProtocolError("the body comes in too many pieces")
         elif isinstance(event, h11.EndOfMessage):
             self._owner.end()
@@ -198,7 +197,11 @@ class Connection(H11Protocol):
     def send_400_response(self, msg: str) -> None:
         """What was read is not HTTP."""
         self._limits.is_malformed(self.address, self.loop.time())
-        super().send_400_response(msg)
+        self.drop_request()  # its answer is this one
+        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            super().send_400_response(msg)
+        else:  # it has an answer already, or a part of it
+            self.transport.close()
 
     def pause_writing(self) -> None:
         """The client does not read."""
@@ -226,7 +229,11 @@ class Connection(H11Protocol):
     def end(self) -> None:
         """The last byte of a request is here."""
         self._stop("_receiving")
-        self._limits.waits(self, False)
+        if self._is_busy:
+            self._limits.waits(self, False)
+        else:  # it was answered before its body was here: the connection waits for the next one
+            self._unset_keepalive_if_required()
+            self._wait()
 
     def drop_request(self) -> None:
         """Let the application know that nobody waits for its answer."""

@@ -167,7 +167,7 @@ class RequestContext:
 
 
 class Guard:
-    """Refuses requests by size of target and headers, framing, host, origin, rate and key.
+    """Refuses requests by framing, size of target and headers, host, origin, rate and key.
 
     It refuses them in this order, and lets clients begin the others in turns.
     """
@@ -203,6 +203,8 @@ class Guard:
         await answer(scope, receive, send)
 
     def _check(self, scope: AsgiScope) -> None:
+        headers = Headers(scope=scope)
+        check_framing(scope.get("http_version", "1.1"), headers)  # first: it ends the connection
         target = len(scope.get("raw_path") or b"") + len(scope["query_string"])
         if target > MAX_TARGET:
             raise ProblemError("target_too_long", f"The limit is {MAX_TARGET} bytes.")
@@ -211,8 +213,6 @@ class Guard:
         if len(raw) > MAX_HEADERS or size > MAX_HEADER_BYTES:
             text = f"The limits are {MAX_HEADERS} headers and {MAX_HEADER_BYTES} bytes."
             raise ProblemError("headers_too_large", text)
-        headers = Headers(scope=scope)
-        _check_framing(scope.get("http_version", "1.1"), headers)
         self._check_host(headers, scope["path"])
         _check_origin(scope["method"], headers)
         route: APIRoute | None = scope["state"]["route"]
@@ -298,7 +298,7 @@ def _is_health(scope: AsgiScope) -> bool:
     return route is not None and route.path_format.startswith("/health/")
 
 
-def _check_framing(version: str, headers: Headers) -> None:
+def check_framing(version: str, headers: Headers) -> None:
     """Refuse a body whose end two programs may see at different places (request smuggling).
 
     Implementations of HTTP differ in what they refuse themselves.

@@ -72,7 +72,8 @@ class Reads:
             crowded_out = self._waiting.crowd_out(caller.name, work)
             if crowded_out is None:
                 raise QueueFullError
-            crowded_out.turn.set_exception(QueueFullError())
+            if not crowded_out.turn.done():  # it was not cancelled a moment ago
+                crowded_out.turn.set_exception(QueueFullError())
         if deadline is None:
             deadline = caller.deadline or loop.time() + self._patience_s
         call = _Call(caller, loop.create_future())

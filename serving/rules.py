@@ -10,7 +10,7 @@ once a second.
 import asyncio
 import logging
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -121,25 +121,19 @@ class Rules:
 
     # Readers
 
-    def page(self, after: str, limit: int) -> RuleList:
-        """The first rules whose names come after a name."""
+    def page(self, after: str, limit: int) -> Callable[[], RuleList]:
+        """A function that makes a page of the rules whose names come after a name.
+
+        It takes long if the rules are large, and may be called on another thread.
+        """
         names = sorted(name for name in self._state.rules if name > after)
-        shown = names[:limit]
-        return RuleList(
-            rules=[self.info(name) for name in shown],
-            next=shown[-1] if len(names) > limit else None,
-        )
+        shown = [self._describing(name) for name in names[:limit]]
+        last = names[limit - 1] if len(names) > limit else None
+        return lambda: RuleList(rules=[describe() for describe in shown], next=last)
 
     def info(self, name: str) -> RuleInfo:
         """Describe a rule; `UnknownRuleError` if there is none of this name."""
-        kept = self._find(name)
-        return RuleInfo(
-            name=name,
-            time_ms=kept.time_ms,
-            by=kept.by,
-            aliases=self._state.users(name),
-            **kept.value,
-        )
+        return self._describing(name)()
 
     def standing(self, alias: str) -> list[str]:
         """Names of the rules that apply to all requests of an alias."""
@@ -256,6 +250,12 @@ class Rules:
         if self._store is None:
             raise StoreError("the store of the rules is not open yet; try again")
         return self._store
+
+    def _describing(self, name: str) -> Callable[[], RuleInfo]:
+        """A function that describes a rule as it is now, on any thread."""
+        kept = self._find(name)
+        more = {"time_ms": kept.time_ms, "by": kept.by, "aliases": self._state.users(name)}
+        return lambda: RuleInfo(name=name, **more, **kept.value)
 
     def _find(self, name: str) -> Kept:
         try:

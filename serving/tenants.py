@@ -1,9 +1,9 @@
 """Tenants: sets of users in one store, each with ids of its own.
 
-A tenant's user `A1` is stored as `TENANT:A1`, and its event `e1` as `TENANT:e1`. The name of a
-tenant has no colon, so no id of one tenant can be written as one of another. Inside a request of a
-tenant, a store takes and returns the tenant's own ids (`TENANT` is set). Otherwise ids are as
-stored.
+A tenant's user `A1` is stored as `TENANT:A1`, its event `e1` as `TENANT:e1`, and so are ids of
+answers: feedback is linked to answers of the same tenant. The name of a tenant has no colon, so no
+id of one tenant can be written as one of another. Inside a request of a tenant, a store takes and
+returns the tenant's own ids (`TENANT` is set). Otherwise ids are as stored.
 """
 
 import re

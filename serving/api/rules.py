@@ -31,7 +31,8 @@ async def list_rules(query: Annotated[RulesQuery, Query()], service: Ready) -> R
     """List the rules page by page, sorted by name."""
     work = pay_for(query.limit)
     page = service.rules.page(query.cursor, query.limit)
-    return await service.reads(json_response, page, work=work)  # a rule may have a megabyte
+    # A rule may have a megabyte.
+    return await service.reads(lambda: json_response(page()), work=work)
 
 
 @router.get(

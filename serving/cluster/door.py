@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from http import HTTPStatus
 from typing import Any
 
+from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Send
@@ -25,6 +26,7 @@ from recsys.serving.api.routes import find_route
 from recsys.serving.batcher import DeadlineExceededError, QueueFullError, until
 from recsys.serving.cluster.exchange import Call, Reply
 from recsys.serving.errors import ProblemError, problem_of, problem_response
+from recsys.serving.middleware import check_framing
 
 SESSION = b"x-session-id"
 REQUEST_ID = b"x-request-id"
@@ -120,6 +122,7 @@ class Door:
             scope["headers"] = [*scope["headers"], (REQUEST_ID, request_id)]
         scope.setdefault("state", {})["request_id"] = request_id.decode("latin-1")
         try:
+            check_framing(scope["http_version"], Headers(scope=scope))
             if len(body) > self._max_body:
                 raise ProblemError("body_too_large", f"The limit is {self._max_body} bytes.")
             reply = await self._answer(Call.of(scope, body))

@@ -52,16 +52,19 @@ class DescribedItem(Item):
 class ItemQuery(Query):
     """Query parameters of a page of the catalog."""
 
-    prefix: Annotated[str, StringConstraints(pattern=r"^(\d{1,6}([.,]\d{1,6}){0,31})?$")] = Field(
-        "",
-        description="First codes of the semantic ID, with dots: `3.0`.",
-        examples=["3", "3.0"],
+    # Not \d, which is a digit of any script, some of them newer than Python's.
+    prefix: Annotated[str, StringConstraints(pattern=r"^([0-9]{1,6}([.,][0-9]{1,6}){0,31})?$")] = (
+        Field(
+            "",
+            description="First codes of the semantic ID, with dots: `3.0`.",
+            examples=["3", "3.0"],
+        )
     )
     q: Annotated[str, StringConstraints(max_length=200)] = Field(
         "", description="Text that the id or the title contains, case-insensitive."
     )
     limit: int = Field(50, ge=1, le=MAX_PAGE, description="Items per page.")
-    cursor: Annotated[str, StringConstraints(pattern=r"^\d{0,18}$")] = Field(
+    cursor: Annotated[str, StringConstraints(pattern=r"^[0-9]{0,18}$")] = Field(
         "", description="`next` of the previous page."
     )
     model: Alias = CHAMPION

@@ -88,8 +88,8 @@ class RefusedError(StoreError):
 class Store(Database):
     """A store in a SQL database. Every call may raise `StoreError`.
 
-    Whatever an awaited write has returned for is on disk. Users and events that a call is about
-    have ids of the current tenant (`tenants`).
+    Whatever an awaited write has returned for is on disk. Users, events and answers that a call is
+    about have ids of the current tenant (`tenants`).
     """
 
     readers: ClassVar[int]
@@ -273,8 +273,10 @@ class Store(Database):
 
     def remember(self, served: Served) -> None:
         """Remember an answer: it is written in the background, and the oldest are dropped."""
-        if served.user is not None and TENANT.get() is not None:
-            served = replace(served, user=stored(served.user))
+        if TENANT.get() is not None:
+            user = None if served.user is None else stored(served.user)
+            name = stored(served.recommendation_id)
+            served = replace(served, user=user, recommendation_id=name)
         self._remembered.append(served)
 
     async def journal_append(self, model: str, records: Sequence[Mapping[str, Any]]) -> Journaled:
@@ -855,13 +857,14 @@ def _row(event: Event, answers: Collection[str]) -> tuple[Any, ...]:
 
 
 def _renamed(events: Sequence[EventT], name: Callable[[str], str]) -> list[EventT]:
-    """Events with other names of their users and of themselves, if a tenant asks."""
+    """Events with other names of their users, answers and themselves, if a tenant asks."""
     if TENANT.get() is None:
         return list(events)
 
     def renamed(event: EventT) -> EventT:
         event_id = None if event.event_id is None else name(event.event_id)
-        return replace(event, user=name(event.user), event_id=event_id)
+        answer = None if event.recommendation_id is None else name(event.recommendation_id)
+        return replace(event, user=name(event.user), event_id=event_id, recommendation_id=answer)
 
     return [renamed(event) for event in events]
 

@@ -273,3 +273,18 @@ async def test_a_full_queue_refuses_the_client_that_filled_it(batcher):
     worker.gate.set()
     answers = await asyncio.gather(computing, *filling[:2], modest)
     assert [answer.result for answer in answers] == [0, 1, 4, 25]
+
+
+async def test_a_request_that_was_just_cancelled_is_crowded_out(batcher):
+    worker = Worker(blocked=True)
+    made = batcher(worker, queue_limit=2)
+    computing = ask(made, 1, client="a")
+    await settle()
+    waiting = [ask(made, number, client="a") for number in (2, 3)]
+    await settle()
+    late = ask(made, 4, client="b")
+    waiting[1].cancel()  # it leaves the queue after `late` has come
+    await settle()
+    worker.gate.set()
+    found = [(await task).result for task in (computing, waiting[0], late)]
+    assert found == [1, 4, 16]

@@ -53,7 +53,10 @@ async def test_the_catalog_is_searched_by_words_in_any_case(client):
     assert (await client.get("/v1/items", params={"q": ".*"})).json()["total"] == 0
 
 
-@pytest.mark.parametrize("query", ["prefix=a", "prefix=1..2", "limit=0", "cursor=-1", "page=2"])
+@pytest.mark.parametrize(
+    "query",
+    ["prefix=a", "prefix=1..2", "limit=0", "cursor=-1", "page=2", "cursor=\U00010d41", "prefix=٣"],
+)
 async def test_an_invalid_query_is_reported(client, query):
     assert code(await client.get(f"/v1/items?{query}")) == (422, "invalid_request")
 

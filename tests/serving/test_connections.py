@@ -197,6 +197,49 @@ async def test_connections_after_a_malformed_request_are_answered(settings):
         assert time.monotonic() - start >= PAUSE_S
 
 
+async def refuse(scope, receive, send):
+    """Answers without reading the body."""
+    status = 200 if scope["method"] == "GET" else 401
+    await send({"type": "http.response.start", "status": status, "headers": []})
+    await send({"type": "http.response.body", "body": b"no"})
+
+
+@pytest.mark.parametrize(
+    "body", [b"Content-Length: 5\r\n\r\n", b"Transfer-Encoding: chunked\r\n\r\n"]
+)
+async def test_a_body_after_the_answer_leaves_an_idle_connection(settings, monkeypatch, body):
+    last = b"hello" if b"Length" in body else b"0\r\n\r\n"
+    async with listening(settings, refuse, max_connections=8) as found:
+        for _ in range(20):  # each makes room for the next
+            reader, writer = await connect(found)
+            writer.write(HEAD + body)
+            assert (await answer(reader))[0] == 401
+            writer.write(last)
+            await asyncio.sleep(0.01)
+        writer.write(LIVE)
+        assert (await answer(reader))[0] == 200
+    monkeypatch.setattr(server, "IDLE_S", 0.05)
+    async with listening(settings, refuse) as found:
+        reader, writer = await connect(found)
+        writer.write(HEAD + body)
+        assert (await answer(reader))[0] == 401
+        writer.write(last)
+        assert await rest(reader) == b""
+
+
+async def test_what_is_malformed_behind_a_head_ends_the_connection_quietly(settings, caplog):
+    async with listening(settings, refuse) as found:
+        reader, writer = await connect(found)
+        writer.write(HEAD + b"Transfer-Encoding: chunked\r\n\r\n")
+        assert (await answer(reader))[0] == 401
+        writer.write(b"no chunk\r\n")
+        assert await rest(reader) == b""
+        reader, writer = await connect(found)  # the same before the application knows the request
+        writer.write(HEAD + b"Transfer-Encoding: chunked\r\n\r\nno chunk\r\n")
+        assert (await rest(reader)).startswith(b"HTTP/1.1 400 ")
+    assert not [record for record in caplog.records if record.exc_info]
+
+
 async def test_idle_connections_make_room_for_a_new_one(settings):
     async with listening(settings, max_connections=8) as found:
         for _ in range(40):

@@ -11,7 +11,7 @@ import uvicorn
 
 from recsys.serving import server
 from recsys.serving.metrics import Metrics
-from recsys.serving.middleware import Guard, RequestContext
+from recsys.serving.middleware import MAX_HEADERS, MAX_TARGET, Guard, RequestContext
 from recsys.serving.telemetry import Telemetry
 
 SMUGGLED = b"GET /smuggled HTTP/1.1\r\nHost: localhost\r\n\r\n"
@@ -100,6 +100,20 @@ def test_an_ambiguous_end_is_a_400_and_the_last_request(settings, http):
             received = talk(address, b"POST /first HTTP/1.1\r\nHost: localhost\r\n" + rest + last)
             assert received.count(b"HTTP/1.1 200 ") == 2
             assert asked == ["/first", "/smuggled"]
+
+
+@pytest.mark.parametrize(
+    ("path", "more"),
+    [(b"/" + MAX_TARGET * b"x", b""), (b"/first", (MAX_HEADERS + 1) * b"More: x\r\n")],
+)
+def test_a_request_that_is_also_too_large_is_the_last_one(settings, path, more):
+    with listening(settings, "ours") as (address, asked):
+        for version, rest in AMBIGUOUS:
+            head = b"POST %s HTTP/%s\r\nHost: localhost\r\n" % (path, version)
+            received = talk(address, head + more + rest + SMUGGLED)
+            assert received.startswith(b"HTTP/1.1 400 "), (rest, received)
+            assert received.count(b"HTTP/1.1 ") == 1, (rest, received)
+        assert asked == []
 
 
 def test_the_refusal_is_a_problem(settings):

@@ -84,3 +84,17 @@ async def test_requests_know_whether_other_clients_send(monkeypatch):
     assert [is_alone() for is_alone in found] == [False, False, False, False]
     monkeypatch.setattr(limits, "ALONE_S", -1e9)
     assert found[-1]()
+
+
+async def test_a_call_that_was_just_cancelled_is_crowded_out(settings, helpers):
+    on = Reads(settings.model_copy(update={"queue_limit": 2}), helpers.submit, 1)
+    gate = threading.Event()
+    first = asyncio.create_task(call_as("a", gate.wait, 60, on=on))
+    second = asyncio.create_task(call_as("a", int, on=on))
+    await asyncio.sleep(0)
+    late = asyncio.create_task(call_as("b", int, on=on, work=0.5))
+    second.cancel()  # it leaves the queue after `late` has come
+    await asyncio.wait([second])
+    gate.set()
+    assert (await first, await late) == (True, 0)
+    assert (on._free, on._under_way, len(on._waiting)) == (1, 0, 0)

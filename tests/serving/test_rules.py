@@ -1,13 +1,15 @@
 """Rules over HTTP: applied as their parts inline, kept, audited, and never left dangling."""
 
 import asyncio
+import threading
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recsys.serving import auth
+from recsys.serving import auth, rules
 from recsys.serving.rules import JOURNAL, State
+from recsys.serving.schemas.rules import RuleInfo
 from recsys.serving.settings import ServingSettings
 from recsys.serving.stores.records import StoreError
 
@@ -172,6 +174,20 @@ async def test_rules_are_listed_page_by_page(client):
     assert found == names
     for wrong in ("limit=0", "limit=201", "cursor=A%20b", "page=2"):
         assert code(await client.get(f"/v1/rules?{wrong}")) == (422, "invalid_request")
+
+
+async def test_a_page_of_rules_is_not_made_on_the_event_loop(client, monkeypatch):
+    await put(client, "summer", SUMMER)
+    threads = []
+
+    def describe(**values):
+        threads.append(threading.current_thread())
+        return RuleInfo(**values)
+
+    monkeypatch.setattr(rules, "RuleInfo", describe)
+    assert (await client.get("/v1/rules")).json()["rules"][0]["name"] == "summer"
+    assert threads
+    assert threading.current_thread() not in threads
 
 
 @pytest.mark.parametrize(

@@ -208,6 +208,11 @@ async def test_feedback_is_linked_within_a_tenant(shops, until):
     }  # fmt: skip
     done = await shops["shop1"]("POST", "/v1/events", json={"events": [event]})
     assert done.json()["unlinked"] == 0
+    seen = (await ask_history(shops["shop1"], "ada")).json()["events"][0]
+    assert (seen["recommendation_id"], seen["linked"]) == (event["recommendation_id"], True)
+    for other in ("shop2", None):  # who knows the id of another's answer gives no feedback on it
+        done = await shops[other]("POST", "/v1/events", json={"events": [event]})
+        assert (done.json()["accepted"], done.json()["unlinked"]) == (1, 1)
     rows = shops["service"].store._query("SELECT user_id FROM recommendations", ())
     assert rows == [("shop1:ada",)]
 

@@ -102,6 +102,14 @@ async def test_a_door_without_replicas_gives_up_at_the_deadline(client, replicas
     assert len(replicas.asked) > 1
 
 
+async def test_the_door_ends_a_connection_whose_requests_are_ambiguous(client, replicas):
+    headers = {"Content-Length": "2001", "Transfer-Encoding": "chunked"}
+    response = await client.post("/v1/rank", content=b"x" * 2001, headers=headers)
+    assert (response.status_code, response.json()["code"]) == (400, "ambiguous_length")
+    assert response.headers["connection"] == "close"
+    assert replicas.asked == []
+
+
 async def test_the_door_refuses_a_large_body(client, replicas):
     response = await client.post("/v1/recommendations", content=b"x" * 2001)
     assert (response.status_code, response.json()["code"]) == (413, "body_too_large")
