@@ -34,11 +34,11 @@ def line_blocks(stream: Any, size: int) -> Iterator[tuple[bytes, int]]:
         yield rest, line
 
 
-def json_table(block: bytes, first: int, damage: Damage, *, explode: bool = False) -> pa.Table:
+def json_table(block: bytes, first: int, damage: Damage, *, explode: str | None = None) -> pa.Table:
     """The objects of a block of lines, the first of which has the number `first`.
 
-    Fields of records become columns such as `customer.id`. With `explode`, each record of a list
-    becomes a row, as for the lines of an order, if there is only one such list.
+    Fields of records become columns such as `customer.id`. Each record of the list `explode`
+    becomes a row, as for the lines of an order.
 
     Raises:
         pa.ArrowInvalid: so many names that most cells of the table would be empty.
@@ -53,7 +53,7 @@ def json_table(block: bytes, first: int, damage: Damage, *, explode: bool = Fals
     options = pa.json.ReadOptions(use_threads=False, block_size=len(block) + 1)
     try:
         table = _flat(pa.json.read_json(pa.BufferReader(block), options))
-        return _exploded(table) if explode else table
+        return _exploded(table, explode)
     except pa.ArrowInvalid:  # a damaged line, or a column of mixed types: read line by line
         rows = []
         for number, line in enumerate(block.splitlines(), first):
@@ -63,7 +63,7 @@ def json_table(block: bytes, first: int, damage: Damage, *, explode: bool = Fals
                 row = json.loads(line)
                 if not isinstance(row, dict):
                     raise TypeError("not an object")
-                parts = _parts(row) if explode else [_fields(row)]
+                parts = _parts(row, explode)
                 rows += [{name: _plain(value) for name, value in part.items()} for part in parts]
             except DataError:
                 raise
@@ -80,21 +80,37 @@ def _flat(table: pa.Table) -> pa.Table:
     """The fields of records as columns, however deep."""
     while any(pa.types.is_struct(kind) for kind in table.schema.types):
         table = table.flatten()
+    if len(set(table.column_names)) < table.num_columns:
+        raise pa.ArrowInvalid("a field has the name of a column")  # {"a": {"b": 1}, "a.b": 2}
     return table
 
 
-def _exploded(table: pa.Table) -> pa.Table:
-    """A row for each record of the only list of records."""
-    names = [f.name for f in table.schema if _holds_records(f.type)]
-    if len(names) != 1:
+def list_of_records(block: bytes) -> str | None:
+    """The name of the only list in a block of lines that holds records; None for none or several.
+
+    A later block may have further such lists, which the first lines do not have.
+    """
+    found = set()
+    for line in block.splitlines():
+        try:
+            fields = _fields(json.loads(line))
+        except (ValueError, TypeError, AttributeError, RecursionError):
+            continue  # `json_table` counts damaged lines
+        found |= {name for name, value in fields.items() if _has_records(value)}
+    return found.pop() if len(found) == 1 else None
+
+
+def _exploded(table: pa.Table, name: str | None) -> pa.Table:
+    """A row for each record of a list, if the table has such a list."""
+    if name not in table.column_names or not _holds_records(table[name].type):
         return table
-    lists = pa.concat_arrays(table[names[0]].chunks)
-    around, of = table.drop_columns(names), pc.list_parent_indices(lists)
+    lists = pa.concat_arrays(table[name].chunks)
+    around, of = table.drop_columns([name]), pc.list_parent_indices(lists)
     texts = [c for c in around.columns if pa.types.is_string(c.type)]
     sizes = [pc.fill_null(pc.binary_length(c), 0).combine_chunks().take(of) for c in texts]
     _check_repeated(sum(pc.sum(size).as_py() or 0 for size in sizes))
     rows = around.take(of)
-    return _flat(rows.append_column(names[0], pc.list_flatten(lists)))
+    return _flat(rows.append_column(name, pc.list_flatten(lists)))
 
 
 def _check_repeated(size: int) -> None:
@@ -118,19 +134,19 @@ def _fields(row: dict[str, Any], before: str = "") -> dict[str, Any]:
     return found
 
 
-def _parts(row: dict[str, Any]) -> list[dict[str, Any]]:
+def _parts(row: dict[str, Any], name: str | None) -> list[dict[str, Any]]:
     """As `_exploded`, for one object."""
     fields = _fields(row)
-    lists = [
-        name
-        for name, value in fields.items()
-        if isinstance(value, list) and value and all(isinstance(part, dict) for part in value)
-    ]
-    if len(lists) != 1:
+    if name is None or not _has_records(fields.get(name)):
         return [fields]
-    parts = fields.pop(lists[0])
+    parts = fields.pop(name)
     _check_repeated(16 * len(parts) * len(fields))  # texts are shared here, places are not
-    return [fields | _fields(part, f"{lists[0]}.") for part in parts]
+    return [fields | _fields(part, f"{name}.") for part in parts]
+
+
+def _has_records(value: Any) -> bool:
+    """Whether a value is a list of records, at least one."""
+    return isinstance(value, list) and bool(value) and all(isinstance(v, dict) for v in value)
 
 
 def _plain(value: Any) -> str | None:

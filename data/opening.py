@@ -22,7 +22,7 @@ import pyarrow.parquet as pq
 
 from recsys.data.damage import Damage
 from recsys.data.files import GZIP, check_gzip
-from recsys.data.json_lines import json_table, line_blocks
+from recsys.data.json_lines import json_table, line_blocks, list_of_records
 from recsys.errors import DataError
 
 Kind = Literal["delimited", "json", "parquet"]
@@ -49,7 +49,8 @@ class TableFile:
         delimiter: of delimited text.
         encoding: of delimited text.
         compression: how Arrow opens it.
-        explode: whether each record of a list is a row (`recsys.data.json_lines.json_table`).
+        explode: the list whose records are rows (`recsys.data.json_lines.json_table`); None for
+            none.
     """
 
     path: Path
@@ -58,7 +59,7 @@ class TableFile:
     delimiter: str = ","
     encoding: str = "utf-8"
     compression: str | None = None
-    explode: bool = False
+    explode: str | None = None
 
     @property
     def names(self) -> list[str]:
@@ -156,7 +157,9 @@ class TableFile:
 
 
 def open_table(path: Path, *, explode: bool = False) -> TableFile:
-    """Find out how a file is written; `explode` is that of `json_table`.
+    """Find out how a file is written.
+
+    With `explode`, each record of a list is a row, if the first lines have one list of records.
 
     Raises:
         DataError: an empty file, one that holds no table, one in an unknown encoding, or one with
@@ -241,8 +244,9 @@ def _json_file(path: Path, encoding: str, compression: str | None, explode: bool
         raise DataError(f"{path}: JSON lines must be in UTF-8; convert the file with iconv")
     with pa.input_stream(str(path), compression=compression) as stream:
         block, first = next(line_blocks(stream, BLOCK))
-    names = json_table(block, first, Damage(), explode=explode).column_names
-    return TableFile(path, "json", tuple(names), ",", "utf-8", compression, explode)
+    chosen = list_of_records(block) if explode else None
+    names = json_table(block, first, Damage(), explode=chosen).column_names
+    return TableFile(path, "json", tuple(names), ",", "utf-8", compression, chosen)
 
 
 def _as_text(table: pa.Table) -> pa.Table:

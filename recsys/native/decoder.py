@@ -449,8 +449,8 @@ class NativeModel:
         """The packed weights as they are now; None where torch has to run the model.
 
         They are packed at the first call, and after a weight was changed in place or replaced, as
-        well as a module. Changes that torch does not count, those of `weight.data`, are found by
-        `check` only.
+        well as a module. Changes that torch does not count, those of `weight.data` and of fused
+        optimisers, are found by `check` only.
         """
         if not self._is_packed():
             with self._lock:
@@ -534,10 +534,16 @@ def _state(weights: list[torch.Tensor], counted: list[torch.Tensor]) -> list[int
 
 
 def _sums(weights: list[torch.Tensor]) -> list[int]:
-    """Sums of the bits of float32 weights, which almost any change of a value changes."""
+    """Hashes of the sums of the bits of float32 weights, of each row and of each column.
+
+    Almost any change of values changes them, and so does another order of the same values.
+    """
     sums = []
     for weight in weights:
         bits = weight.detach().flatten()
-        pairs = len(bits) % 2 == 0 and bits.storage_offset() % 2 == 0  # much faster
-        sums.append(int(bits.view(torch.int64 if pairs else torch.int32).sum(dtype=torch.int64)))
+        width = len(bits) // max(1, len(weight))
+        pairs = width % 2 == 0 and bits.storage_offset() % 2 == 0  # much faster
+        rows = bits.view(torch.int64 if pairs else torch.int32).view(len(weight), width >> pairs)
+        found = (rows.sum(axis, dtype=torch.int64) for axis in (0, 1))
+        sums.append(hash(tuple(part.numpy().tobytes() for part in found)))
     return sums

@@ -162,9 +162,9 @@ class Entries:
 
     @property
     def filled(self) -> NDArray[np.bool_]:
-        """(n,) which rows have an entry."""
+        """(n,) which rows have an entry above 0; that of an item of long ago may have become 0."""
         found = np.zeros(self.shape[0], np.bool_)
-        found[self.row] = True
+        found[self.row[self.values > 0]] = True
         return found
 
     def normalised(self) -> Entries:

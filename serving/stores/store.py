@@ -495,19 +495,33 @@ class Store(Database):
     def _read_history(self, user_id: str, limit: int) -> TypedHistory | None:
         hidden = [name for name in DISLIKES if name in self._not_history]
         left_out = [name for name in self._not_history if name not in hidden]
-        marks = ", ".join("?" * len(left_out))
-        wanted = f" AND type NOT IN ({marks})" if marks else ""
-        rows = self._query(
-            f"SELECT item_id, type FROM events WHERE user_id = ?{wanted}"  # noqa: S608
-            " ORDER BY time_ms DESC, id DESC LIMIT ?",
-            (user_id, *left_out, limit),
-        )
+        rows = self._newest(user_id, "NOT IN", left_out, limit)
         if not rows:
             return None
-        kept = [(item, name) for item, name in reversed(rows) if name not in hidden]
-        disliked = tuple(dict.fromkeys(item for item, name in rows if name in hidden))
+        kept = [row for row in rows if row[1] not in hidden]
+        disliked = [item for item, name in rows if name in hidden]
+        if hidden and len(rows) == limit:  # there may be older ones, for which there was no room
+            if disliked:
+                kept = self._newest(user_id, "NOT IN", self._not_history, limit)
+            disliked = [item for item, _ in self._newest(user_id, "IN", hidden, None)]
+        if not kept and not disliked:
+            return None  # the user was erased meanwhile
+        kept.reverse()
         types = [None if name == SEED_TYPE else name for _, name in kept]
-        return TypedHistory([item for item, _ in kept], types, disliked)
+        return TypedHistory([item for item, _ in kept], types, tuple(dict.fromkeys(disliked)))
+
+    def _newest(
+        self, user_id: str, which: str, types: Sequence[str], limit: int | None
+    ) -> list[tuple[str, str]]:
+        """Items and types of a user's events that are IN or NOT IN some types, newest first."""
+        marks = ", ".join("?" * len(types))
+        wanted = f" AND type {which} ({marks})" if types else ""
+        bound = "" if limit is None else " LIMIT ?"
+        return self._query(
+            f"SELECT item_id, type FROM events WHERE user_id = ?{wanted}"  # noqa: S608
+            f" ORDER BY time_ms DESC, id DESC{bound}",
+            (user_id, *types, *([] if limit is None else [limit])),
+        )
 
     async def _reading(self, operation: str, read: Callable[[], T], *, shared: bool = False) -> T:
         """Read on another thread; `shared` if clients ask for it, who share the threads."""

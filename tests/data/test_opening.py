@@ -12,7 +12,7 @@ import pytest
 
 from recsys.data.columns import Sample, recognise_events
 from recsys.data.damage import Damage
-from recsys.data.opening import find_tables, open_table
+from recsys.data.opening import BLOCK, find_tables, open_table
 from recsys.data.time_formats import TimeRules
 from recsys.errors import DataError
 
@@ -131,6 +131,26 @@ def test_records_become_columns_and_their_lists_rows(tmp_path: Path, damaged: bo
     whole = open_table(file).read(Damage())
     assert whole.num_rows == 3
     assert "customer.id" in whole.column_names
+
+
+@pytest.mark.parametrize("at", [1, "1"])  # a change of the type leads to the other reader
+def test_a_list_that_few_orders_have_hides_no_line(tmp_path: Path, at: int | str) -> None:
+    file = tmp_path / "orders.jsonl"
+    with file.open("w") as stream:
+        for n in range(9000):
+            lines = [{"sku": f"{n}-{i}"} for i in range(2)]
+            discounts = [{"code": "A"}] if n in (6000, 8990) else []
+            order = {"id": n, "note": "x" * 200, "at": at if n == 6001 else 1}
+            stream.write(json.dumps(order | {"lines": lines, "discounts": discounts}) + "\n")
+    assert file.stat().st_size > 2 * BLOCK
+    table = open_table(file, explode=True)
+    found = [sku for part in table.batches(["lines.sku"]) for sku in part["lines.sku"].to_pylist()]
+    assert found == [f"{n}-{i}" for n in range(9000) for i in range(2)]
+
+
+def test_a_name_that_is_also_that_of_a_field_is_read_once(tmp_path: Path) -> None:
+    file = write(tmp_path / "orders.jsonl", b'{"user": {"id": "a"}, "user.id": "b", "n": 1}\n')
+    assert open_table(file).read(Damage()).to_pylist() == [{"user.id": "b", "n": "1"}]
 
 
 def test_orders_in_records_are_recognised(tmp_path: Path) -> None:

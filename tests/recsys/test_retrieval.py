@@ -76,6 +76,16 @@ def test_probabilities_of_all_items_add_up_to_one(trained, asked):
     np.testing.assert_allclose(np.exp(log_probs), wanted, rtol=1e-4)
 
 
+def test_evidence_of_very_long_ago_is_none():
+    follows = ItemItem(sparse.csr_array(([1.0], ([0], [1])), (3, 3), np.float32), 0.6)
+    retrieval = Retrieval(follows, np.array([4.0, 2.0, 0.0]))
+    histories = Histories.of([[0, *[2] * 300]])  # 0.6 to this age is 0 in float32
+    found = retrieval.candidates(histories, 3, exclude_seen=False)
+    assert found.items.tolist() == [[0, 1, 2]]
+    assert np.exp(found.log_probs).sum() == pytest.approx(1)
+    assert not found.supported.any()
+
+
 def test_items_beyond_the_catalog_have_no_events_and_say_nothing():
     retrieval = fitted(Histories.of([[0, 1, 2], [0, 1]]))
     asked = Histories.of([[0, ITEMS + 3]])

@@ -259,7 +259,7 @@ def test_positions_beyond_the_first_table_are_added():
     assert distance(found, logits_of(torch_twin(model), prompts, levels)) < TOLERANCE
 
 
-@pytest.mark.parametrize("way", ["in place", "data", "replaced"])
+@pytest.mark.parametrize("way", ["in place", "data", "swapped", "negative", "fused", "replaced"])
 def test_changed_weights_are_packed_again(way):
     model = tiny_model("llama")
     ready = native_of(model)
@@ -271,10 +271,17 @@ def test_changed_weights_are_packed_again(way):
             weight.mul_(0.5)
         elif way == "data":
             weight.data[3, 3] += 1
-            ready = native_of(model)  # torch does not count such changes: found at the next use
+        elif way == "swapped":
+            weight.data[[0, 1]] = weight.data[[1, 0]]
+        elif way == "negative":
+            weight.data.neg_()
+        elif way == "fused":
+            weight.grad = torch.ones_like(weight)
+            torch.optim.AdamW([weight], fused=True).step()
         else:
             model.model.layers[0].mlp.down_proj.weight = torch.nn.Parameter(weight * 2)
-            ready = native_of(model)
+    if way != "in place":
+        ready = native_of(model)  # torch does not count the other changes: found at the next use
     found = logits_of(ready, prompts, levels)
     assert not torch.equal(found, before)
     assert distance(found, logits_of(torch_twin(model), prompts, levels)) < TOLERANCE

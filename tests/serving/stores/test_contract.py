@@ -90,6 +90,21 @@ async def test_impressions_and_dismissals_are_stored_but_not_history(location, o
     assert await opened(location, not_history=("view",)).history("bob", 10) == ["x"]
 
 
+async def test_what_was_disliked_long_ago_is_known_and_takes_no_place(location, opened, event):
+    store = opened(location)
+    kinds = ["dislike", "view", "view", "dislike", "view", "dismiss", "dislike"]
+    items = ["a", "b", "c", "d", "e", "f", "a"]
+    await store.append(
+        [event(f"{i}", item=items[i], type=kinds[i], time_ms=i) for i in range(len(items))]
+    )
+    for limit in range(1, 10):
+        found = await store.typed_history("ada", limit)
+        assert found.items == ["b", "c", "e"][-limit:]
+        assert found.types == ["view"] * len(found.items)
+        assert found.disliked == ("a", "f", "d")
+    assert await opened(location, not_history=()).history("ada", 2) == ["f", "a"]
+
+
 async def test_pages_of_events_join_without_gap_or_repetition(store, event):
     await store.append([event(f"{i}", item=f"i{i}", time_ms=i // 3) for i in range(10)])
     found, before = [], None
