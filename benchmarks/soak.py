@@ -501,8 +501,13 @@ async def lock_store(load: Load, place: Place) -> None:
         else:
             import psycopg
 
-            lock = psycopg.connect(place.store)
-            lock.execute("LOCK TABLE events, state IN ACCESS EXCLUSIVE MODE")
+            while True:
+                lock = psycopg.connect(place.store)
+                try:
+                    lock.execute("LOCK TABLE events, state IN ACCESS EXCLUSIVE MODE")
+                    break
+                except psycopg.errors.DeadlockDetected:  # the service locks them in another order
+                    lock.close()
         time.sleep(FAULT_S)
         lock.rollback()
         lock.close()
