@@ -204,7 +204,7 @@ class Guard:
 
     def _check(self, scope: AsgiScope) -> None:
         headers = Headers(scope=scope)
-        check_framing(scope.get("http_version", "1.1"), headers)  # first: it ends the connection
+        check_framing(scope.get("http_version"), headers)  # first: it ends the connection
         target = len(scope.get("raw_path") or b"") + len(scope["query_string"])
         if target > MAX_TARGET:
             raise ProblemError("target_too_long", f"The limit is {MAX_TARGET} bytes.")
@@ -298,10 +298,11 @@ def _is_health(scope: AsgiScope) -> bool:
     return route is not None and route.path_format.startswith("/health/")
 
 
-def check_framing(version: str, headers: Headers) -> None:
+def check_framing(version: str | None, headers: Headers) -> None:
     """Refuse a body whose end two programs may see at different places (request smuggling).
 
-    Implementations of HTTP differ in what they refuse themselves.
+    Implementations of HTTP differ in what they refuse themselves. A version that is not known is
+    1.1.
     """
     lengths, codings = headers.getlist("content-length"), headers.getlist("transfer-encoding")
     is_chunked = [coding.strip().lower() for coding in codings] == ["chunked"]
@@ -309,7 +310,7 @@ def check_framing(version: str, headers: Headers) -> None:
         (lengths and codings)
         or len(lengths) > 1
         or not all(length.isdecimal() for length in lengths)
-        or (codings and not (is_chunked and version == "1.1"))
+        or (codings and not (is_chunked and version in (None, "1.1")))
     ):
         raise ProblemError(
             "ambiguous_length",

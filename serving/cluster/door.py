@@ -122,7 +122,7 @@ class Door:
             scope["headers"] = [*scope["headers"], (REQUEST_ID, request_id)]
         scope.setdefault("state", {})["request_id"] = request_id.decode("latin-1")
         try:
-            check_framing(scope["http_version"], Headers(scope=scope))
+            check_framing(scope.get("http_version"), Headers(scope=scope))
             if len(body) > self._max_body:
                 raise ProblemError("body_too_large", f"The limit is {self._max_body} bytes.")
             reply = await self._answer(Call.of(scope, body))

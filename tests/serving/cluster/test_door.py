@@ -245,7 +245,7 @@ async def test_the_door_that_rays_proxies_ask_gives_the_same():
         "type": "http",
         "method": sent.method,
         "path": sent.path,
-        "headers": sent.scope["headers"],
+        "headers": [*sent.scope["headers"], (b"transfer-encoding", b"chunked")],
     }
 
     async def receive():
