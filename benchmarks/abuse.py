@@ -29,6 +29,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import torch
 
 from recsys.artifacts import write_artifact
 from recsys.benchmark.environment import environment
@@ -48,8 +49,9 @@ Attack = Callable[["Target"], Awaitable[None]]
 ATTACKS: dict[str, tuple[int, Attack]] = {}
 
 
-def write_bundle(path: Path) -> None:
-    """Write a bundle with a random model."""
+def write_bundle(path: Path, seed: int = 0) -> None:
+    """Write a bundle of `ITEMS` items whose model has random weights."""
+    torch.manual_seed(seed)
     rng = np.random.default_rng(0)
     flat = rng.choice(CODES**3, ITEMS, replace=False)
     codes = np.stack(np.unravel_index(flat, (CODES,) * 3), axis=1).astype(np.int32)

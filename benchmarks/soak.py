@@ -54,15 +54,11 @@ from typing import Any
 
 import aiohttp
 import numpy as np
-import pyarrow as pa
 import torch
+from abuse import ITEMS, write_bundle
 
-from recsys.artifacts import write_artifact
 from recsys.benchmark.environment import environment
-from recsys.bundle import CATALOG, PROMPTS, TARGET
-from recsys.catalog import Catalog
 from recsys.live import Epoch
-from recsys.models.checkpoint import build, save_model
 from recsys.recommender import Recommender
 from recsys.requests import RecommendResult
 from recsys.serving import answers
@@ -72,9 +68,8 @@ from recsys.serving.catalog_changes import _apply, item_of
 from recsys.serving.schemas.common import MAX_HISTORY
 from recsys.serving.schemas.recommendations import RecommendationsRequest
 from recsys.serving.stores import open_store
-from recsys.vocabulary import Vocabulary
 
-ITEMS, CODES, USERS, SEEDED = 2_000, 16, 400, 5
+USERS, SEEDED = 400, 5
 BUNDLES = ("a", "b")
 SHARE, CLIENTS, PEAK_S = 0.7, 32, 10.0
 FAULT_S, DOWN_S = 8.0, 5.0
@@ -84,30 +79,6 @@ DISK_MB = 400
 COMPARED = ("items", "certificate", "history_items", "unknown_items", "eligible_items")
 RECOMMEND, EVENTS, UPSERT = "/v1/recommendations", "/v1/events", "/v1/items"
 SERVERS = Path(__file__).parents[1] / "tests" / "serving" / "stores" / "conftest.py"
-
-
-def write_bundles(folder: Path) -> None:
-    """Write bundles of the same items; only their weights differ."""
-    rng = np.random.default_rng(0)
-    flat = rng.choice(CODES**3, ITEMS, replace=False)
-    codes = np.stack(np.unravel_index(flat, (CODES,) * 3), axis=1).astype(np.int32)
-    table = pa.table(
-        {
-            "item_id": [f"B{i:04d}" for i in range(ITEMS)],
-            "title": [f"Thing no. {i}" for i in range(ITEMS)],
-            "text": [""] * ITEMS,
-            "price": [float(i % 100) for i in range(ITEMS)],
-        }
-    )
-    vocabulary = Vocabulary.from_levels([CODES] * 3)
-    for seed, name in enumerate(BUNDLES):
-        torch.manual_seed(seed)
-        with write_artifact(folder / name, "bundle") as path:
-            (path / CATALOG).mkdir()
-            Catalog(table, codes).save(path / CATALOG)
-            vocabulary.save(path)
-            (path / PROMPTS).write_text(json.dumps({"max_items": 20, "block": 5}))
-            save_model(build("tiny", vocabulary), path / TARGET)
 
 
 # The library alone, in a process of its own
@@ -834,7 +805,8 @@ def main() -> int:
         folder = Path(name)
         folder.chmod(0o711)  # PostgreSQL runs as a user of its own
         (folder / "bundles").mkdir()
-        write_bundles(folder / "bundles")
+        for seed, name in enumerate(BUNDLES):  # of the same items; only their weights differ
+            write_bundle(folder / "bundles" / name, seed)
         with placed(options.store, folder) as place:
             found = asyncio.run(soak(options, place, folder / "bundles"))
     print(json.dumps({"store": options.store, **found, **environment()}))

@@ -150,8 +150,8 @@ class Entries:
         there = np.zeros(size, np.bool_)
         there[keys] = True
         distinct = np.flatnonzero(there)
-        place = np.empty(size, np.int64)  # only where an entry is
-        place[distinct] = np.arange(len(distinct))
+        place = np.empty(size, np.int32)  # only where an entry is
+        place[distinct] = np.arange(len(distinct), dtype=np.int32)
         total = np.bincount(place[keys], values, len(distinct))
         return cls(distinct, total.astype(np.float32), shape)
 
