@@ -91,7 +91,7 @@ def results(name: ExperimentName, url: Url = HERE, key: Key = None, as_json: Jso
     for arm in found.arms:
         rate = "-" if arm.rate is None else f"{arm.rate:.2%}"
         typer.echo(
-            f"{arm.alias}\t{arm.users} users\t{arm.exposures} answers\t{arm.followed} followed\t"
+            f"{arm.alias}\t{arm.observed} users\t{arm.exposures} answers\t{arm.followed} followed\t"
             f"{rate}\t{arm.verdict}"
         )
     typer.echo(found.verdict)

@@ -395,7 +395,7 @@ def analyse(experiment: Experiment, users: Sequence[Exposed], time_ms: int) -> E
             ArmResults.model_validate(
                 {
                     "alias": alias,
-                    "users": int(own.sum()),
+                    "observed": int(own.sum()),
                     "waiting": int((arm == place).sum() - own.sum()),
                     "exposures": int(shown[own].sum()),
                     "followed": int(followed[own].sum()),

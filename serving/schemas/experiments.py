@@ -111,19 +111,19 @@ class ArmResults(Answer):
     """What an arm achieved, over users whose time in the experiment is over."""
 
     alias: str = Field(examples=["challenger"])
-    users: int = Field(
-        description="Users whose answers have all had their window.", examples=[10_000]
+    observed: int = Field(
+        description="Number of users whose answers have all had their window.", examples=[10_000]
     )
-    waiting: int = Field(description="Users who are still being observed.", examples=[120])
-    exposures: int = Field(description="Answers to `users` that count.", examples=[31_000])
+    waiting: int = Field(description="Number of users who have not.", examples=[120])
+    exposures: int = Field(description="Answers to `observed` users that count.", examples=[31_000])
     followed: int = Field(description="Those that led to an event.", examples=[1_900])
     rate: float | None = Field(
-        description="Mean over `users` of the share of their answers that were followed.",
+        description="Mean over `observed` users of the share of their answers that were followed.",
         examples=[0.062],
     )
     difference: float | None = Field(
         None,
-        description="Estimated rate minus that of the first arm; null without users.",
+        description="Estimated rate minus that of the first arm; null without `observed` users.",
         examples=[0.009],
     )
     low: float | None = Field(None, description="Lower end of its interval.", examples=[0.002])

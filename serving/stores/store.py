@@ -740,8 +740,10 @@ class Store(Database):
     def _keep_exposures(self, cursor: Any, served: Iterable[Served]) -> None:
         """Insert the exposures of answers, up to a window after the first of their users."""
         rows = [
-            (e.experiment, s.user, e.arm, s.recommendation_id, s.time_ms)
-            + (e.experiment, s.user, s.time_ms - e.window_ms)
+            (
+                *(e.experiment, s.user, e.arm, s.recommendation_id, s.time_ms),
+                *(e.experiment, s.user, s.time_ms - e.window_ms),
+            )
             for s in served
             if (e := s.exposure) is not None and s.user is not None
         ]
