@@ -38,7 +38,8 @@ def boundary(variance: Floats, alpha: float) -> Floats:
         middle = (low + high) / 2
         reached = _log_wealth(middle, variance, rho) >= wanted
         low, high = np.where(reached, low, middle), np.where(reached, middle, high)
-    return high
+    found: Floats = high
+    return found
 
 
 def _log_wealth(total: Floats, variance: Floats, rho: float) -> Floats:
@@ -95,7 +96,7 @@ def compare(
 
 def _mean_before(values: Floats, chosen: NDArray[np.bool_]) -> Floats:
     """(n,) mean of the chosen values before each place; 0 before the first of them."""
-    count = np.cumsum(chosen) - chosen
+    count: NDArray[np.int64] = np.cumsum(chosen) - chosen
     total = np.cumsum(np.where(chosen, values, 0.0)) - np.where(chosen, values, 0.0)
     means: Floats = np.clip(total / np.maximum(count, 1), 0.0, 1.0)  # rounding may leave [0, 1]
     return means

@@ -53,6 +53,8 @@ Run = Callable[[Callable[[], Any]], Awaitable[Any]]  # calls a function on anoth
 CHUNK = 50_000
 SERVED_KEPT = 100_000  # answers remembered at most
 SERVED_WAITING = 10_000  # of them, not yet written
+DROPPED_AT_ONCE = 2_000  # exposures in a transaction, about 0.03 s
+EXPOSURES_OF_USER = 100  # in one experiment; later answers do not count
 RACES = 5
 SALTED = 4  # schema since which hashes of erased users are salted
 SEEDING, JOURNAL = range(2)  # activities of one process at a time
@@ -336,20 +338,25 @@ class Store(Database):
         return written
 
     async def drop_exposures(self, experiment: str) -> None:
-        """Delete the exposures of an experiment."""
-        query = self._sql("DELETE FROM exposures WHERE experiment = ?")
-        await self._writing(
-            "exposures",
-            Write(operation=lambda cursor: cursor.execute(query, (experiment,)) and None),
-        )
+        """Delete the exposures of an experiment; other writes go on meanwhile."""
+        await self._drop_exposures("experiment = ?", experiment)
 
     async def drop_old_exposures(self, before_ms: int) -> None:
         """Delete the exposures from before a time, of whatever experiment."""
-        query = self._sql("DELETE FROM exposures WHERE time_ms < ?")
-        await self._writing(
-            "exposures",
-            Write(operation=lambda cursor: cursor.execute(query, (before_ms,)) and None),
+        await self._drop_exposures("time_ms < ?", before_ms)
+
+    async def _drop_exposures(self, condition: str, value: str | int) -> None:
+        query = self._sql(
+            "DELETE FROM exposures WHERE id IN"
+            f" (SELECT id FROM exposures WHERE {condition} LIMIT {DROPPED_AT_ONCE})"  # noqa: S608
         )
+
+        def drop(cursor: Any) -> int:
+            cursor.execute(query, (value,))
+            return int(cursor.rowcount)
+
+        while await self._writing("exposures", Write(operation=drop)) == DROPPED_AT_ONCE:
+            pass
 
     async def state_put(self, key: str, value: Any) -> None:
         """Store a JSON value durably under a key, for example the aliases."""
@@ -738,11 +745,14 @@ class Store(Database):
         )
 
     def _keep_exposures(self, cursor: Any, served: Iterable[Served]) -> None:
-        """Insert the exposures of answers, up to a window after the first of their users."""
+        """Insert the exposures of answers, up to a window after the first of their users.
+
+        A program that asks again and again for one user does not fill an experiment.
+        """
         rows = [
             (
                 *(e.experiment, s.user, e.arm, s.recommendation_id, s.time_ms),
-                *(e.experiment, s.user, s.time_ms - e.window_ms),
+                *(EXPOSURES_OF_USER, s.time_ms, s.time_ms - e.window_ms, e.experiment, s.user),
             )
             for s in served
             if (e := s.exposure) is not None and s.user is not None
@@ -751,8 +761,9 @@ class Store(Database):
             cursor.executemany(
                 self._sql(
                     "INSERT INTO exposures (experiment, user_id, arm, recommendation_id, time_ms)"
-                    " SELECT ?, ?, ?, ?, ? WHERE NOT EXISTS (SELECT 1 FROM exposures"
-                    " WHERE experiment = ? AND user_id = ? AND time_ms <= ?)"
+                    " SELECT ?, ?, ?, ?, ? WHERE ("
+                    " SELECT count(*) < ? AND coalesce(min(time_ms), ?) > ? FROM exposures"
+                    " WHERE experiment = ? AND user_id = ?)"
                 ),
                 rows,
             )
@@ -899,7 +910,7 @@ class Store(Database):
             raise StoreError(
                 f"store {self.place} has {found} exposures of experiments, which programs of "
                 f"schema {version - 1} do not have; delete the experiments first "
-                "(recsys experiment delete)"
+                "and let the service run for two minutes (recsys experiment delete)"
             )
 
     def _migrated(self, connection: Any, version: int, to: int) -> None:

@@ -1,5 +1,6 @@
 """Experiments over HTTP: sticky arms, what counts, results, the guardrail, and who may see them."""
 
+import asyncio
 import hashlib
 import hmac
 import json
@@ -21,6 +22,12 @@ from recsys.serving.stores.records import Exposed, Exposure, Served
 URL = "/v1/recommendations"
 TWO = {"arms": [{"alias": "champion", "weight": 1}, {"alias": "other", "weight": 1}]}
 HOUR_MS = 3_600_000
+
+
+@pytest.fixture(autouse=True)
+def fresh(monkeypatch):
+    """No results are kept."""
+    monkeypatch.setattr(experiments, "REST", 0.0)
 
 
 @pytest.fixture
@@ -423,6 +430,25 @@ async def test_results_are_read_page_by_page(shop, monkeypatch):
         assert await results(client) == expected
 
 
+async def test_results_are_computed_once_for_all_who_ask(shop, monkeypatch):
+    client, service = shop
+    await put(client, window_s=60)
+    await send(client, await observe(service, "homepage", {"champion": 0.6, "other": 0.1}))
+    calls = []
+    read = service.store.exposed
+    monkeypatch.setattr(
+        service.store, "exposed", lambda *given: calls.append(given) or read(*given)
+    )
+    monkeypatch.setattr(experiments, "REST", 1e6)
+    first, *others = await asyncio.gather(*(results(client) for _ in range(5)))
+    assert (others, len(calls)) == ([first] * 4, 1)
+    await service.experiments._check_arms("homepage")
+    assert (await results(client))["verdict"].endswith("was stopped.")  # it is another state
+    await client.delete("/v1/experiments/homepage")
+    await put(client)
+    assert (await results(client))["arms"][1]["verdict"] == "no_users"
+
+
 async def test_a_full_experiment_counts_no_more(shop, monkeypatch):
     client, _ = shop
     monkeypatch.setattr(experiments, "MOST_EXPOSURES", 5)
@@ -447,7 +473,6 @@ async def losing(run, **fields):
 
 async def test_the_guardrail_stops_a_losing_arm(run, until, caplog, monkeypatch):
     monkeypatch.setattr(experiments, "LOOK_S", 0.01)
-    monkeypatch.setattr(experiments, "REST", 0)
     caplog.set_level("INFO", "recsys.serving.audit")
     users = [f"u{n}" for n in range(20)]
     async with losing(run) as (client, service), run() as (beside, second):
@@ -475,7 +500,7 @@ async def test_users_of_a_stopped_arm_no_longer_count(run):
         before = (await results(client))["arms"]
         experiment = service.experiments._find("homepage")
         expected = [experiment.arm_of(user, service.store.salt) for user in users]
-        await service.experiments._check_arms(experiment)
+        await service.experiments._check_arms("homepage")
         assert set(await arms_of(client, users)) == {"champion"}
         first, other = (await results(client))["arms"]
         assert first["waiting"] == expected.count("champion")
@@ -484,9 +509,27 @@ async def test_users_of_a_stopped_arm_no_longer_count(run):
         assert [other[name] for name in kept] == [before[1][name] for name in kept]
 
 
+async def test_one_experiment_that_fails_does_not_hold_up_others(run, until, monkeypatch, caplog):
+    real = experiments.analyse
+
+    def broken(experiment, users, now):
+        if experiment.name == "about":
+            raise ZeroDivisionError
+        return real(experiment, users, now)
+
+    monkeypatch.setattr(experiments, "analyse", broken)
+    monkeypatch.setattr(experiments, "LOOK_S", 0.01)
+    async with run() as (client, service):
+        await put(client, "about")
+        await put(client, window_s=60)
+        await send(client, await observe(service, "homepage", {"champion": 0.6, "other": 0.1}))
+        await until(lambda: service.experiments._find("homepage").stopped)
+    assert "experiment about could not be compared" in caplog.text
+
+
 async def test_without_a_guardrail_a_losing_arm_goes_on(run):
     async with losing(run, guardrail=False) as (client, service):
-        await service.experiments._check_arms(service.experiments._find("homepage"))
+        await service.experiments._check_arms("homepage")
         assert (await results(client))["arms"][1]["verdict"] == "worse"
         assert set(await arms_of(client, [f"u{n}" for n in range(12)])) == {"champion", "other"}
 
@@ -495,7 +538,7 @@ async def test_a_winning_arm_goes_on(run):
     async with run() as (client, service):
         await put(client, window_s=60)
         await send(client, await observe(service, "homepage", {"champion": 0.1, "other": 0.6}))
-        await service.experiments._check_arms(service.experiments._find("homepage"))
+        await service.experiments._check_arms("homepage")
         assert (await results(client))["arms"][1]["verdict"] == "better"
         assert service.experiments._find("homepage").stopped == {}
 
@@ -513,6 +556,7 @@ async def test_exposures_go_with_their_user_and_their_experiment(shop):
     for name in ("homepage", "about"):
         assert sum(arm["waiting"] for arm in (await results(client, name))["arms"]) == 1
     await client.delete("/v1/experiments/about")
+    await service.experiments._drop_deleted()
     rows = service.store._query("SELECT user_id FROM exposures", ())
     assert [tuple(row) for row in rows] == [("bob",)]
 

@@ -301,6 +301,13 @@ async def test_answers_a_window_after_the_first_do_not_count(store):
     assert await exposed(store, "e") == [("ada", "a", 1_000, 2, 0)]
 
 
+async def test_the_first_answers_to_a_user_count(store, monkeypatch):
+    monkeypatch.setattr(store_module, "EXPOSURES_OF_USER", 3)
+    await show(store, *((f"r{n}", "ada", "a", 100 + n) for n in range(5)), ("b", "bob", "b", 102))
+    await show(store, ("r9", "ada", "a", 120))
+    assert await exposed(store, "e") == [("ada", "a", 100, 3, 0), ("bob", "b", 102, 1, 0)]
+
+
 LATE = 10_000_000
 FOLLOWING = {
     "at once": ({"time_ms": LATE}, 1),
@@ -331,7 +338,8 @@ async def test_exposures_are_erased_with_their_user(store):
     assert await exposed(store, "e") == [("bob", "b", 100, 1, 0)]
 
 
-async def test_exposures_end_with_their_experiment_or_age(store):
+async def test_exposures_end_with_their_experiment_or_age(store, monkeypatch):
+    monkeypatch.setattr(store_module, "DROPPED_AT_ONCE", 1)
     await show(store, ("r1", "ada", "a", 100), ("r2", "bob", "a", 200))
     await show(store, ("r3", "ada", "a", 100), experiment="other")
     await store.drop_old_exposures(200)
