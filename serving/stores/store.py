@@ -347,8 +347,8 @@ class Store(Database):
 
     async def _drop_exposures(self, condition: str, value: str | int) -> None:
         query = self._sql(
-            "DELETE FROM exposures WHERE id IN"
-            f" (SELECT id FROM exposures WHERE {condition} LIMIT {DROPPED_AT_ONCE})"  # noqa: S608
+            "DELETE FROM exposures WHERE id IN"  # noqa: S608
+            f" (SELECT id FROM exposures WHERE {condition} LIMIT {DROPPED_AT_ONCE})"
         )
 
         def drop(cursor: Any) -> int:
