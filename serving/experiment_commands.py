@@ -52,7 +52,7 @@ def put(
 
     Example: recsys experiment put homepage --arm champion=1 --arm challenger=1 --window 1h
     """
-    arms, seconds = dict(map(_weight, arm)), _seconds(window)
+    arms, seconds = _arms(arm), _seconds(window)
     with _client(url, key) as client:
         info = client.put_experiment(
             name, arms, event=event, window_s=seconds, days=days, guardrail=guardrail
@@ -125,14 +125,19 @@ def _client(url: str, key: str | None) -> Iterator[Client]:
         raise ConfigError(f"{url}: {error}; start the service, or give its --url") from error
 
 
-def _weight(arm: str) -> tuple[str, float]:
+def _arms(given: list[str]) -> dict[str, float]:
     from recsys.errors import ConfigError
 
-    alias, _, weight = arm.partition("=")
-    try:
-        return alias, float(weight)
-    except ValueError:
-        raise ConfigError(f"--arm {arm}: write ALIAS=WEIGHT, such as champion=1") from None
+    arms: dict[str, float] = {}
+    for arm in given:
+        alias, _, weight = arm.partition("=")
+        if alias in arms:
+            raise ConfigError(f"--arm {arm}: {alias} has a weight already")
+        try:
+            arms[alias] = float(weight)
+        except ValueError:
+            raise ConfigError(f"--arm {arm}: write ALIAS=WEIGHT, such as champion=1") from None
+    return arms
 
 
 def _seconds(window: str) -> int:

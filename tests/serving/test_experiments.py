@@ -675,10 +675,15 @@ def test_the_commands_print_what_the_service_says(monkeypatch, capsys):
 
 
 @pytest.mark.parametrize(
-    ("arm", "window", "message"),
-    [("champion", "1h", "--arm champion: write ALIAS=WEIGHT"), ("a=x", "1h", "--arm a=x"),
-     ("a=1", "1 hour", "--window 1 hour: write a number"), ("a=1", "", "--window")],
-)  # fmt: skip
-def test_wrong_options_are_refused_before_a_request(arm, window, message):
+    ("arms", "window", "message"),
+    [
+        (["champion"], "1h", "--arm champion: write ALIAS=WEIGHT"),
+        (["a=x"], "1h", "--arm a=x: write ALIAS=WEIGHT"),
+        (["a=1", "b=1", "a=2"], "1h", "--arm a=2: a has a weight already"),
+        (["a=1", "b=1"], "1 hour", "--window 1 hour: write a number"),
+        (["a=1", "b=1"], "", "--window : write a number"),
+    ],
+)
+def test_wrong_options_are_refused_before_a_request(arms, window, message):
     with pytest.raises(ConfigError, match=message):
-        experiment_commands.put("homepage", [arm], window=window, url="http://127.0.0.1:1")
+        experiment_commands.put("homepage", arms, window=window, url="http://127.0.0.1:1")

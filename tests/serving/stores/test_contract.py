@@ -505,7 +505,9 @@ async def test_no_exposure_is_lost_on_the_way_back(location, opened):
     store = opened(location)
     store.remember(Served("r", "ada", "m", ("x",), 1_000, Exposure("e", "b", 50)))
     await store.state_put("k", 1)
-    with pytest.raises(StoreError, match=r"has 1 exposures of experiments.*delete the experiments first"):
+    with pytest.raises(
+        StoreError, match=r"has 1 exposures of experiments.*delete the experiments first"
+    ):
         open_store(location, schema=SCHEMA_VERSION - 1)
     assert await exposed(store, "e") == [("ada", "b", 1_000, 1, 0)]  # nothing has changed
     await store.drop_exposures("e")
