@@ -75,7 +75,10 @@ class DraftOptions:
 
     objective: Annotated[
         str | None,
-        typer.Option(help="sft, wordkd, tvdkd, seqkd, atspeed-s, atspeed-r, tree-kd or beam-kd."),
+        typer.Option(
+            help="sft, wordkd, tvdkd, seqkd, atspeed-s (as released), atspeed-s-eq4 (as printed), "
+            "atspeed-r, tree-kd or beam-kd."
+        ),
     ] = None
     alpha: Annotated[
         float | None, typer.Option(help="Weight of the alignment loss beside the next-item loss.")

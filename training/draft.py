@@ -18,6 +18,7 @@ from recsys.config import as_dict
 from recsys.constraint import ItemTrie
 from recsys.constraint.transitions import DeviceTrie
 from recsys.dataset import Dataset
+from recsys.errors import ConfigError
 from recsys.models.architecture import architecture
 from recsys.models.checkpoint import build, save_model
 from recsys.pipeline import Context
@@ -174,10 +175,16 @@ def _tree_alignment(
     seed: int,
 ) -> tuple[TreeAlignment, Data]:
     """The loss module and the batches of an objective that learns from the teacher's trees."""
+    if config.on_levels and not data.config.level_tokens:
+        raise ConfigError(
+            "teacher.level_tokens: the teacher data lack the tokens of the levels, which "
+            "objective atspeed-s compares; make them with true, or set draft.level_tokens: false"
+        )
     trie = ItemTrie.build(encoder.item_tokens)
     trees = TreeBatches(
-        data.prompts, data.trees, encoder, trie, config.batch_tokens, config.min_context, seed
-    )
+        data.prompts, data.trees, encoder, trie, config.batch_tokens, config.min_context, seed,
+        config.on_levels,
+    )  # fmt: skip
     batches: Data = trees
     if config.on_policy:
         batches = OnPolicyBatches(

@@ -19,11 +19,13 @@ SASREC = "sasrec"
 LEARNED = ("rq-kmeans", "rq-vae")  # methods that learn codes from features
 Method = Literal["rq-vae", "rq-kmeans", "imported", "bundle"]
 Objective = Literal[
-    "sft", "wordkd", "tvdkd", "seqkd", "atspeed-s", "atspeed-r", "tree-kd", "beam-kd"
-]
+    "sft", "wordkd", "tvdkd", "seqkd", "atspeed-s", "atspeed-s-eq4", "atspeed-r", "tree-kd",
+    "beam-kd",
+]  # fmt: skip
 # What each objective learns from, in addition to the next items.
 ON_WORDS = ("wordkd", "tvdkd")  # the target's distribution at every token of the windows
-ON_TREES = ("seqkd", "atspeed-s", "atspeed-r", "tree-kd", "beam-kd")  # the teacher's trees
+# The teacher's trees.
+ON_TREES = ("seqkd", "atspeed-s", "atspeed-s-eq4", "atspeed-r", "tree-kd", "beam-kd")
 # Objectives whose optimum is the target itself need no recommendation loss.
 _COMPLETE = ("tree-kd", "beam-kd")
 
@@ -350,6 +352,8 @@ class TeacherConfig:
         min_context: items of a prompt, at least.
         item_dropout: share of items removed from the prompts, because the target has memorised its
             training histories.
+        level_tokens: also store the target's log-probs of all tokens of a node's level, for
+            atspeed-s, which takes about six times the space. None: if the run's draft needs them.
         shard: histories per file.
         batch: histories that are searched together.
         threads: of torch in each process; 0 keeps its default.
@@ -362,6 +366,7 @@ class TeacherConfig:
     histories: int = 20_000
     min_context: int = 1
     item_dropout: float = 0.0
+    level_tokens: bool | None = None
     shard: int = 2_000
     batch: int = 64
     threads: int = 0
@@ -382,8 +387,11 @@ class AlignmentSettings:
         alpha: weight of the alignment loss; 1 - alpha is the weight of the recommendation loss.
             None means .5, or 1 for tree-kd and beam-kd.
         beam_steps: whether the sequences of a history are the beams of every step, or of the last.
-        density: keep AtSpeed-S's density regularisation.
-        constrained: compare distributions over the allowed tokens. False compares them over the
+        density: keep the density regularisation of atspeed-s.
+        level_tokens: atspeed-s compares all tokens of a node's level, as released; False: only
+            those that the trie allows at the node.
+        softmax_temperature: of atspeed-s (`recsys.training.losses.atspeed_s`); None renormalises.
+        constrained: compare distributions over tokens of the catalog. False compares them over the
             whole vocabulary, for which the target runs again in every training step.
         top_k: learn from all K sequences; False: only from the best one.
         tree_attention: one row per history; False: one row per node.
@@ -395,6 +403,8 @@ class AlignmentSettings:
     alpha: float | None = None
     beam_steps: Literal["all", "last"] = "all"
     density: bool = True
+    level_tokens: bool = True
+    softmax_temperature: float | None = None
     constrained: bool = True
     top_k: bool = True
     tree_attention: bool = True
@@ -407,6 +417,11 @@ class AlignmentSettings:
         if self.alpha is None:
             return 1.0 if self.objective in _COMPLETE else 0.5
         return self.alpha
+
+    @property
+    def on_levels(self) -> bool:
+        """Whether the objective compares all tokens of a level, which the teacher then stores."""
+        return self.objective == "atspeed-s" and self.level_tokens and self.constrained
 
 
 @dataclass(frozen=True)
@@ -437,12 +452,17 @@ class DraftConfig(AlignmentSettings, SupervisedConfig):
         super().__post_init__()
         if self.alpha is not None and not 0 <= self.alpha <= 1:
             raise ConfigError(f"alpha: expected 0 <= alpha <= 1, got {self.alpha}")
-        if self.alpha == 1 and self.objective == "atspeed-s" and self.density:
+        if self.alpha == 1 and self.objective == "atspeed-s-eq4":
             raise ConfigError(
-                "alpha: with 1, AtSpeed-S has no recommendation loss and moves all probability of "
-                "the draft to one token; use a smaller alpha, or density: false"
+                "alpha: with 1, atspeed-s-eq4 has no recommendation loss and moves all probability "
+                "of the draft to one token; use a smaller alpha, or atspeed-s"
             )
-        check_bounds(self, above_zero=["temperature", "flatten"])
+        if not self.density and self.objective == "atspeed-s-eq4":
+            raise ConfigError(
+                "density: without it, atspeed-s-eq4 rewards probability outside of V_c; use "
+                "atspeed-s, which renormalises"
+            )
+        check_bounds(self, above_zero=["temperature", "flatten", "softmax_temperature"])
 
 
 @dataclass(frozen=True)
