@@ -110,6 +110,13 @@ class DraftOptions:
         int | None,
         typer.Option(help="Batches between new searches with the current draft; 0 for none."),
     ] = None
+    base: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder of a pretrained checkpoint with the target's tokenizer, instead of the "
+            "target's first layers; --set draft.lora.rank=16 adapts it with LoRA."
+        ),
+    ] = None
     preset: Preset = None
     epochs: Epochs = None
     max_minutes: MaxMinutes = None

@@ -37,6 +37,7 @@ class LoopConfig:
     Attributes:
         epochs: passes over the training windows, at most.
         min_steps: few data need more passes: epochs are added until there are this many steps.
+        max_steps: steps at most, at which the schedule then ends.
         max_minutes: time budget, including validation. The schedule then follows the clock, and
             training ends when either budget is spent.
         learning_rate: peak of the schedule.
@@ -58,6 +59,7 @@ class LoopConfig:
 
     epochs: int = 30
     min_steps: int = 0
+    max_steps: int | None = None
     max_minutes: float | None = None
     learning_rate: float = 3e-3
     min_learning_rate: float = 0.0
@@ -75,7 +77,7 @@ class LoopConfig:
 
     def __post_init__(self) -> None:
         least = {"epochs": 1, "min_steps": 0, "accumulate": 1, "evaluate_every": 0}
-        check_bounds(self, at_least=least, above_zero=["max_minutes"])
+        check_bounds(self, at_least=least, above_zero=["max_minutes", "max_steps"])
 
 
 @dataclass(frozen=True)
@@ -429,6 +431,9 @@ class DraftConfig(AlignmentSettings, SupervisedConfig):
     """Section `draft`, with the objective's. Vocabulary and prompt window are the target's.
 
     Attributes:
+        base: folder of a pretrained checkpoint with its tokenizer, which must be the target's;
+            replaces the sizes, `layers` and `init_from_target`.
+        lora: settings for adapting a pretrained draft with LoRA; None trains all its weights.
         layers: decoder layers.
         init_from_target: take the target's sizes and start as its embeddings, head and first
             layers; otherwise the preset's sizes and random weights.
@@ -439,6 +444,8 @@ class DraftConfig(AlignmentSettings, SupervisedConfig):
         accept_nodes: nodes of their draft trees.
     """
 
+    base: Path | None = None
+    lora: LoraSettings | None = None
     layers: int = 1
     init_from_target: bool = True
     on_policy: int = 0
@@ -462,7 +469,17 @@ class DraftConfig(AlignmentSettings, SupervisedConfig):
                 "density: without it, atspeed-s-eq4 rewards probability outside of V_c; use "
                 "atspeed-s, which renormalises"
             )
+        if self.lora is not None and self.base is None:
+            raise ConfigError("lora: adapts a pretrained draft; give draft.base, or leave lora out")
         check_bounds(self, above_zero=["temperature", "flatten", "softmax_temperature"])
+
+    def check_with(self, _settings: Settings) -> None:
+        """Check what lies outside of this section.
+
+        Raises:
+            ConfigError: the folder of the base is not there.
+        """
+        _check_folder("draft.base", self.base)
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,9 @@ ends at the first level with a beam that was not drawn, and the next round draft
 that are then known. The last level needs no nodes, so the target draws it itself.
 
 AtSpeed's released code differs in two points, which `released` reproduces. q is not renormalised to
-the children of the current beams: it is over the children of all N drafted beams. And a level counts
-as accepted only if K drawn children passed the test, not if places were filled with drawn ones. Its
-accepted levels are counted over all rounds, as AtSpeed's AS@K counts them.
+the children of the current beams: it is over the children of all N drafted beams. A level counts as
+accepted only if K drawn children passed the test, not if places were filled with drawn ones. And
+accepted levels are counted over all rounds.
 
 At N = K = 1 this reproduces the target's distribution. Otherwise it is approximate: drawing without
 replacement is treated as drawing with replacement, every level draws again (a prefix counts twice

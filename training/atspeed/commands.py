@@ -29,7 +29,7 @@ QUICK: dict[str, Any] = {
 }  # fmt: skip
 QUICK_OPTIONS: dict[str, Any] = {
     "users": 6, "timed": 2, "recall_users": 10, "ks": (1, 3), "drafts": 6,
-    "studied": (3,), "widths": (3, 6), "recall_ks": (3,),
+    "studied": (3,), "widths": (3, 6), "recall_ks": (3,), "steps": 3,
 }  # fmt: skip
 INIT_OPTIONS: dict[str, Any] = {
     "scratch": ("scratch",), "target": ("target",), "both": ("scratch", "target")
@@ -48,6 +48,13 @@ def atspeed(
     minutes: Annotated[
         float | None,
         typer.Option(help=f"Training of a draft, at most (draft.max_minutes, else {MINUTES})."),
+    ] = None,
+    budgets: Annotated[
+        str,
+        typer.Option(help="What compared drafts have in common, a list of: time,steps."),
+    ] = "time,steps",
+    steps: Annotated[
+        int | None, typer.Option(min=1, help="Steps of a draft, where steps are equal (1000).")
     ] = None,
     users: Annotated[
         int | None,
@@ -80,6 +87,7 @@ def atspeed(
     """
     from recsys.benchmark import report
     from recsys.pipeline import Context
+    from recsys.training.atspeed.lineup import BUDGETS
     from recsys.training.atspeed.report import report as report_atspeed
     from recsys.training.atspeed.run import PARTS, Options, experiment
 
@@ -90,11 +98,14 @@ def atspeed(
         parts=PARTS if parts is None else words("--parts", parts, PARTS),
         inits=INIT_OPTIONS[init],
         seeds=tuple(range(seeds)),
+        budgets=words("--budgets", budgets, tuple(BUDGETS)),
         minutes=float(minutes or settings.values.get("draft", {}).get("max_minutes") or MINUTES),
         workers=workers,
         **(QUICK_OPTIONS if quick else {}),
     )
-    given: dict[str, Any] = {"users": users, "timed": timed, "recall_users": recall_users}
+    given: dict[str, Any] = {
+        "steps": steps, "users": users, "timed": timed, "recall_users": recall_users
+    }  # fmt: skip
     options = replace(options, **{k: v for k, v in given.items() if v is not None})
     document = report.begin("atspeed", quick=quick)
     document |= experiment(Context.of(settings, force=force), options)
