@@ -126,4 +126,4 @@ def child_tokens(
 
 def level_tokens(trie: DeviceTrie) -> list[torch.Tensor]:
     """L tensors (V,) of the tokens that occur at each level of the catalog, ascending."""
-    return [trie.rows[:, level].unique().long() for level in range(trie.source.num_levels)]
+    return [torch.unique(level).long() for level in trie.rows.T]

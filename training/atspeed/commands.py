@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 import typer
 
-from recsys.benchmark.options import Out, words
+from recsys.benchmark.options import Out, numbers, words
 from recsys.config import Settings
 from recsys.errors import ConfigError
 from recsys.options import ConfigFile, Force, Json, Name, Overrides, Quick
@@ -56,6 +56,9 @@ def atspeed(
     steps: Annotated[
         int | None, typer.Option(min=1, help="Steps of a draft, where steps are equal (1000).")
     ] = None,
+    ks: Annotated[
+        str | None, typer.Option(help="Numbers of beams in the tables (1,3,5,10,20).")
+    ] = None,
     users: Annotated[
         int | None,
         typer.Option(min=1, help="Test users whose accepted levels are counted (200)."),
@@ -87,7 +90,7 @@ def atspeed(
     """
     from recsys.benchmark import report
     from recsys.pipeline import Context
-    from recsys.training.atspeed.lineup import BUDGETS
+    from recsys.training.atspeed.lineup import BUDGETS, Budget
     from recsys.training.atspeed.report import report as report_atspeed
     from recsys.training.atspeed.run import PARTS, Options, experiment
 
@@ -98,13 +101,14 @@ def atspeed(
         parts=PARTS if parts is None else words("--parts", parts, PARTS),
         inits=INIT_OPTIONS[init],
         seeds=tuple(range(seeds)),
-        budgets=words("--budgets", budgets, tuple(BUDGETS)),
+        budgets=cast("tuple[Budget, ...]", words("--budgets", budgets, tuple(BUDGETS))),
         minutes=float(minutes or settings.values.get("draft", {}).get("max_minutes") or MINUTES),
         workers=workers,
         **(QUICK_OPTIONS if quick else {}),
     )
     given: dict[str, Any] = {
-        "steps": steps, "users": users, "timed": timed, "recall_users": recall_users
+        "ks": None if ks is None else numbers("--ks", ks), "steps": steps, "users": users,
+        "timed": timed, "recall_users": recall_users,
     }  # fmt: skip
     options = replace(options, **{k: v for k, v in given.items() if v is not None})
     document = report.begin("atspeed", quick=quick)

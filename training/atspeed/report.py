@@ -119,19 +119,20 @@ def _beside_paper(
 
 
 def _accepted(document: Document, verification: str, budget: str) -> Table:
+    first = "Levels of the first draft that the target accepts whole, at most L - 1."
     counted = {
-        "strict": "The paper's count adds the levels of later drafts of the same request. ",
-        "relaxed": "",
-        "released": "Levels of all rounds, as the published figures count them. ",
+        "strict": f"{first} The paper's count adds those of later drafts of the same request.",
+        "relaxed": first,
+        "released": "Levels that the target accepts, at most L - 1, of all rounds of a request, as "
+        "the published figures count them.",
     }
     lines = _beside_paper(document, "table", verification, budget, paper.ACCEPTED)
     return Table(
         f"Accepted levels (AS@K), {HOW[verification]}, {BUDGETS[budget]}",
         ["objective", "draft", *(f"AS@{k}" for k in document["options"]["ks"])],
         [[v if isinstance(v, str) else cell(v and v["accepted"]) for v in line] for line in lines],
-        f"Levels of the first draft that the target accepts whole, at most L - 1. The draft tree "
-        f"has {document['options']['drafts']} nodes a level. {counted[verification]}± is half the "
-        "95 % interval over users.",
+        f"{counted[verification]} The draft tree has {document['options']['drafts']} nodes a "
+        "level. ± is half the 95 % interval over users.",
         words=2,
     )
 
