@@ -229,7 +229,8 @@ def search_trees(
     states = torch.zeros((len(prompts), 1), dtype=torch.int64, device=device)
     scores = torch.zeros((len(prompts), 1), dtype=models[0].score_dtype, device=device)
     chosen: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = []
-    stored, real, kept_levels = [], [], [torch.zeros((len(prompts), 0), dtype=torch.float16)]
+    stored, real = [], []
+    on_levels = [torch.zeros((len(prompts), 0), dtype=torch.float16, device=device)]
     with ExitStack() as lent:
         trees = [
             lent.enter_context(
@@ -243,7 +244,7 @@ def search_trees(
             below, tokens, alive = child_tokens(trie, states, depth)
             whole = [_log_probs(tree) for tree in trees]
             if levels_of:
-                kept_levels.append(whole[0][..., levels_of[depth]].half().flatten(1).cpu())
+                on_levels.append(whole[0][..., levels_of[depth]].half().flatten(1))
             steps = [log_probs.gather(-1, tokens) for log_probs in whole]
             stored.append(steps[0].half().flatten(1))
             real.append(alive.flatten(1))
@@ -271,7 +272,7 @@ def search_trees(
         scores.cpu().numpy().astype(np.float32),
         torch.cat(stored, dim=1)[kept].cpu().numpy(),
         starts.cpu().numpy(),
-        torch.cat(kept_levels, dim=1).numpy(),
+        torch.cat(on_levels, dim=1).cpu().numpy(),
     )
 
 
