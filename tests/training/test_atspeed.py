@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 
 from recsys.artifacts import Workspace
 from recsys.config import Settings
+from recsys.errors import ConfigError
 from recsys.training.atspeed import paper
 from recsys.training.atspeed.commands import atspeed
 from recsys.training.atspeed.lineup import (
@@ -106,6 +107,18 @@ def test_published_levels_compare_with_the_released_count():
     assert paper.figure(paper.SPEEDUP, "relaxed", "atspeed-r", 10) == 2.16
 
 
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"objectives": ("atspeed-s-eq4",), "parts": ("table",)}, "eq4 needs the draft of sft"),
+        ({"objectives": ("sft", "atspeed-s")}, "recall needs the draft of atspeed-r"),
+    ],
+)
+def test_a_missing_draft_that_another_needs_is_named(options, says):
+    with pytest.raises(ConfigError, match=says):
+        Options(**options)
+
+
 def sample(accepted):
     return Sample(Question(5), np.asarray(accepted, float), 4 - np.asarray(accepted, float))
 
@@ -140,14 +153,16 @@ def quick(tmp_path_factory):
         first = CliRunner().invoke(app, arguments, catch_exceptions=False)
         stamp = {f: f.stat().st_mtime_ns for f in home.rglob("manifest.json")}
         again = ["--quick", "--workers", "1", "--parts", "ablations", "--json"]
+        few = ["--quick", "--workers", "1", "--parts", "table", "--objectives", "seqkd,tree-kd"]
+        third = CliRunner().invoke(app, few, catch_exceptions=False)
         second = CliRunner().invoke(app, again, catch_exceptions=False)
     assert {f: f.stat().st_mtime_ns for f in home.rglob("manifest.json")} == stamp
-    return home / "out", first, second
+    return home / "out", first, second, third
 
 
 @pytest.mark.slow
 def test_a_toy_run_fills_every_part(quick):
-    folder, first, _ = quick
+    folder, first, _, _ = quick
     document = json.loads(first.stdout.splitlines()[-1])
     assert first.exit_code == 0
     assert document == json.loads((folder / "result.json").read_text())
@@ -170,7 +185,7 @@ def test_a_toy_run_fills_every_part(quick):
 
 @pytest.mark.slow
 def test_a_toy_run_shows_published_figures(quick):
-    folder, first, _ = quick
+    folder, first, _, _ = quick
     page = (folder / "report.html").read_text()
     for text in ("paper (7B)", "2.58", "6.7 billion parameters", "AtSpeed-S", "beam-kd (ours)"):
         assert text in page
@@ -182,8 +197,15 @@ def test_a_toy_run_shows_published_figures(quick):
 
 @pytest.mark.slow
 def test_existing_drafts_are_not_trained_again(quick):
-    _, first, second = quick
+    _, first, second, _ = quick
     before, after = (json.loads(run.stdout.splitlines()[-1]) for run in (first, second))
     assert second.exit_code == 0
     assert "table" not in after
     assert before["ablations"] == after["ablations"]
+
+
+@pytest.mark.slow
+def test_other_objectives_can_be_left_out(quick):
+    document = json.loads(quick[3].stdout.splitlines()[-1])
+    assert {row["objective"] for row in document["table"]} == {"seqkd", "tree-kd"}
+    assert len(document["drafts"]) == 2 * 2 * 2

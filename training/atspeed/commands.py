@@ -41,6 +41,9 @@ def atspeed(
         str | None,
         typer.Option(help="What to run, a list of: table,ablations,effects,recall."),
     ] = None,
+    objectives: Annotated[
+        str | None, typer.Option(help="Objectives whose drafts are compared, a list (all).")
+    ] = None,
     init: Annotated[
         str, typer.Option(help="Drafts start from: scratch, target (its first layers), or both.")
     ] = "both",
@@ -90,7 +93,7 @@ def atspeed(
     """
     from recsys.benchmark import report
     from recsys.pipeline import Context
-    from recsys.training.atspeed.lineup import BUDGETS, Budget
+    from recsys.training.atspeed.lineup import BUDGETS, OBJECTIVES, Budget
     from recsys.training.atspeed.report import report as report_atspeed
     from recsys.training.atspeed.run import PARTS, Options, experiment
 
@@ -99,6 +102,7 @@ def atspeed(
     settings = _settings(config, set_, name, quick)
     options = Options(
         parts=PARTS if parts is None else words("--parts", parts, PARTS),
+        objectives=words("--objectives", objectives or ",".join(OBJECTIVES), OBJECTIVES),
         inits=INIT_OPTIONS[init],
         seeds=tuple(range(seeds)),
         budgets=cast("tuple[Budget, ...]", words("--budgets", budgets, tuple(BUDGETS))),

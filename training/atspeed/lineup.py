@@ -21,6 +21,7 @@ Budget = Literal["time", "steps"]
 
 PUBLISHED = ("sft", "wordkd", "tvdkd", "seqkd", "atspeed-s", "atspeed-s-eq4", "atspeed-r")
 OURS = tuple(name for name in get_args(Objective) if name not in PUBLISHED)
+OBJECTIVES = (*PUBLISHED, *OURS)
 TITLES = {
     "sft": "SFT", "wordkd": "WordKD", "tvdkd": "TVDKD", "seqkd": "SeqKD",
     "atspeed-s": "AtSpeed-S", "atspeed-s-eq4": "AtSpeed-S, eq. 4", "atspeed-r": "AtSpeed-R",
@@ -188,7 +189,7 @@ def list_plain(
     """Every objective without changes."""
     return [
         Variant(objective, init, seed, budget=budget)
-        for budget, init, objective, seed in product(budgets, inits, (*PUBLISHED, *OURS), seeds)
+        for budget, init, objective, seed in product(budgets, inits, OBJECTIVES, seeds)
     ]
 
 

@@ -11,7 +11,6 @@ from recsys.training.atspeed.lineup import (
     BUDGETS,
     EPOCHS,
     INITS,
-    OURS,
     PUBLISHED,
     RELAXED,
     STRICT,
@@ -101,7 +100,7 @@ def _beside_paper(
     """Lines of objective, draft and a row for each K; published figures are texts."""
     options = document["options"]
     lines: list[list[Row | str | None]] = []
-    for objective in (*PUBLISHED, *OURS):
+    for objective in options["objectives"]:
         title = _title(objective)
         theirs = [paper.figure(published, verification, objective, k) for k in options["ks"]]
         if any(v is not None for v in theirs):
@@ -280,7 +279,7 @@ def _plot_accepted(document: Document) -> Plot:
     ks, panels = options["ks"], []
     for verification, champion in (("strict", STRICT), ("released", RELAXED)):
         lines = []
-        for objective in (*PUBLISHED, *OURS):
+        for objective in options["objectives"]:
             about = {
                 "objective": objective, "init": options["inits"][0], "budget": options["budgets"][0]
             }  # fmt: skip

@@ -16,12 +16,15 @@ from typing import Any
 import torch
 
 from recsys.artifacts import Workspace, read_manifest
+from recsys.errors import ConfigError
 from recsys.pipeline import Context
 from recsys.pipeline import run as run_stages
 from recsys.progress import track
 from recsys.training.atspeed import paper
 from recsys.training.atspeed.lineup import (
     ALPHAS,
+    OBJECTIVES,
+    PRINTED,
     RELAXED,
     STRICT,
     Budget,
@@ -66,6 +69,7 @@ class Options:
 
     Attributes:
         parts: of `PARTS`.
+        objectives: of `OBJECTIVES`; drafts of others are left out.
         inits: starting points of drafts; studies use the first.
         seeds: of the drafts.
         budgets: what drafts that are compared have in common, for the table and the ablations; the
@@ -84,6 +88,7 @@ class Options:
     """
 
     parts: tuple[str, ...] = PARTS
+    objectives: tuple[str, ...] = OBJECTIVES
     inits: tuple[Init, ...] = ("scratch", "target")
     seeds: tuple[int, ...] = (0,)
     budgets: tuple[Budget, ...] = ("time", "steps")
@@ -98,6 +103,14 @@ class Options:
     studied: tuple[int, ...] = (5, 10, 20)
     widths: tuple[int, ...] = (10, 20, 40, 60, 80)
     recall_ks: tuple[int, ...] = (5, 10)
+
+    def __post_init__(self) -> None:
+        needed = {PRINTED: {"sft"}} if PRINTED in self.objectives else {}
+        if "recall" in self.parts:
+            needed["recall"] = {STRICT, RELAXED}
+        for name, others in needed.items():
+            if missing := sorted(others.difference(self.objectives)):
+                raise ConfigError(f"objectives: {name} needs the draft of {missing[0]}; add it")
 
 
 @dataclass(frozen=True)
@@ -134,11 +147,16 @@ def experiment(context: Context, options: Options) -> Row:
         run_stages(context, ("data", "ids", "target"))
     torch.set_num_threads(1)
     base, parts = context.workspace, options.parts
-    cells = [cell for cell in list_cells(options) if cell.part in parts]
+    cells = [
+        cell
+        for cell in list_cells(options)
+        if cell.part in parts and cell.variant.objective in options.objectives
+    ]
     document: Row = {"run": base.name, "options": asdict(options)}
     with workers(options.workers) as run:
         with _clock(seconds, "drafts"):
             variants = list_variants(parts, options.inits, options.seeds, options.budgets)
+            variants = [v for v in variants if v.objective in options.objectives]
             made = produce(variants, context, Limits(options.minutes, options.steps), run)
         with _clock(seconds, "acceptance"):
             samples = _ask(cells, base, options, run)
@@ -146,7 +164,8 @@ def experiment(context: Context, options: Options) -> Row:
             with _clock(seconds, "recall"):
                 document["recall"] = _recall(base, options, run)
     info = read_manifest(base.run("target"), "target").info
-    first = list_plain(options.inits, options.seeds[:1], options.budgets[:1])
+    plain = list_plain(options.inits, options.seeds[:1], options.budgets[:1])
+    first = [v for v in plain if v.objective in options.objectives]
     document |= {
         "teachers": [row for row in made if "teacher" in row],
         "drafts": [row for row in made if "draft" in row],
