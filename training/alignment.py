@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,7 @@ from recsys.training.tree import (
     causal_parts,
     child_tokens,
     descent,
+    level_tokens,
     node_logits,
     tree_mask,
     tree_positions,
@@ -50,6 +52,8 @@ class TreeBatch:
         parents: (B, L, K) int64.
         scores: (B, L, K) float32.
         log_probs: L arrays (B, 1 or K, C) float32, the target's, -inf for padding.
+        level_log_probs: L arrays (B, 1 or K, V) float32, the target's of all tokens of a level; or
+            none.
     """
 
     window: NDArray[np.int64]
@@ -59,13 +63,14 @@ class TreeBatch:
     parents: NDArray[np.int64]
     scores: NDArray[np.float32]
     log_probs: list[NDArray[np.float32]]
+    level_log_probs: list[NDArray[np.float32]]
 
     @property
     def inputs(self) -> tuple[NDArray[Any], ...]:
         """Arguments of `TreeAlignment.forward`."""
         return (
             self.window, self.asked, self.lengths, self.states, self.parents, self.scores,
-            *self.log_probs,
+            *self.log_probs, *self.level_log_probs,
         )  # fmt: skip
 
     @property
@@ -87,6 +92,8 @@ class TreeBatches:
         max_tokens: most tokens of a batch, nodes and padding included.
         min_context: items at the start of a window that carry no loss.
         seed: of the order.
+        level_tokens: whether batches have the log-probs of all tokens of a level, which the trees
+            then have.
     """
 
     prompts: Prompts
@@ -96,6 +103,13 @@ class TreeBatches:
     max_tokens: int
     min_context: int = 1
     seed: int = 0
+    level_tokens: bool = False
+
+    @cached_property
+    def level_sizes(self) -> list[int]:
+        """Number of tokens that occur at each level, if batches have their log-probs."""
+        levels = self.trie.rows.T if self.level_tokens else ()
+        return [len(np.unique(level)) for level in levels]
 
     def epoch(self, epoch: int, start: int = 0) -> Iterator[TreeBatch]:
         """Batches of one epoch from number `start` on."""
@@ -138,6 +152,7 @@ class TreeBatches:
             window, loss, lengths,
             trees.states[places].astype(np.int64), trees.parents[places].astype(np.int64),
             trees.scores[places], trees.children_log_probs(places, self.trie),
+            trees.split_levels(places, self.level_sizes) if self.level_tokens else [],
         )  # fmt: skip
 
 
@@ -309,6 +324,7 @@ class TreeAlignment(nn.Module):
         self._trie, self._settings, self._smoothing = trie, settings, label_smoothing
         self._dtype = dtype
         self._target = (target,)  # in a tuple, so that it is not a part that is trained or saved
+        self._level_tokens = level_tokens(trie) if settings.on_levels else []
 
     def forward(
         self,
@@ -359,7 +375,8 @@ class TreeAlignment(nn.Module):
         elif settings.objective == "tree-kd":
             align = self._tree_kd(levels)
         else:
-            align = self._sequences(levels, log_q, whole_p)
+            level_p = [p.to(kind) for p in log_probs[states.shape[1] :]]
+            align = self._sequences(levels, log_q, whole_p, level_p)
         loss: torch.Tensor = settings.align_weight * align + (1 - settings.align_weight) * rec
         return loss
 
@@ -391,7 +408,11 @@ class TreeAlignment(nn.Module):
         return Levels(states, parents, scores, children, real, p, q)
 
     def _sequences(
-        self, levels: Levels, log_q: torch.Tensor, whole_p: torch.Tensor | None
+        self,
+        levels: Levels,
+        log_q: torch.Tensor,
+        whole_p: torch.Tensor | None,
+        level_p: list[torch.Tensor],
     ) -> torch.Tensor:
         """SeqKD, AtSpeed-S or AtSpeed-R: the mean over histories of the weighted sum over nodes."""
         settings, width = self._settings, levels.states.shape[2]
@@ -406,14 +427,20 @@ class TreeAlignment(nn.Module):
             if settings.objective == "seqkd":
                 total = total + losses.sequence_cross_entropy(q, share).sum(-1).mean()
                 continue
-            if whole_p is None:
-                here_p, here_q = p[depth], losses.allowed(q, levels.real[depth])
-            else:
+            if whole_p is not None:
                 here_p, here_q = whole_p[:, place], log_q[:, place]
+            elif self._level_tokens:
+                here_p = level_p[depth].log_softmax(-1)
+                here_q = log_q[:, place][..., self._level_tokens[depth]].log_softmax(-1)
+            else:
+                here_p, here_q = p[depth], losses.allowed(q, levels.real[depth])
             if settings.objective == "atspeed-s":
                 row = losses.atspeed_s(
-                    here_p, here_q, weights.last[depth], width, density=settings.density
-                )
+                    here_p, here_q, width,
+                    density=settings.density, temperature=settings.softmax_temperature,
+                )  # fmt: skip
+            elif settings.objective == "atspeed-s-eq4":
+                row = losses.atspeed_s_eq4(here_p, here_q, weights.last[depth], width)
             else:
                 row = losses.atspeed_r(here_p, here_q, width)
             total = total + (share.sum(-1) * row).sum(-1).mean()

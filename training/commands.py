@@ -75,7 +75,10 @@ class DraftOptions:
 
     objective: Annotated[
         str | None,
-        typer.Option(help="sft, wordkd, tvdkd, seqkd, atspeed-s, atspeed-r, tree-kd or beam-kd."),
+        typer.Option(
+            help="sft, wordkd, tvdkd, seqkd, atspeed-s (as released), atspeed-s-eq4 (as printed), "
+            "atspeed-r, tree-kd or beam-kd."
+        ),
     ] = None
     alpha: Annotated[
         float | None, typer.Option(help="Weight of the alignment loss beside the next-item loss.")
@@ -106,6 +109,13 @@ class DraftOptions:
     on_policy: Annotated[
         int | None,
         typer.Option(help="Batches between new searches with the current draft; 0 for none."),
+    ] = None
+    base: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder of a pretrained checkpoint with the target's tokenizer, instead of the "
+            "target's first layers; --set draft.lora.rank=16 adapts it with LoRA."
+        ),
     ] = None
     preset: Preset = None
     epochs: Epochs = None

@@ -1,7 +1,8 @@
 """Stage `draft`: a small model that predicts what the target will generate.
 
-It starts as the target's first layers (or at random), and is trained on the next items alone (sft)
-or aligned to the target by one of the objectives of `recsys.training.alignment`.
+It starts as the target's first layers, at random, or as a pretrained checkpoint with the target's
+tokenizer, and is trained on the next items alone (sft) or aligned to the target by one of the
+objectives of `recsys.training.alignment`.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from recsys.config import as_dict
 from recsys.constraint import ItemTrie
 from recsys.constraint.transitions import DeviceTrie
 from recsys.dataset import Dataset
+from recsys.errors import ConfigError
 from recsys.models.architecture import architecture
 from recsys.models.checkpoint import build, save_model
 from recsys.pipeline import Context
@@ -28,6 +30,7 @@ from recsys.training.initialise import initialise_from_centroids, initialise_fro
 from recsys.training.loop import Data, fit
 from recsys.training.objective import NextToken
 from recsys.training.on_policy import OnPolicyBatches
+from recsys.training.pretrained import add_lora, load_draft_base
 from recsys.training.settings import ON_TREES, ON_WORDS, DraftConfig
 from recsys.training.state import Checkpoints, Progress
 from recsys.training.supervised import (
@@ -44,7 +47,6 @@ from recsys.training.supervised import (
 from recsys.training.target import MODEL, TrainedTarget
 from recsys.training.teacher import Teacher
 from recsys.training.validation import Acceptance, Validation
-from recsys.vocabulary import Vocabulary
 
 KIND = "draft"
 
@@ -73,7 +75,7 @@ def stage(context: Context) -> Path:
     checkpoints = open_checkpoints(output)
     material, target = Material.load(workspace), TrainedTarget.load(workspace)
     torch.manual_seed(seed)
-    model = start(config, target.load_model(), target.vocabulary, material)
+    model, tokenizer = start(config, target, material)
     progress = train_draft(
         model, target.load_model(), material.dataset, target.encoder,
         within_budget(config, KIND, context), checkpoints,
@@ -83,20 +85,32 @@ def stage(context: Context) -> Path:
     if progress.best and "recall@10" not in progress.best:
         info["validation"] = {**progress.best, "users": config.accept_users}
     with write_trained(output, checkpoints, info) as folder:
-        save_model(model, folder / MODEL)
+        save_model(model, folder / MODEL, merge=config.lora is None or config.lora.merge)
+        if tokenizer is not None:
+            tokenizer.save_pretrained(str(folder / MODEL))
         target.vocabulary.save(folder)
     return output.path
 
 
-def start(config: DraftConfig, target: Any, vocabulary: Vocabulary, material: Material) -> Any:
-    """A draft before training: the target's first layers, or random weights in its own sizes."""
-    if config.init_from_target:
-        return cut(target, config.layers)
-    sizes = architecture(config.preset, config.architecture)
-    model = build(replace(sizes, layers=config.layers), vocabulary)
+def start(config: DraftConfig, target: TrainedTarget, material: Material) -> tuple[Any, Any]:
+    """A draft before training, and its tokenizer or None.
+
+    It is the target's first layers, a pretrained checkpoint, or random weights in its own sizes.
+
+    Raises:
+        ConfigError: a checkpoint with another vocabulary than the target's.
+    """
+    vocabulary, tokenizer = target.vocabulary, None
+    if config.base is not None:
+        model, tokenizer = load_draft_base(config.base, target.folder / MODEL, vocabulary)
+    elif config.init_from_target:
+        return cut(target.load_model(), config.layers), None
+    else:
+        sizes = architecture(config.preset, config.architecture)
+        model = build(replace(sizes, layers=config.layers), vocabulary)
     if material.centroids is not None:
         initialise_from_centroids(model, vocabulary, material.centroids)
-    return model
+    return model if config.lora is None else add_lora(model, vocabulary, config.lora), tokenizer
 
 
 def train_draft(
@@ -174,10 +188,16 @@ def _tree_alignment(
     seed: int,
 ) -> tuple[TreeAlignment, Data]:
     """The loss module and the batches of an objective that learns from the teacher's trees."""
+    if config.on_levels and not data.config.level_tokens:
+        raise ConfigError(
+            "teacher.level_tokens: the teacher data lack the tokens of the levels, which "
+            "objective atspeed-s compares; make them with true, or set draft.level_tokens: false"
+        )
     trie = ItemTrie.build(encoder.item_tokens)
     trees = TreeBatches(
-        data.prompts, data.trees, encoder, trie, config.batch_tokens, config.min_context, seed
-    )
+        data.prompts, data.trees, encoder, trie, config.batch_tokens, config.min_context, seed,
+        config.on_levels,
+    )  # fmt: skip
     batches: Data = trees
     if config.on_policy:
         batches = OnPolicyBatches(

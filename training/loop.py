@@ -84,7 +84,6 @@ def fit(
     name: str,
     validate: Callable[[], dict[str, float]] | None = None,
     seed: int = 0,
-    max_steps: int | None = None,
 ) -> Progress:
     """Train `module` in place.
 
@@ -102,7 +101,6 @@ def fit(
         validate: called on the main process with the module in evaluation mode; returns metrics.
             Larger values of the first one are better; it selects the weights and is shown.
         seed: of dropout inside the model.
-        max_steps: the most steps to take.
 
     Returns:
         Progress at the end, with the metrics of the selected weights.
@@ -110,7 +108,7 @@ def fit(
     Raises:
         ConfigError: the loss is not finite, or TensorBoard is not installed but required.
     """
-    return _Run(module, data, config, checkpoints, name, validate, seed, max_steps).train()
+    return _Run(module, data, config, checkpoints, name, validate, seed).train()
 
 
 @dataclass
@@ -124,7 +122,6 @@ class _Run:
     name: str
     validate: Callable[[], dict[str, float]] | None
     seed: int
-    max_steps: int | None
 
     def __post_init__(self) -> None:
         module, config, checkpoints = self.module, self.config, self.checkpoints
@@ -151,7 +148,7 @@ class _Run:
         in_epoch = -(-self.data.count() // (config.accumulate * self.world))
         epochs = max(config.epochs, -(-config.min_steps // in_epoch))
         steps = epochs * in_epoch
-        self.total_steps = min(steps, self.max_steps or steps)
+        self.total_steps = min(steps, config.max_steps or steps)
         # As many validations as `epochs` passes would have, up to rounding.
         self.evaluate_every = config.evaluate_every * epochs // config.epochs
         self.budget_s = (config.max_minutes or math.inf) * 60

@@ -5,8 +5,8 @@ All functions take rows of any leading shape, (..., C), and return one number pe
 marks the tokens that exist; the others are padding. *Allowed* distributions are renormalised over
 the real tokens; *whole* ones are normalised over the whole vocabulary.
 
-Sources: AtSpeed (Lin et al., ICLR 2025), eq. 4 and 8; Hinton et al., 2015 (WordKD); Kim and Rush,
-2016 (SeqKD); Wen et al., 2023 (TVDKD).
+Sources: AtSpeed (Lin et al., ICLR 2025), eq. 4 and 8, and the code released with it; Hinton et al.,
+2015 (WordKD); Kim and Rush, 2016 (SeqKD); Wen et al., 2023 (TVDKD).
 """
 
 from __future__ import annotations
@@ -46,12 +46,45 @@ def total_variation(log_p: torch.Tensor, log_q: torch.Tensor) -> torch.Tensor:
 def atspeed_s(
     log_p: torch.Tensor,
     log_q: torch.Tensor,
-    log_p_last: torch.Tensor,
     top: int,
     *,
     density: bool = True,
+    temperature: float | None = None,
 ) -> torch.Tensor:
-    """AtSpeed-S, eq. 4, at one step.
+    """AtSpeed-S as the authors released it, at one step.
+
+    sum_{v in V_c} q'(v) log(q'(v) / p'(v)) - p'(y_K) sum_{v in V_c} q'(v) log q'(v)
+
+    p' and q' are p and q renormalised over V_c, and y_K is the K-th token of V_c; p'(y_K) is 0
+    where there are fewer. The first sum is the reverse KL, the second, with its sign, p'(y_K) times
+    the entropy of q'. For a given V_c the minimum is q' proportional to p'^(1 / (1 - p'(y_K))): the
+    target, slightly sharper.
+
+    Args:
+        log_p: (..., C) normalised over the tokens that are compared.
+        log_q: (..., C) likewise.
+        top: K, the size of V_c, the most probable tokens under q.
+        density: False omits the entropy (the ablation "w/o DR"); the reverse KL stays renormalised.
+        temperature: if given, p' and q' are softmax(p / temperature) and softmax(q / temperature)
+            over V_c, of probabilities instead of log-probabilities. The authors' training script
+            does this with .001.
+    """
+    chosen = log_q.detach().topk(min(top, log_q.shape[-1]), dim=-1).indices  # V_c, best first
+    log_p, log_q = log_p.gather(-1, chosen), log_q.gather(-1, chosen)
+    if temperature is not None:
+        log_p, log_q = log_p.exp() / temperature, log_q.exp() / temperature
+    log_p, log_q = log_p.log_softmax(-1), log_q.log_softmax(-1)
+    q = log_q.exp()
+    reverse = (q * (log_q - log_p)).sum(-1)
+    if not density or log_p.shape[-1] < top:
+        return reverse
+    return reverse - log_p[..., -1].exp() * (q * log_q).sum(-1)
+
+
+def atspeed_s_eq4(
+    log_p: torch.Tensor, log_q: torch.Tensor, log_p_last: torch.Tensor, top: int
+) -> torch.Tensor:
+    """AtSpeed-S as printed, eq. 4, at one step.
 
     sum_{v in V_c} q(v) log(q(v) / p(v)) - sum_{v in V_c} q(v) log(q(v) / p(y_K))
 
@@ -63,14 +96,10 @@ def atspeed_s(
         log_q: (..., C) allowed.
         log_p_last: (...) log p(y_K), of the K-th best sequence's token at this step.
         top: K, the size of V_c, the most probable tokens under q.
-        density: False omits the second sum (the ablation "w/o DR").
     """
     chosen = log_q.detach().topk(min(top, log_q.shape[-1]), dim=-1).indices  # V_c
-    log_p, log_q = log_p.gather(-1, chosen), log_q.gather(-1, chosen)
-    q = log_q.exp()
-    if density:
-        return (q * (log_p_last[..., None] - log_p)).sum(-1)
-    return (q * (log_q - log_p)).sum(-1)
+    log_p, q = log_p.gather(-1, chosen), log_q.gather(-1, chosen).exp()
+    return (q * (log_p_last[..., None] - log_p)).sum(-1)
 
 
 def atspeed_r(log_p: torch.Tensor, log_q: torch.Tensor, top: int) -> torch.Tensor:

@@ -22,6 +22,7 @@ from recsys.constraint.transitions import DeviceTrie
 from recsys.training.alignment import TreeBatch, TreeBatches
 from recsys.training.state import STATE
 from recsys.training.teacher import search_trees
+from recsys.training.tree import level_tokens
 
 
 @dataclass
@@ -56,6 +57,7 @@ class OnPolicyBatches:
         if start % self.every:
             self._restore(self._file(epoch, start - start % self.every))
         trie = DeviceTrie.of(self.data.trie, self.draft.device)
+        levels_of = level_tokens(trie) if self.data.level_tokens else ()
         for number, places in enumerate(self.data.groups(epoch)[start:], start):
             if number % self.every == 0:
                 self._copy(epoch, number)
@@ -66,6 +68,7 @@ class OnPolicyBatches:
                 self.num_beams,
                 draft=self._policy,
                 mixture=self.mixture,
+                levels_of=levels_of,
             )
             yield self.data.batch(places, trees)
 

@@ -44,30 +44,7 @@ def load_base(
         ConfigError: no tokenizer, one that already has a semantic token, or more than 26 levels.
         ArtifactError: no loadable checkpoint.
     """
-    import torch
-    from transformers import AddedToken
-    from transformers.utils import logging
-
-    from recsys.models.checkpoint import load_model
-
-    if len(level_sizes) > len(LEVELS):
-        raise ConfigError(f"{len(level_sizes)} levels; token names go up to {len(LEVELS)}")
-    model = load_model(folder, dtype=torch.float32)
-    tokenizer = load_tokenizer(folder)
-    first = len(tokenizer)
-    names = semantic_tokens(level_sizes)
-    added = tokenizer.add_tokens([AddedToken(name, normalized=False) for name in names])
-    if added != len(names) or tokenizer.convert_tokens_to_ids(names[0]) != first:
-        raise ConfigError(f"base: the tokenizer of {folder} has tokens like {names[0]} already")
-    rows = max(len(tokenizer), model.get_input_embeddings().num_embeddings)
-    verbosity = logging.get_verbosity()
-    logging.set_verbosity_error()  # transformers prints long notes about new rows
-    try:
-        with torch.random.fork_rng(devices=[]):  # does not change the run's random numbers
-            torch.manual_seed(0)
-            model.resize_token_embeddings(rows, pad_to_multiple_of=8)
-    finally:
-        logging.set_verbosity(verbosity)
+    model, tokenizer, first = _load_with_codes(folder, level_sizes)
     sizes = [int(size) for size in level_sizes]
     bos = [tokenizer.bos_token_id] if tokenizer.bos_token_id is not None else []
     text = tokenizer.encode(instruction, add_special_tokens=False)
@@ -82,6 +59,75 @@ def load_base(
         tuple(bos + text),
     )
     return model, tokenizer, vocabulary
+
+
+def load_draft_base(folder: Path, target: Path, vocabulary: Vocabulary) -> tuple[Any, Any]:
+    """Read a checkpoint for a draft, whose tokenizer must be that of the target's checkpoint.
+
+    The draft gets the target's number of rows, new ones near the mean of the old ones.
+
+    Args:
+        folder: as in `load_base`.
+        target: folder of the target's checkpoint.
+        vocabulary: the target's.
+
+    Returns:
+        Model (float32) and tokenizer.
+
+    Raises:
+        ConfigError: as `load_base`, or another vocabulary than the target's.
+        ArtifactError: no loadable checkpoint.
+    """
+    remedy = "; draft and target need one vocabulary: give target.base and draft.base checkpoints "
+    remedy += "with the same tokenizer, or leave draft.base out"
+    if not (target / "tokenizer_config.json").is_file():
+        raise ConfigError(f"draft.base: {folder} has a tokenizer, and the target none{remedy}")
+    model, tokenizer, _ = _load_with_codes(folder, vocabulary.level_sizes)
+    mine, theirs = tokenizer.get_vocab(), load_tokenizer(target).get_vocab()
+    if mine != theirs:
+        token = min(name for name, _ in mine.items() ^ theirs.items())
+        numbers = [str(vocab.get(token, "unknown")) for vocab in (mine, theirs)]
+        raise ConfigError(
+            f"draft.base: token {token!r} has number {numbers[0]} in {folder} and {numbers[1]} in "
+            f"the target{remedy}"
+        )
+    _resize(model, vocabulary.size)
+    return model, tokenizer
+
+
+def _load_with_codes(folder: Path, level_sizes: Sequence[int]) -> tuple[Any, Any, int]:
+    """Model and tokenizer with a token for each code, and the first of these tokens."""
+    import torch
+    from transformers import AddedToken
+
+    from recsys.models.checkpoint import load_model
+
+    if len(level_sizes) > len(LEVELS):
+        raise ConfigError(f"{len(level_sizes)} levels; token names go up to {len(LEVELS)}")
+    model = load_model(folder, dtype=torch.float32)
+    tokenizer = load_tokenizer(folder)
+    first = len(tokenizer)
+    names = semantic_tokens(level_sizes)
+    added = tokenizer.add_tokens([AddedToken(name, normalized=False) for name in names])
+    if added != len(names) or tokenizer.convert_tokens_to_ids(names[0]) != first:
+        raise ConfigError(f"base: the tokenizer of {folder} has tokens like {names[0]} already")
+    _resize(model, max(len(tokenizer), model.get_input_embeddings().num_embeddings), 8)
+    return model, tokenizer, first
+
+
+def _resize(model: Any, rows: int, multiple: int | None = None) -> None:
+    """Give embedding and head this many rows, or the next multiple; always the same new ones."""
+    import torch
+    from transformers.utils import logging
+
+    verbosity = logging.get_verbosity()
+    logging.set_verbosity_error()  # transformers prints long notes about new rows
+    try:
+        with torch.random.fork_rng(devices=[]):  # does not change the run's random numbers
+            torch.manual_seed(0)
+            model.resize_token_embeddings(rows, pad_to_multiple_of=multiple)
+    finally:
+        logging.set_verbosity(verbosity)
 
 
 def load_tokenizer(folder: Path) -> Any:

@@ -19,11 +19,13 @@ SASREC = "sasrec"
 LEARNED = ("rq-kmeans", "rq-vae")  # methods that learn codes from features
 Method = Literal["rq-vae", "rq-kmeans", "imported", "bundle"]
 Objective = Literal[
-    "sft", "wordkd", "tvdkd", "seqkd", "atspeed-s", "atspeed-r", "tree-kd", "beam-kd"
-]
+    "sft", "wordkd", "tvdkd", "seqkd", "atspeed-s", "atspeed-s-eq4", "atspeed-r", "tree-kd",
+    "beam-kd",
+]  # fmt: skip
 # What each objective learns from, in addition to the next items.
 ON_WORDS = ("wordkd", "tvdkd")  # the target's distribution at every token of the windows
-ON_TREES = ("seqkd", "atspeed-s", "atspeed-r", "tree-kd", "beam-kd")  # the teacher's trees
+# The teacher's trees.
+ON_TREES = ("seqkd", "atspeed-s", "atspeed-s-eq4", "atspeed-r", "tree-kd", "beam-kd")
 # Objectives whose optimum is the target itself need no recommendation loss.
 _COMPLETE = ("tree-kd", "beam-kd")
 
@@ -35,6 +37,7 @@ class LoopConfig:
     Attributes:
         epochs: passes over the training windows, at most.
         min_steps: few data need more passes: epochs are added until there are this many steps.
+        max_steps: steps at most, at which the schedule then ends.
         max_minutes: time budget, including validation. The schedule then follows the clock, and
             training ends when either budget is spent.
         learning_rate: peak of the schedule.
@@ -56,6 +59,7 @@ class LoopConfig:
 
     epochs: int = 30
     min_steps: int = 0
+    max_steps: int | None = None
     max_minutes: float | None = None
     learning_rate: float = 3e-3
     min_learning_rate: float = 0.0
@@ -73,7 +77,7 @@ class LoopConfig:
 
     def __post_init__(self) -> None:
         least = {"epochs": 1, "min_steps": 0, "accumulate": 1, "evaluate_every": 0}
-        check_bounds(self, at_least=least, above_zero=["max_minutes"])
+        check_bounds(self, at_least=least, above_zero=["max_minutes", "max_steps"])
 
 
 @dataclass(frozen=True)
@@ -350,6 +354,8 @@ class TeacherConfig:
         min_context: items of a prompt, at least.
         item_dropout: share of items removed from the prompts, because the target has memorised its
             training histories.
+        level_tokens: also store the target's log-probs of all tokens of a node's level, for
+            atspeed-s, which takes about six times the space. None: if the run's draft needs them.
         shard: histories per file.
         batch: histories that are searched together.
         threads: of torch in each process; 0 keeps its default.
@@ -362,6 +368,7 @@ class TeacherConfig:
     histories: int = 20_000
     min_context: int = 1
     item_dropout: float = 0.0
+    level_tokens: bool | None = None
     shard: int = 2_000
     batch: int = 64
     threads: int = 0
@@ -382,8 +389,11 @@ class AlignmentSettings:
         alpha: weight of the alignment loss; 1 - alpha is the weight of the recommendation loss.
             None means .5, or 1 for tree-kd and beam-kd.
         beam_steps: whether the sequences of a history are the beams of every step, or of the last.
-        density: keep AtSpeed-S's density regularisation.
-        constrained: compare distributions over the allowed tokens. False compares them over the
+        density: keep the density regularisation of atspeed-s.
+        level_tokens: atspeed-s compares all tokens of a node's level, as released; False: only
+            those that the trie allows at the node.
+        softmax_temperature: of atspeed-s (`recsys.training.losses.atspeed_s`); None renormalises.
+        constrained: compare distributions over tokens of the catalog. False compares them over the
             whole vocabulary, for which the target runs again in every training step.
         top_k: learn from all K sequences; False: only from the best one.
         tree_attention: one row per history; False: one row per node.
@@ -395,6 +405,8 @@ class AlignmentSettings:
     alpha: float | None = None
     beam_steps: Literal["all", "last"] = "all"
     density: bool = True
+    level_tokens: bool = True
+    softmax_temperature: float | None = None
     constrained: bool = True
     top_k: bool = True
     tree_attention: bool = True
@@ -408,12 +420,20 @@ class AlignmentSettings:
             return 1.0 if self.objective in _COMPLETE else 0.5
         return self.alpha
 
+    @property
+    def on_levels(self) -> bool:
+        """Whether the objective compares all tokens of a level, which the teacher then stores."""
+        return self.objective == "atspeed-s" and self.level_tokens and self.constrained
+
 
 @dataclass(frozen=True)
 class DraftConfig(AlignmentSettings, SupervisedConfig):
     """Section `draft`, with the objective's. Vocabulary and prompt window are the target's.
 
     Attributes:
+        base: folder of a pretrained checkpoint with its tokenizer, which must be the target's;
+            replaces the sizes, `layers` and `init_from_target`.
+        lora: settings for adapting a pretrained draft with LoRA; None trains all its weights.
         layers: decoder layers.
         init_from_target: take the target's sizes and start as its embeddings, head and first
             layers; otherwise the preset's sizes and random weights.
@@ -424,6 +444,8 @@ class DraftConfig(AlignmentSettings, SupervisedConfig):
         accept_nodes: nodes of their draft trees.
     """
 
+    base: Path | None = None
+    lora: LoraSettings | None = None
     layers: int = 1
     init_from_target: bool = True
     on_policy: int = 0
@@ -437,12 +459,27 @@ class DraftConfig(AlignmentSettings, SupervisedConfig):
         super().__post_init__()
         if self.alpha is not None and not 0 <= self.alpha <= 1:
             raise ConfigError(f"alpha: expected 0 <= alpha <= 1, got {self.alpha}")
-        if self.alpha == 1 and self.objective == "atspeed-s" and self.density:
+        if self.alpha == 1 and self.objective == "atspeed-s-eq4":
             raise ConfigError(
-                "alpha: with 1, AtSpeed-S has no recommendation loss and moves all probability of "
-                "the draft to one token; use a smaller alpha, or density: false"
+                "alpha: with 1, atspeed-s-eq4 has no recommendation loss and moves all probability "
+                "of the draft to one token; use a smaller alpha, or atspeed-s"
             )
-        check_bounds(self, above_zero=["temperature", "flatten"])
+        if not self.density and self.objective == "atspeed-s-eq4":
+            raise ConfigError(
+                "density: without it, atspeed-s-eq4 rewards probability outside of V_c; use "
+                "atspeed-s, which renormalises"
+            )
+        if self.lora is not None and self.base is None:
+            raise ConfigError("lora: adapts a pretrained draft; give draft.base, or leave lora out")
+        check_bounds(self, above_zero=["temperature", "flatten", "softmax_temperature"])
+
+    def check_with(self, _settings: Settings) -> None:
+        """Check what lies outside of this section.
+
+        Raises:
+            ConfigError: the folder of the base is not there.
+        """
+        _check_folder("draft.base", self.base)
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,8 @@
 For a sample of training prompts the artifact has the beam search of the target (or of a mixture of
 target and draft) level by level, and at each of its nodes the target's log-probs of the tokens that
 the trie allows. They are normalised over the whole vocabulary, so that the remaining probability is
-known too, and stored in half precision: about 5 KB per history.
+known too, and stored in half precision: about 5 KB per history. For an objective that compares all
+tokens of a level, those are stored as well.
 
 The work is divided into shards. Each depends on settings and parents alone and is written
 atomically, so that a killed run resumes after its last shard and ends with the same bytes.
@@ -16,7 +17,7 @@ import os
 import shutil
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -38,9 +39,9 @@ from recsys.models.tree_forward import TreeModel
 from recsys.pipeline import Context
 from recsys.progress import say, track
 from recsys.prompts import PromptEncoder
-from recsys.training.settings import TeacherConfig
+from recsys.training.settings import DraftConfig, TeacherConfig
 from recsys.training.target import TrainedTarget, load_trained
-from recsys.training.tree import child_tokens
+from recsys.training.tree import child_tokens, level_tokens
 
 KIND = "teacher"
 SHARDS = "shard-*.safetensors"
@@ -128,6 +129,9 @@ class Trees:
         log_probs: float16, the target's log-probs of the children of the root, then of the states
             of levels 1 .. L - 1, one after another.
         starts: (n + 1,) int64; start of each tree's log-probs.
+        level_log_probs: (n, S) float16, the target's log-probs of all tokens of a level: V of the
+            first level at the root, then V of the following level at each of K states, level by
+            level. Arbitrary at states that are -1; S = 0 where they are not kept.
     """
 
     states: NDArray[np.int32]
@@ -135,9 +139,21 @@ class Trees:
     scores: NDArray[np.float32]
     log_probs: NDArray[np.float16]
     starts: NDArray[np.int64]
+    level_log_probs: NDArray[np.float16]
 
     def __len__(self) -> int:
         return len(self.states)
+
+    def split_levels(
+        self, places: NDArray[np.int64], sizes: Sequence[int]
+    ) -> list[NDArray[np.float32]]:
+        """(n, 1 or K, V) `level_log_probs` of the nodes of depth 0 .. L - 1; `sizes` are the V."""
+        widths = [1] + [self.states.shape[2]] * (len(sizes) - 1)
+        ends = np.cumsum([w * v for w, v in zip(widths, sizes, strict=True)])
+        parts = np.split(self.level_log_probs[places].astype(np.float32), ends[:-1], axis=1)
+        return [
+            part.reshape(len(places), w, v) for part, w, v in zip(parts, widths, sizes, strict=True)
+        ]
 
     def children_log_probs(
         self, places: NDArray[np.int64], trie: ItemTrie
@@ -170,6 +186,7 @@ class Trees:
             np.concatenate([part.scores for part in parts]),
             np.concatenate([part.log_probs for part in parts]),
             np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64),
+            np.concatenate([part.level_log_probs for part in parts]),
         )
 
 
@@ -191,6 +208,7 @@ def search_trees(
     *,
     draft: Any = None,
     mixture: float = 1.0,
+    levels_of: Sequence[torch.Tensor] = (),
 ) -> Trees:
     """Constrained beam search of the target or a mixture, with the target's log-probs at its nodes.
 
@@ -204,6 +222,7 @@ def search_trees(
         num_beams: K.
         draft: q, or None to search with the target alone.
         mixture: m.
+        levels_of: `level_tokens` of the trie, if the log-probs of all of them are kept.
     """
     models = [TreeModel.of(model) for model in (target, draft) if model is not None]
     levels, device = trie.source.num_levels, trie.device
@@ -211,6 +230,7 @@ def search_trees(
     scores = torch.zeros((len(prompts), 1), dtype=models[0].score_dtype, device=device)
     chosen: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = []
     stored, real = [], []
+    on_levels = [torch.zeros((len(prompts), 0), dtype=torch.float16, device=device)]
     with ExitStack() as lent:
         trees = [
             lent.enter_context(
@@ -222,7 +242,10 @@ def search_trees(
         ]
         for depth in range(levels):
             below, tokens, alive = child_tokens(trie, states, depth)
-            steps = [_log_probs(tree).gather(-1, tokens) for tree in trees]
+            whole = [_log_probs(tree) for tree in trees]
+            if levels_of:
+                on_levels.append(whole[0][..., levels_of[depth]].half().flatten(1))
+            steps = [log_probs.gather(-1, tokens) for log_probs in whole]
             stored.append(steps[0].half().flatten(1))
             real.append(alive.flatten(1))
             step = steps[0] if draft is None else _mix(steps[0], steps[1], mixture)
@@ -249,6 +272,7 @@ def search_trees(
         scores.cpu().numpy().astype(np.float32),
         torch.cat(stored, dim=1)[kept].cpu().numpy(),
         starts.cpu().numpy(),
+        torch.cat(on_levels, dim=1).cpu().numpy(),
     )
 
 
@@ -311,7 +335,7 @@ class Teacher:
 
 
 def _trees(shard: dict[str, NDArray[Any]]) -> Trees:
-    return Trees(*(shard[k] for k in ("states", "parents", "scores", "log_probs", "starts")))
+    return Trees(**{field.name: shard[field.name] for field in fields(Trees)})
 
 
 def stage(context: Context) -> Path:
@@ -323,6 +347,9 @@ def stage(context: Context) -> Path:
     """
     workspace = context.workspace
     config = context.settings.section(KIND, TeacherConfig)
+    if config.level_tokens is None:
+        needed = context.settings.section("draft", DraftConfig).on_levels
+        config = replace(config, level_tokens=needed)
     parents = workspace.digests("dataset", "ids", "target")
     folder = config.draft or workspace.run("draft")
     if config.source == "mixture":
@@ -417,6 +444,7 @@ class _Search:
     def write_shards(self, shards: dict[Path, Prompts]) -> None:
         """Search the prompts of each shard that has no file yet."""
         missing = {file: part for file, part in shards.items() if not file.exists()}
+        levels_of = level_tokens(self.trie) if self.config.level_tokens else ()
         if len(missing) < len(shards):
             say(f"teacher: {len(shards) - len(missing)} of {len(shards)} shards are there already")
         with track("teacher", sum(map(len, missing.values()))) as bar:
@@ -428,6 +456,7 @@ class _Search:
                         search_trees(
                             self.target, self.encoder.encode_all(some.histories), self.trie,
                             self.config.beams, draft=self.draft, mixture=self.config.mixture,
+                            levels_of=levels_of,
                         )
                     )  # fmt: skip
                     bar.advance(len(some))

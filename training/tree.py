@@ -122,3 +122,8 @@ def child_tokens(
     real = states >= 0
     children = trie.children(states.clamp(min=0), depth)
     return children.states, trie.alphabet[children.symbols], children.alive & real[..., None]
+
+
+def level_tokens(trie: DeviceTrie) -> list[torch.Tensor]:
+    """L tensors (V,) of the tokens that occur at each level of the catalog, ascending."""
+    return [torch.unique(level).long() for level in trie.rows.T]

@@ -8,6 +8,11 @@ fewer, sampling from norm(max(0, p - q)) fills the list, and from p once that is
 ends at the first level with a beam that was not drawn, and the next round drafts below the beams
 that are then known. The last level needs no nodes, so the target draws it itself.
 
+AtSpeed's released code differs in two points, which `released` reproduces. q is not renormalised to
+the children of the current beams: it is over the children of all N drafted beams. A level counts as
+accepted only if K drawn children passed the test, not if places were filled with drawn ones. And
+accepted levels are counted over all rounds.
+
 At N = K = 1 this reproduces the target's distribution. Otherwise it is approximate: drawing without
 replacement is treated as drawing with replacement, every level draws again (a prefix counts twice
 that `recsys.decoding.sampling` counts once), and with N > K the beams are biased towards the draft.
@@ -36,7 +41,9 @@ from recsys.models.tree_forward import TreeModel
 _ACCEPT, _FILL = 1, 2
 
 
-def relaxed_beam_search(search: Search, drafter: Any, num_beams: int) -> Beams:
+def relaxed_beam_search(
+    search: Search, drafter: Any, num_beams: int, *, released: bool = False
+) -> Beams:
     """Sample K sequences of each prompt; see `speculative_beam_search`.
 
     Args:
@@ -45,6 +52,7 @@ def relaxed_beam_search(search: Search, drafter: Any, num_beams: int) -> Beams:
         drafter: a Hugging Face model, a `TreeModel`, or a `ModelDrafter`, of which the model and
             `draft_beams` (N, K by default) matter.
         num_beams: K.
+        released: as AtSpeed's released code.
 
     Returns:
         Beams, best first by the target's log-probability, labelled `approximate`.
@@ -78,7 +86,8 @@ def relaxed_beam_search(search: Search, drafter: Any, num_beams: int) -> Beams:
     ):
         # p and q are plain log-probabilities; the noise enters in `_Rounds.draft` and `settle`
         plain = replace(step, normalize="allowed", noise=None)
-        rounds = _Rounds(Table(tree, plain), Table(draft_tree, plain), step.noise, width, drafts)
+        tables = Table(tree, plain), Table(draft_tree, plain)
+        rounds = _Rounds(*tables, step.noise, width, drafts, released)
         while len(rounds.level):
             rounds.draft()
             rounds.verify()
@@ -97,6 +106,7 @@ def settle(
     states: torch.Tensor,
     noise: Noise,
     count: int,
+    mass: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Settle one level, given (B, M) values for all children of the beams.
 
@@ -108,12 +118,16 @@ def settle(
         states: trie states, which key the noise.
         noise: of the requests.
         count: K, at most M.
+        mass: (B,) log of what q adds up to over all drafted beams' children, for the released form;
+            None normalises q over the given children.
 
     Returns:
         (B, K) places of the next beams, ascending, then M where fewer are alive; and (B,) whether
-        all of them had been drawn.
+        the level is accepted: all of them had been drawn, or in the released form, K accepted (all
+        that are alive, where they are fewer).
     """
-    log_p, log_q = _normalized(log_p), _normalized(log_q)
+    log_p = _normalized(log_p)
+    log_q = _normalized(log_q) if mass is None else _less(log_q, mass[:, None])
     alive = log_p > -torch.inf
     accepted = drawn & alive & (noise.stream(_ACCEPT).uniform(states).log() <= log_p - log_q)
     residual = (log_p.exp() - log_q.exp()).relu().log()
@@ -126,14 +140,19 @@ def settle(
     order = by_weight.gather(1, kind.gather(1, by_weight).argsort(stable=True, dim=1))
     place = order[:, :count]
     place = torch.where(alive.gather(1, place), place, log_p.shape[1]).sort(1).values
-    return place, read(drawn, place, True).all(1)
+    if mass is None:
+        return place, read(drawn, place, True).all(1)
+    return place, accepted.sum(1) >= alive.sum(1).clamp(max=count)
 
 
 def _normalized(log_probs: torch.Tensor) -> torch.Tensor:
     """(B, M) log-probabilities that add up to 1; -inf throughout where nothing is alive."""
-    values = log_probs.double()
-    total = values.logsumexp(1, keepdim=True)
-    return values - total.clamp(min=torch.finfo(values.dtype).min)
+    return _less(log_probs, log_probs.double().logsumexp(1, keepdim=True))
+
+
+def _less(log_probs: torch.Tensor, total: torch.Tensor) -> torch.Tensor:
+    """Log-probabilities less the log of their total, which may be that of nothing."""
+    return log_probs.double() - total.clamp(min=torch.finfo(torch.float64).min)
 
 
 class _Rounds:
@@ -146,26 +165,35 @@ class _Rounds:
         target: what the target has been run on.
         sketch: what the draft has been run on.
         level: (b,) depth of each frontier.
-        accepted: (b,) levels that the first round settled, without the last.
+        accepted: (b,) levels that the first round settled, without its last; in the released form
+            those of all rounds.
         drafted: (b,) nodes that the draft has drawn.
         frontier: K beams each.
         drawn: by depth, what the draft has drawn in this round.
+        mass: by depth, (b,) log of what q adds up to over all children that it was drawn from.
         answers: frontiers of all requests, complete for those in `stats`.
         finite: whether the target's logits were finite, for each request in `stats`.
         stats: of the requests that are done.
     """
 
     def __init__(
-        self, target: Table, sketch: Table, noise: Noise, num_beams: int, draft_beams: int
+        self,
+        target: Table,
+        sketch: Table,
+        noise: Noise,
+        num_beams: int,
+        draft_beams: int,
+        released: bool,
     ) -> None:
         """Begin at the root of both tables."""
         self.target, self.sketch = target, sketch
         self.noise, self.temperature = noise, noise.temperature
-        self.num_beams, self.draft_beams = num_beams, draft_beams
+        self.num_beams, self.draft_beams, self.released = num_beams, draft_beams, released
         self.level = self.accepted = self.drafted = torch.zeros_like(target.request)
         root = Frontier.root(len(self.level), torch.float64, self.level.device)
         self.frontier = self.answers = root.padded(num_beams)
         self.drawn: dict[int, Frontier] = {}
+        self.mass: dict[int, torch.Tensor] = {}
         self.finite = torch.ones_like(self.level, dtype=torch.bool)
         self.stats: dict[int, DecodeStats] = {}
 
@@ -191,6 +219,7 @@ class _Rounds:
         """Draw N children of the beams from the draft, without replacement."""
         children = self.target.step.children(beams.states, depth)
         log_q = self._log_probs(self.sketch, beams, children)
+        self.mass[depth + 1] = log_q.double().logsumexp(1)
         noisy = log_q + self.noise.gumbel(children.states.flatten(1))
         return self._take(beams, children, log_q, stable_top(noisy, self.draft_beams)[0])
 
@@ -198,8 +227,9 @@ class _Rounds:
         """Settle levels, from the first down, while all beams of a level were drawn."""
         step, target = self.target.step, self.target
         beams = theirs = self.frontier  # with log-probabilities of the target, and of the draft
-        going = torch.ones_like(self.level, dtype=torch.bool)
+        going, before = torch.ones_like(self.level, dtype=torch.bool), self.level
         for depth in range(int(self.level.min()), step.levels):
+            mass = None
             here = going & (self.level == depth)
             children = step.children(beams.states, depth)
             states = children.states.flatten(1)
@@ -207,18 +237,19 @@ class _Rounds:
             if depth < step.levels - 1:
                 log_q = self._log_probs(self.sketch, theirs, children)
                 drawn = self._among(self.drawn[depth + 1], beams, children)
+                mass = self.mass[depth + 1] if self.released else None
             else:
                 log_q, drawn = log_p, torch.zeros_like(states, dtype=torch.bool)
                 own, _ = stable_top(log_p + self.noise.gumbel(states), self.num_beams)
                 drawn = torch.nn.functional.pad(drawn, (0, 1)).scatter_(1, own, True)[:, :-1]
-            place, known = settle(log_p, log_q, drawn, states, self.noise, self.num_beams)
+            place, known = settle(log_p, log_q, drawn, states, self.noise, self.num_beams, mass)
             beams = self._take(beams, children, log_p, place).where(here, beams)
             theirs = self._take(theirs, children, log_q, place).where(here, theirs)
             self.level = self.level + here
             going = going & (known | ~here)
         self.frontier = beams
-        if len(target.runs) == 1:
-            self.accepted = self.level - 1
+        if self.released or len(target.runs) == 1:
+            self.accepted = self.accepted + self.level - before - 1
 
     def _log_probs(self, table: Table, beams: Frontier, children: Children) -> torch.Tensor:
         """(b, W * C) log-probabilities of all children of the beams; -inf where not alive."""

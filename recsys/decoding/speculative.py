@@ -45,6 +45,7 @@ def speculative_beam_search(
     *,
     patch_nodes: int = PATCH_NODES,
     traced: bool = False,
+    released: bool = False,
 ) -> Beams:
     """`beam_search` in fewer passes of the target; the same answer.
 
@@ -61,6 +62,8 @@ def speculative_beam_search(
         patch_nodes: most nodes that a patch pass adds for the next level: children of missing
             beams and of beams that have been run.
         traced: also return how each answer was found.
+        released: relaxed verification accepts and counts as AtSpeed's released code does
+            (`recsys.decoding.relaxed`), so that its figures compare with published ones.
 
     Returns:
         Beams; `stats` counts passes, accepted levels and drafted nodes of each request.
@@ -74,11 +77,13 @@ def speculative_beam_search(
     patch_nodes = arguments.whole_number("patch_nodes", patch_nodes)
     if traced and mode is Mode.RELAXED:
         raise ValueError("only strict verification can be traced")
+    if released and mode is not Mode.RELAXED:
+        raise ValueError("released: only relaxed verification has a released form")
     search = Search.of(request, target, trie)
     if not len(search):
         return no_answers(search, num_beams)
     if mode is Mode.RELAXED:
-        return relaxed_beam_search(search, drafter, num_beams)
+        return relaxed_beam_search(search, drafter, num_beams, released=released)
     if drafter is None:
         drafter = ExhaustiveDrafter()
     elif not hasattr(drafter, "propose"):

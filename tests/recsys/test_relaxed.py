@@ -1,5 +1,6 @@
 """Relaxed verification: exact at N = K = 1, and elsewhere what the algorithm says."""
 
+import functools
 import itertools
 import math
 from collections import Counter, defaultdict
@@ -34,11 +35,15 @@ PROMPT = np.array([3, 1, 4])
 SMALL = [(1, 2, 3), (1, 2, 4), (1, 5, 3), (2, 2, 2), (2, 6, 2), (2, 6, 5), (7, 1, 1)]
 
 
-def relaxed(draft, prompts, trie, beams, *, draft_beams=None, traced=False, **options):
+def relaxed(
+    draft, prompts, trie, beams, *, draft_beams=None, traced=False, released=False, **options
+):
     if draft_beams is not None:
         draft = ModelDrafter(draft, draft_beams=draft_beams)
     request = SearchRequest(prompts, **options)
-    return speculative_beam_search(TARGET, draft, request, trie, beams, "relaxed", traced=traced)
+    return speculative_beam_search(
+        TARGET, draft, request, trie, beams, "relaxed", traced=traced, released=released
+    )
 
 
 def draw(draft, count, beams, temperature, **options):
@@ -47,6 +52,7 @@ def draw(draft, count, beams, temperature, **options):
     return relaxed(draft, [PROMPT] * count, ItemTrie.build(np.array(SMALL)), beams, **options).rows
 
 
+@functools.cache
 def conditional(model, prefix, temperature):
     """Probabilities of the tokens that may follow a prefix in SMALL."""
     tokens = sorted({row[len(prefix)] for row in SMALL if row[: len(prefix)] == prefix})
@@ -152,12 +158,96 @@ def test_samples_follow_the_distribution_of_the_algorithm(draft, beams):
     assert agrees(Counter(frozenset(SMALL[row] for row in rows) for rows in drawn), law)
 
 
-def slow_settle(log_p, log_q, drawn, states, noise, count):
+# The released form, at any N, by enumeration.
+
+
+def released_law(draft, beams, drafted, count, drafts, temperature):
+    """Probability of each set of leaves.
+
+    `beams` are the accepted prefixes with their p, `drafted` those that the draft goes on from,
+    with their q.
+    """
+    depth = len(next(iter(beams)))
+    p, q = {}, {}
+    for model, above, here in ((TARGET, beams, p), (draft, drafted, q)):
+        for prefix, weight in above.items():
+            for token, chance in conditional(model, prefix, temperature).items():
+                here[(*prefix, token)] = weight * chance
+        total = math.fsum(here.values())
+        here.update({y: w / total for y, w in here.items()})
+    law = defaultdict(float)
+    if depth == 2:
+        for sample, probability in samples(p, count).items():
+            law[frozenset(sample)] += probability
+        return law
+
+    def go_on(chosen, below, chance):
+        following = released_law(
+            draft, {y: p[y] for y in chosen}, below, count, drafts, temperature
+        )
+        for leaves, probability in following.items():
+            law[leaves] += chance * probability
+
+    for sample, probability in samples(q, drafts).items():
+        tested = [y for y in sample if y in p]
+        for verdict in itertools.product([True, False], repeat=len(tested)):
+            chances = [min(1.0, p[y] / q[y]) for y in tested]
+            here = probability * math.prod(
+                c if yes else 1 - c for c, yes in zip(chances, verdict, strict=True)
+            )
+            if not here:
+                continue
+            accepted = [y for y, yes in zip(tested, verdict, strict=True) if yes]
+            wanted = min(count, len(p))
+            if len(accepted) >= wanted:
+                choices = list(itertools.combinations(accepted, wanted))
+                for chosen in choices:
+                    go_on(chosen, {y: q[y] for y in sample}, here / len(choices))
+                continue
+            missing = wanted - len(accepted)
+            rest = {y: max(0.0, p[y] - q.get(y, 0.0)) for y in p if y not in accepted}
+            for first, chance in samples(rest, missing).items():
+                others = {y: p[y] for y in p if y not in (*accepted, *first)}
+                for second, last in samples(others, missing - len(first)).items():
+                    chosen = (*accepted, *first, *second)
+                    go_on(chosen, {y: p[y] for y in chosen}, here * chance * last)
+    return law
+
+
+@pytest.mark.parametrize(
+    ("draft", "beams", "drafts"), [("unrelated", 2, 2), ("unrelated", 2, 3), ("close", 1, 2)]
+)
+def test_released_samples_follow_the_released_algorithm(draft, beams, drafts):
+    law = released_law(DRAFTS[draft], {(): 1.0}, {(): 1.0}, beams, drafts, 3.0)
+    assert math.isclose(math.fsum(law.values()), 1)
+    drawn = draw(DRAFTS[draft], 20_000, beams, 3.0, draft_beams=drafts, released=True).tolist()
+    assert agrees(Counter(frozenset(SMALL[row] for row in rows) for rows in drawn), law)
+
+
+def test_a_released_level_needs_k_accepted_children():
+    # Both children were drawn; the draft overrates the second, which is rejected and filled again.
+    p, q = torch.tensor([[0.99, 0.01]]).log(), torch.tensor([[0.01, 0.99]]).log()
+    drawn, states = torch.tensor([[True, True]]), torch.tensor([[1, 2]])
+    seeds = range(100)
+    rejected = 0
+    for seed in seeds:
+        noise = Noise(torch.tensor([seed]))
+        place, known = settle(p, q, drawn, states, noise, 2)
+        again, released = settle(p, q, drawn, states, noise, 2, torch.zeros(1).double())
+        assert place.tolist() == again.tolist() == [[0, 1]]
+        assert known, "both beams had been drawn"
+        rejected += not released
+    assert rejected > 90
+
+
+def slow_settle(log_p, log_q, drawn, states, noise, count, mass=None):
     """One request of `settle`, one child at a time."""
     log_p, log_q = ([float(x) for x in line] for line in (log_p, log_q))
     alive = [i for i, x in enumerate(log_p) if x > -math.inf]
     total = [math.fsum(math.exp(line[i]) for i in alive) for line in (log_p, log_q)]
     p = {i: math.exp(log_p[i]) / total[0] for i in alive}
+    if mass is not None:
+        total[1] = math.exp(mass)
     q = {i: math.exp(log_q[i]) / total[1] for i in alive}
     uniform = noise.stream(1).uniform(states).tolist()[0]
     gumbel = noise.stream(2).gumbel(states).tolist()[0]
@@ -170,11 +260,14 @@ def slow_settle(log_p, log_q, drawn, states, noise, count):
             if left:
                 chosen.append(max(left, key=left.get))
                 break
+    if mass is not None:
+        return sorted(chosen), len(accepted) >= min(count, len(alive))
     return sorted(chosen), all(drawn[i] for i in chosen)
 
 
 @given(
     seed=st.integers(0, 100_000),
+    released=st.booleans(),
     children=st.integers(1, 30),
     count=st.integers(1, 12),
     drafts=st.integers(0, 20),
@@ -182,7 +275,9 @@ def slow_settle(log_p, log_q, drawn, states, noise, count):
     dead=st.sampled_from([0.0, 0.3, 0.9, 1.0]),
 )
 @settings(max_examples=150, deadline=None)
-def test_settling_a_level_equals_a_slow_reference(seed, children, count, drafts, gap, dead):
+def test_settling_a_level_equals_a_slow_reference(
+    seed, released, children, count, drafts, gap, dead
+):
     rng = np.random.default_rng(seed)
     count = min(count, children)
     log_p = rng.normal(size=(3, children)) * 2
@@ -193,13 +288,16 @@ def test_settling_a_level_equals_a_slow_reference(seed, children, count, drafts,
     states = torch.from_numpy(rng.integers(0, 2**40, (3, children)))
     noise = Noise(torch.from_numpy(rng.integers(-(2**62), 2**62, 3)))
     log_p, log_q, drawn = map(torch.from_numpy, (log_p, log_q, drawn))
-    place, known = settle(log_p, log_q, drawn, states, noise, count)
+    # Beams that were not accepted have children, too.
+    mass = log_q.logsumexp(1) + torch.from_numpy(rng.random(3)) if released else None
+    place, known = settle(log_p, log_q, drawn, states, noise, count, mass)
     for i in range(3):
-        expected, all_drawn = slow_settle(
-            log_p[i], log_q[i], drawn[i], states[i : i + 1], noise.take(torch.tensor([i])), count
-        )
+        expected, goes_on = slow_settle(
+            log_p[i], log_q[i], drawn[i], states[i : i + 1], noise.take(torch.tensor([i])), count,
+            None if mass is None else float(mass[i]),
+        )  # fmt: skip
         assert place[i].tolist() == expected + [children] * (count - len(expected))
-        assert known[i] == all_drawn
+        assert known[i] == goes_on
 
 
 @given(
@@ -212,10 +310,11 @@ def test_settling_a_level_equals_a_slow_reference(seed, children, count, drafts,
     batch=st.integers(1, 4),
     excluded=st.sampled_from([0.0, 0.1, 0.8, 1.0]),
     temperature=st.sampled_from([0.3, 1.0, 2.5]),
+    released=st.booleans(),
 )
 @settings(max_examples=150, deadline=None)
 def test_samples_are_distinct_allowed_and_scored_by_the_target(
-    seed, draft, items, levels, beams, more, batch, excluded, temperature
+    seed, draft, items, levels, beams, more, batch, excluded, temperature, released
 ):
     rng = np.random.default_rng(seed)
     trie = ItemTrie.build(random_catalog(rng, items, levels))
@@ -224,7 +323,7 @@ def test_samples_are_distinct_allowed_and_scored_by_the_target(
     exclude = [
         trie.excluded_rows(np.flatnonzero(rng.random(items) < excluded)) for _ in range(batch)
     ]
-    options = {"draft_beams": beams + more, "temperature": temperature}
+    options = {"draft_beams": beams + more, "temperature": temperature, "released": released}
     found = relaxed(DRAFTS[draft], prompts, trie, beams, seeds=seeds, exclude=exclude, **options)
     request = SearchRequest(prompts, seeds=seeds, exclude=exclude, temperature=temperature)
     everything = beam_search(TARGET, request, trie, trie.num_rows)
@@ -241,6 +340,8 @@ def test_samples_are_distinct_allowed_and_scored_by_the_target(
         )
         assert 1 <= found.stats[i].target_passes <= levels
         assert 0 <= found.stats[i].accepted_levels <= levels - 1
+        if released:  # each round settles one level more than it accepts
+            assert found.stats[i].accepted_levels <= levels - found.stats[i].target_passes
         options |= {"seeds": seeds[i : i + 1], "exclude": exclude[i : i + 1]}
         alone = relaxed(DRAFTS[draft], [prompt], trie, beams, **options)
         assert torch.equal(alone.rows[0], found.rows[i])
@@ -297,3 +398,8 @@ def test_requests_at_many_levels_share_a_batch():
 def test_errors_name_what_is_missing(wide, draft, options, message):
     with pytest.raises(ValueError, match=message):
         relaxed(draft, [PROMPT], wide, 3, **options)
+
+
+def test_strict_verification_has_no_released_form(wide):
+    with pytest.raises(ValueError, match="only relaxed verification has a released form"):
+        speculative_beam_search(TARGET, TARGET, [PROMPT], wide, 3, released=True)

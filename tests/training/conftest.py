@@ -142,8 +142,10 @@ def killed(forked):
 TEXT = ["the customer has bought these items before", "what will the customer buy next?"]
 
 
-def write_checkpoint(folder, *, tied=False, bos=True, rows=None, extra=()):
-    tokenizer = byte_level_tokenizer(TEXT, 300)
+def write_checkpoint(
+    folder, *, tied=False, bos=True, rows=None, extra=(), hidden=32, words=300, layers=2
+):
+    tokenizer = byte_level_tokenizer(TEXT, words)
     tokenizer.add_tokens([*extra])
     if not bos:
         tokenizer.bos_token = None
@@ -151,9 +153,9 @@ def write_checkpoint(folder, *, tied=False, bos=True, rows=None, extra=()):
     torch.manual_seed(0)
     config = LlamaConfig(
         vocab_size=rows or len(tokenizer),
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
+        hidden_size=hidden,
+        intermediate_size=2 * hidden,
+        num_hidden_layers=layers,
         num_attention_heads=4,
         num_key_value_heads=2,
         tie_word_embeddings=tied,

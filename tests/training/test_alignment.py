@@ -10,6 +10,7 @@ import torch
 from recsys.artifacts import read_manifest, verify
 from recsys.constraint import ItemTrie
 from recsys.constraint.transitions import DeviceTrie
+from recsys.errors import ConfigError
 from recsys.interactions import Histories
 from recsys.models.checkpoint import build
 from recsys.prompts import PromptConfig, PromptEncoder
@@ -46,10 +47,16 @@ def make_histories(count=12):
     return Histories.of([rng.integers(0, len(TOKENS), rng.integers(1, 8)) for _ in range(count)])
 
 
+LEVEL_TOKENS = [torch.tensor(sorted(set(level))) for level in TOKENS.T.tolist()]
+
+
 def make_batches(model, histories=None, max_tokens=200, **options):
     histories = histories or make_histories()
     prompts = Prompts.sample(histories, 0, 1, seed=0)
-    trees = search_trees(model, ENCODER.encode_all(prompts.histories), DeviceTrie.of(TRIE), BEAMS)
+    trees = search_trees(
+        model, ENCODER.encode_all(prompts.histories), DeviceTrie.of(TRIE), BEAMS,
+        levels_of=LEVEL_TOKENS if options.get("level_tokens") else (),
+    )  # fmt: skip
     return TreeBatches(prompts, trees, ENCODER, TRIE, max_tokens, **options)
 
 
@@ -124,7 +131,8 @@ def renormalised(values):
 def slow_align(batch, log_q, beam_steps, top_k, rule):
     """The mean over histories, steps, sequences and levels, in four loops.
 
-    `rule(log_p, log_q, child, log_p_last, log_q_whole)` is the loss of one level.
+    `rule(log_p, log_q, child, log_p_last, log_q_whole)` is the loss of one level. Distributions
+    are over the allowed tokens; a batch with levels has them over the level's tokens.
     """
     total = 0.0
     for row in range(len(batch.window)):
@@ -140,12 +148,22 @@ def slow_align(batch, log_q, beam_steps, top_k, rule):
                     above = 0 if level == 0 else int(batch.states[row, level - 1, node])
                     below = range(TRIE.first_child[above], TRIE.first_child[above + 1])
                     raw = np.array([whole[TRIE.token[c]] for c in below])
+                    if batch.level_log_probs:
+                        p = renormalised(batch.level_log_probs[level][row, node])
+                        raw = whole[LEVEL_TOKENS[level].numpy()]
                     value = rule(p, renormalised(raw), child, kth, raw)
                     total += value / (len(path) * len(paths) * len(steps))
     return total / len(batch.window)
 
 
 def rule_s(p, q, child, last, whole):
+    best = np.argsort(-q)[:BEAMS]
+    p, q = np.exp(renormalised(p[best])), np.exp(renormalised(q[best]))
+    kth = p[-1] if len(p) == BEAMS else 0.0
+    return float((q * np.log(q / p)).sum() - kth * (q * np.log(q)).sum())
+
+
+def rule_eq4(p, q, child, last, whole):
     best = np.argsort(-q)[:BEAMS]
     return float((np.exp(q[best]) * (q[best] - p[best] - (q[best] - last))).sum())
 
@@ -159,17 +177,27 @@ def rule_seq(p, q, child, last, whole):
     return -float(whole[child])
 
 
-RULES = {"atspeed-s": rule_s, "atspeed-r": rule_r, "seqkd": rule_seq}
+RULES = {
+    "atspeed-s": rule_s,
+    "atspeed-s-eq4": rule_eq4,
+    "atspeed-r": rule_r,
+    "seqkd": rule_seq,
+}
 
 
+@pytest.mark.parametrize("level_tokens", [True, False])
 @pytest.mark.parametrize("objective", RULES)
 @pytest.mark.parametrize("beam_steps", ["all", "last"])
 @pytest.mark.parametrize("top_k", [True, False])
-def test_the_loss_of_a_tree_equals_loops_over_its_sequences(objective, beam_steps, top_k):
-    data = make_batches(make_model())
+def test_the_loss_of_a_tree_equals_loops_over_its_sequences(
+    objective, beam_steps, top_k, level_tokens
+):
+    settings = AlignmentSettings(
+        objective, alpha=1.0, beam_steps=beam_steps, top_k=top_k, level_tokens=level_tokens
+    )
+    data = make_batches(make_model(), level_tokens=settings.on_levels)
     batch = data.batch(np.arange(len(data.prompts))[::5])
     model = make_model(seed=1, layers=1).double()
-    settings = AlignmentSettings(objective, alpha=1.0, beam_steps=beam_steps, top_k=top_k)
     module = TreeAlignment(model, DeviceTrie.of(TRIE), settings)
 
     def log_q(row, prefix):
@@ -194,7 +222,7 @@ def test_the_loss_of_the_target_itself_is_zero(objective):
 
 @pytest.mark.parametrize("objective", ON_TREES)
 def test_without_tree_attention_the_loss_is_the_same(objective):
-    data = make_batches(make_model())
+    data = make_batches(make_model(), level_tokens=objective == "atspeed-s")
     batch = tensors(data.batch(np.arange(len(data.prompts))[::4]), torch.float64)
     model = make_model(seed=1, layers=1).double()
     values = []
@@ -283,6 +311,7 @@ def weights_of(path):
     [{"objective": o} for o in (*ON_TREES, "wordkd", "tvdkd")]
     + [
         {"objective": "atspeed-s", "constrained": False, "top_k": False},
+        {"objective": "atspeed-s", "level_tokens": False, "softmax_temperature": 0.001},
         {"objective": "atspeed-s", "on_policy": 4},
         {"objective": "tree-kd", "on_policy": 3},
     ],
@@ -328,6 +357,14 @@ def test_on_policy_trees_come_from_the_last_copy_of_the_draft(tmp_path):
         with torch.no_grad():
             small.get_output_embeddings().weight.mul_(0.5)
     assert len(list(tmp_path.glob("policy-*"))) == 1, "no checkpoint wants an older one"
+
+
+def test_teacher_data_without_the_tokens_of_levels_are_refused(make_context):
+    target.stage(make_context())
+    draft_section = {**SHORT, "objective": "atspeed-s"}
+    context = make_context(teacher={**TEACHER, "level_tokens": False}, draft=draft_section)
+    with pytest.raises(ConfigError, match=r"teacher\.level_tokens.*draft\.level_tokens: false"):
+        draft.stage(context)
 
 
 def test_an_sft_draft_needs_no_teacher_and_logs_acceptance(make_context):

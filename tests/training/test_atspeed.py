@@ -11,53 +11,112 @@ from typer.testing import CliRunner
 
 from recsys.artifacts import Workspace
 from recsys.config import Settings
+from recsys.errors import ConfigError
+from recsys.training.atspeed import paper
 from recsys.training.atspeed.commands import atspeed
-from recsys.training.atspeed.lineup import DraftSpace, Variant, derive_settings, list_variants
+from recsys.training.atspeed.lineup import (
+    DraftSpace,
+    Limits,
+    Variant,
+    derive_settings,
+    list_variants,
+)
 from recsys.training.atspeed.measure import Question, Sample, compare_accepted, describe
 from recsys.training.atspeed.produce import workers
 from recsys.training.atspeed.run import PARTS, Options, list_cells
 from recsys.training.settings import DraftConfig, TeacherConfig
 
 HOME = Workspace(Path("home"), "shop")
+BOTH, BUDGETS = ("scratch", "target"), ("time", "steps")
+LIMITS = Limits(minutes=0.5, steps=700)
 
 
 def test_every_variant_has_a_folder_of_its_own():
-    everyone = list_variants(PARTS, ("scratch", "target"), (0, 1))
+    everyone = list_variants(PARTS, BOTH, (0, 1), BUDGETS)
     folders = {DraftSpace.seen_by(HOME, v).run("draft") for v in everyone}
-    assert len(folders) == len(everyone) == 2 * (2 * 8 + 7 + 3) + 2
+    # Two seeds: two budgets of nine objectives from two starts and nine ablations; three weights.
+    assert len(folders) == len(everyone) == 2 * (2 * (2 * 9 + 9) + 3)
     assert all(f.is_relative_to(Path("home/runs/shop/atspeed")) for f in folders)
 
 
 def test_settings_of_every_variant_are_its_own():
     deployed = Settings({"draft": {"objective": "beam-kd", "alpha": 1.0, "layers": 2}})
-    for variant in list_variants(PARTS, ("scratch", "target"), (3,)):
-        settings = derive_settings(deployed, variant, 0.5, HOME)
+    for variant in list_variants(PARTS, BOTH, (3,), BUDGETS):
+        settings = derive_settings(deployed, variant, LIMITS, HOME)
         config = settings.section("draft", DraftConfig)
-        assert settings.seed == 3
-        assert (config.objective, config.epochs) == (variant.objective, 20)
-        assert config.max_minutes == variant.options.get("max_minutes", 0.5)
+        assert (settings.seed, config.objective) == (3, variant.objective)
+        limits = (config.max_minutes, config.epochs, config.min_steps, config.max_steps)
+        assert limits == ((0.5, 20, 0, None) if variant.budget == "time" else (None, 1, 700, 700))
         assert config.alpha == variant.options.get("alpha")
         assert config.init_from_target == (variant.init == "target")
         assert config.layers == (2 if variant.init == "target" else 1)
         assert not config.evaluate_every  # no choice is made on any split
+        if config.on_levels:
+            assert settings.section("teacher", TeacherConfig).level_tokens
 
 
-def test_a_mixture_uses_the_sft_draft_of_its_start_and_seed():
-    variant = Variant("atspeed-s", "target", 2, "no density", {"density": False})
-    settings = derive_settings(Settings({}), variant, 1.0, HOME)
+def test_an_ablation_changes_one_setting_of_its_objective():
+    plain, *changed = (
+        derive_settings(Settings({}), v, LIMITS, HOME).section("draft", DraftConfig)
+        for v in list_variants(("ablations",), ("scratch",), (0,), ("steps",))
+        if v.objective == "atspeed-s"
+    )
+    values = vars(plain)
+    different = [
+        {name: value for name, value in vars(one).items() if value != values[name]}
+        for one in changed
+    ]
+    assert different == [
+        {"density": False},
+        {"constrained": False},
+        {"top_k": False},
+        {"beam_steps": "last"},
+        {"level_tokens": False},
+        {"softmax_temperature": 0.001},
+    ]
+
+
+@pytest.mark.parametrize("budget", BUDGETS)
+def test_a_mixture_uses_the_sft_draft_of_its_start_and_seed(budget):
+    variant = Variant("atspeed-s-eq4", "target", 2, budget=budget)
+    settings = derive_settings(Settings({}), variant, LIMITS, HOME)
     teacher = settings.section("teacher", TeacherConfig)
-    sft = DraftSpace.seen_by(HOME, Variant("sft", "target", 2)).run("draft")
+    sft = DraftSpace.seen_by(HOME, Variant("sft", "target", 2, budget=budget)).run("draft")
     assert (teacher.source, teacher.draft) == ("mixture", sft)
-    plainly = derive_settings(Settings({}), Variant("seqkd", "target", 2), 1.0, HOME)
-    assert plainly.section("teacher", TeacherConfig).source == "target"
+    for name in ("seqkd", "atspeed-s"):
+        plainly = derive_settings(Settings({}), Variant(name, "target", 2), LIMITS, HOME)
+        assert plainly.section("teacher", TeacherConfig).source == "target"
 
 
 def test_cells_cover_the_papers_tables_once():
     cells = list(list_cells(Options()))
     count = {part: sum(cell.part == part for cell in cells) for part in PARTS}
-    # eight objectives from two starts; 1 + 4 and 1 + 3 ablations; N, gamma and alpha for three K
-    assert count == {"table": 16 * 10, "ablations": 5 * (5 + 4), "effects": 53, "recall": 0}
-    assert len({(c.variant.key, c.question) for c in cells if c.part == "table"}) == 160
+    # two budgets; nine objectives from two starts, counted in three ways; 1 + 6 and 1 + 3
+    # ablations; N, gamma and alpha for three K
+    table, ablations = 2 * 18 * 3 * 5, 2 * 5 * (7 + 4)
+    assert count == {"table": table, "ablations": ablations, "effects": 53, "recall": 0}
+    assert len({(c.variant.key, c.question) for c in cells if c.part == "table"}) == table
+    assert all(c.against.budget == c.variant.budget for c in cells if c.against)
+
+
+def test_published_levels_compare_with_the_released_count():
+    assert paper.figure(paper.ACCEPTED, "released", "atspeed-r", 10) == 2.10
+    assert paper.figure(paper.ACCEPTED, "relaxed", "atspeed-r", 10) is None
+    assert paper.figure(paper.ACCEPTED, "strict", "atspeed-s", 10) == 1.64
+    assert paper.figure(paper.ACCEPTED, "strict", "atspeed-s-eq4", 10) is None
+    assert paper.figure(paper.SPEEDUP, "relaxed", "atspeed-r", 10) == 2.16
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"objectives": ("atspeed-s-eq4",), "parts": ("table",)}, "eq4 needs the draft of sft"),
+        ({"objectives": ("sft", "atspeed-s")}, "recall needs the draft of atspeed-r"),
+    ],
+)
+def test_a_missing_draft_that_another_needs_is_named(options, says):
+    with pytest.raises(ConfigError, match=says):
+        Options(**options)
 
 
 def sample(accepted):
@@ -94,20 +153,27 @@ def quick(tmp_path_factory):
         first = CliRunner().invoke(app, arguments, catch_exceptions=False)
         stamp = {f: f.stat().st_mtime_ns for f in home.rglob("manifest.json")}
         again = ["--quick", "--workers", "1", "--parts", "ablations", "--json"]
+        few = ["--quick", "--workers", "1", "--parts", "table", "--objectives", "seqkd,tree-kd"]
+        third = CliRunner().invoke(app, few, catch_exceptions=False)
         second = CliRunner().invoke(app, again, catch_exceptions=False)
     assert {f: f.stat().st_mtime_ns for f in home.rglob("manifest.json")} == stamp
-    return home / "out", first, second
+    return home / "out", first, second, third
 
 
 @pytest.mark.slow
 def test_a_toy_run_fills_every_part(quick):
-    folder, first, _ = quick
+    folder, first, _, _ = quick
     document = json.loads(first.stdout.splitlines()[-1])
     assert first.exit_code == 0
     assert document == json.loads((folder / "result.json").read_text())
-    assert len(document["drafts"]) == 2 * 8 + 7 + 2 + 3
-    assert len(document["table"]) == len(document["speed"]) == 2 * 8 * 2 * 2
-    assert len(document["ablations"]) == 2 * (5 + 4)
+    assert len(document["drafts"]) == 2 * (2 * 9 + 9) + 3
+    assert len(document["table"]) == 2 * 2 * 9 * 3 * 2
+    assert len(document["speed"]) == 2 * 9 * 2 * 2
+    assert len(document["ablations"]) == 2 * 2 * (7 + 4)
+    assert {d["steps"] for d in document["drafts"] if d["budget"] == "steps"} == {3}
+    for row in document["tree_attention"]:
+        assert row["nodes"] == 2 * row["drafts"]
+        assert row["largest_difference"] < 1e-4
     assert {row["effect"] for row in document["effects"]} == {"N", "gamma", "alpha"}
     assert all(0 <= row["accepted"]["mean"] <= 2 for row in document["table"])
     assert all(1 <= row["passes"]["mean"] <= 3 for row in document["table"])
@@ -119,7 +185,7 @@ def test_a_toy_run_fills_every_part(quick):
 
 @pytest.mark.slow
 def test_a_toy_run_shows_published_figures(quick):
-    folder, first, _ = quick
+    folder, first, _, _ = quick
     page = (folder / "report.html").read_text()
     for text in ("paper (7B)", "2.58", "6.7 billion parameters", "AtSpeed-S", "beam-kd (ours)"):
         assert text in page
@@ -131,8 +197,15 @@ def test_a_toy_run_shows_published_figures(quick):
 
 @pytest.mark.slow
 def test_existing_drafts_are_not_trained_again(quick):
-    _, first, second = quick
+    _, first, second, _ = quick
     before, after = (json.loads(run.stdout.splitlines()[-1]) for run in (first, second))
     assert second.exit_code == 0
     assert "table" not in after
     assert before["ablations"] == after["ablations"]
+
+
+@pytest.mark.slow
+def test_other_objectives_can_be_left_out(quick):
+    document = json.loads(quick[3].stdout.splitlines()[-1])
+    assert {row["objective"] for row in document["table"]} == {"seqkd", "tree-kd"}
+    assert len(document["drafts"]) == 2 * 2 * 2

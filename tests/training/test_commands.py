@@ -2,9 +2,11 @@
 
 import json
 
+import pytest
 from typer.testing import CliRunner
 
 from recsys.cli import app
+from recsys.errors import ArtifactError
 
 RUNNER = CliRunner()
 SMALL = [
@@ -34,6 +36,21 @@ def test_from_target_to_bundle_by_commands(make_context):
     assert document["validation"]["users"] == 10
     # The bundle is made of what lies there, whatever the settings were.
     assert "bundle:" in invoke("bundle", "--name", "toy")
+
+
+def test_a_pretrained_target_and_draft_by_commands(make_context, tmp_path, write_base):
+    workspace = make_context().workspace
+    write_base(tmp_path / "large")
+    write_base(tmp_path / "little", hidden=16, layers=1)
+    invoke("train", "target", *small("target"), "--base", str(tmp_path / "large"))
+    little = ["--base", str(tmp_path / "little"), "--set", "draft.lora.rank=4"]
+    text = invoke("train", "draft", *small("draft"), *little, "--json")
+    document = json.loads(text.splitlines()[-1])
+    assert 0 < document["trained_parameters"] < document["parameters"]
+    config = json.loads((workspace.run("draft") / "manifest.json").read_text())["config"]
+    assert (config["base"], config["lora"]["rank"]) == (str(tmp_path / "little"), 4)
+    with pytest.raises(ArtifactError, match="nowhere is not a checkpoint"):
+        invoke("train", "draft", *small("draft"), "--base", str(tmp_path / "nowhere"))
 
 
 def test_own_options_win_over_set(make_context):

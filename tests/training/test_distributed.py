@@ -103,9 +103,9 @@ def test_sharded_parameters_are_saved_whole_and_resume_alone(two_processes, tmp_
     assert {name: p.shape for name, p in plain.items()} == {n: p.shape for n, p in first.items()}
     assert any(not torch.equal(p.detach(), first[name]) for name, p in plain.items())
     # Its checkpoint is whole, so one process can take it up; here nothing is left to train.
-    config = replace(test_loop.CONFIG, evaluate_every=1)
+    config = replace(test_loop.CONFIG, evaluate_every=1, max_steps=15)
     nothing = test_loop.DyingData(0)
-    again, progress = test_loop.run(tmp_path / "shared", config, nothing, max_steps=15)
+    again, progress = test_loop.run(tmp_path / "shared", config, nothing)
     assert (progress.step, progress.best) == (15, {"ndcg@10": 0.3})
     assert all(torch.equal(p, first[name]) for name, p in again.named_parameters())
 

@@ -149,14 +149,16 @@ def test_a_finished_run_is_not_trained_again(tmp_path):
 
 
 def test_a_checkpoint_of_other_settings_is_ignored(tmp_path):
-    run(tmp_path, max_steps=3)
+    run(tmp_path, replace(CONFIG, max_steps=3))
     checkpoints = Checkpoints(tmp_path, {"settings": 2})
-    progress = fit(make_module(), make_data(), CONFIG, checkpoints, name="toy", max_steps=2)
+    progress = fit(
+        make_module(), make_data(), replace(CONFIG, max_steps=2), checkpoints, name="toy"
+    )
     assert progress.step == 2
 
 
 def test_checkpoints_hold_no_pickle(tmp_path):
-    run(tmp_path, replace(CONFIG, checkpoint_minutes=0), max_steps=3)
+    run(tmp_path, replace(CONFIG, checkpoint_minutes=0, max_steps=3))
     files = {p.suffix for p in tmp_path.rglob("*") if p.is_file()}
     assert files == {".safetensors", ".json", ".jsonl"}
 
@@ -280,8 +282,8 @@ def test_accumulation_equals_the_mean_of_the_gradients(tmp_path):
         if len(gradients) == 2:
             break
     before = make_module().model.lm_head.weight.detach().clone()
-    config = replace(CONFIG, accumulate=2, clip=0, weight_decay=0, warmup_steps=0, epochs=1)
-    after = run(tmp_path, config, module=make_module().eval(), max_steps=1)[0].model.lm_head.weight
+    config = replace(CONFIG, accumulate=2, clip=0, weight_decay=0, warmup_steps=0, max_steps=1)
+    after = run(tmp_path, config, module=make_module().eval())[0].model.lm_head.weight
     mean = (gradients[0] + gradients[1]) / 2
     clear = mean.abs() > 1e-4
     assert (torch.sign(before - after)[clear] == torch.sign(mean)[clear]).all()

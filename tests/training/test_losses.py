@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from torch.autograd import gradcheck
@@ -24,20 +25,83 @@ P, Q = logs(0.5, 0.3, 0.2), logs(0.2, 0.5, 0.3)
 REAL = torch.tensor([[True, True, True, False], [True, True, False, False]])
 
 
-def test_atspeed_s_by_hand():
+def test_printed_atspeed_s_by_hand():
     # V_c = the two best under q: tokens 1 and 2; p(y_K) = .2.
     reverse = 0.5 * math.log(0.5 / 0.3) + 0.3 * math.log(0.3 / 0.2)
     density = 0.5 * math.log(0.5 / 0.2) + 0.3 * math.log(0.3 / 0.2)
     last = torch.tensor(0.2, dtype=torch.float64).log()
-    assert losses.atspeed_s(P, Q, last, 2).item() == pytest.approx(reverse - density)
-    assert losses.atspeed_s(P, Q, last, 2, density=False).item() == pytest.approx(reverse)
+    found = losses.atspeed_s_eq4(P, Q, last, 2).item()
+    assert found == pytest.approx(reverse - density)
+    assert found == pytest.approx(-0.2027326)  # .5 log(.2 / .3) + .3 log(.2 / .2)
 
 
-def test_atspeed_s_is_least_with_all_mass_on_the_best_token():
-    last = torch.tensor(0.2, dtype=torch.float64).log()
-    sharp = losses.atspeed_s(P, logs(1 - 2e-9, 1e-9, 1e-9), last, 3)
-    assert sharp < losses.atspeed_s(P, P, last, 3)
-    assert sharp < losses.atspeed_s(P, logs(1e-9, 1 - 2e-9, 1e-9), last, 3)
+def test_released_atspeed_s_by_hand():
+    # V_c = tokens 1 and 2, in which p is (.6, .4) and q (.625, .375); p(y_K) = .4.
+    reverse = 0.625 * math.log(0.625 / 0.6) + 0.375 * math.log(0.375 / 0.4)
+    entropy = -0.625 * math.log(0.625) - 0.375 * math.log(0.375)
+    found = losses.atspeed_s(P, Q, 2).item()
+    assert found == pytest.approx(reverse + 0.4 * entropy)
+    assert found == pytest.approx(0.2659371)
+    assert losses.atspeed_s(P, Q, 2, density=False).item() == pytest.approx(reverse)
+
+
+def test_released_atspeed_s_at_the_temperature_of_the_script():
+    # Probabilities .3 and .2 under p, .5 and .3 under q, divided by .1.
+    p, q = 1 / (1 + math.exp(-1)), 1 / (1 + math.exp(-2))
+    reverse = q * math.log(q / p) + (1 - q) * math.log((1 - q) / (1 - p))
+    entropy = -q * math.log(q) - (1 - q) * math.log(1 - q)
+    found = losses.atspeed_s(P, Q, 2, temperature=0.1).item()
+    assert found == pytest.approx(reverse + (1 - p) * entropy)
+
+
+def test_fewer_tokens_than_k_have_no_kth_probability():
+    reverse = 0.2 * math.log(0.2 / 0.5) + 0.5 * math.log(0.5 / 0.3) + 0.3 * math.log(0.3 / 0.2)
+    assert losses.atspeed_s(P, Q, 4).item() == pytest.approx(reverse)
+    padded = [torch.nn.functional.pad(row, (0, 1), value=losses.NOWHERE) for row in (P, Q)]
+    assert losses.atspeed_s(*padded, 4).item() == pytest.approx(reverse)
+
+
+# A level of 91 tokens, as the first of AtSpeed's Beauty index, and K = 20.
+TOKENS, TOP = 91, 20
+ZIPF = 1 / np.arange(1, TOKENS + 1)
+TARGET = ZIPF / ZIPF.sum()
+
+
+def descend(loss):
+    """The draft's distribution after gradient descent on its logits, from near-uniform ones."""
+    start = np.random.default_rng(0).normal(0, 0.1, TOKENS)
+    logits = torch.tensor(start, requires_grad=True)
+    optimizer = torch.optim.Adam([logits], lr=0.05)
+    log_p = torch.tensor(TARGET).log()
+    for _ in range(1500):
+        optimizer.zero_grad()
+        loss(log_p, logits.log_softmax(-1)).backward()
+        optimizer.step()
+    return logits.detach().softmax(-1).numpy()
+
+
+def distance(p, q):
+    """Total variation of p and q, both renormalised over the target's 20 best tokens."""
+    p, q = (v[:TOP] / v[:TOP].sum() for v in (p, q))
+    return abs(p - q).sum() / 2
+
+
+def test_the_optimum_of_the_released_form_is_near_the_target():
+    found = descend(lambda p, q: losses.atspeed_s(p, q, TOP))
+    chosen = np.argsort(-found)[:TOP]
+    # Tokens outside of V_c get no gradient, so the last place depends on the start.
+    assert len(set(chosen) & set(range(TOP))) >= TOP - 1
+    assert distance(TARGET, found) < 0.06
+    best, found = (v[chosen] / v[chosen].sum() for v in (TARGET, found))
+    sharper = best ** (1 / (1 - best[-1]))
+    assert found == pytest.approx(sharper / sharper.sum(), abs=1e-3)
+
+
+def test_the_optimum_of_the_printed_form_is_one_token():
+    last = torch.tensor(TARGET[TOP - 1]).log()
+    found = descend(lambda p, q: losses.atspeed_s_eq4(p, q, last, TOP))
+    assert found[0] > 0.99
+    assert distance(TARGET, found) > 0.7
 
 
 def test_sequence_cross_entropy_by_hand():
@@ -69,10 +133,17 @@ def normalised(values):
     return [v / sum(values) for v in values]
 
 
-def twin_s(p, q):
+def twin_eq4(p, q):
     p, q = normalised(p), normalised(q)
     best = sorted(range(len(q)), key=lambda v: -q[v])[:2]
     return sum(q[v] * math.log(q[v] / p[v]) - q[v] * math.log(q[v] / 0.05) for v in best)
+
+
+def twin_s(p, q):
+    best = sorted(range(len(q)), key=lambda v: -q[v])[:2]
+    p, q = normalised([p[v] for v in best]), normalised([q[v] for v in best])
+    reverse = sum(b * math.log(b / a) for a, b in zip(p, q, strict=True))
+    return reverse - p[-1] * sum(b * math.log(b) for b in q)
 
 
 def twin_r(p, q):
@@ -90,7 +161,13 @@ LAST = torch.full((2,), math.log(0.05), dtype=torch.float64)
 ROWS = {
     "atspeed-s": (
         twin_s,
-        lambda p, q: losses.atspeed_s(losses.allowed(p, REAL), losses.allowed(q, REAL), LAST, 2),
+        lambda p, q: losses.atspeed_s(losses.allowed(p, REAL), losses.allowed(q, REAL), 2),
+    ),
+    "atspeed-s-eq4": (
+        twin_eq4,
+        lambda p, q: losses.atspeed_s_eq4(
+            losses.allowed(p, REAL), losses.allowed(q, REAL), LAST, 2
+        ),
     ),
     "atspeed-r": (
         twin_r,
@@ -134,6 +211,7 @@ def test_gradients_of_the_other_losses_equal_finite_differences():
         lambda v: losses.total_variation(p, v.log_softmax(-1)),
         lambda v: losses.sequence_cross_entropy(v.log_softmax(-1), share),
         lambda v: losses.listwise(p, v, REAL, 2.0),
-        lambda v: losses.atspeed_s(p, v.log_softmax(-1), LAST, 3, density=False),
+        lambda v: losses.atspeed_s(p, v.log_softmax(-1), 3, density=False),
+        lambda v: losses.atspeed_s(p, v.log_softmax(-1), 3, temperature=0.5),
     ):
         assert gradcheck(loss, (q,))

@@ -14,7 +14,7 @@ from recsys.errors import ArtifactError, ConfigError
 from recsys.models.checkpoint import load_model, quiet
 from recsys.training import bundle, draft
 from recsys.training.pretrained import add_lora, load_base
-from recsys.training.settings import LoraSettings
+from recsys.training.settings import DraftConfig, LoraSettings
 from recsys.training.target import stage
 from recsys.vocabulary import Vocabulary
 
@@ -214,3 +214,99 @@ def test_a_pretrained_target_gets_drafts_and_recommends(
         assert scores[0] == pytest.approx(scores[1], abs=1e-5)
     suffixes = {file.suffix for file in path.rglob("*") if file.is_file()}
     assert suffixes <= {".json", ".safetensors", ".parquet", ".jinja"}
+
+
+def with_draft(make_context, target_base, **section):
+    """A run with a target adapted from a checkpoint, and settings of its draft."""
+    short = {"epochs": 2, "accept_users": 5, "learning_rate": 1e-2, "objective": "tree-kd"}
+    return lora_context(make_context, target_base, draft={**short, **section})
+
+
+@pytest.mark.parametrize("lora", [None, {"rank": 4, "merge": False}, {"rank": 4}])
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_pretrained_draft_is_trained_and_recommends(
+    make_context, tmp_path, write_base, tied, lora
+):
+    words = write_base(tmp_path / "large")
+    write_base(tmp_path / "small", tied=tied, hidden=16, layers=1)
+    before = load_model(tmp_path / "small").state_dict()
+    context = with_draft(make_context, tmp_path / "large", base=str(tmp_path / "small"), lora=lora)
+    stage(context)
+    path = draft.stage(context)
+    folder = path / "model"
+    assert (folder / "adapter").is_dir() is (lora is not None and not lora.get("merge", True))
+    info = read_manifest(path).info
+    assert (info["trained_parameters"] < info["parameters"]) is (lora is not None)
+    model = load_model(folder)
+    assert model.config.hidden_size == 16
+    weights, vocabulary = model.get_input_embeddings().weight, Vocabulary.load(path)
+    assert len(weights) == vocabulary.size
+    assert (model.get_output_embeddings().weight is weights) is tied
+    words_before = before["model.embed_tokens.weight"][:words]
+    assert torch.equal(weights[:words], words_before) is (lora is not None)
+    layer = "model.layers.0.self_attn.v_proj.weight"
+    assert not torch.equal(model.state_dict()[layer], before[layer])
+    made = bundle.stage(context)
+    lists = [
+        [r.item_id for r in Recommender.load(made, mode=mode).recommend([["i3", "i4"]], k=5)[0]]
+        for mode in ("beam", "draft")
+    ]
+    assert lists[0] == lists[1]
+
+
+@pytest.mark.parametrize("objective", ["sft", "wordkd", "seqkd", "atspeed-s", "atspeed-r"])
+def test_a_pretrained_draft_with_spare_rows_learns_by(
+    make_context, tmp_path, write_base, objective
+):
+    write_base(tmp_path / "large")
+    write_base(tmp_path / "small", hidden=16, rows=400)
+    base = str(tmp_path / "small")
+    context = with_draft(
+        make_context, tmp_path / "large", base=base, objective=objective, lora={"rank": 2}
+    )
+    size = Vocabulary.load(stage(context)).size
+    assert size < 400
+    model = load_model(draft.stage(context) / "model")
+    assert model.get_input_embeddings().num_embeddings == size
+
+
+@pytest.mark.parametrize("lora", [None, {"rank": 4, "dropout": 0.2}])
+def test_a_killed_pretrained_draft_ends_with_the_same_bits(
+    make_context, tmp_path, write_base, killed, lora
+):
+    write_base(tmp_path / "large")
+    write_base(tmp_path / "small", hidden=16)
+    context = with_draft(
+        make_context, tmp_path / "large", base=str(tmp_path / "small"), lora=lora,
+        checkpoint_minutes=0.0, evaluate_every=1, on_policy=3, batch_tokens=300,
+    )  # fmt: skip
+    stage(context)
+    straight = weights_of(draft.stage(context))
+    context.workspace.run("draft").rename(context.workspace.run("elsewhere"))
+    killed(draft.stage, context, steps=5)
+    assert weights_of(draft.stage(context)) == straight
+
+
+def test_a_draft_with_another_vocabulary_is_refused(make_context, tmp_path, write_base):
+    write_base(tmp_path / "large")
+    write_base(tmp_path / "other", words=290)
+    context = with_draft(make_context, tmp_path / "large", base=str(tmp_path / "other"))
+    stage(context)
+    with pytest.raises(ConfigError, match=r"draft\.base: token .* has number .* in the target; "):
+        draft.stage(context)
+
+
+def test_a_pretrained_draft_needs_a_target_with_a_tokenizer(make_context, tmp_path, write_base):
+    write_base(tmp_path / "small")
+    context = make_context(draft={"base": str(tmp_path / "small")})
+    stage(context)
+    with pytest.raises(ConfigError, match=r"has a tokenizer, and the target none.*leave draft"):
+        draft.stage(context)
+
+
+def test_a_missing_base_of_a_draft_is_named_first(make_context):
+    settings = make_context(draft={"base": "nowhere"}).settings
+    with pytest.raises(ConfigError, match=r"draft\.base: 'nowhere' is not a folder"):
+        settings.section("draft", DraftConfig).check_with(settings)
+    with pytest.raises(ConfigError, match=r"draft\.lora: .*give draft\.base"):
+        make_context(draft={"lora": {"rank": 2}}).settings.section("draft", DraftConfig)

@@ -106,6 +106,36 @@ def test_the_log_probs_are_the_targets_at_every_node():
                 assert np.isneginf(log_p[place, node, len(wanted) :]).all()
 
 
+def test_the_log_probs_of_all_tokens_of_a_level_can_be_kept():
+    model, prompts = make_model(), make_prompts()
+    tokens = [sorted(set(level)) for level in TRIE.rows.T.tolist()]
+    kept = [torch.tensor(level) for level in tokens]
+    trees = search_trees(model, prompts, DeviceTrie.of(TRIE), 4, levels_of=kept)
+    found = trees.split_levels(np.arange(3), [len(level) for level in tokens])
+    assert [part.shape[1] for part in found] == [1, 4, 4]
+    for place, prompt in enumerate(prompts):
+        for level, log_p in enumerate(found):
+            states = [0] if level == 0 else trees.states[place, level - 1].tolist()
+            for node, state in enumerate(states):
+                if state < 0:
+                    continue
+                prefix = TRIE.rows[TRIE.row_start[state], :level]
+                whole = plain_log_probs(model, [*prompt, *prefix])
+                wanted = [float(whole[token]) for token in tokens[level]]
+                assert log_p[place, node] == pytest.approx(wanted, rel=2e-3)
+
+
+def test_the_data_keep_what_the_runs_draft_compares(make_context):
+    target.stage(make_context())
+    kept = []
+    for objective in ("atspeed-s", "atspeed-s-eq4"):
+        own = {"beams": 4, "histories": 10, "threads": 1}
+        context = make_context(teacher=own, draft={"objective": objective})
+        data = Teacher.load(teacher.stage(context))
+        kept.append((data.config.level_tokens, data.trees.level_log_probs.shape[1]))
+    assert kept == [(True, 3 + 4 * (3 + 3)), (False, 0)]
+
+
 def test_a_mixture_is_searched_by_its_own_probabilities():
     p, q, prompts = make_model(), make_model(seed=1, layers=1), make_prompts()
     trees = search_trees(p, prompts, DeviceTrie.of(TRIE), 4, draft=q, mixture=0.3)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 import typer
 
-from recsys.benchmark.options import Out, words
+from recsys.benchmark.options import Out, numbers, words
 from recsys.config import Settings
 from recsys.errors import ConfigError
 from recsys.options import ConfigFile, Force, Json, Name, Overrides, Quick
@@ -29,7 +29,7 @@ QUICK: dict[str, Any] = {
 }  # fmt: skip
 QUICK_OPTIONS: dict[str, Any] = {
     "users": 6, "timed": 2, "recall_users": 10, "ks": (1, 3), "drafts": 6,
-    "studied": (3,), "widths": (3, 6), "recall_ks": (3,),
+    "studied": (3,), "widths": (3, 6), "recall_ks": (3,), "steps": 3,
 }  # fmt: skip
 INIT_OPTIONS: dict[str, Any] = {
     "scratch": ("scratch",), "target": ("target",), "both": ("scratch", "target")
@@ -41,6 +41,9 @@ def atspeed(
         str | None,
         typer.Option(help="What to run, a list of: table,ablations,effects,recall."),
     ] = None,
+    objectives: Annotated[
+        str | None, typer.Option(help="Objectives whose drafts are compared, a list (all).")
+    ] = None,
     init: Annotated[
         str, typer.Option(help="Drafts start from: scratch, target (its first layers), or both.")
     ] = "both",
@@ -48,6 +51,16 @@ def atspeed(
     minutes: Annotated[
         float | None,
         typer.Option(help=f"Training of a draft, at most (draft.max_minutes, else {MINUTES})."),
+    ] = None,
+    budgets: Annotated[
+        str,
+        typer.Option(help="What compared drafts have in common, a list of: time,steps."),
+    ] = "time,steps",
+    steps: Annotated[
+        int | None, typer.Option(min=1, help="Steps of a draft, where steps are equal (1000).")
+    ] = None,
+    ks: Annotated[
+        str | None, typer.Option(help="Numbers of beams in the tables (1,3,5,10,20).")
     ] = None,
     users: Annotated[
         int | None,
@@ -80,6 +93,7 @@ def atspeed(
     """
     from recsys.benchmark import report
     from recsys.pipeline import Context
+    from recsys.training.atspeed.lineup import BUDGETS, OBJECTIVES, Budget
     from recsys.training.atspeed.report import report as report_atspeed
     from recsys.training.atspeed.run import PARTS, Options, experiment
 
@@ -88,13 +102,18 @@ def atspeed(
     settings = _settings(config, set_, name, quick)
     options = Options(
         parts=PARTS if parts is None else words("--parts", parts, PARTS),
+        objectives=words("--objectives", objectives or ",".join(OBJECTIVES), OBJECTIVES),
         inits=INIT_OPTIONS[init],
         seeds=tuple(range(seeds)),
+        budgets=cast("tuple[Budget, ...]", words("--budgets", budgets, tuple(BUDGETS))),
         minutes=float(minutes or settings.values.get("draft", {}).get("max_minutes") or MINUTES),
         workers=workers,
         **(QUICK_OPTIONS if quick else {}),
     )
-    given: dict[str, Any] = {"users": users, "timed": timed, "recall_users": recall_users}
+    given: dict[str, Any] = {
+        "ks": None if ks is None else numbers("--ks", ks), "steps": steps, "users": users,
+        "timed": timed, "recall_users": recall_users,
+    }  # fmt: skip
     options = replace(options, **{k: v for k, v in given.items() if v is not None})
     document = report.begin("atspeed", quick=quick)
     document |= experiment(Context.of(settings, force=force), options)

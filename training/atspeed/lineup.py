@@ -1,12 +1,14 @@
 """The drafts that are compared: every objective, its ablations and weights, from two starts.
 
-A variant is a name and settings. All variants share the target, the seeds and the budget.
+A variant is a name and settings. All variants share the target and the seeds, and those that are
+compared have the same time for training, or the same number of steps.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import product
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -15,23 +17,31 @@ from recsys.config import Settings
 from recsys.training.settings import ON_TREES, Objective
 
 Init = Literal["scratch", "target"]
+Budget = Literal["time", "steps"]
 
-PUBLISHED = ("sft", "wordkd", "tvdkd", "seqkd", "atspeed-s", "atspeed-r")
+PUBLISHED = ("sft", "wordkd", "tvdkd", "seqkd", "atspeed-s", "atspeed-s-eq4", "atspeed-r")
 OURS = tuple(name for name in get_args(Objective) if name not in PUBLISHED)
+OBJECTIVES = (*PUBLISHED, *OURS)
 TITLES = {
     "sft": "SFT", "wordkd": "WordKD", "tvdkd": "TVDKD", "seqkd": "SeqKD",
-    "atspeed-s": "AtSpeed-S", "atspeed-r": "AtSpeed-R",
+    "atspeed-s": "AtSpeed-S", "atspeed-s-eq4": "AtSpeed-S, eq. 4", "atspeed-r": "AtSpeed-R",
 }  # fmt: skip
 INITS = {"scratch": "from scratch", "target": "from the target"}  # starting points in words
 STRICT, RELAXED = "atspeed-s", "atspeed-r"  # objectives that the paper studies
+PRINTED = "atspeed-s-eq4"  # searches the mixture of target and draft, as the paper prints
 
-# Settings of the ablations by objective (figure 3 and table 4 of the paper).
+BUDGETS = {"time": "equal time", "steps": "equal steps"}  # what is equal, in words
+
+# Settings of the ablations by objective (figure 3 and table 4 of the paper), and of what differs
+# between the printed and the released AtSpeed-S and its training script.
 ABLATIONS: dict[str, dict[str, dict[str, Any]]] = {
     STRICT: {
         "no density": {"density": False},
         "no constrained alignment": {"constrained": False},
         "top-1": {"top_k": False},
         "last step's beams": {"beam_steps": "last"},
+        "allowed tokens only": {"level_tokens": False},
+        "temperature .001": {"softmax_temperature": 0.001},
     },
     RELAXED: {
         "no constrained alignment": {"constrained": False},
@@ -39,15 +49,14 @@ ABLATIONS: dict[str, dict[str, dict[str, Any]]] = {
         "last step's beams": {"beam_steps": "last"},
     },
 }
-# Changes the time of a training step only, so it is trained just long enough to be timed.
-COSTLY = "no tree attention"
-EPOCHS = 20  # passes over a draft's data, at most
+EPOCHS = 20  # passes over a draft's data, at most, in equal time
 ALPHAS = (0.1, 0.3, 0.7)  # besides the default of 0.5
 
 # Settings of every variant, whatever the configuration says of the deployed draft.
 PLAIN: dict[str, Any] = {
     "alpha": None, "beam_steps": "all", "density": True, "constrained": True, "top_k": True,
-    "tree_attention": True, "on_policy": 0, "accept_users": 0, "evaluate_every": 0, "patience": 0,
+    "level_tokens": True, "softmax_temperature": None, "tree_attention": True, "on_policy": 0,
+    "base": None, "lora": None, "accept_users": 0, "evaluate_every": 0, "patience": 0,
 }  # fmt: skip
 # Settings of a draft from scratch, which is much smaller than its target.
 SCRATCH: dict[str, Any] = {
@@ -60,6 +69,26 @@ SCRATCH: dict[str, Any] = {
 
 
 @dataclass(frozen=True)
+class Limits:
+    """How long drafts are trained.
+
+    Attributes:
+        minutes: of a draft in equal time.
+        steps: of a draft in equal steps.
+    """
+
+    minutes: float
+    steps: int
+
+    def settings(self, budget: Budget) -> dict[str, Any]:
+        """The same as settings of section `draft`."""
+        if budget == "steps":
+            steps = {"min_steps": self.steps, "max_steps": self.steps}
+            return {"epochs": 1, "max_minutes": None, **steps}
+        return {"epochs": EPOCHS, "max_minutes": self.minutes, "min_steps": 0, "max_steps": None}
+
+
+@dataclass(frozen=True)
 class Variant:
     """One draft.
 
@@ -69,6 +98,7 @@ class Variant:
         seed: of its training.
         change: difference from the plain objective, in words; "" for none.
         options: the same difference as settings of section `draft`.
+        budget: `time` or `steps`, what it has in common with the drafts it is compared with.
     """
 
     objective: str
@@ -76,11 +106,13 @@ class Variant:
     seed: int = 0
     change: str = ""
     options: dict[str, Any] = field(default_factory=dict)
+    budget: Budget = "time"
 
     @property
     def key(self) -> str:
         """Name of its folder."""
-        words = [self.objective, self.change, self.init, str(self.seed)]
+        budget = "" if self.budget == "time" else self.budget
+        words = [self.objective, self.change, self.init, budget, str(self.seed)]
         kept = ["".join(c if c.isalnum() or c in "-." else "-" for c in w) for w in words if w]
         return "_".join(kept)
 
@@ -95,12 +127,12 @@ class Variant:
         """The source of its teacher data: `none`, `target` or `mixture`."""
         if self.objective not in ON_TREES:
             return "none"
-        return "mixture" if self.objective == STRICT else "target"
+        return "mixture" if self.objective == PRINTED else "target"
 
     @property
     def teacher(self) -> str:
         """Name of the teacher's folder."""
-        own = f"_{self.init}" if self.source == "mixture" else ""
+        own = f"_{self.init}_{self.budget}" if self.source == "mixture" else ""
         return f"teacher-{self.source}{own}_{self.seed}"
 
     @property
@@ -129,9 +161,9 @@ class DraftSpace(Workspace):
 
 
 def derive_settings(
-    settings: Settings, variant: Variant, minutes: float, workspace: Workspace
+    settings: Settings, variant: Variant, limits: Limits, workspace: Workspace
 ) -> Settings:
-    """The settings of a run, changed for one variant that trains for `minutes` at most."""
+    """The settings of a run, changed for one variant that trains within `limits`."""
     values = settings.values
     draft = {**values.get("draft", {}), **PLAIN}
     if variant.init == "scratch":
@@ -139,60 +171,54 @@ def derive_settings(
         draft |= SCRATCH if draft.get("init_from_target", True) else {"init_from_target": False}
     else:
         draft["init_from_target"] = True
-    draft |= {"max_minutes": minutes, "epochs": EPOCHS, **variant.options}
+    draft |= {**limits.settings(variant.budget), **variant.options}
     draft["objective"] = variant.objective
-    teacher = {**values.get("teacher", {}), "source": "target"}
+    # One set of teacher data for all objectives that search the target.
+    teacher = {**values.get("teacher", {}), "source": "target", "level_tokens": True}
     if variant.source == "mixture":
         sft = DraftSpace.seen_by(
             workspace, replace(variant, objective="sft", change="", options={})
         )
-        teacher |= {"source": "mixture", "draft": str(sft.run("draft"))}
+        teacher |= {"source": "mixture", "draft": str(sft.run("draft")), "level_tokens": False}
     return Settings({**values, "seed": variant.seed, "draft": draft, "teacher": teacher})
 
 
-def list_plain(inits: Iterable[Init], seeds: Iterable[int]) -> list[Variant]:
+def list_plain(
+    inits: Iterable[Init], seeds: Iterable[int], budgets: Iterable[Budget] = ("time",)
+) -> list[Variant]:
     """Every objective without changes."""
-    seeds = list(seeds)
     return [
-        Variant(objective, init, seed)
-        for init in inits
-        for objective in (*PUBLISHED, *OURS)
-        for seed in seeds
+        Variant(objective, init, seed, budget=budget)
+        for budget, init, objective, seed in product(budgets, inits, OBJECTIVES, seeds)
     ]
 
 
-def list_ablations(init: Init, seeds: Iterable[int]) -> list[Variant]:
+def list_ablations(
+    init: Init, seeds: Iterable[int], budgets: Iterable[Budget] = ("time",)
+) -> list[Variant]:
     """AtSpeed's objectives with one part removed."""
     return [
-        Variant(objective, init, seed, change, options)
-        for seed in seeds
-        for objective, changes in ABLATIONS.items()
+        Variant(objective, init, seed, change, options, budget)
+        for budget, seed, (objective, changes) in product(budgets, seeds, ABLATIONS.items())
         for change, options in changes.items()
     ]
 
 
-def list_costly(init: Init, seeds: Iterable[int]) -> list[Variant]:
-    """AtSpeed's objectives without tree attention: every node of a tree is a row."""
-    options = {"tree_attention": False, "max_minutes": 0.1}
-    return [Variant(name, init, seed, COSTLY, options) for seed in seeds for name in ABLATIONS]
-
-
-def list_weights(init: Init, seeds: Iterable[int]) -> list[Variant]:
+def list_weights(init: Init, seeds: Iterable[int], budget: Budget = "time") -> list[Variant]:
     """AtSpeed-S with other weights of the alignment loss."""
     return [
-        Variant(STRICT, init, seed, f"alpha {alpha}", {"alpha": alpha})
-        for seed in seeds
-        for alpha in ALPHAS
+        Variant(STRICT, init, seed, f"alpha {alpha}", {"alpha": alpha}, budget)
+        for seed, alpha in product(seeds, ALPHAS)
     ]
 
 
 def list_variants(
-    parts: Sequence[str], inits: Sequence[Init], seeds: Sequence[int]
+    parts: Sequence[str], inits: Sequence[Init], seeds: Sequence[int], budgets: Sequence[Budget]
 ) -> list[Variant]:
     """All drafts that the parts of an experiment need; studies use the first starting point."""
-    found = list_plain(inits, seeds)
+    found = list_plain(inits, seeds, budgets)
     if "ablations" in parts:
-        found += [*list_ablations(inits[0], seeds), *list_costly(inits[0], seeds[:1])]
+        found += list_ablations(inits[0], seeds, budgets)
     if "effects" in parts:
-        found += list_weights(inits[0], seeds)
+        found += list_weights(inits[0], seeds, budgets[0])
     return found

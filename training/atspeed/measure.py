@@ -87,7 +87,8 @@ class Question:
 
     Attributes:
         beams: K.
-        verification: `strict` or `relaxed`; `none` for the target alone.
+        verification: `strict`, `relaxed`, or `released`, relaxed as AtSpeed's code accepts and
+            counts; `none` for the target alone.
         drafts: N, nodes of each level.
         depth: gamma, levels that are drafted; None for all but the last.
         temperature: of relaxed verification.
@@ -109,10 +110,13 @@ class Question:
 def ask(scene: Scene, draft: TreeModel, question: Question, group: Any, seeds: Any) -> Beams:
     """The answers of one batch."""
     k, levels = question.beams, scene.trie.num_levels
-    if question.verification == "relaxed":
+    if question.verification in ("relaxed", "released"):
         request = SearchRequest(group, seeds=seeds, temperature=question.temperature)
         drafts = ModelDrafter(draft, draft_beams=max(k, question.drafts))
-        return speculative_beam_search(scene.target, drafts, request, scene.trie, k, "relaxed")
+        return speculative_beam_search(
+            scene.target, drafts, request, scene.trie, k, "relaxed",
+            released=question.verification == "released",
+        )  # fmt: skip
     depth = min(question.depth or levels - 1, levels - 1)
     drafter = ModelDrafter(draft, widths=[question.drafts] * depth)
     return speculative_beam_search(scene.target, drafter, group, scene.trie, k)

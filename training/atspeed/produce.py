@@ -20,7 +20,7 @@ from recsys.artifacts import read_manifest
 from recsys.pipeline import Context
 from recsys.progress import say
 from recsys.training import draft, teacher
-from recsys.training.atspeed.lineup import DraftSpace, Variant, derive_settings
+from recsys.training.atspeed.lineup import DraftSpace, Limits, Variant, derive_settings
 
 Run = Callable[[Sequence[Callable[[], Any]]], list[Any]]
 
@@ -40,18 +40,18 @@ def _call(task: Callable[[], Any]) -> Any:
     return task()
 
 
-def run_stage(kind: str, variant: Variant, context: Context, minutes: float) -> dict[str, Any]:
+def run_stage(kind: str, variant: Variant, context: Context, limits: Limits) -> dict[str, Any]:
     """Run a stage of one variant and describe its artifact as a plain row.
 
     Args:
         kind: `teacher` or `draft`.
         variant: the draft.
         context: settings and workspace of the run.
-        minutes: training time of a draft, at most.
+        limits: of the training of drafts.
     """
     start = time.perf_counter()
     workspace = DraftSpace.seen_by(context.workspace, variant)
-    settings = derive_settings(context.settings, variant, minutes, context.workspace)
+    settings = derive_settings(context.settings, variant, limits, context.workspace)
     own = Context(settings, workspace, context.force)
     if kind == "teacher":
         row = {"teacher": variant.teacher, **read_manifest(teacher.stage(own)).info}
@@ -62,6 +62,7 @@ def run_stage(kind: str, variant: Variant, context: Context, minutes: float) -> 
             "objective": variant.objective,
             "title": variant.title,
             "init": variant.init,
+            "budget": variant.budget,
             "seed": variant.seed,
             **{k: info[k] for k in ("parameters", "epochs", "steps", "seconds")},
         }
@@ -71,7 +72,7 @@ def run_stage(kind: str, variant: Variant, context: Context, minutes: float) -> 
 
 
 def produce(
-    variants: Sequence[Variant], context: Context, minutes: float, run: Run
+    variants: Sequence[Variant], context: Context, limits: Limits, run: Run
 ) -> list[dict[str, Any]]:
     """Make all teachers and drafts, in waves: each needs only what an earlier one made.
 
@@ -84,7 +85,7 @@ def produce(
         ahead = _first_of_teacher(v for v in variants if v.wave == wave + 1)
         stages = [("teacher", v) for v in ahead]
         stages += [("draft", v) for v in variants if v.wave == wave]
-        rows += run([partial(run_stage, kind, v, context, minutes) for kind, v in stages])
+        rows += run([partial(run_stage, kind, v, context, limits) for kind, v in stages])
     return rows
 
 

@@ -16,18 +16,23 @@ from typing import Any
 import torch
 
 from recsys.artifacts import Workspace, read_manifest
+from recsys.errors import ConfigError
 from recsys.pipeline import Context
 from recsys.pipeline import run as run_stages
 from recsys.progress import track
 from recsys.training.atspeed import paper
 from recsys.training.atspeed.lineup import (
-    ABLATIONS,
     ALPHAS,
+    OBJECTIVES,
+    PRINTED,
     RELAXED,
     STRICT,
+    Budget,
     DraftSpace,
     Init,
+    Limits,
     Variant,
+    list_ablations,
     list_plain,
     list_variants,
     list_weights,
@@ -40,18 +45,21 @@ from recsys.training.atspeed.measure import (
     compare_accepted,
     compare_accuracy,
     describe,
+    device,
     load_draft,
     load_scene,
     measure_lists,
 )
 from recsys.training.atspeed.produce import Run, produce, workers
-from recsys.training.atspeed.speed import measure_walltimes
+from recsys.training.atspeed.speed import measure_walltimes, time_tree_attention
+from recsys.training.target import TrainedTarget
 
 Row = dict[str, Any]
 Samples = dict[tuple[str, Question], Sample]
 
 PARTS = ("table", "ablations", "effects", "recall")
 VERIFICATIONS = {"strict": STRICT, "relaxed": RELAXED}
+COUNTED = (*VERIFICATIONS, "released")  # in the table of accepted levels
 TEMPERATURES = (0.5, 1.0)  # of the samples in table 2
 
 
@@ -61,9 +69,13 @@ class Options:
 
     Attributes:
         parts: of `PARTS`.
+        objectives: of `OBJECTIVES`; drafts of others are left out.
         inits: starting points of drafts; studies use the first.
         seeds: of the drafts.
-        minutes: training time of one draft, at most.
+        budgets: what drafts that are compared have in common, for the table and the ablations; the
+            rest uses the first.
+        minutes: training time of one draft, at most, in equal time.
+        steps: of one draft in equal steps.
         workers: processes that train and measure side by side.
         users: test users whose accepted levels are counted.
         timed: test users whose requests are timed.
@@ -76,9 +88,12 @@ class Options:
     """
 
     parts: tuple[str, ...] = PARTS
+    objectives: tuple[str, ...] = OBJECTIVES
     inits: tuple[Init, ...] = ("scratch", "target")
     seeds: tuple[int, ...] = (0,)
+    budgets: tuple[Budget, ...] = ("time", "steps")
     minutes: float = 1.0
+    steps: int = 1000
     workers: int = 2
     users: int = 200
     timed: int = 20
@@ -88,6 +103,14 @@ class Options:
     studied: tuple[int, ...] = (5, 10, 20)
     widths: tuple[int, ...] = (10, 20, 40, 60, 80)
     recall_ks: tuple[int, ...] = (5, 10)
+
+    def __post_init__(self) -> None:
+        needed = {PRINTED: {"sft"}} if PRINTED in self.objectives else {}
+        if "recall" in self.parts:
+            needed["recall"] = {STRICT, RELAXED}
+        for name, others in needed.items():
+            if missing := sorted(others.difference(self.objectives)):
+                raise ConfigError(f"objectives: {name} needs the draft of {missing[0]}; add it")
 
 
 @dataclass(frozen=True)
@@ -124,21 +147,25 @@ def experiment(context: Context, options: Options) -> Row:
         run_stages(context, ("data", "ids", "target"))
     torch.set_num_threads(1)
     base, parts = context.workspace, options.parts
-    cells = [cell for cell in list_cells(options) if cell.part in parts]
+    cells = [
+        cell
+        for cell in list_cells(options)
+        if cell.part in parts and cell.variant.objective in options.objectives
+    ]
     document: Row = {"run": base.name, "options": asdict(options)}
     with workers(options.workers) as run:
         with _clock(seconds, "drafts"):
-            variants = list_variants(parts, options.inits, options.seeds)
-            made = produce(variants, context, options.minutes, run)
+            variants = list_variants(parts, options.inits, options.seeds, options.budgets)
+            variants = [v for v in variants if v.objective in options.objectives]
+            made = produce(variants, context, Limits(options.minutes, options.steps), run)
         with _clock(seconds, "acceptance"):
             samples = _ask(cells, base, options, run)
         if "recall" in parts:
             with _clock(seconds, "recall"):
                 document["recall"] = _recall(base, options, run)
     info = read_manifest(base.run("target"), "target").info
-    first = {
-        v.key: DraftSpace.seen_by(base, v) for v in list_plain(options.inits, options.seeds[:1])
-    }
+    plain = list_plain(options.inits, options.seeds[:1], options.budgets[:1])
+    first = [v for v in plain if v.objective in options.objectives]
     document |= {
         "teachers": [row for row in made if "teacher" in row],
         "drafts": [row for row in made if "draft" in row],
@@ -150,6 +177,15 @@ def experiment(context: Context, options: Options) -> Row:
     if "table" in parts:
         with _clock(seconds, "walltime"):
             document["speed"] = _time(base, options, first)
+    if "ablations" in parts:
+        with _clock(seconds, "tree attention"):
+            document["tree_attention"] = time_tree_attention(
+                TrainedTarget.load(base).load_model(device()),
+                load_draft(DraftSpace.seen_by(base, first[0])),
+                load_scene(base, options.users),
+                options.widths,
+                rounds=options.timed,
+            )
     return {**document, "seconds": {k: round(v, 1) for k, v in seconds.items()}}
 
 
@@ -162,28 +198,31 @@ def _clock(seconds: dict[str, float], name: str) -> Iterator[None]:
 
 def list_cells(options: Options) -> Iterator[Cell]:
     """Cells of all parts. Ablations and effects use the first starting point."""
-    init, n = options.inits[0], options.drafts
-    for variant in list_plain(options.inits, [0]):
-        for verification, k in product(VERIFICATIONS, options.ks):
+    init, n, budget = options.inits[0], options.drafts, options.budgets[0]
+    for variant in list_plain(options.inits, [0], options.budgets):
+        for verification, k in product(COUNTED, options.ks):
             yield Cell("table", variant, Question(k, verification, n))
-    for verification, objective in VERIFICATIONS.items():
-        whole = Variant(objective, init)
+    for own, (verification, objective) in product(options.budgets, VERIFICATIONS.items()):
+        whole = Variant(objective, init, budget=own)
+        ablated = [v for v in list_ablations(init, [0], [own]) if v.objective == objective]
         for k in options.ks:
             question = Question(k, verification, n)
             yield Cell("ablations", whole, question)
-            for change, given in ABLATIONS[objective].items():
-                yield Cell("ablations", Variant(objective, init, 0, change, given), question, whole)
+            for variant in ablated:
+                yield Cell("ablations", variant, question, whole)
     for k in options.studied:
         for verification, objective in VERIFICATIONS.items():
             for width in options.widths:
                 if verification == "strict" or width >= k:
                     question = Question(k, verification, width)
-                    yield Cell("effects", Variant(objective, init), question, None, {"effect": "N"})
+                    plain = Variant(objective, init, budget=budget)
+                    yield Cell("effects", plain, question, None, {"effect": "N"})
         for depth in (1, 2, 3):
             question = Question(k, "strict", n, depth)
-            yield Cell("effects", Variant(STRICT, init), question, None, {"effect": "gamma"})
-        by_alpha = {0.0: Variant("sft", init), 0.5: Variant(STRICT, init)}
-        by_alpha |= dict(zip(ALPHAS, list_weights(init, [0]), strict=True))
+            plain = Variant(STRICT, init, budget=budget)
+            yield Cell("effects", plain, question, None, {"effect": "gamma"})
+        by_alpha = {0.0: Variant("sft", init, budget=budget), 0.5: plain}
+        by_alpha |= dict(zip(ALPHAS, list_weights(init, [0], budget), strict=True))
         for alpha, variant in sorted(by_alpha.items()):
             about = {"effect": "alpha", "alpha": alpha}
             yield Cell("effects", variant, Question(k, "strict", n), None, about)
@@ -217,6 +256,7 @@ def _row(cell: Cell, samples: Samples, seeds: Sequence[int]) -> Row:
     row = {
         "objective": variant.objective,
         "init": variant.init,
+        "budget": variant.budget,
         "change": variant.change,
         "title": variant.title,
         **cell.about,
@@ -225,19 +265,19 @@ def _row(cell: Cell, samples: Samples, seeds: Sequence[int]) -> Row:
     return row if cell.against is None else {**row, "gain": compare_accepted(own, of(cell.against))}
 
 
-def _time(base: Workspace, options: Options, drafts: dict[str, DraftSpace]) -> list[Row]:
+def _time(base: Workspace, options: Options, drafts: Sequence[Variant]) -> list[Row]:
     questions = [Question(k, v, options.drafts) for v, k in product(VERIFICATIONS, options.ks)]
     with track("walltime", len(questions)) as bar:
         rows = measure_walltimes(
             load_scene(base, options.users),
-            {name: load_draft(space) for name, space in drafts.items()},
+            {v.key: load_draft(DraftSpace.seen_by(base, v)) for v in drafts},
             questions,
             rounds=options.timed,
             advance=bar.advance,
         )
-    variants = {v.key: v for v in list_plain(options.inits, options.seeds[:1])}
+    variants = {v.key: v for v in drafts}
     return [
-        {"objective": v.objective, "init": v.init, "title": v.title, **row}
+        {"objective": v.objective, "init": v.init, "budget": v.budget, "title": v.title, **row}
         for row in rows
         for v in [variants[row["draft"]]]
     ]
@@ -246,7 +286,9 @@ def _time(base: Workspace, options: Options, drafts: dict[str, DraftSpace]) -> l
 def _recall(base: Workspace, options: Options, run: Run) -> list[Row]:
     """Accuracy of the target, searched and sampled, and of strict and relaxed verification."""
     spaces = {
-        name: DraftSpace.seen_by(base, Variant(name, options.inits[0], options.seeds[0]))
+        name: DraftSpace.seen_by(
+            base, Variant(name, options.inits[0], options.seeds[0], budget=options.budgets[0])
+        )
         for name in VERIFICATIONS.values()
     }
     lists: list[Lists] = []
