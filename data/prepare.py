@@ -207,7 +207,9 @@ def _grown(context: Context, config: DataConfig) -> Path:
         ArtifactError: the parent has no data set, or another one than what is new was taken for.
     """
     if context.settings.sets("data", "source", "path") or context.parent is None:
-        raise ConfigError("data.source: a run with a parent has its data; `recsys retrain` takes it")
+        raise ConfigError(
+            "data.source: a run with a parent takes no source; `recsys retrain` has its data"
+        )
     parents = context.workspace.digests(growth.KIND)
     taken = context.workspace.manifest(growth.KIND)
     parents["parent"] = context.parent.manifest("dataset").digest

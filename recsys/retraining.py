@@ -136,7 +136,7 @@ def retrain(
             was promoted last.
         promote: let the alias `champion` stand for a version that is offered.
         force: begin a new version even if one is not finished.
-        done: called after each step with its name.
+        done: called after each step with its name: `events`, the stages, `gate` and `swap`.
 
     Raises:
         ConfigError: wrong settings, or parent's data without times.
@@ -149,32 +149,41 @@ def retrain(
         last = _last(base)
         taken = None if last is None else _taken(last, champion)
         verdict = None if last is None or taken is None else _verdict(last)
-        if last is not None and verdict is not None and verdict["offered"] and promote:
-            return _finish(base, last, champion, verdict, client, promote)
-        if taken is None or verdict is not None or force:
-            config = settings.section("gate", GateConfig)
-            newest = None if taken is None else taken.info["newest"]
-            number = 1 + max([1, *_versions(base)])
-            new = replace(base, name=f"{base.name}.{number}")
-            why = _take(new, champion, sources, config, newest)
-            if why is not None:
-                say(why)
-                return Outcome(None if last is None else last.name, champion.name, reasons=(why,))
-            last = new
-        assert last is not None  # noqa: S101 - it was found or just made
-        done("events")
-        context = _context(settings, last, champion)
-        for name in STAGES[: STAGES.index("bundle") + 1]:
-            run_stages(context, [name])
-            done(name)
-        from recsys.evaluation import gate
-
-        verdict = gate.read_verdict(context.run(gate.stage))
-        done("gate")
-        outcome = _finish(base, last, champion, verdict, client, promote)
-        done("promotion")
+        if last is not None and last.name == champion.name:
+            _log_promotion(base, last)  # if it was stopped after the swap
+        # What was promoted and rolled back is not promoted again.
+        waits = verdict is not None and verdict["offered"] and last.name not in _promoted(base)
+        if not (promote and waits) or force:
+            if taken is None or verdict is not None or force:
+                newest = None if taken is None else taken.info["newest"]
+                number = 1 + max([1, *_versions(base)])
+                new = replace(base, name=f"{base.name}.{number}")
+                why = _take(new, champion, sources, settings.section("gate", GateConfig), newest)
+                if why is not None:
+                    say(why)
+                    version = None if last is None else last.name
+                    return Outcome(version, champion.name, reasons=(why,))
+                last = new
+            done("events")
+            verdict = _make(settings, last, champion, done)
+        outcome = _finish(base, last, champion, verdict, client if promote else None, done)
         _remove_old(base, last, champion, client)
         return outcome
+
+
+def _make(
+    settings: Settings, version: Workspace, champion: Workspace, done: Callable[[str], None]
+) -> dict[str, Any]:
+    """Run the stages of a version and the gate, as far as they are not current; the verdict."""
+    from recsys.evaluation import gate
+
+    context = _context(settings, version, champion)
+    for name in STAGES[: STAGES.index("bundle") + 1]:
+        run_stages(context, [name])
+        done(name)
+    verdict = gate.read_verdict(context.run(gate.stage))
+    done("gate")
+    return verdict
 
 
 def _versions(base: Workspace) -> list[int]:
@@ -225,7 +234,7 @@ def _champion(base: Workspace, client: Client | None) -> Workspace:
         ArtifactError: the service has a bundle that is not in the workspace.
     """
     if client is None:
-        promoted = [line["version"] for line in _read_log(base) if line["step"] == "promoted"]
+        promoted = _promoted(base)
         return replace(base, name=promoted[-1]) if promoted else base
     found = client.alias(CHAMPION)
     champion = replace(base, name=str(found.bundle))
@@ -449,6 +458,7 @@ def _context(settings: Settings, version: Workspace, champion: Workspace) -> Con
         made_with = champion.manifest(name).config
         names = {f.name for f in dataclasses.fields(config)}
         values[name] = {key: value for key, value in made_with.items() if key in names}
+    values["target"].pop("base", None)  # the parent's target contains it
     made_with = champion.manifest("dataset").config
     values["data"] = {key: made_with[key] for key in OF_DATA if key in made_with}
     changes = Settings.load(CHANGES, known=SECTIONS).values
@@ -482,17 +492,18 @@ def _finish(
     champion: Workspace,
     verdict: dict[str, Any],
     client: Client | None,
-    promote: bool,
+    done: Callable[[str], None],
 ) -> Outcome:
-    """Write the verdict down, and promote the version if it is offered and that is wanted."""
+    """Write the verdict down; with a client, promote the version if it is offered."""
     about = {"version": version.name, "parent": champion.name}
     reasons, offered = tuple(verdict["reasons"]), bool(verdict["offered"])
     _log(base, {"step": "judged", **about, "offered": offered, "reasons": list(reasons)})
-    if offered and promote and client is not None:
-        _promote(version, champion, client)
-        _log(base, {"step": "promoted", **about})
     say(f"Report: {version.report / 'report.html'}")
-    promoted = offered and promote and client is not None
+    promoted = offered and client is not None
+    if promoted and client is not None:
+        _promote(version, champion, client)
+        done("swap")
+        _log_promotion(base, version)
     return Outcome(version.name, champion.name, offered, promoted, reasons, version.report)
 
 
@@ -511,6 +522,15 @@ def _promote(version: Workspace, champion: Workspace, client: Client) -> None:
         )
     client.set_alias(CHAMPION, version.name)
     say(f"The alias {CHAMPION!r} stands for {version.name}; a rollback returns to {champion.name}.")
+
+
+def _promoted(base: Workspace) -> list[str]:
+    """The versions that were promoted, in this order."""
+    return [line["version"] for line in _read_log(base) if line["step"] == "promoted"]
+
+
+def _log_promotion(base: Workspace, version: Workspace) -> None:
+    _log(base, {"step": "promoted", "version": version.name})
 
 
 def _read_log(base: Workspace) -> list[dict[str, Any]]:

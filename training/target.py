@@ -23,8 +23,8 @@ from recsys.training.batches import TrainingBatches
 from recsys.training.initialise import initialise_from_centroids
 from recsys.training.loop import fit
 from recsys.training.objective import NextToken
-from recsys.training.pretrained import add_lora, load_base
 from recsys.training.parent import load_target, open_parent
+from recsys.training.pretrained import add_lora, load_base
 from recsys.training.settings import TargetConfig
 from recsys.training.soft_labels import SoftLabels
 from recsys.training.supervised import (

@@ -107,7 +107,7 @@ class Served:
     recommender: Recommender
 
     def rank(self, histories: Histories, k: int, exclude_seen: bool) -> Ranked:
-        """See `recsys.evaluation.protocol.Ranker`; types that the bundle does not know are other."""
+        """See `recsys.evaluation.protocol.Ranker`; the bundle does not know types of new events."""
         retrieval = self.recommender.retrieval
         if histories.behaviours is not None and retrieval and retrieval.types is not None:
             known = histories.behaviours < len(retrieval.types.behaviours)

@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from recsys.training.refresh import check_codes
 from safetensors.torch import load_file
 
 from recsys import Recommender
@@ -15,7 +16,6 @@ from recsys.catalog import Catalog
 from recsys.errors import ArtifactError, ConfigError
 from recsys.models.checkpoint import load_model
 from recsys.training import bundle, draft, ids, target
-from recsys.training.refresh import check_codes
 from recsys.training.supervised import Material
 from recsys.vocabulary import Vocabulary
 
