@@ -129,7 +129,7 @@ def _items(before: pa.Table, new: pa.Table) -> pa.Table:
 
 
 def _with_disliked(dataset: Dataset, before: Dataset, erased: NDArray[np.int32]) -> Dataset:
-    """The data set with the parent's negative events, which stand unless the item was chosen since."""
+    """The data set with the parent's negative events, except those of items chosen since."""
     if before.disliked is None:
         return dataset
     old = before.disliked.table

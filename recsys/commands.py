@@ -261,10 +261,11 @@ def retrain(
     *,
     news: NewsOptions,
     url: Annotated[
-        str | None,
+        list[str] | None,
         typer.Option(
-            help="URL of the running service, which says what it serves (default with --promote: "
-            f"{SERVICE}; otherwise the version that was promoted last)."
+            help="URL of the running service, which says what it serves; repeat it for each of its "
+            f"processes. Default with --promote: {SERVICE}, otherwise the version that was "
+            "promoted last."
         ),
     ] = None,
     key: Annotated[
@@ -294,10 +295,13 @@ def retrain(
     from contextlib import ExitStack
     from dataclasses import asdict
 
+    import httpx
+
     from recsys.config import Settings
+    from recsys.errors import ConfigError
     from recsys.pipeline import SECTIONS
     from recsys.retraining import retrain as make
-    from recsys.serving.client import Client
+    from recsys.serving.client import Client, ServiceError
 
     settings = Settings.load(
         run.config,
@@ -308,11 +312,13 @@ def retrain(
         minutes=minutes,
     )
     sources = news.sources(replace(run, name=settings.name))
+    urls = url or ([SERVICE] if promote else [])
     with ExitStack() as stack:
-        client = None
-        if url is not None or promote:
-            client = stack.enter_context(Client(url or SERVICE, key=key))
-        outcome = make(settings, sources, client=client, promote=promote, force=run.force)
+        clients = [stack.enter_context(Client(one, key=key)) for one in urls]
+        try:
+            outcome = make(settings, sources, clients=clients, promote=promote, force=run.force)
+        except (ServiceError, httpx.TransportError) as error:
+            raise ConfigError(f"--url {', '.join(urls)}: {error}; what is made stays") from error
     if as_json:
         typer.echo(json.dumps(asdict(outcome), default=str, ensure_ascii=False))
     if outcome.offered is False:

@@ -21,7 +21,7 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -122,7 +122,7 @@ def retrain(
     settings: Settings,
     sources: Sources,
     *,
-    client: Client | None = None,
+    clients: Sequence[Client] = (),
     promote: bool = False,
     force: bool = False,
     done: Callable[[str], None] = lambda step: None,
@@ -132,9 +132,9 @@ def retrain(
     Args:
         settings: of the run NAME: what differs from those of the parent.
         sources: of new events and items.
-        client: of the running service, which knows the champion; without one it is the version that
-            was promoted last.
-        promote: let the alias `champion` stand for a version that is offered.
+        clients: of the processes of the service. The first one says what the champion is; without
+            any it is the version that was promoted last.
+        promote: let the alias `champion` of each process stand for a version that is offered.
         force: begin a new version even if one is not finished.
         done: called after each step with its name: `events`, the stages, `gate` and `swap`.
 
@@ -145,36 +145,42 @@ def retrain(
     """
     base = Workspace.of(settings.name)
     with base.locked():
-        champion = _champion(base, client)
+        champion = _champion(base, clients)
         last = _last(base)
         taken = None if last is None else _taken(last, champion)
         verdict = None if last is None or taken is None else _verdict(last)
         if last is not None and last.name == champion.name:
             _log_promotion(base, last)  # if it was stopped after the swap
         # What was promoted and rolled back is not promoted again.
-        waits = verdict is not None and verdict["offered"] and last.name not in _promoted(base)
-        if not (promote and waits) or force:
-            if taken is None or verdict is not None or force:
-                newest = None if taken is None else taken.info["newest"]
-                number = 1 + max([1, *_versions(base)])
-                new = replace(base, name=f"{base.name}.{number}")
-                why = _take(new, champion, sources, settings.section("gate", GateConfig), newest)
-                if why is not None:
-                    say(why)
-                    version = None if last is None else last.name
-                    return Outcome(version, champion.name, reasons=(why,))
-                last = new
-            done("events")
-            verdict = _make(settings, last, champion, done)
-        outcome = _finish(base, last, champion, verdict, client if promote else None, done)
-        _remove_old(base, last, champion, client)
-        return outcome
+        known = last is not None and last.name in _promoted(base)
+        waits = promote and verdict is not None and verdict["offered"] and not known
+        why = None
+        if force or taken is None or (verdict is not None and not waits):
+            newest = None if taken is None else taken.info["newest"]
+            new = replace(base, name=f"{base.name}.{1 + max([1, *_versions(base)])}")
+            why = _take(new, champion, sources, settings.section("gate", GateConfig), newest)
+            if why is None:
+                last, known = new, False
+            else:
+                say(why)
+        if last is None or (why is not None and taken is None):
+            name = None if last is None else last.name
+            return Outcome(name, champion.name, reasons=(str(why),))
+        done("events")
+        verdict = _make(settings, last, champion, done)
+        swapped = clients if promote and not known else ()
+        outcome = _finish(base, last, champion, verdict, swapped, done)
+        _remove_old(base, last, champion, clients)
+        return outcome if why is None else replace(outcome, reasons=(*outcome.reasons, why))
 
 
 def _make(
     settings: Settings, version: Workspace, champion: Workspace, done: Callable[[str], None]
 ) -> dict[str, Any]:
-    """Run the stages of a version and the gate, as far as they are not current; the verdict."""
+    """Run the stages of a version and the gate, as far as they are not current; the verdict.
+
+    A version is judged again if the settings of the gate differ.
+    """
     from recsys.evaluation import gate
 
     context = _context(settings, version, champion)
@@ -227,16 +233,16 @@ def _verdict(version: Workspace) -> dict[str, Any] | None:
     return gate.read_verdict(version.report) if judged.parents["bundle"] == made.digest else None
 
 
-def _champion(base: Workspace, client: Client | None) -> Workspace:
+def _champion(base: Workspace, clients: Sequence[Client]) -> Workspace:
     """The run whose bundle is served.
 
     Raises:
         ArtifactError: the service has a bundle that is not in the workspace.
     """
-    if client is None:
+    if not clients:
         promoted = _promoted(base)
         return replace(base, name=promoted[-1]) if promoted else base
-    found = client.alias(CHAMPION)
+    found = clients[0].alias(CHAMPION)
     champion = replace(base, name=str(found.bundle))
     manifest = champion.manifest("bundle")
     if manifest.digest != found.version:
@@ -491,17 +497,19 @@ def _finish(
     version: Workspace,
     champion: Workspace,
     verdict: dict[str, Any],
-    client: Client | None,
+    clients: Sequence[Client],
     done: Callable[[str], None],
 ) -> Outcome:
-    """Write the verdict down; with a client, promote the version if it is offered."""
+    """Write the verdict down; with clients, promote the version if it is offered."""
     about = {"version": version.name, "parent": champion.name}
     reasons, offered = tuple(verdict["reasons"]), bool(verdict["offered"])
     _log(base, {"step": "judged", **about, "offered": offered, "reasons": list(reasons)})
     say(f"Report: {version.report / 'report.html'}")
-    promoted = offered and client is not None
-    if promoted and client is not None:
-        _promote(version, champion, client)
+    promoted = offered and bool(clients)
+    if promoted:
+        for client in reversed(clients):  # the first one is asked what the champion is
+            _promote(version, champion, client)
+        say(f"{CHAMPION!r} stands for {version.name}; a rollback returns to {champion.name}.")
         done("swap")
         _log_promotion(base, version)
     return Outcome(version.name, champion.name, offered, promoted, reasons, version.report)
@@ -521,7 +529,6 @@ def _promote(version: Workspace, champion: Workspace, client: Client) -> None:
             "run `recsys retrain` again"
         )
     client.set_alias(CHAMPION, version.name)
-    say(f"The alias {CHAMPION!r} stands for {version.name}; a rollback returns to {champion.name}.")
 
 
 def _promoted(base: Workspace) -> list[str]:
@@ -559,11 +566,11 @@ def _log(base: Workspace, line: dict[str, Any]) -> None:
 
 
 def _remove_old(
-    base: Workspace, version: Workspace, champion: Workspace, client: Client | None
+    base: Workspace, version: Workspace, champion: Workspace, clients: Sequence[Client]
 ) -> None:
     """Remove data and models of old versions that no alias and no rollback needs; reports stay."""
     needed = {base.name, version.name, champion.name}
-    if client is not None:
+    for client in clients:
         for alias in client.aliases():
             needed |= {str(alias.bundle), str(alias.previous)}
     for number in _versions(base)[:-KEPT]:

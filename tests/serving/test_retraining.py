@@ -145,7 +145,7 @@ def test_a_night_from_new_events_to_rollback(home, service):
     before = codes_of(home / "bundles" / "shop")
     with service() as client:
         add_the_news(client)
-        outcome = night(home, client=client, promote=True)
+        outcome = night(home, clients=[client], promote=True)
         assert (outcome.version, outcome.parent) == ("shop.2", "shop")
         assert outcome.offered, outcome.reasons
         assert outcome.promoted
@@ -159,7 +159,7 @@ def test_a_night_from_new_events_to_rollback(home, service):
         assert {item.item_id for items in lists for item in items} & set(NEW), "are recommended"
         # What was rolled back is not promoted again without new events.
         assert client.rollback("champion").bundle == "shop"
-        again = night(home, client=client, promote=True)
+        again = night(home, clients=[client], promote=True)
         assert again.reasons[0].startswith("Nothing is new")
         assert client.alias("champion").bundle == "shop"
 
@@ -197,7 +197,7 @@ def die_after(step: str, home: Path, url: str) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
 
     with Client(url) as client:
-        night(home, client=client, promote=True, done=die)
+        night(home, clients=[client], promote=True, done=die)
 
 
 def test_a_retraining_killed_after_each_step_goes_on(home, service, forked, tmp_path):
@@ -211,7 +211,7 @@ def test_a_retraining_killed_after_each_step_goes_on(home, service, forked, tmp_
                 assert stamps.setdefault(file, file.stat().st_mtime_ns) == file.stat().st_mtime_ns
             swapped = step == "swap"
             assert client.alias("champion").bundle == ("shop.2" if swapped else "shop")
-        assert night(home, client=client, promote=True).reasons[0].startswith("Nothing is new")
+        assert night(home, clients=[client], promote=True).reasons[0].startswith("Nothing is new")
         log = (home / "runs" / "shop" / "retraining.jsonl").read_text().splitlines()
         assert [json.loads(line)["step"] for line in log] == ["judged", "promoted"]
         once = json.loads((home / "bundles" / "shop.2" / "manifest.json").read_text())["files"]
@@ -244,7 +244,7 @@ def test_what_the_gate_refuses_is_not_promoted(home, service, monkeypatch, capsy
 def test_few_new_events_train_nothing(home, service):
     with service() as client:
         client.send_events(tonight()[:4])
-        outcome = night(home, client=client)
+        outcome = night(home, clients=[client])
     assert outcome.version is None
     assert "gate.least_users" in outcome.reasons[0]
     assert not list(home.glob("*/shop.2"))
