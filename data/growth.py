@@ -6,8 +6,9 @@ continues with the same data whatever has arrived meanwhile.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -24,7 +25,8 @@ from recsys.dataset import PAIR, Dataset, Disliked
 from recsys.errors import DataError
 
 KIND = "events"
-EVENTS, ITEMS, ERASED = "events.parquet", "items.parquet", "erased.npy"
+EVENTS, ITEMS = "events.parquet", "items.parquet"
+ERASED_USERS, ERASED_DISLIKES = "erased_users.npy", "erased_dislikes.npy"
 COLUMNS = pa.schema(
     [
         ("user", pa.string()),
@@ -37,18 +39,41 @@ COLUMNS = pa.schema(
 """New events: outside ids, unix seconds, and null for no rating or no type."""
 
 
-def write(folder: Path, events: pa.Table, items: pa.Table, erased: NDArray[np.int32]) -> None:
+class Erased(NamedTuple):
+    """What must not be used again, by its place in the parent's data: files keep no erased id.
+
+    Attributes:
+        users: dense users whose events are left out.
+        dislikes: rows of `Disliked.table`.
+    """
+
+    users: NDArray[np.integer]
+    dislikes: NDArray[np.integer]
+
+    @classmethod
+    def of(cls, before: Dataset, user_ids: Collection[str]) -> Erased:
+        """The places of these users in a data set."""
+        ids = list(user_ids)
+        disliked = [] if before.disliked is None else before.disliked.table["user_id"].to_pylist()
+        return cls(
+            np.flatnonzero(np.isin(before.interactions.user_ids, ids)),
+            np.flatnonzero(np.isin(np.asarray(disliked, np.str_), ids)),
+        )
+
+
+def write(folder: Path, events: pa.Table, items: pa.Table, erased: Erased) -> None:
     """Write what is new into `folder` (the artifact `events`, being written).
 
     Args:
         folder: of the artifact.
         events: with `COLUMNS`.
         items: new or changed ones, with the schema of the parent's items.
-        erased: dense users of the parent whose events must not be used again.
+        erased: what must not be used again.
     """
     pq.write_table(events.cast(COLUMNS), folder / EVENTS)
     pq.write_table(items, folder / ITEMS)
-    np.save(folder / ERASED, erased, allow_pickle=False)
+    np.save(folder / ERASED_USERS, erased.users, allow_pickle=False)
+    np.save(folder / ERASED_DISLIKES, erased.dislikes, allow_pickle=False)
 
 
 def conform(items: pa.Table, schema: pa.Schema) -> pa.Table:
@@ -82,7 +107,8 @@ def grow(before: Dataset, folder: Path, rules: Rules) -> Prepared:
         folder: the artifact `events`.
         rules: with the dates of the split.
     """
-    new, erased = pq.read_table(folder / EVENTS), np.load(folder / ERASED, allow_pickle=False)
+    new = pq.read_table(folder / EVENTS)
+    erased = Erased(*(np.load(folder / file) for file in (ERASED_USERS, ERASED_DISLIKES)))
     names = [b.name for b in before.behaviours]
     if names:
         names += [n for n in pc.unique(new["type"]).to_pylist() if n not in names]
@@ -99,9 +125,9 @@ def grow(before: Dataset, folder: Path, rules: Rules) -> Prepared:
     return made._replace(dataset=_with_disliked(made.dataset, before, erased))
 
 
-def _old_events(before: Dataset, erased: NDArray[np.int32]) -> pa.Table:
+def _old_events(before: Dataset, erased: Erased) -> pa.Table:
     rows = before.events
-    keep = ~np.isin(rows.user, erased)
+    keep = ~np.isin(rows.user, erased.users)
     columns: dict[str, Any] = {
         "user": before.interactions.user_ids[rows.user[keep]],
         "item": before.item_ids[rows.item[keep]],
@@ -128,13 +154,12 @@ def _items(before: pa.Table, new: pa.Table) -> pa.Table:
     return both.take(pa.array(list(rows.values())))
 
 
-def _with_disliked(dataset: Dataset, before: Dataset, erased: NDArray[np.int32]) -> Dataset:
+def _with_disliked(dataset: Dataset, before: Dataset, erased: Erased) -> Dataset:
     """The data set with the parent's negative events, except those of items chosen since."""
     if before.disliked is None:
         return dataset
-    old = before.disliked.table
-    gone = pa.array(before.interactions.user_ids[erased], pa.string())
-    old = old.filter(pc.invert(pc.is_in(old["user_id"], value_set=gone)))
+    rows = np.setdiff1d(np.arange(before.disliked.table.num_rows), erased.dislikes)
+    old = before.disliked.table.take(pa.array(rows))
     events = dataset.interactions
     chosen = pa.table(
         {

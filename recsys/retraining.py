@@ -332,8 +332,8 @@ def _validation_start(before: Dataset, times: Any, test: int, window: float) -> 
 
 def _read(
     sources: Sources, champion: Workspace, bundle: Bundle, before: Dataset
-) -> tuple[pa.Table, pa.Table, Any]:
-    """New and old events, described items, and the dense users of `before` who were erased."""
+) -> tuple[pa.Table, pa.Table, growth.Erased]:
+    """Events, new and old, described items, and what of `before` was erased since."""
     schema = before.items.schema.remove_metadata()
     parts = [growth.COLUMNS.empty_table()]
     items = [schema.empty_table()]
@@ -348,7 +348,10 @@ def _read(
         with closing(open_store(sources.store)) as store:
             parts.append(_stored_events(store, sources.not_history, typed=bool(before.behaviours)))
             items.append(_live_items(store, bundle, schema))
-            users = [*before.interactions.user_ids.tolist(), *parts[1]["user"].unique().to_pylist()]
+            users = {*before.interactions.user_ids.tolist()}
+            users.update(*(part["user"].unique().to_pylist() for part in parts))
+            if before.disliked is not None:
+                users.update(before.disliked.table["user_id"].to_pylist())
             erased = store.erased(users)
     events = pa.concat_tables(parts)
     if sources.items is not None and sources.events is None:
@@ -371,10 +374,10 @@ def _read(
         place = pc.index_in(events["user"], value_set=until["user"].combine_chunks())
         gone = pc.less_equal(pc.multiply(events["timestamp"], 1000), until["erased"].take(place))
         events = events.filter(pc.invert(pc.fill_null(gone, False)))
-    gone_users = np.flatnonzero(np.isin(before.interactions.user_ids, list(erased)))
     described = pa.concat_tables(items)
     rows = {item_id: row for row, item_id in enumerate(described["item_id"].to_pylist())}
-    return events, described.take(pa.array(list(rows.values()), pa.int64())), gone_users
+    described = described.take(pa.array(list(rows.values()), pa.int64()))
+    return events, described, growth.Erased.of(before, erased)
 
 
 def _stored_events(store: Store, not_history: tuple[str, ...], *, typed: bool) -> pa.Table:

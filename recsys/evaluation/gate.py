@@ -24,7 +24,7 @@ from recsys.dataset import ITEM_COLUMNS, Dataset
 from recsys.errors import ArtifactError, ConfigError
 from recsys.evaluation import report
 from recsys.evaluation.compare import compare_rankers
-from recsys.evaluation.protocol import EvaluationConfig, Result, evaluate, find
+from recsys.evaluation.protocol import EvaluationConfig, Result, Seen, evaluate, find
 from recsys.evaluation.verdict import CHALLENGER, CHAMPION, GateConfig, decide
 from recsys.interactions import OTHER_TYPE, Histories
 from recsys.live import NewItem
@@ -35,7 +35,7 @@ from recsys.splits import TEST
 
 KIND, SECTION, VERDICT = "evaluation", "gate", "gate.json"
 JSON, HTML, USERS = "report.json", "report.html", "users.parquet"
-MODE = "masked"  # as requests are served by default
+MODE: Seen = "masked"  # as requests are served by default
 
 
 def stage(context: Context) -> Path:
