@@ -277,9 +277,7 @@ def _take(
         )
     events, items, erased = _read(sources, champion, bundle, before)
     since = int(before.interactions.timestamp.max(initial=0))
-    late = events.num_rows
     events = events.filter(pc.greater(events["timestamp"], since))
-    late -= events.num_rows
     known = pa.array([*before.item_ids.tolist(), *items["item_id"].to_pylist()], pa.string())
     described = pc.is_in(events["item"], value_set=known)
     strange = events.filter(pc.invert(described))
@@ -301,7 +299,6 @@ def _take(
         )
     info = {
         "events": len(times),
-        "late": late,
         "items": items.num_rows,
         "newest": int(times[-1]),
         "dates": [_validation_start(before, times, test, config.window), test],
@@ -346,7 +343,9 @@ def _read(
         from recsys.serving.stores import open_store
 
         with closing(open_store(sources.store)) as store:
-            parts.append(_stored_events(store, sources.not_history, typed=bool(before.behaviours)))
+            typed = bool(before.behaviours)
+            since = int(before.interactions.timestamp.max(initial=0))
+            parts.append(_stored_events(store, since, sources.not_history, typed=typed))
             items.append(_live_items(store, bundle, schema))
             users = {*before.interactions.user_ids.tolist()}
             users.update(*(part["user"].unique().to_pylist() for part in parts))
@@ -380,15 +379,19 @@ def _read(
     return events, described, growth.Erased.of(before, erased)
 
 
-def _stored_events(store: Store, not_history: tuple[str, ...], *, typed: bool) -> pa.Table:
-    """The events that arrived at the service, without those of its data set.
+def _stored_events(
+    store: Store, since: int, not_history: tuple[str, ...], *, typed: bool
+) -> pa.Table:
+    """The events after a time that arrived at the service, without those of its data set.
 
     Where the data have no types, events that are no part of a history are left out.
     """
     rows = [
         (event.user, event.item, event.time_ms // 1000, None, event.type if typed else None)
         for event in store.export()
-        if event.seed is None and (typed or event.type not in not_history)
+        if event.seed is None
+        and event.time_ms // 1000 > since
+        and (typed or event.type not in not_history)
     ]
     columns = list(zip(*rows, strict=True)) or [()] * len(growth.COLUMNS)
     return pa.table([pa.array(c, f.type) for c, f in zip(columns, growth.COLUMNS, strict=True)],
@@ -571,7 +574,12 @@ def _log(base: Workspace, line: dict[str, Any]) -> None:
 def _remove_old(
     base: Workspace, version: Workspace, champion: Workspace, clients: Sequence[Client]
 ) -> None:
-    """Remove data and models of old versions that no alias and no rollback needs; reports stay."""
+    """Remove data and models of old versions that no alias and no rollback needs; reports stay.
+
+    Without a client it is not known what aliases need, and nothing is removed.
+    """
+    if not clients:
+        return
     needed = {base.name, version.name, champion.name}
     for client in clients:
         for alias in client.aliases():

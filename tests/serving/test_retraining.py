@@ -241,6 +241,54 @@ def test_what_the_gate_refuses_is_not_promoted(home, service, monkeypatch, capsy
         assert client.alias("champion").bundle == "shop"
 
 
+class StoppedError(Exception):
+    """A retraining is stopped on purpose."""
+
+
+def stop_after(step):
+    def stop(finished):
+        if finished == step:
+            raise StoppedError
+
+    return stop
+
+
+def test_only_newer_events_of_a_full_export_are_taken(home, tmp_path):
+    events = pd.concat([walks(0, 5, 0), walks(5, 4, 10, new=True)])
+    strange = pd.DataFrame({"user": ["u1"], "item": ["?"], "timestamp": [START + 10 * DAY]})
+    pd.concat([events, strange]).to_csv(tmp_path / "all.csv", index=False)
+    rows = [product(group, number) for group in range(GROUPS) for number in range(EACH)]
+    rows += [product(int(item[5]), "new") for item in NEW]
+    pd.DataFrame(rows).to_csv(tmp_path / "items.csv", index=False)
+    sources = Sources(events=tmp_path / "all.csv", items=tmp_path / "items.csv")
+    settings = Settings({"name": "shop", **QUICK})
+    with pytest.raises(StoppedError):
+        retrain(settings, sources, done=stop_after("events"))
+    taken = home / "runs" / "shop.2" / "events"
+    found = pd.read_parquet(taken / "events.parquet")
+    newer = walks(5, 4, 10, new=True)
+    assert sorted(found["timestamp"]) == sorted(newer["timestamp"]), "none is old or strange"
+    assert set(found["item"]) == set(newer["item"])
+    described = pd.read_parquet(taken / "items.parquet").set_index("item_id")
+    assert described.loc[NEW, "title"].tolist() == ["golden kettle", "golden novel"]
+    dates = json.loads((taken / "manifest.json").read_text())["info"]["dates"]
+    later = sum(newer["timestamp"] >= dates[1]) / len(newer)
+    assert later == pytest.approx(0.3, abs=0.02), "gate.window"
+
+
+def test_an_erased_user_is_left_out_of_the_next_version(home, service):
+    with service() as client:
+        add_the_news(client)
+        client.forget("u3")
+        with pytest.raises(StoppedError):
+            night(home, done=stop_after("data"))
+    users = pd.read_parquet(home / "datasets" / "shop.2" / "users.parquet")["user_id"]
+    assert "u3" not in set(users)
+    assert len(users) == USERS - 1
+    events = pd.read_parquet(home / "runs" / "shop.2" / "events" / "events.parquet")
+    assert "u3" not in set(events["user"])
+
+
 def test_few_new_events_train_nothing(home, service):
     with service() as client:
         client.send_events(tonight()[:4])
