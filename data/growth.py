@@ -97,7 +97,7 @@ def conform(items: pa.Table, schema: pa.Schema) -> pa.Table:
     return pa.table(columns, schema=schema.remove_metadata())
 
 
-def grow(before: Dataset, folder: Path, rules: Rules) -> Prepared:
+def grow(before: Dataset, folder: Path, rules: Rules, *, cleaned: bool = True) -> Prepared:
     """The data set of the parent with what is new.
 
     Items of the parent keep their dense numbers; new ones follow. Types of events keep their roles.
@@ -106,6 +106,7 @@ def grow(before: Dataset, folder: Path, rules: Rules) -> Prepared:
         before: of the parent.
         folder: the artifact `events`.
         rules: with the dates of the split.
+        cleaned: whether the parent's source was cleaned; then what is new is, too.
     """
     new = pq.read_table(folder / EVENTS)
     erased = Erased(*(np.load(folder / file) for file in (ERASED_USERS, ERASED_DISLIKES)))
@@ -118,7 +119,7 @@ def grow(before: Dataset, folder: Path, rules: Rules) -> Prepared:
         pa.concat_tables([_old_events(before, erased), _new_events(new, names)]),
         _items(before.items, pq.read_table(folder / ITEMS)),
         behaviours=tuple(names),
-        report=Report(),
+        report=Report() if cleaned else None,
         sessions=before.sessions,
     )
     made = memory.prepare(raw, rules)

@@ -63,7 +63,7 @@ CHANGES = SHIPPED / "retrain.yaml"
 """What retraining changes of the settings of the parent."""
 CHAMPION = "champion"
 LOG = "retraining.jsonl"
-VALIDATION = 2000  # events of validation, as far as the parent has not been trained on them
+VALIDATION = 500  # least events of validation, if the parent has not been trained on them
 KEPT = 3  # the newest versions, whose data and models are kept beside those that aliases need
 # Of the parent's settings, what the models must have in common with it.
 INHERITED: dict[str, type] = {
@@ -140,7 +140,7 @@ def retrain(
 
     Raises:
         ConfigError: wrong settings, or parent's data without times.
-        ArtifactError: the champion's bundle or data are not in the workspace.
+        ArtifactError: the champion's bundle, data or run are not in the workspace.
         LockedError: another process runs or retrains this run.
     """
     base = Workspace.of(settings.name)
@@ -156,7 +156,7 @@ def retrain(
         waits = promote and verdict is not None and verdict["offered"] and not known
         why = None
         if force or taken is None or (verdict is not None and not waits):
-            newest = None if taken is None else taken.info["newest"]
+            newest = None if taken is None or force else taken.info["newest"]
             new = replace(base, name=f"{base.name}.{1 + max([1, *_versions(base)])}")
             why = _take(new, champion, sources, settings.section("gate", GateConfig), newest)
             if why is None:
@@ -470,6 +470,11 @@ def _context(settings: Settings, version: Workspace, champion: Workspace) -> Con
         made_with = champion.manifest(name).config
         names = {f.name for f in dataclasses.fields(config)}
         values[name] = {key: value for key, value in made_with.items() if key in names}
+    if "target" not in values:
+        raise ArtifactError(
+            f"{champion.run('target')} is not there; the settings of {champion.name} are read from "
+            "the folder of its run"
+        )
     values["target"].pop("base", None)  # the parent's target contains it
     made_with = champion.manifest("dataset").config
     values["data"] = {key: made_with[key] for key in OF_DATA if key in made_with}
