@@ -156,11 +156,13 @@ def main() -> None:
             sources,
             clients=[service],  # type: ignore[list-item]
             promote=True,
+            force=True,  # a night that was stopped begins again, so that its time is whole
             done=lambda step, marks=marks: marks.update({step: time.process_time()}),
         )
         assert outcome.version is not None, outcome.reasons
         version = replace(base, name=outcome.version)
         scratch = replace(base, name=f"scratch-{night}")
+        shutil.rmtree(scratch.home / "runs" / scratch.name, ignore_errors=True)
         shutil.copytree(version.dataset, scratch.dataset, dirs_exist_ok=True)
         alone = {key: value for key, value in values.items() if key != "data"}
         context = Context(Settings({**alone, "name": scratch.name}), scratch)
