@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
@@ -10,7 +10,7 @@ from zoneinfo import ZoneInfo
 
 from recsys.artifacts import MANIFEST, Output, read_manifest, sha256
 from recsys.config import as_dict
-from recsys.data import filtering, memory, stream, synthetic, times
+from recsys.data import filtering, growth, memory, stream, synthetic, times
 from recsys.data import report as reports
 from recsys.data.behaviours import check_roles
 from recsys.data.cleaning import CleanConfig
@@ -21,7 +21,8 @@ from recsys.data.report import Report
 from recsys.data.rules import Rules, Split
 from recsys.data.stats import describe
 from recsys.data.synthetic import SyntheticConfig
-from recsys.errors import ConfigError, DataError, RecsysError
+from recsys.dataset import Dataset
+from recsys.errors import ArtifactError, ConfigError, DataError, RecsysError
 from recsys.pipeline import Context
 from recsys.progress import say
 from recsys.raw_files import find_raw, raw_folders
@@ -150,6 +151,7 @@ class DataConfig:
 def stage(context: Context) -> Path:
     """Write the data set of the run, unless it is current.
 
+    A run with a parent has the parent's data set with newer events (`recsys.data.growth`).
     Settings without a source use the data set that was prepared under the run's name. They never
     replace it, and never generate a synthetic one. A data set of another source is replaced only by
     force.
@@ -160,6 +162,8 @@ def stage(context: Context) -> Path:
         DataError: a malformed file; nothing is written then.
     """
     config, seed = context.settings.section("data", DataConfig), context.settings.seed
+    if context.parent is not None:
+        return _grown(context, config)
     if not context.settings.sets("data", "source", "synthetic"):
         return _prepared(context)
     seed = seed if config.source == SYNTHETIC else 0
@@ -192,6 +196,43 @@ def stage(context: Context) -> Path:
     with output.write(info) as folder:
         dataset.save(folder)
         _write_report(report, info, folder, context.settings.name)
+    return output.path
+
+
+def _grown(context: Context, config: DataConfig) -> Path:
+    """The data set of a run with a parent.
+
+    Raises:
+        ConfigError: the settings name a source of their own.
+        ArtifactError: the parent has no data set, or another one than what is new was taken for.
+    """
+    if context.settings.sets("data", "source", "path") or context.parent is None:
+        raise ConfigError(
+            "data.source: a run with a parent takes no source; `recsys retrain` has its data"
+        )
+    parents = context.workspace.digests(growth.KIND)
+    taken = context.workspace.manifest(growth.KIND)
+    parents["parent"] = context.parent.manifest("dataset").digest
+    if taken.parents["dataset"] != parents["parent"]:
+        raise ArtifactError(
+            f"{context.workspace.path(growth.KIND)} was taken for another data set than "
+            f"{context.parent.dataset}; run `recsys retrain --force`"
+        )
+    config = replace(config, split="global-temporal", dates=tuple(taken.info["dates"]))
+    settings = as_dict(config) | {"seed": 0}
+    for name in MEANS:
+        del settings[name]
+    output = context.output("dataset", settings, parents)
+    if output.is_current():
+        return output.path
+    before = Dataset.load(context.parent.dataset)
+    rules = replace(_rules(config), min_rating=None, k_core=0, min_length=0)  # items must stay
+    cleaned = "cleaning" in context.parent.manifest("dataset").info
+    made = growth.grow(before, context.workspace.path(growth.KIND), rules, cleaned=cleaned)
+    info = {"stats": describe(made.dataset), "split": made.split, "decisions": made.decisions}
+    with output.write(info) as folder:
+        made.dataset.save(folder)
+        _write_report(made.report, info, folder, context.settings.name)
     return output.path
 
 

@@ -17,8 +17,8 @@ from recsys import __version__
 from recsys.errors import RecsysError
 
 ORDER = (
-    "quickstart", "run", "data", "ids", "train", "bundle", "evaluate", "compare", "recommend",
-    "explain", "benchmark", "serve", "keys", "experiment", "store", "batch", "doctor",
+    "quickstart", "run", "retrain", "data", "ids", "train", "bundle", "evaluate", "compare",
+    "recommend", "explain", "benchmark", "serve", "keys", "experiment", "store", "batch", "doctor",
 )  # fmt: skip
 
 

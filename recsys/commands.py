@@ -6,6 +6,7 @@ Nothing heavy is imported at the top, because `recsys --help` reads this module.
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -19,8 +20,11 @@ if TYPE_CHECKING:  # the command loads these when it runs
     from recsys.data.sources import Tables
     from recsys.pipeline import Context
     from recsys.recommender import Recommender
+    from recsys.retraining import Sources
     from recsys.text.explain import Explainer
 
+SERVICE = "http://127.0.0.1:8000"
+REFUSED = 3  # exit status of a retraining whose result is refused by the gate
 BundleFolder = Annotated[
     Path | None, typer.Option(help="Bundle directory; by default that of --name.")
 ]
@@ -147,13 +151,72 @@ class SourceOptions:
                     f"{option}: the events are missing; for example recsys run events.csv "
                     "--items products.csv"
                 )
-        columns = {}
-        for text in self.column or ():
-            role, sign, column = text.partition("=")
-            if not (sign and role and column):
-                raise ConfigError(f"--column {text!r}: expected ROLE=NAME, such as item=sku")
-            columns[role.strip()] = column
-        return columns
+        return read_columns(self.column or ())
+
+
+@dataclass(frozen=True)
+class NewsOptions:
+    """Options of `recsys retrain`: where new events and items are read from."""
+
+    events: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="EVENTS",
+            help="File or folder of events, also a full export: what is older than the served "
+            "bundle's data is left out. Without it, the events of the service's store.",
+        ),
+    ] = None
+    items: Annotated[Path | None, typer.Option("--items", help="File that describes items.")] = None
+    column: Annotated[
+        list[str] | None,
+        typer.Option("--column", help="Name of a column, as item=sku. Repeatable."),
+    ] = None
+    store: Annotated[
+        str | None,
+        typer.Option(help="Store of the service: a path or URL; 'none' for files alone."),
+    ] = None
+
+    def sources(self, run: RunOptions) -> Sources:
+        """The store of the service of a run, if it is there, and the files.
+
+        Raises:
+            ConfigError: neither is there.
+        """
+        from recsys.errors import ConfigError
+        from recsys.retraining import Sources
+        from recsys.serving.settings import ServingSettings
+
+        served = ServingSettings.load(
+            run.config, name=run.name, store=self.store, insecure_listen=True
+        )
+        store: str | Path | None = served.store
+        if self.store == "none" or (isinstance(store, Path) and not store.is_file()):
+            if self.store not in (None, "none"):
+                raise ConfigError(f"--store {self.store}: there is no such file")
+            store = None
+        if store is None and self.events is None:
+            raise ConfigError(
+                f"there is no store {served.store}; name it by --store, or give a file of events"
+            )
+        columns = read_columns(self.column or ())
+        return Sources(store, served.not_history, self.events, self.items, columns)
+
+
+def read_columns(given: Sequence[str]) -> dict[str, str]:
+    """Role -> name of the column, of options such as `item=sku`.
+
+    Raises:
+        ConfigError: a malformed option.
+    """
+    from recsys.errors import ConfigError
+
+    columns = {}
+    for text in given:
+        role, sign, column = text.partition("=")
+        if not (sign and role and column):
+            raise ConfigError(f"--column {text!r}: expected ROLE=NAME, such as item=sku")
+        columns[role.strip()] = column
+    return columns
 
 
 @expand_options
@@ -191,6 +254,75 @@ def run(
         say(f"Serve it: recsys serve --name {context.settings.name}")
     if as_json:
         _echo_artifacts(results)
+
+
+@expand_options
+def retrain(
+    *,
+    news: NewsOptions,
+    url: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="URL of the running service, which says what it serves; repeat it for each of its "
+            f"processes. Default with --promote: {SERVICE}, otherwise the version that was "
+            "promoted last."
+        ),
+    ] = None,
+    key: Annotated[
+        str | None,
+        typer.Option(help="API key with scope admin for the service.", envvar="RECSYS_API_KEY"),
+    ] = None,
+    promote: Annotated[
+        bool,
+        typer.Option(
+            "--promote", help="If the gate offers the new version, swap the alias 'champion'."
+        ),
+    ] = False,
+    minutes: Annotated[
+        float | None, typer.Option(help="Time budget of the training (default: none).")
+    ] = None,
+    run: RunOptions,
+    as_json: Json = False,
+) -> None:
+    """Continue the served bundle with new events and items, and compare both on the newest events.
+
+    Makes the next version, NAME.2, NAME.3 and so on. Old items keep their semantic IDs. A
+    retraining that was stopped continues when the same command is given again. The status is 3 if
+    the gate refuses the new version.
+
+    Example: recsys retrain --name shop --promote
+    """
+    from contextlib import ExitStack
+    from dataclasses import asdict
+
+    import httpx
+
+    from recsys.config import Settings
+    from recsys.errors import ConfigError
+    from recsys.pipeline import SECTIONS
+    from recsys.retraining import retrain as make
+    from recsys.serving.client import Client, ServiceError
+
+    settings = Settings.load(
+        run.config,
+        run.set_ or (),
+        known=SECTIONS,
+        name=run.name,
+        seed=run.seed,
+        minutes=minutes,
+    )
+    sources = news.sources(replace(run, name=settings.name))
+    urls = url or ([SERVICE] if promote else [])
+    with ExitStack() as stack:
+        clients = [stack.enter_context(Client(one, key=key)) for one in urls]
+        try:
+            outcome = make(settings, sources, clients=clients, promote=promote, force=run.force)
+        except (ServiceError, httpx.TransportError) as error:
+            raise ConfigError(f"--url {', '.join(urls)}: {error}; what is made stays") from error
+    if as_json:
+        typer.echo(json.dumps(asdict(outcome), default=str, ensure_ascii=False))
+    if outcome.offered is False:
+        raise typer.Exit(REFUSED)
 
 
 @expand_options

@@ -44,7 +44,8 @@ class Settings:
     """The merged settings of one run, as plain values.
 
     Attributes:
-        values: nested mapping: sections (`data`, `ids`, `target`, ...), `name`, `seed`, `minutes`.
+        values: nested mapping: sections (`data`, `ids`, `target`, ...), `name`, `parent`, `seed`,
+            `minutes`.
         given: keys such as `target.epochs` that were given besides the file.
     """
 
@@ -94,7 +95,7 @@ class Settings:
         given = [override.partition("=")[0].strip() for override in overrides]
         given += _merge(values, sections or {})
         values.update({key: value for key, value in top.items() if value is not None})
-        allowed = sorted({"name", "seed", "minutes", *known})
+        allowed = sorted({"name", "parent", "seed", "minutes", *known})
         if known:
             for key in values:
                 if key not in allowed:
@@ -125,12 +126,21 @@ class Settings:
         Raises:
             ConfigError: a name with characters that a folder's name should not have.
         """
-        name = str(self.values.get("name", "demo"))
-        if not name or name.startswith(".") or not all(c.isalnum() or c in "-_." for c in name):
-            raise ConfigError(
-                f"name: {name!r} is not a plain word; use letters, digits, '-', '_', '.'"
-            )
-        return name
+        return _plain("name", str(self.values.get("name", "demo")))
+
+    @property
+    def parent(self) -> str | None:
+        """Name of the run whose bundle this run continues; None starts from nothing.
+
+        Raises:
+            ConfigError: as `name`, or the run's own name.
+        """
+        parent = self.values.get("parent")
+        if parent is None:
+            return None
+        if parent == self.name:
+            raise ConfigError(f"parent: {parent!r} is the run itself; give the run another --name")
+        return _plain("parent", str(parent))
 
     @property
     def seed(self) -> int:
@@ -165,6 +175,19 @@ class Settings:
         """
         values = self.values.get(name)
         return build(cls, {} if values is None else values, where=name)
+
+
+def _plain(key: str, name: str) -> str:
+    """A name of a run, which is also the name of its folders.
+
+    Raises:
+        ConfigError: a name with characters that a folder's name should not have.
+    """
+    if not name or name.startswith(".") or not all(c.isalnum() or c in "-_." for c in name):
+        raise ConfigError(
+            f"{key}: {name!r} is not a plain word; use letters, digits, '-', '_', '.'"
+        )
+    return name
 
 
 def build(cls: type[T], values: Mapping[str, Any], where: str = "") -> T:

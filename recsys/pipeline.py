@@ -26,7 +26,7 @@ RECIPE = "recipe"
 STAGES = (
     "data", "sasrec", "recipe", "ids", "target", "draft", "retrieval", "bundle", "evaluate",
 )  # fmt: skip
-SECTIONS = (*STAGES, "teacher", "serve")
+SECTIONS = (*STAGES, "teacher", "gate", "serve")
 """Sections that a configuration file may have."""
 
 
@@ -69,6 +69,12 @@ class Context:
     def of(cls, settings: Settings, *, force: bool = False) -> Context:
         """The context of the run that `settings` names."""
         return cls(settings, Workspace.of(settings.name), force)
+
+    @property
+    def parent(self) -> Workspace | None:
+        """The workspace of the run whose bundle this run continues; None for a first run."""
+        name = self.settings.parent
+        return None if name is None else replace(self.workspace, name=name)
 
     def made(self, kind: str) -> Manifest | None:
         """The manifest of the run's artifact of a kind, or None if there is none."""
@@ -153,7 +159,7 @@ def check(settings: Settings) -> None:
     for section in sections.values():
         if hasattr(section, "check_with"):
             section.check_with(settings)
-    _ = settings.name, settings.seed, settings.minutes  # reading them checks them
+    _ = settings.name, settings.parent, settings.seed, settings.minutes  # reading checks them
 
 
 def load_stage(name: str) -> Callable[[Context], Path | None]:

@@ -19,6 +19,7 @@ HEAVY = ("torch", "transformers", "sklearn", "matplotlib", "faiss", "peft", "acc
 TREE = {
     "quickstart": (),
     "run": (),
+    "retrain": (),
     "data": ("prepare", "download", "synth", "stats"),
     "ids": ("train", "report"),
     "train": ("sasrec", "target", "teacher", "draft", "retrieval"),

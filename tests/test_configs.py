@@ -10,6 +10,7 @@ import pytest
 from recsys.config import Settings
 from recsys.data.prepare import DataConfig
 from recsys.evaluation.protocol import EvaluationConfig
+from recsys.evaluation.verdict import GateConfig
 from recsys.pipeline import SECTIONS
 from recsys.training.settings import (
     DraftConfig,
@@ -35,6 +36,7 @@ READERS = {
     "draft": DraftConfig,
     "retrieval": RetrievalConfig,
     "evaluate": EvaluationConfig,
+    "gate": GateConfig,
 }
 every_file = pytest.mark.parametrize(
     "file", FILES, ids=[file.relative_to(ROOT).as_posix() for file in FILES]
@@ -67,14 +69,14 @@ def test_every_section_reads_into_its_dataclass(file):
 def test_the_header_holds_the_command_that_runs_it(file):
     path = file.relative_to(ROOT).as_posix()
     commands = [line for line in header(file) if line.startswith("recsys ")]
-    if path == "configs/quickstart.yaml":
-        assert commands[0].startswith("recsys quickstart")
+    if file.stem in ("quickstart", "retrain"):
+        assert commands[0].startswith(f"recsys {file.stem}")
     else:
         assert any(line.endswith(f"--config {path}") for line in commands)
 
 
 @every_file
 def test_the_run_is_named_after_its_file(file):
-    # The recipe for shops has no name: a run is named after its file of events.
-    name = "demo" if file.stem in ("quickstart", "shop") else file.stem
+    # The recipes for shops have no name: a run is named after its file of events.
+    name = "demo" if file.stem in ("quickstart", "shop", "retrain") else file.stem
     assert Settings.load(file).name == name

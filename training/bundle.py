@@ -37,14 +37,20 @@ def stage(context: Context) -> Path:
     """
     workspace = context.workspace
     parts = _read_parts(workspace)
-    output = context.output(KIND, {}, {kind: part.digest for kind, part in parts.items()})
+    parents = {kind: part.digest for kind, part in parts.items()}
+    if KIND in parts["target"].parents:
+        parents[KIND] = parts["target"].parents[KIND]
+    output = context.output(KIND, {}, parents)
     if output.is_current():
         return output.path
     material, target = Material.load(workspace), TrainedTarget.load(workspace)
     ids, draft = workspace.run("ids"), workspace.run("draft")
     if target.vocabulary != Vocabulary.load(draft):
         raise ArtifactError(f"{draft} has another vocabulary than {target.folder}; train it again")
-    with output.write(_describe(parts, material)) as folder:
+    info = _describe(parts, material)
+    if context.parent is not None:
+        info["parent"] = context.parent.name
+    with output.write(info) as folder:
         shutil.copytree(target.folder / MODEL, folder / TARGET)
         shutil.copytree(draft / MODEL, folder / DRAFT)
         (folder / CATALOG).mkdir()
@@ -103,8 +109,8 @@ def _describe(parts: dict[str, Manifest], material: Material) -> dict[str, Any]:
         info["ids_fitted_on"] = parts["ids"].info["fitted_on"]
     if sasrec.KIND in parts:
         info["sasrec_fitted_on"] = parts[sasrec.KIND].info["fitted_on"]
-    if KIND in parts["target"].parents:
-        info["refreshes"] = parts["target"].parents[KIND]
+    if "placed" in parts["ids"].info:
+        info["placed"] = parts["ids"].info["placed"]
     return info
 
 

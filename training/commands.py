@@ -40,13 +40,6 @@ class TargetOptions:
             "semantic tokens and adapted with LoRA, instead of a model from scratch."
         ),
     ] = None
-    refresh: Annotated[
-        Path | None,
-        typer.Option(
-            help="A bundle whose target is adapted to this run's newer interactions with LoRA; "
-            "codes and vocabulary stay. docs/lora.md has the steps."
-        ),
-    ] = None
     epochs: Epochs = None
     max_minutes: MaxMinutes = None
 
@@ -145,9 +138,7 @@ def ids_train(
     *,
     method: Annotated[
         str | None,
-        typer.Option(
-            help="rq-kmeans, rq-vae, imported (with the data set), or bundle (ids.bundle's)."
-        ),
+        typer.Option(help="rq-kmeans, rq-vae, or imported (with the data set)."),
     ] = None,
     run: RunOptions,
     as_json: Json = False,

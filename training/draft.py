@@ -15,13 +15,14 @@ from typing import Any
 
 import torch
 
+from recsys.bundle import DRAFT
 from recsys.config import as_dict
 from recsys.constraint import ItemTrie
 from recsys.constraint.transitions import DeviceTrie
 from recsys.dataset import Dataset
 from recsys.errors import ConfigError
 from recsys.models.architecture import architecture
-from recsys.models.checkpoint import build, save_model
+from recsys.models.checkpoint import build, load_model, save_model
 from recsys.pipeline import Context
 from recsys.prompts import PromptEncoder
 from recsys.training import teacher
@@ -64,6 +65,8 @@ def stage(context: Context) -> Path:
     workspace, seed = context.workspace, context.settings.seed
     config = sampled(context.settings.section(KIND, DraftConfig), KIND, context)
     parents = workspace.digests("dataset", "ids", "target")
+    if context.parent is not None:
+        parents |= context.parent.digests("bundle")
     if config.objective in ON_TREES:
         teacher.stage(replace(context, force=False))
         parents |= workspace.digests(teacher.KIND)
@@ -76,6 +79,8 @@ def stage(context: Context) -> Path:
     material, target = Material.load(workspace), TrainedTarget.load(workspace)
     torch.manual_seed(seed)
     model, tokenizer = start(config, target, material)
+    if context.parent is not None:
+        continue_from(context.parent.bundle / DRAFT, model)
     progress = train_draft(
         model, target.load_model(), material.dataset, target.encoder,
         within_budget(config, KIND, context), checkpoints,
@@ -111,6 +116,18 @@ def start(config: DraftConfig, target: TrainedTarget, material: Material) -> tup
     if material.centroids is not None:
         initialise_from_centroids(model, vocabulary, material.centroids)
     return model if config.lora is None else add_lora(model, vocabulary, config.lora), tokenizer
+
+
+def continue_from(parent: Path, model: Any) -> None:
+    """Copy the weights of the parent's draft into a draft of the same sizes, in place.
+
+    A draft of other sizes, or of no parent, starts as it is.
+    """
+    if not parent.is_dir():
+        return
+    served, own = load_model(parent, dtype=torch.float32).state_dict(), model.state_dict()
+    if {k: v.shape for k, v in served.items()} == {k: v.shape for k, v in own.items()}:
+        model.load_state_dict(served)
 
 
 def train_draft(

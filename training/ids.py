@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import time
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from recsys.artifacts import read_manifest
-from recsys.bundle import CATALOG, ITEM_ENCODER, QUANTIZER, Bundle
+from recsys.bundle import ITEM_ENCODER, QUANTIZER
 from recsys.config import as_dict
 from recsys.dataset import Dataset
 from recsys.errors import ConfigError
@@ -21,12 +20,14 @@ from recsys.retrieval import digest
 from recsys.semantic_ids.assign import assign_unique
 from recsys.semantic_ids.encoder import PLACED
 from recsys.semantic_ids.encoder import save as save_encoder
-from recsys.semantic_ids.features import build_features
+from recsys.semantic_ids.features import Features, build_features
 from recsys.semantic_ids.quantizer import Quantizer
 from recsys.semantic_ids.report import agreement, compare, draw, health
 from recsys.semantic_ids.rqkmeans import RQKMeans
 from recsys.semantic_ids.rqvae import RQVAE
 from recsys.training import sasrec
+from recsys.training.parent import open_parent
+from recsys.training.placing import place
 from recsys.training.settings import LEARNED, IdsConfig
 
 KIND = "ids"
@@ -39,24 +40,25 @@ def stage(context: Context) -> Path:
     also have `centroids.safetensors` (`centroids`: (L, V, D)), `features.npy` ((items, F) float32,
     without predicted ones), `quantizer/` and, unless a text model encodes the texts,
     `item_encoder/`, which computes codes of new items. With it are the codes that each item would
-    get if it were new. IDs of a bundle keep its quantiser and its encoder.
+    get if it were new. A run with a parent keeps the codes, the quantiser and the encoder of its
+    bundle, and places new items (`recsys.training.placing`).
 
     Raises:
-        ConfigError: the data set or the bundle has no codes for its items, or the sizes do not fit
-            the data set.
-        ArtifactError: the data set, the bundle or the SASRec model for the features is missing.
+        ConfigError: the data set has no codes for its items, a new item cannot be placed, or the
+            sizes do not fit the data set.
+        ArtifactError: the data set, the parent's bundle or the SASRec model for the features is
+            missing.
     """
     config = context.settings.section(KIND, IdsConfig)
     settings = as_dict(config) | {"seed": context.settings.seed}
-    settings.pop("bundle")  # the parents name it by digest, wherever it lies
     parents = context.workspace.digests("dataset")
     vectors = None
     if config.method in LEARNED and config.features.collaborative == "sasrec":
         model, parents[sasrec.KIND] = sasrec.wanted(context, "ids.features.collaborative")
         vectors = model.vectors
-    bundle = Bundle.load(config.bundle) if config.bundle is not None else None
-    if bundle is not None:
-        parents["bundle"] = bundle.manifest.digest
+    parent = open_parent(context)
+    if parent is not None:
+        parents["bundle"] = parent.manifest.digest
     output = context.output(KIND, settings, parents)
     if output.is_current():
         return output.path
@@ -64,10 +66,13 @@ def stage(context: Context) -> Path:
     info: dict[str, Any] = {}
     start = time.perf_counter()
     with output.write(info) as folder:
-        if config.method == "imported":
+        if parent is not None:
+            codes, report = place(dataset, parent, folder)
+            info["placed"] = report["placed"]
+            if config.method in LEARNED:  # vectors for retrieval
+                _features(dataset, config, context.settings.seed, vectors, folder)
+        elif config.method == "imported":
             codes, report = _imported(dataset)
-        elif bundle is not None:
-            codes, report = _kept(dataset, bundle, folder)
         else:
             codes, report = _learned(dataset, config, context.settings.seed, vectors, folder)
             info["fitted_on"] = digest(dataset.train_histories)
@@ -79,6 +84,8 @@ def stage(context: Context) -> Path:
         info.update(seconds=round(time.perf_counter() - start, 1), **_summary(report))
     if report["colliding_items"]:
         say(f"{report['colliding_items']} items share their semantic ID with another")
+    for sentence in report.get("drift", {}).get("advice", ()):
+        say(f"ids: {sentence}")
     return output.path
 
 
@@ -132,26 +139,6 @@ def _imported(dataset: Dataset) -> tuple[np.ndarray[Any, np.dtype[np.int32]], di
     return dataset.codes.astype(np.int32), health(dataset.codes)
 
 
-def _kept(
-    dataset: Dataset, bundle: Bundle, folder: Path
-) -> tuple[np.ndarray[Any, np.dtype[np.int32]], dict[str, Any]]:
-    """The codes of the items in a bundle; copies its quantiser and its encoder."""
-    ids = dataset.item_ids
-    found = bundle.catalog.index(ids.tolist())
-    unknown = np.flatnonzero(found < 0)
-    if len(unknown):
-        raise ConfigError(
-            f"ids.bundle: {len(unknown)} items have no code in {bundle.path}, one of them "
-            f"{str(ids[unknown[0]])!r}; remove them from the data set, or learn new IDs (for "
-            "example with rq-kmeans) and train a new target"
-        )
-    codes = bundle.catalog.codes[found]
-    for part in (QUANTIZER, ITEM_ENCODER):
-        if (bundle.path / CATALOG / part).is_dir():
-            shutil.copytree(bundle.path / CATALOG / part, folder / part)
-    return codes, health(codes)
-
-
 def default_codebook_size(items: int) -> int:
     """Codes per level for a number of items: about 16 items for each code of the first level.
 
@@ -170,8 +157,7 @@ def _learned(
 ) -> tuple[np.ndarray[Any, np.dtype[np.int32]], dict[str, Any]]:
     from safetensors.numpy import save_file
 
-    histories = dataset.train_histories
-    features = build_features(dataset.items, histories, config.features, seed, vectors)
+    features = _features(dataset, config, seed, vectors, folder)
     levels = config.levels
     size = config.codebook_size or default_codebook_size(len(dataset.item_ids))
     quantizer: Quantizer
@@ -184,9 +170,6 @@ def _learned(
         raise ConfigError(f"ids: {error}") from error
     before = quantizer.encode(features.matrix)
     codes = assign_unique(before, quantizer.latents(features.matrix), quantizer.centroids)
-    # Vectors for retrieval: what is known of the items, without what is predicted.
-    known = features.matrix.shape[1] - features.blocks.get("predicted", 0)
-    np.save(folder / "features.npy", features.matrix[:, :known], allow_pickle=False)
     save_file({"centroids": quantizer.centroids}, folder / "centroids.safetensors")
     quantizer.save(folder / QUANTIZER)
     if features.encoder is not None:
@@ -200,6 +183,21 @@ def _learned(
         np.save(folder / ITEM_ENCODER / PLACED, placed, allow_pickle=False)
         report["placed"] = agreement(placed, codes)
     return codes, report
+
+
+def _features(
+    dataset: Dataset,
+    config: IdsConfig,
+    seed: int,
+    vectors: np.ndarray[Any, np.dtype[np.float32]] | None,
+    folder: Path,
+) -> Features:
+    """The features of the items; writes those that are known, and not predicted, for retrieval."""
+    histories = dataset.train_histories
+    features = build_features(dataset.items, histories, config.features, seed, vectors)
+    known = features.matrix.shape[1] - features.blocks.get("predicted", 0)
+    np.save(folder / "features.npy", features.matrix[:, :known], allow_pickle=False)
+    return features
 
 
 def _summary(report: dict[str, Any]) -> dict[str, Any]:

@@ -42,7 +42,7 @@ AS_SET = "as set"  # the trial of the run's own settings
 
 
 def stage(context: Context) -> Path | None:
-    """Write the `recipe` artifact of a run; without trials return None.
+    """Write the `recipe` artifact of a run; without trials, or with a parent, return None.
 
     The manifest's `info` has `chosen`, the settings that were kept, and `trials`: the name and the
     settings of each, NDCG@10, its gain over the best one before with its standard error, and
@@ -60,7 +60,7 @@ def stage(context: Context) -> Path | None:
         for name, trial in config.trials.items()
         if not any(text.partition("=")[0] in settings.given for text in trial)
     }
-    if not trials:
+    if not trials or context.parent is not None:  # the settings that it chose hold on
         return None
     parents = workspace.digests("dataset")
     if (known := sasrec.trained(context)) is not None:

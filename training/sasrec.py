@@ -21,11 +21,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import torch
 from accelerate import Accelerator
 from numpy.typing import NDArray
 from torch import nn
 
+from recsys.bundle import Bundle, load_sasrec
 from recsys.config import as_dict
 from recsys.dataset import Dataset, Examples
 from recsys.errors import ArtifactError, ConfigError
@@ -36,6 +38,7 @@ from recsys.semantic_ids.features import build_features
 from recsys.training.batches import TrainingBatches
 from recsys.training.loop import autocast_dtype, fit
 from recsys.training.objective import soft_cross_entropy
+from recsys.training.parent import open_parent
 from recsys.training.settings import SasRecConfig, check_sasrec
 from recsys.training.soft_labels import SoftLabels
 from recsys.training.state import whole
@@ -66,13 +69,20 @@ def stage(context: Context) -> Path | None:
     if not config.epochs:
         return None
     settings = as_dict(config) | {"seed": seed} | budget(config, context)
-    output = context.output(KIND, settings, workspace.digests("dataset"))
+    parents, parent = workspace.digests("dataset"), open_parent(context)
+    if parent is not None:
+        parents["bundle"] = parent.manifest.digest
+    output = context.output(KIND, settings, parents)
     if output.is_current():
         return output.path
     checkpoints = open_checkpoints(output)
     dataset = Dataset.load(workspace.dataset)
     torch.manual_seed(seed)
-    model = SasRecModel(len(dataset.item_ids), config, features(context, dataset))
+    served = None if parent is None else load_sasrec(parent.path, len(parent.catalog))
+    if parent is None or served is None:
+        model = SasRecModel(len(dataset.item_ids), config, features(context, dataset))
+    else:
+        model = _continued(served, parent, dataset, config)
     module = SampledSoftmax(model, config, autocast_dtype(config.precision, Accelerator().device))
     validation = _Validation(model, dataset.examples("valid").sample(config.eval_users))
     progress = fit(
@@ -89,6 +99,50 @@ def stage(context: Context) -> Path | None:
     with write_trained(output, checkpoints, info) as folder:
         model.frozen().save(folder)
     return output.path
+
+
+def _continued(
+    served: SasRec, parent: Bundle, dataset: Dataset, config: SasRecConfig
+) -> SasRecModel:
+    """The parent's model for the items of a data set, to be trained further.
+
+    Item vectors have no features beside them: the parent's contain them already. A new item starts
+    with the vectors of the items with the nearest content, as the service ranks it.
+
+    Raises:
+        ConfigError: the settings have other sizes than the parent's model.
+    """
+    ids = dataset.item_ids.tolist()
+    found = parent.catalog.index(ids)
+    model = SasRecModel(len(ids), config, None)
+    vectors = model.items.weight.detach().numpy().copy()
+    vectors[found >= 0] = served.vectors[found[found >= 0]]
+    new = np.flatnonzero(found < 0)
+    known = parent.retrieval
+    later = None
+    if len(new) and known is not None:
+        later = replace(known, sasrec=served).describe(dataset.items.take(pa.array(new)))
+    if later is not None and later.sasrec is not None:
+        near = ~np.isnan(later.sasrec).any(axis=1)
+        vectors[new[near]] = later.sasrec[near]
+    weights = {name: torch.from_numpy(np.asarray(w)) for name, w in served.weights.items()}
+    state = {
+        "items.weight": torch.from_numpy(vectors),
+        "positions.weight": weights.pop(POSITIONS),
+        **{
+            f"encoder.{name}": weight
+            for name, weight in weights.items()
+            if name.startswith(("layers.", f"{NORM}."))
+        },
+    }
+    try:
+        model.load_state_dict(state)
+    except RuntimeError as error:
+        raise ConfigError(
+            f"sasrec: {parent.path} has a SASRec of other sizes; use the settings that it was made "
+            "with, or sasrec.epochs=0"
+        ) from error
+    return model
 
 
 def features(context: Context, dataset: Dataset) -> NDArray[np.float32] | None:
@@ -133,7 +187,7 @@ def _load(context: Context) -> tuple[SasRec, str]:
     if not path.is_dir():
         raise ArtifactError(f"{path} is not there; run `recsys train sasrec` first")
     manifest = context.workspace.manifest(KIND)
-    if manifest.parents != context.workspace.digests("dataset"):
+    if manifest.parents["dataset"] != context.workspace.manifest("dataset").digest:
         raise ArtifactError(
             f"{path} was made from another dataset; run `recsys train sasrec` again"
         )

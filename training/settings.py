@@ -17,7 +17,7 @@ from recsys.semantic_ids.settings import FeatureConfig, RQKMeansConfig, RQVAECon
 
 SASREC = "sasrec"
 LEARNED = ("rq-kmeans", "rq-vae")  # methods that learn codes from features
-Method = Literal["rq-vae", "rq-kmeans", "imported", "bundle"]
+Method = Literal["rq-vae", "rq-kmeans", "imported"]
 Objective = Literal[
     "sft", "wordkd", "tvdkd", "seqkd", "atspeed-s", "atspeed-s-eq4", "atspeed-r", "tree-kd",
     "beam-kd",
@@ -219,9 +219,8 @@ class IdsConfig:
     """Section `ids`.
 
     Attributes:
-        method: `rq-vae` and `rq-kmeans` learn codes; `imported` uses those of the data set, and
-            `bundle` those of an earlier run, so that its target can be refreshed.
-        bundle: the bundle of that run, for method `bundle`.
+        method: `rq-vae` and `rq-kmeans` learn codes; `imported` uses those of the data set. A run
+            with a parent keeps the codes of its bundle, and places new items by their content.
         levels: codes of a semantic ID, L (only for learned codes, as the next two).
         codebook_size: codes per level, V; None chooses by the number of items, N: the largest power
             of two of at most N / 16, from 8 to 256.
@@ -231,24 +230,18 @@ class IdsConfig:
     """
 
     method: Method = "rq-kmeans"
-    bundle: Path | None = None
     levels: int = 4
     codebook_size: int | None = 256
     features: FeatureConfig = field(default_factory=FeatureConfig)
     rqkmeans: RQKMeansConfig = field(default_factory=RQKMeansConfig)
     rqvae: RQVAEConfig = field(default_factory=RQVAEConfig)
 
-    def __post_init__(self) -> None:
-        if (self.method == "bundle") != (self.bundle is not None):
-            raise ConfigError("ids.bundle: give a path with method bundle, and only with it")
-
     def check_with(self, settings: Settings) -> None:
         """Check that the other sections give what this one needs.
 
         Raises:
-            ConfigError: the bundle is not there, or the features need SASRec and it is not trained.
+            ConfigError: the features need SASRec and it is not trained.
         """
-        _check_folder("ids.bundle", self.bundle)
         if self.method in LEARNED and self.features.collaborative == "sasrec":
             check_sasrec(settings, "ids.features.collaborative")
 
@@ -299,9 +292,9 @@ class TargetConfig(SupervisedConfig):
         prompt: how much of a history the model sees, in training and in serving.
         base: folder of a pretrained LLaMA checkpoint with its tokenizer; replaces the preset.
         instruction: text in front of a history, for a pretrained model.
-        refresh: a bundle whose target is adapted to the run's data, instead of a new model; codes,
-            vocabulary and prompt are those of the bundle.
-        lora: settings for adapting a pretrained or deployed model.
+        update: what is trained of a parent's target: all weights (`full`) or LoRA's matrices. A
+            pretrained model is always adapted with LoRA.
+        lora: settings of LoRA.
     """
 
     window_share: float = 1.0
@@ -313,7 +306,7 @@ class TargetConfig(SupervisedConfig):
     prompt: PromptConfig = field(default_factory=PromptConfig)
     base: Path | None = None
     instruction: str = "Items of one customer, oldest first:"
-    refresh: Path | None = None
+    update: Literal["full", "lora"] = "full"
     lora: LoraSettings = field(default_factory=LoraSettings)
 
     def __post_init__(self) -> None:
@@ -323,10 +316,6 @@ class TargetConfig(SupervisedConfig):
             raise ConfigError(
                 f"window_share: expected 0 < window_share <= 1, got {self.window_share}"
             )
-        if self.base is not None and self.refresh is not None:
-            raise ConfigError(
-                "base and refresh: a target starts from one of them; remove the other"
-            )
 
     def check_with(self, settings: Settings) -> None:
         """Check that the other sections give what this one needs.
@@ -335,7 +324,10 @@ class TargetConfig(SupervisedConfig):
             ConfigError: a folder is not there, or soft labels need SASRec and it is not trained.
         """
         _check_folder("target.base", self.base)
-        _check_folder("target.refresh", self.refresh)
+        if self.base is not None and settings.parent is not None:
+            raise ConfigError(
+                "target.base and parent: a target starts from one of them; remove the other"
+            )
         if self.soft_labels and self.soft_labels_from == "sasrec":
             check_sasrec(settings, "target.soft_labels_from")
 

@@ -23,8 +23,8 @@ from recsys.training.batches import TrainingBatches
 from recsys.training.initialise import initialise_from_centroids
 from recsys.training.loop import fit
 from recsys.training.objective import NextToken
+from recsys.training.parent import load_target, open_parent
 from recsys.training.pretrained import add_lora, load_base
-from recsys.training.refresh import load_deployed, open_bundle
 from recsys.training.settings import TargetConfig
 from recsys.training.soft_labels import SoftLabels
 from recsys.training.supervised import (
@@ -89,34 +89,32 @@ def stage(context: Context) -> Path:
 
     Raises:
         ConfigError: settings that do not fit each other or the data.
-        ArtifactError: data set, IDs, the pretrained checkpoint or the bundle are missing.
+        ArtifactError: data set, IDs, the pretrained checkpoint or the parent's bundle are missing.
     """
     workspace, seed = context.workspace, context.settings.seed
     config, parents = (
         sampled(context.settings.section(KIND, TargetConfig), KIND, context),
         workspace.digests("dataset", "ids"),
     )
-    deployed = None
-    if config.refresh is not None:
-        deployed = open_bundle(config.refresh, workspace)
-        config = replace(config, prompt=deployed.prompt)
-        parents["bundle"] = deployed.manifest.digest
+    parent = open_parent(context)
+    if parent is not None:
+        config = replace(config, prompt=parent.prompt)
+        parents["bundle"] = parent.manifest.digest
     teacher = None
     if config.soft_labels and config.soft_labels_from == "sasrec":
         teacher, parents[sasrec.KIND] = sasrec.wanted(context, "target.soft_labels_from")
     settings = as_dict(config) | {"seed": seed} | budget(config, context)
-    settings.pop("refresh")  # the parents name the bundle by digest, wherever it lies
     output = context.output(KIND, settings, parents)
     if output.is_current():
         return output.path
     checkpoints = open_checkpoints(output)
     material = Material.load(workspace)
     torch.manual_seed(seed)
-    model, tokenizer, vocabulary = _start(config, material, deployed)
+    model, tokenizer, vocabulary = _start(config, material, parent)
     encoder = PromptEncoder.of(vocabulary, material.codes, config.prompt)
     validate = Validation.of(model, encoder, material.dataset, config.eval_users, config.eval_beams)
-    before = validate() if deployed is not None and len(validate.examples) else {}
-    if deployed is not None or config.base is not None:
+    before = validate() if parent is not None and len(validate.examples) else {}
+    if config.base is not None or (parent is not None and config.update == "lora"):
         model = add_lora(model, vocabulary, config.lora)
         validate = replace(validate, model=model)
     module = NextToken(
@@ -145,11 +143,11 @@ def stage(context: Context) -> Path:
 
 
 def _start(
-    config: TargetConfig, material: Material, deployed: Bundle | None
+    config: TargetConfig, material: Material, parent: Bundle | None
 ) -> tuple[Any, Any, Vocabulary]:
     """The model before training, its tokenizer or None, and its vocabulary."""
-    if deployed is not None:
-        return *load_deployed(deployed, material), deployed.vocabulary
+    if parent is not None:
+        return *load_target(parent, material), parent.vocabulary
     tokenizer = None
     if config.base is not None:
         model, tokenizer, vocabulary = load_base(

@@ -82,6 +82,46 @@ def compare(
     return {"a": reports[0], "b": reports[1], "users": users, "rows": rows}
 
 
+def compare_rankers(
+    users: pa.Table,
+    a: str,
+    b: str,
+    *,
+    k: int = 10,
+    seen: str = "masked",
+    resamples: int = 1000,
+    seed: int = 0,
+) -> list[dict[str, Any]]:
+    """Differences between two rankers of one report about the next event, first minus second.
+
+    Args:
+        users: rows as in `users.parquet`.
+        a: the first ranker.
+        b: the second.
+        k: length of the lists.
+        seen: mode of treating seen items.
+        resamples: draws of the bootstrap.
+        seed: seed of the draws.
+
+    Returns:
+        Rows as of `compare`, with `target` (`all`, or users whose next item is `cold`: without
+        training events, or `warm`) and `users`; a target without users has no rows.
+    """
+    mine, theirs = (_select(users, name, seen) for name in (a, b))
+    cold = pc.equal(mine["target_popularity"], 0)
+    parts = {"all": None, "cold": cold, "warm": pc.invert(cold)}
+    rows = []
+    for target, keep in parts.items():
+        tables = [t if keep is None else t.filter(keep) for t in (mine, theirs)]
+        if len(tables[0]):
+            gaps = _differences(
+                *(_gains(table, k) for table in tables), resamples=resamples, seed=seed
+            )
+            about = {"target": target, "users": len(tables[0]), "seen": seen, "k": k}
+            rows += [{**about, **row} for row in gaps if row["targets"] == "next"]
+    return rows
+
+
 def _differences(first: Gains, second: Gains, *, resamples: int, seed: int) -> list[dict[str, Any]]:
     """Both means and their paired difference, by targets and metric."""
     rows = []

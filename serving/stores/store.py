@@ -517,6 +517,11 @@ class Store(Database):
         self.store_id, self.salt = store_id, bytes.fromhex(salt)
         return left_out
 
+    def erased(self, users: Iterable[str]) -> dict[str, int]:
+        """Time of erasure, in unix milliseconds, of those of `users` who were erased."""
+        with self._explained(), self._connected() as connection:
+            return self._all_erased(connection.cursor(), users)
+
     def count(self) -> int:
         """Number of events."""
         with self._explained(), self._connected() as connection:

@@ -145,7 +145,7 @@ def test_a_wrong_override_is_refused_by_key_and_value(overrides, says):
         ("just words\n", "expected sections, found str"),
         ("3\n", "expected sections, found int"),
         ("taget: {epochs: 2}\n", "unknown section: 'taget'; did you mean 'target'"),
-        ("xyzzy: {}\n", "unknown section: 'xyzzy'; known: data, minutes, name, seed"),
+        ("xyzzy: {}\n", "unknown section: 'xyzzy'; known: data, minutes, name, parent, seed"),
         ("3: {}\n", "unknown section: '3'"),
     ],
 )

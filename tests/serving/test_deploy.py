@@ -185,6 +185,29 @@ def test_the_unit_runs_an_existing_command_and_is_hardened():
     assert int(service["TimeoutStopSec"]) > defaults / 1000 + 5
 
 
+def test_the_nightly_unit_is_hardened_and_is_started_by_the_timer():
+    units = {}
+    for name in ("recsys.service", "recsys-retrain.service", "recsys-retrain.timer"):
+        units[name] = configparser.RawConfigParser(strict=False)
+        units[name].optionxform = str
+        units[name].read(DEPLOY / name)
+    service, nightly = (
+        units[f"{name}.service"]["Service"] for name in ("recsys", "recsys-retrain")
+    )
+    program, *words = shlex.split(nightly["ExecStart"])
+    assert Path(program).name == "recsys"
+    assert words == [
+        "retrain", "--config", "/etc/recsys/serving.yaml", "--name", "shop", "--promote"
+    ]  # fmt: skip
+    assert nightly["Type"] == "oneshot"
+    own = ("Type", "ExecStart", "Restart", "RestartSec", "RestartPreventExitStatus",
+           "TimeoutStopSec", "LimitNOFILE")  # fmt: skip
+    same = {key: value for key, value in service.items() if key not in own}
+    assert {key: nightly[key] for key in same} == same, "confined as the service"
+    assert "OnCalendar" in units["recsys-retrain.timer"]["Timer"]
+    assert units["recsys-retrain.timer"]["Install"]["WantedBy"] == "timers.target"
+
+
 def rules():
     groups = yaml.safe_load((DEPLOY / "alerts.yaml").read_text())["groups"]
     return [rule for group in groups for rule in group["rules"]]

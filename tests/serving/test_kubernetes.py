@@ -1,11 +1,14 @@
 """The manifests of deploy/kubernetes/ are valid, and fit the image and the service."""
 
 import re
+import shlex
 from pathlib import Path
 
 import pytest
+import typer
 import yaml
 
+from recsys.commands import REFUSED, retrain
 from recsys.serving.api.routes import find_route
 from recsys.serving.auth import Scope, scope_of
 from recsys.serving.server import GRACE_S
@@ -21,8 +24,8 @@ MANIFESTS = [
 ]
 
 
-def of_kind(kind):
-    (found,) = [manifest for manifest in MANIFESTS if manifest["kind"] == kind]
+def of_kind(kind, name="recsys"):
+    (found,) = [m for m in MANIFESTS if (m["kind"], m["metadata"]["name"]) == (kind, name)]
     return found
 
 
@@ -38,7 +41,9 @@ def container(pod):
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-@pytest.mark.parametrize("manifest", MANIFESTS, ids=lambda manifest: manifest["kind"])
+@pytest.mark.parametrize(
+    "manifest", MANIFESTS, ids=lambda manifest: f"{manifest['kind']}-{manifest['metadata']['name']}"
+)
 def test_a_manifest_follows_the_schema_of_kubernetes(manifest, version):
     checker = pytest.importorskip("kubernetes_validate")
     assert checker.validate(manifest, version, strict=True) == version
@@ -162,3 +167,53 @@ def test_the_network_policy_limits_both_directions():
     for rule in (*spec["ingress"], *spec["egress"]):
         assert rule.get("from") or rule.get("to")
         assert rule["ports"]
+
+
+@pytest.fixture
+def nightly():
+    """The pod of the nightly retraining, and its container."""
+    job = of_kind("CronJob", "recsys-retrain")["spec"]["jobTemplate"]["spec"]
+    pod = job["template"]["spec"]
+    (container,) = pod["containers"]
+    return job, pod, container
+
+
+def test_the_nightly_job_runs_an_existing_command(nightly):
+    job, _, container = nightly
+    words = shlex.split(container["args"][0])
+    assert words[:3] == ["exec", "recsys", "retrain"]
+    command = typer.Typer()
+    command.command()(retrain)
+    options = {o for p in typer.main.get_command(command).params for o in p.opts}
+    assert {word for word in words if word.startswith("--")} <= options
+    (refused,) = [rule for rule in job["podFailurePolicy"]["rules"] if "onExitCodes" in rule]
+    assert refused["onExitCodes"]["containerName"] == container["name"]
+    assert REFUSED in refused["onExitCodes"]["values"]
+    names = {variable["name"] for variable in container["env"]}
+    known = {ENV_PREFIX + field.upper() for field in ServingSettings.model_fields}
+    assert {name for name in names if name.startswith(ENV_PREFIX)} <= known
+
+
+def test_the_nightly_job_may_reach_every_pod(nightly):
+    job, _, container = nightly
+    labels = job["template"]["metadata"]["labels"]
+    (ingress,) = of_kind("NetworkPolicy")["spec"]["ingress"]
+    assert {"podSelector": {"matchLabels": labels}} in ingress["from"]
+    every = of_kind("Service", "recsys-pods")["spec"]
+    assert every["clusterIP"] == "None"
+    assert every["selector"] == of_kind("Service")["spec"]["selector"]
+    (port,) = of_kind("Deployment")["spec"]["template"]["spec"]["containers"][0]["ports"]
+    assert f":{port['containerPort']}" in container["args"][0]
+    assert "recsys-pods" in container["args"][0]
+
+
+def test_the_nightly_pod_is_as_confined_as_the_service(nightly, pod, container):
+    _, mine, own = nightly
+    assert mine["securityContext"] == pod["securityContext"]
+    assert own["securityContext"] == container["securityContext"]
+    assert own["image"] == container["image"]
+    assert (mine["automountServiceAccountToken"], mine["enableServiceLinks"]) == (False, False)
+    mounts = {mount["name"]: mount["mountPath"] for mount in own["volumeMounts"]}
+    assert set(mounts) == {volume["name"] for volume in mine["volumes"]}
+    home = re.search(r"RECSYS_HOME=(\S+)", (DEPLOY / "Dockerfile").read_text())[1]
+    assert (mounts["home"], mounts["models"]) == (home, f"{home}/bundles")

@@ -103,7 +103,7 @@ WRONG = [
     (target, {"accumulate": 0}, "accumulate"),
     (target, {"max_minutes": 0.0}, "max_minutes"),
     (target, {"evaluate_every": -1}, "evaluate_every"),
-    (target, {"base": "x", "refresh": "x"}, "base and refresh"),
+    (target, {"update": "half"}, "update"),
     (target, {"lora": {"rank": 0}}, r"lora\.rank"),
     (target, {"lora": {"alpha": 0.0}}, r"lora\.alpha"),
     (target, {"lora": {"dropout": 1.0}}, r"lora\.dropout"),
@@ -118,8 +118,7 @@ WRONG = [
     (draft, {"softmax_temperature": 0.0}, "softmax_temperature"),
     (draft, {"objective": "magic"}, "objective"),
     (draft, {"temperature": 0.0}, "temperature"),
-    (ids, {"method": "bundle"}, r"ids\.bundle"),
-    (ids, {"method": "rq-kmeans", "bundle": "x"}, r"ids\.bundle"),
+    (ids, {"method": "bundle"}, r"ids\.method"),
     (sasrec, {"epochs": 1, "hidden": 15}, "multiple of heads"),
 ]
 

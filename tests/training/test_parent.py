@@ -1,4 +1,4 @@
-"""A deployed target is adapted to newer interactions: same codes, same vocabulary, named parent."""
+"""A run with a parent continues its bundle: same codes, same vocabulary, its weights."""
 
 import json
 from dataclasses import replace
@@ -15,14 +15,15 @@ from recsys.catalog import Catalog
 from recsys.errors import ArtifactError, ConfigError
 from recsys.models.checkpoint import load_model
 from recsys.training import bundle, draft, ids, target
-from recsys.training.refresh import check_codes
+from recsys.training.parent import check_codes
+from recsys.training.settings import DraftConfig
 from recsys.training.supervised import Material
 from recsys.vocabulary import Vocabulary
 
 DEPLOYED = {"epochs": 20, "evaluate_every": 20, "learning_rate": 1e-2, "eval_users": 40}
-REFRESH = {
+NEWER = {
     "epochs": 20, "evaluate_every": 20, "learning_rate": 1e-2, "eval_users": 40,
-    "lora": {"rank": 4, "dropout": 0.0},
+    "update": "lora", "lora": {"rank": 4, "dropout": 0.0},
 }  # fmt: skip
 
 
@@ -41,10 +42,10 @@ def newer(make_context, deployed, shop, tmp_path):
     workspace = Workspace(tmp_path, "newer")
     shop.write_parents(workspace, dataset=shop.chain_dataset(seed=5, step=2))
 
-    def make(*, lora=None, path=deployed, **values):
-        section = {**REFRESH, "refresh": str(path), "lora": {**REFRESH["lora"], **(lora or {})}}
+    def make(*, lora=None, parent="toy", update="lora", **values):
+        section = {**NEWER, "update": update, "lora": {**NEWER["lora"], **(lora or {})}}
         context = make_context(
-            name="newer", ids={"method": "bundle", "bundle": str(path)}, target=section, **values
+            name="newer", parent=parent, ids={"method": "imported"}, target=section, **values
         )
         ids.stage(context)
         return context
@@ -52,7 +53,7 @@ def newer(make_context, deployed, shop, tmp_path):
     return make
 
 
-def test_a_refresh_trains_an_adapter_of_the_deployed_weights(newer, deployed):
+def test_lora_trains_an_adapter_of_the_parents_weights(newer, deployed):
     path = target.stage(newer(lora={"merge": False}))
     manifest = verify(path, "target")
     assert manifest.parents["bundle"] == read_manifest(deployed, "bundle").digest
@@ -69,22 +70,47 @@ def test_a_refresh_trains_an_adapter_of_the_deployed_weights(newer, deployed):
     assert str(deployed) not in (path / "manifest.json").read_text()
 
 
-def test_a_refreshed_target_gets_a_draft_and_can_be_refreshed(newer, deployed, make_context):
+def test_a_full_update_starts_from_the_parents_weights(newer, deployed):
+    path = target.stage(newer(update="full"))
+    manifest = verify(path, "target")
+    before, after = manifest.info["validation_before"], manifest.info["validation"]
+    assert before["ndcg@10"] < 0.4 < 0.6 < after["ndcg@10"], "chance is .17"
+    assert manifest.info["trained_parameters"] == manifest.info["parameters"]
+    assert not (path / "model" / "adapter").exists()
+
+
+def test_a_draft_continues_from_the_parents_draft(newer, deployed):
+    context = newer(update="full")
+    target.stage(context)
+    model = draft.start(
+        context.settings.section("draft", DraftConfig),
+        load_model(context.workspace.run("target") / "model", dtype=torch.float32),
+        Vocabulary.load(deployed),
+        Material.load(context.workspace),
+    )
+    draft.continue_from(deployed / "draft", model)
+    served = load_file(deployed / "draft" / "model.safetensors")
+    assert all(torch.equal(model.state_dict()[name], value) for name, value in served.items())
+    assert read_manifest(draft.stage(context)).parents["bundle"] == read_manifest(deployed).digest
+
+
+def test_a_version_can_be_the_parent_of_the_next(newer, deployed, make_context):
     context = newer(lora={"merge": False})
     target.stage(context)
     draft.stage(context)
     second = bundle.stage(context)
-    assert verify(second, "bundle").info["refreshes"] == read_manifest(deployed).digest
+    manifest = verify(second, "bundle")
+    assert manifest.parents["bundle"] == read_manifest(deployed).digest
+    assert manifest.info["parent"] == "toy"
     old, new = Recommender.load(deployed), Recommender.load(second)
     assert (second / "catalog" / "quantizer").is_dir()
     assert np.array_equal(new.catalog.codes, old.catalog.codes)
     ways = [[r.item_id for r in rec.recommend([["i3", "i5", "i7"]], k=1)[0]] for rec in (old, new)]
     assert ways[1] == ["i9"] != ways[0]
-    # What is served now, adapter added in, is what the next refresh stands on.
+    # What is served now, adapter added in, is what the next version stands on.
     third = make_context(
-        name="third", ids={"method": "bundle", "bundle": str(second)},
-        target={**REFRESH, "epochs": 1, "refresh": str(second),
-                "lora": {"rank": 2, "merge": False}},
+        name="third", parent="newer", ids={"method": "imported"},
+        target={**NEWER, "epochs": 1, "lora": {"rank": 2, "merge": False}},
     )  # fmt: skip
     copy = Workspace(third.workspace.home, "third")
     with write_artifact(copy.dataset, "dataset") as folder:
@@ -96,14 +122,6 @@ def test_a_refreshed_target_gets_a_draft_and_can_be_refreshed(newer, deployed, m
         assert torch.equal(kept[name], value), name
 
 
-def test_a_current_refresh_survives_a_moved_bundle(newer, deployed):
-    path = target.stage(newer())
-    stamp = (path / "manifest.json").stat().st_mtime_ns
-    moved = deployed.rename(deployed.with_name("moved"))
-    target.stage(newer(path=moved))
-    assert (path / "manifest.json").stat().st_mtime_ns == stamp
-
-
 def test_the_codes_of_a_bundle_are_kept_by_item_id(newer, deployed):
     context = newer()
     path = context.workspace.run("ids")
@@ -112,10 +130,10 @@ def test_the_codes_of_a_bundle_are_kept_by_item_id(newer, deployed):
     codes, catalog = np.load(path / "codes.npy"), Bundle.load(deployed).catalog
     items = Material.load(context.workspace).dataset.item_ids
     assert np.array_equal(codes, catalog.codes[catalog.index(items.tolist())])
-    assert json.loads((path / "report.json").read_text())["method"] == "bundle"
+    assert json.loads((path / "report.json").read_text())["new_items"] == 0
 
 
-def test_an_item_without_a_code_in_the_bundle_is_named(newer, deployed):
+def test_a_new_item_that_cannot_be_placed_is_named(newer, deployed):
     bundled = Bundle.load(deployed)
     rows = np.arange(3, len(bundled.catalog))
     with write_artifact(deployed.with_name("smaller"), "bundle") as folder:
@@ -124,8 +142,8 @@ def test_an_item_without_a_code_in_the_bundle_is_named(newer, deployed):
         (folder / "catalog").mkdir()
         part = Catalog(bundled.catalog.items.take(rows), bundled.catalog.codes[rows])
         part.save(folder / "catalog")
-    with pytest.raises(ConfigError, match=r"3 items have no code in .*, one of them 'i\d+'"):
-        newer(path=deployed.with_name("smaller"))
+    with pytest.raises(ConfigError, match=r"3 items are new to .*item 'i\d+'.*no item encoder"):
+        newer(parent="smaller")
 
 
 def test_items_may_come_and_go_while_codes_stay(newer, deployed):
@@ -162,9 +180,8 @@ def test_other_codes_are_refused_with_an_example(newer, deployed, change, says):
         check_codes(served, replace(material, codes=codes))
 
 
-def test_a_run_cannot_refresh_its_own_bundle_nor_a_mere_target(make_context, deployed):
+def test_a_run_is_not_its_own_parent(make_context, deployed):
     with pytest.raises(ConfigError, match="another --name"):
-        target.stage(make_context(target={"refresh": str(deployed)}))
-    context = make_context()
-    with pytest.raises(ArtifactError, match="is a target, expected a bundle"):
-        target.stage(make_context(target={"refresh": str(context.workspace.run("target"))}))
+        target.stage(make_context(parent="toy"))
+    with pytest.raises(ArtifactError, match="is not an artifact"):
+        target.stage(make_context(parent="nobody"))

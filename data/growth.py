@@ -1,0 +1,180 @@
+"""Growth: the data set of a run with a parent, which is the parent's with newer events and items.
+
+What is new is taken once, into the artifact `events` of the run, so that a run that was stopped
+continues with the same data whatever has arrived meanwhile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from recsys.data import memory
+from recsys.data.memory import Prepared
+from recsys.data.raw import RawData, events_table
+from recsys.data.report import Report
+from recsys.data.rules import Rules
+from recsys.dataset import PAIR, Dataset, Disliked
+from recsys.errors import DataError
+
+KIND = "events"
+EVENTS, ITEMS = "events.parquet", "items.parquet"
+ERASED_USERS, ERASED_DISLIKES = "erased_users.npy", "erased_dislikes.npy"
+COLUMNS = pa.schema(
+    [
+        ("user", pa.string()),
+        ("item", pa.string()),
+        ("timestamp", pa.int64()),
+        ("rating", pa.float32()),
+        ("type", pa.string()),
+    ]
+)
+"""New events: outside ids, unix seconds, and null for no rating or no type."""
+
+
+class Erased(NamedTuple):
+    """What must not be used again, by its place in the parent's data: files keep no erased id.
+
+    Attributes:
+        users: dense users whose events are left out.
+        dislikes: rows of `Disliked.table`.
+    """
+
+    users: NDArray[np.integer]
+    dislikes: NDArray[np.integer]
+
+    @classmethod
+    def of(cls, before: Dataset, user_ids: Collection[str]) -> Erased:
+        """The places of these users in a data set."""
+        ids = list(user_ids)
+        disliked = [] if before.disliked is None else before.disliked.table["user_id"].to_pylist()
+        return cls(
+            np.flatnonzero(np.isin(before.interactions.user_ids, ids)),
+            np.flatnonzero(np.isin(np.asarray(disliked, np.str_), ids)),
+        )
+
+
+def write(folder: Path, events: pa.Table, items: pa.Table, erased: Erased) -> None:
+    """Write what is new into `folder` (the artifact `events`, being written).
+
+    Args:
+        folder: of the artifact.
+        events: with `COLUMNS`.
+        items: new or changed ones, with the schema of the parent's items.
+        erased: what must not be used again.
+    """
+    pq.write_table(events.cast(COLUMNS), folder / EVENTS)
+    pq.write_table(items, folder / ITEMS)
+    np.save(folder / ERASED_USERS, erased.users, allow_pickle=False)
+    np.save(folder / ERASED_DISLIKES, erased.dislikes, allow_pickle=False)
+
+
+def conform(items: pa.Table, schema: pa.Schema) -> pa.Table:
+    """Items with the columns and types of a schema; other columns are left out, missing ones null.
+
+    Raises:
+        DataError: a column of another type; the message names it.
+    """
+    columns = []
+    for field in schema:
+        if field.name not in items.column_names:
+            columns.append(pa.nulls(items.num_rows, field.type))
+            continue
+        try:
+            columns.append(items[field.name].cast(field.type, safe=False))
+        except pa.ArrowException as error:
+            raise DataError(
+                f"items: column {field.name!r} is {items[field.name].type}, and {field.type} in "
+                f"the parent's data: {error}; convert it, or run from the beginning"
+            ) from error
+    return pa.table(columns, schema=schema.remove_metadata())
+
+
+def grow(before: Dataset, folder: Path, rules: Rules, *, cleaned: bool = True) -> Prepared:
+    """The data set of the parent with what is new.
+
+    Items of the parent keep their dense numbers; new ones follow. Types of events keep their roles.
+
+    Args:
+        before: of the parent.
+        folder: the artifact `events`.
+        rules: with the dates of the split.
+        cleaned: whether the parent's source was cleaned; then what is new is, too.
+    """
+    new = pq.read_table(folder / EVENTS)
+    erased = Erased(*(np.load(folder / file) for file in (ERASED_USERS, ERASED_DISLIKES)))
+    names = [b.name for b in before.behaviours]
+    if names:
+        names += [n for n in pc.unique(new["type"]).to_pylist() if n not in names]
+        roles = {b.name: b.role for b in before.behaviours} | dict(rules.roles)
+        rules = Rules(**{**vars(rules), "roles": {n: roles[n] for n in names if n in roles}})
+    raw = RawData(
+        pa.concat_tables([_old_events(before, erased), _new_events(new, names)]),
+        _items(before.items, pq.read_table(folder / ITEMS)),
+        behaviours=tuple(names),
+        report=Report() if cleaned else None,
+        sessions=before.sessions,
+    )
+    made = memory.prepare(raw, rules)
+    return made._replace(dataset=_with_disliked(made.dataset, before, erased))
+
+
+def _old_events(before: Dataset, erased: Erased) -> pa.Table:
+    rows = before.events
+    keep = ~np.isin(rows.user, erased.users)
+    columns: dict[str, Any] = {
+        "user": before.interactions.user_ids[rows.user[keep]],
+        "item": before.item_ids[rows.item[keep]],
+        "timestamp": rows.timestamp[keep],
+        "rating": rows.rating[keep],
+    }
+    if rows.behaviour is not None:
+        columns["behaviour"] = rows.behaviour[keep]
+    return events_table(**columns)
+
+
+def _new_events(new: pa.Table, names: list[str]) -> pa.Table:
+    columns: dict[str, Any] = {name: new[name] for name in ("user", "item", "timestamp")}
+    columns["rating"] = pc.fill_null(new["rating"], float("nan"))
+    if names:
+        columns["behaviour"] = pc.index_in(new["type"], value_set=pa.array(names)).cast(pa.uint8())
+    return events_table(**columns)
+
+
+def _items(before: pa.Table, new: pa.Table) -> pa.Table:
+    """The parent's items with the newest description of each, followed by the new ones."""
+    both = pa.concat_tables([t.replace_schema_metadata(None) for t in (before, new)])
+    rows = {item_id: row for row, item_id in enumerate(both["item_id"].to_pylist())}
+    return both.take(pa.array(list(rows.values())))
+
+
+def _with_disliked(dataset: Dataset, before: Dataset, erased: Erased) -> Dataset:
+    """The data set with the parent's negative events, except those of items chosen since."""
+    if before.disliked is None:
+        return dataset
+    rows = np.setdiff1d(np.arange(before.disliked.table.num_rows), erased.dislikes)
+    old = before.disliked.table.take(pa.array(rows))
+    events = dataset.interactions
+    chosen = pa.table(
+        {
+            "user_id": events.user_ids[events.user],
+            "item_id": events.item_ids[events.item],
+            "last": events.timestamp,
+        }
+    )
+    last = chosen.group_by(list(PAIR)).aggregate([("last", "max")])
+    joined = old.join(last, list(PAIR), join_type="left outer")
+    since = pc.fill_null(pc.greater(joined["last_max"], joined["timestamp"]), False)
+    stands = pc.and_(joined["stands"], pc.invert(since))
+    old = joined.drop_columns("last_max").drop_columns("stands").append_column("stands", stands)
+    table = old.select(before.disliked.table.column_names)
+    if dataset.disliked is not None:
+        table = pa.concat_tables([table, dataset.disliked.table])
+    return Dataset(**{**vars(dataset), "disliked": Disliked(table)})

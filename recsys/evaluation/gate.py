@@ -1,0 +1,207 @@
+"""Gate: is the bundle of a run (the challenger) at least as good as its parent's (the champion)?
+
+Both rank the test users of the run's data set, whose test events are newer than everything that the
+champion has seen. Both are as served: with retrieval and reranker, and the champion with the items
+that are newer than it, which a shop adds to the running service. The challenger is offered only if
+it is shown not to be worse (`recsys.evaluation.verdict`).
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from recsys.config import as_dict
+from recsys.dataset import ITEM_COLUMNS, Dataset
+from recsys.errors import ArtifactError, ConfigError
+from recsys.evaluation import report
+from recsys.evaluation.compare import compare_rankers
+from recsys.evaluation.protocol import EvaluationConfig, Result, Seen, evaluate, find
+from recsys.evaluation.verdict import CHALLENGER, CHAMPION, GateConfig, decide
+from recsys.interactions import OTHER_TYPE, Histories
+from recsys.live import NewItem
+from recsys.pipeline import Context
+from recsys.progress import console, say
+from recsys.recommender import Ranked, Recommender, RecommendRequest
+from recsys.splits import TEST
+
+KIND, SECTION, VERDICT = "evaluation", "gate", "gate.json"
+JSON, HTML, USERS = "report.json", "report.html", "users.parquet"
+MODE: Seen = "masked"  # as requests are served by default
+
+
+def stage(context: Context) -> Path:
+    """Write the report of a run with a parent: that of `recsys evaluate`, and `gate.json`.
+
+    `gate.json` has `offered`, `reasons` (sentences, empty if it is offered), both bundles,
+    `window`, `comparisons` (challenger minus champion, for `all`, `cold` and `warm` next items),
+    `coverage` and `latency_ms`.
+
+    Raises:
+        ArtifactError: data set or a bundle is missing, or the champion is of other items.
+        DataError: the window has no events.
+    """
+    config, parent = context.settings.section(SECTION, GateConfig), context.parent
+    if parent is None:
+        raise ConfigError("gate: a run without parent has nothing to be compared with")
+    workspace = context.workspace
+    parents = workspace.digests("bundle", "dataset")
+    parents[CHAMPION] = parent.manifest("bundle").digest
+    settings = as_dict(config) | {"split": "test", "seed": context.settings.seed}
+    output = context.output(KIND, settings, parents)
+    if not output.is_current():
+        dataset = Dataset.load(workspace.dataset)
+        challenger = Recommender.load(workspace.bundle)
+        champion = with_new_items(Recommender.load(parent.bundle), dataset)
+        protocol = EvaluationConfig(
+            ks=tuple(sorted({1, 5, config.k, 2 * config.k})),
+            seen=MODE,
+            users=config.users,
+            resamples=config.resamples,
+            seed=context.settings.seed,
+        )
+        rankers = {CHALLENGER: Served(challenger), CHAMPION: Served(champion)}
+        result = evaluate(rankers, dataset, protocol)
+        users = report.per_user(result, dataset)
+        times = measure_latency([challenger, champion], result, dataset, config)
+        found = {
+            CHALLENGER: {"bundle": workspace.name, "version": parents["bundle"]},
+            CHAMPION: {"bundle": parent.name, "version": parents[CHAMPION]},
+            "window": _window(dataset, len(result.users)),
+            "comparisons": compare_rankers(
+                users, CHALLENGER, CHAMPION, k=config.k, resamples=config.resamples
+            ),
+            "coverage": {
+                name: find(result.coverage, ranker=name, seen=MODE, k=config.k)["coverage"]
+                for name in rankers
+            },
+            "latency_ms": dict(zip(rankers, times, strict=True)),
+            "k": config.k,
+        }
+        reasons = decide(found, config)
+        verdict = {"offered": not reasons, "reasons": reasons, **found}
+        document = report.document(
+            result, dataset, name=workspace.name, made_from=parents, weaknesses=reasons
+        )
+        with output.write({"offered": not reasons}) as folder:
+            _write_json(folder / JSON, document)
+            _write_json(folder / VERDICT, verdict)
+            (folder / HTML).write_text(report.render(document), encoding="utf-8")
+            pq.write_table(users, folder / USERS)
+    show(output.path)
+    return output.path
+
+
+@dataclass(frozen=True)
+class Served:
+    """A recommender as the service answers, for `evaluate`."""
+
+    recommender: Recommender
+
+    def rank(self, histories: Histories, k: int, exclude_seen: bool) -> Ranked:
+        """See `recsys.evaluation.protocol.Ranker`; the bundle does not know types of new events."""
+        retrieval = self.recommender.retrieval
+        if histories.behaviours is not None and retrieval and retrieval.types is not None:
+            known = histories.behaviours < len(retrieval.types.behaviours)
+            types = np.where(known, histories.behaviours, OTHER_TYPE).astype(np.uint8)
+            histories = replace(histories, behaviours=types)
+        return self.recommender.rank(histories, k, exclude_seen)
+
+
+def with_new_items(champion: Recommender, dataset: Dataset) -> Recommender:
+    """The champion with the items of a data set that are newer than it, under the same numbers.
+
+    Raises:
+        ArtifactError: the data set does not begin with the champion's items.
+    """
+    size, ids = len(champion.bundle.catalog), dataset.item_ids.tolist()
+    if champion.bundle.catalog.item_ids != ids[:size]:
+        raise ArtifactError(
+            f"the data set does not begin with the items of {champion.bundle.path}; it is not the "
+            "parent of this run"
+        )
+    schema = champion.bundle.catalog.items.schema.names
+    champion.upsert(
+        [
+            NewItem(
+                row["item_id"],
+                row["title"] or "",
+                row["text"] or "",
+                {
+                    key: value
+                    for key, value in row.items()
+                    if key in schema and key not in ITEM_COLUMNS and value is not None
+                },
+            )
+            for row in dataset.items.slice(size).to_pylist()
+        ]
+    )
+    return champion
+
+
+def measure_latency(
+    recommenders: Sequence[Recommender], result: Result, dataset: Dataset, config: GateConfig
+) -> list[dict[str, float] | None]:
+    """Median and 95th percentile of single requests in ms, of each; None if none are timed.
+
+    The recommenders take turns, so that other work on the machine affects them alike.
+    """
+    rows = np.random.default_rng(0).permutation(len(result.users))[: config.requests]
+    requests = [
+        RecommendRequest(dataset.item_ids[result.histories[int(row)]].tolist(), config.k)
+        for row in rows
+    ]
+    if not requests:
+        return [None] * len(recommenders)
+    times = np.zeros((len(recommenders), len(requests)))
+    for recommender in recommenders:
+        recommender.recommend_batch(requests[:1])  # the first one allocates
+    for column, request in enumerate(requests):
+        for line, recommender in zip(times, recommenders, strict=True):
+            start = time.perf_counter()
+            recommender.recommend_batch([request])
+            line[column] = 1000 * (time.perf_counter() - start)
+    return [
+        {"p50": float(np.median(line)), "p95": float(np.percentile(line, 95))} for line in times
+    ]
+
+
+def read_verdict(report_path: Path) -> dict[str, Any]:
+    """`gate.json` of a report."""
+    found: dict[str, Any] = json.loads((report_path / VERDICT).read_text(encoding="utf-8"))
+    return found
+
+
+def show(path: Path) -> None:
+    """Print the tables and the verdict of a report."""
+    document = json.loads((path / JSON).read_text(encoding="utf-8"))
+    for table in report.tables(document):
+        console.print(table)
+    verdict = read_verdict(path)
+    for row in verdict["comparisons"]:
+        say(
+            f"{row['metric']}@{row['k']} of {row['target']} next items ({row['users']} users): "
+            f"{row['a']:.4f} against {row['b']:.4f}, {row['mean']:+.4f} "
+            f"({row['low']:+.4f} to {row['high']:+.4f})"
+        )
+    for reason in verdict["reasons"]:
+        say(f"[bold yellow]refused[/bold yellow]: {reason}")
+    if verdict["offered"]:
+        say("The challenger is not worse than the champion, and is offered.")
+
+
+def _window(dataset: Dataset, users: int) -> dict[str, Any]:
+    times: NDArray[np.int64] = dataset.interactions.timestamp[dataset.split == TEST]
+    return {"from": int(times.min()), "to": int(times.max()), "events": len(times), "users": users}
+
+
+def _write_json(file: Path, values: dict[str, Any]) -> None:
+    file.write_text(json.dumps(values, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")

@@ -1,0 +1,82 @@
+"""The rule of the gate: when a challenger is offered. It imports no torch, for the settings."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from recsys.config import check_bounds
+from recsys.errors import ConfigError
+
+CHALLENGER, CHAMPION = "challenger", "champion"
+
+
+@dataclass(frozen=True)
+class GateConfig:
+    """Section `gate`.
+
+    Attributes:
+        window: share of the new events, the newest ones, on which the two are compared; as many
+            events before them are validation, and the challenger learns from the rest.
+        least_users: users with an event in the window below which nothing is decided.
+        users: size of a random sample of them; None takes all.
+        k: length of the lists.
+        margin: share of the champion's NDCG@k that the challenger may lose at the lower end of the
+            95 % interval.
+        coverage: least share of the champion's coverage.
+        latency: largest multiple of the champion's median latency.
+        requests: requests that are timed, one after the other; 0 times none.
+        resamples: draws of the bootstrap.
+    """
+
+    window: float = 0.3
+    least_users: int = 100
+    users: int | None = 5000
+    k: int = 10
+    margin: float = 0.1
+    coverage: float = 0.8
+    latency: float = 1.5
+    requests: int = 100
+    resamples: int = 1000
+
+    def __post_init__(self) -> None:
+        if not 0 < self.window < 0.5:
+            raise ConfigError(f"window: expected 0 < window < 0.5, got {self.window}")
+        least = {"least_users": 1, "k": 1, "margin": 0, "coverage": 0, "requests": 0}
+        check_bounds(self, at_least=least, above_zero=["users", "latency", "resamples"])
+
+
+def decide(found: dict[str, Any], config: GateConfig) -> list[str]:
+    """Why a challenger is not offered, in sentences; empty if it is.
+
+    It must be shown not to lose more than the margin on all users, it must not be surely worse on
+    any part of them, and it must keep coverage and latency.
+    """
+    k, reasons = config.k, []
+    users = found["window"]["users"]
+    if users < config.least_users:
+        reasons.append(
+            f"Only {users} users have an event in the window; {config.least_users} are needed "
+            "(gate.least_users). More new events decide it."
+        )
+    for row in found["comparisons"]:
+        about = f"{row['metric']}@{k} of {row['target']} next items"
+        gap = f"{row['mean']:+.4f} ({row['low']:+.4f} to {row['high']:+.4f})"
+        allowed = -config.margin * row["b"]
+        if row["high"] < 0:
+            reasons.append(f"The challenger is worse: {about} {gap}.")
+        elif row["target"] == "all" and row["metric"] == "ndcg" and row["low"] < allowed:
+            reasons.append(
+                f"It is not shown that the challenger is as good: {about} {gap}; the lower end "
+                f"must be at least {allowed:+.4f} (gate.margin)."
+            )
+    mine, theirs = (found["coverage"][name] for name in (CHALLENGER, CHAMPION))
+    if mine < config.coverage * theirs:
+        reasons.append(f"The lists cover {mine:.1%} of the items, and the champion's {theirs:.1%}.")
+    times = [found["latency_ms"][name] for name in (CHALLENGER, CHAMPION)]
+    if None not in times and times[0]["p50"] > config.latency * times[1]["p50"]:
+        reasons.append(
+            f"A request takes {times[0]['p50']:.1f} ms, and {times[1]['p50']:.1f} ms with the "
+            "champion."
+        )
+    return reasons

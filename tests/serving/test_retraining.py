@@ -1,0 +1,298 @@
+"""One night of a tiny shop: run, serve, new events and items, retrain, gate, promote, roll back.
+
+The service runs in a thread. Files are read here with Parquet and JSON alone.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import sys
+from contextlib import contextmanager
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from recsys import cli
+from recsys.config import Settings
+from recsys.fitting import table_sections
+from recsys.pipeline import Context
+from recsys.pipeline import run as run_stages
+from recsys.retraining import Sources, retrain
+from recsys.serving.client import Client
+from recsys.serving.settings import ServingSettings
+
+GROUPS, EACH, USERS = 6, 12, 90
+COLOURS = ["red", "blue", "green", "grey", "white", "black"]
+KINDS = ["kettle", "ladder", "jacket", "novel", "guitar", "tent"]
+DAY, START = 86_400, 1_700_000_000
+STEPS = ("events", "data", "sasrec", "recipe", "ids", "target", "draft", "retrieval", "bundle",
+         "gate", "swap")  # fmt: skip
+SETTINGS = {
+    "sasrec": {"epochs": 2, "hidden": 16, "eval_users": 20},
+    "ids": {"levels": 3, "codebook_size": 8},
+    "target": {
+        "architecture": {"hidden_size": 32, "intermediate_size": 64, "layers": 1, "heads": 1},
+        "epochs": 8, "eval_users": 30, "precision": "float32", "learning_rate": 1e-2,
+    },
+    "draft": {"epochs": 1, "evaluate_every": 0, "accept_users": 0, "precision": "float32"},
+    "retrieval": {"users": 60},
+}  # fmt: skip
+QUICK = {"gate": {"least_users": 10, "requests": 3, "resamples": 100, "margin": 5.0,
+                  "coverage": 0.0, "latency": 1000.0}}  # fmt: skip
+NEW = ["item-0-new", "item-3-new"]
+
+
+def product(group: int, number: int | str) -> dict[str, str]:
+    colour = COLOURS[number % len(COLOURS)] if isinstance(number, int) else "golden"
+    kind = KINDS[group]
+    text = f"{colour} {kind} for the {kind} shelf"
+    return {"item": f"item-{group}-{number}", "title": f"{colour} {kind}", "text": text}
+
+
+def walks(first: int, length: int, day: int, *, new: bool = False) -> pd.DataFrame:
+    """Users who go through the items of one group in order, each from a place of their own.
+
+    In the night every second user of the groups with new items has one of them after two others.
+    """
+    rows = []
+    for user in range(USERS):
+        group = user % GROUPS
+        for step in range(length):
+            item = f"item-{group}-{user // GROUPS % 3 + first + step}"
+            if new and step == 2 and user % 4 < 2 and f"item-{group}-new" in NEW:
+                item = f"item-{group}-new"
+            at = START + day * DAY + 60 * (user * 37 % USERS) * (1 + 9 * new) + 900 * step
+            rows.append((f"u{user}", item, at))
+    return pd.DataFrame(rows, columns=["user", "item", "timestamp"])
+
+
+@pytest.fixture(scope="module")
+def first(tmp_path_factory):
+    """The home of a first run, which no test changes."""
+    home = tmp_path_factory.mktemp("shop") / "var"
+    folder = home.parent
+    walks(0, 5, 0).to_csv(folder / "events.csv", index=False)
+    rows = [product(group, number) for group in range(GROUPS) for number in range(EACH)]
+    pd.DataFrame(rows).to_csv(folder / "items.csv", index=False)
+    from recsys.data.sources import Tables
+
+    tables = Tables(folder / "events.csv", folder / "items.csv")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RECSYS_HOME", str(home))
+        settings = Settings({"name": "shop", **SETTINGS}).merged(table_sections(tables))
+        run_stages(Context.of(settings), ["data", "sasrec", "ids", "target", "draft", "retrieval",
+                                          "bundle"])  # fmt: skip
+    return home
+
+
+@pytest.fixture
+def home(first, tmp_path, monkeypatch):
+    shutil.copytree(first, tmp_path / "var")
+    monkeypatch.setenv("RECSYS_HOME", str(tmp_path / "var"))
+    return tmp_path / "var"
+
+
+def tonight() -> list[dict[str, object]]:
+    """The events of the night, as the service takes them."""
+    rows = walks(5, 4, 10, new=True)
+    return [
+        {"event_id": f"e{n}", "user": row.user, "item": row.item, "timestamp": row.timestamp}
+        for n, row in enumerate(rows.itertuples())
+    ]
+
+
+@pytest.fixture
+def service(serving, home):
+    """Starts the service of the shop; yields a client of it."""
+
+    @contextmanager
+    def start():
+        settings = ServingSettings.load(name="shop", port=0)
+        with serving(settings) as url, Client(url) as client:
+            yield client
+
+    return start
+
+
+def store_of(home: Path) -> Sources:
+    return Sources(home / "serving" / "shop" / "histories.db", ("impression", "dislike"))
+
+
+def night(home, **options):
+    settings = Settings({"name": "shop", **options.pop("settings", QUICK)})
+    return retrain(settings, store_of(home), **options)
+
+
+def codes_of(bundle: Path) -> dict[str, tuple[int, ...]]:
+    """The semantic IDs in a bundle's Parquet file."""
+    table = pd.read_parquet(bundle / "catalog" / "items.parquet")
+    column = next(name for name in table.columns if name.startswith("sem"))
+    return {row["item_id"]: tuple(row[column]) for _, row in table.iterrows()}
+
+
+def add_the_news(client: Client) -> None:
+    for item_id in NEW:
+        of = product(int(item_id[5]), "new")
+        client.put_item(item_id, title=of["title"], text=of["text"])
+    assert client.send_events(tonight()).accepted == len(tonight())
+
+
+def test_a_night_from_new_events_to_rollback(home, service):
+    before = codes_of(home / "bundles" / "shop")
+    with service() as client:
+        add_the_news(client)
+        outcome = night(home, clients=[client], promote=True)
+        assert (outcome.version, outcome.parent) == ("shop.2", "shop")
+        assert outcome.offered, outcome.reasons
+        assert outcome.promoted
+        assert client.alias("champion").bundle == "shop.2"
+        after = codes_of(home / "bundles" / "shop.2")
+        assert {item: after[item] for item in before} == before, "no old code has moved"
+        assert set(after) - set(before) == set(NEW)
+        assert len(set(after.values())) == len(after), "no new item shares a code"
+        histories = [[f"item-{group}-5", f"item-{group}-6"] for group in (0, 3)]
+        lists = [client.recommend(history=history, k=6).items for history in histories]
+        assert {item.item_id for items in lists for item in items} & set(NEW), "are recommended"
+        # What was rolled back is not promoted again without new events.
+        assert client.rollback("champion").bundle == "shop"
+        again = night(home, clients=[client], promote=True)
+        assert again.reasons[0].startswith("Nothing is new")
+        assert client.alias("champion").bundle == "shop"
+
+
+def test_a_version_names_its_parents_and_its_verdict(home, service):
+    with service() as client:
+        add_the_news(client)
+        outcome = night(home)
+    parent, version = (
+        json.loads((home / "bundles" / name / "manifest.json").read_text())
+        for name in ("shop", "shop.2")
+    )
+    assert version["info"]["parent"] == "shop"
+    assert version["info"]["placed"] == len(NEW)
+    target = json.loads((home / "runs" / "shop.2" / "target" / "manifest.json").read_text())
+    assert version["parents"]["bundle"] == target["parents"]["bundle"]
+    verdict = json.loads((outcome.report / "gate.json").read_text())
+    assert verdict["champion"]["bundle"] == "shop"
+    assert {row["target"] for row in verdict["comparisons"]} >= {"all", "warm"}
+    assert verdict["coverage"]["challenger"] > 0
+    assert verdict["latency_ms"]["champion"]["p50"] > 0
+    drift = json.loads((home / "runs" / "shop.2" / "ids" / "report.json").read_text())["drift"]
+    assert set(drift) >= {"moved", "error_new", "error_old", "advice"}
+    (line,) = (home / "runs" / "shop" / "retraining.jsonl").read_text().splitlines()
+    assert json.loads(line)["step"] == "judged"
+    assert (outcome.report / "report.html").is_file()
+    assert parent["kind"] == "bundle"
+
+
+def die_after(step: str, home: Path, url: str) -> None:
+    """Retrain in this process, which ends by SIGKILL after a step."""
+
+    def die(finished):
+        if finished == step:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    with Client(url) as client:
+        night(home, clients=[client], promote=True, done=die)
+
+
+def test_a_retraining_killed_after_each_step_goes_on(home, service, forked, tmp_path):
+    with service() as client:
+        add_the_news(client)
+        url = str(client._http.base_url)
+        stamps = {}
+        for step in STEPS:
+            assert forked(die_after, step, home, url) == -signal.SIGKILL, step
+            for file in home.rglob("manifest.json"):
+                assert stamps.setdefault(file, file.stat().st_mtime_ns) == file.stat().st_mtime_ns
+            swapped = step == "swap"
+            assert client.alias("champion").bundle == ("shop.2" if swapped else "shop")
+        assert night(home, clients=[client], promote=True).reasons[0].startswith("Nothing is new")
+        log = (home / "runs" / "shop" / "retraining.jsonl").read_text().splitlines()
+        assert [json.loads(line)["step"] for line in log] == ["judged", "promoted"]
+        once = json.loads((home / "bundles" / "shop.2" / "manifest.json").read_text())["files"]
+    # The same night without a stop makes the same files.
+    for place in ("runs", "datasets", "bundles", "reports"):
+        shutil.rmtree(home / place / "shop.2")
+    (home / "runs" / "shop" / "retraining.jsonl").unlink()
+    assert night(home).version == "shop.2"
+    again = json.loads((home / "bundles" / "shop.2" / "manifest.json").read_text())["files"]
+    assert once == again
+
+
+def test_what_the_gate_refuses_is_not_promoted(home, service, monkeypatch, capsys):
+    with service() as client:
+        add_the_news(client)
+        options = [f"--set=gate.{key}={value}" for key, value in QUICK["gate"].items()]
+        monkeypatch.setattr(sys, "argv", [
+            "recsys", "retrain", "--name", "shop", "--url", str(client._http.base_url),
+            "--promote", "--json", *options, "--set=gate.coverage=100",
+        ])  # fmt: skip
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        assert ended.value.code == 3
+        found = json.loads(capsys.readouterr().out)
+        assert (found["offered"], found["promoted"]) == (False, False)
+        assert "cover" in found["reasons"][0]
+        assert client.alias("champion").bundle == "shop"
+
+
+class StoppedError(Exception):
+    """A retraining is stopped on purpose."""
+
+
+def stop_after(step):
+    def stop(finished):
+        if finished == step:
+            raise StoppedError
+
+    return stop
+
+
+def test_only_newer_events_of_a_full_export_are_taken(home, tmp_path):
+    events = pd.concat([walks(0, 5, 0), walks(5, 4, 10, new=True)])
+    strange = pd.DataFrame({"user": ["u1"], "item": ["?"], "timestamp": [START + 10 * DAY]})
+    pd.concat([events, strange]).to_csv(tmp_path / "all.csv", index=False)
+    rows = [product(group, number) for group in range(GROUPS) for number in range(EACH)]
+    rows += [product(int(item[5]), "new") for item in NEW]
+    pd.DataFrame(rows).to_csv(tmp_path / "items.csv", index=False)
+    sources = Sources(events=tmp_path / "all.csv", items=tmp_path / "items.csv")
+    settings = Settings({"name": "shop", **QUICK})
+    with pytest.raises(StoppedError):
+        retrain(settings, sources, done=stop_after("events"))
+    taken = home / "runs" / "shop.2" / "events"
+    found = pd.read_parquet(taken / "events.parquet")
+    newer = walks(5, 4, 10, new=True)
+    assert sorted(found["timestamp"]) == sorted(newer["timestamp"]), "none is old or strange"
+    assert set(found["item"]) == set(newer["item"])
+    described = pd.read_parquet(taken / "items.parquet").set_index("item_id")
+    assert described.loc[NEW, "title"].tolist() == ["golden kettle", "golden novel"]
+    dates = json.loads((taken / "manifest.json").read_text())["info"]["dates"]
+    later = sum(newer["timestamp"] >= dates[1]) / len(newer)
+    assert later == pytest.approx(0.3, abs=0.02), "gate.window"
+
+
+def test_an_erased_user_is_left_out_of_the_next_version(home, service):
+    with service() as client:
+        add_the_news(client)
+        client.forget("u3")
+        with pytest.raises(StoppedError):
+            night(home, done=stop_after("data"))
+    users = pd.read_parquet(home / "datasets" / "shop.2" / "users.parquet")["user_id"]
+    assert "u3" not in set(users)
+    assert len(users) == USERS - 1
+    events = pd.read_parquet(home / "runs" / "shop.2" / "events" / "events.parquet")
+    assert "u3" not in set(events["user"])
+
+
+def test_few_new_events_train_nothing(home, service):
+    with service() as client:
+        client.send_events(tonight()[:4])
+        outcome = night(home, clients=[client])
+    assert outcome.version is None
+    assert "gate.least_users" in outcome.reasons[0]
+    assert not list(home.glob("*/shop.2"))
