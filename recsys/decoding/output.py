@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
@@ -27,6 +28,8 @@ class DecodeStats:
         forced_levels: levels that needed no forward pass of their own, because only one token was
             allowed; with log-probabilities over the allowed tokens only. With speculation, 1 where
             that saved a beam of the last level its forward pass.
+        padded_tokens: tokens that were run only to fill up the batch or a captured shape; this
+            request's share of them. The native search pads nothing.
     """
 
     target_passes: int
@@ -38,6 +41,7 @@ class DecodeStats:
     draft_passes: int = 0
     cached_tokens: int = 0
     forced_levels: int = 0
+    padded_tokens: int = 0
 
     def plus(self, more: DecodeStats) -> DecodeStats:
         """These counters and the work of a second search over the target.
@@ -48,6 +52,7 @@ class DecodeStats:
             self,
             target_passes=self.target_passes + more.target_passes,
             target_tokens=self.target_tokens + more.target_tokens,
+            padded_tokens=self.padded_tokens + more.padded_tokens,
             kv_slots=max(self.kv_slots, more.kv_slots),
             kv_bytes=max(self.kv_bytes, more.kv_bytes),
         )
@@ -128,6 +133,18 @@ class Beams:
     traces: list[Trace] = field(default_factory=list)
     approximate: bool = False
     candidate_scores: torch.Tensor | None = None
+
+    def take(self, requests: Sequence[int]) -> Beams:
+        """The answers to some requests, in this order."""
+        places = torch.tensor(requests, dtype=torch.int64, device=self.rows.device)
+        tensors = ("tokens", "scores", "rows", "is_global", "candidate_scores")
+        found = {name: getattr(self, name) for name in tensors}
+        return replace(
+            self,
+            stats=[self.stats[i] for i in requests] if self.stats else [],
+            traces=[self.traces[i] for i in requests] if self.traces else [],
+            **{name: part if part is None else part[places] for name, part in found.items()},
+        )
 
     @property
     def certificates(self) -> list[Certificate]:

@@ -106,6 +106,14 @@ class SearchRequest:
         """`request` itself, or the request that prompts alone make."""
         return request if isinstance(request, cls) else cls(request)  # type: ignore[arg-type]
 
+    def take(self, places: Sequence[int]) -> SearchRequest:
+        """Some of the requests, in this order."""
+        each = ("prompts", "exclude", "masks", "boosts", "seeds", "candidates")
+        given = {name: getattr(self, name) for name in each}
+        return replace(
+            self, **{n: v if v is None else [v[i] for i in places] for n, v in given.items()}
+        )
+
     def reserving(self, prompt_slots: int) -> SearchRequest:
         """The same request with at least `prompt_slots` reserved for each prompt."""
         return replace(self, prompt_slots=max(self.prompt_slots, prompt_slots))

@@ -108,6 +108,14 @@ def speculative_beam_search(
             table.run()
 
 
+def counts_nodes(device: torch.device) -> bool:
+    """Whether a patch pass runs as few nodes as it can: on a CPU, where every token costs.
+
+    Elsewhere their number would need a synchronisation.
+    """
+    return device.type == "cpu"
+
+
 class _Verification:
     """The state of a batch of searches between passes.
 
@@ -190,6 +198,8 @@ class _Verification:
     def _add_children(self, place: torch.Tensor, levels: range, budget: int) -> None:
         """Add the best nodes below the beams at (b, K) places, at most `budget` a request."""
         table, step = self.table, self.table.step
+        if levels.start >= step.levels - 1:
+            return  # what follows the last level is no node
         pick = Frontier.nothing(self.frontier, budget)
         for depth in range(levels.start, min(levels.stop, step.levels - 1)):
             children = step.children(self.frontier.states, depth)
@@ -205,8 +215,7 @@ class _Verification:
             pick = found.padded(budget).where(self.level == depth, pick)
         _, run = table.find(pick.states)
         real = (pick.scores > -torch.inf) & ~run
-        # On a CPU every token costs; elsewhere knowing their number would need a synchronisation.
-        width = int(real.sum(1).max()) if real.device.type == "cpu" else real.shape[1]
+        width = int(real.sum(1).max()) if counts_nodes(real.device) else real.shape[1]
         if width:
             chosen, _ = stable_top(real.float(), width)
             table.add(

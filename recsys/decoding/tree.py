@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Self
+from typing import NamedTuple, Self
 
 import numpy as np
 import torch
@@ -131,6 +131,32 @@ def require_finite(finite: torch.Tensor, requests: Sequence[int] | None = None) 
         raise NonFiniteError(failed if requests is None else [int(requests[i]) for i in failed])
 
 
+class LongPrompts(NamedTuple):
+    """Leading requests of a batch that have more new tokens than the others.
+
+    Attributes:
+        requests: how many there are.
+        tokens: most new tokens of another request.
+        saved: tokens of padding that a pass over them alone would save.
+    """
+
+    requests: int
+    tokens: int
+    saved: int
+
+
+def find_long_prompts(new: NDArray[np.int64]) -> LongPrompts:
+    """The leading requests to begin in a pass of their own, given (B,) new tokens, B >= 1.
+
+    >>> find_long_prompts(np.array([200, 8, 4, 8]))
+    LongPrompts(requests=1, tokens=8, saved=576)
+    """
+    most = np.maximum.accumulate(new[::-1])[::-1]  # of a request and those behind it
+    saved = np.arange(len(new), 0, -1) * (new.max() - most)
+    requests = int(saved.argmax())
+    return LongPrompts(requests, int(most[requests]), int(saved[requests]))
+
+
 class TokenTree:
     """Trees over a `SlotCache`, which is lent to the tree while it is used as a context.
 
@@ -176,7 +202,8 @@ class TokenTree:
         self._depth = torch.zeros((batch, room), dtype=torch.int64, device=device)
         # Row i: node i and its ancestors. The last row is the prompt's: no nodes.
         self._ancestors = torch.zeros((batch, room + 1, room), dtype=torch.bool, device=device)
-        self._run = 0
+        self._run, self._padded = 0, 0.0
+        self._begun = self.cached  # prompt tokens with keys and values in the cache
         self._padding = prompts.tokens.gather(1, prompts.lengths[:, None] - 1)
         self._totals = [torch.zeros((batch, 0), device=device)]
         self._borrowed = ExitStack()
@@ -190,7 +217,7 @@ class TokenTree:
                 tokens, lengths = self.prompts.host_tokens, self.prompts.host_lengths
                 with store.lookup(self.model.version, tokens, lengths) as hit:
                     store.load(hit, self.cache.buffer)
-                    self.cached = hit.cached
+                    self.cached = self._begun = hit.cached
             self._borrowed = borrowed.pop_all()
         return self
 
@@ -248,6 +275,7 @@ class TokenTree:
             kv_slots=slots,
             kv_bytes=slots * self.cache.bytes_per_slot,
             cached_tokens=cached,
+            padded_tokens=round(self._padded),
             **counters,
         )
 
@@ -259,6 +287,8 @@ class TokenTree:
         Returns:
             (B, W, V) logits of the new nodes; with the prompt, its last token's come first.
         """
+        if not self.passes:
+            self._begin_long_prompts()
         first, last = self._run, self.nodes
         self._run, self.passes = last, self.passes + 1
         view = self.cache.prompt + whole_blocks(last)
@@ -267,7 +297,9 @@ class TokenTree:
         positions = self.lengths[:, None] + depth - 1
         write = (self.cache.prompt + node).expand_as(tokens)
         places = rows = None
+        useful = tokens.numel()
         if self.passes == 1:
+            useful += int((self.prompts.host_lengths - self._begun).sum())
             places, rows = self._prompt_places()
             tokens = torch.cat([self.prompts.tokens.gather(1, places), tokens], dim=1)
             positions = torch.cat([places, positions], dim=1)
@@ -293,9 +325,12 @@ class TokenTree:
                 )
             return torch.cat(parts, dim=2)
 
-        return self.model.forward(
+        before = self.cache.tokens
+        logits = self.model.forward(
             tokens, positions, mask, self.cache, write=write, view=view, rows=rows
         )
+        self._padded += (self.cache.tokens - before - useful) / len(tokens)
+        return logits
 
     def note(self, totals: torch.Tensor) -> None:
         """Record whether the logits of a pass are finite; to be called after each pass.
@@ -333,11 +368,39 @@ class TokenTree:
         Requests with fewer of them repeat their last token, in the same slot.
         """
         last = self.prompts.host_lengths - 1
-        longest = int((last - self.cached).max()) + 1
-        places = np.minimum(self.cached[:, None] + np.arange(longest), last[:, None])
+        longest = int((last - self._begun).max()) + 1
+        places = np.minimum(self._begun[:, None] + np.arange(longest), last[:, None])
         device = self.lengths.device
-        rows = (last - self.cached)[:, None]
+        rows = (last - self._begun)[:, None]
         return torch.from_numpy(places).to(device), torch.from_numpy(rows).to(device)
+
+    def _begin_long_prompts(self) -> None:
+        """Run the first tokens of leading requests with many new ones, if all others have few.
+
+        Otherwise the first pass would run as many tokens of every request as of the longest one.
+        """
+        found = find_long_prompts(self.prompts.host_lengths - self._begun)
+        if self.model.most_padding is None or found.saved <= self.model.most_padding:
+            return
+        lengths, begun = (a[: found.requests] for a in (self.prompts.host_lengths, self._begun))
+        end = np.maximum(lengths - found.tokens, begun + 1)
+        places = np.minimum(begun[:, None] + np.arange((end - begun).max()), end[:, None] - 1)
+        on_device = torch.from_numpy(places).to(self.lengths.device)
+        view, model = self.cache.prompt, self.model
+        before = self.cache.tokens
+        with self.cache.narrowed(found.requests):
+            model.forward(
+                self.prompts.tokens[: found.requests].gather(1, on_device),
+                on_device,
+                lambda window: prompt_mask(on_device, view, window=window, dtype=model.dtype),
+                self.cache,
+                write=on_device,
+                view=view,
+                rows=torch.zeros_like(on_device[:, :1]),
+            )
+        useful = int((end - begun).sum())
+        self._padded += (self.cache.tokens - before - useful) / len(self._begun)
+        self._begun = np.concatenate([end, self._begun[found.requests :]])
 
     def move(self, nodes: int) -> None:
         """Continue in a larger cache, with room for `nodes` nodes; slots keep their places."""

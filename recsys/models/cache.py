@@ -81,6 +81,7 @@ class SlotCache:
         buffer: (layers, 2, B, slots, H_kv, D). Unused slots are finite (`Storage.clean`).
         prompt: number of prompt slots, in whole blocks, and slot of the first node.
         slots: number of all slots, in whole blocks.
+        tokens: tokens that were run over this cache, padding included.
     """
 
     is_compileable = False
@@ -89,6 +90,7 @@ class SlotCache:
         """Use the front of `storage`, with at least `prompt` and `nodes` slots a request."""
         self.prompt = whole_blocks(prompt)
         self.slots = self.prompt + whole_blocks(nodes)
+        self.tokens = 0
         self._storage = storage
         layers, two, _, heads, size = storage.values.shape
         room = storage.values[:, :, : batch * self.slots]
@@ -140,6 +142,16 @@ class SlotCache:
             buffer.flatten(0, 1).index_copy_(0, write, new.transpose(1, 2).flatten(0, 1))
         in_view = cached[:, :, :view].transpose(2, 3)
         return in_view[0], in_view[1]
+
+    @contextmanager
+    def narrowed(self, requests: int) -> Iterator[None]:
+        """Run passes over the first requests of the batch only."""
+        whole = self.buffer
+        self.buffer = whole[:, :, :requests]
+        try:
+            yield
+        finally:
+            self.buffer = whole
 
     def keep(self, requests: torch.Tensor) -> None:
         """Keep the requests at (b,) ascending places of the batch, moved to the front in place."""

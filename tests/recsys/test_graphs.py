@@ -1,5 +1,6 @@
 """Passes on graphs equal passes without: padding, static buffers, fallbacks. Replays on a CPU."""
 
+import gc
 from contextlib import ExitStack
 from unittest import mock
 
@@ -246,13 +247,20 @@ def test_cuda_graphs_are_asked_for_as_torch_has_them():
     with ExitStack() as stack:
         for name in names:
             stack.enter_context(mock.patch.object(torch.cuda, name, autospec=True))
-        graph = stack.enter_context(mock.patch.object(torch.cuda, "graph", autospec=True))
-        run = mock.Mock(return_value=torch.zeros(2))
-        replay, logits = CudaCapture(torch.device("cuda", 0))(run)
-        assert logits is run.return_value
-        assert replay is torch.cuda.CUDAGraph.return_value.replay
-        assert graph.call_args.kwargs["pool"] is torch.cuda.graph_pool_handle.return_value
-    assert run.call_count == 4
+        waits = ("synchronize", "empty_cache")  # they would stop live traffic
+        stops = [stack.enter_context(mock.patch.object(torch.cuda, name)) for name in waits]
+        run, graph = mock.Mock(), torch.cuda.CUDAGraph.return_value
+        capture = CudaCapture(torch.device("cuda", 0))
+        assert capture(run) is graph.replay
+        begin = graph.capture_begin.call_args.kwargs
+        assert begin["pool"] is torch.cuda.graph_pool_handle.return_value
+        assert run.call_count == 4
+        run.side_effect = [None, None, None, RuntimeError("broken")]
+        with pytest.raises(RuntimeError, match="broken"):
+            capture(run)
+        assert graph.capture_end.call_count == 2
+    assert not any(stop.called for stop in stops)
+    assert gc.isenabled()
 
 
 @pytest.mark.gpu
