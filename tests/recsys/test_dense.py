@@ -83,12 +83,21 @@ def test_dense_and_listed_steps_agree_exactly(
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.integers(0, 2**32 - 1), st.integers(1, 8), st.integers(1, 4000), st.integers(1, 50))
-def test_the_best_of_parts_are_the_best(seed, count, size, distinct):
-    values = torch.from_numpy(np.random.default_rng(seed).integers(0, distinct, (2, size))).float()
+@given(
+    st.integers(0, 2**32 - 1),
+    st.integers(1, 8),
+    st.integers(1, 4000),
+    st.integers(1, 50),
+    st.sampled_from([0.0, 0.001, 0.3, 1.0]),
+)
+def test_the_best_of_parts_are_the_best(seed, count, size, distinct, unknown):
+    rng = np.random.default_rng(seed)
+    values = torch.from_numpy(rng.integers(0, distinct, (2, size))).float()
     values[values == 0] = -torch.inf
+    broken = torch.from_numpy(rng.random((2, size)) < unknown)
     count = min(count, size)
-    found, rest = stable_top(values, count)
+    found, rest = stable_top(values.masked_fill(broken, torch.nan), count)
+    values[broken] = -torch.inf
     order = values.sort(dim=-1, descending=True, stable=True)
     best = order.indices[:, :count].masked_fill(order.values[:, :count] == -torch.inf, size)
     assert torch.equal(found, best.sort(-1).values)
