@@ -111,6 +111,8 @@ class Trace:
 class Beams:
     """The best sequences of each request, best first; ties go to the lower row.
 
+    The tensors are on the host, wherever the model is.
+
     Attributes:
         tokens: (B, K, L) int64; -1 where fewer than K exist.
         scores: (B, K) float32 or float64, sum of log-probabilities; -inf where fewer than K exist.
@@ -133,6 +135,12 @@ class Beams:
     traces: list[Trace] = field(default_factory=list)
     approximate: bool = False
     candidate_scores: torch.Tensor | None = None
+
+    def to(self, device: torch.device) -> Beams:
+        """The same with tensors on `device`."""
+        tensors = ("tokens", "scores", "rows", "is_global", "candidate_scores")
+        found = {name: getattr(self, name) for name in tensors}
+        return replace(self, **{n: p if p is None else p.to(device) for n, p in found.items()})
 
     def take(self, requests: Sequence[int]) -> Beams:
         """The answers to some requests, in this order."""

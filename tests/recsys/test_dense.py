@@ -12,6 +12,7 @@ from recsys.constraint.restrictions import Allowed, Excluded
 from recsys.constraint.transitions import DeviceTrie
 from recsys.constraint.trie import NO_STATE
 from recsys.decoding.expand import Frontier, Step, TokenLogits, stable_top
+from recsys.transfers import Upload
 
 CPU = torch.device("cpu")
 
@@ -61,8 +62,8 @@ def test_dense_and_listed_steps_agree_exactly(
     masks = _masks(trie, rng, shares, MaskRoom(trie, 2) if roomy else None)
     gone = [rng.permutation(trie.num_rows)[: rng.integers(0, 20)] for _ in shares]
     limits = {
-        "excluded": Excluded.of(trie, CPU, gone, masks),
-        "allowed": Allowed.of(trie, CPU, masks),
+        "excluded": Excluded.of(trie, Upload("cpu"), gone, masks),
+        "allowed": Allowed.of(trie, Upload("cpu"), masks),
     }
     step, listed = Step(device, **limits), _Listed(device, **limits)
     ours = theirs = Frontier.root(len(shares), torch.float32, CPU)
@@ -121,7 +122,7 @@ def test_room_is_given_back_when_nothing_holds_the_mask():
     other = RowMask.of(trie, np.array([False, False, True]), room)
     assert one.room is not None
     assert other.room is None
-    allowed = Allowed.of(trie, CPU, [one, None])
+    allowed = Allowed.of(trie, Upload("cpu"), [one, None])
     place = one.room[1]
     del one
     gc.collect()
