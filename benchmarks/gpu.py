@@ -126,13 +126,17 @@ class Bench:
             graphs=graphs,
         )
 
-    def capture(self, batches: Sequence[int]) -> Row:
-        """Capture passes and measure plans; what that took."""
+    def capture(self, batches: Sequence[int], *, plan: bool) -> Row:
+        """Capture passes, and measure plans if one is to be chosen; what that took."""
         start = time.perf_counter()
-        self.fast.warm_up(self.work.prompts[:32], self.sizes.beams, sorted(set(batches)))
+        self.fast.capture(max(batches), self.work.longest, self.sizes.beams)
+        seconds = [round(time.perf_counter() - start, 1)]
+        if plan:
+            self.fast.warm_up(self.work.prompts[:32], self.sizes.beams, sorted(set(batches)))
+            seconds.append(round(time.perf_counter() - start - seconds[0], 1))
         told = [graphs.statistics() for graphs in self.fast.graphs]
         return {
-            "seconds": round(time.perf_counter() - start, 1),
+            "seconds": seconds,
             "graphs": [t.graphs for t in told],
             "bytes": [t.bytes for t in told],
         }
@@ -279,6 +283,7 @@ class Case:
         stats = [s for answer in answers for s in answer.stats]
         if stats:
             row["passes"] = round(float(np.mean([s.target_passes for s in stats])), 2)
+            row["padded_tokens"] = round(float(np.mean([s.padded_tokens for s in stats])), 1)
             row["cached_tokens"] = round(float(np.mean([s.cached_tokens for s in stats])), 1)
         if plans := {answer.plan for answer in answers} - {""}:
             row["plans"] = sorted(plans)
@@ -382,7 +387,8 @@ def run(args: argparse.Namespace, results: Results) -> None:
             continue
         if set(args.ways) - {"eager", "huggingface"}:
             try:
-                captured = bench.capture([batch for _, batch in args.cases])
+                batches = [batch for _, batch in args.cases]
+                captured = bench.capture(batches, plan="planned" in args.ways)
                 results.add(kind="capture", **about, **captured)
             except Exception as error:
                 results.add(kind="failure", **about, way="capture", **_failure(error))

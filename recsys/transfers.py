@@ -85,5 +85,5 @@ def download(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         return list(tensors)
     parts = [t.flatten(1) if t.dim() > 1 else t.unsqueeze(1) for t in tensors]
     packed = torch.cat([part.to(torch.float64) for part in parts], dim=1).cpu()
-    columns = packed.split([math.prod(t.shape[1:]) for t in tensors], dim=1)
+    columns = torch.split(packed, [math.prod(t.shape[1:]) for t in tensors], dim=1)
     return [column.to(t.dtype).reshape(t.shape) for column, t in zip(columns, tensors, strict=True)]

@@ -10,6 +10,7 @@ Shapes: B requests, W beams, C children a beam at most, V vocabulary, A tokens o
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
@@ -306,7 +307,7 @@ def stable_top(values: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Te
         parts = torch.nn.functional.pad(values, (0, -size % _PART), value=-torch.inf)
         parts = parts.view(len(values), -1, _PART)
         best = parts.amax(-1)
-        if bool(best.isnan().any()):
+        if len(values) and math.isnan(best.amax().item()):
             return stable_top(_without_nan(values), count)
         kept, _ = stable_top(best, count + 1)
         missing = kept == parts.shape[1]
@@ -317,7 +318,7 @@ def stable_top(values: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Te
         found = kept.gather(1, (place // _PART).masked_fill_(missing, 0)) * _PART + place % _PART
         return found.masked_fill_(missing, size), rest
     most = values.topk(min(count + 1, size), dim=-1).values
-    if on_cpu and bool(most.isnan().any()):  # topk takes NaN for the largest value
+    if on_cpu and len(values) and math.isnan(most[:, 0].amax().item()):  # topk puts NaN first
         return stable_top(_without_nan(values), count)
     threshold, rest = most[:, count - 1 : count], most[:, count:]
     if not rest.shape[1]:

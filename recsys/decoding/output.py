@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
@@ -138,20 +138,27 @@ class Beams:
 
     def to(self, device: torch.device) -> Beams:
         """The same with tensors on `device`."""
-        tensors = ("tokens", "scores", "rows", "is_global", "candidate_scores")
-        found = {name: getattr(self, name) for name in tensors}
-        return replace(self, **{n: p if p is None else p.to(device) for n, p in found.items()})
+        return self._each(lambda tensor: tensor.to(device))
 
     def take(self, requests: Sequence[int]) -> Beams:
         """The answers to some requests, in this order."""
         places = torch.tensor(requests, dtype=torch.int64, device=self.rows.device)
-        tensors = ("tokens", "scores", "rows", "is_global", "candidate_scores")
-        found = {name: getattr(self, name) for name in tensors}
         return replace(
-            self,
+            self._each(lambda tensor: tensor[places]),
             stats=[self.stats[i] for i in requests] if self.stats else [],
             traces=[self.traces[i] for i in requests] if self.traces else [],
-            **{name: part if part is None else part[places] for name, part in found.items()},
+        )
+
+    def _each(self, change: Callable[[torch.Tensor], torch.Tensor]) -> Beams:
+        """The same with all tensors changed."""
+        is_global, scored = self.is_global, self.candidate_scores
+        return replace(
+            self,
+            tokens=change(self.tokens),
+            scores=change(self.scores),
+            rows=change(self.rows),
+            is_global=None if is_global is None else change(is_global),
+            candidate_scores=None if scored is None else change(scored),
         )
 
     @property

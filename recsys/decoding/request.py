@@ -111,9 +111,11 @@ class SearchRequest:
         """Some of the requests, in this order."""
         each = ("prompts", "exclude", "masks", "boosts", "seeds", "candidates")
         given = {name: getattr(self, name) for name in each}
-        return replace(
-            self, **{n: v if v is None else [v[i] for i in places] for n, v in given.items()}
-        )
+        parts: dict[str, Any] = {
+            name: None if of_all is None else [of_all[i] for i in places]
+            for name, of_all in given.items()
+        }
+        return replace(self, **parts)
 
     def reserving(self, prompt_slots: int) -> SearchRequest:
         """The same request with at least `prompt_slots` reserved for each prompt."""

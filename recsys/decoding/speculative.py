@@ -294,12 +294,12 @@ class _Answers:
         going_on = [i for i, end in enumerate(ended) if not end]
         device = search.level.device
         if done:
-            requests = [lines[i][0] for i in done]
+            places = torch.tensor(done)
+            requests = counts[places, 0]
             for mine, theirs in zip(self.frontier, here, strict=True):
-                mine[requests] = theirs[done]
+                mine[requests] = theirs[places]
             if self._traced:
-                places = torch.tensor(done, device=device)
-                found = trace(table, places, self.num_beams, self._proposal.levels)
+                found = trace(table, places.to(device), self.num_beams, self._proposal.levels)
                 self._traces |= {lines[i][0]: t for i, t in zip(done, found, strict=True)}
         for i in done:
             request, _, accepted, _, forced, finite = lines[i]

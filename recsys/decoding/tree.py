@@ -413,8 +413,10 @@ class TokenTree:
 
         Otherwise the first pass would run as many tokens of every request as of the longest one.
         """
+        if (most := self.model.most_padding) is None:
+            return
         found = find_long_prompts(self.prompts.host_lengths - self._begun)
-        if self.model.most_padding is None or found.saved <= self.model.most_padding:
+        if found.saved <= most:
             return
         lengths, begun = (a[: found.requests] for a in (self.prompts.host_lengths, self._begun))
         end = np.maximum(lengths - found.tokens, begun + 1)
