@@ -50,10 +50,12 @@ from recsys.benchmark.workload import (
     make_shape_workload,
 )
 from recsys.decoding import Engine, Search, SearchRequest, beam_search, speculative_beam_search
+from recsys.decoding.planner import Plan
 from recsys.decoding.tree import PromptBatch, TokenTree
 from recsys.models.architecture import Architecture
 from recsys.models.cache import key_value_shape
 from recsys.models.tree_forward import TreeModel
+from recsys.modes import Mode
 from recsys.testing import allowed_tokens, huggingface_beam_search
 from recsys.vocabulary import Vocabulary
 
@@ -126,12 +128,16 @@ class Bench:
             graphs=graphs,
         )
 
-    def capture(self, batches: Sequence[int], *, plan: bool) -> Row:
-        """Capture passes, and measure plans if one is to be chosen; what that took."""
-        start = time.perf_counter()
-        self.fast.capture(max(batches), self.work.longest, self.sizes.beams)
+    def capture(self, batches: Sequence[int], ways: Sequence[str]) -> Row:
+        """Capture the passes of some ways, and measure plans for `planned`; what that took."""
+        start, plans = time.perf_counter(), [Plan()]
+        if "exhaustive" in ways:
+            plans.append(Plan(Mode.EXHAUSTIVE))
+        if "draft" in ways:
+            plans.append(Plan(Mode.DRAFT, self.sizes.nodes))
+        self.fast.capture(max(batches), self.work.longest, self.sizes.beams, plans)
         seconds = [round(time.perf_counter() - start, 1)]
-        if plan:
+        if "planned" in ways:
             self.fast.warm_up(self.work.prompts[:32], self.sizes.beams, sorted(set(batches)))
             seconds.append(round(time.perf_counter() - start - seconds[0], 1))
         told = [graphs.statistics() for graphs in self.fast.graphs]
@@ -388,7 +394,7 @@ def run(args: argparse.Namespace, results: Results) -> None:
         if set(args.ways) - {"eager", "huggingface"}:
             try:
                 batches = [batch for _, batch in args.cases]
-                captured = bench.capture(batches, plan="planned" in args.ways)
+                captured = bench.capture(batches, args.ways)
                 results.add(kind="capture", **about, **captured)
             except Exception as error:
                 results.add(kind="failure", **about, way="capture", **_failure(error))

@@ -194,17 +194,22 @@ class Engine:
             self.capture(max(batches), longest, num_beams)
         self.planner = self._measure_plans(prompts, num_beams, batches)
 
-    def capture(self, batch: int, prompt: int, num_beams: int = 20) -> None:
-        """Capture every pass that decodes of this size or smaller can take, under any plan.
+    def capture(
+        self, batch: int, prompt: int, num_beams: int = 20, plans: Sequence[Plan] | None = None
+    ) -> None:
+        """Capture every pass that decodes of this size or smaller can take.
 
         Args:
             batch: most requests.
             prompt: most prompt tokens of a request.
             num_beams: most beams.
+            plans: that may be followed; None for all that the planner chooses from.
         """
         trie, prompt = self.trie, max(self.prompt_slots, prompt)
-        sizes = () if self.draft is None else (*_NODES, self.draft_nodes)
-        plans = list_plans(trie.num_levels, trie.branching[0], sizes)
+        if plans is None:
+            sizes = () if self.draft is None else (*_NODES, self.draft_nodes)
+            plans = list_plans(trie.num_levels, trie.branching[0], sizes)
+        trees = [plan.nodes for plan in plans if plan.mode == Mode.DRAFT]
         grid = Grid(
             batch=batch,
             prompt=prompt,
@@ -213,11 +218,11 @@ class Engine:
             first_level=trie.branching[0],
         )
         shapes = [grid.of_target(plans)]
-        if self.draft is not None:
+        if self.draft is not None and trees:
             shapes.append(set())
-            for widths in _draft_widths(DeviceTrie.of(trie, self.draft.device), sizes, num_beams):
+            for widths in _draft_widths(DeviceTrie.of(trie, self.draft.device), trees, num_beams):
                 shapes[-1] |= grid.of_beams(widths)
-        for place, (model, wanted) in enumerate(zip(self._models, shapes, strict=True)):
+        for place, (model, wanted) in enumerate(zip(self._models, shapes, strict=False)):
             slots = max(shape.view for shape in wanted)
             if len(self.graphs) == place:
                 self.graphs.append(PassGraphs.attach(model, batch=batch, slots=slots))
