@@ -18,7 +18,7 @@ from recsys.errors import RecsysError
 
 ORDER = (
     "quickstart", "run", "data", "ids", "train", "bundle", "evaluate", "compare", "recommend",
-    "explain", "benchmark", "serve", "keys", "store", "batch", "doctor",
+    "explain", "benchmark", "serve", "keys", "experiment", "store", "batch", "doctor",
 )  # fmt: skip
 
 

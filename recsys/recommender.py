@@ -355,7 +355,11 @@ class Recommender:
         self.engine.forget()
 
     def close(self) -> None:
-        """Free tensors that would wait for the garbage collector; do not use it afterwards."""
+        """Free what would wait for the garbage collector; do not use it afterwards.
+
+        A service excludes loaded objects from garbage collection, so it would wait for ever.
+        """
+        self.engine.forget()
         self.engine.trie.release()
         self.trie.release()
 

@@ -22,6 +22,7 @@ from pydantic import BaseModel
 
 from recsys.serving.schemas.common import CHAMPION, Problem
 from recsys.serving.schemas.events import EventsResponse, UserHistory, UserList
+from recsys.serving.schemas.experiments import ExperimentInfo, ExperimentList, ExperimentResults
 from recsys.serving.schemas.filters import FilterReport
 from recsys.serving.schemas.items import (
     DescribedItem,
@@ -275,6 +276,31 @@ class Client:
     def drop_alias(self, name: str) -> bool:
         """Remove an alias; returns whether it existed."""
         return self._delete(_path("aliases", name), "unknown_model")
+
+    def experiments(self) -> list[ExperimentInfo]:
+        """All experiments."""
+        return self._ask(ExperimentList, "GET", "/v1/experiments").experiments
+
+    def experiment(self, name: str) -> ExperimentInfo:
+        """An experiment and the state of its arms."""
+        return self._ask(ExperimentInfo, "GET", _path("experiments", name))
+
+    def put_experiment(self, name: str, arms: Mapping[str, float], **fields: Any) -> ExperimentInfo:
+        """Start an experiment; `arms` are weights by alias, the first one to compare with.
+
+        `fields` are the others of `ExperimentBody` (`event`, `window_s`, ...).
+        """
+        given = [{"alias": alias, "weight": weight} for alias, weight in arms.items()]
+        body = {"arms": given} | fields
+        return self._ask(ExperimentInfo, "PUT", _path("experiments", name), json=body)
+
+    def delete_experiment(self, name: str) -> bool:
+        """Delete an experiment and its results; returns whether it existed."""
+        return self._delete(_path("experiments", name), "unknown_experiment")
+
+    def experiment_results(self, name: str) -> ExperimentResults:
+        """The arms of an experiment, compared with the first one."""
+        return self._ask(ExperimentResults, "GET", _path("experiments", name, "results"))
 
     def evaluation(self, model: str = CHAMPION) -> Evaluation:
         """The measured quality of a model."""

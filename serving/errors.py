@@ -21,6 +21,11 @@ from recsys.errors import FilterError, ItemError, NonFiniteError, RuleError
 from recsys.serving.batcher import ClosedError, DeadlineExceededError, QueueFullError
 from recsys.serving.bundles import UnknownBundleError
 from recsys.serving.catalog_changes import UnknownItemError
+from recsys.serving.experiments import (
+    ExperimentConflictError,
+    ExperimentError,
+    UnknownExperimentError,
+)
 from recsys.serving.models import (
     AliasConflictError,
     BundleRefusedError,
@@ -58,6 +63,7 @@ KINDS = {
     "unknown_model": Kind(404, "No model has this alias"),
     "unknown_bundle": Kind(404, "There is no bundle of this name"),
     "unknown_rule": Kind(404, "There is no rule of this name"),
+    "unknown_experiment": Kind(404, "There is no experiment of this name"),
     "method_not_allowed": Kind(405, "The path does not support this method"),
     "request_timeout": Kind(408, "The request did not arrive in time"),
     "alias_conflict": Kind(409, "The alias cannot be changed in this way"),
@@ -65,6 +71,7 @@ KINDS = {
     "unsupported_by_model": Kind(409, "The model does not support this"),
     "event_conflict": Kind(409, "An event with this id has other content"),
     "rule_in_use": Kind(409, "An alias has the rule"),
+    "experiment_conflict": Kind(409, "The experiment cannot be put in this way"),
     "body_too_large": Kind(413, "The body is too large"),
     "target_too_long": Kind(414, "The path and query are too long"),
     "unsupported_media_type": Kind(415, "The body must be application/json"),
@@ -111,6 +118,9 @@ _OF_EXCEPTION: dict[type[Exception], tuple[str, str | None]] = {
     RuleReferenceError: ("invalid_request", None),
     RuleInUseError: ("rule_in_use", None),
     RuleError: ("invalid_rule", None),
+    UnknownExperimentError: ("unknown_experiment", None),
+    ExperimentConflictError: ("experiment_conflict", None),
+    ExperimentError: ("invalid_request", None),
     UnsupportedError: ("unsupported_by_model", None),
     InvalidError: ("invalid_request", None),
     LongIdError: ("invalid_request", None),

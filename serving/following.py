@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+import uuid
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
 
 from recsys.serving.stores.records import StoreError
+from recsys.serving.stores.store import Store, now_ms
 
 LOOK_S = 1.0  # between two looks at the journal
 
@@ -27,3 +31,55 @@ async def follow(
             pass  # the store logs it, and when it works again
         except Exception:
             logger.exception("changes of other processes could not be read")
+
+
+class Followed(ABC):
+    """What the records of a journal amount to, in all processes that share a store.
+
+    Each change is a record; no record is replaced. A record that cannot take effect at its place
+    has none in any process. Changes are made while holding `changing`.
+    """
+
+    def __init__(self, journal: str, logger: logging.Logger) -> None:
+        """Without records; changes are possible after `start`."""
+        self._journal, self._logger = journal, logger
+        self._store: Store | None = None
+        self._seen = 0  # place in the journal of the last record that was applied
+        self._changing = asyncio.Lock()
+        self._following: asyncio.Task[None] | None = None
+
+    async def start(self, store: Store) -> None:
+        """Read the records of a store, and follow the changes of other processes."""
+        self._store = store
+        await self._catch_up()
+        self._following = asyncio.create_task(
+            follow(self._changing, self._catch_up, self._logger), name=self._journal
+        )
+
+    async def close(self) -> None:
+        """Stop following."""
+        if self._following is not None:
+            self._following.cancel()
+            await asyncio.gather(self._following, return_exceptions=True)
+
+    @abstractmethod
+    def _apply(self, record: Mapping[str, Any]) -> bool:
+        """Make a change; returns whether it had an effect."""
+
+    def _open(self) -> Store:
+        if self._store is None:
+            raise StoreError(f"the store of the {self._journal} is not open yet; try again")
+        return self._store
+
+    async def _write(self, change: Mapping[str, Any], by: str | None) -> bool:
+        """Write a change durably and make it; returns whether it had an effect."""
+        record = {"id": uuid.uuid4().hex, "time_ms": now_ms(), "by": by, **change}
+        await self._open().journal_append(self._journal, [record])
+        return record["id"] in await self._catch_up()
+
+    async def _catch_up(self) -> set[str]:
+        """Make the changes since the last call; returns the ids of those that had an effect."""
+        journal = await self._open().journal(self._journal, self._seen)
+        done = {record["id"] for record in journal.records if self._apply(record)}
+        self._seen = journal.place
+        return done

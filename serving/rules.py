@@ -9,7 +9,6 @@ once a second.
 
 import asyncio
 import logging
-import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,13 +17,11 @@ from recsys.constraint.filters import MOST_BOOSTS
 from recsys.errors import RuleError
 from recsys.requests import RecommendRequest
 from recsys.rules import Rule, apply_rules
-from recsys.serving.following import follow
+from recsys.serving.following import Followed
 from recsys.serving.models import Model, Models, UnknownModelError
 from recsys.serving.reads import Reads
 from recsys.serving.schemas.common import CHAMPION
 from recsys.serving.schemas.rules import RuleBody, RuleChange, RuleInfo, RuleList, RuleParts
-from recsys.serving.stores.records import StoreError
-from recsys.serving.stores.store import Store, now_ms
 
 logger = logging.getLogger("recsys.serving.rules")
 JOURNAL = "rules"  # written in stores
@@ -94,30 +91,13 @@ class State:
         return sorted(alias for alias, names in self.aliases.items() if name in names)
 
 
-class Rules:
+class Rules(Followed):
     """The rules of all processes that share a store."""
 
     def __init__(self, models: Models, reads: Reads) -> None:
         """Without rules; changes are possible after `start`."""
+        super().__init__(JOURNAL, logger)
         self._models, self._reads, self._state = models, reads, State()
-        self._store: Store | None = None
-        self._seen = 0  # place in the journal of the last record that the state has
-        self._changing = asyncio.Lock()
-        self._following: asyncio.Task[None] | None = None
-
-    async def start(self, store: Store) -> None:
-        """Read the rules of a store, and follow the changes of other processes."""
-        self._store = store
-        await self._catch_up()
-        self._following = asyncio.create_task(
-            follow(self._changing, self._catch_up, logger), name="rules"
-        )
-
-    async def close(self) -> None:
-        """Stop following."""
-        if self._following is not None:
-            self._following.cancel()
-            await asyncio.gather(self._following, return_exceptions=True)
 
     # Readers
 
@@ -246,10 +226,8 @@ class Rules:
 
     # Internals
 
-    def _open(self) -> Store:
-        if self._store is None:
-            raise StoreError("the store of the rules is not open yet; try again")
-        return self._store
+    def _apply(self, record: Mapping[str, Any]) -> bool:
+        return self._state.apply(record)
 
     def _describing(self, name: str) -> Callable[[], RuleInfo]:
         """A function that describes a rule as it is now, on any thread."""
@@ -297,19 +275,6 @@ class Rules:
                 f"The rule {name!r} is a standing rule of the alias {users[0]!r}; take it out of "
                 f"its 'rules' with PUT /v1/aliases/{users[0]} first."
             )
-
-    async def _write(self, change: Mapping[str, Any], by: str | None) -> bool:
-        """Write a change durably and make it; returns whether it had an effect."""
-        record = {"id": uuid.uuid4().hex, "time_ms": now_ms(), "by": by, **change}
-        await self._open().journal_append(JOURNAL, [record])
-        return record["id"] in await self._catch_up()
-
-    async def _catch_up(self) -> set[str]:
-        """Make the changes since the last call; returns the ids of those that had an effect."""
-        journal = await self._open().journal(JOURNAL, self._seen)
-        done = {record["id"] for record in journal.records if self._state.apply(record)}
-        self._seen = journal.place
-        return done
 
 
 def _check_together(rules: Iterable[Rule]) -> None:

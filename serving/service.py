@@ -21,6 +21,7 @@ from recsys.serving import answers
 from recsys.serving.batcher import Answer, QueueFullError, until
 from recsys.serving.catalog_changes import CatalogChanges, described, find
 from recsys.serving.evaluations import Evaluations
+from recsys.serving.experiments import Experiments
 from recsys.serving.limits import CALLER, work_of
 from recsys.serving.metrics import Metrics
 from recsys.serving.models import BundleRefusedError, KeptAlias, Model, Models
@@ -125,6 +126,7 @@ class Service:
         )
         self._reads = Reads(settings, self._worker.read, HELPERS)
         self.rules = Rules(self.models, self._reads)
+        self.experiments = Experiments(self.models, self._reads)
         self.catalog_changes = CatalogChanges(self.models, self.metrics, self._reads)
         self._shadow = Shadow(settings, self.models, self._worker, self.metrics)
         self.metrics.queue_depth = lambda: self.models.waiting
@@ -146,6 +148,7 @@ class Service:
             self._store.share_reads(partial(Reads, self.settings, rests=False))
             self.catalog_changes.store = self._store
             await self.rules.start(self._store)
+            await self.experiments.start(self._store)
             await self._load()
         except Exception as error:
             cause = error.__cause__ if isinstance(error, BundleRefusedError) else None
@@ -161,6 +164,7 @@ class Service:
         self._worker.freeze()
         self._shadow.start()
         self.catalog_changes.start()
+        self.experiments.guard()
         self._enter(Phase.READY)
 
     async def stop(self) -> None:
@@ -169,6 +173,7 @@ class Service:
         await self._shadow.close()
         await self.catalog_changes.close()
         await self.rules.close()
+        await self.experiments.close()
         await self.models.close()
         self._worker.close()
         if self._store is not None:
@@ -221,7 +226,7 @@ class Service:
     # Recommendations
 
     async def recommend(self, body: RecommendationsRequest) -> RecommendationsResponse:
-        """Answer one request.
+        """Answer one request, of which `model` is an alias or an experiment.
 
         Raises:
             UnknownModelError: of the alias.
@@ -232,6 +237,9 @@ class Service:
         clock = asyncio.get_running_loop().time
         start = clock()
         deadline = self.deadline
+        assigned = self.experiments.assign(body.model, body.user)
+        if assigned is not None:
+            body = body.model_copy(update={"model": assigned.ref.arm})
         self.models.get(body.model)  # fail fast on an unknown alias
         rules = self.rules.of(body.model, body.rules)
         known = await self._history(body, deadline)
@@ -264,6 +272,8 @@ class Service:
             response = await self._reads(make, deadline=deadline) if is_large else make()
             if rules:
                 response.rules = list(rules)
+            if assigned is not None:
+                response.experiment = assigned.ref
             if not fallback:
                 found = [one.item_id for one in result.recommendations]
                 self._shadow.offer(body.model, request, found, blended=result.blended)
@@ -278,6 +288,7 @@ class Service:
                 f"{model.name}@{model.version}",
                 tuple(item.item_id for item in response.items),
                 time.time_ns() // 1_000_000,
+                None if assigned is None else assigned.exposure,
             )
         )
         return response

@@ -97,6 +97,7 @@ ROWS: Mapping[str, TypeAdapter[Any]] = {
     "recommendations": TypeAdapter(
         tuple[Id, str, str | None, str, Json, Whole], config=STRICT
     ),
+    "exposures": TypeAdapter(tuple[Id, str, str, str, str, Whole], config=STRICT),
     "events": TypeAdapter(
         tuple[
             Id, str | None, str, str, str, Whole, float | None, str | None, Linked | None,

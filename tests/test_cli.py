@@ -30,6 +30,7 @@ TREE = {
     "benchmark": ("serve", "atspeed", "capacity", "constraint", "decode"),
     "serve": (),
     "keys": ("create", "list", "revoke"),
+    "experiment": ("put", "list", "results", "delete"),
     "store": ("export", "import", "snapshot", "restore", "migrate"),
     "batch": ("score",),
     "doctor": (),

@@ -199,7 +199,8 @@ class PrefixStore:
             )
         self.block, self.blocks = block, max_bytes // block_bytes
         shape = (layers, 2, self.blocks * block, heads, head_dim)
-        self._pool = torch.empty(shape, dtype=dtype, device=device)
+        # Written once, so that a process has its final size from the start, and not after hours.
+        self._pool = torch.full(shape, 0.0, dtype=dtype, device=device)
         self._lock = threading.Lock()
         self._roots: dict[str, Block] = {}
         self._order: OrderedDict[Block, None] = OrderedDict()

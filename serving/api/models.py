@@ -71,6 +71,7 @@ async def put_alias(
     """
     note(request.scope, bundle=body.bundle, rules=body.rules)
     models, rules = service.models, service.rules
+    service.experiments.check_name(name)
     if body.bundle is not None and not body.wait:
         return json_response(models.put_later(name, body.bundle), 202)
     if body.rules is not None:
@@ -104,6 +105,7 @@ async def rollback_alias(name: PathAlias, service: Ready) -> Response:
 @requires(Scope.ADMIN)
 async def delete_alias(name: PathAlias, service: Ready, by: By) -> Response:
     """Remove an alias and its standing rules; an unused model is unloaded."""
+    service.experiments.check_unused(name)
     try:
         await service.models.remove(name)
     except UnknownModelError:

@@ -6,6 +6,7 @@ from starlette.types import Scope
 
 from recsys.serving.api import (
     events,
+    experiments,
     filters,
     health,
     items,
@@ -18,7 +19,8 @@ from recsys.serving.api import (
 )
 
 _MODULES = (
-    recommendations, items, filters, rules, events, users, models, operations, health, pages
+    recommendations, items, filters, rules, experiments, events, users, models, operations, health,
+    pages,
 )  # fmt: skip
 ROUTES = [
     route for module in _MODULES for route in module.router.routes if isinstance(route, APIRoute)

@@ -7,7 +7,7 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_vali
 from recsys.serving.schemas.common import (
     CHAMPION,
     MAX_HISTORY,
-    Alias,
+    AliasName,
     Answer,
     Body,
     Certificate,
@@ -20,6 +20,7 @@ from recsys.serving.schemas.common import (
     UserId,
     compose_example,
 )
+from recsys.serving.schemas.experiments import ExperimentRef
 from recsys.serving.schemas.filters import EXAMPLE, MAX_BOOSTS, Boost, Filter
 from recsys.serving.schemas.rules import RuleNames
 
@@ -68,6 +69,10 @@ Includes = Annotated[
         "`trace` how the list was found, `explanation` the item of the history with the most "
         "evidence for each.",
     ),
+]
+
+AliasOrExperiment = Annotated[
+    AliasName, Field(description="Alias of the model that answers, or name of an experiment.")
 ]
 
 
@@ -154,7 +159,7 @@ class RecommendationsRequest(Subject):
     )
     fallback: Fallback = True
     rules: RequestRules = Field([])
-    model: Alias = CHAMPION
+    model: AliasOrExperiment = CHAMPION
     include: Includes = Field([])
 
 
@@ -183,7 +188,7 @@ class UserQuery(BaseModel):
     diversity: Diversity = 0.0
     fallback: Fallback = True
     rules: RequestRules = []
-    model: Alias = CHAMPION
+    model: AliasOrExperiment = CHAMPION
     include: Includes = []
 
 
@@ -281,6 +286,9 @@ class RecommendationsResponse(Answer):
     )
     note: Note | None
     rules: list[str] | None = Field(None, description="Rules that were applied, if any were.")
+    experiment: ExperimentRef | None = Field(
+        None, description="If `model` was an experiment: its name and the arm."
+    )
     timing: Timing | None = Field(None, description="If asked for.")
     trace: DecodedTree | None = Field(None, description="If asked for.")
 

@@ -17,10 +17,10 @@ from typing import Any, ClassVar
 from recsys.serving.stores.records import StoreAwayError, StoreError
 
 logger = logging.getLogger("recsys.serving.stores")
-SCHEMA_VERSION = 4
+SCHEMA_VERSION = 5
 STORE_ID, SALT = "store_id", "erasure_salt"  # keys of `state`
 # What undoes a migration, by its number; that of the last one is here.
-BACK = {4: ("ALTER TABLE erasures RENAME COLUMN salted_hash TO user_hash",)}
+BACK = {5: ("DROP TABLE exposures",)}
 LEFT_BYTES = "left_bytes"  # key of `state` while bytes of erased users may be on the disk
 
 

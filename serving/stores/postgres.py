@@ -64,6 +64,18 @@ MIGRATIONS = {
     ),
     # The hashes are salted by `Store`. The new name stops processes that would not salt them.
     4: ("ALTER TABLE erasures RENAME COLUMN user_hash TO salted_hash",),
+    5: (
+        """CREATE TABLE exposures (
+            id BIGINT GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+            experiment TEXT NOT NULL,
+            user_id TEXT COLLATE "C" NOT NULL,
+            arm TEXT NOT NULL,
+            recommendation_id TEXT COLLATE "C" NOT NULL,
+            time_ms BIGINT NOT NULL
+        )""",
+        "CREATE INDEX exposures_by_experiment ON exposures (experiment, user_id, time_ms)",
+        "CREATE INDEX exposures_by_user ON exposures (user_id)",
+    ),
 }
 ARRAYS = (
     "text[]", "text[]", "text[]", "text[]", "bigint[]", "float8[]", "text[]", "smallint[]",

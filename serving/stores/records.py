@@ -110,10 +110,26 @@ class Appended:
 
 
 @dataclass(frozen=True, slots=True)
+class Exposure:
+    """What makes an answer count in an experiment.
+
+    Attributes:
+        experiment: its id.
+        arm: the alias that answered.
+        window_ms: how long after the user's first answer of the experiment others count.
+    """
+
+    experiment: str
+    arm: str
+    window_ms: int
+
+
+@dataclass(frozen=True, slots=True)
 class Served:
     """An answered recommendation, remembered to link feedback to it.
 
-    `user` is None for an inline history; `items` are outside ids, best first.
+    `user` is None for an inline history; `items` are outside ids, best first. An answer to a user
+    may count in an experiment.
     """
 
     recommendation_id: str
@@ -121,6 +137,20 @@ class Served:
     model: str
     items: tuple[str, ...]
     time_ms: int
+    exposure: Exposure | None = None
+
+
+class Exposed(NamedTuple):
+    """A user's answers that count in an experiment.
+
+    `first_ms` is the time of the first; of `shown` answers, `followed` led to an event.
+    """
+
+    user: str
+    arm: str
+    first_ms: int
+    shown: int
+    followed: int
 
 
 @dataclass(frozen=True, slots=True)

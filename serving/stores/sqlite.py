@@ -59,6 +59,18 @@ MIGRATIONS = {
     ),
     # The hashes are salted by `Store`. The new name stops processes that would not salt them.
     4: ("ALTER TABLE erasures RENAME COLUMN user_hash TO salted_hash",),
+    5: (
+        """CREATE TABLE exposures (
+            id INTEGER PRIMARY KEY,
+            experiment TEXT NOT NULL,
+            user_id TEXT NOT NULL,
+            arm TEXT NOT NULL,
+            recommendation_id TEXT NOT NULL,
+            time_ms INTEGER NOT NULL
+        ) STRICT""",
+        "CREATE INDEX exposures_by_experiment ON exposures (experiment, user_id, time_ms)",
+        "CREATE INDEX exposures_by_user ON exposures (user_id)",
+    ),
 }
 INSERT = (
     f"INSERT INTO events ({', '.join(EVENT_COLUMNS)})"  # noqa: S608 - our own names

@@ -30,6 +30,7 @@ from recsys.serving.stores.records import (
     Appended,
     Event,
     EventConflictError,
+    Exposed,
     Journal,
     Journaled,
     Observer,
@@ -52,9 +53,12 @@ Run = Callable[[Callable[[], Any]], Awaitable[Any]]  # calls a function on anoth
 CHUNK = 50_000
 SERVED_KEPT = 100_000  # answers remembered at most
 SERVED_WAITING = 10_000  # of them, not yet written
+DROPPED_AT_ONCE = 2_000  # exposures in a transaction, about 0.03 s
+EXPOSURES_OF_USER = 100  # in one experiment; later answers do not count
 RACES = 5
 SALTED = 4  # schema since which hashes of erased users are salted
 SEEDING, JOURNAL = range(2)  # activities of one process at a time
+SKEW_MS = 3_600_000  # by which the clock of whoever reports feedback may be behind
 UNDER_WAY_MS = 60_000  # an answer this soon after an erasure may be of the old history
 EVENT_COLUMNS = (
     "event_id", "user_id", "item_id", "type", "time_ms", "value", "recommendation_id", "linked",
@@ -67,6 +71,7 @@ TABLES: Mapping[str, Sequence[str]] = {
     "seeds": ("digest", "events"),
     "journal": ("id", "model", "key", "record"),
     "recommendations": ("id", "recommendation_id", "user_id", "model", "items", "time_ms"),
+    "exposures": ("id", "experiment", "user_id", "arm", "recommendation_id", "time_ms"),
     "events": ("id", *EVENT_COLUMNS),
 }
 NOT_COPIED = (STORE_ID, LEFT_BYTES)  # keys of `state` that belong to one database
@@ -230,6 +235,26 @@ class Store(Database):
         rows = await self._reading("state", lambda: self._query(query, (key,)))
         return json.loads(rows[0][0]) if rows else None
 
+    async def exposed(
+        self, experiment: str, event: str, window_ms: int, after: str, limit: int
+    ) -> list[Exposed]:
+        """Users of an experiment, by their stored ids: at most `limit` after an id.
+
+        An answer is followed if the user sent an event of this type with its `recommendation_id`
+        that happened at most `window_ms` later.
+        """
+        query = """
+            SELECT user_id, min(arm), min(time_ms), count(*), sum(CASE WHEN EXISTS (
+                SELECT 1 FROM events e
+                WHERE e.user_id = x.user_id AND e.recommendation_id = x.recommendation_id
+                    AND e.type = ? AND e.time_ms >= x.time_ms - ? AND e.time_ms <= x.time_ms + ?
+            ) THEN 1 ELSE 0 END)
+            FROM exposures x WHERE experiment = ? AND user_id > ?
+            GROUP BY user_id ORDER BY user_id LIMIT ?"""
+        parameters = (event, SKEW_MS, window_ms, experiment, after, limit)
+        rows = await self._reading("exposed", lambda: self._query(query, parameters), shared=True)
+        return [Exposed(*row) for row in rows]
+
     # Writing
 
     async def append(self, events: Sequence[Event]) -> Appended:
@@ -245,7 +270,7 @@ class Store(Database):
         return result
 
     async def erase(self, user_id: str) -> None:
-        """Erase a user: events, remembered answers, cached history.
+        """Erase a user: events, remembered answers, exposures, cached history.
 
         Events from before the erasure do not return with a late delivery, an import or a data set;
         later events are accepted. The call can be repeated.
@@ -255,7 +280,7 @@ class Store(Database):
         user = stored(user_id)
 
         def forget(cursor: Any) -> None:
-            for table in ("events", "recommendations"):
+            for table in ("events", "recommendations", "exposures"):
                 cursor.execute(
                     self._sql(f"DELETE FROM {table} WHERE user_id = ?"),  # noqa: S608
                     (user,),
@@ -311,6 +336,27 @@ class Store(Database):
 
         written: Journaled = await self._writing("journal", Write(operation=write))
         return written
+
+    async def drop_exposures(self, experiment: str) -> None:
+        """Delete the exposures of an experiment; other writes go on meanwhile."""
+        await self._drop_exposures("experiment = ?", experiment)
+
+    async def drop_old_exposures(self, before_ms: int) -> None:
+        """Delete the exposures from before a time, of whatever experiment."""
+        await self._drop_exposures("time_ms < ?", before_ms)
+
+    async def _drop_exposures(self, condition: str, value: str | int) -> None:
+        query = self._sql(
+            "DELETE FROM exposures WHERE id IN"  # noqa: S608
+            f" (SELECT id FROM exposures WHERE {condition} LIMIT {DROPPED_AT_ONCE})"
+        )
+
+        def drop(cursor: Any) -> int:
+            cursor.execute(query, (value,))
+            return int(cursor.rowcount)
+
+        while await self._writing("exposures", Write(operation=drop)) == DROPPED_AT_ONCE:
+            pass
 
     async def state_put(self, key: str, value: Any) -> None:
         """Store a JSON value durably under a key, for example the aliases."""
@@ -678,25 +724,49 @@ class Store(Database):
         if not served:
             return
         erased = self._erased_among(cursor, {s.user for s in served if s.user is not None})
+        kept = [
+            s
+            for s in served
+            if s.user is None or s.user not in erased or s.time_ms > erased[s.user] + UNDER_WAY_MS
+        ]
         cursor.executemany(
             self._sql(
                 "INSERT INTO recommendations (recommendation_id, user_id, model, items, time_ms)"
                 " VALUES (?, ?, ?, ?, ?) ON CONFLICT DO NOTHING"
             ),
-            [
-                (s.recommendation_id, s.user, s.model, json.dumps(s.items), s.time_ms)
-                for s in served
-                if s.user is None
-                or s.user not in erased
-                or s.time_ms > erased[s.user] + UNDER_WAY_MS
-            ],
+            [(s.recommendation_id, s.user, s.model, json.dumps(s.items), s.time_ms) for s in kept],
         )
+        self._keep_exposures(cursor, kept)
         cursor.execute(
             self._sql(
                 "DELETE FROM recommendations WHERE id <= (SELECT max(id) FROM recommendations) - ?"
             ),
             (SERVED_KEPT,),
         )
+
+    def _keep_exposures(self, cursor: Any, served: Iterable[Served]) -> None:
+        """Insert the exposures of answers, up to a window after the first of their users.
+
+        A program that asks again and again for one user does not fill an experiment.
+        """
+        rows = [
+            (
+                *(e.experiment, s.user, e.arm, s.recommendation_id, s.time_ms),
+                *(EXPOSURES_OF_USER, s.time_ms, s.time_ms - e.window_ms, e.experiment, s.user),
+            )
+            for s in served
+            if (e := s.exposure) is not None and s.user is not None
+        ]
+        if rows:
+            cursor.executemany(
+                self._sql(
+                    "INSERT INTO exposures (experiment, user_id, arm, recommendation_id, time_ms)"
+                    " SELECT ?, ?, ?, ?, ? WHERE ("
+                    " SELECT count(*) < ? AND coalesce(min(time_ms), ?) > ? FROM exposures"
+                    " WHERE experiment = ? AND user_id = ?)"
+                ),
+                rows,
+            )
 
     def _last_place(self, cursor: Any, model: str) -> int:
         cursor.execute(
@@ -819,7 +889,7 @@ class Store(Database):
             kept = [row for row in rows if row[0] not in NOT_COPIED]
         elif erased and "user_id" in columns:
             user, time_ms = columns.index("user_id"), columns.index("time_ms")
-            more = UNDER_WAY_MS if table == "recommendations" else 0
+            more = 0 if table == "events" else UNDER_WAY_MS  # of answers
             names = {row[user] for row in rows if row[user] is not None}
             gone = {name: erased.get(user_hash(name, self.salt), -1 - more) for name in names}
             kept = [
@@ -835,12 +905,12 @@ class Store(Database):
         return len(rows) - len(kept) if table == "events" else 0
 
     def _check_back(self, connection: Any, version: int) -> None:
-        found = connection.execute("SELECT count(*) FROM erasures").fetchone()[0]
-        if version == SALTED and found:
+        found = connection.execute("SELECT count(*) FROM exposures").fetchone()[0]
+        if found:
             raise StoreError(
-                f"store {self.place} has {found} erasures, which programs of schema "
-                f"{version - 1} would not recognise; to go back, restore a snapshot from before "
-                "the upgrade and repeat the erasures (docs/stores.md)"
+                f"store {self.place} has {found} exposures of experiments, which programs of "
+                f"schema {version - 1} do not have; delete the experiments first "
+                "and let the service run for two minutes (recsys experiment delete)"
             )
 
     def _migrated(self, connection: Any, version: int, to: int) -> None:

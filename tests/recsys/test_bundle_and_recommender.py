@@ -1,5 +1,6 @@
 """From a bundle on disk to recommendations: held to brute force, and to themselves bit by bit."""
 
+import gc
 import json
 import shutil
 import subprocess
@@ -20,6 +21,7 @@ from recsys.catalog import Catalog
 from recsys.errors import ArtifactError, FilterError
 from recsys.interactions import Histories
 from recsys.models.checkpoint import save_model
+from recsys.models.prefix_store import Block
 from recsys.prompts import PromptConfig
 from recsys.recommender import Recommender, RecommendRequest
 from recsys.testing import tiny_model
@@ -583,3 +585,20 @@ def test_a_global_list_is_the_best_of_all_items(tmp_path):
         np.testing.assert_allclose([r.score for r in found.recommendations], best, rtol=1e-5)
         lost += beam.recommendations != found.recommendations
     assert lost  # beam search alone would not do
+
+
+def test_closing_frees_stored_prompts_without_collection(bundle):
+    def count():
+        return sum(isinstance(one, Block) for one in gc.get_objects())
+
+    before = count()
+    gc.disable()  # as a service does for loaded objects
+    try:
+        closing = Recommender.load(bundle, prefix_bytes=1 << 20)
+        ask(closing, [f"id-{i}" for i in range(6)])
+        assert count() > before
+        closing.close()
+        del closing
+        assert count() <= before
+    finally:
+        gc.enable()

@@ -53,6 +53,15 @@ def test_the_client_has_a_method_for_every_route(settings, recommender, serving)
         assert (client.delete_rule("first"), client.delete_rule("first")) == (True, False)
         changes = client.rule_changes("first")
         assert [change.op for change in changes] == ["delete", "alias", "alias", "put"]
+        arms = {"champion": 1, "other": 3}
+        with pytest.raises(ServiceError, match="there is no alias 'other'"):
+            client.put_experiment("homepage", arms)
+        with pytest.raises(ServiceError, match="unknown_experiment"):
+            client.experiment("homepage")
+        with pytest.raises(ServiceError, match="unknown_experiment"):
+            client.experiment_results("homepage")
+        assert client.delete_experiment("homepage") is False
+        assert client.experiments() == []
         events = [{"user": "zoe", "item": "item-1"}, {"user": "zoe", "item": "item-2"}]
         assert client.send_events(events).accepted == 2
         assert len(client.history("zoe").events) == 2

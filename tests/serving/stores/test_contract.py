@@ -9,7 +9,14 @@ from recsys.serving.store_commands import migrate
 from recsys.serving.stores import open_store
 from recsys.serving.stores import store as store_module
 from recsys.serving.stores.database import BACK, SCHEMA_VERSION
-from recsys.serving.stores.records import Appended, EventConflictError, Journal, Served, StoreError
+from recsys.serving.stores.records import (
+    Appended,
+    EventConflictError,
+    Exposure,
+    Journal,
+    Served,
+    StoreError,
+)
 
 EVENTS = [("ada", "x", 30), ("ada", "y", 10), ("bob", "z", 5), ("ada", "w", 30)]
 
@@ -265,6 +272,85 @@ async def test_following_the_journal_misses_no_change_of_a_process(location, ope
     assert seen == dict.fromkeys("0123", 9)
 
 
+async def exposed(store, experiment, window_ms=50, after="", limit=10):
+    return await store.exposed(experiment, "click", window_ms, after, limit)
+
+
+async def show(store, *answers, experiment="e", window_ms=50):
+    """Remember answers (id, user, arm, time) of an experiment, and wait until they are written."""
+    for name, user, arm, time_ms in answers:
+        exposure = Exposure(experiment, arm, window_ms)
+        store.remember(Served(name, user, "m", ("x",), time_ms, exposure))
+    await store.state_put("written", len(answers))
+
+
+async def test_answers_of_an_experiment_count_by_user(store):
+    await show(store, ("r1", "bob", "b", 130), ("r2", "ada", "a", 100), ("r3", "ada", "a", 110))
+    await show(store, ("r4", "ada", "b", 100), experiment="other")
+    store.remember(Served("r5", "eve", "m", ("x",), 100))
+    await show(store, ("r6", None, "a", 100))
+    assert await exposed(store, "e") == [("ada", "a", 100, 2, 0), ("bob", "b", 130, 1, 0)]
+    assert await exposed(store, "e", limit=1) == [("ada", "a", 100, 2, 0)]
+    assert await exposed(store, "e", after="ada") == [("bob", "b", 130, 1, 0)]
+    assert await exposed(store, "none") == []
+
+
+async def test_answers_a_window_after_the_first_do_not_count(store):
+    await show(store, ("r1", "ada", "a", 1_000), ("r2", "ada", "a", 1_049))
+    await show(store, ("r3", "ada", "a", 1_050), ("r4", "ada", "a", 9_000))
+    assert await exposed(store, "e") == [("ada", "a", 1_000, 2, 0)]
+
+
+async def test_the_first_answers_to_a_user_count(store, monkeypatch):
+    monkeypatch.setattr(store_module, "EXPOSURES_OF_USER", 3)
+    await show(store, *((f"r{n}", "ada", "a", 100 + n) for n in range(5)), ("b", "bob", "b", 102))
+    await show(store, ("r9", "ada", "a", 120))
+    assert await exposed(store, "e") == [("ada", "a", 100, 3, 0), ("bob", "b", 102, 1, 0)]
+
+
+LATE = 10_000_000
+FOLLOWING = {
+    "at once": ({"time_ms": LATE}, 1),
+    "at the end": ({"time_ms": LATE + 50}, 1),
+    "too late": ({"time_ms": LATE + 51}, 0),
+    "a clock that is behind": ({"time_ms": LATE - store_module.SKEW_MS}, 1),
+    "too early": ({"time_ms": LATE - store_module.SKEW_MS - 1}, 0),
+    "another type": ({"time_ms": LATE, "type": "view"}, 0),
+    "another user": ({"time_ms": LATE, "user": "bob"}, 0),
+    "another answer": ({"time_ms": LATE, "recommendation_id": "r2"}, 0),
+    "no answer": ({"time_ms": LATE, "recommendation_id": None}, 0),
+}
+
+
+@pytest.mark.parametrize("case", FOLLOWING)
+async def test_an_event_follows_an_answer_within_the_window(store, event, case):
+    fields, followed = FOLLOWING[case]
+    await show(store, ("r1", "ada", "a", LATE))
+    given = {"type": "click", "recommendation_id": "r1"} | fields
+    await store.append([event("1", **given), event("2", **given)])
+    assert await exposed(store, "e") == [("ada", "a", LATE, 1, followed)]
+
+
+async def test_exposures_are_erased_with_their_user(store):
+    await show(store, ("r1", "ada", "a", 100), ("r2", "bob", "b", 100))
+    await store.erase("ada")
+    await show(store, ("r3", "ada", "a", 120))  # it was under way
+    assert await exposed(store, "e") == [("bob", "b", 100, 1, 0)]
+
+
+async def test_exposures_end_with_their_experiment_or_age(store, monkeypatch):
+    monkeypatch.setattr(store_module, "DROPPED_AT_ONCE", 1)
+    await show(store, ("r1", "ada", "a", 100), ("r2", "bob", "a", 200))
+    await show(store, ("r3", "ada", "a", 100), experiment="other")
+    await store.drop_old_exposures(200)
+    assert await exposed(store, "e") == [("bob", "a", 200, 1, 0)]
+    assert await exposed(store, "other") == []
+    await show(store, ("r4", "ada", "a", 200), experiment="other")
+    await store.drop_exposures("e")
+    assert await exposed(store, "e") == []
+    assert len(await exposed(store, "other")) == 1
+
+
 async def test_state_is_stored_and_replaced(location, opened):
     store = opened(location)
     assert await store.state_get("aliases") is None
@@ -415,19 +501,23 @@ async def test_a_schema_goes_back_by_a_version_and_on_again(location, opened, ev
     assert (await again.journal("catalog")).records == [{"op": "remove", "item_id": "x"}]
 
 
-async def test_no_erasure_is_lost_on_the_way_back(location, opened, event):
+async def test_no_exposure_is_lost_on_the_way_back(location, opened):
     store = opened(location)
-    await store.append([event("1")])
-    await store.erase("ada")
-    with pytest.raises(StoreError, match=r"has 1 erasures.*restore a snapshot"):
-        open_store(location, schema=3)
-    assert await store.append([event("1")]) == Appended(ignored=1)  # nothing has changed
+    store.remember(Served("r", "ada", "m", ("x",), 1_000, Exposure("e", "b", 50)))
+    await store.state_put("k", 1)
+    with pytest.raises(
+        StoreError, match=r"has 1 exposures of experiments.*delete the experiments first"
+    ):
+        open_store(location, schema=SCHEMA_VERSION - 1)
+    assert await exposed(store, "e") == [("ada", "b", 1_000, 1, 0)]  # nothing has changed
+    await store.drop_exposures("e")
+    open_store(location, schema=SCHEMA_VERSION - 1).close()
 
 
 def test_a_schema_goes_back_by_one_version_only(location, opened):
     store = opened(location)
     for version in (0, SCHEMA_VERSION - 2, SCHEMA_VERSION + 1):
-        with pytest.raises(StoreError, match=f"schema {version} is not 4 or 3, the versions"):
+        with pytest.raises(StoreError, match=f"schema {version} is not 5 or 4, the versions"):
             open_store(location, schema=version)
     assert store.count() == 0
 

@@ -135,12 +135,14 @@ async def test_a_newer_schema_is_refused(postgres, opened):
     connection = store._connect()
     connection.execute("INSERT INTO recsys_schema VALUES (99)")
     connection.close()
-    with pytest.raises(StoreError, match="schema 99 is newer than this program's 4; upgrade"):
+    with pytest.raises(StoreError, match="schema 99 is newer than this program's 5; upgrade"):
         opened(postgres.url)
 
 
 async def test_hashes_of_erased_users_are_salted_by_the_migration(postgres, opened, event):
-    connection = opened(postgres.url, schema=3)._connect()
+    connection = opened(postgres.url, schema=4)._connect()
+    connection.execute("ALTER TABLE erasures RENAME COLUMN salted_hash TO user_hash")
+    connection.execute("UPDATE recsys_schema SET version = 3")
     plain = hashlib.sha256(b"ada").hexdigest()
     connection.execute("INSERT INTO erasures VALUES (%s, 5000)", (plain,))
     connection.execute("DELETE FROM state WHERE key = 'erasure_salt'")

@@ -9,7 +9,7 @@ import pytest
 from recsys.errors import ConfigError, DataError
 from recsys.serving import auth, snapshots
 from recsys.serving.snapshots import restore_snapshot, write_snapshot
-from recsys.serving.stores.records import Appended, Served, StoreError
+from recsys.serving.stores.records import Appended, Exposure, Served, StoreError
 from recsys.serving.stores.store import NOT_COPIED, TABLES
 
 
@@ -25,7 +25,8 @@ def content(store):
 async def full(store, event, write_dataset):
     """A store with rows in every table."""
     store.seed(write_dataset([("ada", "x", 30), ("ada", "y", 10), ("bob", "z", 5)]))
-    store.remember(Served("r", "ada", "m@1", ("w", "x"), 1_500_000_000_000))
+    shown = Exposure("e", "a", 1000)
+    store.remember(Served("r", "ada", "m@1", ("w", "x"), 1_500_000_000_000, shown))
     await store.append([event("1", item="é\u2028"), event("2", value=4.5, recommendation_id="r")])
     await store.append([event("3", user="eve")])
     await store.erase("eve")
@@ -82,7 +83,7 @@ async def test_users_erased_after_the_snapshot_stay_erased(full, tmp_path, event
     assert (done.events, done.left_out) == (1, 4)
     found = content(full)
     assert found["events"] == [row for row in expected["events"] if row[2] == "bob"]
-    assert found["recommendations"] == []
+    assert (found["recommendations"], found["exposures"]) == ([], [])
     assert len(found["erasures"]) == 2
     assert await full.append([event("1", item="é\u2028")]) == Appended(ignored=1)
 
@@ -136,8 +137,8 @@ def test_a_changed_row_or_version_is_refused(store, tmp_path, opened):
     rewrite(seeds='["0", 1]\n')
     with pytest.raises(DataError, match=r"seeds\.jsonl does not have its checksum"):
         restore_snapshot(target, tmp_path / "t.zip")
-    rewrite(manifest=json.dumps(manifest | {"schema": 5}))
-    with pytest.raises(DataError, match="schema 5, and this program has 1 and 4; restore it with"):
+    rewrite(manifest=json.dumps(manifest | {"schema": 6}))
+    with pytest.raises(DataError, match="schema 6, and this program has 1 and 5; restore it with"):
         restore_snapshot(target, tmp_path / "t.zip")
     rewrite(manifest=json.dumps(manifest | {"kind": "x"}))
     with pytest.raises(DataError, match="its kind is 'x'"):

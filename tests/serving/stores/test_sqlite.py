@@ -12,6 +12,7 @@ from recsys.serving.stores import open_store
 from recsys.serving.stores import sqlite as sqlite_module
 from recsys.serving.stores.records import Appended, Served, StoreError, user_hash
 from recsys.serving.stores.sqlite import SqliteStore
+from recsys.serving.stores.store import TABLES
 
 ROOT = Path(__file__).parents[3]
 SCHEMA_1 = """
@@ -55,7 +56,7 @@ async def test_the_first_schema_is_migrated_with_its_histories(path, opened, eve
     assert await store.append([event("1", item="new", time_ms=40_000)]) == Appended(accepted=1)
     assert await store.history("ada", 10) == ["y", "x", "new"]
     assert store.seeds() == {"d"}
-    assert query(path, "PRAGMA user_version") == [(4,)]
+    assert query(path, "PRAGMA user_version") == [(5,)]
     again = opened(path)
     assert await again.history("ada", 10) == ["y", "x", "new"]
     assert again.store_id == store.store_id
@@ -66,7 +67,7 @@ def test_a_migrated_store_and_a_new_one_have_the_same_columns(path, opened):
     opened(path)
     other = path.with_name("new.db")
     opened(other)
-    for table in ("events", "seeds", "recommendations", "erasures", "journal", "state"):
+    for table in TABLES:
         columns = f"SELECT name, type, \"notnull\" FROM pragma_table_info('{table}') ORDER BY name"
         assert query(path, columns) == query(other, columns) != []
 
@@ -82,7 +83,7 @@ def test_a_failed_migration_changes_nothing(path, opened):
 def test_a_store_of_a_newer_version_is_refused(path, opened):
     SqliteStore(path).close()
     script(path, "PRAGMA user_version = 99")
-    with pytest.raises(StoreError, match="schema 99 is newer than this program's 4; upgrade"):
+    with pytest.raises(StoreError, match="schema 99 is newer than this program's 5; upgrade"):
         opened(path)
 
 

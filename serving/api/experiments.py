@@ -1,0 +1,72 @@
+"""Experiments: users divided among aliases, and the comparison of what they do."""
+
+from typing import Annotated
+
+from fastapi import APIRouter, Path, Request, Response
+
+from recsys.serving.api.routing import BODY, QUEUE, By, JsonRoute, Ready, in_time, json_response
+from recsys.serving.audit import note
+from recsys.serving.auth import Scope, requires
+from recsys.serving.errors import documented
+from recsys.serving.schemas.experiments import (
+    ExperimentBody,
+    ExperimentInfo,
+    ExperimentList,
+    ExperimentName,
+    ExperimentResults,
+)
+
+router = APIRouter(prefix="/v1/experiments", route_class=JsonRoute)
+PathExperiment = Annotated[ExperimentName, Path(description="Name of an experiment.")]
+UNKNOWN = ("unknown_experiment", "invalid_request")
+
+
+@router.get("", response_model=ExperimentList, responses=documented("not_ready"))
+@requires(Scope.READ)
+async def list_experiments(service: Ready) -> Response:
+    """List the experiments."""
+    return json_response(ExperimentList(experiments=service.experiments.all()))
+
+
+@router.get("/{name}", response_model=ExperimentInfo, responses=documented(*UNKNOWN, "not_ready"))
+@requires(Scope.READ)
+async def get_experiment(name: PathExperiment, service: Ready) -> Response:
+    """Get an experiment and the state of its arms."""
+    return json_response(service.experiments.info(name))
+
+
+@router.put(
+    "/{name}",
+    response_model=ExperimentInfo,
+    responses=documented(*BODY, "experiment_conflict", "store_unavailable", "not_ready"),
+)
+@requires(Scope.ADMIN)
+async def put_experiment(
+    name: PathExperiment, body: ExperimentBody, request: Request, service: Ready, by: By
+) -> Response:
+    """Start an experiment; from the response on, requests may have its name as `model`."""
+    note(request.scope, arms={arm.alias: arm.weight for arm in body.arms})
+    return json_response(await service.experiments.put(name, body, by))
+
+
+@router.delete(
+    "/{name}",
+    status_code=204,
+    responses=documented(*UNKNOWN, "store_unavailable", "not_ready"),
+)
+@requires(Scope.ADMIN)
+async def delete_experiment(name: PathExperiment, service: Ready, by: By) -> Response:
+    """Delete an experiment and what is known about its users' answers."""
+    await service.experiments.delete(name, by)
+    return Response(status_code=204)
+
+
+@router.get(
+    "/{name}/results",
+    response_model=ExperimentResults,
+    responses=documented(*UNKNOWN, "store_unavailable", *QUEUE, "not_ready"),
+)
+@requires(Scope.READ)
+async def get_results(name: PathExperiment, service: Ready) -> Response:
+    """Compare the arms with the first one. It may be called as often as you like."""
+    return json_response(await in_time(service, service.experiments.results(name)))

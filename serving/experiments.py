@@ -1,0 +1,481 @@
+"""Experiments: users are divided among aliases, and what they do with the answers is compared.
+
+An experiment is a record of a journal, as rules are. It is never changed: other weights would move
+users to other arms. The guardrail may stop an arm; its users are answered by the first arm from
+then on, and are no longer counted. The arm of a user is a keyed hash, so that every process finds
+the same one.
+
+A user is one observation: the share of their answers that were followed, over the answers within
+one window after the first. It is final two windows after the first answer. Users enter the results
+in the order of their first answers, so an observation never changes once it is counted, which the
+confidence sequence requires.
+"""
+
+import asyncio
+import bisect
+import contextlib
+import hmac
+import itertools
+import logging
+import math
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from pydantic import ValidationError
+
+from recsys.serving import audit, sequential
+from recsys.serving.following import Followed
+from recsys.serving.models import AliasConflictError, Models, UnknownModelError
+from recsys.serving.reads import Reads
+from recsys.serving.schemas.experiments import (
+    ArmInfo,
+    ArmResults,
+    ExperimentBody,
+    ExperimentInfo,
+    ExperimentRef,
+    ExperimentResults,
+)
+from recsys.serving.stores.records import Exposed, Exposure, StoreError
+from recsys.serving.stores.store import now_ms
+from recsys.serving.tenants import stored
+
+logger = logging.getLogger("recsys.serving.experiments")
+JOURNAL = "experiments"  # written in stores
+GUARDRAIL = "guardrail"  # who stops arms, in the journal and the audit log
+MOST_EXPERIMENTS = 20
+MOST_EXPOSURES = 500_000  # of one experiment; later answers are not counted
+KEPT_DAYS = 180  # exposures are deleted after that; more than any experiment can last
+LEVEL = 0.95
+RATIO_LIMIT = 0.001
+PAGE = 5_000  # users that are read at once
+LOOK_S = 60.0  # pause of the guardrail
+REST = 9.0  # after comparing the arms of an experiment, the pause in durations of it
+PRUNE_S = 3_600.0
+DAY_MS = 86_400_000
+
+
+class UnknownExperimentError(LookupError):
+    """There is no experiment of this name."""
+
+
+class ExperimentConflictError(Exception):
+    """The experiment cannot be put; the text gives the reason."""
+
+
+class ExperimentError(ValueError):
+    """An arm of an experiment is no alias."""
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """An experiment of the journal; `stopped` is when arms were stopped, by alias."""
+
+    id: str
+    name: str
+    body: ExperimentBody
+    time_ms: int
+    by: str | None
+    stopped: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def aliases(self) -> list[str]:
+        """The aliases of the arms, the first arm's first."""
+        return [arm.alias for arm in self.body.arms]
+
+    @property
+    def ends_ms(self) -> int:
+        """When it ends."""
+        return self.time_ms + self.body.days * DAY_MS
+
+    def arm_of(self, user: str, salt: bytes) -> str:
+        """The alias that a user (a stored id) falls to, before any arm was stopped."""
+        key = f"{self.id}\0{user}".encode("utf-8", "surrogatepass")
+        digest = hmac.digest(salt, key, "sha256")
+        place = (int.from_bytes(digest[:8], "big") >> 11) / 2**53  # below 1, unlike 64 bits / 2**64
+        ends = [*itertools.accumulate(self.body.shares)]
+        return self.aliases[bisect.bisect_right(ends[:-1], place)]
+
+    def info(self) -> ExperimentInfo:
+        """Describe it as it is now."""
+        shares = dict(zip(self.aliases, self.body.shares, strict=True))
+        for alias in self.stopped:
+            shares[self.aliases[0]] += shares[alias]
+            shares[alias] = 0.0
+        return ExperimentInfo(
+            name=self.name,
+            arms=[
+                ArmInfo(alias=alias, share=share, stopped_ms=self.stopped.get(alias))
+                for alias, share in shares.items()
+            ],
+            event=self.body.event,
+            window_s=self.body.window_s,
+            guardrail=self.body.guardrail,
+            status="ended" if now_ms() >= self.ends_ms else "running",
+            started_ms=self.time_ms,
+            ends_ms=self.ends_ms,
+            by=self.by,
+        )
+
+
+@dataclass(frozen=True)
+class _Kept:
+    """Results of an experiment as it was then, and the monotonic time until which they are kept."""
+
+    experiment: Experiment
+    results: ExperimentResults
+    until: float
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """The arm of a request; without an `exposure`, the answer does not count."""
+
+    ref: ExperimentRef
+    exposure: Exposure | None
+
+
+class Experiments(Followed):
+    """The experiments of all processes that share a store."""
+
+    def __init__(self, models: Models, reads: Reads) -> None:
+        """Without experiments; changes are possible after `start`."""
+        super().__init__(JOURNAL, logger)
+        self._models, self._reads = models, reads
+        self._experiments: dict[str, Experiment] = {}
+        self._full: set[str] = set()  # ids of those with `MOST_EXPOSURES`
+        self._deleted: set[str] = set()  # ids of those whose exposures may still be there
+        self._kept: dict[str, _Kept] = {}  # by name
+        self._comparing = asyncio.Lock()
+        self._guarding: asyncio.Task[None] | None = None
+
+    def guard(self) -> None:
+        """Start to stop arms that are shown to be worse, and to delete old exposures."""
+        self._guarding = asyncio.create_task(self._guard(), name="guardrail")
+
+    async def close(self) -> None:
+        """Stop following and guarding."""
+        if self._guarding is not None:
+            self._guarding.cancel()
+            await asyncio.gather(self._guarding, return_exceptions=True)
+        await super().close()
+
+    # Readers
+
+    def all(self) -> list[ExperimentInfo]:
+        """Describe all experiments, sorted by name."""
+        return [self._experiments[name].info() for name in sorted(self._experiments)]
+
+    def info(self, name: str) -> ExperimentInfo:
+        """Describe an experiment.
+
+        Raises:
+            UnknownExperimentError: there is none of this name.
+        """
+        return self._find(name).info()
+
+    def assign(self, name: str, user: str | None) -> Assignment | None:
+        """The arm of a request to `name`; None if that is no experiment.
+
+        Requests without a user, those after the end, and those whose arm was stopped or has no
+        model here are answered by the first arm, and do not count.
+        """
+        found = self._experiments.get(name)
+        if found is None:
+            return None
+        first = Assignment(ExperimentRef.model_construct(name=name, arm=found.aliases[0]), None)
+        if user is None or now_ms() >= found.ends_ms:
+            return first
+        arm = found.arm_of(stored(user), self._open().salt)
+        if arm in found.stopped:
+            return first
+        try:
+            self._models.get(arm)
+        except UnknownModelError:  # aliases are those of a process
+            return first
+        window_ms = found.body.window_s * 1000
+        exposure = None if found.id in self._full else Exposure(found.id, arm, window_ms)
+        return Assignment(ExperimentRef.model_construct(name=name, arm=arm), exposure)
+
+    async def results(self, name: str) -> ExperimentResults:
+        """Compare the arms of an experiment over the users of the store.
+
+        However many ask, it takes at most a tenth of the time: results are kept for a while.
+
+        Raises:
+            UnknownExperimentError: there is none of this name.
+            StoreError: the store cannot be read.
+        """
+        return (await self._compared(name)).results
+
+    def check_name(self, alias: str) -> None:
+        """Refuse a new alias that requests could not name.
+
+        Raises:
+            AliasConflictError: an experiment has this name.
+        """
+        if alias in self._experiments:
+            raise AliasConflictError(
+                f"There is an experiment {alias!r}, and requests name both by `model`; choose "
+                "another name."
+            )
+
+    def check_unused(self, alias: str) -> None:
+        """Refuse to remove an alias that is an arm.
+
+        Raises:
+            AliasConflictError: an experiment that runs has it.
+        """
+        for name, found in self._experiments.items():
+            if alias in found.aliases and now_ms() < found.ends_ms:
+                raise AliasConflictError(
+                    f"The alias {alias!r} is an arm of the experiment {name!r}; delete that first."
+                )
+
+    # Changes
+
+    async def put(self, name: str, body: ExperimentBody, by: str | None) -> ExperimentInfo:
+        """Start an experiment; putting the same again has no effect.
+
+        Raises:
+            ExperimentConflictError: there is another one of this name, an alias of this name, or
+                the most that a service has.
+            ExperimentError: an arm is no alias of this process.
+            StoreError: it may not be kept; repeat the call.
+        """
+        async with self._changing:
+            await self._catch_up()
+            if name not in self._experiments:
+                self._check(name, body)
+                value = body.model_dump(mode="json")
+                await self._write({"op": "put", "name": name, "value": value}, by)
+            found = self._find(name)
+            if found.body != body:
+                raise ExperimentConflictError(
+                    f"The experiment {name!r} runs with other settings, and other weights would "
+                    "move users between arms; delete it, or choose another name."
+                )
+            return found.info()
+
+    async def delete(self, name: str, by: str | None) -> None:
+        """Delete an experiment; its exposures go soon after, since they may be many.
+
+        Raises:
+            UnknownExperimentError: there is none of this name.
+            StoreError: as `put`.
+        """
+        async with self._changing:
+            await self._catch_up()
+            found = self._find(name)
+            await self._write({"op": "delete", "name": name, "experiment": found.id}, by)
+
+    # Internals
+
+    def _find(self, name: str) -> Experiment:
+        try:
+            return self._experiments[name]
+        except KeyError:
+            raise UnknownExperimentError(
+                f"There is no experiment {name!r}; /v1/experiments lists them."
+            ) from None
+
+    def _check(self, name: str, body: ExperimentBody) -> None:
+        if len(self._experiments) >= MOST_EXPERIMENTS:
+            raise ExperimentConflictError(
+                f"There are {MOST_EXPERIMENTS} experiments already, the most that a service has; "
+                "delete one."
+            )
+        aliases = [alias.name for alias in self._models.aliases()]
+        if name in aliases:
+            raise ExperimentConflictError(
+                f"There is an alias {name!r}, and requests name both by `model`; choose another "
+                "name."
+            )
+        for place, arm in enumerate(body.arms):
+            if arm.alias not in aliases:
+                raise ExperimentError(
+                    f"arms[{place}]: there is no alias {arm.alias!r}; /v1/aliases lists them"
+                )
+
+    def _apply(self, record: Mapping[str, Any]) -> bool:
+        op, name = record["op"], record["name"]
+        before = self._experiments.get(name)
+        if op == "put" and before is None:
+            try:
+                body = ExperimentBody.model_validate(record["value"])
+            except ValidationError as error:  # of another version of the service
+                logger.error("experiment %s of the store cannot be read: %s", name, error)
+                return False
+            self._experiments[name] = Experiment(
+                record["id"], name, body, record["time_ms"], record["by"]
+            )
+            return True
+        if before is None or before.id != record.get("experiment"):
+            return False
+        if op == "delete":
+            del self._experiments[name]
+            self._kept.pop(name, None)
+            self._full.discard(before.id)
+            self._deleted.add(before.id)
+            return True
+        if op == "stop" and record["arm"] not in before.stopped:
+            stopped = {**before.stopped, record["arm"]: record["time_ms"]}
+            self._experiments[name] = Experiment(
+                before.id, name, before.body, before.time_ms, before.by, stopped
+            )
+            return True
+        return False
+
+    async def _compared(self, name: str) -> _Kept:
+        async with self._comparing:
+            experiment, kept = self._find(name), self._kept.get(name)
+            start = time.monotonic()
+            if kept is not None and kept.experiment is experiment and start < kept.until:
+                return kept
+            found = await self._results(experiment)
+            end = time.monotonic()
+            kept = _Kept(experiment, found, end + REST * (end - start))
+            if self._experiments.get(name) is experiment:  # it was not changed meanwhile
+                self._kept[name] = kept
+            return kept
+
+    async def _results(self, experiment: Experiment) -> ExperimentResults:
+        body, rows, after, last = experiment.body, [], "", PAGE
+        while last == PAGE:
+            page = await self._open().exposed(
+                experiment.id, body.event, body.window_s * 1000, after, PAGE
+            )
+            rows.append(page)
+            last, after = len(page), page[-1].user if page else after
+        # Other processes write exposures, too, so they are counted here.
+        if sum(user.shown for page in rows for user in page) >= MOST_EXPOSURES:
+            self._full.add(experiment.id)
+        users = [*itertools.chain.from_iterable(rows)]
+        return await self._reads(analyse, experiment, users, now_ms())
+
+    async def _guard(self) -> None:
+        pruned = -math.inf
+        while True:
+            await asyncio.sleep(LOOK_S)
+            running = [one.name for one in self._experiments.values() if now_ms() < one.ends_ms]
+            for name in running:
+                try:
+                    await self._check_arms(name)
+                except (StoreError, UnknownExperimentError):
+                    pass  # the store logs it, and when it works again; or it was just deleted
+                except Exception:
+                    logger.exception("the arms of the experiment %s could not be compared", name)
+            with contextlib.suppress(StoreError):
+                await self._drop_deleted()
+                if time.monotonic() > pruned + PRUNE_S:
+                    await self._open().drop_old_exposures(now_ms() - KEPT_DAYS * DAY_MS)
+                    pruned = time.monotonic()
+
+    async def _drop_deleted(self) -> None:
+        """Delete exposures of deleted experiments, also those that other processes wrote since."""
+        for ident in [*self._deleted]:
+            await self._open().drop_exposures(ident)
+            self._deleted.discard(ident)
+
+    async def _check_arms(self, name: str) -> None:
+        """Stop the arms that are shown to be worse than the first, if the experiment says so."""
+        found = await self._compared(name)
+        experiment, results = found.experiment, found.results
+        for arm in results.arms if experiment.body.guardrail else ():
+            if arm.verdict != "worse" or arm.alias in experiment.stopped:
+                continue
+            alias = arm.alias
+            change = {"op": "stop", "name": name, "experiment": experiment.id, "arm": alias}
+            async with self._changing:
+                if await self._write(change, GUARDRAIL):  # otherwise another process was faster
+                    logger.warning("experiment %s: %s is stopped: %s", name, alias, results.verdict)
+                    fields = {"action": "stop arm", "key": GUARDRAIL, "name": name, "arm": alias}
+                    audit.logger.info("change", extra={"fields": fields})
+
+
+def analyse(experiment: Experiment, users: Sequence[Exposed], time_ms: int) -> ExperimentResults:
+    """Compare the arms with the first, over the users who are observed to the end at a time.
+
+    The comparison of a stopped arm is that of the moment at which it was stopped.
+    """
+    aliases, body = experiment.aliases, experiment.body
+    observed_ms = 2 * body.window_s * 1000
+    known = (user for user in users if user.arm in aliases)
+    ordered = sorted(known, key=lambda user: (user.first_ms, user.user))
+    arm = np.array([aliases.index(user.arm) for user in ordered], dtype=np.int64)
+    first_ms = np.array([user.first_ms for user in ordered], dtype=np.int64)
+    shown = np.array([user.shown for user in ordered], dtype=np.int64)
+    followed = np.array([user.followed for user in ordered], dtype=np.int64)
+    values = followed / np.maximum(shown, 1)
+    alpha = (1 - LEVEL) / (len(aliases) - 1)
+    arms = []
+    for place, alias in enumerate(aliases):
+        until = experiment.stopped.get(alias, time_ms)
+        done = first_ms + observed_ms <= until
+        own = done & (arm == place)
+        compared: dict[str, float] = {}
+        verdict = "first"
+        if place:
+            verdict = "no_users"
+            pair = done & ((arm == 0) | (arm == place))
+            if pair.any():
+                weight = body.shares[place] / (body.shares[0] + body.shares[place])
+                found = sequential.compare(
+                    values[pair], arm[pair] == place, weight, alpha, [int(pair.sum())]
+                )
+                difference, low, high = (float(value[0]) for value in found)
+                compared = {"difference": difference, "low": low, "high": high}
+                verdict = "better" if low > 0 else "worse" if high < 0 else "undecided"
+        arms.append(
+            ArmResults.model_validate(
+                {
+                    "alias": alias,
+                    "observed": int(own.sum()),
+                    "waiting": int((arm == place).sum() - own.sum()),
+                    "exposures": int(shown[own].sum()),
+                    "followed": int(followed[own].sum()),
+                    "rate": float(values[own].mean()) if own.any() else None,
+                    "verdict": verdict,
+                    "stopped_ms": experiment.stopped.get(alias),
+                    **compared,
+                }
+            )
+        )
+    # Users of a stopped arm are no longer counted, so shares are compared up to then.
+    whole = first_ms < min(experiment.stopped.values(), default=time_ms + 1)
+    counts = [int((whole & (arm == place)).sum()) for place in range(len(aliases))]
+    p_value = sequential.ratio_p_value(counts, body.shares)
+    return ExperimentResults(
+        name=experiment.name,
+        level=LEVEL,
+        arms=arms,
+        ratio_p_value=p_value,
+        verdict=" ".join(_sentence(one, aliases[0]) for one in arms[1:])
+        + (_UNEVEN if p_value < RATIO_LIMIT else ""),
+    )
+
+
+_UNEVEN = (
+    " The numbers of users do not fit the shares of the arms: find out which answers are missing "
+    "before you trust the differences."
+)
+
+
+def _sentence(arm: ArmResults, first: str) -> str:
+    """The verdict on an arm, in words."""
+    if arm.low is None or arm.high is None:
+        return f"{arm.alias}: no user has been observed to the end yet."
+    low, high = 100 * arm.low, 100 * arm.high
+    if arm.verdict == "undecided":
+        return (
+            f"{arm.alias}: no difference from {first} is shown yet; it is between {low:+.2f} and "
+            f"{high:+.2f} percentage points."
+        )
+    near, far = sorted((abs(low), abs(high)))
+    stop = " and was stopped" if arm.stopped_ms is not None else ""
+    return (
+        f"{arm.alias} is {arm.verdict} than {first} by {near:.2f} to {far:.2f} percentage points"
+        f"{stop}."
+    )

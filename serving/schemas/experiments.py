@@ -1,0 +1,164 @@
+"""Experiments on the wire."""
+
+from typing import Annotated, Literal, Self
+
+from pydantic import BaseModel, Field, StringConstraints, model_validator
+
+from recsys.serving.schemas.common import AliasName, Answer, Body
+from recsys.serving.schemas.events import EventType
+
+MAX_ARMS = 5
+MIN_SHARE = 0.01  # the interval is as wide as the smallest share is small
+ExperimentName = Annotated[
+    str,
+    StringConstraints(pattern=r"^[a-z0-9][a-z0-9_-]{0,63}$"),
+    Field(examples=["homepage"]),
+]
+
+
+class Arm(Body):
+    """An alias and its share of the users, relative to the weights of the other arms."""
+
+    alias: AliasName = Field(examples=["champion"])
+    weight: float = Field(gt=0, le=1_000, examples=[1.0])
+
+
+class ExperimentParts(BaseModel):
+    """What an experiment compares, and for how long."""
+
+    arms: list[Arm] = Field(
+        min_length=2,
+        max_length=MAX_ARMS,
+        description="The first arm is the one that the others are compared with.",
+        examples=[[{"alias": "champion", "weight": 1.0}, {"alias": "challenger", "weight": 1.0}]],
+    )
+    event: EventType = Field(
+        "click",
+        description="An answer is followed if its user sends an event of this type with its "
+        "`recommendation_id` within the window.",
+        examples=["click"],
+    )
+    window_s: int = Field(
+        86_400,
+        ge=60,
+        le=2_592_000,
+        description="Seconds after an answer within which the event counts. The answers to a user "
+        "count for as long after the first.",
+    )
+    days: int = Field(
+        28,
+        ge=1,
+        le=90,
+        description="How long it runs; after that, all users get the first arm.",
+    )
+    guardrail: bool = Field(
+        True, description="Whether an arm that is shown to be worse than the first is stopped."
+    )
+
+
+class ExperimentBody(Body, ExperimentParts):
+    """An experiment: weighted arms, the event that counts, the window."""
+
+    @model_validator(mode="after")
+    def _check_arms(self) -> Self:
+        names = [arm.alias for arm in self.arms]
+        if len(set(names)) < len(names):
+            raise ValueError("'arms' must have different aliases; two may have the same bundle")
+        if min(self.shares) < MIN_SHARE:
+            raise ValueError(f"each arm needs at least {MIN_SHARE:.0%} of the users")
+        return self
+
+    @property
+    def shares(self) -> list[float]:
+        """The share of the users of each arm."""
+        total = sum(arm.weight for arm in self.arms)
+        return [arm.weight / total for arm in self.arms]
+
+
+class ArmInfo(Answer):
+    """An arm as it is now."""
+
+    alias: str = Field(examples=["champion"])
+    share: float = Field(description="Share of the users that it answers now.", examples=[0.5])
+    stopped_ms: int | None = Field(
+        description="When the guardrail gave its share to the first arm; unix milliseconds."
+    )
+
+
+class ExperimentInfo(Answer):
+    """An experiment and the state of its arms."""
+
+    name: str = Field(examples=["homepage"])
+    arms: list[ArmInfo]
+    event: str = Field(examples=["click"])
+    window_s: int = Field(examples=[86_400])
+    guardrail: bool = Field(examples=[True])
+    status: Literal["running", "ended"] = Field(examples=["running"])
+    started_ms: int = Field(description="Unix milliseconds.", examples=[1_700_000_000_000])
+    ends_ms: int = Field(examples=[1_702_419_200_000])
+    by: str | None = Field(
+        description="Name of the key that put it; null without keys.", examples=["shop"]
+    )
+
+
+class ExperimentList(Answer):
+    """All experiments, sorted by name."""
+
+    experiments: list[ExperimentInfo]
+
+
+class ArmResults(Answer):
+    """What an arm achieved, over users whose time in the experiment is over."""
+
+    alias: str = Field(examples=["challenger"])
+    observed: int = Field(
+        description="Number of users whose answers have all had their window.", examples=[10_000]
+    )
+    waiting: int = Field(description="Number of users who have not.", examples=[120])
+    exposures: int = Field(description="Answers to `observed` users that count.", examples=[31_000])
+    followed: int = Field(description="Those that led to an event.", examples=[1_900])
+    rate: float | None = Field(
+        description="Mean over `observed` users of the share of their answers that were followed.",
+        examples=[0.062],
+    )
+    difference: float | None = Field(
+        None,
+        description="Estimated rate minus that of the first arm; null without `observed` users.",
+        examples=[0.009],
+    )
+    low: float | None = Field(None, description="Lower end of its interval.", examples=[0.002])
+    high: float | None = Field(None, description="Upper end of its interval.", examples=[0.016])
+    verdict: Literal["first", "no_users", "undecided", "better", "worse"] = Field(
+        description="`better` or `worse` than the first arm if the interval excludes 0.",
+        examples=["better"],
+    )
+    stopped_ms: int | None = Field(
+        None, description="When the guardrail stopped it, which ended its comparison."
+    )
+
+
+class ExperimentResults(Answer):
+    """The arms of an experiment, compared with the first one."""
+
+    name: str = Field(examples=["homepage"])
+    level: float = Field(
+        description="Probability that all intervals cover the true differences at all times.",
+        examples=[0.95],
+    )
+    arms: list[ArmResults]
+    ratio_p_value: float = Field(
+        description="How well the numbers of users fit the shares, valid at any time; below 0.001 "
+        "something loses or adds users of an arm.",
+        examples=[1.0],
+    )
+    verdict: str = Field(
+        description="The result in words.",
+        examples=["challenger is better than champion by 0.2 to 1.6 percentage points."],
+    )
+
+
+class ExperimentRef(Answer):
+    """The experiment and the arm that a request fell into."""
+
+    name: str = Field(examples=["homepage"])
+    arm: str = Field(description="The alias that answered.", examples=["challenger"])

@@ -1,0 +1,689 @@
+"""Experiments over HTTP: sticky arms, what counts, results, the guardrail, and who may see them."""
+
+import asyncio
+import hashlib
+import hmac
+import json
+import random
+import time
+from contextlib import asynccontextmanager
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from recsys.errors import ConfigError
+from recsys.serving import auth, experiment_commands, experiments
+from recsys.serving.experiments import DAY_MS, Experiment, analyse
+from recsys.serving.schemas.experiments import ExperimentBody
+from recsys.serving.sequential import compare
+from recsys.serving.stores.records import Exposed, Exposure, Served
+
+URL = "/v1/recommendations"
+TWO = {"arms": [{"alias": "champion", "weight": 1}, {"alias": "other", "weight": 1}]}
+HOUR_MS = 3_600_000
+
+
+@pytest.fixture(autouse=True)
+def fresh(monkeypatch):
+    """No results are kept."""
+    monkeypatch.setattr(experiments, "REST", 0.0)
+
+
+@pytest.fixture
+def run(settings, fake, running):
+    """Start a service with the aliases `champion`, `other` and `third`."""
+
+    @asynccontextmanager
+    async def run(**changed):
+        mine = settings.model_copy(update=changed)
+        async with running(mine, recommender=fake("demo")) as (client, service):
+            for alias in ("other", "third"):
+                await service.models.put(alias, "demo", loaded=fake("demo"))
+            yield client, service
+
+    return run
+
+
+@pytest.fixture
+async def shop(run):
+    async with run() as started:
+        yield started
+
+
+def made(weights=(1, 1), *, ident="id", name="homepage", time_ms=0, stopped=None, **fields):
+    """An experiment with the aliases a, b, ..."""
+    arms = [
+        {"alias": alias, "weight": float(weight)}
+        for alias, weight in zip("abcde", weights, strict=False)
+    ]
+    body = ExperimentBody.model_validate({"arms": arms} | fields)
+    return Experiment(ident, name, body, time_ms, None, stopped or {})
+
+
+async def put(client, name="homepage", **fields):
+    response = await client.put(f"/v1/experiments/{name}", json=TWO | fields)
+    assert response.status_code == 200, response.text
+    return response.json()
+
+
+async def arm_of(client, user, name="homepage"):
+    response = await client.post(URL, json={"user": user, "k": 2, "model": name})
+    assert response.status_code == 200, response.text
+    answer = response.json()
+    assert answer["experiment"] == {"name": name, "arm": answer["model"]["alias"]}
+    return answer["experiment"]["arm"]
+
+
+async def arms_of(client, users, name="homepage"):
+    return [await arm_of(client, user, name) for user in users]
+
+
+def code(response):
+    return response.status_code, response.json()["code"]
+
+
+async def results(client, name="homepage"):
+    """The results, once the exposures are written that are still in the queue."""
+    await client._transport.app.state.service.store.state_put("written", True)
+    response = await client.get(f"/v1/experiments/{name}/results")
+    assert response.status_code == 200, response.text
+    return response.json()
+
+
+async def observe(service, name, rates, users=400, hours=3, event="click"):
+    """Answers of some hours ago to users in the arms of a hash, who follow them at given rates."""
+    experiment = service.experiments._find(name)
+    window_ms = experiment.body.window_s * 1000
+    past = time.time_ns() // 1_000_000 - hours * HOUR_MS
+    draw = random.Random(7)
+    events = []
+    for n in range(users):
+        user, answer = f"u{n}", f"{name}-r{n}"
+        arm = experiment.arm_of(user, service.store.salt)
+        exposure = Exposure(experiment.id, arm, window_ms)
+        service.store.remember(Served(answer, user, "m", ("x",), past + n, exposure))
+        if draw.random() < rates[arm]:
+            given = {"user": user, "item": "item-1", "type": event, "recommendation_id": answer}
+            events.append(given | {"timestamp": (past + n + 1) / 1000})
+    return events
+
+
+async def send(client, events):
+    response = await client.post("/v1/events", json={"events": events})
+    assert response.status_code == 200, response.text
+
+
+# Arms
+
+
+@pytest.mark.parametrize(
+    ("weights", "shares"), [((1, 1), (0.5, 0.5)), ((90, 10), (0.9, 0.1)), ((2, 1, 1), None)]
+)
+def test_users_fall_into_arms_by_their_weights(weights, shares):
+    experiment = made(weights)
+    found = [experiment.arm_of(f"user-{n}", b"salt") for n in range(20_000)]
+    expected = shares or [weight / sum(weights) for weight in weights]
+    counts = [found.count(alias) for alias in "abc"[: len(weights)]]
+    assert stats.chisquare(counts, [20_000 * share for share in expected]).pvalue > 0.01
+
+
+def test_arms_of_two_experiments_are_independent():
+    one, two = made(ident="1"), made((7, 3), ident="2")
+    table = {(x, y): 0 for x in "ab" for y in "ab"}
+    for n in range(20_000):
+        table[one.arm_of(f"{n}", b"salt"), two.arm_of(f"{n}", b"salt")] += 1
+    rows = [[table[x, y] for y in "ab"] for x in "ab"]
+    assert stats.chi2_contingency(rows).pvalue > 0.01
+
+
+@pytest.mark.parametrize("user", ["ada", "shop1:é", "\udcff"], ids=ascii)
+def test_an_arm_is_that_of_a_keyed_hash(user):
+    experiment = made((3, 1, 4), ident="7f")
+    key = b"7f\0" + user.encode("utf-8", "surrogatepass")
+    place = int(hmac.new(b"salt", key, hashlib.sha256).hexdigest()[:16], 16) / 2**64
+    expected = "a" if place < 3 / 8 else "b" if place < 4 / 8 else "c"
+    assert experiment.arm_of(user, b"salt") == expected
+
+
+def test_the_highest_hash_is_in_the_last_arm(monkeypatch):
+    monkeypatch.setattr(experiments.hmac, "digest", lambda *_: b"\xff" * 32)
+    assert made((0.1, 0.2, 0.7)).arm_of("ada", b"salt") == "c"
+    monkeypatch.setattr(experiments.hmac, "digest", lambda *_: bytes(32))
+    assert made((0.1, 0.2, 0.7)).arm_of("ada", b"salt") == "a"
+
+
+async def test_a_user_stays_in_an_arm_over_restarts_and_processes(run):
+    users = [f"user-{n}" for n in range(30)]
+    async with run() as (client, _):
+        await put(client)
+        arms = await arms_of(client, users)
+        assert set(arms) == {"champion", "other"}
+        assert await arms_of(client, reversed(users)) == arms[::-1]
+        async with run() as (beside, _):
+            assert await arms_of(beside, users) == arms
+    async with run() as (client, _):
+        assert await arms_of(client, users) == arms
+        await client.delete("/v1/experiments/homepage")
+        await put(client)  # another experiment, though it has the same name
+        assert await arms_of(client, users) != arms
+
+
+async def test_every_form_of_a_request_has_the_same_arm(shop):
+    client, _ = shop
+    await put(client)
+    for user in ("ada", "bob", "eve", "zoe"):
+        arm = await arm_of(client, user)
+        found = await client.get(f"/v1/users/{user}/recommendations?model=homepage&k=2")
+        assert found.json()["experiment"]["arm"] == arm
+        body = {"requests": [{"user": user, "model": "homepage"}, {"user": user}]}
+        first, second = (await client.post(f"{URL}/batch", json=body)).json()["results"]
+        assert first["answer"]["experiment"]["arm"] == arm
+        assert "experiment" not in second["answer"]
+
+
+async def test_requests_without_a_user_get_the_first_arm(shop):
+    client, _ = shop
+    await put(client)
+    for n in range(20):
+        body = {"history": [f"item-{n}"], "model": "homepage"}
+        answer = (await client.post(URL, json=body)).json()
+        assert answer["experiment"] == {"name": "homepage", "arm": "champion"}
+    assert [arm["waiting"] for arm in (await results(client))["arms"]] == [0, 0]
+
+
+async def test_an_experiment_ends_with_the_first_arm(shop, monkeypatch):
+    client, _ = shop
+    await put(client, days=2)
+    users = [f"user-{n}" for n in range(12)]
+    assert "other" in await arms_of(client, users)
+    before = (await results(client))["arms"]
+    now = experiments.now_ms()
+    monkeypatch.setattr(experiments, "now_ms", lambda: now + 2 * DAY_MS)
+    assert set(await arms_of(client, users)) == {"champion"}
+    assert (await client.get("/v1/experiments/homepage")).json()["status"] == "ended"
+    after = (await results(client))["arms"]
+    assert sum(arm["exposures"] + arm["waiting"] for arm in after) == 12
+    assert sum(arm["waiting"] for arm in before) == 12
+
+
+async def test_an_arm_without_a_model_is_answered_by_the_first(shop):
+    client, service = shop
+    await put(client)
+    users = [f"user-{n}" for n in range(20)]
+    arms = await arms_of(client, users)
+    await service.models.remove("other")  # as in a process that could not load its bundle
+    assert set(await arms_of(client, users)) == {"champion"}
+    waiting = {arm["alias"]: arm["waiting"] for arm in (await results(client))["arms"]}
+    assert waiting == {alias: arms.count(alias) for alias in ("champion", "other")}
+
+
+# The resource
+
+
+async def test_an_experiment_is_put_read_listed_and_deleted(shop):
+    client, _ = shop
+    assert (await client.get("/v1/experiments")).json() == {"experiments": []}
+    info = await put(client, event="Purchase", window_s=7200, days=7)
+    assert [(arm["alias"], arm["share"]) for arm in info["arms"]] == [
+        ("champion", 0.5), ("other", 0.5)
+    ]  # fmt: skip
+    assert (info["event"], info["window_s"], info["status"]) == ("purchase", 7200, "running")
+    assert info["ends_ms"] - info["started_ms"] == 7 * DAY_MS
+    assert await put(client, event="purchase", window_s=7200, days=7) == info  # it is a repetition
+    assert (await client.get("/v1/experiments/homepage")).json() == info
+    second = await put(client, "about")
+    listed = (await client.get("/v1/experiments")).json()["experiments"]
+    assert listed == [second, info]
+    assert (await client.delete("/v1/experiments/homepage")).status_code == 204
+    for path in ("/v1/experiments/homepage", "/v1/experiments/homepage/results"):
+        assert code(await client.get(path)) == (404, "unknown_experiment")
+    assert code(await client.delete("/v1/experiments/homepage")) == (404, "unknown_experiment")
+    body = {"user": "ada", "model": "homepage"}
+    assert code(await client.post(URL, json=body)) == (404, "unknown_model")
+
+
+async def test_an_experiment_is_not_changed(shop):
+    client, _ = shop
+    info = await put(client)
+    for changed in ({"event": "cart"}, {"arms": TWO["arms"][::-1]}, {"days": 3}):
+        response = await client.put("/v1/experiments/homepage", json=TWO | changed)
+        assert code(response) == (409, "experiment_conflict")
+    assert (await client.get("/v1/experiments/homepage")).json() == info
+
+
+A, B = TWO["arms"]
+REFUSED = {
+    "one arm": {"arms": [A]},
+    "the same alias twice": {"arms": [A, A]},
+    "six arms": {"arms": [{"alias": f"a{n}", "weight": 1} for n in range(6)]},
+    "no weight": {"arms": [A, {"alias": "other"}]},
+    "a weight of nothing": {"arms": [A, B | {"weight": 0}]},
+    "a share below 1 %": {"arms": [A, B | {"weight": 0.01}]},
+    "no such alias": {"arms": [A, B | {"alias": "nobody"}]},
+    "a window of seconds": TWO | {"window_s": 10},
+    "too many days": TWO | {"days": 91},
+    "no type": TWO | {"event": "?"},
+    "an unknown field": TWO | {"metric": "click"},
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+async def test_a_wrong_experiment_is_refused(shop, case):
+    client, _ = shop
+    response = await client.put("/v1/experiments/homepage", json=REFUSED[case])
+    assert code(response) == (422, "invalid_request")
+    assert (await client.get("/v1/experiments")).json() == {"experiments": []}
+
+
+async def test_names_of_aliases_and_experiments_are_distinct(shop, monkeypatch):
+    client, _ = shop
+    response = await client.put("/v1/experiments/third", json=TWO)
+    assert code(response) == (409, "experiment_conflict")
+    await put(client)
+    response = await client.put("/v1/aliases/homepage", json={"bundle": "demo"})
+    assert code(response) == (409, "alias_conflict")
+    assert code(await client.delete("/v1/aliases/other")) == (409, "alias_conflict")
+    assert (await client.delete("/v1/aliases/third")).status_code == 204
+    monkeypatch.setattr(experiments, "MOST_EXPERIMENTS", 1)
+    response = await client.put("/v1/experiments/more", json=TWO)
+    assert code(response) == (409, "experiment_conflict")
+    await client.delete("/v1/experiments/homepage")
+    assert (await client.delete("/v1/aliases/other")).status_code == 204
+
+
+async def test_records_that_cannot_take_effect_have_none(shop):
+    client, service = shop
+    info = await put(client)
+    ident = service.experiments._find("homepage").id
+    for record in (
+        {"op": "put", "name": "homepage", "value": TWO | {"days": 1}},
+        {"op": "put", "name": "later", "value": {"arms": "of another version"}},
+        {"op": "delete", "name": "homepage", "experiment": "an older one"},
+        {"op": "stop", "name": "homepage", "experiment": "an older one", "arm": "other"},
+        {"op": "stop", "name": "nothing", "experiment": ident, "arm": "other"},
+        {"op": "unheard-of", "name": "homepage", "experiment": ident},
+    ):
+        assert not await service.experiments._write(record, None)
+    assert (await client.get("/v1/experiments")).json() == {"experiments": [info]}
+
+
+# Results
+
+
+def at(arm, first_ms, shown, followed, user=""):
+    return Exposed(user or f"{first_ms}-{arm}", arm, first_ms, shown, followed)
+
+
+def test_results_are_of_users_whose_windows_are_over():
+    experiment = made(window_s=60)
+    users = [at("a", 10, 4, 1), at("b", 20, 2, 1), at("b", 30, 1, 1), at("a", 40, 1, 0)]
+    for now, observed in ((120_019, 1), (120_020, 2), (120_030, 3), (120_039, 3), (120_040, 4)):
+        found = analyse(experiment, users[::-1], now).arms
+        assert [arm.observed for arm in found] == [
+            sum(user.arm == alias for user in users[:observed]) for alias in "ab"
+        ]
+        assert sum(arm.observed + arm.waiting for arm in found) == 4
+    first, second = found
+    assert (first.exposures, first.followed, first.rate) == (5, 1, 1 / 8)
+    assert (second.exposures, second.followed, second.rate) == (3, 2, 3 / 4)
+    assert (first.verdict, first.difference) == ("first", None)
+    # before: mean of a is 0, then 1/4; of b 0, then 1/2; each deviation has half of the users
+    terms = [-2 * 1 / 4, -1 / 4 + 2 * 1 / 2, 1 / 2 - 1 / 4 + 2 * 1 / 2, 3 / 4 - 1 / 4 + 2 * 1 / 4]
+    assert second.difference == pytest.approx(sum(terms) / 4)
+    assert (second.low, second.high, second.verdict) == (-1, 1, "undecided")
+
+
+def test_without_users_there_is_no_verdict():
+    found = analyse(made((1, 1, 1)), [], 10**12)
+    assert [arm.verdict for arm in found.arms] == ["first", "no_users", "no_users"]
+    assert [arm.rate for arm in found.arms] == [None] * 3
+    assert found.ratio_p_value == 1
+    assert found.verdict == " ".join(
+        f"{alias}: no user has been observed to the end yet." for alias in "bc"
+    )
+
+
+def draw_users(rates, count, weights, seed=0):
+    draw = random.Random(seed)
+    arms = draw.choices("abc"[: len(weights)], weights, k=count)
+    return [at(arm, n, 1, int(draw.random() < rates[arm])) for n, arm in enumerate(arms)]
+
+
+def test_each_arm_is_compared_with_the_first_at_its_level():
+    rates, weights = {"a": 0.2, "b": 0.4, "c": 0.05}, (2, 1, 1)
+    users = draw_users(rates, 3_000, weights)
+    found = analyse(made(weights, window_s=60), users, 10**9)
+    for place, alias in ((1, "b"), (2, "c")):
+        pair = [user for user in users if user.arm in ("a", alias)]
+        values = np.array([float(user.followed) for user in pair])
+        treated = np.array([user.arm == alias for user in pair])
+        expected = compare(values, treated, 1 / 3, 0.05 / 2, [len(pair)])
+        arm = found.arms[place]
+        assert [arm.difference, arm.low, arm.high] == pytest.approx([e[0] for e in expected])
+    assert [arm.verdict for arm in found.arms] == ["first", "better", "worse"]
+    assert found.verdict.startswith("b is better than a by ")
+    assert "c is worse than a by " in found.verdict
+    assert found.ratio_p_value > 0.001
+
+
+def test_a_stopped_arm_is_compared_as_of_its_end():
+    users = draw_users({"a": 0.3, "b": 0.3, "c": 0.05}, 3_000, (1, 1, 1))
+    stop = 120_000 + 2_000
+    stopped = analyse(made((1, 1, 1), window_s=60, stopped={"c": stop}), users, 10**9)
+    then = analyse(made((1, 1, 1), window_s=60), users, stop)
+    now = analyse(made((1, 1, 1), window_s=60), users, 10**9)
+    assert stopped.arms[2].difference == then.arms[2].difference != now.arms[2].difference
+    assert stopped.arms[1] == now.arms[1]
+    assert stopped.arms[2].observed == then.arms[2].observed
+    assert stopped.verdict.endswith("and was stopped.")
+
+
+def test_arms_without_their_share_of_users_are_reported():
+    users = draw_users({"a": 0.1, "b": 0.1}, 2_000, (6, 4))
+    found = analyse(made(), users, 10**12)
+    assert found.ratio_p_value < 0.001
+    assert found.verdict.endswith("before you trust the differences.")
+    fitting = analyse(made((6, 4)), users, 10**12)
+    assert fitting.ratio_p_value > 0.001
+    # the users of a stopped arm are missing afterwards, which is no fault
+    users = [user for user in users if user.arm == "a" or user.first_ms < 500]
+    assert analyse(made((6, 4)), users, 10**12).ratio_p_value < 0.001
+    stopped = made((6, 4), stopped={"b": 500})
+    assert analyse(stopped, users, 10**12).ratio_p_value > 0.001
+
+
+async def test_feedback_over_http_counts_for_its_arm(shop, monkeypatch):
+    client, _ = shop
+    await put(client, window_s=60)
+    arms = {"champion": [0, 0, 0], "other": [0, 0, 0]}
+    for n in range(40):
+        user = f"user-{n}"
+        for again in range(1 + n % 3):
+            body = {"user": user, "k": 2, "model": "homepage"}
+            answer = (await client.post(URL, json=body)).json()
+            tally = arms[answer["experiment"]["arm"]]
+            tally[0] += again == 0
+            tally[1] += 1
+            if n % 4 == again:
+                link = {"recommendation_id": answer["recommendation_id"], "type": "CLICK"}
+                item = answer["items"][0]["item_id"]
+                await send(client, [{"user": user, "item": item, **link}])
+                tally[2] += 1
+    waiting = (await results(client))["arms"]
+    assert [arm["waiting"] for arm in waiting] == [tally[0] for tally in arms.values()]
+    assert all(arm["rate"] is None for arm in waiting)
+    now = experiments.now_ms()
+    monkeypatch.setattr(experiments, "now_ms", lambda: now + 120_000)
+    for arm in (await results(client))["arms"]:
+        assert [arm["observed"], arm["exposures"], arm["followed"]] == arms[arm["alias"]]
+
+
+async def test_results_are_read_page_by_page(shop, monkeypatch):
+    client, service = shop
+    await put(client, window_s=60)
+    await send(client, await observe(service, "homepage", {"champion": 0.5, "other": 0.5}, 40))
+    expected = await results(client)
+    assert sum(arm["observed"] for arm in expected["arms"]) == 40
+    for page in (1, 7, 20, 40):
+        monkeypatch.setattr(experiments, "PAGE", page)
+        assert await results(client) == expected
+
+
+async def test_results_are_computed_once_for_all_who_ask(shop, monkeypatch):
+    client, service = shop
+    await put(client, window_s=60)
+    await send(client, await observe(service, "homepage", {"champion": 0.6, "other": 0.1}))
+    calls = []
+    read = service.store.exposed
+    monkeypatch.setattr(
+        service.store, "exposed", lambda *given: calls.append(given) or read(*given)
+    )
+    monkeypatch.setattr(experiments, "REST", 1e6)
+    first, *others = await asyncio.gather(*(results(client) for _ in range(5)))
+    assert (others, len(calls)) == ([first] * 4, 1)
+    await service.experiments._check_arms("homepage")
+    assert (await results(client))["verdict"].endswith("was stopped.")  # it is another state
+    await client.delete("/v1/experiments/homepage")
+    await put(client)
+    assert (await results(client))["arms"][1]["verdict"] == "no_users"
+
+
+async def test_a_full_experiment_counts_no_more(shop, monkeypatch):
+    client, _ = shop
+    monkeypatch.setattr(experiments, "MOST_EXPOSURES", 5)
+    await put(client)
+    arms = await arms_of(client, [f"user-{n}" for n in range(6)])
+    counted = (await results(client))["arms"]
+    more = [f"user-{n}" for n in range(12)]
+    assert (await arms_of(client, more))[:6] == arms  # who is assigned to both, as before
+    assert (await results(client))["arms"] == counted
+
+
+# The guardrail
+
+
+@asynccontextmanager
+async def losing(run, **fields):
+    async with run() as (client, service):
+        await put(client, window_s=60, **fields)
+        await send(client, await observe(service, "homepage", {"champion": 0.6, "other": 0.1}))
+        yield client, service
+
+
+async def test_the_guardrail_stops_a_losing_arm(run, until, caplog, monkeypatch):
+    monkeypatch.setattr(experiments, "LOOK_S", 0.01)
+    caplog.set_level("INFO", "recsys.serving.audit")
+    users = [f"u{n}" for n in range(20)]
+    async with losing(run) as (client, service), run() as (beside, second):
+        await until(lambda: "other" in service.experiments._find("homepage").stopped)
+        await until(lambda: "other" in second.experiments._find("homepage").stopped)
+        for one in (client, beside):
+            first, other = (await one.get("/v1/experiments/homepage")).json()["arms"]
+            assert (first["share"], other["share"]) == (1.0, 0.0)
+            assert other["stopped_ms"] is not None is first["stopped_ms"]
+            assert set(await arms_of(one, users)) == {"champion"}
+        found = await results(client)
+        assert found["arms"][1]["verdict"] == "worse"
+        assert found["verdict"].endswith("percentage points and was stopped.")
+    lines = [r.fields for r in caplog.records if r.name == "recsys.serving.audit"]
+    stops = [line for line in lines if line["action"] == "stop arm"]
+    expected = {"action": "stop arm", "key": "guardrail", "name": "homepage", "arm": "other"}
+    assert stops == [expected]  # of one process
+    async with run() as (client, _):
+        assert set(await arms_of(client, users)) == {"champion"}
+
+
+async def test_users_of_a_stopped_arm_no_longer_count(run):
+    users = [f"new-{n}" for n in range(20)]
+    async with losing(run) as (client, service):
+        before = (await results(client))["arms"]
+        experiment = service.experiments._find("homepage")
+        expected = [experiment.arm_of(user, service.store.salt) for user in users]
+        await service.experiments._check_arms("homepage")
+        assert set(await arms_of(client, users)) == {"champion"}
+        first, other = (await results(client))["arms"]
+        assert first["waiting"] == expected.count("champion")
+        assert other["waiting"] == 0
+        kept = ("observed", "rate", "difference", "low", "high")
+        assert [other[name] for name in kept] == [before[1][name] for name in kept]
+
+
+async def test_one_experiment_that_fails_does_not_hold_up_others(run, until, monkeypatch, caplog):
+    real = experiments.analyse
+
+    def broken(experiment, users, now):
+        if experiment.name == "about":
+            raise ZeroDivisionError
+        return real(experiment, users, now)
+
+    monkeypatch.setattr(experiments, "analyse", broken)
+    monkeypatch.setattr(experiments, "LOOK_S", 0.01)
+    async with run() as (client, service):
+        await put(client, "about")
+        await put(client, window_s=60)
+        await send(client, await observe(service, "homepage", {"champion": 0.6, "other": 0.1}))
+        await until(lambda: service.experiments._find("homepage").stopped)
+    assert "experiment about could not be compared" in caplog.text
+
+
+async def test_without_a_guardrail_a_losing_arm_goes_on(run):
+    async with losing(run, guardrail=False) as (client, service):
+        await service.experiments._check_arms("homepage")
+        assert (await results(client))["arms"][1]["verdict"] == "worse"
+        assert set(await arms_of(client, [f"u{n}" for n in range(12)])) == {"champion", "other"}
+
+
+async def test_a_winning_arm_goes_on(run):
+    async with run() as (client, service):
+        await put(client, window_s=60)
+        await send(client, await observe(service, "homepage", {"champion": 0.1, "other": 0.6}))
+        await service.experiments._check_arms("homepage")
+        assert (await results(client))["arms"][1]["verdict"] == "better"
+        assert service.experiments._find("homepage").stopped == {}
+
+
+# Who may see what
+
+
+async def test_exposures_go_with_their_user_and_their_experiment(shop):
+    client, service = shop
+    await put(client)
+    await put(client, "about")
+    for name in ("homepage", "about"):
+        await arms_of(client, ["ada", "bob"], name)
+    assert (await client.delete("/v1/users/ada")).status_code == 204
+    for name in ("homepage", "about"):
+        assert sum(arm["waiting"] for arm in (await results(client, name))["arms"]) == 1
+    await client.delete("/v1/experiments/about")
+    await service.experiments._drop_deleted()
+    rows = service.store._query("SELECT user_id FROM exposures", ())
+    assert [tuple(row) for row in rows] == [("bob",)]
+
+
+async def test_keys_of_tenants_see_no_experiments(run, tmp_path):
+    file = tmp_path / "keys.json"
+    made = {
+        name: auth.create(file, name, scope, tenant=tenant)
+        for name, scope, tenant in (
+            ("admin", "admin", None), ("read", "read", None), ("write", "write", None),
+            ("shop1", "write", "shop1"), ("shop2", "write", "shop2"),
+        )
+    }  # fmt: skip
+    path = "/v1/experiments/homepage"
+    async with run(keys=file) as (client, service):
+
+        async def ask(key, method, path, **more):
+            headers = {"Authorization": f"Bearer {made[key]}"}
+            return await client.request(method, path, headers=headers, **more)
+
+        for key in ("read", "write", "shop1"):
+            for method in ("PUT", "DELETE"):
+                assert (await ask(key, method, path, json=TWO)).status_code == 403
+        assert (await ask("admin", "PUT", path, json=TWO)).json()["by"] == "admin"
+        for read in ("/v1/experiments", path, f"{path}/results"):
+            assert (await ask("read", "GET", read)).status_code == 200
+            assert (await ask("shop1", "GET", read)).status_code == 403
+        experiment = service.experiments._find("homepage")
+        users = [f"user-{n}" for n in range(10)]
+        for shop in ("shop1", "shop2"):
+            for user in users:
+                response = await ask(shop, "POST", URL, json={"user": user, "model": "homepage"})
+                arm = experiment.arm_of(f"{shop}:{user}", service.store.salt)
+                answer = response.json()
+                assert answer["experiment"]["arm"] == arm
+                link = {"recommendation_id": answer["recommendation_id"], "type": "click"}
+                events = [{"user": user, "item": "item-1", **link}]
+                await ask(shop, "POST", "/v1/events", json={"events": events})
+        found = await service.store.exposed(experiment.id, "click", 60_000, "", 100)
+        assert [user.user for user in found] == sorted(
+            f"{s}:{u}" for s in ("shop1", "shop2") for u in users
+        )
+        assert {user.followed for user in found} == {1}
+
+
+async def test_changes_of_experiments_are_audited(shop, caplog):
+    client, _ = shop
+    caplog.set_level("INFO", "recsys.serving.audit")
+    await put(client)
+    await client.delete("/v1/experiments/homepage")
+    lines = [r.fields for r in caplog.records if r.name == "recsys.serving.audit"]
+    assert [(line["action"].split()[0], line["name"], line["status"]) for line in lines] == [
+        ("PUT", "homepage", 200), ("DELETE", "homepage", 204)
+    ]  # fmt: skip
+    assert lines[0]["arms"] == {"champion": 1.0, "other": 1.0}
+
+
+# The command
+
+
+def test_the_commands_speak_to_a_service(settings, recommender, serving, capsys):
+    with serving(settings, recommender=recommender) as url:
+        experiment_commands.list_(url=url)
+        assert capsys.readouterr().out == ""
+        with pytest.raises(ConfigError, match="there is no alias 'other'"):
+            experiment_commands.put("homepage", ["champion=1", "other=3"], url=url)
+        with pytest.raises(ConfigError, match="unknown_experiment: There is no experiment 'x'"):
+            experiment_commands.results("x", url=url)
+        experiment_commands.delete("x", url=url)
+        assert capsys.readouterr().out == "Experiment x does not exist.\n"
+    with pytest.raises(ConfigError, match="start the service, or give its --url"):
+        experiment_commands.list_(url=url)
+
+
+def test_the_commands_print_what_the_service_says(monkeypatch, capsys):
+    asked = []
+    experiment = made((3, 1), time_ms=experiments.now_ms(), window_s=3600, stopped={"b": 5})
+    users = draw_users({"a": 0.1, "b": 0.1}, 50, (3, 1))
+
+    class Fake:
+        def __init__(self, url, key=None):
+            asked.append((url, key))
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *_):
+            pass
+
+        def put_experiment(self, name, arms, **fields):
+            asked.append((name, arms, fields))
+            return made((3, 1), time_ms=experiments.now_ms(), window_s=3600).info()
+
+        def experiments(self):
+            return [experiment.info()]
+
+        def experiment_results(self, name):
+            return analyse(experiment, users, 10**9)
+
+    monkeypatch.setattr("recsys.serving.client.Client", Fake)
+    experiment_commands.put("homepage", ["a=3", "b=1"], window="1h", url="http://x", key="rk_1")
+    fields = {"event": "click", "window_s": 3600, "days": 28, "guardrail": True}
+    assert asked == [("http://x", "rk_1"), ("homepage", {"a": 3.0, "b": 1.0}, fields)]
+    experiment_commands.list_(as_json=False)
+    first, second = capsys.readouterr().out.splitlines()
+    assert first == "homepage\trunning\ta 75%, b 25%\tclick within 3600 s"
+    assert second == "homepage\trunning\ta 100%, b 0% (stopped)\tclick within 3600 s"
+    experiment_commands.list_(as_json=True)
+    assert json.loads(capsys.readouterr().out)[0]["arms"][1]["stopped_ms"] == 5
+    experiment_commands.results("homepage", as_json=False)
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split("\t")[0] for line in lines[:2]] == ["a", "b"]
+    assert lines[2].startswith("b: no user has been observed")
+    experiment_commands.results("homepage", as_json=True)
+    assert json.loads(capsys.readouterr().out)["name"] == "homepage"
+
+
+@pytest.mark.parametrize(
+    ("arms", "window", "message"),
+    [
+        (["champion"], "1h", "--arm champion: write ALIAS=WEIGHT"),
+        (["a=x"], "1h", "--arm a=x: write ALIAS=WEIGHT"),
+        (["a=1", "b=1", "a=2"], "1h", "--arm a=2: a has a weight already"),
+        (["a=1", "b=1"], "1 hour", "--window 1 hour: write a number"),
+        (["a=1", "b=1"], "", "--window : write a number"),
+    ],
+)
+def test_wrong_options_are_refused_before_a_request(arms, window, message):
+    with pytest.raises(ConfigError, match=message):
+        experiment_commands.put("homepage", arms, window=window, url="http://127.0.0.1:1")
