@@ -31,6 +31,7 @@ from recsys.constraint.filter_cache import FilterCache
 from recsys.constraint.mask import RowMask
 from recsys.constraint.restrictions import Allowed
 from recsys.constraint.transitions import DeviceTrie
+from recsys.transfers import Upload
 
 Row = dict[str, Any]
 
@@ -222,10 +223,10 @@ def _time_filtered_steps(
 ) -> tuple[list[float], list[float]]:
     """Seconds of all steps of a search, without and with a mask for every request."""
     trie = device.source
-    limits: list[dict[str, Any]] = [
-        {},
-        {"allowed": Allowed.of(trie, device.device, [mask] * options.batch)},
-    ]
+    upload = Upload(device.device)
+    allowed = Allowed.of(trie, upload, [mask] * options.batch)
+    upload.send()
+    limits: list[dict[str, Any]] = [{}, {"allowed": allowed}]
     depths = range(trie.num_levels)
     states = [_draw_states(trie, depth, options) for depth in depths]
     sides = {

@@ -158,10 +158,11 @@ class Answer:
         return cls(lists, beams.stats, plan)
 
 
-class _PerfectDraft:
+class PerfectDraft:
     """Runs the draft, then proposes the tree that the target itself drafts in `find`."""
 
     def __init__(self, draft: Any, target: TreeModel, nodes: int) -> None:
+        """Propose trees of `nodes` nodes."""
         self._draft, self._target = ModelDrafter(draft, nodes), ModelDrafter(target, nodes)
         self._found = Proposal([])
 
@@ -191,7 +192,7 @@ class _Cell:
         self.reuse, self.beams, self.batch = reuse, beams, batch
         self.rounds = options.rounds(options.repeats, batch)
         self.hf_rounds = options.rounds(options.hf_repeats, batch)
-        self._perfect: dict[str, _PerfectDraft] = {}
+        self._perfect: dict[str, PerfectDraft] = {}
 
     def measure(self) -> list[Row]:
         """Compare the answers, time all modes side by side, and count their work."""
@@ -251,7 +252,7 @@ class _Cell:
                 modes[f"draft-{n}"] = partial(self._speculate, drafter=drafter)
             if "perfect" in wanted:
                 name = f"perfect-{n}"
-                self._perfect[name] = _PerfectDraft(engine.draft, engine.target, n)
+                self._perfect[name] = PerfectDraft(engine.draft, engine.target, n)
                 modes[name] = partial(self._speculate, drafter=self._perfect[name])
         if PLANNED in wanted:
             modes[PLANNED] = self._plan

@@ -4,23 +4,22 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from recsys.artifacts import MANIFEST
-from recsys.bundle import Bundle
 from recsys.constraint import ItemTrie
-from recsys.dataset import Dataset
 from recsys.errors import ConfigError
 from recsys.interactions import Histories
 from recsys.models.architecture import PRESETS, Architecture
 from recsys.models.checkpoint import build, load_model
-from recsys.progress import say
 from recsys.prompts import PromptConfig, PromptEncoder
 from recsys.vocabulary import Vocabulary
+
+if TYPE_CHECKING:
+    from recsys.bundle import Bundle
 
 LEVELS, CODES = 4, 256
 LOGITS = 3.0  # standard deviation of a random model's logits, so that scores rarely tie
@@ -92,6 +91,9 @@ def load_bundle_workload(path: Path, dataset: Path, setup: Setup) -> Workload:
         ArtifactError: not a bundle.
         DataError: a broken data set.
     """
+    from recsys.bundle import Bundle  # random workloads need none of its dependencies
+    from recsys.progress import say
+
     bundle = Bundle.load(path)
     target, draft = (
         None if folder is None else load_model(folder, dtype=setup.dtype, device=setup.device)
@@ -112,6 +114,9 @@ def _test_histories(
     bundle: Bundle, dataset: Path, users: int, rng: np.random.Generator
 ) -> Histories | None:
     """Histories of users with at least two events before the test event."""
+    from recsys.artifacts import MANIFEST
+    from recsys.dataset import Dataset
+
     if not (dataset / MANIFEST).is_file():
         return None
     data = Dataset.load(dataset)

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from recsys.constraint.boost import Boost
 from recsys.constraint.mask import MaskRoom, RowMask, all_flags
 from recsys.constraint.trie import NO_STATE, ItemTrie
+from recsys.transfers import Upload
 
 T = TypeVar("T")
 
@@ -39,7 +40,7 @@ class Excluded:
     def of(
         cls,
         trie: ItemTrie,
-        device: torch.device,
+        upload: Upload,
         rows: Sequence[NDArray[np.integer]],
         masks: Sequence[RowMask | None] | None = None,
     ) -> Excluded:
@@ -57,11 +58,7 @@ class Excluded:
             place[real] = child - starts[above] if dense is None else trie.symbol[child] - dense.low
             parents.append(parent)
             places.append(place)
-        tensors = (
-            tuple(torch.from_numpy(a).to(device) for a in arrays)
-            for arrays in (dead, parents, places)
-        )
-        return cls(*tensors)
+        return cls(*(tuple(map(upload.add, arrays)) for arrays in (dead, parents, places)))
 
     def take(self, requests: torch.Tensor) -> Excluded:
         """Select some requests of the batch."""
@@ -104,32 +101,28 @@ class Allowed:
     masks: tuple[RowMask | None, ...]
 
     @classmethod
-    def of(
-        cls, trie: ItemTrie, device: torch.device, masks: Sequence[RowMask | None]
-    ) -> Allowed | None:
+    def of(cls, trie: ItemTrie, upload: Upload, masks: Sequence[RowMask | None]) -> Allowed | None:
         """Put the requests' masks on a device; None where every request may get everything."""
         if not any(masks):
             return None
         room = next((m.room[0] for m in masks if m is not None and m.room is not None), None)
-        distinct, line = _distinct(masks, device)
+        distinct, line = _distinct(masks)
+        device = upload.device
         if device.type == "cpu":
             parts = [_memory(trie, mask, room) for mask in distinct]
         else:  # copying is cheap there and allows a single look-up
-            flags = [
-                torch.from_numpy(all_flags(trie)) if m is None else m.to(device) for m in distinct
-            ]
-            joined = torch.cat([f.to(device) for f in flags])
+            flags = [_everything(trie, device) if m is None else m.to(device) for m in distinct]
+            joined = torch.cat(flags) if len(flags) > 1 else flags[0]
             parts = [(joined, i * len(flags[0])) for i in range(len(flags))]
         memory = {id(flags): flags for flags, _ in parts}
         places = {key: i for i, key in enumerate(memory)}
-        lines, starts = torch.tensor(
-            [[places[id(flags)], start] for flags, start in parts], device=device
-        ).T
+        lines = np.array([places[id(flags)] for flags, _ in parts], np.int64)
+        starts = np.array([start for _, start in parts], np.int64)[line, None]
         return cls(
             tuple(torch.as_tensor(flags) for flags in memory.values()),
-            lines[line],
-            starts[line, None],
-            starts[line, None] + trie.padded_states,
+            upload.add(lines[line]),
+            upload.add(starts),
+            upload.add(starts + trie.padded_states),
             tuple(distinct),
         )
 
@@ -160,15 +153,14 @@ class Gains:
     line: torch.Tensor
 
     @classmethod
-    def of(
-        cls, trie: ItemTrie, device: torch.device, boosts: Sequence[Boost | None]
-    ) -> Gains | None:
+    def of(cls, trie: ItemTrie, upload: Upload, boosts: Sequence[Boost | None]) -> Gains | None:
         """Put the requests' boosts on a device; None where no request has any."""
         if not any(boosts):
             return None
-        distinct, line = _distinct(boosts, device)
-        nothing = torch.zeros(trie.num_states, device=device)
-        return cls(tuple(nothing if b is None else b.to(device) for b in distinct), line)
+        distinct, line = _distinct(boosts)
+        nothing = torch.zeros(trie.num_states, device=upload.device)
+        most = tuple(nothing if b is None else b.to(upload.device) for b in distinct)
+        return cls(most, upload.add(line))
 
     def take(self, requests: torch.Tensor) -> Gains:
         """Select some requests of the batch."""
@@ -245,11 +237,20 @@ def _memory(trie: ItemTrie, mask: RowMask | None, room: MaskRoom | None) -> tupl
     return (mask.alive, 0) if mask.room is None else (mask.room[0].flags, mask.room[1])
 
 
-def _distinct(given: Sequence[T], device: torch.device) -> tuple[list[T], torch.Tensor]:
+def _everything(trie: ItemTrie, device: torch.device) -> torch.Tensor:
+    """`all_flags` on a device, copied once and kept."""
+    key = f"{device}, all flags"
+    if key not in trie.on_devices:
+        trie.on_devices[key] = torch.from_numpy(all_flags(trie)).to(device)
+    kept: torch.Tensor = trie.on_devices[key]
+    return kept
+
+
+def _distinct(given: Sequence[T]) -> tuple[list[T], NDArray[np.int64]]:
     """The distinct objects among those given, and the (B,) index of each among them."""
     distinct = {id(one): one for one in given}
     place = {key: i for i, key in enumerate(distinct)}
-    return list(distinct.values()), torch.tensor([place[id(one)] for one in given], device=device)
+    return list(distinct.values()), np.array([place[id(one)] for one in given], np.int64)
 
 
 def read_runs(table: torch.Tensor, first: torch.Tensor, width: int) -> torch.Tensor:

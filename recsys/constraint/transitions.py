@@ -268,9 +268,10 @@ class DeviceTrie:
         return (self.tokens_of(torch.where(inner, states, 0)) == self.source.end) & inner
 
     def sequences(self, rows: torch.Tensor) -> torch.Tensor:
-        """(..., L) int64 tokens of rows; all -1 for row -1."""
+        """(..., L) int64 tokens of rows, on the device or on the host; all -1 for row -1."""
         nothing = rows < 0
-        tokens = self.rows[rows.masked_fill(nothing, 0)].long()
+        table = self.rows if rows.device == self.device else torch.from_numpy(self.source.rows)
+        tokens = table[rows.masked_fill(nothing, 0)].long()
         return tokens.masked_fill_(nothing.unsqueeze(-1), -1)
 
     def rows_of(self, leaves: torch.Tensor) -> torch.Tensor:

@@ -22,6 +22,7 @@ from recsys.decoding.native import native_decoder, native_search
 from recsys.decoding.output import Beams, DecodeStats
 from recsys.decoding.request import Search, SearchRequest
 from recsys.decoding.tree import ROOT, TokenTree, require_finite
+from recsys.transfers import download
 
 
 @torch.inference_mode()
@@ -63,8 +64,7 @@ def beam_search(
         forced = step.levels - tree.passes
         stats = [tree.stats(i, forced_levels=forced) for i in range(len(search))]
         scores = None if search.rows is None else search.rows.scores(first)
-        require_finite(tree.finite)
-        return finish(frontier, step, num_beams, stats, scores)
+        return finish(frontier, step, num_beams, stats, scores, tree=tree)
 
 
 def no_answers(search: Search, num_beams: int) -> Beams:
@@ -114,19 +114,33 @@ def finish(
     num_beams: int,
     stats: list[DecodeStats],
     candidate_scores: torch.Tensor | None = None,
+    *,
+    tree: TokenTree | None = None,
 ) -> Beams:
-    """The answer of a frontier of complete sequences: best first, padded to K."""
+    """The answer of a frontier of complete sequences: best first, padded to K, on the host.
+
+    NonFiniteError if the logits of `tree`, of the whole batch, were not finite for some requests.
+    """
     frontier = frontier.padded(num_beams)
     order = best_first(frontier)
     scores = frontier.scores.gather(1, order)
     rows = step.trie.rows_of(frontier.states.gather(1, order))
     # No descendant of a pruned prefix scores more than the prefix: log-probabilities are <= 0.
     complete = (scores[:, -1:] > frontier.rest) | (frontier.rest == -torch.inf)
+    found = {"scores": frontier.log_probs.gather(1, order), "rows": rows, "complete": complete}
+    if candidate_scores is not None:
+        found["candidates"] = candidate_scores
+    if tree is not None:
+        found["finite"] = tree.finite
+    found = dict(zip(found, download(list(found.values())), strict=True))
+    if tree is not None:
+        tree.settle(found["finite"].tolist())
+        require_finite(found["finite"])
     return Beams(
-        step.trie.sequences(rows),
-        frontier.log_probs.gather(1, order),
-        rows,
+        step.trie.sequences(found["rows"]),
+        found["scores"],
+        found["rows"],
         stats,
-        None if step.noise is not None else complete.squeeze(1),  # a sample is not the best K
-        candidate_scores=candidate_scores,
+        None if step.noise is not None else found["complete"].squeeze(1),  # not of a sample
+        candidate_scores=found.get("candidates"),
     )

@@ -73,9 +73,11 @@ def complete(
     rows = beams.rows.clamp(max=source.num_rows - 1)
     if not torch.equal(search.step.trie.sequences(rows), beams.tokens):
         raise ValueError("beams: found over another trie")
-    open_ = (~beams.is_global).nonzero().squeeze(1)
-    if not len(open_):
+    if bool(beams.is_global.all()):
         return beams
+    beams = beams.to(search.model.device)
+    assert beams.is_global is not None  # noqa: S101 - checked above
+    open_ = (~beams.is_global).nonzero().squeeze(1)
     part = search.take(open_)
     known = CandidateDrafter([r[r >= 0].cpu().numpy() for r in beams.rows[open_]], beam_nodes)
     answers = _Answers(beams, search, num_beams)
@@ -98,7 +100,7 @@ def complete(
                 real = frontier.scores > -torch.inf
                 depth = table.depth.gather(1, frontier.parents) + 1
                 table.add(frontier.states, frontier.tokens, frontier.parents, depth, real)
-    return answers.beams(beams)
+    return answers.beams(beams).to(torch.device("cpu"))
 
 
 class _Answers:
@@ -132,6 +134,7 @@ class _Answers:
     def beams(self, before: Beams) -> Beams:
         """The answers that are proven now, and those of `before` for the others."""
         best = finish(self._frontier, self._step, before.rows.shape[1], [])
+        best = best.to(before.rows.device)
         assert before.is_global is not None  # noqa: S101 - for the type checker
         mask = self._proven[:, None]
         return replace(

@@ -33,10 +33,12 @@ class Proposal:
         levels: nodes of levels 1, 2, ...; `parents` are places in the level above, and a node with
             score -inf is padding.
         passes: forward passes of the draft model.
+        tree: of the draft model, whose `settle` the verification calls.
     """
 
     levels: list[Frontier]
     passes: int = 0
+    tree: TokenTree | None = None
 
     @property
     def nodes(self) -> int:
@@ -98,7 +100,7 @@ class ModelDrafter:
         if not widths:
             return Proposal([])
         with TokenTree(self.model, prompts, sum(widths[:-1])) as tree:
-            return Proposal(list(grow(tree, step, widths)), tree.passes)
+            return Proposal(list(grow(tree, step, widths)), tree.passes, tree)
 
 
 class ExhaustiveDrafter:

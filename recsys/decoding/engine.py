@@ -8,26 +8,28 @@ between beam search and drafted trees (`recsys.decoding.planner`).
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from recsys import arguments
 from recsys.constraint import ItemTrie
+from recsys.constraint.transitions import DeviceTrie
 from recsys.decoding.beam import beam_search
 from recsys.decoding.best_first import complete
-from recsys.decoding.draft import Drafter, ExhaustiveDrafter, ModelDrafter
+from recsys.decoding.draft import Drafter, ExhaustiveDrafter, ModelDrafter, split_nodes
+from recsys.decoding.grid import Grid
 from recsys.decoding.output import Beams
-from recsys.decoding.planner import Load, PassTimes, Plan, Planner
+from recsys.decoding.planner import Load, PassTimes, Plan, Planner, list_plans
 from recsys.decoding.request import Search, SearchRequest
 from recsys.decoding.score import score_rows
 from recsys.decoding.speculative import PATCH_NODES, speculative_beam_search
-from recsys.decoding.tree import ROOT, PromptBatch, TokenTree
-from recsys.models.cache import whole_blocks
+from recsys.decoding.tree import ROOT, PromptBatch, TokenTree, find_long_prompts
+from recsys.errors import NonFiniteError
 from recsys.models.graphs import PassGraphs
 from recsys.models.tree_forward import TreeModel
 from recsys.modes import Mode, check_mode
@@ -130,10 +132,29 @@ class Engine:
                 engine lacks; a sample with `until_global` (it is drawn from all sequences anyway).
             NonFiniteError: as `beam_search`.
         """
-        search = self._prepared(request)
+        search, order = self._prepared(request), None
+        if self.target.most_padding is not None and len(search):
+            order = self._long_first(search.prompts)
+        if order is not None:
+            search = self._prepared(SearchRequest.of(request).take(order))
+        try:
+            found = self._decode(search, num_beams, mode, until_global, traced)
+        except NonFiniteError as error:
+            if order is None:
+                raise
+            raise NonFiniteError(sorted(order[i] for i in error.requests)) from None
+        if order is None:
+            return found
+        return replace(found, beams=found.beams.take(np.argsort(order).tolist()))
+
+    def _decode(
+        self, search: Search, num_beams: int, mode: str, until_global: bool, traced: bool
+    ) -> Decoded:
+        """`decode`, of a request that is prepared."""
         if until_global and search.step.noise is not None:
             raise ValueError("until_global: a sample is drawn from all sequences already")
-        load = Load(len(search), self._new_tokens(search.prompts), num_beams)
+        new = self._new_tokens(search.prompts)
+        load = Load(len(search), int(new.max(initial=0)), num_beams)
         plan = self._plan(mode, load)
         if traced and plan.mode == Mode.BEAM:
             plan = Plan(Mode.EXHAUSTIVE)
@@ -170,22 +191,44 @@ class Engine:
         self.decode(prompts[:1], num_beams, mode="beam")  # allocations, libraries
         if self._use_graphs:
             longest = max(self.prompt_slots, *(len(np.asarray(p)) for p in prompts))
-            self._fix_buffers(max(batches), longest, num_beams)
+            self.capture(max(batches), longest, num_beams)
         self.planner = self._measure_plans(prompts, num_beams, batches)
-        if self._use_graphs:  # capture the passes that had no graph, and measure again
-            for graphs in self.graphs:
-                graphs.warm_up(list(graphs.missed))
-            self.planner = self._measure_plans(prompts, num_beams, batches)
 
-    def _fix_buffers(self, batch: int, prompt: int, num_beams: int) -> None:
-        """Allocate storage at a fixed address for graphs, large enough for the largest plan."""
-        nodes = max(_NODES[-1], self.trie.branching[0])
-        nodes += (self.trie.num_levels - 1) * (num_beams + PATCH_NODES)
-        slots = whole_blocks(prompt) + whole_blocks(nodes)
-        if not self.graphs:
-            self.graphs = [
-                PassGraphs.attach(model, batch=batch, slots=slots) for model in self._models
-            ]
+    def capture(
+        self, batch: int, prompt: int, num_beams: int = 20, plans: Sequence[Plan] | None = None
+    ) -> None:
+        """Capture every pass that decodes of this size or smaller can take.
+
+        Args:
+            batch: most requests.
+            prompt: most prompt tokens of a request.
+            num_beams: most beams.
+            plans: that may be followed; None for all that the planner chooses from.
+        """
+        trie, prompt = self.trie, max(self.prompt_slots, prompt)
+        if plans is None:
+            sizes = () if self.draft is None else (*_NODES, self.draft_nodes)
+            plans = list_plans(trie.num_levels, trie.branching[0], sizes)
+        trees = [plan.nodes for plan in plans if plan.mode == Mode.DRAFT]
+        grid = Grid(
+            batch=batch,
+            prompt=prompt,
+            widths=tuple(trie.width(depth, num_beams) for depth in range(1, trie.num_levels)),
+            patch=min(num_beams, trie.num_rows) + min(PATCH_NODES, trie.num_states),
+            first_level=trie.branching[0],
+        )
+        shapes = [grid.of_target(plans)]
+        if self.draft is not None and trees:
+            shapes.append(set())
+            for widths in _draft_widths(DeviceTrie.of(trie, self.draft.device), trees, num_beams):
+                shapes[-1] |= grid.of_beams(widths)
+        for place, (model, wanted) in enumerate(zip(self._models, shapes, strict=False)):
+            slots = max(shape.view for shape in wanted)
+            if len(self.graphs) == place:
+                self.graphs.append(PassGraphs.attach(model, batch=batch, slots=slots))
+            elif not self.graphs[place].has_room(batch, slots):
+                self.graphs[place] = PassGraphs.attach(model, batch=batch, slots=slots)
+            self.graphs[place].warm_up(wanted)
 
     def _measure_plans(
         self, prompts: Sequence[ArrayLike], num_beams: int, batches: Sequence[int]
@@ -202,7 +245,7 @@ class Engine:
             search = self._prepared([prompts[i % len(prompts)] for i in range(batch)])
             load = Load(batch, int(search.prompts.host_lengths.max()), num_beams)
             for repeat in range(_REPEATS):
-                near = planner.near(load) if repeat else planner.plans
+                near = planner.near(load) if repeat else planner.possible(load)
                 for plan in near:
                     self.forget()
                     start = time.perf_counter()
@@ -253,13 +296,24 @@ class Engine:
             mode = Mode.EXHAUSTIVE if self.draft is None else Mode.DRAFT
         return Plan(mode, self.draft_nodes if mode is Mode.DRAFT else 0)
 
-    def _new_tokens(self, prompts: PromptBatch) -> int:
-        """Largest number of prompt tokens that a request has to run."""
+    def _new_tokens(self, prompts: PromptBatch) -> NDArray[np.int64]:
+        """(B,) prompt tokens that each request has to run."""
         store, lengths = self.target.prefixes, prompts.host_lengths
-        if store is None or self.planner is None:  # only a planner uses the exact number
-            return int(lengths.max(initial=0))
-        known = store.known(self.target.version, prompts.host_tokens, lengths)
-        return int((lengths - known).max(initial=0))
+        if store is None or (self.planner is None and self.target.most_padding is None):
+            return lengths  # nobody uses the exact numbers
+        return lengths - store.known(self.target.version, prompts.host_tokens, lengths)
+
+    def _long_first(self, prompts: PromptBatch) -> list[int] | None:
+        """The order in which few requests with many new tokens come first (`find_long_prompts`).
+
+        None if the order makes no difference.
+        """
+        new = self._new_tokens(prompts)
+        order = np.argsort(-new, kind="stable")
+        most = self.target.most_padding
+        if most is None or find_long_prompts(new[order]).saved <= most:
+            return None
+        return None if (np.diff(order) > 0).all() else order.tolist()
 
     @torch.inference_mode()
     def _measure(self, model: TreeModel, batches: Sequence[int]) -> PassTimes:
@@ -277,6 +331,15 @@ def _with_prefixes(model: Any, prefix_bytes: int, version: str) -> TreeModel:
     if prefix_bytes:
         ready.keep_prefixes(prefix_bytes, version)
     return ready
+
+
+def _draft_widths(
+    trie: DeviceTrie, sizes: Iterable[int], num_beams: int
+) -> Iterator[tuple[int, ...]]:
+    """Most beams of each level that a draft model runs, for trees of each size, by K or fewer."""
+    for nodes in sizes:
+        widths = [split_nodes(nodes, trie, k)[:-1] for k in range(1, num_beams + 1)]
+        yield tuple(map(max, zip(*widths, strict=True)))
 
 
 def _time_pass(model: TreeModel, batch: int, size: int) -> float:

@@ -23,7 +23,7 @@ from recsys.decoding.output import Beams, DecodeStats
 from recsys.decoding.request import Search
 from recsys.decoding.row_tree import RowTree
 from recsys.errors import NonFiniteError
-from recsys.models.cache import SlotCache
+from recsys.models.cache import Finite, SlotCache
 from recsys.native import library
 from recsys.native.decoder import NativeDecoder
 
@@ -64,7 +64,7 @@ def native_search(
         call.run(decoder)
         finite = call.finite
         if store is not None:
-            store.insert(version, tokens, lengths, cache.buffer, torch.tensor(finite))
+            store.insert(version, tokens, lengths, cache.buffer, Finite(torch.tensor(finite)))
         if not all(finite):  # the error drops the cache
             raise NonFiniteError([i for i, good in enumerate(finite) if not good])
         slot = cache.bytes_per_slot

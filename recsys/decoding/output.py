@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
@@ -27,6 +28,8 @@ class DecodeStats:
         forced_levels: levels that needed no forward pass of their own, because only one token was
             allowed; with log-probabilities over the allowed tokens only. With speculation, 1 where
             that saved a beam of the last level its forward pass.
+        padded_tokens: tokens that were run only to fill up the batch or a captured shape; this
+            request's share of them. The native search pads nothing.
     """
 
     target_passes: int
@@ -38,6 +41,7 @@ class DecodeStats:
     draft_passes: int = 0
     cached_tokens: int = 0
     forced_levels: int = 0
+    padded_tokens: int = 0
 
     def plus(self, more: DecodeStats) -> DecodeStats:
         """These counters and the work of a second search over the target.
@@ -48,6 +52,7 @@ class DecodeStats:
             self,
             target_passes=self.target_passes + more.target_passes,
             target_tokens=self.target_tokens + more.target_tokens,
+            padded_tokens=self.padded_tokens + more.padded_tokens,
             kv_slots=max(self.kv_slots, more.kv_slots),
             kv_bytes=max(self.kv_bytes, more.kv_bytes),
         )
@@ -106,6 +111,8 @@ class Trace:
 class Beams:
     """The best sequences of each request, best first; ties go to the lower row.
 
+    The tensors are on the host, wherever the model is.
+
     Attributes:
         tokens: (B, K, L) int64; -1 where fewer than K exist.
         scores: (B, K) float32 or float64, sum of log-probabilities; -inf where fewer than K exist.
@@ -128,6 +135,31 @@ class Beams:
     traces: list[Trace] = field(default_factory=list)
     approximate: bool = False
     candidate_scores: torch.Tensor | None = None
+
+    def to(self, device: torch.device) -> Beams:
+        """The same with tensors on `device`."""
+        return self._each(lambda tensor: tensor.to(device))
+
+    def take(self, requests: Sequence[int]) -> Beams:
+        """The answers to some requests, in this order."""
+        places = torch.tensor(requests, dtype=torch.int64, device=self.rows.device)
+        return replace(
+            self._each(lambda tensor: tensor[places]),
+            stats=[self.stats[i] for i in requests] if self.stats else [],
+            traces=[self.traces[i] for i in requests] if self.traces else [],
+        )
+
+    def _each(self, change: Callable[[torch.Tensor], torch.Tensor]) -> Beams:
+        """The same with all tensors changed."""
+        is_global, scored = self.is_global, self.candidate_scores
+        return replace(
+            self,
+            tokens=change(self.tokens),
+            scores=change(self.scores),
+            rows=change(self.rows),
+            is_global=None if is_global is None else change(is_global),
+            candidate_scores=None if scored is None else change(scored),
+        )
 
     @property
     def certificates(self) -> list[Certificate]:

@@ -27,6 +27,10 @@ _GAIN = 0.1  # of plain search's time: the accuracy of the estimates
 _KEEP_FOR = 16  # decodes
 _LIKE_TOKENS = 16
 _WIDEST = 1024  # states of a first level that is exhausted; masks grow with its square
+# Trees are worth drafting while a pass costs its launch and the reading of the weights. From about
+# 200 tokens on an H200 computes longer than it reads, and from 2,000 on a tree costs more than the
+# passes that it can save.
+MOST_TREE_TOKENS = 2048
 
 
 @dataclass(frozen=True, order=True)
@@ -43,6 +47,26 @@ class Plan:
 
     def __str__(self) -> str:
         return f"draft-{self.nodes}" if self.mode == Mode.DRAFT else self.mode.value
+
+
+def list_plans(levels: int, first_level: int, nodes: Sequence[int]) -> list[Plan]:
+    """The plans that are possible, plain beam search first.
+
+    Args:
+        levels: L.
+        first_level: children of the catalog's root, which mode `exhaustive` drafts.
+        nodes: sizes of draft trees; empty without a draft model.
+    """
+    if levels == 1:
+        return [Plan()]
+    exhaustive = [Plan(Mode.EXHAUSTIVE)] if first_level <= _WIDEST else []
+    return [Plan(), *exhaustive, *(Plan(Mode.DRAFT, n) for n in nodes)]
+
+
+def is_worth_trying(plan: Plan, batch: int, first_level: int) -> bool:
+    """Whether the trees of a batch are small enough to save time."""
+    nodes = first_level if plan.mode == Mode.EXHAUSTIVE else plan.nodes
+    return batch == 1 or batch * nodes <= MOST_TREE_TOKENS
 
 
 @dataclass(frozen=True)
@@ -140,11 +164,7 @@ class Planner:
         """
         self._target, self._draft = target, draft
         self.levels, self.first_level = levels, first_level
-        self.plans = [Plan()]
-        if levels > 1 and first_level <= _WIDEST:
-            self.plans.append(Plan(Mode.EXHAUSTIVE))
-        if levels > 1:
-            self.plans += [Plan(Mode.DRAFT, n) for n in nodes] if draft is not None else []
+        self.plans = list_plans(levels, first_level, () if draft is None else nodes)
         self._passes: dict[tuple[Plan, int], Passes] = {}
         self._records: dict[tuple[Plan, int, int], _Record] = {}
         self._chosen: dict[tuple[int, int, int], tuple[Plan, int]] = {}
@@ -158,24 +178,28 @@ class Planner:
         # Choosing costs as much as a small pass: a choice is kept for similar loads for a while.
         key = load.batch.bit_length(), load.tokens // _LIKE_TOKENS, load.beams
         plan, until = self._chosen.get(key, (None, 0))
-        if plan is None or until < self._decodes:
+        if plan is None or until < self._decodes or plan not in self.possible(load):
             plan = self._best(load)
             self._chosen[key] = plan, self._decodes + _KEEP_FOR
         return plan
 
     def _best(self, load: Load) -> Plan:
         """Plain search, unless another plan is expected to be clearly faster."""
-        expected = {plan: self.expect(plan, load) for plan in self.plans}
+        expected = {plan: self.expect(plan, load) for plan in self.possible(load)}
         best = min(expected, key=lambda plan: (expected[plan], plan))
         plain = expected[Plan()]
         return best if expected[best] < plain - _GAIN * abs(plain) else Plan()
 
     def near(self, load: Load) -> list[Plan]:
         """Plans whose expected time is close to the best."""
-        expected = {plan: self.expect(plan, load) for plan in self.plans}
+        expected = {plan: self.expect(plan, load) for plan in self.possible(load)}
         least = min(expected.values())  # the unexplained time may make it negative
         limit = least + (_EXPLORE_WITHIN - 1) * abs(least)
-        return [plan for plan in self.plans if expected[plan] <= limit]
+        return [plan for plan, seconds in expected.items() if seconds <= limit]
+
+    def possible(self, load: Load) -> list[Plan]:
+        """The plans to choose from for a load."""
+        return [p for p in self.plans if is_worth_trying(p, load.batch, self.first_level)]
 
     def expect(self, plan: Plan, load: Load) -> float:
         """Expected seconds of a plan."""

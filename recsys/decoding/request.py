@@ -21,6 +21,7 @@ from recsys.decoding.row_tree import RowTree
 from recsys.decoding.sampling import Noise
 from recsys.decoding.tree import PromptBatch, TokenTree
 from recsys.models.tree_forward import TreeModel
+from recsys.transfers import Upload
 
 
 @dataclass(frozen=True)
@@ -106,6 +107,16 @@ class SearchRequest:
         """`request` itself, or the request that prompts alone make."""
         return request if isinstance(request, cls) else cls(request)  # type: ignore[arg-type]
 
+    def take(self, places: Sequence[int]) -> SearchRequest:
+        """Some of the requests, in this order."""
+        each = ("prompts", "exclude", "masks", "boosts", "seeds", "candidates")
+        given = {name: getattr(self, name) for name in each}
+        parts: dict[str, Any] = {
+            name: None if of_all is None else [of_all[i] for i in places]
+            for name, of_all in given.items()
+        }
+        return replace(self, **parts)
+
     def reserving(self, prompt_slots: int) -> SearchRequest:
         """The same request with at least `prompt_slots` reserved for each prompt."""
         return replace(self, prompt_slots=max(self.prompt_slots, prompt_slots))
@@ -114,6 +125,8 @@ class SearchRequest:
 @dataclass(frozen=True)
 class Search:
     """A request prepared for a model and a trie, on the model's device.
+
+    Its tensors must not be read before `send`.
 
     Attributes:
         model: the target.
@@ -148,12 +161,13 @@ class Search:
         prompts = PromptBatch.of(request.prompts, model, levels - 1, slots=request.prompt_slots)
         trie = DeviceTrie.of(trie, model.device)
         check_vocabulary(model, trie)
-        step = _step(request, model, trie)
+        step = _step(request, prompts.upload, trie)
         if request.candidates is None:
             return cls(model, prompts, step)
         num_rows = trie.source.num_rows
         rows = arguments.rows_of_requests("candidates", request.candidates, len(request), num_rows)
-        return cls(model, prompts, step, RowTree.of(trie, rows, request.candidate_nodes))
+        tree = RowTree.of(trie, rows, request.candidate_nodes, prompts.upload)
+        return cls(model, prompts, step, tree)
 
     def __len__(self) -> int:
         """B."""
@@ -169,8 +183,13 @@ class Search:
         extra = 0 if self.rows is None else self.rows.width
         return TokenTree(self.model, self.prompts, nodes + extra)
 
+    def send(self) -> None:
+        """Copy what the search needs to the device; a `TokenTree` does so when it is entered."""
+        self.prompts.upload.send()
+
     def take(self, requests: torch.Tensor) -> Search:
         """Some of the requests, without their candidates; (b,) int64 places."""
+        self.send()
         return Search(self.model, self.prompts.take(requests.tolist()), self.step.take(requests))
 
 
@@ -182,25 +201,25 @@ def check_vocabulary(model: TreeModel, trie: DeviceTrie) -> None:
         )
 
 
-def _step(request: SearchRequest, model: TreeModel, trie: DeviceTrie) -> Step:
-    """The constraints of a request as tensors on the model's device."""
+def _step(request: SearchRequest, upload: Upload, trie: DeviceTrie) -> Step:
+    """The constraints of a request as tensors on the device of `upload`."""
     for name, given in (("masks", request.masks), ("boosts", request.boosts)):
         for i, one in enumerate(given or ()):
             if one is not None and one.trie is not trie.source:
                 raise ValueError(f"{name}: that of request {i} is made for another trie")
-    source, device = trie.source, model.device
+    source = trie.source
     excluded = noise = None
     if request.exclude is not None:
         rows = arguments.rows_of_requests("exclude", request.exclude, len(request), source.num_rows)
-        excluded = Excluded.of(source, device, rows, request.masks)
+        excluded = Excluded.of(source, upload, rows, request.masks)
     if request.seeds is not None:
-        seeds = torch.from_numpy(np.asarray(request.seeds, np.int64)).to(device)
-        noise = Noise(seeds, float(request.temperature))
+        seeds = np.asarray(request.seeds, np.int64)
+        noise = Noise(upload.add(seeds), float(request.temperature))
     return Step(
         trie,
         excluded,
         request.normalize,
         noise,
-        None if request.masks is None else Allowed.of(source, device, request.masks),
-        None if request.boosts is None else Gains.of(source, device, request.boosts),
+        None if request.masks is None else Allowed.of(source, upload, request.masks),
+        None if request.boosts is None else Gains.of(source, upload, request.boosts),
     )

@@ -18,6 +18,7 @@ from recsys.constraint import ItemTrie
 from recsys.constraint.transitions import DeviceTrie
 from recsys.decoding.expand import TokenLogits
 from recsys.decoding.tree import NO_TOKEN, ROOT, TokenTree
+from recsys.transfers import Upload
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,13 @@ class RowTree:
     free: torch.Tensor | None
 
     @classmethod
-    def of(cls, trie: DeviceTrie, rows: Sequence[ArrayLike], nodes: int | None = None) -> RowTree:
+    def of(
+        cls,
+        trie: DeviceTrie,
+        rows: Sequence[ArrayLike],
+        nodes: int | None = None,
+        upload: Upload | None = None,
+    ) -> RowTree:
         """The tree of `rows`.
 
         Args:
@@ -58,6 +65,8 @@ class RowTree:
             rows: trie rows of each request, most wanted first.
             nodes: exactly so many a request, padding included: rows are taken in their order while
                 their prefixes fit, and the first that does not ends it. None for all rows.
+            upload: takes the tensors to the trie's device, with the caller's `send`; None does so
+                at once.
 
         Raises:
             ValueError: fewer nodes than none, or a row that the trie does not have.
@@ -77,10 +86,12 @@ class RowTree:
             ended = source.alphabet[source.symbol[path]] == source.end
             free = (ended & (path > 0))[..., :-1]
 
-        def on_device(array: NDArray[np.generic]) -> torch.Tensor:
-            return torch.from_numpy(np.ascontiguousarray(array)).to(trie.device)
+        way = Upload(trie.device) if upload is None else upload
 
-        return cls(
+        def on_device(array: NDArray[np.generic]) -> torch.Tensor:
+            return way.add(np.ascontiguousarray(array))
+
+        found = cls(
             states=on_device(states),
             tokens=on_device(np.where(real_node, source.alphabet[source.symbol[states]], NO_TOKEN)),
             parents=on_device(parents),
@@ -91,6 +102,9 @@ class RowTree:
             known=on_device(known),
             free=None if free is None else on_device(free),
         )
+        if upload is None:
+            way.send()
+        return found
 
     @property
     def width(self) -> int:

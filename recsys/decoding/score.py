@@ -51,7 +51,8 @@ def score_rows(
     search = Search.of(SearchRequest(prompts, prompt_slots=prompt_slots), model, trie)
     trie = search.step.trie
     lists = arguments.rows_of_requests("rows", rows, len(search), trie.source.num_rows)
-    wanted = RowTree.of(trie, lists)
+    wanted = RowTree.of(trie, lists, upload=search.prompts.upload)
+    search.send()
     if not len(search):
         return wanted.known.to(search.model.score_dtype)
     with TokenTree(search.model, search.prompts, wanted.width) as tree:

@@ -52,6 +52,7 @@ def shared_beam_search(
         raise ValueError("a shared search has no seeds and normalizes over the 'vocabulary'")
     if not len(search):
         return no_answers(search, num_beams)
+    search.send()
     prompts, owner = search.prompts.distinct()
     widths = search.widths(num_beams)
     room = sum(widths[:-1])

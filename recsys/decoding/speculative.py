@@ -28,8 +28,9 @@ from recsys.decoding.relaxed import relaxed_beam_search
 from recsys.decoding.request import Search, SearchRequest
 from recsys.decoding.table import Table
 from recsys.decoding.trace import trace
-from recsys.decoding.tree import require_finite
+from recsys.decoding.tree import TokenTree, require_finite
 from recsys.modes import Mode, check_mode
+from recsys.transfers import download
 
 PATCH_NODES = 128
 
@@ -92,6 +93,7 @@ def speculative_beam_search(
     # A search is no wider than its catalog, however large num_beams is.
     width = min(num_beams, step.trie.source.num_rows)
     patch_nodes = min(patch_nodes, step.trie.source.num_states)
+    search.send()
     proposal = drafter.propose(search.prompts, step, width)
     with search.tree(proposal.nodes + (step.levels - 1) * (width + patch_nodes)) as tree:
         table = Table(tree, step)
@@ -101,16 +103,24 @@ def speculative_beam_search(
         table.run()
         scores = None if rows is None else table.scores_of(rows)
         verifying = _Verification(table, width)
-        answers = _Answers(verifying, proposal, traced)
+        answers = _Answers(verifying, proposal, scores, traced)
         levels = range(step.levels)
         while True:
             verifying.verify(levels.start)
             waiting = answers.take(verifying)
             if waiting is None:
-                return answers.beams(step, num_beams, scores)
+                return answers.beams(step, num_beams, tree)
             levels, missing = waiting
             verifying.patch(levels, missing, patch_nodes)
             table.run()
+
+
+def counts_nodes(device: torch.device) -> bool:
+    """Whether a patch pass runs as few nodes as it can: on a CPU, where every token costs.
+
+    Elsewhere their number would need a synchronisation.
+    """
+    return device.type == "cpu"
 
 
 class _Verification:
@@ -195,6 +205,8 @@ class _Verification:
     def _add_children(self, place: torch.Tensor, levels: range, budget: int) -> None:
         """Add the best nodes below the beams at (b, K) places, at most `budget` a request."""
         table, step = self.table, self.table.step
+        if levels.start >= step.levels - 1:
+            return  # what follows the last level is no node
         pick = Frontier.nothing(self.frontier, budget)
         for depth in range(levels.start, min(levels.stop, step.levels - 1)):
             children = step.children(self.frontier.states, depth)
@@ -210,8 +222,7 @@ class _Verification:
             pick = found.padded(budget).where(self.level == depth, pick)
         _, run = table.find(pick.states)
         real = (pick.scores > -torch.inf) & ~run
-        # On a CPU every token costs; elsewhere knowing their number would need a synchronisation.
-        width = int(real.sum(1).max()) if real.device.type == "cpu" else real.shape[1]
+        width = int(real.sum(1).max()) if counts_nodes(real.device) else real.shape[1]
         if width:
             chosen, _ = stable_top(real.float(), width)
             table.add(
@@ -244,9 +255,18 @@ class _Verification:
 class _Answers:
     """The answers of the searches that are done, by place in the original batch."""
 
-    def __init__(self, search: _Verification, proposal: Proposal, traced: bool) -> None:
-        """Collect the answers of `search`, which begins with `proposal`."""
-        self.frontier = Frontier(*(part.clone() for part in search.frontier))
+    def __init__(
+        self,
+        search: _Verification,
+        proposal: Proposal,
+        candidate_scores: torch.Tensor | None,
+        traced: bool,
+    ) -> None:
+        """Collect the answers of `search`, which begins with `proposal`, on the host."""
+        self.frontier = Frontier(
+            *(torch.empty_like(part, device="cpu") for part in search.frontier)
+        )
+        self._scores = candidate_scores
         self.num_beams, self._proposal, self._traced = search.num_beams, proposal, traced
         self._finite = torch.ones(len(search.level), dtype=torch.bool)
         self._stats: dict[int, DecodeStats] = {}
@@ -261,19 +281,30 @@ class _Answers:
         table, tree = search.table, search.table.tree
         missing = search.missing.sum(1)
         parts = [table.request, search.level, search.accepted, missing, search.forced, tree.finite]
-        lines = torch.stack(parts, 1).tolist()
+        columns = [torch.stack(parts, 1), *search.frontier]
+        draft, first = self._proposal.tree, len(table.runs) == 1
+        if first and draft is not None:
+            columns.append(draft.finite)
+        if first and self._scores is not None:
+            columns.append(self._scores)
+        counts, *here = download(columns)
+        if first and self._scores is not None:
+            self._scores = here.pop()
+        if first and draft is not None:
+            draft.settle(here.pop().tolist())
+        lines = counts.tolist()
         # a request whose logits are not finite ends here
         ended = [line[1] == table.step.levels or not line[-1] for line in lines]
         done = [i for i, end in enumerate(ended) if end]
         going_on = [i for i, end in enumerate(ended) if not end]
         device = search.level.device
         if done:
-            places = torch.tensor(done, device=device)
-            requests = table.request[places]
-            for mine, theirs in zip(self.frontier, search.frontier, strict=True):
+            places = torch.tensor(done)
+            requests = counts[places, 0]
+            for mine, theirs in zip(self.frontier, here, strict=True):
                 mine[requests] = theirs[places]
             if self._traced:
-                found = trace(table, places, self.num_beams, self._proposal.levels)
+                found = trace(table, places.to(device), self.num_beams, self._proposal.levels)
                 self._traces |= {lines[i][0]: t for i, t in zip(done, found, strict=True)}
         for i in done:
             request, _, accepted, _, forced, finite = lines[i]
@@ -292,10 +323,11 @@ class _Answers:
         levels = [lines[i][1] for i in going_on]
         return range(min(levels), max(levels) + 1), max(lines[i][3] for i in going_on)
 
-    def beams(self, step: Step, num_beams: int, candidate_scores: torch.Tensor | None) -> Beams:
+    def beams(self, step: Step, num_beams: int, tree: TokenTree) -> Beams:
         """All answers, padded to `num_beams`; NonFiniteError if logits were not finite."""
+        tree.settle(self._finite.tolist())
         require_finite(self._finite)
         stats = [self._stats[i] for i in range(len(self._stats))]
-        found = finish(self.frontier, step, num_beams, stats, candidate_scores)
+        found = finish(self.frontier, step, num_beams, stats, self._scores)
         found.traces.extend(self._traces[i] for i in range(len(self._traces)))
         return found

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Self
+from typing import NamedTuple, Self
 
 import numpy as np
 import torch
@@ -25,9 +25,10 @@ from numpy.typing import ArrayLike, NDArray
 from recsys import arguments
 from recsys.decoding.output import DecodeStats
 from recsys.errors import NonFiniteError
-from recsys.models.cache import SlotCache, whole_blocks
+from recsys.models.cache import Finite, SlotCache, whole_blocks
 from recsys.models.mask import prompt_mask, tree_mask
 from recsys.models.tree_forward import TreeModel
+from recsys.transfers import Upload
 
 ROOT = -1
 NO_TOKEN = -1
@@ -45,6 +46,7 @@ class PromptBatch:
         host_lengths: (B,) int64.
         tokens: `host_tokens` on the device.
         lengths: `host_lengths` on the device.
+        upload: takes `tokens` and `lengths`, and what is added, to the device.
         slots: cache slots to reserve for each prompt, at least.
     """
 
@@ -52,6 +54,7 @@ class PromptBatch:
     host_lengths: NDArray[np.int64]
     tokens: torch.Tensor
     lengths: torch.Tensor
+    upload: Upload
     slots: int = 0
 
     def __len__(self) -> int:
@@ -59,14 +62,9 @@ class PromptBatch:
         return len(self.host_lengths)
 
     def take(self, requests: Sequence[int]) -> PromptBatch:
-        """The prompts of some requests."""
-        places = torch.tensor(requests, dtype=torch.int64, device=self.tokens.device)
-        return PromptBatch(
-            self.host_tokens[requests],
-            self.host_lengths[requests],
-            self.tokens[places],
-            self.lengths[places],
-            self.slots,
+        """The prompts of some requests, on their way to the device."""
+        return self._on_way(
+            self.host_tokens[requests], self.host_lengths[requests], self.upload, self.slots
         )
 
     def distinct(self) -> tuple[PromptBatch, NDArray[np.int64]]:
@@ -116,9 +114,17 @@ class PromptBatch:
                 f"prompt {row} has token {padded[row, place]} at place {place}; "
                 f"the model knows 0 .. {model.vocabulary_size - 1}"
             )
-        device = model.device
-        tokens, on_device = (torch.from_numpy(a).to(device) for a in (padded, lengths))
-        return cls(padded, lengths, tokens, on_device, slots)
+        return cls._on_way(padded, lengths, Upload(model.device), slots)
+
+    @classmethod
+    def _on_way(
+        cls,
+        tokens: NDArray[np.int64],
+        lengths: NDArray[np.int64],
+        upload: Upload,
+        slots: int,
+    ) -> PromptBatch:
+        return cls(tokens, lengths, upload.add(tokens), upload.add(lengths), upload, slots)
 
 
 def require_finite(finite: torch.Tensor, requests: Sequence[int] | None = None) -> None:
@@ -129,6 +135,32 @@ def require_finite(finite: torch.Tensor, requests: Sequence[int] | None = None) 
     if not bool(finite.all()):
         failed = (~finite).nonzero().flatten().tolist()
         raise NonFiniteError(failed if requests is None else [int(requests[i]) for i in failed])
+
+
+class LongPrompts(NamedTuple):
+    """Leading requests of a batch that have more new tokens than the others.
+
+    Attributes:
+        requests: how many there are.
+        tokens: most new tokens of another request.
+        saved: tokens of padding that a pass over them alone would save.
+    """
+
+    requests: int
+    tokens: int
+    saved: int
+
+
+def find_long_prompts(new: NDArray[np.int64]) -> LongPrompts:
+    """The leading requests to begin in a pass of their own, given (B,) new tokens, B >= 1.
+
+    >>> find_long_prompts(np.array([200, 8, 4, 8]))
+    LongPrompts(requests=1, tokens=8, saved=576)
+    """
+    most = np.maximum.accumulate(new[::-1])[::-1]  # of a request and those behind it
+    saved = np.arange(len(new), 0, -1) * (new.max() - most)
+    requests = int(saved.argmax())
+    return LongPrompts(requests, int(most[requests]), int(saved[requests]))
 
 
 class TokenTree:
@@ -176,9 +208,12 @@ class TokenTree:
         self._depth = torch.zeros((batch, room), dtype=torch.int64, device=device)
         # Row i: node i and its ancestors. The last row is the prompt's: no nodes.
         self._ancestors = torch.zeros((batch, room + 1, room), dtype=torch.bool, device=device)
-        self._run = 0
-        self._padding = prompts.tokens.gather(1, prompts.lengths[:, None] - 1)
+        self._run, self._padded = 0, 0.0
+        self._begun = self.cached  # prompt tokens with keys and values in the cache
         self._totals = [torch.zeros((batch, 0), device=device)]
+        self._stored: Finite | None = None
+        self._noted: Finite | None = None
+        self._known: list[bool] | None = None
         self._borrowed = ExitStack()
 
     def __enter__(self) -> Self:
@@ -189,8 +224,13 @@ class TokenTree:
             if store is not None:
                 tokens, lengths = self.prompts.host_tokens, self.prompts.host_lengths
                 with store.lookup(self.model.version, tokens, lengths) as hit:
-                    store.load(hit, self.cache.buffer)
-                    self.cached = hit.cached
+                    self.cached = self._begun = hit.cached
+                    self._places = self._prompt_places()
+                    store.load(hit, self.cache.buffer, self.prompts.upload)
+            else:
+                self._places = self._prompt_places()
+            self.prompts.upload.send()
+            self._padding = self.prompts.tokens.gather(1, self.lengths[:, None] - 1)
             self._borrowed = borrowed.pop_all()
         return self
 
@@ -201,9 +241,31 @@ class TokenTree:
         traceback: TracebackType | None,
     ) -> None:
         """Give the cache back."""
-        self.cache.note(self.finite.all())
+        self._noted = self.cache.note(self._totals_finite())
+        self._tell()
         self._borrowed.close()
         del self.cache
+
+    def settle(self, finite: Sequence[bool]) -> None:
+        """Record what the host knows of the logits of all passes, by the original batch.
+
+        The next search then need not read it from the device. The tree may have been left.
+        """
+        self._known = list(finite)
+        self._tell()
+
+    def _tell(self) -> None:
+        """Pass on what the host knows to those who keep the values."""
+        if self._known is not None and self._stored is not None:
+            self._stored.host = self._known
+        if self._known is not None and self._noted is not None:
+            self._noted.host = [all(self._known)]
+
+    def _totals_finite(self) -> torch.Tensor:
+        """() bool, whether the logits of all requests that are still here were finite."""
+        if self._known is not None:  # no operation on the device for what the host knows
+            return torch.tensor(all(self._known))
+        return self.finite.all()
 
     def add(
         self,
@@ -248,6 +310,7 @@ class TokenTree:
             kv_slots=slots,
             kv_bytes=slots * self.cache.bytes_per_slot,
             cached_tokens=cached,
+            padded_tokens=round(self._padded),
             **counters,
         )
 
@@ -259,6 +322,8 @@ class TokenTree:
         Returns:
             (B, W, V) logits of the new nodes; with the prompt, its last token's come first.
         """
+        if not self.passes:
+            self._begin_long_prompts()
         first, last = self._run, self.nodes
         self._run, self.passes = last, self.passes + 1
         view = self.cache.prompt + whole_blocks(last)
@@ -267,8 +332,10 @@ class TokenTree:
         positions = self.lengths[:, None] + depth - 1
         write = (self.cache.prompt + node).expand_as(tokens)
         places = rows = None
+        useful = tokens.numel()
         if self.passes == 1:
-            places, rows = self._prompt_places()
+            useful += int((self.prompts.host_lengths - self._begun).sum())
+            places, rows = self._places
             tokens = torch.cat([self.prompts.tokens.gather(1, places), tokens], dim=1)
             positions = torch.cat([places, positions], dim=1)
             write = torch.cat([places, write], dim=1)
@@ -293,9 +360,12 @@ class TokenTree:
                 )
             return torch.cat(parts, dim=2)
 
-        return self.model.forward(
+        before = self.cache.tokens
+        logits = self.model.forward(
             tokens, positions, mask, self.cache, write=write, view=view, rows=rows
         )
+        self._padded += (self.cache.tokens - before - useful) / len(tokens)
+        return logits
 
     def note(self, totals: torch.Tensor) -> None:
         """Record whether the logits of a pass are finite; to be called after each pass.
@@ -313,13 +383,13 @@ class TokenTree:
         if len(self._totals) > _MOST_TOTALS:
             self._totals = [torch.cat(self._totals, dim=1).abs().amax(1, keepdim=True)]
         if self.passes == 1 and (store := self.model.prefixes) is not None:
-            prompts = self.prompts
+            prompts, self._stored = self.prompts, Finite(self.finite)
             store.insert(
                 self.model.version,
                 prompts.host_tokens,
                 prompts.host_lengths,
                 self.cache.buffer,
-                self.finite,
+                self._stored,
             )
 
     @property
@@ -333,11 +403,42 @@ class TokenTree:
         Requests with fewer of them repeat their last token, in the same slot.
         """
         last = self.prompts.host_lengths - 1
-        longest = int((last - self.cached).max()) + 1
-        places = np.minimum(self.cached[:, None] + np.arange(longest), last[:, None])
-        device = self.lengths.device
-        rows = (last - self.cached)[:, None]
-        return torch.from_numpy(places).to(device), torch.from_numpy(rows).to(device)
+        longest = int((last - self._begun).max()) + 1
+        places = np.minimum(self._begun[:, None] + np.arange(longest), last[:, None])
+        add = self.prompts.upload.add
+        return add(places), add((last - self._begun)[:, None])
+
+    def _begin_long_prompts(self) -> None:
+        """Run the first tokens of leading requests with many new ones, if all others have few.
+
+        Otherwise the first pass would run as many tokens of every request as of the longest one.
+        """
+        if (most := self.model.most_padding) is None:
+            return
+        found = find_long_prompts(self.prompts.host_lengths - self._begun)
+        if found.saved <= most:
+            return
+        lengths, begun = (a[: found.requests] for a in (self.prompts.host_lengths, self._begun))
+        end = np.maximum(lengths - found.tokens, begun + 1)
+        places = np.minimum(begun[:, None] + np.arange((end - begun).max()), end[:, None] - 1)
+        on_device = self.prompts.upload.add(places)
+        self._begun = np.concatenate([end, self._begun[found.requests :]])
+        self._places = self._prompt_places()
+        self.prompts.upload.send()
+        view, model = self.cache.prompt, self.model
+        before = self.cache.tokens
+        with self.cache.narrowed(found.requests):
+            model.forward(
+                self.prompts.tokens[: found.requests].gather(1, on_device),
+                on_device,
+                lambda window: prompt_mask(on_device, view, window=window, dtype=model.dtype),
+                self.cache,
+                write=on_device,
+                view=view,
+                rows=torch.zeros_like(on_device[:, :1]),
+            )
+        useful = int((end - begun).sum())
+        self._padded += (self.cache.tokens - before - useful) / len(self._begun)
 
     def move(self, nodes: int) -> None:
         """Continue in a larger cache, with room for `nodes` nodes; slots keep their places."""

@@ -40,18 +40,38 @@ def key_value_shape(config: PretrainedConfig) -> tuple[int, int, int]:
     return config.num_hidden_layers, heads, size
 
 
+class Finite:
+    """Whether values on a device are finite, read there only if the host does not know.
+
+    Attributes:
+        on_device: bool, of any shape.
+        host: the same as a list, once it is known.
+    """
+
+    def __init__(self, on_device: torch.Tensor) -> None:
+        """Nothing is read yet."""
+        self.on_device = on_device
+        self.host: list[bool] | None = None
+
+    def read(self) -> list[bool]:
+        """The flags; waits for the device if the host does not know them."""
+        if self.host is None:
+            self.host = self.on_device.flatten().tolist()
+        return self.host
+
+
 @dataclass
 class Storage:
     """Memory for the keys and values of a batch.
 
     Attributes:
         values: (layers, 2, tokens, H_kv, D).
-        finite: () bool on the same device, whether all values written since the last `clean` are
-            finite; None if nothing was written.
+        finite: () bool, whether all values written since the last `clean` are finite; None if
+            nothing was written.
     """
 
     values: torch.Tensor
-    finite: torch.Tensor | None = None
+    finite: Finite | None = None
 
     def clean(self) -> Storage:
         """Fill the storage with zeros if it contains values that are not finite, and return it.
@@ -59,7 +79,7 @@ class Storage:
         A masked slot contributes 0 x value to attention, which is NaN if the value is. The flag is
         read when the storage is lent again, so that no decode waits for the device.
         """
-        if self.finite is not None and not bool(self.finite):
+        if self.finite is not None and not all(self.finite.read()):
             self.values.zero_()
         self.finite = None
         return self
@@ -81,6 +101,7 @@ class SlotCache:
         buffer: (layers, 2, B, slots, H_kv, D). Unused slots are finite (`Storage.clean`).
         prompt: number of prompt slots, in whole blocks, and slot of the first node.
         slots: number of all slots, in whole blocks.
+        tokens: tokens that were run over this cache, padding included.
     """
 
     is_compileable = False
@@ -89,6 +110,7 @@ class SlotCache:
         """Use the front of `storage`, with at least `prompt` and `nodes` slots a request."""
         self.prompt = whole_blocks(prompt)
         self.slots = self.prompt + whole_blocks(nodes)
+        self.tokens = 0
         self._storage = storage
         layers, two, _, heads, size = storage.values.shape
         room = storage.values[:, :, : batch * self.slots]
@@ -102,16 +124,20 @@ class SlotCache:
         layers, two, _, _, heads, size = self.buffer.shape
         return layers * two * heads * size * self.buffer.element_size()
 
-    def note(self, finite: torch.Tensor) -> None:
-        """Record whether the written values are finite, () bool, without waiting for the device."""
+    def note(self, finite: torch.Tensor) -> Finite:
+        """Record whether the written values are finite, () bool, without waiting for the device.
+
+        Returns the record, for a caller who will know it on the host.
+        """
         before = self._storage.finite
-        self._storage.finite = finite if before is None else before & finite
+        self._storage.finite = Finite(finite if before is None else before.on_device & finite)
+        return self._storage.finite
 
     def copy_from(self, other: SlotCache) -> None:
         """Copy all slots of a smaller cache with the same requests and prompt slots."""
         self.buffer[:, :, :, : other.slots] = other.buffer
         if other._storage.finite is not None:
-            self.note(other._storage.finite)
+            self.note(other._storage.finite.on_device)
 
     @property
     def selected(self) -> tuple[torch.Tensor, int]:
@@ -140,6 +166,16 @@ class SlotCache:
             buffer.flatten(0, 1).index_copy_(0, write, new.transpose(1, 2).flatten(0, 1))
         in_view = cached[:, :, :view].transpose(2, 3)
         return in_view[0], in_view[1]
+
+    @contextmanager
+    def narrowed(self, requests: int) -> Iterator[None]:
+        """Run passes over the first requests of the batch only."""
+        whole = self.buffer
+        self.buffer = whole[:, :, :requests]
+        try:
+            yield
+        finally:
+            self.buffer = whole
 
     def keep(self, requests: torch.Tensor) -> None:
         """Keep the requests at (b,) ascending places of the batch, moved to the front in place."""

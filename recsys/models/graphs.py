@@ -8,6 +8,10 @@ into the graph's static tensors and replayed, and its logits are sliced out:
 - a batch with too few requests repeats the last one, in an unused part of the storage;
 - slots out of view are masked; old values there are finite.
 
+Shapes come from a fixed list of sizes (`BATCHES`, `list_sizes`), so the passes that decodes can
+need are known before any is run (`recsys.decoding.grid`). All shapes that are captured together
+write their logits to one buffer.
+
 Keys and values also need a fixed address: one storage with `slots` slots for each of `batch`
 requests, lent to one decode at a time. A decode that does not get it, and a pass without a fitting
 graph, run without graphs; both are counted. A pass computes `TreeModel.run` with or without a
@@ -16,6 +20,8 @@ graph, up to the rounding of kernels of another size.
 
 from __future__ import annotations
 
+import gc
+import math
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -28,13 +34,27 @@ from transformers import PretrainedConfig
 from recsys.models.cache import CachePool, SlotCache, Storage, whole_blocks
 from recsys.models.tree_forward import TreeModel
 
-BATCHES = (1, 2, 4, 8, 16, 32)
+BATCHES = (1, 2, 4, 8, 12, 16, 24, 32)
 _STEP = 8
 # Padding costs little as long as a pass is bound by reading the weights: on an H200, up to about
 # 180 tokens per pass, whatever the model.
 _FREE_TOKENS = 128
 _MOST_PADDING = 2
 _WARM_UPS = 3
+
+
+def list_sizes(most: int) -> list[int]:
+    """Numbers of tokens to capture, ascending; the last one is at least `most`.
+
+    From 16 on, each is at most half as large again as the one before it.
+
+    >>> list_sizes(100)
+    [8, 16, 24, 32, 48, 64, 96, 104]
+    """
+    last = max(1, -(-most // _STEP)) * _STEP
+    sizes = {_STEP << i for i in range(last.bit_length())}
+    sizes |= {3 * size // 2 for size in sizes if size > _STEP}
+    return [*sorted(size for size in sizes if size < last), last]
 
 
 @dataclass(frozen=True, order=True)
@@ -59,7 +79,7 @@ class PassShape:
         return self.batch * self.new
 
     def rounded(self) -> PassShape:
-        """The shape to capture for this one: requests as a power of two, the rest in steps."""
+        """The shape to capture for this one: requests as in `BATCHES`, the rest in steps."""
         return PassShape(
             _round_up(self.batch),
             -(-self.new // _STEP) * _STEP,
@@ -68,13 +88,13 @@ class PassShape:
         )
 
     def fits(self, captured: PassShape) -> bool:
-        """Whether a graph of shape `captured` can run this pass with acceptable padding."""
+        """Whether a graph of shape `captured` can run this rounded pass with acceptable padding."""
         return (
             self.batch <= captured.batch
             and self.new <= captured.new
             and self.view <= captured.view
             and self.rows <= captured.rows
-            and captured.tokens <= max(_FREE_TOKENS, _MOST_PADDING * self.rounded().tokens)
+            and captured.tokens <= max(_FREE_TOKENS, _MOST_PADDING * self.tokens)
         )
 
 
@@ -100,16 +120,20 @@ class GraphStatistics:
     refused: dict[str, int]
 
 
-Run = Callable[[], torch.Tensor]
-Capture = Callable[[Run], tuple[Callable[[], object], torch.Tensor]]
-"""Captures a computation on fixed tensors; returns the replay and the tensor that it writes."""
+Run = Callable[[], object]
+Capture = Callable[[Run], Run]
+"""Captures a computation on fixed tensors, which it reads and writes; returns the replay."""
 
 
 class CudaCapture:
     """CUDA graphs on one stream, over one memory pool.
 
-    Graphs of one pool may overwrite each other's results, so the caller copies a result before the
-    next replay. Capture the largest shape first, so that the smaller ones reuse its memory.
+    Graphs of one pool may overwrite each other's temporaries, so they are replayed one after the
+    other. Capture the largest shape first, so that the smaller ones reuse its memory.
+
+    `torch.cuda.graph` waits for the whole device and empties the allocator's cache at every
+    capture, which stops all other work of the process. Here the stream is captured directly: other
+    threads go on, and only their own later allocations see the memory that captures took.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -118,31 +142,44 @@ class CudaCapture:
             self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
             self._pool = torch.cuda.graph_pool_handle()
 
-    def __call__(self, run: Run) -> tuple[Callable[[], object], torch.Tensor]:
+    def __call__(self, run: Run) -> Run:
         """Capture `run` as a graph; see `Capture`."""
+        graph = torch.cuda.CUDAGraph()
         with torch.cuda.device(self._device):
             current = torch.cuda.current_stream()
             self._stream.wait_stream(current)
-            # Libraries choose kernels and allocate workspaces on first use, not during capture.
-            with torch.cuda.stream(self._stream):
+            with torch.cuda.stream(self._stream), _no_collection():
+                # Libraries choose kernels and allocate workspaces on first use, not in a capture.
                 for _ in range(_WARM_UPS):
                     run()
+                graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+                try:
+                    run()
+                finally:
+                    graph.capture_end()
             current.wait_stream(self._stream)
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(
-                graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"
-            ):
-                logits = run()
-        return graph.replay, logits
+        return graph.replay
 
 
-def run_again(run: Run) -> tuple[Callable[[], object], torch.Tensor]:
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """No garbage collection: what it frees on a GPU could end a capture."""
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collecting:
+            gc.enable()
+
+
+def run_again(run: Run) -> Run:
     """A `Capture` for any device: a replay runs the computation again, on the same tensors.
 
     It saves no time, but tests buffers, padding and fallbacks without a GPU.
     """
-    logits = run().clone()
-    return lambda: logits.copy_(run()), logits
+    run()
+    return run
 
 
 class PinnedPool(CachePool):
@@ -205,9 +242,17 @@ class PassGraph:
     """One captured shape."""
 
     def __init__(
-        self, model: TreeModel, shape: PassShape, pool: PinnedPool, capture: Capture
+        self,
+        model: TreeModel,
+        shape: PassShape,
+        pool: PinnedPool,
+        capture: Capture,
+        logits: torch.Tensor,
     ) -> None:
-        """Capture the shape; this may write any slot of `pool.storage`."""
+        """Capture the shape; this may write any slot of `pool.storage`.
+
+        `logits` is flat memory for at least as many logits as the shape has.
+        """
         self.shape, self._dtype = shape, model.score_dtype
         device = pool.storage.values.device
         # tokens, positions and slots to write in one tensor: one copy fills all three
@@ -220,19 +265,26 @@ class PassGraph:
         }
         cache = SlotCache(pool.storage, shape.batch, pool.slots, 0)
 
-        def run() -> torch.Tensor:
+        sizes = (shape.batch, shape.rows, model.vocabulary_size)
+        self._logits = logits[: math.prod(sizes)].view(sizes)
+
+        def run() -> None:
             tokens, positions, write = self._inputs.unbind(-1)
             cache.select(write, shape.view)
             masks = {kind: mask[:, None] for kind, mask in self._masks.items()}
-            return model.run(tokens, positions, masks, cache, self._rows)
+            self._logits.copy_(model.run(tokens, positions, masks, cache, self._rows))
 
-        self._replay, self._logits = capture(run)
+        self._replay = capture(run)
+
+    @property
+    def tokens(self) -> int:
+        """Tokens that a replay runs."""
+        return self.shape.tokens
 
     @property
     def bytes(self) -> int:
-        """Size of the static tensors."""
-        tensors = (self._inputs, self._rows, self._logits, *self._masks.values())
-        return sum(t.nbytes for t in tensors)
+        """Size of the static tensors, without the logits, which shapes share."""
+        return sum(t.nbytes for t in (self._inputs, self._rows, *self._masks.values()))
 
     def __call__(
         self,
@@ -292,6 +344,8 @@ class PassGraphs:
             model.config, model.dtype, model.device, batch=_round_up(batch), slots=slots
         )
         self._graphs: list[PassGraph] = []
+        self._found: dict[PassShape, PassGraph | None] = {}
+        self._logits_bytes = 0
         self.missed: Counter[PassShape] = Counter()
         self._replays, self._fallbacks = 0, Counter[str]()
         self._lock = threading.Lock()
@@ -304,6 +358,10 @@ class PassGraphs:
         graphs = cls(model, batch=batch, slots=slots, capture=capture)
         model.pool, model.find_graph = graphs.pool, graphs.find
         return graphs
+
+    def has_room(self, batch: int, slots: int) -> bool:
+        """Whether the storage holds that many requests, and slots of each."""
+        return batch <= self.pool.batch and slots <= self.pool.slots
 
     @property
     def shapes(self) -> list[PassShape]:
@@ -320,20 +378,27 @@ class PassGraphs:
         """
         wanted = {shape.rounded() for shape in shapes} - set(self.shapes)
         for shape in wanted:
-            if shape.batch > self.pool.batch or shape.view > self.pool.slots:
+            if not self.has_room(shape.batch, shape.view):
                 raise ValueError(
                     f"{shape} does not fit a storage of {self.pool.batch} requests with "
                     f"{self.pool.slots} slots; make it larger"
                 )
         if self.pool.pinned is not None:
             raise RuntimeError("a decode holds the storage; warm up before decoding")
+        model = self._model
         with self.pool.lend(self.pool.batch, self.pool.slots, 0):
+            rows = max((shape.batch * shape.rows for shape in wanted), default=0)
+            logits = torch.zeros(
+                rows * model.vocabulary_size, dtype=model.dtype, device=model.device
+            )
             captured = [
-                PassGraph(self._model, shape, self.pool, self._capture)
+                PassGraph(model, shape, self.pool, self._capture, logits)
                 for shape in sorted(wanted, key=_size, reverse=True)
             ]
         with self._lock:
             self._graphs = sorted([*self._graphs, *captured], key=lambda g: _size(g.shape))
+            self._found = {}
+            self._logits_bytes += logits.nbytes
             for shape in wanted:
                 del self.missed[shape]
 
@@ -345,15 +410,18 @@ class PassGraphs:
         A pass has (B, S) tokens, a cache, slots in view, and (B, R) rows, or None for all rows.
         """
         batch, new = tokens.shape
-        shape = PassShape(batch, new, view, new if rows is None else rows.shape[1])
-        found = next((g for g in self._graphs if shape.fits(g.shape)), None)
+        shape = PassShape(batch, new, view, new if rows is None else rows.shape[1]).rounded()
         with self._lock:
+            if shape not in self._found:
+                fitting = (g for g in self._graphs if shape.fits(g.shape))
+                self._found[shape] = next(fitting, None)
+            found = self._found[shape]
             if cache is not self.pool.pinned:
                 self._fallbacks["cache"] += 1
                 return None
             if found is None:
                 self._fallbacks["shape"] += 1
-                self.missed[shape.rounded()] += 1
+                self.missed[shape] += 1
                 return None
             self._replays += 1
         return found
@@ -363,7 +431,9 @@ class PassGraphs:
         with self._lock:
             return GraphStatistics(
                 graphs=len(self._graphs),
-                bytes=self.pool.storage.values.nbytes + sum(graph.bytes for graph in self._graphs),
+                bytes=self.pool.storage.values.nbytes
+                + self._logits_bytes
+                + sum(graph.bytes for graph in self._graphs),
                 replays=self._replays,
                 fallbacks=dict(self._fallbacks),
                 refused=dict(self.pool.refused),

@@ -27,7 +27,8 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from transformers import PretrainedConfig
 
-from recsys.models.cache import key_value_shape
+from recsys.models.cache import Finite, key_value_shape
+from recsys.transfers import Upload
 
 _TOKEN = np.dtype(np.int64)
 
@@ -204,7 +205,7 @@ class PrefixStore:
         self._roots: dict[str, Block] = {}
         self._order: OrderedDict[Block, None] = OrderedDict()
         self._free = list(range(self.blocks))[::-1]
-        self._unchecked: tuple[list[tuple[Block, int]], torch.Tensor] | None = None
+        self._unchecked: tuple[list[tuple[Block, int]], Finite] | None = None
         self._pinned = self._hits = self._misses = self._evictions = 0
 
     @property
@@ -262,13 +263,15 @@ class PrefixStore:
         return np.array([len(path) for path in paths], np.int64) * self.block
 
     @torch.inference_mode()
-    def load(self, hit: Hit, cache: torch.Tensor) -> None:
+    def load(self, hit: Hit, cache: torch.Tensor, upload: Upload | None = None) -> None:
         """Copy what was found into a working cache: token p of request b into slot p of b.
 
         Args:
             hit: a hit of this store that has not been released.
             cache: (layers, 2, B, slots, heads, head_dim), a `SlotCache`'s buffer; B and slots may
                 be larger than the prompts need. Other slots are not touched.
+            upload: the copy to the device that the caller shares, which is sent; None for one of
+                its own.
 
         Raises:
             ValueError: the hit was released or belongs to another store, or the cache does not fit.
@@ -284,7 +287,7 @@ class PrefixStore:
             for place, block in enumerate(path)
         ]
         if found:
-            pool, slots = self._slots(found, cache.shape[3])
+            pool, slots = self._slots(found, cache.shape[3], upload)
             flat.index_copy_(1, slots, self._pool.flatten(0, 1).index_select(1, pool))
 
     @torch.inference_mode()
@@ -294,7 +297,7 @@ class PrefixStore:
         tokens: ArrayLike,
         lengths: ArrayLike,
         cache: torch.Tensor,
-        finite: torch.Tensor | None = None,
+        finite: Finite | None = None,
     ) -> None:
         """Store the whole blocks of each prompt that are not stored yet.
 
@@ -306,7 +309,7 @@ class PrefixStore:
             tokens: (B, T) integers, right-padded.
             lengths: (B,) tokens of each prompt.
             cache: as in `load`, with the keys and values of every prompt token in place.
-            finite: (B,) bool on the device, whether the keys and values of each prompt are finite.
+            finite: (B,) bool, whether the keys and values of each prompt are finite.
                 Those that are not will never be found. None if all are known to be finite.
 
         Raises:
@@ -404,7 +407,7 @@ class PrefixStore:
         if self._unchecked is None:
             return
         (added, finite), self._unchecked = self._unchecked, None
-        good = finite.tolist()
+        good = finite.read()
         for block, request in added:
             if not good[request] and not block.dropped:
                 self._remove_below(block)
@@ -434,7 +437,9 @@ class PrefixStore:
             prompts.append([data[i * width : (i + 1) * width] for i in range(count)])
         return prompts, sizes.tolist()
 
-    def _slots(self, blocks: list[tuple[Block, int, int]], slots: int) -> torch.Tensor:
+    def _slots(
+        self, blocks: list[tuple[Block, int, int]], slots: int, upload: Upload | None = None
+    ) -> torch.Tensor:
         """Where the tokens of blocks lie, each given with its request and its place in the prompt.
 
         Returns (2, tokens) on the device: slots of the pool, and of the flattened working cache, in
@@ -442,7 +447,10 @@ class PrefixStore:
         """
         first = [(b.number * self.block, r * slots + p * self.block) for b, r, p in blocks]
         host = np.array(first, np.int64).T[:, :, None] + np.arange(self.block)
-        return torch.from_numpy(host).flatten(1).to(self._pool.device, non_blocking=True)
+        upload = Upload(self._pool.device) if upload is None else upload
+        on_device = upload.add(host.reshape(2, -1))
+        upload.send()
+        return on_device
 
     def _flat(self, cache: torch.Tensor, batch: int, length: int) -> torch.Tensor:
         """(layers x 2, B x slots, heads, head_dim) view of a cache that fits this store."""

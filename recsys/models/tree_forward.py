@@ -8,7 +8,7 @@ to the rows whose logits are needed.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from transformers import PreTrainedModel
@@ -23,13 +23,31 @@ from recsys.native.decoder import NativeDecoder, NativeModel, native_model
 # of four there, and a request gets the same bits alone and in a batch. The native forward needs no
 # padding.
 _ROWS = 4
+# On an accelerator, a pass over few tokens takes the time of reading the weights, which on an H200
+# is that of computing some 200 tokens more in another pass.
+_MOST_PADDING = 512
 
 Masks = dict[str, torch.Tensor]
-CapturedPass = Callable[
-    [torch.Tensor, torch.Tensor, Masks, torch.Tensor, torch.Tensor | None], torch.Tensor
-]
-"""One pass at fixed sizes: (tokens, positions, masks, write, rows) to the logits of the rows, all
-as in `TreeModel.forward`."""
+
+
+class CapturedPass(Protocol):
+    """One pass at fixed sizes."""
+
+    @property
+    def tokens(self) -> int:
+        """Tokens that it runs, padding included."""
+
+    def __call__(
+        self,
+        tokens: torch.Tensor,
+        positions: torch.Tensor,
+        masks: Masks,
+        write: torch.Tensor,
+        rows: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """The logits of the rows; arguments and result are those of `TreeModel.forward`."""
+
+
 FindPass = Callable[[torch.Tensor, SlotCache, int, torch.Tensor | None], CapturedPass | None]
 """The captured pass for (tokens, cache, view, rows), or None."""
 
@@ -64,9 +82,12 @@ class TreeModel:
         prefixes: prefix cache, or None.
         version: version of the model in the prefix cache.
         find_graph: finds captured passes; None without any (`recsys.models.graphs`).
+        most_padding: most padded prompt tokens of a first pass; with more of them, the longest
+            prompts of the batch begin in a pass of their own. None on a CPU, for no limit.
     """
 
     find_graph: FindPass | None = None
+    most_padding: int | None = None
     _native: NativeModel | None = None
 
     def __init__(
@@ -115,6 +136,8 @@ class TreeModel:
         self.vocabulary_size = int(self._head.weight.shape[0])
         self.pool = CachePool(self.config, self.dtype, self.device)
         self.prefixes, self.version = prefixes, version
+        if self.device.type != "cpu":
+            self.most_padding = _MOST_PADDING
         self._native = native_model(model, tuple(self.mask_kinds), self.max_positions)
 
     @classmethod
@@ -195,6 +218,7 @@ class TreeModel:
         masks = {kind: mask(window) for kind, window in self.mask_kinds.items()}
         graph = None if self.find_graph is None else self.find_graph(tokens, cache, view, rows)
         if graph is not None:
+            cache.tokens += graph.tokens
             return graph(tokens, positions, masks, write, rows)
         if self.device.type == "cpu" and self.native is None:
             if tokens.shape[1] % _ROWS:
@@ -204,6 +228,7 @@ class TreeModel:
                 masks = {kind: m[:, :, spread] for kind, m in masks.items()}
             if rows is not None and wanted % _ROWS:
                 rows = rows[:, _round_up(wanted, rows.device)]
+        cache.tokens += tokens.numel()
         cache.select(write, view)
         logits = self.run(tokens, positions, masks, cache, rows)[:, :wanted]
         return logits if logits.dtype == torch.float64 else logits.float()

@@ -12,6 +12,7 @@ from recsys.constraint.restrictions import Allowed, Excluded
 from recsys.constraint.transitions import DeviceTrie
 from recsys.constraint.trie import NO_STATE
 from recsys.decoding.expand import Frontier, Step, TokenLogits, stable_top
+from recsys.transfers import Upload
 
 CPU = torch.device("cpu")
 
@@ -61,8 +62,8 @@ def test_dense_and_listed_steps_agree_exactly(
     masks = _masks(trie, rng, shares, MaskRoom(trie, 2) if roomy else None)
     gone = [rng.permutation(trie.num_rows)[: rng.integers(0, 20)] for _ in shares]
     limits = {
-        "excluded": Excluded.of(trie, CPU, gone, masks),
-        "allowed": Allowed.of(trie, CPU, masks),
+        "excluded": Excluded.of(trie, Upload("cpu"), gone, masks),
+        "allowed": Allowed.of(trie, Upload("cpu"), masks),
     }
     step, listed = Step(device, **limits), _Listed(device, **limits)
     ours = theirs = Frontier.root(len(shares), torch.float32, CPU)
@@ -83,12 +84,21 @@ def test_dense_and_listed_steps_agree_exactly(
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.integers(0, 2**32 - 1), st.integers(1, 8), st.integers(1, 4000), st.integers(1, 50))
-def test_the_best_of_parts_are_the_best(seed, count, size, distinct):
-    values = torch.from_numpy(np.random.default_rng(seed).integers(0, distinct, (2, size))).float()
+@given(
+    st.integers(0, 2**32 - 1),
+    st.integers(1, 8),
+    st.integers(1, 4000),
+    st.integers(1, 50),
+    st.sampled_from([0.0, 0.001, 0.3, 1.0]),
+)
+def test_the_best_of_parts_are_the_best(seed, count, size, distinct, unknown):
+    rng = np.random.default_rng(seed)
+    values = torch.from_numpy(rng.integers(0, distinct, (2, size))).float()
     values[values == 0] = -torch.inf
+    broken = torch.from_numpy(rng.random((2, size)) < unknown)
     count = min(count, size)
-    found, rest = stable_top(values, count)
+    found, rest = stable_top(values.masked_fill(broken, torch.nan), count)
+    values[broken] = -torch.inf
     order = values.sort(dim=-1, descending=True, stable=True)
     best = order.indices[:, :count].masked_fill(order.values[:, :count] == -torch.inf, size)
     assert torch.equal(found, best.sort(-1).values)
@@ -112,7 +122,7 @@ def test_room_is_given_back_when_nothing_holds_the_mask():
     other = RowMask.of(trie, np.array([False, False, True]), room)
     assert one.room is not None
     assert other.room is None
-    allowed = Allowed.of(trie, CPU, [one, None])
+    allowed = Allowed.of(trie, Upload("cpu"), [one, None])
     place = one.room[1]
     del one
     gc.collect()

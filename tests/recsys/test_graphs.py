@@ -1,5 +1,6 @@
 """Passes on graphs equal passes without: padding, static buffers, fallbacks. Replays on a CPU."""
 
+import gc
 from contextlib import ExitStack
 from unittest import mock
 
@@ -9,6 +10,8 @@ import torch
 import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from recsys.constraint import ItemTrie
 from recsys.decoding import beam_search
@@ -86,6 +89,68 @@ def test_a_pass_on_graphs_gives_the_logits_of_one_without(
     assert (
         graphs.pool.storage.values.isfinite().all()
     )  # a NaN would survive the masks of later decodes
+
+
+class Recording(TorchDispatchMode):
+    """A `Capture` that runs the recorded operations again, on the same tensors, as a GPU would.
+
+    No Python of the computation runs in a replay, so a value that it baked in stays what it was.
+    Results of the last replay are overwritten first, so whatever is read before it is computed
+    shows.
+    """
+
+    def __init__(self, run):
+        super().__init__()
+        self.operations, self.made = [], []
+        with self:
+            run()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        found = func(*args, **(kwargs or {}))
+        outputs = [t for t in pytree.tree_leaves(found) if isinstance(t, torch.Tensor)]
+        given = [t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
+        known = {t.untyped_storage().data_ptr() for t in given}
+        new = [t for t in outputs if t.untyped_storage().data_ptr() not in known]
+        if new or func._schema.is_mutable:
+            self.operations.append((func, args, kwargs or {}, outputs if new else []))
+            self.made += new
+        return found
+
+    def replay(self):
+        for tensor in self.made:
+            kind = tensor.dtype
+            tensor.fill_(torch.nan if kind.is_floating_point else kind == torch.bool or 2**40)
+        for func, args, kwargs, kept in self.operations:
+            outputs = pytree.tree_leaves(func(*args, **kwargs))
+            tensors = [t for t in outputs if isinstance(t, torch.Tensor)]
+            for old, value in zip(kept, tensors, strict=False):
+                old.copy_(value)
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_a_replay_needs_no_python_and_no_value_of_the_capture(architecture):
+    model = TreeModel(MODELS[architecture])
+    graphs = PassGraphs.attach(
+        model, batch=BATCH, slots=SLOTS, capture=lambda run: Recording(run).replay
+    )
+    graphs.warm_up([PassShape(b, n, 80, n) for b in (2, 4) for n in (8, 32)])
+    for seed in range(6):
+        rng = np.random.default_rng(seed)
+        prompts = random_prompts(rng, int(rng.integers(1, 5)), 32)
+        plain, found = plain_and_graphed(MODELS[architecture], model, prompts, seed, [7, 5])
+        for theirs, ours in zip(plain, found, strict=True):
+            torch.testing.assert_close(ours, theirs, **CLOSE)
+    assert graphs.statistics().replays == 18
+
+
+def test_a_value_that_was_baked_in_shows_in_a_replay():
+    given, result = torch.tensor([2.0]), torch.zeros(1)
+    recorded = Recording(lambda: result.copy_(given * float(given)))
+    given.fill_(3.0)
+    recorded.replay()
+    assert result.item() == 6.0  # and not 9
+    with pytest.raises(AssertionError):
+        torch.testing.assert_close(result, given * given)
 
 
 def test_requests_that_fill_up_a_batch_leave_nothing_behind():
@@ -246,13 +311,20 @@ def test_cuda_graphs_are_asked_for_as_torch_has_them():
     with ExitStack() as stack:
         for name in names:
             stack.enter_context(mock.patch.object(torch.cuda, name, autospec=True))
-        graph = stack.enter_context(mock.patch.object(torch.cuda, "graph", autospec=True))
-        run = mock.Mock(return_value=torch.zeros(2))
-        replay, logits = CudaCapture(torch.device("cuda", 0))(run)
-        assert logits is run.return_value
-        assert replay is torch.cuda.CUDAGraph.return_value.replay
-        assert graph.call_args.kwargs["pool"] is torch.cuda.graph_pool_handle.return_value
-    assert run.call_count == 4
+        waits = ("synchronize", "empty_cache")  # they would stop live traffic
+        stops = [stack.enter_context(mock.patch.object(torch.cuda, name)) for name in waits]
+        run, graph = mock.Mock(), torch.cuda.CUDAGraph.return_value
+        capture = CudaCapture(torch.device("cuda", 0))
+        assert capture(run) is graph.replay
+        begin = graph.capture_begin.call_args.kwargs
+        assert begin["pool"] is torch.cuda.graph_pool_handle.return_value
+        assert run.call_count == 4
+        run.side_effect = [None, None, None, RuntimeError("broken")]
+        with pytest.raises(RuntimeError, match="broken"):
+            capture(run)
+        assert graph.capture_end.call_count == 2
+    assert not any(stop.called for stop in stops)
+    assert gc.isenabled()
 
 
 @pytest.mark.gpu

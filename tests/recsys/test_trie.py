@@ -16,8 +16,8 @@ from recsys.constraint.mask import RowMask
 from recsys.constraint.restrictions import Allowed, Excluded
 from recsys.constraint.transitions import DeviceTrie
 from recsys.errors import ArtifactError
+from recsys.transfers import Upload
 
-CPU = torch.device("cpu")
 catalogs = hnp.arrays(
     np.int64, st.tuples(st.integers(1, 40), st.integers(1, 5)), elements=st.integers(0, 6)
 )
@@ -183,8 +183,8 @@ def test_reachable_rows_are_allowed_and_not_excluded(tokens, requests, data):
     }
     wanted = [made[share] for share, _ in requests]
     rows = [rng.permutation(trie.num_rows)[: round(e * trie.num_rows)] for _, e in requests]
-    excluded = Excluded.of(trie, CPU, rows, wanted)
-    allowed = Allowed.of(trie, CPU, wanted)
+    excluded = Excluded.of(trie, Upload("cpu"), rows, wanted)
+    allowed = Allowed.of(trie, Upload("cpu"), wanted)
     for place, (share, _) in enumerate(requests):
         items = np.ones(len(tokens), bool) if share is None else kinds[share]
         if share is not None:

@@ -39,7 +39,8 @@ def check_equal(found, expected):
     assert torch.equal(found.scores, expected.scores)
     assert torch.equal(found.tokens, expected.tokens)
     assert torch.equal(found.is_global, expected.is_global)
-    assert found.stats == expected.stats
+    # the native search runs no request's tokens again to fill up the batch
+    assert found.stats == [replace(stats, padded_tokens=0) for stats in expected.stats]
     if expected.candidate_scores is not None:
         assert torch.equal(found.candidate_scores, expected.candidate_scores)
 

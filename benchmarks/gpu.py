@@ -1,0 +1,490 @@
+"""Decoding on a GPU, way by way, against Hugging Face and against the goals below.
+
+    python benchmarks/gpu.py --model 7B --out gpu-7B.jsonl
+
+It needs torch, transformers and, for fused kernels, triton; the package need not be installed.
+Models have random weights of a LLaMA shape, in bfloat16 on a GPU. The catalog has 12,000 semantic
+IDs (4 levels of 256 codes). A case is a kind of prompts and a batch size: `cold` prompts are new,
+and of `kept` ones all but the last item is in the prefix cache. Ways:
+
+- `eager`: beam search without graphs, the reference of all answers;
+- `huggingface`: `generate` with a constraint, up to 8 requests;
+- `graphs`: beam search on captured passes;
+- `exhaustive`: speculation without a draft model, on captured passes;
+- `draft`: speculation with a perfect draft: a 68M model runs and is timed, but its tree, which
+  random weights make useless, is replaced by one that the target found before the clock started;
+- `planned`: what the engine chooses with this draft.
+
+The answers of a way are compared with those of `eager` before it is timed: in float32 they must be
+the same; in bfloat16, where rounding depends on the kernel, most items must be in common and scores
+close. A way that raises or fails this gate has a row that says so, and costs the others nothing.
+Each row is written to `--out` at once, as a line of JSON: whatever ends the run, what was measured
+is there. `--quick` runs everything in toy sizes, on a CPU too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, TextIO
+
+import numpy as np
+import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from recsys.benchmark.decode import HF_ROUNDING, ROUNDING, Agreement, Answer, PerfectDraft
+from recsys.benchmark.environment import environment
+from recsys.benchmark.timing import summarize
+from recsys.benchmark.workload import (
+    SHAPES,
+    Setup,
+    Workload,
+    make_random_workload,
+    make_shape_workload,
+)
+from recsys.decoding import Engine, Search, SearchRequest, beam_search, speculative_beam_search
+from recsys.decoding.planner import Plan
+from recsys.decoding.tree import PromptBatch, TokenTree
+from recsys.models.architecture import Architecture
+from recsys.models.cache import key_value_shape
+from recsys.models.tree_forward import TreeModel
+from recsys.modes import Mode
+from recsys.testing import allowed_tokens, huggingface_beam_search
+from recsys.vocabulary import Vocabulary
+
+Row = dict[str, Any]
+GOALS = {
+    ("7B", "cold", 1): {"ms": 9.5},
+    ("7B", "kept", 1): {"ms": 6.9},
+    ("7B", "cold", 32): {"per_second": 550},
+    ("1.1B", "cold", 1): {"ms": 3.5},
+    ("1.1B", "kept", 1): {"ms": 2.5},
+}
+CASES = ("cold:1", "kept:1", "cold:8", "kept:8", "cold:32", "kept:32")
+HF_MOST = 8  # requests; K beams of each are K rows of its batch
+LEAST_IN_COMMON, MOST_GAP = 0.8, 0.5  # of answers in bfloat16
+LEAST_ROUNDS = 3
+TOP_KERNELS = 20
+TOY = Architecture(64, 128, 2, 4, kv_heads=2)
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What is run.
+
+    Attributes:
+        beams: K.
+        items: of the catalog.
+        history: items of a prompt, 4 tokens each behind one of a beginning.
+        nodes: of a draft tree.
+        rounds: timed decodes of a way.
+    """
+
+    beams: int = 20
+    items: int = 12_000
+    history: int = 50
+    nodes: int = 120
+    rounds: int = 30
+
+
+QUICK = Sizes(beams=5, items=300, history=6, nodes=40, rounds=3)
+
+
+class Bench:
+    """One model, the engines that decode with it, and users."""
+
+    def __init__(self, model: str, sizes: Sizes, device: str, dtype: torch.dtype) -> None:
+        """Make the models and the catalog; nothing is captured yet."""
+        self.sizes, self.device = sizes, torch.device(device)
+        setup = Setup(256, device, dtype, 0)
+        self.work = _toy(setup, sizes) if model == "toy" else _shape(model, setup, sizes)
+        self.exact = dtype == torch.float32
+        self.eager, self.fast = self._engine(graphs=False), self._engine(graphs=True)
+        self.allowed = allowed_tokens(self.work.item_tokens)
+        self.perfect: PerfectDraft | None = None
+        if self.fast.draft is not None:
+            self.perfect = PerfectDraft(self.fast.draft, self.eager.target, sizes.nodes)
+
+    def _engine(self, *, graphs: bool) -> Engine:
+        """An engine that keeps the prompts of 32 users."""
+        model = TreeModel(self.work.target)
+        layers, heads, size = key_value_shape(model.config)
+        slot = 2 * layers * heads * size * model.dtype.itemsize
+        draft = None if self.work.draft is None else TreeModel(self.work.draft)
+        return Engine(
+            model,
+            self.work.trie,
+            draft=draft,
+            draft_nodes=self.sizes.nodes,
+            prefix_bytes=40 * (self.work.longest + 4) * slot,
+            prompt_slots=self.work.longest,
+            graphs=graphs,
+        )
+
+    def capture(self, batches: Sequence[int], ways: Sequence[str]) -> Row:
+        """Capture the passes of some ways, and measure plans for `planned`; what that took."""
+        start, plans = time.perf_counter(), [Plan()]
+        if "exhaustive" in ways:
+            plans.append(Plan(Mode.EXHAUSTIVE))
+        if "draft" in ways:
+            plans.append(Plan(Mode.DRAFT, self.sizes.nodes))
+        self.fast.capture(max(batches), self.work.longest, self.sizes.beams, plans)
+        seconds = [round(time.perf_counter() - start, 1)]
+        if "planned" in ways:
+            self.fast.warm_up(self.work.prompts[:32], self.sizes.beams, sorted(set(batches)))
+            seconds.append(round(time.perf_counter() - start - seconds[0], 1))
+        told = [graphs.statistics() for graphs in self.fast.graphs]
+        return {
+            "seconds": seconds,
+            "graphs": [t.graphs for t in told],
+            "bytes": [t.bytes for t in told],
+        }
+
+    def prompts(self, number: int, batch: int, *, earlier: bool = False) -> list[Any]:
+        """The prompts of round `number`, or the same users' one item ago."""
+        source = self.work.earlier if earlier else self.work.prompts
+        return [source[i] for i in self.work.group(number, batch)]
+
+    def request(self, number: int, batch: int) -> SearchRequest:
+        """The same as a request; a user gets no item of three that are excluded."""
+        prompts = self.prompts(number, batch)
+        exclude = [[(7 * i) % 100, (7 * i + 1) % 100, 100] for i in range(batch)]
+        return SearchRequest(prompts, exclude=exclude, prompt_slots=self.work.longest)
+
+    def prepare(self, way: str, engine: Engine, reuse: str, number: int, batch: int) -> None:
+        """Bring caches and drafts into the state that a round begins with."""
+        if way == "draft" and self.perfect is not None:
+            search = Search.of(self.request(number, batch), self.eager.target, self.eager.trie)
+            self.perfect.find(search, self.sizes.beams)
+        engine.forget()
+        if reuse == "kept":
+            known = self.prompts(number, batch, earlier=True)
+            for model in (engine.target, engine.draft):
+                if model is not None:
+                    prompts = PromptBatch.of(known, model)
+                    with torch.inference_mode(), TokenTree(model, prompts, 0) as tree:
+                        tree.note(tree.forward().amax(-1))
+        self.wait()
+
+    def wait(self) -> None:
+        """Wait for the device."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+
+def _shape(model: str, setup: Setup, sizes: Sizes) -> Workload:
+    return make_shape_workload(model, setup, items=sizes.items, history=sizes.history)
+
+
+def _toy(setup: Setup, sizes: Sizes) -> Workload:
+    vocabulary = Vocabulary.from_levels([16] * 4, first=100)
+    shapes = (TOY, replace(TOY, layers=1))
+    return make_random_workload(shapes, vocabulary, setup, items=sizes.items, history=sizes.history)
+
+
+Way = Callable[[Bench, SearchRequest], Answer]
+
+
+def decode_eagerly(bench: Bench, request: SearchRequest) -> Answer:
+    """Beam search without graphs."""
+    engine = bench.eager
+    return Answer.of(beam_search(engine.target, request, engine.trie, bench.sizes.beams))
+
+
+def decode_on_graphs(bench: Bench, request: SearchRequest) -> Answer:
+    """Beam search on captured passes."""
+    engine = bench.fast
+    return Answer.of(beam_search(engine.target, request, engine.trie, bench.sizes.beams))
+
+
+def decode_exhaustively(bench: Bench, request: SearchRequest) -> Answer:
+    """Speculation without a draft model."""
+    target, trie, beams = bench.fast.target, bench.fast.trie, bench.sizes.beams
+    return Answer.of(speculative_beam_search(target, None, request, trie, beams))
+
+
+def decode_drafted(bench: Bench, request: SearchRequest) -> Answer:
+    """Speculation with a perfect draft."""
+    target, trie, beams = bench.fast.target, bench.fast.trie, bench.sizes.beams
+    return Answer.of(speculative_beam_search(target, bench.perfect, request, trie, beams))
+
+
+def decode_as_planned(bench: Bench, request: SearchRequest) -> Answer:
+    """What the engine chooses."""
+    decoded = bench.fast.decode(request, bench.sizes.beams)
+    return Answer.of(decoded.beams, str(decoded.plan))
+
+
+def generate(bench: Bench, request: SearchRequest) -> Answer:
+    """Hugging Face; its constraint has no exclusions, so lists may differ in excluded items."""
+    prompts = [np.asarray(p) for p in request.prompts]
+    beams = bench.sizes.beams
+    return Answer(huggingface_beam_search(bench.work.target, prompts, bench.allowed, beams))
+
+
+WAYS: dict[str, Way] = {
+    "eager": decode_eagerly,
+    "graphs": decode_on_graphs,
+    "exhaustive": decode_exhaustively,
+    "draft": decode_drafted,
+    "planned": decode_as_planned,
+    "huggingface": generate,
+}
+
+
+class Results:
+    """A file of JSON lines: each is on disk as soon as it is added."""
+
+    def __init__(self, out: TextIO) -> None:
+        """Append to an open file."""
+        self._out = out
+
+    def add(self, **row: Any) -> None:
+        """Write a line, and show it."""
+        line = json.dumps(row, default=str)
+        print(line, file=self._out, flush=True)
+        print(line if len(line) < 400 else line[:400] + " ...", flush=True)
+
+
+class Case:
+    """One kind of prompts and batch size: gates, then times, each way."""
+
+    def __init__(self, bench: Bench, reuse: str, batch: int, deadline: float) -> None:
+        """Measure until `deadline`, of `time.monotonic`."""
+        self.bench, self.reuse, self.batch, self.deadline = bench, reuse, batch, deadline
+        self._expected: dict[bool, Answer] = {}
+
+    def measure(self, way: str) -> Row:
+        """The row of a way.
+
+        Raises:
+            RuntimeError: its answer is not that of `eager`.
+        """
+        agreement = self._gate(way)
+        seconds: list[float] = []
+        answers: list[Answer] = []
+        fallbacks = self._fallbacks()
+        for number in range(self.bench.sizes.rounds):
+            if number >= LEAST_ROUNDS and time.monotonic() > self.deadline:
+                break
+            taken, answer = self.once(way, number)
+            seconds.append(taken)
+            answers.append(answer)
+        ms = summarize([1e3 * s for s in seconds])
+        row: Row = {
+            "rounds": len(seconds),
+            "ms": ms,
+            "per_second": round(1e3 * self.batch / ms["p50"], 1),
+            "in_common": round(agreement.items, 4),
+            "score_gap": float(f"{agreement.gap:.3g}"),
+            "eager_passes": self._fallbacks() - fallbacks,
+        }
+        stats = [s for answer in answers for s in answer.stats]
+        if stats:
+            row["passes"] = round(float(np.mean([s.target_passes for s in stats])), 2)
+            row["padded_tokens"] = round(float(np.mean([s.padded_tokens for s in stats])), 1)
+            row["cached_tokens"] = round(float(np.mean([s.cached_tokens for s in stats])), 1)
+        if plans := {answer.plan for answer in answers} - {""}:
+            row["plans"] = sorted(plans)
+        return row
+
+    def once(self, way: str, number: int) -> tuple[float, Answer]:
+        """Seconds of one decode, with what it queued on the device, and the answer."""
+        bench = self.bench
+        bench.prepare(way, self._engine(way), self.reuse, number, self.batch)
+        request = self._request(way, number)
+        start = time.perf_counter()
+        answer = WAYS[way](bench, request)
+        bench.wait()
+        return time.perf_counter() - start, answer
+
+    def profile(self, way: str) -> Row:
+        """Kernels of one decode by time on the device, and the calls that launched them."""
+        from torch.profiler import ProfilerActivity, profile
+
+        bench, activities = self.bench, [ProfilerActivity.CPU]
+        if bench.device.type == "cuda":
+            activities.append(ProfilerActivity.CUDA)
+        bench.prepare(way, self._engine(way), self.reuse, 1, self.batch)
+        request = self._request(way, 1)
+        with profile(activities=activities) as found:
+            WAYS[way](bench, request)
+            bench.wait()
+        events = found.key_averages()
+        spent = {e.key: [e.count, round(_device_us(e), 1)] for e in events}
+        longest = sorted(spent, key=lambda key: -spent[key][1])[:TOP_KERNELS]
+        calls = {e.key: e.count for e in events if e.key.startswith(("cuda", "cu", "Memcpy"))}
+        return {"kernels_count_us": {k: spent[k] for k in longest}, "calls": calls}
+
+    def _gate(self, way: str) -> Agreement:
+        """How far the answer of a way agrees with that of `eager`; RuntimeError if too little."""
+        theirs = way == "huggingface"
+        found = self.once(way, 0)[1]
+        agreement = Agreement.of(
+            found.rankings, self._reference(theirs).rankings, *(HF_ROUNDING if theirs else ROUNDING)
+        )
+        if self.bench.exact:
+            good = agreement.requests == 1
+        else:
+            good = agreement.items >= LEAST_IN_COMMON and agreement.gap <= MOST_GAP
+        if not good:
+            raise RuntimeError(f"the answer is not that of eager beam search: {agreement}")
+        return agreement
+
+    def _reference(self, plain: bool) -> Answer:
+        """The answer of eager beam search to the first round's request."""
+        if plain not in self._expected:
+            self.bench.prepare("eager", self.bench.eager, self.reuse, 0, self.batch)
+            request = self._request("huggingface" if plain else "eager", 0)
+            self._expected[plain] = decode_eagerly(self.bench, request)
+        return self._expected[plain]
+
+    def _request(self, way: str, number: int) -> SearchRequest:
+        """Requests with exclusions, but for Hugging Face, whose constraint has none."""
+        request = self.bench.request(number, self.batch)
+        return replace(request, exclude=None) if way == "huggingface" else request
+
+    def _engine(self, way: str) -> Engine:
+        return self.bench.eager if way in ("eager", "huggingface") else self.bench.fast
+
+    def _fallbacks(self) -> int:
+        """Passes so far for which there was no graph."""
+        told = [graphs.statistics() for graphs in self.bench.fast.graphs]
+        return sum(sum(t.fallbacks.values()) for t in told)
+
+
+def _device_us(event: Any) -> float:
+    """Microseconds of an event's kernels; on a CPU, of the event itself."""
+    return float(event.self_device_time_total or event.self_cpu_time_total)
+
+
+def goal(model: str, reuse: str, batch: int, row: Row) -> Row:
+    """The goal of a case and whether a row meets it; empty without one."""
+    wanted = GOALS.get((model, reuse, batch))
+    if wanted is None:
+        return {}
+    fast = row["ms"]["p50"] <= wanted.get("ms", float("inf"))
+    return {"goal": wanted, "met": fast and row["per_second"] >= wanted.get("per_second", 0)}
+
+
+def run(args: argparse.Namespace, results: Results) -> None:
+    """Measure everything that was asked for, until the budget is spent."""
+    deadline = time.monotonic() + args.budget
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    quick = args.quick
+    dtype = torch.float32 if args.float32 or device == "cpu" else torch.bfloat16
+    results.add(
+        kind="begin", models=args.model, cases=args.cases, ways=args.ways, quick=quick,
+        device=device, dtype=str(dtype), environment=environment(), triton=_triton(),
+    )  # fmt: skip
+    for model in args.model:
+        about = {"model": model}
+        try:
+            bench = Bench(model, QUICK if quick else Sizes(), device, dtype)
+        except Exception as error:
+            results.add(kind="failure", **about, **_failure(error))
+            continue
+        if set(args.ways) - {"eager", "huggingface"}:
+            try:
+                batches = [batch for _, batch in args.cases]
+                captured = bench.capture(batches, args.ways)
+                results.add(kind="capture", **about, **captured)
+            except Exception as error:
+                results.add(kind="failure", **about, way="capture", **_failure(error))
+        for reuse, batch in args.cases:
+            case = Case(bench, reuse, batch, deadline)
+            for way in args.ways:
+                measure_way(case, way, {**about, "case": reuse, "batch": batch}, args, results)
+        del bench, case
+        if device == "cuda":
+            results.add(kind="memory", **about, peak_bytes=torch.cuda.max_memory_allocated())
+            torch.cuda.empty_cache()
+    results.add(kind="end", seconds_left=round(deadline - time.monotonic(), 1))
+
+
+def measure_way(
+    case: Case, way: str, about: Row, args: argparse.Namespace, results: Results
+) -> None:
+    """Add the row of a way, or one that says why there is none."""
+    about = {**about, "way": way}
+    if way == "huggingface" and case.batch > HF_MOST:
+        return
+    if time.monotonic() > case.deadline:
+        results.add(kind="skipped", **about, reason=f"the budget of {args.budget:g} s is spent")
+        return
+    try:
+        row = case.measure(way)
+        wanted = goal(about["model"], about["case"], case.batch, row)
+        results.add(kind="row", **about, **row, **wanted)
+        if args.profile:
+            results.add(kind="profile", **about, **case.profile(way))
+    except Exception as error:
+        results.add(kind="failure", **about, **_failure(error))
+        if case.bench.device.type == "cuda":
+            torch.cuda.empty_cache()
+
+
+def _failure(error: Exception) -> Row:
+    """An error and where it was raised."""
+    places = traceback.extract_tb(error.__traceback__)[-4:]
+    return {
+        "error": f"{type(error).__name__}: {error}"[:2000],
+        "at": [f"{Path(p.filename).name}:{p.lineno}" for p in places],
+    }
+
+
+def _triton() -> str | None:
+    try:
+        import triton
+    except ImportError:
+        return None
+    return str(triton.__version__)
+
+
+def _case(text: str) -> tuple[str, int]:
+    """`cold:8` as ("cold", 8)."""
+    reuse, _, batch = text.partition(":")
+    if reuse not in ("cold", "kept") or not batch.isdigit() or not int(batch):
+        raise argparse.ArgumentTypeError(f"{text!r}: want cold:B or kept:B, such as cold:8")
+    return reuse, int(batch)
+
+
+def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    """The options; --quick changes what is run by default."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    models = (*(s for s in SHAPES if s.endswith("B")), "toy")
+    parser.add_argument("--model", nargs="+", choices=models, help="shapes (1.1B 7B)")
+    parser.add_argument("--cases", nargs="+", type=_case, help=f"({' '.join(CASES)})")
+    parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS), help="(all)")
+    parser.add_argument("--profile", action="store_true", help="also profile one decode of each")
+    parser.add_argument(
+        "--budget", type=float, default=480, help="seconds, after which nothing new begins (480)"
+    )
+    parser.add_argument("--float32", action="store_true", help="float32 on a GPU: exact answers")
+    parser.add_argument("--quick", action="store_true", help="toy sizes, in seconds, on a CPU too")
+    parser.add_argument("--out", type=Path, default=Path("gpu.jsonl"), help="file to append to")
+    args = parser.parse_args(arguments)
+    args.model = args.model or (["toy"] if args.quick else ["1.1B", "7B"])
+    quick = ("cold:1", "kept:1", "cold:3", "kept:3")
+    args.cases = args.cases or [_case(c) for c in (quick if args.quick else CASES)]
+    return args
+
+
+def main() -> None:
+    """Measure and write."""
+    args = parse()
+    if not args.quick and not torch.cuda.is_available():
+        raise SystemExit("no CUDA device; --quick runs toy sizes on a CPU")
+    with args.out.open("a", encoding="utf-8") as out:
+        run(args, Results(out))
+
+
+if __name__ == "__main__":
+    main()

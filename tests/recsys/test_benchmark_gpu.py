@@ -1,0 +1,120 @@
+"""benchmarks/gpu.py: it starts on a bare machine, gates answers, and loses no result."""
+
+import argparse
+import importlib.util
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+SCRIPT = Path(__file__).parents[2] / "benchmarks" / "gpu.py"
+# What a bare machine lacks; what transformers itself brings is left alone.
+MISSING = (
+    "accelerate", "duckdb", "faiss", "fastapi", "llguidance", "matplotlib", "pandas", "peft",
+    "prometheus_client", "pyarrow", "scipy", "sklearn", "starlette", "threadpoolctl", "uvicorn",
+)  # fmt: skip
+BARE = f"""
+import runpy, sys
+for name in {MISSING}:
+    sys.modules[name] = None
+options = "--quick --ways eager graphs --cases cold:1 --out".split()
+sys.argv = ["gpu.py", *options, sys.argv[1]]
+runpy.run_path({str(SCRIPT)!r}, run_name="__main__")
+"""
+
+
+@pytest.fixture(scope="module")
+def gpu():
+    spec = importlib.util.spec_from_file_location("gpu_benchmark", SCRIPT)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    path = list(sys.path)
+    spec.loader.exec_module(module)
+    sys.path[:] = path
+    yield module
+    del sys.modules[spec.name]
+
+
+def rows(gpu, tmp_path, *options):
+    """The lines that a quick run writes."""
+    file = tmp_path / "rows.jsonl"
+    args = gpu.parse(["--quick", "--out", str(file), *options])
+    with file.open("a") as out:
+        gpu.run(args, gpu.Results(out))
+    return [json.loads(line) for line in file.read_text().splitlines()]
+
+
+def test_it_starts_on_a_bare_machine_and_writes_rows(tmp_path):
+    file = tmp_path / "bare.jsonl"
+    done = subprocess.run(
+        [sys.executable, "-c", BARE, str(file)],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        env={"OMP_NUM_THREADS": "1", "PATH": "/usr/bin:/bin", "HOME": str(tmp_path)},
+    )
+    assert done.returncode == 0, done.stderr
+    found = [json.loads(line) for line in file.read_text().splitlines()]
+    assert [r["kind"] for r in found] == ["begin", "capture", "row", "row", "end"]
+    assert found[0]["environment"]["torch"] == torch.__version__
+
+
+def test_a_way_that_raises_costs_the_others_nothing(gpu, tmp_path, monkeypatch):
+    def broken(bench, request):
+        raise RuntimeError("device-side assert")
+
+    monkeypatch.setitem(gpu.WAYS, "graphs", broken)
+    found = rows(gpu, tmp_path, "--ways", "graphs", "eager", "exhaustive", "--cases", "cold:2")
+    kinds = {r["way"]: r["kind"] for r in found if "way" in r}
+    assert kinds == {"graphs": "failure", "eager": "row", "exhaustive": "row"}
+    failure = next(r for r in found if r["kind"] == "failure")
+    assert failure["error"] == "RuntimeError: device-side assert"
+
+
+def test_a_way_with_another_answer_is_not_timed(gpu, tmp_path, monkeypatch):
+    right = gpu.WAYS["graphs"]
+
+    def wrong(bench, request):
+        answer = right(bench, request)
+        return replace(answer, rankings=[ranking[1:] for ranking in answer.rankings])
+
+    monkeypatch.setitem(gpu.WAYS, "graphs", wrong)
+    found = rows(gpu, tmp_path, "--ways", "graphs", "--cases", "cold:1")
+    failure = next(r for r in found if r.get("way") == "graphs")
+    assert failure["kind"] == "failure"
+    assert "not that of eager beam search" in failure["error"]
+
+
+def test_all_ways_answer_alike_and_meet_no_toy_goal(gpu, tmp_path):
+    found = [r for r in rows(gpu, tmp_path, "--cases", "kept:2") if r["kind"] == "row"]
+    assert {r["way"] for r in found} == set(gpu.WAYS)
+    assert all(r["in_common"] == 1 and "goal" not in r for r in found)
+    assert {r["cached_tokens"] for r in found if "cached_tokens" in r} == {20}
+
+
+def test_what_the_budget_does_not_reach_is_named(gpu, tmp_path):
+    found = rows(gpu, tmp_path, "--budget", "0", "--ways", "eager", "--profile")
+    assert [r["kind"] for r in found] == ["begin", *["skipped"] * 4, "end"]
+
+
+def test_a_profile_names_operations_and_their_counts(gpu, tmp_path):
+    found = rows(gpu, tmp_path, "--profile", "--ways", "eager", "--cases", "cold:1")
+    profile = next(r for r in found if r["kind"] == "profile")
+    assert all(count >= 1 for count, _ in profile["kernels_count_us"].values())
+
+
+def test_goals_are_compared_with_medians(gpu):
+    fast = {"ms": {"p50": 9.4}, "per_second": 106.0}
+    assert gpu.goal("7B", "cold", 1, fast) == {"goal": {"ms": 9.5}, "met": True}
+    assert gpu.goal("7B", "cold", 32, {**fast, "per_second": 500})["met"] is False
+    assert gpu.goal("7B", "cold", 8, fast) == {}
+
+
+@pytest.mark.parametrize("case", ["warm:1", "cold", "cold:0", "kept:x"])
+def test_cases_that_are_none_are_refused(gpu, case):
+    with pytest.raises(argparse.ArgumentTypeError, match="want cold:B or kept:B"):
+        gpu._case(case)

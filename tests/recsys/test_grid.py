@@ -1,0 +1,178 @@
+"""The grid of captured shapes: no pass within it runs without a graph, and padding is limited."""
+
+import numpy as np
+import pytest
+import torch
+
+from recsys.constraint import ItemTrie
+from recsys.decoding import SearchRequest, beam_search, speculative
+from recsys.decoding.engine import Engine
+from recsys.decoding.planner import MOST_TREE_TOKENS, Plan, is_worth_trying, list_plans
+from recsys.decoding.tree import PromptBatch, TokenTree, find_long_prompts
+from recsys.errors import NonFiniteError
+from recsys.models.graphs import BATCHES, PassGraphs, PassShape, list_sizes
+from recsys.models.tree_forward import TreeModel
+from recsys.modes import Mode
+from recsys.testing import random_catalog, random_prompts, tiny_model
+
+TARGET = tiny_model("llama-gqa", layers=1, hidden=16, dtype=torch.float64)
+DRAFT = tiny_model("llama", layers=1, hidden=16, seed=9, dtype=torch.float64)
+RNG = np.random.default_rng(3)
+TRIE = ItemTrie.build(random_catalog(RNG, 300, 4))
+BEAMS, LONGEST, MOST = 5, 44, 32
+HISTORIES = [RNG.integers(1, 64, LONGEST) for _ in range(MOST)]
+
+
+@pytest.fixture(scope="module")
+def engine():
+    """An engine as on a GPU; a replay runs the captured computation again."""
+    each = Engine(
+        TARGET, TRIE, draft=DRAFT, draft_nodes=30, prefix_bytes=1 << 22, prompt_slots=LONGEST,
+        graphs=True,
+    )  # fmt: skip
+    each.target.most_padding = each.draft.most_padding = 64
+    each.capture(MOST, LONGEST, BEAMS)
+    return each
+
+
+def eager_passes(engine):
+    return [graphs.statistics().fallbacks for graphs in engine.graphs]
+
+
+def prompts_of(kind, batch, rng):
+    """Prompts that are new, of which all but the last item is kept, or one new among kept ones."""
+    if kind == "cold":
+        return random_prompts(rng, batch, LONGEST)
+    kept = [history[: LONGEST - rng.integers(0, 5)] for history in HISTORIES[:batch]]
+    if kind == "mixed":
+        kept[batch // 2] = rng.integers(1, 64, LONGEST)
+    return kept
+
+
+@pytest.mark.parametrize(
+    ("plan", "kind"),
+    [(p, k) for p in ("beam", "exhaustive", "draft") for k in ("cold", "kept")]
+    + [("beam", "mixed")],
+)
+def test_no_pass_of_1_to_32_requests_runs_eagerly(engine, monkeypatch, kind, plan):
+    monkeypatch.setattr(speculative, "counts_nodes", lambda device: False)
+    rng = np.random.default_rng(7)
+    plan = Plan(Mode(plan), 30 if plan == "draft" else 0)
+    replays = 0
+    for batch in range(1, MOST + 1):
+        if not is_worth_trying(plan, batch, TRIE.branching[0]):
+            continue
+        engine.forget()
+        if kind != "cold":
+            engine.decode([history[:-4] for history in HISTORIES[:batch]], 1, mode="draft")
+        before = eager_passes(engine), [g.statistics().replays for g in engine.graphs]
+        found = engine.decode(prompts_of(kind, batch, rng), BEAMS, mode=plan.mode.value)
+        assert eager_passes(engine) == before[0], batch
+        assert found.beams.stats[0].target_passes <= 4
+        replays += engine.graphs[0].statistics().replays - before[1][0]
+    assert replays > MOST
+    assert not any(graphs.missed for graphs in engine.graphs)
+
+
+def test_smaller_k_uses_the_same_graphs(engine):
+    before = eager_passes(engine)
+    for beams in range(1, BEAMS + 1):
+        engine.decode(prompts_of("cold", 32, RNG), beams, mode="beam")
+        engine.decode(prompts_of("cold", 3, RNG), beams, mode="draft")
+    assert eager_passes(engine) == before
+
+
+def test_long_prompts_among_kept_ones_change_no_answer(engine):
+    rng = np.random.default_rng(1)
+    for mode, at in (("beam", 0), ("beam", 3), ("draft", 7)):
+        engine.forget()
+        engine.decode([h[:-4] for h in HISTORIES[:8]], 1, mode="draft")
+        prompts = [*HISTORIES[:8]]
+        prompts[at] = rng.integers(1, 64, LONGEST)
+        exclude = [rng.integers(0, TRIE.num_rows, 9) for _ in prompts]
+        request = SearchRequest(prompts, exclude=exclude)
+        expected = beam_search(TARGET, request, TRIE, BEAMS)
+        found = engine.decode(request, BEAMS, mode=mode).beams
+        assert torch.equal(found.rows, expected.rows)
+        torch.testing.assert_close(found.scores, expected.scores, atol=1e-10, rtol=0)
+        cached = [s.cached_tokens for s in found.stats]
+        assert cached == [0 if i == at else 40 for i in range(8)]
+
+
+def test_errors_name_requests_as_they_were_given(engine, monkeypatch):
+    def broken(*_):
+        raise NonFiniteError([0, 2])  # the new prompt comes first
+
+    monkeypatch.setattr(engine, "_decode", broken)
+    engine.forget()
+    monkeypatch.setattr(engine, "_new_tokens", lambda _: np.array([4, 4, 4, 90, 4]))
+    with pytest.raises(NonFiniteError) as caught:
+        engine.decode(HISTORIES[:5], BEAMS)
+    assert caught.value.requests == (1, 3)
+
+
+def test_a_new_prompt_among_kept_ones_pays_its_tokens_alone(engine):
+    padded = []
+    for limit in (None, 64):
+        engine.target.most_padding = limit
+        engine.forget()
+        engine.decode([h[:-4] for h in HISTORIES[:31]], 1, mode="beam")
+        prompts = [*HISTORIES[:31], RNG.integers(1, 64, LONGEST)]
+        stats = engine.decode(prompts, BEAMS, mode="beam").beams.stats
+        assert sorted(s.cached_tokens for s in stats)[0] == 0
+        padded.append(stats[0].padded_tokens)
+    # 44 or 48 tokens for 31 requests that need 4, against 40 or 48 for one request alone
+    assert padded[0] > 35
+    assert padded[1] < padded[0] / 2
+
+
+@pytest.mark.parametrize("graphs", [False, True])
+def test_padding_is_counted(graphs):
+    model = TreeModel(TARGET)
+    model._native = None
+    if graphs:
+        captured = PassGraphs.attach(model, batch=4, slots=64)
+        captured.warm_up([PassShape(4, 16, 32, 8)])
+    prompts = [np.arange(1, 13), np.arange(1, 5), np.arange(1, 13)]  # 28 tokens
+    with TokenTree(model, PromptBatch.of(prompts, model), 8) as tree:
+        tree.forward()
+        run = 64 if graphs else 36
+        assert [tree.stats(i).padded_tokens for i in range(3)] == [round((run - 28) / 3)] * 3
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_long_prompts_are_those_that_save_most(seed):
+    rng = np.random.default_rng(seed)
+    new = rng.integers(1, 50, rng.integers(1, 12))
+    found = find_long_prompts(new)
+    plain = len(new) * max(new)
+    tokens = []
+    for count in range(len(new)):
+        rest = max(new[count:])
+        tokens.append(count * (max(new) - rest) + len(new) * rest)
+    assert plain - found.saved == min(tokens) == tokens[found.requests]
+    assert found.tokens == max(new[found.requests :])
+
+
+@pytest.mark.parametrize("most", [1, 8, 9, 24, 100, 201, 4096])
+def test_sizes_reach_the_largest_with_little_padding(most):
+    sizes = list_sizes(most)
+    assert sizes == sorted(set(sizes))
+    assert most <= sizes[-1] < most + 8
+    for tokens in range(9, most + 1):
+        assert min(s for s in sizes if s >= tokens) <= 1.6 * tokens + 8
+
+
+def test_batches_are_padded_to_the_next_of_eight_sizes():
+    rounded = [PassShape(b, 8, 16, 8).rounded().batch for b in range(1, 33)]
+    assert rounded == [min(b for b in BATCHES if b >= batch) for batch in range(1, 33)]
+    assert rounded[8] == 12
+
+
+def test_trees_of_large_batches_are_not_tried():
+    plans = list_plans(4, 256, (64, 128))
+    assert plans == [Plan(), Plan(Mode.EXHAUSTIVE), Plan(Mode.DRAFT, 64), Plan(Mode.DRAFT, 128)]
+    most = [max(b for b in range(1, 65) if is_worth_trying(p, b, 256)) for p in plans]
+    assert most == [64, *(MOST_TREE_TOKENS // n for n in (256, 64, 128))]
+    assert all(is_worth_trying(p, 1, 10**6) for p in plans)
+    assert list_plans(1, 256, (64,)) == [Plan()]

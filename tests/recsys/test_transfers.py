@@ -1,0 +1,297 @@
+"""Copies between host and device: one each way a decode, counted, and never read too early."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from recsys import transfers
+from recsys.constraint import ItemTrie
+from recsys.constraint.boost import Boost
+from recsys.constraint.mask import RowMask
+from recsys.decoding import (
+    CandidateDrafter,
+    ModelDrafter,
+    SearchRequest,
+    beam_search,
+    complete,
+    score_rows,
+    shared_beam_search,
+    speculative_beam_search,
+)
+from recsys.models.graphs import PassGraphs, PassShape, list_sizes
+from recsys.models.tree_forward import TreeModel
+from recsys.testing import random_catalog, random_prompts, tiny_model
+from recsys.transfers import Upload, download
+
+aten = torch.ops.aten
+NOTHING = {
+    aten.empty,
+    aten.empty_like,
+    aten.empty_strided,
+    aten.new_empty,
+    aten.detach,
+    aten.lift_fresh,
+}
+RNG = np.random.default_rng(0)
+TRIE = ItemTrie.build(random_catalog(RNG, 300, 4))
+TARGET = tiny_model("llama-gqa", dtype=torch.float64)
+DRAFT = tiny_model("llama", layers=1, seed=9, dtype=torch.float64)
+PROMPTS = random_prompts(RNG, 5, 24)
+EXCLUDE = [RNG.integers(0, TRIE.num_rows, 9) for _ in PROMPTS]
+MASK = RowMask.of(TRIE, RNG.random(TRIE.num_items) < 0.5)
+BOOST = Boost.of(TRIE, RNG.random(TRIE.num_items).astype(np.float32))
+MASKS, BOOSTS = [MASK, None, MASK, None, MASK], [None, BOOST, BOOST, None, None]
+K = 6
+REQUESTS = {
+    "plain": SearchRequest(PROMPTS),
+    "excluded": SearchRequest(PROMPTS, exclude=EXCLUDE),
+    "all": SearchRequest(PROMPTS, exclude=EXCLUDE, masks=MASKS, boosts=BOOSTS, candidates=EXCLUDE),
+    "sampled": SearchRequest(PROMPTS, exclude=EXCLUDE, seeds=range(5)),
+}
+SEARCHES = {
+    "beam": lambda target, draft, r: beam_search(target, r, TRIE, K),
+    "exhaustive": lambda target, draft, r: speculative_beam_search(target, None, r, TRIE, K),
+    "draft": lambda target, draft, r: speculative_beam_search(target, draft, r, TRIE, K),
+    "candidates": lambda target, draft, r: speculative_beam_search(
+        target, CandidateDrafter(EXCLUDE), r, TRIE, K
+    ),
+    "complete": lambda target, draft, r: complete(target, beam_search(target, r, TRIE, K), r, TRIE),
+}
+POISON = 0x5A
+
+
+@pytest.fixture
+def as_on_a_device(monkeypatch):
+    """Everything is copied as to a device, and holds other values before its copy is made."""
+    add = Upload.add
+
+    def added(upload, array):
+        tensor = add(upload, array)
+        upload._there[upload._sent :] = POISON
+        return tensor
+
+    monkeypatch.setattr(transfers, "shares_memory", lambda device: False)
+    monkeypatch.setattr(Upload, "add", added)
+
+
+def same(found, expected):
+    for name in ("tokens", "scores", "rows", "is_global", "candidate_scores"):
+        mine, theirs = getattr(found, name), getattr(expected, name)
+        assert (mine is None) == (theirs is None)
+        assert mine is None or torch.equal(mine, theirs), name
+    assert found.stats == expected.stats
+
+
+@pytest.mark.parametrize("request_", [n for n in REQUESTS if n != "sampled"])
+@pytest.mark.parametrize("search", SEARCHES)
+def test_packed_copies_change_no_answer(request, search, request_):
+    models = [TreeModel(TARGET), TreeModel(DRAFT)]
+    expected = SEARCHES[search](*models, REQUESTS[request_])
+    request.getfixturevalue("as_on_a_device")
+    for kept in (False, True, True):
+        if kept and models[0].prefixes is None:
+            for model in models:
+                model.keep_prefixes(1 << 20)
+        found = SEARCHES[search](*models, REQUESTS[request_])
+        if not kept:
+            same(found, expected)
+        torch.testing.assert_close(found.scores, expected.scores, atol=1e-10, rtol=0)
+        assert torch.equal(found.rows, expected.rows)
+
+
+@pytest.mark.parametrize("verification", ["strict", "relaxed"])
+def test_packed_copies_change_no_sample(request, verification):
+    def sample():
+        drafter = ModelDrafter(DRAFT, 20)
+        return speculative_beam_search(TARGET, drafter, REQUESTS["sampled"], TRIE, K, verification)
+
+    expected = sample()
+    request.getfixturevalue("as_on_a_device")
+    same(sample(), expected)
+
+
+def test_packed_copies_change_no_score_and_no_shared_search(request):
+    def both():
+        scores = score_rows(TARGET, PROMPTS, TRIE, EXCLUDE)
+        twice = SearchRequest(
+            [*PROMPTS, *PROMPTS], exclude=[*EXCLUDE, *[[]] * 5], candidates=[*EXCLUDE, *EXCLUDE]
+        )
+        return scores, shared_beam_search(TARGET, twice, TRIE, K)
+
+    expected = both()
+    request.getfixturevalue("as_on_a_device")
+    found = both()
+    assert torch.equal(found[0], expected[0])
+    same(found[1], expected[1])
+
+
+@given(st.lists(st.tuples(st.integers(0, 70), st.booleans(), st.booleans()), max_size=12))
+@settings(max_examples=100, deadline=None)
+def test_arrays_arrive_as_they_were(parts):
+    """Of any size, sent at once or in between, and larger than a copy has room for."""
+    rng, added = np.random.default_rng(0), []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(transfers, "shares_memory", lambda device: False)
+        patch.setattr(transfers, "ROOM", 256)
+        upload = Upload("cpu")
+        for size, flags, send in parts:
+            array = rng.integers(-(2**62), 2**62, (size, 2))
+            array = array > 0 if flags else array
+            added.append((array, upload.add(array)))
+            if send:
+                upload.send()
+        upload.send()
+    for array, tensor in added:
+        assert tensor.shape == array.shape
+        assert np.array_equal(tensor.numpy(), array)
+
+
+def test_a_download_keeps_values_types_and_shapes(monkeypatch):
+    monkeypatch.setattr(transfers, "shares_memory", lambda device: False)
+    tensors = [
+        torch.tensor([[0.1, -torch.inf], [torch.nan, 3e-41]]),
+        torch.tensor([2**53 - 1, -1]),
+        torch.tensor([[True], [False]]),
+        torch.rand(2, 3, 2, dtype=torch.float64),
+        torch.zeros(2, 0),
+    ]
+    for found, given_ in zip(download(tensors), tensors, strict=True):
+        assert found.dtype == given_.dtype
+        assert torch.equal(found.nan_to_num(7.0), given_.nan_to_num(7.0))
+    assert download([]) == []
+
+
+class Counting(TorchDispatchMode):
+    """Counts what a decode asks of a device, with meta tensors in the place of the device's.
+
+    Meta tensors have shapes and no values. Copies from the host and to it pass the dispatcher as
+    they would with a GPU, and so does every operation that would launch a kernel. A download gets
+    the `values` for its tensor.
+
+    Attributes:
+        uploads: copies from the host; each is one transfer.
+        downloads: copies to the host; each waits for the device.
+        launches: kernels, copies within the device included.
+        names: of the launches, with their counts.
+    """
+
+    def __init__(self, values: Callable[[torch.Tensor], torch.Tensor] | None = None) -> None:
+        super().__init__()
+        self._values = values or (lambda like: torch.ones(like.shape, dtype=like.dtype))
+        self.uploads = self.downloads = self.launches = 0
+        self.names: Counter[str] = Counter()
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd"):
+            with self:  # in inference mode these arrive whole
+                found = func.decompose(*args, **kwargs)
+            if found is not NotImplemented:
+                return found
+        if func is aten._local_scalar_dense.default and args[0].is_meta:
+            self.downloads += 1
+            return self._values(args[0]).item()
+        if func is aten._to_copy.default:
+            to = torch.device(kwargs.get("device") or args[0].device).type
+            if args[0].is_meta and to == "cpu":
+                self.downloads += 1
+                return self._values(args[0]).to(kwargs.get("dtype") or args[0].dtype)
+            if not args[0].is_meta and to == "meta":
+                self.uploads += 1
+                return func(*args, **kwargs)
+        if func is aten.copy_.default and args[0].is_meta != args[1].is_meta:
+            if args[0].is_meta:
+                self.uploads += 1
+                return args[0]
+            self.downloads += 1
+            return args[0].copy_(self._values(args[1]))
+        found = func(*args, **kwargs)
+        outputs = found if isinstance(found, tuple | list) else (found,)
+        on_device = any(isinstance(t, torch.Tensor) and t.is_meta for t in outputs)
+        if on_device and not is_view(func) and func.overloadpacket not in NOTHING:
+            self.launches += 1
+            self.names[func.overloadpacket.__name__] += 1
+        return found
+
+
+def is_view(func: Any) -> bool:
+    """Whether an operation only returns another view of its argument."""
+    alias = func._schema.returns[0].alias_info if func._schema.returns else None
+    return alias is not None and not alias.is_write
+
+
+def on_meta():
+    """A model without values on captured passes that compute nothing."""
+    with torch.device("meta"):
+        model = transformers.AutoModelForCausalLM.from_config(tiny_model("llama").config)
+    ready = TreeModel(model.eval())
+    graphs = PassGraphs.attach(ready, batch=8, slots=640, capture=lambda run: lambda: None)
+    sizes = list_sizes(256)
+    graphs.warm_up([PassShape(b, n, 640, n) for b in (1, 2, 4, 8) for n in sizes])
+    return ready, graphs
+
+
+def finished(like):
+    """What a device would tell a search: all requests are done, and everything is finite."""
+    values = torch.ones(like.shape, dtype=torch.float64)
+    if like.dim() == 2 and like.shape[1] > 6:
+        done = torch.tensor([4.0, 3, 0, 0, 1])  # level, accepted, missing, forced, finite
+        values[:, 1:6], values[:, 0] = done, torch.arange(len(values))
+    return values.to(like.dtype)
+
+
+# (search, request, kept) -> most uploads and launches; launches of passes themselves are one each
+BUDGETS = {
+    ("beam", "plain", False): (1, 420),
+    ("beam", "excluded", False): (1, 450),
+    ("beam", "excluded", True): (1, 460),
+    ("beam", "all", True): (1, 620),
+    ("exhaustive", "excluded", False): (2, 640),
+    ("exhaustive", "excluded", True): (2, 660),
+    ("draft", "excluded", True): (3, 900),
+}
+
+
+@pytest.mark.parametrize(
+    ("search", "request_", "kept"), BUDGETS, ids=[f"{s}-{r}-{k}" for s, r, k in BUDGETS]
+)
+def test_a_decode_copies_once_each_way(search, request_, kept):
+    """Stored prompts are all known here; new blocks take one more copy, which nothing waits for."""
+    (target, graphs), (draft, _) = on_meta(), on_meta()
+    if kept:
+        target.keep_prefixes(1 << 20)
+        draft.keep_prefixes(1 << 20)
+    uploads, launches = BUDGETS[search, request_, kept]
+    drafter = ModelDrafter(draft, 32)
+    values = finished if search != "beam" else None
+    for _ in range(2):  # the first decode also copies the catalog and stores the prompts
+        with Counting(values) as counts:
+            SEARCHES[search](target, drafter, REQUESTS[request_])
+    assert not graphs.statistics().fallbacks
+    assert counts.uploads <= uploads
+    assert counts.downloads <= 1
+    assert counts.launches <= launches, counts.names.most_common(12)
+
+
+def test_new_blocks_of_kept_prompts_take_one_more_copy():
+    target, _ = on_meta()
+    target.keep_prefixes(1 << 20)
+    counted = []
+    for tokens in (24, 28):
+        prompts = [np.arange(tokens) + i for i in range(3)]
+        with Counting() as counts:
+            beam_search(target, SearchRequest(prompts, prompt_slots=40), TRIE, K)
+        counted.append((counts.uploads, counts.downloads))
+    assert counted[1] == (2, 1)
