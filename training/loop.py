@@ -32,6 +32,7 @@ from recsys.training.state import Checkpoints, Progress, restore_trainable, trai
 
 LOG = "log.jsonl"
 LOG_EVERY_STEPS = 50
+UNTIMED = 0.05  # first part of a time budget, which the schedule does not count
 SHARDED = "ACCELERATE_USE_FSDP"  # set by `accelerate launch` for a configuration with FSDP
 
 
@@ -88,9 +89,9 @@ def fit(
     """Train `module` in place.
 
     It ends in evaluation mode with the weights of the best validation, or with the last weights if
-    there was none. A run that was killed continues from its newest checkpoint. On a CPU, with a
-    budget of epochs or steps, it then ends with the same bits as an uninterrupted run; with a time
-    budget it has the time that was left.
+    there was none. A run that was killed continues from its newest checkpoint; with a time budget
+    it has the time that was left. On a CPU, the same call gives the same bits, interrupted or not,
+    if its steps fit into the time budget.
 
     Args:
         module: a batch's inputs -> scalar loss (`recsys.training.objective.NextToken`).
@@ -245,9 +246,14 @@ class _Run:
         return self.config.learning_rate * warmup * cosine
 
     def _spent(self) -> float:
-        """Spent share of the budget; all processes use the value of the main process."""
-        share = max(self.progress.step / self.total_steps, self.seconds / self.budget_s)
-        return float(self._agree(share))
+        """Spent share of the budget; all processes use the value of the main process.
+
+        The share of the time rises from 0, at `UNTIMED` of the budget, to 1. If it started at once,
+        it would exceed the share of the steps as long as these are few, even in a run that has
+        time enough, and the learning rate would depend on the clock.
+        """
+        timed = (self.seconds / self.budget_s - UNTIMED) / (1 - UNTIMED)
+        return float(self._agree(max(self.progress.step / self.total_steps, timed)))
 
     def _evaluate(self) -> None:
         progress = self.progress

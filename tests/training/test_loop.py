@@ -1,8 +1,10 @@
 """fit: budgets, schedule, the best weights, and resuming after any kind of end."""
 
 import json
+import math
 import os
 import signal
+import subprocess
 import sys
 import time
 from dataclasses import replace
@@ -227,9 +229,68 @@ def test_a_time_budget_ends_training_and_the_schedule_follows_it(tmp_path, monke
     _, progress = run(tmp_path, config, clock.ticking(5.0))
     assert progress.step == 11, "the twelfth begins at 60 s, when the minute is over"
     rates = [line["learning_rate"] for line in lines(tmp_path)]
-    half = rates[5]  # begun at 30 s of 60
-    assert half == pytest.approx(config.learning_rate / 2, rel=0.01)
+    share = (30 - 3) / (60 - 3)  # of the sixth step, without the first twentieth of the minute
+    half = config.learning_rate * (1 + math.cos(math.pi * share)) / 2
+    assert rates[5] == pytest.approx(half, rel=1e-4)
     assert rates == sorted(rates, reverse=True)
+
+
+def test_a_run_with_time_enough_ignores_the_clock(tmp_path, monkeypatch):
+    untimed, _ = run(tmp_path / "untimed")
+    clock = Clock(monkeypatch)
+    config = replace(CONFIG, max_minutes=1)
+    slow, _ = run(tmp_path / "slow", config, clock.ticking(1.9))  # 57 s in all
+    quick, _ = run(tmp_path / "quick", config, clock.ticking(0.1))
+    assert same_bits(slow, untimed)
+    assert same_bits(quick, untimed)
+
+
+TRAINING = """
+import hashlib, sys
+import numpy as np
+import torch
+from pathlib import Path
+from recsys.interactions import Histories
+from recsys.models.checkpoint import build
+from recsys.prompts import PromptConfig
+from recsys.training.batches import TrainingBatches
+from recsys.training.loop import fit
+from recsys.training.objective import NextToken
+from recsys.training.settings import LoopConfig
+from recsys.training.soft_labels import SoftLabels
+from recsys.training.state import Checkpoints
+from recsys.vocabulary import Vocabulary
+
+torch.manual_seed(0)
+model = build({"hidden_size": 64, "intermediate_size": 128}, Vocabulary.from_levels([8, 8]))
+model.set_attn_implementation("eager")
+module = NextToken(model, label_smoothing=0.05, dtype=torch.bfloat16, soft_labels=0.5).train()
+rng = np.random.default_rng(0)
+histories = Histories.of([rng.integers(0, 64, n) for n in rng.integers(2, 12, 60)])
+tokens = np.stack(np.unravel_index(np.arange(64), (8, 8)), 1) + np.array([2, 10])
+data = TrainingBatches.of(
+    histories, PromptConfig(8, 4), tokens, prefix=(1,), pad=0, max_tokens=128,
+    item_dropout=0.1, seed=0, soft=SoftLabels.of(histories, 64, 4),
+)
+config = LoopConfig(
+    epochs=2, max_minutes=30, warmup_steps=4, evaluate_every=0, precision="bf16", threads=1
+)
+fit(module, data, config, Checkpoints(Path(sys.argv[1]), {}), name="toy")
+weights = b"".join(p.detach().numpy().tobytes() for p in module.parameters())
+print(hashlib.sha256(weights).hexdigest())
+"""
+
+
+def test_two_processes_train_the_same_bits(tmp_path):
+    running = []
+    for folder, seed in (("a", "1"), ("in/another/folder", "2")):
+        (tmp_path / folder).mkdir(parents=True)
+        command = [sys.executable, "-c", TRAINING, str(tmp_path / folder / "checkpoint")]
+        environment = os.environ | {"PYTHONHASHSEED": seed}
+        options = {"env": environment, "cwd": tmp_path / folder, "stdout": subprocess.PIPE}
+        running.append(subprocess.Popen(command, text=True, **options))
+    found = [process.communicate()[0].split()[-1] for process in running]
+    assert found[0] == found[1]
 
 
 def test_a_resumed_run_has_only_the_time_that_was_left(tmp_path, monkeypatch):
