@@ -38,8 +38,8 @@ class LoopConfig:
         epochs: passes over the training windows, at most.
         min_steps: few data need more passes: epochs are added until there are this many steps.
         max_steps: steps at most, at which the schedule then ends.
-        max_minutes: time budget, including validation. The schedule then follows the clock, and
-            training ends when either budget is spent.
+        max_minutes: time budget, including validation. Training ends when either budget is spent.
+            The schedule follows the clock if the steps do not fit into the time.
         learning_rate: peak of the schedule.
         min_learning_rate: end of the schedule, as a share of the peak.
         warmup_steps: steps of linear warm-up, followed by a cosine decay.
