@@ -97,6 +97,11 @@ def test_the_optimum_of_the_released_form_is_near_the_target():
     assert found == pytest.approx(sharper / sharper.sum(), abs=1e-3)
 
 
+def test_the_temperature_of_the_script_stops_far_from_the_target():
+    found = descend(lambda p, q: losses.atspeed_s(p, q, TOP, temperature=0.001))
+    assert distance(TARGET, found) > 0.3
+
+
 def test_the_optimum_of_the_printed_form_is_one_token():
     last = torch.tensor(TARGET[TOP - 1]).log()
     found = descend(lambda p, q: losses.atspeed_s_eq4(p, q, last, TOP))
