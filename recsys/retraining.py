@@ -33,7 +33,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from recsys.artifacts import Manifest, Workspace, write_artifact
-from recsys.bundle import DRAFT, Bundle
+from recsys.bundle import Bundle
 from recsys.config import SHIPPED, Settings
 from recsys.data import growth
 from recsys.data.prepare import DataConfig
@@ -476,8 +476,6 @@ def _context(settings: Settings, version: Workspace, champion: Workspace) -> Con
             "the folder of its run"
         )
     values["target"].pop("base", None)  # the parent's target contains it
-    if values.get("draft", {}).get("base") is not None:
-        values["draft"]["base"] = str(champion.bundle / DRAFT)
     made_with = champion.manifest("dataset").config
     values["data"] = {key: made_with[key] for key in OF_DATA if key in made_with}
     changes = Settings.load(CHANGES, known=SECTIONS).values

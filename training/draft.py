@@ -31,7 +31,7 @@ from recsys.training.initialise import initialise_from_centroids, initialise_fro
 from recsys.training.loop import Data, fit
 from recsys.training.objective import NextToken
 from recsys.training.on_policy import OnPolicyBatches
-from recsys.training.pretrained import add_lora, load_draft_base
+from recsys.training.pretrained import add_lora, load_draft_base, load_tokenizer
 from recsys.training.settings import ON_TREES, ON_WORDS, DraftConfig
 from recsys.training.state import Checkpoints, Progress
 from recsys.training.supervised import (
@@ -48,6 +48,7 @@ from recsys.training.supervised import (
 from recsys.training.target import MODEL, TrainedTarget
 from recsys.training.teacher import Teacher
 from recsys.training.validation import Acceptance, Validation
+from recsys.vocabulary import Vocabulary
 
 KIND = "draft"
 
@@ -78,9 +79,13 @@ def stage(context: Context) -> Path:
     checkpoints = open_checkpoints(output)
     material, target = Material.load(workspace), TrainedTarget.load(workspace)
     torch.manual_seed(seed)
-    model, tokenizer = start(config, target, material)
-    if context.parent is not None:
-        continue_from(context.parent.bundle / DRAFT, model)
+    served = None if context.parent is None else context.parent.bundle / DRAFT
+    if served is not None and served.is_dir() and config.base is not None:
+        model, tokenizer = continue_pretrained(served, config, target.vocabulary)
+    else:
+        model, tokenizer = start(config, target, material)
+        if served is not None:
+            continue_from(served, model)
     progress = train_draft(
         model, target.load_model(), material.dataset, target.encoder,
         within_budget(config, KIND, context), checkpoints,
@@ -116,6 +121,19 @@ def start(config: DraftConfig, target: TrainedTarget, material: Material) -> tup
     if material.centroids is not None:
         initialise_from_centroids(model, vocabulary, material.centroids)
     return model if config.lora is None else add_lora(model, vocabulary, config.lora), tokenizer
+
+
+def continue_pretrained(
+    served: Path, config: DraftConfig, vocabulary: Vocabulary
+) -> tuple[Any, Any]:
+    """The parent's draft, which was made from a checkpoint, and its tokenizer; `base` is not read.
+
+    An adapter of it is merged. With `lora`, it gets a new one.
+    """
+    model = load_model(served, dtype=torch.float32)
+    if config.lora is not None:
+        model = add_lora(model, vocabulary, config.lora)
+    return model, load_tokenizer(served)
 
 
 def continue_from(parent: Path, model: Any) -> None:

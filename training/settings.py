@@ -424,7 +424,8 @@ class DraftConfig(AlignmentSettings, SupervisedConfig):
 
     Attributes:
         base: folder of a pretrained checkpoint with its tokenizer, which must be the target's;
-            replaces the sizes, `layers` and `init_from_target`.
+            replaces the sizes, `layers` and `init_from_target`. A run with a parent continues
+            from the parent's draft instead.
         lora: settings for adapting a pretrained draft with LoRA; None trains all its weights.
         layers: decoder layers.
         init_from_target: take the target's sizes and start as its embeddings, head and first
@@ -465,13 +466,14 @@ class DraftConfig(AlignmentSettings, SupervisedConfig):
             raise ConfigError("lora: adapts a pretrained draft; give draft.base, or leave lora out")
         check_bounds(self, above_zero=["temperature", "flatten", "softmax_temperature"])
 
-    def check_with(self, _settings: Settings) -> None:
+    def check_with(self, settings: Settings) -> None:
         """Check what lies outside of this section.
 
         Raises:
-            ConfigError: the folder of the base is not there.
+            ConfigError: the folder of the base is not there. A run with a parent does not read it.
         """
-        _check_folder("draft.base", self.base)
+        if settings.parent is None:
+            _check_folder("draft.base", self.base)
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from recsys.training import bundle, draft, ids, target
 from recsys.training.parent import check_codes
 from recsys.training.settings import DraftConfig
 from recsys.training.supervised import Material
+from recsys.training.target import TrainedTarget
 from recsys.vocabulary import Vocabulary
 
 DEPLOYED = {"epochs": 20, "evaluate_every": 20, "learning_rate": 1e-2, "eval_users": 40}
@@ -82,12 +83,12 @@ def test_a_full_update_starts_from_the_parents_weights(newer, deployed):
 def test_a_draft_continues_from_the_parents_draft(newer, deployed):
     context = newer(update="full")
     target.stage(context)
-    model = draft.start(
+    model, tokenizer = draft.start(
         context.settings.section("draft", DraftConfig),
-        load_model(context.workspace.run("target") / "model", dtype=torch.float32),
-        Vocabulary.load(deployed),
+        TrainedTarget.load(context.workspace),
         Material.load(context.workspace),
     )
+    assert tokenizer is None
     draft.continue_from(deployed / "draft", model)
     served = load_file(deployed / "draft" / "model.safetensors")
     assert all(torch.equal(model.state_dict()[name], value) for name, value in served.items())

@@ -287,6 +287,25 @@ def test_a_killed_pretrained_draft_ends_with_the_same_bits(
     assert weights_of(draft.stage(context)) == straight
 
 
+@pytest.mark.parametrize("lora", [None, {"rank": 4, "merge": False}])
+def test_a_run_with_a_parent_continues_a_pretrained_draft(make_context, tmp_path, write_base, lora):
+    write_base(tmp_path / "large")
+    write_base(tmp_path / "small", hidden=16, layers=1)
+    context = with_draft(make_context, tmp_path / "large", base=str(tmp_path / "small"), lora=lora)
+    for make in (stage, draft.stage, bundle.stage):
+        served = make(context)
+    (tmp_path / "small").rename(tmp_path / "moved")  # the base is not needed any more
+    config = context.settings.section("draft", DraftConfig)
+    vocabulary = Vocabulary.load(served)
+    model, tokenizer = draft.continue_pretrained(served / "draft", config, vocabulary)
+    prompt = torch.arange(12)[None]
+    with torch.inference_mode():
+        before = load_model(served / "draft")(prompt).logits
+        torch.testing.assert_close(model(prompt).logits, before)
+    assert len(tokenizer) <= vocabulary.size
+    assert any("lora" in name for name, _ in model.named_parameters()) is (lora is not None)
+
+
 def test_a_draft_with_another_vocabulary_is_refused(make_context, tmp_path, write_base):
     write_base(tmp_path / "large")
     write_base(tmp_path / "other", words=290)
