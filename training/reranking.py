@@ -20,11 +20,14 @@ from recsys.training.validation import TOP, ranking_metrics
 RERANKER = "reranker"
 FOLDS = 3
 NEWTON_STEPS, HALVINGS = 30, 20
-PENALTY = 1.0  # of a squared weight, against the log-likelihood of all users
+PENALTY = 16.0  # of a squared weight, against the log-likelihood of all users
+PENALTY_NEW = 1.0  # the same for the weights of items without events
 MISSED = np.iinfo(np.int32).max  # rank of a next item that is not in the list
 COST = 0.02  # share of NDCG@10 that users of known items may lose to new items
 RAISE, MOST_RAISES = 0.1, 30  # steps of the weight of being new
-LEAST_USERS = 30  # whose next item is a candidate; with fewer, no weights are fitted
+LEAST_USERS = 8  # whose next item is a candidate; with fewer, no weights are fitted
+LEAST_NEW = 30  # whose next item is a new candidate; with fewer, new items get no weights
+ERRORS = 2.0  # standard errors by which the best of all sources must exceed the reranker
 
 
 @dataclass(frozen=True)
@@ -68,7 +71,7 @@ def fit(
         return None
     found = found.take(rows)
     names, features = feature_matrix(found.values, found.there, sources or list(found.values))
-    weights = _weights(found, features, np.zeros(found.items.shape))
+    weights = _weights(found, features, np.zeros(found.items.shape), PENALTY)
     return replace(shape, weights=dict(zip(names, weights, strict=True)))
 
 
@@ -88,13 +91,14 @@ def fit_new(found: Candidates, reranker: Reranker) -> Reranker:
     """
     hit = (found.items == found.targets[:, None]) & found.there
     is_new = (hit & (found.values[NEW] > 0)).any(axis=1)
-    if np.count_nonzero(is_new) < LEAST_USERS:
+    if np.count_nonzero(is_new) < LEAST_NEW:
         return reranker
     everyone = found
     found = found.take(np.flatnonzero(hit.any(axis=1)))
     features = new_features(found.values, found.there, list(found.values))
     base = reranker.score(found.values, found.there)
-    weights = _weights(found, np.stack(list(features.values()), axis=-1), base)
+    stacked = np.stack(list(features.values()), axis=-1)
+    weights = _weights(found, stacked, base, PENALTY_NEW)
     added = dict(zip(features, weights, strict=True))
     known = everyone.take(np.flatnonzero(~is_new))
     chosen = replace(reranker, weights={**reranker.weights, **added})
@@ -109,7 +113,10 @@ def fit_new(found: Candidates, reranker: Reranker) -> Reranker:
 
 
 def _weights(
-    found: Candidates, features: NDArray[np.floating[Any]], base: NDArray[np.float64]
+    found: Candidates,
+    features: NDArray[np.floating[Any]],
+    base: NDArray[np.float64],
+    penalty: float,
 ) -> list[float]:
     """Weights of (n, w, F) features that are added to (n, w) scores; every user has a hit."""
     place = ((found.items == found.targets[:, None]) & found.there).argmax(axis=1)
@@ -118,7 +125,7 @@ def _weights(
     real = features[found.there].astype(np.float64)
     scale = real.std(axis=0)
     real = np.divide(real - real.mean(axis=0), scale, out=np.zeros_like(real), where=scale > 0)
-    fitted = _maximise(real, starts, chosen, base[found.there])
+    fitted = _maximise(real, starts, chosen, base[found.there], penalty)
     weights = np.divide(fitted, scale, out=np.zeros_like(fitted), where=scale > 0)
     return [float(weight) for weight in weights]
 
@@ -128,6 +135,7 @@ def _maximise(
     starts: NDArray[np.int64],
     chosen: NDArray[np.int64],
     base: NDArray[np.float64],
+    penalty: float,
 ) -> NDArray[np.float64]:
     """The weights of the greatest penalised likelihood, by Newton's method.
 
@@ -136,6 +144,7 @@ def _maximise(
         starts: (n,) the first candidate of each user.
         chosen: (n,) the candidate that came next.
         base: (N,) scores to which those of the features are added.
+        penalty: of a squared weight.
 
     Returns:
         (F,) weights.
@@ -149,16 +158,16 @@ def _maximise(
         odds = np.exp(scores)
         total = np.add.reduceat(odds, starts)
         likelihood = (scores[chosen] - np.log(total)).sum()
-        return likelihood - PENALTY * weights @ weights, odds / np.repeat(total, width)
+        return likelihood - penalty * weights @ weights, odds / np.repeat(total, width)
 
     weights = np.zeros(features.shape[1])
     best, share = value(weights)
     for _ in range(NEWTON_STEPS):
         weighted = features * share[:, None]
         expected = np.add.reduceat(weighted, starts, axis=0)
-        slope = wanted - expected.sum(axis=0) - 2 * PENALTY * weights
+        slope = wanted - expected.sum(axis=0) - 2 * penalty * weights
         bend = weighted.T @ features - expected.T @ expected
-        step = np.linalg.solve(bend + 2 * PENALTY * np.eye(len(weights)), slope)
+        step = np.linalg.solve(bend + 2 * penalty * np.eye(len(weights)), slope)
         for _ in range(HALVINGS):
             found, its_share = value(weights + step)
             if found >= best:
@@ -204,9 +213,9 @@ def choose(
 ) -> tuple[Reranker, dict[str, Any]]:
     """The fitted reranker, unless a source alone is better by NDCG@10.
 
-    Differences within one standard error count as none: the reranker is then served, because the
-    best of a dozen sources owes some of its lead to chance. In the same way recent popularity is a
-    source only if it gains more than that, since most data do not need it.
+    Differences within two standard errors count as none: the reranker is then served, because the
+    best of a dozen sources owes some of its lead to chance. Recent popularity is a source only if
+    it gains more than one standard error, since most data do not need it.
 
     Args:
         found: validation users.
@@ -235,7 +244,7 @@ def choose(
             others = [name for name in found.values if name != source]
             if (fewer := cross_fit(found, shape, others)) is not None:
                 without[source] = _metrics(fewer)["ndcg@10"]
-        if not _exceeds(ranks[best], crossed):
+        if not _exceeds(ranks[best], crossed, ERRORS):
             best = RERANKER
     metrics["served"] = _metrics(ranks[best])
     info = {"users": len(found.targets), "served": best, "parts": metrics, "without": without}
@@ -257,10 +266,10 @@ def _cross_fit_optional(
     return others, fewer
 
 
-def _exceeds(ranks: NDArray[np.int64], others: NDArray[np.int64]) -> bool:
-    """Whether NDCG@10 is higher by more than one standard error of the paired difference."""
+def _exceeds(ranks: NDArray[np.int64], others: NDArray[np.int64], errors: float = 1.0) -> bool:
+    """Whether NDCG@10 is higher by more than `errors` standard errors of the paired difference."""
     gap = _gains(ranks) - _gains(others)
-    return bool(gap.mean() > gap.std() / len(gap) ** 0.5)
+    return bool(gap.mean() > errors * gap.std() / len(gap) ** 0.5)
 
 
 def _gains(ranks: NDArray[np.int64]) -> NDArray[np.float64]:

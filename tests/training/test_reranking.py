@@ -85,8 +85,8 @@ def test_a_part_that_ranks_better_alone_is_served():
 
 
 def test_too_few_users_fit_no_weights():
-    found = make({"content": 2.0}, users=20)
-    reranker, info = choose(found, SHAPE, {MODEL: np.full(20, 99)})
+    found = make({"content": 2.0}, users=7)
+    reranker, info = choose(found, SHAPE, {MODEL: np.full(7, 99)})
     assert fit(found, SHAPE) is None
     assert cross_fit(found, SHAPE) is None
     assert info["served"] == "content"
