@@ -217,7 +217,8 @@ def show(document: dict[str, Any]) -> None:
     )
     for row in document["columns"]:
         columns.add_row(*(escape(row[key]) for key in ("file", "role", "column", "why", "values")))
-    console.print(columns)
+    if document["columns"]:  # there are none where events are taken from a store
+        console.print(columns)
     if document["behaviours"]:
         types = Table("event type", "role", "weight", "events", title_justify="left")
         types.title = "Event types"

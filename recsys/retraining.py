@@ -34,7 +34,7 @@ import pyarrow.parquet as pq
 
 from recsys.artifacts import Manifest, Workspace, write_artifact
 from recsys.bundle import Bundle
-from recsys.config import SHIPPED, Settings
+from recsys.config import SHIPPED, Settings, as_dict
 from recsys.data import growth
 from recsys.data.prepare import DataConfig
 from recsys.data.readers import READERS
@@ -153,6 +153,9 @@ def retrain(
             _log_promotion(base, last)  # if it was stopped after the swap
         # What was promoted and rolled back is not promoted again.
         known = last is not None and last.name in _promoted(base)
+        refused = verdict is not None and not verdict["offered"]
+        if promote and refused and not known and not force and _judged_otherwise(settings, last):
+            verdict = _make(settings, last, champion, lambda step: None)
         waits = promote and verdict is not None and verdict["offered"] and not known
         why = None
         if force or taken is None or (verdict is not None and not waits):
@@ -231,6 +234,20 @@ def _verdict(version: Workspace) -> dict[str, Any] | None:
     except ArtifactError:
         return None
     return gate.read_verdict(version.report) if judged.parents["bundle"] == made.digest else None
+
+
+def _judged_otherwise(settings: Settings, version: Workspace) -> bool:
+    """Whether settings of the gate are given, and a version was judged with others.
+
+    Without any, as at night, a refused version is not judged again.
+    """
+    if "gate" not in settings.values:
+        return False
+    judged = version.manifest("evaluation").config
+    changes = Settings.load(CHANGES, known=SECTIONS).values
+    values = _merged(changes, settings.values).get("gate")
+    config = as_dict(Settings({"gate": values}).section("gate", GateConfig))
+    return any(judged.get(key) != value for key, value in config.items())
 
 
 def _champion(base: Workspace, clients: Sequence[Client]) -> Workspace:

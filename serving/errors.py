@@ -95,7 +95,10 @@ _OF_STATUS = {404: "not_found", 405: "method_not_allowed", 413: "body_too_large"
 # texts of the others are only logged, since they may name files.
 _OF_EXCEPTION: dict[type[Exception], tuple[str, str | None]] = {
     QueueFullError: ("queue_full", "The queue is full; try again shortly."),
-    DeadlineExceededError: ("deadline_exceeded", "The request waited too long and was dropped."),
+    DeadlineExceededError: (
+        "deadline_exceeded",
+        "The request took longer than its deadline. If it was a change, it may have been made.",
+    ),
     ClosedError: ("shutting_down", "No new requests are accepted; use another instance."),
     NotReadyError: ("not_ready", "The model is being loaded; see /health/ready."),
     NonFiniteError: (

@@ -126,6 +126,8 @@ def _client(url: str, key: str | None) -> Iterator[Client]:
 
 
 def _arms(given: list[str]) -> dict[str, float]:
+    import math
+
     from recsys.errors import ConfigError
 
     arms: dict[str, float] = {}
@@ -137,6 +139,8 @@ def _arms(given: list[str]) -> dict[str, float]:
             arms[alias] = float(weight)
         except ValueError:
             raise ConfigError(f"--arm {arm}: write ALIAS=WEIGHT, such as champion=1") from None
+        if not math.isfinite(arms[alias]):  # JSON has no such number
+            raise ConfigError(f"--arm {arm}: the weight must be a finite number")
     return arms
 
 

@@ -679,6 +679,8 @@ def test_the_commands_print_what_the_service_says(monkeypatch, capsys):
     [
         (["champion"], "1h", "--arm champion: write ALIAS=WEIGHT"),
         (["a=x"], "1h", "--arm a=x: write ALIAS=WEIGHT"),
+        (["a=nan", "b=1"], "1h", "--arm a=nan: the weight must be a finite number"),
+        (["a=1", "b=inf"], "1h", "--arm b=inf: the weight must be a finite number"),
         (["a=1", "b=1", "a=2"], "1h", "--arm a=2: a has a weight already"),
         (["a=1", "b=1"], "1 hour", "--window 1 hour: write a number"),
         (["a=1", "b=1"], "", "--window : write a number"),

@@ -241,6 +241,19 @@ def test_what_the_gate_refuses_is_not_promoted(home, service, monkeypatch, capsy
         assert client.alias("champion").bundle == "shop"
 
 
+def test_a_refused_version_is_judged_again_by_another_gate(home, service):
+    strict = {"gate": QUICK["gate"] | {"coverage": 100.0}}
+    with service() as client:
+        add_the_news(client)
+        assert night(home, clients=[client], promote=True, settings=strict).offered is False
+        last = tonight()[-1]
+        late = [last | {"event_id": "late", "timestamp": last["timestamp"] + DAY}]
+        assert client.send_events(late).accepted == 1, "a service gets events all the time"
+        outcome = night(home, clients=[client], promote=True)
+        assert (outcome.version, outcome.promoted) == ("shop.2", True), "none is trained"
+        assert client.alias("champion").bundle == "shop.2"
+
+
 class StoppedError(Exception):
     """A retraining is stopped on purpose."""
 
