@@ -153,8 +153,8 @@ def retrain(
             _log_promotion(base, last)  # if it was stopped after the swap
         # What was promoted and rolled back is not promoted again.
         known = last is not None and last.name in _promoted(base)
-        refused = verdict is not None and not verdict["offered"]
-        if promote and refused and not known and not force and _judged_otherwise(settings, last):
+        judged = verdict if promote and not (known or force) else None
+        if last and judged and not judged["offered"] and _judged_otherwise(settings, last):
             verdict = _make(settings, last, champion, lambda step: None)
         waits = promote and verdict is not None and verdict["offered"] and not known
         why = None
