@@ -6,9 +6,9 @@ then on, and are no longer counted. The arm of a user is a keyed hash, so that e
 the same one.
 
 A user is one observation: the share of their answers that were followed, over the answers within
-one window after the first. It is final two windows after the first answer. Users enter the results
-in the order of their first answers, so an observation never changes once it is counted, which the
-confidence sequence requires.
+one window after the first. It is final two windows after the first answer, and users enter the
+results in the order of their first answers, so what is counted stays as it is, which the confidence
+sequence requires. Only an event that is delivered later, and the erasure of a user, change it.
 """
 
 import asyncio

@@ -27,9 +27,9 @@ _GAIN = 0.1  # of plain search's time: the accuracy of the estimates
 _KEEP_FOR = 16  # decodes
 _LIKE_TOKENS = 16
 _WIDEST = 1024  # states of a first level that is exhausted; masks grow with its square
-# Trees are worth drafting while a pass costs its launch and the reading of the weights. From about
-# 200 tokens on an H200 computes longer than it reads, and from 2,000 on a tree costs more than the
-# passes that it can save.
+# Trees are worth drafting while a pass costs its launch and the reading of the weights. By the
+# figures of an H200's memory and arithmetic, that ends at some 200 tokens, and ten times as many cost
+# more than the passes that a tree can save. An estimate: nothing was measured on a GPU.
 MOST_TREE_TOKENS = 2048
 
 

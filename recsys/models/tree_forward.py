@@ -23,8 +23,9 @@ from recsys.native.decoder import NativeDecoder, NativeModel, native_model
 # of four there, and a request gets the same bits alone and in a batch. The native forward needs no
 # padding.
 _ROWS = 4
-# On an accelerator, a pass over few tokens takes the time of reading the weights, which on an H200
-# is that of computing some 200 tokens more in another pass.
+# On an accelerator, one more pass costs the reading of the weights. By the figures of an H200, that
+# is the time of computing some 200 tokens, and of as many again for the launches. An estimate:
+# nothing was measured on a GPU.
 _MOST_PADDING = 512
 
 Masks = dict[str, torch.Tensor]
