@@ -28,8 +28,8 @@ _KEEP_FOR = 16  # decodes
 _LIKE_TOKENS = 16
 _WIDEST = 1024  # states of a first level that is exhausted; masks grow with its square
 # Trees are worth drafting while a pass costs its launch and the reading of the weights. By the
-# figures of an H200's memory and arithmetic, that ends at some 200 tokens, and ten times as many cost
-# more than the passes that a tree can save. An estimate: nothing was measured on a GPU.
+# figures of an H200's memory and arithmetic, that ends at some 200 tokens, and ten times as many
+# cost more than the passes that a tree can save. An estimate: nothing was measured on a GPU.
 MOST_TREE_TOKENS = 2048
 
 
