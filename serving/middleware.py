@@ -1,8 +1,8 @@
 """Middleware: request ids, logs, metrics, security headers, keys, rate limits, body limits.
 
 From the outside in: `RequestContext` sees every request, `Guard` refuses requests before their
-bodies are read, `Deadline` limits the time of all that follows, and `BodyLimit` comes just before
-the routes.
+bodies are read, `Deadline` limits the time of all that follows, `BodyLimit` limits bodies, and
+`Direct` answers without FastAPI what needs nothing of it.
 """
 
 import asyncio
@@ -28,7 +28,13 @@ from recsys.serving.api.routes import find_route
 from recsys.serving.auth import Key, Keyring, Scope, is_for_tenants, scope_of
 from recsys.serving.batcher import DeadlineExceededError, until
 from recsys.serving.bodies import LARGE
-from recsys.serving.errors import ProblemError, problem_of, problem_response
+from recsys.serving.errors import (
+    EXPECTED,
+    ProblemError,
+    problem_of,
+    problem_response,
+    response_to,
+)
 from recsys.serving.fair_queue import Turns
 from recsys.serving.limits import CALLER, Caller, Clients, RateLimit, network
 from recsys.serving.metrics import Metrics
@@ -83,6 +89,7 @@ def around(settings: ServingSettings, metrics: Metrics, telemetry: Telemetry) ->
         ),
         Middleware(Deadline, seconds=settings.deadline_ms / 1000),
         Middleware(BodyLimit, max_bytes=settings.max_body_bytes),
+        Middleware(Direct),
     ]
 
 
@@ -442,3 +449,28 @@ class BodyLimit:
         if self._held[client] + more > most / 2 or self._held.total() + more > most:
             raise ProblemError("queue_full", "Too many large bodies at once; try again shortly.")
         self._held[client] += more
+
+
+class Direct:
+    """Answers the requests of routes that are `direct`, with the same problems as the router.
+
+    FastAPI and the router's stack would take longer than everything else that is done for a request
+    outside of the model.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: AsgiScope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        state = scope.get("state", {})
+        answer = getattr(state.get("route"), "direct", None)
+        if answer is None or scope["method"] not in state["methods"]:
+            await self.app(scope, receive, send)
+            return
+        request = Request(scope, receive)
+        try:
+            response = await answer(request)
+        except EXPECTED as error:
+            response = response_to(request, error)
+        await response(scope, receive, send)

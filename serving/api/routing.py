@@ -103,14 +103,20 @@ class IdRoute(APIRoute):
 
 
 class JsonRoute(IdRoute):
-    """A route that accepts bodies of the type application/json only."""
+    """A route that accepts bodies of the type application/json only.
+
+    `direct` answers a request without FastAPI; None if the endpoint has parameters that FastAPI
+    provides.
+    """
+
+    direct: Callable[[Request], Coroutine[Any, Any, Response]] | None = None
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         """Wrap the handler in a check of the content type."""
         handle: Callable[[Any], Coroutine[Any, Any, Response]] = super().get_route_handler()
         if self.body_field is None:
             return handle
-        handle = _direct(self) or handle
+        direct = _direct(self)
         model: Any = self.body_field.field_info.annotation
 
         async def checked(request: Request) -> Response:
@@ -121,8 +127,10 @@ class JsonRoute(IdRoute):
             strict = StrictRequest(request.scope, request.receive)
             strict.model = model
             await strict.json()  # FastAPI would report any exception of it as a malformed body
-            return await handle(strict)
+            return await (direct or handle)(strict)
 
+        if direct is not None:
+            self.direct = checked
         return checked
 
 
