@@ -11,6 +11,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import dataclass
+from functools import lru_cache
 
 from recsys.recommender import MIN_BEAMS, RecommendRequest
 
@@ -125,6 +126,7 @@ class RateLimit:
         return 0.0 if allowed else (least - tokens) / self._rate
 
 
+@lru_cache(CLIENTS)
 def network(address: str) -> str:
     """The client behind an address: the address itself, or the /64 network of IPv6."""
     try:

@@ -15,6 +15,7 @@ import uuid
 from collections import Counter
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 
 from fastapi.routing import APIRoute
 from starlette.datastructures import Headers
@@ -164,10 +165,8 @@ class RequestContext:
         fields |= {name: state[name] for name in ("problem", "key") if name in state}
         access.info("request", extra={"fields": fields})
         audit.record(scope, status)
-        self.metrics.in_flight.dec()
         label = method if method in METHODS else "OTHER"
-        self.metrics.http_requests.labels(label, template, str(status)).inc()
-        self.metrics.http_seconds.labels(template).observe(seconds)
+        self.metrics.responded(label, template, status, seconds)
         if "problem" in state:
             self.metrics.error(state["problem"])
         self.telemetry.respond(method, None if route is None else template, status)
@@ -216,7 +215,7 @@ class Guard:
         if target > MAX_TARGET:
             raise ProblemError("target_too_long", f"The limit is {MAX_TARGET} bytes.")
         raw = scope["headers"]
-        size = sum(len(name) + len(value) for name, value in raw)
+        size = sum(map(len, chain.from_iterable(raw)))
         if len(raw) > MAX_HEADERS or size > MAX_HEADER_BYTES:
             text = f"The limits are {MAX_HEADERS} headers and {MAX_HEADER_BYTES} bytes."
             raise ProblemError("headers_too_large", text)

@@ -63,9 +63,7 @@ def read_plain(data: bytes, most: int) -> Head | None:
     if hosts != 1 or len(body) != int(length or 0):
         return None
     raw_path, _, query = target.partition(b"?")
-    return Head(
-        method.decode(), unquote(raw_path.decode()), raw_path, query, headers, body
-    )
+    return Head(method.decode(), unquote(raw_path.decode()), raw_path, query, headers, body)
 
 
 def write_head(status: int, headers: Headers) -> tuple[bytes, int | None]:

@@ -36,6 +36,7 @@ class IdConvertor(PathConvertor):
 
 register_url_convertor("id", IdConvertor())
 QUEUE = ("queue_full", "deadline_exceeded")
+WATCH_S = 0.1
 PAGE = 100  # entries of a list that a request pays for
 BODY = ("malformed_body", "unsupported_media_type", "invalid_request")
 RECOMMEND = (
@@ -212,7 +213,10 @@ def unhurried(endpoint: EndpointT) -> EndpointT:
 
 
 async def while_connected(request: Request, answer: Coroutine[Any, Any, T]) -> T:
-    """Await `answer`; if the client disconnects, cancel it and raise `ClientDisconnect`."""
+    """Await `answer`; if the client disconnects, cancel it and raise `ClientDisconnect`.
+
+    The client is watched from `WATCH_S` on: most answers are ready by then.
+    """
     asking = asyncio.current_task()
     assert asking is not None  # noqa: S101 - a coroutine runs in a task
     left = False
@@ -224,7 +228,13 @@ async def while_connected(request: Request, answer: Coroutine[Any, Any, T]) -> T
         left = True
         asking.cancel()
 
-    watching = asyncio.create_task(watch())
+    watching: asyncio.Task[None] | None = None
+
+    def begin() -> None:
+        nonlocal watching
+        watching = asyncio.create_task(watch())
+
+    later = asyncio.get_running_loop().call_later(WATCH_S, begin)
     try:
         return await answer
     except asyncio.CancelledError:
@@ -232,4 +242,6 @@ async def while_connected(request: Request, answer: Coroutine[Any, Any, T]) -> T
             raise ClientDisconnect from None
         raise
     finally:
-        watching.cancel()
+        later.cancel()
+        if watching is not None:
+            watching.cancel()
