@@ -225,7 +225,7 @@ class Metrics:
         self._ready.set(float(yes))
 
     def _labelled(self, metric: Any, *values: str) -> Any:
-        """As `metric.labels`, which takes longer than counting, for metrics that keep all labels."""
+        """As `metric.labels`, but faster, for metrics of which no labels are removed."""
         found = self._children.get((metric, *values))
         if found is None:
             found = self._children[metric, *values] = metric.labels(*values)
