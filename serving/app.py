@@ -24,7 +24,7 @@ from recsys.serving.telemetry import Telemetry
 class Application(FastAPI):
     """FastAPI with our middleware around the router, and nothing else.
 
-    FastAPI's own middleware would take longer than ours: error pages, a limit of bodies, telemetry.
+    FastAPI's own middleware is for what ours does: error pages, a limit of bodies, telemetry.
     """
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -3,7 +3,7 @@
 The limits hold without a proxy in front. They are those of one implementation of HTTP, whatever
 else is installed: httptools has no limit of headers, accepts two `Host` headers, and parses all the
 requests that a client sends at once. A request of the usual form that arrives as a whole is read
-without h11 (`plain`), which takes a tenth of the time; everything else is read by h11.
+without h11 (`plain`), in a seventh of the time; everything else is read by h11.
 
 - A connection is closed if its first byte does not come within `IDLE_S`, or the next one within
   `IDLE_S` of an answer.

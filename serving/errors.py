@@ -130,7 +130,9 @@ _OF_EXCEPTION: dict[type[Exception], tuple[str, str | None]] = {
     ItemError: ("invalid_item", None),
     FilterError: ("invalid_filter", None),
 }
-EXPECTED = (HTTPException, RequestValidationError, *_OF_EXCEPTION)
+EXPECTED: tuple[type[Exception], ...] = (
+    HTTPException, RequestValidationError, *_OF_EXCEPTION
+)  # fmt: skip
 _PLACE = re.compile(r"^((?:filter|boosts|pin|max_per)[\w.\[\]]*): ")
 
 

@@ -453,8 +453,7 @@ class BodyLimit:
 class Direct:
     """Answers the requests of routes that are `direct`, with the same problems as the router.
 
-    FastAPI and the router's stack would take longer than everything else that is done for a request
-    outside of the model.
+    The layers of FastAPI and of the router take time, and do nothing for these routes.
     """
 
     def __init__(self, app: ASGIApp) -> None:

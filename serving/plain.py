@@ -1,8 +1,8 @@
 """Plain requests: HTTP/1.1 requests of the usual form, whole in one piece, and heads of answers.
 
-A plain request is read by one regular expression, in a fifth of the time that h11 takes. What is
-plain is a strict subset of HTTP: whatever is optional, old or ambiguous is left to h11, which reads
-every plain request in the same way.
+A plain request is read by one regular expression. What is plain is a strict subset of HTTP:
+whatever is optional, old or ambiguous is left to h11, which reads every plain request in the same
+way.
 """
 
 import re
