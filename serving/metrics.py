@@ -146,9 +146,10 @@ class Metrics:
         """
         for stage, histogram in self._stages.items():
             histogram.observe(seconds.get(stage, 0.0))
-        spans = {"history": "history", "queue": "queue", "decode": "compute"}
-        timed = {span: seconds.get(stage, 0.0) for span, stage in spans.items()}
-        self.telemetry.stages(timed, stats or {})
+        if self.telemetry.is_on:
+            spans = {"history": "history", "queue": "queue", "decode": "compute"}
+            timed = {span: seconds.get(stage, 0.0) for span, stage in spans.items()}
+            self.telemetry.stages(timed, stats or {})
         self._labelled(self._answers, model, certificate or "none").inc()
         for source, items in Tally(sources).items():
             self._labelled(self._items, source).inc(items)

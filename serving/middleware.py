@@ -13,7 +13,6 @@ import re
 import time
 import uuid
 from collections import Counter
-from dataclasses import replace
 from functools import partial
 from itertools import chain
 
@@ -383,10 +382,9 @@ class Deadline:
         caller = Caller(
             name,
             state["arrived"] + self.seconds,
-            is_alone=lambda: self._clients.is_alone(name, now()),
+            state.get("charge", Caller.charge),
+            lambda: self._clients.is_alone(name, now()),
         )
-        if "charge" in state:
-            caller = replace(caller, charge=state["charge"])
         is_unhurried = getattr(getattr(state["route"], "endpoint", None), "unhurried", False)
         token, tenant = CALLER.set(caller), TENANT.set(state.get("tenant"))
         try:
