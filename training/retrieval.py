@@ -31,7 +31,7 @@ from recsys.retrieval import ItemItem, Reranker, Retrieval, VectorIndex, decayed
 from recsys.retrieval.as_new import AsNew
 from recsys.retrieval.content import ContentIndex
 from recsys.retrieval.event_types import EventTypes
-from recsys.retrieval.popularity import DAY
+from recsys.retrieval.popularity import DAY, RECENT_SHARE
 from recsys.retrieval.reranker import MODEL, NEW, RECENT
 from recsys.retrieval.retrieval import FORMAT
 from recsys.semantic_ids.encoder import PLACED
@@ -45,7 +45,6 @@ from recsys.training.validation import TOP
 KIND = "retrieval"
 BATCH = 64
 NEIGHBORS = 200  # of an item by common users
-RECENT_SHARE = 1 / 30  # half-life of recent popularity, as a share of the time of the events
 SHARE_NEW = 0.2  # of the items, treated as new to fit the weights for such items
 USERS_NEW = 3000  # validation users for it, at most
 

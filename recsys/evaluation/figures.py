@@ -19,8 +19,8 @@ from matplotlib.ticker import PercentFormatter
 Rows = list[dict[str, Any]]
 
 INK, GRID = "#010203", "#040506"
-SERIES = tuple(f"#a1b2c{i}" for i in range(6))  # the ranker under test, then the others
-MARKERS = "osD^vP"
+SERIES = tuple(f"#a1b2c{i}" for i in range(10))  # the ranker under test, then the others
+MARKERS = "osD^vPX<>*"
 STYLE = {
     "svg.fonttype": "none",  # text is selectable and uses the page's font
     "svg.hashsalt": "recsys",  # equal numbers give equal bytes

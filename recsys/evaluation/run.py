@@ -232,7 +232,8 @@ def _write(bundle_path: Path, dataset_path: Path, config: EvaluationConfig, outp
         with _Search(bundle_path, recommender, len(histories), config) as search:
             ours = _rankers(search, recommender, histories)
             info["decoding_seconds"] = round(time.perf_counter() - start, 1)
-        rankers = ours | fit_baselines(dataset.train_histories, len(dataset.item_ids))
+        trained, times = dataset.train_histories, dataset.train_times
+        rankers = ours | fit_baselines(trained, len(dataset.item_ids), times)
         if (taught_by := load_sasrec(bundle_path, len(dataset.item_ids))) is not None:
             rankers["SASRec"] = taught_by
         near = known.vectors if known is not None else None

@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 DAY = 86_400
+RECENT_SHARE = 1 / 30  # half-life of recent popularity, as a share of the time of the events
 
 
 def decayed_counts(
