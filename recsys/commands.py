@@ -385,12 +385,20 @@ def audit(
     report: Annotated[
         Path | None, typer.Option(help="Folder of its report; by default that of --name.")
     ] = None,
+    canary: Annotated[
+        bool,
+        typer.Option(
+            "--canary",
+            help="Also train on small copies with other test, validation and training events, and "
+            "compare what is learned (half a minute).",
+        ),
+    ] = False,
     run: RunOptions,
     as_json: Json = False,
 ) -> None:
     """Tell what a data set's benchmark is worth: shortcuts, duplicates, order, times, cold targets.
 
-    The best known figure is that of the report, if there is one of this data set.
+    The best known figure is that of the report, if there is one of this data set and split.
 
     Example: recsys audit --name beauty
     """
@@ -400,15 +408,17 @@ def audit(
     from recsys.dataset import Dataset
     from recsys.evaluation.audit import audit as find
     from recsys.evaluation.audit import read_report
+    from recsys.evaluation.canary import check_canary
     from recsys.evaluation.protocol import EvaluationConfig
+    from recsys.fitting import RECIPE
 
-    context = run.context()
+    context = replace(run, config=run.config or RECIPE).context()
     path = dataset or context.workspace.dataset
     data, digest = Dataset.load(path), Dataset.manifest(path).digest
     config = context.settings.section("evaluate", EvaluationConfig)
-    free = not context.settings.sets("evaluate", "split")
-    known, config = read_report(report or context.workspace.report, digest, config, any_split=free)
-    found = {"dataset": str(path), **find(data, config, known)}
+    known, config = read_report(report or context.workspace.report, digest, config)
+    leaks = [check_canary(context, data)] if canary else []
+    found = {"dataset": str(path), **find(data, config, known, leaks)}
     if as_json:
         typer.echo(json.dumps(found, ensure_ascii=False))
         return
@@ -418,10 +428,8 @@ def audit(
         show_lines=True,
     )  # fmt: skip
     for finding in found["findings"]:
-        text = finding["meaning"] + (
-            f"\n[bold]{finding['advice']}[/bold]" if finding["advice"] else ""
-        )
-        table.add_row(finding["verdict"], finding["name"], text)
+        advice = f"\n[bold]{finding['advice']}[/bold]" if finding["advice"] else ""
+        table.add_row(finding["verdict"], finding["name"], finding["meaning"] + advice)
     console = Console()
     console.print(table)
     console.print(found["summary"], soft_wrap=True)

@@ -77,7 +77,10 @@ class Finding:
 
 
 def audit(
-    dataset: Dataset, config: EvaluationConfig, report: Mapping[str, Any] | None = None
+    dataset: Dataset,
+    config: EvaluationConfig,
+    report: Mapping[str, Any] | None = None,
+    further: Sequence[Finding] = (),
 ) -> dict[str, Any]:
     """Audit one split of a data set.
 
@@ -85,6 +88,7 @@ def audit(
         dataset: canonical data.
         config: the split, the users and the headline; those of `report`, if there is one.
         report: `report.json` of the same data and split, or None.
+        further: findings that were made before, such as that of the canary.
 
     Returns:
         `split`, `k`, `seen`, `users`, `summary` and `findings`, as JSON values.
@@ -109,6 +113,7 @@ def audit(
         _equal_items(dataset, examples),
         *_orders(dataset, result),
         *_times(dataset, config, examples),
+        *further,
     ]
     return {
         "split": config.split,
@@ -121,27 +126,19 @@ def audit(
 
 
 def read_report(
-    path: Path, dataset: str, config: EvaluationConfig, *, any_split: bool
+    path: Path, dataset: str, config: EvaluationConfig
 ) -> tuple[Mapping[str, Any] | None, EvaluationConfig]:
     """The report at `path`, and the protocol by which its users were measured.
 
-    Args:
-        path: folder of an evaluation.
-        dataset: digest of the data set; a report of another one is not used.
-        config: the protocol if no report can be used.
-        any_split: whether a report of another split than that of `config` may be used.
-
-    Returns:
-        None and `config` if there is no report that fits.
+    None and `config` if there is no report of this data set (a digest) and of the split of
+    `config`.
     """
     try:
         read_manifest(path, "evaluation")
     except ArtifactError:
         return None, config
     report = json.loads((path / "report.json").read_text(encoding="utf-8"))
-    if report["made_from"].get("dataset") != dataset:
-        return None, config
-    if not any_split and report["split"] != config.split:
+    if (report["made_from"].get("dataset"), report["split"]) != (dataset, config.split):
         return None, config
     return report, build(EvaluationConfig, report["protocol"], "evaluate")
 
