@@ -24,7 +24,15 @@ from recsys.evaluation import report
 from recsys.evaluation.baselines import fit_baselines
 from recsys.evaluation.leaks import check_counts, check_fitted_on, check_no_leak
 from recsys.evaluation.new_items import evaluate_new_items
-from recsys.evaluation.protocol import EvaluationConfig, Ranker, Result, evaluate, find, sample
+from recsys.evaluation.protocol import (
+    COLD,
+    EvaluationConfig,
+    Ranker,
+    Result,
+    evaluate,
+    find,
+    sample,
+)
 from recsys.interactions import Histories
 from recsys.pipeline import Context
 from recsys.progress import console, say, track
@@ -308,6 +316,7 @@ def _weaknesses(result: Result) -> list[str]:
                         f"seen items {seen}: {worse}. It is fitted to the next event without seen "
                         "items; more time (--minutes) may help it."
                     )
+    found += _cold_weaknesses(result)
     about |= {"seen": result.config.seen_modes[0], "targets": "next"}
     if MODEL not in result.rankings:
         return found
@@ -320,6 +329,23 @@ def _weaknesses(result: Result) -> list[str]:
                     f"The model alone is below {name}: NDCG@{k} {own:.4f} against {theirs:.4f}. "
                     "More events, more epochs or a SASRec teacher (sasrec.epochs) may help it; the "
                     "blended list does not depend on it alone."
+                )
+    return found
+
+
+def _cold_weaknesses(result: Result) -> list[str]:
+    """Where little is known, name the simple baselines that are surely better."""
+    k, seen = result.config.headline_k, result.config.seen_modes[0]
+    found = []
+    for group, (by, segment) in COLD.items():
+        wanted = {"by": by, "segment": segment, "seen": seen, "metric": "recall", "k": k}
+        for row in result.segments:
+            about = all(row[key] == value for key, value in wanted.items())
+            if about and row["ranker"] in report.SIMPLE and row["gap_high"] < 0:
+                found.append(
+                    f"For {group} ({row['users']:,} users), the served list is worse than "
+                    f"{row['ranker']}: Recall@{k} {row['gap']:+.4f} ({row['gap_low']:+.4f} to "
+                    f"{row['gap_high']:+.4f})."
                 )
     return found
 
