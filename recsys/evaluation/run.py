@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow.parquet as pq
 
 from recsys.artifacts import Output, read_manifest
-from recsys.bundle import CATALOG, QUANTIZER, load_sasrec
+from recsys.bundle import CATALOG, EVAL, QUANTIZER, RETRIEVAL, VALIDATION, load_sasrec
 from recsys.catalog import Catalog
 from recsys.config import as_dict
 from recsys.dataset import Dataset
@@ -249,6 +249,7 @@ def _write(bundle_path: Path, dataset_path: Path, config: EvaluationConfig, outp
         result = evaluate(rankers, dataset, together, None if near is None else near.vectors)
         result = replace(result, config=config)
         new_items = evaluate_new_items(recommender, bundle_path, dataset, config, result)
+        frontier = _frontier(bundle_path)
         document = report.document(
             result,
             dataset,
@@ -256,8 +257,9 @@ def _write(bundle_path: Path, dataset_path: Path, config: EvaluationConfig, outp
             made_from=parents,
             semantic_ids=health(recommender.bundle.catalog.codes),
             new_items=new_items,
+            frontier=frontier,
             warnings=warnings,
-            weaknesses=_weaknesses(result),
+            weaknesses=_weaknesses(result) + _short_of_tail(result, frontier),
         )
         text = json.dumps(document, indent=1, ensure_ascii=False)
         (folder / JSON).write_text(text + "\n", encoding="utf-8")
@@ -331,6 +333,32 @@ def _weaknesses(result: Result) -> list[str]:
                     "blended list does not depend on it alone."
                 )
     return found
+
+
+def _frontier(bundle: Path) -> dict[str, Any] | None:
+    """What validation said of the share of the tail, from the bundle; None for older bundles."""
+    file = bundle / EVAL / VALIDATION
+    found = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    parts = found.get(RETRIEVAL, {})
+    if "frontier" not in parts:
+        return None
+    return {"points": parts["frontier"], "chosen": parts.get("tail")}
+
+
+def _short_of_tail(result: Result, frontier: dict[str, Any] | None) -> list[str]:
+    """Say so if the served lists have fewer places from the tail than the settings want."""
+    chosen = frontier and frontier["chosen"]
+    if not chosen or "masked" not in result.config.seen_modes:
+        return []
+    k = result.config.headline_k
+    row = find(result.coverage, ranker=next(iter(result.rankings)), seen="masked", k=k)
+    if row["tail_share"] >= chosen["wanted"]:
+        return []
+    return [
+        f"{row['tail_share']:.1%} of the first {k} places are from the tail; "
+        f"retrieval.tail_share wants {chosen['wanted']:.1%}, which validation users had "
+        f"({chosen['tail_share']:.1%})."
+    ]
 
 
 def _cold_weaknesses(result: Result) -> list[str]:
