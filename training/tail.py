@@ -21,7 +21,7 @@ from recsys.retrieval.reranker import POPULARITY, Reranker
 from recsys.training.reranking import RERANKER, Candidates, cross_score, gains, ranks_by
 from recsys.training.validation import TOP
 
-PENALTIES = (0.0, *(0.02 * 1.25**step for step in range(32)))
+PENALTIES = (0.0, *(0.02 * 1.2**step for step in range(28)))
 
 
 def measure_frontier(

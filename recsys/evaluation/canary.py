@@ -71,7 +71,7 @@ def compare(dataset: Dataset, learn: Learn) -> Finding:
     changed = {split: _differ(learned["base"], learned[split]) for split in LABELS}
     leaked = changed["test"] + [file for file in changed["valid"] if file not in CHOSEN]
     unstable = _differ(learned["base"], learn(dataset)) if leaked else []
-    leaked = [file for file in leaked if file not in unstable]
+    leaked = sorted(set(leaked) - set(unstable))
     unmoved = sorted({_stage(f) for f in learned["base"]} - {_stage(f) for f in changed["train"]})
     decided = changed["train"] and not unstable
     verdict: Verdict = "bad" if leaked else "good" if decided else "unknown"

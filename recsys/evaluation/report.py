@@ -203,7 +203,14 @@ def headline(document: dict[str, Any]) -> list[str]:
         f"Recall@{k} {row['mean']:.4f}: the first {k} hold {event} {row['mean']:.1%} of the time "
         f"(95 % interval {row['low']:.1%} to {row['high']:.1%}), seen items {about['seen']}."
     ]
+    shown = {
+        row["ranker"]
+        for row in document["coverage"]
+        if row["seen"] == about["seen"] and row["coverage"]
+    }
     for ranker in document["rankers"][1:]:
+        if ranker not in shown:
+            continue  # it listed nothing, as repeats do without seen items
         gap = find(document["comparisons"], ranker=model, against=ranker, **about)
         verdict = "above" if gap["low"] > 0 else "below" if gap["high"] < 0 else "level with"
         sentences.append(

@@ -212,7 +212,7 @@ def test_the_canary_names_what_learned_from_the_split(last):
 
     found = compare(dataset_of(walks(9, 9), 9), leaky)
     assert found.verdict == "bad"
-    assert "draft/model.safetensors" in found.meaning
+    assert found.meaning.count("draft/model.safetensors") == 1
     assert "target" not in found.meaning
 
 
