@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from recsys.artifacts import read_manifest
 from recsys.config import build
 from recsys.dataset import Dataset, Examples
-from recsys.errors import ArtifactError
+from recsys.errors import ArtifactError, DataError
 from recsys.evaluation.baselines import TRIVIAL, fit_heuristics
 from recsys.evaluation.metrics import bootstrap, recall_at_k
 from recsys.evaluation.protocol import EvaluationConfig, Result, evaluate, find, sample
@@ -94,12 +94,17 @@ def audit(
         `split`, `k`, `seen`, `users`, `summary` and `findings`, as JSON values.
 
     Raises:
-        DataError: the split has no events, or training events lie in it.
+        DataError: the split has no targets, or training events lie in it.
     """
     if config.users is None and report is None:
         config = replace(config, users=MOST_USERS)
     config = replace(config, ks=(config.headline_k,))
     examples = sample(dataset.examples(config.split, "next"), config)
+    if not len(examples):
+        raise DataError(
+            f"no user has a target in the {config.split} split; prepare the data with a split that "
+            "asks some"
+        )
     trained, items = dataset.train_histories, len(dataset.item_ids)
     heuristics = fit_heuristics(trained, items, dataset.train_times)
     result = evaluate(heuristics, dataset, config)

@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 from recsys.artifacts import write_artifact
 from recsys.commands import audit as command
 from recsys.dataset import Dataset
+from recsys.errors import DataError
 from recsys.evaluation.audit import audit, read_report
 from recsys.evaluation.canary import compare, plant, take_users
 from recsys.evaluation.protocol import EvaluationConfig
@@ -140,6 +141,12 @@ def test_without_times_the_audit_says_so_and_names_what_is_bad():
     assert "shortcuts" in found["summary"]
     assert found["users"] == 40
     json.dumps(found, allow_nan=False)
+
+
+def test_a_split_without_targets_is_refused():
+    shop = dataset_of({"a": [0, 1], "b": [1, 0]}, 2)
+    with pytest.raises(DataError, match="no user has a target in the test split"):
+        audit(shop, CONFIG)
 
 
 def test_the_command_reads_a_report_of_the_same_data_and_split(tmp_path, monkeypatch):
