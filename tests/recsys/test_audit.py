@@ -114,7 +114,7 @@ def test_the_place_in_the_file_is_seen_to_predict_difficulty():
     means = [row["mean"] for row in one["figures"]["quarters"]]
     assert means[:2] == [1.0, 1.0]
     assert max(means[2:]) < 0.3
-    assert (one["verdict"], one["figures"]["intervals_apart"]) == ("bad", True)
+    assert (one["verdict"], one["figures"]["intervals_apart"]) == ("mind", True)
     shuffled = {user: walks(40, 40)[user] for user in rng.permutation(list(walks(40, 40)))}
     found = audit(dataset_of(shuffled, 40), CONFIG)
     assert finding(found, "file order")["verdict"] == "good"
