@@ -75,13 +75,13 @@ def compare(dataset: Dataset, learn: Learn) -> Finding:
     unmoved = sorted({_stage(f) for f in learned["base"]} - {_stage(f) for f in changed["train"]})
     decided = changed["train"] and not unstable
     verdict: Verdict = "bad" if leaked else "good" if decided else "unknown"
-    meaning, advice = _sentences(leaked, unstable, unmoved, blind=not changed["train"])
+    meaning, advice = _sentences(leaked, unstable, unmoved, changed)
     figures = {"files": len(learned["base"]), "changed": changed, "unstable": unstable}
     return Finding("leaks", verdict, figures, meaning, advice)
 
 
 def _sentences(
-    leaked: list[str], unstable: list[str], unmoved: list[str], *, blind: bool
+    leaked: list[str], unstable: list[str], unmoved: list[str], changed: dict[str, list[str]]
 ) -> tuple[str, str]:
     if leaked:
         return (
@@ -95,15 +95,16 @@ def _sentences(
             "The comparison decides nothing on this machine. Give the command again with one "
             "thread (OMP_NUM_THREADS=1).",
         )
-    if blind:
+    if not changed["train"]:
         return (
             "Other training events changed no learned file, so nothing can be noticed.",
             "Give the settings of the run (--config) with which its stages train.",
         )
+    chosen = f" but {', '.join(changed['valid'])}, which it chooses" if changed["valid"] else ""
     also = f" The stages {', '.join(unmoved)} do not depend on training events." if unmoved else ""
     return (
         "With other test events, all learned files are the same to the bit; with other validation "
-        f"events, all but the reranker. Other training events change them.{also}",
+        f"events, all{chosen}. Other training events change them.{also}",
         "",
     )
 
