@@ -10,6 +10,7 @@ read or set. A rollback is not idempotent, so it is repeated only if it was not 
 is as thread-safe as `httpx.Client`.
 """
 
+import json
 import random
 import time
 import uuid
@@ -33,6 +34,7 @@ from recsys.serving.schemas.items import (
     SimilarResponse,
     UpsertResponse,
 )
+from recsys.serving.schemas.lists import ListResponse
 from recsys.serving.schemas.models import AliasInfo, AliasList, Evaluation, ModelList
 from recsys.serving.schemas.operations import Stats
 from recsys.serving.schemas.recommendations import BatchResponse, RecommendationsResponse
@@ -134,6 +136,39 @@ class Client:
         return self._ask(
             RecommendationsResponse, "GET", _path("users", user, "recommendations"), params=query
         )
+
+    def get_recommendations(
+        self,
+        *,
+        user: str | None = None,
+        history: Sequence[str] = (),
+        k: int = 10,
+        **options: Any,
+    ) -> RecommendationsResponse:
+        """As `recommend`, by GET; `options` are other fields of `RecommendationsQuery`."""
+        query = _query(options) | {"k": k, "history": list(history)}
+        query |= {} if user is None else {"user": user}
+        return self._ask(RecommendationsResponse, "GET", "/v1/recommendations", params=query)
+
+    def trending(self, k: int = 10, **options: Any) -> ListResponse:
+        """Trending items; `options` are other fields of `TrendingQuery` (`filter`, ...)."""
+        return self._list("trending", k, options)
+
+    def latest(self, k: int = 10, **options: Any) -> ListResponse:
+        """The newest items; `options` are other fields of `ListQuery`."""
+        return self._list("latest", k, options)
+
+    def together(self, items: Sequence[str], k: int = 10, **options: Any) -> ListResponse:
+        """Items bought together with some; `options` are other fields of `ListQuery`."""
+        return self._list("together", k, options | {"item": list(items)})
+
+    def because_viewed(self, user: str, k: int = 10, **options: Any) -> ListResponse:
+        """Items like one that a user viewed; `options` are other fields of `ListQuery`."""
+        return self._list("because-viewed", k, options | {"user": user})
+
+    def left_off(self, user: str, k: int = 10, **options: Any) -> ListResponse:
+        """Items that a user viewed and did not buy; `options` are other fields of `ListQuery`."""
+        return self._list("continue", k, options | {"user": user})
 
     def recommend_batch(self, requests: Sequence[Mapping[str, Any]]) -> BatchResponse:
         """Several requests at once, each with the arguments of `recommend`."""
@@ -314,6 +349,10 @@ class Client:
         """All metrics in Prometheus' text format."""
         return self._send("GET", "/metrics").text
 
+    def _list(self, name: str, k: int, options: Mapping[str, Any]) -> ListResponse:
+        query = _query(options) | {"k": k}
+        return self._ask(ListResponse, "GET", _path("lists", name), params=query)
+
     def _is_healthy(self, check: str) -> bool:
         try:
             return self._http.get(f"/health/{check}").is_success
@@ -359,6 +398,14 @@ def _subject(user: str | None, history: Sequence[str] | None) -> dict[str, Any]:
         given["user"] = user
     if history is not None:
         given["history"] = list(history)
+    return given
+
+
+def _query(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Query parameters; a filter may be given as an object."""
+    given = dict(options)
+    if isinstance(given.get("filter"), Mapping):
+        given["filter"] = json.dumps(given["filter"])
     return given
 
 

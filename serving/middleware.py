@@ -112,7 +112,8 @@ class RequestContext:
             if message["type"] == "http.response.start":
                 status = message["status"]
                 ours = [(_REQUEST_ID, request_id.encode()), *_SECURITY]
-                if scope["path"].startswith(("/v1/", "/metrics")):
+                given = {name for name, _ in message.get("headers", ())}
+                if scope["path"].startswith(("/v1/", "/metrics")) and b"etag" not in given:
                     ours.append((b"cache-control", b"no-store"))
                 names = {name for name, _ in ours}
                 theirs = [pair for pair in message.get("headers", ()) if pair[0] not in names]
