@@ -188,3 +188,14 @@ def test_every_baseline_leaves_out_what_counts_as_seen_only():
         items, _ = ranker.rank(examples.histories, 4, True)
         assert {0, 2}.isdisjoint(items[0].tolist())
         assert 1 in items[0]
+
+
+def test_companions_are_those_that_were_bought():
+    retrieval = make_retrieval()
+    # 0 was followed by purchases of 2 and 5; that 1 was viewed after it does not count.
+    found = retrieval.together(np.array([0]))
+    assert set(found.items.tolist()) == {2, 5}
+    assert found.because.tolist() == [0, 0]
+    # No purchase followed 2 or 4, so all pairs count.
+    assert set(retrieval.together(np.array([2, 4])).items.tolist()) == {0, 1, 3}
+    assert len(retrieval.together(np.array([11])).items) == 0
