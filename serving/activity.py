@@ -20,7 +20,7 @@ from recsys.serving.stores.records import Act
 from recsys.serving.stores.store import Store, now_ms
 
 DEPTH = 200_000  # of the newest events, by arrival
-PAGE = 10_000  # events that are read and numbered at once, in some milliseconds
+PAGE = 5_000  # events that are read and numbered at once, in some milliseconds
 LONGEST_MS = 30 * 86_400_000  # older events are not read
 KEPT_S, REST = 30.0, 9.0  # an activity is kept that long, and for that many durations of reading it
 
@@ -138,7 +138,11 @@ class Tally:
 
 
 class Recent:
-    """The activity of now, at most `KEPT_S` seconds old or a little more; one reading at a time."""
+    """The activity of now, read by one task at a time.
+
+    It is read again when it is `KEPT_S` old. Who asks while it is read gets the one before, unless
+    that is twice as old, and otherwise waits.
+    """
 
     def __init__(self, reads: Reads) -> None:
         """Without an activity yet."""
@@ -148,18 +152,23 @@ class Recent:
         self._reading: asyncio.Task[Activity] | None = None
 
     async def __call__(self, store: Store) -> Activity:
-        """The activity; who asks while it is read waits for it.
+        """The activity.
 
         Raises:
             StoreError: the store cannot be read.
         """
-        if self._kept is not None and time.monotonic() < self._until:
+        now = time.monotonic()
+        if self._kept is not None and now < self._until:
             return self._kept
         if self._reading is None or self._reading.done():
             # Of no client and no tenant, and not given up with the request that begins it.
             self._reading = asyncio.create_task(
                 self._read(store), name="activity", context=contextvars.Context()
             )
+            # A failure is for those who wait; without them, nobody needs to know.
+            self._reading.add_done_callback(lambda task: task.cancelled() or task.exception())
+        if self._kept is not None and now < self._until + KEPT_S:
+            return self._kept
         return await asyncio.shield(self._reading)
 
     async def close(self) -> None:

@@ -30,6 +30,7 @@ from recsys.serving.schemas.items import (
     Item,
     ItemChange,
     ItemPage,
+    ItemRecord,
     RankResponse,
     SimilarResponse,
     UpsertResponse,
@@ -206,6 +207,17 @@ class Client:
             found = self._ask(ItemPage, "GET", "/v1/items", params=query)
             yield from found.items
             cursor = found.next
+
+    def item_changes(self, after: str = "", page: int = 200) -> Iterator[ItemRecord]:
+        """Iterate over the changes of items after a `cursor`, up to now."""
+        query: dict[str, Any] = {"limit": page}
+        while lines := self._send(
+            "GET", "/v1/item-changes", params=query | {"after": after}
+        ).content:
+            for line in lines.splitlines():
+                record = ItemRecord.model_validate_json(line)
+                after = record.cursor
+                yield record
 
     def put_item(self, item_id: str, **fields: Any) -> Item:
         """Add or replace an item; `fields` are those of `ItemBody`."""

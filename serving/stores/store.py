@@ -259,6 +259,15 @@ class Store(Database):
 
         return await self._reading("journal", read, shared=shared)
 
+    async def journal_page(
+        self, model: str, after: int, limit: int
+    ) -> list[tuple[int, dict[str, Any]]]:
+        """The next changes of a model's catalog after a place, with their places (`journal`)."""
+        query = "SELECT id, record FROM journal WHERE model = ? AND id > ? ORDER BY id LIMIT ?"
+        bounds = (model, after, limit)
+        rows = await self._reading("journal", lambda: self._query(query, bounds), shared=True)
+        return [(place, json.loads(record)) for place, record in rows]
+
     async def state_get(self, key: str) -> Any:
         """A value of `state_put`, or None."""
         query = "SELECT value FROM state WHERE key = ?"

@@ -1,6 +1,7 @@
 """Trending scores, against counting by hand."""
 
 import asyncio
+import time
 from collections import defaultdict
 
 import numpy as np
@@ -29,8 +30,8 @@ ACTS = st.lists(
 
 def by_hand(acts, half_life, window, tenant):
     best: defaultdict[tuple[str, str], float] = defaultdict(float)
-    for user, item, kind, time in acts:
-        age = max(0, NOW - time)
+    for user, item, kind, then in acts:
+        age = max(0, NOW - then)
         if age > window or (tenant is not None and not user.startswith(f"{tenant}:")):
             continue
         value = WEIGHTS.get(kind, 0.0) * 0.5 ** (age / half_life)
@@ -132,9 +133,13 @@ async def test_an_activity_is_kept_for_a_while_and_read_once(store, at):
     first, *others = await asyncio.gather(*(recent(store) for _ in range(5)))
     assert all(other is first for other in others)
     assert (await recent(store), readings) == (first, 1)
-    recent._until = 0.0
-    assert await recent(store) is not first
-    assert readings == 2
+    recent._until = time.monotonic()
+    assert await recent(store) is first, "nobody waits for the next one"
+    await recent._reading
+    second = await recent(store)
+    assert (second is not first, readings) == (True, 2)
+    recent._until = time.monotonic() - module.KEPT_S
+    assert await recent(store) is not second, "an old one is not used"
     await recent.close()
 
 

@@ -49,6 +49,8 @@ def test_the_client_has_a_method_for_every_route(settings, recommender, serving)
         assert client.item("a/b") == put
         assert client.patch_item("a/b", title="Newer").title == "Newer"
         assert client.put_items([{"item_id": "c", "like": "item-1"}]).items[0].item_id == "c"
+        changed = [record.item_id for record in client.item_changes(page=1)]
+        assert changed == ["a/b", "c"]
         assert (client.delete_item("a/b"), client.delete_item("a/b")) == (True, False)
         assert client.put_rule("first", pin=["item-5"]).pin == ["item-5"]
         assert client.set_alias("champion", rules=["first"]).rules == ["first"]
