@@ -123,9 +123,9 @@ class Service:
         )
         self._reads = Reads(settings, self._worker.read, HELPERS)
         self.rules = Rules(self.models, self._reads)
+        self.lists = Lists(self.models, self.rules, self._reads, settings.not_history)
         self.experiments = Experiments(self.models, self._reads)
         self.catalog_changes = CatalogChanges(self.models, self.metrics, self._reads)
-        self.lists = Lists(self.models, self.rules, self._reads, settings.not_history)
         self._shadow = Shadow(settings, self.models, self._worker, self.metrics)
         self.metrics.queue_depth = lambda: self.models.waiting
         self.metrics.filter_stats = self._filter_stats
