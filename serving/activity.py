@@ -6,7 +6,6 @@ is erased, or that another process has written, is missing or there at the next 
 """
 
 import asyncio
-import contextlib
 import contextvars
 import time
 from collections.abc import Callable, Iterable
@@ -175,8 +174,7 @@ class Recent:
         """End the reading."""
         if self._reading is not None:
             self._reading.cancel()
-            with contextlib.suppress(asyncio.CancelledError, Exception):
-                await self._reading
+            await asyncio.gather(self._reading, return_exceptions=True)
 
     async def _read(self, store: Store) -> Activity:
         start, until_ms = time.monotonic(), now_ms()

@@ -45,7 +45,8 @@ from recsys.serving.tenants import TENANT
 EVENTS = 200  # of a user, the newest, that a list of them is made from
 ANCHORS = 10  # items of a user that are tried
 SIMILAR = 1_000  # items from which a list with caps is chosen
-NEGATIVE, VIEW, CART, PURCHASE = 0, 1, 2, 4  # of `recsys.event_names.level`
+NEGATIVE, VIEW, CART, LIKE, PURCHASE = range(5)  # of `recsys.event_names.level`
+Strengths = Callable[[str], int | None]
 HOUR_MS = 3_600_000
 _NOTES: dict[ListNoteCode, str] = {
     "unknown_user": "There are no events of the user.",
@@ -100,10 +101,11 @@ class Lists:
         activity, tenant = await self._recent(self._open()), TENANT.get()
         half_life_ms, window_ms = query.half_life_h * HOUR_MS, query.window_h * HOUR_MS
         given = query.weights
-        weigh = (lambda name: given.get(name, 0.0)) if given else self._weight
         since_ms = max(activity.since_ms, activity.until_ms - window_ms)
 
         def rank(batch: Batch, model: Model) -> Ranking:
+            usual = self._weights(_strengths(model))
+            weigh = (lambda name: given.get(name, 0.0)) if given else usual
             found, scores = activity.trending(weigh, half_life_ms, window_ms, tenant)
             rows = self._rows_of(model.recommender, batch.epoch, activity)[found]
             known = rows >= 0
@@ -156,10 +158,10 @@ class Lists:
     ) -> ListResponse:
         """Items like one that the user viewed and did not buy: the newest that has such items."""
         events = await self._open().events(query.user, EVENTS)
-        anchors = self._still_open(events, lambda strength: strength != PURCHASE)
 
         def rank(batch: Batch, model: Model) -> Ranking:
             epoch, retrieval = batch.epoch, model.retrieval
+            anchors = self._still_open(events, _strengths(model), (None, VIEW, CART, LIKE))
             rows = epoch.catalog.index([event.item for event in anchors])
             rows = rows[(rows >= 0) & (rows < len(retrieval))]
             allowed = batch.open_items(0)[: len(retrieval)]
@@ -181,11 +183,11 @@ class Lists:
     async def left(self, query: UserListQuery, wanted: Mapping[str, Any] | None) -> ListResponse:
         """Items that the user viewed or put in the cart and did not buy, the last first."""
         events = await self._open().events(query.user, EVENTS)
-        open_ = self._still_open(events, lambda strength: strength in (VIEW, CART))
 
         def rank(batch: Batch, model: Model) -> Ranking:
-            rows = batch.epoch.catalog.index([event.item for event in open_])
-            listed = [event for event, row in zip(open_, rows, strict=True) if row >= 0]
+            found = self._still_open(events, _strengths(model), (VIEW, CART))
+            rows = batch.epoch.catalog.index([event.item for event in found])
+            listed = [event for event, row in zip(found, rows, strict=True) if row >= 0]
             return Ranking(
                 rows[rows >= 0],
                 "no_events" if events else "unknown_user",
@@ -239,28 +241,35 @@ class Lists:
             self._rules.check(rules, model)
             raise
 
-    def _weight(self, name: str) -> float:
+    def _weights(self, strengths: Strengths) -> Callable[[str], float]:
         """What an event of a type counts in `trending` if nobody says so."""
-        strength = NEGATIVE if name in self._not_history else level(name)
-        return WEIGHTS[VIEW if strength is None else strength]
+
+        def weigh(name: str) -> float:
+            strength = NEGATIVE if name in self._not_history else strengths(name)
+            return WEIGHTS[VIEW if strength is None else strength]
+
+        return weigh
 
     def _still_open(
-        self, events: Sequence[StoredEvent], wanted: Callable[[int | None], bool]
+        self,
+        events: Sequence[StoredEvent],
+        strengths: Strengths,
+        wanted: Collection[int | None],
     ) -> list[StoredEvent]:
         """The newest event of a wanted strength on each item that was not bought, newest first.
 
         Items that the user has put aside since, such as by a dislike or out of the cart, are left
         out. `events` are newest first.
         """
-        closed = {event.item for event in events if level(event.type) == PURCHASE}
+        closed = {event.item for event in events if strengths(event.type) == PURCHASE}
         found: dict[str, StoredEvent] = {}
         for event in events:
             if event.item in closed or event.item in found:
                 continue
-            strength = level(event.type)
+            strength = strengths(event.type)
             if event.type in DISLIKES or strength == NEGATIVE:
                 closed.add(event.item)
-            elif event.type not in self._not_history and wanted(strength):
+            elif event.type not in self._not_history and strength in wanted:
                 found[event.item] = event
         return list(found.values())
 
@@ -330,6 +339,13 @@ def _response(
         note=None if items else ListNote(code=code, detail=_NOTES[code]),
         **more,
     )
+
+
+def _strengths(model: Model) -> Strengths:
+    """How strong a sign of interest each type of events is, by its name or the model's data."""
+    retrieval = model.recommender.retrieval
+    types = None if retrieval is None else retrieval.types
+    return level if types is None else types.strength
 
 
 def _like(epoch: Epoch, row: int, found: NDArray[np.int32], scores: Sequence[float]) -> Ranking:

@@ -2,10 +2,13 @@
 
 import json
 import time
+from dataclasses import replace
 from urllib.parse import urlencode
 
 import pytest
 
+from recsys.interactions import Behaviour
+from recsys.retrieval.event_types import EventTypes
 from recsys.serving import activity, auth
 from recsys.serving.api.caching import MAX_AGE_S, OF_TENANT, PRIVATE, SHARED
 
@@ -206,6 +209,22 @@ async def test_who_only_bought_has_no_list_of_viewed_items(client):
     await send(client, ("zoe", "item-50", "purchase", 1))
     found = await ask(client, "because-viewed", user="zoe")
     assert (found["items"], found["note"]["code"]) == ([], "no_evidence")
+
+
+async def test_types_of_the_data_set_have_its_meaning(client, recommender):
+    of = [("stage1", "context", 0.2), ("stage2", "target", 1.0)]
+    behaviours = tuple(Behaviour(*one) for one in of)
+    chain = recommender.retrieval
+    types = EventTypes(behaviours, chain.item_item, chain.counts)
+    recommender.retrieval = replace(chain, types=types)
+    await send(
+        client, ("zoe", "item-5", "stage1", 3), ("zoe", "item-50", "stage1", 2),
+        ("zoe", "item-60", "stage2", 1),
+    )  # fmt: skip
+    assert ids(await ask(client, "continue", user="zoe")) == ["item-50", "item-5"]
+    found = await ask(client, "because-viewed", user="zoe")
+    assert found["because"]["item_id"] == "item-50"
+    assert ids(await ask(client, "trending"))[0] == "item-60"
 
 
 async def test_what_was_left_open_is_listed_last_first(client):
