@@ -14,8 +14,16 @@ MAX_AGE_S = 60
 PRIVATE = "private, no-cache"
 SHARED = f"public, max-age={MAX_AGE_S}"
 OF_TENANT = f"private, max-age={MAX_AGE_S}"
-NOT_MODIFIED: dict[int | str, dict[str, Any]] = {
-    304: {"description": "What the client has (`If-None-Match`) is still right."}
+_HEADERS = {
+    "ETag": {"schema": {"type": "string"}, "description": "For `If-None-Match`."},
+    "Cache-Control": {"schema": {"type": "string"}, "description": "Who may keep it how long."},
+}
+CACHED: dict[int | str, dict[str, Any]] = {
+    200: {"headers": _HEADERS},
+    304: {
+        "description": "What the client has (`If-None-Match`) is still right.",
+        "headers": _HEADERS,
+    },
 }
 
 

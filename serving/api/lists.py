@@ -6,7 +6,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query, Request, Response
 
 from recsys.errors import FilterError
-from recsys.serving.api.caching import NOT_MODIFIED, OF_TENANT, PRIVATE, SHARED, cached, tag_of
+from recsys.serving.api.caching import CACHED, OF_TENANT, PRIVATE, SHARED, cached, tag_of
 from recsys.serving.api.routing import Ready, in_time, pay_for, while_connected
 from recsys.serving.auth import Scope, requires
 from recsys.serving.bodies import MalformedError, parse
@@ -34,7 +34,7 @@ Wanted = Mapping[str, Any] | None
 @router.get(
     "/trending",
     response_model=ListResponse,
-    responses=NOT_MODIFIED | documented("store_unavailable", *ANY),
+    responses=CACHED | documented("store_unavailable", *ANY),
 )
 @requires(Scope.READ, tenants=True)
 async def trending_items(
@@ -45,7 +45,7 @@ async def trending_items(
     return await _answer(request, service, query, service.lists.trending, policy)
 
 
-@router.get("/latest", response_model=ListResponse, responses=NOT_MODIFIED | documented(*ANY))
+@router.get("/latest", response_model=ListResponse, responses=CACHED | documented(*ANY))
 @requires(Scope.READ, tenants=True)
 async def latest_items(
     query: Annotated[ListQuery, Query()], request: Request, service: Ready
@@ -57,7 +57,7 @@ async def latest_items(
 @router.get(
     "/together",
     response_model=ListResponse,
-    responses=NOT_MODIFIED | documented("unsupported_by_model", *ANY),
+    responses=CACHED | documented("unsupported_by_model", *ANY),
 )
 @requires(Scope.READ, tenants=True)
 async def items_bought_together(
@@ -70,7 +70,7 @@ async def items_bought_together(
 @router.get(
     "/because-viewed",
     response_model=ListResponse,
-    responses=NOT_MODIFIED | documented("store_unavailable", "unsupported_by_model", *ANY),
+    responses=CACHED | documented("store_unavailable", "unsupported_by_model", *ANY),
 )
 @requires(Scope.READ, tenants=True)
 async def because_you_viewed(
@@ -84,7 +84,7 @@ async def because_you_viewed(
 @router.get(
     "/continue",
     response_model=ListResponse,
-    responses=NOT_MODIFIED | documented("store_unavailable", *ANY),
+    responses=CACHED | documented("store_unavailable", *ANY),
 )
 @requires(Scope.READ, tenants=True)
 async def continue_where_you_left_off(

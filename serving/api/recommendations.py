@@ -7,7 +7,7 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Request, Response
 
 from recsys.errors import FilterError
-from recsys.serving.api.caching import NOT_MODIFIED, PRIVATE, cached, has, tag_of
+from recsys.serving.api.caching import CACHED, PRIVATE, cached, has, tag_of
 from recsys.serving.api.lists import of_query, parse_filter
 from recsys.serving.api.routing import (
     BODY,
@@ -52,7 +52,7 @@ async def recommend(body: RecommendationsRequest, request: Request, service: Rea
 @router.get(
     "/recommendations",
     response_model=RecommendationsResponse,
-    responses=NOT_MODIFIED
+    responses=CACHED
     | documented(
         "unknown_user", "invalid_request", "invalid_filter", "store_unavailable", *RECOMMEND
     ),
@@ -96,7 +96,7 @@ async def recommend_batch(body: BatchRequest, request: Request, service: Ready) 
 @router.get(
     "/users/{user_id:id}/recommendations",
     response_model=RecommendationsResponse,
-    responses=NOT_MODIFIED
+    responses=CACHED
     | documented("unknown_user", "invalid_request", "store_unavailable", *RECOMMEND),
 )
 @requires(Scope.READ, tenants=True)

@@ -1,5 +1,6 @@
 """Lists for a storefront over HTTP, and recommendations by GET."""
 
+import asyncio
 import json
 import time
 from dataclasses import replace
@@ -11,6 +12,7 @@ from recsys.interactions import Behaviour
 from recsys.retrieval.event_types import EventTypes
 from recsys.serving import activity, auth
 from recsys.serving.api.caching import MAX_AGE_S, OF_TENANT, PRIVATE, SHARED
+from recsys.serving.app import create_app
 
 LISTS = {
     "trending": {},
@@ -428,6 +430,33 @@ async def test_lists_need_a_key(shops):
     assert (await shops["all"].get("/v1/lists/latest")).status_code == 200
     refused = await shops["all"].client.get("/v1/lists/latest")
     assert (refused.status_code, refused.headers["cache-control"]) == (401, "no-store")
+
+
+@EACH
+async def test_a_list_that_takes_too_long_is_a_problem(settings, recommender, running, name):
+    short = settings.model_copy(update={"deadline_ms": 200.0})
+    async with running(short, recommender=recommender) as (client, service):
+        free, reads = asyncio.Event(), service.reads
+
+        async def slow(*arguments, **more):
+            await free.wait()
+            return await reads(*arguments, **more)
+
+        service.lists._reads = service.lists._recent._reads = slow
+        response = await get(client, name)
+        assert (response.status_code, response.json()["code"]) == (504, "deadline_exceeded")
+        assert response.headers["cache-control"] == "no-store"
+        free.set()
+
+
+def test_documents_say_how_long_lists_may_be_kept(settings):
+    paths = create_app(settings).openapi()["paths"]
+    for path in (*(f"/v1/lists/{name}" for name in LISTS), "/v1/recommendations"):
+        responses = paths[path]["get"]["responses"]
+        assert responses["200"]["content"]["application/json"]["schema"]["$ref"]
+        for status in ("200", "304"):
+            assert {"ETag", "Cache-Control"} <= responses[status]["headers"].keys()
+        assert "content" not in responses["304"]
 
 
 # Recommendations by GET
