@@ -105,7 +105,7 @@ class Lists:
 
         def rank(batch: Batch, model: Model) -> Ranking:
             usual = self._weights(_strengths(model))
-            weigh = (lambda name: given.get(name, 0.0)) if given else usual
+            weigh = (lambda name: given.get(name.lower(), 0.0)) if given else usual
             found, scores = activity.trending(weigh, half_life_ms, window_ms, tenant)
             rows = self._rows_of(model.recommender, batch.epoch, activity)[found]
             known = rows >= 0

@@ -13,6 +13,7 @@ from recsys.retrieval.event_types import EventTypes
 from recsys.serving import activity, auth
 from recsys.serving.api.caching import MAX_AGE_S, OF_TENANT, PRIVATE, SHARED
 from recsys.serving.app import create_app
+from recsys.serving.stores.records import Event
 
 LISTS = {
     "trending": {},
@@ -103,6 +104,13 @@ async def test_trending_items_are_by_decayed_weights(client):
     assert scores == pytest.approx({"item-1": 3, "item-2": 3, "item-6": 0.5}, rel=1e-3)
     assert ids(await ask(client, "trending", window_h=24 * 9))[-1] == "item-3"
     assert ids(await ask(client, "trending", k=1)) == ["item-2"]
+
+
+async def test_weights_are_for_types_in_any_case(client, service):
+    now = int(time.time() * 1000)  # an imported data set keeps its names
+    await service.store.append([Event("e", "ada", "item-9", "Kauf", now)])
+    assert ids(await ask(client, "trending", weight="kAUF:2")) == ["item-9"]
+    assert ids(await ask(client, "trending", weight="view:2")) == []
 
 
 async def test_without_events_nothing_is_trending(client):
