@@ -397,6 +397,17 @@ def test_headlines_say_above_below_or_level(page):
         assert all(sentence.startswith(word) for sentence in sentences[1:])
 
 
+def test_a_ranker_that_lists_nothing_has_no_sentence(page):
+    """Repeats cannot list anything where seen items are left out."""
+    rows = [
+        {**row, "coverage": 0.0} if row["ranker"] == "successors" else row
+        for row in page["coverage"]
+    ]
+    told, all_told = report.headline({**page, "coverage": rows}), report.headline(page)
+    assert len(told) == len(all_told) - 1
+    assert not any("successors" in sentence for sentence in told)
+
+
 def test_items_without_events_have_a_section_of_their_own(page, text):
     assert "Items without events" not in text
     rows = [
