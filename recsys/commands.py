@@ -390,7 +390,7 @@ def audit(
         typer.Option(
             "--canary",
             help="Also train on small copies with other test, validation and training events, and "
-            "compare what is learned (half a minute).",
+            "compare what is learned (a minute or two).",
         ),
     ] = False,
     run: RunOptions,
