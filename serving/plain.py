@@ -74,10 +74,12 @@ def write_head(status: int, headers: Headers) -> tuple[bytes, int | None]:
     Raises:
         ValueError: a header has a control character.
     """
-    length: int | None = 0 if status in _NO_BODY else None
+    length: int | None = None
     for name, value in headers:
         if name == b"content-length":
             length = int(value)
+    if status in _NO_BODY:  # a 304 may tell the length of what it leaves out
+        length = 0
     if _CONTROLS.search(b"".join(chain.from_iterable(headers))):
         raise ValueError("a header of the answer has a control character")
     lines = [b"%b: %b" % pair for pair in headers]
