@@ -47,6 +47,7 @@ from recsys.serving.shadow import Shadow
 from recsys.serving.stores import open_store
 from recsys.serving.stores.records import Served, StoreAwayError, StoreError, TypedHistory
 from recsys.serving.stores.store import Store
+from recsys.serving.today import Figures
 from recsys.serving.worker import HELPERS, DecodeWorker, Done, ScoreRequest, Work
 
 logger = logging.getLogger("recsys.serving.service")
@@ -128,6 +129,7 @@ class Service:
         self.rules = Rules(self.models, self._reads)
         self.experiments = Experiments(self.models, self._reads)
         self.catalog_changes = CatalogChanges(self.models, self.metrics, self._reads)
+        self.today = Figures(self.models, self._reads, settings.not_history)
         self._shadow = Shadow(settings, self.models, self._worker, self.metrics)
         self.metrics.queue_depth = lambda: self.models.waiting
         self.metrics.filter_stats = self._filter_stats

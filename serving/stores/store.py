@@ -31,6 +31,9 @@ from recsys.serving.stores.records import (
     Event,
     EventConflictError,
     Exposed,
+    Extent,
+    Given,
+    Happened,
     Journal,
     Journaled,
     Observer,
@@ -254,6 +257,44 @@ class Store(Database):
         parameters = (event, SKEW_MS, window_ms, experiment, after, limit)
         rows = await self._reading("exposed", lambda: self._query(query, parameters), shared=True)
         return [Exposed(*row) for row in rows]
+
+    async def extent(self) -> Extent:
+        """Places up to which events and answers can be read (`happened`, `given`)."""
+
+        def read() -> Extent:
+            (event,) = self._query("SELECT coalesce(max(id), 0) FROM events", ())[0]
+            (answer,) = self._query("SELECT coalesce(max(id), 0) FROM recommendations", ())[0]
+            oldest = self._query("SELECT id, time_ms FROM recommendations ORDER BY id LIMIT 1", ())
+            forgotten = oldest[0][1] if oldest and answer > SERVED_KEPT else None
+            return Extent(event, answer, forgotten)
+
+        return await self._reading("today", read, shared=True)
+
+    async def happened(self, place: int, count: int, since_ms: int) -> list[Happened]:
+        """Events of all users since a time, among the `count` places up to `place`."""
+        query = (
+            "SELECT user_id, item_id, type, time_ms, recommendation_id FROM events"
+            " WHERE id <= ? AND id > ? AND time_ms >= ?"
+        )
+        bounds = (place, place - count, since_ms)
+        rows = await self._reading("today", lambda: self._query(query, bounds), shared=True)
+        return [Happened(*row) for row in rows]
+
+    async def time_of_event(self, place: int) -> int | None:
+        """Time of the last event up to a place; None without any."""
+        query = "SELECT time_ms FROM events WHERE id <= ? ORDER BY id DESC LIMIT 1"
+        rows = await self._reading("today", lambda: self._query(query, (place,)), shared=True)
+        return rows[0][0] if rows else None
+
+    async def given(self, place: int, limit: int, since_ms: int) -> list[Given]:
+        """Remembered answers since a time, newest first: at most `limit` up to `place`."""
+        query = (
+            "SELECT id, recommendation_id, user_id, items, time_ms FROM recommendations"
+            " WHERE id <= ? AND time_ms >= ? ORDER BY id DESC LIMIT ?"
+        )
+        bounds = (place, since_ms, limit)
+        rows = await self._reading("today", lambda: self._query(query, bounds), shared=True)
+        return [Given(*row) for row in rows]
 
     # Writing
 
