@@ -2,23 +2,29 @@
 
 import { apiKey, call, setApiKey } from "./api.js";
 import { mountCatalog } from "./catalog.js";
+import { mountCompare } from "./compare.js";
 import { mountDecode } from "./decode.js";
 import { h, number, problemBox, render } from "./dom.js";
 import { mountEvaluation } from "./evaluation.js";
+import { mountExperiments } from "./experiments.js";
 import { mountFilters } from "./filters.js";
 import { mountHistory } from "./history.js";
 import { mountOperations } from "./operations.js";
 import { mountOptions, mountResults } from "./results.js";
 import { format, state, update, watch } from "./state.js";
+import { mountToday } from "./today.js";
 
 const VIEWS = {
+  today: ["Today", mountToday],
   recommend: ["Recommend", mountResults],
-  decode: ["Inside the decode", mountDecode],
+  compare: ["Compare", mountCompare],
   catalog: ["Catalog", mountCatalog],
+  experiments: ["Experiments", mountExperiments],
   evaluation: ["Evaluation", mountEvaluation],
   operations: ["Operations", mountOperations],
+  decode: ["Inside the decode", mountDecode],
 };
-const FOR_A_PERSON = ["recommend", "decode", "catalog"]; // views for a user or session
+const FOR_A_PERSON = ["recommend", "compare", "decode", "catalog"]; // views for a user or session
 const THEMES = { "": "As the system", light: "Light", dark: "Dark" };
 const THEME = "recsys-theme";
 const $ = (id) => document.getElementById(id);
