@@ -6,6 +6,7 @@ import { announce, h, moment, number, plural, problemBox, render } from "./dom.j
 const USUAL = "merchandising"; // name of the rule that the form offers
 const CHAMPION = "champion";
 const [MOST_RULES, MOST_CHANGES, MOST_NAMED] = [50, 8, 3];
+const PAGE = 200;
 
 const only = (id) => ({ key: "item_id", match: id });
 const path = (...parts) => `/v1/${parts.map(encodeURIComponent).join("/")}`;
@@ -58,9 +59,9 @@ async function availability(item, box, changed) {
 
 /** The rules that concern an item, what they do with it, and their last changes. */
 async function concerned(item, box, trail, load) {
-  let rules;
+  let rules, next;
   try {
-    ({ rules } = await call("GET", at("/v1/rules", { limit: MOST_RULES })));
+    ({ rules, next } = await call("GET", at("/v1/rules", { limit: MOST_RULES })));
     rules = (await Promise.all(rules.map((rule) => effects(item.item_id, rule)))).filter((one) => one.effects.length);
   } catch (problem) {
     render(box, problemBox(problem, load));
@@ -71,7 +72,8 @@ async function concerned(item, box, trail, load) {
       h("strong", {}, rule.name), `: ${effects.join(", ")}. `,
       rule.aliases.length ? `Applies to ${rule.aliases.join(", ")}.` : "Applies to requests that name it. ",
       !rule.aliases.includes(CHAMPION) && h("button", { type: "button", class: "link", "data-key": `stand-${rule.name}`, onclick: () => stand(rule.name, box, load) }, `Apply to all lists of ${CHAMPION}`))))
-    : h("p", { class: "fine" }, "No rule concerns this item."));
+    : h("p", { class: "fine" }, "No rule concerns this item."),
+  next && h("p", { class: "fine" }, `Only the first ${MOST_RULES} rules were looked at.`));
   await audit(rules.map(({ rule }) => rule.name), trail);
 }
 
@@ -131,12 +133,7 @@ function form(item, load) {
 
 /** Change what a rule says about one item: `pin` and `weight` are set, or nothing is said any more. */
 async function edit(name, id, { pin, weight }) {
-  let rule = {};
-  try {
-    rule = await call("GET", path("rules", name));
-  } catch (problem) {
-    if (problem.code !== "unknown_rule") throw problem;
-  }
+  const rule = await existing(name);
   const isOurs = (boost) => JSON.stringify(boost.filter) === JSON.stringify({ must: [only(id)] });
   const isOut = !pin && !weight;
   const pins = (rule.pin ?? []).filter((one) => one !== id || (!pin && !isOut));
@@ -146,6 +143,17 @@ async function edit(name, id, { pin, weight }) {
   const body = { filter: rule.filter ?? null, boosts, pin: pins, max_per: rule.max_per ?? {} };
   if (body.filter || boosts.length || pins.length || Object.keys(body.max_per).length) await call("PUT", path("rules", name), { body });
   else if (rule.name) await call("DELETE", path("rules", name));
+}
+
+/** A rule as it is; empty if there is none of this name. */
+async function existing(name) {
+  let page = { next: "" };
+  while (page.next !== null) {
+    page = await call("GET", at("/v1/rules", { limit: PAGE, cursor: page.next }));
+    const found = page.rules.find((rule) => rule.name === name);
+    if (found) return found;
+  }
+  return {};
 }
 
 // Who changed what
