@@ -40,7 +40,7 @@ window.fetch = (...what) => {
   return ask(...what).finally(() => setTimeout(() => window.underWay--, 50));
 };
 """
-PATIENCE_MS = 20_000  # of a loaded machine; nothing waits that long on an idle one
+PATIENCE_MS = 120_000  # of a loaded machine; nothing waits that long on an idle one
 
 FIRST_VIEW_BYTES = 200_000
 AXE = "4.10.3"  # of axe-core, whose rules find what a screen reader cannot use

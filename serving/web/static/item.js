@@ -5,7 +5,7 @@ import { byKey, h, identity, number, problemBox, render } from "./dom.js";
 import { onlyWith } from "./filters.js";
 import { add } from "./history.js";
 import { manage } from "./manage.js";
-import { state, update } from "./state.js";
+import { FOR_A_PERSON, state, update } from "./state.js";
 
 const SIMILAR = 6;
 export const PICTURE = /^(image|picture|photo|thumbnail|img)(_?ur[li])?$/i; // attributes with a picture
@@ -49,7 +49,7 @@ export async function openItem(id) {
     found.text && h("p", { class: "text" }, found.text.slice(0, 600)),
     facts(found.metadata ?? {}, sheet),
     h("div", { class: "row" },
-      h("button", { type: "button", class: "primary", onclick: () => (sheet.close(), add(id)) }, "Add to the session"),
+      h("button", { type: "button", class: "primary", onclick: () => (sheet.close(), add(id), FOR_A_PERSON.includes(state.view) || update({ view: "recommend" })) }, "Add to the session"),
       h("button", {
         type: "button",
         onclick: () => (sheet.close(), update({ view: "catalog", q: "", prefix: found.semantic_id.slice(0, -1).join(".") })),

@@ -21,6 +21,7 @@ const DEFAULTS = {
 };
 export const MOST_HISTORY = 200; // largest number of items of a session; the model uses fewer
 const VIEWS = ["today", "recommend", "compare", "catalog", "experiments", "evaluation", "operations", "decode"];
+export const FOR_A_PERSON = ["recommend", "compare", "catalog", "decode"]; // views for a user or session
 const MODES = ["auto", "strict", "relaxed", "beam"];
 
 const watchers = [];

@@ -12,7 +12,7 @@ const ask = latest();
 let box, made, period, timer = 0;
 
 export function mountToday(root) {
-  made = h("p", { class: "facts-line", role: "status" });
+  made = h("p", { class: "facts-line" }); // no status: it changes each minute
   period = h("select", { id: "days", onchange: () => update({ days: Number(period.value) }) },
     Object.entries(PERIODS).map(([value, name]) => h("option", { value }, name)));
   box = h("div", { class: "today-box" });
@@ -101,6 +101,7 @@ function notes(found) {
   return [
     "A recommendation is a list that the service answered with. Whether anybody saw it is not known.",
     "A click or purchase counts if the shop reports it with the recommendation_id of the list. What is reported without it may be due to a recommendation and does not count.",
+    "Followed means that the person did something with an item of the list, such as a click, and did not just see or dismiss it.",
     "The newest recommendations may still be followed: purchases often come hours later.",
     "Intervals treat the lists of one person as dependent; they are for a look at any one time. To compare two models, use an experiment.",
     found.answers_without_user > 0 && `${plural(found.answers_without_user, "recommendation")} had no user id. Each counts as another person, so the intervals may be too narrow.`,
