@@ -71,7 +71,7 @@ def patched(browser: Browser, url: str, users: list[str]) -> str:
 def live(browser: Browser, url: str, users: list[str]) -> str:
     """Let users follow some of their recommendations; returns an item that one of them got."""
     api = browser.new_context(base_url=url).request
-    draw, events = random.Random(0), []
+    draw, events = random.Random(0), []  # noqa: S311
     for user in [user for user in users for _ in range(draw.randint(1, 4))]:
         answer = api.post("/v1/recommendations", data={"user": user}).json()
         for kind, chance in (("click", 0.15), ("cart", 0.06), ("purchase", 0.04)):

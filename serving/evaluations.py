@@ -73,8 +73,10 @@ def _nights(log: Path) -> list[dict[str, Any]]:
             version = line["version"]
         except (ValueError, KeyError, TypeError):  # a line that was cut off
             continue
-        if line.get("step") == "judged" and re.fullmatch(r"[\w.-]+", str(version)):
-            line["gate"] = _read(Workspace.of(version).report / GATE)
+        if line.get("step") == "judged":
+            is_name = re.fullmatch(r"\w[\w.-]*", str(version)) is not None
+            file = Workspace.of(str(version)).report / GATE
+            line["gate"] = _read(file) if is_name and file.is_file() else None
         found.append(line)
     return found[::-1]
 

@@ -22,6 +22,7 @@ from recsys.serving.stores.records import NOT_HISTORY
 
 ENV_PREFIX = "RECSYS_SERVE_"
 SECTION = "serve"
+_HOST = r"(\*\.)?[A-Za-z0-9.-]+(:[0-9]+)?"
 
 
 def _workspace(fields: dict[str, Any]) -> Workspace:
@@ -134,7 +135,7 @@ class ServingSettings(BaseSettings):
     rate_burst: int = Field(100, ge=1)
     forwarded_allow_ips: str = "127.0.0.1"
     allowed_hosts: str | None = None
-    image_hosts: str | None = Field(None, pattern=r"^[A-Za-z0-9.*:-]+( *, *[A-Za-z0-9.*:-]+)*$")
+    image_hosts: str | None = Field(None, pattern=rf"^{_HOST}( *, *{_HOST})*$")
     shadow_fraction: float = Field(0.0, ge=0, le=1)
     shadow_alias: str | None = None
     otel: bool = False

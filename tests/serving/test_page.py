@@ -136,6 +136,8 @@ def site(bundle, tmp_path_factory, serving):
     ]
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RECSYS_HOME", str(bundle.parent.parent))
+        patch.setattr(today, "KEPT_S", 0.0)  # figures are those of the moment
+        patch.setattr(today, "REST", 0.0)
         with serving(settings) as url:
             assert httpx.post(f"{url}/v1/events", json={"events": events}).json()["accepted"] == 5
             yield url
@@ -520,9 +522,7 @@ def recommend(shop, **body):
     return response.json()
 
 
-def test_today_shows_what_was_recommended_and_what_came(visit, shop, monkeypatch):
-    monkeypatch.setattr(today, "KEPT_S", 0.0)
-    monkeypatch.setattr(today, "REST", 0.0)
+def test_today_shows_what_was_recommended_and_what_came(visit, shop):
     for user in ("ada", "bob", "ada"):
         answer = recommend(shop, user=user, k=5)
         first = answer["items"][0]
@@ -581,7 +581,7 @@ def test_shares_are_the_softmax_of_the_shown_list(visit, shop):
     assert parts == pytest.approx([math.exp(s - max(scores)) for s in scores], rel=1e-4)
 
 
-def test_an_item_is_hidden_pinned_and_boosted_with_a_trail(visit, shop, monkeypatch):
+def test_an_item_is_hidden_pinned_and_boosted_with_a_trail(visit, shop):
     page = visit("view=catalog&q=no. 7")
     page.click(".line .link >> text=/no. 7$/")
     page.wait_for_selector("dialog[open] .manage .good")
@@ -637,7 +637,9 @@ def test_two_models_are_compared_for_one_user(visit, shop):
         shop.put("/v1/rules/top", json={"pin": ["B0500"]}).raise_for_status()
         shop.put("/v1/aliases/other", json={"rules": ["top"]}).raise_for_status()
         page.reload()
-        expect(page.locator(".view.compare .facts-line")).to_have_text("4 of 5 items in both lists.")
+        expect(page.locator(".view.compare .facts-line")).to_have_text(
+            "4 of 5 items in both lists."
+        )
         left, right = page.locator(".side").all()
         expect(right.locator("li").first).to_contain_text("only here")
         expect(left.locator("li").first).to_contain_text("place 2")
@@ -645,7 +647,9 @@ def test_two_models_are_compared_for_one_user(visit, shop):
             [item["title"] for item in recommend(shop, user="ada", k=5)["items"]]
         )
         page.select_option("#left", "other")
-        expect(page.locator(".view.compare .facts-line")).to_have_text(re.compile("^(The same|4 of)"))
+        expect(page.locator(".view.compare .facts-line")).to_have_text(
+            re.compile("^(The same|4 of)")
+        )
     finally:
         shop.delete("/v1/aliases/other").raise_for_status()
 
