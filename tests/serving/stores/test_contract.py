@@ -1,6 +1,7 @@
 """What every store does, SQLite and PostgreSQL alike."""
 
 import asyncio
+import json
 
 import pytest
 
@@ -270,6 +271,34 @@ async def test_following_the_journal_misses_no_change_of_a_process(location, ope
     done = True
     await following
     assert seen == dict.fromkeys("0123", 9)
+
+
+async def test_newest_events_and_answers_are_read_in_parts(store, event, monkeypatch):
+    assert await store.extent() == (0, 0, None)
+    await store.append(
+        [event(str(n), item=f"i{n}", time_ms=10 * n, type="click") for n in range(6)]
+    )
+    for n in range(4):
+        store.remember(Served(f"r{n}", None if n else "ada", "m", ("x", '"é'), 100 + n))
+    await store.state_put("written", True)
+    last, answer, forgotten = await store.extent()
+    assert forgotten is None
+    found = await store.happened(last, 3, 40)
+    assert sorted(found) == [("ada", f"i{n}", "click", 10 * n, None) for n in (4, 5)]
+    assert await store.happened(last - 6, 3, 0) == []
+    assert await store.time_of_event(last - 3) == 20
+    assert await store.time_of_event(last - 6) is None
+    newest = await store.given(answer, 2, 101)
+    assert [(one.recommendation_id, one.user, one.time_ms) for one in newest] == [
+        ("r3", None, 103), ("r2", None, 102)
+    ]  # fmt: skip
+    assert json.loads(newest[0].items) == ["x", '"é']
+    rest = await store.given(newest[-1].place - 1, 2, 101)
+    assert [one.recommendation_id for one in rest] == ["r1"]
+    monkeypatch.setattr(store_module, "SERVED_KEPT", 3)
+    store.remember(Served("r4", "ada", "m", ("x",), 104))
+    await store.state_put("written", True)
+    assert (await store.extent()).forgotten_ms == 102
 
 
 async def exposed(store, experiment, window_ms=50, after="", limit=10):
