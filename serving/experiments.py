@@ -429,7 +429,7 @@ def analyse(experiment: Experiment, users: Sequence[Exposed], time_ms: int) -> E
                 difference, low, high = (float(value[-1]) for value in found)
                 compared = {"difference": difference, "low": low, "high": high}
                 final_ms = first_ms[pair][looks - 1] + observed_ms
-                names = ("time_ms", "users", "difference", "low", "high")
+                names = ("time_ms", "observed", "difference", "low", "high")
                 rows = zip(*(column.tolist() for column in (final_ms, looks, *found)), strict=True)
                 compared["looks"] = [dict(zip(names, row, strict=True)) for row in rows]
                 verdict = "better" if low > 0 else "worse" if high < 0 else "undecided"

@@ -140,7 +140,7 @@ class Tally:
                     title=_title(epoch, item),
                     shown=self._shown[item],
                     followed=self._chosen[item],
-                    users=interest[item],
+                    people=interest[item],
                 )
                 for item in islice(items, MOST_ITEMS)
             ]
@@ -151,7 +151,7 @@ class Tally:
             until_ms=period.until_ms,
             answers=self.answers,
             answers_complete=complete,
-            users=len(self._groups) - self._without_user,
+            people=len(self._groups) - self._without_user,
             answers_without_user=self._without_user,
             events=self.events,
             events_complete=events_complete,
@@ -177,11 +177,11 @@ class Tally:
     def _trending(self, epoch: Epoch) -> list[Trend]:
         """The items of the newest events: each user counts once, for half after a half-life."""
         scores: defaultdict[str, float] = defaultdict(float)
-        users: Counter[str] = Counter()
+        people: Counter[str] = Counter()
         for (_, item), time_ms in self._seen.items():
             age = max(0, self._period.until_ms - time_ms)
             scores[item] += 2 ** (-age / self._period.half_life_ms)
-            users[item] += 1
+            people[item] += 1
         order = sorted(scores, key=lambda item: -scores[item])
         known = (item for item in order if epoch.catalog.find(item) >= 0)
         return [
@@ -189,7 +189,7 @@ class Tally:
                 item_id=item,
                 title=_title(epoch, item),
                 score=round(scores[item], 3),
-                users=users[item],
+                people=people[item],
                 shown=self._shown[item],
             )
             for item in islice(known, MOST_ITEMS)

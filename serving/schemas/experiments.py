@@ -113,7 +113,7 @@ class Look(BaseModel):
     time_ms: int = Field(
         description="When the last of them was observed to the end.", examples=[1_700_100_000_000]
     )
-    users: int = Field(description="Users of both arms.", examples=[2_000])
+    observed: int = Field(description="Users of both arms.", examples=[2_000])
     difference: float = Field(examples=[0.007])
     low: float = Field(examples=[-0.004])
     high: float = Field(examples=[0.018])

@@ -61,7 +61,7 @@ class ItemFigures(BaseModel):
     followed: int = Field(
         description="Answers that had it and led to an event on it, such as a click.", examples=[4]
     )
-    users: int = Field(
+    people: int = Field(
         description="Users with an event on it, wherever they found it.", examples=[9]
     )
 
@@ -76,7 +76,7 @@ class Trend(BaseModel):
         "half-lives (6 hours for each day of the period).",
         examples=[7.2],
     )
-    users: int = Field(description="Users with an event on it.", examples=[9])
+    people: int = Field(description="Users with an event on it.", examples=[9])
     shown: int = Field(description="Answers that had it.", examples=[57])
 
 
@@ -100,7 +100,7 @@ class Today(Answer):
     answers_complete: bool = Field(
         description="Whether the store remembers all answers of the period.", examples=[True]
     )
-    users: int = Field(description="Users with an answer.", examples=[140])
+    people: int = Field(description="Users with an answer.", examples=[140])
     answers_without_user: int = Field(
         description="Answers to an inline history; each counts as a user of its own.", examples=[12]
     )

@@ -699,7 +699,7 @@ async def test_looks_end_with_the_results_and_grow_with_the_users(shop):
     assert first.get("looks") is None
     looks = arm["looks"]
     assert 2 < len(looks) <= experiments.LOOKS
-    users = [look["users"] for look in looks]
+    users = [look["observed"] for look in looks]
     assert users == sorted(set(users))
     assert users[-1] == first["observed"] + arm["observed"]
     assert {name: looks[-1][name] for name in ("difference", "low", "high")} == {

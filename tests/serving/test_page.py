@@ -674,8 +674,8 @@ def test_experiments_and_nights_can_be_read(visit, shop):
         expect(first).to_contain_text("Guardrail: on, no arm was stopped")
         expect(first).to_contain_text("champion 25 %, other 75 %")
         looks = [
-            {"time_ms": 1_790_000_000_000 + n, "users": n, "difference": 0.02, "low": 0.02 - 1 / n,
-             "high": 0.02 + 1 / n}
+            {"time_ms": 1_790_000_000_000 + n, "observed": n, "difference": 0.02,
+             "low": 0.02 - 1 / n, "high": 0.02 + 1 / n}
             for n in (1, 10, 100)
         ]  # fmt: skip
         shown = {"observed": 50, "waiting": 2, "exposures": 90, "followed": 9, "stopped_ms": None}

@@ -100,7 +100,7 @@ async def test_figures_are_those_of_plain_python(client, seed):
         for item in one.items:
             shown[item] = shown.get(item, 0) + 1
     assert found["answers"] == len(given)
-    assert found["users"] == len({one.user for one in given} - {None})
+    assert found["people"] == len({one.user for one in given} - {None})
     assert found["answers_without_user"] == sum(one.user is None for one in given)
     assert found["events"] == len(sent)
     assert [row["type"] for row in found["rates"][:2]] == ["click", "purchase"]
@@ -137,8 +137,8 @@ async def test_figures_are_those_of_plain_python(client, seed):
     assert [row["score"] for row in found["trending"]] == pytest.approx(best, abs=6e-4)
     for row in found["trending"]:
         assert row["score"] == pytest.approx(scores[row["item_id"]], abs=6e-4)
-        assert row["users"] == users[row["item_id"]]
-    wanted = [row for row in found["never_shown"] if row["users"]]
+        assert row["people"] == users[row["item_id"]]
+    wanted = [row for row in found["never_shown"] if row["people"]]
     assert {row["item_id"] for row in wanted} == {item for item in users if item not in shown}
     assert all(row["shown"] == 0 for row in found["never_shown"])
 

@@ -62,8 +62,8 @@ function course(arm, results) {
   const { looks } = arm;
   const first = results.arms[0].alias;
   const most = Math.max(...looks.slice(Math.floor(looks.length / 4)).flatMap((look) => [Math.abs(look.low), Math.abs(look.high)]), 1e-6);
-  const users = looks.at(-1).users;
-  const x = (look) => (WIDE * look.users) / users;
+  const users = looks.at(-1).observed;
+  const x = (look) => (WIDE * look.observed) / users;
   const y = (value) => HIGH / 2 - (HIGH / 2 - 4) * Math.max(-1, Math.min(1, value / most));
   const line = (key) => looks.map((look) => `${x(look).toFixed(1)} ${y(look[key]).toFixed(1)}`);
   const points = (value) => `${value > 0 ? "+" : ""}${number(100 * value, 2)}`.replace("-", "−");
@@ -77,7 +77,7 @@ function course(arm, results) {
     svg("path", { class: "line line-0", d: `M${line("difference").join("L")}` })),
     h("details", { class: "inner" }, h("summary", {}, "As a table"), h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": name }, h("table", {},
       h("thead", {}, h("tr", {}, ["until", "users", "difference", "from", "to"].map((text) => h("th", { scope: "col" }, text)))),
-      h("tbody", {}, looks.map((look) => h("tr", {}, h("th", { scope: "row" }, moment(look.time_ms)), h("td", {}, number(look.users)),
+      h("tbody", {}, looks.map((look) => h("tr", {}, h("th", { scope: "row" }, moment(look.time_ms)), h("td", {}, number(look.observed)),
         h("td", {}, points(look.difference)), h("td", {}, points(look.low)), h("td", {}, points(look.high)))))))));
 }
 
