@@ -173,6 +173,7 @@ class Service:
         """Answer the waiting requests, then close everything."""
         self._enter(Phase.STOPPING)
         await self._shadow.close()
+        await self.today.close()
         await self.catalog_changes.close()
         await self.rules.close()
         await self.experiments.close()

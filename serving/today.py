@@ -11,6 +11,7 @@ import json
 import time
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable
+from contextvars import Context
 from dataclasses import dataclass
 from itertools import islice
 
@@ -250,22 +251,42 @@ class Figures:
         """Without figures yet."""
         self._models, self._reads, self._not_history = models, reads, not_history
         self._kept: dict[int, tuple[float, bytes]] = {}  # by days: until when, and the answer
-        self._making = asyncio.Lock()
+        self._making: dict[int, asyncio.Task[bytes]] = {}  # by days
+        self._turn = asyncio.Lock()
 
     async def __call__(self, store: Store, days: int) -> bytes:
         """The figures of the last days: a `Today` as JSON.
 
+        They are made to the end if the caller is cancelled, and are then there for the next one.
+
         Raises:
             StoreError: the store cannot be read.
         """
-        async with self._making:
-            start = time.monotonic()
-            until, text = self._kept.get(days, (0.0, b""))
-            if not text or start >= until:
-                text = await self._make(store, days)
-                end = time.monotonic()
-                self._kept[days] = max(start + KEPT_S, end + REST * (end - start)), text
+        until, text = self._kept.get(days, (0.0, b""))
+        if text and time.monotonic() < until:
             return text
+        making = self._making.get(days)
+        if making is None:
+            # In an empty context: it has no client and no deadline.
+            making = asyncio.create_task(self._renew(store, days), context=Context())
+            self._making[days] = making
+            making.add_done_callback(lambda _: self._making.pop(days))
+        return await asyncio.shield(making)
+
+    async def close(self) -> None:
+        """Stop making figures."""
+        under_way = [*self._making.values()]
+        for making in under_way:
+            making.cancel()
+        await asyncio.gather(*under_way, return_exceptions=True)
+
+    async def _renew(self, store: Store, days: int) -> bytes:
+        async with self._turn:
+            start = time.monotonic()
+            text = await self._make(store, days)
+            end = time.monotonic()
+        self._kept[days] = max(start + KEPT_S, end + REST * (end - start)), text
+        return text
 
     async def _make(self, store: Store, days: int) -> bytes:
         period = Period.of(days, now_ms())

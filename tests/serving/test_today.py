@@ -1,5 +1,6 @@
 """`GET /v1/today`: its figures against plain Python over the same answers and events."""
 
+import asyncio
 import math
 import random
 import time
@@ -10,7 +11,7 @@ from scipy import stats
 
 from recsys.serving import today
 from recsys.serving.stores import store as stores
-from recsys.serving.stores.records import Served
+from recsys.serving.stores.records import Served, StoreError
 from recsys.serving.today import interval
 
 HOUR_MS = 3_600_000
@@ -197,6 +198,38 @@ async def test_figures_are_kept_for_a_while(client, monkeypatch):
     await tell(client, [Served("r", "ada", "m", ("item-1",), first["until_ms"])], [])
     assert await ask(client) == first
     assert (await ask(client, days=2))["answers"] == 1
+
+
+async def test_figures_are_made_once_for_all_and_to_the_end(client, service, monkeypatch):
+    monkeypatch.setattr(today, "KEPT_S", 1000.0)
+    made, going = [], asyncio.Event()
+    extent = service.store.extent
+
+    async def slow():
+        made.append(1)
+        await going.wait()
+        return await extent()
+
+    monkeypatch.setattr(service.store, "extent", slow)
+    asked = [asyncio.create_task(ask(client)) for _ in range(3)]
+    while not made:
+        await asyncio.sleep(0)
+    asked[0].cancel()
+    going.set()
+    first, second = await asyncio.gather(*asked[1:])
+    assert first == second == await ask(client)
+    assert len(made) == 1
+
+
+async def test_a_store_that_fails_is_asked_again(client, service, monkeypatch):
+    async def fail():
+        raise StoreError("away")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(service.store, "extent", fail)
+        response = await client.get("/v1/today")
+        assert (response.status_code, response.json()["code"]) == (503, "store_unavailable")
+    assert (await ask(client))["answers"] == 0
 
 
 def test_the_interval_is_that_of_the_formula():
