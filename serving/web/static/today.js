@@ -49,7 +49,7 @@ function draw(found) {
   const [click, purchase] = found.rates;
   render(box,
     h("dl", { class: "tiles" },
-      tile("Recommendations", number(found.answers), found.answers ? `for ${plural(found.people, "user")}` : "none yet"),
+      tile("Recommendations", number(found.answers), found.answers ? `for ${plural(found.people, "person", "people")}` : "none yet"),
       rate("Click rate", click, found),
       rate("Purchase rate", purchase, found),
       tile("Catalog shown", percent(coverage.items ? coverage.shown / coverage.items : null), `${number(coverage.shown)} of ${plural(coverage.items, "item")}`)),
@@ -99,7 +99,7 @@ function table(name, about, rows, columns, none) {
 /** What the figures mean, and what is not known. */
 function notes(found) {
   return [
-    "A recommendation is a list that the service answered with. Whether anybody saw it is not known.",
+    "A recommendation is a list that the service answered with, also to this page. Whether anybody saw it is not known.",
     "A click or purchase counts if the shop reports it with the recommendation_id of the list. What is reported without it may be due to a recommendation and does not count.",
     "Followed means that the person did something with an item of the list, such as a click, and did not just see or dismiss it.",
     "The newest recommendations may still be followed: purchases often come hours later.",
