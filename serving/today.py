@@ -24,7 +24,7 @@ from recsys.serving.models import Models
 from recsys.serving.reads import Reads
 from recsys.serving.schemas.common import CHAMPION
 from recsys.serving.schemas.today import Coverage, ItemFigures, Rate, Slots, Today, Trend
-from recsys.serving.stores.records import Given, Happened
+from recsys.serving.stores.records import Act, Given
 from recsys.serving.stores.store import SKEW_MS, Store, now_ms
 
 LEVEL = 0.95
@@ -68,7 +68,7 @@ class Tally:
         """Events of the types `not_history` are no sign of interest in an item."""
         self._period, self._not_history = period, frozenset(not_history)
         self.events = 0
-        self._feedback: defaultdict[str, list[Happened]] = defaultdict(list)  # by answer
+        self._feedback: defaultdict[str, list[Act]] = defaultdict(list)  # by answer
         self._seen: dict[tuple[str, str], int] = {}  # newest time of (user, item)
         self.answers = 0
         self._groups: Counter[str] = Counter()  # answers of each user, or of an answer without one
@@ -78,7 +78,7 @@ class Tally:
         self._shown: Counter[str] = Counter()
         self._chosen: Counter[str] = Counter()
 
-    def add_events(self, events: Iterable[Happened]) -> None:
+    def add_events(self, events: Iterable[Act]) -> None:
         """Count events."""
         for event in events:
             self.events += 1
@@ -291,16 +291,13 @@ class Figures:
     async def _make(self, store: Store, days: int) -> bytes:
         period = Period.of(days, now_ms())
         tally = Tally(period, self._not_history)
-        extent = await store.extent()
-        place = extent.last_event
-        while place > max(0, extent.last_event - DEPTH):
-            events = await store.happened(place, PAGE, period.since_ms)
-            if events:
+        first, last, oldest_ms = await store.newest_places(DEPTH)
+        for place in range(first, last + 1, PAGE):
+            up_to = min(place + PAGE - 1, last)
+            if events := await store.acts(place, up_to, period.since_ms):
                 await self._reads(tally.add_events, events)
-            place -= PAGE
-        oldest = None if place <= 0 else await store.time_of_event(place)
         page = PAGE
-        place = extent.last_answer
+        place, forgotten_ms = await store.answers()
         while page == PAGE:
             answers = await store.given(place, PAGE, period.since_ms)
             await self._reads(tally.add_answers, answers)
@@ -310,8 +307,8 @@ class Figures:
             lambda: (
                 tally.figures(
                     epoch,
-                    complete=extent.forgotten_ms is None or extent.forgotten_ms < period.since_ms,
-                    events_complete=oldest is None or oldest < period.since_ms,
+                    complete=forgotten_ms is None or forgotten_ms < period.since_ms,
+                    events_complete=oldest_ms < period.since_ms,
                 )
                 .model_dump_json()
                 .encode()

@@ -92,6 +92,16 @@ class StoredEvent(Event):
     linked: bool | None = None
 
 
+class Act(NamedTuple):
+    """What an event of a store says about the interest in an item, and in an answer."""
+
+    user: str
+    item: str
+    type: str
+    time_ms: int
+    recommendation_id: str | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class Appended:
     """Outcome of a batch of events.
@@ -153,16 +163,6 @@ class Exposed(NamedTuple):
     followed: int
 
 
-class Happened(NamedTuple):
-    """What `today` counts of an event; users, items and answers by their stored ids."""
-
-    user: str
-    item: str
-    type: str
-    time_ms: int
-    recommendation_id: str | None
-
-
 class Given(NamedTuple):
     """A remembered answer as it is stored: `items` is a JSON list of ids, `place` its number."""
 
@@ -171,17 +171,6 @@ class Given(NamedTuple):
     user: str | None
     items: str
     time_ms: int
-
-
-class Extent(NamedTuple):
-    """Places of the last event and the last answer, 0 without any.
-
-    `forgotten_ms` is the time of the oldest answer that is remembered, if there were older ones.
-    """
-
-    last_event: int
-    last_answer: int
-    forgotten_ms: int | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,13 +27,12 @@ from recsys.serving.stores.records import (
     DISLIKES,
     NOT_HISTORY,
     SEED_TYPE,
+    Act,
     Appended,
     Event,
     EventConflictError,
     Exposed,
-    Extent,
     Given,
-    Happened,
     Journal,
     Journaled,
     Observer,
@@ -217,6 +216,35 @@ class Store(Database):
         rows = await self._reading("users", lambda: self._query(query, bounds), shared=True)
         return [own(user) for (user,) in rows]
 
+    async def newest_places(self, depth: int) -> tuple[int, int, int]:
+        """The last `depth` places of events, in the order of arrival, of all users.
+
+        Returns the first and the last place, and the time of the first event there; the time is 0
+        if the store has no earlier events.
+        """
+
+        def read() -> tuple[int, int, int]:
+            ((last,),) = self._query("SELECT coalesce(max(id), 0) FROM events", ())
+            first = max(0, last - depth) + 1
+            query = "SELECT time_ms FROM events WHERE id >= ? ORDER BY id LIMIT 1"
+            rows = self._query(query, (first,)) if first > 1 else ()
+            return first, last, rows[0][0] if rows else 0
+
+        return await self._reading("acts", read, shared=True)
+
+    async def acts(self, first: int, last: int, since_ms: int) -> list[Act]:
+        """Events at the places `first` to `last` that happened since a time, of all users.
+
+        Users have their stored ids, whatever the tenant.
+        """
+        query = (
+            "SELECT user_id, item_id, type, time_ms, recommendation_id FROM events"
+            " WHERE id >= ? AND id <= ? AND time_ms >= ?"
+        )
+        bounds = (first, last, since_ms)
+        rows = await self._reading("acts", lambda: self._query(query, bounds), shared=True)
+        return [Act(*row) for row in rows]
+
     async def journal(self, model: str, after: int = 0, *, shared: bool = False) -> Journal:
         """Changes of a model's catalog after a place; `shared` reads as histories are read.
 
@@ -231,6 +259,15 @@ class Store(Database):
             return Journal([json.loads(record) for _, record in rows], place)
 
         return await self._reading("journal", read, shared=shared)
+
+    async def journal_page(
+        self, model: str, after: int, limit: int
+    ) -> list[tuple[int, dict[str, Any]]]:
+        """The next changes of a model's catalog after a place, with their places (`journal`)."""
+        query = "SELECT id, record FROM journal WHERE model = ? AND id > ? ORDER BY id LIMIT ?"
+        bounds = (model, after, limit)
+        rows = await self._reading("journal", lambda: self._query(query, bounds), shared=True)
+        return [(place, json.loads(record)) for place, record in rows]
 
     async def state_get(self, key: str) -> Any:
         """A value of `state_put`, or None."""
@@ -258,33 +295,19 @@ class Store(Database):
         rows = await self._reading("exposed", lambda: self._query(query, parameters), shared=True)
         return [Exposed(*row) for row in rows]
 
-    async def extent(self) -> Extent:
-        """Places up to which events and answers can be read (`happened`, `given`)."""
+    async def answers(self) -> tuple[int, int | None]:
+        """The place of the last remembered answer, 0 without any.
 
-        def read() -> Extent:
-            (event,) = self._query("SELECT coalesce(max(id), 0) FROM events", ())[0]
-            (answer,) = self._query("SELECT coalesce(max(id), 0) FROM recommendations", ())[0]
-            oldest = self._query("SELECT id, time_ms FROM recommendations ORDER BY id LIMIT 1", ())
-            forgotten = oldest[0][1] if oldest and answer > SERVED_KEPT else None
-            return Extent(event, answer, forgotten)
+        The second value is the time of the oldest one, None if no older ones were forgotten.
+        """
+
+        def read() -> tuple[int, int | None]:
+            ((last,),) = self._query("SELECT coalesce(max(id), 0) FROM recommendations", ())
+            query = "SELECT time_ms FROM recommendations ORDER BY id LIMIT 1"
+            rows = self._query(query, ()) if last > SERVED_KEPT else ()
+            return last, rows[0][0] if rows else None
 
         return await self._reading("today", read, shared=True)
-
-    async def happened(self, place: int, count: int, since_ms: int) -> list[Happened]:
-        """Events of all users since a time, among the `count` places up to `place`."""
-        query = (
-            "SELECT user_id, item_id, type, time_ms, recommendation_id FROM events"
-            " WHERE id <= ? AND id > ? AND time_ms >= ?"
-        )
-        bounds = (place, place - count, since_ms)
-        rows = await self._reading("today", lambda: self._query(query, bounds), shared=True)
-        return [Happened(*row) for row in rows]
-
-    async def time_of_event(self, place: int) -> int | None:
-        """Time of the last event up to a place; None without any."""
-        query = "SELECT time_ms FROM events WHERE id <= ? ORDER BY id DESC LIMIT 1"
-        rows = await self._reading("today", lambda: self._query(query, (place,)), shared=True)
-        return rows[0][0] if rows else None
 
     async def given(self, place: int, limit: int, since_ms: int) -> list[Given]:
         """Remembered answers since a time, newest first: at most `limit` up to `place`."""

@@ -273,22 +273,14 @@ async def test_following_the_journal_misses_no_change_of_a_process(location, ope
     assert seen == dict.fromkeys("0123", 9)
 
 
-async def test_newest_events_and_answers_are_read_in_parts(store, event, monkeypatch):
-    assert await store.extent() == (0, 0, None)
-    await store.append(
-        [event(str(n), item=f"i{n}", time_ms=10 * n, type="click") for n in range(6)]
-    )
+async def test_answers_are_read_in_parts_from_the_newest(store, monkeypatch):
+    assert await store.answers() == (0, None)
     for n in range(4):
         store.remember(Served(f"r{n}", None if n else "ada", "m", ("x", '"é'), 100 + n))
     await store.state_put("written", True)
-    last, answer, forgotten = await store.extent()
+    last, forgotten = await store.answers()
     assert forgotten is None
-    found = await store.happened(last, 3, 40)
-    assert sorted(found) == [("ada", f"i{n}", "click", 10 * n, None) for n in (4, 5)]
-    assert await store.happened(last - 6, 3, 0) == []
-    assert await store.time_of_event(last - 3) == 20
-    assert await store.time_of_event(last - 6) is None
-    newest = await store.given(answer, 2, 101)
+    newest = await store.given(last, 2, 101)
     assert [(one.recommendation_id, one.user, one.time_ms) for one in newest] == [
         ("r3", None, 103), ("r2", None, 102)
     ]  # fmt: skip
@@ -298,7 +290,7 @@ async def test_newest_events_and_answers_are_read_in_parts(store, event, monkeyp
     monkeypatch.setattr(store_module, "SERVED_KEPT", 3)
     store.remember(Served("r4", "ada", "m", ("x",), 104))
     await store.state_put("written", True)
-    assert (await store.extent()).forgotten_ms == 102
+    assert (await store.answers())[1] == 102
 
 
 async def exposed(store, experiment, window_ms=50, after="", limit=10):
@@ -553,3 +545,23 @@ def test_a_schema_goes_back_by_one_version_only(location, opened):
 
 def test_the_last_migration_can_be_undone():
     assert SCHEMA_VERSION in BACK
+
+
+async def test_the_newest_events_are_found_by_their_places(store, event):
+    assert await store.newest_places(10) == (1, 0, 0)
+    assert await store.acts(1, 10, 0) == []
+    times = [50, 10, 40, 30, 20]
+    await store.append(
+        [event(f"{n}", user=f"u{n}", item=f"i{n}", time_ms=time) for n, time in enumerate(times)]
+    )
+    first, last, earliest_ms = await store.newest_places(100)
+    assert earliest_ms == 0
+    acts = await store.acts(first, last, 0)
+    expected = [(f"u{n}", f"i{n}", "view", time, None) for n, time in enumerate(times)]
+    assert sorted(acts) == expected
+    assert sorted(act.item for act in await store.acts(first, last, 30)) == ["i0", "i2", "i3"]
+    first, last, earliest_ms = await store.newest_places(3)
+    assert (last - first + 1, earliest_ms) == (3, 40)
+    assert sorted(act.item for act in await store.acts(first, last, 0)) == ["i2", "i3", "i4"]
+    await store.erase("u3")
+    assert sorted(act.item for act in await store.acts(first, last, 0)) == ["i2", "i4"]
