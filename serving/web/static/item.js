@@ -8,7 +8,7 @@ import { manage } from "./manage.js";
 import { FOR_A_PERSON, state, update } from "./state.js";
 
 const SIMILAR = 6;
-export const PICTURE = /^(image|picture|photo|thumbnail|img)(_?ur[li])?$/i; // attributes with a picture
+export const PICTURE = /^(image|picture|photo|thumbnail|img)s?(_?(url|uri|link|src)s?)?$/i; // attributes with a picture
 const DATA_URL = /^data:image\/(png|jpeg|gif|webp|avif);base64,/;
 const HOSTS = document.querySelector("meta[name=image-hosts]").content.split(" ").filter(Boolean);
 
