@@ -1,11 +1,13 @@
 """Make the pictures of docs/page.md from a running service: python docs/screenshots.py [URL].
 
+It sends events, and sets up a rule, an alias and an experiment: use a service with an empty store.
 Needs the `dev` extra and a Chromium on the path.
 """
 
 from __future__ import annotations
 
 import json
+import random
 import shutil
 import sys
 from io import BytesIO
@@ -66,6 +68,32 @@ def patched(browser: Browser, url: str, users: list[str]) -> str:
     return users[0]
 
 
+def live(browser: Browser, url: str, users: list[str]) -> str:
+    """Let users follow some of their recommendations; returns an item that one of them got."""
+    api = browser.new_context(base_url=url).request
+    draw, events = random.Random(0), []  # noqa: S311
+    for user in [user for user in users for _ in range(draw.randint(1, 4))]:
+        answer = api.post("/v1/recommendations", data={"user": user}).json()
+        for kind, chance in (("click", 0.15), ("cart", 0.06), ("purchase", 0.04)):
+            item = draw.choice(answer["items"])["item_id"]
+            told = {"user": user, "item": item, "type": kind}
+            if draw.random() < chance:
+                events.append(told | {"recommendation_id": answer["recommendation_id"]})
+    api.post("/v1/events", data={"events": events})
+    return str(answer["items"][0]["item_id"])
+
+
+def challenge(browser: Browser, url: str, item: str) -> None:
+    """Set up an experiment: the champion's bundle with a rule against the champion."""
+    api = browser.new_context(base_url=url).request
+    bundle = api.get("/v1/aliases/champion").json()["bundle"]
+    api.put("/v1/rules/merchandising", data={"pin": [item]})
+    api.put("/v1/aliases/challenger", data={"bundle": bundle})
+    api.put("/v1/aliases/challenger", data={"rules": ["merchandising"]})
+    arms = [{"alias": "champion", "weight": 1}, {"alias": "challenger", "weight": 1}]
+    api.put("/v1/experiments/homepage", data={"arms": arms})
+
+
 def main(url: str) -> None:
     """Make all of them."""
     IMAGES.mkdir(exist_ok=True)
@@ -93,6 +121,16 @@ def main(url: str) -> None:
         keep(page, "decode")
 
         keep(visit(browser, url, "light", desk, view="catalog", prefix="0"), "catalog")
+        item = live(browser, url, users)
+        keep(visit(browser, url, "light", (1360, 1180), view="today"), "today")
+        page = visit(browser, url, "light", (1360, 1000), view="catalog", q=item)
+        page.click(".line .link")
+        page.wait_for_selector("dialog[open] .good")
+        page.click("dialog summary >> text=Pin or boost")
+        keep(page, "item")
+        challenge(browser, url, item)
+        keep(visit(browser, url, "light", desk, view="compare", user=users[3]), "compare")
+        keep(visit(browser, url, "dark", desk, view="experiments"), "experiments")
         keep(visit(browser, url, "dark", desk, view="operations"), "operations")
         keep(visit(browser, url, "light", (390, 844), user=users[2]), "phone")
         browser.close()

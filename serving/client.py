@@ -40,6 +40,7 @@ from recsys.serving.schemas.models import AliasInfo, AliasList, Evaluation, Mode
 from recsys.serving.schemas.operations import Stats
 from recsys.serving.schemas.recommendations import BatchResponse, RecommendationsResponse
 from recsys.serving.schemas.rules import RuleChange, RuleChanges, RuleInfo, RuleList
+from recsys.serving.schemas.today import Today
 
 AnswerT = TypeVar("AnswerT", bound=BaseModel)
 NOT_TAKEN = (429, 503)
@@ -356,6 +357,10 @@ class Client:
     def stats(self) -> Stats:
         """The state of the service and its last ten minutes."""
         return self._ask(Stats, "GET", "/v1/stats")
+
+    def today(self, days: int = 1) -> Today:
+        """What was recommended in the last days, and what came of it."""
+        return self._ask(Today, "GET", "/v1/today", params={"days": days})
 
     def metrics(self) -> str:
         """All metrics in Prometheus' text format."""

@@ -13,6 +13,7 @@ import re
 import time
 import uuid
 from collections import Counter
+from collections.abc import Sequence
 from functools import partial
 from itertools import chain
 
@@ -66,7 +67,6 @@ SECURITY_HEADERS = {
     "cross-origin-resource-policy": "same-origin",
 }
 _REQUEST_ID = REQUEST_ID.encode()
-_SECURITY = [(name.encode(), value.encode()) for name, value in SECURITY_HEADERS.items()]
 
 access = logging.getLogger("recsys.serving.access")
 failures = logging.getLogger("recsys.serving.failures")
@@ -75,7 +75,9 @@ failures = logging.getLogger("recsys.serving.failures")
 def around(settings: ServingSettings, metrics: Metrics, telemetry: Telemetry) -> list[Middleware]:
     """List the middleware of an application, outermost first."""
     return [
-        Middleware(RequestContext, metrics=metrics, telemetry=telemetry),
+        Middleware(
+            RequestContext, metrics=metrics, telemetry=telemetry, pictures=settings.pictures
+        ),
         Middleware(
             Guard,
             metrics=metrics,
@@ -96,8 +98,14 @@ def around(settings: ServingSettings, metrics: Metrics, telemetry: Telemetry) ->
 class RequestContext:
     """Gives each request an id, counts and logs it, and turns exceptions into problems."""
 
-    def __init__(self, app: ASGIApp, metrics: Metrics, telemetry: Telemetry) -> None:
+    def __init__(
+        self, app: ASGIApp, metrics: Metrics, telemetry: Telemetry, pictures: Sequence[str] = ()
+    ) -> None:
         self.app, self.metrics, self.telemetry = app, metrics, telemetry
+        images = "".join(f" https://{host}" for host in pictures)
+        policy = CSP.replace("img-src 'self' data:", f"img-src 'self' data:{images}")
+        headers = SECURITY_HEADERS | {"content-security-policy": policy}
+        self._security = [(name.encode(), value.encode()) for name, value in headers.items()]
 
     async def __call__(self, scope: AsgiScope, receive: Receive, send: Send) -> None:
         """Serve one request."""
@@ -118,7 +126,7 @@ class RequestContext:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                ours = [(_REQUEST_ID, request_id.encode()), *_SECURITY]
+                ours = [(_REQUEST_ID, request_id.encode()), *self._security]
                 if scope["path"].startswith(("/v1/", "/metrics")):
                     ours.append((b"cache-control", _cache_control(message)))
                 names = {name for name, _ in ours}

@@ -48,6 +48,7 @@ from recsys.serving.shadow import Shadow
 from recsys.serving.stores import open_store
 from recsys.serving.stores.records import Served, StoreAwayError, StoreError, TypedHistory
 from recsys.serving.stores.store import Store
+from recsys.serving.today import Figures
 from recsys.serving.worker import HELPERS, DecodeWorker, Done, ScoreRequest, Work
 
 logger = logging.getLogger("recsys.serving.service")
@@ -126,6 +127,7 @@ class Service:
         self.lists = Lists(self.models, self.rules, self._reads, settings.not_history)
         self.experiments = Experiments(self.models, self._reads)
         self.catalog_changes = CatalogChanges(self.models, self.metrics, self._reads)
+        self.today = Figures(self.models, self._reads, settings.not_history)
         self._shadow = Shadow(settings, self.models, self._worker, self.metrics)
         self.metrics.queue_depth = lambda: self.models.waiting
         self.metrics.filter_stats = self._filter_stats
@@ -169,6 +171,7 @@ class Service:
         """Answer the waiting requests, then close everything."""
         self._enter(Phase.STOPPING)
         await self._shadow.close()
+        await self.today.close()
         await self.lists.close()
         await self.catalog_changes.close()
         await self.rules.close()

@@ -22,6 +22,7 @@ from recsys.serving.stores.records import NOT_HISTORY
 
 ENV_PREFIX = "RECSYS_SERVE_"
 SECTION = "serve"
+_HOST = r"(\*\.)?[A-Za-z0-9.-]+(:[0-9]+)?"
 
 
 def _workspace(fields: dict[str, Any]) -> Workspace:
@@ -94,6 +95,8 @@ class ServingSettings(BaseSettings):
         allowed_hosts: accepted values of the header Host, separated by commas; `*.example.org`
             accepts subdomains; `*` accepts all. Default: names of this machine if the service
             listens on loopback, and all names otherwise.
+        image_hosts: hosts from which the page may show pictures of items, separated by commas;
+            `*.example.org` accepts subdomains. None: pictures in data URLs only.
         shadow_fraction: share of the requests that are run again in the background.
         shadow_alias: alias of the model for it; None for plain beam search with the same model.
         otel: export OpenTelemetry traces (extra `otel`), configured by the variables of its SDK.
@@ -132,6 +135,7 @@ class ServingSettings(BaseSettings):
     rate_burst: int = Field(100, ge=1)
     forwarded_allow_ips: str = "127.0.0.1"
     allowed_hosts: str | None = None
+    image_hosts: str | None = Field(None, pattern=rf"^{_HOST}( *, *{_HOST})*$")
     shadow_fraction: float = Field(0.0, ge=0, le=1)
     shadow_alias: str | None = None
     otel: bool = False
@@ -167,6 +171,11 @@ class ServingSettings(BaseSettings):
         if _is_loopback(self.host):
             return ("localhost", "127.0.0.1", "::1", self.host.lower())
         return ("*",)
+
+    @property
+    def pictures(self) -> tuple[str, ...]:
+        """Hosts of pictures, in lower case."""
+        return tuple(host.strip().lower() for host in (self.image_hosts or "").split(",") if host)
 
     @classmethod
     def load(

@@ -1,18 +1,20 @@
-"""For operators: Prometheus metrics, and short series for the page."""
+"""For operators and the page: Prometheus metrics, short series, and the figures of today."""
 
 import threading
 from collections.abc import Callable
 from time import monotonic
+from typing import Annotated
 
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, Query, Request, Response
 from prometheus_client import CollectorRegistry
 
 from recsys import __version__
-from recsys.serving.api.routing import AnyPhase
+from recsys.serving.api.routing import QUEUE, AnyPhase, Ready, in_time
 from recsys.serving.auth import Scope, requires
 from recsys.serving.errors import documented
 from recsys.serving.metrics import CONTENT_TYPE
 from recsys.serving.schemas.operations import Process, Queue, Stats
+from recsys.serving.schemas.today import Today, TodayQuery
 from recsys.serving.service import Phase, Service
 
 router = APIRouter()
@@ -40,6 +42,21 @@ async def stats(request: Request, service: AnyPhase) -> Response:
     They are at most a second old.
     """
     text = _kept(request, lambda: _stats(service).model_dump_json().encode())
+    return Response(text, media_type="application/json")
+
+
+@router.get(
+    "/v1/today",
+    response_model=Today,
+    responses=documented("invalid_request", "store_unavailable", *QUEUE, "not_ready"),
+)
+@requires(Scope.READ)
+async def today(query: Annotated[TodayQuery, Query()], service: Ready) -> Response:
+    """Get what was recommended today, what came of it, and what is trending.
+
+    Figures are kept for ten seconds, or longer if making them took long.
+    """
+    text = await in_time(service, service.today(service.store, query.days))
     return Response(text, media_type="application/json")
 
 

@@ -32,6 +32,7 @@ async def index(request: Request, service: AnyPhase) -> HTMLResponse:
         phase=service.phase.value,
         model=service.model if is_ready else None,
         curl=example(service, str(request.base_url)) if is_ready else None,
+        pictures=" ".join(service.settings.pictures),
     )
     return HTMLResponse(text)
 

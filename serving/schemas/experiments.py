@@ -107,6 +107,18 @@ class ExperimentList(Answer):
     experiments: list[ExperimentInfo]
 
 
+class Look(BaseModel):
+    """The comparison with the first arm as it was after a number of users."""
+
+    time_ms: int = Field(
+        description="When the last of them was observed to the end.", examples=[1_700_100_000_000]
+    )
+    observed: int = Field(description="Users of both arms.", examples=[2_000])
+    difference: float = Field(examples=[0.007])
+    low: float = Field(examples=[-0.004])
+    high: float = Field(examples=[0.018])
+
+
 class ArmResults(Answer):
     """What an arm achieved, over users whose time in the experiment is over."""
 
@@ -128,6 +140,9 @@ class ArmResults(Answer):
     )
     low: float | None = Field(None, description="Lower end of its interval.", examples=[0.002])
     high: float | None = Field(None, description="Upper end of its interval.", examples=[0.016])
+    looks: list[Look] | None = Field(
+        None, description="How estimate and interval developed, oldest first."
+    )
     verdict: Literal["first", "no_users", "undecided", "better", "worse"] = Field(
         description="`better` or `worse` than the first arm if the interval excludes 0.",
         examples=["better"],

@@ -85,7 +85,8 @@ class Evaluation(Answer):
 
     model: ModelRef
     files: dict[str, Any] = Field(
-        description="JSON files of the bundle's folder `eval`, by name, and as `report` what "
-        "`recsys evaluate` measured for this bundle.",
+        description="JSON files of the bundle's folder `eval`, by name; as `report` what "
+        "`recsys evaluate` measured for this bundle; and as `retraining` the last verdicts and "
+        "promotions of `recsys retrain`, newest first, each verdict with its `gate`.",
         examples=[{"validation": {"recall@10": 0.09}}],
     )

@@ -93,12 +93,13 @@ class StoredEvent(Event):
 
 
 class Act(NamedTuple):
-    """What an event of a store says about the interest in an item."""
+    """What an event of a store says about the interest in an item, and in an answer."""
 
     user: str
     item: str
     type: str
     time_ms: int
+    recommendation_id: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,6 +161,16 @@ class Exposed(NamedTuple):
     first_ms: int
     shown: int
     followed: int
+
+
+class Given(NamedTuple):
+    """A remembered answer as it is stored: `items` is a JSON list of ids, `place` its number."""
+
+    place: int
+    recommendation_id: str
+    user: str | None
+    items: str
+    time_ms: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,6 +32,7 @@ from recsys.serving.stores.records import (
     Event,
     EventConflictError,
     Exposed,
+    Given,
     Journal,
     Journaled,
     Observer,
@@ -237,7 +238,7 @@ class Store(Database):
         Users have their stored ids, whatever the tenant.
         """
         query = (
-            "SELECT user_id, item_id, type, time_ms FROM events"
+            "SELECT user_id, item_id, type, time_ms, recommendation_id FROM events"
             " WHERE id >= ? AND id <= ? AND time_ms >= ?"
         )
         bounds = (first, last, since_ms)
@@ -293,6 +294,30 @@ class Store(Database):
         parameters = (event, SKEW_MS, window_ms, experiment, after, limit)
         rows = await self._reading("exposed", lambda: self._query(query, parameters), shared=True)
         return [Exposed(*row) for row in rows]
+
+    async def answers(self) -> tuple[int, int | None]:
+        """The place of the last remembered answer, 0 without any.
+
+        The second value is the time of the oldest one, None if no older ones were forgotten.
+        """
+
+        def read() -> tuple[int, int | None]:
+            ((last,),) = self._query("SELECT coalesce(max(id), 0) FROM recommendations", ())
+            query = "SELECT time_ms FROM recommendations ORDER BY id LIMIT 1"
+            rows = self._query(query, ()) if last > SERVED_KEPT else ()
+            return last, rows[0][0] if rows else None
+
+        return await self._reading("today", read, shared=True)
+
+    async def given(self, place: int, limit: int, since_ms: int) -> list[Given]:
+        """Remembered answers since a time, newest first: at most `limit` up to `place`."""
+        query = (
+            "SELECT id, recommendation_id, user_id, items, time_ms FROM recommendations"
+            " WHERE id <= ? AND time_ms >= ? ORDER BY id DESC LIMIT ?"
+        )
+        bounds = (place, since_ms, limit)
+        rows = await self._reading("today", lambda: self._query(query, bounds), shared=True)
+        return [Given(*row) for row in rows]
 
     # Writing
 

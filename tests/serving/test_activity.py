@@ -30,7 +30,7 @@ ACTS = st.lists(
 
 def by_hand(acts, half_life, window, tenant):
     best: defaultdict[tuple[str, str], float] = defaultdict(float)
-    for user, item, kind, then in acts:
+    for user, item, kind, then, _ in acts:
         age = max(0, NOW - then)
         if age > window or (tenant is not None and not user.startswith(f"{tenant}:")):
             continue

@@ -92,6 +92,7 @@ def test_the_client_has_a_method_for_every_route(settings, recommender, serving)
         assert client.drop_alias("nobody") is False
         assert client.evaluation().model.name == "demo"
         assert client.stats().phase == "ready"
+        assert client.today(days=2).coverage.items > 0
         assert "recsys_recommend_seconds" in client.metrics()
         with pytest.raises(ServiceError) as refused:
             client.set_alias("champion", "nothing")

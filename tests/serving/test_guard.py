@@ -3,6 +3,7 @@ from urllib.parse import quote
 
 import pytest
 
+from recsys.errors import ConfigError
 from recsys.serving import auth
 from recsys.serving.errors import ProblemError
 from recsys.serving.limits import RateLimit, network
@@ -244,6 +245,24 @@ async def test_responses_have_security_headers_and_are_not_stored(client):
         assert headers["referrer-policy"] == "no-referrer"
         stored = headers.get("cache-control") != "no-store"
         assert stored == (not path.startswith(("/v1/", "/metrics")))
+
+
+async def test_the_policy_allows_pictures_of_named_hosts_only(settings, recommender, running):
+    def sources(response):
+        parts = response.headers["content-security-policy"].split("; ")
+        return next(part for part in parts if part.startswith("img-src"))
+
+    async with running(settings, recommender=recommender) as (client, _):
+        assert sources(await client.get("/")) == "img-src 'self' data:"
+    listed = settings.model_copy(update={"image_hosts": "CDN.example, *.shop.example"})
+    async with running(listed, recommender=recommender) as (client, _):
+        page = await client.get("/")
+        expected = "img-src 'self' data: https://cdn.example https://*.shop.example"
+        assert sources(page) == expected
+        assert 'content="cdn.example *.shop.example"' in page.text
+    for wrong in ("a.example;script-src *", "https://a.example", "a b", "a,,b", "*", ""):
+        with pytest.raises(ConfigError, match="image_hosts"):
+            ServingSettings.load(image_hosts=wrong)
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import weakref
 
 import pytest
 
+from recsys.retraining import LOG
 from recsys.serving.service import Phase
 from recsys.serving.settings import ServingSettings
 from recsys.serving.stores.records import StoreError
@@ -85,6 +86,34 @@ async def test_an_alias_is_set_listed_used_and_removed(client, service):
     assert [m.name for m in service.models.loaded] == ["one"]
     assert code(await client.get("/v1/aliases/next")) == (404, "unknown_model")
     assert code(await client.delete("/v1/aliases/champion")) == (409, "alias_conflict")
+
+
+async def test_the_evaluation_has_the_last_retrainings(client, tmp_path, monkeypatch):
+    monkeypatch.setenv("RECSYS_HOME", str(tmp_path))
+    log = tmp_path / "runs" / "one" / LOG
+    log.parent.mkdir(parents=True)
+    gate = tmp_path / "reports" / "one.2" / "gate.json"
+    gate.parent.mkdir(parents=True)
+    gate.write_text('{"offered": false}')
+    (tmp_path / "gate.json").write_text('{"secret": 1}')
+    lines = [
+        {"step": "judged", "version": f"one.{n}", "parent": "one", "offered": False, "reasons": []}
+        for n in (2, 3)
+    ]
+    strange = {"step": "judged", "version": "../..", "offered": True, "reasons": []}
+
+    async def nights():
+        return (await client.get("/v1/evaluation")).json()["files"].get("retraining")
+
+    assert await nights() is None
+    log.write_text("".join(json.dumps(line) + "\n" for line in (*lines, strange)) + '{"step": "j')
+    assert await nights() == [
+        strange | {"gate": None},
+        lines[1] | {"gate": None},
+        lines[0] | {"gate": {"offered": False}},
+    ]
+    log.write_text("\n".join(json.dumps({"step": "promoted", "version": n}) for n in range(90)))
+    assert [night["version"] for night in await nights()] == [*range(89, 39, -1)]
 
 
 async def test_a_bundle_that_is_loaded_is_not_loaded_again(client, service, models, make_bundle):

@@ -1,19 +1,25 @@
 """The page at `/` in a real browser, against the real application and a small random model."""
 
+import hashlib
 import json
+import math
 import re
 import shutil
+import subprocess
+import tarfile
 from pathlib import Path
 
 import httpx
 import numpy as np
 import pytest
 
+from recsys import retraining
 from recsys.artifacts import read_manifest
 from recsys.interactions import Histories
 from recsys.retrieval import Retrieval
 from recsys.retrieval.item_item import ItemItem
 from recsys.retrieval.reranker import Reranker
+from recsys.serving import today
 from recsys.serving.settings import ServingSettings
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
@@ -22,7 +28,9 @@ pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium o
 
 ITEMS, CODES, LEVELS = 1200, 32, 3  # more than a draft tree has room for
 HISTORY = ["B0003", "B0014", "B0015", "B0092"]
-VIEWS = ("recommend", "decode", "catalog", "evaluation", "operations")
+VIEWS = (
+    "today", "recommend", "compare", "catalog", "experiments", "evaluation", "operations", "decode"
+)  # fmt: skip
 PROBES = Path(__file__).with_name("page_probes.js").read_text(encoding="utf-8")
 COUNT_FETCHES = """
 window.underWay = 0;
@@ -33,6 +41,15 @@ window.fetch = (...what) => {
 };
 """
 PATIENCE_MS = 120_000  # of a loaded machine; nothing waits that long on an idle one
+
+FIRST_VIEW_BYTES = 200_000
+AXE = "4.10.3"  # of axe-core, whose rules find what a screen reader cannot use
+AXE_SHA256 = "880970c081707360e64f34cea25ff91892f5bc95675b0776925b9709dd8a68bb"  # of axe.min.js
+DOT = (
+    "data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWj"
+    "R9awAAAABJRU5ErkJggg=="
+)
+PICTURES = {7: DOT, 8: "https://cdn.example/8.jpg"}
 
 RERANKER = Reranker({"item_item.value": 1.0, "model.value": 1.0})
 
@@ -65,6 +82,9 @@ def bundle(tmp_path_factory, random_bundle):
         price=[i / 4 for i in range(ITEMS)],
         colours=[[("red", "green", "blue")[i % 3]] for i in range(ITEMS)],
         used=[i % 2 == 0 for i in range(ITEMS)],
+        image=[
+            DOT if i == 7 else "https://cdn.example/8.jpg" if i == 8 else "" for i in range(ITEMS)
+        ],
     )
     about = {"metric": "recall", "k": 10, "seen": "masked", "targets": "next"}
     report = {
@@ -80,7 +100,26 @@ def bundle(tmp_path_factory, random_bundle):
     reports = path.parent.parent / "reports" / path.name
     reports.mkdir(parents=True)
     (reports / "report.json").write_text(json.dumps(report))
+    nights(path.parent.parent, path.name)
     return path
+
+
+def nights(home, name):
+    """What `recsys retrain` writes: a version that was promoted, and one that was refused."""
+    row = {"metric": "ndcg", "k": 10, "target": "all", "a": 0.11, "b": 0.12, "mean": -0.01}
+    gate = {"window": {"users": 321}, "comparisons": [row | {"low": -0.02, "high": -0.001}]}
+    reports = home / "reports" / f"{name}.3"
+    reports.mkdir(parents=True)
+    (reports / "gate.json").write_text(json.dumps(gate))
+    judged = {"step": "judged", "parent": name, "time": 1_790_000_000}
+    lines = [
+        {**judged, "version": f"{name}.2", "offered": True, "reasons": []},
+        {"step": "promoted", "version": f"{name}.2", "time": 1_790_000_060},
+        {**judged, "version": f"{name}.3", "offered": False, "reasons": ["It is worse."]},
+    ]
+    log = home / "runs" / name / retraining.LOG
+    log.parent.mkdir(parents=True)
+    log.write_text("".join(f"{json.dumps(line)}\n" for line in lines) + '{"step": "jud')
 
 
 @pytest.fixture(scope="module")
@@ -97,6 +136,8 @@ def site(bundle, tmp_path_factory, serving):
     ]
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RECSYS_HOME", str(bundle.parent.parent))
+        patch.setattr(today, "KEPT_S", 0.0)  # figures are those of the moment
+        patch.setattr(today, "REST", 0.0)
         with serving(settings) as url:
             assert httpx.post(f"{url}/v1/events", json={"events": events}).json()["accepted"] == 5
             yield url
@@ -459,3 +500,271 @@ def test_static_files_have_types_and_etags_and_no_other_paths(site, bundle):
             assert client.get(f"/static/{name}", headers=known).status_code == 304
         for path in ("../index.html", "..%2Findex.html", "%2e%2e/app.py", "/etc/passwd", "none.js"):
             assert client.get(f"/static/{path}").status_code == 404
+
+
+# The views of a shop
+
+
+@pytest.fixture
+def shop(site):
+    """A client of the service; changes of rules and aliases are undone."""
+    with httpx.Client(base_url=site, timeout=PATIENCE_MS / 1000) as client:
+        yield client
+        for alias in client.get("/v1/aliases").json()["aliases"]:
+            client.put(f"/v1/aliases/{alias['name']}", json={"rules": []}).raise_for_status()
+        for rule in client.get("/v1/rules").json()["rules"]:
+            client.delete(f"/v1/rules/{rule['name']}").raise_for_status()
+
+
+def recommend(shop, **body):
+    response = shop.post("/v1/recommendations", json=body)
+    assert response.status_code == 200, response.text
+    return response.json()
+
+
+def test_today_shows_what_was_recommended_and_what_came(visit, shop):
+    for user in ("ada", "bob", "ada"):
+        answer = recommend(shop, user=user, k=5)
+        first = answer["items"][0]
+        told = {"user": user, "item": first["item_id"], "type": "click"}
+        told["recommendation_id"] = answer["recommendation_id"]
+        if user == "ada":
+            shop.post("/v1/events", json={"events": [told]}).raise_for_status()
+    page = visit("view=today")
+    found = shop.get("/v1/today").json()
+    assert found["rates"][0]["followed"] >= 2
+    tiles = page.locator(".view.today .tile")
+    expect(tiles).to_have_count(4)
+    expect(tiles.nth(0)).to_contain_text(f"{found['answers']}")
+    click = found["rates"][0]
+    expect(tiles.nth(1)).to_contain_text(f"{click['followed']} of {found['answers']}")
+    percents = re.findall(r"[\d.]+(?= %)", tiles.nth(1).inner_text())
+    expected = [100 * click[name] for name in ("rate", "low", "high")]
+    assert [float(one) for one in percents[:3]] == pytest.approx(expected, abs=0.5)
+    expect(tiles.nth(3)).to_contain_text(f"{found['coverage']['shown']:,} of 1,200 items")
+    panels = page.locator(".view.today section.panel")
+    expect(panels.locator("h3")).to_have_text(
+        [
+            "Trending", "Never shown", "Shown, and nothing came of it", "Most shown",
+            "What came of recommendations", "How to read this",
+        ]
+    )  # fmt: skip
+    expect(panels.nth(0).locator("tbody th")).to_have_text(
+        [row["title"] for row in found["trending"][:10]]
+    )
+    assert panels.nth(1).locator("tbody tr").count() == 10
+    page.select_option("#days", "7")
+    page.wait_for_function("() => location.hash.includes('days=7')")
+    expect(page.locator(".view.today h4").first).to_have_text("Recommendations each 7 hours")
+    panels.nth(3).locator("button").first.click()
+    page.wait_for_selector("dialog[open] .manage")
+    page.wait_for_selector("dialog[open] .manage .good")
+
+
+def test_shares_are_the_softmax_of_the_shown_list(visit, shop):
+    pin = {"pin": ["B0500"]}
+    shop.put("/v1/rules/top", json=pin).raise_for_status()
+    shop.put("/v1/aliases/champion", json={"rules": ["top"]}).raise_for_status()
+    answer = recommend(shop, user="ada", k=6)
+    assert answer["items"][0]["source"] == "pinned"
+    scores = [item["score"] for item in answer["items"][1:]]
+    whole = sum(math.exp(score) for score in scores)
+    page = visit("user=ada&k=6")
+    listed(page)
+    texts = page.locator(".card .score").all_inner_texts()
+    shown = [float(re.search(r"([\d.]+) % of this list", text)[1]) for text in texts]
+    assert shown == pytest.approx([100 * math.exp(s) / whole for s in scores], abs=0.5)
+    assert page.locator(".card").first.locator(".score").count() == 0  # a pin has no probability
+    parts = page.eval_on_selector_all(
+        ".card .bar", "all => all.map(one => Number(one.style.getPropertyValue('--part')))"
+    )
+    assert parts == pytest.approx([math.exp(s - max(scores)) for s in scores], rel=1e-4)
+
+
+def test_an_item_is_hidden_pinned_and_boosted_with_a_trail(visit, shop):
+    page = visit("view=catalog&q=no. 7")
+    page.click(".line .link >> text=/no. 7$/")
+    page.wait_for_selector("dialog[open] .manage .good")
+    assert page.eval_on_selector("dialog img.picture", "one => one.naturalWidth") == 1
+    expect(page.locator("dialog .manage")).to_contain_text("No rule concerns this item.")
+
+    page.click("text=Hide in all lists")
+    expect(page.locator("dialog .manage .off")).to_have_text("Hidden")
+    assert shop.get("/v1/items/B0007").json()["metadata"]["available"] is False
+    page.click("text=Show again")
+    page.wait_for_selector("dialog[open] .manage .good")
+
+    page.click("dialog summary >> text=Pin or boost")
+    page.click("text=Pin to the top")
+    rules = page.locator("dialog .manage .notes").first
+    expect(rules).to_contain_text("merchandising: pinned, place 1")
+    page.fill("#rule-weight", "2.5")
+    page.click("dialog button >> text=/^Boost$/")
+    expect(rules).to_contain_text("boosted by 2.5")
+    rule = shop.get("/v1/rules/merchandising").json()
+    assert rule["pin"] == ["B0007"]
+    only = {"must": [{"key": "item_id", "match": "B0007"}]}
+    assert rule["boosts"] == [{"filter": only, "weight": 2.5}]
+
+    page.click("text=Apply to all lists of champion")
+    expect(rules).to_contain_text("Applies to champion.")
+    assert recommend(shop, user="bob", k=3)["items"][0]["item_id"] == "B0007"
+    page.click("dialog summary >> text=Changes of this rule")
+    expect(page.locator("dialog .trail li")).to_have_count(3)
+    expect(page.locator("dialog .trail li").first).to_contain_text("champion has the rules")
+
+    shop.put("/v1/aliases/champion", json={"rules": []}).raise_for_status()
+    page.click("text=Take out of the rule")
+    expect(page.locator("dialog .manage")).to_contain_text("No rule concerns this item.")
+    assert shop.get("/v1/rules").json()["rules"] == []
+
+
+def test_a_picture_of_another_host_is_not_loaded(visit):
+    page = visit("view=catalog&q=no. 8")  # a request to another host, or a warning, is an error
+    page.click(".line .link >> text=/no. 8$/")
+    expect(page.locator("dialog .picture")).to_contain_text("a host that this page may not load")
+
+
+def test_two_models_are_compared_for_one_user(visit, shop):
+    page = visit("view=compare&user=ada&k=5")
+    expect(page.locator(".view.compare")).to_contain_text("There is one model")
+    shop.put("/v1/aliases/other", json={"bundle": "shop"}).raise_for_status()
+    try:
+        page.reload()
+        expect(page.locator(".view.compare .facts-line")).to_have_text(
+            "The same 5 items in the same order."
+        )
+        shop.put("/v1/rules/top", json={"pin": ["B0500"]}).raise_for_status()
+        shop.put("/v1/aliases/other", json={"rules": ["top"]}).raise_for_status()
+        page.reload()
+        expect(page.locator(".view.compare .facts-line")).to_have_text(
+            "4 of 5 items in both lists."
+        )
+        left, right = page.locator(".side").all()
+        expect(right.locator("li").first).to_contain_text("only here")
+        expect(left.locator("li").first).to_contain_text("place 2")
+        expect(left.locator(".link")).to_have_text(
+            [item["title"] for item in recommend(shop, user="ada", k=5)["items"]]
+        )
+        page.select_option("#left", "other")
+        expect(page.locator(".side").first.locator("li").first).to_contain_text("only here")
+        settle(page)
+        page.close()  # it asks for the alias no longer
+    finally:
+        shop.delete("/v1/aliases/other").raise_for_status()
+
+
+def test_experiments_and_nights_can_be_read(visit, shop):
+    page = visit("view=experiments")
+    expect(page.locator(".view.experiments")).to_contain_text("No experiment")
+    versions = page.locator(".view.experiments section.panel h3")
+    expect(versions).to_have_text(["shop.3 refused", "shop.2 offered"])
+    expect(page.locator(".view.experiments")).to_contain_text("It is worse.")
+    expect(page.locator(".view.experiments")).to_contain_text("shop.2 was promoted.")
+    expect(page.locator(".view.experiments tbody tr").first).to_have_text(
+        re.compile(r"all\s*ndcg@10\s*0.1100\s*0.1200\s*−0.0100\s*−0.0200 to −0.0010")
+    )
+
+    shop.put("/v1/aliases/other", json={"bundle": "shop"}).raise_for_status()
+    arms = [{"alias": "champion", "weight": 1}, {"alias": "other", "weight": 3}]
+    shop.put("/v1/experiments/homepage", json={"arms": arms}).raise_for_status()
+    try:
+        page.reload()
+        first = page.locator(".view.experiments section.panel").first
+        expect(first).to_contain_text("Guardrail: on, no arm was stopped")
+        expect(first).to_contain_text("champion 25 %, other 75 %")
+        looks = [
+            {"time_ms": 1_790_000_000_000 + n, "observed": n, "difference": 0.02,
+             "low": 0.02 - 1 / n, "high": 0.02 + 1 / n}
+            for n in (1, 10, 100)
+        ]  # fmt: skip
+        shown = {"observed": 50, "waiting": 2, "exposures": 90, "followed": 9, "stopped_ms": None}
+        results = {
+            "name": "homepage", "level": 0.95, "ratio_p_value": 1.0, "verdict": "Undecided.",
+            "arms": [
+                {**shown, "alias": "champion", "rate": 0.1, "verdict": "first"},
+                {**shown, "alias": "other", "rate": 0.12, "verdict": "undecided", "looks": looks,
+                 "difference": 0.02, "low": 0.01, "high": 0.03},
+            ],
+        }  # fmt: skip
+        page.route("**/homepage/results", lambda route: route.fulfill(json=results))
+        page.reload()
+        picture = page.locator(".course svg")
+        assert picture.get_attribute("aria-label") == (
+            "other minus champion, in percentage points: after 100 users +2.00, "
+            "between +1.00 and +3.00"
+        )
+        page.click("text=As a table")
+        expect(page.locator(".course tbody tr")).to_have_count(3)
+        settle(page)
+        page.close()
+    finally:
+        shop.delete("/v1/experiments/homepage").raise_for_status()
+        shop.delete("/v1/aliases/other").raise_for_status()
+
+
+@pytest.fixture(scope="module")
+def axe(tmp_path_factory):
+    """The source of axe-core from npm."""
+    npm = shutil.which("npm")
+    if npm is None:
+        pytest.skip("there is no npm on the path")
+    folder = tmp_path_factory.mktemp("axe")
+    command = [npm, "pack", f"axe-core@{AXE}", "--silent", "--cache", str(folder / "cache")]
+    try:
+        subprocess.run(command, cwd=folder, check=True, capture_output=True, timeout=120)
+    except (subprocess.CalledProcessError, subprocess.TimeoutExpired):
+        pytest.skip("npm cannot fetch axe-core")
+    (package,) = folder.glob("*.tgz")
+    with tarfile.open(package) as files:
+        member = files.extractfile("package/axe.min.js")
+        assert member is not None
+        source = member.read()
+    assert hashlib.sha256(source).hexdigest() == AXE_SHA256
+    return source.decode()
+
+
+@pytest.mark.parametrize("look", ["light", "dark", "phone"])
+def test_axe_finds_nothing_serious(visit, axe, look):
+    options = {"viewport": {"width": 390, "height": 844}} if look == "phone" else {}
+    page = visit("user=ada", color_scheme="dark" if look == "dark" else "light", **options)
+    page.evaluate(axe)  # past the policy, which refuses scripts of others
+
+    def serious():
+        found = page.evaluate("axe.run(document, {resultTypes: ['violations']})")
+        return [
+            (one["id"], one["nodes"][0]["html"][:120])
+            for one in found["violations"]
+            if one["impact"] in ("serious", "critical")
+        ]
+
+    for view in VIEWS:
+        page.evaluate(
+            "v => location.hash = location.hash.replace(/view=\\w+&|^#?/, `view=${v}&`)", view
+        )
+        page.wait_for_selector(f".view.{view}:not([hidden]) h2")
+        settle(page)
+        assert serious() == [], view
+    page.evaluate("location.hash = 'view=recommend&user=ada'")
+    page.wait_for_selector(".card")
+    page.click(".card .more >> nth=0")
+    page.wait_for_selector("dialog[open] .manage .good")
+    settle(page)
+    assert serious() == []
+    page.evaluate("document.querySelector('dialog .close').removeAttribute('aria-label')")
+    page.evaluate("document.querySelector('dialog .close').textContent = ''")
+    assert [name for name, _ in serious()] == ["button-name"]  # axe sees what it looks for
+
+
+@pytest.mark.parametrize("view", ["recommend", "today"])
+def test_the_first_view_takes_less_than_200_kb(visit, view):
+    sizes = []
+
+    def weigh(route):
+        answer = route.fetch()
+        sizes.append(len(answer.body()))
+        route.fulfill(response=answer)
+
+    page = visit(f"view={view}&user=ada", routes={"**/*": weigh})
+    settle(page)
+    assert 50_000 < sum(sizes) < FIRST_VIEW_BYTES

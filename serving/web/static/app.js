@@ -1,24 +1,23 @@
 // The frame of the page, and its views.
 
 import { apiKey, call, setApiKey } from "./api.js";
-import { mountCatalog } from "./catalog.js";
-import { mountDecode } from "./decode.js";
 import { h, number, problemBox, render } from "./dom.js";
-import { mountEvaluation } from "./evaluation.js";
 import { mountFilters } from "./filters.js";
 import { mountHistory } from "./history.js";
-import { mountOperations } from "./operations.js";
 import { mountOptions, mountResults } from "./results.js";
-import { format, state, update, watch } from "./state.js";
+import { FOR_A_PERSON, format, state, update, watch } from "./state.js";
 
+// Names of the views and what fills them, which is loaded when a view is first shown.
 const VIEWS = {
-  recommend: ["Recommend", mountResults],
-  decode: ["Inside the decode", mountDecode],
-  catalog: ["Catalog", mountCatalog],
-  evaluation: ["Evaluation", mountEvaluation],
-  operations: ["Operations", mountOperations],
+  today: ["Today", async () => (await import("./today.js")).mountToday],
+  recommend: ["Recommend", async () => mountResults],
+  compare: ["Compare", async () => (await import("./compare.js")).mountCompare],
+  catalog: ["Catalog", async () => (await import("./catalog.js")).mountCatalog],
+  experiments: ["Experiments", async () => (await import("./experiments.js")).mountExperiments],
+  evaluation: ["Evaluation", async () => (await import("./evaluation.js")).mountEvaluation],
+  operations: ["Operations", async () => (await import("./operations.js")).mountOperations],
+  decode: ["Inside the decode", async () => (await import("./decode.js")).mountDecode],
 };
-const FOR_A_PERSON = ["recommend", "decode", "catalog"]; // views for a user or session
 const THEMES = { "": "As the system", light: "Light", dark: "Dark" };
 const THEME = "recsys-theme";
 const $ = (id) => document.getElementById(id);
@@ -39,17 +38,24 @@ async function mount() {
   }, name));
   render($("views"), links);
   mountHistory($("session"));
-  const sections = Object.fromEntries(Object.entries(VIEWS).map(([view, [, fill]]) => {
+  const sections = Object.fromEntries(Object.keys(VIEWS).map((view) => {
     const section = h("section", { class: `view ${view}`, hidden: true });
     $("main").append(section);
-    return [view, [section, fill]];
+    return [view, section];
   }));
-  watch(["view"], () => { // before the views are mounted: they measure their size
-    for (const [view, [section]] of Object.entries(sections)) section.hidden = view !== state.view;
+  let first;
+  watch(["view"], () => { // before a view is mounted: it measures its size
+    for (const [view, section] of Object.entries(sections)) section.hidden = view !== state.view;
     const personal = FOR_A_PERSON.includes(state.view);
     $("session").hidden = !personal;
     $("side").hidden = !personal;
+    if (personal && !$("side").hasChildNodes()) {
+      mountFilters($("side"));
+      mountOptions($("side"));
+    }
     document.title = state.view === "recommend" ? "recsys" : `${VIEWS[state.view][0]} · recsys`;
+    const shown = show(state.view, sections[state.view]);
+    first ??= shown;
   });
   watch(Object.keys(state), () => {
     for (const link of links) {
@@ -58,10 +64,24 @@ async function mount() {
       else link.removeAttribute("aria-current");
     }
   });
-  for (const [section, fill] of Object.values(sections)) fill(section);
-  mountFilters($("side"));
-  mountOptions($("side"));
+  await first;
   $("body").classList.remove("waiting");
+}
+
+const mounted = new Set();
+
+/** Load and fill a view, the first time that it is shown. */
+async function show(view, section) {
+  if (mounted.has(view)) return;
+  mounted.add(view);
+  try {
+    const fill = await VIEWS[view][1]();
+    render(section);
+    fill(section);
+  } catch (error) {
+    mounted.delete(view);
+    render(section, problemBox({ title: "The view cannot be loaded", detail: error.message, code: "unreachable" }, () => show(view, section)));
+  }
 }
 
 /** Wait for the model and show its name; the views report other problems. */

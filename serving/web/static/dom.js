@@ -63,10 +63,17 @@ export const plural = (count, one, many = `${one}s`) => `${number(count)} ${coun
 /** A log-probability with two digits and a proper minus sign. */
 export const logProb = (value) => number(value, 2).replace("-", "−");
 
-export function share(logProbability) {
-  const percent = 100 * Math.exp(logProbability);
-  return percent >= 0.1 ? `${number(percent, percent < 10 ? 1 : 0)} %` : "< 0.1 %";
+/** A share between 0 and 1 in per cent. */
+export function percent(value) {
+  if (value === null || value === undefined) return "–";
+  const found = 100 * value;
+  return found === 0 || found >= 0.1 ? `${number(found, found < 10 && found > 0 ? 1 : 0)} %` : "< 0.1 %";
 }
+
+export const share = (logProbability) => percent(Math.exp(logProbability));
+
+/** When something happened, in the visitor's time zone. */
+export const moment = (ms) => new Date(ms).toLocaleString("en-GB", { dateStyle: "medium", timeStyle: "short" });
 
 /** A semantic ID as a row of codes. */
 export const codes = (semanticId) =>

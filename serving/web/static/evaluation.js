@@ -22,7 +22,7 @@ async function load() {
     render(root, heading, problemBox(problem, load));
     return;
   }
-  const files = Object.entries(answer.files);
+  const files = Object.entries(answer.files).filter(([name]) => name !== "retraining"); // shown with experiments
   if (!files.length) {
     render(root, heading, empty("Not measured", "This bundle has no evaluation; `recsys evaluate` makes one."));
     return;

@@ -3,7 +3,7 @@
 
 import { at, call, latest } from "./api.js";
 import { h, later, number, problemBox, render } from "./dom.js";
-import { state, update, watch } from "./state.js";
+import { FOR_A_PERSON, state, update, watch } from "./state.js";
 
 const GROUPS = { must: "All of", should: "At least one of", must_not: "None of" };
 const TESTS = { match: "is", any: "is one of", range: "is between", exists: "is known" };
@@ -40,7 +40,8 @@ export function onlyWith(key, value) {
   const filter = state.filter ?? {};
   const must = filter.must ?? [];
   if (must.some((one) => JSON.stringify(one) === JSON.stringify(clause))) return;
-  update({ filter: { ...filter, must: [...must, clause] } });
+  const view = FOR_A_PERSON.includes(state.view) ? state.view : "recommend";
+  update({ view, filter: { ...filter, must: [...must, clause] } });
   document.getElementById("filter-panel").open = true;
 }
 

@@ -4,9 +4,13 @@ import { at, call, item, remember } from "./api.js";
 import { byKey, h, identity, number, problemBox, render } from "./dom.js";
 import { onlyWith } from "./filters.js";
 import { add } from "./history.js";
-import { state, update } from "./state.js";
+import { manage } from "./manage.js";
+import { FOR_A_PERSON, state, update } from "./state.js";
 
 const SIMILAR = 6;
+export const PICTURE = /^(image|picture|photo|thumbnail|img)s?(_?(url|uri|link|src)s?)?$/i; // attributes with a picture
+const DATA_URL = /^data:image\/(png|jpeg|gif|webp|avif);base64,/;
+const HOSTS = document.querySelector("meta[name=image-hosts]").content.split(" ").filter(Boolean);
 
 /** The values of an attribute as a list, without empty ones. */
 export const values = (value) => (Array.isArray(value) ? value : [value]).filter((v) => v !== null && v !== undefined && v !== "");
@@ -41,13 +45,16 @@ export async function openItem(id) {
   render(box,
     h("h2", { id: "sheet-title" }, found.title || id),
     identity(found),
+    picture(found),
+    found.text && h("p", { class: "text" }, found.text.slice(0, 600)),
     facts(found.metadata ?? {}, sheet),
     h("div", { class: "row" },
-      h("button", { type: "button", class: "primary", onclick: () => (sheet.close(), add(id)) }, "Add to the session"),
+      h("button", { type: "button", class: "primary", onclick: () => (sheet.close(), add(id), FOR_A_PERSON.includes(state.view) || update({ view: "recommend" })) }, "Add to the session"),
       h("button", {
         type: "button",
         onclick: () => (sheet.close(), update({ view: "catalog", q: "", prefix: found.semantic_id.slice(0, -1).join(".") })),
       }, "Neighbours by code")),
+    manage(found, () => openItem(id)),
     h("h3", {}, "Similar items"), similar);
   try {
     const answer = await call("GET", at(`/v1/items/${encodeURIComponent(id)}/similar`, { k: SIMILAR, model: state.model }));
@@ -63,7 +70,7 @@ export async function openItem(id) {
 }
 
 function facts(metadata, sheet) {
-  const known = Object.entries(metadata).filter(([, value]) => values(value).length);
+  const known = Object.entries(metadata).filter(([key, value]) => values(value).length && !PICTURE.test(key));
   if (!known.length) return null;
   return h("dl", { class: "facts" }, known.map(([key, value]) => [
     h("dt", {}, key),
@@ -72,4 +79,17 @@ function facts(metadata, sheet) {
       onclick: () => (sheet.close(), onlyWith(key, one)),
     }, String(one)))),
   ]));
+}
+
+/** The picture of an item, if the page may show it: a data URL, or https from a host of `image_hosts`. */
+function picture({ title, item_id, metadata }) {
+  const given = Object.entries(metadata ?? {}).filter(([key]) => PICTURE.test(key)).flatMap(([, value]) => values(value));
+  const source = given.find((url) => typeof url === "string" && (DATA_URL.test(url) || allowed(url)));
+  if (source) return h("img", { class: "picture", src: source, alt: `Picture of ${title || item_id}`, referrerpolicy: "no-referrer" });
+  return h("p", { class: "picture none" }, given.length ? "The picture is on a host that this page may not load from (image_hosts)." : "No picture");
+}
+
+function allowed(url) {
+  const { protocol, host } = URL.canParse(url) ? new URL(url) : {};
+  return protocol === "https:" && HOSTS.some((one) => one === host || (one.startsWith("*.") && host.endsWith(one.slice(1))));
 }

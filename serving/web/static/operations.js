@@ -35,7 +35,7 @@ async function list() {
 
 function tableOf(caption, rows, columns) {
   const shown = Object.entries(columns).filter(([key]) => rows.some((row) => row[key] !== undefined && row[key] !== null));
-  return h("div", { class: "panel scroll" }, h("table", {}, h("caption", {}, caption),
+  return h("div", { class: "panel scroll", tabindex: 0, role: "region", "aria-label": caption }, h("table", {}, h("caption", {}, caption),
     h("thead", {}, h("tr", {}, shown.map(([, name]) => h("th", { scope: "col" }, name)))),
     h("tbody", {}, rows.map((row) => h("tr", {}, shown.map(([key], i) => {
       const value = typeof row[key] === "number" ? number(row[key]) : row[key] ?? "–";

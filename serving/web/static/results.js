@@ -1,10 +1,10 @@
 // The recommendations as cards, the request, and the changes since the previous list.
 
 import { call, curl, latest, learn, remember, request, title } from "./api.js";
-import { announce, empty, h, identity, logProb, number, plural, problemBox, render, share } from "./dom.js";
+import { announce, empty, h, identity, logProb, number, percent, plural, problemBox, render } from "./dom.js";
 import { onlyWith } from "./filters.js";
 import { add } from "./history.js";
-import { openItem, values } from "./item.js";
+import { openItem, PICTURE, values } from "./item.js";
 import { state, update, watch } from "./state.js";
 
 /** Fields of the state that change an answer. */
@@ -80,13 +80,13 @@ function draw(answer) {
   render(note,
     answer.note && h("p", { class: "note" }, answer.note.detail),
     unknown.length > 0 && h("p", { class: "note" }, `The model does not know ${plural(unknown.length, "item")} of the history: ${unknown.slice(0, 5).join(", ")}${unknown.length > 5 ? " …" : ""}`));
-  const scores = items.map((item) => item.score);
-  const [low, high] = [Math.min(...scores), Math.max(...scores)];
+  const parts = shares(answer);
+  const most = Math.max(...parts.filter((part) => part !== null));
   const old = places();
   const place = [...list.children].findIndex((one) => one.contains(document.activeElement));
   [before, ranks] = [ranks, new Map(items.map((item) => [item.item_id, item.rank]))];
   render(list, items.length
-    ? items.map((item) => card(item, high > low ? (item.score - low) / (high - low) : 1, answer.certificate !== "approximate"))
+    ? items.map((item, i) => card(item, parts[i], most))
     : h("li", { class: "wide" }, empty("Nothing to recommend", "No item matches; relax the filter.")));
   if (place >= 0 && !list.contains(document.activeElement)) { // the focused card is gone: focus the card at its place
     const cards = list.querySelectorAll(".card-add");
@@ -96,11 +96,22 @@ function draw(answer) {
   announce(`${facts.slice(0, 2).join(" ")}. First: ${items[0]?.title ?? "none"}.`);
 }
 
-function card(item, part, exact) {
+/**
+ * Each item's share of the probability of the shown list: the softmax over the scores, which are
+ * log-probabilities. Null for pinned items, and in lists that retrieval or popularity filled up.
+ */
+export function shares({ items, note }) {
+  const mixed = note && items.some((item) => item.source === "retrieval" || item.source === "popular");
+  const rated = mixed ? [] : items.filter((item) => item.source !== "pinned");
+  const best = Math.max(...rated.map((item) => item.score));
+  const whole = rated.reduce((sum, item) => sum + Math.exp(item.score - best), 0);
+  return items.map((item) => (rated.includes(item) ? Math.exp(item.score - best) / whole : null));
+}
+
+function card(item, part, most) {
   const name = item.title || item.item_id;
   const bar = h("span", { class: "bar", "aria-hidden": "true" });
-  bar.style.setProperty("--part", 0.06 + 0.94 * part);
-  const chance = exact && item.source === "model" ? ` · ${share(item.score)}` : ""; // a blended score is not a probability
+  bar.style.setProperty("--part", part / most);
   return h("li", { class: "card", "data-id": item.item_id },
     h("div", { class: "card-top" },
       h("span", { class: "rank" }, h("span", { class: "sr" }, "Rank "), item.rank),
@@ -112,8 +123,8 @@ function card(item, part, exact) {
       onclick: () => add(item.item_id),
     }, name)),
     identity(item),
-    h("p", { class: "score", title: exact ? "Log-probability of the item's semantic ID, and its probability" : "Log-probability plus the addition of retrieval" },
-      bar, h("span", {}, h("span", { class: "sr" }, "score "), `${logProb(item.score)}${chance}`)),
+    part !== null && h("p", { class: "score", title: `Share of the probability of the shown list: softmax over its scores. Log-probability ${logProb(item.score)}` },
+      bar, h("span", {}, `${percent(part)} of this list`)),
     h("p", { class: "why" },
       h("span", { class: `source ${item.source}`, title: SOURCES[item.source] }, item.source),
       item.because && h("span", {}, " because of ", h("q", { "data-item": item.because }, title(item.because)))),
@@ -131,7 +142,7 @@ function moved(item) {
 }
 
 function tags(item) {
-  const all = Object.entries(item.metadata ?? {}).flatMap(([key, value]) => values(value).map((one) => [key, one]));
+  const all = Object.entries(item.metadata ?? {}).filter(([key]) => !PICTURE.test(key)).flatMap(([key, value]) => values(value).map((one) => [key, one]));
   const first = [...new Map(all.map(([key, one]) => [key, one])), ...all]; // one value of each key, then the others
   const shown = [...new Map(first.map((pair) => [pair.join("\n"), pair])).values()].slice(0, MOST_TAGS);
   if (!shown.length) return null;

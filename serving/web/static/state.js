@@ -16,9 +16,12 @@ const DEFAULTS = {
   filter: null,
   prefix: "",
   q: "",
+  days: 1, // of the view "today"
+  other: "", // the alias that `model` is compared with
 };
 export const MOST_HISTORY = 200; // largest number of items of a session; the model uses fewer
-const VIEWS = ["recommend", "decode", "catalog", "evaluation", "operations"];
+const VIEWS = ["today", "recommend", "compare", "catalog", "experiments", "evaluation", "operations", "decode"];
+export const FOR_A_PERSON = ["recommend", "compare", "catalog", "decode"]; // views for a user or session
 const MODES = ["auto", "strict", "relaxed", "beam"];
 
 const watchers = [];
@@ -35,13 +38,15 @@ export function parse(hash) {
   among("mode", MODES);
   among("guarantee", ["beam", "global"]);
   among("blend", ["on", "off"]);
-  for (const name of ["user", "model", "prefix", "q"]) found[name] = given.get(name) ?? "";
+  for (const name of ["user", "model", "other", "prefix", "q"]) found[name] = given.get(name) ?? "";
   const k = Number(given.get("k"));
   if (Number.isInteger(k) && k >= 1 && k <= 200) found.k = k;
   const diversity = Number(given.get("diversity"));
   if (diversity > 0 && diversity <= 1) found.diversity = diversity;
   const seed = Number(given.get("seed") ?? NaN);
   if (Number.isSafeInteger(seed) && seed >= 0) found.seed = seed;
+  const days = Number(given.get("days"));
+  if (Number.isInteger(days) && days >= 1 && days <= 7) found.days = days;
   found.seen = given.get("seen") === "1";
   if (given.has("h")) found.history = given.getAll("h").filter(Boolean).slice(-MOST_HISTORY);
   try {
@@ -56,7 +61,7 @@ export function parse(hash) {
 /** Format a state as a fragment, without default values. */
 export function format(of) {
   const said = new URLSearchParams();
-  for (const name of ["view", "user", "k", "mode", "guarantee", "seed", "diversity", "blend", "model", "prefix", "q"]) {
+  for (const name of ["view", "user", "k", "mode", "guarantee", "seed", "diversity", "blend", "model", "other", "prefix", "q", "days"]) {
     if (of[name] !== DEFAULTS[name]) said.set(name, of[name]);
   }
   if (of.seen) said.set("seen", "1");

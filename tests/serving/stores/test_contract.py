@@ -1,6 +1,7 @@
 """What every store does, SQLite and PostgreSQL alike."""
 
 import asyncio
+import json
 
 import pytest
 
@@ -272,6 +273,26 @@ async def test_following_the_journal_misses_no_change_of_a_process(location, ope
     assert seen == dict.fromkeys("0123", 9)
 
 
+async def test_answers_are_read_in_parts_from_the_newest(store, monkeypatch):
+    assert await store.answers() == (0, None)
+    for n in range(4):
+        store.remember(Served(f"r{n}", None if n else "ada", "m", ("x", '"é'), 100 + n))
+    await store.state_put("written", True)
+    last, forgotten = await store.answers()
+    assert forgotten is None
+    newest = await store.given(last, 2, 101)
+    assert [(one.recommendation_id, one.user, one.time_ms) for one in newest] == [
+        ("r3", None, 103), ("r2", None, 102)
+    ]  # fmt: skip
+    assert json.loads(newest[0].items) == ["x", '"é']
+    rest = await store.given(newest[-1].place - 1, 2, 101)
+    assert [one.recommendation_id for one in rest] == ["r1"]
+    monkeypatch.setattr(store_module, "SERVED_KEPT", 3)
+    store.remember(Served("r4", "ada", "m", ("x",), 104))
+    await store.state_put("written", True)
+    assert (await store.answers())[1] == 102
+
+
 async def exposed(store, experiment, window_ms=50, after="", limit=10):
     return await store.exposed(experiment, "click", window_ms, after, limit)
 
@@ -536,7 +557,8 @@ async def test_the_newest_events_are_found_by_their_places(store, event):
     first, last, earliest_ms = await store.newest_places(100)
     assert earliest_ms == 0
     acts = await store.acts(first, last, 0)
-    assert sorted(acts) == [(f"u{n}", f"i{n}", "view", time) for n, time in enumerate(times)]
+    expected = [(f"u{n}", f"i{n}", "view", time, None) for n, time in enumerate(times)]
+    assert sorted(acts) == expected
     assert sorted(act.item for act in await store.acts(first, last, 30)) == ["i0", "i2", "i3"]
     first, last, earliest_ms = await store.newest_places(3)
     assert (last - first + 1, earliest_ms) == (3, 40)

@@ -1,0 +1,316 @@
+"""Today: what was recommended in the last hours, and what came of it, for the people of a shop.
+
+Everything is derived from what the store keeps for other purposes: the last answers (at most
+`SERVED_KEPT`) and the newest events (`DEPTH` of them are looked at). An answer is followed if its
+user sent an event with its `recommendation_id`, as in an experiment. That an answer was given does
+not mean that anybody saw it.
+"""
+
+import asyncio
+import json
+import time
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable
+from contextvars import Context
+from dataclasses import dataclass
+from itertools import islice
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import stdtrit
+
+from recsys.live import Epoch
+from recsys.serving.models import Models
+from recsys.serving.reads import Reads
+from recsys.serving.schemas.common import CHAMPION
+from recsys.serving.schemas.today import Coverage, ItemFigures, Rate, Slots, Today, Trend
+from recsys.serving.stores.records import Act, Given
+from recsys.serving.stores.store import SKEW_MS, Store, now_ms
+
+LEVEL = 0.95
+HOUR_MS = 3_600_000
+SLOTS = 24
+DEPTH = 200_000  # of the newest events, whatever their times
+PAGE = 2_000  # rows that are read and counted at once, in some milliseconds
+ALWAYS = ("click", "purchase")  # types of events that are shown even if there are none
+MOST_TYPES, MOST_ITEMS = 8, 20  # of a list
+HALF_LIFE_MS = 6 * HOUR_MS  # of an event in `trending`, for each day of the period
+KEPT_S, REST = 10.0, 9.0  # figures are kept that long, and for that many durations of making them
+
+
+@dataclass(frozen=True)
+class Period:
+    """A period that ends now. Times are unix milliseconds."""
+
+    since_ms: int
+    until_ms: int
+    half_life_ms: float
+
+    @classmethod
+    def of(cls, days: int, until_ms: int) -> "Period":
+        """The last days of 24 hours."""
+        return cls(until_ms - days * 24 * HOUR_MS, until_ms, days * HALF_LIFE_MS)
+
+    @property
+    def slot_ms(self) -> float:
+        """Length of each of `SLOTS` equal parts."""
+        return (self.until_ms - self.since_ms) / SLOTS
+
+    def slot(self, time_ms: int) -> int:
+        """The part in which a time is."""
+        return max(0, min(SLOTS - 1, int((time_ms - self.since_ms) / self.slot_ms)))
+
+
+class Tally:
+    """Counts events, then the answers that they refer to, page by page in any order."""
+
+    def __init__(self, period: Period, not_history: Collection[str]) -> None:
+        """Events of the types `not_history` are no sign of interest in an item."""
+        self._period, self._not_history = period, frozenset(not_history)
+        self.events = 0
+        self._feedback: defaultdict[str, list[Act]] = defaultdict(list)  # by answer
+        self._seen: dict[tuple[str, str], int] = {}  # newest time of (user, item)
+        self.answers = 0
+        self._groups: Counter[str] = Counter()  # answers of each user, or of an answer without one
+        self._without_user = 0
+        self._followed: defaultdict[str, Counter[str]] = defaultdict(Counter)  # by type, by group
+        self._slots = np.zeros((2, SLOTS), np.int64)  # answers, and those that were followed
+        self._shown: Counter[str] = Counter()
+        self._chosen: Counter[str] = Counter()
+
+    def add_events(self, events: Iterable[Act]) -> None:
+        """Count events."""
+        for event in events:
+            self.events += 1
+            if event.recommendation_id is not None:
+                self._feedback[event.recommendation_id].append(event)
+            if event.type not in self._not_history:
+                key = event.user, event.item
+                self._seen[key] = max(event.time_ms, self._seen.get(key, 0))
+
+    def add_answers(self, answers: Iterable[Given]) -> None:
+        """Count answers, once all events are counted."""
+        for answer in answers:
+            self.answers += 1
+            self._without_user += answer.user is None
+            group = f"u{answer.user}" if answer.user is not None else f"a{answer.recommendation_id}"
+            self._groups[group] += 1
+            items = set(json.loads(answer.items))
+            self._shown.update(items)
+            told = [
+                event
+                for event in self._feedback.get(answer.recommendation_id, ())
+                if answer.user in (None, event.user) and event.time_ms >= answer.time_ms - SKEW_MS
+            ]
+            for name in {event.type for event in told}:
+                self._followed[name][group] += 1
+            liked = {event.item for event in told if event.type not in self._not_history}
+            self._chosen.update(liked & items)
+            slot = self._period.slot(answer.time_ms)
+            self._slots[:, slot] += 1, bool(liked)
+
+    def figures(self, epoch: Epoch, *, complete: bool, events_complete: bool) -> Today:
+        """The figures, with the items that `epoch` can recommend as the catalog."""
+        by_type = {name: sum(groups.values()) for name, groups in self._followed.items()}
+        others = sorted(by_type.keys() - set(ALWAYS), key=lambda name: (-by_type[name], name))
+        sizes = np.array(list(self._groups.values()), float)
+        rates = []
+        for name in [*ALWAYS, *others[:MOST_TYPES]]:
+            followed = np.array([self._followed[name][group] for group in self._groups], float)
+            rate, low, high = interval(followed, sizes)
+            rates.append(
+                Rate(type=name, followed=int(followed.sum()), rate=rate, low=low, high=high)
+            )
+        catalog = epoch.catalog
+        alive = epoch.alive
+        shown = catalog.index(self._shown)
+        shown = shown[shown >= 0]
+        missing = alive.copy()
+        missing[shown] = False
+        interest = Counter(item for _, item in self._seen)
+        wanted = [item for item, _ in interest.most_common() if _at(missing, catalog.find(item))]
+        rest = (catalog.item_id(row) for row in np.flatnonzero(missing).tolist())
+        never_shown = [*dict.fromkeys([*wanted[:MOST_ITEMS], *islice(rest, MOST_ITEMS)])]
+        ignored = [item for item, _ in self._shown.most_common() if item not in self._chosen]
+        ignored = [item for item in ignored if _at(alive, catalog.find(item))]
+
+        def listed(items: Iterable[str]) -> list[ItemFigures]:
+            return [
+                ItemFigures(
+                    item_id=item,
+                    title=_title(epoch, item),
+                    shown=self._shown[item],
+                    followed=self._chosen[item],
+                    people=interest[item],
+                )
+                for item in islice(items, MOST_ITEMS)
+            ]
+
+        period = self._period
+        return Today(
+            since_ms=period.since_ms,
+            until_ms=period.until_ms,
+            answers=self.answers,
+            answers_complete=complete,
+            people=len(self._groups) - self._without_user,
+            answers_without_user=self._without_user,
+            events=self.events,
+            events_complete=events_complete,
+            level=LEVEL,
+            rates=rates,
+            slots=Slots(
+                seconds=period.slot_ms / 1000,
+                answers=self._slots[0].tolist(),
+                followed=self._slots[1].tolist(),
+            ),
+            coverage=Coverage(
+                items=int(alive.sum()),
+                shown=int((alive & ~missing).sum()),
+                never_shown=int(missing.sum()),
+                never_followed=len(ignored),
+            ),
+            most_shown=listed(item for item, _ in self._shown.most_common(MOST_ITEMS)),
+            never_shown=listed(never_shown),
+            never_followed=listed(ignored),
+            trending=self._trending(epoch),
+        )
+
+    def _trending(self, epoch: Epoch) -> list[Trend]:
+        """The items of the newest events: each user counts once, for half after a half-life."""
+        scores: defaultdict[str, float] = defaultdict(float)
+        people: Counter[str] = Counter()
+        for (_, item), time_ms in self._seen.items():
+            age = max(0, self._period.until_ms - time_ms)
+            scores[item] += 2 ** (-age / self._period.half_life_ms)
+            people[item] += 1
+        order = sorted(scores, key=lambda item: -scores[item])
+        known = (item for item in order if epoch.catalog.find(item) >= 0)
+        return [
+            Trend(
+                item_id=item,
+                title=_title(epoch, item),
+                score=round(scores[item], 3),
+                people=people[item],
+                shown=self._shown[item],
+            )
+            for item in islice(known, MOST_ITEMS)
+        ]
+
+
+def interval(
+    followed: NDArray[np.float64], answers: NDArray[np.float64]
+) -> tuple[float | None, float | None, float | None]:
+    """The share of answers that were followed, with an interval of `LEVEL`.
+
+    The answers of a user resemble each other, so there are fewer independent ones: as many as would
+    give the variance that the ratio has over users. Wilson's interval is computed for that number,
+    with a quantile of Student's t for the number of users (Franco, Little, Louis and Slud,
+    "Comparative study of confidence intervals for proportions in complex sample surveys", Journal
+    of Survey Statistics and Methodology 7, 2019). If no answer or each was followed, the variance
+    is not known, and each user counts as one answer.
+
+    Args:
+        followed: (users,) number of answers to a user that were followed.
+        answers: (users,) number of answers to the user, at least 1.
+
+    Returns:
+        The share and both ends; without answers None, and with one user no ends.
+    """
+    users, total = len(answers), answers.sum()
+    if not users:
+        return None, None, None
+    rate = float(followed.sum() / total)
+    if users == 1:
+        return rate, None, None
+    number = float(users)
+    if 0 < rate < 1:
+        variance = ((followed - rate * answers) ** 2).sum() * users / (users - 1) / total**2
+        number = min(float(total), rate * (1 - rate) / variance) if variance else float(total)
+    squared = float(stdtrit(users - 1, (1 + LEVEL) / 2)) ** 2 / number
+    middle = (rate + squared / 2) / (1 + squared)
+    half = np.sqrt(squared * (rate * (1 - rate) + squared / 4)) / (1 + squared)
+    return rate, max(0.0, float(middle - half)), min(1.0, float(middle + half))
+
+
+def _at(mask: NDArray[np.bool_], row: int) -> bool:
+    return row >= 0 and bool(mask[row])
+
+
+def _title(epoch: Epoch, item: str) -> str:
+    row = epoch.catalog.find(item)
+    return "" if row < 0 else epoch.catalog.title(row)
+
+
+class Figures:
+    """Makes the figures of today, and keeps them for a while.
+
+    However many ask, making them takes at most a tenth of the time.
+    """
+
+    def __init__(self, models: Models, reads: Reads, not_history: Collection[str]) -> None:
+        """Without figures yet."""
+        self._models, self._reads, self._not_history = models, reads, not_history
+        self._kept: dict[int, tuple[float, bytes]] = {}  # by days: until when, and the answer
+        self._making: dict[int, asyncio.Task[bytes]] = {}  # by days
+        self._turn = asyncio.Lock()
+
+    async def __call__(self, store: Store, days: int) -> bytes:
+        """The figures of the last days: a `Today` as JSON.
+
+        They are made to the end if the caller is cancelled, and are then there for the next one.
+
+        Raises:
+            StoreError: the store cannot be read.
+        """
+        until, text = self._kept.get(days, (0.0, b""))
+        if text and time.monotonic() < until:
+            return text
+        making = self._making.get(days)
+        if making is None:
+            # In an empty context: it has no client and no deadline.
+            making = asyncio.create_task(self._renew(store, days), context=Context())
+            self._making[days] = making
+            making.add_done_callback(lambda _: self._making.pop(days))
+        return await asyncio.shield(making)
+
+    async def close(self) -> None:
+        """Stop making figures."""
+        under_way = [*self._making.values()]
+        for making in under_way:
+            making.cancel()
+        await asyncio.gather(*under_way, return_exceptions=True)
+
+    async def _renew(self, store: Store, days: int) -> bytes:
+        async with self._turn:
+            start = time.monotonic()
+            text = await self._make(store, days)
+            end = time.monotonic()
+        self._kept[days] = max(start + KEPT_S, end + REST * (end - start)), text
+        return text
+
+    async def _make(self, store: Store, days: int) -> bytes:
+        period = Period.of(days, now_ms())
+        tally = Tally(period, self._not_history)
+        first, last, oldest_ms = await store.newest_places(DEPTH)
+        for place in range(first, last + 1, PAGE):
+            up_to = min(place + PAGE - 1, last)
+            if events := await store.acts(place, up_to, period.since_ms):
+                await self._reads(tally.add_events, events)
+        page = PAGE
+        place, forgotten_ms = await store.answers()
+        while page == PAGE:
+            answers = await store.given(place, PAGE, period.since_ms)
+            await self._reads(tally.add_answers, answers)
+            page, place = len(answers), answers[-1].place - 1 if answers else 0
+        epoch = self._models.get(CHAMPION).recommender.epoch
+        return await self._reads(
+            lambda: (
+                tally.figures(
+                    epoch,
+                    complete=forgotten_ms is None or forgotten_ms < period.since_ms,
+                    events_complete=oldest_ms < period.since_ms,
+                )
+                .model_dump_json()
+                .encode()
+            )
+        )

@@ -1,0 +1,95 @@
+// Two models side by side for one user or session.
+
+import { call, latest, remember, request } from "./api.js";
+import { empty, h, number, percent, plural, problemBox, render } from "./dom.js";
+import { openItem } from "./item.js";
+import { ASKED, shares } from "./results.js";
+import { state, update, watch } from "./state.js";
+
+const CHAMPION = "champion";
+const asks = [latest(), latest()];
+let box, about, fields, aliases = [];
+
+export function mountCompare(root) {
+  about = h("p", { class: "facts-line", role: "status" });
+  fields = [field("left", "First model", (model) => ({ model: model === CHAMPION ? "" : model })), field("right", "Second model", (other) => ({ other }))];
+  box = h("div", {});
+  root.append(h("div", { class: "list-head" }, h("h2", {}, "Compare"), about),
+    h("p", { class: "lead" }, "The same request, answered by two models, or by one model with other standing rules."),
+    h("div", { class: "row pair" }, fields), box);
+  watch(["view", "other", ...ASKED], () => state.view === "compare" && load());
+}
+
+const field = (id, name, changes) => h("p", { class: "field" }, h("label", { for: id }, name),
+  h("select", { id, onchange: (event) => update(changes(event.target.value)) }));
+
+async function load() {
+  try {
+    ({ aliases } = await call("GET", "/v1/aliases"));
+  } catch (problem) {
+    render(box, problemBox(problem, load));
+    return;
+  }
+  const names = aliases.filter((alias) => alias.bundle).map((alias) => alias.name);
+  const left = state.model || CHAMPION;
+  const right = state.other || names.find((name) => name !== left) || "";
+  fields.forEach((part, i) => {
+    const select = part.querySelector("select");
+    render(select, [...new Set([...names, [left, right][i]])].filter(Boolean).map((name) => h("option", { value: name }, name)));
+    select.value = [left, right][i];
+    part.hidden = names.length < 2;
+  });
+  if (!right) return alone();
+  about.textContent = "";
+  let answers;
+  try {
+    answers = await Promise.all([left, right].map((model, i) => asks[i]("POST", "/v1/recommendations", request(["timing", "metadata"], { ...state, model }))));
+  } catch (problem) {
+    render(box, problemBox(problem, load));
+    return;
+  }
+  if (answers.every(Boolean)) draw(answers, [left, right]);
+}
+
+/** There is no second model: say what can be done. */
+async function alone() {
+  about.textContent = "";
+  let available = [];
+  try {
+    ({ available } = await call("GET", "/v1/models"));
+  } catch {
+    // the text below is enough
+  }
+  render(box, empty("There is one model", "Give a second bundle an alias, for example with PUT /v1/aliases/challenger. ",
+    available.length ? `Bundles: ${available.join(", ")}.` : ""));
+}
+
+function draw(answers, names) {
+  remember(answers.flatMap((answer) => answer.items).map(({ item_id, title, semantic_id, metadata }) => ({ item_id, title, semantic_id, metadata })));
+  const places = answers.map((answer) => new Map(answer.items.map((item) => [item.item_id, item.rank])));
+  const both = [...places[0].keys()].filter((id) => places[1].has(id)).length;
+  const longest = Math.max(...answers.map((answer) => answer.items.length));
+  const same = both === longest && answers[0].items.every((item, i) => item.item_id === answers[1].items[i]?.item_id);
+  about.textContent = same ? `The same ${plural(longest, "item")} in the same order.` : `${number(both)} of ${plural(longest, "item")} in both lists.`;
+  render(box, h("div", { class: "two" }, answers.map((answer, i) => list(answer, names[i], places[1 - i], names[1 - i]))));
+}
+
+function list(answer, name, others, other) {
+  const parts = shares(answer);
+  return h("section", { class: "panel" }, h("h3", {}, name),
+    h("p", { class: "fine" }, [answer.model.name, answer.certificate, answer.timing && `${number(answer.timing.total_ms, 1)} ms`].filter(Boolean).join(" · ")),
+    answer.note && h("p", { class: "note" }, answer.note.detail),
+    h("ol", { class: "side", role: "list" }, answer.items.map((item, i) => h("li", {},
+      h("span", { class: "rank" }, h("span", { class: "sr" }, "Rank "), item.rank),
+      h("button", { type: "button", class: "link", "data-key": `${name}-${item.item_id}`, onclick: () => openItem(item.item_id) }, item.title || item.item_id),
+      h("span", { class: "fine" }, parts[i] === null ? item.source : percent(parts[i])),
+      where(item, others.get(item.item_id), other)))),
+    answer.items.length ? h("p", { class: "fine" }, "Per cent: share of this list, softmax over its scores.") : h("p", {}, "No item."));
+}
+
+/** Where the other list has an item. */
+function where(item, rank, other) {
+  if (rank === undefined) return h("span", { class: "moved new" }, "only here");
+  if (rank === item.rank) return h("span", { class: "moved down" }, "same place");
+  return h("span", { class: "moved down" }, h("span", { class: "sr" }, `in ${other} `), `place ${rank}`);
+}

@@ -1,0 +1,112 @@
+// What a merchandiser looks at in the morning: what was recommended, what came of it, what to look into.
+
+import { at, call, latest, remember } from "./api.js";
+import { bars, sparkline } from "./charts.js";
+import { h, moment, number, percent, plural, problemBox, render } from "./dom.js";
+import { openItem } from "./item.js";
+import { state, update, watch } from "./state.js";
+
+const PERIODS = { 1: "the last 24 hours", 7: "the last 7 days" };
+const EVERY_MS = 60_000;
+const ask = latest();
+let box, made, period, timer = 0;
+
+export function mountToday(root) {
+  made = h("p", { class: "facts-line" }); // no status: it changes each minute
+  period = h("select", { id: "days", onchange: () => update({ days: Number(period.value) }) },
+    Object.entries(PERIODS).map(([value, name]) => h("option", { value }, name)));
+  box = h("div", { class: "today-box" });
+  root.append(h("div", { class: "list-head" }, h("h2", {}, "Today"), made,
+    h("p", { class: "field" }, h("label", { for: "days" }, "Period"), period)), box);
+  watch(["view", "days"], () => {
+    clearInterval(timer);
+    if (state.view !== "today") return;
+    load();
+    timer = setInterval(() => document.visibilityState === "visible" && load(), EVERY_MS);
+  });
+}
+
+async function load() {
+  if (!PERIODS[state.days]) PERIODS[state.days] = `the last ${state.days} days`; // from a link
+  if (!period.querySelector(`[value="${state.days}"]`)) period.append(h("option", { value: state.days }, PERIODS[state.days]));
+  period.value = state.days;
+  let found;
+  try {
+    found = await ask("GET", at("/v1/today", { days: state.days }));
+  } catch (problem) {
+    made.textContent = "";
+    render(box, problemBox(problem, load));
+    return;
+  }
+  if (found) draw(found);
+}
+
+function draw(found) {
+  const { coverage, slots } = found;
+  remember([...found.trending, ...found.most_shown, ...found.never_shown, ...found.never_followed]
+    .filter((row) => row.title).map(({ item_id, title }) => ({ item_id, title })));
+  made.textContent = `${moment(found.since_ms)} to ${moment(found.until_ms)}`;
+  const [click, purchase] = found.rates;
+  render(box,
+    h("dl", { class: "tiles" },
+      tile("Recommendations", number(found.answers), found.answers ? `for ${plural(found.people, "person", "people")}` : "none yet"),
+      rate("Click rate", click, found),
+      rate("Purchase rate", purchase, found),
+      tile("Catalog shown", percent(coverage.items ? coverage.shown / coverage.items : null), `${number(coverage.shown)} of ${plural(coverage.items, "item")}`)),
+    h("h3", { class: "sr" }, "Over the period"),
+    h("div", { class: "sparks" },
+      sparkline(`Recommendations ${each(slots.seconds)}`, [{ name: "recommendations", values: slots.answers }], { digits: 0 }),
+      sparkline(`Followed ${each(slots.seconds)}`, [{ name: "followed", values: slots.followed }], { digits: 0 })),
+    h("div", { class: "two" },
+      table("Trending", "What people look at and buy now, wherever they found it. Each person counts once, and for half after some hours.",
+        found.trending, { people: "people", shown: "shown" }, "No events in this period."),
+      table("Never shown", `${plural(coverage.never_shown, "item")} of the catalog ${coverage.never_shown === 1 ? "was" : "were"} in no recommendation; first those that people look for anyway.`,
+        found.never_shown, { people: "people" }, "Every item was shown."),
+      table("Shown, and nothing came of it", `${plural(coverage.never_followed, "item")} ${coverage.never_followed === 1 ? "was" : "were"} shown, and nobody followed; most shown first.`,
+        found.never_followed, { shown: "shown", people: "people" }, "None."),
+      table("Most shown", "The items that are recommended most, and how often somebody followed.",
+        found.most_shown, { shown: "shown", followed: "followed" }, "Nothing was recommended in this period.")),
+    h("div", { class: "two" },
+      h("section", { class: "panel" }, h("h3", {}, "What came of recommendations"),
+        found.answers > 0 ? bars("Per cent of the recommendations that led to an event, with 95 % intervals", found.rates.map((row, i) => ({
+          name: row.type, value: 100 * row.rate, strong: i === 0, ...(row.low === null ? {} : { low: 100 * row.low, high: 100 * row.high }),
+        })), 1) : h("p", { class: "fine" }, "Nothing was recommended in this period.")),
+      h("section", { class: "panel" }, h("h3", {}, "How to read this"), h("ul", { class: "notes" }, notes(found).map((text) => h("li", {}, text))))));
+}
+
+const each = (seconds) => (seconds === 3600 ? "each hour" : `each ${number(seconds / 3600)} hours`);
+
+const tile = (name, value, about) => h("div", { class: "tile" }, h("dt", {}, name), h("dd", {}, value, h("span", { class: "fine" }, about)));
+
+function rate(name, row, found) {
+  if (row.rate === null) return tile(name, "–", "no recommendations");
+  return tile(name, percent(row.rate), row.low === null
+    ? `${number(row.followed)} of ${number(found.answers)}; one person gives no interval`
+    : `${percent(row.low)} to ${percent(row.high)} (95 %), ${number(row.followed)} of ${number(found.answers)}`);
+}
+
+function table(name, about, rows, columns, none) {
+  const part = rows.slice(0, 10);
+  return h("section", { class: "panel" }, h("h3", {}, name), h("p", { class: "fine" }, about),
+    part.length ? h("table", { class: "ranked" },
+      h("caption", { class: "sr" }, name),
+      h("thead", {}, h("tr", {}, h("th", { scope: "col" }, "item"), Object.values(columns).map((text) => h("th", { scope: "col", class: "count" }, text)))),
+      h("tbody", {}, part.map((row) => h("tr", {},
+        h("th", { scope: "row" }, h("button", { type: "button", class: "link", "data-key": `${name}-${row.item_id}`, onclick: () => openItem(row.item_id) }, row.title || row.item_id)),
+        Object.keys(columns).map((key) => h("td", { class: "count" }, number(row[key]))))))) : h("p", {}, none));
+}
+
+/** What the figures mean, and what is not known. */
+function notes(found) {
+  return [
+    "A recommendation is a list that the service answered with, also to this page. Whether anybody saw it is not known.",
+    "A click or purchase counts if the shop reports it with the recommendation_id of the list. What is reported without it may be due to a recommendation and does not count.",
+    "Followed means that the person did something with an item of the list, such as a click, and did not just see or dismiss it.",
+    "The newest recommendations may still be followed: purchases often come hours later.",
+    "Intervals treat the lists of one person as dependent; they are for a look at any one time. To compare two models, use an experiment.",
+    found.answers_without_user > 0 && `${plural(found.answers_without_user, "recommendation")} had no user id. Each counts as another person, so the intervals may be too narrow.`,
+    !found.answers_complete && "The store no longer remembers all recommendations of this period. Figures are of the newest ones.",
+    !found.events_complete && "There are more events than are looked at. Rates and trends are of the newest ones, so rates may be too low.",
+    found.answers > 0 && found.rates.every((row) => row.followed === 0) && "No event names a recommendation. Check that the shop sends recommendation_id with its events.",
+  ].filter(Boolean);
+}
