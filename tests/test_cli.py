@@ -26,6 +26,7 @@ TREE = {
     "bundle": (),
     "evaluate": (),
     "compare": (),
+    "export": ("hub",),
     "recommend": (),
     "explain": (),
     "benchmark": ("serve", "atspeed", "capacity", "constraint", "decode"),
