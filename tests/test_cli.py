@@ -32,6 +32,7 @@ TREE = {
     "benchmark": ("serve", "atspeed", "capacity", "constraint", "decode"),
     "serve": (),
     "keys": ("create", "list", "revoke"),
+    "mcp": (),
     "experiment": ("put", "list", "results", "delete"),
     "store": ("export", "import", "snapshot", "restore", "migrate"),
     "batch": ("score",),

@@ -59,10 +59,20 @@ def test_a_folder_is_imported_under_recsys_only(name, tmp_path):
 
 
 def test_optional_packages_are_imported_on_use_only():
-    blocked = ("redis", "psycopg", "ray", "duckdb", "opentelemetry.sdk", "tensorboard", "locust")
+    blocked = (
+        "redis",
+        "psycopg",
+        "ray",
+        "duckdb",
+        "opentelemetry.sdk",
+        "tensorboard",
+        "locust",
+        "mcp",
+    )
     code = (
         f"import sys; sys.modules.update(dict.fromkeys({blocked!r}))\n"
         "import recsys.serving.app, recsys.serving.service, recsys.data.prepare\n"
+        "import recsys.serving.assistant\n"
         "import recsys.training.loop, recsys.commands, recsys.serving.commands\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
@@ -128,6 +138,7 @@ def test_every_public_name_exists(name):
         ("aiohttp", "serving.benchmark.client", repr, "load"),  # importing is enough
         ("psycopg", "serving.stores.postgres", repr, "postgres"),
         ("redis", "serving.stores.cache", repr, "redis"),
+        ("mcp", "serving.assistant", lambda assistant: assistant.make_server(None), "mcp"),
         ("ray.serve", "serving.cluster.ray", lambda ray: ray.import_ray("serve"), "ray"),
         (
             "opentelemetry.exporter.otlp.proto.http.trace_exporter",
