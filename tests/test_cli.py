@@ -26,7 +26,7 @@ TREE = {
     "bundle": (),
     "evaluate": (),
     "compare": (),
-    "export": ("hub",),
+    "export": ("hub", "onnx"),
     "recommend": (),
     "explain": (),
     "benchmark": ("serve", "atspeed", "capacity", "constraint", "decode"),

@@ -23,6 +23,7 @@ from recsys.bundle import CATALOG, DRAFT, EVAL, KIND, PROMPTS, RETRIEVAL, TARGET
 from recsys.errors import ArtifactError
 from recsys.evaluation import report as reports
 from recsys.evaluation.protocol import find
+from recsys.exporting.folder import require_new
 from recsys.hub import BUNDLE, CARD
 from recsys.models.checkpoint import ADAPTER, load_model, save_model
 from recsys.vocabulary import FILE as VOCABULARY
@@ -59,8 +60,7 @@ def export(bundle: Path, out: Path, *, report: Path | None = None, licence: str 
                 f"{bundle}: {name!r} is no known part of a bundle and may hold personal data; "
                 "export the bundle that `recsys bundle` makes"
             )
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise ArtifactError(f"--out {out} is not empty; name another folder or remove it")
+    require_new(out)
     place = Path(bundle).absolute()
     workspace = Workspace(place.parent.parent, place.name)
     document = _read_report(found, report, workspace)

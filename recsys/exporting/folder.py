@@ -1,0 +1,17 @@
+"""The folder that an export is written to."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from recsys.errors import ArtifactError
+
+
+def require_new(out: Path) -> None:
+    """Refuse a folder in which something lies.
+
+    Raises:
+        ArtifactError: `out` exists and is not an empty folder.
+    """
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise ArtifactError(f"--out {out} is not empty; name another folder or remove it")
