@@ -21,8 +21,9 @@ from recsys.pipeline import STAGES, load_stage
 ROOT = Path(__file__).parent.parent
 LINKED = ("data", "training", "serving")
 PACKAGES = ("recsys", *LINKED)
-# Asked for by name in a configuration; the error says how to install it.
-OPTIONAL = {"sentence_transformers"}
+# Asked for by name in a configuration, where the error says how to install it; and the engines that
+# load our plugins.
+OPTIONAL = {"sentence_transformers", "sglang", "vllm"}
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 POINTS = [
     e
