@@ -21,7 +21,7 @@ import pytest
 import torch
 
 from recsys.artifacts import write_artifact
-from recsys.bundle import CATALOG, KIND, PROMPTS, TARGET
+from recsys.bundle import CATALOG, KIND, PROMPTS, TARGET, Bundle
 from recsys.catalog import Catalog
 from recsys.constraint import ItemTrie
 from recsys.errors import ConfigError
@@ -262,6 +262,16 @@ def test_a_request_for_one_item_gets_one_of_the_catalog(request, processor):
         for _ in LEVELS:
             tokens.append(int(step(torch.randn(1, WIDTH)).argmax()))
         assert tuple(tokens) in SEQUENCES
+
+
+def test_prompts_and_answers_are_read_as_documented(bundle):
+    loaded = Bundle.load(bundle)
+    prompt = loaded.encoder.encode(loaded.catalog.index(["i3", "i5"])).tolist()
+    tokens = CODES + np.array(VOCABULARY.level_offsets)
+    assert prompt == [*VOCABULARY.prefix, *tokens[3].tolist(), *tokens[5].tolist()]
+    codes = loaded.vocabulary.decode(np.array(tokens[7].tolist()))
+    items = np.flatnonzero((loaded.catalog.codes == codes).all(axis=1))
+    assert items.tolist() == [i for i in range(len(CODES)) if (CODES[i] == CODES[7]).all()]
 
 
 def test_a_foreign_token_is_followed_by_the_first_level():
