@@ -44,7 +44,7 @@ def export(bundle: Path, out: Path, *, report: Path | None = None, licence: str 
 
     Args:
         bundle: the bundle's directory, which is verified first.
-        out: the folder, which does not exist or is empty.
+        out: the folder, which does not exist or is empty, outside the bundle.
         report: `report.json` of `recsys evaluate`; None takes the one of the bundle's name beside
             it, if it is of this bundle, and otherwise writes a card without figures.
         licence: identifier of the licence, as the Hub lists them.
@@ -60,7 +60,7 @@ def export(bundle: Path, out: Path, *, report: Path | None = None, licence: str 
                 f"{bundle}: {name!r} is no known part of a bundle and may hold personal data; "
                 "export the bundle that `recsys bundle` makes"
             )
-    require_new(out)
+    require_new(out, bundle)
     place = Path(bundle).absolute()
     workspace = Workspace(place.parent.parent, place.name)
     document = _read_report(found, report, workspace)
@@ -97,11 +97,16 @@ def _read_report(bundle: Bundle, file: Path | None, workspace: Workspace) -> dic
         return None
     try:
         document: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-        made_from = document["made_from"]["bundle"]
+        schema, made_from = document["schema"], document["made_from"]["bundle"]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ArtifactError(
             f"--report {file}: not a report of `recsys evaluate`: {error}"
         ) from error
+    if schema != reports.SCHEMA:
+        raise ArtifactError(
+            f"--report {file} has schema {schema}, not {reports.SCHEMA}; run `recsys evaluate` "
+            "again"
+        )
     if made_from == bundle.manifest.digest:
         return document
     if given:

@@ -51,7 +51,7 @@ def export(bundle: Path, out: Path) -> dict[str, float | None]:
         raise ConfigError(
             f"recsys export onnx: {error.name} is not installed; pip install 'recbeam[onnx]'"
         ) from error
-    require_new(out)
+    require_new(out, bundle)
     found = Bundle.load(bundle)
     (out / CATALOG).mkdir(parents=True)
     for name in (VOCABULARY, PROMPTS, f"{CATALOG}/{ITEMS}"):

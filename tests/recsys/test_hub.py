@@ -68,6 +68,7 @@ def write_report(path, bundle):
     ]
     gap = {"mean": 0.05, "low": 0.01, "high": 0.09, **about}
     document = {
+        "schema": 1,
         "split": "test",
         "made_from": {"bundle": read_manifest(bundle).digest},
         "warnings": ["Few users."],
@@ -250,6 +251,9 @@ def test_a_report_of_another_bundle_is_refused(bundle, tmp_path):
         export(bundle, tmp_path / "out", report=report)
     with pytest.raises(ArtifactError, match="not a report"):
         export(bundle, tmp_path / "out", report=tmp_path / "gone.json")
+    report.write_text(json.dumps(json.loads(report.read_text()) | {"schema": 2}))
+    with pytest.raises(ArtifactError, match="has schema 2, not 1"):
+        export(bundle, tmp_path / "out", report=report)
     assert not (tmp_path / "out").exists()
 
 
@@ -259,6 +263,12 @@ def test_a_folder_with_files_is_left_alone(bundle, tmp_path):
     with pytest.raises(ArtifactError, match="is not empty"):
         export(bundle, tmp_path / "out")
     assert [file.name for file in (tmp_path / "out").iterdir()] == ["mine.txt"]
+
+
+def test_a_folder_in_the_bundle_is_refused(bundle):
+    with pytest.raises(ArtifactError, match="lies in the bundle"):
+        export(bundle, bundle / "hub")
+    Recommender.load(bundle)
 
 
 @pytest.mark.parametrize("name", ["target/model.safetensors", "catalog/items.parquet"])

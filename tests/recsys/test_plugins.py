@@ -12,6 +12,8 @@ import json
 import pickle
 import random
 import sys
+import weakref
+from array import array
 from dataclasses import dataclass, field
 from types import ModuleType, SimpleNamespace
 
@@ -219,10 +221,10 @@ def test_rows_of_sglang_allow_the_next_tokens_of_the_catalog(sglang):
     """Some requests of the batch have the processor, as its batch mask says, and others do not."""
     rng = random.Random(0)
     processor = CustomLogitProcessor.from_str(sglang.to_str())
-    requests = [SimpleNamespace(origin_input_ids=[1, 2], output_ids=[]) for _ in range(5)]
+    requests = [SimpleNamespace(output_ids=array("q")) for _ in range(5)]
     chosen = torch.tensor([True, False, True, True, False])
     parameters = [
-        {"other": 1} | {"__req__": request} if has else None
+        {"other": 1} | {"__req__": weakref.proxy(request)} if has else None
         for request, has in zip(requests, chosen.tolist(), strict=True)
     ]
     for _ in range(30):
