@@ -195,6 +195,13 @@ def test_a_token_that_is_not_known_yet_is_an_error(vllm):
         processor.apply(torch.zeros(1, WIDTH))
 
 
+@dataclass
+class Request:
+    """What SGLang refers to weakly, as `__req__`."""
+
+    output_ids: array = field(default_factory=lambda: array("q"))
+
+
 class CustomLogitProcessor(abc.ABC):
     @abc.abstractmethod
     def __call__(self, logits, custom_param_list=None): ...
@@ -221,7 +228,7 @@ def test_rows_of_sglang_allow_the_next_tokens_of_the_catalog(sglang):
     """Some requests of the batch have the processor, as its batch mask says, and others do not."""
     rng = random.Random(0)
     processor = CustomLogitProcessor.from_str(sglang.to_str())
-    requests = [SimpleNamespace(output_ids=array("q")) for _ in range(5)]
+    requests = [Request() for _ in range(5)]
     chosen = torch.tensor([True, False, True, True, False])
     parameters = [
         {"other": 1} | {"__req__": weakref.proxy(request)} if has else None
