@@ -154,7 +154,9 @@ def call(client: Client, name: str, arguments: Mapping[str, Any]) -> dict[str, A
         raise ToolError("; ".join(places)) from error
     try:
         return tool.run(client, given).model_dump(mode="json", exclude_none=True)
-    except (ServiceError, httpx.TransportError) as error:
+    except ServiceError as error:
+        raise ToolError(f"the service refused: {error}") from error
+    except httpx.TransportError as error:
         raise ToolError(f"the service did not answer: {error}") from error
 
 

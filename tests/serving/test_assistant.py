@@ -108,7 +108,7 @@ def test_items_are_found_by_their_titles(shop):
         ("recommend", {}, "exactly one of 'user' and 'history'"),
         ("recommend", {"history": ["a"], "k": 500}, "k: Input should be less than"),
         ("similar", {"item_id": "item-7", "delete": True}, "delete: Extra inputs"),
-        ("similar", {"item_id": "gone"}, "unknown_item"),
+        ("similar", {"item_id": "gone"}, "refused: unknown_item"),
         ("recommend", {"user": "x", "filter": {"must": [{"key": "gone"}]}}, "invalid_filter"),
     ],
 )
