@@ -36,7 +36,7 @@ def hub(
 ) -> None:
     """Write a folder for the Hugging Face Hub: model card, safetensors, catalog.
 
-    The Hub's own client uploads it: hf upload ORG/NAME FOLDER.
+    The Hub's own client uploads it: hf upload ORG/NAME FOLDER --private.
 
     Example: recsys export hub --name shop --out shop-hub --license cc-by-4.0
     """
