@@ -42,10 +42,11 @@ def export(bundle: Path, out: Path) -> dict[str, float | None]:
 
     Raises:
         ArtifactError: not a bundle, `out` is not empty, or a graph differs from its model.
-        ConfigError: the package `onnx` or `onnxscript` is not installed.
+        ConfigError: a package of the extra is not installed.
     """
     try:
-        import onnx  # noqa: F401 - torch needs both
+        import onnx  # noqa: F401 - torch needs it, and onnxscript
+        import onnx_ir  # noqa: F401
         import onnxscript  # noqa: F401
     except ImportError as error:
         raise ConfigError(
@@ -79,6 +80,8 @@ class _Forward(torch.nn.Module):
 
 
 def _write(model: Any, file: Path) -> None:
+    from onnx_ir.passes.common import ClearMetadataAndDocStringPass
+
     example = torch.ones(2, 5, dtype=torch.int64)
     sizes = {0: torch.export.Dim("batch"), 1: torch.export.Dim("tokens")}
     weights = sum(p.numel() * p.element_size() for p in model.parameters())
@@ -88,19 +91,20 @@ def _write(model: Any, file: Path) -> None:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of torch, about its own code
-            torch.onnx.export(
+            program = torch.onnx.export(
                 _Forward(model).eval(),
                 (example,),
-                file,
                 input_names=["input_ids"],
                 output_names=["logits"],
                 dynamic_shapes=(sizes,),
                 dynamo=True,
-                external_data=weights > INLINE_BYTES,
                 verbose=False,
             )
     finally:
         quiet.setLevel(level)
+    assert program is not None  # noqa: S101 - so it is without a file
+    ClearMetadataAndDocStringPass()(program.model)  # stack traces, with paths of this machine
+    program.save(file, external_data=weights > INLINE_BYTES)
 
 
 def _compare(model: Any, file: Path, longest: int) -> float | None:

@@ -47,10 +47,13 @@ def bundle(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def exported(bundle, tmp_path_factory):
-    if not all(find_spec(name) for name in ("onnx", "onnxscript", "onnxruntime")):
+    if not all(find_spec(name) for name in ("onnx", "onnx_ir", "onnxscript", "onnxruntime")):
         pytest.skip("the extra 'onnx' is not installed")
     out = tmp_path_factory.mktemp("onnx") / "shop"
-    return out, export(bundle, out)
+    with pytest.MonkeyPatch.context() as patch:  # so that the target's weights lie in a file beside
+        limit = (bundle / DRAFT / "model.safetensors").stat().st_size
+        patch.setattr(onnx_export, "INLINE_BYTES", limit)
+        return out, export(bundle, out)
 
 
 def run(out, part, tokens):
@@ -70,6 +73,13 @@ def test_a_graph_has_the_logits_of_torch(bundle, exported, part, shape):
     with torch.inference_mode():
         wanted = model(torch.from_numpy(tokens)).logits.numpy()
     np.testing.assert_allclose(run(out, part, tokens), wanted, rtol=1e-3, atol=1e-4)
+
+
+def test_large_weights_lie_beside_the_graph(exported):
+    out, _ = exported
+    assert {file.name for file in out.glob("*.onnx*")} == {
+        "target.onnx", "target.onnx.data", "draft.onnx"
+    }  # fmt: skip
 
 
 def test_padding_on_the_right_changes_no_prompt(exported):
@@ -120,7 +130,15 @@ def test_without_onnxruntime_nothing_is_compared(exported, bundle, monkeypatch, 
     assert onnx_export._compare(None, out / "target.onnx", 19) is None
 
 
-@pytest.mark.parametrize("package", ["onnx", "onnxscript"])
+def test_no_path_of_this_machine_is_written(exported, tmp_path):
+    out, _ = exported
+    for file in out.rglob("*.onnx*"):
+        content = file.read_bytes()
+        for path in (b"site-packages", b".py", str(out).encode(), str(Path.home()).encode()):
+            assert path not in content
+
+
+@pytest.mark.parametrize("package", ["onnx", "onnx_ir", "onnxscript"])
 def test_a_missing_package_names_the_extra(bundle, monkeypatch, tmp_path, package):
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(ConfigError, match=r"pip install 'recbeam\[onnx\]'"):
