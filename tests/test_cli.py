@@ -26,6 +26,7 @@ TREE = {
     "bundle": (),
     "evaluate": (),
     "compare": (),
+    "audit": (),
     "export": ("hub", "onnx"),
     "recommend": (),
     "explain": (),

@@ -204,18 +204,30 @@ def cross_fit(
     found: Candidates, shape: Reranker, sources: Sequence[str] | None = None
 ) -> NDArray[np.int64]:
     """(n,) rank of each user's next item by weights that other users gave."""
+    return ranks_by(found, cross_score(found, shape, sources))
+
+
+def cross_score(
+    found: Candidates, shape: Reranker, sources: Sequence[str] | None = None
+) -> NDArray[np.float64]:
+    """(n, w) scores of each user's candidates by weights that other users gave."""
     fold = np.random.default_rng(0).permutation(len(found.targets)) % FOLDS
-    ranks = np.zeros(len(fold), np.int64)
+    scores = np.zeros(found.items.shape)
     for number in range(FOLDS):
         rows = np.flatnonzero(fold == number)
         reranker = fit(found.take(np.flatnonzero(fold != number)), shape, sources)
-        ranks[rows] = rank_targets(found.take(rows), reranker)
-    return ranks
+        own = found.take(rows)
+        scores[rows] = reranker.score(own.values, own.there)
+    return scores
 
 
 def rank_targets(found: Candidates, reranker: Reranker) -> NDArray[np.int64]:
     """(n,) number of candidates before the next item; a large number if it is none of them."""
-    scores = reranker.score(found.values, found.there)
+    return ranks_by(found, reranker.score(found.values, found.there))
+
+
+def ranks_by(found: Candidates, scores: NDArray[np.float64]) -> NDArray[np.int64]:
+    """(n,) ranks as of `rank_targets`, by (n, w) scores."""
     hit = (found.items == found.targets[:, None]) & found.there
     place = hit.argmax(axis=1)
     own = scores[np.arange(len(place)), place][:, None]
@@ -249,7 +261,7 @@ def choose(
     }
     ranks = {name: rank_targets(found, reranker) for name, reranker in servable.items()}
     servable[MODEL], ranks[MODEL] = replace(shape, weights={}), alone[MODEL]
-    best = max(servable, key=lambda name: _gains(ranks[name]).mean())
+    best = max(servable, key=lambda name: gains(ranks[name]).mean())
     crossed, found = _cross_fit_optional(found, shape)
     servable[RERANKER], ranks[RERANKER] = fit(found, shape), crossed
     metrics[RERANKER] = _metrics(crossed)
@@ -281,14 +293,14 @@ def _cross_fit_optional(found: Candidates, shape: Reranker) -> tuple[NDArray[np.
 
 def _exceeds(ranks: NDArray[np.int64], others: NDArray[np.int64], errors: float = 1.0) -> bool:
     """Whether NDCG@10 is higher by more than `errors` standard errors of the paired difference."""
-    gap = _gains(ranks) - _gains(others)
+    gap = gains(ranks) - gains(others)
     return bool(gap.mean() > errors * gap.std() / len(gap) ** 0.5)
 
 
-def _gains(ranks: NDArray[np.int64]) -> NDArray[np.float64]:
+def gains(ranks: NDArray[np.int64]) -> NDArray[np.float64]:
     """NDCG@10 of each user."""
     return np.where(ranks < TOP, 1 / np.log2(ranks + 2.0), 0.0)
 
 
 def _metrics(ranks: NDArray[np.int64]) -> dict[str, float]:
-    return {name: round(value, 6) for name, value in ranking_metrics(_gains(ranks)).items()}
+    return {name: round(value, 6) for name, value in ranking_metrics(gains(ranks)).items()}
