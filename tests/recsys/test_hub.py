@@ -77,6 +77,7 @@ def write_report(path, bundle):
         "data": {"users": 50, "items": 20, "events": {"train": 90}, "users_evaluated": 40},
         "rankers": ["blended", "model"],
         "metrics": rows,
+        "coverage": [{"ranker": r, "coverage": 0.5, **about} for r in ("blended", "model")],
         "comparisons": [{"ranker": "blended", "against": "model", "metric": "recall", **gap}],
         "examples": [{"user_id": USER, "history": [{"item_id": "i3", "title": "Thing 3"}]}],
     }
