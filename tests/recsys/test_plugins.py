@@ -22,6 +22,7 @@ import pyarrow as pa
 import pytest
 import torch
 
+from recsys import plugins
 from recsys.artifacts import write_artifact
 from recsys.bundle import CATALOG, KIND, PROMPTS, TARGET, Bundle
 from recsys.catalog import Catalog
@@ -126,7 +127,7 @@ def vllm(monkeypatch, served):
     )
     monkeypatch.delitem(sys.modules, "recsys.plugins.vllm", raising=False)
     yield importlib.import_module("recsys.plugins.vllm").CatalogProcessor
-    sys.modules.pop("recsys.plugins.vllm", None)
+    del sys.modules["recsys.plugins.vllm"], plugins.vllm
 
 
 @dataclass
@@ -221,7 +222,7 @@ def sglang(monkeypatch, served):
     install(monkeypatch, name, CustomLogitProcessor=CustomLogitProcessor)
     monkeypatch.delitem(sys.modules, "recsys.plugins.sglang", raising=False)
     yield importlib.import_module("recsys.plugins.sglang").CatalogProcessor
-    sys.modules.pop("recsys.plugins.sglang", None)
+    del sys.modules["recsys.plugins.sglang"], plugins.sglang
 
 
 def test_rows_of_sglang_allow_the_next_tokens_of_the_catalog(sglang):
