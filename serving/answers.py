@@ -141,19 +141,20 @@ def response(
     remark: Note | None,
 ) -> RecommendationsResponse:
     """The answer of a model or of a fallback."""
-    answer = RecommendationsResponse.model_construct(
-        recommendation_id=uuid.uuid4().hex,
-        model=model.ref(body.model, result.epoch_number),
-        items=items_of(chosen(result, body), result.epoch.catalog, body.include),
-        certificate="approximate" if body.diversity else result.certificate,
-        history_items=len(request.history) - len(result.unknown_items),
-        unknown_items=result.unknown_items,
-        eligible_items=result.eligible_items,
-        note=_NOTHING if remark is None and result.eligible_items == 0 else remark,
-    )
+    values: dict[str, Any] = {
+        "recommendation_id": uuid.uuid4().hex,
+        "model": model.ref(body.model, result.epoch_number),
+        "items": items_of(chosen(result, body), result.epoch.catalog, body.include),
+        "certificate": "approximate" if body.diversity else result.certificate,
+        "history_items": len(request.history) - len(result.unknown_items),
+        "unknown_items": result.unknown_items,
+        "eligible_items": result.eligible_items,
+        "note": _NOTHING if remark is None and result.eligible_items == 0 else remark,
+    }
     if result.trace is not None:
-        answer.trace = trace_of(result.trace, model.recommender.bundle.vocabulary.level_offsets)
-    return answer
+        first_tokens = model.recommender.bundle.vocabulary.level_offsets
+        values["trace"] = trace_of(result.trace, first_tokens)
+    return made(RecommendationsResponse, values)
 
 
 def timing(

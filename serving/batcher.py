@@ -14,10 +14,9 @@ ordinary ones, so that nobody waits long for the work of another client.
 """
 
 import asyncio
-import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from recsys.serving.fair_queue import FairQueue
 
@@ -40,20 +39,24 @@ class ClosedError(Exception):
     """The batcher is closing and accepts no more requests."""
 
 
-@contextlib.asynccontextmanager
-async def until(deadline: float) -> AsyncIterator[None]:
+class until:  # noqa: N801 - `async with until(deadline)`
     """Cancel the block at a time on the event loop's clock, in seconds.
 
     Raises:
         DeadlineExceededError: that time came.
     """
-    try:
-        async with asyncio.timeout_at(deadline) as timeout:
-            yield
-    except TimeoutError:
-        if timeout.expired():
+
+    def __init__(self, deadline: float) -> None:
+        self._timeout = asyncio.timeout_at(deadline)
+
+    async def __aenter__(self) -> None:
+        await self._timeout.__aenter__()
+
+    async def __aexit__(self, *raised: Any) -> None:
+        try:
+            await self._timeout.__aexit__(*raised)
+        except TimeoutError:
             raise DeadlineExceededError from None
-        raise  # of the block itself
 
 
 @dataclass(frozen=True)

@@ -131,6 +131,9 @@ _OF_EXCEPTION: dict[type[Exception], tuple[str, str | None]] = {
     ItemError: ("invalid_item", None),
     FilterError: ("invalid_filter", None),
 }
+EXPECTED: tuple[type[Exception], ...] = (
+    HTTPException, RequestValidationError, *_OF_EXCEPTION
+)  # fmt: skip
 _PLACE = re.compile(r"^((?:filter|boosts|pin|max_per)[\w.\[\]]*): ")
 
 
@@ -181,19 +184,20 @@ def problem_response(request: Request, error: ProblemError) -> Response:
 def install(app: FastAPI) -> None:
     """Respond to every exception that reaches the router with a problem."""
 
-    async def on_http(request: Request, error: Exception) -> Response:
+    async def respond(request: Request, error: Exception) -> Response:
+        return response_to(request, error)
+
+    for kind in EXPECTED:
+        app.add_exception_handler(kind, respond)
+
+
+def response_to(request: Request, error: Exception) -> Response:
+    """The problem of an exception that is one of `EXPECTED`."""
+    if isinstance(error, HTTPException):
         return problem_response(request, _from_http(request, error))
-
-    async def on_validation(request: Request, error: Exception) -> Response:
+    if isinstance(error, RequestValidationError):
         return problem_response(request, _from_validation(error))
-
-    async def on_ours(request: Request, error: Exception) -> Response:
-        return problem_response(request, problem_of(error))
-
-    app.add_exception_handler(HTTPException, on_http)
-    app.add_exception_handler(RequestValidationError, on_validation)
-    for ours in _OF_EXCEPTION:
-        app.add_exception_handler(ours, on_ours)
+    return problem_response(request, problem_of(error))
 
 
 def problem_of(error: Exception) -> ProblemError:
@@ -236,10 +240,9 @@ def documented(*codes: str) -> dict[int | str, dict[str, Any]]:
     return responses
 
 
-def _from_http(request: Request, error: Exception) -> ProblemError:
+def _from_http(request: Request, error: HTTPException) -> ProblemError:
     if isinstance(error, ProblemError):
         return error
-    assert isinstance(error, HTTPException)  # noqa: S101 - it is registered for these
     code = _OF_STATUS.get(error.status_code)
     if code is None:  # other errors of the framework are about unreadable bodies
         code = "malformed_body" if error.status_code == HTTPStatus.BAD_REQUEST else "internal_error"
@@ -254,8 +257,7 @@ def _from_http(request: Request, error: Exception) -> ProblemError:
     return ProblemError(code, detail, headers=headers)
 
 
-def _from_validation(error: Exception) -> ProblemError:
-    assert isinstance(error, RequestValidationError)  # noqa: S101 - it is registered for these
+def _from_validation(error: RequestValidationError) -> ProblemError:
     found = error.errors()
     if found[0]["type"] == "json_invalid":
         where = f"at character {found[0]['loc'][1]}: {found[0]['ctx']['error']}"

@@ -11,10 +11,12 @@ from collections import OrderedDict
 from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import dataclass
+from functools import lru_cache
 
 from recsys.recommender import MIN_BEAMS, RecommendRequest
 
 CLIENTS = 10_000
+ADDRESSES = 1_000  # whose networks are kept; a proxy may pass on long texts
 ALONE_S = 1.0
 
 
@@ -125,6 +127,7 @@ class RateLimit:
         return 0.0 if allowed else (least - tokens) / self._rate
 
 
+@lru_cache(ADDRESSES)
 def network(address: str) -> str:
     """The client behind an address: the address itself, or the /64 network of IPv6."""
     try:

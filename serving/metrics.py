@@ -58,6 +58,7 @@ class Metrics:
         self.series = Series(clock)
         self.queue_depth: Callable[[], int] = lambda: 0
         self.filter_stats: Callable[[], Any] = lambda: None
+        self._children: dict[tuple[Any, ...], Any] = {}
         self.registry = registry = CollectorRegistry()
         for collector in (PROCESS_COLLECTOR, PLATFORM_COLLECTOR, GC_COLLECTOR):
             registry.register(collector)
@@ -73,8 +74,8 @@ class Metrics:
             return Histogram(f"recsys_{name}", text, labels, registry=registry, buckets=buckets)
 
         # HTTP
-        self.http_requests = counter("http_requests", "Requests.", "method", "route", "status")
-        self.http_seconds = histogram("http_seconds", "Time to respond.", SECONDS, "route")
+        self._http_requests = counter("http_requests", "Requests.", "method", "route", "status")
+        self._http_seconds = histogram("http_seconds", "Time to respond.", SECONDS, "route")
         self.in_flight = gauge("http_in_flight", "Requests in progress.")
         self._errors = counter("errors", "Problem responses by code.", "code")
         self.rate_limited = counter("rate_limited", "Requests refused by the rate limit.")
@@ -111,6 +112,12 @@ class Metrics:
         self.swaps = counter("swaps", "Changes of an alias by outcome.", "alias", "outcome")
         self._ready = gauge("ready", "1 while recommendations are answered.")
 
+    def responded(self, method: str, route: str, status: int, seconds: float) -> None:
+        """Count a response; `route` is the template of its path."""
+        self.in_flight.dec()
+        self._labelled(self._http_requests, method, route, str(status)).inc()
+        self._labelled(self._http_seconds, route).observe(seconds)
+
     def error(self, code: str) -> None:
         """Count a response with the problem `code`."""
         self._errors.labels(code).inc()
@@ -139,12 +146,13 @@ class Metrics:
         """
         for stage, histogram in self._stages.items():
             histogram.observe(seconds.get(stage, 0.0))
-        spans = {"history": "history", "queue": "queue", "decode": "compute"}
-        timed = {span: seconds.get(stage, 0.0) for span, stage in spans.items()}
-        self.telemetry.stages(timed, stats or {})
-        self._answers.labels(model, certificate or "none").inc()
+        if self.telemetry.is_on:
+            spans = {"history": "history", "queue": "queue", "decode": "compute"}
+            timed = {span: seconds.get(stage, 0.0) for span, stage in spans.items()}
+            self.telemetry.stages(timed, stats or {})
+        self._labelled(self._answers, model, certificate or "none").inc()
         for source, items in Tally(sources).items():
-            self._items.labels(source).inc(items)
+            self._labelled(self._items, source).inc(items)
         self.series.observe(seconds["total"] * 1000)
         if stats is None:
             return
@@ -156,9 +164,9 @@ class Metrics:
         if stats.get("drafted_nodes", 0) and levels > 1:
             accepted = min(int(stats.get("accepted_levels", 0)), levels - 1)
             for level in range(1, levels):
-                self._drafted.labels(str(level)).inc()
+                self._labelled(self._drafted, str(level)).inc()
                 if level <= accepted:
-                    self._accepted.labels(str(level)).inc()
+                    self._labelled(self._accepted, str(level)).inc()
             self.series.count(drafted=levels - 1, accepted=accepted)
 
     def batch(self, size: int, seconds: float) -> None:
@@ -189,7 +197,7 @@ class Metrics:
 
     def store_call(self, operation: str, seconds: float) -> None:
         """Count a call of the store: `history`, `append`, `erase`, ... (`Observer`)."""
-        self._store_seconds.labels(operation).observe(seconds)
+        self._labelled(self._store_seconds, operation).observe(seconds)
 
     def events(self, accepted: int, duplicates: int = 0) -> None:
         """Count events of a batch."""
@@ -216,6 +224,13 @@ class Metrics:
     def ready(self, yes: bool) -> None:
         """Set whether recommendations are answered."""
         self._ready.set(float(yes))
+
+    def _labelled(self, metric: Any, *values: str) -> Any:
+        """As `metric.labels`, but faster, for metrics of which no labels are removed."""
+        found = self._children.get((metric, *values))
+        if found is None:
+            found = self._children[metric, *values] = metric.labels(*values)
+        return found
 
     def exposition(self) -> bytes:
         """Prometheus' text format (content type `CONTENT_TYPE`)."""

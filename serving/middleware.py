@@ -1,8 +1,8 @@
 """Middleware: request ids, logs, metrics, security headers, keys, rate limits, body limits.
 
 From the outside in: `RequestContext` sees every request, `Guard` refuses requests before their
-bodies are read, `Deadline` limits the time of all that follows, and `BodyLimit` comes just before
-the routes.
+bodies are read, `Deadline` limits the time of all that follows, `BodyLimit` limits bodies, and
+`Direct` answers without FastAPI what needs nothing of it.
 """
 
 import asyncio
@@ -13,8 +13,8 @@ import re
 import time
 import uuid
 from collections import Counter
-from dataclasses import replace
 from functools import partial
+from itertools import chain
 
 from fastapi.routing import APIRoute
 from starlette.datastructures import Headers
@@ -28,7 +28,13 @@ from recsys.serving.api.routes import find_route
 from recsys.serving.auth import Key, Keyring, Scope, is_for_tenants, scope_of
 from recsys.serving.batcher import DeadlineExceededError, until
 from recsys.serving.bodies import LARGE
-from recsys.serving.errors import ProblemError, problem_of, problem_response
+from recsys.serving.errors import (
+    EXPECTED,
+    ProblemError,
+    problem_of,
+    problem_response,
+    response_to,
+)
 from recsys.serving.fair_queue import Turns
 from recsys.serving.limits import CALLER, Caller, Clients, RateLimit, network
 from recsys.serving.metrics import Metrics
@@ -83,6 +89,7 @@ def around(settings: ServingSettings, metrics: Metrics, telemetry: Telemetry) ->
         ),
         Middleware(Deadline, seconds=settings.deadline_ms / 1000),
         Middleware(BodyLimit, max_bytes=settings.max_body_bytes),
+        Middleware(Direct),
     ]
 
 
@@ -157,10 +164,8 @@ class RequestContext:
         fields |= {name: state[name] for name in ("problem", "key") if name in state}
         access.info("request", extra={"fields": fields})
         audit.record(scope, status)
-        self.metrics.in_flight.dec()
         label = method if method in METHODS else "OTHER"
-        self.metrics.http_requests.labels(label, template, str(status)).inc()
-        self.metrics.http_seconds.labels(template).observe(seconds)
+        self.metrics.responded(label, template, status, seconds)
         if "problem" in state:
             self.metrics.error(state["problem"])
         self.telemetry.respond(method, None if route is None else template, status)
@@ -209,7 +214,7 @@ class Guard:
         if target > MAX_TARGET:
             raise ProblemError("target_too_long", f"The limit is {MAX_TARGET} bytes.")
         raw = scope["headers"]
-        size = sum(len(name) + len(value) for name, value in raw)
+        size = sum(map(len, chain.from_iterable(raw)))
         if len(raw) > MAX_HEADERS or size > MAX_HEADER_BYTES:
             text = f"The limits are {MAX_HEADERS} headers and {MAX_HEADER_BYTES} bytes."
             raise ProblemError("headers_too_large", text)
@@ -384,10 +389,9 @@ class Deadline:
         caller = Caller(
             name,
             state["arrived"] + self.seconds,
-            is_alone=lambda: self._clients.is_alone(name, now()),
+            state.get("charge", Caller.charge),
+            lambda: self._clients.is_alone(name, now()),
         )
-        if "charge" in state:
-            caller = replace(caller, charge=state["charge"])
         is_unhurried = getattr(getattr(state["route"], "endpoint", None), "unhurried", False)
         token, tenant = CALLER.set(caller), TENANT.set(state.get("tenant"))
         try:
@@ -449,3 +453,27 @@ class BodyLimit:
         if self._held[client] + more > most / 2 or self._held.total() + more > most:
             raise ProblemError("queue_full", "Too many large bodies at once; try again shortly.")
         self._held[client] += more
+
+
+class Direct:
+    """Answers the requests of routes that are `direct`, with the same problems as the router.
+
+    The layers of FastAPI and of the router take time, and do nothing for these routes.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: AsgiScope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        state = scope.get("state", {})
+        answer = getattr(state.get("route"), "direct", None)
+        if answer is None or scope["method"] not in state["methods"]:
+            await self.app(scope, receive, send)
+            return
+        request = Request(scope, receive)
+        try:
+            response = await answer(request)
+        except EXPECTED as error:
+            response = response_to(request, error)
+        await response(scope, receive, send)

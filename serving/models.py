@@ -28,7 +28,7 @@ from recsys.retrieval import Retrieval
 from recsys.serving.batcher import Batcher
 from recsys.serving.bundles import Bundles, Version
 from recsys.serving.metrics import Metrics
-from recsys.serving.schemas.common import CHAMPION, ModelRef
+from recsys.serving.schemas.common import CHAMPION, ModelRef, made
 from recsys.serving.schemas.models import AliasInfo, ModelInfo
 from recsys.serving.settings import ServingSettings
 from recsys.serving.worker import DecodeWorker, Done, Work
@@ -86,11 +86,10 @@ class Model:
 
     def ref(self, alias: str, epoch: int | None = None) -> ModelRef:
         """The model as answers name it, at an epoch of its catalog (by default the current one)."""
-        return ModelRef.model_construct(
-            name=self.name,
-            version=self.version,
-            alias=alias,
-            epoch=self.recommender.epoch.number if epoch is None else epoch,
+        number = self.recommender.epoch.number if epoch is None else epoch
+        return made(
+            ModelRef,
+            {"name": self.name, "version": self.version, "alias": alias, "epoch": number},
         )
 
 

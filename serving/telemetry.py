@@ -25,6 +25,11 @@ class Telemetry:
             self._trace, self._extract = trace, propagate.extract
             self._tracer = provider.get_tracer("recsys.serving")
 
+    @property
+    def is_on(self) -> bool:
+        """Whether anything is recorded."""
+        return self._provider is not None
+
     @classmethod
     def exporting(cls) -> Self:
         """Export to the collector of the environment variables."""

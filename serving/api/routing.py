@@ -36,6 +36,7 @@ class IdConvertor(PathConvertor):
 
 register_url_convertor("id", IdConvertor())
 QUEUE = ("queue_full", "deadline_exceeded")
+WATCH_S = 0.1
 PAGE = 100  # entries of a list that a request pays for
 BODY = ("malformed_body", "unsupported_media_type", "invalid_request")
 RECOMMEND = (
@@ -103,14 +104,20 @@ class IdRoute(APIRoute):
 
 
 class JsonRoute(IdRoute):
-    """A route that accepts bodies of the type application/json only."""
+    """A route that accepts bodies of the type application/json only.
+
+    `direct` answers a request without FastAPI; None if the endpoint has parameters that FastAPI
+    provides.
+    """
+
+    direct: Callable[[Request], Coroutine[Any, Any, Response]] | None = None
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         """Wrap the handler in a check of the content type."""
         handle: Callable[[Any], Coroutine[Any, Any, Response]] = super().get_route_handler()
         if self.body_field is None:
             return handle
-        handle = _direct(self) or handle
+        direct = _direct(self)
         model: Any = self.body_field.field_info.annotation
 
         async def checked(request: Request) -> Response:
@@ -121,8 +128,10 @@ class JsonRoute(IdRoute):
             strict = StrictRequest(request.scope, request.receive)
             strict.model = model
             await strict.json()  # FastAPI would report any exception of it as a malformed body
-            return await handle(strict)
+            return await (direct or handle)(strict)
 
+        if direct is not None:
+            self.direct = checked
         return checked
 
 
@@ -204,7 +213,10 @@ def unhurried(endpoint: EndpointT) -> EndpointT:
 
 
 async def while_connected(request: Request, answer: Coroutine[Any, Any, T]) -> T:
-    """Await `answer`; if the client disconnects, cancel it and raise `ClientDisconnect`."""
+    """Await `answer`; if the client disconnects, cancel it and raise `ClientDisconnect`.
+
+    The client is watched from `WATCH_S` on: most answers are ready by then.
+    """
     asking = asyncio.current_task()
     assert asking is not None  # noqa: S101 - a coroutine runs in a task
     left = False
@@ -216,7 +228,13 @@ async def while_connected(request: Request, answer: Coroutine[Any, Any, T]) -> T
         left = True
         asking.cancel()
 
-    watching = asyncio.create_task(watch())
+    watching: asyncio.Task[None] | None = None
+
+    def begin() -> None:
+        nonlocal watching
+        watching = asyncio.create_task(watch())
+
+    later = asyncio.get_running_loop().call_later(WATCH_S, begin)
     try:
         return await answer
     except asyncio.CancelledError:
@@ -224,4 +242,6 @@ async def while_connected(request: Request, answer: Coroutine[Any, Any, T]) -> T
             raise ClientDisconnect from None
         raise
     finally:
-        watching.cancel()
+        later.cancel()
+        if watching is not None:
+            watching.cancel()

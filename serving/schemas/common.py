@@ -23,6 +23,13 @@ AliasName = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9_-]{0,63}
 K = Annotated[int, Field(ge=1, le=MAX_K, description="Number of items to return.")]
 # In a body, the first invalid entry of a list is reported: a million of them would take seconds.
 First = Field(fail_fast=True)
+
+
+def optional_list(**more: Any) -> Any:
+    """A field that is an empty list by default, as `Field([])`, which is copied each time."""
+    return Field(default_factory=list, json_schema_extra={"default": []}, **more)
+
+
 Alias = Annotated[AliasName, Field(description="Alias of the model that answers.")]
 Certificate = Literal["global-exact", "beam-exact", "approximate"]
 Source = Literal["model", "retrieval", "popular", "pinned"]

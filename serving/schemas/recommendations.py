@@ -19,6 +19,7 @@ from recsys.serving.schemas.common import (
     Source,
     UserId,
     compose_example,
+    optional_list,
 )
 from recsys.serving.schemas.experiments import ExperimentRef
 from recsys.serving.schemas.filters import EXAMPLE, MAX_BOOSTS, Boost, Filter
@@ -88,11 +89,12 @@ class Subject(Body):
         None, description="Item ids, oldest first. Ids that the model does not know are ignored."
     )
 
-    history_types: Annotated[list[TypeName | None], Field(max_length=MAX_HISTORY), First] = Field(
-        [],
-        description="The type of the event of each item of `history`, such as `view` or "
-        "`purchase`; null for an unknown one. Models that were trained with types use them: "
-        "what was only viewed can be recommended. Of a `user`, the store knows the types.",
+    history_types: Annotated[list[TypeName | None], Field(max_length=MAX_HISTORY), First] = (
+        optional_list(
+            description="The type of the event of each item of `history`, such as `view` or "
+            "`purchase`; null for an unknown one. Models that were trained with types use them: "
+            "what was only viewed can be recommended. Of a `user`, the store knows the types.",
+        )
     )
 
     @model_validator(mode="after")
@@ -124,14 +126,13 @@ class RecommendationsRequest(Subject):
 
     k: K = 10
     exclude_seen: ExcludeSeen = True
-    exclude_items: Annotated[list[ItemId], First] = Field(
-        [], max_length=MAX_HISTORY, description="Leave out these items."
+    exclude_items: Annotated[list[ItemId], First] = optional_list(
+        max_length=MAX_HISTORY, description="Leave out these items."
     )
     filter: Filter | None = Field(
         None, description="Recommend only items that match.", examples=[EXAMPLE]
     )
-    boosts: Annotated[list[Boost], First] = Field(
-        [],
+    boosts: Annotated[list[Boost], First] = optional_list(
         max_length=MAX_BOOSTS,
         description="Weights added to the scores of the items that match a filter.",
     )
@@ -158,9 +159,9 @@ class RecommendationsRequest(Subject):
         "to the bundle, false uses the model alone.",
     )
     fallback: Fallback = True
-    rules: RequestRules = Field([])
+    rules: RequestRules = optional_list()
     model: AliasOrExperiment = CHAMPION
-    include: Includes = Field([])
+    include: Includes = optional_list()
 
 
 class BatchRequest(Body):
