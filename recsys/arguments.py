@@ -21,6 +21,10 @@ MOST_NODES = 1 << 14
 """Most nodes of a tree for candidates: a tree has a flag for every pair of its nodes."""
 MIN_TEMPERATURE = 1e-4
 """Lowest temperature: below it, logits divided by it are too large to add sampling noise to."""
+MOST_PINS = 200
+"""Most items that a rule may pin."""
+MOST_CAPS = 8
+"""Most attributes of which a rule may cap the values."""
 
 
 def whole_number(name: str, value: Any, least: int = 1, most: int = MOST_BEAMS) -> int:

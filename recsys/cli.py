@@ -18,8 +18,8 @@ from recsys.errors import RecsysError
 
 ORDER = (
     "quickstart", "run", "retrain", "data", "ids", "train", "bundle", "evaluate", "compare",
-    "audit", "recommend", "explain", "benchmark", "serve", "keys", "experiment", "store", "batch",
-    "doctor",
+    "audit", "export", "recommend", "explain", "benchmark", "serve", "keys", "mcp", "experiment",
+    "store", "batch", "doctor",
 )  # fmt: skip
 
 

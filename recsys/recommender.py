@@ -28,6 +28,7 @@ from recsys.decoding.output import Beams, Certificate, DecodeStats
 from recsys.decoding.request import SearchRequest
 from recsys.decoding.shared import shared_beam_search
 from recsys.errors import ArtifactError, RequestError
+from recsys.hub import find_bundle
 from recsys.interactions import Histories
 from recsys.listing import (
     POPULAR,
@@ -170,6 +171,25 @@ class Recommender:
             )
 
         return read_whole(Path(path), read)
+
+    @classmethod
+    def from_pretrained(
+        cls, source: Path | str, *, revision: str | None = None, **options: Any
+    ) -> Recommender:
+        """Load a folder of `recsys export hub`, or the repository that it was uploaded to.
+
+        Args:
+            source: the folder, or the id of a repository of the Hugging Face Hub (ORG/NAME), which
+                is downloaded to `$RECSYS_HOME/hub`. A folder of this name takes precedence.
+            revision: branch, tag or commit of the repository; None takes `main`. The digests in a
+                bundle show that it is complete, and not who made it: a commit does.
+            **options: those of `load`.
+
+        Raises:
+            ArtifactError: as `load`, or the download failed.
+            ValueError: as `load`.
+        """
+        return cls.load(find_bundle(source, revision), **options)
 
     @property
     def epoch(self) -> Epoch:

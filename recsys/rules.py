@@ -19,9 +19,6 @@ from recsys.constraint.filters import ItemBoosts, ItemFilter
 from recsys.errors import FilterError, RuleError
 from recsys.requests import RecommendRequest
 
-MOST_PINS = 200
-MOST_CAPS = 8
-
 
 @dataclass(frozen=True)
 class Rule:
@@ -50,12 +47,15 @@ class Rule:
         try:
             _ = self._parsed
             arguments.strings("pin", self.pin)
-            if len(self.pin) > MOST_PINS:
-                raise RuleError(f"pin: want at most {MOST_PINS} items, got {len(self.pin)}")
-            arguments.counts("max_per", self.max_per)
-            if len(self.max_per) > MOST_CAPS:
+            if len(self.pin) > arguments.MOST_PINS:
                 raise RuleError(
-                    f"max_per: want at most {MOST_CAPS} attributes, got {len(self.max_per)}"
+                    f"pin: want at most {arguments.MOST_PINS} items, got {len(self.pin)}"
+                )
+            arguments.counts("max_per", self.max_per)
+            if len(self.max_per) > arguments.MOST_CAPS:
+                raise RuleError(
+                    f"max_per: want at most {arguments.MOST_CAPS} attributes, "
+                    f"got {len(self.max_per)}"
                 )
         except RuleError:
             raise

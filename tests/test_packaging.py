@@ -21,8 +21,9 @@ from recsys.pipeline import STAGES, load_stage
 ROOT = Path(__file__).parent.parent
 LINKED = ("data", "training", "serving")
 PACKAGES = ("recsys", *LINKED)
-# Asked for by name in a configuration; the error says how to install it.
-OPTIONAL = {"sentence_transformers"}
+# Asked for by name in a configuration, where the error says how to install it; and the engines that
+# load our plugins.
+OPTIONAL = {"sentence_transformers", "sglang", "vllm"}
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 POINTS = [
     e
@@ -59,10 +60,20 @@ def test_a_folder_is_imported_under_recsys_only(name, tmp_path):
 
 
 def test_optional_packages_are_imported_on_use_only():
-    blocked = ("redis", "psycopg", "ray", "duckdb", "opentelemetry.sdk", "tensorboard", "locust")
+    blocked = (
+        "redis",
+        "psycopg",
+        "ray",
+        "duckdb",
+        "opentelemetry.sdk",
+        "tensorboard",
+        "locust",
+        "mcp",
+    )
     code = (
         f"import sys; sys.modules.update(dict.fromkeys({blocked!r}))\n"
         "import recsys.serving.app, recsys.serving.service, recsys.data.prepare\n"
+        "import recsys.serving.assistant\n"
         "import recsys.training.loop, recsys.commands, recsys.serving.commands\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
@@ -128,6 +139,7 @@ def test_every_public_name_exists(name):
         ("aiohttp", "serving.benchmark.client", repr, "load"),  # importing is enough
         ("psycopg", "serving.stores.postgres", repr, "postgres"),
         ("redis", "serving.stores.cache", repr, "redis"),
+        ("mcp", "serving.assistant", lambda assistant: assistant.make_server(None), "mcp"),
         ("ray.serve", "serving.cluster.ray", lambda ray: ray.import_ray("serve"), "ray"),
         (
             "opentelemetry.exporter.otlp.proto.http.trace_exporter",

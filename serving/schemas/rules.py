@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, Field, StringConstraints, model_validator
 
-from recsys.rules import MOST_CAPS, MOST_PINS
+from recsys.arguments import MOST_CAPS, MOST_PINS
 from recsys.serving.schemas.common import MAX_K, Answer, Body, Id, ItemId, Query
 from recsys.serving.schemas.filters import EXAMPLE, MAX_BOOSTS, Boost, Filter
 

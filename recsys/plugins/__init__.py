@@ -1,0 +1,1 @@
+"""Plugins for other inference engines, which keep generated tokens inside a catalog."""
