@@ -484,4 +484,5 @@ class Direct:
             response = await answer(request)
         except EXPECTED as error:
             response = response_to(request, error)
+            error.__traceback__ = None  # its frames hold the body, in cycles
         await response(scope, receive, send)

@@ -6,7 +6,9 @@ import json
 import pytest
 from starlette.routing import Match, Route
 
+from recsys.serving import middleware
 from recsys.serving.api.routes import ROUTES, find_route
+from recsys.serving.errors import response_to
 from recsys.serving.schemas.recommendations import RecommendationsResponse
 
 URL = "/v1/recommendations"
@@ -131,3 +133,16 @@ async def test_an_answer_has_the_documented_fields(client, recommender, diversit
                 assert item == expected
             text = json.dumps(answer, ensure_ascii=False, separators=(",", ":"))
             assert len(response.text) == len(text)
+
+
+async def test_a_problem_keeps_no_frames(client, monkeypatch):
+    """The frames would hold the body until the next garbage collection, in cycles."""
+    seen = []
+
+    def respond(request, error):
+        seen.append(error)
+        return response_to(request, error)
+
+    monkeypatch.setattr(middleware, "response_to", respond)
+    await client.post(URL, headers=JSON, content=b"{")
+    assert [error.__traceback__ for error in seen] == [None]
