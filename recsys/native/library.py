@@ -9,7 +9,7 @@ from pathlib import Path
 
 from recsys.native.build import LIBRARY
 
-ABI = 3
+ABI = 4
 PANEL = 32
 OFF = "RECSYS_NATIVE"
 """Environment variable; 0 leaves the library unused. Tests and comparisons set it."""
@@ -105,6 +105,73 @@ class Search(ctypes.Structure):
     ]
 
 
+class Matrix(ctypes.Structure):
+    """`Matrix` of native.h."""
+
+    _fields_ = [(name, ctypes.c_void_p) for name in ("start", "column", "value")]
+
+
+class Fitted(ctypes.Structure):
+    """`Fitted` of native.h."""
+
+    _fields_ = [
+        *((name, ctypes.c_int64) for name in ("items", "terms", "vector_size", "state_size")),
+        *((name, Matrix) for name in ("item_item", "neighbors", "content")),
+        *((name, FLOATS) for name in ("vectors", "states", "popularity")),
+        *((name, INTEGERS) for name in ("order", "recent_order")),
+        *((name, ctypes.c_void_p) for name in ("log_counts", "log_recent", "eventless")),
+        ("smoothing", ctypes.c_double),
+    ]
+
+
+class Asked(ctypes.Structure):
+    """`Asked` of native.h."""
+
+    _fields_ = [
+        ("batch", ctypes.c_int64),
+        *((name, ctypes.c_void_p) for name in ("offset", "history", "decay", "neighbor_decay")),
+        *((name, ctypes.c_void_p) for name in ("blocked", "states")),
+    ]
+
+
+class Proposals(ctypes.Structure):
+    """`Proposals` of native.h."""
+
+    _fields_ = [
+        *((name, ctypes.c_int64) for name in ("k", "half", "quarter", "near", "width")),
+        *((name, ctypes.c_void_p) for name in ("cosines", "nearest", "items", "supported")),
+    ]
+
+
+RANKED = (
+    *("item_item", "last_item", "neighbors", "vectors", "last_vectors", "content", "last_content"),
+    *("sasrec", "model", "popularity", "recent"),
+)
+"""Sources of the reranker, by their numbers in native.h."""
+
+
+class Weights(ctypes.Structure):
+    """`Weights` of native.h."""
+
+    _fields_ = [
+        ("source", ctypes.c_int64),
+        *((name, ctypes.c_double) for name in ("value", "rank", "gap", "new_rank")),
+    ]
+
+
+class Ranking(ctypes.Structure):
+    """`Ranking` of native.h."""
+
+    _fields_ = [
+        *((name, ctypes.c_int64) for name in ("width", "k", "formed_count", "plain_count")),
+        ("weighs_new", ctypes.c_int64),
+        *((name, Weights * len(RANKED)) for name in ("formed", "plain")),
+        *((name, ctypes.c_double) for name in ("missing", "is_new")),
+        *((name, ctypes.c_void_p) for name in ("log_rank", "items", "log_probs", "source")),
+        *((name, ctypes.c_void_p) for name in ("gains", "best", "score", "best_source")),
+    ]
+
+
 class Library:
     """The loaded library."""
 
@@ -116,10 +183,10 @@ class Library:
         """
         self._functions = ctypes.CDLL(os.fspath(path))  # its calls release the interpreter lock
         try:
-            sizes = ("workspace", "search_workspace", "project_workspace")
+            sizes = ("workspace", "search_workspace", "project_workspace", "blend_workspace")
             for name in ("abi", "forward", "search", *sizes):
                 getattr(self._functions, f"recsys_{name}").restype = ctypes.c_int64
-            for name in ("log_sum_exp", "project"):
+            for name in ("log_sum_exp", "project", "cosines", "propose", "rank", "because"):
                 getattr(self._functions, f"recsys_{name}").restype = None
             self._functions.recsys_variant.restype = ctypes.c_char_p
             self._functions.recsys_variant.argtypes = [ctypes.c_int64]
@@ -135,6 +202,11 @@ class Library:
         self.log_sum_exp = self._functions.recsys_log_sum_exp
         self.project_workspace = self._functions.recsys_project_workspace
         self.project = self._functions.recsys_project
+        self.blend_workspace = self._functions.recsys_blend_workspace
+        self.cosines = self._functions.recsys_cosines
+        self.propose = self._functions.recsys_propose
+        self.rank = self._functions.recsys_rank
+        self.because = self._functions.recsys_because
 
     @property
     def variants(self) -> list[str]:
