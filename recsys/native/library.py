@@ -95,7 +95,7 @@ class Search(ctypes.Structure):
         ("window", ctypes.c_int64 * 2),
         *((name, ctypes.c_void_p) for name in ("allowed", "dead", "dead_count", "gains")),
         ("extra", ctypes.c_int64),
-        *((name, INTEGERS) for name in ("extra_token", "extra_parent", "extra_depth")),
+        *((f"extra_{name}", INTEGERS) for name in ("token", "parent", "depth", "state")),
         ("extra_logits", FLOATS),
         ("cache", FLOATS),
         ("cache_layer", ctypes.c_int64),

@@ -79,9 +79,10 @@ typedef struct {
     /* Nodes that the first pass runs besides the prompts, in the slots before those of beams:
      * (batch, extra) tokens, -1 for padding behind the last; their places among these nodes, -1 for
      * the prompt; depths from 1. `extra_logits` gets (batch, 1 + extra, vocabulary) logits of the
-     * prompt and the nodes (padding: the prompt's), unless it is NULL. */
+     * prompt and the nodes (padding: the prompt's), unless it is NULL. Beams at the states of these
+     * nodes are then not run again. */
     int64_t extra;
-    const int64_t *extra_token, *extra_parent, *extra_depth;
+    const int64_t *extra_token, *extra_parent, *extra_depth, *extra_state;
     float *extra_logits;
     float *cache; /* as in Pass */
     int64_t cache_layer, cache_values;

@@ -271,6 +271,8 @@ static void one_search(void) {
         extra_depth[i] = below ? 2 : 1;
         if (place > 2) extra_token[i] = -1;
     }
+    int64_t *extra_state = integers(s.batch * s.extra, (uint64_t)states);
+    s.extra_state = extra_state;
     s.extra_token = extra_token;
     s.extra_parent = extra_parent;
     s.extra_depth = extra_depth;
@@ -311,6 +313,7 @@ static void one_search(void) {
         alone.extra_token += b * s.extra;
         alone.extra_parent += b * s.extra;
         alone.extra_depth += b * s.extra;
+        alone.extra_state += b * s.extra;
         if (s.allowed) alone.allowed += b;
         if (s.gains) alone.gains += b;
         for (int d = 0; d < 3; d++) its[d] = dead[d] + b * dead_count[d];
