@@ -11,7 +11,7 @@
 
 #include "native.h"
 
-enum { LANES = 16 };
+enum { LANES = 16, QUERIES = 4 /* that are multiplied together */ };
 typedef float Lanes __attribute__((vector_size(LANES * 4)));
 typedef int32_t Counts __attribute__((vector_size(LANES * 4)));
 typedef float Loose __attribute__((vector_size(LANES * 4), aligned(4), may_alias));
@@ -22,12 +22,19 @@ typedef struct {
     int64_t item;
 } Entry;
 
-/* A sparse row of sums: those of `touched` items, 0 for all others. */
+/* A sparse row of sums: those of `touched` items, 0 for all others. What it stands for is each sum
+ * rounded to float and divided by `total`. */
 typedef struct {
-    double *sum;
+    double *sum, total;
     uint64_t *touched;
     int64_t words;
 } Sums;
+
+/* Loop over the touched items, ascending. */
+#define EACH_TOUCHED(sums, item)                                                  \
+    for (int64_t word = 0, item; word < (sums)->words; word++)                    \
+        for (uint64_t bits = (sums)->touched[word];                               \
+             bits && (item = word * 64 + __builtin_ctzll(bits), 1); bits &= bits - 1)
 
 /* What one thread needs; clean between calls: sums and marks are 0. */
 typedef struct {
@@ -38,6 +45,7 @@ typedef struct {
     double *whole;  /* (widest of vectors and terms,) */
     Entry *heap;    /* (batch, room) */
     float *queries; /* (batch, widest of vectors) */
+    float *least;   /* (batch,) scores that do not count any more */
     int64_t *count; /* (batch,) */
     int64_t *live;  /* places with an item; from here on (width,) or (sources, width) each */
     float *values;
@@ -73,7 +81,8 @@ static int64_t lay_out(const Fitted *f, int64_t batch, int64_t most, int64_t wid
     room->columns = take(&at, f->terms * LANES * (int64_t)sizeof(float));
     room->whole = take(&at, widest(f) * (int64_t)sizeof(double));
     room->heap = take(&at, (batch + 1) * most * (int64_t)sizeof(Entry));
-    room->queries = take(&at, batch * widest(f) * (int64_t)sizeof(float));
+    room->queries = take(&at, (batch + QUERIES) * widest(f) * (int64_t)sizeof(float));
+    room->least = take(&at, batch * (int64_t)sizeof(float));
     room->count = take(&at, batch * (int64_t)sizeof(int64_t));
     room->live = take(&at, width * (int64_t)sizeof(int64_t));
     room->values = take(&at, padded_width * (int64_t)sizeof(float));
@@ -137,39 +146,18 @@ static void add_row(const Matrix *matrix, int64_t item, double weight, Sums *sum
     }
 }
 
-/* The next touched item from `item` on; -1 if there is none. */
-static int64_t next_touched(const Sums *sums, int64_t item) {
-    int64_t word = item / 64;
-    if (word >= sums->words) return -1;
-    uint64_t bits = sums->touched[word] & (~(uint64_t)0 << (item % 64));
-    while (!bits) {
-        if (++word == sums->words) return -1;
-        bits = sums->touched[word];
-    }
-    return word * 64 + __builtin_ctzll(bits);
-}
-
 static void clear(Sums *sums) {
-    for (int64_t i = next_touched(sums, 0); i >= 0; i = next_touched(sums, i + 1)) sums->sum[i] = 0;
+    EACH_TOUCHED(sums, item) sums->sum[item] = 0;
     memset(sums->touched, 0, (size_t)sums->words * sizeof(uint64_t));
 }
 
-/* Round to float; with `shares`, divide by the sum of the row. Returns whether any is above 0. */
-static int finish(Sums *sums, int shares) {
-    double total = 0;
-    int filled = 0;
-    for (int64_t i = next_touched(sums, 0); i >= 0; i = next_touched(sums, i + 1)) {
-        sums->sum[i] = (double)(float)sums->sum[i];
-        total += sums->sum[i];
-    }
-    for (int64_t i = next_touched(sums, 0); i >= 0; i = next_touched(sums, i + 1)) {
-        if (shares) sums->sum[i] = total > 0 ? (double)(float)(sums->sum[i] / total) : 0;
-        filled |= sums->sum[i] > 0;
-    }
-    return filled;
+/* The share of an item, or its sum; a row that adds up to 0 stays as it is. */
+static double value_of(const Sums *sums, int64_t item) {
+    return (double)(float)((double)(float)sums->sum[item] / sums->total);
 }
 
-/* The evidence of a history: of all its events, or with `last` of the last one alone. */
+/* The evidence of a history: of all its events, or with `last` of the last one alone. Returns whether
+ * there is any. */
 static int find_evidence(const Fitted *f, const Asked *asked, int64_t b, const Matrix *matrix,
                          const double *decay, int last, int shares, Sums *sums) {
     const int64_t end = asked->offset[b + 1];
@@ -178,7 +166,10 @@ static int find_evidence(const Fitted *f, const Asked *asked, int64_t b, const M
     for (; p < end; p++)
         if (asked->history[p] >= 0 && asked->history[p] < f->items)
             add_row(matrix, asked->history[p], decay[end - 1 - p], sums);
-    return finish(sums, shares);
+    double total = 0;
+    EACH_TOUCHED(sums, item) total += (double)(float)sums->sum[item];
+    sums->total = shares && total > 0 ? total : 1;
+    return total > 0;
 }
 
 /* A unit vector of `size` sums; 0 for a sum of 0. */
@@ -222,6 +213,32 @@ static void find_content(const Fitted *f, const Asked *asked, int64_t b, int las
     make_unit(whole, f->terms, out);
 }
 
+/* Products of QUERIES queries, `stride` apart, with one vector; a product has the same bits in any
+ * place. */
+static inline void dots(const float *queries, int64_t stride, const float *vector, int64_t size,
+                        float *out) {
+    Lanes sum[QUERIES] = {{0}};
+    int64_t d = 0;
+    for (; d + LANES <= size; d += LANES)
+        for (int q = 0; q < QUERIES; q++)
+            sum[q] += *(const Loose *)(queries + q * stride + d) * *(const Loose *)(vector + d);
+    if (d < size)
+        for (int q = 0; q < QUERIES; q++) {
+            Lanes x = {0}, y = {0};
+            memcpy(&x, queries + q * stride + d, (size_t)(size - d) * sizeof(float));
+            memcpy(&y, vector + d, (size_t)(size - d) * sizeof(float));
+            sum[q] += x * y;
+        }
+    for (int q = 0; q < QUERIES; q++) {
+        float part[LANES];
+        memcpy(part, &sum[q], sizeof(part));
+        for (int step = LANES / 2; step; step /= 2)
+            for (int i = 0; i < step; i++) part[i] += part[i + step];
+        out[q] = part[0];
+    }
+}
+
+/* The same of one query. */
 static float dot(const float *a, const float *b, int64_t size) {
     Lanes sum = {0};
     int64_t d = 0;
@@ -239,6 +256,14 @@ static float dot(const float *a, const float *b, int64_t size) {
     return part[0];
 }
 
+/* Sparse product of an item's content with a dense query. */
+static float content_of(const Fitted *f, int64_t item, const float *query) {
+    float sum = 0;
+    for (int64_t e = f->content.start[item]; e < f->content.start[item + 1]; e++)
+        sum += f->content.value[e] * query[f->content.column[e]];
+    return sum;
+}
+
 /* (batch, items) cosines of the histories' contents with those of the items; -inf for items that are
  * blocked or have none in common. */
 static void cosines(const Fitted *f, const Asked *asked, char *memory, float *out) {
@@ -250,6 +275,14 @@ static void cosines(const Fitted *f, const Asked *asked, char *memory, float *ou
         for (int64_t i = 0; i < count; i++) {
             find_content(f, asked, first + i, 0, room.whole, room.query);
             for (int64_t t = 0; t < f->terms; t++) room.columns[t * LANES + i] = room.query[t];
+        }
+        if (count == 1) { /* the same sums without empty lanes */
+            for (int64_t item = 0; item < f->items; item++) {
+                const int64_t at = first * f->items + item;
+                const float cosine = content_of(f, item, room.query);
+                out[at] = cosine > 0 && !asked->blocked[at] ? cosine : -INFINITY;
+            }
+            break;
         }
         for (int64_t item = 0; item < f->items; item++) {
             Lanes sum = {0};
@@ -277,8 +310,10 @@ static int64_t add(const Entry *entries, int64_t count, uint8_t *mark, int32_t *
 /* The `room` items with the largest positive sums, best first, of those that are not blocked. */
 static int64_t best_of(const Sums *sums, const uint8_t *blocked, Entry *heap, int64_t room) {
     int64_t count = 0;
-    for (int64_t i = next_touched(sums, 0); i >= 0; i = next_touched(sums, i + 1))
-        if (sums->sum[i] > 0 && !blocked[i]) count = offer(heap, count, room, sums->sum[i], i);
+    EACH_TOUCHED(sums, item) {
+        const double value = value_of(sums, item);
+        if (value > 0 && !blocked[item]) count = offer(heap, count, room, value, item);
+    }
     order(heap, count);
     return count;
 }
@@ -297,9 +332,9 @@ static int64_t most_probable(const Fitted *f, const Sums *shares, int filled, co
                              int64_t k, uint8_t *mark, Entry *likely, Entry *heap) {
     const double s = f->smoothing;
     int64_t count = 0;
-    for (int64_t i = next_touched(shares, 0); i >= 0; i = next_touched(shares, i + 1)) {
-        const float p = (float)((1 - s) * shares->sum[i] + s * f->popularity[i]);
-        if (p > 0 && !blocked[i]) count = offer(likely, count, k, (double)p, i);
+    EACH_TOUCHED(shares, item) {
+        const float p = (float)((1 - s) * value_of(shares, item) + s * f->popularity[item]);
+        if (p > 0 && !blocked[item]) count = offer(likely, count, k, (double)p, item);
     }
     order(likely, count);
     for (int64_t i = 0; i < count; i++) mark[likely[i].item] = 1;
@@ -312,7 +347,7 @@ static int64_t most_probable(const Fitted *f, const Sums *shares, int filled, co
     int64_t best = 0;
     for (int64_t i = 0; i < kept; i++) {
         const int64_t item = likely[i].item;
-        const double p = (1 - weight) * shares->sum[item] + weight * f->popularity[item];
+        const double p = (1 - weight) * value_of(shares, item) + weight * f->popularity[item];
         best = offer(heap, best, k, p, i);
     }
     order(heap, best);
@@ -334,19 +369,28 @@ static void find_nearest(const Fitted *f, const Asked *asked, Room *room, int64_
         else
             find_vector(f, asked, b, 0, room->whole, query);
         for (int64_t d = 0; d < size; d++) some |= query[d] != 0;
-        room->count[b] = some ? 0 : -1;
+        room->count[b] = 0;
+        room->least[b] = !some || !half ? INFINITY : by_state ? -INFINITY : 0;
     }
-    for (int64_t item = 0; item < f->items; item++)
-        for (int64_t b = 0; b < asked->batch; b++) {
-            if (room->count[b] < 0) continue;
-            const float score = dot(room->queries + b * size, vectors + item * size, size);
-            Entry *heap = room->heap + b * most;
-            if (room->count[b] == half && half && !((double)score > heap[0].score)) continue;
-            if (!(score > (by_state ? -INFINITY : 0)) || asked->blocked[b * f->items + item]) continue;
-            room->count[b] = offer(heap, room->count[b], half, (double)score, item);
+    for (int64_t item = 0; item < f->items; item++) {
+        const float *vector = vectors + item * size;
+        for (int64_t first = 0; first < asked->batch; first += QUERIES) {
+            float score[QUERIES];
+            const int64_t left = asked->batch - first, count = left < QUERIES ? left : QUERIES;
+            if (count == 1)
+                score[0] = dot(room->queries + first * size, vector, size);
+            else /* behind the last query there is room for others */
+                dots(room->queries + first * size, size, vector, size, score);
+            for (int64_t b = first; b < first + count; b++) {
+                if (!(score[b - first] > room->least[b])) continue;
+                if (asked->blocked[b * f->items + item]) continue;
+                Entry *heap = room->heap + b * most;
+                room->count[b] = offer(heap, room->count[b], half, (double)score[b - first], item);
+                if (room->count[b] == half) room->least[b] = (float)heap[0].score;
+            }
         }
-    for (int64_t b = 0; b < asked->batch; b++)
-        if (room->count[b] > 0) order(room->heap + b * most, room->count[b]);
+    }
+    for (int64_t b = 0; b < asked->batch; b++) order(room->heap + b * most, room->count[b]);
 }
 
 static void propose(const Fitted *f, const Asked *asked, const Proposals *p, char *memory) {
@@ -383,7 +427,7 @@ static void propose(const Fitted *f, const Asked *asked, const Proposals *p, cha
             order(heap, count);
             found = add(heap, count, room.mark, items, found);
         }
-        if (nearest && room.count[b] > 0)
+        if (nearest)
             found = add(room.heap + b * most, room.count[b], room.mark, items, found);
         for (int i = 0; i < 2; i++) {
             const int64_t *ranked = i ? f->recent_order : f->order;
@@ -394,7 +438,7 @@ static void propose(const Fitted *f, const Asked *asked, const Proposals *p, cha
         }
         for (int64_t i = 0; i < found; i++) {
             const int64_t item = items[i];
-            p->supported[b * p->width + i] = room.shares.sum[item] > 0 || room.mark[item] != 2;
+            p->supported[b * p->width + i] = value_of(&room.shares, item) > 0 || room.mark[item] != 2;
             room.mark[item] = 0;
         }
         for (int64_t i = found; i < p->width; i++) {
@@ -403,14 +447,6 @@ static void propose(const Fitted *f, const Asked *asked, const Proposals *p, cha
         }
         clear(&room.shares);
     }
-}
-
-/* Sparse product of an item's content with a dense query. */
-static float content_of(const Fitted *f, int64_t item, const float *query) {
-    float sum = 0;
-    for (int64_t e = f->content.start[item]; e < f->content.start[item + 1]; e++)
-        sum += f->content.value[e] * query[f->content.column[e]];
-    return sum;
 }
 
 /* The values that a source gives to the live items of a request; NaN where it gives none. */
@@ -435,9 +471,9 @@ static void find_values(const Fitted *f, const Asked *asked, const Ranking *r, i
             const float known = r->log_probs[b * r->width + room->live[i]];
             if (known > -INFINITY) values[i] = known;
         } else if (source == ITEM_ITEM || source == LAST_ITEM) {
-            values[i] = (float)room->others.sum[item];
+            values[i] = (float)value_of(&room->others, item);
         } else if (source == NEIGHBORS) {
-            if (f->neighbors.start) values[i] = (float)room->others.sum[item];
+            if (f->neighbors.start) values[i] = (float)value_of(&room->others, item);
         } else if (source == VECTORS || source == LAST_VECTORS) {
             if (f->vectors) values[i] = dot(query, f->vectors + item * f->vector_size, f->vector_size);
         } else if (source == CONTENT || source == LAST_CONTENT) {
