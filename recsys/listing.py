@@ -162,10 +162,19 @@ class Batch:
 
     def lists(self, beams: Beams, k: int, *, boosted: bool = True) -> Lists:
         """The k best items that the search found for each request."""
+        trie, rows, scores = self.epoch.trie, beams.rows.cpu().numpy(), beams.scores.cpu().numpy()
+        boosted = boosted and any(self.boosts)
+        if trie.num_rows == len(trie.row_items) and not boosted:  # a row is an item
+            width = min(k, rows.shape[1])
+            items = np.full((len(rows), k), -1, np.int32)
+            own = np.full(items.shape, -np.inf, np.float32)
+            items[:, :width] = np.where(rows >= 0, trie.row_items[rows], -1)[:, :width]
+            own[:, :width] = scores[:, :width]
+            return Lists.of_model(items, own)
         return items_of_rows(
-            self.epoch.trie,
-            beams.rows.cpu().numpy(),
-            beams.scores.cpu().numpy(),
+            trie,
+            rows,
+            scores,
             k,
             excluded=self.excluded,
             masks=self.masks,

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from recsys.retrieval.retrieval import Retrieval
 
 _PLAIN = (POPULARITY, RECENT)
+_NO_ROOM = 0, ctypes.c_void_p(), None
 
 
 class NativeRetrieval:
@@ -182,7 +183,21 @@ class NativeRetrieval:
         blocked: NDArray[np.bool_] | None,
         states: NDArray[np.float32] | None,
     ) -> tuple[library.Asked, list[Any]]:
-        """The histories as the library reads them, and the arrays that must live as long."""
+        """The histories as the library reads them, and the arrays that must live as long.
+
+        Those of the last call are kept: a list is made by three calls with the same histories.
+        """
+        last = getattr(self._own, "asked", None)
+        if last is None or last[0] is not histories:
+            last = self._own.asked = histories, *self._laid_out(histories)
+        asked = library.Asked.from_buffer_copy(last[1])
+        if blocked is not None:
+            asked.blocked = blocked.ctypes.data
+        if states is not None:
+            asked.states = states.ctypes.data
+        return asked, [*last[2], blocked, states]
+
+    def _laid_out(self, histories: Histories) -> tuple[library.Asked, list[Any]]:
         offsets = np.ascontiguousarray(histories.offsets, np.int64)
         items = np.ascontiguousarray(histories.items, np.int32)
         longest = int(np.diff(offsets).max(initial=0))
@@ -194,20 +209,17 @@ class NativeRetrieval:
             decay=decays[0].ctypes.data,
             neighbor_decay=decays[-1].ctypes.data,
         )
-        if blocked is not None:
-            asked.blocked = blocked.ctypes.data
-        if states is not None:
-            asked.states = states.ctypes.data
-        return asked, [offsets, items, decays, blocked, states]
+        return asked, [offsets, items, decays]
 
     def _workspace(self, batch: int, most: int, width: int) -> ctypes.c_void_p:
         """Memory of this thread, which calls leave as they found it."""
-        sizes = (ctypes.c_int64(batch), ctypes.c_int64(most), ctypes.c_int64(width))
-        size = self._library.blend_workspace(ctypes.byref(self._fitted), *sizes)
-        memory = getattr(self._own, "memory", None)
-        if memory is None or len(memory) < size + 64:
-            self._own.memory = memory = np.zeros(size + 64, np.uint8)
-        return ctypes.c_void_p(-(-memory.ctypes.data // 64) * 64)
+        size = self._library.blend_workspace(ctypes.byref(self._fitted), batch, most, width)
+        room: tuple[int, ctypes.c_void_p, Any] = getattr(self._own, "room", _NO_ROOM)
+        if room[0] < size:
+            memory = np.zeros(size + 64, np.uint8)
+            room = size, ctypes.c_void_p(-(-memory.ctypes.data // 64) * 64), memory
+            self._own.room = room
+        return room[1]
 
 
 @lru_cache(maxsize=16)
