@@ -23,7 +23,7 @@ HERE = Path(__file__).parent
 LIBRARY = HERE / "_native.so"
 SOURCES = ("entry.c", "search.c")
 # Compiled per instruction set, with further flags. The blend has the bits of its NumPy reference.
-VARIED = {"forward.c": (), "blend.c": ("-ffp-contract=off",)}
+VARIED = {"forward.c": (), "sasrec.c": (), "blend.c": ("-ffp-contract=off",)}
 
 # -ffp-contract=fast: a product and a sum become one instruction wherever the processor has it.
 _FLAGS = (

@@ -266,3 +266,12 @@ void recsys_because(const Fitted *fitted, const Asked *asked, const int32_t *ite
                     char *workspace, int64_t *out) {
     chosen_variant()->blend->because(fitted, asked, items, count, workspace, out);
 }
+
+/* SASRec (sasrec.c). `asked` has no more than the histories; `out` is (batch, hidden). */
+int64_t recsys_states_workspace(const Sasrec *model) {
+    return chosen_variant()->states->bytes(model);
+}
+
+void recsys_states(const Sasrec *model, const Asked *asked, char *workspace, float *out) {
+    chosen_variant()->states->run(model, asked, chosen_variant()->multiply, workspace, out);
+}

@@ -172,6 +172,27 @@ class Ranking(ctypes.Structure):
     ]
 
 
+class SasrecLayer(ctypes.Structure):
+    """`SasrecLayer` of native.h."""
+
+    _fields_ = [
+        *((name, Linear) for name in ("mixed", "out", "inner", "outer")),
+        ("norm", FLOATS * 4),
+    ]
+
+
+class Sasrec(ctypes.Structure):
+    """`Sasrec` of native.h."""
+
+    _fields_ = [
+        *((name, ctypes.c_int64) for name in ("items", "layers", "hidden", "inner", "heads")),
+        *((name, ctypes.c_int64) for name in ("window", "block")),
+        *((name, FLOATS) for name in ("vectors", "positions")),
+        ("norm", FLOATS * 2),
+        ("layer", ctypes.POINTER(SasrecLayer)),
+    ]
+
+
 class Library:
     """The loaded library."""
 
@@ -183,10 +204,11 @@ class Library:
         """
         self._functions = ctypes.CDLL(os.fspath(path))  # its calls release the interpreter lock
         try:
-            sizes = ("workspace", "search_workspace", "project_workspace", "blend_workspace")
-            for name in ("abi", "forward", "search", *sizes):
+            sizes = ("", "search_", "project_", "blend_", "states_")
+            for name in ("abi", "forward", "search", *(f"{size}workspace" for size in sizes)):
                 getattr(self._functions, f"recsys_{name}").restype = ctypes.c_int64
-            for name in ("log_sum_exp", "project", "cosines", "propose", "rank", "because"):
+            blend = ("cosines", "propose", "rank", "because", "states")
+            for name in ("log_sum_exp", "project", *blend):
                 getattr(self._functions, f"recsys_{name}").restype = None
             sizes_of_blend = [ctypes.c_void_p, *[ctypes.c_int64] * 3]
             self._functions.recsys_blend_workspace.argtypes = sizes_of_blend
@@ -209,6 +231,8 @@ class Library:
         self.propose = self._functions.recsys_propose
         self.rank = self._functions.recsys_rank
         self.because = self._functions.recsys_because
+        self.states_workspace = self._functions.recsys_states_workspace
+        self.states = self._functions.recsys_states
 
     @property
     def variants(self) -> list[str]:

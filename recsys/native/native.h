@@ -170,6 +170,29 @@ typedef struct {
                     char *workspace, int64_t *out);
 } Blend;
 
+/* c = a W^T + bias, or c += it, of `rows` rows; those of c have `width` floats. */
+typedef void (*Multiply)(const Linear *w, const float *a, int64_t a_row, int64_t rows, float *c,
+                         int64_t c_row, int64_t width, int add);
+
+/* A layer of SASRec. `mixed` makes queries, keys and values; norms: weight and bias of each. */
+typedef struct {
+    Linear mixed, out, inner, outer;
+    const float *norm[4];
+} SasrecLayer;
+
+typedef struct {
+    int64_t items, layers, hidden, inner, heads, window, block;
+    const float *vectors, *positions; /* (items, hidden), (window, hidden) */
+    const float *norm[2];
+    const SasrecLayer *layer;
+} Sasrec;
+
+typedef struct {
+    int64_t (*bytes)(const Sasrec *model);
+    void (*run)(const Sasrec *model, const Asked *asked, Multiply multiply, char *workspace,
+                float *out);
+} States;
+
 /* Trees of a search: each has `levels` ancestors per token, slots of its path, its own the last. */
 typedef struct {
     const int64_t *length;
@@ -207,7 +230,9 @@ typedef struct {
     int64_t (*scratch_bytes)(const Model *model, const Pass *pass);
     float (*log_sum_exp)(const float *logits, int64_t count);
     void (*project)(const Model *model, int64_t first, int64_t count, float *workspace, float *out);
+    Multiply multiply;
     const Blend *blend;
+    const States *states;
 } Variant;
 
 /* The chosen instruction set, and a pass of several threads where that pays (entry.c). */

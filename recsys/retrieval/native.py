@@ -23,6 +23,7 @@ from recsys.retrieval.vectors import select_largest
 
 if TYPE_CHECKING:
     from recsys.retrieval.retrieval import Retrieval
+    from recsys.retrieval.sasrec import SasRec
 
 _PLAIN = (POPULARITY, RECENT)
 _NO_ROOM = 0, ctypes.c_void_p(), None
@@ -220,6 +221,80 @@ class NativeRetrieval:
             room = size, ctypes.c_void_p(-(-memory.ctypes.data // 64) * 64), memory
             self._own.room = room
         return room[1]
+
+
+class NativeSasRec:
+    """The weights of one SASRec as the library reads them."""
+
+    def __init__(self, native: library.Library, sasrec: SasRec) -> None:
+        """Pack the matrices; the item vectors are shared."""
+        self._library, self._weights = native, sasrec.weights
+        self._kept: list[Any] = []
+        count, vectors = sasrec.num_layers, sasrec.vectors
+        layers = (library.SasrecLayer * count)(*map(self._layer, range(count)))
+        self._model = library.Sasrec(
+            items=len(sasrec),
+            layers=count,
+            hidden=vectors.shape[1],
+            inner=layers[0].inner.outputs if count else 0,
+            heads=sasrec.heads,
+            window=sasrec.window.max_items,
+            block=sasrec.window.block,
+            vectors=self._keep(vectors),
+            positions=self._keep(sasrec.weights["positions"]),
+            norm=self._addresses("norm.weight", "norm.bias"),
+            layer=layers,
+        )
+        self._kept.append(layers)
+        self._own = threading.local()
+
+    def states(self, histories: Histories) -> NDArray[np.float32]:
+        """`SasRec.states`."""
+        offsets = np.ascontiguousarray(histories.offsets, np.int64)
+        items = np.ascontiguousarray(histories.items, np.int32)
+        asked = library.Asked(
+            batch=len(histories), offset=offsets.ctypes.data, history=items.ctypes.data
+        )
+        found = np.empty((len(histories), self._model.hidden), np.float32)
+        memory = getattr(self._own, "memory", None)
+        if memory is None:
+            size = self._library.states_workspace(ctypes.byref(self._model))
+            self._own.memory = memory = np.empty(size + 64, np.uint8)
+        self._library.states(
+            ctypes.byref(self._model),
+            ctypes.byref(asked),
+            ctypes.c_void_p(-(-memory.ctypes.data // 64) * 64),
+            ctypes.c_void_p(found.ctypes.data),
+        )
+        return found
+
+    def _layer(self, number: int) -> library.SasrecLayer:
+        own = f"layers.{number}."
+        norms = [f"{own}norm{i}.{part}" for i in (1, 2) for part in ("weight", "bias")]
+        return library.SasrecLayer(
+            self._linear(f"{own}self_attn.in_proj_weight", f"{own}self_attn.in_proj_bias"),
+            self._linear(f"{own}self_attn.out_proj.weight", f"{own}self_attn.out_proj.bias"),
+            self._linear(f"{own}linear1.weight", f"{own}linear1.bias"),
+            self._linear(f"{own}linear2.weight", f"{own}linear2.bias"),
+            self._addresses(*norms),
+        )
+
+    def _linear(self, weight: str, bias: str) -> library.Linear:
+        """A matrix in panels, as native.h describes them."""
+        matrix = self._weights[weight]
+        outputs, inputs = matrix.shape
+        missing = -outputs % library.PANEL
+        wide = np.pad(matrix, ((0, missing), (0, 0)))
+        panels = wide.reshape(-1, library.PANEL, inputs).transpose(0, 2, 1)
+        rest = np.pad(self._weights[bias], (0, missing))
+        return library.Linear(self._keep(panels), self._keep(rest), inputs, outputs)
+
+    def _addresses(self, *names: str) -> Any:
+        return (ctypes.c_void_p * len(names))(*(self._keep(self._weights[n]) for n in names))
+
+    def _keep(self, array: NDArray[np.float32]) -> int:
+        self._kept.append(np.ascontiguousarray(array, np.float32))
+        return int(self._kept[-1].ctypes.data)
 
 
 @lru_cache(maxsize=16)
