@@ -1,7 +1,7 @@
-/* Random models and passes for a build with sanitizers: every array has exactly its size, so that
- * any access outside is found, and some weights are NaN or infinite. Each request is run in its
- * batch, and alone with the first layer's projections kept, on every instruction set and with several
- * threads, and must give the same bits; so must whole searches.
+/* Random models, passes, searches, blends and SASRecs for a build with sanitizers: every array has
+ * exactly its size, so that any access outside is found, and some weights are NaN or infinite. Each
+ * request is run in its batch, and alone: passes and searches with the first layer's projections kept,
+ * passes and blends on every instruction set, passes with several threads. It must get the same bits.
  */
 #include <math.h>
 #include <stdio.h>
@@ -22,6 +22,8 @@ void recsys_propose(const Fitted *fitted, const Asked *asked, const Proposals *p
 void recsys_rank(const Fitted *fitted, const Asked *asked, const Ranking *r, char *workspace);
 void recsys_because(const Fitted *fitted, const Asked *asked, const int32_t *items, int64_t count,
                     char *workspace, int64_t *out);
+int64_t recsys_states_workspace(const Sasrec *model);
+void recsys_states(const Sasrec *model, const Asked *asked, char *workspace, float *out);
 const char *recsys_variant(int64_t place);
 void recsys_choose(int64_t place);
 
@@ -370,6 +372,48 @@ static void one_blend(void) {
     release();
 }
 
+static void states(const Sasrec *m, const Asked *asked, float *out) {
+    const size_t bytes = (size_t)recsys_states_workspace(m);
+    char *workspace;
+    if (posix_memalign((void **)&workspace, 64, bytes)) abort();
+    memset(workspace, 0xff, bytes);
+    recsys_states(m, asked, workspace, out);
+    free(workspace);
+}
+
+static void one_sasrec(void) {
+    Sasrec m = {.items = 1 + (int64_t)draw(40), .layers = (int64_t)draw(3)};
+    m.heads = 1 + (int64_t)draw(3);
+    m.hidden = m.heads * (1 + (int64_t)draw(20));
+    m.inner = 1 + (int64_t)draw(70);
+    m.window = 1 + (int64_t)draw(9);
+    m.block = 1 + (int64_t)draw((uint64_t)m.window);
+    m.vectors = floats(m.items * m.hidden, m.items * m.hidden);
+    m.positions = floats(m.window * m.hidden, m.window * m.hidden);
+    for (int i = 0; i < 2; i++) m.norm[i] = floats(m.hidden, m.hidden);
+    SasrecLayer *layers = keep(calloc(3, sizeof(SasrecLayer)));
+    for (int l = 0; l < 3; l++) {
+        layers[l] = (SasrecLayer){linear(m.hidden, 3 * m.hidden, 1), linear(m.hidden, m.hidden, 1),
+                                  linear(m.hidden, m.inner, 1), linear(m.inner, m.hidden, 1), {0}};
+        for (int i = 0; i < 4; i++) layers[l].norm[i] = floats(m.hidden, m.hidden);
+    }
+    m.layer = layers;
+    int64_t offset[] = {0, 4, 4, 5, 25};
+    int32_t *history = small_integers(25, (uint64_t)m.items + 2);
+    const Asked asked = {.batch = 4, .offset = offset, .history = history};
+    float *found = floats(4 * m.hidden, 0), *one = floats(m.hidden, 0);
+    states(&m, &asked, found);
+    for (int64_t b = 0; b < 4; b++) {
+        const Asked alone = {.batch = 1, .offset = offset + b, .history = history};
+        states(&m, &alone, one);
+        if (memcmp(one, found + b * m.hidden, (size_t)m.hidden * sizeof(float))) {
+            fprintf(stderr, "states %d differ alone\n", (int)b);
+            exit(1);
+        }
+    }
+    release();
+}
+
 static void search(const Model *m, const Trie *trie, Search s, int64_t *row, float *score) {
     int64_t place = 0;
     s.row = row;
@@ -476,6 +520,7 @@ int main(int count, char **arguments) {
         one_case();
         one_search();
         one_blend();
+        one_sasrec();
     }
     printf("%d cases\n", cases);
     return 0;

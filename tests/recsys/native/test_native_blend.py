@@ -1,5 +1,7 @@
 """The native blend against the arrays that define it: proposals, lists, reasons, bits."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -197,15 +199,34 @@ def answers(retrieval, histories, reranker):
     return [tuple(part[i].tobytes() for part in parts) for i in range(len(histories))]
 
 
-def many_histories():
+@pytest.mark.parametrize("layers", [1, 2, 3])
+@pytest.mark.parametrize("hidden", [8, 24, 64])
+def test_states_of_sasrec_are_those_of_the_arrays(layers, hidden, monkeypatch):
+    rng = np.random.default_rng(layers)
+    config = SasRecConfig(1, hidden=hidden, layers=layers, window=PromptConfig(7, 3))
+    model = SasRecModel(30, config, None).frozen()
+    weights = {  # norms and biases are not what training begins with
+        name: rng.normal(size=array.shape).astype(np.float32)
+        for name, array in model.weights.items()
+    }
+    model = replace(model, weights=weights)
+    histories = Histories.of([rng.integers(0, 33, length) for length in range(20)])
+    found = model.states(histories)
+    expected = by_arrays(monkeypatch, model.states, histories)
+    np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-3)
+    for i in range(len(histories)):
+        np.testing.assert_array_equal(model.states(histories.take([i]))[0], found[i])
+
+
+def many_histories(*parts):
     rng = np.random.default_rng(4)
-    retrieval = make_retrieval(rng, 90, PARTS)
+    retrieval = make_retrieval(rng, 90, parts)
     histories = Histories.of([rng.integers(0, 90, rng.integers(0, 9)) for _ in range(37)])
     return retrieval, histories, make_reranker(rng)
 
 
 def test_bits_are_the_same_alone_and_in_a_batch():
-    retrieval, histories, reranker = many_histories()
+    retrieval, histories, reranker = many_histories(*PARTS)
     together = answers(retrieval, histories, reranker)
     for i, expected in enumerate(together):
         assert answers(retrieval, histories.take([i]), reranker) == [expected]
@@ -213,7 +234,7 @@ def test_bits_are_the_same_alone_and_in_a_batch():
 
 def test_bits_are_the_same_on_every_instruction_set():
     native = library.find_library()
-    retrieval, histories, reranker = many_histories()
+    retrieval, histories, reranker = many_histories(*set(PARTS) - {"sasrec"})
     best = answers(retrieval, histories, reranker)
     try:
         for variant in native.variants:
