@@ -210,8 +210,8 @@ class Library:
             blend = ("cosines", "propose", "rank", "because", "states")
             for name in ("log_sum_exp", "project", *blend):
                 getattr(self._functions, f"recsys_{name}").restype = None
-            sizes_of_blend = [ctypes.c_void_p, *[ctypes.c_int64] * 3]
-            self._functions.recsys_blend_workspace.argtypes = sizes_of_blend
+            size = ctypes.c_int64
+            self._functions.recsys_blend_workspace.argtypes = [ctypes.c_void_p, size, size, size]
             self._functions.recsys_variant.restype = ctypes.c_char_p
             self._functions.recsys_variant.argtypes = [ctypes.c_int64]
             self._functions.recsys_choose.argtypes = [ctypes.c_int64]

@@ -1,8 +1,8 @@
-"""Proposals, scores and reasons of blended lists in the native library (`recsys/native/blend.c`).
+"""Blended lists in the native library: proposals, scores, reasons, and the states of SASRec.
 
-`Retrieval` and `Reranker` are the reference, and serve where there is no library, with types of
-events and with later items. Sums of products of vectors run in another order there, so values may
-differ in their last bits.
+`Retrieval`, `Reranker` and `SasRec` are the reference, and serve where there is no library; the
+first two also with types of events and with later items. Products of vectors add up in another
+order in the library, so values may differ in their last bits.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import ctypes
 import threading
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,10 +21,6 @@ from recsys.native import library
 from recsys.retrieval.reranker import FORMS, MODEL, NEW, OF_NEW, POPULARITY, RECENT, Reranker
 from recsys.retrieval.vectors import select_largest
 
-if TYPE_CHECKING:
-    from recsys.retrieval.retrieval import Retrieval
-    from recsys.retrieval.sasrec import SasRec
-
 _PLAIN = (POPULARITY, RECENT)
 _NO_ROOM = 0, ctypes.c_void_p(), None
 
@@ -32,8 +28,8 @@ _NO_ROOM = 0, ctypes.c_void_p(), None
 class NativeRetrieval:
     """The arrays of one retrieval as the library reads them; it keeps and shares them."""
 
-    def __init__(self, native: library.Library, retrieval: Retrieval) -> None:
-        """Copy what has another type; the large arrays are shared."""
+    def __init__(self, native: library.Library, retrieval: Any) -> None:
+        """Copy what has another type; the large arrays of the `Retrieval` are shared."""
         self._library = native
         self._kept: list[Any] = []
         self._decays = [retrieval.item_item.decay]
@@ -226,8 +222,8 @@ class NativeRetrieval:
 class NativeSasRec:
     """The weights of one SASRec as the library reads them."""
 
-    def __init__(self, native: library.Library, sasrec: SasRec) -> None:
-        """Pack the matrices; the item vectors are shared."""
+    def __init__(self, native: library.Library, sasrec: Any) -> None:
+        """Pack the matrices of the `SasRec`; the item vectors are shared."""
         self._library, self._weights = native, sasrec.weights
         self._kept: list[Any] = []
         count, vectors = sasrec.num_layers, sasrec.vectors

@@ -105,9 +105,7 @@ def test_proposals_and_reasons_are_those_of_the_arrays(monkeypatch):
         np.testing.assert_array_equal(found.items, expected.items[:, :width])
         assert (expected.items[:, width:] < 0).all()
         there = found.items >= 0
-        np.testing.assert_array_equal(
-            found.supported[there], expected.supported[:, :width][there]
-        )
+        np.testing.assert_array_equal(found.supported[there], expected.supported[:, :width][there])
         items = rng.integers(-1, len(retrieval) + 2, (len(histories), 7))
         np.testing.assert_array_equal(
             retrieval.because(histories, items), slow_reasons(retrieval, histories, items)
