@@ -127,9 +127,17 @@ class NativeRetrieval:
             log_probs: (n, w) of the model, -inf where it has not scored.
             source: (n, w).
             gains: (n, w) boosts, or None.
+
+        Raises:
+            ValueError: arrays of other sizes.
         """
         n, width = items.shape
+        if not n == len(histories) or not log_probs.shape == source.shape == items.shape:
+            raise ValueError(f"arrays of {n} requests do not fit {len(histories)} histories")
         asked, _ = self._asked(histories, None, states)
+        items = np.ascontiguousarray(items, np.int32)
+        log_probs = np.ascontiguousarray(log_probs, np.float32)
+        source = np.ascontiguousarray(source, np.int8)
         best, score = np.empty((n, k), np.int32), np.empty((n, k), np.float32)
         best_source = np.empty((n, k), np.int8)
         ranks = _log_ranks(width)
@@ -183,7 +191,13 @@ class NativeRetrieval:
         """The histories as the library reads them, and the arrays that must live as long.
 
         Those of the last call are kept: a list is made by three calls with the same histories.
+        ValueError if sizes do not fit together.
         """
+        n, fitted = len(histories), self._fitted
+        if blocked is not None and blocked.shape != (n, fitted.items):
+            raise ValueError(f"blocked is {blocked.shape}, not ({n}, {fitted.items})")
+        if states is not None and states.shape != (n, fitted.state_size):
+            raise ValueError(f"states are {states.shape}, not ({n}, {fitted.state_size})")
         last = getattr(self._own, "asked", None)
         if last is None or last[0] is not histories:
             last = self._own.asked = histories, *self._laid_out(histories)
