@@ -6,7 +6,8 @@
 A server is started on one of two small bundles with the same items and different random weights,
 with a store on a small tmpfs and a cache in Redis. Recommendations by user and by history, filters
 among them, and events arrive at random times, at 70 % of the rate that a closed loop of 32 clients
-reaches before. A fault is injected at the start of each minute, in rotation:
+reaches before. Users come and go, so that histories have the same lengths at any time. A fault is
+injected at the start of each minute, in rotation:
 
 - store locked: another connection holds a lock for writing (PostgreSQL: for any use);
 - database killed: all processes of PostgreSQL by SIGKILL, and started again after 5 s;
@@ -69,7 +70,8 @@ from recsys.serving.schemas.common import MAX_HISTORY
 from recsys.serving.schemas.recommendations import RecommendationsRequest
 from recsys.serving.stores import open_store
 
-USERS, SEEDED = 400, 5
+USERS = 400  # at any time
+FIRST, LAST = 5, 50  # events that a user begins with, and with which another user comes instead
 BUNDLES = ("a", "b")
 SHARE, CLIENTS, PEAK_S = 0.7, 32, 10.0
 FAULT_S, DOWN_S = 8.0, 5.0
@@ -255,6 +257,11 @@ class User:
     batches: list[list[Any]] = field(default_factory=list)
     busy: bool = False
 
+    @property
+    def events(self) -> int:
+        """Number of events."""
+        return sum(len(items) for _, _, items in self.batches)
+
     def histories(self, sent: float) -> list[list[str]]:
         """The histories that the store may have had since a time."""
         known = sum(done <= sent for _, done, _ in self.batches)
@@ -295,7 +302,9 @@ class Load:
 
     def __init__(self, server: Server, session: aiohttp.ClientSession, messages: Any) -> None:
         self.server, self.session, self.messages = server, session, messages
-        self.users = [User(f"u{i}") for i in range(USERS)]
+        self.names = (f"u{i}" for i in itertools.count())
+        self.users = [User(next(self.names)) for _ in range(USERS)]
+        self.gone: list[User] = []
         self.minute = Minute()
         self.sent = 0  # messages to the oracle
         self.reconnected = 0
@@ -417,11 +426,22 @@ class Load:
 
     async def one(self, due: float | None = None) -> None:
         """One request: mostly for a recommendation."""
-        user = self.rng.choice(self.users)
-        if self.rng.random() < 0.1 and not user.busy:
-            await self.record(user, [some_item(self.rng) for _ in range(self.rng.randint(1, 3))])
-        else:
+        place = self.rng.randrange(USERS)
+        user = self.users[place]
+        if self.rng.random() >= 0.1 or user.busy:
             await self.recommend(due)
+        elif user.events < LAST:
+            await self.record(user, self.some_items(self.rng.randint(1, 3)))
+        else:
+            user.busy = True  # for good
+            self.gone.append(user)
+            new = User(next(self.names))
+            await self.record(new, self.some_items(FIRST))
+            self.users[place] = new
+
+    def some_items(self, count: int) -> list[str]:
+        """Items for events."""
+        return [some_item(self.rng) for _ in range(count)]
 
     async def peak(self, seconds: float) -> float:
         """Answers a second to a closed loop."""
@@ -649,10 +669,8 @@ async def soak(options: argparse.Namespace, place: Place, bundles: Path) -> dict
             connector=limits, timeout=aiohttp.ClientTimeout(total=60)
         ) as session:
             load = Load(server, session, messages)
-            rng = load.rng
-            await asyncio.gather(
-                *(load.record(u, [some_item(rng) for _ in range(SEEDED)]) for u in load.users)
-            )
+            seeds = [load.some_items(load.rng.randint(FIRST, LAST)) for _ in load.users]
+            await asyncio.gather(*map(load.record, load.users, seeds))
             await load.peak(PEAK_S / 2)  # warm up
             peak = await load.peak(PEAK_S)
             rate = options.share * peak
@@ -669,7 +687,7 @@ async def soak(options: argparse.Namespace, place: Place, bundles: Path) -> dict
     oracle.join()
     if place.postgres is not None:
         await asyncio.to_thread(start_again, place)
-    lost = await find_lost(place, load.users)
+    lost = await find_lost(place, load.gone + load.users)
     return summarise(load, minutes, counts, wrong, lost, len(kinds), peak)
 
 

@@ -29,7 +29,7 @@ from recsys.vocabulary import Vocabulary
 KIND = "bundle"
 TARGET, DRAFT, CATALOG, EVAL = "target", "draft", "catalog", "eval"
 QUANTIZER, ITEM_ENCODER = "quantizer", "item_encoder"
-PROMPTS, RETRIEVAL = "prompts.json", "retrieval"
+PROMPTS, RETRIEVAL, VALIDATION = "prompts.json", "retrieval", "validation.json"
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,8 @@ from recsys.errors import RecsysError
 
 ORDER = (
     "quickstart", "run", "retrain", "data", "ids", "train", "bundle", "evaluate", "compare",
-    "recommend", "explain", "benchmark", "serve", "keys", "experiment", "store", "batch", "doctor",
+    "audit", "recommend", "explain", "benchmark", "serve", "keys", "experiment", "store", "batch",
+    "doctor",
 )  # fmt: skip
 
 

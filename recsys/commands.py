@@ -378,6 +378,63 @@ def evaluate(
         typer.echo(f"report: {path / 'report.html'}")
 
 
+@expand_options
+def audit(
+    *,
+    dataset: DatasetFolder = None,
+    report: Annotated[
+        Path | None, typer.Option(help="Folder of its report; by default that of --name.")
+    ] = None,
+    canary: Annotated[
+        bool,
+        typer.Option(
+            "--canary",
+            help="Also train on small copies with other test, validation and training events, and "
+            "compare what is learned (a minute or two).",
+        ),
+    ] = False,
+    run: RunOptions,
+    as_json: Json = False,
+) -> None:
+    """Tell what a data set's benchmark is worth: shortcuts, duplicates, order, times, cold targets.
+
+    The best known figure is that of the report, if there is one of this data set and split.
+
+    Example: recsys audit --name beauty
+    """
+    from rich.console import Console
+    from rich.table import Table
+
+    from recsys.dataset import Dataset
+    from recsys.evaluation.audit import audit as find
+    from recsys.evaluation.audit import read_report
+    from recsys.evaluation.canary import check_canary
+    from recsys.evaluation.protocol import EvaluationConfig
+    from recsys.fitting import RECIPE
+
+    context = replace(run, config=run.config or RECIPE).context()
+    path = dataset or context.workspace.dataset
+    data, digest = Dataset.load(path), Dataset.manifest(path).digest
+    config = context.settings.section("evaluate", EvaluationConfig)
+    known, config = read_report(report or context.workspace.report, digest, config)
+    leaks = [check_canary(context, data)] if canary else []
+    found = {"dataset": str(path), **find(data, config, known, leaks)}
+    if as_json:
+        typer.echo(json.dumps(found, ensure_ascii=False))
+        return
+    table = Table(
+        "", "finding", "what it means, and what to do",
+        title=f"{path.name}: {found['split'].upper()} split, {found['users']:,} users",
+        show_lines=True,
+    )  # fmt: skip
+    for finding in found["findings"]:
+        advice = f"\n[bold]{finding['advice']}[/bold]" if finding["advice"] else ""
+        table.add_row(finding["verdict"], finding["name"], finding["meaning"] + advice)
+    console = Console()
+    console.print(table)
+    console.print(found["summary"], soft_wrap=True)
+
+
 def compare(
     a: Annotated[Path, typer.Argument(help="Folder of a report, as `recsys evaluate` writes it.")],
     b: Annotated[Path, typer.Argument(help="Folder of another; the same one for two rankers.")],

@@ -244,6 +244,12 @@ class Dataset:
         """Training events of every user (some may have none)."""
         return self.interactions.histories.where(self.split == TRAIN)
 
+    @property
+    def train_times(self) -> NDArray[np.int64] | None:
+        """Unix seconds of the training events; None if times of users cannot be compared."""
+        events = self.interactions
+        return events.timestamp[self.split == TRAIN] if events.has_time else None
+
     def examples(self, split: SplitName, targets: Targets = "next") -> Examples:
         """One example for each user with at least one target event in the split.
 

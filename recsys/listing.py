@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -150,6 +151,23 @@ class Batch:
         allowed = np.zeros(len(alive), np.bool_)
         allowed[self.epoch.trie.row_items] = mask.items
         return (allowed & alive)[:size]
+
+    def open_items(self, i: int) -> NDArray[np.bool_]:
+        """(items,) bool, which items of the catalog request i may get, the pinned ones not."""
+        found = self._allowed(self.masks[i], len(self.epoch.alive))
+        found = self.epoch.alive.copy() if found is None else found.copy()
+        found[self.excluded[i]] = False
+        return found
+
+    def first_of(self, items: NDArray[np.integer], i: int, k: int) -> NDArray[np.intp]:
+        """Places of the first k of ranked items that request i may get; its caps count them."""
+        places = np.flatnonzero(self.open_items(i)[items])
+        caps = self.caps[i]
+        if caps is None:
+            return places[:k]
+        at = self.epoch.trie.item_places(items[places]).tolist()
+        admitted = (p for p, place in zip(places.tolist(), at, strict=True) if caps.admit(place))
+        return np.fromiter(islice(admitted, k), np.intp)
 
     def places(self, requests: Sequence[RecommendRequest]) -> list[int]:
         """How many places of each request's list are left behind the pinned items."""

@@ -35,6 +35,7 @@ from recsys.serving.schemas.items import (
     ItemPage,
     ItemPatch,
     ItemQuery,
+    ItemRecord,
     NewItemBody,
 )
 from recsys.serving.stores.store import Store
@@ -43,6 +44,7 @@ logger = logging.getLogger("recsys.serving.catalog_changes")
 JOURNAL = "catalogue"  # written in stores: changing it loses what they hold
 NEAR, NEAR_ROWS = 3, 64
 MAX_CHANGES = 32  # waiting and under way
+PAGE_BYTES, PAGE_ROWS = 1 << 20, 50  # of changes: the size of a page, and what is read at once
 T = TypeVar("T")
 
 
@@ -80,6 +82,10 @@ def find(catalog: EpochCatalog, item_id: str) -> int:
     if row < 0:
         raise UnknownItemError(f"The model has no item {item_id!r}.")
     return row
+
+
+class CursorError(ValueError):
+    """A cursor is not of this store."""
 
 
 @dataclass(frozen=True)
@@ -201,6 +207,35 @@ class CatalogChanges:
             StoreError: the item is removed, but only until a restart; repeat the call.
         """
         await self._finish(self._remove(item_id))
+
+    async def since(self, cursor: str, limit: int) -> list[ItemRecord]:
+        """Changes of items after a cursor, oldest first: at most `limit`, or about `PAGE_BYTES`.
+
+        Only the last change of each item is there. Reading on after the last one misses nothing.
+
+        Raises:
+            CursorError: the cursor is of another store, or of the store before it was restored.
+            StoreError: the store cannot be read.
+        """
+        assert self.store is not None  # noqa: S101 - the routes need a service that is ready
+        name, _, place = cursor.rpartition("-")
+        own = self.store.store_id[:16]
+        if cursor and name != own:
+            raise CursorError(
+                "is of another store, or of this one before a snapshot was restored; begin again "
+                "without it"
+            )
+        after, size = int(place or 0), 0
+        found: list[ItemRecord] = []
+        while len(found) < limit and size < PAGE_BYTES:
+            few = min(PAGE_ROWS, limit - len(found))
+            records = await self.store.journal_page(JOURNAL, after, few)
+            for after, record in records:
+                found.append(_wire(f"{own}-{after}", record))
+                size += len(record.get("text", "")) + 2_000  # the rest is seldom more
+            if len(records) < few:
+                break
+        return found
 
     async def _finish(self, change: Coroutine[Any, Any, T]) -> T:
         """Make a change, which goes on when its caller is cancelled: half of it would be wrong."""
@@ -351,6 +386,13 @@ def _record(model: Model, epoch: Epoch, new: NewItem, placed: Item) -> dict[str,
         "like": new.like,
         "near": _near(model, epoch, new.item_id),
     }
+
+
+def _wire(cursor: str, record: dict[str, Any]) -> ItemRecord:
+    """A record of the journal as clients read it."""
+    names = ("op", "item_id", "title", "text", "attributes")
+    known = {name: record[name] for name in names if name in record}
+    return ItemRecord.model_construct(cursor=cursor, **known)
 
 
 def _near(model: Model, epoch: Epoch, item_id: str) -> list[str]:

@@ -10,6 +10,7 @@ read or set. A rollback is not idempotent, so it is repeated only if it was not 
 is as thread-safe as `httpx.Client`.
 """
 
+import json
 import random
 import time
 import uuid
@@ -29,10 +30,12 @@ from recsys.serving.schemas.items import (
     Item,
     ItemChange,
     ItemPage,
+    ItemRecord,
     RankResponse,
     SimilarResponse,
     UpsertResponse,
 )
+from recsys.serving.schemas.lists import ListResponse
 from recsys.serving.schemas.models import AliasInfo, AliasList, Evaluation, ModelList
 from recsys.serving.schemas.operations import Stats
 from recsys.serving.schemas.recommendations import BatchResponse, RecommendationsResponse
@@ -135,6 +138,39 @@ class Client:
             RecommendationsResponse, "GET", _path("users", user, "recommendations"), params=query
         )
 
+    def get_recommendations(
+        self,
+        *,
+        user: str | None = None,
+        history: Sequence[str] = (),
+        k: int = 10,
+        **options: Any,
+    ) -> RecommendationsResponse:
+        """As `recommend`, by GET; `options` are other fields of `RecommendationsQuery`."""
+        query = _query(options) | {"k": k, "history": list(history)}
+        query |= {} if user is None else {"user": user}
+        return self._ask(RecommendationsResponse, "GET", "/v1/recommendations", params=query)
+
+    def trending(self, k: int = 10, **options: Any) -> ListResponse:
+        """Trending items; `options` are other fields of `TrendingQuery` (`filter`, ...)."""
+        return self._list("trending", k, options)
+
+    def latest(self, k: int = 10, **options: Any) -> ListResponse:
+        """The newest items; `options` are other fields of `ListQuery`."""
+        return self._list("latest", k, options)
+
+    def together(self, items: Sequence[str], k: int = 10, **options: Any) -> ListResponse:
+        """Items bought together with some; `options` are other fields of `ListQuery`."""
+        return self._list("together", k, options | {"item": list(items)})
+
+    def because_viewed(self, user: str, k: int = 10, **options: Any) -> ListResponse:
+        """Items like one that a user viewed; `options` are other fields of `ListQuery`."""
+        return self._list("because-viewed", k, options | {"user": user})
+
+    def left_off(self, user: str, k: int = 10, **options: Any) -> ListResponse:
+        """Items that a user viewed and did not buy; `options` are other fields of `ListQuery`."""
+        return self._list("continue", k, options | {"user": user})
+
     def recommend_batch(self, requests: Sequence[Mapping[str, Any]]) -> BatchResponse:
         """Several requests at once, each with the arguments of `recommend`."""
         body = {"requests": [dict(request) for request in requests]}
@@ -171,6 +207,17 @@ class Client:
             found = self._ask(ItemPage, "GET", "/v1/items", params=query)
             yield from found.items
             cursor = found.next
+
+    def item_changes(self, after: str = "", page: int = 200) -> Iterator[ItemRecord]:
+        """Iterate over the changes of items after a `cursor`, up to now."""
+        query: dict[str, Any] = {"limit": page}
+        while lines := self._send(
+            "GET", "/v1/item-changes", params=query | {"after": after}
+        ).content:
+            for line in lines.splitlines():
+                record = ItemRecord.model_validate_json(line)
+                after = record.cursor
+                yield record
 
     def put_item(self, item_id: str, **fields: Any) -> Item:
         """Add or replace an item; `fields` are those of `ItemBody`."""
@@ -314,6 +361,10 @@ class Client:
         """All metrics in Prometheus' text format."""
         return self._send("GET", "/metrics").text
 
+    def _list(self, name: str, k: int, options: Mapping[str, Any]) -> ListResponse:
+        query = _query(options) | {"k": k}
+        return self._ask(ListResponse, "GET", _path("lists", name), params=query)
+
     def _is_healthy(self, check: str) -> bool:
         try:
             return self._http.get(f"/health/{check}").is_success
@@ -359,6 +410,14 @@ def _subject(user: str | None, history: Sequence[str] | None) -> dict[str, Any]:
         given["user"] = user
     if history is not None:
         given["history"] = list(history)
+    return given
+
+
+def _query(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Query parameters; a filter may be given as an object."""
+    given = dict(options)
+    if isinstance(given.get("filter"), Mapping):
+        given["filter"] = json.dumps(given["filter"])
     return given
 
 

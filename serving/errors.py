@@ -30,10 +30,11 @@ from recsys.serving.models import (
     AliasConflictError,
     BundleRefusedError,
     UnknownModelError,
+    UnsupportedError,
 )
 from recsys.serving.rules import RuleInUseError, RuleReferenceError, UnknownRuleError
 from recsys.serving.schemas.common import NO_CONTROLS, InvalidField
-from recsys.serving.service import InvalidError, NotReadyError, UnknownUserError, UnsupportedError
+from recsys.serving.service import InvalidError, NotReadyError, UnknownUserError
 from recsys.serving.stores.records import StoreError
 from recsys.serving.tenants import LongIdError
 

@@ -113,7 +113,7 @@ class RequestContext:
                 status = message["status"]
                 ours = [(_REQUEST_ID, request_id.encode()), *_SECURITY]
                 if scope["path"].startswith(("/v1/", "/metrics")):
-                    ours.append((b"cache-control", b"no-store"))
+                    ours.append((b"cache-control", _cache_control(message)))
                 names = {name for name, _ in ours}
                 theirs = [pair for pair in message.get("headers", ()) if pair[0] not in names]
                 message["headers"] = [*theirs, *ours]
@@ -291,6 +291,13 @@ class Guard:
                 "Too much work for this client; send fewer or smaller requests.",
                 headers={"Retry-After": str(math.ceil(wait))},
             )
+
+
+def _cache_control(message: Message) -> bytes:
+    """How long a response may be kept: not at all, unless it can be checked by its entity tag."""
+    headers = dict(message.get("headers", ()))
+    found: bytes = headers.get(b"cache-control", b"no-store") if b"etag" in headers else b"no-store"
+    return found
 
 
 def _is_health(scope: AsgiScope) -> bool:

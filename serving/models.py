@@ -24,6 +24,7 @@ from recsys.artifacts import read_manifest
 from recsys.bundle import DRAFT, TARGET
 from recsys.errors import RecsysError
 from recsys.recommender import Recommender
+from recsys.retrieval import Retrieval
 from recsys.serving.batcher import Batcher
 from recsys.serving.bundles import Bundles, Version
 from recsys.serving.metrics import Metrics
@@ -49,6 +50,10 @@ class AliasConflictError(Exception):
     """The alias cannot be changed in this way; the text gives the reason."""
 
 
+class UnsupportedError(Exception):
+    """The model behind the alias does not support this; the text says what it lacks."""
+
+
 @dataclass(eq=False)
 class Model:
     """A loaded bundle and its queue; `unused` is set while there are no leases."""
@@ -68,6 +73,16 @@ class Model:
     def bundle(self) -> Version:
         """Name and digest of the bundle."""
         return Version(self.name, self.version)
+
+    @property
+    def retrieval(self) -> Retrieval:
+        """The bundle's retrieval; `UnsupportedError` if it has none."""
+        if self.recommender.retrieval is None:
+            raise UnsupportedError(
+                f"Bundle {self.name!r} has no part 'retrieval'; make one with the stage of that "
+                "name."
+            )
+        return self.recommender.retrieval
 
     def ref(self, alias: str, epoch: int | None = None) -> ModelRef:
         """The model as answers name it, at an epoch of its catalog (by default the current one)."""

@@ -23,6 +23,7 @@ from recsys.serving.catalog_changes import CatalogChanges, described, find
 from recsys.serving.evaluations import Evaluations
 from recsys.serving.experiments import Experiments
 from recsys.serving.limits import CALLER, work_of
+from recsys.serving.lists import Lists
 from recsys.serving.metrics import Metrics
 from recsys.serving.models import BundleRefusedError, KeptAlias, Model, Models
 from recsys.serving.reads import Reads
@@ -62,10 +63,6 @@ class NotReadyError(Exception):
 
 class UnknownUserError(LookupError):
     """The store has no history of the user."""
-
-
-class UnsupportedError(Exception):
-    """The model behind the alias does not support this; the text says what it lacks."""
 
 
 class InvalidError(ValueError):
@@ -126,6 +123,7 @@ class Service:
         )
         self._reads = Reads(settings, self._worker.read, HELPERS)
         self.rules = Rules(self.models, self._reads)
+        self.lists = Lists(self.models, self.rules, self._reads, settings.not_history)
         self.experiments = Experiments(self.models, self._reads)
         self.catalog_changes = CatalogChanges(self.models, self.metrics, self._reads)
         self._shadow = Shadow(settings, self.models, self._worker, self.metrics)
@@ -146,7 +144,7 @@ class Service:
                 return  # stopped meanwhile
             # Long histories do not make their client wait: all requests of a shop may have one key.
             self._store.share_reads(partial(Reads, self.settings, rests=False))
-            self.catalog_changes.store = self._store
+            self.catalog_changes.store = self.lists.store = self._store
             await self.rules.start(self._store)
             await self.experiments.start(self._store)
             await self._load()
@@ -171,6 +169,7 @@ class Service:
         """Answer the waiting requests, then close everything."""
         self._enter(Phase.STOPPING)
         await self._shadow.close()
+        await self.lists.close()
         await self.catalog_changes.close()
         await self.rules.close()
         await self.experiments.close()
@@ -225,8 +224,15 @@ class Service:
 
     # Recommendations
 
-    async def recommend(self, body: RecommendationsRequest) -> RecommendationsResponse:
+    async def recommend(
+        self,
+        body: RecommendationsRequest,
+        is_known: Callable[[RecommendationsResponse], bool] = lambda answer: False,
+    ) -> RecommendationsResponse:
         """Answer one request, of which `model` is an alias or an experiment.
+
+        An answer that the client has already (`is_known`), under another `recommendation_id`, is
+        not remembered again.
 
         Raises:
             UnknownModelError: of the alias.
@@ -281,6 +287,8 @@ class Service:
         if "timing" in body.include:
             response.timing = answers.timing(answer, result.stats, read - start, total)
         self._count(response, result, answer, read - start, total, model)
+        if is_known(response):
+            return response
         self.store.remember(
             Served(
                 response.recommendation_id,
@@ -339,11 +347,7 @@ class Service:
         with self.models.lease(alias) as model:
             recommender = model.recommender
             find(recommender.catalog, item_id)
-            if recommender.retrieval is None:
-                raise UnsupportedError(
-                    f"Bundle {model.name!r} has no part 'retrieval'; make one with the stage "
-                    "of that name."
-                )
+            _ = model.retrieval  # fail if there is none
             try:
                 found = await self._reads(recommender.similar, item_id, k)
             except RequestError:

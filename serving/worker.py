@@ -8,6 +8,7 @@ import ctypes
 import gc
 import os
 import platform
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -21,6 +22,8 @@ from recsys.serving.settings import ServingSettings
 T = TypeVar("T")
 HELPERS = 2
 TOUCHED = 50  # items of a history, as long as most
+
+TRIM_S = 60.0  # between two times that memory is given back
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of glibc's malloc.h
 
@@ -49,6 +52,7 @@ class DecodeWorker:
         self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="engine")
         self._helpers = ThreadPoolExecutor(max_workers=HELPERS, thread_name_prefix="helper")
         self._frozen = False
+        self._next_trim = time.monotonic() + TRIM_S
 
     async def load(self, bundle: Path, loaded: Recommender | None = None) -> Recommender:
         """Load a bundle, or take a loaded one, and warm it up while other models keep answering."""
@@ -65,6 +69,9 @@ class DecodeWorker:
 
     async def run(self, recommender: Recommender, batch: Sequence[Work]) -> list[Done]:
         """Answer a batch."""
+        if time.monotonic() >= self._next_trim:
+            self._next_trim = time.monotonic() + TRIM_S
+            self.read(trim_memory)
         return await asyncio.get_running_loop().run_in_executor(
             self._worker, _answer, recommender, batch
         )
@@ -119,7 +126,7 @@ class DecodeWorker:
 
 
 def _keep_memory() -> None:
-    """Have glibc keep freed memory.
+    """Have glibc keep freed memory, until `trim_memory`.
 
     The tensors of a batch have some megabytes each. By default glibc returns them to the kernel and
     requests them again for each operation, and the page faults then take longer than the operation.
@@ -128,6 +135,16 @@ def _keep_memory() -> None:
         library = ctypes.CDLL(None)
         library.mallopt(_M_MMAP_THRESHOLD, 32 << 20)  # the largest value that it accepts
         library.mallopt(_M_TRIM_THRESHOLD, 256 << 20)
+
+
+def trim_memory() -> None:
+    """Give the free memory of glibc's heaps back to the kernel, page by page.
+
+    Each burst of requests leaves free pages between live objects, and the next burst may find them
+    too scattered to use. Without this, the memory of a process grows with every burst.
+    """
+    if platform.libc_ver()[0] == "glibc":
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def _answer(recommender: Recommender, batch: Sequence[Work]) -> list[Done]:

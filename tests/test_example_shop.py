@@ -150,8 +150,36 @@ def answer_over_http(bundle: Path, history: list[str], store: Path) -> list[dict
                 break
             time.sleep(0.05)
         answer = client.post("/v1/recommendations", json={"history": history, "k": 5})
-    assert answer.status_code == 200
+        assert answer.status_code == 200
+        check_lists(client, history)
+        by_get = client.get("/v1/recommendations", params={"history": history, "k": 5})
+        assert by_get.json()["items"] == answer.json()["items"]
     return answer.json()["items"]
+
+
+def check_lists(client: TestClient, history: list[str]) -> None:
+    """One call of each list for a storefront, after a visit."""
+    events = [{"user": "visitor", "item": item, "type": "view"} for item in history]
+    assert client.post("/v1/events", json={"events": events}).json()["accepted"] == len(events)
+    found = {}
+    for name, query in {
+        "trending": {},
+        "latest": {},
+        "together": {"item": history},
+        "because-viewed": {"user": "visitor"},
+        "continue": {"user": "visitor"},
+    }.items():
+        response = client.get(f"/v1/lists/{name}", params=query)
+        assert response.status_code == 200, response.text
+        found[name] = response.json()
+    listed = {name: [item["item_id"] for item in one["items"]] for name, one in found.items()}
+    assert listed["trending"] == sorted(history)
+    assert found["latest"]["note"]["code"] == "no_dates", "the export has no dates of products"
+    assert listed["together"]
+    assert not set(listed["together"]) & set(history)
+    assert found["because-viewed"]["because"]["item_id"] == history[-1]
+    assert listed["because-viewed"]
+    assert listed["continue"] == history[::-1]
 
 
 @pytest.mark.slow

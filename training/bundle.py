@@ -18,6 +18,7 @@ from recsys.bundle import (
     QUANTIZER,
     RETRIEVAL,
     TARGET,
+    VALIDATION,
 )
 from recsys.catalog import Catalog
 from recsys.errors import ArtifactError
@@ -71,7 +72,7 @@ def stage(context: Context) -> Path:
             for kind in (sasrec.KIND, "target", "draft", RETRIEVAL)
             if kind in parts and "validation" in parts[kind].info
         }
-        _write_json(folder / EVAL / "validation.json", validation)
+        _write_json(folder / EVAL / VALIDATION, validation)
     return output.path
 
 

@@ -1,8 +1,9 @@
 """Fits the reranker on validation users, and compares it with each of its parts.
 
 The weights maximise the probability of each user's next item among the candidates, with an L2
-penalty. Users whose next item is no candidate are left out of the fit. The reranker is measured by
-cross-fitting: the users of each fold are ranked with the weights fitted on the other folds.
+penalty on their distance to `PRIOR`. Users whose next item is no candidate are left out of the fit.
+The reranker is measured by cross-fitting: the users of each fold are ranked with the weights fitted
+on the other folds.
 """
 
 from __future__ import annotations
@@ -20,14 +21,29 @@ from recsys.training.validation import TOP, ranking_metrics
 RERANKER = "reranker"
 FOLDS = 3
 NEWTON_STEPS, HALVINGS = 30, 20
-PENALTY = 16.0  # of a squared weight, against the log-likelihood of all users
-PENALTY_NEW = 1.0  # the same for the weights of items without events
+PENALTY = 16.0  # of a squared distance to the prior, against the log-likelihood of all users
+PENALTY_NEW = 1.0  # the same for the weights of items without events, whose prior is 0
 MISSED = np.iinfo(np.int32).max  # rank of a next item that is not in the list
 COST = 0.02  # share of NDCG@10 that users of known items may lose to new items
 RAISE, MOST_RAISES = 0.1, 30  # steps of the weight of being new
-LEAST_USERS = 8  # whose next item is a candidate; with fewer, no weights are fitted
+LEAST_USERS = 8  # with fewer, no source is served in place of the reranker
 LEAST_NEW = 30  # whose next item is a new candidate; with fewer, new items get no weights
 ERRORS = 2.0  # standard errors by which the best of all sources must exceed the reranker
+
+PRIOR = {
+    "item_item.value": 0.05, "item_item.rank": -0.08, "item_item.gap": 0.01,
+    "last_item.value": 0.06, "last_item.rank": 0.0, "last_item.gap": -0.03,
+    "neighbors.value": 0.05, "neighbors.rank": -0.06, "neighbors.gap": 0.01,
+    "vectors.value": 0.13, "vectors.rank": 0.03, "vectors.gap": 0.13,
+    "last_vectors.value": -0.05, "last_vectors.rank": 0.02, "last_vectors.gap": -0.05,
+    "content.value": 0.17, "content.rank": -0.02, "content.gap": 0.16,
+    "last_content.value": 0.04, "last_content.rank": 0.07, "last_content.gap": 0.04,
+    "sasrec.value": 0.33, "sasrec.rank": -0.09, "sasrec.gap": 0.33,
+    "popularity": 0.25,
+    "model.value": 0.07, "model.rank": -0.05, "model.gap": 0.07, "model.missing": -0.06,
+}  # fmt: skip
+"""Weights of features with variance 1. They are the mean of those that fit four data sets, with up
+to 1,500 validation users each: magazines, Beauty, Sports and Yelp (`benchmarks/few_users.py`)."""
 
 
 @dataclass(frozen=True)
@@ -55,23 +71,17 @@ class Candidates:
         return Candidates(self.items[rows], values, self.targets[rows])
 
 
-def fit(
-    found: Candidates, shape: Reranker, sources: Sequence[str] | None = None
-) -> Reranker | None:
-    """Weights for the features of some sources; None with too few users to learn from.
+def fit(found: Candidates, shape: Reranker, sources: Sequence[str] | None = None) -> Reranker:
+    """Weights for the features of some sources; those of the prior where no user has a hit.
 
     Args:
         found: validation users.
         shape: its numbers of candidates and nodes are kept.
         sources: whose features may have weight; None for all.
     """
-    hit = (found.items == found.targets[:, None]) & found.there
-    rows = np.flatnonzero(hit.any(axis=1))
-    if len(rows) < LEAST_USERS:
-        return None
-    found = found.take(rows)
     names, features = feature_matrix(found.values, found.there, sources or list(found.values))
-    weights = _weights(found, features, np.zeros(found.items.shape), PENALTY)
+    prior = np.array([PRIOR.get(name, 0.0) for name in names])
+    weights = _weights(found, features, np.zeros(found.items.shape), PENALTY, prior)
     return replace(shape, weights=dict(zip(names, weights, strict=True)))
 
 
@@ -93,14 +103,12 @@ def fit_new(found: Candidates, reranker: Reranker) -> Reranker:
     is_new = (hit & (found.values[NEW] > 0)).any(axis=1)
     if np.count_nonzero(is_new) < LEAST_NEW:
         return reranker
-    everyone = found
-    found = found.take(np.flatnonzero(hit.any(axis=1)))
     features = new_features(found.values, found.there, list(found.values))
     base = reranker.score(found.values, found.there)
     stacked = np.stack(list(features.values()), axis=-1)
-    weights = _weights(found, stacked, base, PENALTY_NEW)
+    weights = _weights(found, stacked, base, PENALTY_NEW, np.zeros(len(features)))
     added = dict(zip(features, weights, strict=True))
-    known = everyone.take(np.flatnonzero(~is_new))
+    known = found.take(np.flatnonzero(~is_new))
     chosen = replace(reranker, weights={**reranker.weights, **added})
     least = (1 - COST) * _metrics(rank_targets(known, chosen))["ndcg@10"]
     for _ in range(MOST_RAISES):
@@ -117,15 +125,25 @@ def _weights(
     features: NDArray[np.floating[Any]],
     base: NDArray[np.float64],
     penalty: float,
+    prior: NDArray[np.float64],
 ) -> list[float]:
-    """Weights of (n, w, F) features that are added to (n, w) scores; every user has a hit."""
-    place = ((found.items == found.targets[:, None]) & found.there).argmax(axis=1)
-    starts = np.append(0, np.cumsum(found.there.sum(axis=1))[:-1])
-    chosen = starts + (np.cumsum(found.there, axis=1)[np.arange(len(place)), place] - 1)
-    real = features[found.there].astype(np.float64)
-    scale = real.std(axis=0)
-    real = np.divide(real - real.mean(axis=0), scale, out=np.zeros_like(real), where=scale > 0)
-    fitted = _maximise(real, starts, chosen, base[found.there], penalty)
+    """Weights of (n, w, F) features that are added to (n, w) scores.
+
+    The penalty and the (F,) prior refer to features with mean 0 and variance 1 over all candidates.
+    """
+    there, hit = found.there, (found.items == found.targets[:, None]) & found.there
+    scale = features[there].astype(np.float64).std(axis=0) if there.any() else np.zeros(len(prior))
+    rows = np.flatnonzero(hit.any(axis=1))
+    fitted = prior
+    if len(rows):
+        hit, there = hit[rows], there[rows]
+        real = features[rows][there].astype(np.float64)
+        real = np.divide(real, scale, out=np.zeros_like(real), where=scale > 0)
+        real -= real.mean(axis=0)
+        starts = np.append(0, np.cumsum(there.sum(axis=1))[:-1])
+        earlier = (np.cumsum(there, axis=1) - 1)[np.arange(len(rows)), hit.argmax(axis=1)]
+        known = base[rows][there] + real @ prior
+        fitted = prior + _maximise(real, starts, starts + earlier, known, penalty)
     weights = np.divide(fitted, scale, out=np.zeros_like(fitted), where=scale > 0)
     return [float(weight) for weight in weights]
 
@@ -184,22 +202,32 @@ def _maximise(
 
 def cross_fit(
     found: Candidates, shape: Reranker, sources: Sequence[str] | None = None
-) -> NDArray[np.int64] | None:
-    """(n,) rank of each user's next item by weights that other users gave; None with too few."""
+) -> NDArray[np.int64]:
+    """(n,) rank of each user's next item by weights that other users gave."""
+    return ranks_by(found, cross_score(found, shape, sources))
+
+
+def cross_score(
+    found: Candidates, shape: Reranker, sources: Sequence[str] | None = None
+) -> NDArray[np.float64]:
+    """(n, w) scores of each user's candidates by weights that other users gave."""
     fold = np.random.default_rng(0).permutation(len(found.targets)) % FOLDS
-    ranks = np.zeros(len(fold), np.int64)
+    scores = np.zeros(found.items.shape)
     for number in range(FOLDS):
-        reranker = fit(found.take(np.flatnonzero(fold != number)), shape, sources)
-        if reranker is None:
-            return None
         rows = np.flatnonzero(fold == number)
-        ranks[rows] = rank_targets(found.take(rows), reranker)
-    return ranks
+        reranker = fit(found.take(np.flatnonzero(fold != number)), shape, sources)
+        own = found.take(rows)
+        scores[rows] = reranker.score(own.values, own.there)
+    return scores
 
 
 def rank_targets(found: Candidates, reranker: Reranker) -> NDArray[np.int64]:
     """(n,) number of candidates before the next item; a large number if it is none of them."""
-    scores = reranker.score(found.values, found.there)
+    return ranks_by(found, reranker.score(found.values, found.there))
+
+
+def ranks_by(found: Candidates, scores: NDArray[np.float64]) -> NDArray[np.int64]:
+    """(n,) ranks as of `rank_targets`, by (n, w) scores."""
     hit = (found.items == found.targets[:, None]) & found.there
     place = hit.argmax(axis=1)
     own = scores[np.arange(len(place)), place][:, None]
@@ -233,49 +261,46 @@ def choose(
     }
     ranks = {name: rank_targets(found, reranker) for name, reranker in servable.items()}
     servable[MODEL], ranks[MODEL] = replace(shape, weights={}), alone[MODEL]
-    best = max(servable, key=lambda name: _gains(ranks[name]).mean())
-    without: dict[str, float] = {}
+    best = max(servable, key=lambda name: gains(ranks[name]).mean())
     crossed, found = _cross_fit_optional(found, shape)
-    fitted = fit(found, shape)
-    if crossed is not None and fitted is not None:
-        servable[RERANKER], ranks[RERANKER] = fitted, crossed
-        metrics[RERANKER] = _metrics(crossed)
-        for source in found.values:
-            others = [name for name in found.values if name != source]
-            if (fewer := cross_fit(found, shape, others)) is not None:
-                without[source] = _metrics(fewer)["ndcg@10"]
-        if not _exceeds(ranks[best], crossed, ERRORS):
-            best = RERANKER
+    servable[RERANKER], ranks[RERANKER] = fit(found, shape), crossed
+    metrics[RERANKER] = _metrics(crossed)
+    without: dict[str, float] = {}
+    for source in found.values:
+        others = [name for name in found.values if name != source]
+        if others:
+            without[source] = _metrics(cross_fit(found, shape, others))["ndcg@10"]
+    few = len(found.targets) < LEAST_USERS
+    if few or not _exceeds(ranks[best], crossed, ERRORS):
+        best = RERANKER
     metrics["served"] = _metrics(ranks[best])
     info = {"users": len(found.targets), "served": best, "parts": metrics, "without": without}
     return servable[best], info
 
 
-def _cross_fit_optional(
-    found: Candidates, shape: Reranker
-) -> tuple[NDArray[np.int64] | None, Candidates]:
+def _cross_fit_optional(found: Candidates, shape: Reranker) -> tuple[NDArray[np.int64], Candidates]:
     """Ranks as by `cross_fit`, and the candidates with the sources that are worth having."""
     crossed = cross_fit(found, shape)
-    if RECENT not in found.values or crossed is None:
+    if RECENT not in found.values:
         return crossed, found
     rest = {source: values for source, values in found.values.items() if source != RECENT}
     fewer = replace(found, values=rest)
     others = cross_fit(fewer, shape)
-    if others is None or _exceeds(crossed, others):
+    if _exceeds(crossed, others):
         return crossed, found
     return others, fewer
 
 
 def _exceeds(ranks: NDArray[np.int64], others: NDArray[np.int64], errors: float = 1.0) -> bool:
     """Whether NDCG@10 is higher by more than `errors` standard errors of the paired difference."""
-    gap = _gains(ranks) - _gains(others)
+    gap = gains(ranks) - gains(others)
     return bool(gap.mean() > errors * gap.std() / len(gap) ** 0.5)
 
 
-def _gains(ranks: NDArray[np.int64]) -> NDArray[np.float64]:
+def gains(ranks: NDArray[np.int64]) -> NDArray[np.float64]:
     """NDCG@10 of each user."""
     return np.where(ranks < TOP, 1 / np.log2(ranks + 2.0), 0.0)
 
 
 def _metrics(ranks: NDArray[np.int64]) -> dict[str, float]:
-    return {name: round(value, 6) for name, value in ranking_metrics(_gains(ranks)).items()}
+    return {name: round(value, 6) for name, value in ranking_metrics(gains(ranks)).items()}

@@ -31,7 +31,7 @@ from recsys.retrieval import ItemItem, Reranker, Retrieval, VectorIndex, decayed
 from recsys.retrieval.as_new import AsNew
 from recsys.retrieval.content import ContentIndex
 from recsys.retrieval.event_types import EventTypes
-from recsys.retrieval.popularity import DAY
+from recsys.retrieval.popularity import DAY, RECENT_SHARE
 from recsys.retrieval.reranker import MODEL, NEW, RECENT
 from recsys.retrieval.retrieval import FORMAT
 from recsys.semantic_ids.encoder import PLACED
@@ -39,13 +39,13 @@ from recsys.splits import TRAIN
 from recsys.training import sasrec
 from recsys.training.reranking import MISSED, Candidates, choose, fit_new
 from recsys.training.settings import RetrievalConfig
+from recsys.training.tail import constrain, measure_frontier
 from recsys.training.target import TrainedTarget
 from recsys.training.validation import TOP
 
 KIND = "retrieval"
 BATCH = 64
 NEIGHBORS = 200  # of an item by common users
-RECENT_SHARE = 1 / 30  # half-life of recent popularity, as a share of the time of the events
 SHARE_NEW = 0.2  # of the items, treated as new to fit the weights for such items
 USERS_NEW = 3000  # validation users for it, at most
 
@@ -57,7 +57,8 @@ def stage(context: Context) -> Path:
     part.
 
     Raises:
-        ConfigError: the semantic IDs need a SASRec model that these settings do not have.
+        ConfigError: the semantic IDs need a SASRec model that these settings do not have, or
+            `tail_share` cannot be met.
         ArtifactError: the data set, the semantic IDs or the target are missing.
     """
     config = context.settings.section(KIND, RetrievalConfig)
@@ -80,6 +81,11 @@ def stage(context: Context) -> Path:
     retrieval = fit(dataset, config, workspace.run("ids"), content)
     examples = dataset.examples("valid").sample(config.users)
     info: dict[str, Any] = {"fitted_on": "train"}
+    if config.tail_share is not None and not len(examples):
+        raise ConfigError(
+            "retrieval.tail_share: there are no validation users to choose the penalty on; leave "
+            "it out, or prepare the data with a validation split (and retrieval.users above 0)"
+        )
     if len(examples):
         if known is not None:
             retrieval = replace(retrieval, sasrec=known[0])
@@ -94,6 +100,7 @@ def stage(context: Context) -> Path:
         _report(info["validation"])
         if RECENT not in reranker.sources:
             retrieval = replace(retrieval, recent=None)
+        reranker = _meet_tail(reranker, found, dataset, config, info["validation"])
         if reranker.weights:
             reranker = fit_to_new(retrieval, reranker, dataset, config, workspace)
         retrieval = replace(retrieval, reranker=reranker)
@@ -101,6 +108,43 @@ def stage(context: Context) -> Path:
     with output.write(info) as folder:
         retrieval.save(folder)
     return output.path
+
+
+def _meet_tail(
+    reranker: Reranker,
+    found: Candidates,
+    dataset: Dataset,
+    config: RetrievalConfig,
+    validation: dict[str, Any],
+) -> Reranker:
+    """The reranker with the penalty that `config.tail_share` wants, if it wants one.
+
+    `validation` gets the `frontier`, and `tail`, the point on it that was chosen.
+
+    Raises:
+        ConfigError: the bounds cannot be met.
+    """
+    if not reranker.weights:
+        if config.tail_share is not None:
+            raise ConfigError(
+                "retrieval.tail_share: on validation, the model's own list is better than every "
+                "blend, and it has no weight of popularity; leave tail_share out"
+            )
+        return reranker
+    size = len(dataset.item_ids)
+    trained = np.bincount(dataset.train_histories.items, minlength=size)
+    points = measure_frontier(found, validation["served"], reranker, trained)
+    validation["frontier"] = points
+    if config.tail_share is None:
+        return reranker
+    penalised, point = constrain(reranker, points, config.tail_share, config.tail_loss)
+    validation["tail"] = {**point, "wanted": config.tail_share, "loss": config.tail_loss}
+    validation["parts"]["served"] = {"ndcg@10": point["ndcg"], "recall@10": point["recall"]}
+    say(
+        f"tail: {point['tail_share']:.1%} of the places, NDCG@10 {point['ndcg']:.4f} "
+        f"({points[0]['ndcg']:.4f} without a penalty)"
+    )
+    return penalised
 
 
 def fit(

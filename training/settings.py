@@ -497,6 +497,10 @@ class RetrievalConfig:
         nodes: of the target's tree that the candidates may use.
         beams: beam width of the search for fitting the reranker.
         users: validation users for fitting the reranker, at most; 0 fits none.
+        tail_share: least share of the first ten places with items from the tail, those outside the
+            fewest items that hold half of the training events; None sets no bound. It is met by a
+            penalty on popularity that is chosen on validation (`recsys.training.tail`).
+        tail_loss: most share of NDCG@10 that `tail_share` may cost on validation.
     """
 
     window: int = 5
@@ -513,9 +517,14 @@ class RetrievalConfig:
     nodes: int = 32
     beams: int = 20
     users: int = 10_000
+    tail_share: float | None = None
+    tail_loss: float = 0.02
 
     def __post_init__(self) -> None:
         if not 0 <= self.near_share <= 1:
             raise ConfigError(f"near_share: expected 0 <= near_share <= 1, got {self.near_share}")
+        for name in ("tail_share", "tail_loss"):
+            if not 0 <= (value := getattr(self, name) or 0) < 1:
+                raise ConfigError(f"{name}: expected 0 <= {name} < 1, got {value}")
         least = {"near": 1, "candidates": 0, "nodes": 0, "beams": 1, "users": 0}
         check_bounds(self, at_least=least)

@@ -1,4 +1,4 @@
-"""Baselines: popularity, item-kNN, a directional item-item model, and successors of the last item.
+"""Baselines: two item-item models, and trivial heuristics that a benchmark should not be solved by.
 
 All are fitted on training events only. On the test split, their histories include the validation
 event, as the model's do, but they are not fitted on it.
@@ -13,7 +13,12 @@ from numpy.typing import NDArray
 
 from recsys.evaluation.protocol import Ranker
 from recsys.interactions import Histories
-from recsys.retrieval import ItemItem
+from recsys.retrieval import ItemItem, decayed_counts
+from recsys.retrieval.popularity import DAY, RECENT_SHARE
+
+RECENT, REPEATS = "recent popularity", "repeats"
+TRIVIAL = ("popularity", RECENT, "successors", REPEATS)
+"""Baselines that know nothing but counts, the last item, or the history itself."""
 
 
 @dataclass(frozen=True)
@@ -21,10 +26,10 @@ class Popularity:
     """The same list for all users: items by training events; ties by item.
 
     Attributes:
-        counts: (items,) int64 training events.
+        counts: (items,) training events, possibly decayed.
     """
 
-    counts: NDArray[np.int64]
+    counts: NDArray[np.integer | np.floating]
 
     @classmethod
     def fit(cls, histories: Histories, num_items: int) -> Popularity:
@@ -59,14 +64,75 @@ class Popularity:
         return items, scores
 
 
-def fit_baselines(histories: Histories, num_items: int) -> dict[str, Ranker]:
-    """Fit all baselines on training histories; the keys are their names in reports."""
+@dataclass(frozen=True)
+class Repeats:
+    """The items of the history itself, the latest first."""
+
+    def rank(
+        self, histories: Histories, k: int, exclude_seen: bool
+    ) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+        """First k distinct items from the end of each history that a list may contain.
+
+        Returns:
+            (n, k) int32 items, padded with -1, and their (n, k) float32 scores: 1, 1/2, 1/3, and so
+            on, -inf after the last item.
+        """
+        left_out = histories.left_out(exclude_seen)
+        size = 1 + max(int(part.items.max(initial=0)) for part in (histories, left_out))
+        backwards = np.arange(len(histories.items))[::-1]
+        pairs = histories.rows[backwards] * size + histories.items[backwards]
+        pairs = pairs[np.sort(np.unique(pairs, return_index=True)[1])]  # the latest of each item
+        pairs = pairs[~np.isin(pairs, left_out.rows * size + left_out.items)]
+        row, item = np.divmod(pairs[np.argsort(pairs // size, kind="stable")], size)
+        place = np.arange(len(row)) - np.searchsorted(row, row)
+        row, item, place = (part[place < k] for part in (row, item, place))
+        items = np.full((len(histories), k), -1, np.int32)
+        scores = np.full((len(histories), k), -np.inf, np.float32)
+        items[row, place], scores[row, place] = item, 1 / (1 + place)
+        return items, scores
+
+
+def fit_baselines(
+    histories: Histories, num_items: int, timestamps: NDArray[np.int64] | None = None
+) -> dict[str, Ranker]:
+    """Fit all baselines on training histories; the keys are their names in reports.
+
+    Args:
+        histories: training events.
+        num_items: items of the catalog.
+        timestamps: unix seconds of these events, if times of different users can be compared. Then
+            recent popularity is a baseline, too. Repeats are one if a history has an item twice.
+    """
+    trivial = fit_heuristics(histories, num_items, timestamps)
     return {
-        "popularity": Popularity.fit(histories, num_items),
+        "popularity": trivial.pop("popularity"),
         "item-kNN": ItemItem.cosine(histories, num_items),
         "directional": ItemItem.directional(histories, num_items),
+        **trivial,
+    }
+
+
+def fit_heuristics(
+    histories: Histories, num_items: int, timestamps: NDArray[np.int64] | None = None
+) -> dict[str, Ranker]:
+    """Fit the `TRIVIAL` baselines alone, in time linear in the events; see `fit_baselines`."""
+    found: dict[str, Ranker] = {
+        "popularity": Popularity.fit(histories, num_items),
         "successors": _successors(histories, num_items),
     }
+    span = 0 if timestamps is None or not len(timestamps) else int(np.ptp(timestamps))
+    if span:
+        counts = decayed_counts(
+            histories.items,
+            num_items,
+            timestamps=timestamps,
+            half_life_days=RECENT_SHARE * span / DAY,
+        )
+        found[RECENT] = Popularity(counts)
+    pairs = histories.rows * max(num_items, 1) + histories.items
+    if len(np.unique(pairs)) < len(pairs):
+        found[REPEATS] = Repeats()
+    return found
 
 
 def _successors(histories: Histories, num_items: int) -> ItemItem:

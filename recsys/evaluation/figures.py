@@ -19,8 +19,8 @@ from matplotlib.ticker import PercentFormatter
 Rows = list[dict[str, Any]]
 
 INK, GRID = "#010203", "#040506"
-SERIES = tuple(f"#a1b2c{i}" for i in range(6))  # the ranker under test, then the others
-MARKERS = "osD^vP"
+SERIES = tuple(f"#a1b2c{i}" for i in range(10))  # the ranker under test, then the others
+MARKERS = "osD^vPX<>*"
 STYLE = {
     "svg.fonttype": "none",  # text is selectable and uses the page's font
     "svg.hashsalt": "recsys",  # equal numbers give equal bytes
@@ -100,6 +100,28 @@ def coverage(document: dict[str, Any]) -> str:
         axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
 
     return svg(draw, "coverage", "Line chart: catalog coverage of each recommender by K.")
+
+
+def frontier(found: dict[str, Any]) -> str:
+    """NDCG, coverage, Gini and novelty on validation by the share of places from the tail."""
+    points, chosen = found["points"], found["chosen"]
+    panels = (("ndcg", "NDCG@10"), ("coverage", "coverage"), ("gini", "Gini"), ("novelty", "bits"))
+
+    def draw(figure: Figure) -> None:
+        for axes, (key, label) in zip(figure.subplots(1, 4), panels, strict=True):
+            shares = [point["tail_share"] for point in points]
+            values = [point[key] for point in points]
+            axes.plot(shares, values, color=SERIES[0], linewidth=1.4, label="penalties")
+            marked = {"no penalty": points[0]} | ({"chosen": chosen} if chosen else {})
+            for i, (name, point) in enumerate(marked.items(), start=1):
+                place = [point["tail_share"]], [point[key]]
+                axes.plot(*place, MARKERS[i], color=SERIES[i], label=name)
+            axes.set_title(label, loc="left")
+            axes.set_xlabel("share of the tail")
+            axes.xaxis.set_major_formatter(PercentFormatter(1, decimals=0))
+
+    label = "Line charts: NDCG, coverage, Gini and novelty by the share of places from the tail."
+    return svg(draw, "frontier", label)
 
 
 def _pick(rows: Rows, document: dict[str, Any], **wanted: object) -> Rows:

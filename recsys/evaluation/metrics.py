@@ -95,6 +95,12 @@ def short_share_at_k(ranked: NDArray[np.int32], k: int) -> float:
     return float(((ranked[:, :k] >= 0).sum(axis=1) < k).mean()) if len(ranked) else 0.0
 
 
+def share_at_k(ranked: NDArray[np.int32], k: int, wanted: NDArray[np.bool_]) -> float:
+    """Share of the first k places, as far as they are filled, with one of the `wanted` (items,)."""
+    shown = ranked[:, :k]
+    return float(wanted[shown[shown >= 0]].mean()) if (shown >= 0).any() else 0.0
+
+
 def gini_at_k(ranked: NDArray[np.int32], k: int, num_items: int) -> float:
     """Gini coefficient of how often items are among the first k: 0 if all are equally often.
 

@@ -29,10 +29,12 @@ from recsys.evaluation.metrics import (
     novelty_at_k,
     recall_at_k,
     resampled_means,
+    share_at_k,
     short_share_at_k,
 )
 from recsys.interactions import Histories
 from recsys.progress import track
+from recsys.retrieval.popularity import tail_of
 from recsys.splits import LABELS, TRAIN
 
 Seen = Literal["masked", "unmasked"]
@@ -42,8 +44,22 @@ METRICS = {"recall": recall_at_k, "ndcg": ndcg_at_k, "mrr": mrr_at_k}
 SEGMENTS = {
     "target": ((0, "cold"), (1, "warm")),
     "target_popularity": ((0, "0 (cold)"), (1, "1–4"), (5, "5–19"), (20, "20–49"), (50, "50+")),
-    "history_length": ((0, "0"), (1, "1–4"), (5, "5–9"), (10, "10–19"), (20, "20+")),
+    "history_length": (
+        (0, "0"),
+        (1, "1–2"),
+        (3, "3–4"),
+        (5, "5–9"),
+        (10, "10–19"),
+        (20, "20+"),
+    ),
 }
+COLD = {
+    "items without training events": ("target_popularity", "0 (cold)"),
+    "items with 1–4 training events": ("target_popularity", "1–4"),
+    "users without events": ("history_length", "0"),
+    "users with one or two events": ("history_length", "1–2"),
+}
+"""Groups of users of whose target or history little is known: the segment of each."""
 
 
 class Ranker(Protocol):
@@ -151,9 +167,10 @@ class Result:
         facts: statistics of the data and the targets.
         metrics: one row per ranker, mode, kind of targets, metric and K: `mean`, `low`, `high`.
         comparisons: the first ranker minus each other one, paired: `mean`, `low`, `high`.
-        coverage: one row per ranker, mode and K: `coverage`, `gini`, `novelty`, `diversity` (None
-            if items have no vectors), `short_share`.
-        segments: `metrics` for `next` targets within each segment of `by`.
+        coverage: one row per ranker, mode and K: `coverage`, `gini`, `novelty`, `tail_share` (of
+            the places, `tail_of`), `diversity` (None if items have no vectors), `short_share`.
+        segments: `metrics` for `next` targets within each segment of `by`, and the first ranker
+            minus the row's one, paired: `gap`, `gap_low`, `gap_high`.
     """
 
     config: EvaluationConfig
@@ -326,7 +343,7 @@ def _coverage(
     vectors: NDArray[np.floating[Any]] | None,
     config: EvaluationConfig,
 ) -> list[dict[str, Any]]:
-    num_items, rows = len(popularity), []
+    num_items, rows, tail = len(popularity), [], tail_of(popularity)
     for name, modes in rankings.items():
         for mode, ranking in modes.items():
             alike: list[float | None] = [None] * len(config.ks)
@@ -337,6 +354,7 @@ def _coverage(
                     "coverage": coverage_at_k(ranking.items, k, num_items),
                     "gini": gini_at_k(ranking.items, k, num_items),
                     "novelty": novelty_at_k(ranking.items, k, popularity),
+                    "tail_share": share_at_k(ranking.items, k, tail),
                     "short_share": short_share_at_k(ranking.items, k),
                 }
                 rounded = {key: round(value, 6) for key, value in found.items()}
@@ -359,10 +377,14 @@ def _segments(
             if len(inside) == 0:
                 continue
             drawn = resampled_means(inside, resamples=config.resamples, seed=config.seed)
-            for row, mean, draws in zip(about, inside.mean(axis=0), drawn.T, strict=True):
+            means, first = inside.mean(axis=0), len(about) // len(rankings)
+            for i, row in enumerate(about):
                 found = {"by": by, "segment": name, "users": len(inside), **row}
                 del found["targets"]
-                rows.append({**found, **vars(interval(mean, draws))})
+                j = i % first  # the same column of the first ranker
+                gap = interval(means[j] - means[i], drawn[:, j] - drawn[:, i])
+                paired = {"gap": gap.mean, "gap_low": gap.low, "gap_high": gap.high}
+                rows.append({**found, **vars(interval(means[i], drawn[:, i])), **paired})
     return rows
 
 

@@ -17,11 +17,13 @@ from rich.table import Table
 from recsys.config import as_dict
 from recsys.dataset import Dataset
 from recsys.evaluation import figures
-from recsys.evaluation.protocol import Result, find
+from recsys.evaluation.protocol import COLD, Result, find
 
 SCHEMA = 1
 TEMPLATE, STYLE = "report.html.jinja", "page.css"
 SHOWN_HISTORY = 8  # events of an example user
+SIMPLE = ("popularity", "item-kNN")
+"""Baselines that a recommender should exceed where little is known."""
 NAMES = figures.NAMES
 
 
@@ -33,6 +35,7 @@ def document(
     made_from: Mapping[str, str],
     semantic_ids: Mapping[str, Any] | None = None,
     new_items: Mapping[str, Any] | None = None,
+    frontier: Mapping[str, Any] | None = None,
     warnings: Sequence[str] = (),
     weaknesses: Sequence[str] = (),
 ) -> dict[str, Any]:
@@ -45,6 +48,8 @@ def document(
         made_from: name -> digest of bundle and data set.
         semantic_ids: statistics of the catalog's semantic IDs, if it has any.
         new_items: figures of items without events (`recsys.evaluation.new_items`), if there are.
+        frontier: `points` of `recsys.training.tail`, and the one `chosen` or None, if the bundle
+            has them.
         warnings: reasons to doubt the figures.
         weaknesses: what is worse than a simpler ranker, in words.
     """
@@ -70,6 +75,7 @@ def document(
         "segments": result.segments,
         "semantic_ids": dict(semantic_ids) if semantic_ids is not None else None,
         "new_items": dict(new_items) if new_items is not None else None,
+        "frontier": dict(frontier) if frontier is not None else None,
         "examples": _examples(result, dataset),
     }
 
@@ -106,7 +112,7 @@ def per_user(result: Result, dataset: Dataset) -> pa.Table:
 
 
 def tables(document: dict[str, Any]) -> list[Table]:
-    """Tables for a terminal: one for each kind of targets and each mode."""
+    """Tables for a terminal: one for each kind of targets and each mode, and the `COLD` groups."""
     shown = []
     for kind in _kinds(document):
         for mode in _modes(document):
@@ -136,7 +142,55 @@ def tables(document: dict[str, Any]) -> list[Table]:
                 cells.append(f"{row['coverage']:.1%}")
                 table.add_row(ranker, *cells, style="bold" if i == 0 else "")
             shown.append(table)
-    return shown
+    return shown + _cold_table(document)
+
+
+def cold_rows(document: dict[str, Any]) -> list[dict[str, Any]]:
+    """Recall at the headline K within the `COLD` groups: one row for each group with users.
+
+    A row has `group`, `users`, and `rankers`: name -> the segment's row. Reports of earlier
+    versions lack some groups.
+    """
+    wanted = {"metric": "recall", "k": document["headline"]["k"]}
+    wanted["seen"] = document["headline"]["seen"]
+    rows = []
+    for group, (by, segment) in COLD.items():
+        about = {**wanted, "by": by, "segment": segment}
+        found = {
+            row["ranker"]: row
+            for row in document["segments"]
+            if "gap" in row and all(row[key] == value for key, value in about.items())
+        }
+        if found:
+            users = next(iter(found.values()))["users"]
+            rows.append({"group": group, "users": users, "rankers": found})
+    return rows
+
+
+def _cold_table(document: dict[str, Any]) -> list[Table]:
+    """The table of the `COLD` groups for a terminal, if there are any."""
+    rows, first = cold_rows(document), document["rankers"][0]
+    shown = [first, *(name for name in SIMPLE if name in document["rankers"] and name != first)]
+    if not rows:
+        return []
+    table = Table(
+        box=SIMPLE_HEAD,
+        pad_edge=False,
+        title=f"Where little is known: Recall@{document['headline']['k']}, seen items "
+        f"{document['headline']['seen']}",
+        caption=f"below the baselines: {first} minus the baseline, 95 % interval, paired",
+    )
+    table.add_column("")
+    for name in ("users", *shown):
+        table.add_column(name, justify="right")
+    for row in rows:
+        cells = [f"{row['rankers'][first]['mean']:.4f}"]
+        for name in shown[1:]:
+            one = row["rankers"][name]
+            low, high = (f"{one[key]:+.3f}" for key in ("gap_low", "gap_high"))
+            cells.append(f"{one['mean']:.4f}\n[dim]{low} to {high}[/dim]")
+        table.add_row(row["group"], f"{row['users']:,}", *cells)
+    return [table]
 
 
 def headline(document: dict[str, Any]) -> list[str]:
@@ -149,7 +203,14 @@ def headline(document: dict[str, Any]) -> list[str]:
         f"Recall@{k} {row['mean']:.4f}: the first {k} hold {event} {row['mean']:.1%} of the time "
         f"(95 % interval {row['low']:.1%} to {row['high']:.1%}), seen items {about['seen']}."
     ]
+    shown = {
+        row["ranker"]
+        for row in document["coverage"]
+        if row["seen"] == about["seen"] and row["coverage"]
+    }
     for ranker in document["rankers"][1:]:
+        if ranker not in shown:
+            continue  # it listed nothing, as repeats do without seen items
         gap = find(document["comparisons"], ranker=model, against=ranker, **about)
         verdict = "above" if gap["low"] > 0 else "below" if gap["high"] < 0 else "level with"
         sentences.append(
@@ -186,6 +247,8 @@ def render(document: dict[str, Any]) -> str:
         "target_popularity": figures.by_segment(document, "target_popularity"),
         "history_length": figures.by_segment(document, "history_length"),
     }
+    if document.get("frontier"):  # older reports have none
+        drawings["frontier"] = figures.frontier(document["frontier"])
     folder = files("recsys.evaluation")
     template = folder.joinpath(TEMPLATE).read_text(encoding="utf-8")
     return environment.from_string(template).render(
@@ -196,6 +259,7 @@ def render(document: dict[str, Any]) -> str:
         kinds=_kinds(document),
         modes=_modes(document),
         find=find,
+        cold=cold_rows(document),
         # Our own markup: figures escape the names of rankers.
         figures={key: Markup(value) for key, value in drawings.items()},  # noqa: S704
     )

@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow.parquet as pq
 
 from recsys.artifacts import Output, read_manifest
-from recsys.bundle import CATALOG, QUANTIZER, load_sasrec
+from recsys.bundle import CATALOG, EVAL, QUANTIZER, RETRIEVAL, VALIDATION, load_sasrec
 from recsys.catalog import Catalog
 from recsys.config import as_dict
 from recsys.dataset import Dataset
@@ -24,7 +24,15 @@ from recsys.evaluation import report
 from recsys.evaluation.baselines import fit_baselines
 from recsys.evaluation.leaks import check_counts, check_fitted_on, check_no_leak
 from recsys.evaluation.new_items import evaluate_new_items
-from recsys.evaluation.protocol import EvaluationConfig, Ranker, Result, evaluate, find, sample
+from recsys.evaluation.protocol import (
+    COLD,
+    EvaluationConfig,
+    Ranker,
+    Result,
+    evaluate,
+    find,
+    sample,
+)
 from recsys.interactions import Histories
 from recsys.pipeline import Context
 from recsys.progress import console, say, track
@@ -232,7 +240,8 @@ def _write(bundle_path: Path, dataset_path: Path, config: EvaluationConfig, outp
         with _Search(bundle_path, recommender, len(histories), config) as search:
             ours = _rankers(search, recommender, histories)
             info["decoding_seconds"] = round(time.perf_counter() - start, 1)
-        rankers = ours | fit_baselines(dataset.train_histories, len(dataset.item_ids))
+        trained, times = dataset.train_histories, dataset.train_times
+        rankers = ours | fit_baselines(trained, len(dataset.item_ids), times)
         if (taught_by := load_sasrec(bundle_path, len(dataset.item_ids))) is not None:
             rankers["SASRec"] = taught_by
         near = known.vectors if known is not None else None
@@ -240,6 +249,7 @@ def _write(bundle_path: Path, dataset_path: Path, config: EvaluationConfig, outp
         result = evaluate(rankers, dataset, together, None if near is None else near.vectors)
         result = replace(result, config=config)
         new_items = evaluate_new_items(recommender, bundle_path, dataset, config, result)
+        frontier = _frontier(bundle_path)
         document = report.document(
             result,
             dataset,
@@ -247,8 +257,9 @@ def _write(bundle_path: Path, dataset_path: Path, config: EvaluationConfig, outp
             made_from=parents,
             semantic_ids=health(recommender.bundle.catalog.codes),
             new_items=new_items,
+            frontier=frontier,
             warnings=warnings,
-            weaknesses=_weaknesses(result),
+            weaknesses=_weaknesses(result) + _short_of_tail(result, frontier),
         )
         text = json.dumps(document, indent=1, ensure_ascii=False)
         (folder / JSON).write_text(text + "\n", encoding="utf-8")
@@ -307,6 +318,7 @@ def _weaknesses(result: Result) -> list[str]:
                         f"seen items {seen}: {worse}. It is fitted to the next event without seen "
                         "items; more time (--minutes) may help it."
                     )
+    found += _cold_weaknesses(result)
     about |= {"seen": result.config.seen_modes[0], "targets": "next"}
     if MODEL not in result.rankings:
         return found
@@ -319,6 +331,49 @@ def _weaknesses(result: Result) -> list[str]:
                     f"The model alone is below {name}: NDCG@{k} {own:.4f} against {theirs:.4f}. "
                     "More events, more epochs or a SASRec teacher (sasrec.epochs) may help it; the "
                     "blended list does not depend on it alone."
+                )
+    return found
+
+
+def _frontier(bundle: Path) -> dict[str, Any] | None:
+    """What validation said of the share of the tail, from the bundle; None for older bundles."""
+    file = bundle / EVAL / VALIDATION
+    found = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    parts = found.get(RETRIEVAL, {})
+    if "frontier" not in parts:
+        return None
+    return {"points": parts["frontier"], "chosen": parts.get("tail")}
+
+
+def _short_of_tail(result: Result, frontier: dict[str, Any] | None) -> list[str]:
+    """Say so if the served lists have fewer places from the tail than the settings want."""
+    chosen = frontier and frontier["chosen"]
+    if not chosen or "masked" not in result.config.seen_modes:
+        return []
+    k = result.config.headline_k
+    row = find(result.coverage, ranker=next(iter(result.rankings)), seen="masked", k=k)
+    if row["tail_share"] >= chosen["wanted"]:
+        return []
+    return [
+        f"{row['tail_share']:.1%} of the first {k} places are from the tail; "
+        f"retrieval.tail_share wants {chosen['wanted']:.1%}, which validation users had "
+        f"({chosen['tail_share']:.1%})."
+    ]
+
+
+def _cold_weaknesses(result: Result) -> list[str]:
+    """Where little is known, name the simple baselines that are surely better."""
+    k, seen = result.config.headline_k, result.config.seen_modes[0]
+    found = []
+    for group, (by, segment) in COLD.items():
+        wanted = {"by": by, "segment": segment, "seen": seen, "metric": "recall", "k": k}
+        for row in result.segments:
+            about = all(row[key] == value for key, value in wanted.items())
+            if about and row["ranker"] in report.SIMPLE and row["gap_high"] < 0:
+                found.append(
+                    f"For {group} ({row['users']:,} users), the served list is worse than "
+                    f"{row['ranker']}: Recall@{k} {row['gap']:+.4f} ({row['gap_low']:+.4f} to "
+                    f"{row['gap_high']:+.4f})."
                 )
     return found
 

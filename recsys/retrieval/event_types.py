@@ -85,6 +85,18 @@ class EventTypes:
                 found.setdefault(strength, targets[0])
         return found
 
+    def strength(self, name: str) -> int | None:
+        """How strong a sign of interest a type is (`recsys.event_names.level`).
+
+        A name that means nothing has the strength that the data set gave it; None if it is unknown
+        there, too.
+        """
+        found, number = level(name), self.numbers.get(name.lower())
+        if found is not None or number is None:
+            return found
+        behaviour = self.behaviours[number]
+        return 0 if behaviour.role == "negative" else _strength(behaviour)
+
     def recency(self, histories: Histories, name: str) -> Entries:
         """(n, items) decayed sums of the events of one type, on the items themselves.
 

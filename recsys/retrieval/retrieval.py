@@ -93,6 +93,20 @@ class Proposals(NamedTuple):
     evidence: Evidence
 
 
+class Companions(NamedTuple):
+    """What is chosen together with some items, best first.
+
+    Attributes:
+        items: (n,) int32 dense items.
+        shares: (n,) float64 share of each in the evidence.
+        because: (n,) int64 which of the given items has the most evidence for each.
+    """
+
+    items: NDArray[np.int32]
+    shares: NDArray[np.float64]
+    because: NDArray[np.int64]
+
+
 @dataclass(frozen=True, eq=False)
 class Evidence:
     """The evidence of n histories; each part is computed once, when it is first used.
@@ -587,6 +601,32 @@ class Retrieval:
         at, place, item, score = best_of(both, k)
         found[at, place], scores[at, place] = item, score
         return found, scores
+
+    def together(self, items: NDArray[np.integer]) -> Companions:
+        """What is chosen together with some items, whatever their order.
+
+        The evidence is that of pairs which end in a target event, such as a purchase; without types
+        of events, or if there is no such pair, it is that of all pairs (`ItemItem.directional`).
+
+        Args:
+            items: dense items; those beyond the catalog have no evidence.
+        """
+        given = np.unique(np.asarray(items, np.int64))
+        given = given[(given >= 0) & (given < len(self))]
+        targets = [] if self.types is None else [self.types.to_targets]
+        for source in (*targets, self.item_item):
+            rows = source.weights[given].tocoo()
+            row, other = rows.coords
+            keep = ~np.isin(other, given)
+            row, other, weight = row[keep], other[keep], rows.data[keep].astype(np.float64)
+            if len(other):
+                break
+        order = np.lexsort((row, -weight, other))  # by item, the strongest reason first
+        row, other, weight = row[order], other[order], weight[order]
+        found, first = np.unique(other, return_index=True)
+        shares = np.add.reduceat(weight, first) / weight.sum() if len(first) else np.zeros(0)
+        best = np.argsort(-shares, kind="stable")
+        return Companions(found[best].astype(np.int32), shares[best], given[row[first[best]]])
 
     def because(self, histories: Histories, items: NDArray[np.integer]) -> NDArray[np.int64]:
         """For each item, the item of the history with the most evidence for it, or -1.

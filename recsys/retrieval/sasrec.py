@@ -10,6 +10,7 @@ Items are dense items of the catalog that the model was trained on.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -24,7 +25,7 @@ from recsys.prompts import PromptConfig
 from recsys.retrieval.native import NativeSasRec
 from recsys.retrieval.vectors import largest
 
-FILE = "sasrec.safetensors"
+FILE, ABOUT = "sasrec.safetensors", "about"
 ITEMS, POSITIONS, NORM = "items", "positions", "norm"
 STEP = 8  # histories whose lengths round up to the same multiple of it are computed together
 HISTORIES_AT_A_TIME = 256  # bounds memory: each has a row of logits
@@ -128,11 +129,11 @@ class SasRec:
         """Write `sasrec.safetensors` into `folder`, which exists."""
         from safetensors.numpy import save_file
 
-        about = {"heads": self.heads, **self.window.as_dict()}
+        about = json.dumps({"heads": self.heads, **self.window.as_dict()})
         save_file(
             {name: np.ascontiguousarray(array) for name, array in self.weights.items()},
             folder / FILE,
-            {name: str(value) for name, value in about.items()},
+            {ABOUT: about},  # one entry: several are written in a random order
         )
 
     @classmethod
@@ -148,10 +149,11 @@ class SasRec:
         try:
             with safe_open(folder / FILE, "numpy") as file:
                 about = file.metadata() or {}
+                about = json.loads(about[ABOUT]) if ABOUT in about else about  # older files
                 weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
             window = PromptConfig(int(about["max_items"]), int(about["block"]))
             return cls(weights, int(about["heads"]), window)
-        except (SafetensorError, KeyError) as error:
+        except (SafetensorError, KeyError, TypeError) as error:
             raise ValueError(f"{FILE}: {error}") from error
 
     def _forward(self, items: NDArray[np.int32], last: NDArray[np.int64]) -> NDArray[np.float32]:

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from scipy import sparse
-from scipy.sparse.linalg import svds
+from scipy.linalg import svd
+from scipy.sparse.linalg import LinearOperator, eigsh
 
 COMMON = 4096  # terms from which features of items are predicted
 
@@ -83,15 +84,13 @@ def truncated_svd(
 ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
     """(n, <=dim) left singular vectors times the square roots of their singular values.
 
-    The start vector is drawn from the seed and the largest entry of each column is made positive,
-    so the result is deterministic. Also returns the (m, <=dim) matrix that maps rows of `matrix` to
+    Random vectors are drawn from the seed and the largest entry of each column is made positive, so
+    the result is deterministic. Also returns the (m, <=dim) matrix that maps rows of `matrix` to
     rows of the result.
     """
     matrix = matrix.astype(np.float64)
     if dim < min(matrix.shape):
-        start = np.random.default_rng(seed).standard_normal(min(matrix.shape))
-        left, values, right = svds(matrix, k=dim, v0=start, solver="arpack")
-        left, values, right = left[:, ::-1], values[::-1], right[::-1]
+        left, values, right = _svds(matrix, dim, np.random.default_rng(seed))
     else:
         left, values, right = np.linalg.svd(matrix.toarray(), full_matrices=False)
     keep = values > values[0] * 1e-6
@@ -99,6 +98,29 @@ def truncated_svd(
     sign = np.sign(left[np.abs(left).argmax(axis=0), np.arange(left.shape[1])])
     root = np.sqrt(values)
     return np.asarray(left * sign * root, np.float32), np.asarray(right.T * sign / root, np.float32)
+
+
+def _svds(
+    matrix: sparse.csr_array, dim: int, rng: np.random.Generator
+) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
+    """The `dim` largest singular values with their vectors, by ARPACK, the largest first.
+
+    As `scipy.sparse.linalg.svds`, which does not pass its generator on: ARPACK draws new vectors
+    where the rank of the matrix is low, and the result would differ from call to call.
+    """
+    wide = matrix.shape[0] < matrix.shape[1]
+    tall = matrix.T if wide else matrix
+    size, back = tall.shape[1], tall.T
+
+    def apply(x: NDArray[np.float64]) -> NDArray[np.float64]:
+        return np.asarray(back @ (tall @ x))
+
+    gram = LinearOperator((size, size), matvec=apply, matmat=apply, dtype=np.float64)
+    start = rng.standard_normal(size)
+    found = np.linalg.qr(eigsh(gram, k=dim, v0=start, rng=rng)[1])[0]
+    left, values, turn = svd(tall @ found, full_matrices=False)
+    right = turn @ found.T
+    return (right.T, values, left.T) if wide else (left, values, right)
 
 
 def unit_rows(matrix: NDArray[np.floating]) -> NDArray[np.float32]:

@@ -6,6 +6,9 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query, Request, Response
 
+from recsys.errors import FilterError
+from recsys.serving.api.caching import CACHED, PRIVATE, cached, has, tag_of
+from recsys.serving.api.lists import of_query, parse_filter
 from recsys.serving.api.routing import (
     BODY,
     RECOMMEND,
@@ -19,6 +22,7 @@ from recsys.serving.auth import Scope, requires
 from recsys.serving.errors import documented, problem_body, problem_of
 from recsys.serving.limits import CALLER
 from recsys.serving.schemas.common import Problem
+from recsys.serving.schemas.lists import RecommendationsQuery
 from recsys.serving.schemas.recommendations import (
     BatchRequest,
     BatchResponse,
@@ -43,6 +47,26 @@ AT_ONCE = 16
 async def recommend(body: RecommendationsRequest, request: Request, service: Ready) -> Response:
     """Top-k items for a history given inline, or for a user whose history the service has."""
     return json_response(await while_connected(request, service.recommend(body)))
+
+
+@router.get(
+    "/recommendations",
+    response_model=RecommendationsResponse,
+    responses=CACHED
+    | documented(
+        "unknown_user", "invalid_request", "invalid_filter", "store_unavailable", *RECOMMEND
+    ),
+)
+@requires(Scope.READ, tenants=True)
+async def get_recommendations(
+    query: Annotated[RecommendationsQuery, Query()], request: Request, service: Ready
+) -> Response:
+    """Top-k items for a user, or for the items of a session, in a form that can be cached."""
+    given = query.model_dump() | {"filter": parse_filter(query.filter)}
+    if query.user is not None:
+        given["history"] = None
+    body = RecommendationsRequest.model_construct(**given)
+    return await _cached(body, request, service)
 
 
 @router.post(
@@ -72,7 +96,8 @@ async def recommend_batch(body: BatchRequest, request: Request, service: Ready) 
 @router.get(
     "/users/{user_id:id}/recommendations",
     response_model=RecommendationsResponse,
-    responses=documented("unknown_user", "invalid_request", "store_unavailable", *RECOMMEND),
+    responses=CACHED
+    | documented("unknown_user", "invalid_request", "store_unavailable", *RECOMMEND),
 )
 @requires(Scope.READ, tenants=True)
 async def recommend_for_user(
@@ -80,7 +105,25 @@ async def recommend_for_user(
 ) -> Response:
     """Top-k items for a user whose history the service has."""
     body = RecommendationsRequest.model_construct(user=user_id, **query.model_dump())
-    return json_response(await while_connected(request, service.recommend(body)))
+    return await _cached(body, request, service)
+
+
+async def _cached(body: RecommendationsRequest, request: Request, service: Service) -> Response:
+    """The answer; 304 if the client has one with the same list, whose id it goes on to use."""
+    tag = ""
+
+    def is_known(answer: RecommendationsResponse) -> bool:
+        nonlocal tag
+        told = {"recommendation_id", "timing"}
+        tag = tag_of(answer.model_dump_json(exclude=told, exclude_unset=True))
+        return has(request, tag)
+
+    try:
+        answer = await while_connected(request, service.recommend(body, is_known))
+    except FilterError as error:
+        raise of_query(error) from error
+    text = answer.model_dump_json(exclude_unset=True, by_alias=True)
+    return cached(request, text, tag, PRIVATE)
 
 
 async def _result(

@@ -10,6 +10,7 @@ from recsys.serving.api import (
     filters,
     health,
     items,
+    lists,
     models,
     operations,
     pages,
@@ -19,8 +20,8 @@ from recsys.serving.api import (
 )
 
 _MODULES = (
-    recommendations, items, filters, rules, experiments, events, users, models, operations, health,
-    pages,
+    recommendations, lists, items, filters, rules, experiments, events, users, models, operations,
+    health, pages,
 )  # fmt: skip
 ROUTES = [
     route for module in _MODULES for route in module.router.routes if isinstance(route, APIRoute)

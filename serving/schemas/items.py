@@ -1,6 +1,6 @@
 """Items on the wire: reading, changing and ranking the catalog."""
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
@@ -150,6 +150,26 @@ class ItemChange(Answer):
 
     epoch: int = Field(description="Version of the catalog with this item.", examples=[4])
     item: DescribedItem
+
+
+class ChangesQuery(Query):
+    """Query parameters of changes of items."""
+
+    after: Annotated[str, StringConstraints(pattern=r"^([0-9a-f]{16}-[0-9]{1,18})?$")] = Field(
+        "", description="`cursor` of the last line that was read; by default from the beginning."
+    )
+    limit: int = Field(100, ge=1, le=MAX_PAGE, description="Lines at most.")
+
+
+class ItemRecord(BaseModel):
+    """The last change of an item: what it is since, or that it was removed."""
+
+    cursor: str = Field(description="Place of the change.", examples=["3f2a9c0d1b7e4a55-17"])
+    op: Literal["upsert", "remove"]
+    item_id: str = Field(examples=["B0077"])
+    title: str | None = None
+    text: str | None = None
+    attributes: dict[str, Any] | None = None
 
 
 class SimilarQuery(Query):

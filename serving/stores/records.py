@@ -92,6 +92,15 @@ class StoredEvent(Event):
     linked: bool | None = None
 
 
+class Act(NamedTuple):
+    """What an event of a store says about the interest in an item."""
+
+    user: str
+    item: str
+    type: str
+    time_ms: int
+
+
 @dataclass(frozen=True, slots=True)
 class Appended:
     """Outcome of a batch of events.

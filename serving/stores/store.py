@@ -27,6 +27,7 @@ from recsys.serving.stores.records import (
     DISLIKES,
     NOT_HISTORY,
     SEED_TYPE,
+    Act,
     Appended,
     Event,
     EventConflictError,
@@ -214,6 +215,35 @@ class Store(Database):
         rows = await self._reading("users", lambda: self._query(query, bounds), shared=True)
         return [own(user) for (user,) in rows]
 
+    async def newest_places(self, depth: int) -> tuple[int, int, int]:
+        """The last `depth` places of events, in the order of arrival, of all users.
+
+        Returns the first and the last place, and the time of the first event there; the time is 0
+        if the store has no earlier events.
+        """
+
+        def read() -> tuple[int, int, int]:
+            ((last,),) = self._query("SELECT coalesce(max(id), 0) FROM events", ())
+            first = max(0, last - depth) + 1
+            query = "SELECT time_ms FROM events WHERE id >= ? ORDER BY id LIMIT 1"
+            rows = self._query(query, (first,)) if first > 1 else ()
+            return first, last, rows[0][0] if rows else 0
+
+        return await self._reading("acts", read, shared=True)
+
+    async def acts(self, first: int, last: int, since_ms: int) -> list[Act]:
+        """Events at the places `first` to `last` that happened since a time, of all users.
+
+        Users have their stored ids, whatever the tenant.
+        """
+        query = (
+            "SELECT user_id, item_id, type, time_ms FROM events"
+            " WHERE id >= ? AND id <= ? AND time_ms >= ?"
+        )
+        bounds = (first, last, since_ms)
+        rows = await self._reading("acts", lambda: self._query(query, bounds), shared=True)
+        return [Act(*row) for row in rows]
+
     async def journal(self, model: str, after: int = 0, *, shared: bool = False) -> Journal:
         """Changes of a model's catalog after a place; `shared` reads as histories are read.
 
@@ -228,6 +258,15 @@ class Store(Database):
             return Journal([json.loads(record) for _, record in rows], place)
 
         return await self._reading("journal", read, shared=shared)
+
+    async def journal_page(
+        self, model: str, after: int, limit: int
+    ) -> list[tuple[int, dict[str, Any]]]:
+        """The next changes of a model's catalog after a place, with their places (`journal`)."""
+        query = "SELECT id, record FROM journal WHERE model = ? AND id > ? ORDER BY id LIMIT ?"
+        bounds = (model, after, limit)
+        rows = await self._reading("journal", lambda: self._query(query, bounds), shared=True)
+        return [(place, json.loads(record)) for place, record in rows]
 
     async def state_get(self, key: str) -> Any:
         """A value of `state_put`, or None."""

@@ -171,7 +171,16 @@ def test_segments_divide_the_users_and_average_to_the_whole(result):
 
 @pytest.mark.parametrize(
     ("length", "segment"),
-    [(2, "1–4"), (4, "1–4"), (5, "5–9"), (9, "5–9"), (10, "10–19"), (19, "10–19"), (20, "20+")],
+    [
+        (2, "1–2"),
+        (3, "3–4"),
+        (4, "3–4"),
+        (5, "5–9"),
+        (9, "5–9"),
+        (10, "10–19"),
+        (19, "10–19"),
+        (20, "20+"),
+    ],
 )
 def test_segments_begin_at_their_lower_bounds(length, segment):
     shop = dataset_of({"a": [f"i{i}" for i in range(length + 1)]})
@@ -280,16 +289,16 @@ def test_the_document_has_stable_keys_and_columns(page):
     assert set(page) == {
         "schema", "name", "split", "made_from", "warnings", "weaknesses", "protocol", "headline",
         "data", "rankers", "metrics", "comparisons", "coverage", "segments", "semantic_ids",
-        "new_items", "examples",
+        "new_items", "frontier", "examples",
     }  # fmt: skip
     assert page["schema"] == 1
     about = {"seen", "metric", "k", "mean", "low", "high"}
     columns = {
         "metrics": about | {"ranker", "targets"},
         "comparisons": about | {"ranker", "against", "targets"},
-        "segments": about | {"ranker", "by", "segment", "users"},
+        "segments": about | {"ranker", "by", "segment", "users", "gap", "gap_low", "gap_high"},
         "coverage": {"ranker", "seen", "k", "coverage", "gini", "novelty", "diversity"}
-        | {"short_share"},
+        | {"tail_share", "short_share"},
     }
     for key, expected in columns.items():
         assert page[key]
@@ -388,6 +397,17 @@ def test_headlines_say_above_below_or_level(page):
         assert all(sentence.startswith(word) for sentence in sentences[1:])
 
 
+def test_a_ranker_that_lists_nothing_has_no_sentence(page):
+    """Repeats cannot list anything where seen items are left out."""
+    rows = [
+        {**row, "coverage": 0.0} if row["ranker"] == "successors" else row
+        for row in page["coverage"]
+    ]
+    told, all_told = report.headline({**page, "coverage": rows}), report.headline(page)
+    assert len(told) == len(all_told) - 1
+    assert not any("successors" in sentence for sentence in told)
+
+
 def test_items_without_events_have_a_section_of_their_own(page, text):
     assert "Items without events" not in text
     rows = [
@@ -403,6 +423,115 @@ def test_items_without_events_have_a_section_of_their_own(page, text):
         assert figure in section
     (sentence,) = (s for s in report.headline({**page, "new_items": new}) if "events" in s)
     assert "0.1250 for 567 users" in sentence
+
+
+@pytest.fixture(scope="module")
+def scarce():
+    """Everybody is told i0, i3, i6; the baseline says i0, i1, i2.
+
+    Training: i0, i1, i2 once each (a), i5 three times. Targets: i3 of a (cold), i6 of b (cold), i2
+    of c (one event), i0 of d (one event). Histories: a has four events, the others two.
+    """
+    shop = dataset_of(
+        {"a": ["i0", "i1", "i2", "i4", "i3"], "b": ["i5", "i7", "i6"], "c": ["i5", "i7", "i2"],
+         "d": ["i5", "i7", "i0"]},
+        items=8,
+    )  # fmt: skip
+    config = EvaluationConfig(ks=(2,), resamples=50, seen="masked", examples=0)
+    rankers = {"model": Fixed([0, 3, 6]), "popularity": Fixed([0, 1, 2])}
+    return shop, evaluate(rankers, shop, config)
+
+
+def test_users_and_items_with_few_events_are_set_beside_simple_baselines(scarce):
+    """With two places: a is told i3 i6 (a hit), b, c and d i0 i3 (a hit for d)."""
+    shop, found = scarce
+    page = report.document(found, shop, name="x", made_from={})
+    rows = {row["group"]: row for row in report.cold_rows(page)}
+    assert set(rows) == {
+        "items without training events",
+        "items with 1–4 training events",
+        "users with one or two events",
+    }
+    cold, few, users = (rows[name]["rankers"] for name in rows)
+    assert [rows[name]["users"] for name in rows] == [2, 2, 3]
+    assert (cold["model"]["mean"], cold["popularity"]["mean"]) == (0.5, 0.0)
+    assert (few["model"]["mean"], few["popularity"]["mean"]) == (0.5, 0.5)
+    assert users["model"]["mean"] == pytest.approx(1 / 3, abs=1e-6)
+    assert (cold["popularity"]["gap"], few["popularity"]["gap"]) == (0.5, 0.0)
+    assert cold["popularity"]["gap_low"] <= 0.5 <= cold["popularity"]["gap_high"]
+    assert cold["model"]["gap"] == cold["model"]["gap_low"] == 0
+    text = report.render(page)
+    Page(text)
+    assert "Users with one or two events" in text
+    console = Console(file=StringIO(), width=80)
+    console.print(report.tables(page)[-1])
+    assert "item" in console.file.getvalue()
+    assert "…" not in console.file.getvalue()
+
+
+def test_a_report_of_an_earlier_version_is_shown_without_these_groups(page):
+    old = [{k: v for k, v in row.items() if "gap" not in k} for row in page["segments"]]
+    assert report.cold_rows({**page, "segments": old}) == []
+    report.tables({**page, "segments": old})
+    report.render({**page, "segments": old})
+
+
+def test_a_baseline_that_is_better_where_little_is_known_is_named():
+    """Ten users with two events want i1, which the baseline names and the model does not."""
+    shop = dataset_of({f"u{i}": ["i5", "i4", "i1"] for i in range(10)}, items=8)
+    config = EvaluationConfig(ks=(2,), resamples=50)
+    rankers = {"model": Fixed([6, 7]), "popularity": Fixed([1, 2])}
+    told = run._cold_weaknesses(evaluate(rankers, shop, config))
+    assert any("users with one or two events (10 users)" in line for line in told)
+    assert all("worse than popularity: Recall@2 -1.0000" in line for line in told)
+
+
+def test_places_from_the_tail_are_counted():
+    """Training: i5 six times, i0 and i1 once each. i5 alone holds half, so all others are tail."""
+    shop = dataset_of({"a": ["i5"] * 6 + ["i0", "i1", "i2", "i3"]}, items=8)
+    config = EvaluationConfig(ks=(1, 2), resamples=5, seen="unmasked")
+    found = evaluate({"model": Fixed([5, 4])}, shop, config)
+    shares = [find(found.coverage, ranker="model", k=k)["tail_share"] for k in (1, 2)]
+    assert shares == [0.0, 0.5]
+
+
+def frontier_of(chosen):
+    points = [
+        {"penalty": p, "tail_share": 0.1 + p, "ndcg": 0.2 - p / 10, "recall": 0.3,
+         "coverage": 0.4 + p, "gini": 0.7 - p, "novelty": 9.0 + p}
+        for p in (0.0, 0.1, 0.2)
+    ]  # fmt: skip
+    told = {**points[2], "wanted": 0.3, "loss": 0.125}
+    return {"points": points, "chosen": told if chosen else None}
+
+
+@pytest.mark.parametrize("chosen", [False, True])
+def test_the_page_shows_what_places_from_the_tail_cost(page, text, chosen):
+    assert "What places from the tail cost" not in text
+    shown = report.render({**page, "frontier": frontier_of(chosen)})
+    Page(shown)
+    section = shown[shown.index("What places from the tail cost</h2>") :].split("</section>")[0]
+    assert ("at least 30.0 %" in section) == ("at most 12.5 %" in section) == chosen
+    assert section.count("<tr") == 4
+    assert "0.1800" in section
+
+
+def test_a_bundle_without_enough_places_from_the_tail_is_named(context, result):
+    bundle = context.workspace.bundle
+    assert run._frontier(bundle) is None
+    frontier = frontier_of(True)
+    stored = {"frontier": frontier["points"], "tail": frontier["chosen"]}
+    with write_artifact(bundle, "bundle") as folder:
+        (folder / "eval").mkdir()
+        (folder / "eval" / "validation.json").write_text(json.dumps({"retrieval": stored}))
+    assert run._frontier(bundle) == frontier
+    share = find(result.coverage, ranker="model", seen="masked", k=10)["tail_share"]
+    frontier["chosen"]["wanted"] = share
+    assert run._short_of_tail(result, frontier) == []
+    frontier["chosen"]["wanted"] = share + 0.01
+    (line,) = run._short_of_tail(result, frontier)
+    assert f"{share:.1%} of the first 10 places are from the tail" in line
+    assert run._short_of_tail(result, {"points": [], "chosen": None}) == []
 
 
 def test_examples_are_half_hits_and_mark_the_very_item(page):

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recsys.evaluation.baselines import Popularity, fit_baselines
+from recsys.evaluation.baselines import Popularity, Repeats, fit_baselines
 from recsys.evaluation.metrics import Hits, ndcg_at_k, recall_at_k
 from recsys.interactions import Histories, Interactions
 from recsys.retrieval import ItemItem, item_item
@@ -193,3 +193,41 @@ def test_baselines_leave_out_hidden_items(trained, hidden, exclude_seen):
         for before, after, left_out in zip(plain, found, hidden, strict=True):
             kept = [i for i in before.tolist() if i >= 0 and i not in left_out]
             assert [i for i in after.tolist() if i >= 0] == kept
+
+
+@given(histories, histories, st.booleans(), st.integers(1, 4))
+def test_repeats_equal_their_slow_twin(asked, hidden, exclude_seen, k):
+    hidden = hidden.take(np.arange(len(asked)) % len(hidden))
+    items, scores = Repeats().rank(replace(asked, hidden=hidden), k, exclude_seen)
+    for row, history in enumerate(asked):
+        banned = set(hidden[row].tolist()) | (set(history.tolist()) if exclude_seen else set())
+        latest = dict.fromkeys(i for i in history[::-1].tolist() if i not in banned)
+        expected = list(latest)[:k]
+        assert items[row].tolist() == expected + [-1] * (k - len(expected))
+        assert scores[row, : len(expected)] == pytest.approx(
+            [1 / (1 + i) for i in range(len(expected))]
+        )
+
+
+def test_items_that_were_only_viewed_may_be_repeated():
+    """The history views 4, buys 2 and views 3: only what was bought is left out."""
+    asked = Histories.of([[4, 2, 3, 4]])
+    asked = replace(asked, seen=np.array([False, True, False, False]))
+    assert Repeats().rank(asked, 3, True)[0].tolist() == [[4, 3, -1]]
+    assert Repeats().rank(asked, 3, False)[0].tolist() == [[4, 3, 2]]
+
+
+def test_recent_popularity_counts_old_events_less():
+    """Item 0 has three old events, item 1 two new ones: a half-life is a thirtieth of the time."""
+    trained, times = Histories.of([[0, 0, 1], [0, 1]]), np.array([0, 10, 3000, 20, 2900])
+    ranker = fit_baselines(trained, 3, times)["recent popularity"]
+    items, scores = ranker.rank(Histories.of([[]]), 3, True)
+    assert items.tolist() == [[1, 0, -1]]
+    assert scores[0, 0] == pytest.approx(1 + 0.5)
+
+
+def test_heuristics_of_times_and_repeats_need_times_and_repeats():
+    names = ["popularity", "item-kNN", "directional", "successors"]
+    assert list(fit_baselines(Histories.of([[0, 1], [0]]), 2)) == names
+    assert list(fit_baselines(Histories.of([[0, 1], [0]]), 2, np.array([5, 5, 5]))) == names
+    assert list(fit_baselines(Histories.of([[0, 1, 0]]), 2)) == [*names, "repeats"]

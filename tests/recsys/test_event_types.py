@@ -188,3 +188,22 @@ def test_every_baseline_leaves_out_what_counts_as_seen_only():
         items, _ = ranker.rank(examples.histories, 4, True)
         assert {0, 2}.isdisjoint(items[0].tolist())
         assert 1 in items[0]
+
+
+def test_companions_are_those_that_were_bought():
+    retrieval = make_retrieval()
+    # 0 was followed by purchases of 2 and 5; that 1 was viewed after it does not count.
+    found = retrieval.together(np.array([0]))
+    assert set(found.items.tolist()) == {2, 5}
+    assert found.because.tolist() == [0, 0]
+    # No purchase followed 2 or 4, so all pairs count.
+    assert set(retrieval.together(np.array([2, 4])).items.tolist()) == {0, 1, 3}
+    assert len(retrieval.together(np.array([11])).items) == 0
+
+
+def test_a_type_is_as_strong_as_its_name_or_its_weight():
+    named = [("stage2", "context", 0.2), ("stage9", "target", 1.0), ("odd", "negative", 0.0)]
+    behaviours = (*TYPES, *(Behaviour(*one) for one in named))
+    types = replace(event_types(), behaviours=behaviours)
+    found = [types.strength(name) for name in ("view", "Stage2", "stage9", "odd", "Kauf", "what")]
+    assert found == [1, 1, 4, 0, 4, None]

@@ -42,6 +42,29 @@ def slow_probabilities(retrieval: Retrieval, history) -> list[float]:
     return ((1 - s) * evidence / evidence.sum() + s * popularity).tolist()
 
 
+@given(histories, st.lists(st.integers(-1, ITEMS + 2), max_size=5))
+@settings(max_examples=60, deadline=None)
+def test_companions_are_counted_over_pairs_of_events(trained, basket):
+    walks = [walk.tolist() for walk in trained]
+    count = {item: sum(walk.count(item) for walk in walks) for item in range(ITEMS)}
+    given_, pairs = {item for item in basket if 0 <= item < ITEMS}, {}
+    for walk in walks:
+        for i, first in enumerate(walk):
+            for gap, second in enumerate(walk[i + 1 : i + 6], start=1):
+                for a, b, value in ((first, second, 1 / gap), (second, first, 0.5 / gap)):
+                    if a in given_ and b not in given_:
+                        pairs[a, b] = pairs.get((a, b), 0) + value / count[a] ** 0.5
+    total = sum(pairs.values())
+    found = fitted(trained).together(np.array(basket, np.int64))
+    shares = dict(zip(found.items.tolist(), found.shares.tolist(), strict=True))
+    expected = {b: sum(v for (_, c), v in pairs.items() if c == b) / total for _, b in pairs}
+    assert shares == pytest.approx(expected, rel=1e-5)
+    assert (np.diff(found.shares) <= 0).all()
+    for item, because in zip(found.items.tolist(), found.because.tolist(), strict=True):
+        most = max(value for (_, b), value in pairs.items() if b == item)
+        assert pairs[because, item] == pytest.approx(most, rel=1e-5)
+
+
 @given(histories, histories, st.integers(1, 12), st.booleans(), st.integers(0, 10**6))
 @settings(max_examples=60, deadline=None)
 def test_candidates_are_the_most_probable_of_what_is_allowed(trained, asked, k, seen, seed):

@@ -14,6 +14,7 @@ from recsys.interactions import Histories
 from recsys.semantic_ids.collaborative import ppmi_block, predict, sasrec_block
 from recsys.semantic_ids.features import build_features
 from recsys.semantic_ids.settings import FeatureConfig
+from recsys.semantic_ids.words import truncated_svd
 
 NOTHING = Histories.of([])
 
@@ -144,6 +145,16 @@ def test_the_ppmi_block_is_the_svd_of_a_plain_python_ppmi(seed, users, window):
     known = norms[:, 0] > 1e-4
     gram = (plain / np.where(norms > 0, norms, 1)) @ (plain / np.where(norms > 0, norms, 1)).T
     np.testing.assert_allclose((block @ block.T)[known][:, known], gram[known][:, known], atol=1e-3)
+
+
+def test_a_matrix_of_low_rank_gives_the_same_svd_each_time():
+    """Twenty equal blocks: rank 20, asked for 40 values, which ARPACK cannot find in one go."""
+    blocks = sparse.csr_array(np.kron(np.diag(np.arange(1.0, 21)), np.ones((10, 10))))
+    first, again = truncated_svd(blocks, 40, 0), truncated_svd(blocks, 40, 0)
+    assert first[0].tobytes() == again[0].tobytes()
+    assert first[1].tobytes() == again[1].tobytes()
+    assert first[0].shape == (200, 20)
+    np.testing.assert_allclose(first[0] @ first[0].T, blocks.toarray(), atol=1e-4)
 
 
 def slow_ridge(content, collaborative, new):

@@ -24,6 +24,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import uvicorn
+from scipy import sparse
 
 from recsys.artifacts import Manifest, write_artifact
 from recsys.bundle import CATALOG, DRAFT, EVAL, PROMPTS, RETRIEVAL, TARGET, Bundle
@@ -35,6 +36,7 @@ from recsys.interactions import Interactions
 from recsys.live import Epochs
 from recsys.prompts import PromptConfig
 from recsys.recommender import Recommendation, RecommendRequest, RecommendResult
+from recsys.retrieval import ItemItem, Retrieval
 from recsys.serving.app import create_app
 from recsys.serving.benchmark.process import Server
 from recsys.serving.service import Phase, Service
@@ -44,8 +46,10 @@ from recsys.vocabulary import Vocabulary
 ITEMS = 300
 
 
-class FakeRetrieval:
-    """Only its being there counts."""
+def chain(items):
+    """Retrieval in which each item leads to the next two, and more to the first of them."""
+    after = sparse.diags_array([1.0, 0.5], offsets=[1, 2], shape=(items, items))
+    return Retrieval(ItemItem(sparse.csr_array(after).astype(np.float32), 0.6), np.ones(items))
 
 
 class FakeRecommender:
@@ -57,7 +61,7 @@ class FakeRecommender:
         busy: whether a batch has been begun.
     """
 
-    retrieval: Any = FakeRetrieval()
+    retrieval: Any = chain(ITEMS)
 
     def __init__(self, name="demo"):
         ids = [f"item-{i}" for i in range(ITEMS)]

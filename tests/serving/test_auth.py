@@ -460,7 +460,7 @@ async def test_a_route_without_a_declared_scope_needs_admin(guarded, keys, monke
 
 async def test_an_unsupported_method_is_405_with_all_methods(guarded, keys):
     for scope in ("read", "admin"):
-        response = await guarded.get("/v1/recommendations", headers=bearer(keys[scope]))
+        response = await guarded.get("/v1/rank", headers=bearer(keys[scope]))
         assert (response.status_code, response.headers["allow"]) == (405, "POST")
         response = await guarded.post("/v1/items/a", headers=bearer(keys[scope]))
         assert (response.status_code, response.headers["allow"]) == (405, "DELETE, GET, PATCH, PUT")

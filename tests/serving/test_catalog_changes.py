@@ -1,6 +1,7 @@
 """Items over HTTP: browsed, put, taken away, compared, ranked, and kept over a restart."""
 
 import asyncio
+import json
 import threading
 from dataclasses import replace
 from urllib.parse import quote
@@ -502,3 +503,53 @@ async def test_an_invalid_filter_is_reported_with_its_pointer(client, given, poi
     response = await client.post(URL, json={"history": ["item-1"], **given})
     assert code(response) == (422, "invalid_filter")
     assert response.json()["errors"] == [problem]
+
+
+async def changes_since(client, after="", **query):
+    response = await client.get("/v1/item-changes", params={"after": after} | query)
+    assert response.status_code == 200, response.text
+    assert response.headers["content-type"] == "application/x-ndjson"
+    return [json.loads(line) for line in response.text.splitlines()]
+
+
+async def test_changes_are_followed_by_a_cursor(client):
+    assert await changes_since(client) == []
+    for name in ("a", "b", "c"):
+        body = {"title": name, "like": "item-1", "attributes": {"price": 2.5}}
+        await client.put(f"/v1/items/{name}", json=body)
+    first, second = await changes_since(client, limit=2)
+    assert first | {"cursor": ""} == {
+        "cursor": "", "op": "upsert", "item_id": "a", "title": "a", "text": "",
+        "attributes": {"price": 2.5},
+    }  # fmt: skip
+    (third,) = await changes_since(client, second["cursor"])
+    assert third["item_id"] == "c"
+    assert await changes_since(client, third["cursor"]) == []
+    await client.patch("/v1/items/a", json={"title": "A"})
+    await client.delete("/v1/items/b")
+    last = await changes_since(client, third["cursor"])
+    assert [(one["op"], one["item_id"], one.get("title")) for one in last] == [
+        ("upsert", "a", "A"), ("remove", "b", None)
+    ]  # fmt: skip
+    # Who begins now gets the last change of each item.
+    assert [one["item_id"] for one in await changes_since(client)] == ["c", "a", "b"]
+
+
+async def test_a_page_of_changes_is_bounded_in_bytes(client, monkeypatch):
+    monkeypatch.setattr(catalog_changes, "PAGE_BYTES", 5_000)
+    monkeypatch.setattr(catalog_changes, "PAGE_ROWS", 2)
+    items = [{"item_id": f"n{n}", "like": "item-1", "text": "x" * 1000} for n in range(7)]
+    await client.post("/v1/items", json={"items": items})
+    found, after = [], ""
+    while page := await changes_since(client, after, limit=200):
+        assert len(page) <= 2
+        found += [one["item_id"] for one in page]
+        after = page[-1]["cursor"]
+    assert found == [item["item_id"] for item in items]
+
+
+@pytest.mark.parametrize("after", ["x", "0123456789abcdef-", "0123456789abcdef-1", "1"])
+async def test_a_cursor_of_another_store_is_refused(client, after):
+    response = await client.get("/v1/item-changes", params={"after": after})
+    assert (response.status_code, response.json()["code"]) == (422, "invalid_request")
+    assert response.json()["errors"][0]["pointer"] == "/after"

@@ -33,6 +33,12 @@ def test_the_client_has_a_method_for_every_route(settings, recommender, serving)
         assert answer.trace.nodes[0].pass_ == 1
         assert client.recommend(user="ada").history_items == 2
         assert client.recommend_for("ada", 3, mode="beam", include=["timing"]).timing is not None
+        cheap = {"must": [{"key": "price", "range": {"lt": 5}}]}
+        answer = client.get_recommendations(user="ada", k=3, filter=cheap)
+        body = {"user": "ada", "k": 3, "filter": cheap}
+        assert answer.items == client.recommend(**body).items
+        answer = client.get_recommendations(history=["item-1"], k=3)
+        assert [i.item_id for i in answer.items] == recommender.expected(["item-1"], 3)
         many = client.recommend_batch([{"user": "ada"}, {"user": "eve", "fallback": False}])
         assert [result.status for result in many.results] == [200, 404]
         assert many.results[1].problem is not None
@@ -43,6 +49,8 @@ def test_the_client_has_a_method_for_every_route(settings, recommender, serving)
         assert client.item("a/b") == put
         assert client.patch_item("a/b", title="Newer").title == "Newer"
         assert client.put_items([{"item_id": "c", "like": "item-1"}]).items[0].item_id == "c"
+        changed = [record.item_id for record in client.item_changes(page=1)]
+        assert changed == ["a/b", "c"]
         assert (client.delete_item("a/b"), client.delete_item("a/b")) == (True, False)
         assert client.put_rule("first", pin=["item-5"]).pin == ["item-5"]
         assert client.set_alias("champion", rules=["first"]).rules == ["first"]
@@ -65,6 +73,12 @@ def test_the_client_has_a_method_for_every_route(settings, recommender, serving)
         events = [{"user": "zoe", "item": "item-1"}, {"user": "zoe", "item": "item-2"}]
         assert client.send_events(events).accepted == 2
         assert len(client.history("zoe").events) == 2
+        assert client.trending(1, weight=["view:1"]).items[0].item_id == "item-1"
+        assert [i.item_id for i in client.left_off("zoe").items] == ["item-2", "item-1"]
+        named = client.because_viewed("zoe", 1).because
+        assert (named.item_id, named.title) == ("item-2", "Thing no. 2")
+        assert client.together(["item-1", "item-2"], filter=cheap).items[0].item_id == "item-3"
+        assert client.latest(include=["metadata"]).items[0].item_id == "c"
         page = client.history("zoe", 1)
         assert client.history("zoe", 1, before=page.next).events[0].item == "item-1"
         assert client.users("z") == ["zoe"]

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from recsys.retrieval.reranker import MODEL, NEW, RECENT, SOURCES, Reranker, feature_matrix
+from recsys.training import reranking
 from recsys.training.reranking import (
     COST,
     MISSED,
@@ -84,14 +85,39 @@ def test_a_part_that_ranks_better_alone_is_served():
     assert info["parts"]["reranker"]["ndcg@10"] < 1.0
 
 
-def test_too_few_users_fit_no_weights():
-    found = make({"content": 2.0}, users=7)
-    reranker, info = choose(found, SHAPE, {MODEL: np.full(7, 99)})
-    assert fit(found, SHAPE) is None
-    assert cross_fit(found, SHAPE) is None
-    assert info["served"] == "content"
-    assert reranker.weights == {"content.value": 1.0}
-    assert info["without"] == {}
+def test_without_hits_the_weights_are_those_of_the_prior(monkeypatch):
+    monkeypatch.setattr(reranking, "PRIOR", {"content.value": 0.5, "popularity": -2.0})
+    found = make({"content": 2.0}, users=30)
+    nothing = replace(found, targets=np.full(30, 99, np.int32))
+    weights = fit(nothing, SHAPE, ["content", "popularity"]).weights
+    assert weights["content.value"] == pytest.approx(0.5 / found.values["content"].std())
+    assert weights["popularity"] == pytest.approx(-2.0 / found.values["popularity"].std())
+    assert weights["content.rank"] == weights["content.gap"] == 0
+
+
+@pytest.mark.parametrize(("users", "near"), [(2, True), (4000, False)])
+def test_the_prior_matters_only_with_few_users(users, near, monkeypatch):
+    monkeypatch.setattr(reranking, "PRIOR", {"popularity": 1.0})  # the data say the contrary
+    found = make({"popularity": -1.0}, users=users)
+    weight = fit(found, SHAPE, ["popularity"]).weights["popularity"]
+    assert (weight > 0.5) if near else (weight == pytest.approx(-1.0, abs=0.1))
+
+
+def test_few_users_put_no_source_before_the_reranker():
+    served = []
+    for users in (7, 8):
+        found = make({"content": 2.0}, users=users)
+        perfect = {MODEL: np.zeros(users, np.int64)}
+        served.append(choose(found, SHAPE, perfect)[1]["served"])
+    assert served == ["reranker", MODEL]
+
+
+@pytest.mark.parametrize("users", [1, 2])
+def test_one_user_is_enough_to_choose(users):
+    found = make({"content": 2.0}, users=users)
+    info = choose(found, SHAPE, {MODEL: np.full(users, MISSED)})[1]
+    assert info["served"] == "reranker"
+    assert set(info["parts"]) >= {"reranker", MODEL, "served"}
 
 
 def test_a_next_item_outside_a_short_list_is_no_hit():

@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from safetensors.numpy import save_file
 
 from recsys.artifacts import read_manifest
 from recsys.bundle import load_sasrec
@@ -16,7 +17,7 @@ from recsys.evaluation.leaks import check_fitted_on
 from recsys.evaluation.run import stage as evaluate_stage
 from recsys.interactions import Histories
 from recsys.prompts import PromptConfig
-from recsys.retrieval import Retrieval, digest
+from recsys.retrieval import Retrieval, SasRec, digest
 from recsys.training import bundle, draft, ids, retrieval, sasrec, target
 from recsys.training.sasrec import SampledSoftmax, SasRecModel
 from recsys.training.settings import SasRecConfig
@@ -84,6 +85,26 @@ def test_items_beyond_the_catalog_are_passed_over():
     asked, plain = Histories.of([[3, ITEMS, 4, ITEMS + 7]]), Histories.of([[3, 4]])
     np.testing.assert_array_equal(frozen.states(asked), frozen.states(plain))
     assert (frozen.rank(Histories.of([[ITEMS]]), 3, exclude_seen=True)[0] == -1).all()
+
+
+def test_a_model_is_stored_in_the_same_bytes_each_time(tmp_path):
+    frozen = model().frozen()
+    stored = set()
+    for _ in range(6):
+        frozen.save(tmp_path)
+        stored.add((tmp_path / "sasrec.safetensors").read_bytes())
+    assert len(stored) == 1
+    read = SasRec.load(tmp_path)
+    assert (read.heads, read.window) == (frozen.heads, frozen.window)
+
+
+def test_files_of_earlier_versions_are_read(tmp_path):
+    frozen = model().frozen()
+    about = {"heads": frozen.heads, **frozen.window.as_dict()}
+    plain = {name: str(value) for name, value in about.items()}
+    save_file(dict(frozen.weights), tmp_path / "sasrec.safetensors", plain)
+    read = SasRec.load(tmp_path)
+    assert (read.heads, read.window) == (frozen.heads, frozen.window)
 
 
 def loss_of(taught, tokens, soft=None, **options):

@@ -524,3 +524,22 @@ def test_a_schema_goes_back_by_one_version_only(location, opened):
 
 def test_the_last_migration_can_be_undone():
     assert SCHEMA_VERSION in BACK
+
+
+async def test_the_newest_events_are_found_by_their_places(store, event):
+    assert await store.newest_places(10) == (1, 0, 0)
+    assert await store.acts(1, 10, 0) == []
+    times = [50, 10, 40, 30, 20]
+    await store.append(
+        [event(f"{n}", user=f"u{n}", item=f"i{n}", time_ms=time) for n, time in enumerate(times)]
+    )
+    first, last, earliest_ms = await store.newest_places(100)
+    assert earliest_ms == 0
+    acts = await store.acts(first, last, 0)
+    assert sorted(acts) == [(f"u{n}", f"i{n}", "view", time) for n, time in enumerate(times)]
+    assert sorted(act.item for act in await store.acts(first, last, 30)) == ["i0", "i2", "i3"]
+    first, last, earliest_ms = await store.newest_places(3)
+    assert (last - first + 1, earliest_ms) == (3, 40)
+    assert sorted(act.item for act in await store.acts(first, last, 0)) == ["i2", "i3", "i4"]
+    await store.erase("u3")
+    assert sorted(act.item for act in await store.acts(first, last, 0)) == ["i2", "i4"]

@@ -1,0 +1,143 @@
+"""Lists for a storefront, by GET, so that browsers and proxies can keep them."""
+
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query, Request, Response
+
+from recsys.errors import FilterError
+from recsys.serving.api.caching import CACHED, OF_TENANT, PRIVATE, SHARED, cached, tag_of
+from recsys.serving.api.routing import Ready, in_time, pay_for, while_connected
+from recsys.serving.auth import Scope, requires
+from recsys.serving.bodies import MalformedError, parse
+from recsys.serving.errors import ProblemError, documented
+from recsys.serving.lists import EVENTS
+from recsys.serving.schemas.common import InvalidField
+from recsys.serving.schemas.lists import (
+    ListQuery,
+    ListResponse,
+    TogetherQuery,
+    TrendingQuery,
+    UserListQuery,
+)
+from recsys.serving.service import Service
+from recsys.serving.tenants import TENANT
+
+router = APIRouter(prefix="/v1/lists")
+ANY = (
+    "invalid_request", "invalid_filter", "unknown_model", "queue_full", "not_ready",
+    "deadline_exceeded",
+)  # fmt: skip
+Wanted = Mapping[str, Any] | None
+
+
+@router.get(
+    "/trending",
+    response_model=ListResponse,
+    responses=CACHED | documented("store_unavailable", *ANY),
+)
+@requires(Scope.READ, tenants=True)
+async def trending_items(
+    query: Annotated[TrendingQuery, Query()], request: Request, service: Ready
+) -> Response:
+    """Items by the events of the last days, of which newer ones count more."""
+    policy = SHARED if TENANT.get() is None else OF_TENANT
+    return await _answer(request, service, query, service.lists.trending, policy)
+
+
+@router.get("/latest", response_model=ListResponse, responses=CACHED | documented(*ANY))
+@requires(Scope.READ, tenants=True)
+async def latest_items(
+    query: Annotated[ListQuery, Query()], request: Request, service: Ready
+) -> Response:
+    """The newest items: those added last, then by the attribute `available_from`."""
+    return await _answer(request, service, query, service.lists.latest, SHARED)
+
+
+@router.get(
+    "/together",
+    response_model=ListResponse,
+    responses=CACHED | documented("unsupported_by_model", *ANY),
+)
+@requires(Scope.READ, tenants=True)
+async def items_bought_together(
+    query: Annotated[TogetherQuery, Query()], request: Request, service: Ready
+) -> Response:
+    """Items that are bought together with an item, or with those of a basket."""
+    return await _answer(request, service, query, service.lists.together, SHARED)
+
+
+@router.get(
+    "/because-viewed",
+    response_model=ListResponse,
+    responses=CACHED | documented("store_unavailable", "unsupported_by_model", *ANY),
+)
+@requires(Scope.READ, tenants=True)
+async def because_you_viewed(
+    query: Annotated[UserListQuery, Query()], request: Request, service: Ready
+) -> Response:
+    """Items like one that the user viewed of late and did not buy; `because` names it."""
+    pay_for(EVENTS)
+    return await _answer(request, service, query, service.lists.because_viewed, PRIVATE)
+
+
+@router.get(
+    "/continue",
+    response_model=ListResponse,
+    responses=CACHED | documented("store_unavailable", *ANY),
+)
+@requires(Scope.READ, tenants=True)
+async def continue_where_you_left_off(
+    query: Annotated[UserListQuery, Query()], request: Request, service: Ready
+) -> Response:
+    """Items that the user viewed or put in the cart and did not buy, the last first."""
+    pay_for(EVENTS)
+    return await _answer(request, service, query, service.lists.left, PRIVATE)
+
+
+async def _answer(
+    request: Request,
+    service: Service,
+    query: Any,
+    make: Callable[[Any, Wanted], Awaitable[ListResponse]],
+    policy: str,
+) -> Response:
+    async def within() -> ListResponse:
+        return await in_time(service, make(query, parse_filter(query.filter)))
+
+    try:
+        answer = await while_connected(request, within())
+    except FilterError as error:
+        raise of_query(error) from error
+
+    def written() -> Response:
+        # Scores of trending items change all the time; a list with the same items is as good.
+        told: Any = {"since": True, "items": {"__all__": {"score"}}}
+        tag = tag_of(answer.model_dump_json(exclude=told, exclude_unset=True))
+        return cached(request, answer.model_dump_json(exclude_unset=True), tag, policy)
+
+    return await service.reads(written)
+
+
+def parse_filter(text: str | None) -> Wanted:
+    """The filter of a query, as an object."""
+    if text is None:
+        return None
+    try:
+        found = parse(text.encode("utf-8", "surrogatepass"))
+    except MalformedError as error:
+        raise _invalid(f"is not valid JSON: {error}") from None
+    if not isinstance(found, dict):
+        raise _invalid("is not a JSON object")
+    return found
+
+
+def of_query(error: FilterError) -> ProblemError:
+    """The problem of a filter that came with the query."""
+    field = InvalidField(location="query", pointer="/filter", detail=str(error))
+    return ProblemError("invalid_filter", str(error), errors=[field])
+
+
+def _invalid(detail: str) -> ProblemError:
+    field = InvalidField(location="query", pointer="/filter", detail=detail)
+    return ProblemError("invalid_request", f"query /filter: {detail}", errors=[field])

@@ -1,0 +1,358 @@
+"""Lists for a storefront: what is trending, new, bought together, like what a user viewed, or open.
+
+They need no decoding: they are of the store's events, of the catalog's dates and of the bundle's
+retrieval. Availability and filters hold as for recommendations, and so do filters and caps of the
+alias's standing rules; boosts and pins are for recommendations.
+"""
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import numpy as np
+from numpy.typing import NDArray
+
+from recsys.availability import FROM
+from recsys.errors import FilterError
+from recsys.event_names import WEIGHTS, level
+from recsys.listing import Batch
+from recsys.live import Epoch
+from recsys.recommender import Recommender, RecommendRequest
+from recsys.rules import Rule, apply_rules
+from recsys.serving.activity import Activity, Recent
+from recsys.serving.catalog_changes import metadata
+from recsys.serving.models import Model, Models
+from recsys.serving.reads import Reads
+from recsys.serving.rules import Rules
+from recsys.serving.schemas.common import made
+from recsys.serving.schemas.lists import (
+    ItemRef,
+    ListedItem,
+    ListName,
+    ListNote,
+    ListNoteCode,
+    ListQuery,
+    ListResponse,
+    TogetherQuery,
+    TrendingQuery,
+    UserListQuery,
+)
+from recsys.serving.stores.records import DISLIKES, SEED_TYPE, StoredEvent
+from recsys.serving.stores.store import Store
+from recsys.serving.tenants import TENANT
+
+EVENTS = 200  # of a user, the newest, that a list of them is made from
+ANCHORS = 10  # items of a user that are tried
+SIMILAR = 1_000  # items from which a list with caps is chosen
+NEGATIVE, VIEW, CART, LIKE, PURCHASE = range(5)  # of `recsys.event_names.level`
+Strengths = Callable[[str], int | None]
+HOUR_MS = 3_600_000
+_NOTES: dict[ListNoteCode, str] = {
+    "unknown_user": "There are no events of the user.",
+    "no_events": "There are no such events that count.",
+    "no_dates": "No item has a date (attribute available_from), and none was added to the bundle.",
+    "no_evidence": "The bundle has no evidence about the items.",
+    "nothing_eligible": "None of the items passes the filter, the rules and the availability.",
+}
+
+
+@dataclass(frozen=True)
+class Ranking:
+    """Items of an epoch, best first, before filters.
+
+    Attributes:
+        items: dense items.
+        empty: why there are none, if there are none.
+        fields: what else is told of the item at a place.
+        more: fields of the answer.
+    """
+
+    items: NDArray[np.integer]
+    empty: ListNoteCode
+    fields: Callable[[int], dict[str, Any]] = lambda place: {}
+    more: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Lists:
+    """Makes the lists of a service; `store` is set when it is open."""
+
+    def __init__(
+        self, models: Models, rules: Rules, reads: Reads, not_history: Collection[str]
+    ) -> None:
+        """Events of the types `not_history` are no sign of interest."""
+        self.store: Store | None = None
+        self._models, self._rules, self._reads = models, rules, reads
+        self._not_history = frozenset(not_history)
+        self._recent = Recent(reads)
+        # By recommender, with what they were computed from:
+        self._rows: WeakKeyDictionary[Recommender, tuple[Activity, Epoch, NDArray[np.int32]]]
+        self._dates: WeakKeyDictionary[Recommender, tuple[Epoch, Dated]]
+        self._rows, self._dates = WeakKeyDictionary(), WeakKeyDictionary()
+
+    async def close(self) -> None:
+        """End what runs in the background."""
+        await self._recent.close()
+
+    async def trending(
+        self, query: TrendingQuery, wanted: Mapping[str, Any] | None
+    ) -> ListResponse:
+        """Items by the decayed events of all users, or of the users of the tenant who asks."""
+        activity, tenant = await self._recent(self._open()), TENANT.get()
+        half_life_ms, window_ms = query.half_life_h * HOUR_MS, query.window_h * HOUR_MS
+        given = query.weights
+        since_ms = max(activity.since_ms, activity.until_ms - window_ms)
+
+        def rank(batch: Batch, model: Model) -> Ranking:
+            usual = self._weights(_strengths(model))
+            weigh = (lambda name: given.get(name.lower(), 0.0)) if given else usual
+            found, scores = activity.trending(weigh, half_life_ms, window_ms, tenant)
+            rows = self._rows_of(model.recommender, batch.epoch, activity)[found]
+            known = rows >= 0
+            listed = scores[known].tolist()
+            return Ranking(
+                rows[known],
+                "no_events",
+                lambda place: {"score": listed[place]},
+                {"since": since_ms / 1000},
+            )
+
+        return await self._list("trending", query, wanted, rank)
+
+    async def latest(self, query: ListQuery, wanted: Mapping[str, Any] | None) -> ListResponse:
+        """Items by the time since which they are available, the newest first."""
+
+        def rank(batch: Batch, model: Model) -> Ranking:
+            epoch, dated = self._dates.get(model.recommender, (None, None))
+            if epoch is not batch.epoch or dated is None:
+                dated = dates(batch.epoch)
+                self._dates[model.recommender] = batch.epoch, dated
+            times = dated.times
+            return Ranking(dated.items, "no_dates", lambda place: {"time": times[place]})
+
+        return await self._list("latest", query, wanted, rank)
+
+    async def together(
+        self, query: TogetherQuery, wanted: Mapping[str, Any] | None
+    ) -> ListResponse:
+        """Items that are chosen together with those of a basket."""
+
+        def rank(batch: Batch, model: Model) -> Ranking:
+            catalog = batch.epoch.catalog
+            rows = catalog.known(query.item)
+            found = model.retrieval.together(rows)
+            unknown = [name for name, row in zip(query.item, rows, strict=True) if row < 0]
+
+            def fields(place: int) -> dict[str, Any]:
+                because = catalog.item_id(int(found.because[place]))
+                return {"score": float(found.shares[place]), "because": because}
+
+            return Ranking(found.items, "no_evidence", fields, {"unknown_items": unknown})
+
+        return await self._list(
+            "together", query, wanted, rank, {"exclude_items": [*dict.fromkeys(query.item)]}
+        )
+
+    async def because_viewed(
+        self, query: UserListQuery, wanted: Mapping[str, Any] | None
+    ) -> ListResponse:
+        """Items like one that the user viewed and did not buy: the newest that has such items."""
+        events = await self._open().events(query.user, EVENTS)
+
+        def rank(batch: Batch, model: Model) -> Ranking:
+            epoch, retrieval = batch.epoch, model.retrieval
+            anchors = self._still_open(events, _strengths(model), (None, VIEW, CART, LIKE))
+            rows = epoch.catalog.index([event.item for event in anchors])
+            rows = rows[(rows >= 0) & (rows < len(retrieval))]
+            allowed = batch.open_items(0)[: len(retrieval)]
+            k = query.k if batch.caps[0] is None else SIMILAR
+            for row in rows[epoch.alive[rows]][:ANCHORS].tolist():
+                items, scores = retrieval.similar(np.array([row]), k, allowed)
+                if items[0, 0] >= 0:
+                    return _like(epoch, row, items[0][items[0] >= 0], scores[0].tolist())
+            return Ranking(np.zeros(0, np.int32), "no_evidence" if events else "unknown_user")
+
+        counted = [event for event in reversed(events) if event.type not in self._not_history]
+        options = {
+            "history": [event.item for event in counted],
+            "history_types": [None if e.type == SEED_TYPE else e.type for e in counted],
+            "exclude_items": _disliked(events),
+        }
+        return await self._list("because-viewed", query, wanted, rank, options)
+
+    async def left(self, query: UserListQuery, wanted: Mapping[str, Any] | None) -> ListResponse:
+        """Items that the user viewed or put in the cart and did not buy, the last first."""
+        events = await self._open().events(query.user, EVENTS)
+
+        def rank(batch: Batch, model: Model) -> Ranking:
+            found = self._still_open(events, _strengths(model), (VIEW, CART))
+            rows = batch.epoch.catalog.index([event.item for event in found])
+            listed = [event for event, row in zip(found, rows, strict=True) if row >= 0]
+            return Ranking(
+                rows[rows >= 0],
+                "no_events" if events else "unknown_user",
+                lambda place: {"time": listed[place].time_ms / 1000, "type": listed[place].type},
+            )
+
+        return await self._list("continue", query, wanted, rank)
+
+    # Internals
+
+    def _open(self) -> Store:
+        assert self.store is not None  # noqa: S101 - the routes need a service that is ready
+        return self.store
+
+    async def _list(
+        self,
+        name: ListName,
+        query: ListQuery,
+        wanted: Mapping[str, Any] | None,
+        rank: Callable[[Batch, Model], Ranking],
+        options: Mapping[str, Any] | None = None,
+    ) -> ListResponse:
+        """Rank on a helper thread, and list the first items that may be listed.
+
+        `options` are fields of the `RecommendRequest` that says which may.
+        """
+        rules = self._rules.of(query.model, ())
+        with self._models.lease(query.model) as model:
+
+            def make() -> ListResponse:
+                batch = self._batch(model, query.k, wanted, rules, options or {})
+                return _response(name, query, model, batch, rank(batch, model), list(rules))
+
+            return await self._reads(make)
+
+    def _batch(
+        self,
+        model: Model,
+        k: int,
+        wanted: Mapping[str, Any] | None,
+        rules: Mapping[str, Rule],
+        options: Mapping[str, Any],
+    ) -> Batch:
+        request = RecommendRequest(**{"history": [], "k": k, "filter": wanted, **options})
+        standing = [replace(rule, boosts=(), pin=()) for rule in rules.values()]
+        recommender = model.recommender
+        types = None if recommender.retrieval is None else recommender.retrieval.types
+        try:
+            return Batch.of(recommender.epoch, [apply_rules(request, standing)], types)
+        except FilterError:  # it has its own problem, unless a rule is the reason
+            self._rules.check(rules, model)
+            raise
+
+    def _weights(self, strengths: Strengths) -> Callable[[str], float]:
+        """What an event of a type counts in `trending` if nobody says so."""
+
+        def weigh(name: str) -> float:
+            strength = NEGATIVE if name in self._not_history else strengths(name)
+            return WEIGHTS[VIEW if strength is None else strength]
+
+        return weigh
+
+    def _still_open(
+        self,
+        events: Sequence[StoredEvent],
+        strengths: Strengths,
+        wanted: Collection[int | None],
+    ) -> list[StoredEvent]:
+        """The newest event of a wanted strength on each item that was not bought, newest first.
+
+        Items that the user has put aside since, such as by a dislike or out of the cart, are left
+        out. `events` are newest first.
+        """
+        closed = {event.item for event in events if strengths(event.type) == PURCHASE}
+        found: dict[str, StoredEvent] = {}
+        for event in events:
+            if event.item in closed or event.item in found:
+                continue
+            strength = strengths(event.type)
+            if event.type in DISLIKES or strength == NEGATIVE:
+                closed.add(event.item)
+            elif event.type not in self._not_history and strength in wanted:
+                found[event.item] = event
+        return list(found.values())
+
+    def _rows_of(
+        self, recommender: Recommender, epoch: Epoch, activity: Activity
+    ) -> NDArray[np.int32]:
+        """Dense items of those of an activity; -1 where one cannot be recommended."""
+        kept = self._rows.get(recommender)
+        if kept is None or kept[0] is not activity or kept[1] is not epoch:
+            kept = self._rows[recommender] = (activity, epoch, epoch.catalog.index(activity.items))
+        return kept[2]
+
+
+@dataclass(frozen=True)
+class Dated:
+    """Items by date, the newest first, and the unix seconds of each; None for an unknown one."""
+
+    items: NDArray[np.intp]
+    times: Sequence[float | None]
+
+
+def dates(epoch: Epoch) -> Dated:
+    """The items of an epoch by the time since which they are available, the newest first.
+
+    Items that were added since the bundle was made and have no date come first, the last one first.
+    Other items without a date are left out.
+    """
+    catalog = epoch.catalog
+    times = np.full(len(catalog), np.nan)
+    try:
+        column = epoch.filters.attributes.column(FROM)
+    except FilterError:
+        column = None
+    if column is not None and column.kind == "number" and column.starts is None:
+        times[epoch.trie.row_items] = np.where(column.known, column.values, np.nan)
+    added = np.arange(len(catalog.added.base), len(catalog))[::-1]
+    added = added[np.isnan(times[added])]
+    known = np.flatnonzero(~np.isnan(times))[::-1]
+    known = known[np.argsort(-times[known], kind="stable")]
+    return Dated(np.concatenate([added, known]), [*[None] * len(added), *times[known].tolist()])
+
+
+def _response(
+    name: ListName, query: ListQuery, model: Model, batch: Batch, ranking: Ranking, rules: list[str]
+) -> ListResponse:
+    epoch = batch.epoch
+    places = batch.first_of(ranking.items, 0, query.k).tolist()
+    rows = [int(ranking.items[place]) for place in places]
+    items = []
+    for rank, (place, row) in enumerate(zip(places, rows, strict=True), start=1):
+        values = {
+            "item_id": epoch.catalog.item_id(row),
+            "title": epoch.catalog.title(row),
+            "rank": rank,
+            **ranking.fields(place),
+        }
+        if "metadata" in query.include:
+            values["metadata"] = metadata(epoch.catalog, row)
+        items.append(made(ListedItem, values))
+    code: ListNoteCode = "nothing_eligible" if len(ranking.items) else ranking.empty
+    more = {**ranking.more, **({"rules": rules} if rules else {})}
+    return ListResponse.model_construct(
+        name=name,
+        model=model.ref(query.model, epoch.number),
+        items=items,
+        eligible_items=batch.count_eligible(0),
+        note=None if items else ListNote(code=code, detail=_NOTES[code]),
+        **more,
+    )
+
+
+def _strengths(model: Model) -> Strengths:
+    """How strong a sign of interest each type of events is, by its name or the model's data."""
+    retrieval = model.recommender.retrieval
+    types = None if retrieval is None else retrieval.types
+    return level if types is None else types.strength
+
+
+def _like(epoch: Epoch, row: int, found: NDArray[np.int32], scores: Sequence[float]) -> Ranking:
+    """The items that are like one, which the answer names."""
+    named = ItemRef(item_id=epoch.catalog.item_id(row), title=epoch.catalog.title(row))
+    return Ranking(found, "no_evidence", lambda place: {"score": scores[place]}, {"because": named})
+
+
+def _disliked(events: Sequence[StoredEvent]) -> list[str]:
+    return list(dict.fromkeys(event.item for event in events if event.type in DISLIKES))

@@ -1,0 +1,176 @@
+"""Lists for a storefront on the wire."""
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, Field, StringConstraints, model_validator
+
+from recsys.serving.schemas.common import (
+    CHAMPION,
+    Alias,
+    Answer,
+    ItemId,
+    K,
+    ModelRef,
+    Query,
+    UserId,
+)
+from recsys.serving.schemas.recommendations import UserQuery
+
+MAX_FILTER = 4_000  # characters; a target has 8 KiB
+MAX_GIVEN = 50  # items of a basket or of a session in a query
+MAX_WEIGHTS = 20
+DAY_H = 24.0
+LONGEST_H = 30 * DAY_H
+
+ListName = Literal["trending", "latest", "together", "because-viewed", "continue"]
+FilterText = Annotated[
+    str,
+    StringConstraints(min_length=2, max_length=MAX_FILTER),
+    Field(
+        description="A filter as JSON, URL-encoded: as `filter` of POST /v1/recommendations.",
+        examples=['{"must":[{"key":"categories","match":"Nails"}]}'],
+    ),
+]
+
+
+Weight = Annotated[
+    str,
+    StringConstraints(
+        pattern=r"^[^\W_][\w -]{0,31}:[0-9]{1,6}(\.[0-9]{1,6})?$",
+        strip_whitespace=True,
+        to_lower=True,
+    ),
+]
+
+
+class ListQuery(Query):
+    """Query parameters of every list."""
+
+    k: K = 10
+    filter: FilterText | None = None
+    include: Annotated[list[Literal["metadata"]], Field(max_length=8)] = Field(
+        [], description="`metadata` adds each item's attributes."
+    )
+    model: Alias = CHAMPION
+
+
+class TrendingQuery(ListQuery):
+    """Query parameters of trending items."""
+
+    half_life_h: float = Field(
+        DAY_H, ge=0.1, le=LONGEST_H, description="Hours after which an event counts half."
+    )
+    window_h: float = Field(
+        7 * DAY_H, ge=0.1, le=LONGEST_H, description="Hours after which an event does not count."
+    )
+    weight: Annotated[list[Weight], Field(max_length=MAX_WEIGHTS)] = Field(
+        [],
+        description="What an event of a type counts: `purchase:5`. Types that are not named then "
+        "count nothing. By default a type counts by its name: a view 0.2, a cart 0.5, a like or "
+        "rating 0.8, a purchase 1, an unknown name as a view, and a negative one nothing.",
+        examples=["purchase:5"],
+    )
+
+    @property
+    def weights(self) -> dict[str, float]:
+        """What an event counts, by type; empty if nothing is said."""
+        parts = (one.rpartition(":") for one in self.weight)
+        return {name: float(number) for name, _, number in parts}
+
+
+class TogetherQuery(ListQuery):
+    """Query parameters of items that are bought together."""
+
+    item: list[ItemId] = Field(
+        min_length=1,
+        max_length=MAX_GIVEN,
+        description="An item, or each of a basket; what the model does not know is ignored.",
+        examples=["B0012"],
+    )
+
+
+class UserListQuery(ListQuery):
+    """Query parameters of a list for a user."""
+
+    user: UserId = Field(description="A user whose events the service has.", examples=["A1"])
+
+
+class RecommendationsQuery(UserQuery):
+    """Query parameters of recommendations: for a user, or for a session."""
+
+    user: UserId | None = Field(None, description="A user whose history the service has.")
+    history: list[ItemId] = Field(
+        [],
+        max_length=MAX_GIVEN,
+        description="Items of a session, oldest first; not with `user`. With neither, the answer "
+        "is that for a new visitor.",
+    )
+    filter: FilterText | None = None
+
+    @model_validator(mode="after")
+    def _one_source(self) -> Self:
+        if self.user is not None and self.history:
+            raise ValueError("give one of 'user' and 'history'")
+        return self
+
+
+class ListedItem(BaseModel):
+    """An item of a list."""
+
+    item_id: str = Field(examples=["B0077"])
+    title: str = Field(examples=["Rose hand cream"])
+    rank: int = Field(ge=1, examples=[1])
+    score: float | None = Field(
+        None,
+        description="The higher the better, within one list. `trending`: decayed weights of its "
+        "users; `together`: share of the evidence; `because-viewed`: similarity.",
+    )
+    time: float | None = Field(
+        None,
+        description="Unix seconds. `latest`: since when it is available, null if it was added "
+        "without a date; `continue`: of the user's last event on it.",
+    )
+    type: str | None = Field(None, description="`continue`: the type of this event.")
+    because: str | None = Field(
+        None, description="`together`: the given item with the most evidence for it."
+    )
+    metadata: dict[str, Any] | None = Field(None, description="Attributes, if asked for.")
+
+
+class ItemRef(BaseModel):
+    """An item by name."""
+
+    item_id: str = Field(examples=["B0012"])
+    title: str = Field(examples=["Almond soap"])
+
+
+ListNoteCode = Literal["unknown_user", "no_events", "no_dates", "no_evidence", "nothing_eligible"]
+
+
+class ListNote(BaseModel):
+    """Why a list is empty."""
+
+    code: ListNoteCode
+    detail: str
+
+
+class ListResponse(Answer):
+    """A list, best item first; shorter than k where there is no more."""
+
+    name: ListName = Field(examples=["together"])
+    model: ModelRef
+    items: list[ListedItem]
+    eligible_items: int = Field(
+        description="Items that could have been listed, whatever is known of them.", examples=[598]
+    )
+    note: ListNote | None = Field(description="Why the list is empty.")
+    because: ItemRef | None = Field(
+        None, description="`because-viewed`: the user's item that the list is about."
+    )
+    since: float | None = Field(
+        None, description="`trending`: events from then on count, in unix seconds."
+    )
+    unknown_items: list[str] | None = Field(
+        None, description="`together`: given items that the model does not know."
+    )
+    rules: list[str] | None = Field(None, description="Rules that were applied, if any were.")

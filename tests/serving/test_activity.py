@@ -1,0 +1,175 @@
+"""Trending scores, against counting by hand."""
+
+import asyncio
+import time
+from collections import defaultdict
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from recsys.serving import activity as module
+from recsys.serving.activity import Recent, Tally
+from recsys.serving.stores.records import Act, Event, StoreError
+from recsys.serving.stores.sqlite import SqliteStore
+
+NOW = 1_000_000
+WEIGHTS = {"view": 1.0, "purchase": 5.0}
+ACTS = st.lists(
+    st.builds(
+        Act,
+        st.sampled_from(["a", "b", "s1:a", "s1:b", "s2:a", ":x"]),
+        st.sampled_from(["p", "q", "r"]),
+        st.sampled_from(["view", "purchase", "impression"]),
+        st.integers(NOW - 1000, NOW + 50),
+    ),
+    max_size=30,
+)
+
+
+def by_hand(acts, half_life, window, tenant):
+    best: defaultdict[tuple[str, str], float] = defaultdict(float)
+    for user, item, kind, then in acts:
+        age = max(0, NOW - then)
+        if age > window or (tenant is not None and not user.startswith(f"{tenant}:")):
+            continue
+        value = WEIGHTS.get(kind, 0.0) * 0.5 ** (age / half_life)
+        best[user, item] = max(best[user, item], value)
+    scores: defaultdict[str, float] = defaultdict(float)
+    for (_, item), value in best.items():
+        scores[item] += value
+    return {item: score for item, score in scores.items() if score > 0}
+
+
+@given(
+    pages=st.lists(ACTS, max_size=3),
+    half_life=st.floats(1, 500),
+    window=st.integers(1, 2000),
+    tenant=st.sampled_from([None, "s1", "s2", "s3", ""]),
+)
+def test_scores_are_those_of_counting_by_hand(pages, half_life, window, tenant):
+    tally = Tally()
+    for page in pages:
+        tally.add(page)
+    activity = tally.activity(0, NOW)
+    found, scores = activity.trending(
+        lambda kind: WEIGHTS.get(kind, 0.0), half_life, window, tenant
+    )
+    expected = by_hand([act for page in pages for act in page], half_life, window, tenant)
+    named = {activity.items[i]: s for i, s in zip(found.tolist(), scores.tolist(), strict=True)}
+    assert named == pytest.approx(expected)
+    assert (np.diff(scores) <= 0).all()
+
+
+def test_a_user_alone_does_not_make_an_item_popular():
+    tally = Tally()
+    tally.add([Act("bot", "p", "view", NOW)] * 1000)
+    tally.add([Act(user, "q", "view", NOW) for user in ("ada", "bob")])
+    activity = tally.activity(0, NOW)
+    found, scores = activity.trending(lambda kind: 1.0, 10.0, 10.0)
+    assert [activity.items[i] for i in found] == ["q", "p"]
+    assert scores.tolist() == [2.0, 1.0]
+
+
+def test_equal_scores_are_in_the_order_of_ids():
+    tally = Tally()
+    tally.add([Act("ada", item, "view", NOW) for item in ("c", "a", "b")])
+    activity = tally.activity(0, NOW)
+    found, _ = activity.trending(lambda kind: 1.0, 10.0, 10.0)
+    assert [activity.items[i] for i in found] == ["a", "b", "c"]
+
+
+@pytest.fixture
+def store(tmp_path):
+    store = SqliteStore(tmp_path / "events.db")
+    yield store
+    store.close()
+
+
+@pytest.fixture
+def at(monkeypatch):
+    """Sets the time, and reads without pauses."""
+    monkeypatch.setattr(module, "KEPT_S", 0.0)
+    monkeypatch.setattr(module, "REST", 0.0)
+    monkeypatch.setattr(module, "now_ms", lambda: NOW)
+    monkeypatch.setattr(module, "LONGEST_MS", 500)
+    return monkeypatch
+
+
+async def directly(function, *arguments):
+    return function(*arguments)
+
+
+def events(*times):
+    return [Event(f"e{n}", f"u{n}", f"i{n}", "view", time) for n, time in enumerate(times)]
+
+
+@pytest.mark.parametrize("page", [1, 2, 100])
+async def test_the_newest_events_are_read_in_pages(store, at, page):
+    at.setattr(module, "PAGE", page)
+    await store.append(events(NOW - 400, NOW - 600, NOW - 300, NOW - 200, NOW - 100))
+    found = await Recent(directly)(store)
+    assert (found.items, found.since_ms) == (["i0", "i2", "i3", "i4"], NOW - 500)
+    at.setattr(module, "DEPTH", 3)
+    found = await Recent(directly)(store)
+    assert (found.items, found.since_ms) == (["i2", "i3", "i4"], NOW - 300)
+
+
+async def test_an_empty_store_has_no_activity(store, at):
+    assert (await Recent(directly)(store)).items == []
+
+
+async def test_an_activity_is_kept_for_a_while_and_read_once(store, at):
+    readings = 0
+
+    async def counted(function, *arguments):
+        nonlocal readings
+        readings += function.__name__ == "activity"
+        return function(*arguments)
+
+    recent = Recent(counted)
+    at.setattr(module, "KEPT_S", 1000.0)
+    first, *others = await asyncio.gather(*(recent(store) for _ in range(5)))
+    assert all(other is first for other in others)
+    assert (await recent(store), readings) == (first, 1)
+    recent._until = time.monotonic()
+    assert await recent(store) is first, "nobody waits for the next one"
+    await recent._reading
+    second = await recent(store)
+    assert (second is not first, readings) == (True, 2)
+    recent._until = time.monotonic() - module.KEPT_S
+    assert await recent(store) is not second, "an old one is not used"
+    await recent.close()
+
+
+async def test_a_store_that_fails_is_read_again(store, at, monkeypatch):
+    recent = Recent(directly)
+    acts = store.acts
+
+    async def fail(*_):
+        raise StoreError("away")
+
+    await store.append(events(NOW))
+    monkeypatch.setattr(store, "acts", fail)
+    with pytest.raises(StoreError, match="away"):
+        await recent(store)
+    monkeypatch.setattr(store, "acts", acts)
+    assert (await recent(store)).items == ["i0"]
+
+
+async def test_a_reading_goes_on_without_who_began_it(store, at):
+    free = asyncio.Event()
+
+    async def slow(function, *arguments):
+        await free.wait()
+        return function(*arguments)
+
+    recent = Recent(slow)
+    await store.append(events(NOW))
+    at.setattr(module, "KEPT_S", 1000.0)
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(recent(store), 0.01)
+    free.set()
+    assert (await recent(store)).items == ["i0"]
+    assert recent._kept is not None

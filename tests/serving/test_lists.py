@@ -1,0 +1,529 @@
+"""Lists for a storefront over HTTP, and recommendations by GET."""
+
+import asyncio
+import json
+import time
+from dataclasses import replace
+from urllib.parse import urlencode
+
+import pytest
+
+from recsys.interactions import Behaviour
+from recsys.retrieval.event_types import EventTypes
+from recsys.serving import activity, auth
+from recsys.serving.api.caching import MAX_AGE_S, OF_TENANT, PRIVATE, SHARED
+from recsys.serving.app import create_app
+from recsys.serving.stores.records import Event
+
+LISTS = {
+    "trending": {},
+    "latest": {},
+    "together": {"item": "item-20"},
+    "because-viewed": {"user": "zoe"},
+    "continue": {"user": "zoe"},
+}  # with the query that `fill` has an answer to
+EACH = pytest.mark.parametrize("name", LISTS)
+HOUR = 3600
+
+
+@pytest.fixture(autouse=True)
+def at_once(monkeypatch):
+    """The store is read for each list of trending items."""
+    monkeypatch.setattr(activity, "KEPT_S", 0.0)
+    monkeypatch.setattr(activity, "REST", 0.0)
+
+
+async def ask(client, name, **query):
+    response = await get(client, name, **query)
+    assert response.status_code == 200, response.text
+    return response.json()
+
+
+async def get(client, name, headers=None, **query):
+    more = {} if headers is None else {"headers": headers}
+    return await client.get(f"/v1/lists/{name}", params=LISTS[name] | query, **more)
+
+
+def ids(answer):
+    assert [item["rank"] for item in answer["items"]] == [*range(1, len(answer["items"]) + 1)]
+    return [item["item_id"] for item in answer["items"]]
+
+
+async def send(client, *events):
+    """Send events: (user, item, type, hours ago)."""
+    now = time.time()
+    body = [
+        {"user": user, "item": item, "type": kind, "timestamp": now - HOUR * ago}
+        for user, item, kind, ago in events
+    ]
+    response = await client.post("/v1/events", json={"events": body})
+    assert response.json()["accepted"] == len(events), response.text
+
+
+async def new(client, item_id, **attributes):
+    body = {"title": item_id, "like": "item-1", "attributes": attributes}
+    assert (await client.put(f"/v1/items/{item_id}", json=body)).status_code == 200
+
+
+async def fill(client):
+    """Events and items from which every list has items, item-21 to item-23 among them."""
+    await send(
+        client, *(("zoe", f"item-{n}", "view", 30 - n) for n in (20, 21, 22, 23)),
+        *(("max", f"item-{n}", "purchase", 1) for n in (21, 22, 23)),
+    )  # fmt: skip
+    await new(client, "first")
+    await new(client, "second")
+
+
+# Trending
+
+
+async def test_trending_items_are_by_decayed_weights(client):
+    await send(
+        client,
+        ("ada", "item-1", "view", 0), ("bob", "item-1", "view", 12), ("eve", "item-1", "view", 24),
+        ("ada", "item-2", "purchase", 6), ("ada", "item-2", "view", 0),
+        ("ada", "item-3", "cart", 24 * 8), ("ada", "item-4", "impression", 0),
+        ("ada", "gone", "purchase", 0), ("bob", "item-5", "remove_from_cart", 0),
+        ("eve", "item-6", "mystery", 0),
+    )  # fmt: skip
+    found = await ask(client, "trending")
+    scores = {item["item_id"]: item["score"] for item in found["items"]}
+    expected = {
+        "item-2": 1.0 * 2 ** (-6 / 24),
+        "item-1": 0.2 * (1 + 2 ** (-12 / 24) + 2 ** (-24 / 24)),
+        "item-6": 0.2,
+    }
+    assert list(scores) == list(expected)
+    assert scores == pytest.approx(expected, rel=1e-3)
+    assert found["since"] == pytest.approx(time.time() - 7 * 24 * HOUR, abs=60)
+    found = await ask(
+        client, "trending", half_life_h=1, window_h=10, weight=["View:3", "mystery:0.5"]
+    )
+    scores = {item["item_id"]: item["score"] for item in found["items"]}
+    assert scores == pytest.approx({"item-1": 3, "item-2": 3, "item-6": 0.5}, rel=1e-3)
+    assert ids(await ask(client, "trending", window_h=24 * 9))[-1] == "item-3"
+    assert ids(await ask(client, "trending", k=1)) == ["item-2"]
+
+
+async def test_weights_are_for_types_in_any_case(client, service):
+    now = int(time.time() * 1000)  # an imported data set keeps its names
+    await service.store.append([Event("e", "ada", "item-9", "Kauf", now)])
+    assert ids(await ask(client, "trending", weight="kAUF:2")) == ["item-9"]
+    assert ids(await ask(client, "trending", weight="view:2")) == []
+
+
+async def test_without_events_nothing_is_trending(client):
+    found = await ask(client, "trending")
+    assert (found["items"], found["note"]["code"]) == ([], "no_events")
+
+
+async def test_events_of_an_erased_user_do_not_count(client):
+    await send(client, ("eve", "item-1", "view", 0), ("bob", "item-2", "view", 1))
+    assert ids(await ask(client, "trending")) == ["item-1", "item-2"]
+    await send(client, ("eve", "item-3", "cart", 0))
+    assert (await client.delete("/v1/users/eve")).status_code == 204
+    assert ids(await ask(client, "trending")) == ["item-2"]
+    for name in ("continue", "because-viewed"):
+        assert (await ask(client, name, user="eve"))["note"]["code"] == "unknown_user"
+
+
+async def test_trending_items_are_kept_for_a_short_time(client, monkeypatch):
+    monkeypatch.setattr(activity, "KEPT_S", 1000.0)
+    await send(client, ("eve", "item-1", "view", 0))
+    first = await ask(client, "trending")
+    await send(client, ("eve", "item-2", "view", 0))
+    assert await ask(client, "trending") == first
+
+
+# Latest
+
+
+async def test_the_latest_items_are_by_date(settings, random_bundle, tmp_path, running):
+    now = int(time.time())
+    dates = [None, now - 500, now + 1000, now - 100, now - 500, None, now - 700]
+    random_bundle(settings.bundle, len(dates), available_from=dates)
+    async with running(settings.model_copy(update={"histories": None})) as (client, _):
+        found = await ask(client, "latest")
+        assert ids(found) == ["B0003", "B0004", "B0001", "B0006"]
+        assert [item["time"] for item in found["items"]] == [
+            now - 100,
+            now - 500,
+            now - 500,
+            now - 700,
+        ]
+        for item_id, more in (("N1", {}), ("N2", {"available_from": now - 200}), ("N3", {})):
+            body = {"like": "B0000", "attributes": more}
+            assert (await client.put(f"/v1/items/{item_id}", json=body)).status_code == 200
+        found = await ask(client, "latest", k=4)
+        assert ids(found) == ["N3", "N1", "B0003", "N2"]
+        assert [item["time"] for item in found["items"]] == [None, None, now - 100, now - 200]
+
+
+async def test_without_dates_only_added_items_are_new(client):
+    found = await ask(client, "latest")
+    assert (found["items"], found["note"]["code"]) == ([], "no_dates")
+    await new(client, "first")
+    await new(client, "second")
+    assert ids(await ask(client, "latest")) == ["second", "first"]
+
+
+# Together
+
+
+async def test_a_basket_has_companions_that_are_not_in_it(client):
+    found = await ask(client, "together", item=["item-3", "item-4", "item-9", "nothing"])
+    shares = {item["item_id"]: item["score"] for item in found["items"]}
+    # item-n leads to item-n+1 by 1 and to item-n+2 by 0.5
+    expected = {"item-5": 1.5, "item-10": 1.0, "item-6": 0.5, "item-11": 0.5}
+    assert shares == pytest.approx({item: value / 3.5 for item, value in expected.items()})
+    because = {item["item_id"]: item["because"] for item in found["items"]}
+    assert because == {
+        "item-5": "item-4", "item-10": "item-9", "item-6": "item-4", "item-11": "item-9"
+    }  # fmt: skip
+    assert found["unknown_items"] == ["nothing"]
+
+
+async def test_unknown_items_have_no_companions(client):
+    found = await ask(client, "together", item="nothing")
+    assert (found["items"], found["note"]["code"]) == ([], "no_evidence")
+
+
+# Lists of a user
+
+
+async def test_the_list_names_the_newest_item_not_bought(client):
+    await send(
+        client, ("zoe", "item-50", "view", 5), ("zoe", "item-60", "cart", 4),
+        ("zoe", "item-70", "view", 3), ("zoe", "item-70", "purchase", 2),
+        ("zoe", "item-80", "impression", 1), ("zoe", "gone", "view", 0),
+    )  # fmt: skip
+    found = await ask(client, "because-viewed", user="zoe")
+    assert found["because"] == {"item_id": "item-60", "title": "Thing no. 60"}
+    assert ids(found) == ["item-61", "item-62"]
+    await send(client, ("zoe", "item-61", "view", 0))
+    found = await ask(client, "because-viewed", user="zoe")
+    assert found["because"]["item_id"] == "item-61"
+    assert ids(found) == ["item-62", "item-63"]
+    await send(client, ("zoe", "item-62", "dislike", 0))
+    assert ids(await ask(client, "because-viewed", user="zoe")) == ["item-63"]
+
+
+async def test_an_item_without_similar_ones_is_not_named(client):
+    await send(client, ("zoe", "item-50", "view", 1), ("zoe", "item-299", "view", 0))
+    found = await ask(client, "because-viewed", user="zoe")
+    assert found["because"]["item_id"] == "item-50"
+
+
+async def test_who_only_bought_has_no_list_of_viewed_items(client):
+    await send(client, ("zoe", "item-50", "purchase", 1))
+    found = await ask(client, "because-viewed", user="zoe")
+    assert (found["items"], found["note"]["code"]) == ([], "no_evidence")
+
+
+async def test_types_of_the_data_set_have_its_meaning(client, recommender):
+    of = [("stage1", "context", 0.2), ("stage2", "target", 1.0)]
+    behaviours = tuple(Behaviour(*one) for one in of)
+    chain = recommender.retrieval
+    types = EventTypes(behaviours, chain.item_item, chain.counts)
+    recommender.retrieval = replace(chain, types=types)
+    await send(
+        client, ("zoe", "item-5", "stage1", 3), ("zoe", "item-50", "stage1", 2),
+        ("zoe", "item-60", "stage2", 1),
+    )  # fmt: skip
+    assert ids(await ask(client, "continue", user="zoe")) == ["item-50", "item-5"]
+    found = await ask(client, "because-viewed", user="zoe")
+    assert found["because"]["item_id"] == "item-50"
+    assert ids(await ask(client, "trending"))[0] == "item-60"
+
+
+async def test_what_was_left_open_is_listed_last_first(client):
+    await send(
+        client, ("zoe", "item-1", "view", 9), ("zoe", "item-2", "cart", 8),
+        ("zoe", "item-3", "purchase", 7), ("zoe", "item-3", "view", 6),
+        ("zoe", "item-4", "cart", 5), ("zoe", "item-4", "remove_from_cart", 4),
+        ("zoe", "item-1", "view", 3), ("zoe", "item-5", "rating", 2), ("zoe", "gone", "view", 1),
+        ("zoe", "item-6", "impression", 0), ("zoe", "item-7", "view", 2),
+        ("zoe", "item-7", "dismiss", 1), ("zoe", "item-8", "dismiss", 2),
+        ("zoe", "item-8", "view", 1), ("max", "item-9", "view", 0),
+    )  # fmt: skip
+    found = await ask(client, "continue", user="zoe")
+    assert ids(found) == ["item-8", "item-1", "item-2"]
+    assert [item["type"] for item in found["items"]] == ["view", "view", "cart"]
+    assert found["items"][1]["time"] == pytest.approx(time.time() - 3 * HOUR, abs=60)
+    assert ids(await ask(client, "continue", user="zoe", k=1)) == ["item-8"]
+
+
+@pytest.mark.parametrize("name", ["continue", "because-viewed"])
+async def test_an_unknown_user_has_an_empty_list(client, name):
+    found = await ask(client, name, user="nobody")
+    assert (found["items"], found["note"]["code"]) == ([], "unknown_user")
+
+
+# All lists
+
+
+@EACH
+async def test_what_is_hidden_is_never_listed(client, name):
+    await fill(client)
+    before = ids(await ask(client, name))
+    assert len(before) >= 2
+    first, second = before[:2]
+    patch = {"attributes": {"available": False}}
+    assert (await client.patch(f"/v1/items/{first}", json=patch)).status_code == 200
+    assert first not in ids(await ask(client, name))
+    assert (await client.delete(f"/v1/items/{second}")).status_code == 204
+    found = await ask(client, name)
+    assert not {first, second} & set(ids(found))
+    nothing = json.dumps({"must": [{"key": "item_id", "match": "nothing"}]})
+    assert (await ask(client, name, filter=nothing))["items"] == []
+
+
+@EACH
+async def test_filters_and_standing_rules_hold(client, name):
+    await fill(client)
+    odd = {"must": [{"key": "categories", "match": "odd"}]}
+    if name == "latest":
+        await new(client, "third", categories=["odd"])
+    before = ids(await ask(client, name))
+    wanted = ids(await ask(client, name, filter=json.dumps(odd)))
+    assert 0 < len(wanted) < len(before)
+    assert wanted == [item for item in before if item in wanted]
+    rule = {
+        "filter": odd, "pin": ["item-77"], "boosts": [{"filter": odd, "weight": 1}],
+        "max_per": {"categories": 1},
+    }  # fmt: skip
+    assert (await client.put("/v1/rules/odd", json=rule)).status_code == 200
+    standing = {"rules": ["odd"]}
+    assert (await client.put("/v1/aliases/champion", json=standing)).status_code == 200
+    found = await ask(client, name)
+    assert (ids(found), found["rules"]) == (wanted[:1], ["odd"])
+
+
+@EACH
+async def test_attributes_are_told_if_asked_for(client, name):
+    await fill(client)
+    found = await ask(client, name, include="metadata", k=1)
+    assert "categories" in found["items"][0]["metadata"]
+    assert "metadata" not in (await ask(client, name))["items"][0]
+
+
+LONG = "x" * 257
+OF_ALL = {
+    "k=0": "/k", "k=201": "/k", "nothing=1": "/nothing", "filter=x": "/filter",
+    "filter={": "/filter", "filter=[]": "/filter", f"filter={'x' * 4001}": "/filter",
+    "include=trace": "/include/0", "model=A": "/model",
+}  # fmt: skip
+OF_USERS = {"user=": "/user", f"user={LONG}": "/user", "user=%0a": "/user", "": "/user"}
+OF_ONE = {
+    "trending": {
+        "half_life_h=0": "/half_life_h", "half_life_h=721": "/half_life_h",
+        "half_life_h=nan": "/half_life_h", "window_h=0": "/window_h", "window_h=721": "/window_h",
+        "window_h=inf": "/window_h", "weight=view": "/weight/0", "weight=view:-1": "/weight/0",
+        "weight=view:nan": "/weight/0", "weight=view:1e9": "/weight/0",
+        "&".join(["weight=view:1"] * 21): "/weight",
+    },
+    "latest": {"user=a": "/user"},
+    "together": {
+        "": "/item", "item=": "/item/0", f"item={LONG}": "/item/0", "item=a%00": "/item/0",
+        "&".join(["item=a"] * 51): "/item",
+    },
+    "because-viewed": OF_USERS,
+    "continue": OF_USERS,
+}  # fmt: skip
+
+
+@EACH
+async def test_every_parameter_is_bounded(client, name):
+    both = {f"{urlencode(LISTS[name])}&{query}": pointer for query, pointer in OF_ALL.items()}
+    for query, pointer in (both | OF_ONE[name]).items():
+        response = await client.get(f"/v1/lists/{name}?{query}")
+        assert response.status_code == 422, (query, response.text)
+        assert response.headers["cache-control"] == "no-store"
+        body = response.json()
+        assert (body["code"], body["errors"][0]["location"]) == ("invalid_request", "query")
+        assert body["errors"][0]["pointer"] == pointer, query
+
+
+@EACH
+async def test_a_filter_that_does_not_fit_is_a_problem(client, name):
+    wrong = json.dumps({"must": [{"key": "nothing", "match": 1}]})
+    response = await get(client, name, filter=wrong)
+    assert (response.status_code, response.json()["code"]) == (422, "invalid_filter")
+    assert response.json()["errors"][0]["location"] == "query"
+    response = await get(client, name, model="nobody")
+    assert (response.status_code, response.json()["code"]) == (404, "unknown_model")
+
+
+@pytest.mark.parametrize("name", ["together", "because-viewed"])
+async def test_a_bundle_without_retrieval_is_a_problem(client, recommender, name):
+    recommender.retrieval = None
+    response = await get(client, name)
+    assert (response.status_code, response.json()["code"]) == (409, "unsupported_by_model")
+    assert (await client.get("/v1/lists/trending")).status_code == 200
+
+
+# Caching
+
+
+@EACH
+async def test_lists_can_be_kept_and_checked(client, name):
+    await fill(client)
+    response = await get(client, name)
+    shared = name in ("trending", "latest", "together")
+    assert response.headers["cache-control"] == (SHARED if shared else PRIVATE)
+    assert (f"max-age={MAX_AGE_S}" in SHARED, "private" in PRIVATE) == (True, True)
+    assert response.headers["vary"] == "Authorization"
+    tag = response.headers["etag"]
+    for given in (tag, f'"x", {tag}', tag.removeprefix("W/"), "*"):
+        again = await get(client, name, headers={"if-none-match": given})
+        assert (again.status_code, again.content) == (304, b"")
+        for header in ("etag", "cache-control", "vary"):
+            assert again.headers[header] == response.headers[header]
+    first = response.json()["items"][0]["item_id"]
+    assert (await client.delete(f"/v1/items/{first}")).status_code == 204
+    again = await get(client, name, headers={"if-none-match": tag})
+    assert again.status_code == 200
+    assert again.headers["etag"] != tag
+
+
+class Shop:
+    """A client with a key."""
+
+    def __init__(self, client, key):
+        self.client, self.headers = client, {"Authorization": f"Bearer {key}"}
+
+    async def get(self, path, **more):
+        return await self.client.get(path, headers=self.headers, **more)
+
+    async def post(self, path, **more):
+        return await self.client.post(path, headers=self.headers, **more)
+
+
+@pytest.fixture
+async def shops(settings, recommender, running, tmp_path):
+    """Clients of one service: of all users, and of two tenants."""
+    file = tmp_path / "keys.json"
+    tenants = {"all": None, "one": "one", "two": "two"}
+    keys = {name: auth.create(file, name, "write", tenant=of) for name, of in tenants.items()}
+    guarded = settings.model_copy(update={"keys": file})
+    async with running(guarded, recommender=recommender) as (client, _):
+        yield {name: Shop(client, key) for name, key in keys.items()}
+
+
+async def test_tenants_do_not_see_each_other_s_events(shops):
+    await send(shops["one"], ("ada", "item-5", "view", 0), ("ada", "item-6", "cart", 1))
+    await send(shops["two"], ("ada", "item-7", "view", 0))
+    found = {name: set(ids(await ask(shop, "trending"))) for name, shop in shops.items()}
+    assert found == {
+        "one": {"item-5", "item-6"}, "two": {"item-7"}, "all": {"item-5", "item-6", "item-7"}
+    }  # fmt: skip
+    left = {name: ids(await ask(shop, "continue", user="ada")) for name, shop in shops.items()}
+    assert left == {"one": ["item-5", "item-6"], "two": ["item-7"], "all": []}
+    named = [(await ask(shops[n], "because-viewed", user="ada")).get("because") for n in shops]
+    assert [one and one["item_id"] for one in named] == ["item-2", "item-5", "item-7"]
+
+
+async def test_no_shared_cache_keeps_what_is_of_a_tenant(shops):
+    policies = {
+        name: [(await get(shop, path)).headers["cache-control"] for path in LISTS]
+        for name, shop in shops.items()
+    }
+    assert policies["all"] == [SHARED, SHARED, SHARED, PRIVATE, PRIVATE]
+    assert policies["one"] == [OF_TENANT, SHARED, SHARED, PRIVATE, PRIVATE]
+    assert "private" in OF_TENANT
+
+
+async def test_lists_need_a_key(shops):
+    assert (await shops["all"].get("/v1/lists/latest")).status_code == 200
+    refused = await shops["all"].client.get("/v1/lists/latest")
+    assert (refused.status_code, refused.headers["cache-control"]) == (401, "no-store")
+
+
+@EACH
+async def test_a_list_that_takes_too_long_is_a_problem(settings, recommender, running, name):
+    short = settings.model_copy(update={"deadline_ms": 200.0})
+    async with running(short, recommender=recommender) as (client, service):
+        free, reads = asyncio.Event(), service.reads
+
+        async def slow(*arguments, **more):
+            await free.wait()
+            return await reads(*arguments, **more)
+
+        service.lists._reads = service.lists._recent._reads = slow
+        response = await get(client, name)
+        assert (response.status_code, response.json()["code"]) == (504, "deadline_exceeded")
+        assert response.headers["cache-control"] == "no-store"
+        free.set()
+
+
+def test_documents_say_how_long_lists_may_be_kept(settings):
+    paths = create_app(settings).openapi()["paths"]
+    for path in (*(f"/v1/lists/{name}" for name in LISTS), "/v1/recommendations"):
+        responses = paths[path]["get"]["responses"]
+        assert responses["200"]["content"]["application/json"]["schema"]["$ref"]
+        for status in ("200", "304"):
+            assert {"ETag", "Cache-Control"} <= responses[status]["headers"].keys()
+        assert "content" not in responses["304"]
+
+
+# Recommendations by GET
+
+
+async def test_an_answer_by_get_is_that_by_post(client):
+    cheap = {"must": [{"key": "price", "range": {"lt": 20}}]}
+    await client.put("/v1/rules/odd", json={"filter": {"must_not": [{"key": "price", "match": 1}]}})
+    for given in ({"user": "ada"}, {"history": ["item-4", "item-9"]}, {"history": []}):
+        more = {"k": 4, "include": ["metadata"], "rules": ["odd"]}
+        by_post = await client.post("/v1/recommendations", json={**given, **more, "filter": cheap})
+        query = {**given, **more, "filter": json.dumps(cheap)}
+        by_get = await client.get("/v1/recommendations", params=query)
+        assert by_get.headers["cache-control"] == PRIVATE
+        answers = [response.json() for response in (by_post, by_get)]
+        for answer in answers:
+            answer.pop("recommendation_id")
+        assert answers[0] == answers[1]
+
+
+async def test_a_user_has_the_same_answer_under_both_paths(client):
+    one = await client.get("/v1/recommendations", params={"user": "ada", "k": 3})
+    other = await client.get("/v1/users/ada/recommendations", params={"k": 3})
+    assert one.json()["items"] == other.json()["items"]
+    assert one.headers["etag"] == other.headers["etag"]
+
+
+@pytest.mark.parametrize("path", ["/v1/recommendations?user=zoe", "/v1/users/zoe/recommendations"])
+async def test_an_answer_that_the_client_has_is_not_repeated(client, service, path):
+    await send(client, ("zoe", "item-5", "view", 0))
+    first = await client.get(path)
+    again = await client.get(path, headers={"if-none-match": first.headers["etag"]})
+    assert (again.status_code, again.content) == (304, b"")
+    # The client goes on with the first answer, so that feedback has its id.
+    kept = [one.recommendation_id for one in service.store._remembered]
+    rows = service.store._query("SELECT recommendation_id FROM recommendations", ())
+    assert [*kept, *(name for (name,) in rows)] == [first.json()["recommendation_id"]]
+    await send(client, ("zoe", "item-6", "view", 0))
+    again = await client.get(path, headers={"if-none-match": first.headers["etag"]})
+    assert again.status_code == 200
+    assert again.json()["recommendation_id"] != first.json()["recommendation_id"]
+
+
+async def test_parameters_of_recommendations_are_bounded(client):
+    for query, pointer in {
+        "user=a&history=b": "", "user=": "/user", "history=": "/history/0",
+        "&".join(["history=a"] * 51): "/history", "k=0": "/k", "filter=[1]": "/filter",
+        "seed=3": "/seed", "diversity=2": "/diversity",
+    }.items():  # fmt: skip
+        response = await client.get(f"/v1/recommendations?{query}")
+        assert (response.status_code, response.headers["cache-control"]) == (422, "no-store")
+        assert response.json()["errors"][0]["pointer"] == pointer, query
+
+
+async def test_problems_by_get_are_those_by_post(client):
+    for query, status, code in (
+        ({"user": "nobody", "fallback": False}, 404, "unknown_user"),
+        ({"user": "ada", "model": "nobody"}, 404, "unknown_model"),
+        ({"user": "ada", "rules": "nothing"}, 422, "invalid_request"),
+    ):
+        response = await client.get("/v1/recommendations", params=query)
+        assert (response.status_code, response.json()["code"]) == (status, code)

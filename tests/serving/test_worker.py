@@ -1,0 +1,48 @@
+"""The worker: free memory goes back to the kernel, at most once a minute."""
+
+import asyncio
+import ctypes
+import platform
+from types import SimpleNamespace
+from typing import Any
+
+import psutil
+import pytest
+
+from recsys.serving import worker
+from recsys.serving.settings import ServingSettings
+from recsys.serving.worker import DecodeWorker, trim_memory
+
+MB = 1 << 20
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc has malloc_trim")
+def test_trim_returns_free_pages_between_live_blocks():
+    libc = ctypes.CDLL(None)
+    libc.malloc.restype, libc.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
+    libc.free.restype, libc.free.argtypes = None, [ctypes.c_void_p]
+    process = psutil.Process()
+    blocks = [libc.malloc(64 << 10) for _ in range(2_000)]  # below the size that has its own pages
+    for block in blocks:
+        ctypes.memset(block, 1, 64 << 10)
+    for block in blocks[::2]:
+        libc.free(block)
+    before = process.memory_info().rss
+    trim_memory()
+    freed = before - process.memory_info().rss
+    for block in blocks[1::2]:
+        libc.free(block)
+    trim_memory()
+    assert freed > 40 * MB  # of 62.5
+
+
+def test_memory_is_trimmed_once_a_minute(monkeypatch: pytest.MonkeyPatch):
+    clock, trimmed = [1000.0], []
+    monkeypatch.setattr(worker, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    monkeypatch.setattr(worker, "trim_memory", lambda: trimmed.append(clock[0]))
+    decode = DecodeWorker(ServingSettings())
+    model: Any = SimpleNamespace(recommend_batch=lambda batch: batch)
+    for clock[0] in (1000.0, 1059.0, 1060.5, 1061.0, 1119.0, 1121.0, 1300.0):
+        asyncio.run(decode.run(model, []))
+    decode.close()
+    assert trimmed == [1060.5, 1121.0, 1300.0]
