@@ -23,8 +23,9 @@ from recsys.interactions import NEGATIVE_TYPE, Histories, count_as_seen
 from recsys.live import Epoch
 from recsys.live_catalog import EpochCatalog
 from recsys.requests import SOURCES, Recommendation, RecommendRequest
-from recsys.retrieval import Candidates, Reranker, Retrieval
+from recsys.retrieval import Candidates, Proposals, Reranker, Retrieval
 from recsys.retrieval.event_types import EventTypes
+from recsys.retrieval.native import NativeRetrieval, covers
 from recsys.retrieval.reranker import MODEL as MODEL_SOURCE
 
 MODEL, RETRIEVAL, POPULAR, PINNED = 0, 1, 2, 3
@@ -102,7 +103,7 @@ class Batch:
 
     def search_request(
         self,
-        candidates: Candidates | None = None,
+        candidates: Proposals | None = None,
         candidate_nodes: int | None = None,
         *,
         seeds: Sequence[int] | None = None,
@@ -128,7 +129,7 @@ class Batch:
         """The k best items by retrieval for each request, of those that it may get."""
         return retrieval.candidates(self.histories, k, **self._limits(len(retrieval)))
 
-    def proposals(self, retrieval: Retrieval, k: int) -> Candidates:
+    def proposals(self, retrieval: Retrieval, k: int) -> Proposals:
         """What the sources of retrieval propose to each request (`Retrieval.propose`)."""
         later = self.epoch.catalog.later
         size = len(retrieval) + (0 if later is None else len(later))
@@ -179,10 +180,19 @@ class Batch:
 
     def lists(self, beams: Beams, k: int, *, boosted: bool = True) -> Lists:
         """The k best items that the search found for each request."""
+        trie, rows, scores = self.epoch.trie, beams.rows.cpu().numpy(), beams.scores.cpu().numpy()
+        boosted = boosted and any(self.boosts)
+        if trie.num_rows == len(trie.row_items) and not boosted:  # a row is an item
+            width = min(k, rows.shape[1])
+            items = np.full((len(rows), k), -1, np.int32)
+            own = np.full(items.shape, -np.inf, np.float32)
+            items[:, :width] = np.where(rows >= 0, trie.row_items[rows], -1)[:, :width]
+            own[:, :width] = scores[:, :width]
+            return Lists.of_model(items, own)
         return items_of_rows(
-            self.epoch.trie,
-            beams.rows.cpu().numpy(),
-            beams.scores.cpu().numpy(),
+            trie,
+            rows,
+            scores,
             k,
             excluded=self.excluded,
             masks=self.masks,
@@ -190,15 +200,19 @@ class Batch:
         )
 
     def blended(
-        self, beams: Beams, k: int, candidates: Candidates, retrieval: Retrieval, reranker: Reranker
+        self, beams: Beams, k: int, candidates: Proposals, retrieval: Retrieval, reranker: Reranker
     ) -> tuple[Lists, Lists]:
         """The k best of the search's and retrieval's items, and the model's own, without boosts."""
         assert beams.candidate_scores is not None  # noqa: S101 - the search got the candidates
         own = self.lists(beams, max(k, beams.rows.shape[1]), boosted=False)
+        scored = beams.candidate_scores.cpu().numpy()
+        native = candidates.evidence.native
+        if native is not None and covers(reranker):
+            return self._best(native, own, k, candidates, scored, reranker), own.first(k)
         union = Union.of(
             own,
             candidates,
-            beams.candidate_scores.cpu().numpy(),
+            scored,
             retrieval,
             self.histories,
             trie=self.epoch.trie,
@@ -206,6 +220,35 @@ class Batch:
             sources=reranker.sources,
         )
         return union.best(reranker, k), own.first(k)
+
+    def _best(
+        self,
+        native: NativeRetrieval,
+        own: Lists,
+        k: int,
+        candidates: Proposals,
+        scored: NDArray[np.floating[Any]],
+        reranker: Reranker,
+    ) -> Lists:
+        """`Union.best` in the native library."""
+        first, evidence = own.items.shape[1], candidates.evidence
+        items = np.concatenate([own.items, candidates.items], axis=1)
+        log_probs = np.full(items.shape, -np.inf, np.float32)
+        log_probs[:, :first] = own.scores
+        log_probs[:, first : first + scored.shape[1]] = scored
+        source = np.full(items.shape, MODEL, np.int8)
+        source[:, first:] = np.where(candidates.supported, RETRIEVAL, POPULAR)
+        found = native.rank(
+            reranker,
+            k,
+            self.histories,
+            None if evidence.retrieval.sasrec is None else evidence.states,
+            items=items,
+            log_probs=log_probs,
+            source=source,
+            gains=_gains(items, self.boosts, self.epoch.trie) if any(self.boosts) else None,
+        )
+        return Lists(*found)
 
 
 @dataclass(frozen=True)
@@ -291,7 +334,7 @@ class Union:
     def of(
         cls,
         model: Lists,
-        candidates: Candidates,
+        candidates: Proposals,
         candidate_scores: NDArray[np.floating[Any]],
         retrieval: Retrieval,
         histories: Histories,
@@ -324,12 +367,7 @@ class Union:
         source = np.concatenate(
             [model.source, np.where(candidates.supported, RETRIEVAL, POPULAR)], axis=1
         )
-        gains = np.zeros(items.shape)
-        for i, boost in enumerate(boosts):
-            if boost is not None:
-                real = np.flatnonzero(items[i] >= 0)
-                gains[i, real] = boost.items[trie.item_places(items[i, real])]
-        return cls(items, values, gains, source.astype(np.int8))
+        return cls(items, values, _gains(items, boosts, trie), source.astype(np.int8))
 
     def best(self, reranker: Reranker, k: int) -> Lists:
         """The k best items; ties keep the model's order, with the model's items first."""
@@ -346,7 +384,19 @@ class Union:
         )
 
 
-def candidate_rows(trie: ItemTrie, candidates: Candidates) -> list[NDArray[np.int32]]:
+def _gains(
+    items: NDArray[np.int32], boosts: Sequence[Boost | None], trie: ItemTrie
+) -> NDArray[np.float64]:
+    """(n, w) what items gain by the requests' boosts; 0 where there is no item."""
+    gains = np.zeros(items.shape)
+    for i, boost in enumerate(boosts):
+        if boost is not None:
+            real = np.flatnonzero(items[i] >= 0)
+            gains[i, real] = boost.items[trie.item_places(items[i, real])]
+    return gains
+
+
+def candidate_rows(trie: ItemTrie, candidates: Proposals) -> list[NDArray[np.int32]]:
     """Trie rows of each request's candidates, in their order."""
     return [trie.item_row[items[items >= 0]] for items in candidates.items]
 

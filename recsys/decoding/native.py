@@ -155,11 +155,13 @@ class _Call:
 
     def _add_candidates(self, rows: RowTree, vocabulary: int) -> None:
         """Run the nodes of the candidates in the first pass, and keep its logits."""
-        self._extra = [t.contiguous() for t in (rows.tokens, rows.parents, rows.depth)]
+        given = (rows.tokens, rows.parents, rows.depth, rows.states)
+        self._extra = [t.contiguous() for t in given]
         self._first = torch.empty((len(rows.tokens), 1 + rows.width, vocabulary))
         self._call.extra = rows.width
-        for name, given in zip(("token", "parent", "depth"), self._extra, strict=True):
-            setattr(self._call, f"extra_{name}", given.data_ptr())
+        names = ("token", "parent", "depth", "state")
+        for name, tensor in zip(names, self._extra, strict=True):
+            setattr(self._call, f"extra_{name}", tensor.data_ptr())
         self._call.extra_logits = self._first.data_ptr()
 
     def run(self, decoder: NativeDecoder) -> None:

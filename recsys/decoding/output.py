@@ -18,7 +18,8 @@ class DecodeStats:
 
     Attributes:
         target_passes: forward passes of the target, the prefill included.
-        target_tokens: tokens that the target was run on.
+        target_tokens: tokens that the target was run on. A candidate's prefix that becomes a beam
+            counts twice, also where the native search runs it once.
         kv_slots: cache slots that the request held, one a token; beams share their prompt.
         kv_bytes: the same in bytes.
         accepted_levels: drafted levels that the first pass accepted, at most L - 1.

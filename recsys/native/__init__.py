@@ -1,4 +1,5 @@
-"""The tree forward pass in C, for Llama-family decoders in float32 on a CPU.
+"""C for a CPU: the tree forward pass of Llama-family decoders in float32, searches, blended lists.
 
-`recsys.models.tree_forward.TreeModel.run` uses it where it can, and is its reference.
+Each has its reference in Python: `recsys.models.tree_forward.TreeModel.run`, `recsys.decoding.beam`
+and `recsys.retrieval`.
 """

@@ -21,7 +21,9 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 LIBRARY = HERE / "_native.so"
-SOURCES = ("entry.c", "search.c")  # besides forward.c, which is compiled per instruction set
+SOURCES = ("entry.c", "search.c")
+# Compiled per instruction set, with further flags. The blend has the bits of its NumPy reference.
+VARIED = {"forward.c": (), "sasrec.c": (), "blend.c": ("-ffp-contract=off",)}
 
 # -ffp-contract=fast: a product and a sum become one instruction wherever the processor has it.
 _FLAGS = (
@@ -76,9 +78,10 @@ def compile_with(
     with tempfile.TemporaryDirectory() as folder:
         objects = []
         for variant, machine in variants(zig).items():
-            objects.append(str(Path(folder, f"{variant}.o")))
-            source = [f"-DVARIANT={variant}", "-c", str(HERE / "forward.c"), "-o", objects[-1]]
-            _run([*command, *_FLAGS, *machine, *flags, *source])
+            for name, own in VARIED.items():
+                objects.append(str(Path(folder, f"{variant}.{name}.o")))
+                source = [f"-DVARIANT={variant}", "-c", str(HERE / name), "-o", objects[-1]]
+                _run([*command, *_FLAGS, *own, *machine, *flags, *source])
         made = Path(folder, "made")
         kind = ["-shared", "-s"] if main is None else [f"-I{HERE}", str(main)]
         sources = [

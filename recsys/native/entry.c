@@ -243,3 +243,35 @@ void recsys_log_sum_exp(const float *logits, int64_t rows, int64_t count, float 
     const Variant *variant = chosen_variant();
     for (int64_t r = 0; r < rows; r++) out[r] = variant->log_sum_exp(logits + r * count, count);
 }
+
+/* The blend (blend.c). The workspace is all zeros before the first call, and belongs to one catalog and
+ * one call at a time; calls leave what has to be zero as zeros. */
+int64_t recsys_blend_workspace(const Fitted *fitted, int64_t batch, int64_t most, int64_t width) {
+    return chosen_variant()->blend->bytes(fitted, batch, most, width);
+}
+
+void recsys_cosines(const Fitted *fitted, const Asked *asked, char *workspace, float *out) {
+    chosen_variant()->blend->cosines(fitted, asked, workspace, out);
+}
+
+void recsys_propose(const Fitted *fitted, const Asked *asked, const Proposals *p, char *workspace) {
+    chosen_variant()->blend->propose(fitted, asked, p, workspace);
+}
+
+void recsys_rank(const Fitted *fitted, const Asked *asked, const Ranking *r, char *workspace) {
+    chosen_variant()->blend->rank(fitted, asked, r, workspace);
+}
+
+void recsys_because(const Fitted *fitted, const Asked *asked, const int32_t *items, int64_t count,
+                    char *workspace, int64_t *out) {
+    chosen_variant()->blend->because(fitted, asked, items, count, workspace, out);
+}
+
+/* SASRec (sasrec.c). `asked` has no more than the histories; `out` is (batch, hidden). */
+int64_t recsys_states_workspace(const Sasrec *model) {
+    return chosen_variant()->states->bytes(model);
+}
+
+void recsys_states(const Sasrec *model, const Asked *asked, char *workspace, float *out) {
+    chosen_variant()->states->run(model, asked, chosen_variant()->multiply, workspace, out);
+}

@@ -534,5 +534,10 @@ static float log_sum_exp(const float *logits, int64_t count) {
 #define NAMED(name) JOIN(variant_, name)
 #define TEXT(name) #name
 #define QUOTED(name) TEXT(name)
+#define BLEND(name) JOIN(blend_, name)
+#define STATES(name) JOIN(states_, name)
+extern const Blend BLEND(VARIANT);
+extern const States STATES(VARIANT);
 const Variant NAMED(VARIANT) = {QUOTED(VARIANT), forward, scratch_bytes,
-                                log_sum_exp, project};
+                                log_sum_exp, project, multiply, &BLEND(VARIANT),
+                                &STATES(VARIANT)};

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from recsys.native.build import LIBRARY
 
-ABI = 3
+ABI = 4
 PANEL = 32
 OFF = "RECSYS_NATIVE"
 """Environment variable; 0 leaves the library unused. Tests and comparisons set it."""
@@ -95,13 +95,101 @@ class Search(ctypes.Structure):
         ("window", ctypes.c_int64 * 2),
         *((name, ctypes.c_void_p) for name in ("allowed", "dead", "dead_count", "gains")),
         ("extra", ctypes.c_int64),
-        *((name, INTEGERS) for name in ("extra_token", "extra_parent", "extra_depth")),
+        *((f"extra_{name}", INTEGERS) for name in ("token", "parent", "depth", "state")),
         ("extra_logits", FLOATS),
         ("cache", FLOATS),
         ("cache_layer", ctypes.c_int64),
         ("cache_values", ctypes.c_int64),
         *((name, ctypes.c_void_p) for name in ("workspace", "row", "sequence", "log_prob")),
         *((name, ctypes.c_void_p) for name in ("complete", "finite")),
+    ]
+
+
+class Matrix(ctypes.Structure):
+    """`Matrix` of native.h."""
+
+    _fields_ = [(name, ctypes.c_void_p) for name in ("start", "column", "value")]
+
+
+class Fitted(ctypes.Structure):
+    """`Fitted` of native.h."""
+
+    _fields_ = [
+        *((name, ctypes.c_int64) for name in ("items", "terms", "vector_size", "state_size")),
+        *((name, Matrix) for name in ("item_item", "neighbors", "content")),
+        *((name, FLOATS) for name in ("vectors", "states", "popularity")),
+        *((name, INTEGERS) for name in ("order", "recent_order")),
+        *((name, ctypes.c_void_p) for name in ("log_counts", "log_recent", "eventless")),
+        ("smoothing", ctypes.c_double),
+    ]
+
+
+class Asked(ctypes.Structure):
+    """`Asked` of native.h."""
+
+    _fields_ = [
+        ("batch", ctypes.c_int64),
+        *((name, ctypes.c_void_p) for name in ("offset", "history", "decay", "neighbor_decay")),
+        *((name, ctypes.c_void_p) for name in ("blocked", "states")),
+    ]
+
+
+class Proposals(ctypes.Structure):
+    """`Proposals` of native.h."""
+
+    _fields_ = [
+        *((name, ctypes.c_int64) for name in ("k", "half", "quarter", "near", "width")),
+        *((name, ctypes.c_void_p) for name in ("cosines", "nearest", "items", "supported")),
+    ]
+
+
+RANKED = (
+    *("item_item", "last_item", "neighbors", "vectors", "last_vectors", "content", "last_content"),
+    *("sasrec", "model", "popularity", "recent"),
+)
+"""Sources of the reranker, by their numbers in native.h."""
+
+
+class Weights(ctypes.Structure):
+    """`Weights` of native.h."""
+
+    _fields_ = [
+        ("source", ctypes.c_int64),
+        *((name, ctypes.c_double) for name in ("value", "rank", "gap", "new_rank")),
+    ]
+
+
+class Ranking(ctypes.Structure):
+    """`Ranking` of native.h."""
+
+    _fields_ = [
+        *((name, ctypes.c_int64) for name in ("width", "k", "formed_count", "plain_count")),
+        ("weighs_new", ctypes.c_int64),
+        *((name, Weights * len(RANKED)) for name in ("formed", "plain")),
+        *((name, ctypes.c_double) for name in ("missing", "is_new")),
+        *((name, ctypes.c_void_p) for name in ("log_rank", "items", "log_probs", "source")),
+        *((name, ctypes.c_void_p) for name in ("gains", "best", "score", "best_source")),
+    ]
+
+
+class SasrecLayer(ctypes.Structure):
+    """`SasrecLayer` of native.h."""
+
+    _fields_ = [
+        *((name, Linear) for name in ("mixed", "out", "inner", "outer")),
+        ("norm", FLOATS * 4),
+    ]
+
+
+class Sasrec(ctypes.Structure):
+    """`Sasrec` of native.h."""
+
+    _fields_ = [
+        *((name, ctypes.c_int64) for name in ("items", "layers", "hidden", "inner", "heads")),
+        *((name, ctypes.c_int64) for name in ("window", "block")),
+        *((name, FLOATS) for name in ("vectors", "positions")),
+        ("norm", FLOATS * 2),
+        ("layer", ctypes.POINTER(SasrecLayer)),
     ]
 
 
@@ -116,11 +204,14 @@ class Library:
         """
         self._functions = ctypes.CDLL(os.fspath(path))  # its calls release the interpreter lock
         try:
-            sizes = ("workspace", "search_workspace", "project_workspace")
-            for name in ("abi", "forward", "search", *sizes):
+            sizes = ("", "search_", "project_", "blend_", "states_")
+            for name in ("abi", "forward", "search", *(f"{size}workspace" for size in sizes)):
                 getattr(self._functions, f"recsys_{name}").restype = ctypes.c_int64
-            for name in ("log_sum_exp", "project"):
+            blend = ("cosines", "propose", "rank", "because", "states")
+            for name in ("log_sum_exp", "project", *blend):
                 getattr(self._functions, f"recsys_{name}").restype = None
+            size = ctypes.c_int64
+            self._functions.recsys_blend_workspace.argtypes = [ctypes.c_void_p, size, size, size]
             self._functions.recsys_variant.restype = ctypes.c_char_p
             self._functions.recsys_variant.argtypes = [ctypes.c_int64]
             self._functions.recsys_choose.argtypes = [ctypes.c_int64]
@@ -135,6 +226,13 @@ class Library:
         self.log_sum_exp = self._functions.recsys_log_sum_exp
         self.project_workspace = self._functions.recsys_project_workspace
         self.project = self._functions.recsys_project
+        self.blend_workspace = self._functions.recsys_blend_workspace
+        self.cosines = self._functions.recsys_cosines
+        self.propose = self._functions.recsys_propose
+        self.rank = self._functions.recsys_rank
+        self.because = self._functions.recsys_because
+        self.states_workspace = self._functions.recsys_states_workspace
+        self.states = self._functions.recsys_states
 
     @property
     def variants(self) -> list[str]:

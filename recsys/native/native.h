@@ -7,7 +7,7 @@
 
 #include <stdint.h>
 
-enum { ABI = 3 };        /* raise it with every change of these structures */
+enum { ABI = 4 };        /* raise it with every change of these structures */
 enum { PANEL = 32 };     /* columns of a panel of packed weights */
 enum { MOST_MASKS = 2 }; /* kinds of attention masks: full and sliding */
 
@@ -79,9 +79,10 @@ typedef struct {
     /* Nodes that the first pass runs besides the prompts, in the slots before those of beams:
      * (batch, extra) tokens, -1 for padding behind the last; their places among these nodes, -1 for
      * the prompt; depths from 1. `extra_logits` gets (batch, 1 + extra, vocabulary) logits of the
-     * prompt and the nodes (padding: the prompt's), unless it is NULL. */
+     * prompt and the nodes (padding: the prompt's), unless it is NULL. Beams at the states of these
+     * nodes are then not run again. */
     int64_t extra;
-    const int64_t *extra_token, *extra_parent, *extra_depth;
+    const int64_t *extra_token, *extra_parent, *extra_depth, *extra_state;
     float *extra_logits;
     float *cache; /* as in Pass */
     int64_t cache_layer, cache_values;
@@ -94,6 +95,103 @@ typedef struct {
     /* (batch,) whether no other row scores more, and whether all logits were finite */
     uint8_t *complete, *finite;
 } Search;
+
+/* A sparse matrix by rows; `start` is NULL where there is none. Rows may be in any order. */
+typedef struct {
+    const int64_t *start;
+    const int32_t *column;
+    const float *value;
+} Matrix;
+
+/* What `recsys.retrieval.Retrieval` has fitted on a catalog; parts that it lacks are NULL. */
+typedef struct {
+    int64_t items, terms, vector_size, state_size;
+    Matrix item_item, neighbors, content;
+    const float *vectors, *states;           /* (items, vector_size); of SASRec, (items, state_size) */
+    const double *popularity;                /* (items,) probabilities */
+    const int64_t *order, *recent_order;     /* items by descending popularity */
+    const double *log_counts, *log_recent;   /* (items,) values of plain sources */
+    const uint8_t *eventless;                /* (items,) whether an item has no events */
+    double smoothing;
+} Fitted;
+
+/* Histories of a batch, oldest event first; items outside the catalog only age the others. */
+typedef struct {
+    int64_t batch;
+    const int64_t *offset;                /* (batch + 1,) */
+    const int32_t *history;
+    const double *decay, *neighbor_decay; /* weights by age, from 0 to the longest history */
+    const uint8_t *blocked;               /* (batch, items) */
+    const float *states;                  /* (batch, state_size) last states of SASRec */
+} Asked;
+
+typedef struct {
+    int64_t k, half, quarter; /* items by evidence, of further sources, of popular ones */
+    int64_t near, width;
+    const float *cosines;   /* (batch, items) of `recsys_cosines`; NULL without content */
+    const int64_t *nearest; /* (batch, near) items with the largest of them, in any order */
+    int32_t *items;         /* (batch, width) the proposals, then -1 */
+    uint8_t *supported;     /* (batch, width) whether it is not proposed for popularity alone */
+} Proposals;
+
+/* Sources of the reranker; the first three are shares. */
+enum {
+    ITEM_ITEM, LAST_ITEM, NEIGHBORS, VECTORS, LAST_VECTORS, CONTENT, LAST_CONTENT, SASREC, MODEL,
+    POPULARITY, RECENT, MOST_SOURCES, LAST_SHARE = NEIGHBORS
+};
+
+/* Weights of a source's features; `new_rank` is that of the rank of an item without events. */
+typedef struct {
+    int64_t source;
+    double value, rank, gap, new_rank;
+} Weights;
+
+typedef struct {
+    int64_t width, k, formed_count, plain_count, weighs_new;
+    Weights formed[MOST_SOURCES], plain[MOST_SOURCES]; /* in the order of the reranker's sources */
+    double missing, is_new;
+    const double *log_rank;  /* (width + 1,) log(1 + rank) */
+    const int32_t *items;    /* (batch, width), -1 for none; of equal items the first counts */
+    const float *log_probs;  /* (batch, width) of the model, -inf where it has not scored */
+    const int8_t *source;    /* (batch, width) */
+    const double *gains;     /* (batch, width) of boosts; NULL for none */
+    int32_t *best;           /* (batch, k), best first, then -1 */
+    float *score;
+    int8_t *best_source;
+} Ranking;
+
+/* The blend: the same source, compiled for each instruction set. */
+typedef struct {
+    int64_t (*bytes)(const Fitted *fitted, int64_t batch, int64_t most, int64_t width);
+    void (*cosines)(const Fitted *fitted, const Asked *asked, char *workspace, float *out);
+    void (*propose)(const Fitted *fitted, const Asked *asked, const Proposals *p, char *workspace);
+    void (*rank)(const Fitted *fitted, const Asked *asked, const Ranking *r, char *workspace);
+    void (*because)(const Fitted *fitted, const Asked *asked, const int32_t *items, int64_t count,
+                    char *workspace, int64_t *out);
+} Blend;
+
+/* c = a W^T + bias, or c += it, of `rows` rows; those of c have `width` floats. */
+typedef void (*Multiply)(const Linear *w, const float *a, int64_t a_row, int64_t rows, float *c,
+                         int64_t c_row, int64_t width, int add);
+
+/* A layer of SASRec. `mixed` makes queries, keys and values; norms: weight and bias of each. */
+typedef struct {
+    Linear mixed, out, inner, outer;
+    const float *norm[4];
+} SasrecLayer;
+
+typedef struct {
+    int64_t items, layers, hidden, inner, heads, window, block;
+    const float *vectors, *positions; /* (items, hidden), (window, hidden) */
+    const float *norm[2];
+    const SasrecLayer *layer;
+} Sasrec;
+
+typedef struct {
+    int64_t (*bytes)(const Sasrec *model);
+    void (*run)(const Sasrec *model, const Asked *asked, Multiply multiply, char *workspace,
+                float *out);
+} States;
 
 /* Trees of a search: each has `levels` ancestors per token, slots of its path, its own the last. */
 typedef struct {
@@ -132,6 +230,9 @@ typedef struct {
     int64_t (*scratch_bytes)(const Model *model, const Pass *pass);
     float (*log_sum_exp)(const float *logits, int64_t count);
     void (*project)(const Model *model, int64_t first, int64_t count, float *workspace, float *out);
+    Multiply multiply;
+    const Blend *blend;
+    const States *states;
 } Variant;
 
 /* The chosen instruction set, and a pass of several threads where that pays (entry.c). */

@@ -15,7 +15,7 @@ typedef struct {
     int64_t *state;
     float *score, *log_prob; /* with and without boosts */
     int32_t *path;     /* (beams, levels) slots of the beam's tokens */
-    int64_t *logits;   /* row of the logits of the last pass */
+    const float **logits; /* of the last pass, or of an extra node */
 } Beams;
 
 typedef struct {
@@ -102,7 +102,7 @@ static int64_t lay_out(Run *run, char *from) {
     for (int64_t i = 0; i < 2 * batch; i++)
         run->beams[i] = (Beams){0, (int64_t *)at[11] + i * beams, (float *)at[12] + i * beams,
                                 (float *)at[16] + i * beams, (int32_t *)at[13] + i * beams * levels,
-                                (int64_t *)at[14] + i * beams};
+                                (const float **)at[14] + i * beams};
     run->rest = (float *)at[15];
     run->tree = (Tree){search->length, search->window, run->path, levels};
     run->pass.slots = search->slots;
@@ -160,7 +160,7 @@ static void add_prompts(Run *run) {
         root->count = 1;
         root->state[0] = 0;
         root->score[0] = root->log_prob[0] = 0;
-        root->logits[0] = run->work.wanted_count++;
+        root->logits[0] = run->pass.logits + run->work.wanted_count++ * run->model->vocabulary;
         add_extra(run, b, last);
     }
 }
@@ -171,17 +171,36 @@ static int64_t token_of(const Trie *trie, int64_t state) {
     return trie->alphabet[symbol];
 }
 
-/* The next pass: all live beams, nodes of `depth`, whose slots begin at `first`. */
+/* The place of an extra node that is the beam of `state` at `depth`; -1 if none is. */
+static int64_t find_extra(const Search *search, int64_t b, int64_t state, int64_t depth) {
+    if (search->extra_logits)
+        for (int64_t i = 0; i < search->extra; i++) {
+            const int64_t at = b * search->extra + i;
+            if (search->extra_token[at] < 0) break;
+            if (search->extra_state[at] == state && search->extra_depth[at] == depth) return i;
+        }
+    return -1;
+}
+
+/* The next pass: all live beams, nodes of `depth`, whose slots begin at `first`. Those that the first
+ * pass ran as extra nodes are not run again: they would get the same bits. */
 static void add_beams(Run *run, int64_t depth, int64_t first) {
     const int64_t levels = run->trie->levels;
     for (int64_t b = 0; b < run->search->batch; b++) {
         Beams *beams = &run->beams[b];
         for (int64_t i = 0; i < beams->count; i++) {
             int32_t *path = beams->path + i * levels;
+            const int64_t extra = find_extra(run->search, b, beams->state[i], depth);
+            if (extra >= 0) {
+                const int64_t row = b * (1 + run->search->extra) + 1 + extra;
+                path[depth - 1] = (int32_t)(run->search->prompt + extra);
+                beams->logits[i] = run->search->extra_logits + row * run->model->vocabulary;
+                continue;
+            }
             path[depth - 1] = (int32_t)(first + i);
             memcpy(run->path + run->work.row_count * levels, path, (size_t)depth * sizeof(int32_t));
             run->wanted[run->work.wanted_count] = run->work.row_count;
-            beams->logits[i] = run->work.wanted_count++;
+            beams->logits[i] = run->logits + run->work.wanted_count++ * run->model->vocabulary;
             const int64_t position = run->search->length[b] + depth - 1;
             add_row(run, b, token_of(run->trie, beams->state[i]), position, first + i);
         }
@@ -254,7 +273,7 @@ static void expand(Run *run, int64_t b, int64_t depth) {
     const float *gains = search->gains ? search->gains[b] : 0;
     int64_t found = 0, next_dead = 0;
     for (int64_t i = 0; i < beams->count; i++) {
-        const float *logits = run->pass.logits + beams->logits[i] * vocabulary;
+        const float *logits = beams->logits[i];
         const float total = chosen_variant()->log_sum_exp(logits, vocabulary);
         if (!isfinite(total)) search->finite[b] = 0;
         const int32_t *children = trie->first_child + beams->state[i];
@@ -365,6 +384,7 @@ int64_t recsys_search(const Model *model, const Trie *trie, const Search *search
     }
     for (int64_t depth = 0; depth < trie->levels; depth++) {
         run.work.row_count = run.work.wanted_count = 0;
+        run.pass.logits = depth == 0 && search->extra_logits ? search->extra_logits : run.logits;
         if (depth == 0) {
             add_prompts(&run);
         } else {
@@ -372,7 +392,6 @@ int64_t recsys_search(const Model *model, const Trie *trie, const Search *search
             first += search->width[depth - 1];
         }
         run.pass.view = first;
-        run.pass.logits = depth == 0 && search->extra_logits ? search->extra_logits : run.logits;
         if (run.work.row_count) run_work(&run.work);
         for (int64_t b = 0; b < search->batch; b++) expand(&run, b, depth);
         Beams *before = run.beams;

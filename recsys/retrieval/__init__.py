@@ -8,6 +8,7 @@ from recsys.retrieval.later import LaterItems as LaterItems
 from recsys.retrieval.popularity import decayed_counts as decayed_counts
 from recsys.retrieval.reranker import Reranker as Reranker
 from recsys.retrieval.retrieval import Candidates as Candidates
+from recsys.retrieval.retrieval import Proposals as Proposals
 from recsys.retrieval.retrieval import Retrieval as Retrieval
 from recsys.retrieval.retrieval import digest as digest
 from recsys.retrieval.sasrec import SasRec as SasRec
@@ -17,6 +18,7 @@ __all__ = [
     "Candidates",
     "ItemItem",
     "LaterItems",
+    "Proposals",
     "Reranker",
     "Retrieval",
     "SasRec",

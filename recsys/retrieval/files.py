@@ -31,6 +31,8 @@ def read_matrix(
     size = len(indptr) - 1
     matrix = sparse.csr_array((data, indices, indptr), shape=shape or (size, size))
     matrix.check_format(full_check=True)
+    if len(data) < 2**31:  # half the memory, and the type that the native library reads
+        matrix.indices, matrix.indptr = (a.astype(np.int32) for a in (indices, indptr))
     return matrix
 
 

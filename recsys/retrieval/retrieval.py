@@ -29,11 +29,13 @@ from scipy import sparse
 
 from recsys.errors import ArtifactError
 from recsys.interactions import Behaviour, Histories
+from recsys.native.library import find_library
 from recsys.retrieval.content import ContentIndex, Terms, cosines
 from recsys.retrieval.event_types import SEEN_DECAY, EventTypes
 from recsys.retrieval.files import read_array, read_matrix, save_matrix
 from recsys.retrieval.item_item import ItemItem, best_items, best_of
 from recsys.retrieval.later import LaterItems, describe
+from recsys.retrieval.native import NativeRetrieval
 from recsys.retrieval.reranker import (
     MODEL,
     NEW,
@@ -67,11 +69,26 @@ class Candidates(NamedTuple):
         log_probs: (n, k) float32, padded with -inf.
         supported: (n, k) bool, whether the history has evidence for the item; otherwise it is
             proposed because it is popular.
-        evidence: of the histories, for `log_prob` and `values`.
+        evidence: of the histories, for `log_prob`.
     """
 
     items: NDArray[np.int32]
     log_probs: NDArray[np.float32]
+    supported: NDArray[np.bool_]
+    evidence: Evidence
+
+
+class Proposals(NamedTuple):
+    """Items for the reranker to n histories.
+
+    Attributes:
+        items: (n, w) int32, in no order, padded with -1.
+        supported: (n, w) bool, whether the history has evidence for the item or a source other than
+            popularity proposes it.
+        evidence: of the histories, for `values`.
+    """
+
+    items: NDArray[np.int32]
     supported: NDArray[np.bool_]
     evidence: Evidence
 
@@ -104,6 +121,13 @@ class Evidence:
     retrieval: Retrieval
     histories: Histories
     later: LaterItems | None = None
+
+    @property
+    def native(self) -> NativeRetrieval | None:
+        """The fitted parts in the native library; None where it does not cover what is asked."""
+        if self.later is not None and len(self.later):
+            return None
+        return self.retrieval.native
 
     @cached_property
     def recency(self) -> WeightedItems:
@@ -255,6 +279,18 @@ class Retrieval:
         names = [] if self.types is None else [f"{SEEN}{name}" for name in self.types.numbers]
         return [source for source in SOURCES if parts.get(source, self) is not None] + names
 
+    @property
+    def native(self) -> NativeRetrieval | None:
+        """The fitted parts in the native library; None without it, and with types."""
+        found = find_library()
+        return None if isinstance(found, str) or self.types is not None else self._native
+
+    @cached_property
+    def _native(self) -> NativeRetrieval:
+        found = find_library()
+        assert not isinstance(found, str)  # noqa: S101 - the caller has looked
+        return NativeRetrieval(found, self)
+
     @cached_property
     def popularity(self) -> NDArray[np.float64]:
         """(items + 1,) probabilities; the last one is for items without events."""
@@ -262,12 +298,12 @@ class Retrieval:
         return np.asarray(smoothed / smoothed[:-1].sum())
 
     @cached_property
-    def _order(self) -> NDArray[np.int64]:
+    def popular_order(self) -> NDArray[np.int64]:
         """Items by descending popularity; ties by item."""
         return np.argsort(-self.counts, kind="stable")
 
     @cached_property
-    def _recent_order(self) -> NDArray[np.int64]:
+    def recent_order(self) -> NDArray[np.int64]:
         """Items by descending recent popularity; ties by item."""
         assert self.recent is not None  # noqa: S101 - the caller has looked
         return np.argsort(-self.recent, kind="stable")
@@ -298,7 +334,7 @@ class Retrieval:
         shares = evidence.shares
         probs = self._mixed(shares.values, self.popularity[shares.keys % len(self)], True)
         likely = best_items(replace(shares, values=probs.astype(np.float32)), k, blocked)
-        popular = _first_free(self._order, k, blocked)
+        popular = _first_free(self.popular_order, k, blocked)
         again = (popular[:, :, None] == likely[:, None, :]).any(-1)
         items = np.concatenate([likely, np.where(again, -1, popular)], axis=1)
         share = shares.at(items)
@@ -332,7 +368,7 @@ class Retrieval:
         excluded: Histories | None = None,
         allowed: Sequence[NDArray[np.bool_] | None] | None = None,
         later: LaterItems | None = None,
-    ) -> Candidates:
+    ) -> Proposals:
         """Items for the reranker: those of `candidates`, then k/2 of each further source.
 
         These are the items with the most evidence given the last item and by common users, the
@@ -343,6 +379,9 @@ class Retrieval:
         size = len(self) + (0 if later is None else len(later))
         free = self._blocked(histories, exclude_seen, excluded, allowed, size)
         blocked, evidence = free[:, : len(self)], Evidence(self, histories, later)
+        if (native := evidence.native) is not None:
+            states = None if self.sasrec is None else evidence.states
+            return Proposals(*native.propose(histories, k, free, states), evidence)
         first, half = self._candidates(evidence, k, blocked), -(-k // 2)
         found = [first.items, best_items(evidence.last_shares, half, blocked)]
         if self.neighbors is not None:
@@ -359,17 +398,16 @@ class Retrieval:
             found.append(best_entries(logits, half, blocked))
         elif self.vectors is not None:  # they would mostly repeat what SASRec proposes
             found.append(nearest(product(evidence.vectors, self.vectors.vectors), half, blocked))
-        orders = [self._order] + ([] if self.recent is None else [self._recent_order])
+        orders = [self.popular_order] + ([] if self.recent is None else [self.recent_order])
         popular = np.concatenate([_first_free(o, k // 4, blocked) for o in orders], axis=1)
         found.append(popular)
         if later is not None and len(later):
             found += self._nearest_later(evidence, later, half, free[:, len(self) :])
         items = without_repeats(np.concatenate(found, axis=1))
-        log_probs = np.where(items >= 0, self.log_prob(evidence, items), np.float32(-np.inf))
         supported = (evidence.shares.at(items) > 0) | ~(items[:, :, None] == popular[:, None]).any(
             -1
         )
-        return Candidates(items, log_probs, supported, evidence)
+        return Proposals(items, supported, evidence)
 
     def _nearest_later(
         self, evidence: Evidence, later: LaterItems, width: int, blocked: NDArray[np.bool_]
@@ -523,7 +561,7 @@ class Retrieval:
 
     def popular(self, k: int) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
         """The k items with the most events and their log-probabilities."""
-        items = self._order[:k]
+        items = self.popular_order[:k]
         return items.astype(np.int32), np.log(self.popularity[items]).astype(np.float32)
 
     def similar(
@@ -601,6 +639,8 @@ class Retrieval:
         Returns:
             (n, c) dense items.
         """
+        if (native := self.native) is not None:
+            return native.because(histories, np.asarray(items, np.int32))
         items = np.asarray(items, np.int64)
         seen, owner, size = histories.items, histories.rows, len(self)
         if not len(seen) or not items.shape[1]:

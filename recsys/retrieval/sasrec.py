@@ -20,7 +20,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recsys.interactions import Histories
+from recsys.native.library import find_library
 from recsys.prompts import PromptConfig
+from recsys.retrieval.native import NativeSasRec
 from recsys.retrieval.vectors import largest
 
 FILE, ABOUT = "sasrec.safetensors", "about"
@@ -55,7 +57,14 @@ class SasRec:
         return self.weights[ITEMS]
 
     @cached_property
-    def _layers(self) -> int:
+    def _native(self) -> NativeSasRec:
+        found = find_library()
+        assert not isinstance(found, str)  # noqa: S101 - the caller has looked
+        return NativeSasRec(found, self)
+
+    @cached_property
+    def num_layers(self) -> int:
+        """Number of layers."""
         return len({name.split(".")[1] for name in self.weights if name.startswith("layers.")})
 
     def without(self, items: NDArray[np.integer]) -> SasRec:
@@ -70,6 +79,8 @@ class SasRec:
         Args:
             histories: n sequences of dense items, oldest first; unknown items are skipped.
         """
+        if not isinstance(find_library(), str):
+            return self._native.states(histories)
         known = histories.where(histories.items < len(self))
         start = self.window.start(known.lengths)
         place = np.arange(len(known.items)) - known.offsets[known.rows]
@@ -150,7 +161,7 @@ class SasRec:
         width, lines = items.shape[1], np.arange(len(items))
         states = self.weights[ITEMS][items] + self.weights[POSITIONS][:width]
         later = np.triu(np.full((width, width), -np.inf, np.float32), 1)
-        for layer in range(self._layers):
+        for layer in range(self.num_layers):
             w = {
                 name.split(".", 2)[2]: array
                 for name, array in self.weights.items()

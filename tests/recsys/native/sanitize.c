@@ -1,7 +1,7 @@
-/* Random models and passes for a build with sanitizers: every array has exactly its size, so that
- * any access outside is found, and some weights are NaN or infinite. Each request is run in its
- * batch, and alone with the first layer's projections kept, on every instruction set and with several
- * threads, and must give the same bits; so must whole searches.
+/* Random models, passes, searches, blends and SASRecs for a build with sanitizers: every array has
+ * exactly its size, so that any access outside is found, and some weights are NaN or infinite. Each
+ * request is run in its batch, and alone: passes and searches with the first layer's projections kept,
+ * passes and blends on every instruction set, passes with several threads. It must get the same bits.
  */
 #include <math.h>
 #include <stdio.h>
@@ -16,6 +16,14 @@ int64_t recsys_project_workspace(const Model *model);
 void recsys_project(const Model *model, float *workspace, float *out);
 int64_t recsys_search_workspace(const Model *model, const Trie *trie, const Search *search);
 int64_t recsys_search(const Model *model, const Trie *trie, const Search *search, int64_t *place);
+int64_t recsys_blend_workspace(const Fitted *fitted, int64_t batch, int64_t most, int64_t width);
+void recsys_cosines(const Fitted *fitted, const Asked *asked, char *workspace, float *out);
+void recsys_propose(const Fitted *fitted, const Asked *asked, const Proposals *p, char *workspace);
+void recsys_rank(const Fitted *fitted, const Asked *asked, const Ranking *r, char *workspace);
+void recsys_because(const Fitted *fitted, const Asked *asked, const int32_t *items, int64_t count,
+                    char *workspace, int64_t *out);
+int64_t recsys_states_workspace(const Sasrec *model);
+void recsys_states(const Sasrec *model, const Asked *asked, char *workspace, float *out);
 const char *recsys_variant(int64_t place);
 void recsys_choose(int64_t place);
 
@@ -25,7 +33,7 @@ static uint64_t draw(uint64_t below) {
     return (state >> 33) % below;
 }
 
-static void *kept[4096];
+static void *kept[16384];
 static int kept_count;
 static void *keep(void *memory) {
     if (!memory) abort();
@@ -230,6 +238,182 @@ static Trie make_trie(const Model *m, int64_t *states, int64_t *starts) {
     return trie;
 }
 
+static double *doubles(int64_t count) {
+    double *values = keep(malloc((size_t)(count ? count : 1) * sizeof(double)));
+    for (int64_t i = 0; i < count; i++) values[i] = (double)(1 + draw(9)) / 10;
+    return values;
+}
+
+static int32_t *small_integers(int64_t count, uint64_t below) {
+    int32_t *values = keep(malloc((size_t)(count ? count : 1) * sizeof(int32_t)));
+    for (int64_t i = 0; i < count; i++) values[i] = (int32_t)draw(below);
+    return values;
+}
+
+static Matrix make_matrix(int64_t rows, int64_t columns) {
+    int64_t *start = integers(rows + 1, 1);
+    for (int64_t i = 0; i < rows; i++) start[i + 1] = start[i] + (columns ? (int64_t)draw(6) : 0);
+    return (Matrix){start, small_integers(start[rows], (uint64_t)(columns ? columns : 1)),
+                    floats(start[rows], start[rows])};
+}
+
+static int64_t *permutation(int64_t count) {
+    int64_t *order = integers(count, 1);
+    for (int64_t i = 0; i < count; i++) {
+        const int64_t other = (int64_t)draw((uint64_t)i + 1);
+        order[i] = order[other];
+        order[other] = i;
+    }
+    return order;
+}
+
+/* Random parts of a catalog; a blend has none of the parts that are NULL. */
+static Fitted make_fitted(void) {
+    const int64_t items = 1 + (int64_t)draw(150);
+    Fitted f = {.items = items, .terms = (int64_t)draw(20), .smoothing = 0.1};
+    f.vector_size = 1 + (int64_t)draw(40);
+    f.state_size = 1 + (int64_t)draw(40);
+    f.item_item = make_matrix(items, items);
+    if (draw(2)) f.neighbors = make_matrix(items, items);
+    if (f.terms) f.content = make_matrix(items, f.terms);
+    if (draw(2)) f.vectors = floats(items * f.vector_size, items * f.vector_size);
+    if (draw(2)) f.states = floats(items * f.state_size, items * f.state_size);
+    f.popularity = doubles(items);
+    f.order = permutation(items);
+    f.log_counts = doubles(items);
+    if (draw(2)) {
+        f.recent_order = permutation(items);
+        f.log_recent = doubles(items);
+    }
+    uint8_t *eventless = keep(malloc((size_t)items));
+    for (int64_t i = 0; i < items; i++) eventless[i] = (uint8_t)draw(2);
+    f.eventless = eventless;
+    return f;
+}
+
+/* Propose, rank and give reasons; `best`: (batch, k) items. The workspace has to be clean afterwards. */
+static void blend(const Fitted *f, const Asked *asked, Ranking r, int32_t *best, int64_t *reasons) {
+    const int64_t half = r.k / 2, quarter = r.k / 4;
+    const int64_t width = r.k + half * 5 + quarter * 2, most = 2 * r.k + half + quarter;
+    int64_t bytes = recsys_blend_workspace(f, asked->batch, most, 0);
+    const int64_t ranked = recsys_blend_workspace(f, 1, r.k, width);
+    if (ranked > bytes) bytes = ranked;
+    char *workspace;
+    if (posix_memalign((void **)&workspace, 64, (size_t)bytes)) abort();
+    memset(workspace, 0, (size_t)bytes);
+    Proposals p = {.k = r.k, .half = half, .quarter = quarter, .width = width};
+    if (f->terms) {
+        float *cosines = floats(asked->batch * f->items, 0);
+        p.near = f->items < half ? f->items : half;
+        int64_t *nearest = integers(asked->batch * p.near, 1);
+        for (int64_t i = 0; i < asked->batch * p.near; i++) nearest[i] = i % p.near;
+        recsys_cosines(f, asked, workspace, cosines);
+        p.cosines = cosines;
+        p.nearest = nearest;
+    }
+    p.items = small_integers(asked->batch * width, 1);
+    p.supported = keep(malloc((size_t)(asked->batch * width)));
+    recsys_propose(f, asked, &p, workspace);
+    r.width = width;
+    r.items = p.items;
+    r.source = (const int8_t *)p.supported;
+    r.log_probs = floats(asked->batch * width, 0);
+    r.best = best;
+    r.score = floats(asked->batch * r.k, 0);
+    r.best_source = keep(malloc((size_t)(asked->batch * r.k)));
+    recsys_rank(f, asked, &r, workspace);
+    recsys_because(f, asked, best, r.k, workspace, reasons);
+    free(workspace);
+}
+
+static void one_blend(void) {
+    const Fitted f = make_fitted();
+    Asked asked = {.batch = 1 + (int64_t)draw(20)};
+    int64_t *offset = integers(asked.batch + 1, 1);
+    for (int64_t b = 0; b < asked.batch; b++) offset[b + 1] = offset[b] + (int64_t)draw(9);
+    asked.offset = offset;
+    int32_t *history = small_integers(offset[asked.batch], (uint64_t)f.items + 2);
+    asked.history = history;
+    asked.decay = doubles(9);
+    asked.neighbor_decay = doubles(9);
+    uint8_t *blocked = keep(malloc((size_t)(asked.batch * f.items)));
+    for (int64_t i = 0; i < asked.batch * f.items; i++) blocked[i] = draw(4) == 0;
+    asked.blocked = blocked;
+    asked.states = floats(asked.batch * f.state_size, asked.batch * f.state_size);
+    Ranking r = {.k = 1 + (int64_t)draw(12), .weighs_new = (int64_t)draw(2)};
+    for (int64_t s = 0; s < POPULARITY; s++)
+        if (draw(2)) r.formed[r.formed_count++] = (Weights){s, 1, -0.5, 0.25, 0.125};
+    r.plain[r.plain_count++] = (Weights){POPULARITY, 0.5, 0, 0, 0};
+    r.plain[r.plain_count++] = (Weights){RECENT, 0.5, 0, 0, 0};
+    const int64_t count = asked.batch * r.k;
+    int32_t *best = small_integers(count, 1), *one = small_integers(r.k, 1);
+    int64_t *reasons = integers(count, 1), *why = integers(r.k, 1);
+    r.log_rank = doubles(200);
+    blend(&f, &asked, r, best, reasons);
+    for (int64_t b = 0; b < asked.batch; b++) {
+        Asked alone = asked;
+        int64_t ends[2] = {0, offset[b + 1] - offset[b]};
+        alone.batch = 1;
+        alone.offset = ends;
+        alone.history += offset[b];
+        alone.blocked += b * f.items;
+        alone.states += b * f.state_size;
+        for (int variant = 0; recsys_variant(variant); variant++) {
+            recsys_choose(variant);
+            blend(&f, &alone, r, one, why);
+            if (memcmp(one, best + b * r.k, (size_t)r.k * sizeof(int32_t)) ||
+                memcmp(why, reasons + b * r.k, (size_t)r.k * sizeof(int64_t))) {
+                fprintf(stderr, "blend %d differs alone\n", (int)b);
+                exit(1);
+            }
+        }
+        recsys_choose(0);
+    }
+    release();
+}
+
+static void states(const Sasrec *m, const Asked *asked, float *out) {
+    const size_t bytes = (size_t)recsys_states_workspace(m);
+    char *workspace;
+    if (posix_memalign((void **)&workspace, 64, bytes)) abort();
+    memset(workspace, 0xff, bytes);
+    recsys_states(m, asked, workspace, out);
+    free(workspace);
+}
+
+static void one_sasrec(void) {
+    Sasrec m = {.items = 1 + (int64_t)draw(40), .layers = (int64_t)draw(3)};
+    m.heads = 1 + (int64_t)draw(3);
+    m.hidden = m.heads * (1 + (int64_t)draw(20));
+    m.inner = 1 + (int64_t)draw(70);
+    m.window = 1 + (int64_t)draw(9);
+    m.block = 1 + (int64_t)draw((uint64_t)m.window);
+    m.vectors = floats(m.items * m.hidden, m.items * m.hidden);
+    m.positions = floats(m.window * m.hidden, m.window * m.hidden);
+    for (int i = 0; i < 2; i++) m.norm[i] = floats(m.hidden, m.hidden);
+    SasrecLayer *layers = keep(calloc(3, sizeof(SasrecLayer)));
+    for (int l = 0; l < 3; l++) {
+        layers[l] = (SasrecLayer){linear(m.hidden, 3 * m.hidden, 1), linear(m.hidden, m.hidden, 1),
+                                  linear(m.hidden, m.inner, 1), linear(m.inner, m.hidden, 1), {0}};
+        for (int i = 0; i < 4; i++) layers[l].norm[i] = floats(m.hidden, m.hidden);
+    }
+    m.layer = layers;
+    int64_t offset[] = {0, 4, 4, 5, 25};
+    int32_t *history = small_integers(25, (uint64_t)m.items + 2);
+    const Asked asked = {.batch = 4, .offset = offset, .history = history};
+    float *found = floats(4 * m.hidden, 0), *one = floats(m.hidden, 0);
+    states(&m, &asked, found);
+    for (int64_t b = 0; b < 4; b++) {
+        const Asked alone = {.batch = 1, .offset = offset + b, .history = history};
+        states(&m, &alone, one);
+        if (memcmp(one, found + b * m.hidden, (size_t)m.hidden * sizeof(float))) {
+            fprintf(stderr, "states %d differ alone\n", (int)b);
+            exit(1);
+        }
+    }
+    release();
+}
+
 static void search(const Model *m, const Trie *trie, Search s, int64_t *row, float *score) {
     int64_t place = 0;
     s.row = row;
@@ -271,6 +455,8 @@ static void one_search(void) {
         extra_depth[i] = below ? 2 : 1;
         if (place > 2) extra_token[i] = -1;
     }
+    int64_t *extra_state = integers(s.batch * s.extra, (uint64_t)states);
+    s.extra_state = extra_state;
     s.extra_token = extra_token;
     s.extra_parent = extra_parent;
     s.extra_depth = extra_depth;
@@ -311,6 +497,7 @@ static void one_search(void) {
         alone.extra_token += b * s.extra;
         alone.extra_parent += b * s.extra;
         alone.extra_depth += b * s.extra;
+        alone.extra_state += b * s.extra;
         if (s.allowed) alone.allowed += b;
         if (s.gains) alone.gains += b;
         for (int d = 0; d < 3; d++) its[d] = dead[d] + b * dead_count[d];
@@ -332,6 +519,8 @@ int main(int count, char **arguments) {
         strange = i % 4 == 3 ? 40 : 0;
         one_case();
         one_search();
+        one_blend();
+        one_sasrec();
     }
     printf("%d cases\n", cases);
     return 0;

@@ -1,0 +1,631 @@
+/* Candidates of a blended list and their scores, compiled once per instruction set.
+ *
+ * The reference is `recsys.retrieval.Retrieval.propose`, `recsys.listing.Union` and
+ * `recsys.retrieval.reranker.Reranker.score`. Sums run in the order of the reference where that is
+ * defined: evidence adds up events from the oldest, in double precision. Products of vectors add up
+ * in 16 lanes on every instruction set, so a request gets the same bits in any batch and on any
+ * processor. This file is compiled without contraction of products and sums.
+ */
+#include <math.h>
+#include <string.h>
+
+#include "native.h"
+
+enum { LANES = 16, QUERIES = 4 /* that are multiplied together */ };
+typedef float Lanes __attribute__((vector_size(LANES * 4)));
+typedef int32_t Counts __attribute__((vector_size(LANES * 4)));
+typedef float Loose __attribute__((vector_size(LANES * 4), aligned(4), may_alias));
+
+/* An item or a place with its score. */
+typedef struct {
+    double score;
+    int64_t item;
+} Entry;
+
+/* A sparse row of sums: those of `touched` items, 0 for all others. What it stands for is each sum
+ * rounded to float and divided by `total`. */
+typedef struct {
+    double *sum, total;
+    uint64_t *touched;
+    int64_t words;
+} Sums;
+
+/* Loop over the touched items, ascending. */
+#define EACH_TOUCHED(sums, item)                                                  \
+    for (int64_t word = 0, item; word < (sums)->words; word++)                    \
+        for (uint64_t bits = (sums)->touched[word];                               \
+             bits && (item = word * 64 + __builtin_ctzll(bits), 1); bits &= bits - 1)
+
+/* What one thread needs; clean between calls: sums and marks are 0. */
+typedef struct {
+    Sums shares, others;
+    uint8_t *mark;  /* (items,) */
+    float *query;   /* (2, widest of vectors and terms) */
+    float *columns; /* (terms, LANES) */
+    double *whole;  /* (widest of vectors and terms,) */
+    Entry *heap;    /* (batch, room) */
+    float *queries; /* (batch, widest of vectors) */
+    float *least;   /* (batch,) scores that do not count any more */
+    int64_t *count; /* (batch,) */
+    int64_t *live;  /* places with an item; from here on (width,) or (sources, width) each */
+    float *values;
+    double *filled, *gap, *total;
+    int32_t *rank;
+} Room;
+
+static int64_t widest(const Fitted *f) {
+    int64_t size = f->vector_size > f->state_size ? f->vector_size : f->state_size;
+    return (size > f->terms ? size : f->terms) + LANES;
+}
+
+static void *take(char **memory, int64_t bytes) {
+    char *here = *memory;
+    *memory += aligned(bytes);
+    return here;
+}
+
+/* Lay out the workspace of `batch` requests with heaps of `most` entries, and `width` places that are
+ * ranked; returns its bytes. What has to be clean comes first, at places that the catalog decides. */
+static int64_t lay_out(const Fitted *f, int64_t batch, int64_t most, int64_t width, char *memory,
+                       Room *room) {
+    char *at = memory;
+    const int64_t words = (f->items + 63) / 64, padded_width = width + LANES;
+    for (int i = 0; i < 2; i++) {
+        Sums *sums = i ? &room->others : &room->shares;
+        sums->words = words;
+        sums->sum = take(&at, f->items * (int64_t)sizeof(double));
+        sums->touched = take(&at, words * (int64_t)sizeof(uint64_t));
+    }
+    room->mark = take(&at, f->items);
+    room->query = take(&at, 2 * widest(f) * (int64_t)sizeof(float));
+    room->columns = take(&at, f->terms * LANES * (int64_t)sizeof(float));
+    room->whole = take(&at, widest(f) * (int64_t)sizeof(double));
+    room->heap = take(&at, (batch + 1) * most * (int64_t)sizeof(Entry));
+    room->queries = take(&at, (batch + QUERIES) * widest(f) * (int64_t)sizeof(float));
+    room->least = take(&at, batch * (int64_t)sizeof(float));
+    room->count = take(&at, batch * (int64_t)sizeof(int64_t));
+    room->live = take(&at, width * (int64_t)sizeof(int64_t));
+    room->values = take(&at, padded_width * (int64_t)sizeof(float));
+    room->filled = take(&at, MOST_SOURCES * padded_width * (int64_t)sizeof(double));
+    room->gap = take(&at, MOST_SOURCES * padded_width * (int64_t)sizeof(double));
+    room->rank = take(&at, MOST_SOURCES * padded_width * (int64_t)sizeof(int32_t));
+    room->total = take(&at, padded_width * (int64_t)sizeof(double));
+    return at - memory;
+}
+
+/* Whether a ranks behind b; of equal scores the higher item does. */
+static int behind(const Entry *a, const Entry *b) {
+    return a->score < b->score || (a->score == b->score && a->item > b->item);
+}
+
+static void sift_down(Entry *heap, int64_t count, int64_t place) {
+    for (;;) {
+        int64_t worst = place;
+        for (int64_t child = 2 * place + 1; child <= 2 * place + 2 && child < count; child++)
+            if (behind(&heap[child], &heap[worst])) worst = child;
+        if (worst == place) return;
+        const Entry moved = heap[place];
+        heap[place] = heap[worst];
+        heap[worst] = moved;
+        place = worst;
+    }
+}
+
+/* Keep the best `room` entries, the worst of them first; returns how many there are. */
+static int64_t offer(Entry *heap, int64_t count, int64_t room, double score, int64_t item) {
+    const Entry found = {score, item};
+    if (count == room) {
+        if (!room || !behind(&heap[0], &found)) return count;
+        heap[0] = found;
+        sift_down(heap, count, 0);
+        return count;
+    }
+    int64_t place = count;
+    for (; place && behind(&found, &heap[(place - 1) / 2]); place = (place - 1) / 2)
+        heap[place] = heap[(place - 1) / 2];
+    heap[place] = found;
+    return count + 1;
+}
+
+/* Order a heap best first. */
+static void order(Entry *heap, int64_t count) {
+    while (count > 1) {
+        const Entry worst = heap[0];
+        heap[0] = heap[--count];
+        heap[count] = worst;
+        sift_down(heap, count, 0);
+    }
+}
+
+/* Add the row of an item, times a weight. */
+static void add_row(const Matrix *matrix, int64_t item, double weight, Sums *sums) {
+    for (int64_t e = matrix->start[item]; e < matrix->start[item + 1]; e++) {
+        const int64_t column = matrix->column[e];
+        sums->sum[column] += weight * (double)matrix->value[e];
+        sums->touched[column / 64] |= (uint64_t)1 << (column % 64);
+    }
+}
+
+static void clear(Sums *sums) {
+    EACH_TOUCHED(sums, item) sums->sum[item] = 0;
+    memset(sums->touched, 0, (size_t)sums->words * sizeof(uint64_t));
+}
+
+/* The share of an item, or its sum; a row that adds up to 0 stays as it is. */
+static double value_of(const Sums *sums, int64_t item) {
+    return (double)(float)((double)(float)sums->sum[item] / sums->total);
+}
+
+/* The evidence of a history: of all its events, or with `last` of the last one alone. Returns whether
+ * there is any. */
+static int find_evidence(const Fitted *f, const Asked *asked, int64_t b, const Matrix *matrix,
+                         const double *decay, int last, int shares, Sums *sums) {
+    const int64_t end = asked->offset[b + 1];
+    int64_t p = asked->offset[b];
+    if (last && p < end) p = end - 1;
+    for (; p < end; p++)
+        if (asked->history[p] >= 0 && asked->history[p] < f->items)
+            add_row(matrix, asked->history[p], decay[end - 1 - p], sums);
+    double total = 0;
+    EACH_TOUCHED(sums, item) total += (double)(float)sums->sum[item];
+    sums->total = shares && total > 0 ? total : 1;
+    return total > 0;
+}
+
+/* A unit vector of `size` sums; 0 for a sum of 0. */
+static void make_unit(const double *whole, int64_t size, float *out) {
+    double squares = 0;
+    for (int64_t i = 0; i < size; i++) squares += whole[i] * whole[i];
+    const double length = sqrt(squares);
+    for (int64_t i = 0; i < size; i++) out[i] = length > 0 ? (float)(whole[i] / length) : 0;
+}
+
+/* The unit vector of a history or of its last event by item vectors. */
+static void find_vector(const Fitted *f, const Asked *asked, int64_t b, int last, double *whole,
+                        float *out) {
+    const int64_t end = asked->offset[b + 1];
+    int64_t p = asked->offset[b];
+    if (last && p < end) p = end - 1;
+    memset(whole, 0, (size_t)f->vector_size * sizeof(double));
+    for (; p < end; p++) {
+        if (asked->history[p] < 0 || asked->history[p] >= f->items) continue;
+        const float *vector = f->vectors + asked->history[p] * f->vector_size;
+        const double weight = asked->decay[end - 1 - p];
+        for (int64_t d = 0; d < f->vector_size; d++) whole[d] += weight * (double)vector[d];
+    }
+    make_unit(whole, f->vector_size, out);
+}
+
+/* The same by content. */
+static void find_content(const Fitted *f, const Asked *asked, int64_t b, int last, double *whole,
+                         float *out) {
+    const int64_t end = asked->offset[b + 1];
+    int64_t p = asked->offset[b];
+    if (last && p < end) p = end - 1;
+    memset(whole, 0, (size_t)f->terms * sizeof(double));
+    for (; p < end; p++) {
+        const int64_t item = asked->history[p];
+        if (item < 0 || item >= f->items) continue;
+        const double weight = asked->decay[end - 1 - p];
+        for (int64_t e = f->content.start[item]; e < f->content.start[item + 1]; e++)
+            whole[f->content.column[e]] += weight * (double)f->content.value[e];
+    }
+    make_unit(whole, f->terms, out);
+}
+
+/* Products of QUERIES queries, `stride` apart, with one vector; a product has the same bits in any
+ * place. */
+static inline void dots(const float *queries, int64_t stride, const float *vector, int64_t size,
+                        float *out) {
+    Lanes sum[QUERIES] = {{0}};
+    int64_t d = 0;
+    for (; d + LANES <= size; d += LANES)
+        for (int q = 0; q < QUERIES; q++)
+            sum[q] += *(const Loose *)(queries + q * stride + d) * *(const Loose *)(vector + d);
+    if (d < size)
+        for (int q = 0; q < QUERIES; q++) {
+            Lanes x = {0}, y = {0};
+            memcpy(&x, queries + q * stride + d, (size_t)(size - d) * sizeof(float));
+            memcpy(&y, vector + d, (size_t)(size - d) * sizeof(float));
+            sum[q] += x * y;
+        }
+    for (int q = 0; q < QUERIES; q++) {
+        float part[LANES];
+        memcpy(part, &sum[q], sizeof(part));
+        for (int step = LANES / 2; step; step /= 2)
+            for (int i = 0; i < step; i++) part[i] += part[i + step];
+        out[q] = part[0];
+    }
+}
+
+/* The same of one query. */
+static float dot(const float *a, const float *b, int64_t size) {
+    Lanes sum = {0};
+    int64_t d = 0;
+    for (; d + LANES <= size; d += LANES) sum += *(const Loose *)(a + d) * *(const Loose *)(b + d);
+    if (d < size) {
+        Lanes x = {0}, y = {0};
+        memcpy(&x, a + d, (size_t)(size - d) * sizeof(float));
+        memcpy(&y, b + d, (size_t)(size - d) * sizeof(float));
+        sum += x * y;
+    }
+    float part[LANES];
+    memcpy(part, &sum, sizeof(part));
+    for (int step = LANES / 2; step; step /= 2)
+        for (int i = 0; i < step; i++) part[i] += part[i + step];
+    return part[0];
+}
+
+/* Sparse product of an item's content with a dense query. */
+static float content_of(const Fitted *f, int64_t item, const float *query) {
+    float sum = 0;
+    for (int64_t e = f->content.start[item]; e < f->content.start[item + 1]; e++)
+        sum += f->content.value[e] * query[f->content.column[e]];
+    return sum;
+}
+
+/* (batch, items) cosines of the histories' contents with those of the items; -inf for items that are
+ * blocked or have none in common. */
+static void cosines(const Fitted *f, const Asked *asked, char *memory, float *out) {
+    Room room;
+    lay_out(f, asked->batch, 0, 0, memory, &room);
+    for (int64_t first = 0; first < asked->batch; first += LANES) {
+        const int64_t left = asked->batch - first, count = left < LANES ? left : LANES;
+        memset(room.columns, 0, (size_t)(f->terms * LANES) * sizeof(float));
+        for (int64_t i = 0; i < count; i++) {
+            find_content(f, asked, first + i, 0, room.whole, room.query);
+            for (int64_t t = 0; t < f->terms; t++) room.columns[t * LANES + i] = room.query[t];
+        }
+        if (count == 1) { /* the same sums without empty lanes */
+            for (int64_t item = 0; item < f->items; item++) {
+                const int64_t at = first * f->items + item;
+                const float cosine = content_of(f, item, room.query);
+                out[at] = cosine > 0 && !asked->blocked[at] ? cosine : -INFINITY;
+            }
+            break;
+        }
+        for (int64_t item = 0; item < f->items; item++) {
+            Lanes sum = {0};
+            for (int64_t e = f->content.start[item]; e < f->content.start[item + 1]; e++)
+                sum += f->content.value[e] *
+                       *(const Loose *)(room.columns + f->content.column[e] * LANES);
+            for (int64_t i = 0; i < count; i++) {
+                const int64_t at = (first + i) * f->items + item;
+                out[at] = sum[i] > 0 && !asked->blocked[at] ? sum[i] : -INFINITY;
+            }
+        }
+    }
+}
+
+/* Add items to the proposals of a request, each once. */
+static int64_t add(const Entry *entries, int64_t count, uint8_t *mark, int32_t *items, int64_t found) {
+    for (int64_t i = 0; i < count; i++) {
+        if (mark[entries[i].item]) continue;
+        mark[entries[i].item] = 1;
+        items[found++] = (int32_t)entries[i].item;
+    }
+    return found;
+}
+
+/* The `room` items with the largest positive sums, best first, of those that are not blocked. */
+static int64_t best_of(const Sums *sums, const uint8_t *blocked, Entry *heap, int64_t room) {
+    int64_t count = 0;
+    EACH_TOUCHED(sums, item) {
+        const double value = value_of(sums, item);
+        if (value > 0 && !blocked[item]) count = offer(heap, count, room, value, item);
+    }
+    order(heap, count);
+    return count;
+}
+
+/* The first `room` items of an order that are not blocked. */
+static int64_t first_free(const int64_t *ranked, const Fitted *f, const uint8_t *blocked, Entry *out,
+                          int64_t room) {
+    int64_t count = 0;
+    for (int64_t i = 0; i < f->items && count < room; i++)
+        if (!blocked[ranked[i]]) out[count++] = (Entry){0, ranked[i]};
+    return count;
+}
+
+/* The most probable items by shares and popularity, as `Retrieval.candidates`. */
+static int64_t most_probable(const Fitted *f, const Sums *shares, int filled, const uint8_t *blocked,
+                             int64_t k, uint8_t *mark, Entry *likely, Entry *heap) {
+    const double s = f->smoothing;
+    int64_t count = 0;
+    EACH_TOUCHED(shares, item) {
+        const float p = (float)((1 - s) * value_of(shares, item) + s * f->popularity[item]);
+        if (p > 0 && !blocked[item]) count = offer(likely, count, k, (double)p, item);
+    }
+    order(likely, count);
+    for (int64_t i = 0; i < count; i++) mark[likely[i].item] = 1;
+    const int64_t popular = first_free(f->order, f, blocked, likely + count, k);
+    int64_t kept = count;
+    for (int64_t i = count; i < count + popular; i++)
+        if (!mark[likely[i].item]) likely[kept++] = likely[i];
+    for (int64_t i = 0; i < count; i++) mark[likely[i].item] = 0;
+    const double weight = filled ? s : 1;
+    int64_t best = 0;
+    for (int64_t i = 0; i < kept; i++) {
+        const int64_t item = likely[i].item;
+        const double p = (1 - weight) * value_of(shares, item) + weight * f->popularity[item];
+        best = offer(heap, best, k, p, i);
+    }
+    order(heap, best);
+    for (int64_t i = 0; i < best; i++) heap[i].item = likely[heap[i].item].item;
+    return best;
+}
+
+/* The items with the largest products of SASRec's states, or of vectors without one: heaps of
+ * `room` entries per request. */
+static void find_nearest(const Fitted *f, const Asked *asked, Room *room, int64_t most, int64_t half) {
+    const int by_state = f->states != 0;
+    const int64_t size = by_state ? f->state_size : f->vector_size;
+    const float *vectors = by_state ? f->states : f->vectors;
+    for (int64_t b = 0; b < asked->batch; b++) {
+        float *query = room->queries + b * size;
+        int some = 0;
+        if (by_state)
+            memcpy(query, asked->states + b * size, (size_t)size * sizeof(float));
+        else
+            find_vector(f, asked, b, 0, room->whole, query);
+        for (int64_t d = 0; d < size; d++) some |= query[d] != 0;
+        room->count[b] = 0;
+        room->least[b] = !some || !half ? INFINITY : by_state ? -INFINITY : 0;
+    }
+    for (int64_t item = 0; item < f->items; item++) {
+        const float *vector = vectors + item * size;
+        for (int64_t first = 0; first < asked->batch; first += QUERIES) {
+            float score[QUERIES];
+            const int64_t left = asked->batch - first, count = left < QUERIES ? left : QUERIES;
+            if (count == 1)
+                score[0] = dot(room->queries + first * size, vector, size);
+            else /* behind the last query there is room for others */
+                dots(room->queries + first * size, size, vector, size, score);
+            for (int64_t b = first; b < first + count; b++) {
+                if (!(score[b - first] > room->least[b])) continue;
+                if (asked->blocked[b * f->items + item]) continue;
+                Entry *heap = room->heap + b * most;
+                room->count[b] = offer(heap, room->count[b], half, (double)score[b - first], item);
+                if (room->count[b] == half) room->least[b] = (float)heap[0].score;
+            }
+        }
+    }
+    for (int64_t b = 0; b < asked->batch; b++) order(room->heap + b * most, room->count[b]);
+}
+
+static void propose(const Fitted *f, const Asked *asked, const Proposals *p, char *memory) {
+    Room room;
+    const int64_t most = 2 * p->k + p->half + p->quarter;
+    lay_out(f, asked->batch, most, 0, memory, &room);
+    Entry *likely = room.heap + asked->batch * most, *heap = likely;
+    const int nearest = f->states || f->vectors;
+    if (nearest) find_nearest(f, asked, &room, most, p->half);
+    for (int64_t b = 0; b < asked->batch; b++) {
+        const uint8_t *blocked = asked->blocked + b * f->items;
+        int32_t *items = p->items + b * p->width;
+        /* The heap of the request's nearest items ends where the other one begins. */
+        Entry *probable = room.heap + b * most + p->half;
+        const int filled = find_evidence(f, asked, b, &f->item_item, asked->decay, 0, 1, &room.shares);
+        const int64_t first =
+            most_probable(f, &room.shares, filled, blocked, p->k, room.mark, likely, probable);
+        int64_t found = add(probable, first, room.mark, items, 0);
+        find_evidence(f, asked, b, &f->item_item, asked->decay, 1, 1, &room.others);
+        found = add(heap, best_of(&room.others, blocked, heap, p->half), room.mark, items, found);
+        clear(&room.others);
+        if (f->neighbors.start) {
+            find_evidence(f, asked, b, &f->neighbors, asked->neighbor_decay, 0, 0, &room.others);
+            found = add(heap, best_of(&room.others, blocked, heap, p->half), room.mark, items, found);
+            clear(&room.others);
+        }
+        if (p->cosines) {
+            int64_t count = 0;
+            for (int64_t i = 0; i < p->near; i++) {
+                const int64_t item = p->nearest[b * p->near + i];
+                const float cosine = p->cosines[b * f->items + item];
+                if (cosine > -INFINITY) count = offer(heap, count, p->half, (double)cosine, item);
+            }
+            order(heap, count);
+            found = add(heap, count, room.mark, items, found);
+        }
+        if (nearest)
+            found = add(room.heap + b * most, room.count[b], room.mark, items, found);
+        for (int i = 0; i < 2; i++) {
+            const int64_t *ranked = i ? f->recent_order : f->order;
+            if (!ranked) continue;
+            const int64_t count = first_free(ranked, f, blocked, heap, p->quarter);
+            found = add(heap, count, room.mark, items, found);
+            for (int64_t j = 0; j < count; j++) room.mark[heap[j].item] = 2; /* popular */
+        }
+        for (int64_t i = 0; i < found; i++) {
+            const int64_t item = items[i];
+            p->supported[b * p->width + i] = value_of(&room.shares, item) > 0 || room.mark[item] != 2;
+            room.mark[item] = 0;
+        }
+        for (int64_t i = found; i < p->width; i++) {
+            items[i] = -1;
+            p->supported[b * p->width + i] = 0;
+        }
+        clear(&room.shares);
+    }
+}
+
+/* The values that a source gives to the live items of a request; NaN where it gives none. */
+static void find_values(const Fitted *f, const Asked *asked, const Ranking *r, int64_t b, int64_t source,
+                        Room *room, int64_t live) {
+    const int32_t *items = r->items + b * r->width;
+    const int last = source == LAST_ITEM || source == LAST_VECTORS || source == LAST_CONTENT;
+    float *values = room->values;
+    const float *query = room->query;
+    if (source == ITEM_ITEM || source == LAST_ITEM)
+        find_evidence(f, asked, b, &f->item_item, asked->decay, last, 1, &room->others);
+    if (source == NEIGHBORS && f->neighbors.start)
+        find_evidence(f, asked, b, &f->neighbors, asked->neighbor_decay, 0, 0, &room->others);
+    if ((source == VECTORS || source == LAST_VECTORS) && f->vectors)
+        find_vector(f, asked, b, last, room->whole, room->query);
+    if ((source == CONTENT || source == LAST_CONTENT) && f->content.start)
+        find_content(f, asked, b, last, room->whole, room->query);
+    for (int64_t i = 0; i < live; i++) {
+        const int64_t item = items[room->live[i]];
+        values[i] = NAN;
+        if (source == MODEL) {
+            const float known = r->log_probs[b * r->width + room->live[i]];
+            if (known > -INFINITY) values[i] = known;
+        } else if (source == ITEM_ITEM || source == LAST_ITEM) {
+            values[i] = (float)value_of(&room->others, item);
+        } else if (source == NEIGHBORS) {
+            if (f->neighbors.start) values[i] = (float)value_of(&room->others, item);
+        } else if (source == VECTORS || source == LAST_VECTORS) {
+            if (f->vectors) values[i] = dot(query, f->vectors + item * f->vector_size, f->vector_size);
+        } else if (source == CONTENT || source == LAST_CONTENT) {
+            if (f->content.start) values[i] = content_of(f, item, query);
+        } else if (source == SASREC && f->states) {
+            values[i] = dot(asked->states + b * f->state_size, f->states + item * f->state_size,
+                            f->state_size);
+        }
+    }
+    clear(&room->others);
+}
+
+/* How many values are larger than each of them; NaN counts as less than all. `values` may be written
+ * up to the next multiple of LANES. */
+static void count_larger(float *values, int64_t count, int32_t *larger) {
+    for (int64_t i = 0; i < count + LANES - 1; i++)
+        if (i >= count || isnan(values[i])) values[i] = -INFINITY;
+    for (int64_t i = 0; i < count; i += LANES) {
+        const Lanes own = *(const Loose *)(values + i);
+        Counts above = {0};
+        for (int64_t j = 0; j < count; j++) {
+            const Lanes other = values[j] - (Lanes){0};
+            above -= other > own;
+        }
+        memcpy(larger + i, &above, sizeof(above));
+    }
+}
+
+/* The three forms of a source: the value, with unknown ones filled up, the rank and the gap. */
+static void find_forms(float *values, int64_t source, int64_t live, double *filled, int32_t *rank,
+                       double *gap) {
+    double high = -INFINITY, low = INFINITY;
+    for (int64_t i = 0; i < live; i++) {
+        if (values[i] > high) high = (double)values[i];
+        if (values[i] < low) low = (double)values[i];
+    }
+    if (!isfinite(high)) high = 0;
+    if (!isfinite(low)) low = 0;
+    for (int64_t i = 0; i < live; i++) {
+        filled[i] = isnan(values[i]) ? low : (double)values[i];
+        if (source <= LAST_SHARE)
+            gap[i] = high > 0 ? filled[i] / high : 0;
+        else
+            gap[i] = filled[i] - high;
+    }
+    count_larger(values, live, rank);
+}
+
+/* The reranker's score of each live item before the softmax, added up in the reference's order. */
+static void weigh(const Fitted *f, const Ranking *r, int64_t b, Room *room, int64_t live) {
+    const int64_t stride = r->width + LANES;
+    for (int64_t i = 0; i < live; i++) {
+        const int64_t place = room->live[i], item = r->items[b * r->width + place];
+        double total = 0;
+        for (int t = 0; t < r->plain_count; t++) {
+            const double *table = r->plain[t].source == RECENT ? f->log_recent : f->log_counts;
+            if (table) total += r->plain[t].value * table[item];
+        }
+        for (int s = 0; s < r->formed_count; s++)
+            total += r->formed[s].value * room->filled[s * stride + i];
+        for (int s = 0; s < r->formed_count; s++)
+            total += r->formed[s].rank * r->log_rank[room->rank[s * stride + i]];
+        for (int s = 0; s < r->formed_count; s++)
+            total += r->formed[s].gap * room->gap[s * stride + i];
+        if (!(r->log_probs[b * r->width + place] > -INFINITY)) total += r->missing;
+        if (r->weighs_new && f->eventless[item]) {
+            total += r->is_new;
+            for (int s = 0; s < r->formed_count; s++)
+                total += r->formed[s].new_rank * r->log_rank[room->rank[s * stride + i]];
+        }
+        room->total[i] = total;
+    }
+}
+
+static void rank(const Fitted *f, const Asked *asked, const Ranking *r, char *memory) {
+    Room room;
+    lay_out(f, 1, r->k, r->width, memory, &room);
+    const int64_t stride = r->width + LANES;
+    for (int64_t b = 0; b < asked->batch; b++) {
+        const int32_t *items = r->items + b * r->width;
+        int64_t live = 0;
+        for (int64_t i = 0; i < r->width; i++)
+            if (items[i] >= 0 && items[i] < f->items && !room.mark[items[i]]) {
+                room.mark[items[i]] = 1;
+                room.live[live++] = i;
+            }
+        for (int64_t i = 0; i < live; i++) room.mark[items[room.live[i]]] = 0;
+        for (int s = 0; s < r->formed_count; s++) {
+            find_values(f, asked, r, b, r->formed[s].source, &room, live);
+            find_forms(room.values, r->formed[s].source, live, room.filled + s * stride,
+                       room.rank + s * stride, room.gap + s * stride);
+        }
+        weigh(f, r, b, &room, live);
+        double most = -INFINITY, norm = 0;
+        for (int64_t i = 0; i < live; i++) most = room.total[i] > most ? room.total[i] : most;
+        for (int64_t i = 0; i < live; i++) norm += exp(room.total[i] - most);
+        const double log_norm = log(norm);
+        int64_t count = 0;
+        for (int64_t i = 0; i < live; i++) {
+            double score = room.total[i] - most - log_norm;
+            if (r->gains) score += r->gains[b * r->width + room.live[i]];
+            count = offer(room.heap, count, r->k, score, room.live[i]);
+        }
+        order(room.heap, count);
+        for (int64_t i = 0; i < r->k; i++) {
+            const int real = i < count;
+            const int64_t place = real ? room.heap[i].item : 0;
+            r->best[b * r->k + i] = real ? items[place] : -1;
+            r->score[b * r->k + i] = real ? (float)room.heap[i].score : -INFINITY;
+            r->best_source[b * r->k + i] = real ? r->source[b * r->width + place] : 0;
+        }
+    }
+}
+
+/* The item of each history with the most evidence for each of (batch, count) items; -1 for none. */
+static void because(const Fitted *f, const Asked *asked, const int32_t *items, int64_t count,
+                    char *memory, int64_t *out) {
+    Room room;
+    lay_out(f, 0, 0, 0, memory, &room);
+    for (int64_t b = 0; b < asked->batch; b++) {
+        const int64_t end = asked->offset[b + 1];
+        for (int64_t i = 0; i < count; i++) out[b * count + i] = -1;
+        for (int64_t i = 0; i < count; i++)
+            if (items[b * count + i] >= 0 && items[b * count + i] < f->items)
+                room.mark[items[b * count + i]] = 1;
+        for (int64_t p = asked->offset[b]; p < end; p++) {
+            const int64_t seen = asked->history[p];
+            if (seen < 0 || seen >= f->items) continue;
+            for (int64_t e = f->item_item.start[seen]; e < f->item_item.start[seen + 1]; e++) {
+                const int64_t item = f->item_item.column[e];
+                if (!room.mark[item]) continue;
+                const float found = (float)((double)f->item_item.value[e] * asked->decay[end - 1 - p]);
+                if ((double)found <= room.shares.sum[item]) continue;
+                room.shares.sum[item] = (double)found;
+                for (int64_t i = 0; i < count; i++)
+                    if (items[b * count + i] == item) out[b * count + i] = seen;
+            }
+        }
+        for (int64_t i = 0; i < count; i++)
+            if (items[b * count + i] >= 0 && items[b * count + i] < f->items) {
+                room.mark[items[b * count + i]] = 0;
+                room.shares.sum[items[b * count + i]] = 0;
+            }
+    }
+}
+
+/* Bytes of workspace for a batch; `most` and `width` as in `lay_out`. */
+static int64_t blend_bytes(const Fitted *f, int64_t batch, int64_t most, int64_t width) {
+    Room room;
+    return lay_out(f, batch, most, width, 0, &room);
+}
+
+#define JOIN(a, b) a##b
+#define NAMED(name) JOIN(blend_, name)
+const Blend NAMED(VARIANT) = {blend_bytes, cosines, propose, rank, because};

@@ -1,0 +1,353 @@
+"""Blended lists in the native library: proposals, scores, reasons, and the states of SASRec.
+
+`Retrieval`, `Reranker` and `SasRec` are the reference, and serve where there is no library; the
+first two also with types of events and with later items. Products of vectors add up in another
+order in the library, so values may differ in their last bits.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import sparse
+
+from recsys.interactions import Histories
+from recsys.native import library
+from recsys.retrieval.reranker import FORMS, MODEL, NEW, OF_NEW, POPULARITY, RECENT, Reranker
+from recsys.retrieval.vectors import select_largest
+
+_PLAIN = (POPULARITY, RECENT)
+_NO_ROOM = 0, ctypes.c_void_p(), None
+
+
+class NativeRetrieval:
+    """The arrays of one retrieval as the library reads them; it keeps and shares them."""
+
+    def __init__(self, native: library.Library, retrieval: Any) -> None:
+        """Copy what has another type; the large arrays of the `Retrieval` are shared."""
+        self._library = native
+        self._kept: list[Any] = []
+        self._decays = [retrieval.item_item.decay]
+        neighbors, content = retrieval.neighbors, retrieval.content
+        self._fitted = library.Fitted(
+            items=len(retrieval),
+            item_item=self._matrix(retrieval.item_item.weights),
+            popularity=self._keep(retrieval.popularity, np.float64),
+            order=self._keep(retrieval.popular_order, np.int64),
+            log_counts=self._keep(np.log1p(retrieval.counts), np.float64),
+            eventless=self._keep(retrieval.counts == 0, np.bool_),
+            smoothing=retrieval.smoothing,
+        )
+        fitted = self._fitted
+        if neighbors is not None:
+            fitted.neighbors = self._matrix(neighbors.weights)
+            self._decays.append(neighbors.decay)
+        if content is not None:
+            fitted.content, fitted.terms = self._matrix(content.rows), content.rows.shape[1]
+        if (vectors := retrieval.vectors) is not None:
+            fitted.vectors = self._keep(vectors.vectors, np.float32)
+            fitted.vector_size = vectors.vectors.shape[1]
+        if (sasrec := retrieval.sasrec) is not None:
+            fitted.states = self._keep(sasrec.vectors, np.float32)
+            fitted.state_size = sasrec.vectors.shape[1]
+        if (recent := retrieval.recent) is not None:
+            fitted.recent_order = self._keep(retrieval.recent_order, np.int64)
+            fitted.log_recent = self._keep(np.log1p(recent), np.float64)
+        self._parts = 1 + sum(
+            part is not None for part in (neighbors, content, sasrec or vectors)
+        )  # that propose half as many items
+        self._orders = 1 + (recent is not None)
+        self._own = threading.local()
+
+    def propose(
+        self,
+        histories: Histories,
+        k: int,
+        blocked: NDArray[np.bool_],
+        states: NDArray[np.float32] | None,
+    ) -> tuple[NDArray[np.int32], NDArray[np.bool_]]:
+        """Items and `supported` of `Retrieval.propose`, (n, w) each.
+
+        Args:
+            histories: n sequences.
+            k: items by evidence.
+            blocked: (n, items) which items each history may not get.
+            states: (n, D) last states of SASRec; None without one.
+        """
+        n, fitted, half, quarter = len(histories), self._fitted, -(-k // 2), k // 4
+        asked, kept = self._asked(histories, blocked, states)
+        width = k + half * self._parts + quarter * self._orders
+        items, supported = np.empty((n, width), np.int32), np.empty((n, width), np.bool_)
+        call = library.Proposals(
+            k=k,
+            half=half,
+            quarter=quarter,
+            width=width,
+            items=items.ctypes.data,
+            supported=supported.ctypes.data,
+        )
+        workspace = self._workspace(n, 2 * k + half + quarter, 0)
+        given = ctypes.byref(fitted), ctypes.byref(asked)
+        if fitted.terms:
+            cosines = np.empty(blocked.shape, np.float32)
+            self._library.cosines(*given, workspace, ctypes.c_void_p(cosines.ctypes.data))
+            # Items with equal contents are many: which of them is taken must be as before.
+            nearest = select_largest(cosines, half)
+            call.cosines, call.nearest = cosines.ctypes.data, nearest.ctypes.data
+            call.near = nearest.shape[1]
+            kept += [cosines, nearest]
+        self._library.propose(*given, ctypes.byref(call), workspace)
+        return items, supported
+
+    def rank(
+        self,
+        reranker: Reranker,
+        k: int,
+        histories: Histories,
+        states: NDArray[np.float32] | None,
+        *,
+        items: NDArray[np.int32],
+        log_probs: NDArray[np.float32],
+        source: NDArray[np.int8],
+        gains: NDArray[np.float64] | None,
+    ) -> tuple[NDArray[np.int32], NDArray[np.float32], NDArray[np.int8]]:
+        """The k best items by the reranker, their scores and sources, (n, k) each.
+
+        Args:
+            reranker: the weights.
+            k: number of items.
+            histories: n sequences.
+            states: as in `propose`.
+            items: (n, w), -1 for none; of equal items the first counts.
+            log_probs: (n, w) of the model, -inf where it has not scored.
+            source: (n, w).
+            gains: (n, w) boosts, or None.
+
+        Raises:
+            ValueError: arrays of other sizes.
+        """
+        n, width = items.shape
+        if not n == len(histories) or not log_probs.shape == source.shape == items.shape:
+            raise ValueError(f"arrays of {n} requests do not fit {len(histories)} histories")
+        asked, _ = self._asked(histories, None, states)
+        items = np.ascontiguousarray(items, np.int32)
+        log_probs = np.ascontiguousarray(log_probs, np.float32)
+        source = np.ascontiguousarray(source, np.int8)
+        best, score = np.empty((n, k), np.int32), np.empty((n, k), np.float32)
+        best_source = np.empty((n, k), np.int8)
+        ranks = _log_ranks(width)
+        call = library.Ranking.from_buffer_copy(_weights(reranker))
+        call.width, call.k, call.log_rank = width, k, ranks.ctypes.data
+        call.items, call.log_probs = items.ctypes.data, log_probs.ctypes.data
+        call.source, call.gains = source.ctypes.data, None if gains is None else gains.ctypes.data
+        call.best, call.score = best.ctypes.data, score.ctypes.data
+        call.best_source = best_source.ctypes.data
+        self._library.rank(
+            ctypes.byref(self._fitted),
+            ctypes.byref(asked),
+            ctypes.byref(call),
+            self._workspace(1, k, width),
+        )
+        return best, score, best_source
+
+    def because(self, histories: Histories, items: NDArray[np.int32]) -> NDArray[np.int64]:
+        """`Retrieval.because`."""
+        asked, _ = self._asked(histories, None, None)
+        items = np.ascontiguousarray(items, np.int32)
+        found = np.empty(items.shape, np.int64)
+        self._library.because(
+            ctypes.byref(self._fitted),
+            ctypes.byref(asked),
+            ctypes.c_void_p(items.ctypes.data),
+            ctypes.c_int64(items.shape[1]),
+            self._workspace(0, 0, 0),
+            ctypes.c_void_p(found.ctypes.data),
+        )
+        return found
+
+    def _keep(self, array: Any, dtype: Any) -> int:
+        """Address of an array of this type, which is kept."""
+        self._kept.append(np.ascontiguousarray(array, dtype))
+        return int(self._kept[-1].ctypes.data)
+
+    def _matrix(self, matrix: sparse.csr_array) -> library.Matrix:
+        return library.Matrix(
+            self._keep(matrix.indptr, np.int64),
+            self._keep(matrix.indices, np.int32),
+            self._keep(matrix.data, np.float32),
+        )
+
+    def _asked(
+        self,
+        histories: Histories,
+        blocked: NDArray[np.bool_] | None,
+        states: NDArray[np.float32] | None,
+    ) -> tuple[library.Asked, list[Any]]:
+        """The histories as the library reads them, and the arrays that must live as long.
+
+        Those of the last call are kept: a list is made by three calls with the same histories.
+        ValueError if sizes do not fit together.
+        """
+        n, fitted = len(histories), self._fitted
+        if blocked is not None and blocked.shape != (n, fitted.items):
+            raise ValueError(f"blocked is {blocked.shape}, not ({n}, {fitted.items})")
+        if states is not None and states.shape != (n, fitted.state_size):
+            raise ValueError(f"states are {states.shape}, not ({n}, {fitted.state_size})")
+        last = getattr(self._own, "asked", None)
+        if last is None or last[0] is not histories:
+            last = self._own.asked = histories, *self._laid_out(histories)
+        asked = library.Asked.from_buffer_copy(last[1])
+        if blocked is not None:
+            asked.blocked = blocked.ctypes.data
+        if states is not None:
+            asked.states = states.ctypes.data
+        return asked, [*last[2], blocked, states]
+
+    def _laid_out(self, histories: Histories) -> tuple[library.Asked, list[Any]]:
+        offsets = np.ascontiguousarray(histories.offsets, np.int64)
+        items = np.ascontiguousarray(histories.items, np.int32)
+        longest = int(np.diff(offsets).max(initial=0))
+        decays = [_decays(decay, 64 * (longest // 64 + 1)) for decay in self._decays]
+        asked = library.Asked(
+            batch=len(histories),
+            offset=offsets.ctypes.data,
+            history=items.ctypes.data,
+            decay=decays[0].ctypes.data,
+            neighbor_decay=decays[-1].ctypes.data,
+        )
+        return asked, [offsets, items, decays]
+
+    def _workspace(self, batch: int, most: int, width: int) -> ctypes.c_void_p:
+        """Memory of this thread, which calls leave as they found it."""
+        size = self._library.blend_workspace(ctypes.byref(self._fitted), batch, most, width)
+        room: tuple[int, ctypes.c_void_p, Any] = getattr(self._own, "room", _NO_ROOM)
+        if room[0] < size:
+            memory = np.zeros(size + 64, np.uint8)
+            room = size, ctypes.c_void_p(-(-memory.ctypes.data // 64) * 64), memory
+            self._own.room = room
+        return room[1]
+
+
+class NativeSasRec:
+    """The weights of one SASRec as the library reads them."""
+
+    def __init__(self, native: library.Library, sasrec: Any) -> None:
+        """Pack the matrices of the `SasRec`; the item vectors are shared."""
+        self._library, self._weights = native, sasrec.weights
+        self._kept: list[Any] = []
+        count, vectors = sasrec.num_layers, sasrec.vectors
+        layers = (library.SasrecLayer * count)(*map(self._layer, range(count)))
+        self._model = library.Sasrec(
+            items=len(sasrec),
+            layers=count,
+            hidden=vectors.shape[1],
+            inner=layers[0].inner.outputs if count else 0,
+            heads=sasrec.heads,
+            window=sasrec.window.max_items,
+            block=sasrec.window.block,
+            vectors=self._keep(vectors),
+            positions=self._keep(sasrec.weights["positions"]),
+            norm=self._addresses("norm.weight", "norm.bias"),
+            layer=layers,
+        )
+        self._kept.append(layers)
+        self._own = threading.local()
+
+    def states(self, histories: Histories) -> NDArray[np.float32]:
+        """`SasRec.states`."""
+        offsets = np.ascontiguousarray(histories.offsets, np.int64)
+        items = np.ascontiguousarray(histories.items, np.int32)
+        asked = library.Asked(
+            batch=len(histories), offset=offsets.ctypes.data, history=items.ctypes.data
+        )
+        found = np.empty((len(histories), self._model.hidden), np.float32)
+        memory = getattr(self._own, "memory", None)
+        if memory is None:
+            size = self._library.states_workspace(ctypes.byref(self._model))
+            self._own.memory = memory = np.empty(size + 64, np.uint8)
+        self._library.states(
+            ctypes.byref(self._model),
+            ctypes.byref(asked),
+            ctypes.c_void_p(-(-memory.ctypes.data // 64) * 64),
+            ctypes.c_void_p(found.ctypes.data),
+        )
+        return found
+
+    def _layer(self, number: int) -> library.SasrecLayer:
+        own = f"layers.{number}."
+        norms = [f"{own}norm{i}.{part}" for i in (1, 2) for part in ("weight", "bias")]
+        return library.SasrecLayer(
+            self._linear(f"{own}self_attn.in_proj_weight", f"{own}self_attn.in_proj_bias"),
+            self._linear(f"{own}self_attn.out_proj.weight", f"{own}self_attn.out_proj.bias"),
+            self._linear(f"{own}linear1.weight", f"{own}linear1.bias"),
+            self._linear(f"{own}linear2.weight", f"{own}linear2.bias"),
+            self._addresses(*norms),
+        )
+
+    def _linear(self, weight: str, bias: str) -> library.Linear:
+        """A matrix in panels, as native.h describes them."""
+        matrix = self._weights[weight]
+        outputs, inputs = matrix.shape
+        missing = -outputs % library.PANEL
+        wide = np.pad(matrix, ((0, missing), (0, 0)))
+        panels = wide.reshape(-1, library.PANEL, inputs).transpose(0, 2, 1)
+        rest = np.pad(self._weights[bias], (0, missing))
+        return library.Linear(self._keep(panels), self._keep(rest), inputs, outputs)
+
+    def _addresses(self, *names: str) -> Any:
+        return (ctypes.c_void_p * len(names))(*(self._keep(self._weights[n]) for n in names))
+
+    def _keep(self, array: NDArray[np.float32]) -> int:
+        self._kept.append(np.ascontiguousarray(array, np.float32))
+        return int(self._kept[-1].ctypes.data)
+
+
+@lru_cache(maxsize=16)
+def _decays(decay: float, count: int) -> NDArray[np.float64]:
+    """(count,) decay**age."""
+    return np.asarray(decay ** np.arange(count), np.float64)
+
+
+@lru_cache(maxsize=64)
+def _log_ranks(width: int) -> NDArray[np.float64]:
+    """(width + 1,) log(1 + rank)."""
+    return np.log1p(np.arange(width + 1))
+
+
+def covers(reranker: Reranker) -> bool:
+    """Whether the library knows all sources of a reranker."""
+    return all(source in library.RANKED or source == NEW for source in reranker.sources)
+
+
+@lru_cache(maxsize=16)
+def _packed(weights: tuple[tuple[str, float], ...]) -> library.Ranking:
+    """The weights of a reranker's features, as `_weights` gives them."""
+    given, call = dict(weights), library.Ranking()
+    sources = Reranker(given).sources
+    for name in sources:
+        if name == NEW:
+            continue
+        plain = name in _PLAIN
+        lines, count = (call.plain, "plain_count") if plain else (call.formed, "formed_count")
+        found = lines[getattr(call, count)]
+        found.source = library.RANKED.index(name)
+        if plain:
+            found.value = given.get(name, 0.0)
+        else:
+            for form in FORMS:
+                setattr(found, form, given.get(f"{name}.{form}", 0.0))
+            if name in OF_NEW:
+                found.new_rank = given.get(f"{NEW}.{name}", 0.0)
+        setattr(call, count, getattr(call, count) + 1)
+    call.missing = given.get(f"{MODEL}.missing", 0.0) if MODEL in sources else 0.0
+    call.weighs_new, call.is_new = NEW in sources, given.get(NEW, 0.0)
+    return call
+
+
+def _weights(reranker: Reranker) -> library.Ranking:
+    return _packed(tuple(reranker.weights.items()))
