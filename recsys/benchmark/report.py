@@ -31,6 +31,7 @@ WIDTH = 150  # columns of text where standard output is not a terminal
 COLOURS = {
     "ink": "#22262b", "grid": "#dcdad3", "series-0": "#1f6f6b", "series-1": "#c98a1b",
     "series-2": "#5b6fb5", "series-3": "#b4496b", "series-4": "#7d8a3c", "series-5": "#8a8f98",
+    "series-6": "#3f8fd2", "series-7": "#a0522d", "series-8": "#6a4c93", "series-9": "#222222",
 }  # fmt: skip
 
 

@@ -155,7 +155,7 @@ def test_a_night_from_new_events_to_rollback(home, service):
         assert set(after) - set(before) == set(NEW)
         assert len(set(after.values())) == len(after), "no new item shares a code"
         histories = [[f"item-{group}-5", f"item-{group}-6"] for group in (0, 3)]
-        lists = [client.recommend(history=history, k=6).items for history in histories]
+        lists = [client.recommend(history=history, k=10).items for history in histories]
         assert {item.item_id for items in lists for item in items} & set(NEW), "are recommended"
         # What was rolled back is not promoted again without new events.
         assert client.rollback("champion").bundle == "shop"
