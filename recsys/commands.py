@@ -406,6 +406,7 @@ def audit(
     from rich.table import Table
 
     from recsys.dataset import Dataset
+    from recsys.errors import ArtifactError
     from recsys.evaluation.audit import audit as find
     from recsys.evaluation.audit import read_report
     from recsys.evaluation.canary import check_canary
@@ -417,6 +418,11 @@ def audit(
     data, digest = Dataset.load(path), Dataset.manifest(path).digest
     config = context.settings.section("evaluate", EvaluationConfig)
     known, config = read_report(report or context.workspace.report, digest, config)
+    if report is not None and known is None:
+        raise ArtifactError(
+            f"--report {report}: no report of {path} and of the {config.split} split; run "
+            "`recsys evaluate` or leave it out"
+        )
     leaks = [check_canary(context, data)] if canary else []
     found = {"dataset": str(path), **find(data, config, known, leaks)}
     if as_json:

@@ -25,7 +25,7 @@ from recsys.serving.catalog_changes import metadata
 from recsys.serving.models import Model, Models
 from recsys.serving.reads import Reads
 from recsys.serving.rules import Rules
-from recsys.serving.schemas.common import made
+from recsys.serving.schemas.common import MAX_HISTORY, made
 from recsys.serving.schemas.lists import (
     ItemRef,
     ListedItem,
@@ -38,7 +38,7 @@ from recsys.serving.schemas.lists import (
     TrendingQuery,
     UserListQuery,
 )
-from recsys.serving.stores.records import DISLIKES, SEED_TYPE, StoredEvent
+from recsys.serving.stores.records import DISLIKES, StoredEvent, TypedHistory
 from recsys.serving.stores.store import Store
 from recsys.serving.tenants import TENANT
 
@@ -157,11 +157,12 @@ class Lists:
         self, query: UserListQuery, wanted: Mapping[str, Any] | None
     ) -> ListResponse:
         """Items like one that the user viewed and did not buy: the newest that has such items."""
-        events = await self._open().events(query.user, EVENTS)
+        events, history = await self._of_user(query.user)
 
         def rank(batch: Batch, model: Model) -> Ranking:
             epoch, retrieval = batch.epoch, model.retrieval
-            anchors = self._still_open(events, _strengths(model), (None, VIEW, CART, LIKE))
+            wanted = (None, VIEW, CART, LIKE)
+            anchors = self._still_open(events, history, _strengths(model), wanted)
             rows = epoch.catalog.index([event.item for event in anchors])
             rows = rows[(rows >= 0) & (rows < len(retrieval))]
             allowed = batch.open_items(0)[: len(retrieval)]
@@ -172,20 +173,19 @@ class Lists:
                     return _like(epoch, row, items[0][items[0] >= 0], scores[0].tolist())
             return Ranking(np.zeros(0, np.int32), "no_evidence" if events else "unknown_user")
 
-        counted = [event for event in reversed(events) if event.type not in self._not_history]
         options = {
-            "history": [event.item for event in counted],
-            "history_types": [None if e.type == SEED_TYPE else e.type for e in counted],
-            "exclude_items": _disliked(events),
+            "history": history.items,
+            "history_types": history.types,
+            "exclude_items": history.disliked,
         }
         return await self._list("because-viewed", query, wanted, rank, options)
 
     async def left(self, query: UserListQuery, wanted: Mapping[str, Any] | None) -> ListResponse:
         """Items that the user viewed or put in the cart and did not buy, the last first."""
-        events = await self._open().events(query.user, EVENTS)
+        events, history = await self._of_user(query.user)
 
         def rank(batch: Batch, model: Model) -> Ranking:
-            found = self._still_open(events, _strengths(model), (VIEW, CART))
+            found = self._still_open(events, history, _strengths(model), (VIEW, CART))
             rows = batch.epoch.catalog.index([event.item for event in found])
             listed = [event for event, row in zip(found, rows, strict=True) if row >= 0]
             return Ranking(
@@ -197,6 +197,12 @@ class Lists:
         return await self._list("continue", query, wanted, rank)
 
     # Internals
+
+    async def _of_user(self, user: str) -> tuple[list[StoredEvent], TypedHistory]:
+        """A user's newest events, newest first, and the history that recommendations are for."""
+        store = self._open()
+        history = await store.typed_history(user, MAX_HISTORY)
+        return await store.events(user, EVENTS), history or TypedHistory([], [])
 
     def _open(self) -> Store:
         assert self.store is not None  # noqa: S101 - the routes need a service that is ready
@@ -253,6 +259,7 @@ class Lists:
     def _still_open(
         self,
         events: Sequence[StoredEvent],
+        history: TypedHistory,
         strengths: Strengths,
         wanted: Collection[int | None],
     ) -> list[StoredEvent]:
@@ -261,7 +268,9 @@ class Lists:
         Items that the user has put aside since, such as by a dislike or out of the cart, are left
         out. `events` are newest first.
         """
-        closed = {event.item for event in events if strengths(event.type) == PURCHASE}
+        typed = zip(history.items, history.types, strict=True)
+        closed = {item for item, name in typed if name and strengths(name) == PURCHASE}
+        closed |= {event.item for event in events if strengths(event.type) == PURCHASE}
         found: dict[str, StoredEvent] = {}
         for event in events:
             if event.item in closed or event.item in found:
@@ -352,7 +361,3 @@ def _like(epoch: Epoch, row: int, found: NDArray[np.int32], scores: Sequence[flo
     """The items that are like one, which the answer names."""
     named = ItemRef(item_id=epoch.catalog.item_id(row), title=epoch.catalog.title(row))
     return Ranking(found, "no_evidence", lambda place: {"score": scores[place]}, {"because": named})
-
-
-def _disliked(events: Sequence[StoredEvent]) -> list[str]:
-    return list(dict.fromkeys(event.item for event in events if event.type in DISLIKES))

@@ -141,8 +141,8 @@ def _meet_tail(
     validation["tail"] = {**point, "wanted": config.tail_share, "loss": config.tail_loss}
     validation["parts"]["served"] = {"ndcg@10": point["ndcg"], "recall@10": point["recall"]}
     say(
-        f"tail: {point['tail_share']:.1%} of the places, NDCG@10 {point['ndcg']:.4f} "
-        f"({points[0]['ndcg']:.4f} without a penalty)"
+        f"tail: {point['tail_share']:.1%} of the places (of all items, available now or not), "
+        f"NDCG@10 {point['ndcg']:.4f} ({points[0]['ndcg']:.4f} without a penalty)"
     )
     return penalised
 

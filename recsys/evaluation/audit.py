@@ -33,6 +33,9 @@ Verdict = Literal["good", "mind", "bad", "unknown"]
 MOST_USERS = 20_000  # whose lists are made, if the report does not name its users
 LONG = 5  # events from which two equal histories are hardly chance
 QUARTERS = 4
+FEWEST = 100  # users of a benchmark that may be called good
+CHANCE = 0.01  # share of random orders with quarters as far apart, below which an order is real
+SHUFFLES = 1000
 # Values from which a finding is worth minding, and from which it is bad.
 LEVELS = {
     "size": (0.1, 0.3),  # half of the 95 % interval, relative to Recall
@@ -186,16 +189,19 @@ def _size(result: Result, best: Mapping[str, Mapping[str, Any]]) -> Finding:
     """How wide the interval of the best figure is."""
     k, seen = result.config.headline_k, result.config.seen_modes[0]
     row = best.get(seen) or max(_recalls(result, seen), key=lambda row: row["mean"])
-    half = (row["high"] - row["low"]) / 2
+    half, users = (row["high"] - row["low"]) / 2, len(result.users)
     share = half / row["mean"] if row["mean"] else 1.0
+    if users < FEWEST:  # where all or none are hit, the interval has no width
+        share = max(share, LEVELS["size"][1])
     return Finding.of(
         "size",
         share,
-        {"users": len(result.users), "half_interval": half, "of_recall": share},
-        f"{len(result.users):,} users are asked. Recall@{k} of {row['ranker']} is "
+        {"users": users, "half_interval": half, "of_recall": share},
+        f"{users:,} user{'s are' if users > 1 else ' is'} asked. Recall@{k} of {row['ranker']} is "
         f"{row['mean']:.4f} ± {half:.4f} (95 %).",
-        f"Recommenders whose Recall@{k} differs by less than {share:.0%} cannot be told apart by "
-        "their intervals. Compare them in pairs (recsys compare), or take more users.",
+        f"Recommenders whose Recall@{k} differs by less than {2 * share:.0%} cannot be told apart "
+        "by their intervals. Compare them in pairs (recsys compare), or take more users: below "
+        f"{FEWEST}, no interval can be relied on.",
     )
 
 
@@ -361,17 +367,31 @@ def _order(name: str, where: str, order: NDArray[np.int64], result: Result) -> F
     ]
     high, low = (choose(rows, key=lambda row: row["mean"]) for choose in (max, min))
     ratio = high["mean"] / low["mean"] if low["mean"] else float(len(rows))
-    real = high["low"] > low["high"]
+    real = is_beyond_chance(values[order], high["mean"] - low["mean"], result.config.seed)
     shown = ", ".join(f"{row['mean']:.4f}" for row in rows)
     return Finding.of(
         name,
         ratio if real else 0.0,
-        {"heuristic": best, "quarters": rows, "intervals_apart": real},
-        f"Recall@{k} of {best} in the quarters of the users {where}: {shown}. The 95 % intervals "
-        f"of the highest and the lowest are {'apart' if real else 'not apart'}.",
+        {"heuristic": best, "quarters": rows, "beyond_chance": real},
+        f"Recall@{k} of {best} in the quarters of the users {where}: {shown}. The highest and the "
+        f"lowest are {'further' if real else 'not further'} apart than by chance (at 1 %).",
         "The place of a user predicts how easy the user is. Never evaluate on the first users of "
         "the file; draw them at random (evaluate.users does), and let no model see the place.",
     )
+
+
+def is_beyond_chance(values: NDArray[np.float64], gap: float, seed: int) -> bool:
+    """Whether the means of quarters of (users,) values in random orders are rarely `gap` apart.
+
+    A permutation test: the intervals of single quarters would be apart by chance far more often,
+    because it is the highest and the lowest of four that are compared.
+    """
+    rng, as_far = np.random.default_rng(seed), 0
+    for _ in range(SHUFFLES):
+        parts = np.array_split(rng.permutation(values), QUARTERS)
+        means = [part.mean() for part in parts if len(part)]
+        as_far += max(means) - min(means) >= gap - 1e-12
+    return bool((1 + as_far) / (1 + SHUFFLES) <= CHANCE)
 
 
 def _times(dataset: Dataset, config: EvaluationConfig, examples: Examples) -> list[Finding]:

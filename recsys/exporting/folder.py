@@ -15,5 +15,20 @@ def require_new(out: Path, bundle: Path) -> None:
     """
     if out.resolve().is_relative_to(Path(bundle).resolve()):
         raise ArtifactError(f"--out {out} lies in the bundle {bundle}; name another folder")
+    if out.is_symlink():
+        raise ArtifactError(f"--out {out} is a link; name a folder")
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ArtifactError(f"--out {out} is not empty; name another folder or remove it")
+
+
+def make_folder(out: Path) -> None:
+    """Make the folder if it is not there.
+
+    Raises:
+        ArtifactError: the file system does not allow it.
+    """
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        text = f"--out {out} cannot be made: {error.strerror}; name another folder"
+        raise ArtifactError(text) from error

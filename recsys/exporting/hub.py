@@ -11,6 +11,7 @@ users, no events, and none of the report's examples, which are histories of user
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from importlib.resources import files
 from pathlib import Path
@@ -20,16 +21,17 @@ import numpy as np
 
 from recsys.artifacts import Manifest, Workspace, read_manifest, write_artifact
 from recsys.bundle import CATALOG, DRAFT, EVAL, KIND, PROMPTS, RETRIEVAL, TARGET, Bundle
-from recsys.errors import ArtifactError
+from recsys.errors import ArtifactError, ConfigError
 from recsys.evaluation import report as reports
 from recsys.evaluation.protocol import find
-from recsys.exporting.folder import require_new
+from recsys.exporting.folder import make_folder, require_new
 from recsys.hub import BUNDLE, CARD
 from recsys.models.checkpoint import ADAPTER, load_model, save_model
 from recsys.vocabulary import FILE as VOCABULARY
 
 PARTS = {TARGET, DRAFT, CATALOG, RETRIEVAL, EVAL, PROMPTS, VOCABULARY}
 TEMPLATE = "model_card.md.jinja"
+LICENCE = re.compile(r"[A-Za-z0-9][A-Za-z0-9.+-]*")
 FEW = 5  # events of an item below which its row of `retrieval/` is that of a few users
 SETTINGS = (
     "objective", "learning_rate", "batch_tokens", "weight_decay", "label_smoothing",
@@ -52,7 +54,12 @@ def export(bundle: Path, out: Path, *, report: Path | None = None, licence: str 
     Raises:
         ArtifactError: not a bundle, one with unknown parts, `out` is not empty, or `report` is not
             of this bundle.
+        ConfigError: `licence` is no identifier.
     """
+    if not LICENCE.fullmatch(licence):
+        raise ConfigError(
+            f"--license {licence!r} is not an identifier of a licence, such as apache-2.0"
+        )
     found = Bundle.load(bundle)
     for name in found.manifest.files:
         if name.partition("/")[0] not in PARTS:
@@ -64,7 +71,7 @@ def export(bundle: Path, out: Path, *, report: Path | None = None, licence: str 
     place = Path(bundle).absolute()
     workspace = Workspace(place.parent.parent, place.name)
     document = _read_report(found, report, workspace)
-    out.mkdir(parents=True, exist_ok=True)
+    make_folder(out)
     source = found.manifest
     with write_artifact(
         out / BUNDLE, KIND, config=source.config, parents=source.parents, info=source.info

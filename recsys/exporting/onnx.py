@@ -25,7 +25,7 @@ import torch
 from recsys.bundle import CATALOG, DRAFT, PROMPTS, TARGET, Bundle
 from recsys.catalog import FILE as ITEMS
 from recsys.errors import ArtifactError, ConfigError
-from recsys.exporting.folder import require_new
+from recsys.exporting.folder import make_folder, require_new
 from recsys.models.checkpoint import load_model
 from recsys.vocabulary import FILE as VOCABULARY
 
@@ -54,7 +54,7 @@ def export(bundle: Path, out: Path) -> dict[str, float | None]:
         ) from error
     require_new(out, bundle)
     found = Bundle.load(bundle)
-    (out / CATALOG).mkdir(parents=True)
+    make_folder(out / CATALOG)
     for name in (VOCABULARY, PROMPTS, f"{CATALOG}/{ITEMS}"):
         shutil.copyfile(found.path / name, out / name)
     gaps = {}

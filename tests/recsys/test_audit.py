@@ -12,7 +12,7 @@ from recsys.artifacts import write_artifact
 from recsys.commands import audit as command
 from recsys.dataset import Dataset
 from recsys.errors import DataError
-from recsys.evaluation.audit import audit, read_report
+from recsys.evaluation.audit import audit, is_beyond_chance, read_report
 from recsys.evaluation.canary import compare, plant, take_users
 from recsys.evaluation.protocol import EvaluationConfig
 from recsys.interactions import Interactions
@@ -114,7 +114,7 @@ def test_the_place_in_the_file_is_seen_to_predict_difficulty():
     means = [row["mean"] for row in one["figures"]["quarters"]]
     assert means[:2] == [1.0, 1.0]
     assert max(means[2:]) < 0.3
-    assert (one["verdict"], one["figures"]["intervals_apart"]) == ("mind", True)
+    assert (one["verdict"], one["figures"]["beyond_chance"]) == ("mind", True)
     shuffled = {user: walks(40, 40)[user] for user in rng.permutation(list(walks(40, 40)))}
     found = audit(dataset_of(shuffled, 40), CONFIG)
     assert finding(found, "file order")["verdict"] == "good"
@@ -234,3 +234,23 @@ def test_the_canary_decides_nothing_where_it_cannot_notice():
     found = compare(shop, unstable)
     assert (found.verdict, found.figures["unstable"]) == ("unknown", ["ids/codes.npy"])
     assert compare(shop, lambda _: {"ids/codes.npy": "fixed"}).verdict == "unknown"
+
+
+def test_few_users_are_never_called_good():
+    one = finding(audit(dataset_of(walks(40, 40), 40), CONFIG), "size")
+    assert (one["verdict"], one["figures"]["half_interval"]) == ("bad", 0.0)  # all are hit
+    assert one["meaning"].startswith("40 users are asked.")
+
+
+@pytest.mark.parametrize(("users", "rate"), [(20, 0.3), (60, 0.1), (200, 0.05)])
+def test_chance_is_rarely_taken_for_an_order(users, rate):
+    rng, found = np.random.default_rng(0), 0
+    for seed in range(60):
+        values = (rng.random(users) < rate).astype(float)
+        means = [part.mean() for part in np.array_split(values, 4)]
+        found += is_beyond_chance(values, max(means) - min(means), seed)
+    assert found <= 3  # of 60; .6 are expected
+
+
+def test_an_order_without_chance_is_recognised():
+    assert is_beyond_chance(np.repeat([1.0, 0.0], 20), 1.0, 0)

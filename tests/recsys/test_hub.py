@@ -18,8 +18,9 @@ from typer.testing import CliRunner
 from recsys.artifacts import read_manifest, sha256, write_artifact
 from recsys.bundle import CATALOG, DRAFT, EVAL, KIND, PROMPTS, TARGET
 from recsys.catalog import Catalog
-from recsys.errors import ArtifactError
+from recsys.errors import ArtifactError, ConfigError
 from recsys.exporting.commands import app
+from recsys.exporting.folder import make_folder, require_new
 from recsys.exporting.hub import export
 from recsys.models.checkpoint import save_model
 from recsys.recommender import Recommender
@@ -355,3 +356,18 @@ def test_the_command_names_the_folder(bundle, tmp_path):
     assert result.exit_code == 0, result.output
     assert f"hub: {out}" in result.output
     assert huggingface_hub.ModelCard.load(out / "README.md").data.license == "mit"
+
+
+def test_a_link_and_a_path_that_cannot_be_made_are_refused(tmp_path):
+    link = tmp_path / "link"
+    link.symlink_to(tmp_path / "nowhere")
+    with pytest.raises(ArtifactError, match="is a link"):
+        require_new(link, tmp_path / "bundle")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ArtifactError, match="cannot be made"):
+        make_folder(tmp_path / "file" / "out")
+
+
+def test_a_licence_is_one_word(tmp_path):
+    with pytest.raises(ConfigError, match="--license"):
+        export(tmp_path / "bundle", tmp_path / "out", licence="x\n# Heading")

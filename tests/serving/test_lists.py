@@ -527,3 +527,21 @@ async def test_problems_by_get_are_those_by_post(client):
     ):
         response = await client.get("/v1/recommendations", params=query)
         assert (response.status_code, response.json()["code"]) == (status, code)
+
+
+async def test_old_dislikes_and_purchases_count_for_users_of_many_events(client):
+    many = [("ada", f"item-{i % 4 + 20}", "view", 40) for i in range(250)]
+    first = ids(await ask(client, "because-viewed", user=await viewer(client, "eve")))
+    await send(client, ("ada", first[0], "dislike", 90), ("ada", first[1], "purchase", 90))
+    for start in range(0, 250, 50):
+        await send(client, *many[start : start + 50])
+    await send(client, ("ada", "item-1", "view", 1), ("ada", first[1], "view", 2))
+    found = await ask(client, "because-viewed", user="ada")
+    assert found["because"]["item_id"] != first[1]
+    assert not {first[0], first[1]} & set(ids(found))
+    assert first[1] not in ids(await ask(client, "continue", user="ada", k=50))
+
+
+async def viewer(client, name):
+    await send(client, (name, "item-1", "view", 1))
+    return name
