@@ -22,6 +22,7 @@ vocabulary, K beams of the result. This module imports triton; see `find_kernels
 # ruff: noqa: ANN001, ANN201
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import torch
@@ -37,7 +38,6 @@ MOST_CANDIDATES = 1 << 18
 _SCORED = 256  # children that one program scores
 _COMPARED = 4096  # scores that one program compares at a time, at most
 _SUMMED = 8192  # logits that one program adds up at a time
-_ANY = list(range(32))  # arguments, whose values and alignment compile nothing again
 _NO_KEY = tl.constexpr(-2139095041)  # the key of -inf
 _NO_STATE = tl.constexpr(NO_STATE)
 
@@ -159,7 +159,14 @@ def _end(trie: DeviceTrie) -> int:
     return -1 if source.end is None else int(source.alphabet.searchsorted(source.end))
 
 
-@triton.jit(do_not_specialize=_ANY)
+def compile_once(function: Any) -> Any:
+    """A kernel that is compiled for its constants and types only, not for values and alignment."""
+    names = inspect.signature(function).parameters
+    sizes = [name for name in names if name not in function.__annotations__]
+    return triton.jit(function, do_not_specialize=sizes)
+
+
+@compile_once
 def score_children(
     scores,
     states,
@@ -255,7 +262,7 @@ def count_from(scores, size, least, BLOCK: tl.constexpr):
     return count
 
 
-@triton.jit(do_not_specialize=_ANY)
+@compile_once
 def choose_best(
     found_states,
     found_tokens,
@@ -338,7 +345,7 @@ def choose_best(
     tl.store(found_rest + request, tl.where(best_left > before, best_left, before))
 
 
-@triton.jit(do_not_specialize=_ANY)
+@compile_once
 def sum_exponentials(
     total, logits, logits_request, logits_beam, logits_token, size, BLOCK: tl.constexpr
 ):

@@ -75,7 +75,7 @@ def best_children(live, prefixes, sums, values, totals, width):
     return sorted(found[:width]), left
 
 
-@settings(max_examples=80)
+@settings(max_examples=60)
 @given(
     st.integers(0, 2**32 - 1),
     st.sampled_from([(3, 3), (2, 70), (3, 16), (4, 2)]),
@@ -141,7 +141,7 @@ def test_a_level_has_the_bits_of_the_tensor_code(seed, shape, items, shares, wid
 
 
 @pytest.mark.parametrize("equal", [False, True], ids=["random", "equal"])
-@pytest.mark.parametrize(("beams", "width"), [(1, 1), (1, 256), (20, 20), (256, 20), (256, 256)])
+@pytest.mark.parametrize(("beams", "width"), [(1, 1), (1, 256), (20, 20), (60, 256)])
 def test_wide_levels_have_the_bits_of_the_tensor_code(width, beams, equal):
     """256 codes below each of 256: several blocks of candidates, all of which may tie."""
     pairs = np.stack(np.divmod(np.arange(256 * 256), 256), axis=1)
@@ -243,9 +243,15 @@ SEARCHES = {
 }
 
 
-@pytest.mark.parametrize("same_total", [True, False], ids=["same-total", "own-total"])
-@pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("search", SEARCHES)
+@pytest.mark.parametrize(
+    ("search", "case", "same_total"),
+    [
+        *[("beam", case, True) for case in CASES],
+        ("beam", "excluded", False),
+        ("strict", "ragged", True),
+        ("strict", "masked", False),
+    ],
+)
 def test_whole_decodes_equal_the_tensor_code_s(search, case, same_total, monkeypatch):
     """The same bits; with the kernels' own log-sum-exp the same items, near scores."""
     monkeypatch.setattr(beam, "native_decoder", lambda search: None)
@@ -259,7 +265,7 @@ def test_whole_decodes_equal_the_tensor_code_s(search, case, same_total, monkeyp
     if same_total:
         monkeypatch.setattr(level_kernel, "log_sum_exp", expand.log_sum_exp)
     model, (trie, request) = TreeModel(tiny_model("llama-gqa")), CASES[case]
-    for k in (1, 7):
+    for k in (1, 7) if search == "beam" else (5,):
         calls.clear()
         found = SEARCHES[search](model, request, trie, k)
         assert calls.count(level_kernel.choose_best) >= trie.num_levels
