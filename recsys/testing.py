@@ -68,7 +68,7 @@ def tiny_model(
     return model.to(dtype).eval()
 
 
-class RecordedRun(TorchDispatchMode):
+class RecordedRun(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """A `Capture` that replays the recorded operations on the same tensors, as a GPU would.
 
     No Python of the computation runs in a replay, so a value that it baked in stays what it was.
@@ -94,9 +94,10 @@ class RecordedRun(TorchDispatchMode):
     def __init__(self, run: Callable[[], object]) -> None:
         """Run and record; RuntimeError if the run waits for a value or a size that depends on one.
 
-        On a GPU these would be synchronisations, which a capture does not allow.
+        On a GPU these would be synchronisations, which a capture does not allow. `tolist` and `numpy`
+        of a tensor on a CPU are not seen; on a meta tensor they raise.
         """
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.operations: list[tuple[Any, tuple[Any, ...], dict[str, Any], list[torch.Tensor]]] = []
         self.made: list[torch.Tensor] = []
         with self:
@@ -124,7 +125,7 @@ class RecordedRun(TorchDispatchMode):
     def replay(self) -> None:
         """Overwrite all results, then run the operations again."""
         for tensor in self.made:
-            whole = tensor.new_empty(0).set_(tensor.untyped_storage())  # type: ignore[call-overload]
+            whole = tensor.new_empty(0).set_(tensor.untyped_storage())
             whole.fill_(_poison(tensor.dtype))
         for func, args, kwargs, kept in self.operations:
             outputs = tree_leaves(func(*args, **kwargs))

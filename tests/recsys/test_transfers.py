@@ -21,6 +21,7 @@ from recsys.constraint.mask import RowMask
 from recsys.decoding import (
     CandidateDrafter,
     ModelDrafter,
+    Search,
     SearchRequest,
     beam_search,
     complete,
@@ -28,6 +29,7 @@ from recsys.decoding import (
     shared_beam_search,
     speculative_beam_search,
 )
+from recsys.decoding.captured import DecodeGraphs, DecodeShape
 from recsys.models.graphs import PassGraphs, PassShape, list_sizes
 from recsys.models.tree_forward import TreeModel
 from recsys.testing import random_catalog, random_prompts, tiny_model
@@ -283,6 +285,35 @@ def test_a_decode_copies_once_each_way(search, request_, kept):
     assert counts.uploads <= uploads
     assert counts.downloads <= 1
     assert counts.launches <= launches, counts.names.most_common(12)
+
+
+# (request, kept) -> most operations around the one graph of a captured decode
+CAPTURED = {
+    ("plain", False): 0,
+    ("plain", True): 3,
+    ("excluded", True): 3,
+    ("masked", True): 4,
+}
+
+
+@pytest.mark.parametrize(("request_", "kept"), CAPTURED, ids=[f"{r}-{k}" for r, k in CAPTURED])
+def test_a_captured_decode_is_one_upload_one_graph_and_one_download(request_, kept):
+    target, graphs = on_meta()
+    if kept:
+        target.keep_prefixes(1 << 20)
+    launched = []
+    graphs.capture = lambda run: run() or (lambda: launched.append(run))
+    decodes = DecodeGraphs(graphs, TRIE, prompt=32, num_beams=K)
+    extra = (9, 40) if request_ == "masked" else (0, 0)
+    decodes.warm_up([DecodeShape(8, 32, reads, *extra) for reads in {False, kept}])
+    request = REQUESTS.get(request_, SearchRequest(PROMPTS, masks=MASKS, candidates=EXCLUDE))
+    for _ in range(3):  # the first ones also copy the masks and store the prompts
+        launched.clear()
+        with Counting() as counts:
+            assert decodes.run(Search.of(request, target, TRIE), K) is not None
+    assert not decodes.statistics().fallbacks
+    assert (counts.uploads, len(launched), counts.downloads) == (1, 1, 1)
+    assert counts.launches <= CAPTURED[request_, kept], counts.names
 
 
 def test_new_blocks_of_kept_prompts_take_one_more_copy():
