@@ -189,6 +189,7 @@ class DecodeGraphs:
             fixed = FixedInputs(examples[shape], inputs)
             fixed.send(examples[shape])
             self._graphs[shape] = self._capture(shape, fixed, output)
+        pool.storage.values.zero_()  # the examples may have left values that are not finite
         self.shapes, self._bytes = wanted, inputs.nbytes + output.nbytes
 
     def run(self, search: Search, num_beams: int) -> Beams | None:

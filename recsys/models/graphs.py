@@ -398,6 +398,7 @@ class PassGraphs:
                 PassGraph(model, shape, self.pool, self.capture, logits)
                 for shape in sorted(wanted, key=_size, reverse=True)
             ]
+        self.pool.storage.values.zero_()  # captures may have left values that are not finite
         with self._lock:
             self._graphs = sorted([*self._graphs, *captured], key=lambda g: _size(g.shape))
             self._found = {}

@@ -153,8 +153,9 @@ def test_nothing_in_a_captured_decode_looks_at_its_data(architecture):
     config = tiny_model(architecture).config
     with torch.device("meta"):
         model = transformers.AutoModelForCausalLM.from_config(config)
-    _, decodes = captured(model.eval(), capture=run_again)
-    assert decodes.statistics().graphs == len(SHAPES)
+    shapes = [s for s in SHAPES if s.batch == BATCH and s.kept]
+    _, decodes = captured(model.eval(), shapes=shapes, capture=run_again)
+    assert decodes.statistics().graphs == len(shapes)
 
 
 def test_what_was_returned_outlives_the_next_decode():
@@ -249,6 +250,19 @@ def test_the_error_names_requests_that_are_not_finite(value):
         same(decodes.run(Search.of(clean, model, TRIE), K), expected)
     assert model.prefixes.known("", np.array(mixed[1:2]), [9]).tolist() == [4]
     assert model.pool.lent == model.prefixes.pinned == 0
+
+
+def test_tokens_outside_all_beams_are_never_run():
+    """Captures run token 0, and padding is a token of the prompt."""
+    trie = ItemTrie.build([[2, 3, 4], [2, 3, 5], [7, 3, 4]])
+    weights = tiny_model("llama", dtype=torch.float64)
+    request = SearchRequest([[5, 6], [4]], exclude=[[2], [0, 1]])
+    expected = beam_search(weights, request, trie, K)
+    with torch.no_grad():
+        weights.model.embed_tokens.weight[[0, 1, 9]] = torch.nan
+    model, decodes = captured(weights, trie, [DecodeShape(BATCH, 8)], kept=False)
+    for _ in range(2):
+        same(decodes.run(Search.of(request, model, trie), K), expected)
 
 
 def test_a_decode_that_fails_leaves_nothing_behind(monkeypatch):
