@@ -373,14 +373,15 @@ class DecodeGraphs:
         search = Search(self._model, prompts, step, rows)
         store, nodes, found = self._store, self._nodes(shape), dict[str, torch.Tensor]()
         pool, passes = self.passes.pool, self.passes
-        with pool.lend(batch, self._prompt, nodes) as cache, passes.paused():
+        with pool.lend(batch, self._prompt, nodes) as cache:
 
             def run() -> None:
                 if shape.kept and store is not None:
                     store.read(inputs["kept"], cache.buffer)
                 begin = inputs["places"], inputs["last"]
                 tree = FixedTree(self._model, prompts, nodes, cache=cache, places=begin)
-                frontier, scores = search_tree(search, tree, self._widths)
+                with passes.paused():
+                    frontier, scores = search_tree(search, tree, self._widths)
                 found.update(answer(frontier, step, self._num_beams, scores))
                 found["finite"] = tree.finite
                 packed = pack(list(found.values()))
