@@ -242,8 +242,9 @@ def choose(
     """The fitted reranker, unless a source alone is better by NDCG@10.
 
     Differences within two standard errors count as none: the reranker is then served, because the
-    best of a dozen sources owes some of its lead to chance. Recent popularity is a source only if
-    it gains more than one standard error, since most data do not need it.
+    best of a dozen sources owes some of its lead to chance. With fewer than `LEAST_USERS` users,
+    the reranker is served, whose weights are then close to the prior. Recent popularity is a source
+    only if it gains more than one standard error, since most data do not need it.
 
     Args:
         found: validation users.

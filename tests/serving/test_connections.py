@@ -350,32 +350,6 @@ async def test_an_answer_that_is_not_read_ends_quietly(settings, caplog, until, 
     assert [line.fields["status"] for line in lines] == [499]
 
 
-async def test_a_request_in_pieces_has_the_answer_of_a_whole_one(settings):
-    """The second is read by h11 and the first is not (`plain`)."""
-
-    async def tell(scope, receive, send):
-        assert (await receive())["more_body"] is False
-        told = {key: value for key, value in scope.items() if key not in ("state", "client")}
-        body = repr(sorted(told.items())).encode()
-        headers = [(b"content-length", b"%d" % len(body))] if scope["path"] == "/a" else []
-        await send({"type": "http.response.start", "status": 200, "headers": headers})
-        await send({"type": "http.response.body", "body": body[:9], "more_body": True})
-        await send({"type": "http.response.body", "body": body[9:]})
-
-    async with listening(settings, tell) as found:
-        reader, writer = await connect(found)
-        for path in (b"/a?b=c", b"/%C3%A4%2F?b"):
-            request = HEAD.replace(b"/v1/recommendations", path) + b"Content-Length: 2\r\n\r\n{}"
-            answers = []
-            for cut in (len(request), 30):
-                writer.write(request[:cut])
-                await asyncio.sleep(0.02)
-                writer.write(request[cut:])
-                status, headers, body = await answer(reader)
-                answers.append((status, headers | {"date": ""}, body))
-            assert answers[0] == answers[1]
-
-
 async def test_requests_behind_one_that_is_answered_wait(settings):
     gate, begun = asyncio.Event(), []
 
