@@ -195,9 +195,13 @@ class DecodeGraphs:
     def run(self, search: Search, num_beams: int) -> Beams | None:
         """The answer of `beam_search`, by one graph; None if no graph can run this decode.
 
+        A batch of no requests needs none, and is not counted.
+
         Raises:
             NonFiniteError: as `beam_search`.
         """
+        if not len(search):
+            return None
         try:
             return self._run(search, num_beams)
         except _NoGraphError as reason:

@@ -167,12 +167,37 @@ def test_what_was_returned_outlives_the_next_decode():
     assert torch.equal(first.scores, scores)
 
 
-def test_a_level_with_fewer_states_than_beams_is_padded():
-    trie = ItemTrie.build([[1, 2], [1, 3], [4, 2]])
+TRIES = {
+    "one level": ItemTrie.build([[1], [4], [9], [2], [3], [30], [5]]),
+    "fewer states than beams": ItemTrie.build([[1, 2], [1, 3], [4, 2]]),
+    "one row": ItemTrie.build([[1, 2, 3]]),
+    "dense": ItemTrie.build(np.unique(RNG.integers(0, 16, (900, 3)), axis=0) + [1, 17, 33]),
+    "rows that end early": ItemTrie.build([[1, 2, 3], [1], [4, 2, 3], [5], [5, 6]], end=9),
+}
+
+
+@pytest.mark.parametrize("name", TRIES)
+def test_catalogs_of_any_form_are_searched(name):
+    trie = TRIES[name]
     weights = tiny_model("llama", dtype=torch.float64)
-    model, decodes = captured(weights, trie, [DecodeShape(1, 8)], kept=False)
-    request = SearchRequest([[5, 6]], exclude=[[1]])
-    same(decodes.run(Search.of(request, model, trie), K), beam_search(weights, request, trie, K))
+    shapes = [DecodeShape(2, 8), DecodeShape(2, 8, False, 4, 10)]
+    model, decodes = captured(weights, trie, shapes, kept=False)
+    assert any(d is not None for d in trie.dense)  # and TRIE has depths that are not
+    assert any(d is None for d in TRIE.dense)
+    rng = np.random.default_rng(1)
+    for batch in (1, 2, 2):
+        rows = [rng.integers(0, trie.num_rows, 2) for _ in range(batch)]
+        masks = [None, RowMask.of(trie, rng.random(trie.num_items) < 0.6)][:batch]
+        for kinds in ({}, {"exclude": rows, "masks": masks}, {"candidates": rows}):
+            request = SearchRequest(random_prompts(rng, batch, 8), **kinds)
+            found = decodes.run(Search.of(request, model, trie), K)
+            same(found, beam_search(weights, request, trie, K))
+
+
+def test_a_batch_of_no_requests_needs_no_graph():
+    model, decodes = captured(tiny_model("llama", dtype=torch.float64), shapes=[DecodeShape(1, 8)])
+    assert decodes.run(Search.of([], model, TRIE), K) is None
+    assert not decodes.statistics().fallbacks
 
 
 def test_masks_take_the_place_of_the_one_not_used_for_longest():
