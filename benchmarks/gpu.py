@@ -153,7 +153,7 @@ class Bench:
         """Capture whole beam searches; what that took, and the memory that is gone on a GPU."""
         start, free = time.perf_counter(), self._free_bytes()
         self.fast.capture_decodes(max(batches), self.work.longest, self.sizes.beams)
-        assert self.fast.decodes is not None  # noqa: S101
+        assert self.fast.decodes is not None
         told = self.fast.decodes.statistics()
         row: Row = {
             "seconds": round(time.perf_counter() - start, 1),

@@ -94,8 +94,8 @@ class RecordedRun(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self, run: Callable[[], object]) -> None:
         """Run and record; RuntimeError if the run waits for a value or a size that depends on one.
 
-        On a GPU these would be synchronisations, which a capture does not allow. `tolist` and `numpy`
-        of a tensor on a CPU are not seen; on a meta tensor they raise.
+        On a GPU these would be synchronisations, which a capture does not allow. `tolist` and
+        `numpy` of a tensor on a CPU are not seen; on a meta tensor they raise.
         """
         super().__init__()  # type: ignore[no-untyped-call]
         self.operations: list[tuple[Any, tuple[Any, ...], dict[str, Any], list[torch.Tensor]]] = []
