@@ -124,6 +124,7 @@ class FixedInputs:
         host = torch.empty(
             len(self._memory), dtype=torch.uint8, pin_memory=self._memory.device.type == "cuda"
         )
+        values = host.numpy()
         if arrays.keys() != self._tensors.keys():
             raise ValueError(f"want {list(self._tensors)}, got {list(arrays)}")
         for name, array in arrays.items():
@@ -134,7 +135,7 @@ class FixedInputs:
                     f"{array.shape}"
                 )
             bytes_ = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-            host.numpy()[start : start + array.nbytes] = bytes_
+            values[start : start + array.nbytes] = bytes_
         self._memory.copy_(host, non_blocking=True)
 
 

@@ -234,7 +234,8 @@ class Engine:
         """Capture whole beam searches of this K over this catalog, with one graph for each.
 
         Mode `beam` then decodes in one launch. What fits no graph takes the way of before
-        (`self.decodes.statistics`). A change of the catalog drops the graphs.
+        (`self.decodes.statistics`). A change of the catalog drops the graphs, and so does a later
+        `capture` or `warm_up` that needs a larger storage.
 
         Args:
             batch: most requests.
@@ -273,6 +274,8 @@ class Engine:
             self.graphs.append(PassGraphs.attach(model, batch=batch, slots=slots))
         elif not self.graphs[place].has_room(batch, slots):
             self.graphs[place] = PassGraphs.attach(model, batch=batch, slots=slots)
+            if model is self.target:
+                self.decodes = None  # they are captured over the storage of before
         return self.graphs[place]
 
     def _measure_plans(

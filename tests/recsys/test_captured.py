@@ -11,6 +11,7 @@ from recsys.constraint.boost import Boost
 from recsys.constraint.mask import RowMask
 from recsys.decoding import Engine, Search, SearchRequest, beam_search
 from recsys.decoding.captured import MOST_DECODES, DecodeGraphs, DecodeShape
+from recsys.decoding.planner import Plan
 from recsys.errors import NonFiniteError
 from recsys.models.graphs import BATCHES, PassGraphs, run_again
 from recsys.models.tree_forward import TreeModel
@@ -106,7 +107,7 @@ def test_replays_give_the_answers_of_beam_search(architecture):
     rng = np.random.default_rng(5)
     histories = [rng.integers(1, 60, 24) for _ in range(6)]
     cached, used = set(), set()
-    for _ in range(80):
+    for _ in range(60):
         request = random_request(rng, histories)
         expected = beam_search(weights, request, TRIE, K)
         spoil(decodes)
@@ -115,7 +116,7 @@ def test_replays_give_the_answers_of_beam_search(architecture):
         found = decodes.run(search, K)
         same(found, expected)
         cached |= {stats.cached_tokens for stats in found.stats}
-    assert decodes.statistics().replays == 80
+    assert decodes.statistics().replays == 60
     assert not decodes.statistics().fallbacks
     assert len(used) > 10
     assert len(cached) > 4
@@ -357,12 +358,17 @@ def test_another_k_is_decoded_as_before_and_counted(engine):
     assert (after.replays, after.fallbacks) == (before.replays, {"beams": 1})
 
 
-def test_another_catalog_drops_the_graphs():
+def test_another_catalog_or_storage_drops_the_graphs():
     each = Engine(tiny_model("llama", layers=1, hidden=16), TRIE, graphs=True)
     each.capture_decodes(1, 8, K)
     assert each.decodes.statistics().graphs == 1
     other = ItemTrie.build(random_catalog(np.random.default_rng(9), 30, 4))
+    each.capture(1, 8, K, [Plan()])
+    assert each.decodes is not None
     each.use(other)
+    assert each.decodes is None
+    each.capture_decodes(1, 8, K)
+    each.capture(2, 8, K, [Plan()])  # needs a larger storage
     assert each.decodes is None
     found = each.decode([[1, 2]], K, mode="beam").beams
     assert torch.equal(found.rows, beam_search(each.target, [[1, 2]], other, K).rows)

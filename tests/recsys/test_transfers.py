@@ -35,7 +35,7 @@ from recsys.decoding.captured import DecodeGraphs, DecodeShape
 from recsys.models.graphs import PassGraphs, PassShape, list_sizes
 from recsys.models.tree_forward import TreeModel
 from recsys.testing import random_catalog, random_prompts, tiny_model
-from recsys.transfers import Upload, download
+from recsys.transfers import FixedInputs, Upload, download
 
 aten = torch.ops.aten
 NOTHING = {
@@ -158,6 +158,34 @@ def test_arrays_arrive_as_they_were(parts):
     for array, tensor in added:
         assert tensor.shape == array.shape
         assert np.array_equal(tensor.numpy(), array)
+
+
+def test_fixed_inputs_keep_their_addresses_and_refuse_other_arrays():
+    like = {"a": np.arange(3), "b": np.array([[True, False, True]]), "c": np.zeros((2, 0), int)}
+    memory = torch.empty(FixedInputs.size(like) + 8, dtype=torch.uint8)
+    inputs = FixedInputs(like, memory)
+    addresses = [inputs[name].data_ptr() for name in like]
+    for values in (like, {name: array[::-1].copy() for name, array in like.items()}):
+        memory.fill_(POISON)
+        inputs.send(values)
+        assert all(np.array_equal(inputs[name].numpy(), values[name]) for name in like)
+        assert memory[-8:].tolist() == [POISON] * 8
+    assert [inputs[name].data_ptr() for name in like] == addresses
+    for wrong in ({"a": np.arange(4)}, {"b": np.zeros((1, 3), int)}, {"d": np.arange(3)}):
+        with pytest.raises(ValueError, match="want"):
+            inputs.send(like | wrong)
+
+
+def test_arrays_on_their_way_are_found_by_their_tensors(request):
+    for fixture in (None, "as_on_a_device"):
+        if fixture:
+            request.getfixturevalue(fixture)
+        upload, arrays = Upload("cpu"), [np.arange(3), np.arange(3), np.array([True])]
+        tensors = [upload.add(array) for array in arrays]
+        found = [upload.host(tensor) for tensor in tensors]
+        assert all(mine is theirs for mine, theirs in zip(found, arrays, strict=True))
+        with pytest.raises(KeyError, match="not added"):
+            upload.host(tensors[0].clone())
 
 
 def test_a_download_keeps_values_types_and_shapes(monkeypatch):
