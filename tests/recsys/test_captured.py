@@ -82,21 +82,24 @@ def same(found, expected):
         torch.testing.assert_close(found.candidate_scores, expected.candidate_scores, **CLOSE)
 
 
-def random_request(rng, histories):
-    """Prompts that are new or go on after one of the histories, and restrictions of some."""
-    batch = int(rng.integers(1, BATCH + 1))
-    prompts = random_prompts(rng, batch, LONGEST)
+def random_request(rng, shape, histories):
+    """A request for a graph of this shape; stored histories and new prompts may be in one batch."""
+    batch = 1 if shape.batch == 1 else int(rng.integers(2, BATCH + 1))
+    least = 1 if shape.new == 8 else 9
+    prompts = []
     for i in range(batch):
-        if rng.random() < 0.6:
+        new = rng.integers(1, 60, rng.integers(least, min(shape.new, LONGEST - 12) + 1))
+        if shape.kept and (i == 0 or rng.random() < 0.6):
             history = histories[rng.integers(len(histories))]
-            prompts[i] = np.append(history[: rng.integers(1, 25)], rng.integers(1, 60, 3))
+            new = np.append(history[: 4 * rng.integers(1, 4)], new)
+        prompts.append(new)
     rows = [rng.integers(0, TRIE.num_rows, rng.integers(0, 7)) for _ in range(batch)]
     kinds = {
         "exclude": rows,
         "masks": [[None, *MASKS[:2]][i] for i in rng.integers(0, 3, batch)],
-        "candidates": [r[:CANDIDATES] for r in rows],
     }
-    return SearchRequest(prompts, **{k: v for k, v in kinds.items() if rng.random() < 0.6})
+    chosen = {name: kind for name, kind in kinds.items() if rng.random() < 0.6}
+    return SearchRequest(prompts, candidates=rows if shape.candidates else None, **chosen)
 
 
 @pytest.mark.parametrize("architecture", ["llama-gqa", "mistral-window", "qwen3-mixed-window"])
@@ -105,26 +108,25 @@ def test_replays_give_the_answers_of_beam_search(architecture):
     weights = tiny_model(architecture, layers=2, hidden=16, dtype=torch.float64)
     model, decodes = captured(weights)
     rng = np.random.default_rng(5)
-    histories = [rng.integers(1, 60, 24) for _ in range(6)]
-    cached, used = set(), set()
-    for _ in range(60):
-        request = random_request(rng, histories)
+    histories = [rng.integers(1, 60, 24) for _ in range(BATCH)]
+    same(
+        decodes.run(Search.of(histories, model, TRIE), K), beam_search(weights, histories, TRIE, K)
+    )
+    cached = set()
+    for shape in [SHAPES[i] for i in rng.permutation(2 * len(SHAPES)) % len(SHAPES)]:
+        request = random_request(rng, shape, histories)
         expected = beam_search(weights, request, TRIE, K)
         spoil(decodes)
         search = Search.of(request, model, TRIE)
-        used.add(decodes._find(search, model.prefixes.known("", *of(search))))
+        begun = model.prefixes.known("", search.prompts.host_tokens, search.prompts.host_lengths)
+        assert decodes._find(search, begun) == shape
         found = decodes.run(search, K)
         same(found, expected)
         cached |= {stats.cached_tokens for stats in found.stats}
-    assert decodes.statistics().replays == 60
+    assert decodes.statistics().replays == 1 + 2 * len(SHAPES)
     assert not decodes.statistics().fallbacks
-    assert len(used) > 10
-    assert len(cached) > 4
+    assert cached >= {0, 4, 8, 12}
     assert model.pool.lent == model.prefixes.pinned == 0
-
-
-def of(search):
-    return search.prompts.host_tokens, search.prompts.host_lengths
 
 
 def test_counters_are_those_of_a_search_on_captured_passes():
@@ -380,9 +382,10 @@ def test_cuda_graphs_give_the_answers_of_beam_search():
     weights = tiny_model("llama-gqa", dtype=torch.float64).cuda()
     model, decodes = captured(weights, capture=None)
     rng = np.random.default_rng(5)
-    histories = [rng.integers(1, 60, 24) for _ in range(6)]
-    for _ in range(40):
-        request = random_request(rng, histories)
+    histories = [rng.integers(1, 60, 24) for _ in range(BATCH)]
+    decodes.run(Search.of(histories, model, TRIE), K)
+    for shape in SHAPES:
+        request = random_request(rng, shape, histories)
         expected = beam_search(weights, request, TRIE, K)
         same(decodes.run(Search.of(request, model, TRIE), K), expected)
-    assert decodes.statistics().replays == 40
+    assert decodes.statistics().replays == 1 + len(SHAPES)
