@@ -21,7 +21,7 @@ from recsys.config import as_dict
 from recsys.dataset import Dataset
 from recsys.errors import ArtifactError
 from recsys.evaluation import report
-from recsys.evaluation.baselines import fit_baselines
+from recsys.evaluation.baselines import fit_baselines, of_available
 from recsys.evaluation.leaks import check_counts, check_fitted_on, check_no_leak
 from recsys.evaluation.new_items import evaluate_new_items
 from recsys.evaluation.protocol import (
@@ -31,7 +31,7 @@ from recsys.evaluation.protocol import (
     Result,
     evaluate,
     find,
-    sample,
+    select,
 )
 from recsys.interactions import Histories
 from recsys.pipeline import Context
@@ -236,17 +236,21 @@ def _write(bundle_path: Path, dataset_path: Path, config: EvaluationConfig, outp
             stages = "the stages 'retrieval' and 'bundle'"
             warnings += check_fitted_on("retrieval", known.fitted_on, dataset, stages)
             check_counts(known.counts, dataset)
-        histories = sample(dataset.examples(config.split, "next"), config).histories
+        alive = recommender.epoch.alive
+        available = None if alive.all() else alive
+        histories = select(dataset, config, available).histories
         with _Search(bundle_path, recommender, len(histories), config) as search:
             ours = _rankers(search, recommender, histories)
             info["decoding_seconds"] = round(time.perf_counter() - start, 1)
         trained, times = dataset.train_histories, dataset.train_times
-        rankers = ours | fit_baselines(trained, len(dataset.item_ids), times)
+        others = fit_baselines(trained, len(dataset.item_ids), times)
         if (taught_by := load_sasrec(bundle_path, len(dataset.item_ids))) is not None:
-            rankers["SASRec"] = taught_by
+            others["SASRec"] = taught_by
+        rankers = ours | of_available(others, available)
         near = known.vectors if known is not None else None
         together = replace(config, batch_size=CHUNK)  # only look-ups and baselines are left
-        result = evaluate(rankers, dataset, together, None if near is None else near.vectors)
+        vectors = None if near is None else near.vectors
+        result = evaluate(rankers, dataset, together, vectors, available)
         result = replace(result, config=config)
         new_items = evaluate_new_items(recommender, bundle_path, dataset, config, result)
         frontier = _frontier(bundle_path)
