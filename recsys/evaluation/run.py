@@ -54,13 +54,21 @@ def stage(
     bundle: Path | None = None,
     dataset: Path | None = None,
     out: Path | None = None,
-) -> Path:
+) -> Path | None:
     """Write the report of the run, unless it is up to date, and print its tables.
 
-    `bundle`, `dataset` and `out` replace the workspace's.
+    `bundle`, `dataset` and `out` replace the workspace's. Returns None, with a reason on the
+    terminal, if no user has enough events to hold one out.
     """
     settings, workspace = context.settings, context.workspace
     config = settings.section("evaluate", EvaluationConfig)
+    stats = Dataset.manifest(dataset or workspace.dataset).info.get("stats")
+    if stats is not None and not stats["splits"][config.split]["interactions"]:
+        say(
+            f"evaluate: no report, since the data set has no {config.split} events: a user needs "
+            "three events so that one can be held out for validation and one for the test"
+        )
+        return None
     if "seed" not in (settings.values.get("evaluate") or {}):
         config = replace(config, seed=settings.seed)
     if config.users is None and context.minutes is not None:
