@@ -34,12 +34,12 @@ from recsys.retrieval.as_new import AsNew
 from recsys.retrieval.content import ContentIndex
 from recsys.retrieval.event_types import EventTypes
 from recsys.retrieval.popularity import DAY, RECENT_SHARE
-from recsys.retrieval.reranker import MODEL, NEW, RECENT
+from recsys.retrieval.reranker import LEAST_USERS, MODEL, NEW, RECENT
 from recsys.retrieval.retrieval import FORMAT
 from recsys.semantic_ids.encoder import PLACED
 from recsys.splits import TRAIN
 from recsys.training import sasrec
-from recsys.training.reranking import MISSED, Candidates, choose, fit_new
+from recsys.training.reranking import MISSED, RERANKER, Candidates, choose, fit_new
 from recsys.training.settings import RetrievalConfig
 from recsys.training.tail import constrain, measure_frontier
 from recsys.training.target import TrainedTarget
@@ -334,4 +334,15 @@ def _report(validation: dict[str, Any]) -> None:
     for name, found in validation["parts"].items():
         table.add_row(name, *(f"{found[key]:.4f}" for key in ("ndcg@10", "recall@10")))
     console.print(table)
-    say(f"served: {validation['served']}")
+    served = validation["served"]
+    if served == RERANKER:
+        say("served: a blend of the model and the other sources")
+    elif served == MODEL:
+        say("served: the model's own list, which ranks better than a blend")
+    else:
+        say(f"served: the source {served!r} alone, which ranks better than a blend")
+    if validation["users"] < LEAST_USERS:
+        say(
+            f"{validation['users']} validation users are too few to choose what is served, so it "
+            "may be below popularity by chance"
+        )

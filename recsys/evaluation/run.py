@@ -37,6 +37,7 @@ from recsys.interactions import Histories
 from recsys.pipeline import Context
 from recsys.progress import console, say, track
 from recsys.recommender import Ranked, Recommender
+from recsys.retrieval.reranker import LEAST_USERS
 from recsys.semantic_ids.report import health
 
 KIND = "evaluation"
@@ -246,6 +247,7 @@ def _write(bundle_path: Path, dataset_path: Path, config: EvaluationConfig, outp
             check_counts(known.counts, dataset)
         alive = recommender.epoch.alive
         available = None if alive.all() else alive
+        warnings += _few_users(bundle_path, known is not None)
         histories = select(dataset, config, available).histories
         with _Search(bundle_path, recommender, len(histories), config) as search:
             ours = _rankers(search, recommender, histories)
@@ -347,12 +349,31 @@ def _weaknesses(result: Result) -> list[str]:
     return found
 
 
+def _validation(bundle: Path) -> dict[str, Any] | None:
+    """What validation said of retrieval and the reranker; None for older bundles."""
+    file = bundle / EVAL / VALIDATION
+    if not file.is_file():
+        return None
+    found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8")).get(RETRIEVAL, {})
+    return found
+
+
+def _few_users(bundle: Path, has_retrieval: bool) -> list[str]:
+    """Warn if too few validation users chose what is served."""
+    found = _validation(bundle)
+    if found is None or not has_retrieval or (users := found.get("users", 0)) >= LEAST_USERS:
+        return []
+    return [
+        f"{users} validation users are too few to choose what is served (fewer than "
+        f"{LEAST_USERS}), so it may be below popularity by chance. More users with three events "
+        "or more help."
+    ]
+
+
 def _frontier(bundle: Path) -> dict[str, Any] | None:
     """What validation said of the share of the tail, from the bundle; None for older bundles."""
-    file = bundle / EVAL / VALIDATION
-    found = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
-    parts = found.get(RETRIEVAL, {})
-    if "frontier" not in parts:
+    parts = _validation(bundle)
+    if parts is None or "frontier" not in parts:
         return None
     return {"points": parts["frontier"], "chosen": parts.get("tail")}
 

@@ -734,6 +734,21 @@ def test_a_bundle_that_blends_is_measured_beside_its_model_alone(context, monkey
     assert any("(blended) is worse than item-kNN" in line for line in document["weaknesses"])
 
 
+@pytest.mark.parametrize(
+    ("said", "warned"), [(7, True), (0, True), (8, False), (None, False)], ids=str
+)
+def test_few_validation_users_are_a_warning(context, monkeypatch, said, warned):
+    plain = SimpleNamespace(reranker=None, counts=np.zeros(ITEMS), fitted_on=None, vectors=None)
+    monkeypatch.setattr(FakeRecommender, "retrieval", plain)
+    if said is not None:
+        (context.workspace.bundle / "eval").mkdir()
+        found = {"retrieval": {"users": said}} if said else {}
+        (context.workspace.bundle / "eval/validation.json").write_text(json.dumps(found))
+    document = json.loads((run.stage(context) / "report.json").read_text(encoding="utf-8"))
+    expected = f"{said} validation users are too few"
+    assert any(expected in line for line in document["warnings"]) == warned
+
+
 def test_a_retrieval_that_has_seen_the_split_is_refused(context, shop, monkeypatch):
     counts = np.bincount(shop.interactions.item, minlength=ITEMS).astype(float)  # all events
     retrieval = SimpleNamespace(reranker=None, counts=counts, fitted_on=None)
