@@ -73,7 +73,8 @@ def rotate_and_store(
         (B, H, S, D) queries.
     """
     parts = merged.view(len(merged), -1, heads.size)
-    queries, keys, values = parts.split([heads.queries, heads.pairs, heads.pairs], dim=1)
+    queries, keys = parts[:, : heads.queries], parts[:, heads.queries : -heads.pairs]
+    values = parts[:, -heads.pairs :]
     if norms is not None:
         queries, keys = (
             norm(part, weight, heads.epsilon)

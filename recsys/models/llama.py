@@ -17,6 +17,7 @@ weights in place are followed; a parameter that is replaced is not.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -175,11 +176,22 @@ def reason_against(model: Any) -> str | None:
 
 @cache
 def find_layers(device: torch.device, dtype: torch.dtype) -> ModuleType:
-    """The Triton kernels on a GPU where triton is installed, else the plain functions."""
+    """The Triton kernels on a GPU where triton works, else the plain functions.
+
+    Triton needs a C compiler when a kernel is first used; a machine may have none.
+    """
     if device.type != "cuda" or dtype == torch.float64 or find_spec("triton") is None:
         return layers
     from recsys.models import layer_kernels
 
+    try:
+        layer_kernels.silu_multiply(torch.ones((1, 2), dtype=dtype, device=device))
+    except Exception as error:
+        warnings.warn(
+            f"triton cannot compile; passes take more launches ({type(error).__name__}: {error})",
+            stacklevel=2,
+        )
+        return layers
     return layer_kernels
 
 
@@ -216,10 +228,13 @@ def _joined(parts: list[Any]) -> torch.Tensor:
         adjacent &= part.storage_offset() == behind and part.is_contiguous()
         behind += part.numel()
     if adjacent:
-        return first.as_strided(shape, first.stride())
+        whole: torch.Tensor = first.as_strided(shape, first.stride())
+        return whole
     merged = torch.cat([part.detach() for part in parts])
-    for part, view in zip(parts, merged.split([len(part) for part in parts]), strict=True):
-        part.data = view
+    behind = 0
+    for part in parts:
+        part.data = merged[behind : behind + len(part)]
+        behind += len(part)
     return merged
 
 

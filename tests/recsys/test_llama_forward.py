@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from recsys.constraint import ItemTrie
 from recsys.decoding import SearchRequest, beam_search
-from recsys.models import llama
+from recsys.models import layers, llama
 from recsys.models.graphs import PassGraphs, PassShape
 from recsys.models.mask import prompt_mask, tree_mask
 from recsys.models.tree_forward import TreeModel
@@ -174,6 +174,29 @@ def test_weights_are_held_once_and_followed():
     near(found[0], plain(model, PROMPTS[0]), 1e-5)
 
 
+def test_merged_models_are_saved_whole(tmp_path):
+    model = tiny_model("llama-gqa", tie_word_embeddings=True)
+    expected = plain(model, PROMPTS[0])
+    TreeModel(model, own_forward=True)
+    model.save_pretrained(tmp_path)
+    loaded = transformers.AutoModelForCausalLM.from_pretrained(tmp_path).eval()
+    near(plain(loaded, PROMPTS[0]), expected, 1e-6)
+    size = sum(w.nbytes for w in model.parameters())
+    assert (tmp_path / "model.safetensors").stat().st_size < size + 10_000
+
+
+def test_a_merged_model_can_be_trained():
+    model = tiny_model("qwen3")
+    ready = TreeModel(model, own_forward=True)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, foreach=True)
+    model.train()
+    tokens = torch.tensor([PROMPTS[0]])
+    for _ in range(2):
+        model(tokens, labels=tokens).loss.backward()
+        optimizer.step()
+    near(tree_logits(ready, list(range(8)))[0][0], plain(model.eval(), PROMPTS[0]), 1e-5)
+
+
 def test_whole_searches_give_the_same_lists():
     rng = np.random.default_rng(0)
     trie = ItemTrie.build(random_catalog(rng, 80, 4))
@@ -244,6 +267,16 @@ def test_a_cpu_uses_it_only_when_asked():
     assert TreeModel(tiny_model("llama"))._own is None
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+@pytest.mark.skipif(find_spec("triton") is None, reason="triton is not installed")
+def test_kernels_that_do_not_work_are_not_used():
+    find = llama.find_layers.__wrapped__
+    with pytest.warns(UserWarning, match="triton cannot compile; passes take more launches"):
+        assert find(torch.device("cuda"), torch.bfloat16) is layers
+    assert find(torch.device("cuda"), torch.float64) is layers
+    assert find(torch.device("cpu"), torch.float32) is layers
+
+
 class Launches(TorchDispatchMode):
     """Counts operations on meta tensors that would launch a kernel on a GPU."""
 
@@ -271,10 +304,10 @@ class Launches(TorchDispatchMode):
         return found
 
 
-def launches(layers, own, kernels, monkeypatch, **config):
+def launches(count, own, kernels, monkeypatch, **config):
     """Launches of a pass of four tokens each of two requests, on meta tensors."""
     with torch.device("meta"):
-        model = tiny_model("llama", layers=layers, **config)
+        model = tiny_model("llama", layers=count, **config)
     if kernels:
         from recsys.models import layer_kernels
 
