@@ -21,8 +21,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from recsys.serving.fair_queue import FairQueue
-from recsys.serving.limits import Clients
+from recsys.serving.fair_queue import Clients, FairQueue
 
 PATIENCE = 1.0  # share of the time that the last batch took
 MUCH = 4.0  # units of work

@@ -36,8 +36,8 @@ from recsys.serving.errors import (
     problem_response,
     response_to,
 )
-from recsys.serving.fair_queue import Turns
-from recsys.serving.limits import CALLER, Caller, Clients, RateLimit, network
+from recsys.serving.fair_queue import Clients, Turns
+from recsys.serving.limits import CALLER, Caller, RateLimit, network
 from recsys.serving.metrics import Metrics
 from recsys.serving.settings import ServingSettings
 from recsys.serving.telemetry import Telemetry

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,7 @@ from recsys.decoding import (
     SearchRequest,
     beam_search,
     complete,
+    expand,
     score_rows,
     shared_beam_search,
     speculative_beam_search,
@@ -283,6 +285,44 @@ def test_a_decode_copies_once_each_way(search, request_, kept):
     assert counts.uploads <= uploads
     assert counts.downloads <= 1
     assert counts.launches <= launches, counts.names.most_common(12)
+
+
+# most launches with the kernels of a level, which are one each
+KERNEL_BUDGETS = {
+    ("beam", "plain", False): 200,
+    ("beam", "excluded", False): 200,
+    ("beam", "excluded", True): 210,
+    ("exhaustive", "excluded", False): 250,
+    ("exhaustive", "excluded", True): 260,
+    ("draft", "excluded", True): 455,
+}
+
+
+@pytest.mark.skipif(find_spec("triton") is None, reason="triton is not installed")
+@pytest.mark.parametrize(
+    ("search", "request_", "kept"),
+    KERNEL_BUDGETS,
+    ids=[f"{s}-{r}-{k}" for s, r, k in KERNEL_BUDGETS],
+)
+def test_kernels_take_the_place_of_many_launches(search, request_, kept, monkeypatch):
+    from recsys.decoding import level_kernel
+
+    launched = []
+    monkeypatch.setattr(expand, "find_kernels", lambda device: level_kernel)
+    monkeypatch.setattr(level_kernel, "launch", lambda kernel, *a, **k: launched.append(kernel))
+    (target, _), (draft, _) = on_meta(), on_meta()
+    if kept:
+        target.keep_prefixes(1 << 20)
+        draft.keep_prefixes(1 << 20)
+    for _ in range(2):
+        launched.clear()
+        with Counting(finished if search != "beam" else None) as counts:
+            SEARCHES[search](target, ModelDrafter(draft, 32), REQUESTS[request_])
+    levels = launched.count(level_kernel.choose_best)
+    assert levels == launched.count(level_kernel.score_children) >= TRIE.num_levels
+    assert len(launched) <= 3 * levels
+    most = KERNEL_BUDGETS[search, request_, kept]
+    assert counts.launches + len(launched) <= most, counts.names.most_common(12)
 
 
 def test_new_blocks_of_kept_prompts_take_one_more_copy():
