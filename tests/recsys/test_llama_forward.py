@@ -157,6 +157,21 @@ def near(found, expected, tolerance):
     assert (found - expected).abs().max() <= tolerance * expected.abs().max()
 
 
+@pytest.mark.parametrize("variant", ["llama-gqa", "qwen2", "qwen3-sliding"])
+def test_bfloat16_logits_are_rounded_alike(variant):
+    model = shaken(VARIANTS[variant]()).bfloat16()
+    expected = [plain(model, prompt) for prompt in PROMPTS]
+    first, _ = tree_logits(TreeModel(model, own_forward=True), list(range(8)))
+    for b, prompt in enumerate(PROMPTS):
+        near(first[b, : len(prompt)], expected[b], 2**-6)
+
+
+def test_torch_has_products_of_16_bits_with_float32_results():
+    """On a GPU alone; here only that the call exists."""
+    half = torch.empty(4, 8, dtype=torch.bfloat16, device="meta")
+    assert torch.mm(half, half.t(), out_dtype=torch.float32).dtype == torch.float32
+
+
 def test_weights_are_held_once_and_followed():
     model = tiny_model("llama-gqa")
     before = sum(w.nbytes for w in model.parameters())
