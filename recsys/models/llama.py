@@ -12,7 +12,8 @@ It computes what the modules of transformers compute for Llama, Mistral, Qwen2 a
 - logits of 16-bit models that are rounded to float32 only, on a GPU.
 
 Weights are held once: the parameters of the model become views of the merged matrices. Changes of
-weights in place are followed; a parameter that is replaced is not.
+weights in place are followed. A parameter or module that is replaced later, an adapter for example,
+is not: wrap the model in a new `TreeModel`.
 """
 
 from __future__ import annotations
@@ -77,7 +78,9 @@ class LlamaForward:
         config, decoder = model.config.get_text_config(), model.get_decoder()
         used = decoder.layers[: config.num_hidden_layers]
         types = getattr(config, "layer_types", None) if len(kinds) > 1 else None
-        with torch.no_grad():
+        # A view that replaces a parameter must be an inference tensor if and only if that is one.
+        inference = model.get_output_embeddings().weight.is_inference()
+        with torch.inference_mode(inference), torch.no_grad():
             self._embedding = decoder.embed_tokens.weight.detach()
             self._norm = decoder.norm.weight.detach()
             self._head = model.get_output_embeddings().weight.detach()

@@ -189,6 +189,18 @@ def test_weights_are_held_once_and_followed():
     near(found[0], plain(model, PROMPTS[0]), 1e-5)
 
 
+@pytest.mark.parametrize("wrapped", [False, True], ids=["wrapped-plainly", "wrapped-in-inference"])
+@pytest.mark.parametrize("made", [False, True], ids=["made-plainly", "made-in-inference"])
+def test_models_are_merged_in_inference_mode_too(made, wrapped):
+    with torch.inference_mode(made):
+        model = tiny_model("llama-gqa")
+    expected = plain(model, PROMPTS[0])
+    for _ in range(2):
+        with torch.inference_mode(wrapped):
+            ready = TreeModel(model, own_forward=True)
+        near(tree_logits(ready, list(range(8)))[0][0], expected, 1e-5)
+
+
 def test_merged_models_are_saved_whole(tmp_path):
     model = tiny_model("llama-gqa", tie_word_embeddings=True)
     expected = plain(model, PROMPTS[0])
