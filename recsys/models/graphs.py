@@ -392,7 +392,7 @@ class PassGraphs:
         with self.pool.lend(self.pool.batch, self.pool.slots, 0):
             rows = max((shape.batch * shape.rows for shape in wanted), default=0)
             logits = torch.zeros(
-                rows * model.vocabulary_size, dtype=model.dtype, device=model.device
+                rows * model.vocabulary_size, dtype=model.score_dtype, device=model.device
             )
             captured = [
                 PassGraph(model, shape, self.pool, self.capture, logits)
