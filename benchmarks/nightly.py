@@ -260,7 +260,7 @@ class Load:
         day.requests += 1
         try:
             return call()
-        except (ServiceError, httpx.HTTPError) as error:
+        except (ServiceError, httpx.HTTPError, ValueError) as error:
             self.failed.append(f"{what}: {type(error).__name__} {error}")
             return None
         finally:
@@ -403,8 +403,8 @@ def main() -> int:
     """Run it; 1 if a verdict is bad."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--nights", type=int, default=10)
-    parser.add_argument("--customers", type=int, default=1_500)
-    parser.add_argument("--items", type=int, default=600)
+    parser.add_argument("--customers", type=int, default=1_000)
+    parser.add_argument("--items", type=int, default=400)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, help="folder of the report and its drawing")
     given = parser.parse_args()
