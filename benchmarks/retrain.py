@@ -151,7 +151,7 @@ def pool(nights: list[dict[str, Any]], metric: str) -> dict[str, Any]:
     found: dict[str, Any] = {name: float(mean) for name, mean in means.items()}
     for a, b in (("incremental", "scratch"), ("incremental", "never")):
         ratio = draws[:, KINDS.index(a)] / draws[:, KINDS.index(b)]
-        found[f"{a} / {b}"] = list(interval(means[a] / max(means[b], 1e-12), ratio))
+        found[f"{a} / {b}"] = list(vars(interval(means[a] / max(means[b], 1e-12), ratio)).values())
     return found
 
 
@@ -220,7 +220,7 @@ def main() -> None:
         print(f"night {night}, {len(row['users'])} users: {shown}, {times} minutes", flush=True)
     document = begin("retrain", quick=False)
     document["command"] = shlex.join(["python", "benchmarks/retrain.py", *sys.argv[1:]])
-    document |= {"first_run_minutes": cpu, "nights": nights}
+    document["nights"] = nights
     document |= {metric: pool(nights, metric) for metric in METRICS}
     publish(document, report(document), given.out, as_json=False)
 
@@ -231,7 +231,7 @@ def report(document: dict[str, Any]) -> Report:
     rows, lines = [], {metric: np.array([gains(n, metric).mean(0) for n in nights])
                        for metric in METRICS}  # fmt: skip
     for place, night in enumerate(nights):
-        numbers = [f"{value:.4f}" for metric in METRICS for value in lines[metric][place]]
+        numbers = [f"{value:.3f}" for metric in METRICS for value in lines[metric][place]]
         times = [f"{night[f'cpu {name}']:.2f}" for name in KINDS[1:]]
         counts = [str(len(night["users"])), f"{np.mean(night['cold']):.0%}"]
         rows.append([str(night["night"]), *counts, *numbers, *times, night["champion"]])
@@ -251,8 +251,8 @@ def report(document: dict[str, Any]) -> Report:
         f"incremental needs {spent['incremental'] / spent['scratch']:.1%} of the processor time of "
         f"scratch ({spent['incremental']:.1f} and {spent['scratch']:.1f} minutes)",
     ]  # fmt: skip
-    heads = [f"{short} {name}" for short in ("R", "N", "P") for name in KINDS]
-    columns = ["night", "users", "cold", *heads, "min. incr.", "min. scratch", "champion"]
+    heads = [f"{short} {name[:7]}" for short in ("R", "N", "P") for name in KINDS]
+    columns = ["night", "users", "cold", *heads, "min. i", "min. s", "champion"]
     x = [float(night["night"]) for night in nights]
     panels = [
         Panel(f"{metric}@10", "night", [Line(name, x, lines[metric][:, i].tolist())
