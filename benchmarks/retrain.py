@@ -5,7 +5,8 @@
 The older half of the events makes the first bundle. The newer half comes in windows, one a night:
 
     never         the first bundle; items that are newer are added to it, as to a running service
-    incremental   `recsys retrain`, promoted whenever its gate offers it
+    incremental   the version of `recsys retrain`, promoted if its gate offers it; a refused one is
+                  measured, too, and the next night continues the champion
     scratch       `recsys run` on the events that `recsys retrain` has, with its dates of the split
 
 Each night, all three rank the users of the newest part of the window (`gate.window`), of which none
@@ -19,6 +20,7 @@ MovieLens-latest, or of any shop with times (`recsys run` says which columns are
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import shlex
@@ -237,7 +239,10 @@ def report(document: dict[str, Any]) -> Report:
         rows.append([str(night["night"]), *counts, *numbers, *times, night["champion"]])
     spent = {name: sum(night[f"cpu {name}"] for night in nights) for name in KINDS[1:]}
     users, persons = (len(f([u for n in nights for u in n["users"]])) for f in (list, set))
+    champions = [NAME, *(night["champion"] for night in nights)]
+    promoted = sum(a != b for a, b in itertools.pairwise(champions))
     sentences = [
+        f"The gate let {promoted} of {len(nights)} versions be promoted.",
         f"All nights, {users} next items of {persons} persons:",
         *(
             f"{metric}@10: "
