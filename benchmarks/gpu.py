@@ -10,10 +10,12 @@ and of `kept` ones all but the last item is in the prefix cache. Ways:
 - `eager`: beam search without graphs, the reference of all answers;
 - `huggingface`: `generate` with a constraint, up to 8 requests;
 - `graphs`: beam search on captured passes;
+- `decode-graph`: beam search captured as a whole, one graph for a decode;
 - `exhaustive`: speculation without a draft model, on captured passes;
 - `draft`: speculation with a perfect draft: a 68M model runs and is timed, but its tree, which
   random weights make useless, is replaced by one that the target found before the clock started;
-- `planned`: what the engine chooses with this draft.
+- `planned`: what the engine chooses with this draft; its beam searches are whole graphs where
+  `decode-graph` is measured, too.
 
 The answers of a way are compared with those of `eager` before it is timed: in float32 they must be
 the same; in bfloat16, where rounding depends on the kernel, most items must be in common and scores
@@ -147,6 +149,23 @@ class Bench:
             "bytes": [t.bytes for t in told],
         }
 
+    def capture_decodes(self, batches: Sequence[int]) -> Row:
+        """Capture whole beam searches; what that took, and the memory that is gone on a GPU."""
+        start, free = time.perf_counter(), self._free_bytes()
+        self.fast.capture_decodes(max(batches), self.work.longest, self.sizes.beams)
+        assert self.fast.decodes is not None
+        told = self.fast.decodes.statistics()
+        row: Row = {
+            "seconds": round(time.perf_counter() - start, 1),
+            "decodes": told.graphs,
+            "bytes": told.bytes,
+        }
+        return row if free is None else {**row, "device_bytes": free - (self._free_bytes() or 0)}
+
+    def _free_bytes(self) -> int | None:
+        """Free memory of the GPU; None without one."""
+        return torch.cuda.mem_get_info(self.device)[0] if self.device.type == "cuda" else None
+
     def prompts(self, number: int, batch: int, *, earlier: bool = False) -> list[Any]:
         """The prompts of round `number`, or the same users' one item ago."""
         source = self.work.earlier if earlier else self.work.prompts
@@ -204,6 +223,11 @@ def decode_on_graphs(bench: Bench, request: SearchRequest) -> Answer:
     return Answer.of(beam_search(engine.target, request, engine.trie, bench.sizes.beams))
 
 
+def decode_as_one_graph(bench: Bench, request: SearchRequest) -> Answer:
+    """Beam search in one graph."""
+    return Answer.of(bench.fast.decode(request, bench.sizes.beams, mode=Mode.BEAM).beams)
+
+
 def decode_exhaustively(bench: Bench, request: SearchRequest) -> Answer:
     """Speculation without a draft model."""
     target, trie, beams = bench.fast.target, bench.fast.trie, bench.sizes.beams
@@ -232,6 +256,7 @@ def generate(bench: Bench, request: SearchRequest) -> Answer:
 WAYS: dict[str, Way] = {
     "eager": decode_eagerly,
     "graphs": decode_on_graphs,
+    "decode-graph": decode_as_one_graph,
     "exhaustive": decode_exhaustively,
     "draft": decode_drafted,
     "planned": decode_as_planned,
@@ -355,9 +380,11 @@ class Case:
         return self.bench.eager if way in ("eager", "huggingface") else self.bench.fast
 
     def _fallbacks(self) -> int:
-        """Passes so far for which there was no graph."""
-        told = [graphs.statistics() for graphs in self.bench.fast.graphs]
-        return sum(sum(t.fallbacks.values()) for t in told)
+        """Passes, and whole decodes, so far for which there was no graph."""
+        told = [graphs.statistics().fallbacks for graphs in self.bench.fast.graphs]
+        if (decodes := self.bench.fast.decodes) is not None:
+            told.append(decodes.statistics().fallbacks)
+        return sum(sum(fallbacks.values()) for fallbacks in told)
 
 
 def _device_us(event: Any) -> float:
@@ -398,6 +425,12 @@ def run(args: argparse.Namespace, results: Results) -> None:
                 results.add(kind="capture", **about, **captured)
             except Exception as error:
                 results.add(kind="failure", **about, way="capture", **_failure(error))
+        if "decode-graph" in args.ways:
+            try:
+                captured = bench.capture_decodes([batch for _, batch in args.cases])
+                results.add(kind="capture", **about, **captured)
+            except Exception as error:
+                results.add(kind="failure", **about, way="capture-decodes", **_failure(error))
         for reuse, batch in args.cases:
             case = Case(bench, reuse, batch, deadline)
             for way in args.ways:

@@ -19,6 +19,8 @@ from recsys.data.report import EXAMPLES, Report
 from recsys.data.time_formats import EARLIEST, TimeRules
 from recsys.errors import DataError
 
+TRACKED = r"(?:utm_\w+|gclid|gbraid|wbraid|dclid|fbclid|msclkid|mc_cid|mc_eid|_ga|_gl|yclid)"
+TRACKING = rf"([?&])(?:{TRACKED}=[^&#]*&?)+"
 MISSING = pa.array(["", "null", "none", "nan", "undefined", r"\n", "<na>"])
 
 
@@ -29,6 +31,7 @@ class CleanConfig:
     Attributes:
         damaged_rows: largest share of rows that may be damaged; such rows are skipped.
         missing_ids: drop rows without user or item, instead of refusing the file.
+        tracking: remove parameters of campaigns, such as `utm_source`, from items that are URLs.
         unreadable_times: drop rows without a readable time, instead of refusing the file.
         impossible_times: drop events before 1990 and more than a day in the future.
         placeholder_users: drop users such as `guest` with many events.
@@ -51,6 +54,7 @@ class CleanConfig:
 
     damaged_rows: float = 0.01
     missing_ids: bool = True
+    tracking: bool = True
     unreadable_times: bool = True
     impossible_times: bool = True
     placeholder_users: bool = True
@@ -115,9 +119,9 @@ class RowCleaner:
             if not count:
                 return
             rows = events["row"].filter(bad).slice(0, EXAMPLES).to_pylist()
-            texts = [
-                f"data row {row}: {str(written[role][row - first].as_py())[:40]!r}" for row in rows
-            ]
+            values = [written[role][row - first].as_py() for row in rows]
+            shown = ["" if value is None else str(value)[:40] for value in values]
+            texts = [f"data row {row}: {text!r}" for row, text in zip(rows, shown, strict=True)]
             if not allowed:
                 raise DataError(
                     f"{self.path}: column of the {role}: {texts[0]} cannot be used; correct it, or "
@@ -126,6 +130,8 @@ class RowCleaner:
             self.report.add(rule, count, texts)
             events = events.filter(pc.invert(bad))
 
+        if self.config.tracking:
+            events = self._without_tracking(events)
         for role in ("user", "item"):
             bad = pc.is_in(pc.utf8_lower(events[role]), value_set=MISSING)
             bad = pc.or_(bad, pc.is_null(events[role]))
@@ -141,6 +147,16 @@ class RowCleaner:
                 drop(bad, "rows_with_impossible_times_dropped", "timestamp", True)
         return events.drop_columns("row")
 
+    def _without_tracking(self, events: pa.Table) -> pa.Table:
+        """Events whose items are URLs without the parameters that name a campaign."""
+        place, items = events.column_names.index("item"), events["item"]
+        clean = without_tracking(items)
+        changed = pc.fill_null(pc.not_equal(clean, items), False)
+        if count := pc.sum(changed).as_py() or 0:
+            examples = [text[-60:] for text in items.filter(changed).slice(0, EXAMPLES).to_pylist()]
+            self.report.add("tracking_parameters_removed", count, examples)
+        return events.set_column(place, "item", clean)
+
     def finish(self, column: str | None) -> None:
         """Check the whole file.
 
@@ -153,3 +169,18 @@ class RowCleaner:
                 f"column {column!r}, which is probably not the time; name another with "
                 "--column timestamp=NAME"
             )
+
+
+def without_tracking(texts: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Texts, of which those that are URLs or paths have no parameters of campaigns.
+
+    >>> without_tracking(pa.chunked_array([["/p?id=1&utm_source=mail&page=2#top"]]))[0]
+    <pyarrow.StringScalar: '/p?id=1&page=2#top'>
+    """
+    urls = pc.match_substring_regex(texts, "^(?:https?:/)?/")
+    if not pc.any(urls).as_py():
+        return texts
+    clean = pc.replace_substring_regex(texts, TRACKING, r"\1")
+    clean = pc.replace_substring_regex(clean, r"[?&](#|$)", r"\1")
+    tracked = pc.match_substring_regex(texts, TRACKING)
+    return pc.if_else(pc.and_(urls, tracked), clean, texts)

@@ -127,7 +127,7 @@ def recognise_events(
         roles["user"] = Found(session.column, "there are only sessions, so each is taken as a user")
     for role in ("user", "item"):
         if role not in roles:
-            raise _unknown(role, sample, [])
+            raise _unknown(role, sample, [], _only_by_name(role, sample, roles))
     if "timestamp" not in roles and given.get("timestamp") != FILE_ORDER:
         raise _without_time(sample, roles)
     return roles
@@ -375,13 +375,31 @@ def _content_agrees(role: str, name: str, sample: Sample, rules: TimeRules) -> b
     return True
 
 
-def _unknown(role: str, sample: Sample, equal: list[str]) -> DataError:
-    """The error for a role that several columns, or none, could have."""
+def _only_by_name(role: str, sample: Sample, roles: Roles) -> str:
+    """A free column by whose name it has users or items, but without a repeated value; or ''."""
+    for _, name in _free(sample, roles):
+        values = sample.texts(name)
+        if rank(name, EVENT_WORDS[role]) is not None and len(values) == len(pc.unique(values)):
+            return name
+    return ""
+
+
+def _unknown(role: str, sample: Sample, equal: list[str], like: str = "") -> DataError:
+    """The error for a role that several columns, or none, could have.
+
+    `like` names a column whose name fits, but which has another value in every row.
+    """
     could = " and ".join(map(repr, equal))
     start = f"both {could} could be" if equal else "no column is recognised as"
-    setting = "--column " + shlex.quote(f"{role}={equal[0] if equal else 'NAME'}")
+    setting = "--column " + shlex.quote(f"{role}={equal[0] if equal else like or 'NAME'}")
+    why = ""
+    if like:
+        why = (
+            f" (the name of {like!r} fits, but no value of it occurs twice in the first rows, and "
+            f"recommendations are learned from {NEEDED[role]} of several events)"
+        )
     return DataError(
-        f"{sample.path}: {start} {NEEDED[role]}; name the column with {setting} "
+        f"{sample.path}: {start} {NEEDED[role]}{why}; name the column with {setting} "
         f"(data.columns.{role}). The columns are:\n{sample.show()}"
     )
 

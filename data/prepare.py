@@ -33,6 +33,7 @@ STREAM_BYTES = 1 << 29  # of interactions; in memory they may need ten times as 
 MIN_MEMORY_GB = 1.0
 REPORT = "report.html"
 OFTEN_REPEATED = 0.2  # share of events; goods that are bought again and again
+LEAST_ITEMS = 2
 EVENTS_ROLE = "interactions"  # the role of a file of events, or the start of the role
 # These settings do not change the data set, so it is not made again when they change.
 MEANS = ("engine", "memory_gb")
@@ -159,7 +160,7 @@ def stage(context: Context) -> Path:
     Raises:
         ConfigError: an unknown source, a path that does not exist, no source and no data set, or a
             data set of another source.
-        DataError: a malformed file; nothing is written then.
+        DataError: a malformed file, or fewer than two items; nothing is written then.
     """
     config, seed = context.settings.section("data", DataConfig), context.settings.seed
     if context.parent is not None:
@@ -189,14 +190,26 @@ def stage(context: Context) -> Path:
         with output.write(info) as folder:
             made, report = write_streamed(config, folder)
             info |= made
+            _check_size(info["stats"])
             _write_report(report, info, folder, context.settings.name)
         return output.path
     dataset, split, decisions, report = build(config, seed)
     info = {"stats": describe(dataset), "split": split, "decisions": decisions}
+    _check_size(info["stats"])
     with output.write(info) as folder:
         dataset.save(folder)
         _write_report(report, info, folder, context.settings.name)
     return output.path
+
+
+def _check_size(stats: dict[str, Any]) -> None:
+    """Refuse data that leave nothing to choose from, before any model is trained."""
+    if stats["items"] < LEAST_ITEMS:
+        raise DataError(
+            f"only {stats['items']} item is left of the events and the items file, and a "
+            f"recommender needs at least {LEAST_ITEMS}; see whether the right column has the items "
+            "(--column item=NAME), or add an items file with the whole catalog (--items FILE)"
+        )
 
 
 def _grown(context: Context, config: DataConfig) -> Path:

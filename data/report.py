@@ -40,6 +40,11 @@ RULES: dict[str, Rule] = {
     "rows_without_user_or_item_dropped": Rule(
         "rows have no user or no item", "dropped", "data.clean.missing_ids=false refuses the file"
     ),
+    "tracking_parameters_removed": Rule(
+        "items are URLs with parameters of a campaign",
+        "the parameters are removed, so that one page is one item",
+        "data.clean.tracking=false keeps them",
+    ),
     "sessions_without_user": Rule(
         "rows have no user, but a session",
         "the session is taken as the user",

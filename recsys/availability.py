@@ -9,6 +9,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
 from recsys.constraint.attributes import Attributes
 from recsys.constraint.filters import ItemFilter
 from recsys.errors import FilterError
@@ -33,6 +37,19 @@ def standing_rule(attributes: Attributes, now: int) -> ItemFilter | None:
     }
     used = [clauses[name] for name, kind in _KINDS.items() if _kind(attributes, name) == kind]
     return ItemFilter.parse({"must_not": used}) if used else None
+
+
+def available_items(items: pa.Table, now: int) -> NDArray[np.bool_] | None:
+    """Which rows of a table of items are available at `now`: (items,) bool; None if all are.
+
+    Args:
+        items: a catalog, perhaps with columns of availability.
+        now: unix seconds.
+    """
+    attributes = Attributes(items, np.arange(len(items), dtype=np.int32))
+    rule = standing_rule(attributes, now)
+    available = None if rule is None else rule.evaluate(attributes)
+    return None if available is None or available.all() else available
 
 
 def depends_on_time(attributes: Attributes) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import repeat
 from pathlib import Path
 
 import numpy as np
@@ -68,7 +69,11 @@ class Catalog:
 
     def index(self, item_ids: Iterable[str]) -> NDArray[np.int32]:
         """Dense items of outside ids, -1 for those that the catalog does not have."""
-        return np.fromiter((self._index.get(i, -1) for i in item_ids), np.int32)
+        return np.fromiter(map(self._index.get, item_ids, repeat(-1)), np.int32)
+
+    def knows_any(self, item_ids: Iterable[str]) -> bool:
+        """Whether the catalog has one of these outside ids."""
+        return not self._index.keys().isdisjoint(item_ids)
 
     def save(self, folder: Path) -> None:
         """Write `items.parquet` into `folder`."""

@@ -250,7 +250,8 @@ def run(
     context = source.context(run)
     results = run_stages(context, STAGES[: STAGES.index(until) + 1])
     if until == STAGES[-1]:
-        say(f"Report: {results['evaluate'][0] / 'report.html'}")
+        if "evaluate" in results:
+            say(f"Report: {results['evaluate'][0] / 'report.html'}")
         say(f"Serve it: recsys serve --name {context.settings.name}")
     if as_json:
         _echo_artifacts(results)
@@ -372,6 +373,8 @@ def evaluate(
     from recsys.evaluation.run import stage
 
     path = stage(run.context(), bundle=bundle, dataset=dataset, out=out)
+    if path is None:
+        raise typer.Exit(2)
     if as_json:
         typer.echo((path / "report.json").read_text(encoding="utf-8"))
     else:

@@ -83,6 +83,21 @@ class Examples:
             self.users[indices], self.histories.take(indices), self.targets.take(indices)
         )
 
+    def servable(self, available: NDArray[np.bool_] | None) -> Examples:
+        """The rows whose first target can be served, without other targets that cannot.
+
+        Args:
+            available: (items,) which items a list may have; None for all. If it allows no first
+                target, no row is left out: every list then misses its target.
+        """
+        if available is None:
+            return self
+        kept = np.flatnonzero(available[self.targets.items[self.targets.offsets[:-1]]])
+        if not len(kept):
+            return self
+        found = self.take(kept)
+        return replace(found, targets=found.targets.where(available[found.targets.items]))
+
     def sample(self, count: int) -> Examples:
         """At most `count` rows: the same random ones each time, shortest history first.
 

@@ -160,6 +160,14 @@ class Histories:
         offsets = seen.offsets + self.hidden.offsets
         return Histories(offsets, items[np.argsort(rows, kind="stable")])
 
+    def hiding(self, items: NDArray[np.integer]) -> Histories:
+        """The same sequences, each with these items among its hidden ones."""
+        own = self.hidden or Histories(np.zeros(len(self) + 1, np.int64), np.zeros(0, np.int32))
+        rows = np.concatenate([own.rows, np.repeat(np.arange(len(self)), len(items))])
+        hidden = np.concatenate([own.items, np.tile(items.astype(np.int32), len(self))])
+        offsets = own.offsets + len(items) * np.arange(len(self) + 1)
+        return replace(self, hidden=Histories(offsets, hidden[np.argsort(rows, kind="stable")]))
+
     @property
     def last(self) -> Histories:
         """The last item of each sequence, as sequences of at most one item."""

@@ -73,7 +73,7 @@ class Batch:
         for request, mask, cap in zip(requests, masks, caps, strict=True):
             items = epoch.catalog.known(request.history)
             there = items >= 0
-            unknown.append([i for i, item in zip(request.history, items, strict=True) if item < 0])
+            unknown.append([request.history[i] for i in np.flatnonzero(~there).tolist()])
             if types is not None:
                 own = types.number(list(request.history_types) or [None] * len(items))
                 there &= own != NEGATIVE_TYPE

@@ -86,16 +86,6 @@ class Epoch:
         return alive if self.unavailable is None else alive & ~self.unavailable
 
     @cached_property
-    def with_unavailable(self) -> Epoch:
-        """The same catalog with all items that were not removed, for evaluation on past events."""
-        if self.unavailable is None:
-            return self
-        left: NDArray[np.bool_] | None = self.catalog.alive[self.trie.row_items]
-        left = None if left is None or left.all() else left
-        filters = FilterCache(self.trie, self.filters.attributes, left=left)
-        return replace(self, filters=filters, left=left, unavailable=None)
-
-    @cached_property
     def num_items(self) -> int:
         """Items that can be recommended."""
         return int(np.count_nonzero(self.alive))

@@ -11,6 +11,7 @@ import threading
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import repeat
 from typing import Any
 
 import numpy as np
@@ -197,18 +198,34 @@ class EpochCatalog:
 
     def index(self, item_ids: Iterable[str]) -> NDArray[np.int32]:
         """Dense items of outside ids; -1 where one cannot be recommended."""
-        return np.fromiter((self.find(i) for i in item_ids), np.int32)
-
-    def knows(self, item_id: str) -> bool:
-        """Whether `known` finds an item."""
-        return self.added.base.find(item_id) >= 0 or self.find(item_id) >= 0
+        return self._alive(self._numbers(list(item_ids)))
 
     def known(self, item_ids: Iterable[str]) -> NDArray[np.int32]:
         """As `index`, and also removed items of the bundle."""
-        found = self.added.base.index(item_ids := list(item_ids))
-        for place in np.flatnonzero(found < 0).tolist():
-            found[place] = self.find(item_ids[place])
+        found = self._numbers(list(item_ids))
+        return np.where(found < len(self.added.base), found, self._alive(found))
+
+    def knows_any(self, item_ids: Sequence[str]) -> bool:
+        """Whether `known` finds one of the items."""
+        return self.added.base.knows_any(item_ids) or any(
+            self.find(item_id) >= 0 for item_id in self.added.index.keys() & set(item_ids)
+        )
+
+    def _numbers(self, item_ids: list[str]) -> NDArray[np.int32]:
+        """Dense numbers of outside ids that have one in any epoch, else -1."""
+        base = self.added.base
+        found = base.index(item_ids)
+        if self.added.index and (missing := np.flatnonzero(found < 0)).size:
+            rest = [item_ids[place] for place in missing.tolist()]
+            places = np.fromiter(map(self.added.index.get, rest, repeat(-1)), np.int32)
+            found[missing] = np.where(places < 0, -1, places + len(base))
         return found
+
+    def _alive(self, numbers: NDArray[np.int32]) -> NDArray[np.int32]:
+        """Dense numbers, with -1 for those that cannot be recommended in this epoch."""
+        there = (numbers >= 0) & (numbers < len(self.alive))
+        there[there] = self.alive[numbers[there]]
+        return np.where(there, numbers, np.int32(-1))
 
     def described(self, items: Sequence[int]) -> list[tuple[str, str]]:
         """Outside id and title of each of some items."""

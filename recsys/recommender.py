@@ -309,8 +309,8 @@ class Recommender:
     ) -> list[tuple[Ranked, Ranked]]:
         """Top-k of many histories of dense items, for several values of `exclude_seen`.
 
-        Items that are not available now are ranked too, since they were when the events happened.
-        Hidden items of the histories are left out of all lists.
+        Items that are not available now are in no list, as in serving. Neither are the hidden items
+        of the histories.
         All lists come from one search (`recsys.decoding.shared`), which costs little more than the
         search for one of them.
 
@@ -336,7 +336,7 @@ class Recommender:
             raise ValueError(f"k must be at least 1, got {k}")
         blends = self._blends(RecommendRequest([], k, blend=blend))
         kind = _Kind(beams or max(MIN_BEAMS, k), blend=blends)
-        epoch, variants = self._begin().with_unavailable, len(exclude_seen)
+        epoch, variants = self._begin(), len(exclude_seen)
         items = np.full((variants, 2, len(histories), k), -1, np.int32)
         scores = np.full(items.shape, -np.inf, np.float32)
         order = np.argsort(histories.lengths, kind="stable")  # similar lengths share a batch

@@ -88,7 +88,7 @@ def note_code(catalog: EpochCatalog, history: Sequence[str] | None) -> NoteCode 
         return "unknown_user"
     if not history:
         return "empty_history"
-    return None if any(catalog.knows(item_id) for item_id in history) else "unknown_history"
+    return None if catalog.knows_any(history) else "unknown_history"
 
 
 def chosen(result: RecommendResult, body: RecommendationsRequest) -> list[Recommendation]:

@@ -11,17 +11,22 @@ batch by as much time as an earlier start would save.
 Clients share the worker fairly (`fair_queue`). A batch holds a limited amount of work, in units of
 an ordinary request (`limits.work_of`), and requests of much work are not put in a batch with
 ordinary ones, so that nobody waits long for the work of another client.
+While other clients send requests too, a client's part of a batch is no more than takes `BRIEF_S`,
+by moving averages of the time and the work of batches.
 """
 
 import asyncio
+from collections import defaultdict
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from recsys.serving.fair_queue import FairQueue
+from recsys.serving.fair_queue import Clients, FairQueue
 
 PATIENCE = 1.0  # share of the time that the last batch took
 MUCH = 4.0  # units of work
+BRIEF_S = 0.01
+MEMORY = 0.2  # weight of the last batch in the averages
 
 RequestT = TypeVar("RequestT")
 ResultT = TypeVar("ResultT")
@@ -72,6 +77,7 @@ class Answer(Generic[ResultT]):
 @dataclass(eq=False)
 class _Waiting(Generic[RequestT, ResultT]):
     request: RequestT
+    client: str
     arrived: float
     deadline: float
     work: float
@@ -118,6 +124,8 @@ class Batcher(Generic[RequestT, ResultT]):
         self._last_size = 1
         self._last_end = float("-inf")
         self._last_took = 0.0
+        self._seconds, self._work = 0.0, 0.0  # of a batch, moving averages
+        self._clients = Clients()
         self._collector: asyncio.Task[None] | None = None
 
     def __len__(self) -> int:
@@ -163,8 +171,9 @@ class Batcher(Generic[RequestT, ResultT]):
                 crowded_out.future.set_exception(QueueFullError())
         loop = asyncio.get_running_loop()
         waiting = _Waiting[RequestT, ResultT](
-            request, loop.time(), deadline, work, loop.create_future()
+            request, client, loop.time(), deadline, work, loop.create_future()
         )
+        self._clients.sent(client, waiting.arrived)
         self._waiting.push(waiting, client, work)
         self._wake.set()
         try:
@@ -209,11 +218,16 @@ class Batcher(Generic[RequestT, ResultT]):
         now = asyncio.get_running_loop().time()
         batch: list[_Waiting[RequestT, ResultT]] = []
         left = float(self._max_batch)
+        brief = BRIEF_S * self._work / self._seconds if self._seconds else left
+        taken: defaultdict[str, float] = defaultdict(float)  # work of each client
 
         def fits(waiting: _Waiting[RequestT, ResultT]) -> bool:
             if not batch:
                 return True
-            return waiting.work <= left and (waiting.work > MUCH) == (batch[0].work > MUCH)
+            client, work = waiting.client, waiting.work
+            alone = self._clients.is_alone(client, now)
+            most = left if alone else min(left, brief - taken[client])
+            return work <= most and (work > MUCH) == (batch[0].work > MUCH)
 
         while len(batch) < self._max_batch:
             waiting = self._waiting.pop(fits)
@@ -226,6 +240,7 @@ class Batcher(Generic[RequestT, ResultT]):
             else:
                 batch.append(waiting)
                 left -= waiting.work
+                taken[waiting.client] += waiting.work
         return batch
 
     async def _answer(self, batch: list[_Waiting[RequestT, ResultT]]) -> None:
@@ -240,6 +255,8 @@ class Batcher(Generic[RequestT, ResultT]):
             return
         end = loop.time()
         self._last_size, self._last_end, self._last_took = len(batch), end, end - start
+        self._seconds += MEMORY * (self._last_took - self._seconds)
+        self._work += MEMORY * (sum(waiting.work for waiting in batch) - self._work)
         for waiting, result in zip(batch, results, strict=True):
             if not waiting.future.done():
                 waiting.future.set_result(

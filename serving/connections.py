@@ -24,6 +24,7 @@ import math
 import resource
 from collections import Counter
 from functools import partial
+from http import HTTPStatus
 from typing import Any
 
 import h11
@@ -281,6 +282,8 @@ class Connection(H11Protocol):
         if self.transport.is_closing() or not (is_head or is_body):
             self.transport.abort()  # the answer was sent before the whole request was here
             return
+        if is_body:
+            self.cycle.scope["state"]["answered"] = HTTPStatus.REQUEST_TIMEOUT.value  # for the log
         self.drop_request()
         error = ProblemError("request_timeout", "The request did not arrive in time.")
         body = json.dumps(problem_body(error, None)).encode()

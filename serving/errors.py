@@ -253,7 +253,10 @@ def _from_http(request: Request, error: HTTPException) -> ProblemError:
     }.get(code, KINDS[code].title)
     headers = error.headers
     if code == "method_not_allowed":  # the router names those of one route of the path only
-        headers = {"Allow": ", ".join(sorted(request.scope["state"]["methods"]))}
+        methods = set(request.scope["state"]["methods"])
+        if "GET" in methods:
+            methods.add("HEAD")
+        headers = {"Allow": ", ".join(sorted(methods))}
     return ProblemError(code, detail, headers=headers)
 
 

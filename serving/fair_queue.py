@@ -7,6 +7,7 @@ time that it did not use.
 """
 
 import asyncio
+import math
 from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Generic, TypeVar
@@ -14,6 +15,7 @@ from typing import Generic, TypeVar
 T = TypeVar("T")
 REMEMBERED = 1_000  # clients without waiting work
 IN_A_ROUND = 4  # requests that begin in a round of the event loop
+ALONE_S = 1.0
 
 
 class FairQueue(Generic[T]):
@@ -95,6 +97,31 @@ class FairQueue(Generic[T]):
         away = sorted(self._received.keys() - self._lines.keys(), key=self._received.__getitem__)
         for client in away[: -REMEMBERED // 2]:
             del self._received[client]
+
+
+class Clients:
+    """Whether a client is the only one of late, by the last two clients.
+
+    >>> clients = Clients()
+    >>> for time, name in enumerate(["a", "b", "a", "a"]):
+    ...     clients.sent(name, float(time))
+    >>> clients.is_alone("a", 1.5), clients.is_alone("a", 2.5), clients.is_alone("b", 2.5)
+    (False, True, False)
+    """
+
+    def __init__(self) -> None:
+        self._last = self._other = ("", -math.inf)  # the last client and the last other one
+
+    def sent(self, client: str, now: float) -> None:
+        """Note a request."""
+        if client != self._last[0]:
+            self._other = self._last
+        self._last = (client, now)
+
+    def is_alone(self, client: str, now: float) -> bool:
+        """Whether no other client sent a request within `ALONE_S`."""
+        _, latest = self._other if client == self._last[0] else self._last
+        return latest < now - ALONE_S
 
 
 class Turns:

@@ -5,7 +5,6 @@ shares of the queue and the rate limit are in these units.
 """
 
 import ipaddress
-import math
 import time
 from collections import OrderedDict
 from collections.abc import Callable
@@ -17,7 +16,6 @@ from recsys.recommender import MIN_BEAMS, RecommendRequest
 
 CLIENTS = 10_000
 ADDRESSES = 1_000  # whose networks are kept; a proxy may pass on long texts
-ALONE_S = 1.0
 
 
 @dataclass(frozen=True)
@@ -54,31 +52,6 @@ def work_of(request: RecommendRequest, prompt_items: int) -> float:
     prompt = (1 + min(1.0, len(request.history) / prompt_items)) / 2
     more = request.trace or request.guarantee == "global"
     return beams * prompt * (2 if more else 1) + len(request.history) / 500
-
-
-class Clients:
-    """Whether a client is the only one of late, by the last two clients.
-
-    >>> clients = Clients()
-    >>> for time, name in enumerate(["a", "b", "a", "a"]):
-    ...     clients.sent(name, float(time))
-    >>> clients.is_alone("a", 1.5), clients.is_alone("a", 2.5), clients.is_alone("b", 2.5)
-    (False, True, False)
-    """
-
-    def __init__(self) -> None:
-        self._last = self._other = ("", -math.inf)  # the last client and the last other one
-
-    def sent(self, client: str, now: float) -> None:
-        """Note a request."""
-        if client != self._last[0]:
-            self._other = self._last
-        self._last = (client, now)
-
-    def is_alone(self, client: str, now: float) -> bool:
-        """Whether no other client sent a request within `ALONE_S`."""
-        _, latest = self._other if client == self._last[0] else self._last
-        return latest < now - ALONE_S
 
 
 class RateLimit:

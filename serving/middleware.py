@@ -36,8 +36,8 @@ from recsys.serving.errors import (
     problem_response,
     response_to,
 )
-from recsys.serving.fair_queue import Turns
-from recsys.serving.limits import CALLER, Caller, Clients, RateLimit, network
+from recsys.serving.fair_queue import Clients, Turns
+from recsys.serving.limits import CALLER, Caller, RateLimit, network
 from recsys.serving.metrics import Metrics
 from recsys.serving.settings import ServingSettings
 from recsys.serving.telemetry import Telemetry
@@ -119,7 +119,12 @@ class RequestContext:
         state = scope.setdefault("state", {})
         state.setdefault("arrived", asyncio.get_running_loop().time())  # of the first byte
         state["request_id"] = request_id
-        state["route"], state["methods"] = find_route(scope)
+        inner, is_head = scope, scope["method"] == "HEAD"
+        if is_head:  # answered as GET, without the body
+            inner = {**scope, "method": "GET"}
+        state["route"], state["methods"] = find_route(inner)
+        if is_head and "GET" not in state["methods"]:
+            inner = scope
         status: int | None = None
 
         async def send_marked(message: Message) -> None:
@@ -132,12 +137,14 @@ class RequestContext:
                 names = {name for name, _ in ours}
                 theirs = [pair for pair in message.get("headers", ()) if pair[0] not in names]
                 message["headers"] = [*theirs, *ours]
+            elif is_head:
+                message = {**message, "body": b""}
             await send(message)
 
         self.metrics.in_flight.inc()
         with logs.of_request(request_id), self.telemetry.request(headers):
             try:
-                await self.app(scope, receive, send_marked)
+                await self.app(inner, receive, send_marked)
             except ClientDisconnect:
                 pass
             except Exception as error:
@@ -153,7 +160,7 @@ class RequestContext:
                 response = problem_response(Request(scope), problem_of(error))
                 await response(scope, receive, send_marked)
             finally:
-                answered = CLIENT_CLOSED if status is None else status
+                answered = state.get("answered", CLIENT_CLOSED) if status is None else status
                 self._record(scope, answered, time.perf_counter() - start)
 
     def _record(self, scope: AsgiScope, status: int, seconds: float) -> None:

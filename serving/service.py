@@ -145,7 +145,7 @@ class Service:
             if self._store is None:
                 return  # stopped meanwhile
             # Long histories do not make their client wait: all requests of a shop may have one key.
-            self._store.share_reads(partial(Reads, self.settings, rests=False))
+            self._store.share_reads(partial(Reads, self.settings))
             self.catalog_changes.store = self.lists.store = self._store
             await self.rules.start(self._store)
             await self.experiments.start(self._store)

@@ -184,3 +184,33 @@ def test_fit_refuses_wrong_settings(home, events, options, message):
     with pytest.raises(ConfigError, match=message):
         recsys.fit(events, name="frames", **options)
     assert not (home / "datasets").exists()
+
+
+@pytest.mark.parametrize("items", [2, 5])
+def test_a_shop_of_few_items_is_served(home, items):
+    rows = [(f"u{u}", f"i{(u + n) % items}", 9000 * n) for u in range(30) for n in range(items)]
+    events = pd.DataFrame(rows, columns=["user", "item", "timestamp"])
+    events["timestamp"] += 1_700_000_000
+    sizes = {key: value for key, value in TINY.items() if key != "ids"}
+    recommender = recsys.Recommender.load(recsys.fit(events, name="few", **sizes))
+    found = recommender.recommend([["i0"]], k=10)[0]
+    assert len({item.item_id for item in found}) == items - 1
+    assert (home / "reports" / "few").exists() == (items > 2)  # users of two events test nothing
+
+
+def test_a_shop_of_one_item_is_refused_in_words(run, home):
+    rows = [(f"u{u}", "only", 1_700_000_000 + 9000 * n) for u in range(20) for n in range(4)]
+    pd.DataFrame(rows, columns=["user", "item", "timestamp"]).to_csv("one.csv", index=False)
+    status, shown = run("one.csv")
+    assert status == 2
+    assert "only 1 item is left" in shown
+    assert "a recommender needs at least 2" in shown
+    assert "--items" in shown
+
+
+def test_a_user_column_without_repeats_is_named(run, home):
+    rows = [(f"u{u}", f"i{u % 7}", 1_700_000_000 + 9000 * u) for u in range(100)]
+    pd.DataFrame(rows, columns=["user", "item", "timestamp"]).to_csv("single.csv", index=False)
+    status, shown = run("single.csv")
+    assert status == 2
+    assert "the name of 'user' fits, but no value of it occurs twice" in shown

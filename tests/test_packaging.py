@@ -22,8 +22,8 @@ ROOT = Path(__file__).parent.parent
 LINKED = ("data", "training", "serving")
 PACKAGES = ("recsys", *LINKED)
 # Asked for by name in a configuration, where the error says how to install it; and the engines that
-# load our plugins.
-OPTIONAL = {"sentence_transformers", "sglang", "vllm"}
+# load our plugins. A torch for CUDA brings triton along.
+OPTIONAL = {"sentence_transformers", "sglang", "triton", "vllm"}
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 POINTS = [
     e

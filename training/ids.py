@@ -142,10 +142,10 @@ def _imported(dataset: Dataset) -> tuple[np.ndarray[Any, np.dtype[np.int32]], di
 def default_codebook_size(items: int) -> int:
     """Codes per level for a number of items: about 16 items for each code of the first level.
 
-    >>> [default_codebook_size(items) for items in (50, 1_200, 12_000)]
-    [8, 64, 256]
+    >>> [default_codebook_size(items) for items in (5, 50, 1_200, 12_000)]
+    [5, 8, 64, 256]
     """
-    return min(max(1 << (items // 16).bit_length() >> 1, 8), 256)
+    return min(max(1 << (items // 16).bit_length() >> 1, 8), 256, items)
 
 
 def _learned(

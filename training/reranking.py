@@ -15,7 +15,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from recsys.retrieval.reranker import MODEL, NEW, RECENT, Reranker, feature_matrix, new_features
+from recsys.retrieval.reranker import (
+    LEAST_USERS,
+    MODEL,
+    NEW,
+    RECENT,
+    Reranker,
+    feature_matrix,
+    new_features,
+)
 from recsys.training.validation import TOP, ranking_metrics
 
 RERANKER = "reranker"
@@ -26,7 +34,6 @@ PENALTY_NEW = 1.0  # the same for the weights of items without events, whose pri
 MISSED = np.iinfo(np.int32).max  # rank of a next item that is not in the list
 COST = 0.02  # share of NDCG@10 that users of known items may lose to new items
 RAISE, MOST_RAISES = 0.1, 30  # steps of the weight of being new
-LEAST_USERS = 8  # with fewer, no source is served in place of the reranker
 LEAST_NEW = 30  # whose next item is a new candidate; with fewer, new items get no weights
 ERRORS = 2.0  # standard errors by which the best of all sources must exceed the reranker
 

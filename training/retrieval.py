@@ -1,7 +1,8 @@
 """Stage `retrieval`: fits neighbours, popularity and item vectors, and the reranker.
 
 Everything but the reranker is fitted on training events alone. The reranker is then fitted on
-validation users, who are decoded once, as in serving. Where a part of it ranks better alone, that
+validation users, who are decoded once, as in serving: without items that are unavailable now. Users
+whose next item is one of these are left out. Where a part of the reranker ranks better alone, that
 part is served (`recsys.training.reranking`).
 """
 
@@ -18,11 +19,12 @@ from numpy.typing import NDArray
 from rich.table import Table
 
 from recsys.artifacts import Workspace
+from recsys.availability import available_items
 from recsys.bundle import ITEM_ENCODER
 from recsys.config import as_dict
 from recsys.dataset import Dataset, Examples
 from recsys.errors import ConfigError
-from recsys.evaluation.baselines import fit_baselines
+from recsys.evaluation.baselines import fit_baselines, of_available
 from recsys.listing import Union, candidate_rows, items_of_rows
 from recsys.live import build_trie
 from recsys.pipeline import Context
@@ -32,12 +34,12 @@ from recsys.retrieval.as_new import AsNew
 from recsys.retrieval.content import ContentIndex
 from recsys.retrieval.event_types import EventTypes
 from recsys.retrieval.popularity import DAY, RECENT_SHARE
-from recsys.retrieval.reranker import MODEL, NEW, RECENT
+from recsys.retrieval.reranker import LEAST_USERS, MODEL, NEW, RECENT
 from recsys.retrieval.retrieval import FORMAT
 from recsys.semantic_ids.encoder import PLACED
 from recsys.splits import TRAIN
 from recsys.training import sasrec
-from recsys.training.reranking import MISSED, Candidates, choose, fit_new
+from recsys.training.reranking import MISSED, RERANKER, Candidates, choose, fit_new
 from recsys.training.settings import RetrievalConfig
 from recsys.training.tail import constrain, measure_frontier
 from recsys.training.target import TrainedTarget
@@ -79,7 +81,8 @@ def stage(context: Context) -> Path:
     start = time.perf_counter()
     content = sasrec.features(context, dataset) if config.vectors else None
     retrieval = fit(dataset, config, workspace.run("ids"), content)
-    examples = dataset.examples("valid").sample(config.users)
+    available = available_items(dataset.items, int(time.time()))
+    examples = dataset.examples("valid").servable(available).sample(config.users)
     info: dict[str, Any] = {"fitted_on": "train"}
     if config.tail_share is not None and not len(examples):
         raise ConfigError(
@@ -89,11 +92,13 @@ def stage(context: Context) -> Path:
     if len(examples):
         if known is not None:
             retrieval = replace(retrieval, sasrec=known[0])
-        found, alone = decode_candidates(retrieval, examples, config, TrainedTarget.load(workspace))
+        target = TrainedTarget.load(workspace)
+        found, alone = decode_candidates(retrieval, examples, config, target, available=available)
         size = len(dataset.item_ids)
         parts = fit_baselines(dataset.train_histories, size)
         if known is not None:
             parts["SASRec"] = known[0]
+        parts = of_available(parts, available)
         ranks = {name: _rank(part, examples) for name, part in parts.items()}
         shape = Reranker({}, config.candidates, config.nodes)
         reranker, info["validation"] = choose(found, shape, ranks | {MODEL: alone})
@@ -102,7 +107,7 @@ def stage(context: Context) -> Path:
             retrieval = replace(retrieval, recent=None)
         reranker = _meet_tail(reranker, found, dataset, config, info["validation"])
         if reranker.weights:
-            reranker = fit_to_new(retrieval, reranker, dataset, config, workspace)
+            reranker = fit_to_new(retrieval, reranker, dataset, config, workspace, available)
         retrieval = replace(retrieval, reranker=reranker)
     info["seconds"] = round(time.perf_counter() - start, 1)
     with output.write(info) as folder:
@@ -141,7 +146,7 @@ def _meet_tail(
     validation["tail"] = {**point, "wanted": config.tail_share, "loss": config.tail_loss}
     validation["parts"]["served"] = {"ndcg@10": point["ndcg"], "recall@10": point["recall"]}
     say(
-        f"tail: {point['tail_share']:.1%} of the places (of all items, available now or not), "
+        f"tail: {point['tail_share']:.1%} of the places, "
         f"NDCG@10 {point['ndcg']:.4f} ({points[0]['ndcg']:.4f} without a penalty)"
     )
     return penalised
@@ -214,9 +219,11 @@ def fit_to_new(
     dataset: Dataset,
     config: RetrievalConfig,
     workspace: Workspace,
+    available: NDArray[np.bool_] | None = None,
 ) -> Reranker:
     """Fit the weights for items without events, with a part of the items treated as new.
 
+    `available` (items,) says which items are available now; None for all.
     The reranker is returned as it is if new items cannot be placed, or have no content.
     """
     placed = workspace.run("ids") / ITEM_ENCODER / PLACED
@@ -226,9 +233,10 @@ def fit_to_new(
     new = AsNew.draw(retrieval, dataset.items, codes, share=SHARE_NEW, seed=0)
     if new is None:
         return reranker
-    examples = dataset.examples("valid").sample(min(config.users, USERS_NEW))
+    everyone = dataset.examples("valid").servable(available)
+    examples = everyone.sample(min(config.users, USERS_NEW))
     target = TrainedTarget.load(workspace)
-    found, _ = decode_candidates(retrieval, examples, config, target, new)
+    found, _ = decode_candidates(retrieval, examples, config, target, new, available)
     return fit_new(found, reranker)
 
 
@@ -238,11 +246,12 @@ def decode_candidates(
     config: RetrievalConfig,
     target: TrainedTarget,
     new: AsNew | None = None,
+    available: NDArray[np.bool_] | None = None,
 ) -> tuple[Candidates, NDArray[np.int64]]:
     """Candidates of each example without seen items, and the model's own ranks of the targets.
 
     With `new`, some items are treated as new; the targets are then renumbered, and the source `new`
-    is among the values.
+    is among the values. Items that are not among the `available` (items,) are no candidates.
     """
     from recsys.constraint import ItemTrie
     from recsys.decoding import SearchRequest, beam_search
@@ -250,24 +259,29 @@ def decode_candidates(
 
     encoder, sources = target.encoder, retrieval.sources
     limits: dict[str, Any] = {}
-    if new is None:
-        trie = ItemTrie.build(encoder.item_tokens)
-    else:
-        tokens = [encoder.item_tokens, target.vocabulary.encode(new.codes)]
-        encoder = replace(encoder, item_tokens=np.concatenate(tokens))
-        trie = build_trie(encoder.item_tokens, new.alive)
+    alive = available
+    if new is not None:
+        alive = new.alive
+        if available is not None:
+            alive &= np.append(available, available[new.chosen])
+        added = target.vocabulary.encode(new.codes)
+        tokens = np.concatenate([encoder.item_tokens, added])
+        encoder = replace(encoder, item_tokens=tokens)
         retrieval, examples, sources = new.retrieval, new.examples(examples), [*sources, NEW]
         limits = {"later": new.later}
+    tokens = encoder.item_tokens
+    trie = ItemTrie.build(tokens) if alive is None else build_trie(tokens, alive)
     model = TreeModel.of(target.load_model())
     unions, alone = [], []
     with track("reranker", len(examples)) as bar:
         for start in range(0, len(examples), BATCH):
             rows = np.arange(start, min(start + BATCH, len(examples)))
             histories, wanted = examples.histories.take(rows), examples.targets.items[rows]
-            if new is not None:
-                limits["allowed"] = [new.alive] * len(rows)
+            if alive is not None:
+                limits["allowed"] = [alive] * len(rows)
             candidates = retrieval.propose(histories, config.candidates, **limits)
             seen = histories.left_out(True)
+            seen = seen.where(trie.item_row[seen.items] >= 0)
             request = SearchRequest(
                 encoder.encode_all(histories),
                 exclude=[trie.excluded_rows(items) for items in seen],
@@ -320,4 +334,15 @@ def _report(validation: dict[str, Any]) -> None:
     for name, found in validation["parts"].items():
         table.add_row(name, *(f"{found[key]:.4f}" for key in ("ndcg@10", "recall@10")))
     console.print(table)
-    say(f"served: {validation['served']}")
+    served = validation["served"]
+    if served == RERANKER:
+        say("served: a blend of the model and the other sources")
+    elif served == MODEL:
+        say("served: the model's own list, which ranks better than a blend")
+    else:
+        say(f"served: the source {served!r} alone, which ranks better than a blend")
+    if validation["users"] < LEAST_USERS:
+        say(
+            f"{validation['users']} validation users are too few to choose what is served, so it "
+            "may be below popularity by chance"
+        )

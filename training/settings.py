@@ -223,7 +223,7 @@ class IdsConfig:
             with a parent keeps the codes of its bundle, and places new items by their content.
         levels: codes of a semantic ID, L (only for learned codes, as the next two).
         codebook_size: codes per level, V; None chooses by the number of items, N: the largest power
-            of two of at most N / 16, from 8 to 256.
+            of two of at most N / 16, from 8 to 256, but at most N.
         features: of items.
         rqkmeans: settings of `rq-kmeans`.
         rqvae: settings of `rq-vae`.

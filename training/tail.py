@@ -4,8 +4,7 @@ The tail is the items outside the head, the fewest items that hold half of the t
 candidate's score is lowered by a penalty times log(1 + training events), which is a lower weight of
 the reranker's feature `popularity`: lists are served as they are measured here. The penalty is the
 one of a grid that meets both bounds with the highest NDCG@10 on validation users, whose scores are
-cross-fitted. Seen items are left out. Items that are not available now are ranked too, since they
-were when the events happened: the share of what is served without them may be another one.
+cross-fitted. Seen items are left out, and so are items that are not available now.
 """
 
 from __future__ import annotations

@@ -10,13 +10,18 @@ Shapes: B requests, W beams, C children a beam at most, V vocabulary, A tokens o
 
 from __future__ import annotations
 
+import importlib.util
 import math
+import os
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, NamedTuple
+from functools import cache
+from typing import Any, Literal, NamedTuple
 
 import torch
 
+from recsys import transfers
 from recsys.constraint.restrictions import Allowed, Excluded, Gains
 from recsys.constraint.transitions import Children, Continuations, DeviceTrie
 from recsys.constraint.trie import NO_STATE
@@ -44,9 +49,11 @@ class TokenLogits(NamedTuple):
         """Select the alphabet from (B, W, V) logits; a view if its tokens are consecutive."""
         alphabet = trie.source.alphabet
         first, size = int(alphabet[0]), len(alphabet)
+        kernels = find_kernels(logits.device) if logits.dtype == torch.float32 else None
+        total = log_sum_exp(logits) if kernels is None else kernels.log_sum_exp(logits)
         if int(alphabet[-1]) - first + 1 == size:
-            return cls(logits.narrow(-1, first, size), log_sum_exp(logits))
-        return cls(logits.index_select(-1, trie.alphabet), log_sum_exp(logits))
+            return cls(logits.narrow(-1, first, size), total)
+        return cls(logits.index_select(-1, trie.alphabet), total)
 
     @classmethod
     def run(cls, tree: TokenTree, trie: DeviceTrie) -> TokenLogits:
@@ -227,7 +234,16 @@ class Step:
         Beams at other depths are ignored, and logits of beams that do not exist may have any value.
         If fewer children are alive, beams that do not exist follow them. A child with probability 0
         is not alive.
+
+        On a GPU two kernels compute the same (`recsys.decoding.level_kernel`).
         """
+        kernels = self._kernels(frontier, logits, depth)
+        if kernels is not None:
+            beams = (frontier.states, frontier.log_probs, frontier.rest)
+            states, scores, tokens, parents, rest = kernels.expand_level(
+                self.trie, depth, width, beams, logits, self.excluded, self.allowed
+            )
+            return Frontier(states, scores, tokens, parents, scores, rest)
         children = self.candidates(frontier.states, depth)
         scores, log_probs = self.score(frontier, logits, children)
         flat = scores.flatten(1)  # (B, W * C)
@@ -248,6 +264,15 @@ class Step:
             frontier.rest if depth + 1 == self.levels else torch.maximum(frontier.rest, rest),
         )
         return found.padded(width)
+
+    def _kernels(self, frontier: Frontier, logits: TokenLogits, depth: int) -> Any | None:
+        """The kernels that expand this level; None if the tensor code has to do it."""
+        if self.noise is not None or self.gains is not None or self.normalize == "allowed":
+            return None
+        kernels, scores = find_kernels(frontier.scores.device), frontier.log_probs
+        if kernels is None or not kernels.covers(self.trie, depth, scores, logits, self.allowed):
+            return None
+        return kernels
 
     def score(
         self, frontier: Frontier, logits: TokenLogits, children: Children | Continuations
@@ -298,7 +323,7 @@ def stable_top(values: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Te
         (B, count) places, ascending, followed by n where there are fewer values than `count`; and
         (B, 1) the best value that was not chosen, -inf if there is none.
     """
-    size, on_cpu = values.shape[-1], values.device.type == "cpu"
+    size, on_cpu = values.shape[-1], transfers.shares_memory(values.device)
     if not on_cpu:  # looking whether there is a NaN would wait for the device
         values = _without_nan(values)
     if on_cpu and size > 4 * _PART * (count + 1):
@@ -340,3 +365,23 @@ def _without_nan(values: torch.Tensor) -> torch.Tensor:
 def best_first(frontier: Frontier) -> torch.Tensor:
     """(B, W) places by descending score; equal scores keep row order."""
     return frontier.scores.sort(dim=-1, descending=True, stable=True).indices
+
+
+@cache
+def find_kernels(device: torch.device) -> Any | None:
+    """`recsys.decoding.level_kernel` for tensors on a device; None where kernels cannot run.
+
+    They run on a GPU if triton is installed and can compile there. On a CPU they run only in
+    Triton's interpreter, for tests: set TRITON_INTERPRET=1 before triton is first imported.
+    """
+    interpreted = device.type == "cpu" and os.environ.get("TRITON_INTERPRET") == "1"
+    if not (device.type == "cuda" or interpreted) or importlib.util.find_spec("triton") is None:
+        return None
+    from recsys.decoding import level_kernel
+
+    try:  # Triton needs a C compiler, for example
+        level_kernel.log_sum_exp(torch.zeros((1, 1, 1), device=device))
+    except Exception as error:
+        warnings.warn(f"triton cannot compile; searches take more launches ({error})", stacklevel=2)
+        return None
+    return level_kernel

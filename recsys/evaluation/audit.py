@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -19,12 +20,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recsys.artifacts import read_manifest
+from recsys.availability import available_items
 from recsys.config import build
 from recsys.dataset import Dataset, Examples
 from recsys.errors import ArtifactError, DataError
-from recsys.evaluation.baselines import TRIVIAL, fit_heuristics
+from recsys.evaluation.baselines import TRIVIAL, fit_heuristics, of_available
 from recsys.evaluation.metrics import bootstrap, recall_at_k
-from recsys.evaluation.protocol import EvaluationConfig, Result, evaluate, find, sample
+from recsys.evaluation.protocol import EvaluationConfig, Result, evaluate, find, select
 from recsys.interactions import Histories
 from recsys.retrieval.popularity import DAY
 from recsys.splits import LABELS, TRAIN
@@ -103,7 +105,8 @@ def audit(
     if config.users is None and report is None:
         config = replace(config, users=MOST_USERS)
     config = replace(config, ks=(config.headline_k,))
-    examples = sample(dataset.examples(config.split, "next"), config)
+    available = available_items(dataset.items, int(time.time()))  # as the report's lists
+    examples = select(dataset, config, available)
     if not len(examples):
         raise DataError(
             f"no user has a target in the {config.split} split; prepare the data with a split that "
@@ -111,7 +114,8 @@ def audit(
         )
     trained, items = dataset.train_histories, len(dataset.item_ids)
     heuristics = fit_heuristics(trained, items, dataset.train_times)
-    result = evaluate(heuristics, dataset, config)
+    heuristics = of_available(heuristics, available)
+    result = evaluate(heuristics, dataset, config, available=available)
     best = _best_known(report, config)
     findings = [
         _size(result, best),

@@ -6,6 +6,7 @@ event, as the model's do, but they are not fitted on it.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,6 +20,7 @@ from recsys.retrieval.popularity import DAY, RECENT_SHARE
 RECENT, REPEATS = "recent popularity", "repeats"
 TRIVIAL = ("popularity", RECENT, "successors", REPEATS)
 """Baselines that know nothing but counts, the last item, or the history itself."""
+MOST_HIDDEN = 1 << 23  # pairs of a user and an unavailable item at once
 
 
 @dataclass(frozen=True)
@@ -90,6 +92,42 @@ class Repeats:
         scores = np.full((len(histories), k), -np.inf, np.float32)
         items[row, place], scores[row, place] = item, 1 / (1 + place)
         return items, scores
+
+
+@dataclass(frozen=True)
+class OfAvailable:
+    """A ranker whose lists have no item that is unavailable now, as in serving.
+
+    Attributes:
+        ranker: any ranker.
+        unavailable: dense items.
+    """
+
+    ranker: Ranker
+    unavailable: NDArray[np.integer]
+
+    def rank(
+        self, histories: Histories, k: int, exclude_seen: bool
+    ) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+        """The ranker's (n, k) items and scores, with the unavailable items hidden."""
+        together = max(1, MOST_HIDDEN // max(1, len(self.unavailable)))
+        items = np.full((len(histories), k), -1, np.int32)
+        scores = np.full((len(histories), k), -np.inf, np.float32)
+        for start in range(0, len(histories), together):
+            rows = np.arange(start, min(start + together, len(histories)))
+            given = histories.take(rows).hiding(self.unavailable)
+            items[rows], scores[rows] = self.ranker.rank(given, k, exclude_seen)
+        return items, scores
+
+
+def of_available(
+    rankers: Mapping[str, Ranker], available: NDArray[np.bool_] | None
+) -> dict[str, Ranker]:
+    """Rankers by name, limited to the available of (items,) items; as they are for None."""
+    if available is None:
+        return dict(rankers)
+    unavailable = np.flatnonzero(~available)
+    return {name: OfAvailable(ranker, unavailable) for name, ranker in rankers.items()}
 
 
 def fit_baselines(

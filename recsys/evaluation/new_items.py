@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from recsys.bundle import CATALOG, ITEM_ENCODER
 from recsys.dataset import ITEM_COLUMNS, Dataset
 from recsys.evaluation.metrics import Hits, bootstrap, ndcg_at_k, recall_at_k
-from recsys.evaluation.protocol import EvaluationConfig, Result, sample
+from recsys.evaluation.protocol import EvaluationConfig, Result, select
 from recsys.interactions import Histories
 from recsys.live import NewItem
 from recsys.retrieval.as_new import AsNew
@@ -63,12 +63,14 @@ def evaluate_new_items(
     new = AsNew.draw(retrieval, items, codes, share=SHARE, seed=config.seed)
     if new is None:
         return None
-    examples = sample(dataset.examples(config.split, "next"), config)
+    alive = recommender.epoch.alive
+    examples = select(dataset, config, None if alive.all() else alive)
     rows = np.flatnonzero(np.isin(examples.targets.items, new.chosen))
     if len(rows) < LEAST_USERS:
         return None
     known, renumbered = examples.take(rows), new.examples(examples.take(rows))
     without_new = replace(renumbered.histories, hidden=known.histories.hidden)
+    without_new = without_new.hiding(np.flatnonzero(~alive))
     k = config.headline_k
     found, _ = _with_new_items(recommender, new).rank(
         renumbered.histories, k, beams=config.beams, batch_size=config.batch_size

@@ -191,6 +191,7 @@ def evaluate(
     dataset: Dataset,
     config: EvaluationConfig,
     vectors: NDArray[np.floating[Any]] | None = None,
+    available: NDArray[np.bool_] | None = None,
 ) -> Result:
     """Evaluate rankers on one split of a data set.
 
@@ -199,14 +200,16 @@ def evaluate(
         dataset: canonical data; rankers must be fitted on its training events only.
         config: the protocol.
         vectors: (items, D) of length 1, or 0, for the diversity of lists.
+        available: (items,) the items that the rankers may list; None for all. Users whose next
+            event is on another item are left out.
 
     Raises:
         DataError: the split has no events, or training events lie in it.
         ValueError: a ranker returned a malformed list.
     """
     check_no_leak(dataset, config.split)
-    next_examples = sample(dataset.examples(config.split, "next"), config)
-    all_examples = sample(dataset.examples(config.split, "all"), config)
+    next_examples = select(dataset, config, available)
+    all_examples = select(dataset, config, available, "all")
     targets: dict[Targets, Histories] = {
         "next": next_examples.targets,
         "all": _distinct(all_examples.targets),
@@ -220,6 +223,8 @@ def evaluate(
         }
         for name, ranker in rankers.items()
     }
+    if available is not None:
+        _check_available(rankings, available)
     metrics, comparisons = _measure(rankings, config)
     return Result(
         config,
@@ -228,7 +233,7 @@ def evaluate(
         targets,
         popularity,
         rankings,
-        _facts(dataset, next_examples, all_examples, popularity, config),
+        _facts(dataset, next_examples, all_examples, popularity, config, available),
         metrics,
         comparisons,
         _coverage(rankings, popularity, vectors, config),
@@ -244,8 +249,18 @@ def evaluate(
     )
 
 
-def sample(examples: Examples, config: EvaluationConfig) -> Examples:
-    """Draw the sample of users, which is the same for every kind of targets."""
+def select(
+    dataset: Dataset,
+    config: EvaluationConfig,
+    available: NDArray[np.bool_] | None,
+    targets: Targets = "next",
+) -> Examples:
+    """The examples that are evaluated; the users are the same for every kind of targets.
+
+    Users are left out whose next event is on an item that is unavailable now: no list can have it,
+    so it says nothing of the lists. If that is every user, none is left out.
+    """
+    examples = dataset.examples(config.split, targets).servable(available)
     if config.users is None or config.users >= len(examples):
         return examples
     rng = np.random.default_rng(config.seed)
@@ -299,6 +314,14 @@ def _check(name: str, items: NDArray[np.int32], masked: Histories, num_items: in
     shown = np.arange(len(items))[:, None] * num_items + items
     if np.isin(shown[items >= 0], hidden).any():
         raise ValueError(f"{name}: recommends a masked item of the history, or a disliked one")
+
+
+def _check_available(rankings: Rankings, available: NDArray[np.bool_]) -> None:
+    for name, modes in rankings.items():
+        for ranking in modes.values():
+            listed = ranking.items[ranking.items >= 0]
+            if not available[listed].all():
+                raise ValueError(f"{name}: recommends an item that is not available")
 
 
 def _values(
@@ -394,6 +417,7 @@ def _facts(
     all_examples: Examples,
     popularity: NDArray[np.int64],
     config: EvaluationConfig,
+    available: NDArray[np.bool_] | None,
 ) -> dict[str, Any]:
     events = dataset.interactions
     everything = dataset.examples(config.split, "next")
@@ -422,6 +446,15 @@ def _facts(
         "seen_share": round(float(repeated.mean()), 6),
         "empty_history_share": round(float((histories.lengths == 0).mean()), 6),
         "train_before_split": ordered,
+        "unavailable": None if available is None else _unavailable(everything, available),
+    }
+
+
+def _unavailable(everything: Examples, available: NDArray[np.bool_]) -> dict[str, int]:
+    """Numbers of items that are unavailable now, and of users of the split left out for that."""
+    return {
+        "items": int(np.count_nonzero(~available)),
+        "users": int(np.count_nonzero(~available[everything.targets.items])),
     }
 
 

@@ -217,6 +217,8 @@ def headline(document: dict[str, Any]) -> list[str]:
             f"{verdict.capitalize()} {ranker}: {gap['mean']:+.4f} "
             f"({gap['low']:+.4f} to {gap['high']:+.4f})."
         )
+    if away := document["data"].get("unavailable"):  # older reports have none
+        sentences.append(_of_availability(away, document["data"]["users_in_split"]))
     if new := document.get("new_items"):  # older reports have none
         served, content, known = (
             f"{row['mean']:.4f}" for row in new["figures"] if row["metric"] == "recall"
@@ -227,6 +229,17 @@ def headline(document: dict[str, Any]) -> list[str]:
             f"it is {known}."
         )
     return sentences
+
+
+def _of_availability(away: dict[str, int], users: int) -> str:
+    """What the figures do with items that were unavailable at the time of the report."""
+    hidden = (
+        f"{away['items']:,} items were not available at the time of this report: no list has one."
+    )
+    if away["users"] == users:
+        return f"{hidden} The next event of every user is on one of them: every list misses it."
+    left_out = f"Of {users:,} users, {away['users']:,} are left out: their next event is on one."
+    return f"{hidden} {left_out}"
 
 
 def render(document: dict[str, Any]) -> str:

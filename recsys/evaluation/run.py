@@ -21,7 +21,7 @@ from recsys.config import as_dict
 from recsys.dataset import Dataset
 from recsys.errors import ArtifactError
 from recsys.evaluation import report
-from recsys.evaluation.baselines import fit_baselines
+from recsys.evaluation.baselines import fit_baselines, of_available
 from recsys.evaluation.leaks import check_counts, check_fitted_on, check_no_leak
 from recsys.evaluation.new_items import evaluate_new_items
 from recsys.evaluation.protocol import (
@@ -31,12 +31,13 @@ from recsys.evaluation.protocol import (
     Result,
     evaluate,
     find,
-    sample,
+    select,
 )
 from recsys.interactions import Histories
 from recsys.pipeline import Context
 from recsys.progress import console, say, track
 from recsys.recommender import Ranked, Recommender
+from recsys.retrieval.reranker import LEAST_USERS
 from recsys.semantic_ids.report import health
 
 KIND = "evaluation"
@@ -54,13 +55,21 @@ def stage(
     bundle: Path | None = None,
     dataset: Path | None = None,
     out: Path | None = None,
-) -> Path:
+) -> Path | None:
     """Write the report of the run, unless it is up to date, and print its tables.
 
-    `bundle`, `dataset` and `out` replace the workspace's.
+    `bundle`, `dataset` and `out` replace the workspace's. Returns None, with a reason on the
+    terminal, if no user has enough events to hold one out.
     """
     settings, workspace = context.settings, context.workspace
     config = settings.section("evaluate", EvaluationConfig)
+    stats = Dataset.manifest(dataset or workspace.dataset).info.get("stats")
+    if stats is not None and not stats["splits"][config.split]["interactions"]:
+        say(
+            f"evaluate: no report, since the data set has no {config.split} events: a user needs "
+            "three events so that one can be held out for validation and one for the test"
+        )
+        return None
     if "seed" not in (settings.values.get("evaluate") or {}):
         config = replace(config, seed=settings.seed)
     if config.users is None and context.minutes is not None:
@@ -236,17 +245,22 @@ def _write(bundle_path: Path, dataset_path: Path, config: EvaluationConfig, outp
             stages = "the stages 'retrieval' and 'bundle'"
             warnings += check_fitted_on("retrieval", known.fitted_on, dataset, stages)
             check_counts(known.counts, dataset)
-        histories = sample(dataset.examples(config.split, "next"), config).histories
+        alive = recommender.epoch.alive
+        available = None if alive.all() else alive
+        warnings += _few_users(bundle_path, known is not None)
+        histories = select(dataset, config, available).histories
         with _Search(bundle_path, recommender, len(histories), config) as search:
             ours = _rankers(search, recommender, histories)
             info["decoding_seconds"] = round(time.perf_counter() - start, 1)
         trained, times = dataset.train_histories, dataset.train_times
-        rankers = ours | fit_baselines(trained, len(dataset.item_ids), times)
+        others = fit_baselines(trained, len(dataset.item_ids), times)
         if (taught_by := load_sasrec(bundle_path, len(dataset.item_ids))) is not None:
-            rankers["SASRec"] = taught_by
+            others["SASRec"] = taught_by
+        rankers = ours | of_available(others, available)
         near = known.vectors if known is not None else None
         together = replace(config, batch_size=CHUNK)  # only look-ups and baselines are left
-        result = evaluate(rankers, dataset, together, None if near is None else near.vectors)
+        vectors = None if near is None else near.vectors
+        result = evaluate(rankers, dataset, together, vectors, available)
         result = replace(result, config=config)
         new_items = evaluate_new_items(recommender, bundle_path, dataset, config, result)
         frontier = _frontier(bundle_path)
@@ -335,12 +349,31 @@ def _weaknesses(result: Result) -> list[str]:
     return found
 
 
+def _validation(bundle: Path) -> dict[str, Any] | None:
+    """What validation said of retrieval and the reranker; None for older bundles."""
+    file = bundle / EVAL / VALIDATION
+    if not file.is_file():
+        return None
+    found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8")).get(RETRIEVAL, {})
+    return found
+
+
+def _few_users(bundle: Path, has_retrieval: bool) -> list[str]:
+    """Warn if too few validation users chose what is served."""
+    found = _validation(bundle)
+    if found is None or not has_retrieval or (users := found.get("users", 0)) >= LEAST_USERS:
+        return []
+    return [
+        f"{users} validation users are too few to choose what is served (fewer than "
+        f"{LEAST_USERS}), so it may be below popularity by chance. More users with three events "
+        "or more help."
+    ]
+
+
 def _frontier(bundle: Path) -> dict[str, Any] | None:
     """What validation said of the share of the tail, from the bundle; None for older bundles."""
-    file = bundle / EVAL / VALIDATION
-    found = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
-    parts = found.get(RETRIEVAL, {})
-    if "frontier" not in parts:
+    parts = _validation(bundle)
+    if parts is None or "frontier" not in parts:
         return None
     return {"points": parts["frontier"], "chosen": parts.get("tail")}
 

@@ -24,6 +24,7 @@ from recsys import arguments
 from recsys.arguments import MOST_NODES
 
 MODEL, POPULARITY = "model", "popularity"
+LEAST_USERS = 8  # of validation; with fewer, no source is served in place of the reranker
 SHARES = ("item_item", "last_item", "neighbors", "to_targets")
 """Evidence by order given the history and given its last item, by common users, and of the next
 event of a target type."""

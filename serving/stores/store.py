@@ -15,7 +15,9 @@ from abc import abstractmethod
 from collections import deque
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextvars import copy_context
 from dataclasses import replace
+from functools import partial
 from itertools import chain, groupby, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
@@ -200,8 +202,11 @@ class Store(Database):
             f"SELECT {', '.join(EVENT_COLUMNS)}, id FROM events WHERE user_id = ?{clause}"  # noqa: S608
             " ORDER BY time_ms DESC, id DESC LIMIT ?"
         )
-        rows = await self._reading("events", lambda: self._query(query, parameters), shared=True)
-        return _renamed([_stored(row) for row in rows], own)
+
+        def read() -> list[StoredEvent]:
+            return _renamed([_stored(row) for row in self._query(query, parameters)], own)
+
+        return await self._reading("events", read, shared=True)
 
     async def users(self, limit: int, prefix: str = "") -> list[str]:
         """Ids of users with events, sorted."""
@@ -213,8 +218,11 @@ class Store(Database):
         )
         first = inside(prefix, TENANT.get())
         bounds = (first, first + LAST_CHARACTER, limit)
-        rows = await self._reading("users", lambda: self._query(query, bounds), shared=True)
-        return [own(user) for (user,) in rows]
+
+        def read() -> list[str]:
+            return [own(user) for (user,) in self._query(query, bounds)]
+
+        return await self._reading("users", read, shared=True)
 
     async def newest_places(self, depth: int) -> tuple[int, int, int]:
         """The last `depth` places of events, in the order of arrival, of all users.
@@ -242,8 +250,11 @@ class Store(Database):
             " WHERE id >= ? AND id <= ? AND time_ms >= ?"
         )
         bounds = (first, last, since_ms)
-        rows = await self._reading("acts", lambda: self._query(query, bounds), shared=True)
-        return [Act(*row) for row in rows]
+
+        def read() -> list[Act]:
+            return [Act(*row) for row in self._query(query, bounds)]
+
+        return await self._reading("acts", read, shared=True)
 
     async def journal(self, model: str, after: int = 0, *, shared: bool = False) -> Journal:
         """Changes of a model's catalog after a place; `shared` reads as histories are read.
@@ -266,8 +277,11 @@ class Store(Database):
         """The next changes of a model's catalog after a place, with their places (`journal`)."""
         query = "SELECT id, record FROM journal WHERE model = ? AND id > ? ORDER BY id LIMIT ?"
         bounds = (model, after, limit)
-        rows = await self._reading("journal", lambda: self._query(query, bounds), shared=True)
-        return [(place, json.loads(record)) for place, record in rows]
+
+        def read() -> list[tuple[int, dict[str, Any]]]:
+            return [(place, json.loads(record)) for place, record in self._query(query, bounds)]
+
+        return await self._reading("journal", read, shared=True)
 
     async def state_get(self, key: str) -> Any:
         """A value of `state_put`, or None."""
@@ -292,8 +306,11 @@ class Store(Database):
             FROM exposures x WHERE experiment = ? AND user_id > ?
             GROUP BY user_id ORDER BY user_id LIMIT ?"""
         parameters = (event, SKEW_MS, window_ms, experiment, after, limit)
-        rows = await self._reading("exposed", lambda: self._query(query, parameters), shared=True)
-        return [Exposed(*row) for row in rows]
+
+        def read() -> list[Exposed]:
+            return [Exposed(*row) for row in self._query(query, parameters)]
+
+        return await self._reading("exposed", read, shared=True)
 
     async def answers(self) -> tuple[int, int | None]:
         """The place of the last remembered answer, 0 without any.
@@ -316,8 +333,11 @@ class Store(Database):
             " WHERE id <= ? AND time_ms >= ? ORDER BY id DESC LIMIT ?"
         )
         bounds = (place, since_ms, limit)
-        rows = await self._reading("today", lambda: self._query(query, bounds), shared=True)
-        return [Given(*row) for row in rows]
+
+        def read() -> list[Given]:
+            return [Given(*row) for row in self._query(query, bounds)]
+
+        return await self._reading("today", read, shared=True)
 
     # Writing
 
@@ -639,10 +659,14 @@ class Store(Database):
         )
 
     async def _reading(self, operation: str, read: Callable[[], T], *, shared: bool = False) -> T:
-        """Read on another thread; `shared` if clients ask for it, who share the threads."""
+        """Read on another thread; `shared` if clients ask for it, who share the threads.
+
+        Rows become objects in `read`, on that thread, which knows the tenant too.
+        """
         start = time.perf_counter()
+        run = partial(copy_context().run, read)
         try:
-            found: T = await (self._run if shared else self._at_once)(read)
+            found: T = await (self._run if shared else self._at_once)(run)
             return found
         finally:
             self._observe(operation, start)

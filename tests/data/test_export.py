@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit, urlunsplit
 
 import numpy as np
 import pytest
@@ -146,7 +149,7 @@ def test_a_rule_that_is_off_changes_nothing(export: Path) -> None:
     clean = CleanConfig(
         placeholder_users=False, bots=0, near_duplicates_minutes=0, negative_feedback=False,
         impossible_times=False, unknown_items=False, item_texts=False, prices=False,
-        category_paths=False, constant_columns=False,
+        category_paths=False, constant_columns=False, tracking=False,
     )  # fmt: skip
     made = build(
         DataConfig(
@@ -226,6 +229,42 @@ def test_sessions_of_anonymous_visitors_are_users(raw: Path) -> None:
     write(raw / "s.tsv", ["session_id\titem\tts", *(row.replace(",", "\t") for row in rows)])
     made = build(DataConfig(source="table", path="s.tsv"))
     assert len(made.dataset.interactions.user_ids) == 40
+
+
+def without_campaign(url: str) -> str:
+    """The URL as the standard library splits it, without parameters of campaigns."""
+    parts = urlsplit(url)
+    kept = [p for p in parts.query.split("&") if not re.match("(utm_[a-z]+|gclid|fbclid)=", p)]
+    return urlunsplit(parts._replace(query="&".join(kept)))
+
+
+def test_urls_of_one_page_are_one_item(raw: Path) -> None:
+    campaigns = [
+        "",
+        "?utm_source=a&utm_medium=b",
+        "?gclid=Ab_1",
+        "?v=2&fbclid=x#top",
+        "?gclid=&v=1",
+    ]
+    rows = []
+    for user in range(60):
+        for n in range(6):
+            page = f"https://shop.example/p/{(user + n) % 12}{campaigns[(user * 7 + n) % 5]}"
+            event = {"page": {"url": page}, "visitor": {"session_id": f"v{user}"}}
+            rows.append(event | {"ts": 1000 * (T + 9000 * n + user)})
+    write(raw / "log.jsonl", [json.dumps(row) for row in rows])
+    expected = {without_campaign(row["page"]["url"]) for row in rows}  # type: ignore[index]
+    for tracking in (True, False):
+        config = DataConfig(
+            source="table",
+            path=str(raw / "log.jsonl"),
+            columns=Columns(item="page.url"),
+            clean=CleanConfig(tracking=tracking),
+        )
+        made = build(config)
+        found = set(made.dataset.item_ids.tolist())
+        assert (found == expected) == tracking
+        assert (made.decisions.get("tracking_parameters_removed", 0) > 0) == tracking
 
 
 def test_sessions_with_times_are_split_by_time(raw: Path) -> None:

@@ -7,8 +7,10 @@ import pyarrow as pa
 import pytest
 
 from recsys.artifacts import write_artifact
+from recsys.availability import available_items
 from recsys.bundle import CATALOG, KIND, PROMPTS, RETRIEVAL, TARGET
 from recsys.catalog import Catalog
+from recsys.dataset import AVAILABILITY
 from recsys.interactions import Histories
 from recsys.live import Epochs, NewItem
 from recsys.models.checkpoint import save_model
@@ -152,15 +154,22 @@ def test_unavailable_items_come_back_after_a_change(recommender, clock, change):
     assert recommender.similar("i3", 1)
     clock.now = START + 120
     assert listed(recommender) == set(IDS) - names(SOLD_OUT | LATE) - gone | kept
-    items, _ = recommender.rank(Histories.of([[0]]), ITEMS + 1, exclude_seen=False, blend=False)
-    ranked = {recommender.catalog.item_id(i) for i in items[0] if i >= 0}
-    assert ranked == set(IDS) - gone | kept
 
 
-def test_evaluation_ranks_items_that_are_unavailable_now(recommender):
+def test_evaluation_ranks_what_is_available_now(recommender):
     recommender.remove(["i9"])
     items, _ = recommender.rank(Histories.of([[0]]), ITEMS, exclude_seen=False, blend=False)
-    assert {IDS[i] for i in items[0] if i >= 0} == set(IDS) - {"i9"}
+    expected = set(IDS) - {"i9"} - names(SOLD_OUT | EARLY)
+    assert {IDS[i] for i in items[0] if i >= 0} == expected
+
+
+@pytest.mark.parametrize("later", [0, 60, 120])
+def test_available_items_of_a_table_are_those_served(recommender, clock, later):
+    clock.now = START + later
+    table = recommender.bundle.catalog.items
+    assert available_items(table, START + later).tolist() == recommender.epoch.alive.tolist()
+    assert available_items(table.drop_columns(list(AVAILABILITY)), START) is None
+    assert available_items(table.slice(0, 3), START) is None  # all of them are
 
 
 def test_a_text_column_of_that_name_is_no_rule(folder, tmp_path, clock):

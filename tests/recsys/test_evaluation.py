@@ -21,7 +21,7 @@ from recsys.config import Settings, build
 from recsys.dataset import Dataset
 from recsys.errors import ArtifactError, ConfigError, DataError
 from recsys.evaluation import report, run
-from recsys.evaluation.baselines import fit_baselines
+from recsys.evaluation.baselines import Popularity, fit_baselines, of_available
 from recsys.evaluation.compare import compare
 from recsys.evaluation.leaks import check_no_leak
 from recsys.evaluation.protocol import EvaluationConfig, evaluate, find
@@ -133,6 +133,48 @@ def test_next_and_all_future_targets_come_from_one_ranking():
     assert find(found.metrics, targets="next", **about)["mean"] == 1.0
     assert find(found.metrics, targets="all", **about)["mean"] == 0.5
     assert found.facts["targets"] == {"next": 1, "all": 3}
+
+
+def test_targets_that_are_unavailable_now_are_left_out():
+    """Of three users, b's next event is on i4, which is sold out; a's second target is i4, too."""
+    walks = {"a": [0, 1, 3, 4], "b": [5, 6, 4, 2], "c": [1, 0, 6, 6]}
+    shop = dataset_of(
+        {user: [f"i{i}" for i in walk] for user, walk in walks.items()}, split=[0, 0, 2, 2] * 3
+    )
+    available = np.arange(10) != 4
+    config = EvaluationConfig(ks=(2,), resamples=5, seen="masked")
+    known = Popularity(np.array([0, 0, 0, 2, 3, 0, 1, 0, 0, 0]))
+    rankers = {"model": Fixed([6, 3])} | of_available({"known": known}, available)
+    found = evaluate(rankers, shop, config, available=available)
+    assert found.users.tolist() == [0, 2]
+    assert [items.tolist() for items in found.targets["all"]] == [[3], [6]]
+    assert found.facts["unavailable"] == {"items": 1, "users": 1}
+    about = {"targets": "next", "metric": "recall", "k": 2}
+    assert find(found.metrics, ranker="model", **about)["mean"] == 1.0
+    assert find(found.metrics, ranker="known", **about)["mean"] == 1.0  # i3 and i6 move up
+    with pytest.raises(ValueError, match="model: recommends an item that is not available"):
+        evaluate({"model": Fixed([4])}, shop, config, available=available)
+    page = report.document(found, shop, name="x", made_from={})
+    assert "Of 3 users, 1 are left out" in " ".join(report.headline(page))
+    only = np.isin(np.arange(10), [0, 1])  # no next event is on one of these
+    found = evaluate({"model": Fixed([1])}, shop, config, available=only)
+    assert len(found.users) == 3
+    assert find(found.metrics, **about)["mean"] == 0
+    page = report.document(found, shop, name="x", made_from={})
+    assert "every list misses it" in " ".join(report.headline(page))
+
+
+def test_baselines_of_available_items_are_those_of_a_catalog(shop, monkeypatch):
+    rankers, asked = fit_baselines(shop.train_histories, ITEMS), shop.examples("test").histories
+    available = np.random.default_rng(1).random(ITEMS) < 0.5
+    monkeypatch.setattr("recsys.evaluation.baselines.MOST_HIDDEN", 50)
+    for name, ranker in of_available(rankers, available).items():
+        whole, _ = rankers[name].rank(asked, ITEMS, True)
+        found, scores = ranker.rank(asked, 5, True)
+        for row, full in enumerate(whole):
+            expected = [i for i in full.tolist() if i >= 0 and available[i]][:5]
+            assert found[row].tolist() == expected + [-1] * (5 - len(expected))
+            assert np.isfinite(scores[row]).sum() == len(expected)
 
 
 @pytest.mark.parametrize("mode", ["masked", "unmasked"])
@@ -305,6 +347,7 @@ def test_the_document_has_stable_keys_and_columns(page):
         assert all(set(row) == expected for row in page[key])
     assert set(page["data"]) == {
         "items", "users", "events", "users_in_split", "users_evaluated", "targets", "cold_share",
+        "unavailable",
         "seen_share", "empty_history_share", "train_before_split",
     }  # fmt: skip
     assert set(page["examples"][0]) == {
@@ -574,6 +617,7 @@ class FakeRecommender:
         ids = [f"i{i}" for i in range(self.catalog_items)]
         table = pa.table({"item_id": ids, "title": ids, "text": ids})
         self.bundle = SimpleNamespace(catalog=Catalog(table, codes.astype(np.int32)))
+        self.epoch = SimpleNamespace(alive=np.ones(self.catalog_items, np.bool_))
         self.asked = []
 
     @classmethod
@@ -688,6 +732,21 @@ def test_a_bundle_that_blends_is_measured_beside_its_model_alone(context, monkey
     assert means["blended"] != means["model"]  # one lists the items from the other end
     assert any("The model alone is below item-kNN" in line for line in document["weaknesses"])
     assert any("(blended) is worse than item-kNN" in line for line in document["weaknesses"])
+
+
+@pytest.mark.parametrize(
+    ("said", "warned"), [(7, True), (0, True), (8, False), (None, False)], ids=str
+)
+def test_few_validation_users_are_a_warning(context, monkeypatch, said, warned):
+    plain = SimpleNamespace(reranker=None, counts=np.zeros(ITEMS), fitted_on=None, vectors=None)
+    monkeypatch.setattr(FakeRecommender, "retrieval", plain)
+    if said is not None:
+        (context.workspace.bundle / "eval").mkdir()
+        found = {"retrieval": {"users": said}} if said else {}
+        (context.workspace.bundle / "eval/validation.json").write_text(json.dumps(found))
+    document = json.loads((run.stage(context) / "report.json").read_text(encoding="utf-8"))
+    expected = f"{said} validation users are too few"
+    assert any(expected in line for line in document["warnings"]) == warned
 
 
 def test_a_retrieval_that_has_seen_the_split_is_refused(context, shop, monkeypatch):

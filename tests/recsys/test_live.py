@@ -260,6 +260,25 @@ def test_removed_bundle_items_stay_known_in_histories():
     assert hot.catalog.known([item]).tolist() == [3]
 
 
+def test_looking_up_many_ids_equals_looking_up_each():
+    hot = make()
+    hot.upsert([NewItem(name, semantic_id=(1, 1, i)) for i, name in enumerate(["a", "b", "c"])])
+    earlier = hot.catalog
+    hot.remove(["b", NAMES[3]])
+    hot.upsert([NewItem("d", semantic_id=(1, 2, 0))])
+    wanted = ["a", NAMES[3], "b", "", "d", NAMES[0], "unknown", "a", "c"]
+    for catalog in (earlier, hot.catalog):
+        assert catalog.index(wanted).tolist() == [catalog.find(name) for name in wanted]
+        known = [hot.catalog.added.base.find(n) for n in wanted]
+        expected = [k if k >= 0 else catalog.find(n) for k, n in zip(known, wanted, strict=True)]
+        assert catalog.known(wanted).tolist() == expected
+        assert [catalog.knows_any([n]) for n in wanted] == [n >= 0 for n in expected]
+    assert earlier.index(["d", "b"]).tolist() == [-1, earlier.find("b")]
+    assert not earlier.knows_any(["d", "unknown"])
+    assert hot.catalog.index([]).tolist() == []
+    assert not hot.catalog.knows_any([])
+
+
 def test_removed_added_items_are_forgotten():
     hot = make()
     hot.upsert([NewItem("new", semantic_id=(0, 0, 0))])

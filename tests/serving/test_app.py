@@ -451,7 +451,7 @@ async def test_other_paths_and_methods_are_problems(client):
     is_problem(await client.get("/v1/models/"), "not_found")
     response = await client.delete(URL)
     is_problem(response, "method_not_allowed")
-    assert response.headers["allow"] == "GET, POST"
+    assert response.headers["allow"] == "GET, HEAD, POST"
 
 
 @pytest.mark.parametrize("page", ["/", "/docs"])
@@ -784,3 +784,24 @@ async def test_loaded_objects_are_frozen_for_the_garbage_collector(
     async with running(chosen, recommender=recommender):
         assert left_frozen.calls == ["collect", "freeze"] * asked
     assert left_frozen.calls == ["collect", "freeze", "unfreeze"] * asked
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["/health/live", "/health/ready", "/", "/static/app.css", "/v1/models", "/v1/items/item-1"],
+)
+async def test_head_is_get_without_the_body(client, path):
+    got, head = await client.get(path), await client.head(path)
+    assert got.status_code == head.status_code == 200
+    assert head.content == b""
+    own = {"x-request-id", "date"}
+    assert {k: v for k, v in head.headers.items() if k not in own} == {
+        k: v for k, v in got.headers.items() if k not in own
+    }
+
+
+async def test_head_of_an_unknown_or_posted_path_is_refused(client):
+    assert (await client.head("/v1/items/nothing")).status_code == 404
+    assert (await client.head("/v1/nothing")).status_code == 404
+    response = await client.head("/v1/rank")
+    assert (response.status_code, response.headers["allow"]) == (405, "POST")

@@ -258,6 +258,45 @@ async def test_another_client_does_not_wait_behind_a_backlog(batcher):
     assert 10 in worker.batches[1]
 
 
+async def test_a_client_has_a_brief_part_of_batches_beside_others(batcher, monkeypatch):
+    """Each request takes 4 ms of a clock; two of them fit 10 ms."""
+    loop = asyncio.get_running_loop()
+    ahead, real = 0.0, loop.time
+    monkeypatch.setattr(loop, "time", lambda: ahead)
+
+    class Slow(Worker):
+        async def __call__(self, requests):
+            nonlocal ahead
+            found = await super().__call__(requests)
+            ahead += 0.004 * len(requests)
+            return found
+
+    worker = Slow()
+    made = batcher(worker, max_batch=8, max_wait_ms=0)
+    await ask(made, 0, client="modest")
+    worker.gate.clear()
+    tasks = [ask(made, 1, client="greedy")]
+    await settle()
+    tasks += [ask(made, number, client="greedy") for number in range(2, 8)]
+    tasks += [ask(made, 10, client="modest")]
+    await settle()
+    worker.gate.set()
+    await asyncio.gather(*tasks)
+    assert sorted(worker.batches[2]) == [2, 3, 10]
+    assert all(len(batch) <= 3 for batch in worker.batches)
+
+    ahead += 5.0  # the other client has gone
+    worker.gate.clear()
+    tasks = [ask(made, 20, client="greedy")]
+    await settle()
+    tasks += [ask(made, number, client="greedy") for number in range(21, 29)]
+    await settle()
+    worker.gate.set()
+    await asyncio.gather(*tasks)
+    assert worker.batches[-1] == list(range(21, 29))
+    monkeypatch.setattr(loop, "time", real)
+
+
 async def test_a_full_queue_refuses_the_client_that_filled_it(batcher):
     worker = Worker(blocked=True)
     made = batcher(worker, queue_limit=3)

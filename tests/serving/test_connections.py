@@ -125,6 +125,35 @@ async def test_a_request_that_arrives_slowly_is_a_408(settings, part):
         assert json.loads(body)["code"] == "request_timeout"
 
 
+async def test_a_connection_goes_on_after_an_answer_to_head(settings):
+    async def hello(scope, receive, send):
+        headers = [(b"content-length", b"5")]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": b"hello"})
+
+    app = RequestContext(hello, Metrics(), Telemetry())
+    async with listening(settings, app) as found:
+        reader, writer = await connect(found)
+        for _ in range(2):
+            writer.write(LIVE.replace(b"GET", b"HEAD"))
+            head = await reader.readuntil(b"\r\n\r\n")
+            assert head.startswith(b"HTTP/1.1 200 ")
+            assert b"content-length: 5" in head
+        writer.write(LIVE)
+        assert (await answer(reader))[2] == b"hello"
+
+
+async def test_a_slow_body_is_logged_and_counted_as_408(settings, caplog):
+    caplog.set_level(logging.INFO)
+    app = RequestContext(echo, Metrics(), Telemetry())
+    async with listening(settings, app, deadline_ms=100.0) as found:
+        reader, writer = await connect(found)
+        writer.write(HEAD + b"Content-Length: 9\r\n\r\n{")
+        assert (await rest(reader)).startswith(b"HTTP/1.1 408 ")
+    logged = [record.fields["status"] for record in caplog.records if hasattr(record, "fields")]
+    assert logged == [408]
+
+
 async def test_bytes_now_and_then_do_not_prolong_a_request(settings):
     async with listening(settings, deadline_ms=200.0) as found:
         reader, writer = await connect(found)

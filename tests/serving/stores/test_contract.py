@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import threading
 
 import pytest
 
@@ -130,6 +131,19 @@ async def test_an_event_is_read_as_it_was_written(store, event):
     assert found.linked is False
     for name in ("event_id", "user", "item", "type", "time_ms", "value", "digest", "seed"):
         assert getattr(found, name) == getattr(sent, name)
+
+
+async def test_rows_become_events_off_the_event_loop(store, event, monkeypatch):
+    threads, make = [], store_module._stored
+
+    def make_noted(row):
+        threads.append(threading.current_thread())
+        return make(row)
+
+    monkeypatch.setattr(store_module, "_stored", make_noted)
+    await store.append([event("1"), event("2")])
+    assert len(await store.events("ada", 10)) == len(threads) == 2
+    assert threading.main_thread() not in threads
 
 
 async def test_users_are_listed_by_id(store, event):

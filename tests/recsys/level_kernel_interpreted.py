@@ -1,0 +1,305 @@
+"""Kernels of a level against the tensor code; `test_level_kernel.py` runs this in the interpreter.
+
+Triton's interpreter must be chosen before triton is imported, so these tests have a process of
+their own, with TRITON_INTERPRET=1.
+"""
+
+import json
+import os
+import runpy
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from recsys.constraint import ItemTrie
+from recsys.constraint.mask import MaskRoom, RowMask
+from recsys.constraint.restrictions import Allowed, Excluded
+from recsys.constraint.transitions import DeviceTrie
+from recsys.constraint.trie import NO_STATE
+from recsys.decoding import (
+    SearchRequest,
+    beam,
+    beam_search,
+    expand,
+    level_kernel,
+    speculative_beam_search,
+)
+from recsys.decoding.expand import Frontier, Step, TokenLogits
+from recsys.models.tree_forward import TreeModel
+from recsys.testing import random_catalog, random_prompts, tiny_model
+from recsys.transfers import Upload
+
+assert os.environ["TRITON_INTERPRET"] == "1"
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # NumPy's, of log(0)
+END = 99
+CPU = torch.device("cpu")
+
+
+class Twin(Step):
+    """The tensor code."""
+
+    def _kernels(self, frontier, logits, depth):
+        return None
+
+
+def expanded(step, frontier, logits, depth, width):
+    """The kernels' result, after it was found to have the same bits as the tensor code's."""
+    assert step._kernels(frontier, logits, depth) is level_kernel
+    found = step.expand(frontier, logits, depth, width)
+    expected = Twin(step.trie, step.excluded, allowed=step.allowed).expand(
+        frontier, logits, depth, width
+    )
+    for name, mine, theirs in zip(Frontier._fields, found, expected, strict=True):
+        assert mine.dtype == theirs.dtype
+        assert torch.equal(mine, theirs), name
+    return found
+
+
+def best_children(live, prefixes, sums, values, totals, width):
+    """From scratch: the best children of the beams of one request, as (prefix, parent, score).
+
+    `live` are the prefixes of rows that may be reached, ascending. Also the best score left over.
+    """
+    found = []
+    for parent, prefix in enumerate(prefixes):
+        for child in live if prefix is not None else []:
+            if child[:-1] != prefix:
+                continue
+            step = np.float32(0) if END in prefix else values[parent][child[-1]] - totals[parent]
+            score = np.float32(sums[parent]) + step
+            if score > -np.inf:
+                found.append((child, parent, score))
+    found.sort(key=lambda one: -one[2])  # a stable sort: ties keep the order of rows
+    left = found[width][2] if len(found) > width else -np.inf
+    return sorted(found[:width]), left
+
+
+@settings(max_examples=50)
+@given(
+    st.integers(0, 2**32 - 1),
+    st.sampled_from([(3, 3), (2, 70), (3, 16), (4, 2)]),
+    st.integers(1, 200),
+    st.lists(st.sampled_from([None, 0.0, 0.1, 0.6]), min_size=1, max_size=3),
+    st.sampled_from([1, 2, 5, 20, 300]),
+    st.booleans(),
+    st.booleans(),
+)
+def test_a_level_has_the_bits_of_the_tensor_code(seed, shape, items, shares, width, ragged, ties):
+    """Any trie, restrictions and beams, and logits that tie, are infinite or are NaN."""
+    (levels, codes), rng = shape, np.random.default_rng(seed)
+    tokens = list(rng.integers(0, codes, (items, levels)))
+    if ragged:
+        tokens = [line[: rng.integers(1, levels + 1)] for line in tokens]
+    host = ItemTrie.build(tokens, end=END if ragged else None)
+    trie, batch, room = DeviceTrie.of(host), len(shares), MaskRoom(host, len(shares))
+    masks = [s if s is None else RowMask.of(host, rng.random(items) < s, room) for s in shares]
+    gone = [rng.integers(0, host.num_rows, rng.integers(0, 12)) for _ in shares]
+    upload = Upload("cpu")
+    excluded = Excluded.of(host, upload, gone, masks)
+    allowed = Allowed.of(host, upload, masks)
+    upload.send()
+    depth, beams = int(rng.integers(0, host.num_levels)), int(rng.integers(1, 9))
+    first, last = host.depth_start[depth : depth + 2]
+    states = np.full((batch, beams), NO_STATE)
+    for line in states:
+        some = rng.permutation(np.arange(first, last))[: rng.integers(0, beams + 1)]
+        line[: len(some)] = np.sort(some)
+    sums = rng.choice([0.0, -1.0, -2.5], states.shape) if ties else -rng.random(states.shape)
+    sums = np.where(states == NO_STATE, -np.inf, sums).astype(np.float32)
+    values = rng.standard_normal((batch, beams, END + 1)).astype(np.float32)
+    if ties:
+        values = rng.choice([-1.0, 0.0, 0.5, -np.inf, np.nan], values.shape).astype(np.float32)
+    totals = rng.choice([1.0, 2.0], states.shape).astype(np.float32)
+    rest = rng.choice([-np.inf, -1.5], (batch, 1)).astype(np.float32)
+    states, sums, rest = (torch.from_numpy(a) for a in (states, sums, rest))
+    frontier = Frontier(states, sums, states, states, sums, rest)
+    chosen = torch.from_numpy(values)[..., host.alphabet]
+    logits = TokenLogits(chosen, torch.from_numpy(totals))
+    found = expanded(Step(trie, excluded, allowed=allowed), frontier, logits, depth, width)
+
+    rows = [tuple(row) for row in host.rows.tolist()]
+    prefix_of = {}
+    for d in range(host.num_levels + 1):
+        known = sorted({row[:d] for row in rows})
+        prefix_of |= dict(zip(known, range(*host.depth_start[d : d + 2]), strict=True))
+    names = {state: prefix for prefix, state in prefix_of.items()}
+    for b in range(batch):
+        ok = [masks[b] is None or bool(masks[b].rows[r]) for r in range(host.num_rows)]
+        live = [row for r, row in enumerate(rows) if ok[r] and r not in gone[b]]
+        live = sorted({row[: depth + 1] for row in live})
+        beams_of = [names.get(state) for state in states[b].tolist()]
+        best, left = best_children(live, beams_of, sums[b].numpy(), values[b], totals[b], width)
+        here = len(best)
+        assert found.states[b, :here].tolist() == [prefix_of[child] for child, _, _ in best]
+        assert found.tokens[b, :here].tolist() == [child[-1] for child, _, _ in best]
+        assert found.parents[b, :here].tolist() == [parent for _, parent, _ in best]
+        assert found.scores[b, :here].tolist() == [score for _, _, score in best]
+        assert found.states[b, here:].eq(NO_STATE).all()
+        if depth + 1 < host.num_levels:
+            assert found.rest[b].item() == max(left, rest[b].item())
+
+
+@pytest.mark.parametrize("equal", [False, True], ids=["random", "equal"])
+@pytest.mark.parametrize(("beams", "width"), [(1, 1), (1, 256), (20, 20), (60, 256)])
+def test_wide_levels_have_the_bits_of_the_tensor_code(width, beams, equal):
+    """256 codes below each of 256: several blocks of candidates, all of which may tie."""
+    pairs = np.stack(np.divmod(np.arange(256 * 256), 256), axis=1)
+    trie = DeviceTrie.of(ItemTrie.build(pairs))
+    generator = torch.Generator().manual_seed(width)
+    states = 1 + torch.randperm(256, generator=generator)[:beams].sort().values.expand(2, -1)
+    sums = torch.randn((2, beams), generator=generator)
+    values = torch.randn((2, beams, 256), generator=generator)
+    if equal:
+        sums, values = torch.zeros_like(sums), values.round()
+    frontier = Frontier(states, sums, states, states, sums, sums[:, :1] - 50)
+    logits = TokenLogits(values, torch.full_like(sums, 6.0))
+    expanded(Step(trie), frontier, logits, 1, width)
+
+
+def test_signed_zeros_tie_and_infinities_rank():
+    trie = DeviceTrie.of(ItemTrie.build([[token] for token in range(8)]))
+    inf, nan = torch.inf, torch.nan
+    values = torch.tensor([[[-0.0, 0.0, nan, -0.0, inf, 0.0, -inf, 1e-45]]])
+    root = Frontier.root(1, torch.float32, CPU)
+    root = root._replace(log_probs=torch.tensor([[-0.0]]))
+    for width, best in ((1, [4]), (2, [4, 7]), (3, [0, 4, 7]), (5, [0, 1, 3, 4, 7])):
+        found = expanded(Step(trie), root, TokenLogits(values, torch.zeros(1, 1)), 0, width)
+        assert found.tokens[0].tolist() == best
+
+
+def test_beams_at_other_depths_have_no_children():
+    trie = DeviceTrie.of(ItemTrie.build([[0, 1], [0, 2], [3, 1]]))
+    states = torch.tensor([[0, 1, 3, NO_STATE]])
+    frontier = Frontier(states, *[torch.zeros(1, 4)] * 4, torch.full((1, 1), -torch.inf))
+    logits = TokenLogits(torch.zeros(1, 4, 4), torch.ones(1, 4))
+    found = expanded(Step(trie), frontier, logits, 1, 4)
+    assert found.states.tolist() == [[3, 4, NO_STATE, NO_STATE]]
+
+
+def test_no_requests_have_no_children():
+    trie = DeviceTrie.of(ItemTrie.build([[0, 1], [3, 1]]))
+    logits = TokenLogits(torch.zeros(0, 1, 3), torch.zeros(0, 1))
+    found = expanded(Step(trie), Frontier.root(0, torch.float32, CPU), logits, 0, 3)
+    assert found.states.shape == (0, 3)
+
+
+def test_logits_may_be_parts_of_larger_tensors():
+    """Of the first pass a search reads some rows only, and of a row the trie's alphabet."""
+    trie = DeviceTrie.of(ItemTrie.build([[5, 7], [6, 7], [5, 6]]))
+    full = torch.randn((3, 4, 12), generator=torch.Generator().manual_seed(0))
+    logits = TokenLogits.of(full[:, 1:, ::1], trie)
+    assert not logits.logits.is_contiguous()
+    logits = TokenLogits(logits.logits[:, :1], logits.total[:, :1])
+    expanded(Step(trie), Frontier.root(3, torch.float32, CPU), logits, 0, 2)
+
+
+@pytest.mark.parametrize("size", [1, 100, 8192, 20_000])
+def test_the_log_sum_exp_is_near_the_exact_one(size):
+    generator = torch.Generator().manual_seed(size)
+    whole = 20 * torch.randn((2, 6, size), generator=generator)
+    logits = whole[:, ::2]
+    exact = torch.from_numpy(np.logaddexp.reduce(logits.double().numpy(), axis=-1))
+    found = level_kernel.log_sum_exp(logits)
+    torch.testing.assert_close(found.double(), exact, atol=0, rtol=3e-7)
+
+
+@pytest.mark.parametrize(
+    ("logits", "total"),
+    [
+        ([0.0, torch.nan], torch.nan),
+        ([0.0, torch.inf], torch.inf),
+        ([torch.inf, torch.inf, torch.nan], torch.nan),
+        ([-torch.inf, -torch.inf], -torch.inf),
+        ([-torch.inf, 3.0], 3.0),
+        ([3e38, 3e38], 3e38),
+    ],
+    ids=str,
+)
+def test_a_total_is_finite_where_torch_s_is(logits, total):
+    logits = torch.tensor([[logits]])
+    found = level_kernel.log_sum_exp(logits)
+    torch.testing.assert_close(found, torch.tensor([[total]]), equal_nan=True)
+    torch.testing.assert_close(found, logits.logsumexp(-1), equal_nan=True)
+
+
+RNG = np.random.default_rng(0)
+TRIE = ItemTrie.build(random_catalog(RNG, 200, 4))
+RAGGED = ItemTrie.build([row[: 1 + i % 4] for i, row in enumerate(TRIE.rows)], end=0)
+MASK = RowMask.of(TRIE, RNG.random(TRIE.num_items) < 0.5)
+PROMPTS = random_prompts(RNG, 3, 12)
+EXCLUDE = [RNG.integers(0, TRIE.num_rows, n) for n in (0, 5, 30)]
+CASES = {
+    "plain": (TRIE, SearchRequest(PROMPTS)),
+    "excluded": (TRIE, SearchRequest(PROMPTS, exclude=EXCLUDE)),
+    "masked": (TRIE, SearchRequest(PROMPTS, exclude=EXCLUDE, masks=[MASK] * 3)),
+    "ragged": (RAGGED, SearchRequest(PROMPTS)),
+}
+SEARCHES = {
+    "beam": lambda model, request, trie, k: beam_search(model, request, trie, k),
+    "strict": lambda model, request, trie, k: speculative_beam_search(
+        model, None, request, trie, k
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    ("search", "case", "same_total"),
+    [
+        *[("beam", case, True) for case in CASES],
+        ("beam", "excluded", False),
+        ("strict", "ragged", True),
+        ("strict", "masked", False),
+    ],
+)
+def test_whole_decodes_equal_the_tensor_code_s(search, case, same_total, monkeypatch):
+    """The same bits; with the kernels' own log-sum-exp the same items, near scores."""
+    monkeypatch.setattr(beam, "native_decoder", lambda search: None)
+    calls = []
+    launch = level_kernel.launch
+    monkeypatch.setattr(
+        level_kernel,
+        "launch",
+        lambda kernel, *a, **k: (calls.append(kernel), launch(kernel, *a, **k)),
+    )
+    if same_total:
+        monkeypatch.setattr(level_kernel, "log_sum_exp", expand.log_sum_exp)
+    model, (trie, request) = TreeModel(tiny_model("llama-gqa")), CASES[case]
+    for k in (1, 7) if search == "beam" else (5,):
+        calls.clear()
+        found = SEARCHES[search](model, request, trie, k)
+        assert calls.count(level_kernel.choose_best) >= trie.num_levels
+        with monkeypatch.context() as patch:
+            patch.setattr(expand, "find_kernels", lambda device: None)
+            expected = SEARCHES[search](model, request, trie, k)
+        assert torch.equal(found.tokens, expected.tokens)
+        assert torch.equal(found.rows, expected.rows)
+        torch.testing.assert_close(
+            found.scores, expected.scores, atol=0 if same_total else 1e-5, rtol=0
+        )
+        assert torch.equal(found.is_global, expected.is_global)
+
+
+def test_samples_boosts_and_doubles_are_left_to_the_tensor_code():
+    trie = DeviceTrie.of(TRIE)
+    root = Frontier.root(1, torch.float64, CPU)
+    logits = TokenLogits.of(torch.zeros((1, 1, 64), dtype=torch.float64), trie)
+    assert Step(trie)._kernels(root, logits, 0) is None
+    root = Frontier.root(1, torch.float32, CPU)
+    logits = TokenLogits.of(torch.zeros((1, 1, 64)), trie)
+    assert Step(trie)._kernels(root, logits, 0) is level_kernel
+    assert Step(trie, normalize="allowed")._kernels(root, logits, 0) is None
+
+
+def test_the_benchmark_of_kernels_finds_no_difference(tmp_path, monkeypatch):
+    file = Path(__file__).parents[2] / "benchmarks" / "level_kernel.py"
+    monkeypatch.setattr("sys.argv", [str(file), "--quick", "--out", str(tmp_path / "rows.jsonl")])
+    monkeypatch.setattr("sys.path", list(sys.path))
+    runpy.run_path(str(file), run_name="__main__")
+    rows = [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text().splitlines()]
+    assert [(row["beams"], row["depth"]) for row in rows[4:]] == [(20, d) for d in range(4)]
+    assert all(row["total_gap"] < 2e-6 for row in rows)

@@ -1,0 +1,94 @@
+"""The Triton kernels of a level: in the interpreter, and compiled for a GPU that is not here."""
+
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from recsys.constraint import ItemTrie
+from recsys.constraint.mask import RowMask
+from recsys.constraint.restrictions import Allowed
+from recsys.constraint.transitions import DeviceTrie
+from recsys.decoding import expand
+from recsys.decoding.expand import Frontier, TokenLogits
+from recsys.transfers import Upload
+
+pytestmark = pytest.mark.skipif(find_spec("triton") is None, reason="triton is not installed")
+HERE = Path(__file__).parent
+ROOT = HERE.parent.parent
+
+
+def test_kernels_equal_the_tensor_code_in_the_interpreter():
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
+    done = subprocess.run(
+        [*command, str(HERE / "level_kernel_interpreted.py")],
+        cwd=ROOT,
+        env=os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
+    assert " passed" in done.stdout
+
+
+@pytest.mark.parametrize("masked", [False, True], ids=["plain", "masked"])
+def test_kernels_compile_for_a_gpu(masked, tmp_path, monkeypatch):
+    """To the machine code of an H100, with the arguments of a level."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    from recsys.decoding import level_kernel
+
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    launched = []
+    monkeypatch.setattr(
+        level_kernel,
+        "launch",
+        lambda kernel, grid, *arguments, device, **constants: launched.append(
+            (kernel, [a for part in arguments for a in part], constants)
+        ),
+    )
+    host = ItemTrie.build(np.stack(np.divmod(np.arange(300 * 16), 16), axis=1))
+    trie, upload, allowed = DeviceTrie.of(host), Upload("cpu"), None
+    if masked:
+        allowed = Allowed.of(host, upload, [RowMask.of(host, np.arange(host.num_items) > 9)])
+    upload.send()
+    states = torch.arange(1, 301)[None]
+    sums = torch.zeros(1, 300)
+    frontier = Frontier(states, sums, states, states, sums, sums[:, :1])
+    logits = TokenLogits(torch.zeros(1, 300, 300), level_kernel.log_sum_exp(torch.zeros(1, 300, 9)))
+    for depth, beams in ((0, Frontier.root(1, torch.float32, sums.device)), (1, frontier)):
+        parts = (beams.states, beams.log_probs, beams.rest)
+        level_kernel.expand_level(trie, depth, 20, parts, logits, None, allowed)
+    assert len(launched) == 5
+    for kernel, arguments, constants in launched:
+        options = {"num_warps": constants.pop("num_warps")}
+        names = [name for name in kernel.arg_names if name not in constants]
+        kinds = [triton.runtime.jit.mangle_type(argument) for argument in arguments]
+        signature = dict(zip(names, kinds, strict=True)) | dict.fromkeys(constants, "constexpr")
+        source = ASTSource(kernel, signature, constexprs=constants)
+        compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
+        assert len(compiled.asm["cubin"]) > 1000
+
+
+def test_on_a_cpu_no_kernel_is_used(monkeypatch):
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    expand.find_kernels.cache_clear()
+    assert expand.find_kernels(torch.device("cpu")) is None
+
+
+def test_a_machine_without_a_compiler_uses_the_tensor_code(monkeypatch):
+    """Found with the first log-sum-exp; here because the driver of a GPU is not found either."""
+    monkeypatch.setenv("TRITON_INTERPRET", "1")  # after triton was imported: it compiles
+    expand.find_kernels.cache_clear()
+    try:
+        with pytest.warns(UserWarning, match="triton cannot compile; searches take more launches"):
+            assert expand.find_kernels(torch.device("cpu")) is None
+    finally:
+        expand.find_kernels.cache_clear()
