@@ -5,21 +5,27 @@
 The older half of the events makes the first bundle. The newer half comes in windows, one a night:
 
     never         the first bundle; items that are newer are added to it, as to a running service
-    incremental   `recsys retrain`, promoted whenever its gate offers it
+    incremental   the version of `recsys retrain`, promoted if its gate offers it; a refused one is
+                  measured, too, and the next night continues the champion
     scratch       `recsys run` on the events that `recsys retrain` has, with its dates of the split
 
 Each night, all three rank the users of the newest part of the window (`gate.window`), of which none
-has learned. Printed are Recall@10 and NDCG@10, the difference of incremental and scratch with its
-95 % interval over users, and the processor time of the training. The files can be those of
+has learned. Printed are Recall@10 and NDCG@10 of the next item, and the precision of the ten items,
+of which all later events of the user count; by night, and over all nights, where the ratio of
+incremental and scratch has a 95 % interval over persons; and the processor time of the training.
+The folder gets a drawing (`retrain.svg`); the last line is JSON. The files can be those of
 MovieLens-latest, or of any shop with times (`recsys run` says which columns are recognised).
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
+import shlex
 import shutil
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -29,21 +35,27 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from recsys.artifacts import Workspace
+from recsys.benchmark.report import Line, Panel, Plot, Report, Table, begin, publish
 from recsys.config import SHIPPED, Settings
 from recsys.data.prepare import DataConfig
 from recsys.data.readers import READERS
 from recsys.dataset import Dataset
 from recsys.evaluation.gate import Served, with_new_items
-from recsys.evaluation.protocol import EvaluationConfig, evaluate, find
+from recsys.evaluation.metrics import interval, resampled_means
+from recsys.evaluation.protocol import EvaluationConfig, evaluate
+from recsys.evaluation.report import per_user
 from recsys.pipeline import SECTIONS, STAGES, Context
 from recsys.pipeline import run as run_stages
 from recsys.recommender import Recommender
 from recsys.retraining import Sources, retrain
 
 NAME = "shop"
+KINDS = ("never", "incremental", "scratch")
+METRICS = ("recall", "ndcg", "precision")
 COLUMNS = {"user": "user", "item": "item", "timestamp": "timestamp"}
 MADE = STAGES[STAGES.index("sasrec") : STAGES.index("bundle") + 1]
 
@@ -97,24 +109,52 @@ def timed(work: Callable[[], Any]) -> float:
 
 
 def measure(version: Workspace, scratch: Workspace, base: Workspace, users: int) -> dict[str, Any]:
-    """Recall@10 and NDCG@10 of the three, and incremental minus scratch."""
+    """The users of a night, and for each list the rank of the next item and the hits of all later.
+
+    Rank 0 stands for an item beyond the tenth; `cold` are items without training events.
+    """
     dataset = Dataset.load(version.dataset)
-    bundles = {"incremental": version.bundle, "scratch": scratch.bundle, "never": base.bundle}
+    bundles = {"never": base.bundle, "incremental": version.bundle, "scratch": scratch.bundle}
     rankers = {
         name: Served(with_new_items(Recommender.load(path), dataset))
         for name, path in bundles.items()
     }
     protocol = EvaluationConfig(ks=(10,), seen="masked", users=users)
-    result = evaluate(rankers, dataset, protocol)
-    about = {"k": 10, "targets": "next", "seen": "masked"}
-    row: dict[str, Any] = {"users": len(result.users), "items": len(dataset.item_ids)}
-    for metric in ("recall", "ndcg"):
-        for name in rankers:
-            found = find(result.metrics, ranker=name, metric=metric, **about)
-            row[f"{metric} {name}"] = found["mean"]
-        gap = find(result.comparisons, against="scratch", metric=metric, **about)
-        row[f"{metric} gap"] = [gap[key] for key in ("mean", "low", "high")]
-    return row
+    table = per_user(evaluate(rankers, dataset, protocol), dataset)
+    rows = {name: table.filter(pc.equal(table["ranker"].cast("string"), name)) for name in rankers}
+    return {
+        "items": len(dataset.item_ids),
+        "users": rows["never"]["user_id"].to_pylist(),
+        "cold": pc.equal(rows["never"]["target_popularity"], 0).to_pylist(),
+        "ranks": {name: pc.fill_null(row["rank"], 0).to_pylist() for name, row in rows.items()},
+        "hits": {name: row["hits_at_10"].to_pylist() for name, row in rows.items()},
+    }
+
+
+def gains(night: dict[str, Any], metric: str) -> np.ndarray:
+    """(users, 3) values of a metric, of `KINDS`."""
+    if metric == "precision":
+        return np.array([night["hits"][name] for name in KINDS]).T / 10
+    ranks = np.array([night["ranks"][name] for name in KINDS]).T
+    return (ranks > 0) / (np.log2(np.maximum(ranks, 1) + 1) if metric == "ndcg" else 1)
+
+
+def pool(nights: list[dict[str, Any]], metric: str) -> dict[str, Any]:
+    """Means over the users of all nights, and two ratios with intervals over persons.
+
+    A person who came in several nights is drawn with all of them.
+    """
+    persons, of = np.unique(np.concatenate([n["users"] for n in nights]), return_inverse=True)
+    values = np.concatenate([gains(n, metric) for n in nights])
+    sums = np.zeros((len(persons), len(KINDS)))
+    np.add.at(sums, of, values)
+    draws = np.maximum(resampled_means(sums, resamples=5000), 1e-12)
+    means = dict(zip(KINDS, values.mean(0), strict=True))
+    found: dict[str, Any] = {name: float(mean) for name, mean in means.items()}
+    for a, b in (("incremental", "scratch"), ("incremental", "never")):
+        ratio = draws[:, KINDS.index(a)] / draws[:, KINDS.index(b)]
+        found[f"{a} / {b}"] = list(vars(interval(means[a] / max(means[b], 1e-12), ratio)).values())
+    return found
 
 
 def main() -> None:
@@ -177,24 +217,60 @@ def main() -> None:
         with log.open("a", encoding="utf-8") as file:
             file.write(json.dumps(row) + "\n")
         nights.append(row)
-        show(row)
-    share = np.mean([n["ndcg incremental"] for n in nights])
-    share /= max(np.mean([n["ndcg scratch"] for n in nights]), 1e-12)
-    ratio = sum(n["cpu incremental"] for n in nights) / sum(n["cpu scratch"] for n in nights)
-    print(f"incremental: {share:.1%} of the NDCG@10 of scratch in {ratio:.1%} of its time")
+        shown = {metric: gains(row, metric).mean(0).round(4).tolist() for metric in METRICS}
+        times = [round(row[f"cpu {name}"], 2) for name in KINDS[1:]]
+        print(f"night {night}, {len(row['users'])} users: {shown}, {times} minutes", flush=True)
+    document = begin("retrain", quick=False)
+    document["command"] = shlex.join(["python", "benchmarks/retrain.py", *sys.argv[1:]])
+    document["nights"] = nights
+    document |= {metric: pool(nights, metric) for metric in METRICS}
+    publish(document, report(document), given.out, as_json=False)
 
 
-def show(row: dict[str, Any]) -> None:
-    """Print a night."""
-    cells = [
-        f"{metric}@10 "
-        + ", ".join(f"{name} {row[f'{metric} {name}']:.4f}" for name in ("never", "incremental",
-                                                                         "scratch"))
-        + " ({:+.4f}, {:+.4f} to {:+.4f})".format(*row[f"{metric} gap"])
-        for metric in ("recall", "ndcg")
+def report(document: dict[str, Any]) -> Report:
+    """Table, sentences and drawing of all nights."""
+    nights = document["nights"]
+    rows, lines = [], {metric: np.array([gains(n, metric).mean(0) for n in nights])
+                       for metric in METRICS}  # fmt: skip
+    for place, night in enumerate(nights):
+        numbers = [f"{value:.3f}" for metric in METRICS for value in lines[metric][place]]
+        times = [f"{night[f'cpu {name}']:.2f}" for name in KINDS[1:]]
+        counts = [str(len(night["users"])), f"{np.mean(night['cold']):.0%}"]
+        rows.append([str(night["night"]), *counts, *numbers, *times, night["champion"]])
+    spent = {name: sum(night[f"cpu {name}"] for night in nights) for name in KINDS[1:]}
+    users, persons = (len(f([u for n in nights for u in n["users"]])) for f in (list, set))
+    champions = [NAME, *(night["champion"] for night in nights)]
+    promoted = sum(a != b for a, b in itertools.pairwise(champions))
+    sentences = [
+        f"The gate let {promoted} of {len(nights)} versions be promoted.",
+        f"All nights, {users} next items of {persons} persons:",
+        *(
+            f"{metric}@10: "
+            + ", ".join(f"{name} {document[metric][name]:.4f}" for name in KINDS)
+            + "".join(
+                f"; {name} {found[0]:.1%} ({found[1]:.1%} to {found[2]:.1%})"
+                for name, found in document[metric].items() if "/" in name
+            )
+            for metric in METRICS
+        ),
+        f"incremental needs {spent['incremental'] / spent['scratch']:.1%} of the processor time of "
+        f"scratch ({spent['incremental']:.1f} and {spent['scratch']:.1f} minutes)",
     ]  # fmt: skip
-    times = f"{row['cpu incremental']:.2f} and {row['cpu scratch']:.2f} minutes"
-    print(f"night {row['night']}, {row['users']} users: {'; '.join(cells)}; {times}", flush=True)
+    heads = [f"{short} {name[:7]}" for short in ("R", "N", "P") for name in KINDS]
+    columns = ["night", "users", "cold", *heads, "min. i", "min. s", "champion"]
+    x = [float(night["night"]) for night in nights]
+    panels = [
+        Panel(f"{metric}@10", "night", [Line(name, x, lines[metric][:, i].tolist())
+                                        for i, name in enumerate(KINDS)])
+        for metric in METRICS
+    ]  # fmt: skip
+    panels.append(Panel("minutes of processor time", "night", [
+        Line(name, x, [night[f"cpu {name}"] for night in nights]) for name in KINDS[1:]
+    ]))  # fmt: skip
+    caption = "Quality and processor time of three ways of retraining, by night."
+    note = "R, N, P: recall, NDCG, precision at 10; min.: processor time; cold: share of next items"
+    return Report("What is retraining worth?", sentences, [Table("", columns, rows, note)],
+                  [Plot("retrain", caption, panels)])  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -41,6 +41,7 @@ from recsys.data.readers import READERS
 from recsys.dataset import AVAILABILITY, ITEM_COLUMNS, Dataset
 from recsys.errors import ArtifactError, ConfigError
 from recsys.evaluation.verdict import GateConfig
+from recsys.interactions import Behaviour
 from recsys.live_catalog import AddedItems, NewItem
 from recsys.pipeline import RECIPE, SECTIONS, STAGES, Context, check
 from recsys.pipeline import run as run_stages
@@ -308,7 +309,7 @@ def _take(
     if not len(times) or (newest is not None and times[-1] <= newest):
         return f"Nothing is new since {champion.name if newest is None else 'the last version'}."
     test = int(times[int(len(times) * (1 - config.window))])
-    asked = len(events.filter(pc.greater_equal(events["timestamp"], test))["user"].unique())
+    asked = count_asked(events, test, before.behaviours)
     if asked < config.least_users:
         return (
             f"{len(times)} events are new, and {asked} users have one in the window of the gate; "
@@ -327,6 +328,17 @@ def _take(
         growth.write(folder, events, items, erased)
     say(f"{version.name}: {len(times)} new events since {champion.name}")
     return None
+
+
+def count_asked(events: pa.Table, start: int, behaviours: Sequence[Behaviour]) -> int:
+    """Users with an event from `start` on that the gate can ask for.
+
+    Context such as a view is not asked for. Events without a type, or of a new one, are counted.
+    """
+    context = pa.array([b.name for b in behaviours if b.role != "target"], pa.string())
+    wanted = pc.invert(pc.is_in(events["type"], value_set=context))
+    wanted = pc.and_(wanted, pc.greater_equal(events["timestamp"], start))
+    return len(events.filter(wanted)["user"].unique())
 
 
 def _validation_start(before: Dataset, times: Any, test: int, window: float) -> int:

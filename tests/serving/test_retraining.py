@@ -14,14 +14,16 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pandas as pd
+import pyarrow as pa
 import pytest
 
 from recsys import cli
 from recsys.config import Settings
 from recsys.fitting import table_sections
+from recsys.interactions import Behaviour
 from recsys.pipeline import Context
 from recsys.pipeline import run as run_stages
-from recsys.retraining import Sources, retrain
+from recsys.retraining import Sources, count_asked, retrain
 from recsys.serving.client import Client
 from recsys.serving.settings import ServingSettings
 
@@ -300,6 +302,18 @@ def test_an_erased_user_is_left_out_of_the_next_version(home, service):
     assert len(users) == USERS - 1
     events = pd.read_parquet(home / "runs" / "shop.2" / "events" / "events.parquet")
     assert "u3" not in set(events["user"])
+
+
+def test_only_events_that_the_gate_asks_for_count():
+    rows = [("a", "view", 9), ("b", "purchase", 9), ("b", "view", 9), ("c", "purchase", 1),
+            ("d", None, 9), ("e", "gift", 9)]  # fmt: skip
+    events = pa.table(
+        dict(zip(("user", "type", "timestamp"), zip(*rows, strict=True), strict=True))
+    )
+    types = [Behaviour("view", "context", 0.2), Behaviour("purchase", "target", 1.0)]
+    assert count_asked(events, 5, types) == len({"b", "d", "e"})
+    untyped = events.set_column(1, "type", pa.nulls(6, pa.string()))
+    assert count_asked(untyped, 5, []) == len({"a", "b", "d", "e"})
 
 
 def test_few_new_events_train_nothing(home, service):
