@@ -7,13 +7,17 @@ Models have random weights of a LLaMA shape, in bfloat16 on a GPU. The catalog h
 IDs (4 levels of 256 codes). A case is a kind of prompts and a batch size: `cold` prompts are new,
 and of `kept` ones all but the last item is in the prefix cache. Ways:
 
-- `eager`: beam search without graphs, the reference of all answers;
+- `eager`: beam search without graphs on the modules of transformers (on a CPU, the native
+  library), the reference of all answers;
 - `huggingface`: `generate` with a constraint, up to 8 requests;
-- `graphs`: beam search on captured passes;
+- `graphs`: beam search on captured passes of the own forward, which all ways below but one use;
+- `graphs-huggingface-modules`: the same with the modules of transformers;
+- `decode-graph`: beam search captured as a whole, one graph for a decode;
 - `exhaustive`: speculation without a draft model, on captured passes;
 - `draft`: speculation with a perfect draft: a 68M model runs and is timed, but its tree, which
   random weights make useless, is replaced by one that the target found before the clock started;
-- `planned`: what the engine chooses with this draft.
+- `planned`: what the engine chooses with this draft; its beam searches are whole graphs where
+  `decode-graph` is measured, too.
 
 The answers of a way are compared with those of `eager` before it is timed: in float32 they must be
 the same; in bfloat16, where rounding depends on the kernel, most items must be in common and scores
@@ -68,6 +72,7 @@ GOALS = {
     ("1.1B", "kept", 1): {"ms": 2.5},
 }
 CASES = ("cold:1", "kept:1", "cold:8", "kept:8", "cold:32", "kept:32")
+STOCK = "graphs-huggingface-modules"
 HF_MOST = 8  # requests; K beams of each are K rows of its batch
 LEAST_IN_COMMON, MOST_GAP = 0.8, 0.5  # of answers in bfloat16
 LEAST_ROUNDS = 3
@@ -106,18 +111,22 @@ class Bench:
         setup = Setup(256, device, dtype, 0)
         self.work = _toy(setup, sizes) if model == "toy" else _shape(model, setup, sizes)
         self.exact = dtype == torch.float32
-        self.eager, self.fast = self._engine(graphs=False), self._engine(graphs=True)
+        self.eager = self._engine(graphs=False, own=False)
+        self.fast = self._engine(graphs=True, own=True)
+        self.stock: Engine | None = None  # made if its way is measured
         self.allowed = allowed_tokens(self.work.item_tokens)
         self.perfect: PerfectDraft | None = None
         if self.fast.draft is not None:
             self.perfect = PerfectDraft(self.fast.draft, self.eager.target, sizes.nodes)
 
-    def _engine(self, *, graphs: bool) -> Engine:
-        """An engine that keeps the prompts of 32 users."""
-        model = TreeModel(self.work.target)
+    def _engine(self, *, graphs: bool, own: bool) -> Engine:
+        """An engine that keeps the prompts of 32 users, with or without the own forward."""
+        model = TreeModel(self.work.target, own_forward=own)
         layers, heads, size = key_value_shape(model.config)
         slot = 2 * layers * heads * size * model.dtype.itemsize
-        draft = None if self.work.draft is None else TreeModel(self.work.draft)
+        draft = self.work.draft
+        if draft is not None:
+            draft = TreeModel(draft, own_forward=own)
         return Engine(
             model,
             self.work.trie,
@@ -136,6 +145,9 @@ class Bench:
         if "draft" in ways:
             plans.append(Plan(Mode.DRAFT, self.sizes.nodes))
         self.fast.capture(max(batches), self.work.longest, self.sizes.beams, plans)
+        if STOCK in ways:
+            self.stock = self._engine(graphs=True, own=False)
+            self.stock.capture(max(batches), self.work.longest, self.sizes.beams, [Plan()])
         seconds = [round(time.perf_counter() - start, 1)]
         if "planned" in ways:
             self.fast.warm_up(self.work.prompts[:32], self.sizes.beams, sorted(set(batches)))
@@ -146,6 +158,23 @@ class Bench:
             "graphs": [t.graphs for t in told],
             "bytes": [t.bytes for t in told],
         }
+
+    def capture_decodes(self, batches: Sequence[int]) -> Row:
+        """Capture whole beam searches; what that took, and the memory that is gone on a GPU."""
+        start, free = time.perf_counter(), self._free_bytes()
+        self.fast.capture_decodes(max(batches), self.work.longest, self.sizes.beams)
+        assert self.fast.decodes is not None
+        told = self.fast.decodes.statistics()
+        row: Row = {
+            "seconds": round(time.perf_counter() - start, 1),
+            "decodes": told.graphs,
+            "bytes": told.bytes,
+        }
+        return row if free is None else {**row, "device_bytes": free - (self._free_bytes() or 0)}
+
+    def _free_bytes(self) -> int | None:
+        """Free memory of the GPU; None without one."""
+        return torch.cuda.mem_get_info(self.device)[0] if self.device.type == "cuda" else None
 
     def prompts(self, number: int, batch: int, *, earlier: bool = False) -> list[Any]:
         """The prompts of round `number`, or the same users' one item ago."""
@@ -204,6 +233,18 @@ def decode_on_graphs(bench: Bench, request: SearchRequest) -> Answer:
     return Answer.of(beam_search(engine.target, request, engine.trie, bench.sizes.beams))
 
 
+def decode_on_stock_graphs(bench: Bench, request: SearchRequest) -> Answer:
+    """Beam search on captured passes of the modules of transformers."""
+    engine = bench.stock
+    assert engine is not None
+    return Answer.of(beam_search(engine.target, request, engine.trie, bench.sizes.beams))
+
+
+def decode_as_one_graph(bench: Bench, request: SearchRequest) -> Answer:
+    """Beam search in one graph."""
+    return Answer.of(bench.fast.decode(request, bench.sizes.beams, mode=Mode.BEAM).beams)
+
+
 def decode_exhaustively(bench: Bench, request: SearchRequest) -> Answer:
     """Speculation without a draft model."""
     target, trie, beams = bench.fast.target, bench.fast.trie, bench.sizes.beams
@@ -232,6 +273,8 @@ def generate(bench: Bench, request: SearchRequest) -> Answer:
 WAYS: dict[str, Way] = {
     "eager": decode_eagerly,
     "graphs": decode_on_graphs,
+    STOCK: decode_on_stock_graphs,
+    "decode-graph": decode_as_one_graph,
     "exhaustive": decode_exhaustively,
     "draft": decode_drafted,
     "planned": decode_as_planned,
@@ -352,12 +395,17 @@ class Case:
         return replace(request, exclude=None) if way == "huggingface" else request
 
     def _engine(self, way: str) -> Engine:
+        if way == STOCK and self.bench.stock is not None:
+            return self.bench.stock
         return self.bench.eager if way in ("eager", "huggingface") else self.bench.fast
 
     def _fallbacks(self) -> int:
-        """Passes so far for which there was no graph."""
-        told = [graphs.statistics() for graphs in self.bench.fast.graphs]
-        return sum(sum(t.fallbacks.values()) for t in told)
+        """Passes, and whole decodes, so far for which there was no graph."""
+        engines = [e for e in (self.bench.fast, self.bench.stock) if e is not None]
+        told = [graphs.statistics().fallbacks for e in engines for graphs in e.graphs]
+        if (decodes := self.bench.fast.decodes) is not None:
+            told.append(decodes.statistics().fallbacks)
+        return sum(sum(fallbacks.values()) for fallbacks in told)
 
 
 def _device_us(event: Any) -> float:
@@ -398,6 +446,12 @@ def run(args: argparse.Namespace, results: Results) -> None:
                 results.add(kind="capture", **about, **captured)
             except Exception as error:
                 results.add(kind="failure", **about, way="capture", **_failure(error))
+        if "decode-graph" in args.ways:
+            try:
+                captured = bench.capture_decodes([batch for _, batch in args.cases])
+                results.add(kind="capture", **about, **captured)
+            except Exception as error:
+                results.add(kind="failure", **about, way="capture-decodes", **_failure(error))
         for reuse, batch in args.cases:
             case = Case(bench, reuse, batch, deadline)
             for way in args.ways:

@@ -5,13 +5,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 import transformers
 from numpy.typing import NDArray
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 ARCHITECTURES = ("llama", "llama-gqa", "mistral-window", "qwen3", "qwen3-mixed-window", "phi3")
 
@@ -64,6 +66,86 @@ def tiny_model(
         model = transformers.AutoModelForCausalLM.from_config(configs[family](**values))
     model.generation_config = transformers.GenerationConfig(pad_token_id=0)
     return model.to(dtype).eval()
+
+
+class RecordedRun(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """A `Capture` that replays the recorded operations on the same tensors, as a GPU would.
+
+    No Python of the computation runs in a replay, so a value that it baked in stays what it was.
+    What the operations of the run allocated is overwritten before each replay: NaN in floats, and
+    integers that are out of range as indices. So whatever is read before it is computed shows.
+
+    >>> given, result = torch.tensor([2.0]), torch.zeros(1)
+    >>> recorded = RecordedRun(lambda: result.copy_(given * given))
+    >>> _ = given.fill_(3.0)
+    >>> recorded.replay()
+    >>> result
+    tensor([9.])
+
+    Attributes:
+        operations: each operation, its arguments, and its results if it allocated any.
+        made: the allocated results.
+    """
+
+    # Views are not recorded: the tensors that stand for them in later arguments share memory with
+    # the results that the replay fills. A result that is one of the arguments (an operation in
+    # place, `to` without effect) needs no copy either.
+
+    def __init__(self, run: Callable[[], object]) -> None:
+        """Run and record; RuntimeError if the run waits for a value or a size that depends on one.
+
+        On a GPU these would be synchronisations, which a capture does not allow. `tolist` and
+        `numpy` of a tensor on a CPU are not seen; on a meta tensor they raise.
+        """
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.operations: list[tuple[Any, tuple[Any, ...], dict[str, Any], list[torch.Tensor]]] = []
+        self.made: list[torch.Tensor] = []
+        with self:
+            run()
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        given = [t for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
+        masked = func.overloadpacket.__name__ in ("index", "index_put", "index_put_") and any(
+            t.dtype == torch.bool for t in given[1:]
+        )
+        if func.overloadpacket.__name__ in _WAITING or masked:
+            raise RuntimeError(f"{func} waits for a value, which a captured run cannot")
+        found = func(*args, **kwargs)
+        outputs = [t for t in tree_leaves(found) if isinstance(t, torch.Tensor)]
+        known = {t.untyped_storage().data_ptr() for t in given}
+        new = [t for t in outputs if t.untyped_storage().data_ptr() not in known]
+        if new or func._schema.is_mutable:
+            self.operations.append((func, args, kwargs, outputs if new else []))
+            self.made += new
+        return found
+
+    def replay(self) -> None:
+        """Overwrite all results, then run the operations again."""
+        for tensor in self.made:
+            whole = tensor.new_empty(0).set_(tensor.untyped_storage())
+            whole.fill_(_poison(tensor.dtype))
+        for func, args, kwargs, kept in self.operations:
+            outputs = tree_leaves(func(*args, **kwargs))
+            tensors = [t for t in outputs if isinstance(t, torch.Tensor)]
+            for old, value in zip(kept, tensors, strict=False):
+                if old.data_ptr() != value.data_ptr():
+                    old.copy_(value)
+
+
+def _poison(dtype: torch.dtype) -> float | bool:
+    """A value that no computation should read."""
+    if dtype.is_floating_point or dtype.is_complex:
+        return torch.nan
+    return dtype == torch.bool or min(2**40, torch.iinfo(dtype).max)
+
+
+_WAITING = {
+    "_local_scalar_dense", "allclose", "equal", "is_nonzero", "item", "masked_select", "nonzero",
+    "unique", "_unique2", "unique_consecutive", "unique_dim",
+}  # fmt: skip
 
 
 def byte_level_tokenizer(

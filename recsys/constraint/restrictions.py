@@ -91,7 +91,7 @@ class Allowed:
         line: (B,) int64 index in `alive` of the array with each request's mask.
         start: (B, 1) int64 start of the flags of its states there.
         dense_start: (B, 1) int64 start of the flags of its dense depths.
-        masks: the masks, referenced so that their memory is not reused.
+        masks: the mask of each request of the original batch; their memory is not reused meanwhile.
     """
 
     alive: tuple[torch.Tensor, ...]
@@ -123,7 +123,7 @@ class Allowed:
             upload.add(lines[line]),
             upload.add(starts),
             upload.add(starts + trie.padded_states),
-            tuple(distinct),
+            tuple(masks),
         )
 
     def take(self, requests: torch.Tensor) -> Allowed:

@@ -57,14 +57,21 @@ def beam_search(
     if (decoder := native_decoder(search)) is not None:
         return native_search(search, decoder, widths, num_beams)
     with search.tree(sum(widths[:-1])) as tree:
-        if search.rows is not None:
-            search.rows.add_to(tree)
-        first = TokenLogits.run(tree, step.trie)
-        *_, frontier = grow(tree, step, widths, first)
+        frontier, scores = search_tree(search, tree, widths)
         forced = step.levels - tree.passes
         stats = [tree.stats(i, forced_levels=forced) for i in range(len(search))]
-        scores = None if search.rows is None else search.rows.scores(first)
         return finish(frontier, step, num_beams, stats, scores, tree=tree)
+
+
+def search_tree(
+    search: Search, tree: TokenTree, widths: Sequence[int]
+) -> tuple[Frontier, torch.Tensor | None]:
+    """Run a search in an empty tree; the last frontier, and the scores of candidates if any."""
+    if search.rows is not None:
+        search.rows.add_to(tree)
+    first = TokenLogits.run(tree, search.step.trie)
+    *_, frontier = grow(tree, search.step, widths, first)
+    return frontier, None if search.rows is None else search.rows.scores(first)
 
 
 def no_answers(search: Search, num_beams: int) -> Beams:
@@ -121,6 +128,23 @@ def finish(
 
     NonFiniteError if the logits of `tree`, of the whole batch, were not finite for some requests.
     """
+    found = answer(frontier, step, num_beams, candidate_scores)
+    if tree is not None:
+        found["finite"] = tree.finite
+    found = dict(zip(found, download(list(found.values())), strict=True))
+    if tree is not None:
+        tree.settle(found["finite"].tolist())
+        require_finite(found["finite"])
+    return beams_of(found, step, stats)
+
+
+def answer(
+    frontier: Frontier,
+    step: Step,
+    num_beams: int,
+    candidate_scores: torch.Tensor | None = None,
+) -> dict[str, torch.Tensor]:
+    """What `beams_of` needs of a frontier of complete sequences, on the device."""
     frontier = frontier.padded(num_beams)
     order = best_first(frontier)
     scores = frontier.scores.gather(1, order)
@@ -130,12 +154,11 @@ def finish(
     found = {"scores": frontier.log_probs.gather(1, order), "rows": rows, "complete": complete}
     if candidate_scores is not None:
         found["candidates"] = candidate_scores
-    if tree is not None:
-        found["finite"] = tree.finite
-    found = dict(zip(found, download(list(found.values())), strict=True))
-    if tree is not None:
-        tree.settle(found["finite"].tolist())
-        require_finite(found["finite"])
+    return found
+
+
+def beams_of(found: dict[str, torch.Tensor], step: Step, stats: list[DecodeStats]) -> Beams:
+    """The answer that `answer` describes, once it is on the host."""
     return Beams(
         step.trie.sequences(found["rows"]),
         found["scores"],

@@ -21,6 +21,7 @@ from recsys.constraint import ItemTrie
 from recsys.constraint.transitions import DeviceTrie
 from recsys.decoding.beam import beam_search
 from recsys.decoding.best_first import complete
+from recsys.decoding.captured import DecodeGraphs
 from recsys.decoding.draft import Drafter, ExhaustiveDrafter, ModelDrafter, split_nodes
 from recsys.decoding.grid import Grid
 from recsys.decoding.output import Beams
@@ -30,6 +31,7 @@ from recsys.decoding.score import score_rows
 from recsys.decoding.speculative import PATCH_NODES, speculative_beam_search
 from recsys.decoding.tree import ROOT, PromptBatch, TokenTree, find_long_prompts
 from recsys.errors import NonFiniteError
+from recsys.models.cache import whole_blocks
 from recsys.models.graphs import PassGraphs
 from recsys.models.tree_forward import TreeModel
 from recsys.modes import Mode, check_mode
@@ -59,6 +61,8 @@ class Engine:
         draft: the draft model, or None.
         trie: the catalog.
         planner: None until `warm_up`; plain beam search is the plan until then.
+        graphs: captured passes of the target and of the draft model, once there are any.
+        decodes: captured beam searches; None until `capture_decodes`, and for another catalog.
     """
 
     def __init__(
@@ -93,6 +97,7 @@ class Engine:
         self.draft = None if draft is None else _with_prefixes(draft, prefix_bytes, version)
         self.draft_nodes, self.prompt_slots = draft_nodes, prompt_slots
         self.graphs: list[PassGraphs] = []
+        self.decodes: DecodeGraphs | None = None
         self._use_graphs = self.target.device.type == "cuda" if graphs is None else graphs
 
     def use(self, trie: ItemTrie) -> None:
@@ -103,7 +108,7 @@ class Engine:
             raise ValueError(
                 f"the catalog has {trie.num_levels} levels, the one before {self.trie.num_levels}"
             )
-        self.trie = trie
+        self.trie, self.decodes = trie, None
         if self.planner is not None:
             self.planner.first_level = trie.branching[0]
 
@@ -210,25 +215,68 @@ class Engine:
             sizes = () if self.draft is None else (*_NODES, self.draft_nodes)
             plans = list_plans(trie.num_levels, trie.branching[0], sizes)
         trees = [plan.nodes for plan in plans if plan.mode == Mode.DRAFT]
-        grid = Grid(
-            batch=batch,
-            prompt=prompt,
-            widths=tuple(trie.width(depth, num_beams) for depth in range(1, trie.num_levels)),
-            patch=min(num_beams, trie.num_rows) + min(PATCH_NODES, trie.num_states),
-            first_level=trie.branching[0],
-        )
+        grid = self._grid(batch, prompt, num_beams)
         shapes = [grid.of_target(plans)]
         if self.draft is not None and trees:
             shapes.append(set())
             for widths in _draft_widths(DeviceTrie.of(trie, self.draft.device), trees, num_beams):
                 shapes[-1] |= grid.of_beams(widths)
         for place, (model, wanted) in enumerate(zip(self._models, shapes, strict=False)):
-            slots = max(shape.view for shape in wanted)
-            if len(self.graphs) == place:
-                self.graphs.append(PassGraphs.attach(model, batch=batch, slots=slots))
-            elif not self.graphs[place].has_room(batch, slots):
-                self.graphs[place] = PassGraphs.attach(model, batch=batch, slots=slots)
-            self.graphs[place].warm_up(wanted)
+            self._passes(place, model, batch, max(s.view for s in wanted)).warm_up(wanted)
+
+    def capture_decodes(
+        self,
+        batch: int,
+        prompt: int,
+        num_beams: int = 20,
+        candidates: Sequence[tuple[int, int]] = (),
+    ) -> None:
+        """Capture whole beam searches of this K over this catalog, with one graph for each.
+
+        Mode `beam` then decodes in one launch. What fits no graph takes the way of before
+        (`self.decodes.statistics`). A change of the catalog drops the graphs, and so does a later
+        `capture` or `warm_up` that needs a larger storage.
+
+        Args:
+            batch: most requests.
+            prompt: most prompt tokens of a request.
+            num_beams: the number of beams.
+            candidates: also capture decodes with so many candidates and nodes of them per request.
+
+        Raises:
+            ValueError: more decodes than `recsys.decoding.captured.MOST_DECODES`.
+        """
+        prompt = max(self.prompt_slots, prompt)
+        grid = self._grid(batch, prompt, num_beams)
+        nodes = sum(grid.widths) + max((nodes for _, nodes in candidates), default=0)
+        slots = whole_blocks(prompt) + whole_blocks(nodes)
+        passes = self._passes(0, self.target, batch, slots)
+        decodes = DecodeGraphs(passes, self.trie, prompt=prompt, num_beams=num_beams)
+        kept = self.target.prefixes is not None
+        self.decodes = None  # frees the memory of those before
+        decodes.warm_up(grid.of_decodes(kept=kept, candidates=candidates))
+        self.decodes = decodes
+
+    def _grid(self, batch: int, prompt: int, num_beams: int) -> Grid:
+        """The shapes of decodes of these sizes."""
+        trie = self.trie
+        return Grid(
+            batch=batch,
+            prompt=prompt,
+            widths=tuple(trie.width(depth, num_beams) for depth in range(1, trie.num_levels)),
+            patch=min(num_beams, trie.num_rows) + min(PATCH_NODES, trie.num_states),
+            first_level=trie.branching[0],
+        )
+
+    def _passes(self, place: int, model: TreeModel, batch: int, slots: int) -> PassGraphs:
+        """The captured passes of a model, with room for these sizes."""
+        if len(self.graphs) == place:
+            self.graphs.append(PassGraphs.attach(model, batch=batch, slots=slots))
+        elif not self.graphs[place].has_room(batch, slots):
+            self.graphs[place] = PassGraphs.attach(model, batch=batch, slots=slots)
+            if model is self.target:
+                self.decodes = None  # they are captured over the storage of before
+        return self.graphs[place]
 
     def _measure_plans(
         self, prompts: Sequence[ArrayLike], num_beams: int, batches: Sequence[int]
@@ -273,7 +321,8 @@ class Engine:
         """Decode as the plan says, to the end: no work is left queued on the device."""
         target, trie = self.target, self.trie
         if plan.mode == Mode.BEAM:
-            beams = beam_search(target, search, trie, num_beams)
+            whole = None if self.decodes is None else self.decodes.run(search, num_beams)
+            beams = beam_search(target, search, trie, num_beams) if whole is None else whole
         else:
             drafter: Drafter = ExhaustiveDrafter()
             if plan.mode in (Mode.DRAFT, Mode.RELAXED) and self.draft is not None:

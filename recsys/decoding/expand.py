@@ -21,6 +21,7 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 
+from recsys import transfers
 from recsys.constraint.restrictions import Allowed, Excluded, Gains
 from recsys.constraint.transitions import Children, Continuations, DeviceTrie
 from recsys.constraint.trie import NO_STATE
@@ -322,7 +323,7 @@ def stable_top(values: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Te
         (B, count) places, ascending, followed by n where there are fewer values than `count`; and
         (B, 1) the best value that was not chosen, -inf if there is none.
     """
-    size, on_cpu = values.shape[-1], values.device.type == "cpu"
+    size, on_cpu = values.shape[-1], transfers.shares_memory(values.device)
     if not on_cpu:  # looking whether there is a NaN would wait for the device
         values = _without_nan(values)
     if on_cpu and size > 4 * _PART * (count + 1):

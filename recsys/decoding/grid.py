@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from recsys.decoding.captured import DecodeShape
 from recsys.decoding.planner import Plan, is_worth_trying
 from recsys.models.cache import whole_blocks
 from recsys.models.graphs import BATCHES, PassShape, list_sizes
@@ -49,6 +50,24 @@ class Grid:
         slots += whole_blocks(sum(widths))
         nodes = {(size, slots, size) for size in list_sizes(max(widths, default=0))}
         return self._of_batches(prompts | nodes, self._batches)
+
+    def of_decodes(
+        self, *, kept: bool, candidates: Iterable[tuple[int, int]] = ()
+    ) -> set[DecodeShape]:
+        """Shapes of whole beam searches.
+
+        The numbers of new tokens double from one to the next, since a decode has many kernels and
+        its graph takes memory. With `kept`, stored histories are read as well; (candidates, nodes)
+        of a request are also captured.
+        """
+        sizes = [size for size in list_sizes(self.prompt) if size.bit_count() == 1]
+        return {
+            DecodeShape(batch, size, reads, *extra)
+            for batch in self._batches
+            for size in {*sizes, list_sizes(self.prompt)[-1]}
+            for reads in {False, kept}
+            for extra in ((0, 0), *candidates)
+        }
 
     def _of_trees(self, plan: Plan) -> set[PassShape]:
         """Shapes of passes that verify and patch draft trees."""

@@ -163,6 +163,18 @@ def find_long_prompts(new: NDArray[np.int64]) -> LongPrompts:
     return LongPrompts(requests, int(most[requests]), int(saved[requests]))
 
 
+def prompt_places(
+    lengths: NDArray[np.int64], begun: NDArray[np.int64], size: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """(B, size) places of prompt tokens to run, and (B, 1) the last one's place among them.
+
+    Requests with fewer of them repeat their last token, in the same slot. (B,) `begun` tokens of
+    each prompt are in the cache already.
+    """
+    last = (lengths - 1)[:, None]
+    return np.minimum(begun[:, None] + np.arange(size), last), last - begun[:, None]
+
+
 class TokenTree:
     """Trees over a `SlotCache`, which is lent to the tree while it is used as a context.
 
@@ -382,7 +394,12 @@ class TokenTree:
         self._totals.append(totals)
         if len(self._totals) > _MOST_TOTALS:
             self._totals = [torch.cat(self._totals, dim=1).abs().amax(1, keepdim=True)]
-        if self.passes == 1 and (store := self.model.prefixes) is not None:
+        if self.passes == 1:
+            self._store()
+
+    def _store(self) -> None:
+        """Store the prompts, which have been run, if the model has a prefix store."""
+        if (store := self.model.prefixes) is not None:
             prompts, self._stored = self.prompts, Finite(self.finite)
             store.insert(
                 self.model.version,
@@ -398,15 +415,10 @@ class TokenTree:
         return torch.cat(self._totals, dim=1).isfinite().all(1)
 
     def _prompt_places(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """(B, S) places of prompt tokens to run, and (B, 1) the last one's place among them.
-
-        Requests with fewer of them repeat their last token, in the same slot.
-        """
-        last = self.prompts.host_lengths - 1
-        longest = int((last - self._begun).max()) + 1
-        places = np.minimum(self._begun[:, None] + np.arange(longest), last[:, None])
-        add = self.prompts.upload.add
-        return add(places), add((last - self._begun)[:, None])
+        """`prompt_places` on their way to the device."""
+        lengths, begun, add = self.prompts.host_lengths, self._begun, self.prompts.upload.add
+        places, last = prompt_places(lengths, begun, int((lengths - begun).max()))
+        return add(places), add(last)
 
     def _begin_long_prompts(self) -> None:
         """Run the first tokens of leading requests with many new ones, if all others have few.
@@ -458,3 +470,31 @@ class TokenTree:
         self._totals = [totals[requests] for totals in self._totals]
         self._tokens, self._depth = self._tokens[requests], self._depth[requests]
         self._ancestors = self._ancestors[requests]
+
+
+class FixedTree(TokenTree):
+    """A tree over a cache and prompt tokens that the caller provides, so that it can be captured.
+
+    It borrows and stores nothing, and it does not divide the first pass. What the host knows of the
+    prompts is not used.
+    """
+
+    def __init__(
+        self,
+        model: TreeModel,
+        prompts: PromptBatch,
+        capacity: int,
+        *,
+        cache: SlotCache,
+        places: tuple[torch.Tensor, torch.Tensor],
+    ) -> None:
+        """Begin a tree in `cache`, which holds the stored prefixes; `places` as `prompt_places`."""
+        super().__init__(model, prompts, capacity)
+        self.cache, self._places = cache, places
+        self._padding = prompts.tokens.gather(1, prompts.lengths[:, None] - 1)
+
+    def _store(self) -> None:
+        """Leave that to the caller."""
+
+    def _begin_long_prompts(self) -> None:
+        """Run all prompt tokens in the first pass."""

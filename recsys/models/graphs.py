@@ -312,6 +312,8 @@ class PassGraphs:
     """The captured passes of one model; `attach` makes the model use them.
 
     Attributes:
+        model: the model.
+        capture: captures a computation.
         pool: the model's caches.
         missed: rounded shapes of passes without a fitting graph. Call `warm_up(missed)` after some
             decodes to capture what such decodes need.
@@ -339,7 +341,7 @@ class PassGraphs:
             )
         if capture is None:
             capture = CudaCapture(model.device) if model.device.type == "cuda" else run_again
-        self._model, self._capture = model, capture
+        self.model, self.capture = model, capture
         self.pool = PinnedPool(
             model.config, model.dtype, model.device, batch=_round_up(batch), slots=slots
         )
@@ -348,6 +350,7 @@ class PassGraphs:
         self._logits_bytes = 0
         self.missed: Counter[PassShape] = Counter()
         self._replays, self._fallbacks = 0, Counter[str]()
+        self._paused = False
         self._lock = threading.Lock()
 
     @classmethod
@@ -385,16 +388,17 @@ class PassGraphs:
                 )
         if self.pool.pinned is not None:
             raise RuntimeError("a decode holds the storage; warm up before decoding")
-        model = self._model
+        model = self.model
         with self.pool.lend(self.pool.batch, self.pool.slots, 0):
             rows = max((shape.batch * shape.rows for shape in wanted), default=0)
             logits = torch.zeros(
-                rows * model.vocabulary_size, dtype=model.dtype, device=model.device
+                rows * model.vocabulary_size, dtype=model.score_dtype, device=model.device
             )
             captured = [
-                PassGraph(model, shape, self.pool, self._capture, logits)
+                PassGraph(model, shape, self.pool, self.capture, logits)
                 for shape in sorted(wanted, key=_size, reverse=True)
             ]
+        self.pool.storage.values.zero_()  # captures may have left values that are not finite
         with self._lock:
             self._graphs = sorted([*self._graphs, *captured], key=lambda g: _size(g.shape))
             self._found = {}
@@ -409,6 +413,8 @@ class PassGraphs:
 
         A pass has (B, S) tokens, a cache, slots in view, and (B, R) rows, or None for all rows.
         """
+        if self._paused:
+            return None
         batch, new = tokens.shape
         shape = PassShape(batch, new, view, new if rows is None else rows.shape[1]).rounded()
         with self._lock:
@@ -425,6 +431,15 @@ class PassGraphs:
                 return None
             self._replays += 1
         return found
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Find no graph and count nothing: a larger computation is captured with its passes."""
+        self._paused = True
+        try:
+            yield
+        finally:
+            self._paused = False
 
     def statistics(self) -> GraphStatistics:
         """Sizes now and counts since this object was made."""

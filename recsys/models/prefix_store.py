@@ -31,6 +31,7 @@ from recsys.models.cache import Finite, key_value_shape
 from recsys.transfers import Upload
 
 _TOKEN = np.dtype(np.int64)
+_WIDEST = torch.complex128  # 16 bytes, which copies move as they are
 
 
 @dataclass(frozen=True)
@@ -125,6 +126,18 @@ class Hit:
         self.store, self.paths, self.released = store, paths, False
         self.held = sum(bool(path) for path in paths)
         self.cached = np.array([len(path) for path in paths], dtype=np.int64) * store.block
+
+    def places(self, slots: int) -> NDArray[np.int64]:
+        """(2, tokens): slots of the pool that hold what was found, and where it belongs.
+
+        The latter are slots of a flattened working cache, in which a request has `slots`.
+        """
+        found = [
+            (block, request, place)
+            for request, path in enumerate(self.paths)
+            for place, block in enumerate(path)
+        ]
+        return _places(found, self.store.block, slots)
 
     def release(self) -> None:
         """Let the blocks go; they may then be evicted. A second call does nothing."""
@@ -281,14 +294,15 @@ class PrefixStore:
                 "the hit is not held by this store; load it inside `with store.lookup(...)`"
             )
         flat = self._flat(cache, len(hit.cached), int(hit.cached.max(initial=0)))
-        found = [
-            (block, request, place)
-            for request, path in enumerate(hit.paths)
-            for place, block in enumerate(path)
-        ]
-        if found:
-            pool, slots = self._slots(found, cache.shape[3], upload)
-            flat.index_copy_(1, slots, self._pool.flatten(0, 1).index_select(1, pool))
+        if hit.held:
+            self._copy(self._send(hit.places(cache.shape[3]), upload), flat)
+
+    def read(self, places: torch.Tensor, cache: torch.Tensor) -> None:
+        """`load` of (2, tokens) int64 `Hit.places` that are on the device.
+
+        Nothing waits for the device or depends on the values, so it can be captured.
+        """
+        self._copy(places, self._flat(cache, 0, 0))
 
     @torch.inference_mode()
     def insert(
@@ -337,8 +351,8 @@ class PrefixStore:
                         added.append((block, request, len(path)))
                         path.append(block)
                 if added:
-                    pool, slots = self._slots(added, cache.shape[3])
-                    self._pool.flatten(0, 1).index_copy_(1, pool, flat.index_select(1, slots))
+                    pool, slots = self._send(_places(added, self.block, cache.shape[3]))
+                    self._wide_pool.index_copy_(1, pool, flat.index_select(1, slots))
                     if finite is not None:
                         self._unchecked = [(block, request) for block, request, _ in added], finite
             except BaseException:
@@ -437,23 +451,25 @@ class PrefixStore:
             prompts.append([data[i * width : (i + 1) * width] for i in range(count)])
         return prompts, sizes.tolist()
 
-    def _slots(
-        self, blocks: list[tuple[Block, int, int]], slots: int, upload: Upload | None = None
-    ) -> torch.Tensor:
-        """Where the tokens of blocks lie, each given with its request and its place in the prompt.
-
-        Returns (2, tokens) on the device: slots of the pool, and of the flattened working cache, in
-        which a request has `slots`.
-        """
-        first = [(b.number * self.block, r * slots + p * self.block) for b, r, p in blocks]
-        host = np.array(first, np.int64).T[:, :, None] + np.arange(self.block)
+    def _send(self, places: NDArray[np.int64], upload: Upload | None = None) -> torch.Tensor:
+        """(2, tokens) places on the device, by `upload` or by a copy of their own."""
         upload = Upload(self._pool.device) if upload is None else upload
-        on_device = upload.add(host.reshape(2, -1))
+        on_device = upload.add(places)
         upload.send()
         return on_device
 
+    def _copy(self, places: torch.Tensor, flat: torch.Tensor) -> None:
+        """Copy tokens of the pool into a `_flat` working cache; places are `Hit.places`."""
+        pool, slots = places
+        flat.index_copy_(1, slots, self._wide_pool.index_select(1, pool))
+
+    @property
+    def _wide_pool(self) -> torch.Tensor:
+        """(layers x 2, tokens, n) view of the pool."""
+        return _widened(self._pool.flatten(0, 1))
+
     def _flat(self, cache: torch.Tensor, batch: int, length: int) -> torch.Tensor:
-        """(layers x 2, B x slots, heads, head_dim) view of a cache that fits this store."""
+        """(layers x 2, B x slots, n) view of a cache that fits this store."""
         layers, two, _, heads, head_dim = self._pool.shape
         ends = (*cache.shape[:2], *cache.shape[4:], cache.dtype, cache.device)
         fits = cache.dim() == 6 and cache.shape[2] >= batch and cache.shape[3] >= length
@@ -464,4 +480,25 @@ class PrefixStore:
                 f"slots >= {length}, heads {heads}, head size {head_dim}) on {self._pool.device}: "
                 "make both for the same model"
             )
-        return cache.view(2 * layers, cache.shape[2] * cache.shape[3], heads, head_dim)
+        return _widened(cache.view(2 * layers, cache.shape[2] * cache.shape[3], heads, head_dim))
+
+
+def _places(blocks: list[tuple[Block, int, int]], block: int, slots: int) -> NDArray[np.int64]:
+    """(2, tokens): slots of the pool, and of a flattened working cache, of the tokens of blocks.
+
+    Each block is given with its request and its place in the prompt. In the cache, a request has
+    `slots`.
+    """
+    first = [(b.number * block, r * slots + p * block) for b, r, p in blocks]
+    both = np.array(first, np.int64).reshape(-1, 2).T[:, :, None] + np.arange(block)
+    return both.reshape(2, -1)
+
+
+def _widened(values: torch.Tensor) -> torch.Tensor:
+    """(n, tokens, m) view of (n, tokens, heads, head_dim) in elements of 16 bytes, if they fit.
+
+    On a GPU, an indexed copy moves one element per thread and instruction.
+    """
+    flat = values.flatten(2)
+    whole = flat.shape[-1] * flat.element_size() % _WIDEST.itemsize == 0
+    return flat.view(_WIDEST) if whole else flat

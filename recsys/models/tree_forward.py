@@ -1,8 +1,9 @@
 """TreeModel: one forward of a Hugging Face decoder over explicit tokens, positions, mask and slots.
 
 The same call serves prefill, beam steps, drafting and verification. The model's code is Hugging
-Face's; it gets position ids, a 4-D additive mask and a `SlotCache`, and its LM head is applied only
-to the rows whose logits are needed.
+Face's, which gets position ids, a 4-D additive mask and a `SlotCache`; the native library's on a
+CPU (`recsys.native`); or an own forward on a GPU (`recsys.models.llama`), for the models that these
+know. The LM head is applied only to the rows whose logits are needed.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from transformers import PreTrainedModel
 
 from recsys.models.architectures import after_head, check_architecture, exact_positions
 from recsys.models.cache import CachePool, SlotCache
+from recsys.models.llama import LlamaForward, reason_against
 from recsys.models.prefix_store import PrefixStore
 from recsys.native.decoder import NativeDecoder, NativeModel, native_model
 
@@ -90,6 +92,7 @@ class TreeModel:
     find_graph: FindPass | None = None
     most_padding: int | None = None
     _native: NativeModel | None = None
+    _own: LlamaForward | None = None
 
     def __init__(
         self,
@@ -97,6 +100,7 @@ class TreeModel:
         *,
         prefixes: PrefixStore | None = None,
         version: str = "",
+        own_forward: bool | None = None,
     ) -> None:
         """Wrap `model`, a Hugging Face decoder-only causal LM (of a peft model, with its adapters).
 
@@ -104,10 +108,13 @@ class TreeModel:
             model: in evaluation mode.
             prefixes: prefix cache to read and to fill.
             version: distinguishes this model's entries from those of other models in `prefixes`.
+            own_forward: whether `recsys.models.llama` runs the model, which merges its weights in
+                place; None: on a GPU, if it can. False there is for comparisons.
 
         Raises:
             ValueError: an architecture that has not been verified (`recsys.models.architectures`),
-                or an attention whose masks cannot be given from outside.
+                an attention whose masks cannot be given from outside, or a model that the own
+                forward was asked for and cannot run.
         """
         if hasattr(model, "get_base_model"):
             model = model.get_base_model()
@@ -139,7 +146,23 @@ class TreeModel:
         self.prefixes, self.version = prefixes, version
         if self.device.type != "cpu":
             self.most_padding = _MOST_PADDING
-        self._native = native_model(model, tuple(self.mask_kinds), self.max_positions)
+        self._own = self._make_own(own_forward)
+        if self._own is None:
+            self._native = native_model(model, tuple(self.mask_kinds), self.max_positions)
+        else:
+            self.max_positions = self._own.positions
+
+    def _make_own(self, wanted: bool | None) -> LlamaForward | None:
+        """The own forward, or None without one."""
+        if wanted is False or (wanted is None and self.device.type != "cuda"):
+            return None
+        if (reason := reason_against(self._model)) is None:
+            return LlamaForward(self._model, tuple(self.mask_kinds))
+        if wanted:
+            raise ValueError(
+                f"own_forward=True: {reason}; leave own_forward out for the modules of transformers"
+            )
+        return None
 
     @classmethod
     def of(cls, model: PreTrainedModel | TreeModel | Any) -> TreeModel:
@@ -245,10 +268,11 @@ class TreeModel:
         """Compute a pass; arguments are those of `forward`, with a mask for each of `mask_kinds`.
 
         The cache's slots are selected already. Nothing waits for the device, so it can be captured.
-        The logits have the model's own dtype.
+        The logits have the model's own dtype, or float32.
         """
-        if (native := self.native) is not None:
-            return native.run(tokens, positions, masks, cache.buffer, *cache.selected, rows)
+        own = self._own or self.native
+        if own is not None:
+            return own.run(tokens, positions, masks, cache.buffer, *cache.selected, rows)
         hidden = self._decoder(
             input_ids=tokens,
             attention_mask=masks if self._layer_kinds else masks["sliding_attention"],

@@ -368,14 +368,25 @@ def _aligned(floats: int) -> torch.Tensor:
 
 def reason_against(model: Any) -> str | None:
     """Why torch has to run `model`; None if the library can."""
-    name = type(model).__name__
-    if name not in COVERED or not type(model).__module__.startswith("transformers.models."):
-        return f"{name} is not covered"
+    if (reason := reason_against_modules(model, COVERED)) is not None:
+        return reason
     weights = list(model.parameters())
     if any(w.dtype != torch.float32 or w.device.type != "cpu" for w in weights):
         return "its weights are not float32 on a CPU"
     if sum(w.nbytes for w in weights) > _SHARE_OF_MEMORY * _memory():
         return "a packed copy of its weights would take too much memory"
+    return None
+
+
+def reason_against_modules(model: Any, covered: frozenset[str]) -> str | None:
+    """Why only the modules of `model` themselves can run it; None if their weights are enough.
+
+    `covered` are classes of transformers. A module of another class, with a hook or with a forward
+    of its own could compute anything; adapters that are not merged are such modules.
+    """
+    name = type(model).__name__
+    if name not in covered or not type(model).__module__.startswith("transformers.models."):
+        return f"{name} is not covered"
     config = model.config.get_text_config()
     activation = getattr(config, "hidden_act", None)
     if activation not in ("silu", "swish"):

@@ -21,7 +21,7 @@ BARE = f"""
 import runpy, sys
 for name in {MISSING}:
     sys.modules[name] = None
-options = "--quick --ways eager graphs --cases cold:1 --out".split()
+options = "--quick --ways eager graphs decode-graph --cases cold:1 --out".split()
 sys.argv = ["gpu.py", *options, sys.argv[1]]
 runpy.run_path({str(SCRIPT)!r}, run_name="__main__")
 """
@@ -59,7 +59,7 @@ def test_it_starts_on_a_bare_machine_and_writes_rows(tmp_path):
     )
     assert done.returncode == 0, done.stderr
     found = [json.loads(line) for line in file.read_text().splitlines()]
-    assert [r["kind"] for r in found] == ["begin", "capture", "row", "row", "end"]
+    assert [r["kind"] for r in found] == ["begin", *["capture"] * 2, *["row"] * 3, "end"]
     assert found[0]["environment"]["torch"] == torch.__version__
 
 
@@ -93,6 +93,7 @@ def test_all_ways_answer_alike_and_meet_no_toy_goal(gpu, tmp_path):
     found = [r for r in rows(gpu, tmp_path, "--cases", "kept:2") if r["kind"] == "row"]
     assert {r["way"] for r in found} == set(gpu.WAYS)
     assert all(r["in_common"] == 1 and "goal" not in r for r in found)
+    assert {r["eager_passes"] for r in found} == {0}
     assert {r["cached_tokens"] for r in found if "cached_tokens" in r} == {20}
 
 

@@ -10,8 +10,6 @@ import torch
 import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from recsys.constraint import ItemTrie
 from recsys.decoding import beam_search
@@ -19,7 +17,13 @@ from recsys.decoding.tree import ROOT, PromptBatch, TokenTree
 from recsys.models.graphs import CudaCapture, PassGraphs, PassShape
 from recsys.models.prefix_store import PrefixStore
 from recsys.models.tree_forward import TreeModel
-from recsys.testing import ARCHITECTURES, random_catalog, random_prompts, tiny_model
+from recsys.testing import (
+    ARCHITECTURES,
+    RecordedRun,
+    random_catalog,
+    random_prompts,
+    tiny_model,
+)
 
 BATCH, SLOTS = 8, 128
 MODELS = {name: tiny_model(name, dtype=torch.float64) for name in ARCHITECTURES}
@@ -91,47 +95,11 @@ def test_a_pass_on_graphs_gives_the_logits_of_one_without(
     )  # a NaN would survive the masks of later decodes
 
 
-class Recording(TorchDispatchMode):
-    """A `Capture` that runs the recorded operations again, on the same tensors, as a GPU would.
-
-    No Python of the computation runs in a replay, so a value that it baked in stays what it was.
-    Results of the last replay are overwritten first, so whatever is read before it is computed
-    shows.
-    """
-
-    def __init__(self, run):
-        super().__init__()
-        self.operations, self.made = [], []
-        with self:
-            run()
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        found = func(*args, **(kwargs or {}))
-        outputs = [t for t in pytree.tree_leaves(found) if isinstance(t, torch.Tensor)]
-        given = [t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
-        known = {t.untyped_storage().data_ptr() for t in given}
-        new = [t for t in outputs if t.untyped_storage().data_ptr() not in known]
-        if new or func._schema.is_mutable:
-            self.operations.append((func, args, kwargs or {}, outputs if new else []))
-            self.made += new
-        return found
-
-    def replay(self):
-        for tensor in self.made:
-            kind = tensor.dtype
-            tensor.fill_(torch.nan if kind.is_floating_point else kind == torch.bool or 2**40)
-        for func, args, kwargs, kept in self.operations:
-            outputs = pytree.tree_leaves(func(*args, **kwargs))
-            tensors = [t for t in outputs if isinstance(t, torch.Tensor)]
-            for old, value in zip(kept, tensors, strict=False):
-                old.copy_(value)
-
-
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_a_replay_needs_no_python_and_no_value_of_the_capture(architecture):
     model = TreeModel(MODELS[architecture])
     graphs = PassGraphs.attach(
-        model, batch=BATCH, slots=SLOTS, capture=lambda run: Recording(run).replay
+        model, batch=BATCH, slots=SLOTS, capture=lambda run: RecordedRun(run).replay
     )
     graphs.warm_up([PassShape(b, n, 80, n) for b in (2, 4) for n in (8, 32)])
     for seed in range(6):
@@ -145,12 +113,67 @@ def test_a_replay_needs_no_python_and_no_value_of_the_capture(architecture):
 
 def test_a_value_that_was_baked_in_shows_in_a_replay():
     given, result = torch.tensor([2.0]), torch.zeros(1)
-    recorded = Recording(lambda: result.copy_(given * float(given)))
+    recorded = RecordedRun(lambda: result.copy_(given * given.numpy()[0].item()))
     given.fill_(3.0)
     recorded.replay()
     assert result.item() == 6.0  # and not 9
-    with pytest.raises(AssertionError):
-        torch.testing.assert_close(result, given * given)
+
+
+def test_a_value_of_the_capture_that_is_read_again_is_overwritten():
+    given, result, kept = torch.tensor([2.0]), torch.zeros(1), []
+
+    def run():
+        result.copy_(given + (kept[0] if kept else 0))
+        kept.append(given * 1)
+
+    first = RecordedRun(run)
+    second = RecordedRun(run)
+    first.replay()
+    assert result.item() == 2.0
+    second.replay()  # reads what the first run computed, which is the first one's to compute
+    assert result.item() == 4.0
+    first.made[-1].fill_(torch.nan)
+    second.replay()
+    assert result.isnan()
+
+
+@pytest.mark.parametrize(
+    "wait",
+    [
+        lambda t: t.sum().item(),
+        lambda t: t[t > 1],
+        lambda t: t.nonzero(),
+        lambda t: bool((t > 1).any()),
+        lambda t: t.unique(),
+        lambda t: torch.equal(t, t),
+    ],
+    ids=["item", "mask", "nonzero", "branch", "unique", "equal"],
+)
+def test_a_run_that_waits_for_a_value_is_not_recorded(wait):
+    values = torch.arange(3.0)
+    for mode in (torch.inference_mode(), torch.no_grad()):
+        with mode, pytest.raises(RuntimeError, match="waits for a value"):
+            RecordedRun(lambda: wait(values))
+
+
+def test_views_and_results_in_place_are_replayed_right():
+    given, result = torch.arange(6.0), torch.zeros(2, 3)
+
+    def run():
+        made = given.new_zeros(6)
+        view = made.view(2, 3)
+        made.add_(given).mul_(2)
+        view[:, 1] = view[:, 0].expand(2) + 1
+        parts = torch.stack([view, view]).unbind(0)
+        result.copy_(parts[1].to(torch.float32).contiguous().t().t())
+
+    recorded = RecordedRun(run)
+    for _ in range(2):
+        given.random_(0, 9)
+        recorded.replay()
+        expected = (given * 2).view(2, 3)
+        expected[:, 1] = expected[:, 0] + 1
+        assert torch.equal(result, expected)
 
 
 def test_requests_that_fill_up_a_batch_leave_nothing_behind():

@@ -184,7 +184,7 @@ def test_a_failed_insert_stores_nothing(monkeypatch):
         raise MemoryError
 
     with monkeypatch.context() as patch:
-        patch.setattr(store, "_slots", fail)
+        patch.setattr(store, "_send", fail)
         with pytest.raises(MemoryError):
             twin.insert(store, "v", [range(13), range(13), [*range(8), 1, 1, 1, 1]])
         hit = store.lookup("v", *pad([range(13)]))

@@ -22,6 +22,7 @@ from recsys.constraint.mask import RowMask
 from recsys.decoding import (
     CandidateDrafter,
     ModelDrafter,
+    Search,
     SearchRequest,
     beam_search,
     complete,
@@ -30,10 +31,11 @@ from recsys.decoding import (
     shared_beam_search,
     speculative_beam_search,
 )
+from recsys.decoding.captured import DecodeGraphs, DecodeShape
 from recsys.models.graphs import PassGraphs, PassShape, list_sizes
 from recsys.models.tree_forward import TreeModel
 from recsys.testing import random_catalog, random_prompts, tiny_model
-from recsys.transfers import Upload, download
+from recsys.transfers import FixedInputs, Upload, download
 
 aten = torch.ops.aten
 NOTHING = {
@@ -156,6 +158,34 @@ def test_arrays_arrive_as_they_were(parts):
     for array, tensor in added:
         assert tensor.shape == array.shape
         assert np.array_equal(tensor.numpy(), array)
+
+
+def test_fixed_inputs_keep_their_addresses_and_refuse_other_arrays():
+    like = {"a": np.arange(3), "b": np.array([[True, False, True]]), "c": np.zeros((2, 0), int)}
+    memory = torch.empty(FixedInputs.size(like) + 8, dtype=torch.uint8)
+    inputs = FixedInputs(like, memory)
+    addresses = [inputs[name].data_ptr() for name in like]
+    for values in (like, {name: array[::-1].copy() for name, array in like.items()}):
+        memory.fill_(POISON)
+        inputs.send(values)
+        assert all(np.array_equal(inputs[name].numpy(), values[name]) for name in like)
+        assert memory[-8:].tolist() == [POISON] * 8
+    assert [inputs[name].data_ptr() for name in like] == addresses
+    for wrong in ({"a": np.arange(4)}, {"b": np.zeros((1, 3), int)}, {"d": np.arange(3)}):
+        with pytest.raises(ValueError, match="want"):
+            inputs.send(like | wrong)
+
+
+def test_arrays_on_their_way_are_found_by_their_tensors(request):
+    for fixture in (None, "as_on_a_device"):
+        if fixture:
+            request.getfixturevalue(fixture)
+        upload, arrays = Upload("cpu"), [np.arange(3), np.arange(3), np.array([True])]
+        tensors = [upload.add(array) for array in arrays]
+        found = [upload.host(tensor) for tensor in tensors]
+        assert all(mine is theirs for mine, theirs in zip(found, arrays, strict=True))
+        with pytest.raises(KeyError, match="not added"):
+            upload.host(tensors[0].clone())
 
 
 def test_a_download_keeps_values_types_and_shapes(monkeypatch):
@@ -285,6 +315,35 @@ def test_a_decode_copies_once_each_way(search, request_, kept):
     assert counts.uploads <= uploads
     assert counts.downloads <= 1
     assert counts.launches <= launches, counts.names.most_common(12)
+
+
+# (request, kept) -> most operations around the one graph of a captured decode
+CAPTURED = {
+    ("plain", False): 0,
+    ("plain", True): 1,
+    ("excluded", True): 1,
+    ("masked", True): 2,
+}
+
+
+@pytest.mark.parametrize(("request_", "kept"), CAPTURED, ids=[f"{r}-{k}" for r, k in CAPTURED])
+def test_a_captured_decode_is_one_upload_one_graph_and_one_download(request_, kept):
+    target, graphs = on_meta()
+    if kept:
+        target.keep_prefixes(1 << 20)
+    launched = []
+    graphs.capture = lambda run: run() or (lambda: launched.append(run))
+    decodes = DecodeGraphs(graphs, TRIE, prompt=32, num_beams=K)
+    extra = (9, 40) if request_ == "masked" else (0, 0)
+    decodes.warm_up([DecodeShape(8, 32, reads, *extra) for reads in {False, kept}])
+    request = REQUESTS.get(request_, SearchRequest(PROMPTS, masks=MASKS, candidates=EXCLUDE))
+    for _ in range(3):  # the first ones also copy the masks and store the prompts
+        launched.clear()
+        with Counting() as counts:
+            assert decodes.run(Search.of(request, target, TRIE), K) is not None
+    assert not decodes.statistics().fallbacks
+    assert (counts.uploads, len(launched), counts.downloads) == (1, 1, 1)
+    assert counts.launches <= CAPTURED[request_, kept], counts.names
 
 
 # most launches with the kernels of a level, which are one each

@@ -1,0 +1,416 @@
+"""The own forward of Llama-family weights: the logits of transformers, in fewer launches."""
+
+import os
+import subprocess
+import sys
+from collections import Counter
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
+import peft
+import pytest
+import torch
+import transformers
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from recsys.constraint import ItemTrie
+from recsys.decoding import SearchRequest, beam_search
+from recsys.models import layers, llama
+from recsys.models.graphs import PassGraphs, PassShape
+from recsys.models.mask import prompt_mask, tree_mask
+from recsys.models.tree_forward import TreeModel
+from recsys.testing import random_catalog, random_prompts, tiny_model
+
+HERE = Path(__file__).parent
+ROOT = HERE.parent.parent
+PROMPTS = [[5, 9, 2, 7, 11, 13, 3, 8, 21, 30, 17], [4, 40, 6, 12], [33]]
+PARENTS = [-1, -1, 0, 0, 1, 2, 4, 5]
+SLOTS = 16  # of the prompts, and of the nodes
+# Of the largest logit. The float32 logits of transformers are up to 2.4e-6 from its float64 ones.
+TOLERANCE = {torch.float32: 3e-6, torch.float64: 1e-12}
+YARN = {
+    "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64, "rope_theta": 1e4,
+}  # fmt: skip
+LLAMA3 = {
+    "rope_type": "llama3", "factor": 8.0, "original_max_position_embeddings": 64, "rope_theta": 1e4,
+    "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+}  # fmt: skip
+LINEAR = {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4}
+
+
+def qwen2(**config):
+    """A random Qwen2, whose biases are not zero."""
+    sizes = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 512}
+    torch.manual_seed(0)
+    chosen = transformers.Qwen2Config(**sizes, **heads, initializer_range=0.3, **config)
+    return transformers.Qwen2ForCausalLM(chosen).eval()
+
+
+VARIANTS = {
+    "llama": lambda: tiny_model("llama"),
+    "llama-gqa": lambda: tiny_model("llama-gqa"),
+    "llama-mqa": lambda: tiny_model("llama", num_key_value_heads=1),
+    "llama-tied": lambda: tiny_model("llama", tie_word_embeddings=True),
+    "llama-biases": lambda: tiny_model("llama", attention_bias=True, mlp_bias=True),
+    "llama-head-dim": lambda: tiny_model("llama", head_dim=12),
+    "llama-linear": lambda: tiny_model("llama", rope_parameters=LINEAR),
+    "llama-llama3": lambda: tiny_model("llama-gqa", rope_parameters=LLAMA3),
+    "llama-yarn": lambda: tiny_model("llama", rope_parameters=YARN),
+    "mistral": lambda: tiny_model("mistral"),
+    "mistral-full": lambda: tiny_model("mistral", sliding_window=None),
+    "qwen2": qwen2,
+    "qwen2-sliding": lambda: qwen2(
+        use_sliding_window=True, sliding_window=6, max_window_layers=1, tie_word_embeddings=True
+    ),
+    "qwen3": lambda: tiny_model("qwen3"),
+    "qwen3-sliding": lambda: tiny_model("qwen3-sliding", rope_parameters=YARN),
+}
+
+
+def shaken(model):
+    """Biases and norms begin as zeros and ones: make them random, so that each counts."""
+    torch.manual_seed(1)
+    with torch.no_grad():
+        for weight in model.parameters():
+            if weight.dim() == 1:
+                weight += 0.3 * torch.randn_like(weight)
+    return model
+
+
+def plain(model, tokens):
+    """(S, vocabulary) logits of one sequence, by transformers alone, with masks of its own."""
+    with torch.inference_mode():
+        return model(torch.tensor([tokens]), use_cache=False).logits[0]
+
+
+def path(node):
+    """Nodes from a root to this one."""
+    return ([] if PARENTS[node] < 0 else path(PARENTS[node])) + [node]
+
+
+def node_tokens(request):
+    return [(11 * request + 7 * node + 3) % 60 + 1 for node in range(len(PARENTS))]
+
+
+def tree_logits(ready, order):
+    """Logits of padded prompts, and of the tree's nodes whose slots are in a given order."""
+    longest, batch = max(map(len, PROMPTS)), len(PROMPTS)
+    tokens = torch.tensor([p + [p[-1]] * (longest - len(p)) for p in PROMPTS])
+    lengths = torch.tensor([len(p) for p in PROMPTS])
+    places = torch.arange(longest).minimum(lengths[:, None] - 1)
+    depths = torch.tensor([len(path(node)) for node in range(len(PARENTS))])
+    by_slot = torch.empty(SLOTS, dtype=torch.int64).fill_(1)
+    ancestors = torch.zeros(batch, len(PARENTS), SLOTS, dtype=torch.bool)
+    for node in range(len(PARENTS)):
+        by_slot[order[node]] = depths[node]
+        ancestors[:, node, [order[n] for n in path(node)]] = True
+    with ready.pool.lend(batch, longest, SLOTS) as cache:
+        first = ready.forward(
+            tokens,
+            places,
+            lambda window: prompt_mask(places, SLOTS, window=window, dtype=ready.dtype),
+            cache,
+            write=places,
+            view=SLOTS,
+        )
+        nodes = ready.forward(
+            torch.tensor([node_tokens(b) for b in range(batch)]),
+            lengths[:, None] + depths - 1,
+            lambda window: tree_mask(
+                ancestors, lengths, SLOTS, depth=depths.expand(batch, -1),
+                node_depth=by_slot.expand(batch, -1), window=window, dtype=ready.dtype,
+            ),
+            cache,
+            write=SLOTS + torch.tensor(order).expand(batch, -1),
+            view=2 * SLOTS,
+            rows=torch.arange(len(PARENTS)).flip(0).expand(batch, -1),
+        ).flip(1)  # fmt: skip
+    return first, nodes
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_logits_equal_those_of_transformers(variant, dtype):
+    model = shaken(VARIANTS[variant]()).to(dtype)
+    expected = [plain(model, prompt) for prompt in PROMPTS]
+    paths = [
+        [plain(model, p + [node_tokens(b)[n] for n in path(node)])[-1]
+         for node in range(len(PARENTS))]
+        for b, p in enumerate(PROMPTS)
+    ]  # fmt: skip
+    ready = TreeModel(model, own_forward=True)
+    assert ready.native is None
+    tolerance = TOLERANCE[dtype]
+    for order in ([0, 1, 2, 3, 4, 5, 6, 7], [9, 3, 15, 0, 4, 12, 7, 1]):
+        first, nodes = tree_logits(ready, order)
+        for b, prompt in enumerate(PROMPTS):
+            near(first[b, : len(prompt)], expected[b], tolerance)
+            near(nodes[b], torch.stack(paths[b]), tolerance)
+    for prompt, logits in zip(PROMPTS, expected, strict=True):
+        near(plain(model, prompt), logits, tolerance)  # its parameters are views now
+
+
+def near(found, expected, tolerance):
+    """Within a share of the largest logit."""
+    assert (found - expected).abs().max() <= tolerance * expected.abs().max()
+
+
+@pytest.mark.parametrize("variant", ["llama-gqa", "qwen2", "qwen3-sliding"])
+def test_bfloat16_logits_are_rounded_alike(variant):
+    model = shaken(VARIANTS[variant]()).bfloat16()
+    expected = [plain(model, prompt) for prompt in PROMPTS]
+    first, _ = tree_logits(TreeModel(model, own_forward=True), list(range(8)))
+    for b, prompt in enumerate(PROMPTS):
+        near(first[b, : len(prompt)], expected[b], 2**-6)
+
+
+def test_torch_has_products_of_16_bits_with_float32_results():
+    """On a GPU alone; here only that the call exists."""
+    half = torch.empty(4, 8, dtype=torch.bfloat16, device="meta")
+    assert torch.mm(half, half.t(), out_dtype=torch.float32).dtype == torch.float32
+
+
+def test_weights_are_held_once_and_followed():
+    model = tiny_model("llama-gqa")
+    before = sum(w.nbytes for w in model.parameters())
+    first, second = (TreeModel(model, own_forward=True) for _ in range(2))
+    storages = {w.untyped_storage().data_ptr(): w.untyped_storage() for w in model.parameters()}
+    assert sum(s.nbytes() for s in storages.values()) == before
+    for one, two in zip(first._own._layers, second._own._layers, strict=True):
+        assert one.merged.weight.data_ptr() == two.merged.weight.data_ptr()
+        assert one.gate_up.weight.data_ptr() == two.gate_up.weight.data_ptr()
+        assert one.merged.weight.untyped_storage().data_ptr() in storages
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight *= 1.1
+    found, _ = tree_logits(first, list(range(8)))
+    near(found[0], plain(model, PROMPTS[0]), 1e-5)
+
+
+@pytest.mark.parametrize("wrapped", [False, True], ids=["wrapped-plainly", "wrapped-in-inference"])
+@pytest.mark.parametrize("made", [False, True], ids=["made-plainly", "made-in-inference"])
+def test_models_are_merged_in_inference_mode_too(made, wrapped):
+    with torch.inference_mode(made):
+        model = tiny_model("llama-gqa")
+    expected = plain(model, PROMPTS[0])
+    for _ in range(2):
+        with torch.inference_mode(wrapped):
+            ready = TreeModel(model, own_forward=True)
+        near(tree_logits(ready, list(range(8)))[0][0], expected, 1e-5)
+
+
+def test_merged_models_are_saved_whole(tmp_path):
+    model = tiny_model("llama-gqa", tie_word_embeddings=True)
+    expected = plain(model, PROMPTS[0])
+    TreeModel(model, own_forward=True)
+    model.save_pretrained(tmp_path)
+    loaded = transformers.AutoModelForCausalLM.from_pretrained(tmp_path).eval()
+    near(plain(loaded, PROMPTS[0]), expected, 1e-6)
+    size = sum(w.nbytes for w in model.parameters())
+    assert (tmp_path / "model.safetensors").stat().st_size < size + 10_000
+
+
+def test_a_merged_model_can_be_trained():
+    model = tiny_model("qwen3")
+    ready = TreeModel(model, own_forward=True)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, foreach=True)
+    model.train()
+    tokens = torch.tensor([PROMPTS[0]])
+    for _ in range(2):
+        model(tokens, labels=tokens).loss.backward()
+        optimizer.step()
+    near(tree_logits(ready, list(range(8)))[0][0], plain(model.eval(), PROMPTS[0]), 1e-5)
+
+
+def test_whole_searches_give_the_same_lists():
+    rng = np.random.default_rng(0)
+    trie = ItemTrie.build(random_catalog(rng, 80, 4))
+    request = SearchRequest(random_prompts(rng, 5, 12))
+    model = tiny_model("qwen3-sliding")
+    expected = beam_search(TreeModel(model, own_forward=False), request, trie, 8)
+    found = beam_search(TreeModel(model, own_forward=True), request, trie, 8)
+    assert torch.equal(found.rows, expected.rows)
+    torch.testing.assert_close(found.scores, expected.scores, atol=1e-5, rtol=0)
+
+
+def test_captured_passes_have_the_same_logits():
+    model = TreeModel(tiny_model("llama-gqa"), own_forward=True)
+    expected = tree_logits(model, list(range(8)))
+    graphs = PassGraphs.attach(model, batch=4, slots=64)
+    graphs.warm_up([PassShape(4, 16, 64, 16)])
+    found = tree_logits(model, list(range(8)))
+    assert graphs.statistics().replays == 2
+    for mine, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(mine, theirs, atol=1e-5, rtol=0)
+
+
+@pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")  # of peft
+def test_adapters_are_not_ignored():
+    tuned = peft.get_peft_model(
+        tiny_model("llama"),
+        peft.LoraConfig(target_modules=["q_proj", "down_proj"], init_lora_weights=False),
+    ).eval()
+    expected = plain(tuned, PROMPTS[0])
+    with pytest.raises(ValueError, match=r"own_forward=True: it has a Linear of peft\.tuners"):
+        TreeModel(tuned, own_forward=True)
+    near(tree_logits(TreeModel(tuned), list(range(8)))[0][0], expected, 1e-5)
+    merged = TreeModel(tuned.merge_and_unload(), own_forward=True)
+    near(tree_logits(merged, list(range(8)))[0][0], expected, 1e-5)
+
+
+@pytest.mark.parametrize(
+    ("model", "reason"),
+    [
+        (lambda: tiny_model("phi3"), "Phi3ForCausalLM is not covered"),
+        (lambda: tiny_model("llama", hidden_act="gelu"), "its activation is 'gelu'"),
+        (
+            lambda: tiny_model("llama", rope_parameters={**LINEAR, "rope_type": "dynamic"}),
+            "its rotations are 'dynamic'",
+        ),
+    ],
+    ids=["class", "activation", "rotation"],
+)
+def test_other_models_are_refused_with_a_reason(model, reason):
+    assert reason == llama.reason_against(model())
+    with pytest.raises(ValueError, match=reason.split("'")[0]):
+        TreeModel(model(), own_forward=True)
+
+
+def test_a_model_with_a_hook_keeps_its_modules():
+    model = tiny_model("llama")
+    model.model.layers[1].mlp.register_forward_hook(lambda *_: None)
+    assert "hooks" in llama.reason_against(model)
+
+
+def test_positions_without_a_rotation_are_refused():
+    model = TreeModel(tiny_model("llama", max_position_embeddings=16), own_forward=True)
+    with pytest.raises(ValueError, match="exact for at most 16"):
+        model.check_positions(17)
+
+
+def test_a_cpu_uses_it_only_when_asked():
+    assert TreeModel(tiny_model("llama"))._own is None
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+@pytest.mark.skipif(find_spec("triton") is None, reason="triton is not installed")
+def test_kernels_that_do_not_work_are_not_used():
+    find = llama.find_layers.__wrapped__
+    with pytest.warns(UserWarning, match="triton cannot compile; passes take more launches"):
+        assert find(torch.device("cuda"), torch.bfloat16) is layers
+    assert find(torch.device("cuda"), torch.float64) is layers
+    assert find(torch.device("cpu"), torch.float32) is layers
+
+
+class Launches(TorchDispatchMode):
+    """Counts operations on meta tensors that would launch a kernel on a GPU."""
+
+    def __init__(self):
+        super().__init__()
+        self.names = Counter()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        name = func.overloadpacket.__name__
+        if name == "scaled_dot_product_attention":  # one kernel on a GPU
+            query, _, value = args[:3]
+            self.names[name] += 1
+            batch, heads, new, _ = query.shape  # laid out as efficient attention does
+            return query.new_empty((batch, new, heads, value.shape[-1])).transpose(1, 2)
+        if torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd"):
+            with self:
+                found = func.decompose(*args, **(kwargs or {}))
+            if found is not NotImplemented:
+                return found
+        found = func(*args, **(kwargs or {}))
+        alias = func._schema.returns[0].alias_info if func._schema.returns else None
+        view = alias is not None and not alias.is_write
+        if not view and not name.startswith(("empty", "new_empty", "_unsafe_view")):
+            self.names[name] += 1
+        return found
+
+
+def launches(count, own, kernels, monkeypatch, **config):
+    """Launches of a pass of four tokens each of two requests, on meta tensors."""
+    with torch.device("meta"):
+        model = tiny_model("llama", layers=count, **config)
+    if kernels:
+        from recsys.models import layer_kernels
+
+        counted = []
+        monkeypatch.setattr(llama, "find_layers", lambda *_: layer_kernels)
+        monkeypatch.setattr(layer_kernels, "launch", lambda kernel, *a, **k: counted.append(kernel))
+    ready = TreeModel(model, own_forward=own)
+    places = torch.zeros(2, 4, dtype=torch.int64, device="meta")
+    masks = {kind: torch.zeros(2, 1, 4, 32, device="meta") for kind in ready.mask_kinds}
+    with ready.pool.lend(2, 16, 16) as cache, torch.inference_mode():
+        cache.select(places, 32)
+        with Launches() as found:
+            ready.run(places, places, masks, cache, places)
+    return sum(found.names.values()) + (len(counted) if kernels else 0)
+
+
+# key/value heads -> launches of a layer by transformers, by the twins and with kernels
+LAYER = {4: (36, 39, 9), 2: (38, 40, 10)}
+
+
+@pytest.mark.skipif(find_spec("triton") is None, reason="triton is not installed")
+@pytest.mark.parametrize("pairs", LAYER)
+def test_a_layer_takes_nine_launches(pairs, monkeypatch):
+    """Counted as what a layer more adds; ten with grouped queries. docs/gpu.md has the figures."""
+    counts = []
+    for own, kernels in ((False, False), (True, False), (True, True)):
+        few, many = (
+            launches(n, own, kernels, monkeypatch, num_key_value_heads=pairs) for n in (2, 3)
+        )
+        counts.append(many - few)
+    assert tuple(counts) == LAYER[pairs]
+
+
+@pytest.mark.skipif(find_spec("triton") is None, reason="triton is not installed")
+@pytest.mark.parametrize("name", ["llama-gqa", "qwen3"])
+def test_kernels_compile_for_a_gpu(name, tmp_path, monkeypatch):
+    """To the machine code of an H100, with the arguments of a bfloat16 model's pass."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    from recsys.models import layer_kernels
+
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    launched = {}
+
+    def note(kernel, grid, *arguments, **constants):
+        launched[kernel, tuple(sorted(constants.items()))] = arguments
+
+    monkeypatch.setattr(llama, "find_layers", lambda *_: layer_kernels)
+    monkeypatch.setattr(layer_kernels, "launch", note)
+    tree_logits(TreeModel(tiny_model(name, dtype=torch.bfloat16), own_forward=True), range(8))
+    assert len(launched) == 4  # two norms, without and with an addition before them
+    for (kernel, options), arguments in launched.items():
+        constants = dict(options)
+        warps = constants.pop("num_warps")
+        names = [name for name in kernel.arg_names if name not in constants]
+        kinds = [triton.runtime.jit.mangle_type(argument) for argument in arguments]
+        signature = dict(zip(names, kinds, strict=True)) | dict.fromkeys(constants, "constexpr")
+        compiled = triton.compile(
+            ASTSource(kernel, signature, constexprs=constants),
+            target=GPUTarget("cuda", 90, 32),
+            options={"num_warps": warps},
+        )
+        assert len(compiled.asm["cubin"]) > 1000
+
+
+@pytest.mark.skipif(find_spec("triton") is None, reason="triton is not installed")
+def test_kernels_equal_their_twins_in_the_interpreter():
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider",
+         str(HERE / "layer_kernels_interpreted.py")],
+        cwd=ROOT,
+        env=os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
+    assert " passed" in done.stdout
