@@ -30,8 +30,9 @@ def check_no_leak(dataset: Dataset, split: SplitName) -> None:
         raise DataError(f"leak: a user's training events reach into the {split} split")
     if not np.array_equal(dataset.train_histories.items, events.item[trained]):
         raise DataError("leak: training histories hold events that are not labelled training")
-    # With event types, the history ends before the first event of the split that is a target.
-    asked = evaluated[dataset.is_target[evaluated]]
+    # The history ends before the first event of the split that may be asked for: with event types a
+    # target, and of a session not its first event.
+    asked = evaluated[dataset.is_asked[evaluated]]
     first = np.full(num_users, len(events))
     np.minimum.at(first, events.user[asked], asked)
     examples = dataset.examples(split)

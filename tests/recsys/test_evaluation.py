@@ -284,6 +284,15 @@ def test_histories_that_hold_events_of_the_split_are_a_leak(shop, kind, says):
         check_no_leak(kind(shop.interactions, shop.split, shop.items), "test")
 
 
+def test_a_session_within_the_split_is_no_leak():
+    """Session b lies in the test split; it is asked for its second event, not for its first."""
+    walks = {"a": ["i0", "i1", "i2"], "b": ["i3", "i4", "i5"]}
+    shop = replace(dataset_of(walks, split=[0, 0, 2, 2, 2, 2]), sessions=True)
+    found = evaluate({"model": Fixed([4])}, shop, EvaluationConfig(ks=(1,), resamples=5))
+    assert [items.tolist() for items in found.histories] == [[0, 1], [3]]
+    assert found.targets["next"].items.tolist() == [2, 4]
+
+
 def test_a_split_without_events_is_refused():
     shop = dataset_of({"a": ["i0", "i1", "i2"]}, split=[0, 0, 2])
     with pytest.raises(DataError, match="no valid events"):
