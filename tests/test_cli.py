@@ -146,7 +146,7 @@ def test_the_version_is_the_packages(invoke):
         (("recommend", "--name", "gone", "--history", "a"), "bundles/gone is not an artifact"),
         (("explain", "--name", "gone"), "bundles/gone is not an artifact"),
         (("explain", "--name", "gone", "--model", "gone"), "gone has no tokenizer, so it writes"),
-        (("evaluate", "--name", "gone"), "bundles/gone is not an artifact"),
+        (("evaluate", "--name", "gone"), "datasets/gone is not an artifact"),
         (("serve", "--name", "gone"), "missing; `recsys run EVENTS --name gone` makes it"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from recsys.serving import limits, reads
+from recsys.serving import fair_queue, reads
 from recsys.serving.batcher import DeadlineExceededError
 from recsys.serving.limits import CALLER, Caller
 from recsys.serving.middleware import Deadline
@@ -82,7 +82,7 @@ async def test_requests_know_whether_other_clients_send(monkeypatch):
         if len(found) == 2:
             assert [is_alone() for is_alone in found] == [True, False]
     assert [is_alone() for is_alone in found] == [False, False, False, False]
-    monkeypatch.setattr(limits, "ALONE_S", -1e9)
+    monkeypatch.setattr(fair_queue, "ALONE_S", -1e9)
     assert found[-1]()
 
 
