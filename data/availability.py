@@ -27,11 +27,13 @@ NUMBER = r"^-?\d{1,9}([.,]\d+)?$"
 
 
 def share_of_answers(texts: pa.ChunkedArray) -> float:
-    """The share of values that say whether an item is available, at least two of them different."""
-    found = read_available(texts)
-    answers = found.drop_null()
-    two = pc.count_distinct(answers).as_py() == 2 or len(texts) < 2
-    return len(answers) / len(texts) if len(texts) and two else 0.0
+    """The share of values that say whether an item is available; 0 if no item is.
+
+    A shop that has everything today may sell out tomorrow, so one answer for all items is enough.
+    """
+    answers = read_available(texts).drop_null()
+    some = pc.any(answers).as_py() or len(texts) < 2
+    return len(answers) / len(texts) if len(texts) and some else 0.0
 
 
 def read_available(texts: pa.ChunkedArray) -> pa.ChunkedArray:

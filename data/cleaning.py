@@ -32,6 +32,7 @@ class CleanConfig:
         damaged_rows: largest share of rows that may be damaged; such rows are skipped.
         missing_ids: drop rows without user or item, instead of refusing the file.
         tracking: remove parameters of campaigns, such as `utm_source`, from items that are URLs.
+            The items file and later requests must then name items without them.
         unreadable_times: drop rows without a readable time, instead of refusing the file.
         impossible_times: drop events before 1990 and more than a day in the future.
         placeholder_users: drop users such as `guest` with many events.
@@ -54,7 +55,7 @@ class CleanConfig:
 
     damaged_rows: float = 0.01
     missing_ids: bool = True
-    tracking: bool = True
+    tracking: bool = False
     unreadable_times: bool = True
     impossible_times: bool = True
     placeholder_users: bool = True

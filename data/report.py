@@ -43,7 +43,7 @@ RULES: dict[str, Rule] = {
     "tracking_parameters_removed": Rule(
         "items are URLs with parameters of a campaign",
         "the parameters are removed, so that one page is one item",
-        "data.clean.tracking=false keeps them",
+        "without data.clean.tracking=true they are kept",
     ),
     "sessions_without_user": Rule(
         "rows have no user, but a session",

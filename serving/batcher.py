@@ -12,7 +12,7 @@ Clients share the worker fairly (`fair_queue`). A batch holds a limited amount o
 an ordinary request (`limits.work_of`), and requests of much work are not put in a batch with
 ordinary ones, so that nobody waits long for the work of another client.
 While other clients send requests too, a client's part of a batch is no more than takes `BRIEF_S`,
-by moving averages of the time and the work of batches.
+by moving averages of the time and the work of batches, or a quarter of the batch if that is more.
 """
 
 import asyncio
@@ -26,6 +26,7 @@ from recsys.serving.fair_queue import Clients, FairQueue
 PATIENCE = 1.0  # share of the time that the last batch took
 MUCH = 4.0  # units of work
 BRIEF_S = 0.01
+PART = 0.25  # of a batch, which a client gets in any case
 MEMORY = 0.2  # weight of the last batch in the averages
 
 RequestT = TypeVar("RequestT")
@@ -218,16 +219,18 @@ class Batcher(Generic[RequestT, ResultT]):
         now = asyncio.get_running_loop().time()
         batch: list[_Waiting[RequestT, ResultT]] = []
         left = float(self._max_batch)
-        brief = BRIEF_S * self._work / self._seconds if self._seconds else left
+        # Where a batch costs much whatever its size, small parts would only make more batches.
+        brief = max(PART * left, BRIEF_S * self._work / self._seconds if self._seconds else left)
         taken: defaultdict[str, float] = defaultdict(float)  # work of each client
 
         def fits(waiting: _Waiting[RequestT, ResultT]) -> bool:
             if not batch:
                 return True
             client, work = waiting.client, waiting.work
-            alone = self._clients.is_alone(client, now)
-            most = left if alone else min(left, brief - taken[client])
-            return work <= most and (work > MUCH) == (batch[0].work > MUCH)
+            if work > left or (work > MUCH) != (batch[0].work > MUCH):
+                return False
+            part = taken[client] + work
+            return not taken[client] or part <= brief or self._clients.is_alone(client, now)
 
         while len(batch) < self._max_batch:
             waiting = self._waiting.pop(fits)

@@ -392,7 +392,7 @@ class DecodeGraphs:
                 output[: packed.numel()].view(packed.shape).copy_(packed)
 
             replay = passes.capture(run)
-        return _DecodeGraph(inputs, replay, found, output)
+        return _DecodeGraph(inputs, replay, found, output, search)
 
     def _stats(
         self, shape: DecodeShape, search: Search, begun: NDArray[np.int64], slot: int
@@ -422,13 +422,19 @@ class _DecodeGraph:
     Attributes:
         inputs: what a replay reads.
         replay: runs the decode on `inputs`, and overwrites what was not downloaded.
+        search: what was captured; a graph does not keep the tensors alive that it reads.
     """
 
     def __init__(
-        self, inputs: FixedInputs, replay: Run, found: dict[str, torch.Tensor], output: torch.Tensor
+        self,
+        inputs: FixedInputs,
+        replay: Run,
+        found: dict[str, torch.Tensor],
+        output: torch.Tensor,
+        search: Search,
     ) -> None:
         """A graph that writes results with the types and shapes of `found`, packed, to `output`."""
-        self.inputs, self.replay, self._names = inputs, replay, list(found)
+        self.inputs, self.replay, self.search, self._names = inputs, replay, search, list(found)
         self._like = [torch.empty_like(value, device="meta") for value in found.values()]
         batch, columns = len(found["finite"]), sum(t[0].numel() for t in found.values())
         self._output = output[: batch * columns].view(batch, columns)
@@ -468,11 +474,14 @@ class _MaskTable:
         for key in wanted.keys() & self._kept.keys():
             self._kept.move_to_end(key)
         for key in wanted.keys() - self._kept.keys():
-            place = len(self._kept)
-            if place == self.room:
-                _, (_, place) = self._kept.popitem(last=False)
+            flags = wanted[key].to(self.flags.device)
+            if len(self._kept) == self.room:
+                self._kept.popitem(last=False)
+            # Not `len(self._kept)`: if a copy fails, the free place is any one.
+            taken = {place for _, place in self._kept.values()}
+            place = next(place for place in range(self.room) if place not in taken)
             start = (1 + place) * self._size
-            self.flags[start : start + self._size] = wanted[key].to(self.flags.device)
+            self.flags[start : start + self._size] = flags
             self._kept[key] = wanted[key], place
         places = [0 if mask is None else 1 + self._kept[id(mask)][1] for mask in masks]
         return np.array(places, np.int64)[:, None] * self._size

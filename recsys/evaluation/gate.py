@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from recsys.config import as_dict
 from recsys.dataset import ITEM_COLUMNS, Dataset
 from recsys.errors import ArtifactError, ConfigError
 from recsys.evaluation import report
+from recsys.evaluation.baselines import of_available
 from recsys.evaluation.compare import compare_rankers
 from recsys.evaluation.protocol import EvaluationConfig, Result, Seen, evaluate, find
 from recsys.evaluation.verdict import CHALLENGER, CHAMPION, GateConfig, decide
@@ -69,7 +70,7 @@ def stage(context: Context) -> Path:
             seed=context.settings.seed,
         )
         rankers = {CHALLENGER: Served(challenger), CHAMPION: Served(champion)}
-        result = evaluate(rankers, dataset, protocol)
+        result = evaluate_alike(rankers, dataset, protocol)
         users = report.per_user(result, dataset)
         times = measure_latency([challenger, champion], result, dataset, config)
         found = {
@@ -114,6 +115,18 @@ class Served:
             types = np.where(known, histories.behaviours, OTHER_TYPE).astype(np.uint8)
             histories = replace(histories, behaviours=types)
         return self.recommender.rank(histories, k, exclude_seen)
+
+
+def evaluate_alike(
+    rankers: Mapping[str, Served], dataset: Dataset, config: EvaluationConfig
+) -> Result:
+    """Evaluate recommenders on the items that are available for all of them.
+
+    Stock changes between two bundles. A list must not win because it has what was sold out since.
+    """
+    available = np.logical_and.reduce([one.recommender.epoch.alive for one in rankers.values()])
+    known = None if available.all() else available
+    return evaluate(of_available(rankers, known), dataset, config, available=known)
 
 
 def with_new_items(champion: Recommender, dataset: Dataset) -> Recommender:

@@ -24,6 +24,7 @@ def test_words_and_numbers_say_yes_or_no(yes: str, no: str) -> None:
 
 
 def test_one_answer_for_all_items_says_nothing() -> None:
-    assert share_of_answers(pa.chunked_array([["yes", "yes"]])) == 0.0
+    assert share_of_answers(pa.chunked_array([["yes", "yes"]])) == 1.0
+    assert share_of_answers(pa.chunked_array([["no", "no"]])) == 0.0
     assert share_of_answers(pa.chunked_array([["red", "blue"]])) == 0.0
     assert share_of_answers(pa.chunked_array([], pa.string())) == 0.0

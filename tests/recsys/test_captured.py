@@ -10,7 +10,7 @@ from recsys.constraint import ItemTrie
 from recsys.constraint.boost import Boost
 from recsys.constraint.mask import RowMask
 from recsys.decoding import Engine, Search, SearchRequest, beam_search
-from recsys.decoding.captured import MOST_DECODES, DecodeGraphs, DecodeShape
+from recsys.decoding.captured import MOST_DECODES, DecodeGraphs, DecodeShape, _MaskTable
 from recsys.decoding.planner import Plan
 from recsys.errors import NonFiniteError
 from recsys.models.graphs import BATCHES, PassGraphs, run_again
@@ -389,3 +389,22 @@ def test_cuda_graphs_give_the_answers_of_beam_search():
         expected = beam_search(weights, request, TRIE, K)
         same(decodes.run(Search.of(request, model, TRIE), K), expected)
     assert decodes.statistics().replays == 1 + len(SHAPES)
+
+
+def test_a_mask_that_cannot_be_copied_takes_no_place(monkeypatch):
+    masks = [RowMask.of(TRIE, RNG.random(TRIE.num_items) < 0.3) for _ in range(4)]
+    table = _MaskTable(TRIE, torch.device("cpu"), 2)
+    table.places(masks[:2])
+
+    def fail(*_):
+        raise RuntimeError("out of memory")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RowMask, "to", fail)
+        with pytest.raises(RuntimeError, match="out of memory"):
+            table.places(masks[2:3])
+    for wanted in ([3], [1], [3, 1], [0, 2]):
+        chosen = [masks[i] for i in wanted]
+        for mask, start in zip(chosen, table.places(chosen)[:, 0].tolist(), strict=True):
+            expected = mask.to(torch.device("cpu"))
+            assert torch.equal(table.flags[start : start + len(expected)], expected)

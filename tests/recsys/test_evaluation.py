@@ -23,6 +23,7 @@ from recsys.errors import ArtifactError, ConfigError, DataError
 from recsys.evaluation import report, run
 from recsys.evaluation.baselines import Popularity, fit_baselines, of_available
 from recsys.evaluation.compare import compare
+from recsys.evaluation.gate import evaluate_alike
 from recsys.evaluation.leaks import check_no_leak
 from recsys.evaluation.protocol import EvaluationConfig, evaluate, find
 from recsys.interactions import Interactions
@@ -162,6 +163,36 @@ def test_targets_that_are_unavailable_now_are_left_out():
     assert find(found.metrics, **about)["mean"] == 0
     page = report.document(found, shop, name="x", made_from={})
     assert "every list misses it" in " ".join(report.headline(page))
+
+
+class Stocked(Popularity):
+    """Popularity of items in stock, as a bundle that was made when others were sold out."""
+
+    def __init__(self, counts, sold_out):
+        super().__init__(counts)
+        alive = ~np.isin(np.arange(len(counts)), sold_out)
+        self.__dict__["recommender"] = SimpleNamespace(epoch=SimpleNamespace(alive=alive))
+
+    def rank(self, histories, k, exclude_seen):
+        sold_out = np.flatnonzero(~self.recommender.epoch.alive)
+        return super().rank(histories.hiding(sold_out), k, exclude_seen)
+
+
+def test_the_gate_compares_lists_of_the_same_stock(shop):
+    """The challenger is the same model, made after the two best sellers had sold out."""
+    counts = np.bincount(shop.train_histories.items, minlength=ITEMS)
+    best = np.argsort(-counts)[:2]
+    rankers = {"challenger": Stocked(counts, best), "champion": Stocked(counts, [0])}
+    config = EvaluationConfig(ks=(5,), resamples=5, seen="masked")
+    found = evaluate_alike(rankers, shop, config)
+    challenger, champion = (
+        find(found.metrics, ranker=name, targets="next", metric="recall", k=5)["mean"]
+        for name in rankers
+    )
+    assert challenger == champion > 0
+    gone = np.append(best, 0)
+    expected = np.isin(shop.examples("test").targets.items, gone).sum()
+    assert found.facts["unavailable"] == {"items": 3, "users": expected}
 
 
 def test_baselines_of_available_items_are_those_of_a_catalog(shop, monkeypatch):

@@ -259,7 +259,7 @@ async def test_another_client_does_not_wait_behind_a_backlog(batcher):
 
 
 async def test_a_client_has_a_brief_part_of_batches_beside_others(batcher, monkeypatch):
-    """Each request takes 4 ms of a clock; two of them fit 10 ms."""
+    """Each request takes 1.9 ms of a clock: five of them fit 10 ms."""
     loop = asyncio.get_running_loop()
     ahead, real = 0.0, loop.time
     monkeypatch.setattr(loop, "time", lambda: ahead)
@@ -268,7 +268,7 @@ async def test_a_client_has_a_brief_part_of_batches_beside_others(batcher, monke
         async def __call__(self, requests):
             nonlocal ahead
             found = await super().__call__(requests)
-            ahead += 0.004 * len(requests)
+            ahead += 0.0019 * len(requests)
             return found
 
     worker = Slow()
@@ -282,8 +282,7 @@ async def test_a_client_has_a_brief_part_of_batches_beside_others(batcher, monke
     await settle()
     worker.gate.set()
     await asyncio.gather(*tasks)
-    assert sorted(worker.batches[2]) == [2, 3, 10]
-    assert all(len(batch) <= 3 for batch in worker.batches)
+    assert sorted(worker.batches[2]) == [2, 3, 4, 5, 6, 10]
 
     ahead += 5.0  # the other client has gone
     worker.gate.clear()
@@ -294,6 +293,34 @@ async def test_a_client_has_a_brief_part_of_batches_beside_others(batcher, monke
     worker.gate.set()
     await asyncio.gather(*tasks)
     assert worker.batches[-1] == list(range(21, 29))
+    monkeypatch.setattr(loop, "time", real)
+
+
+async def test_costly_batches_are_not_divided_among_many_clients(batcher, monkeypatch):
+    """A batch takes 30 ms of a clock, whatever its size, so no request fits 10 ms."""
+    loop = asyncio.get_running_loop()
+    ahead, real = 0.0, loop.time
+    monkeypatch.setattr(loop, "time", lambda: ahead)
+
+    class Slow(Worker):
+        async def __call__(self, requests):
+            nonlocal ahead
+            found = await super().__call__(requests)
+            ahead += 0.03
+            return found
+
+    worker = Slow()
+    made = batcher(worker, max_batch=8, max_wait_ms=0)
+    for number in range(20):
+        await ask(made, number, client=f"{number % 2}")
+    worker.gate.clear()
+    tasks = [ask(made, 100, client="first")]
+    await settle()
+    tasks += [ask(made, number, client=f"{number % 4}") for number in range(8)]
+    await settle()
+    worker.gate.set()
+    await asyncio.gather(*tasks)
+    assert sorted(worker.batches[-1]) == list(range(8))  # two of each client, a quarter
     monkeypatch.setattr(loop, "time", real)
 
 
