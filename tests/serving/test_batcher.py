@@ -34,6 +34,33 @@ class Worker:
 
 
 @pytest.fixture
+async def clock(monkeypatch):
+    """The event loop's clock, which only `advance` moves."""
+    loop, now = asyncio.get_running_loop(), 0.0
+
+    def advance(seconds):
+        nonlocal now
+        now += seconds
+
+    with monkeypatch.context() as patch:
+        patch.setattr(loop, "time", lambda: now)
+        yield advance
+
+
+class Slow(Worker):
+    """A worker whose batches take `of_size(requests)` seconds of a clock."""
+
+    def __init__(self, advance, of_size):
+        super().__init__()
+        self.advance, self.of_size = advance, of_size
+
+    async def __call__(self, requests):
+        found = await super().__call__(requests)
+        self.advance(self.of_size(len(requests)))
+        return found
+
+
+@pytest.fixture
 async def batcher():
     """Starts batchers; they are closed at the end."""
     started = []
@@ -258,20 +285,9 @@ async def test_another_client_does_not_wait_behind_a_backlog(batcher):
     assert 10 in worker.batches[1]
 
 
-async def test_a_client_has_a_brief_part_of_batches_beside_others(batcher, monkeypatch):
+async def test_a_client_has_a_brief_part_of_batches_beside_others(batcher, clock):
     """Each request takes 1.9 ms of a clock: five of them fit 10 ms."""
-    loop = asyncio.get_running_loop()
-    ahead, real = 0.0, loop.time
-    monkeypatch.setattr(loop, "time", lambda: ahead)
-
-    class Slow(Worker):
-        async def __call__(self, requests):
-            nonlocal ahead
-            found = await super().__call__(requests)
-            ahead += 0.0019 * len(requests)
-            return found
-
-    worker = Slow()
+    worker = Slow(clock, lambda size: 0.0019 * size)
     made = batcher(worker, max_batch=8, max_wait_ms=0)
     await ask(made, 0, client="modest")
     worker.gate.clear()
@@ -284,7 +300,7 @@ async def test_a_client_has_a_brief_part_of_batches_beside_others(batcher, monke
     await asyncio.gather(*tasks)
     assert sorted(worker.batches[2]) == [2, 3, 4, 5, 6, 10]
 
-    ahead += 5.0  # the other client has gone
+    clock(5.0)  # the other client has gone
     worker.gate.clear()
     tasks = [ask(made, 20, client="greedy")]
     await settle()
@@ -293,23 +309,11 @@ async def test_a_client_has_a_brief_part_of_batches_beside_others(batcher, monke
     worker.gate.set()
     await asyncio.gather(*tasks)
     assert worker.batches[-1] == list(range(21, 29))
-    monkeypatch.setattr(loop, "time", real)
 
 
-async def test_costly_batches_are_not_divided_among_many_clients(batcher, monkeypatch):
+async def test_costly_batches_are_not_divided_among_many_clients(batcher, clock):
     """A batch takes 30 ms of a clock, whatever its size, so no request fits 10 ms."""
-    loop = asyncio.get_running_loop()
-    ahead, real = 0.0, loop.time
-    monkeypatch.setattr(loop, "time", lambda: ahead)
-
-    class Slow(Worker):
-        async def __call__(self, requests):
-            nonlocal ahead
-            found = await super().__call__(requests)
-            ahead += 0.03
-            return found
-
-    worker = Slow()
+    worker = Slow(clock, lambda size: 0.03)
     made = batcher(worker, max_batch=8, max_wait_ms=0)
     for number in range(20):
         await ask(made, number, client=f"{number % 2}")
@@ -321,7 +325,6 @@ async def test_costly_batches_are_not_divided_among_many_clients(batcher, monkey
     worker.gate.set()
     await asyncio.gather(*tasks)
     assert sorted(worker.batches[-1]) == list(range(8))  # two of each client, a quarter
-    monkeypatch.setattr(loop, "time", real)
 
 
 async def test_a_full_queue_refuses_the_client_that_filled_it(batcher):
