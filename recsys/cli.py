@@ -19,7 +19,7 @@ from recsys.errors import RecsysError
 ORDER = (
     "quickstart", "run", "retrain", "data", "ids", "train", "bundle", "evaluate", "compare",
     "audit", "export", "recommend", "explain", "benchmark", "serve", "keys", "mcp", "experiment",
-    "store", "batch", "doctor",
+    "store", "events", "batch", "doctor",
 )  # fmt: skip
 
 

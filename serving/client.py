@@ -55,14 +55,18 @@ class ServiceError(Exception):
     Attributes:
         problem: its problem; None if the response was not from the service.
         status: HTTP status.
+        retry_after_s: after how many seconds the service wants the call again; None if it does not
+            say.
     """
 
-    def __init__(self, status: int, problem: Problem | None) -> None:
+    def __init__(
+        self, status: int, problem: Problem | None, retry_after_s: float | None = None
+    ) -> None:
         """Create the error of a response."""
         super().__init__(
             f"status {status}" if problem is None else f"{problem.code}: {problem.detail}"
         )
-        self.status, self.problem = status, problem
+        self.status, self.problem, self.retry_after_s = status, problem, retry_after_s
 
     @property
     def code(self) -> str | None:
@@ -404,7 +408,8 @@ class Client:
             if response.is_success:
                 return response
             if last or response.status_code not in retried:
-                raise ServiceError(response.status_code, _problem(response))
+                problem, wait_s = _problem(response), _retry_after(response)
+                raise ServiceError(response.status_code, problem, wait_s)
             time.sleep(_wait(response, attempt))
         raise AssertionError  # the last attempt returns or raises
 
@@ -439,10 +444,16 @@ def _problem(response: httpx.Response) -> Problem | None:
 
 def _wait(response: httpx.Response, attempt: int) -> float:
     """Seconds of `Retry-After` with jitter, so that clients do not return at the same time."""
-    seconds = response.headers.get("retry-after", "")
-    if not seconds.isdecimal():
+    seconds = _retry_after(response)
+    if seconds is None:
         return _backoff(attempt)
-    return min(float(seconds), MAX_WAIT_S) * random.uniform(1.0, 1.25)  # noqa: S311
+    return seconds * random.uniform(1.0, 1.25)  # noqa: S311
+
+
+def _retry_after(response: httpx.Response) -> float | None:
+    """Seconds of `Retry-After`, at most `MAX_WAIT_S`; None without a number."""
+    seconds = response.headers.get("retry-after", "")
+    return min(float(seconds), MAX_WAIT_S) if seconds.isdecimal() else None
 
 
 def _backoff(attempt: int) -> float:
