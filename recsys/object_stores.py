@@ -1,0 +1,198 @@
+"""Files in an object store: `s3://BUCKET/KEY` (S3 and what speaks its protocol) and `gs://BUCKET/KEY`.
+
+pyarrow speaks to both, so nothing else is installed. Credentials come from where the stores' own
+tools find them: environment, profile, or the machine's role; a URL with credentials is refused, and
+no text of an error has any. Objects are copied to the disk and back as wholes: whoever reads an
+object or a folder sees all of it, and an upload that is interrupted leaves nothing, or what was there.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+from recsys.errors import ConfigError, DataError
+
+if TYPE_CHECKING:  # a path needs none of it
+    from pyarrow import fs
+
+SCHEMES = ("s3://", "gs://")
+BLOCK = 1 << 22  # bytes
+ANONYMOUS = "anonymous"  # the user's name in the URL of a public bucket at Google
+
+
+def is_object(location: str) -> bool:
+    """Whether a location is the URL of an object and not a path.
+
+    >>> is_object("s3://exports/events.parquet"), is_object("exports/events.parquet")
+    (True, False)
+    """
+    return location.startswith(SCHEMES)
+
+
+@contextmanager
+def reading(location: str | Path) -> Iterator[Path]:
+    """A file to read: the path itself, or a copy of an object for as long as the body runs.
+
+    Raises:
+        ConfigError: a URL that is malformed or has credentials.
+        DataError: there is no such object, or the store does not give it.
+    """
+    if not is_object(str(location)):
+        yield Path(location)
+        return
+    with tempfile.TemporaryDirectory(prefix="recsys-") as folder:
+        yield fetch(str(location), Path(folder))
+
+
+@contextmanager
+def writing(location: str | Path) -> Iterator[Path]:
+    """A file to write: the path itself, or one that becomes the object after the body.
+
+    Nothing is uploaded if the body raises. `TMPDIR` has the file until then.
+
+    Raises:
+        ConfigError: a URL that is malformed, has credentials, or names no object.
+        DataError: the store does not take it.
+    """
+    if not is_object(str(location)):
+        yield Path(location)
+        return
+    url = str(location)
+    system, place = _open(url)
+    name = place.rpartition("/")[2]
+    if not name or "/" not in place:
+        raise ConfigError(f"{shown(url)}: the URL names no object; give BUCKET/KEY")
+    with tempfile.TemporaryDirectory(prefix="recsys-") as folder:
+        file = Path(folder) / name
+        yield file
+        with _explained(url):
+            _upload(system, file, place)
+
+
+def fetch(url: str, folder: Path) -> Path:
+    """Copy an object, or the objects directly below a prefix, into a folder.
+
+    What is there already, with the same size and time, is not copied again; of a prefix, files
+    whose objects are gone are removed.
+
+    Returns:
+        The file, or for a prefix a folder of files, named as in the URL.
+
+    Raises:
+        ConfigError: a URL that is malformed or has credentials.
+        DataError: there is no such object, the store does not give it, or the disk is full.
+    """
+    from pyarrow import fs
+
+    system, place = _open(url)
+    with _explained(url):
+        found = system.get_file_info(place.rstrip("/"))
+        if found.type == fs.FileType.File:
+            return _download(system, found, folder)
+        if found.type == fs.FileType.NotFound:
+            raise DataError(f"{shown(url)}: there is no such object")
+        below = system.get_file_info(fs.FileSelector(place.rstrip("/")))
+    files = [info for info in below if info.type == fs.FileType.File]
+    target = folder / found.base_name
+    if target.is_dir():
+        names = {info.base_name for info in files}
+        for old in target.iterdir():
+            if old.is_file() and old.name not in names:
+                old.unlink()
+    target.mkdir(parents=True, exist_ok=True)
+    for info in files:
+        with _explained(url):
+            _download(system, info, target)
+    return target
+
+
+def shown(url: str) -> str:
+    """A URL as errors show it: without user, password and options.
+
+    >>> shown("s3://key:secret@exports/events.csv?region=eu-west-1")
+    's3://exports/events.csv'
+    """
+    bare = url.partition("?")[0]
+    scheme, _, rest = bare.partition("://")
+    bucket, slash, key = rest.partition("/")
+    return f"{scheme}://{bucket.rpartition('@')[2]}{slash}{key}"
+
+
+def _open(url: str) -> tuple[fs.FileSystem, str]:
+    """The store of a URL, and the place in it as BUCKET/KEY."""
+    import pyarrow as pa
+    from pyarrow import fs
+
+    user = urlsplit(url).netloc.rpartition("@")[0]
+    if user not in ("", ANONYMOUS):
+        raise ConfigError(
+            f"{shown(url)}: a URL with credentials ends in logs and histories; set "
+            "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, AWS_PROFILE or "
+            "GOOGLE_APPLICATION_CREDENTIALS instead"
+        )
+    try:
+        system, place = fs.FileSystem.from_uri(url)
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise ConfigError(f"{shown(url)}: {_reason(error)}") from None
+    return system, place
+
+
+def _download(system: fs.FileSystem, info: Any, folder: Path) -> Path:
+    """Copy an object to a file of its name, completely or not at all."""
+    if info.base_name in ("", ".", ".."):
+        raise DataError(f"the object {info.path!r} cannot be a file; rename it")
+    path = folder / info.base_name
+    time_ns = info.mtime_ns or 0
+    if path.is_file():
+        there = path.stat()
+        if (there.st_size, there.st_mtime_ns) == (info.size, time_ns):
+            return path
+    folder.mkdir(parents=True, exist_ok=True)
+    free = shutil.disk_usage(folder).free
+    if info.size > free:
+        raise DataError(f"{info.path} has {info.size:,} bytes, and {folder} has {free:,} free")
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    try:
+        with system.open_input_stream(info.path) as source, partial.open("wb") as target:
+            while target.tell() <= info.size and (block := source.read(BLOCK)):
+                target.write(block)
+            size = target.tell()
+        if size != info.size:
+            raise DataError(f"{info.path} was changed while it was read; try again")
+        os.utime(partial, ns=(time_ns, time_ns))
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
+    return path
+
+
+def _upload(system: fs.FileSystem, file: Path, place: str) -> None:
+    """Copy a file to an object. Arrow completes an upload after its last part, or never."""
+    from pyarrow import fs
+
+    size = file.stat().st_size
+    fs.copy_files(str(file), place, fs.LocalFileSystem(), system)
+    written = system.get_file_info(place)
+    if written.size != size:
+        raise OSError(f"the object has {written.size} bytes, and {size} were sent")
+
+
+@contextmanager
+def _explained(url: str) -> Iterator[None]:
+    import pyarrow as pa
+
+    try:
+        yield
+    except (pa.ArrowException, OSError) as error:
+        raise DataError(f"{shown(url)}: {_reason(error)}") from None
+
+
+def _reason(error: Exception) -> str:
+    return " ".join(str(error).split())[:400]
