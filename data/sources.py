@@ -1,8 +1,8 @@
-"""Where a shop's events and items come from: files, folders, SQL queries, tables in memory.
+"""Where a shop's events and items come from: files, objects, SQL queries, tables in memory.
 
 It only finds or writes the files that the reader `table` then reads; it knows nothing of what their
 columns mean. Results of queries and tables in memory are written as Parquet files to
-`$RECSYS_HOME/raw/NAME`, completely or not at all.
+`$RECSYS_HOME/raw/NAME`, completely or not at all; objects are copied to folders below it.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from recsys.artifacts import Workspace
 from recsys.errors import ConfigError, DataError, RecsysError
+from recsys.object_stores import fetch, is_object
 from recsys.progress import say
 from recsys.raw_files import find_raw
 
@@ -58,8 +59,8 @@ class Tables:
 
 
 def is_url(text: str) -> bool:
-    """Whether a source is the SQLAlchemy URL of a database and not a path."""
-    return "://" in text
+    """Whether a source is the SQLAlchemy URL of a database and not a path or an object."""
+    return "://" in text and not is_object(text)
 
 
 def name_of(source: str) -> str:
@@ -68,7 +69,7 @@ def name_of(source: str) -> str:
     >>> name_of("exports/Große Bestellungen.csv.gz"), name_of("sqlite:///shop.db?timeout=3")
     ('grosse-bestellungen', 'shop')
     """
-    if is_url(source):  # only the database: what stands before it may hold a password
+    if "://" in source:  # only the database or key: what stands before it may hold a password
         path = re.sub(r"^[^:]*://[^/]*/?|[?#].*", "", source)
     else:
         path = str(Path(source).absolute())
@@ -78,16 +79,29 @@ def name_of(source: str) -> str:
     return re.sub(r"[^a-z0-9_]+", "-", ascii_only).strip("-") or "shop"
 
 
-def find_tables(events: str, items: str | None = None) -> Tables:
+def local(location: str, name: str, part: str) -> Path:
+    """A path as it is; an object is copied to the raw folder of run `name`, below `part`.
+
+    Raises:
+        ConfigError, DataError: as `recsys.object_stores.fetch`.
+    """
+    if is_object(location):
+        return fetch(location, _raw(name) / "objects" / part).absolute()
+    return Path(location)
+
+
+def find_tables(events: str, items: str | None = None, *, name: str | None = None) -> Tables:
     """Find the files that a command names, as absolute paths.
 
-    A folder is read as a folder of events, unless the names of its files tell the events from the
+    Objects are copied to the raw folder of run `name` (default: as `name_of`). A folder is read as a folder of events, unless the names of its files tell the events from the
     items (`orders.csv`, `products.csv`).
 
     Raises:
         ConfigError: a path that does not exist, or a folder whose files cannot be told apart.
     """
-    found, described = _find("EVENTS", events), items and _find("--items", items)
+    name = name or name_of(events)
+    found = _find("EVENTS", events, name, "events")
+    described = items and _find("--items", items, name, "items")
     if not found.is_dir():
         return Tables(found, described or None)
     if described and described.parent != found:
@@ -138,13 +152,14 @@ def _words(file: Path) -> set[str]:
     return set(re.split(r"[^a-z]+", file.name.partition(".")[0].lower()))
 
 
-def _find(option: str, path: str) -> Path:
-    own = Path(path).expanduser()
+def _find(option: str, path: str, name: str, part: str) -> Path:
+    own = local(path, name, part).expanduser()
     found = own if own.exists() else find_raw(own)
     if found is None:
         raise ConfigError(
             f"{option}: {path!r} is no file or folder in {Path.cwd()}; give a csv, tsv, parquet or "
-            "jsonl file, a folder of them, or the URL of a database with --query"
+            "jsonl file, a folder of them, the URL of an object (s3://, gs://), or that of a database "
+            "with --query"
         )
     return found.absolute()
 
@@ -255,12 +270,14 @@ def export_tables(events: Any, items: Any | None, name: str, *, force: bool = Fa
 
     def place(part: str, table: Any) -> Path:
         if isinstance(table, (str, Path)):
-            return _find(part, str(table))
+            return _find(part, str(table), name, part)
         return _write(name, part, iter([_as_arrow(part, table)]), "memory", force=force)
 
     described = None if items is None else place("items", items)
     if isinstance(events, (str, Path)):
-        return find_tables(str(events), None if described is None else str(described))
+        return find_tables(
+            str(events), None if described is None else str(described), name=name
+        )
     return Tables(place("events", events), described)
 
 
@@ -281,11 +298,16 @@ def _as_arrow(part: str, table: Any) -> pa.Table:
     return made.select(names).replace_schema_metadata(None)
 
 
+def _raw(name: str) -> Path:
+    """The folder of what is written for run `name`."""
+    return Workspace.of(name).home / "raw" / name
+
+
 def _write(name: str, part: str, tables: Iterator[pa.Table], origin: str, *, force: bool) -> Path:
     """Write `part`.parquet of run `name`, completely or not at all."""
     import pyarrow.parquet as pq
 
-    path = (Workspace.of(name).home / "raw" / name / f"{part}.parquet").absolute()
+    path = (_raw(name) / f"{part}.parquet").absolute()
     digest = hashlib.sha256(origin.encode()).hexdigest()[:16].encode()
     if path.is_file() and not force and (pq.read_schema(path).metadata or {}).get(ORIGIN) != digest:
         raise ConfigError(

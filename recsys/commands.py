@@ -78,8 +78,8 @@ class SourceOptions:
         str | None,
         typer.Argument(
             metavar="EVENTS",
-            help="File of events (csv, tsv, parquet, jsonl), a folder, or a database's SQLAlchemy "
-            "URL; without it, the data that were prepared under --name.",
+            help="File of events (csv, tsv, parquet, jsonl), a folder, an object (s3://, gs://), or "
+            "a database's SQLAlchemy URL; without it, the data that were prepared under --name.",
         ),
     ] = None
     items: Annotated[str | None, typer.Option("--items", help="File that describes the items.")] = (
@@ -125,12 +125,15 @@ class SourceOptions:
     def _find_tables(self, name: str, *, force: bool) -> Tables:
         from recsys.data.sources import Tables, export_queries, find_tables, is_url
         from recsys.errors import ConfigError
+        from recsys.object_stores import shown
 
         events = str(self.events)
         if not is_url(events):
             if self.query or self.items_query:
-                raise ConfigError(f"--query: EVENTS must be the URL of a database, not {events!r}")
-            return find_tables(events, self.items)
+                raise ConfigError(
+                    f"--query: EVENTS must be the URL of a database, not {shown(events)!r}"
+                )
+            return find_tables(events, self.items, name=name)
         found = export_queries(
             events, name, query=self.query, items_query=self.items_query, force=force
         )
@@ -138,7 +141,7 @@ class SourceOptions:
             return found
         if found.items is not None:
             raise ConfigError("--items and --items-query: give only one of them")
-        return Tables(found.events, find_tables(self.items).events)
+        return Tables(found.events, find_tables(self.items, name=name).events)
 
     def _read_columns(self) -> dict[str, str]:
         """Role -> name of the column."""
@@ -159,14 +162,15 @@ class NewsOptions:
     """Options of `recsys retrain`: where new events and items are read from."""
 
     events: Annotated[
-        Path | None,
+        str | None,
         typer.Argument(
             metavar="EVENTS",
-            help="File or folder of events, also a full export: what is older than the served "
-            "bundle's data is left out. Without it, the events of the service's store.",
+            help="File, folder or object (s3://, gs://) of events, also a full export: what is older "
+            "than the served bundle's data is left out. Without it, the events of the service's "
+            "store.",
         ),
     ] = None
-    items: Annotated[Path | None, typer.Option("--items", help="File that describes items.")] = None
+    items: Annotated[str | None, typer.Option("--items", help="File that describes items.")] = None
     column: Annotated[
         list[str] | None,
         typer.Option("--column", help="Name of a column, as item=sku. Repeatable."),
@@ -182,6 +186,7 @@ class NewsOptions:
         Raises:
             ConfigError: neither is there.
         """
+        from recsys.data.sources import local
         from recsys.errors import ConfigError
         from recsys.retraining import Sources
         from recsys.serving.settings import ServingSettings
@@ -199,7 +204,10 @@ class NewsOptions:
                 f"there is no store {served.store}; name it by --store, or give a file of events"
             )
         columns = read_columns(self.column or ())
-        return Sources(store, served.not_history, self.events, self.items, columns)
+        name = str(run.name)
+        events = None if self.events is None else local(self.events, name, "events")
+        items = None if self.items is None else local(self.items, name, "items")
+        return Sources(store, served.not_history, events, items, columns)
 
 
 def read_columns(given: Sequence[str]) -> dict[str, str]:

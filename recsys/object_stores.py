@@ -12,6 +12,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -67,7 +68,7 @@ def writing(location: str | Path) -> Iterator[Path]:
     url = str(location)
     system, place = _open(url)
     name = place.rpartition("/")[2]
-    if not name or "/" not in place:
+    if "/" not in place or url.partition("?")[0].endswith("/"):
         raise ConfigError(f"{shown(url)}: the URL names no object; give BUCKET/KEY")
     with tempfile.TemporaryDirectory(prefix="recsys-") as folder:
         file = Path(folder) / name
@@ -114,11 +115,13 @@ def fetch(url: str, folder: Path) -> Path:
 
 
 def shown(url: str) -> str:
-    """A URL as errors show it: without user, password and options.
+    """A location as errors show it: a URL without user, password and options.
 
-    >>> shown("s3://key:secret@exports/events.csv?region=eu-west-1")
-    's3://exports/events.csv'
+    >>> shown("s3://key:secret@exports/events.csv?region=eu-west-1"), shown("a?.csv")
+    ('s3://exports/events.csv', 'a?.csv')
     """
+    if not is_object(url):
+        return url
     bare = url.partition("?")[0]
     scheme, _, rest = bare.partition("://")
     bucket, slash, key = rest.partition("/")
@@ -174,14 +177,20 @@ def _download(system: fs.FileSystem, info: Any, folder: Path) -> Path:
 
 
 def _upload(system: fs.FileSystem, file: Path, place: str) -> None:
-    """Copy a file to an object. Arrow completes an upload after its last part, or never."""
-    from pyarrow import fs
+    """Copy a file to an object.
 
-    size = file.stat().st_size
-    fs.copy_files(str(file), place, fs.LocalFileSystem(), system)
-    written = system.get_file_info(place)
-    if written.size != size:
-        raise OSError(f"the object has {written.size} bytes, and {size} were sent")
+    A stream of Arrow completes the upload when it is closed, and it is closed even if an exception
+    ends its use. So nothing may interrupt the copy: it runs on a thread, where signals do not
+    arrive. After a part that failed, `close` raises and completes nothing.
+    """
+
+    def copy() -> None:
+        with file.open("rb") as source, system.open_output_stream(place) as target:
+            while block := source.read(BLOCK):
+                target.write(block)
+
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(copy).result()
 
 
 @contextmanager

@@ -30,7 +30,13 @@ def _store() -> None:
 
 @app.command("export")
 def export(
-    file: Annotated[Path, typer.Argument(help="File that ends with .ndjson, .jsonl or .parquet.")],
+    file: Annotated[
+        str,
+        typer.Argument(
+            metavar="FILE",
+            help="File or object (s3://, gs://) that ends with .ndjson, .jsonl or .parquet.",
+        ),
+    ],
     store: Location = None,
     name: Name = None,
     config: ConfigFile = None,
@@ -40,18 +46,24 @@ def export(
 
     Example: recsys store export events.parquet
     """
+    from contextlib import closing
+
+    from recsys.object_stores import shown, writing
     from recsys.serving.transfer import export_events
 
-    opened = _open(store, name, config, set_)
-    try:
-        typer.echo(f"{export_events(opened, file)} events exported to {file}")
-    finally:
-        opened.close()
+    with closing(_open(store, name, config, set_)) as opened, writing(file) as path:
+        count = export_events(opened, path)
+    typer.echo(f"{count} events exported to {shown(file)}")
 
 
 @app.command("import")
 def import_(
-    file: Annotated[Path, typer.Argument(help="File of `export`, or lines of POST /v1/events.")],
+    file: Annotated[
+        str,
+        typer.Argument(
+            metavar="FILE", help="File or object of `export`, or lines of POST /v1/events."
+        ),
+    ],
     store: Location = None,
     name: Name = None,
     config: ConfigFile = None,
@@ -63,16 +75,17 @@ def import_(
     """
     import asyncio
 
+    from contextlib import closing
+
     from recsys.errors import DataError
+    from recsys.object_stores import reading, shown
     from recsys.serving.transfer import import_events
 
-    if not file.is_file():
-        raise DataError(f"{file}: there is no such file")
-    opened = _open(store, name, config, set_)
-    try:
-        done = asyncio.run(import_events(opened, file))
-    finally:
-        opened.close()
+    with reading(file) as path:
+        if not path.is_file():
+            raise DataError(f"{shown(file)}: there is no such file")
+        with closing(_open(store, name, config, set_)) as opened:
+            done = asyncio.run(import_events(opened, path))
     typer.echo(
         f"{done.accepted} events imported, {done.duplicates} were there, {done.ignored} of erased "
         f"users left out"
@@ -82,7 +95,12 @@ def import_(
 
 @app.command("snapshot")
 def snapshot(
-    file: Annotated[Path, typer.Argument(help="File to write or replace, for example shop.zip.")],
+    file: Annotated[
+        str,
+        typer.Argument(
+            metavar="FILE", help="File or object to write or replace, for example shop.zip."
+        ),
+    ],
     store: Location = None,
     keys: KeysFile = None,
     name: Name = None,
@@ -91,22 +109,22 @@ def snapshot(
 ) -> None:
     """Write the whole store and the hashes of the keys to one file. The service may be running.
 
-    Example: recsys store snapshot backup.zip
+    Example: recsys store snapshot backup.zip, or recsys store snapshot s3://backups/shop.zip
     """
+    from contextlib import closing
+
+    from recsys.object_stores import shown, writing
     from recsys.serving.snapshots import write_snapshot
 
     place = keys or _settings(store, name, config, set_).keys
-    opened = _open(store, name, config, set_)
-    try:
-        count = write_snapshot(opened, file, place)
-    finally:
-        opened.close()
-    typer.echo(f"{count} events and {'the' if place else 'no'} keys are in {file}")
+    with closing(_open(store, name, config, set_)) as opened, writing(file) as path:
+        count = write_snapshot(opened, path, place)
+    typer.echo(f"{count} events and {'the' if place else 'no'} keys are in {shown(file)}")
 
 
 @app.command("restore")
 def restore(
-    file: Annotated[Path, typer.Argument(help="File of `snapshot`.")],
+    file: Annotated[str, typer.Argument(metavar="FILE", help="File or object of `snapshot`.")],
     store: Location = None,
     keys: KeysFile = None,
     replace: Annotated[
@@ -122,17 +140,17 @@ def restore(
 
     Example: recsys store restore backup.zip --store postgresql://localhost/shop
     """
+    from contextlib import closing
+
+    from recsys.object_stores import reading
     from recsys.serving.settings import default_keys
     from recsys.serving.snapshots import restore_snapshot
 
     settings = _settings(store, name, config, set_)
     is_chosen = "keys" in settings.model_fields_set
     place = keys or (settings.keys if is_chosen else default_keys())
-    opened = _open(store, name, config, set_)
-    try:
-        done = restore_snapshot(opened, file, place, replace=replace)
-    finally:
-        opened.close()
+    with reading(file) as path, closing(_open(store, name, config, set_)) as opened:
+        done = restore_snapshot(opened, path, place, replace=replace)
     typer.echo(
         f"{done.events} events of {done.created} restored, {done.left_out} of erased users left out"
         + (f"; keys are in {place}" if done.keys else "; keys were not written")
