@@ -25,7 +25,7 @@ from recsys.serving.client import Client, ServiceError
 confluent = pytest.importorskip("confluent_kafka", reason="the extra 'kafka' is not installed")
 
 PATIENCE_S = 60
-METADATA, OFFSET_COMMIT = 3, 8  # numbers of requests in Kafka's protocol
+OFFSET_COMMIT = 8  # number of the request in Kafka's protocol
 # The mock lets the next member wait for the session of one that left.
 QUICK = {"session.timeout.ms": "1500", "heartbeat.interval.ms": "200", "log_level": "0"}
 ERROR = {"type": "urn:recsys:problem:x", "title": "x", "detail": "x", "code": "x"}
@@ -59,6 +59,10 @@ class Cluster:
         self._lib.rd_kafka_mock_push_request_errors(
             self._cluster, ctypes.c_int16(request), count, *errors
         )
+
+    def recover(self, request):
+        """Answer a kind of requests without errors again."""
+        self._lib.rd_kafka_mock_clear_request_errors(self._cluster, ctypes.c_int16(request))
 
     def close(self):
         self._lib.rd_kafka_mock_cluster_destroy(self._cluster)
@@ -119,8 +123,8 @@ def forward(cluster, topic):
         finally:
             stop.set()
             thread.join(PATIENCE_S)
-        if failures:
-            raise failures[0]
+            if failures:
+                raise failures[0]
 
     return run
 
@@ -298,11 +302,11 @@ def test_a_lost_commit_brings_the_same_ids_again(cluster, produce, forward, comm
     cluster.fail(OFFSET_COMMIT, 22, 50)  # ILLEGAL_GENERATION, as after a rebalance
     with service.client() as client, forward(client) as (forwarder, _):
         wait_for(lambda: forwarder.totals["accepted"] == 3)
-    cluster.fail(OFFSET_COMMIT, 0, 0)
+    cluster.recover(OFFSET_COMMIT)
     first = sorted(e["event_id"] for e in service.taken)
-    assert committed("2") == [0, 0, 0]
-    with service.client() as client, forward(client, group="2"):
-        wait_for(lambda: len(service.taken) == 6)
+    assert committed() == [0, 0, 0]
+    with service.client() as client, forward(client):
+        wait_for(lambda: committed() == [1, 1, 1])
     assert sorted(e["event_id"] for e in service.taken) == sorted(first * 2)
 
 
@@ -352,12 +356,42 @@ def test_dead_letters_of_a_topic_are_the_messages(cluster, produce, forward, com
     assert {header["partition"] for header in headers} == {b"0", b"1"}
 
 
-def test_a_topic_that_is_not_there_ends_it(cluster):
-    cluster.fail(METADATA, 3, 20)  # UNKNOWN_TOPIC_OR_PART
-    consumer = kafka.open_consumer(cluster.brokers, "none", "none", QUICK)
-    service = Service(lambda *_: (200, {}))
-    with service.client() as client, pytest.raises(kafka.KafkaError, match="UNKNOWN_TOPIC"):
-        kafka.Forwarder(consumer, client, lambda *_: None).run()
+class Broken:
+    """A consumer whose first answer is an error in place of a message."""
+
+    def __init__(self, code):
+        self.error = confluent.KafkaError(getattr(confluent.KafkaError, code))
+        self.closed = False
+
+    def consume(self, *_):
+        message = Message(None)
+        message.error = lambda: self.error
+        return [message]
+
+    def close(self):
+        self.closed = True
+
+
+@pytest.mark.parametrize("code", ["UNKNOWN_TOPIC_OR_PART", "TOPIC_AUTHORIZATION_FAILED", "_FATAL"])
+def test_a_topic_that_cannot_be_read_ends_it(code):
+    consumer = Broken(code)
+    with pytest.raises(kafka.KafkaError, match=code):
+        kafka.Forwarder(consumer, None, lambda *_: None).run()
+    assert consumer.closed
+
+
+@pytest.mark.parametrize("code", kafka.PASSING)
+def test_trouble_of_the_connection_does_not_end_it(code):
+    consumer, stop = Broken(code), threading.Event()
+    read = consumer.consume
+
+    def consume(*_):
+        stop.set()
+        return read()
+
+    consumer.consume = consume
+    kafka.Forwarder(consumer, None, lambda *_: None, stop).run()
+    assert consumer.closed
 
 
 def test_the_command_ends_cleanly_with_sigterm(
