@@ -275,9 +275,7 @@ def export_tables(events: Any, items: Any | None, name: str, *, force: bool = Fa
 
     described = None if items is None else place("items", items)
     if isinstance(events, (str, Path)):
-        return find_tables(
-            str(events), None if described is None else str(described), name=name
-        )
+        return find_tables(str(events), None if described is None else str(described), name=name)
     return Tables(place("events", events), described)
 
 

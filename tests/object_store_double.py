@@ -1,18 +1,20 @@
-"""A double of an S3 service: a small part of its protocol, written from its documentation.
+"""Doubles of S3 and of Google's store: small parts of their protocols, from their documentation.
 
-It knows GET, HEAD and PUT of objects, ListObjectsV2 with a delimiter, and multipart uploads. It
-checks no signature, and takes any bucket that it was made with. An upload becomes an object when it
-is completed.
+S3: GET, HEAD and PUT of objects, ListObjectsV2 with a delimiter, and multipart uploads. Google: the
+JSON interface for objects and lists, and resumable uploads. They check no signature. An upload
+becomes an object when it is completed.
 """
 
 import itertools
+import json
 import re
 import threading
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from email.utils import formatdate
 from hashlib import md5
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from urllib.parse import parse_qs, unquote, urlsplit
+from urllib.parse import parse_qs, parse_qsl, unquote, urlsplit
 from xml.sax.saxutils import escape
 
 XMLNS = 'xmlns="http://s3.amazonaws.com/doc/2006-03-01/"'
@@ -23,7 +25,7 @@ class Store:
 
     Attributes:
         objects: (bucket, key) -> content and time (Unix seconds).
-        uploads: id -> number of the part -> content; of uploads that are not complete.
+        uploads: id -> what has arrived of an upload that is not complete.
         requests: method, path and query of each request.
         fail: (method, path, query) -> an HTTP status to refuse a request with, or None.
     """
@@ -41,21 +43,35 @@ class Store:
         self.objects[bucket, key] = content, self.now
 
 
-def handler(store):
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
+class Handler(BaseHTTPRequestHandler):
+    """What both have in common."""
 
-        def log_message(self, *_):
-            pass
+    protocol_version = "HTTP/1.1"
 
-        def answer(self, status, content=b"", headers=None):
-            self.send_response(status)
-            for name, value in ({"Content-Length": len(content)} | (headers or {})).items():
-                self.send_header(name, str(value))
-            self.end_headers()
-            if self.command != "HEAD":
-                self.wfile.write(content)
+    def log_message(self, *_):
+        pass
 
+    def answer(self, status, content=b"", headers=None):
+        self.send_response(status)
+        for name, value in ({"Content-Length": len(content)} | (headers or {})).items():
+            self.send_header(name, str(value))
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(content)
+
+    def body(self):
+        if self.headers.get("Transfer-Encoding") != "chunked":
+            return self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        parts = []
+        while size := int(self.rfile.readline().partition(b";")[0], 16):
+            parts.append(self.rfile.read(size))
+            self.rfile.readline()
+        self.rfile.readline()
+        return b"".join(parts)
+
+
+def amazon(store):
+    class Amazon(Handler):
         def xml(self, name, inner, status=200):
             text = f'<?xml version="1.0" encoding="UTF-8"?><{name} {XMLNS}>{inner}</{name}>'
             self.answer(status, text.encode(), {"Content-Type": "application/xml"})
@@ -68,14 +84,7 @@ def handler(store):
                 self.answer(status, text.encode(), {"Content-Type": "application/xml"})
 
         def content(self):
-            if self.headers.get("Transfer-Encoding") == "chunked":
-                body = b""
-                while size := int(self.rfile.readline().partition(b";")[0], 16):
-                    body += self.rfile.read(size)
-                    self.rfile.readline()
-                self.rfile.readline()
-            else:
-                body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+            body = self.body()
             if "aws-chunked" not in self.headers.get("Content-Encoding", ""):
                 return body
             parts = []
@@ -172,14 +181,71 @@ def handler(store):
             store.put(bucket, key, b"".join(parts[number] for number in sorted(parts)))
             return self.xml("CompleteMultipartUploadResult", '<ETag>"whole"</ETag>')
 
-    return Handler
+    return Amazon
+
+
+def google(store):
+    class Google(Handler):
+        def json(self, found, status=200):
+            self.answer(status, json.dumps(found).encode(), {"Content-Type": "application/json"})
+
+        def describe(self, place):
+            content, time = store.objects[place]
+            date = datetime.fromtimestamp(time, UTC).isoformat().replace("+00:00", "Z")
+            return {
+                "kind": "storage#object", "bucket": place[0], "name": place[1],
+                "size": str(len(content)), "generation": "1", "metageneration": "1",
+                "updated": date, "timeCreated": date,
+            }  # fmt: skip
+
+        def do(self):
+            parsed = urlsplit(self.path)
+            query = dict(parse_qsl(parsed.query, keep_blank_values=True))
+            body = self.body()
+            store.requests.append((self.command, parsed.path, query))
+            if status := store.fail(self.command, parsed.path, query):
+                return self.json({"error": {"code": status, "message": "no"}}, status)
+            found = re.fullmatch(r"(?:/upload)?/storage/v1/b/([^/]+)/o(?:/(.+))?", parsed.path)
+            if self.command == "PUT":
+                return self.add(query["upload_id"], body)
+            bucket, key = found[1], unquote(found[2] or "")
+            if self.command == "POST":
+                name = str(next(store.numbers))
+                store.uploads[name] = (bucket, query["name"]), []
+                return self.answer(200, b"", {"Location": f"{store.url}/parts?upload_id={name}"})
+            if not key:
+                prefix = query.get("prefix", "")
+                places = [p for p in store.objects if p[0] == bucket and p[1].startswith(prefix)]
+                if query.get("delimiter"):
+                    places = [p for p in places if "/" not in p[1][len(prefix) :]]
+                items = [self.describe(place) for place in sorted(places)]
+                return self.json({"kind": "storage#objects", "items": items})
+            if (bucket, key) not in store.objects:
+                return self.json({"error": {"code": 404, "message": "Not Found"}}, 404)
+            if query.get("alt") == "media":
+                return self.answer(200, store.objects[bucket, key][0])
+            return self.json(self.describe((bucket, key)))
+
+        do_GET = do_PUT = do_POST = do_DELETE = do  # noqa: N815
+
+        def add(self, name, body):
+            place, parts = store.uploads[name]
+            parts.append(body)
+            if self.headers.get("Content-Range", "").endswith("/*"):
+                size = sum(map(len, parts))
+                return self.answer(308, b"", {"Range": f"bytes=0-{size - 1}"})
+            del store.uploads[name]
+            store.put(*place, b"".join(parts))
+            return self.json(self.describe(place))
+
+    return Google
 
 
 @contextmanager
-def serve(*buckets):
+def serve(*buckets, kind=amazon):
     """Serve an empty store with these buckets on the loopback; yields the `Store`."""
     store = Store(*buckets)
-    server = ThreadingHTTPServer(("127.0.0.1", 0), handler(store))
+    server = ThreadingHTTPServer(("127.0.0.1", 0), kind(store))
     server.daemon_threads = True
     store.url = f"http://127.0.0.1:{server.server_port}"
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})

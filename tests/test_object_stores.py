@@ -1,4 +1,4 @@
-"""Object stores, against a double of S3's protocol that serves on the loopback.
+"""Object stores, against doubles of their protocols that serve on the loopback.
 
 What was written is read back over plain HTTP, without the code under test.
 """
@@ -23,11 +23,11 @@ from recsys.object_stores import fetch, is_object, reading, shown, writing
 from recsys.options import RunOptions
 from recsys.serving.store_commands import app
 
-double = importlib.util.spec_from_file_location(
+spec = importlib.util.spec_from_file_location(
     "object_store_double", Path(__file__).parent / "object_store_double.py"
 )
-s3 = importlib.util.module_from_spec(double)
-double.loader.exec_module(s3)
+double = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(double)
 
 SECRET = "hunter2/hunter2"
 PART = 10 << 20  # bytes; Arrow sends larger files in parts of this size
@@ -36,12 +36,24 @@ EVENTS = b"customer,sku,bought_at\na,x,1\na,y,2\nb,x,3\n"
 
 @pytest.fixture
 def store(monkeypatch):
-    with s3.serve("shop") as served:
+    with double.serve("shop") as served:
         monkeypatch.setenv("AWS_ACCESS_KEY_ID", "someone")
         monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
         monkeypatch.setenv("AWS_ENDPOINT_URL", served.url)
         monkeypatch.setenv("AWS_REGION", "eu-west-1")
         yield served
+
+
+@pytest.fixture
+def google():
+    """A double of Google's store, and a function that makes URLs of its bucket `shop`."""
+    with double.serve("shop", kind=double.google) as served:
+        options = f"scheme=http&endpoint_override={served.url.removeprefix('http://')}"
+
+        def url(key):
+            return f"gs://anonymous@shop/{key}?{options}&retry_limit_seconds=1"
+
+        yield served, url
 
 
 @pytest.fixture
@@ -153,6 +165,28 @@ def test_a_part_that_fails_leaves_the_old_object(store, number):
     with pytest.raises(DataError, match="ACCESS_DENIED"), writing("s3://shop/a.bin") as path:
         path.write_bytes(bytes(PART + 1))
     assert over_http(store, "shop/a.bin") == b"old"
+
+
+def test_objects_at_google(google, tmp_path):
+    store, url = google
+    for key in ("day/a.csv", "day/b.csv", "day/old/c.csv", "days.csv"):
+        store.put("shop", key, key.encode())
+    assert fetch(url("days.csv"), tmp_path).read_text() == "days.csv"
+    folder = fetch(url("day"), tmp_path)
+    assert sorted(path.name for path in folder.iterdir()) == ["a.csv", "b.csv"]
+    with pytest.raises(DataError, match="^gs://shop/none: there is no such object$"):
+        fetch(url("none"), tmp_path)
+    for content in (b"", b"few", os.urandom(PART + 1)):
+        with writing(url("out/a.bin")) as path:
+            path.write_bytes(content)
+        assert over_http(store, "storage/v1/b/shop/o/out%2Fa.bin?alt=media") == content
+    store.fail = lambda method, path, query: 403 if method == "PUT" else None
+    with (
+        pytest.raises(DataError, match=r"^gs://shop/out/a\.bin: "),
+        writing(url("out/a.bin")) as path,
+    ):
+        path.write_bytes(b"new")
+    assert store.objects["shop", "out/a.bin"][0] == content
 
 
 def test_a_writer_that_fails_uploads_nothing(store):
