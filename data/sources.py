@@ -93,8 +93,9 @@ def local(location: str, name: str, part: str) -> Path:
 def find_tables(events: str, items: str | None = None, *, name: str | None = None) -> Tables:
     """Find the files that a command names, as absolute paths.
 
-    Objects are copied to the raw folder of run `name` (default: as `name_of`). A folder is read as a folder of events, unless the names of its files tell the events from the
-    items (`orders.csv`, `products.csv`).
+    Objects are copied to the raw folder of run `name` (default: as `name_of`). A folder is read as
+    a folder of events, unless the names of its files tell the events from the items (`orders.csv`,
+    `products.csv`).
 
     Raises:
         ConfigError: a path that does not exist, or a folder whose files cannot be told apart.
@@ -158,8 +159,8 @@ def _find(option: str, path: str, name: str, part: str) -> Path:
     if found is None:
         raise ConfigError(
             f"{option}: {path!r} is no file or folder in {Path.cwd()}; give a csv, tsv, parquet or "
-            "jsonl file, a folder of them, the URL of an object (s3://, gs://), or that of a database "
-            "with --query"
+            "jsonl file, a folder of them, an object (s3://, gs://), or the URL of a database with "
+            "--query"
         )
     return found.absolute()
 

@@ -78,8 +78,9 @@ class SourceOptions:
         str | None,
         typer.Argument(
             metavar="EVENTS",
-            help="File of events (csv, tsv, parquet, jsonl), a folder, an object (s3://, gs://), or "
-            "a database's SQLAlchemy URL; without it, the data that were prepared under --name.",
+            help="File of events (csv, tsv, parquet, jsonl), a folder, an object (s3://, gs://), "
+            "or a database's SQLAlchemy URL; without it, the data that were prepared under "
+            "--name.",
         ),
     ] = None
     items: Annotated[str | None, typer.Option("--items", help="File that describes the items.")] = (
@@ -165,9 +166,9 @@ class NewsOptions:
         str | None,
         typer.Argument(
             metavar="EVENTS",
-            help="File, folder or object (s3://, gs://) of events, also a full export: what is older "
-            "than the served bundle's data is left out. Without it, the events of the service's "
-            "store.",
+            help="File, folder or object (s3://, gs://) of events, also a full export: what is "
+            "older than the served bundle's data is left out. Without it, the events of the "
+            "service's store.",
         ),
     ] = None
     items: Annotated[str | None, typer.Option("--items", help="File that describes items.")] = None

@@ -1,9 +1,9 @@
-"""Files in an object store: `s3://BUCKET/KEY` (S3 and what speaks its protocol) and `gs://BUCKET/KEY`.
+"""Files in object stores: `s3://BUCKET/KEY` (S3 and its protocol elsewhere), `gs://BUCKET/KEY`.
 
 pyarrow speaks to both, so nothing else is installed. Credentials come from where the stores' own
 tools find them: environment, profile, or the machine's role; a URL with credentials is refused, and
-no text of an error has any. Objects are copied to the disk and back as wholes: whoever reads an
-object or a folder sees all of it, and an upload that is interrupted leaves nothing, or what was there.
+no text of an error has any. Objects are copied to the disk and back as wholes: a file that was read
+is complete, and an upload that is interrupted leaves nothing, or what was there.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def fetch(url: str, folder: Path) -> Path:
             raise DataError(f"{shown(url)}: there is no such object")
         below = system.get_file_info(fs.FileSelector(place.rstrip("/")))
     files = [info for info in below if info.type == fs.FileType.File]
-    target = folder / found.base_name
+    target: Path = folder / found.base_name
     if target.is_dir():
         names = {info.base_name for info in files}
         for old in target.iterdir():
@@ -151,7 +151,7 @@ def _download(system: fs.FileSystem, info: Any, folder: Path) -> Path:
     """Copy an object to a file of its name, completely or not at all."""
     if info.base_name in ("", ".", ".."):
         raise DataError(f"the object {info.path!r} cannot be a file; rename it")
-    path = folder / info.base_name
+    path: Path = folder / info.base_name
     time_ns = info.mtime_ns or 0
     if path.is_file():
         there = path.stat()

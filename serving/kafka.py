@@ -73,8 +73,8 @@ def read_events(message: Message) -> list[dict[str, Any]]:
     """The events of a message: one event, or `{"events": [...]}`, as in `POST /v1/events`.
 
     An event without an `event_id` gets one from the message's topic, partition, offset and time; so
-    a repeated message is recognised, and a topic that was made again has other ids. An event without
-    a `timestamp` gets the message's.
+    a repeated message is recognised, and a topic that was made again has other ids. An event
+    without a `timestamp` gets the message's.
 
     Raises:
         MalformedError: the message is not JSON, or of another form.

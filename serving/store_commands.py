@@ -74,7 +74,6 @@ def import_(
     Example: recsys store import events.parquet --store postgresql://localhost/shop
     """
     import asyncio
-
     from contextlib import closing
 
     from recsys.errors import DataError

@@ -1,8 +1,7 @@
-"""Events from Kafka. The brokers are librdkafka's mock cluster, which talks Kafka's protocol over TCP."""
+"""Events from Kafka: a real client on librdkafka's mock cluster, which speaks its protocol."""
 
 import ctypes
 import json
-import os
 import re
 import signal
 import subprocess
@@ -10,7 +9,7 @@ import sys
 import threading
 import uuid
 from collections import Counter
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import httpx
 import pytest
@@ -236,7 +235,7 @@ def test_what_the_service_refuses_is_kept_with_the_reason(
             b"{not json",
             b"\xff\xfe",
             [1],
-            event(1, itme="item-1"),
+            event(1, article="item-1"),
             event(1, event_id="taken"),
             {"events": [event(20), event(21, value="much")]},
             *[event(number) for number in range(30, 40)],
@@ -251,7 +250,7 @@ def test_what_the_service_refuses_is_kept_with_the_reason(
     reasons = {letter.get("value"): letter["reason"] for letter in letters}
     assert reasons["{not json"].startswith("malformed_body")
     assert reasons["[1]"] == 'malformed_body: it is neither an event nor {"events": [...]}'
-    assert "/events/0/itme" in reasons[json.dumps(event(1, itme="item-1"))]
+    assert "/events/0/article" in reasons[json.dumps(event(1, article="item-1"))]
     assert "event_conflict" in reasons[json.dumps(event(1, event_id="taken"))]
     assert [letter["value_base64"] for letter in letters if "value" not in letter] == ["//4="]
     assert {letter["partition"] for letter in letters} <= {0, 1, 2}
@@ -467,11 +466,8 @@ def test_ids_and_times_come_from_the_place_of_the_message():
 
 @given(st.binary(max_size=40) | st.none())
 def test_any_value_is_events_or_malformed(value):
-    try:
+    with suppress(MalformedError):
         found = kafka.read_events(Message(value))
-    except MalformedError as error:
-        assert str(error)
-    else:
         assert all(isinstance(row, dict) and row["event_id"] for row in found)
 
 
@@ -502,4 +498,4 @@ def test_settings_are_read_and_no_value_is_shown(tmp_path):
 def test_letters_need_a_file_that_can_be_written(tmp_path):
     with pytest.raises(ConfigError, match="--dead-letters"):
         kafka.file_of_letters(tmp_path / "none" / "letters.ndjson")
-    assert not os.listdir(tmp_path)
+    assert not list(tmp_path.iterdir())
