@@ -36,6 +36,7 @@ TREE = {
     "mcp": (),
     "experiment": ("put", "list", "results", "delete"),
     "store": ("export", "import", "snapshot", "restore", "migrate"),
+    "events": ("consume",),
     "batch": ("score",),
     "doctor": (),
 }
