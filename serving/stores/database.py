@@ -17,10 +17,10 @@ from typing import Any, ClassVar
 from recsys.serving.stores.records import StoreAwayError, StoreError
 
 logger = logging.getLogger("recsys.serving.stores")
-SCHEMA_VERSION = 5
+SCHEMA_VERSION = 6
 STORE_ID, SALT = "store_id", "erasure_salt"  # keys of `state`
-# What undoes a migration, by its number; that of the last one is here.
-BACK = {5: ("DROP TABLE exposures",)}
+# The store gets a new id with the next migration, and refuses cursors with the old one.
+FORGET_CURSORS = f"DELETE FROM state WHERE key = '{STORE_ID}'"  # noqa: S608
 LEFT_BYTES = "left_bytes"  # key of `state` while bytes of erased users may be on the disk
 
 
@@ -36,6 +36,7 @@ class Database(ABC):
     """
 
     migrations: ClassVar[Mapping[int, Sequence[str]]]
+    back: ClassVar[Mapping[int, Sequence[str]]]  # undoes the last migration
     write_version: ClassVar[str]
     begin: ClassVar[str]
     begin_snapshot: ClassVar[str]
@@ -146,8 +147,7 @@ class Database(ABC):
                 connection.execute(statement)
             connection.execute(self.write_version.format(number))
         for number in range(version, to, -1):
-            self._check_back(connection, number)
-            for statement in BACK[number]:
+            for statement in self.back[number]:
                 connection.execute(statement)
             connection.execute(self.write_version.format(number - 1))
         for key, value in ((STORE_ID, uuid.uuid4().hex), (SALT, secrets.token_hex(32))):
@@ -160,10 +160,6 @@ class Database(ABC):
     @abstractmethod
     def _migrated(self, connection: Any, version: int, to: int) -> None:
         """Finish migrations with what SQL cannot do, in their transaction."""
-
-    @abstractmethod
-    def _check_back(self, connection: Any, version: int) -> None:
-        """Raise `StoreError` if the content cannot be that of the schema before `version`."""
 
     def _constant(self, connection: Any, key: str) -> str:
         query = self._sql("SELECT value FROM state WHERE key = ?")

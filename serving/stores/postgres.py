@@ -8,6 +8,7 @@ from urllib.parse import urlsplit
 
 from recsys.errors import ConfigError
 from recsys.serving.stores.breaker import Breaker, Watch
+from recsys.serving.stores.database import FORGET_CURSORS
 from recsys.serving.stores.store import EVENT_COLUMNS, SEEDING, RaceError, Store
 
 try:
@@ -76,7 +77,36 @@ MIGRATIONS = {
         "CREATE INDEX exposures_by_experiment ON exposures (experiment, user_id, time_ms)",
         "CREATE INDEX exposures_by_user ON exposures (user_id)",
     ),
+    # Ids become visible in another order than they are given; transactions tell what is complete.
+    6: (
+        *(
+            statement
+            for table in ("events", "erasures")
+            for statement in (
+                f"ALTER TABLE {table} ADD COLUMN transaction BIGINT NOT NULL DEFAULT 0",
+                f"ALTER TABLE {table} ALTER COLUMN transaction"
+                " SET DEFAULT pg_current_xact_id()::text::bigint",
+            )
+        ),
+        # Of the ids that events have; NULL before this version.
+        "ALTER TABLE erasures ADD COLUMN id BIGINT",
+        "ALTER TABLE erasures ADD COLUMN tenant_hash TEXT",
+        "CREATE INDEX erasures_by_transaction ON erasures (transaction, id)",
+        "CREATE INDEX events_to_follow ON events (transaction, id) WHERE seed IS NULL",
+    ),
 }
+BACK = {
+    6: (
+        "ALTER TABLE events DROP COLUMN transaction",  # and the indexes that have it
+        "ALTER TABLE erasures DROP COLUMN transaction, DROP COLUMN id, DROP COLUMN tenant_hash",
+        FORGET_CURSORS,
+    )
+}
+# Whether rows are of transactions that this server has not begun yet.
+FOREIGN = """SELECT greatest(
+    (SELECT max(transaction) FROM events WHERE seed IS NULL),
+    (SELECT max(transaction) FROM erasures)
+) >= pg_snapshot_xmax(pg_current_snapshot())::text::bigint"""
 ARRAYS = (
     "text[]", "text[]", "text[]", "text[]", "bigint[]", "float8[]", "text[]", "smallint[]",
     "text[]", "text[]",
@@ -86,7 +116,9 @@ INSERT = (  # one array per column: ten times as fast as one statement per row
     f" SELECT * FROM unnest({', '.join(f'%s::{kind}' for kind in ARRAYS)})"
     " ON CONFLICT DO NOTHING"
 )
+FOLLOWED = 6  # schema since which rows have their transactions
 LOCK = 0x7265637379  # first key of pg_advisory_xact_lock
+LARGEST_ID = 2**63 - 1
 CONNECT_TIMEOUT_S = 3
 AWAY_S = 1.0
 CALL_S = 3.0  # of a call that a request waits for; less than the deadline of requests
@@ -103,6 +135,8 @@ class PostgresStore(Store):
     is_remote: ClassVar[bool] = True
 
     migrations = MIGRATIONS
+    back = BACK
+    order: ClassVar[tuple[str, ...]] = ("transaction", "id")
     write_version: ClassVar[str] = (
         "WITH old AS (DELETE FROM recsys_schema) INSERT INTO recsys_schema VALUES ({})"
     )
@@ -199,6 +233,11 @@ class PostgresStore(Store):
             (version,) = connection.execute(
                 "SELECT coalesce(max(version), 1) FROM recsys_schema"
             ).fetchone()
+            if version >= FOLLOWED and connection.execute(FOREIGN).fetchone()[0]:
+                # The database was copied here by dump and restore: order its rows by their ids.
+                connection.execute("UPDATE events SET transaction = 0 WHERE seed IS NULL")
+                connection.execute("UPDATE erasures SET transaction = 0")
+                connection.execute(FORGET_CURSORS)
             self._change_schema(connection, version, to)
 
     def _lock(self, cursor: Any, what: int) -> None:
@@ -219,6 +258,15 @@ class PostgresStore(Store):
         except psycopg.errors.DeadlockDetected as error:
             raise RaceError from error
         return int(cursor.rowcount)
+
+    def _next_id(self, cursor: Any) -> int:
+        cursor.execute("SELECT nextval(pg_get_serial_sequence('events', 'id'))")
+        return int(cursor.fetchone()[0])
+
+    def _settled(self) -> tuple[int, ...]:
+        query = "SELECT pg_snapshot_xmin(pg_current_snapshot())::text::bigint"
+        ((oldest,),) = self._query(query, ())
+        return oldest - 1, LARGEST_ID
 
     def _bulk(
         self,

@@ -39,6 +39,13 @@ class StoreAwayError(StoreError):
     """The server of the store cannot be reached now; it may come back."""
 
 
+class AheadError(RecsysError):
+    """A place of a change is behind all changes of the store, which was put back to a copy."""
+
+    def __init__(self) -> None:
+        super().__init__("it is behind the last change of the store")
+
+
 class EventConflictError(RecsysError):
     """Events with these ids are stored with other content; nothing was written.
 
@@ -90,6 +97,18 @@ class StoredEvent(Event):
 
     place: int = 0
     linked: bool | None = None
+
+
+class Change(NamedTuple):
+    """An event or an erasure of a store; with neither, a place up to which there is none.
+
+    `user_hash` is that of the event's user, or of the erased one; `erased_ms` is its time.
+    """
+
+    place: tuple[int, ...]
+    user_hash: str | None = None
+    event: StoredEvent | None = None
+    erased_ms: int | None = None
 
 
 class Act(NamedTuple):

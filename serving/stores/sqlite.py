@@ -9,13 +9,13 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
-from recsys.serving.stores.database import LEFT_BYTES
+from recsys.serving.stores.database import FORGET_CURSORS, LEFT_BYTES
 from recsys.serving.stores.records import SEED_TYPE, StoreError
 from recsys.serving.stores.store import EVENT_COLUMNS, Store
 
 logger = logging.getLogger("recsys.serving.stores")
 
-# Numbered, all in one transaction; `database.BACK` undoes the last. Released ones are never edited.
+# Numbered, all in one transaction; `BACK` undoes the last. Released ones are never edited.
 MIGRATIONS = {
     1: (
         """CREATE TABLE events (
@@ -71,11 +71,30 @@ MIGRATIONS = {
         "CREATE INDEX exposures_by_experiment ON exposures (experiment, user_id, time_ms)",
         "CREATE INDEX exposures_by_user ON exposures (user_id)",
     ),
+    6: (
+        # Of the ids that events have; NULL before this version.
+        "ALTER TABLE erasures ADD COLUMN id INTEGER",
+        "ALTER TABLE erasures ADD COLUMN tenant_hash TEXT",
+        "CREATE INDEX erasures_by_id ON erasures (id)",
+        "CREATE INDEX events_to_follow ON events (id) WHERE seed IS NULL",
+    ),
+}
+BACK = {
+    6: (
+        "DROP INDEX events_to_follow",
+        "DROP INDEX erasures_by_id",
+        "ALTER TABLE erasures DROP COLUMN tenant_hash",
+        "ALTER TABLE erasures DROP COLUMN id",
+        FORGET_CURSORS,
+    )
 }
 INSERT = (
-    f"INSERT INTO events ({', '.join(EVENT_COLUMNS)})"  # noqa: S608 - our own names
-    f" VALUES ({', '.join('?' * len(EVENT_COLUMNS))})"
+    f"INSERT INTO events (id, {', '.join(EVENT_COLUMNS)})"  # noqa: S608 - our own names
+    f" VALUES (?, {', '.join('?' * len(EVENT_COLUMNS))})"
 )
+LAST_ID = """SELECT max(
+    coalesce((SELECT max(id) FROM events), 0), coalesce((SELECT max(id) FROM erasures), 0)
+)"""
 BUSY_TIMEOUT_S = 4.0  # of a call that a request waits for; less than the deadline of requests
 PATIENT_S = 30.0  # of bulk work
 OVERWRITE_WAIT_MS = 100  # for a reader or another writer, before overwriting is put off
@@ -98,6 +117,8 @@ class SqliteStore(Store):
     """
 
     migrations = MIGRATIONS
+    back = BACK
+    order: ClassVar[tuple[str, ...]] = ("id",)
     write_version: ClassVar[str] = "PRAGMA user_version = {}"
     readers: ClassVar[int] = 2
     # The write lock is taken at once, so rows read in the transaction do not change.
@@ -160,8 +181,18 @@ class SqliteStore(Store):
         return condition, json.dumps(list(values))
 
     def _insert(self, cursor: Any, rows: Sequence[Sequence[Any]]) -> int:
-        cursor.executemany(f"{INSERT} ON CONFLICT DO NOTHING", rows)
+        # SQLite itself would give the ids of erased events again.
+        numbered = ((id_, *row) for id_, row in enumerate(rows, start=self._next_id(cursor)))
+        cursor.executemany(f"{INSERT} ON CONFLICT DO NOTHING", numbered)
         return int(cursor.rowcount)
+
+    def _next_id(self, cursor: Any) -> int:
+        (last,) = cursor.execute(LAST_ID).fetchone()
+        return int(last) + 1
+
+    def _settled(self) -> tuple[int, ...]:
+        ((last,),) = self._query(LAST_ID, ())
+        return (last,)
 
     def _bulk(
         self,

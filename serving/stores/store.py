@@ -30,7 +30,9 @@ from recsys.serving.stores.records import (
     NOT_HISTORY,
     SEED_TYPE,
     Act,
+    AheadError,
     Appended,
+    Change,
     Event,
     EventConflictError,
     Exposed,
@@ -60,6 +62,7 @@ SERVED_WAITING = 10_000  # of them, not yet written
 DROPPED_AT_ONCE = 2_000  # exposures in a transaction, about 0.03 s
 EXPOSURES_OF_USER = 100  # in one experiment; later answers do not count
 RACES = 5
+PASSED = 10_000  # events of other tenants, read at once
 SALTED = 4  # schema since which hashes of erased users are salted
 SEEDING, JOURNAL = range(2)  # activities of one process at a time
 SKEW_MS = 3_600_000  # by which the clock of whoever reports feedback may be behind
@@ -102,6 +105,7 @@ class Store(Database):
     """
 
     readers: ClassVar[int]
+    order: ClassVar[tuple[str, ...]]  # columns of the place of an event or erasure among changes
 
     def __init__(
         self,
@@ -147,6 +151,17 @@ class Store(Database):
         columns: Sequence[str] = EVENT_COLUMNS,
     ) -> None:
         """Insert many new rows of these columns."""
+
+    @abstractmethod
+    def _next_id(self, cursor: Any) -> int:
+        """An id for an erasure, of those for events, which are never given again."""
+
+    @abstractmethod
+    def _settled(self) -> tuple[int, ...]:
+        """The last place among changes up to which no more of them can appear.
+
+        It does not decrease.
+        """
 
     def _exclude_writers(self, cursor: Any) -> None:
         """Exclude all other writers until the transaction ends; SQLite's `begin` does that."""
@@ -256,6 +271,34 @@ class Store(Database):
 
         return await self._reading("acts", read, shared=True)
 
+    async def changes(self, after: tuple[int, ...], limit: int) -> list[Change]:
+        """Events and erasures after a place, of the current tenant: at most `limit`.
+
+        Reading on after the last place misses nothing, whatever the order in which transactions
+        are committed: an event appears once everything before it is complete. Events of a data set
+        are left out. An empty list means that there is no more; a change without event and user
+        that there is none among the `PASSED` events up to its place.
+
+        `after` is the place of a change, or `()` to begin.
+
+        Raises:
+            AheadError: the place is behind all that was written.
+        """
+        tenant = TENANT.get()
+
+        def read() -> list[Change]:
+            start, end = after or (0,) * len(self.order), self._settled()
+            if start > end:
+                raise AheadError
+            passed = None if tenant is None else self._place_after(PASSED, start, end)
+            bounds = (start, passed or end)
+            found = self._appended(bounds, tenant, limit) + self._erasures(bounds, tenant, limit)
+            if passed is not None and not found:
+                return [Change(passed)]
+            return sorted(found, key=lambda change: change.place)[:limit]
+
+        return await self._reading("changes", read, shared=True)
+
     async def journal(self, model: str, after: int = 0, *, shared: bool = False) -> Journal:
         """Changes of a model's catalog after a place; `shared` reads as histories are read.
 
@@ -364,17 +407,27 @@ class Store(Database):
         user = stored(user_id)
 
         def forget(cursor: Any) -> None:
+            new_id = self._next_id(cursor)  # above those that are deleted
             for table in ("events", "recommendations", "exposures"):
                 cursor.execute(
                     self._sql(f"DELETE FROM {table} WHERE user_id = ?"),  # noqa: S608
                     (user,),
                 )
+            # A repeated erasure has the place of the last one.
+            renewed = ", ".join(f"{name} = excluded.{name}" for name in ("erased_ms", *self.order))
+            tenant, colon, _ = user.partition(":")
+            row = (
+                user_hash(user, self.salt),
+                now_ms(),
+                new_id,
+                user_hash(tenant + colon, self.salt) if colon else None,
+            )
             cursor.execute(
                 self._sql(
-                    "INSERT INTO erasures (salted_hash, erased_ms) VALUES (?, ?)"
-                    " ON CONFLICT (salted_hash) DO UPDATE SET erased_ms = excluded.erased_ms"
+                    "INSERT INTO erasures (salted_hash, erased_ms, id, tenant_hash)"
+                    f" VALUES (?, ?, ?, ?) ON CONFLICT (salted_hash) DO UPDATE SET {renewed}"
                 ),
-                (user_hash(user, self.salt), now_ms()),
+                row,
             )
             self._leave_bytes(cursor)
 
@@ -861,6 +914,53 @@ class Store(Database):
                 rows,
             )
 
+    def _between(
+        self, what: str, conditions: Sequence[str], bounds: Sequence[tuple[int, ...]]
+    ) -> tuple[str, list[Any]]:
+        """A query for what lies after the first place and not after the last, and parameters."""
+        place = ", ".join(self.order)
+        marks = ", ".join("?" * len(self.order))
+        within = " AND ".join((*conditions, f"({place}) > ({marks})", f"({place}) <= ({marks})"))
+        query = f"SELECT {place}{what} WHERE {within} ORDER BY {place} LIMIT ?"  # noqa: S608
+        return query, [number for bound in bounds for number in bound]
+
+    def _place_after(
+        self, count: int, start: tuple[int, ...], end: tuple[int, ...]
+    ) -> tuple[int, ...] | None:
+        """The place of the event that is `count` events after another, or None."""
+        query, places = self._between(" FROM events", ("seed IS NULL",), (start, end))
+        rows = self._query(f"{query} OFFSET ?", (*places, 1, count - 1))
+        return tuple(rows[0]) if rows else None
+
+    def _appended(
+        self, bounds: Sequence[tuple[int, ...]], tenant: str | None, limit: int
+    ) -> list[Change]:
+        conditions, users = ["seed IS NULL"], []
+        if tenant is not None:
+            conditions += ["user_id >= ?", "user_id <= ?"]
+            users = [inside("", tenant), inside(LAST_CHARACTER, tenant)]
+        what = f", {', '.join(EVENT_COLUMNS)}, id FROM events"
+        query, places = self._between(what, conditions, bounds)
+        rows = self._query(query, (*users, *places, limit))
+        length = len(self.order)
+        events = [_stored(row[length:]) for row in rows]
+        hashes = {user: user_hash(user, self.salt) for user in {event.user for event in events}}
+        return [
+            Change(tuple(row[:length]), hashes[event.user], named)
+            for row, event, named in zip(rows, events, _renamed(events, own), strict=True)
+        ]
+
+    def _erasures(
+        self, bounds: Sequence[tuple[int, ...]], tenant: str | None, limit: int
+    ) -> list[Change]:
+        conditions, hashes = ["id IS NOT NULL"], []
+        if tenant is not None:
+            conditions.append("tenant_hash = ?")
+            hashes.append(user_hash(inside("", tenant), self.salt))
+        query, places = self._between(", salted_hash, erased_ms FROM erasures", conditions, bounds)
+        rows = self._query(query, (*hashes, *places, limit))
+        return [Change(tuple(place), name, None, ms) for *place, name, ms in rows]
+
     def _last_place(self, cursor: Any, model: str) -> int:
         cursor.execute(
             self._sql("SELECT coalesce(max(id), 0) FROM journal WHERE model = ?"), (model,)
@@ -996,15 +1096,6 @@ class Store(Database):
                 f"store {self.place} refuses rows of the table {table}: {reason}"
             ) from error
         return len(rows) - len(kept) if table == "events" else 0
-
-    def _check_back(self, connection: Any, version: int) -> None:
-        found = connection.execute("SELECT count(*) FROM exposures").fetchone()[0]
-        if found:
-            raise StoreError(
-                f"store {self.place} has {found} exposures of experiments, which programs of "
-                f"schema {version - 1} do not have; delete the experiments first "
-                "and let the service run for two minutes (recsys experiment delete)"
-            )
 
     def _migrated(self, connection: Any, version: int, to: int) -> None:
         if not version < SALTED <= to:

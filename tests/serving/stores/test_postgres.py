@@ -135,7 +135,7 @@ async def test_a_newer_schema_is_refused(postgres, opened):
     connection = store._connect()
     connection.execute("INSERT INTO recsys_schema VALUES (99)")
     connection.close()
-    with pytest.raises(StoreError, match="schema 99 is newer than this program's 5; upgrade"):
+    with pytest.raises(StoreError, match="schema 99 is newer than this program's 6; upgrade"):
         opened(postgres.url)
 
 

@@ -83,7 +83,7 @@ def test_a_failed_migration_changes_nothing(path, opened):
 def test_a_store_of_a_newer_version_is_refused(path, opened):
     SqliteStore(path).close()
     script(path, "PRAGMA user_version = 99")
-    with pytest.raises(StoreError, match="schema 99 is newer than this program's 5; upgrade"):
+    with pytest.raises(StoreError, match="schema 99 is newer than this program's 6; upgrade"):
         opened(path)
 
 
