@@ -56,7 +56,7 @@ async def test_the_first_schema_is_migrated_with_its_histories(path, opened, eve
     assert await store.append([event("1", item="new", time_ms=40_000)]) == Appended(accepted=1)
     assert await store.history("ada", 10) == ["y", "x", "new"]
     assert store.seeds() == {"d"}
-    assert query(path, "PRAGMA user_version") == [(5,)]
+    assert query(path, "PRAGMA user_version") == [(6,)]
     again = opened(path)
     assert await again.history("ada", 10) == ["y", "x", "new"]
     assert again.store_id == store.store_id
