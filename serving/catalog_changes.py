@@ -24,6 +24,7 @@ from recsys.live import Epoch, NewItem
 from recsys.live_catalog import EpochCatalog
 from recsys.recommender import Recommender
 from recsys.serving.batcher import QueueFullError
+from recsys.serving.changes import read_cursor, write_cursor
 from recsys.serving.following import follow
 from recsys.serving.metrics import Metrics
 from recsys.serving.models import Model, Models
@@ -82,10 +83,6 @@ def find(catalog: EpochCatalog, item_id: str) -> int:
     if row < 0:
         raise UnknownItemError(f"The model has no item {item_id!r}.")
     return row
-
-
-class CursorError(ValueError):
-    """A cursor is not of this store."""
 
 
 @dataclass(frozen=True)
@@ -218,20 +215,13 @@ class CatalogChanges:
             StoreError: the store cannot be read.
         """
         assert self.store is not None  # noqa: S101 - the routes need a service that is ready
-        name, _, place = cursor.rpartition("-")
-        own = self.store.store_id[:16]
-        if cursor and name != own:
-            raise CursorError(
-                "is of another store, or of this one before a snapshot was restored; begin again "
-                "without it"
-            )
-        after, size = int(place or 0), 0
+        after, size = int(read_cursor(self.store, cursor) or 0), 0
         found: list[ItemRecord] = []
         while len(found) < limit and size < PAGE_BYTES:
             few = min(PAGE_ROWS, limit - len(found))
             records = await self.store.journal_page(JOURNAL, after, few)
             for after, record in records:
-                found.append(_wire(f"{own}-{after}", record))
+                found.append(_wire(write_cursor(self.store, str(after)), record))
                 size += len(record.get("text", "")) + 2_000  # the rest is seldom more
             if len(records) < few:
                 break

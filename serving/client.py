@@ -21,6 +21,7 @@ from urllib.parse import quote
 import httpx
 from pydantic import BaseModel
 
+from recsys.serving.schemas.changes import EventRecord
 from recsys.serving.schemas.common import CHAMPION, Problem
 from recsys.serving.schemas.events import EventsResponse, UserHistory, UserList
 from recsys.serving.schemas.experiments import ExperimentInfo, ExperimentList, ExperimentResults
@@ -43,10 +44,12 @@ from recsys.serving.schemas.rules import RuleChange, RuleChanges, RuleInfo, Rule
 from recsys.serving.schemas.today import Today
 
 AnswerT = TypeVar("AnswerT", bound=BaseModel)
+RecordT = TypeVar("RecordT", ItemRecord, EventRecord)
 NOT_TAKEN = (429, 503)
 RETRIED = (*NOT_TAKEN, 502)
 BACKOFF_S = 0.1
 MAX_WAIT_S = 30.0
+FOLLOW_S = 5.0  # that the service waits for a change; less than the timeout of an attempt
 
 
 class ServiceError(Exception):
@@ -213,15 +216,18 @@ class Client:
             yield from found.items
             cursor = found.next
 
-    def item_changes(self, after: str = "", page: int = 200) -> Iterator[ItemRecord]:
-        """Iterate over the changes of items after a `cursor`, up to now."""
-        query: dict[str, Any] = {"limit": page}
-        while lines := self._send(
-            "GET", "/v1/item-changes", params=query | {"after": after}
-        ).content:
-            for line in lines.splitlines():
-                record = ItemRecord.model_validate_json(line)
-                after = record.cursor
+    def item_changes(
+        self, after: str = "", page: int = 200, *, follow: bool = False
+    ) -> Iterator[ItemRecord]:
+        """Iterate over the changes of items after a `cursor`, up to now, or for ever (`follow`)."""
+        return self._changes(ItemRecord, "/v1/item-changes", after, page, follow)
+
+    def event_changes(
+        self, after: str = "", page: int = 1_000, *, follow: bool = False
+    ) -> Iterator[EventRecord]:
+        """Iterate over stored events and erasures of users after a `cursor`, as `item_changes`."""
+        for record in self._changes(EventRecord, "/v1/event-changes", after, page, follow):
+            if record.op != "skip":
                 yield record
 
     def put_item(self, item_id: str, **fields: Any) -> Item:
@@ -373,6 +379,19 @@ class Client:
     def _list(self, name: str, k: int, options: Mapping[str, Any]) -> ListResponse:
         query = _query(options) | {"k": k}
         return self._ask(ListResponse, "GET", _path("lists", name), params=query)
+
+    def _changes(
+        self, kind: type[RecordT], path: str, after: str, page: int, follow: bool
+    ) -> Iterator[RecordT]:
+        query: dict[str, Any] = {"limit": page} | ({"wait": FOLLOW_S} if follow else {})
+        while True:
+            lines = self._send("GET", path, params=query | {"after": after}).content
+            for line in lines.splitlines():
+                record = kind.model_validate_json(line)
+                after = record.cursor
+                yield record
+            if not (lines or follow):
+                return
 
     def _is_healthy(self, check: str) -> bool:
         try:

@@ -7,23 +7,19 @@ from fastapi import APIRouter, Query, Request, Response
 
 from recsys.serving.api.routing import (
     BODY,
-    QUEUE,
     RECOMMEND,
     JsonRoute,
     PathId,
     Ready,
-    in_time,
     json_response,
     pay_for,
     while_connected,
 )
 from recsys.serving.audit import note
 from recsys.serving.auth import Scope, requires
-from recsys.serving.catalog_changes import CursorError
-from recsys.serving.errors import ProblemError, documented
-from recsys.serving.schemas.common import CHAMPION, Alias, InvalidField
+from recsys.serving.errors import documented
+from recsys.serving.schemas.common import CHAMPION, Alias
 from recsys.serving.schemas.items import (
-    ChangesQuery,
     DescribedItem,
     ItemBody,
     ItemChange,
@@ -40,7 +36,6 @@ from recsys.serving.schemas.items import (
 )
 
 router = APIRouter(prefix="/v1", route_class=JsonRoute)
-LINES = "application/x-ndjson"
 CHANGE = (
     "invalid_item", "queue_full", "store_unavailable", "not_ready", "deadline_exceeded"
 )  # fmt: skip
@@ -68,38 +63,6 @@ async def upsert_items(body: UpsertBody, request: Request, service: Ready) -> Re
     epoch, items = await service.catalog_changes.upsert(body.items)
     answer = UpsertResponse.model_construct(epoch=epoch, items=[*items])
     return await asyncio.to_thread(json_response, answer)
-
-
-@router.get(
-    "/item-changes",
-    response_class=Response,
-    responses={
-        200: {
-            "description": "One `ItemRecord` in each line, oldest first; none if there is no more.",
-            "content": {LINES: {"schema": {"type": "string"}}},
-        },
-        **documented("invalid_request", "store_unavailable", *QUEUE, "not_ready"),
-    },
-)
-@requires(Scope.READ, tenants=True)
-async def list_item_changes(
-    query: Annotated[ChangesQuery, Query()], request: Request, service: Ready
-) -> Response:
-    """Changes of items, in lines, oldest first; read on after the last `cursor`."""
-    work = pay_for(query.limit)
-    reading = in_time(service, service.catalog_changes.since(query.after, query.limit))
-    try:
-        records = await while_connected(request, reading)
-    except CursorError as error:
-        field = InvalidField(location="query", pointer="/after", detail=str(error))
-        raise ProblemError("invalid_request", f"query /after: {error}", errors=[field]) from None
-
-    def written() -> bytes:
-        return b"".join(
-            record.model_dump_json(exclude_unset=True).encode() + b"\n" for record in records
-        )
-
-    return Response(await service.reads(written, work=work), media_type=LINES)
 
 
 @router.get(

@@ -5,6 +5,7 @@ from starlette.routing import Match
 from starlette.types import Scope
 
 from recsys.serving.api import (
+    changes,
     events,
     experiments,
     filters,
@@ -20,8 +21,8 @@ from recsys.serving.api import (
 )
 
 _MODULES = (
-    recommendations, lists, items, filters, rules, experiments, events, users, models, operations,
-    health, pages,
+    recommendations, lists, items, filters, rules, experiments, events, users, changes, models,
+    operations, health, pages,
 )  # fmt: skip
 ROUTES = [
     route for module in _MODULES for route in module.router.routes if isinstance(route, APIRoute)

@@ -152,15 +152,6 @@ class ItemChange(Answer):
     item: DescribedItem
 
 
-class ChangesQuery(Query):
-    """Query parameters of changes of items."""
-
-    after: Annotated[str, StringConstraints(pattern=r"^([0-9a-f]{16}-[0-9]{1,18})?$")] = Field(
-        "", description="`cursor` of the last line that was read; by default from the beginning."
-    )
-    limit: int = Field(100, ge=1, le=MAX_PAGE, description="Lines at most.")
-
-
 class ItemRecord(BaseModel):
     """The last change of an item: what it is since, or that it was removed."""
 

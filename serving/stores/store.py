@@ -415,6 +415,10 @@ class Store(Database):
                 )
             # A repeated erasure has the place of the last one.
             renewed = ", ".join(f"{name} = excluded.{name}" for name in ("erased_ms", *self.order))
+            upsert = (
+                "INSERT INTO erasures (salted_hash, erased_ms, id, tenant_hash) VALUES (?, ?, ?, ?)"
+                f" ON CONFLICT (salted_hash) DO UPDATE SET {renewed}"
+            )
             tenant, colon, _ = user.partition(":")
             row = (
                 user_hash(user, self.salt),
@@ -422,13 +426,7 @@ class Store(Database):
                 new_id,
                 user_hash(tenant + colon, self.salt) if colon else None,
             )
-            cursor.execute(
-                self._sql(
-                    "INSERT INTO erasures (salted_hash, erased_ms, id, tenant_hash)"
-                    f" VALUES (?, ?, ?, ?) ON CONFLICT (salted_hash) DO UPDATE SET {renewed}"
-                ),
-                row,
-            )
+            cursor.execute(self._sql(upsert), row)
             self._leave_bytes(cursor)
 
         await self._writing("erase", Write(operation=forget, user=user))
@@ -921,7 +919,7 @@ class Store(Database):
         place = ", ".join(self.order)
         marks = ", ".join("?" * len(self.order))
         within = " AND ".join((*conditions, f"({place}) > ({marks})", f"({place}) <= ({marks})"))
-        query = f"SELECT {place}{what} WHERE {within} ORDER BY {place} LIMIT ?"  # noqa: S608
+        query = f"SELECT {place}{what} WHERE {within} ORDER BY {place} LIMIT ?"
         return query, [number for bound in bounds for number in bound]
 
     def _place_after(

@@ -81,6 +81,8 @@ def test_the_client_has_a_method_for_every_route(settings, recommender, serving)
         assert client.latest(include=["metadata"]).items[0].item_id == "c"
         page = client.history("zoe", 1)
         assert client.history("zoe", 1, before=page.next).events[0].item == "item-1"
+        changes = [(change.op, change.item) for change in client.event_changes(page=1)]
+        assert changes == [("append", "item-1"), ("append", "item-2")]
         assert client.users("z") == ["zoe"]
         client.forget("zoe")
         with pytest.raises(ServiceError, match="unknown_user"):
