@@ -406,6 +406,11 @@ class Store(Database):
             return
         user = stored(user_id)
 
+        # A repeated erasure has the place of the last one.
+        renewed = ", ".join(f"{name} = excluded.{name}" for name in ("erased_ms", *self.order))
+        tenant, colon, _ = user.partition(":")
+        tenant_hash = user_hash(tenant + colon, self.salt) if colon else None
+
         def forget(cursor: Any) -> None:
             new_id = self._next_id(cursor)  # above those that are deleted
             for table in ("events", "recommendations", "exposures"):
@@ -413,20 +418,13 @@ class Store(Database):
                     self._sql(f"DELETE FROM {table} WHERE user_id = ?"),  # noqa: S608
                     (user,),
                 )
-            # A repeated erasure has the place of the last one.
-            renewed = ", ".join(f"{name} = excluded.{name}" for name in ("erased_ms", *self.order))
-            upsert = (
-                "INSERT INTO erasures (salted_hash, erased_ms, id, tenant_hash) VALUES (?, ?, ?, ?)"
-                f" ON CONFLICT (salted_hash) DO UPDATE SET {renewed}"
+            cursor.execute(
+                self._sql(
+                    "INSERT INTO erasures (salted_hash, erased_ms, id, tenant_hash)"  # noqa: S608
+                    f" VALUES (?, ?, ?, ?) ON CONFLICT (salted_hash) DO UPDATE SET {renewed}"
+                ),
+                (user_hash(user, self.salt), now_ms(), new_id, tenant_hash),
             )
-            tenant, colon, _ = user.partition(":")
-            row = (
-                user_hash(user, self.salt),
-                now_ms(),
-                new_id,
-                user_hash(tenant + colon, self.salt) if colon else None,
-            )
-            cursor.execute(self._sql(upsert), row)
             self._leave_bytes(cursor)
 
         await self._writing("erase", Write(operation=forget, user=user))
