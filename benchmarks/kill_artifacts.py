@@ -10,7 +10,7 @@ at a random line of the code that writes. The kinds of rounds take turns:
 - `two renames`: the same where the file system cannot exchange two folders.
 - `keys`: three writers create and revoke keys of the same file. Lost is an acknowledged key that is
   not there, or a revoked one that is.
-- `events`: see `kill_store.py`, which counts lost, torn and doubled batches.
+- `events`: see `kill_store.py`, which counts lost, torn, doubled and missed batches.
 - `erasures`: a writer appends events of users and erases some. Lost is an acknowledged event of
   another user. Left is the id of an erased user in the bytes of the file or its log after the next
   start.
@@ -42,7 +42,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from kill_store import check, kill_once
+from kill_store import Reader, check, kill_once
 
 from recsys import artifacts, locks
 from recsys.artifacts import verify, write_artifact
@@ -243,12 +243,13 @@ class Events:
 
     def __init__(self, folder: Path) -> None:
         self.location = str(folder / "events.db")
+        self.reader = Reader()
         open_store(self.location).close()
 
     def round(self, round_: int) -> Counter[str]:
         """Kill the writers once and count what is wrong."""
         begun, acknowledged = kill_once(self.location, round_)
-        bad = asyncio.run(check(self.location, begun, acknowledged))
+        bad = asyncio.run(check(self.location, begun, acknowledged, self.reader))
         return Counter(
             acknowledged=len(acknowledged),
             unanswered=len(begun - acknowledged),

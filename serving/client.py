@@ -49,7 +49,6 @@ NOT_TAKEN = (429, 503)
 RETRIED = (*NOT_TAKEN, 502)
 BACKOFF_S = 0.1
 MAX_WAIT_S = 30.0
-FOLLOW_S = 5.0  # that the service waits for a change; less than the timeout of an attempt
 
 
 class ServiceError(Exception):
@@ -103,6 +102,7 @@ class Client:
             base_url=url, headers=headers, timeout=timeout_s, transport=transport
         )
         self._retries = retries
+        self._wait_s = min(MAX_WAIT_S, timeout_s / 2)  # for a change that is followed
 
     def __enter__(self) -> Self:
         """Return the client."""
@@ -383,7 +383,7 @@ class Client:
     def _changes(
         self, kind: type[RecordT], path: str, after: str, page: int, follow: bool
     ) -> Iterator[RecordT]:
-        query: dict[str, Any] = {"limit": page} | ({"wait": FOLLOW_S} if follow else {})
+        query: dict[str, Any] = {"limit": page} | ({"wait": self._wait_s} if follow else {})
         while True:
             lines = self._send("GET", path, params=query | {"after": after}).content
             for line in lines.splitlines():

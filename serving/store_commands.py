@@ -171,7 +171,7 @@ def migrate(
     Forward, every command and the service do it by themselves. Back is for the last program: stop
     all services, migrate, and install it.
 
-    Example: recsys store migrate --to 4
+    Example: recsys store migrate --to 5
     """
     from recsys.serving.stores import open_store
     from recsys.serving.stores.database import SCHEMA_VERSION

@@ -3,7 +3,10 @@
 import asyncio
 import itertools
 import json
+import re
 import shutil
+import sqlite3
+from pathlib import Path
 
 import pytest
 
@@ -16,6 +19,7 @@ from recsys.serving.stores import store as store_module
 from recsys.serving.stores.records import user_hash
 
 URL = "/v1/event-changes"
+STORES = Path(__file__).parents[2] / "docs" / "stores.md"
 
 
 async def changes(client, after="", **query):
@@ -215,3 +219,23 @@ def test_the_client_follows_changes(settings, recommender, serving, monkeypatch)
         assert next(items).item_id == "new"
         with pytest.raises(ServiceError, match="begin again"):
             next(client.event_changes("0123456789abcdef-e1"))
+
+
+def test_the_program_of_the_docs_keeps_a_copy(settings, recommender, serving, tmp_path):
+    (program,) = re.findall(r"```python\n(.*?)```", STORES.read_text(encoding="utf-8"), flags=re.S)
+    with serving(settings, recommender=recommender) as url, Client(url) as client:
+        here = program.replace("http://127.0.0.1:8000", url)
+        here = here.replace("warehouse.db", str(tmp_path / "warehouse.db"))
+
+        def copied():
+            exec(compile(here, str(STORES), "exec"), {})
+            with sqlite3.connect(tmp_path / "warehouse.db") as copy:
+                rows = copy.execute("SELECT user, item, value FROM events ORDER BY rowid")
+                return rows.fetchall()
+
+        assert copied() == []
+        client.send_events([{"user": "ada", "item": "x"}, {"user": "bob", "item": "y", "value": 2}])
+        assert copied() == [("ada", "x", None), ("bob", "y", 2.0)]
+        client.forget("ada")
+        client.send_events([{"user": "bob", "item": "z"}])
+        assert copied() == copied() == [("bob", "y", 2.0), ("bob", "z", None)]

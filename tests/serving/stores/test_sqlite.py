@@ -179,7 +179,7 @@ def test_no_acknowledged_event_is_lost_to_kill_9(python, tmp_path):
     done = python(script, "--rounds", 3, "--store", tmp_path / "kill.db", PYTHONPATH=str(ROOT))
     assert done.returncode == 0, done.stdout + done.stderr
     assert "3 kills" in done.stdout
-    assert " 0 lost, 0 torn, 0 doubled" in done.stdout
+    assert " 0 lost, 0 torn, 0 doubled, 0 missed" in done.stdout
 
 
 def on_disk(path):
