@@ -140,7 +140,8 @@ async def test_a_newer_schema_is_refused(postgres, opened):
 
 
 async def test_hashes_of_erased_users_are_salted_by_the_migration(postgres, opened, event):
-    connection = opened(postgres.url, schema=4)._connect()
+    connection = opened(postgres.url, schema=5)._connect()
+    connection.execute("DROP TABLE exposures")
     connection.execute("ALTER TABLE erasures RENAME COLUMN salted_hash TO user_hash")
     connection.execute("UPDATE recsys_schema SET version = 3")
     plain = hashlib.sha256(b"ada").hexdigest()

@@ -137,8 +137,8 @@ def test_a_changed_row_or_version_is_refused(store, tmp_path, opened):
     rewrite(seeds='["0", 1]\n')
     with pytest.raises(DataError, match=r"seeds\.jsonl does not have its checksum"):
         restore_snapshot(target, tmp_path / "t.zip")
-    rewrite(manifest=json.dumps(manifest | {"schema": 6}))
-    with pytest.raises(DataError, match="schema 6, and this program has 1 and 5; restore it with"):
+    rewrite(manifest=json.dumps(manifest | {"schema": 7}))
+    with pytest.raises(DataError, match="schema 7, and this program has 1 and 6; restore it with"):
         restore_snapshot(target, tmp_path / "t.zip")
     rewrite(manifest=json.dumps(manifest | {"kind": "x"}))
     with pytest.raises(DataError, match="its kind is 'x'"):
