@@ -23,7 +23,7 @@ from recsys.training.atspeed.lineup import (
 )
 from recsys.training.atspeed.measure import Question, Sample, compare_accepted, describe
 from recsys.training.atspeed.produce import workers
-from recsys.training.atspeed.run import PARTS, Options, list_cells
+from recsys.training.atspeed.run import PARTS, Cell, Options, list_cells, list_orders
 from recsys.training.settings import DraftConfig, TeacherConfig
 
 HOME = Workspace(Path("home"), "shop")
@@ -34,8 +34,8 @@ LIMITS = Limits(minutes=0.5, steps=700)
 def test_every_variant_has_a_folder_of_its_own():
     everyone = list_variants(PARTS, BOTH, (0, 1), BUDGETS)
     folders = {DraftSpace.seen_by(HOME, v).run("draft") for v in everyone}
-    # Two seeds: two budgets of nine objectives from two starts and nine ablations; three weights.
-    assert len(folders) == len(everyone) == 2 * (2 * (2 * 9 + 9) + 3)
+    # Two seeds: two budgets of nine objectives from two starts and nine ablations; 2 * 3 weights.
+    assert len(folders) == len(everyone) == 2 * (2 * (2 * 9 + 9) + 6)
     assert all(f.is_relative_to(Path("home/runs/shop/atspeed")) for f in folders)
 
 
@@ -92,9 +92,9 @@ def test_cells_cover_the_papers_tables_once():
     cells = list(list_cells(Options()))
     count = {part: sum(cell.part == part for cell in cells) for part in PARTS}
     # two budgets; nine objectives from two starts, counted in three ways; 1 + 6 and 1 + 3
-    # ablations; N, gamma and alpha for three K
+    # ablations; for three K, five or fewer N in two ways, three gamma, and five alpha in two ways
     table, ablations = 2 * 18 * 3 * 5, 2 * 5 * (7 + 4)
-    assert count == {"table": table, "ablations": ablations, "effects": 53, "recall": 0}
+    assert count == {"table": table, "ablations": ablations, "effects": 68, "recall": 0}
     assert len({(c.variant.key, c.question) for c in cells if c.part == "table"}) == table
     assert all(c.against.budget == c.variant.budget for c in cells if c.against)
 
@@ -136,9 +136,39 @@ def test_differences_are_paired():
     assert gap == {"mean": 1.0, "error": 0.0}
 
 
+def test_neighbours_of_an_order_are_compared_over_the_same_users():
+    levels = {"sft": [0, 1, 2, 3], "seqkd": [1, 2, 3, 4], "tree-kd": [4, 0, 4, 1]}
+    question = Question(5)
+    cells = [Cell("table", Variant(name, "scratch"), question) for name in levels]
+    samples = {
+        (cell.variant.of(seed).key, question): sample(levels[cell.variant.objective])
+        for cell in cells
+        for seed in (0, 1)
+    }
+    rows = list_orders(cells, samples, (0, 1))
+    assert [row["title"] for row in rows] == ["SeqKD", "tree-kd (ours)", "SFT"]
+    assert [row["accepted"]["mean"] for row in rows] == [2.5, 2.25, 1.5]
+    assert rows[0]["lead"]["mean"] == 0.25
+    assert rows[1]["lead"]["mean"] == 0.75
+    assert rows[0]["lead"]["error"] > 0.25  # 2.5 and 2.25 are no order over four users
+    assert rows[2]["lead"] is None
+
+
+def test_no_task_begins_after_the_deadline():
+    for count in (1, 2):
+        with workers(count, deadline=0.0) as run:
+            assert run([partial(abs, -1)]) == [None]
+
+
 def test_two_workers_answer_in_order():
     with workers(2) as run:
         assert run([partial(abs, n) for n in (-3, 2, -1)]) == [3, 2, 1]
+
+
+def stamps(home):
+    """When each artifact and each figure was written."""
+    files = [*home.rglob("manifest.json"), *home.rglob("samples/*.json")]
+    return {file: file.stat().st_mtime_ns for file in files}
 
 
 @pytest.fixture(scope="module")
@@ -151,22 +181,25 @@ def quick(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RECSYS_HOME", str(home))
         first = CliRunner().invoke(app, arguments, catch_exceptions=False)
-        stamp = {f: f.stat().st_mtime_ns for f in home.rglob("manifest.json")}
+        stamp = stamps(home)
         again = ["--quick", "--workers", "1", "--parts", "ablations", "--json"]
         few = ["--quick", "--workers", "1", "--parts", "table", "--objectives", "seqkd,tree-kd"]
         third = CliRunner().invoke(app, few, catch_exceptions=False)
         second = CliRunner().invoke(app, again, catch_exceptions=False)
-    assert {f: f.stat().st_mtime_ns for f in home.rglob("manifest.json")} == stamp
-    return home / "out", first, second, third
+        stopped = CliRunner().invoke(app, [*again, "--stop-after", "0"], catch_exceptions=False)
+    assert stamps(home) == stamp
+    return home / "out", first, second, third, stopped
 
 
 @pytest.mark.slow
 def test_a_toy_run_fills_every_part(quick):
-    folder, first, _, _ = quick
+    folder, first, *_ = quick
     document = json.loads(first.stdout.splitlines()[-1])
     assert first.exit_code == 0
     assert document == json.loads((folder / "result.json").read_text())
-    assert len(document["drafts"]) == 2 * (2 * 9 + 9) + 3
+    assert len(document["drafts"]) == 2 * (2 * 9 + 9) + 6
+    assert len(document["orders"]) == len(document["table"])
+    assert document["seeds"] == [0]
     assert len(document["table"]) == 2 * 2 * 9 * 3 * 2
     assert len(document["speed"]) == 2 * 9 * 2 * 2
     assert len(document["ablations"]) == 2 * 2 * (7 + 4)
@@ -185,7 +218,7 @@ def test_a_toy_run_fills_every_part(quick):
 
 @pytest.mark.slow
 def test_a_toy_run_shows_published_figures(quick):
-    folder, first, _, _ = quick
+    folder, first, *_ = quick
     page = (folder / "report.html").read_text()
     for text in ("paper (7B)", "2.58", "6.7 billion parameters", "AtSpeed-S", "beam-kd (ours)"):
         assert text in page
@@ -197,11 +230,19 @@ def test_a_toy_run_shows_published_figures(quick):
 
 @pytest.mark.slow
 def test_existing_drafts_are_not_trained_again(quick):
-    _, first, second, _ = quick
+    _, first, second, *_ = quick
     before, after = (json.loads(run.stdout.splitlines()[-1]) for run in (first, second))
     assert second.exit_code == 0
     assert "table" not in after
     assert before["ablations"] == after["ablations"]
+
+
+@pytest.mark.slow
+def test_a_run_whose_time_is_over_shows_what_it_has(quick):
+    document = json.loads(quick[4].stdout.splitlines()[-1])
+    assert quick[4].exit_code == 0
+    assert document["drafts"] == []
+    assert "ablations" not in document
 
 
 @pytest.mark.slow

@@ -75,6 +75,10 @@ def atspeed(
     workers: Annotated[
         int, typer.Option(min=1, help="Processes side by side, one thread each.")
     ] = 2,
+    stop_after: Annotated[
+        float | None,
+        typer.Option(min=0, help="Minutes after which no draft and no figure is begun any more."),
+    ] = None,
     quick: Quick = False,
     out: Out = None,
     config: ConfigFile = None,
@@ -86,8 +90,8 @@ def atspeed(
     """Measure AtSpeed's tables with this run's target, next to the published figures.
 
     Makes the target, the teacher data and a draft for each objective where they are missing, and
-    measures them on test users. Prints tables, and one JSON line last. A run that was stopped
-    continues where it was.
+    measures them on test users. Prints tables, and one JSON line last. Drafts and figures are kept
+    as they end: a run that was stopped, or that --stop-after ended, continues where it was.
 
     Example: recsys benchmark atspeed --config configs/atspeed-beauty.yaml --out var/reports/atspeed
     """
@@ -112,7 +116,7 @@ def atspeed(
     )
     given: dict[str, Any] = {
         "ks": None if ks is None else numbers("--ks", ks), "steps": steps, "users": users,
-        "timed": timed, "recall_users": recall_users,
+        "timed": timed, "recall_users": recall_users, "stop_after": stop_after,
     }  # fmt: skip
     options = replace(options, **{k: v for k, v in given.items() if v is not None})
     document = report.begin("atspeed", quick=quick)

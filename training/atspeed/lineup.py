@@ -116,6 +116,10 @@ class Variant:
         kept = ["".join(c if c.isalnum() or c in "-." else "-" for c in w) for w in words if w]
         return "_".join(kept)
 
+    def of(self, seed: int) -> Variant:
+        """The same with another seed."""
+        return replace(self, seed=seed)
+
     @property
     def title(self) -> str:
         """Name in tables."""
@@ -205,10 +209,10 @@ def list_ablations(
 
 
 def list_weights(init: Init, seeds: Iterable[int], budget: Budget = "time") -> list[Variant]:
-    """AtSpeed-S with other weights of the alignment loss."""
+    """AtSpeed-S and AtSpeed-R with other weights of the alignment loss."""
     return [
-        Variant(STRICT, init, seed, f"alpha {alpha}", {"alpha": alpha}, budget)
-        for seed, alpha in product(seeds, ALPHAS)
+        Variant(objective, init, seed, f"alpha {alpha}", {"alpha": alpha}, budget)
+        for seed, objective, alpha in product(seeds, (STRICT, RELAXED), ALPHAS)
     ]
 
 

@@ -6,6 +6,8 @@ be compared over the same users.
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -15,7 +17,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from recsys.artifacts import Workspace
+from recsys.artifacts import Workspace, read_manifest
 from recsys.benchmark.decode import ROUNDING, Agreement, Answer
 from recsys.constraint import ItemTrie
 from recsys.dataset import Dataset
@@ -24,6 +26,7 @@ from recsys.evaluation.metrics import Hits, bootstrap, ndcg_at_k, paired_bootstr
 from recsys.interactions import Histories
 from recsys.listing import items_of_rows
 from recsys.models.tree_forward import TreeModel
+from recsys.progress import say
 from recsys.training.atspeed.lineup import DraftSpace
 from recsys.training.target import TrainedTarget, load_trained
 
@@ -137,28 +140,41 @@ class Sample:
     passes: NDArray[np.float64]
 
 
-def answer_questions(
-    base: Workspace, space: DraftSpace, questions: Sequence[Question], users: int
-) -> list[Sample]:
-    """Samples of one draft, in the order of the questions.
+def answer_question(base: Workspace, space: DraftSpace, question: Question, users: int) -> Sample:
+    """The sample of one draft for one question.
+
+    It is written beside the draft, and read again if draft, target and users are the same.
 
     Args:
         base: the run's workspace, where the target is.
         space: where the draft is.
-        questions: to answer.
+        question: to answer.
         users: number of test users.
     """
-    scene, draft = load_scene(base, users), load_draft(space)
-    samples = []
-    for question in questions:
-        answers = [ask(scene, draft, question, *batch) for batch in scene.batches()]
-        stats = [s for answer in answers for s in answer.stats]
-        accepted, passes = (
-            np.asarray([getattr(s, name) for s in stats], np.float64)
-            for name in ("accepted_levels", "target_passes")
-        )
-        samples.append(Sample(question, accepted, passes))
-    return samples
+    digests = [read_manifest(space.run("draft")).digest, read_manifest(base.run("target")).digest]
+    identity = {"models": digests, "users": users, "question": vars(question)}
+    name = hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:16]
+    file = space.run("draft").parent / "samples" / f"{name}.json"
+    if not file.is_file():
+        found = {**identity, **_measure(load_scene(base, users), load_draft(space), question)}
+        file.parent.mkdir(parents=True, exist_ok=True)
+        temporary = file.with_suffix(".unfinished")
+        temporary.write_text(json.dumps(found), encoding="utf-8")
+        temporary.replace(file)
+        mean = np.mean(found["accepted"])
+        say(f"{space.draft}: {question.verification}, K = {question.beams}: {mean:.2f} levels")
+    found = json.loads(file.read_text(encoding="utf-8"))
+    return Sample(question, *(np.asarray(found[name]) for name in ("accepted", "passes")))
+
+
+def _measure(scene: Scene, draft: TreeModel, question: Question) -> dict[str, list[float]]:
+    """Accepted levels and passes of each user."""
+    answers = [ask(scene, draft, question, *batch) for batch in scene.batches()]
+    stats = [s for answer in answers for s in answer.stats]
+    return {
+        "accepted": [float(s.accepted_levels) for s in stats],
+        "passes": [float(s.target_passes) for s in stats],
+    }
 
 
 def cell(values: NDArray[np.float64], digits: int = 3) -> dict[str, float]:

@@ -1,11 +1,12 @@
 """Training of the drafts and their teacher data, in several processes.
 
 Each task is one stage of one variant. A stage whose artifact is up to date returns at once, so an
-experiment that was stopped continues where it was.
+experiment that was stopped continues where it was. No task is begun after the experiment's deadline.
 """
 
 from __future__ import annotations
 
+import math
 import multiprocessing
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -26,18 +27,22 @@ Run = Callable[[Sequence[Callable[[], Any]]], list[Any]]
 
 
 @contextmanager
-def workers(count: int) -> Iterator[Run]:
-    """Runs tasks in processes of one thread each; with one worker, in this process."""
+def workers(count: int, deadline: float = math.inf) -> Iterator[Run]:
+    """Runs tasks in processes of one thread each; with one worker, in this process.
+
+    The result of a task that would begin after `deadline`, in seconds of `time.time`, is None.
+    """
+    call = partial(_call, deadline)
     if count == 1:
-        yield lambda tasks: [task() for task in tasks]
+        yield lambda tasks: [call(task) for task in tasks]
         return
     spawn = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(count, spawn, torch.set_num_threads, (1,)) as pool:
-        yield lambda tasks: list(pool.map(_call, tasks))
+        yield lambda tasks: list(pool.map(call, tasks))
 
 
-def _call(task: Callable[[], Any]) -> Any:
-    return task()
+def _call(deadline: float, task: Callable[[], Any]) -> Any:
+    return task() if time.time() < deadline else None
 
 
 def run_stage(kind: str, variant: Variant, context: Context, limits: Limits) -> dict[str, Any]:
@@ -77,15 +82,16 @@ def produce(
     """Make all teachers and drafts, in waves: each needs only what an earlier one made.
 
     Returns:
-        A row for each task: its name and size, its time now (`spent`) and, for drafts, its training
-        time (`seconds`).
+        A row for each task that was begun in time: its name and size, its time now (`spent`) and,
+        for drafts, its training time (`seconds`).
     """
     rows: list[dict[str, Any]] = []
     for wave in range(3):
         ahead = _first_of_teacher(v for v in variants if v.wave == wave + 1)
         stages = [("teacher", v) for v in ahead]
         stages += [("draft", v) for v in variants if v.wave == wave]
-        rows += run([partial(run_stage, kind, v, context, limits) for kind, v in stages])
+        made = run([partial(run_stage, kind, v, context, limits) for kind, v in stages])
+        rows += [row for row in made if row is not None]
     return rows
 
 

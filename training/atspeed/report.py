@@ -32,6 +32,8 @@ def report(document: Document) -> Report:
     if "table" in document:
         for verification, budget in product(HOW, budgets):
             tables.append(_accepted(document, verification, budget))
+        tables += [_order(document["orders"], how, budget) for how, budget in product(HOW, budgets)]
+    if "speed" in document:
         tables += [_speedup(document, verification) for verification in ("strict", "relaxed")]
     for objective, budget in product((STRICT, RELAXED), budgets):
         rows = [
@@ -49,7 +51,7 @@ def report(document: Document) -> Report:
         tables.append(_recall(document["recall"]))
     if "table" in document:
         plots.append(_plot_accepted(document))
-    tables += [_drafts(document), _seconds(document)]
+    tables += [_drafts(document), _teachers(document), _seconds(document)]
     title = f"{document['run']}: AtSpeed's tables"
     return Report(title, _sentences(document), tables, plots)
 
@@ -136,6 +138,27 @@ def _accepted(document: Document, verification: str, budget: str) -> Table:
     )
 
 
+def _order(rows: Sequence[Row], verification: str, budget: str) -> Table:
+    about = {"verification": verification, "budget": budget}
+    own = [row for row in rows if about.items() <= row.items()]
+    lines = []
+    for init, k in dict.fromkeys((row["init"], row["k"]) for row in own):
+        words = ""
+        for row in (r for r in own if (r["init"], r["k"]) == (init, k)):
+            words += f"{row['title']} {row['accepted']['mean']:.2f}"
+            if lead := row["lead"]:
+                words += " > " if lead["mean"] > lead["error"] else " ≈ "
+        lines.append([INITS[init], str(k), words])
+    return Table(
+        f"Order of objectives, {HOW[verification]}, {BUDGETS[budget]}",
+        ["draft", "K", "accepted levels, most first"],
+        lines,
+        "Neighbours are compared over the same users: > where the 95 % interval of the difference "
+        "is above 0, ≈ otherwise. Intervals are over users, not over seeds.",
+        words=3,
+    )
+
+
 def _speedup(document: Document, verification: str) -> Table:
     budget = document["options"]["budgets"][0]
     lines = _beside_paper(document, "speed", verification, budget, paper.SPEEDUP)
@@ -194,7 +217,8 @@ def _effect(rows: Sequence[Row], effect: str) -> Table:
     notes = {
         "N": "Strict: AtSpeed-S; relaxed: AtSpeed-R.",
         "gamma": "AtSpeed-S with a draft of gamma levels.",
-        "alpha": "AtSpeed-S by the weight of its alignment loss; 0 is SFT.",
+        "alpha": "AtSpeed-S (strict) and AtSpeed-R (relaxed) by the weight of the alignment loss; 0 "
+        "is SFT.",
     }
     column = COLUMNS[effect]
     own = [row for row in rows if row["effect"] == effect]
@@ -265,6 +289,22 @@ def _drafts(document: Document) -> Table:
         f"Equal time: at most {document['options']['minutes']:g} minutes or {EPOCHS} epochs; equal "
         f"steps: {document['options']['steps']}. On one thread, perhaps in an earlier run.",
         words=3,
+    )
+
+
+def _teachers(document: Document) -> Table:
+    rows = [
+        [
+            row["teacher"], f"{row['histories']:,}", f"{row['bytes'] / 1e6:.0f}",
+            f"{row['bytes'] / 1e3 / row['histories']:.1f}", f"{row['spent']:.0f}",
+        ]
+        for row in document["teachers"]
+    ]  # fmt: skip
+    return Table(
+        "Teacher data",
+        ["name", "prompts", "MB", "KB a prompt", "seconds"],
+        rows,
+        "Seconds of this run; 0 where the data were there already.",
     )
 
 

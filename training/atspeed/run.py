@@ -5,10 +5,11 @@ Only this evaluates test users. Training and its choices see the other splits on
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from itertools import product
 from typing import Any
@@ -41,7 +42,7 @@ from recsys.training.atspeed.measure import (
     Lists,
     Question,
     Sample,
-    answer_questions,
+    answer_question,
     compare_accepted,
     compare_accuracy,
     describe,
@@ -77,6 +78,7 @@ class Options:
         minutes: training time of one draft, at most, in equal time.
         steps: of one draft in equal steps.
         workers: processes that train and measure side by side.
+        stop_after: minutes after which no further draft and no further figure is begun.
         users: test users whose accepted levels are counted.
         timed: test users whose requests are timed.
         recall_users: test users whose recommendations are measured.
@@ -95,6 +97,7 @@ class Options:
     minutes: float = 1.0
     steps: int = 1000
     workers: int = 2
+    stop_after: float = math.inf
     users: int = 200
     timed: int = 20
     recall_users: int = 1000
@@ -131,6 +134,11 @@ class Cell:
     against: Variant | None = None
     about: Row = field(default_factory=dict)
 
+    def asked_of(self, seed: int) -> set[tuple[str, Question]]:
+        """The samples that its row needs of one seed's drafts: names of drafts, and questions."""
+        variants = [v for v in (self.variant, self.against) if v is not None]
+        return {(variant.of(seed).key, self.question) for variant in variants}
+
 
 def experiment(context: Context, options: Options) -> Row:
     """Run all of it.
@@ -139,10 +147,16 @@ def experiment(context: Context, options: Options) -> Row:
         context: of a run. Data, IDs and target are made first where they are missing.
         options: what is run.
 
+    Drafts and figures stay in the run's folder as they end, seed by seed, and are not made again.
+    After `stop_after` minutes the document has the rows of the seeds that are complete, or those
+    that the first seed has so far; the parts that time the drafts are left out.
+
     Returns:
-        `drafts`, `teachers`, `target` and a list of rows for each part that was run.
+        `drafts`, `teachers`, `target`, `seeds` (those of the rows) and a list of rows for each part
+        that was run.
     """
     seconds: dict[str, float] = {}
+    deadline = time.time() + 60 * options.stop_after
     with _clock(seconds, "data, ids, target"):
         run_stages(context, ("data", "ids", "target"))
     torch.set_num_threads(1)
@@ -152,17 +166,25 @@ def experiment(context: Context, options: Options) -> Row:
         for cell in list_cells(options)
         if cell.part in parts and cell.variant.objective in options.objectives
     ]
+    limits, made, samples = Limits(options.minutes, options.steps), [], {}
     document: Row = {"run": base.name, "options": asdict(options)}
-    with workers(options.workers) as run:
-        with _clock(seconds, "drafts"):
-            variants = list_variants(parts, options.inits, options.seeds, options.budgets)
-            variants = [v for v in variants if v.objective in options.objectives]
-            made = produce(variants, context, Limits(options.minutes, options.steps), run)
-        with _clock(seconds, "acceptance"):
-            samples = _ask(cells, base, options, run)
-        if "recall" in parts:
+    if math.isinf(options.stop_after):
+        document["options"]["stop_after"] = None  # JSON has no infinity
+    with workers(options.workers, deadline) as run:
+        for seed in options.seeds:
+            with _clock(seconds, "drafts"):
+                variants = list_variants(parts, options.inits, [seed], options.budgets)
+                variants = [v for v in variants if v.objective in options.objectives]
+                made += produce(variants, context, limits, run)
+            with _clock(seconds, "acceptance"):
+                samples |= _ask(cells, seed, base, options, run)
+        in_time = time.time() < deadline
+        if "recall" in parts and in_time:
             with _clock(seconds, "recall"):
-                document["recall"] = _recall(base, options, run)
+                document |= _recall(base, options, run)
+    complete = [s for s in options.seeds if all(cell.asked_of(s) <= samples.keys() for cell in cells)]
+    document["seeds"] = seeds = complete or list(options.seeds[:1])
+    known = [cell for cell in cells if cell.asked_of(seeds[0]) <= samples.keys()]
     info = read_manifest(base.run("target"), "target").info
     plain = list_plain(options.inits, options.seeds[:1], options.budgets[:1])
     first = [v for v in plain if v.objective in options.objectives]
@@ -171,13 +193,15 @@ def experiment(context: Context, options: Options) -> Row:
         "drafts": [row for row in made if "draft" in row],
         "target": {k: info[k] for k in ("parameters", "epochs", "seconds", "validation")},
     }
-    for part in dict.fromkeys(cell.part for cell in cells):
-        rows = [_row(cell, samples, options.seeds) for cell in cells if cell.part == part]
-        document[part] = rows
-    if "table" in parts:
+    for part in dict.fromkeys(cell.part for cell in known):
+        document[part] = [_row(cell, samples, seeds) for cell in known if cell.part == part]
+    if "table" in document:
+        table = [cell for cell in known if cell.part == "table"]
+        document["orders"] = list_orders(table, samples, seeds)
+    if "table" in parts and in_time:
         with _clock(seconds, "walltime"):
             document["speed"] = _time(base, options, first)
-    if "ablations" in parts:
+    if "ablations" in parts and in_time:
         with _clock(seconds, "tree attention"):
             document["tree_attention"] = time_tree_attention(
                 TrainedTarget.load(base).load_model(device()),
@@ -193,7 +217,7 @@ def experiment(context: Context, options: Options) -> Row:
 def _clock(seconds: dict[str, float], name: str) -> Iterator[None]:
     start = time.perf_counter()
     yield
-    seconds[name] = time.perf_counter() - start
+    seconds[name] = seconds.get(name, 0.0) + time.perf_counter() - start
 
 
 def list_cells(options: Options) -> Iterator[Cell]:
@@ -221,36 +245,59 @@ def list_cells(options: Options) -> Iterator[Cell]:
             question = Question(k, "strict", n, depth)
             plain = Variant(STRICT, init, budget=budget)
             yield Cell("effects", plain, question, None, {"effect": "gamma"})
-        by_alpha = {0.0: Variant("sft", init, budget=budget), 0.5: plain}
-        by_alpha |= dict(zip(ALPHAS, list_weights(init, [0], budget), strict=True))
-        for alpha, variant in sorted(by_alpha.items()):
-            about = {"effect": "alpha", "alpha": alpha}
-            yield Cell("effects", variant, Question(k, "strict", n), None, about)
+        for verification, objective in VERIFICATIONS.items():
+            plain = Variant(objective, init, budget=budget)
+            by_alpha = {0.0: Variant("sft", init, budget=budget), 0.5: plain}
+            weights = [v for v in list_weights(init, [0], budget) if v.objective == objective]
+            by_alpha |= dict(zip(ALPHAS, weights, strict=True))
+            for alpha, variant in sorted(by_alpha.items()):
+                about = {"effect": "alpha", "alpha": alpha}
+                yield Cell("effects", variant, Question(k, verification, n), None, about)
 
 
-def _ask(cells: Sequence[Cell], base: Workspace, options: Options, run: Run) -> Samples:
-    """Samples of all drafts that the cells need, the longest tasks first."""
-    wanted: dict[str, tuple[Variant, dict[Question, None]]] = {}
-    for cell, seed in product(cells, options.seeds):
-        variant = replace(cell.variant, seed=seed)
-        wanted.setdefault(variant.key, (variant, {}))[1][cell.question] = None
-    order = sorted(wanted.values(), key=lambda each: -len(each[1]))
-    tasks = [
-        partial(
-            answer_questions, base, DraftSpace.seen_by(base, variant), [*questions], options.users
-        )
-        for variant, questions in order
-    ]
-    return {
-        (variant.key, sample.question): sample
-        for (variant, _), found in zip(order, run(tasks), strict=True)
-        for sample in found
+def _ask(
+    cells: Sequence[Cell], seed: int, base: Workspace, options: Options, run: Run
+) -> Samples:
+    """Samples that the cells need of one seed's drafts, as far as they were begun in time."""
+    wanted = list(dict.fromkeys((cell.variant.of(seed).key, cell.question) for cell in cells))
+    spaces = {
+        variant.key: DraftSpace.seen_by(base, variant)
+        for variant in (cell.variant.of(seed) for cell in cells)
     }
+    tasks = [
+        partial(answer_question, base, spaces[key], question, options.users)
+        for key, question in wanted
+    ]
+    return {which: s for which, s in zip(wanted, run(tasks), strict=True) if s is not None}
+
+
+def _samples_of(
+    variant: Variant, question: Question, samples: Samples, seeds: Sequence[int]
+) -> list[Sample]:
+    return [samples[variant.of(seed).key, question] for seed in seeds]
+
+
+def list_orders(cells: Sequence[Cell], samples: Samples, seeds: Sequence[int]) -> list[Row]:
+    """For each way of asking: the drafts by accepted levels, each compared with the next one."""
+    groups: dict[tuple[Init, Budget, Question], dict[str, list[Sample]]] = {}
+    for cell in cells:
+        about = cell.variant.init, cell.variant.budget, cell.question
+        own = _samples_of(cell.variant, cell.question, samples, seeds)
+        groups.setdefault(about, {})[cell.variant.title] = own
+    rows = []
+    for (init, budget, question), drafts in groups.items():
+        mean = {title: describe(own)["accepted"] for title, own in drafts.items()}
+        ranked = sorted(drafts, key=lambda title: -mean[title]["mean"])
+        for title, lower in zip(ranked, [*ranked[1:], None], strict=True):
+            lead = None if lower is None else compare_accepted(drafts[title], drafts[lower])
+            row = {"title": title, "accepted": mean[title], "lead": lead}
+            rows.append({"init": init, "budget": budget, **question.row, **row})
+    return rows
 
 
 def _row(cell: Cell, samples: Samples, seeds: Sequence[int]) -> Row:
     def of(variant: Variant) -> list[Sample]:
-        return [samples[replace(variant, seed=seed).key, cell.question] for seed in seeds]
+        return _samples_of(variant, cell.question, samples, seeds)
 
     variant, own = cell.variant, of(cell.variant)
     row = {
@@ -283,8 +330,11 @@ def _time(base: Workspace, options: Options, drafts: Sequence[Variant]) -> list[
     ]
 
 
-def _recall(base: Workspace, options: Options, run: Run) -> list[Row]:
-    """Accuracy of the target, searched and sampled, and of strict and relaxed verification."""
+def _recall(base: Workspace, options: Options, run: Run) -> Row:
+    """Accuracy of the target, searched and sampled, and of strict and relaxed verification.
+
+    Empty if the time ended in between.
+    """
     spaces = {
         name: DraftSpace.seen_by(
             base, Variant(name, options.inits[0], options.seeds[0], budget=options.budgets[0])
@@ -302,4 +352,5 @@ def _recall(base: Workspace, options: Options, run: Run) -> list[Row]:
             against = len(lists) - 1
             lists.append(Lists(RELAXED, question, True, against=against, draft=spaces[RELAXED]))
     tasks = [partial(measure_lists, base, kind, options.recall_users) for kind in lists]
-    return compare_accuracy(lists, run(tasks))
+    answers = run(tasks)
+    return {} if None in answers else {"recall": compare_accuracy(lists, answers)}

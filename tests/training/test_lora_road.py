@@ -1,0 +1,125 @@
+"""From text checkpoints to REST answers and reasons: the commands, against transformers and peft."""
+
+import json
+import sys
+import time
+
+import numpy as np
+import pytest
+from peft import PeftModel
+from starlette.testclient import TestClient
+from transformers import AutoModelForCausalLM
+
+from recsys import cli
+from recsys.artifacts import Workspace
+from recsys.models.checkpoint import quiet
+from recsys.serving.app import create_app
+from recsys.serving.settings import ServingSettings
+from recsys.testing import huggingface_beam_search, same_ranking
+
+HISTORIES, K = 100, 5
+CONFIG = """
+name: toy
+target:
+  epochs: 2
+  learning_rate: 1.0e-2
+  batch_tokens: 600
+  evaluate_every: 0
+  eval_users: 20
+  precision: float32
+  threads: 1
+  instruction: "the customer has bought:"
+  prompt: {max_items: 8, block: 1}
+  lora: {rank: 4, merge: false}
+teacher: {beams: 5, histories: 60, threads: 1}
+draft:
+  epochs: 1
+  learning_rate: 1.0e-2
+  batch_tokens: 600
+  evaluate_every: 0
+  accept_users: 0
+  precision: float32
+  threads: 1
+  lora: {rank: 4, merge: false}
+"""
+
+
+def ask_peft(folder, histories, codes):
+    """The K best items of each history, by transformers with peft's adapter, in plain terms."""
+    words = json.loads((folder / "vocabulary.json").read_text(encoding="utf-8"))
+    rows = codes + np.asarray(words["level_offsets"])
+    base = AutoModelForCausalLM.from_pretrained(folder / "target", local_files_only=True)
+    with quiet():
+        model = PeftModel.from_pretrained(base, folder / "target" / "adapter").eval()
+    item_of = {tuple(row): f"i{number}" for number, row in enumerate(rows.tolist())}
+    for history in histories:
+        prompt = np.concatenate([words["prefix"], rows[history].reshape(-1)]).astype(np.int64)
+        left = np.delete(rows, history, axis=0)
+        (found,) = huggingface_beam_search(model, [prompt], left, K)
+        yield [(item_of[row], score) for row, score in found]
+
+
+def wait_until_ready(client):
+    for _ in range(6000):  # the bundle is loaded beside the server
+        if client.get("/health/ready").status_code == 200:
+            return
+        time.sleep(0.05)
+    pytest.fail("the service did not load the bundle in five minutes")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("tied", [True, False])
+def test_lists_of_the_service_are_those_of_peft(
+    make_context, shop, write_base, monkeypatch, capsys, tmp_path, tied
+):
+    make_context()  # the data set and its ids
+    for name, sizes in {"large": {}, "small": {"hidden": 16, "layers": 1}}.items():
+        write_base(tmp_path / name, tied=tied, **sizes)
+    config = tmp_path / "toy.yaml"
+    config.write_text(CONFIG, encoding="utf-8")
+
+    def recsys(*words):
+        monkeypatch.setattr(sys, "argv", ["recsys", *map(str, words)])
+        with pytest.raises(SystemExit) as caught:
+            cli.main()
+        out, err = capsys.readouterr()
+        assert not caught.value.code, err
+        return out
+
+    for words in (
+        ("train", "target", "--base", tmp_path / "large"),
+        ("train", "draft", "--base", tmp_path / "small", "--objective", "atspeed-s"),
+        ("bundle",),
+    ):
+        recsys(*words, "--config", config)
+
+    bundle = Workspace.of("toy").bundle
+    assert (bundle / "draft" / "adapter").is_dir()
+    rng = np.random.default_rng(0)
+    histories = [rng.permutation(shop.ITEMS)[: rng.integers(1, 9)] for _ in range(HISTORIES)]
+    codes = np.stack(np.unravel_index(np.arange(shop.ITEMS), (3, 3, 3)), axis=1)
+    expected = list(ask_peft(bundle, histories, codes))
+    differing = {"beam": 0, "draft": 0}
+    for mode in differing:
+        settings = ServingSettings(
+            bundle=bundle, histories=None, store=tmp_path / f"{mode}.db", threads=1,
+            deadline_ms=60_000, mode=mode,
+        )  # fmt: skip
+        with TestClient(create_app(settings), base_url="http://localhost") as client:
+            wait_until_ready(client)
+            for history, theirs in zip(histories, expected, strict=True):
+                body = {"history": [f"i{item}" for item in history], "k": K}
+                response = client.post("/v1/recommendations", json=body)
+                assert response.status_code == 200, response.text
+                mine = [(item["item_id"], item["score"]) for item in response.json()["items"]]
+                differing[mode] += not same_ranking(mine, theirs, tolerance=1e-4)
+    assert differing == {"beam": 0, "draft": 0}
+
+    ids = [f"i{item}" for item in histories[0]]
+    asked = ("--history", ",".join(ids), "-k", 2, "--longest", 20, "--json")
+    document = json.loads(recsys("explain", "--name", "toy", *asked))
+    found = [row["item_id"] for row in document["explanations"]]
+    assert found == [item for item, _ in expected[0][:2]]
+    for row in document["explanations"]:
+        assert {part["item_id"] for part in row["because"]} <= set(ids)
+        assert 1 <= len(row["reason"]) <= 20
