@@ -17,7 +17,8 @@ from recsys.serving.app import create_app
 from recsys.serving.settings import ServingSettings
 from recsys.testing import huggingface_beam_search, same_ranking
 
-HISTORIES, K = 100, 5
+HISTORIES, K = 100, 10
+BEAMS = 20  # of the service, where k is not larger
 CONFIG = """
 name: toy
 target:
@@ -55,8 +56,8 @@ def ask_peft(folder, histories, codes):
     for history in histories:
         prompt = np.concatenate([words["prefix"], rows[history].reshape(-1)]).astype(np.int64)
         left = np.delete(rows, history, axis=0)
-        (found,) = huggingface_beam_search(model, [prompt], left, K)
-        yield [(item_of[row], score) for row, score in found]
+        (found,) = huggingface_beam_search(model, [prompt], left, BEAMS)
+        yield [(item_of[row], score) for row, score in found[:K]]
 
 
 def wait_until_ready(client):
