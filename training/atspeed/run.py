@@ -182,7 +182,9 @@ def experiment(context: Context, options: Options) -> Row:
         if "recall" in parts and in_time:
             with _clock(seconds, "recall"):
                 document |= _recall(base, options, run)
-    complete = [s for s in options.seeds if all(cell.asked_of(s) <= samples.keys() for cell in cells)]
+    complete = [
+        s for s in options.seeds if all(cell.asked_of(s) <= samples.keys() for cell in cells)
+    ]
     document["seeds"] = seeds = complete or list(options.seeds[:1])
     known = [cell for cell in cells if cell.asked_of(seeds[0]) <= samples.keys()]
     info = read_manifest(base.run("target"), "target").info
@@ -255,9 +257,7 @@ def list_cells(options: Options) -> Iterator[Cell]:
                 yield Cell("effects", variant, Question(k, verification, n), None, about)
 
 
-def _ask(
-    cells: Sequence[Cell], seed: int, base: Workspace, options: Options, run: Run
-) -> Samples:
+def _ask(cells: Sequence[Cell], seed: int, base: Workspace, options: Options, run: Run) -> Samples:
     """Samples that the cells need of one seed's drafts, as far as they were begun in time."""
     wanted = list(dict.fromkeys((cell.variant.of(seed).key, cell.question) for cell in cells))
     spaces = {
