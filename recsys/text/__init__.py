@@ -22,6 +22,7 @@ from recsys.text.grammar import (
     regex,
     structured,
     substring_of,
+    text_until,
 )
 from recsys.text.grammar_constraint import GrammarCompiler, GrammarConstraint
 from recsys.text.sample import SampledText, TextDraft, sample_text
@@ -56,4 +57,5 @@ __all__ = [
     "sample_text",
     "structured",
     "substring_of",
+    "text_until",
 ]

@@ -19,6 +19,19 @@ MAX_DEPTH = 64
 """Most levels that a JSON schema may be nested."""
 
 
+TERMINALS = {
+    "QUOTED_TEXT": r"""/"([^"\\\r\n]|\\[^\r\n])*"|'([^'\\\r\n]|\\[^\r\n])*'/""",
+    "UNQUOTED_TEXT": r"""/[^"'\r\n]+/""",
+}
+"""Terminals of `lark` grammars: a line's text in quotes, with `\\` escapes, and without any."""
+TOKENS = ("text_token", "paragraph_token")
+"""Rules of `lark` grammars: one token of text, and one without a line break.
+
+They bound a text by its tokens, as in `start: "Why: " paragraph_token{1,40} "\\n"`. What follows
+must not begin with a token that they match themselves.
+"""
+
+
 @dataclass(frozen=True)
 class Grammar:
     """A set of texts; hashable, so that equal grammars are compiled once.
@@ -51,7 +64,11 @@ def regex(pattern: str) -> Grammar:
 
 
 def lark(grammar: str) -> Grammar:
-    """Texts of a context-free grammar in Lark's syntax; its first symbol is `start`."""
+    """Texts of a context-free grammar in Lark's syntax; its first symbol is `start`.
+
+    A grammar may use the names of `TERMINALS` and `TOKENS` without defining them, and a special
+    token of the tokenizer by its name, as in `<|image|>`.
+    """
     return Grammar("lark", "lark", grammar)
 
 
@@ -138,6 +155,15 @@ def substring_of(text: str, unit: str = "characters") -> Grammar:
         raise ValueError(f"substring_of: unit must be one of {sorted(keys)}, got {unit!r}")
     part = json.dumps({keys[unit]: text}, ensure_ascii=False)
     return Grammar("substring_of", "lark", f"start: %regex {part}")
+
+
+def text_until(stop: str) -> Grammar:
+    """Any text that ends with the first occurrence of `stop`."""
+    if not stop:
+        raise ValueError("text_until: stop is empty")
+    end = _literal(stop)
+    rules = f"UNTIL: (/(?s:.*)/ {end}) & ~(/(?s:.*)/ {end} /(?s:.+)/)"
+    return Grammar("text_until", "lark", f"start: UNTIL\n{rules}")
 
 
 def delimited_list(

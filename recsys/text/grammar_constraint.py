@@ -19,16 +19,18 @@ import json
 import re
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
 
 import numpy as np
 from llguidance import LLMatcher, LLParserLimits, regex_to_lark
 from numpy.typing import ArrayLike, NDArray
 
 from recsys.text.constraint import DEAD
-from recsys.text.grammar import ASCII, Grammar
+from recsys.text.grammar import ASCII, TERMINALS, TOKENS, Grammar
 from recsys.text.token_trie import TextTokenizer
 
+LINE_BREAKS = frozenset(b"\r\n")
 MOST_FORCED = 4096
 """Most forced bytes that are found by masks; a grammar that forces more is refused."""
 
@@ -217,7 +219,7 @@ class Parser:
             ValueError: the grammar is malformed, too large, or not supported by the library.
         """
         limits = LLParserLimits(verbose_errors=False)
-        plain = _source(grammar)
+        plain = _source(grammar, tokenizer)
         # Without the library's own forcing, which allows a single way to split forced bytes.
         source = f'%llguidance {{"no_forcing": true}}\n{plain}'
         matcher = LLMatcher(tokenizer.parser, source, log_level=0, limits=limits)
@@ -274,7 +276,7 @@ def forced_by_masks(parser: Parser, tokenizer: TextTokenizer) -> bytes:
         if not len(byte) or byte[0] < 0 or (byte != byte[0]).any():
             break
         token = int(tokenizer.tokens.of_byte[byte[0]])
-        if token < 0:
+        if token < 0 or not mask[token]:
             break
         parser.forth([token])
         run.append(int(byte[0]))
@@ -282,14 +284,39 @@ def forced_by_masks(parser: Parser, tokenizer: TextTokenizer) -> bytes:
     return bytes(run)
 
 
-def _source(grammar: Grammar) -> str:
+def _source(grammar: Grammar, tokenizer: TextTokenizer) -> str:
     """The grammar in Lark's syntax, which llguidance reads."""
+    if grammar.field == "lark":
+        return "\n".join([grammar.text, *_missing(grammar.text, tokenizer)])
     if grammar.kind == "lark":
         return grammar.text
     if grammar.kind == "regex":
         return f"start: /{regex_to_lark(grammar.text, ASCII)}/"
     schema = json.loads(grammar.text) | {"x-guidance": {"whitespace_flexible": False}}
     return f"start: %json {json.dumps(schema, ensure_ascii=False)}"
+
+
+def _missing(text: str, tokenizer: TextTokenizer) -> Iterator[str]:
+    """Definitions of the names of `TERMINALS` and `TOKENS` that a grammar uses, but not defines."""
+    for name in (*TERMINALS, *TOKENS):
+        if not re.search(rf"\b{name}\b", text) or re.search(rf"(?m)^\s*{name}\b[^:\n]*:", text):
+            continue
+        if name in TERMINALS:
+            yield f"{name}: {TERMINALS[name]}"
+            continue
+        found = [
+            token
+            for token, data in enumerate(tokenizer.tokens.spelling)
+            if data and (name == "text_token" or not LINE_BREAKS.intersection(data))
+        ]
+        yield f"{name}: <[{','.join(_ranges(found))}]>"
+
+
+def _ranges(numbers: list[int]) -> Iterator[str]:
+    """Ascending numbers as ranges, such as 3-7."""
+    cuts = [i for i, (a, b) in enumerate(pairwise(numbers), 1) if b != a + 1]
+    for first, stop in pairwise([0, *cuts, len(numbers)]):
+        yield f"{numbers[first]}-{numbers[stop - 1]}"
 
 
 def _said(message: str) -> str:

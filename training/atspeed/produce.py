@@ -1,7 +1,7 @@
 """Training of the drafts and their teacher data, in several processes.
 
 Each task is one stage of one variant. A stage whose artifact is up to date returns at once, so an
-experiment that was stopped continues where it was. No task is begun after the experiment's deadline.
+experiment that was stopped continues where it was. No task is begun after the deadline.
 """
 
 from __future__ import annotations

@@ -217,8 +217,8 @@ def _effect(rows: Sequence[Row], effect: str) -> Table:
     notes = {
         "N": "Strict: AtSpeed-S; relaxed: AtSpeed-R.",
         "gamma": "AtSpeed-S with a draft of gamma levels.",
-        "alpha": "AtSpeed-S (strict) and AtSpeed-R (relaxed) by the weight of the alignment loss; 0 "
-        "is SFT.",
+        "alpha": "AtSpeed-S (strict) and AtSpeed-R (relaxed) by the weight of the alignment loss; "
+        "0 is SFT.",
     }
     column = COLUMNS[effect]
     own = [row for row in rows if row["effect"] == effect]

@@ -24,6 +24,7 @@ from recsys.text.grammar import (
     regex,
     structured,
     substring_of,
+    text_until,
 )
 from recsys.text.grammar_constraint import GrammarCompiler, Parser
 from recsys.text.token_trie import TextTokenizer
@@ -125,6 +126,63 @@ class Model(BaseModel):
 class Record:
     name: str
     parts: list[int]
+
+
+@given(stop=st.text("ab", min_size=1, max_size=3), text=st.text("ab\n", max_size=8))
+def test_a_text_ends_with_the_first_occurrence_of_its_end(stop, text):
+    expected = text.find(stop) == len(text) - len(stop) >= 0
+    assert accepts(text_until(stop), text) is expected
+
+
+@pytest.mark.parametrize(
+    ("terminal", "good", "bad"),
+    [
+        (
+            "QUOTED_TEXT",
+            ['"a b"', "''", r'"a\"b"', "'say \"hi\"'"],
+            ['"a', "a", '"a\nb"', '"a"b"', ""],
+        ),
+        ("UNQUOTED_TEXT", ["the fox", "a;b"], ['a"b', "it's", "a\nb", ""]),
+    ],
+)
+def test_known_terminals_need_no_definition(terminal, good, bad):
+    rule = f'start: "\\n" {terminal} "\\n"'
+    assert [text for text in [*good, *bad] if accepts(lark(rule), f"\n{text}\n")] == good
+    own = lark(f'{rule}\n{terminal}: "mine"')
+    assert accepts(own, "\nmine\n")
+    assert not accepts(own, f"\n{good[0]}\n")
+
+
+def test_a_paragraph_is_bounded_by_its_tokens():
+    grammar = lark('start: "a" paragraph_token{2,4} "\\n"')
+    spelling = TOKENIZER.tokens.spelling
+    some = next(t for t, data in enumerate(spelling) if len(data) > 2 and b"\n" not in data)
+    break_, a = TOKENIZER.encode("\n")[0], TOKENIZER.encode("a")[0]
+    for count in range(7):
+        constraint = COMPILER.constraint(grammar)
+        state = int(constraint.advance([constraint.initial()], [a])[0])
+        for token in [some] * count + [break_]:
+            (mask,) = constraint.allowed([state])
+            assert not mask[list(TOKENIZER.end_tokens)].any()
+            breaks = [t for t in np.flatnonzero(mask) if b"\n" in spelling[t]]
+            assert breaks in ([], [break_])
+            state = int(constraint.advance([state], [token])[0])
+        assert (state >= 0) is (2 <= count <= 4)
+    constraint = COMPILER.constraint(lark("start: text_token"))
+    texts = [bool(data) for data in spelling]
+    assert constraint.allowed([constraint.initial()])[0].tolist() == texts
+
+
+def test_a_special_token_is_written_by_its_name():
+    fast = byte_level_tokenizer(["the fox"] * 3, 290)
+    fast.add_special_tokens({"additional_special_tokens": ["<|image|>"]})
+    tokenizer = TextTokenizer(fast)
+    constraint = GrammarCompiler(tokenizer).constraint(lark('start: "a" image\nimage: <|image|>'))
+    state = constraint.initial()
+    for token in (tokenizer.encode("a")[0], fast.convert_tokens_to_ids("<|image|>")):
+        assert np.flatnonzero(constraint.allowed([state])[0]).tolist() == [token]
+        state = int(constraint.advance([state], [token])[0])
+    assert np.flatnonzero(constraint.allowed([state])[0]).tolist() == list(tokenizer.end_tokens)
 
 
 def test_models_and_dataclasses_are_read_back():
@@ -237,6 +295,7 @@ class NoModel:
         (lambda: structured(NoModel), "^structured: NoModel has no JSON schema"),
         (lambda: choice([]), "^choice: there are no options"),
         (lambda: substring_of("a", unit="lines"), "^substring_of: unit must be one of"),
+        (lambda: text_until(""), "^text_until: stop is empty"),
         (lambda: delimited_list("("), "^delimited_list: .*unclosed group"),
         (lambda: delimited_list("a", least=3, most=2), "^delimited_list: needs 0 <= least <= most"),
         (lambda: delimited_subsequence([]), "^delimited_subsequence: there are no candidates"),
