@@ -8,7 +8,7 @@ A model that writes text keeps its own tokenizer. A `Constraint` says which toke
 from __future__ import annotations
 
 from recsys.text.beam import BeamSettings, Texts, generate_text
-from recsys.text.constraint import Constraint
+from recsys.text.constraint import Constraint, check_constraint
 from recsys.text.explain import Explainer, Explanation
 from recsys.text.grammar import (
     Grammar,
@@ -44,6 +44,7 @@ __all__ = [
     "TitleBeams",
     "TitleTrie",
     "TokenTrie",
+    "check_constraint",
     "choice",
     "delimited_list",
     "delimited_subsequence",

@@ -204,6 +204,9 @@ def test_a_toy_run_fills_every_part(quick):
     assert len(document["speed"]) == 2 * 9 * 2 * 2
     assert len(document["ablations"]) == 2 * 2 * (7 + 4)
     assert {d["steps"] for d in document["drafts"] if d["budget"] == "steps"} == {3}
+    sizes = {(row["drafts"], row["depth"]) for row in document["effect_speed"]}
+    assert sizes == {(3, None), (6, None), (6, 1), (6, 2), (6, 3)}
+    assert all(row["prompt_ms"]["p50"] > 0 for row in document["speed"])
     for row in document["tree_attention"]:
         assert row["nodes"] == 2 * row["drafts"]
         assert row["largest_difference"] < 1e-4

@@ -35,6 +35,7 @@ def report(document: Document) -> Report:
         tables += [_order(document["orders"], how, budget) for how, budget in product(HOW, budgets)]
     if "speed" in document:
         tables += [_speedup(document, verification) for verification in ("strict", "relaxed")]
+        tables.append(_prompts(document["speed"]))
     for objective, budget in product((STRICT, RELAXED), budgets):
         rows = [
             r
@@ -47,6 +48,8 @@ def report(document: Document) -> Report:
         tables.append(_tree_attention(document["tree_attention"]))
     if "effects" in document:
         tables += [_effect(document["effects"], effect) for effect in COLUMNS]
+    if "effect_speed" in document:
+        tables.append(_effect_speed(document["effect_speed"]))
     if "recall" in document:
         tables.append(_recall(document["recall"]))
     if "table" in document:
@@ -173,6 +176,42 @@ def _speedup(document: Document, verification: str) -> Table:
         f"Time of {baseline} over that of drafting and verifying, as in the paper; one request at "
         "a time, one thread, medians of the ratios within rounds.",
         words=2,
+    )
+
+
+def _prompts(rows: Sequence[Row]) -> Table:
+    lines = []
+    for verification, k in dict.fromkeys((row["verification"], row["k"]) for row in rows):
+        own = [r for r in rows if (r["verification"], r["k"]) == (verification, k)]
+        prompt, plain = own[0]["prompt_ms"]["p50"], own[0]["plain_ms"]["p50"]
+        fastest = min(row["ms"]["p50"] for row in own)
+        shares = [f"{prompt / time:.0%}" for time in (plain, fastest)]
+        lines.append(
+            [verification, str(k), f"{prompt:.1f}", f"{plain:.1f}", f"{fastest:.1f}", *shares]
+        )
+    return Table(
+        "Share of the target's pass over the prompt",
+        ["verification", "K", "prompt, ms", "plain, ms", "drafted, ms", "of plain", "of drafted"],
+        lines,
+        "Medians of one request at a time; drafted: the fastest draft.",
+    )
+
+
+def _effect_speed(rows: Sequence[Row]) -> Table:
+    lines = [
+        [
+            str(row["k"]), str(row["drafts"]), str(row["depth"] or "all"),
+            f"{row['ms']['p50']:.1f}", f"{row['plain_ms']['p50']:.1f}",
+            f"{row['speedup']['p50']:.2f}",
+        ]
+        for row in rows
+    ]  # fmt: skip
+    return Table(
+        f"Walltime by N and gamma, strict, {TITLES[STRICT]}, {INITS[rows[0]['init']]}",
+        ["K", "N", "gamma", "ms", "beam search, ms", "WS"],
+        lines,
+        "One request at a time, one thread; medians.",
+        words=0,
     )
 
 

@@ -188,8 +188,8 @@ def experiment(context: Context, options: Options) -> Row:
     document["seeds"] = seeds = complete or list(options.seeds[:1])
     known = [cell for cell in cells if cell.asked_of(seeds[0]) <= samples.keys()]
     info = read_manifest(base.run("target"), "target").info
-    plain = list_plain(options.inits, options.seeds[:1], options.budgets[:1])
-    first = [v for v in plain if v.objective in options.objectives]
+    everyone = list_plain(options.inits, options.seeds[:1], options.budgets[:1])
+    first = [v for v in everyone if v.objective in options.objectives]
     document |= {
         "teachers": [row for row in made if "teacher" in row],
         "drafts": [row for row in made if "draft" in row],
@@ -201,8 +201,18 @@ def experiment(context: Context, options: Options) -> Row:
         table = [cell for cell in known if cell.part == "table"]
         document["orders"] = list_orders(table, samples, seeds)
     if "table" in parts and in_time:
+        questions = [Question(k, v, options.drafts) for v, k in product(VERIFICATIONS, options.ks)]
         with _clock(seconds, "walltime"):
-            document["speed"] = _time(base, options, first)
+            document["speed"] = _time(base, options, first, questions)
+    plain = [v for v in first if (v.objective, v.init) == (STRICT, options.inits[0])]
+    if "effects" in parts and in_time and plain:
+        of_sizes = [
+            cell.question
+            for cell in known
+            if cell.about.get("effect") in ("N", "gamma") and cell.question.verification == "strict"
+        ]
+        with _clock(seconds, "walltime of effects"):
+            document["effect_speed"] = _time(base, options, plain, of_sizes)
     if "ablations" in parts and in_time:
         with _clock(seconds, "tree attention"):
             document["tree_attention"] = time_tree_attention(
@@ -312,8 +322,9 @@ def _row(cell: Cell, samples: Samples, seeds: Sequence[int]) -> Row:
     return row if cell.against is None else {**row, "gain": compare_accepted(own, of(cell.against))}
 
 
-def _time(base: Workspace, options: Options, drafts: Sequence[Variant]) -> list[Row]:
-    questions = [Question(k, v, options.drafts) for v, k in product(VERIFICATIONS, options.ks)]
+def _time(
+    base: Workspace, options: Options, drafts: Sequence[Variant], questions: Sequence[Question]
+) -> list[Row]:
     with track("walltime", len(questions)) as bar:
         rows = measure_walltimes(
             load_scene(base, options.users),

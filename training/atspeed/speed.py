@@ -15,13 +15,14 @@ import torch
 from recsys.benchmark.timing import Side, compare_times, summarize, time_interleaved
 from recsys.constraint.transitions import DeviceTrie
 from recsys.decoding import Beams, SearchRequest, beam_search
+from recsys.decoding.tree import PromptBatch, TokenTree
 from recsys.models.tree_forward import TreeModel
 from recsys.training.alignment import TreeRows
 from recsys.training.atspeed.measure import Question, Scene, ask
 from recsys.training.teacher import search_trees
 from recsys.training.tree import causal_parts, descent, node_logits
 
-PLAIN = "plain search"
+PLAIN, PROMPT = "plain search", "prompt alone"
 
 
 def measure_walltimes(
@@ -33,6 +34,8 @@ def measure_walltimes(
     advance: Callable[[], object],
 ) -> list[dict[str, Any]]:
     """Rows of each draft and question: milliseconds of a request, and the ratio to plain search.
+
+    A row also has the time of the target's pass over the prompt alone, which every search makes.
 
     Args:
         scene: the target and the users; a round is one user.
@@ -51,19 +54,20 @@ def measure_walltimes(
 
     rows = []
     for question in questions:
-        searches = {PLAIN: partial(_search, scene, question)}
+        searches = {PLAIN: partial(_search, scene, question), PROMPT: partial(_prefill, scene)}
         searches |= {name: partial(ask, scene, draft, question) for name, draft in drafts.items()}
         sides = {name: Side(partial(run, search)) for name, search in searches.items()}
         for side in sides.values():
             side.run(0)  # the first run allocates buffers
         times = time_interleaved(sides, rounds)
-        plain = times.pop(PLAIN)
+        plain, prompt = times.pop(PLAIN), times.pop(PROMPT)
         rows += [
             {
                 "draft": name,
                 **question.row,
                 "ms": summarize([1000 * s for s in taken.wall]),
                 "plain_ms": summarize([1000 * s for s in plain.wall]),
+                "prompt_ms": summarize([1000 * s for s in prompt.wall]),
                 "speedup": compare_times(plain.wall, taken.wall),
                 "speedup_cpu": compare_times(plain.cpu, taken.cpu),
             }
@@ -77,6 +81,14 @@ def _search(scene: Scene, question: Question, prompts: list[Any], seeds: list[in
     relaxed = question.verification == "relaxed"
     request = SearchRequest(prompts, seeds=seeds if relaxed else None)
     return beam_search(scene.target, request, scene.trie, question.beams)
+
+
+@torch.inference_mode()
+def _prefill(scene: Scene, prompts: list[Any], _: list[int]) -> torch.Tensor:
+    with TokenTree(scene.target, PromptBatch.of(prompts, scene.target), 0) as tree:
+        logits = tree.forward()
+        tree.note(logits.amax(-1))
+    return logits
 
 
 @torch.inference_mode()
