@@ -1,4 +1,4 @@
-"""From text checkpoints to REST answers and reasons: the commands, against transformers and peft."""
+"""From text checkpoints to REST answers and reasons, against transformers with peft."""
 
 import json
 import sys
