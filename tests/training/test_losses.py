@@ -67,12 +67,12 @@ ZIPF = 1 / np.arange(1, TOKENS + 1)
 TARGET = ZIPF / ZIPF.sum()
 
 
-def descend(loss):
+def descend(loss, target=TARGET):
     """The draft's distribution after gradient descent on its logits, from near-uniform ones."""
     start = np.random.default_rng(0).normal(0, 0.1, TOKENS)
     logits = torch.tensor(start, requires_grad=True)
     optimizer = torch.optim.Adam([logits], lr=0.05)
-    log_p = torch.tensor(TARGET).log()
+    log_p = torch.tensor(target).log()
     for _ in range(1500):
         optimizer.zero_grad()
         loss(log_p, logits.log_softmax(-1)).backward()
@@ -80,9 +80,9 @@ def descend(loss):
     return logits.detach().softmax(-1).numpy()
 
 
-def distance(p, q):
-    """Total variation of p and q, both renormalised over the target's 20 best tokens."""
-    p, q = (v[:TOP] / v[:TOP].sum() for v in (p, q))
+def distance(p, q, top=TOP):
+    """Total variation of p and q, both renormalised over the target's best tokens."""
+    p, q = (v[:top] / v[:top].sum() for v in (p, q))
     return abs(p - q).sum() / 2
 
 
@@ -107,6 +107,38 @@ def test_the_optimum_of_the_printed_form_is_one_token():
     found = descend(lambda p, q: losses.atspeed_s_eq4(p, q, last, TOP))
     assert found[0] > 0.99
     assert distance(TARGET, found) > 0.7
+
+
+@pytest.mark.parametrize(
+    ("weight", "least", "most"),
+    [(0, 0, 0.005), (0.25, 0.12, 0.16), (0.5, 0.34, 0.4), (1, 0.7, 0.74)],
+)
+def test_the_weight_of_the_density_decides_how_far_the_optimum_is(weight, least, most):
+    # Renormalised over V_c. The printed form has weight 1, the released one p'(y_K), here .014.
+    def loss(log_p, log_q):
+        chosen = log_q.detach().topk(TOP).indices
+        log_p, log_q = (v[chosen].log_softmax(-1) for v in (log_p, log_q))
+        return (log_q.exp() * (log_q - log_p)).sum() - weight * (log_q.exp() * log_q).sum()
+
+    assert least <= distance(TARGET, descend(loss)) <= most
+
+
+CHILDREN = 8  # that the trie allows below a node, of the 91 tokens of its level
+
+
+@pytest.mark.parametrize(("level", "mass"), [(True, 0.95), (False, 0.09)])
+def test_only_the_levels_tokens_teach_how_much_mass_the_children_get(level, mass):
+    children = ZIPF[:CHILDREN] / ZIPF[:CHILDREN].sum()
+    target = np.full(TOKENS, 0.05 / (TOKENS - CHILDREN))
+    target[:CHILDREN] = 0.95 * children
+    real = torch.arange(TOKENS) < (TOKENS if level else CHILDREN)
+
+    def loss(log_p, log_q):
+        return losses.atspeed_s(*(losses.allowed(v, real)[real] for v in (log_p, log_q)), TOP)
+
+    found = descend(loss, target)
+    assert distance(target, found, CHILDREN) < 0.001
+    assert found[:CHILDREN].sum() == pytest.approx(mass, abs=0.005)
 
 
 def test_sequence_cross_entropy_by_hand():
