@@ -23,6 +23,7 @@ from recsys.training.atspeed.lineup import (
 )
 from recsys.training.atspeed.measure import Question, Sample, compare_accepted, describe
 from recsys.training.atspeed.produce import workers
+from recsys.training.atspeed.report import report
 from recsys.training.atspeed.run import PARTS, Cell, Options, list_cells, list_orders
 from recsys.training.settings import DraftConfig, TeacherConfig
 
@@ -246,6 +247,12 @@ def test_a_run_whose_time_is_over_shows_what_it_has(quick):
     assert quick[4].exit_code == 0
     assert document["drafts"] == []
     assert "ablations" not in document
+    document = json.loads(quick[1].stdout.splitlines()[-1])
+    for part in ("speed", "effect_speed", "recall", "tree_attention"):
+        del document[part]
+    for part in ("table", "orders", "ablations", "effects"):
+        document[part] = document[part][: len(document[part]) // 3]
+    assert report(document).tables
 
 
 @pytest.mark.slow

@@ -156,12 +156,12 @@ def answer_question(base: Workspace, space: DraftSpace, question: Question, user
     name = hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:16]
     file = space.run("draft").parent / "samples" / f"{name}.json"
     if not file.is_file():
-        found = {**identity, **_measure(load_scene(base, users), load_draft(space), question)}
+        measured = _measure(load_scene(base, users), load_draft(space), question)
         file.parent.mkdir(parents=True, exist_ok=True)
         temporary = file.with_suffix(".unfinished")
-        temporary.write_text(json.dumps(found), encoding="utf-8")
+        temporary.write_text(json.dumps({**identity, **measured}), encoding="utf-8")
         temporary.replace(file)
-        mean = np.mean(found["accepted"])
+        mean = np.mean(measured["accepted"])
         say(f"{space.draft}: {question.verification}, K = {question.beams}: {mean:.2f} levels")
     found = json.loads(file.read_text(encoding="utf-8"))
     return Sample(question, *(np.asarray(found[name]) for name in ("accepted", "passes")))

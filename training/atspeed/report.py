@@ -367,7 +367,8 @@ def _plot_accepted(document: Document) -> Plot:
                 for k in ks
                 if (r := _find(document["table"], **about, verification=verification, k=k))
             ]
-            lines.append(_line(_title(objective), range(len(ks)), found))
+            if len(found) == len(ks):
+                lines.append(_line(_title(objective), range(len(ks)), found))
         theirs = [paper.figure(paper.ACCEPTED, verification, champion, k) for k in ks]
         known = [value for value in theirs if value is not None]
         if len(known) == len(ks):

@@ -166,7 +166,9 @@ def experiment(context: Context, options: Options) -> Row:
         for cell in list_cells(options)
         if cell.part in parts and cell.variant.objective in options.objectives
     ]
-    limits, made, samples = Limits(options.minutes, options.steps), [], {}
+    limits = Limits(options.minutes, options.steps)
+    made: list[Row] = []
+    samples: Samples = {}
     document: Row = {"run": base.name, "options": asdict(options)}
     if math.isinf(options.stop_after):
         document["options"]["stop_after"] = None  # JSON has no infinity

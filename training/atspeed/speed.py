@@ -54,7 +54,10 @@ def measure_walltimes(
 
     rows = []
     for question in questions:
-        searches = {PLAIN: partial(_search, scene, question), PROMPT: partial(_prefill, scene)}
+        searches: dict[str, Callable[[list[Any], list[int]], object]] = {
+            PLAIN: partial(_search, scene, question),
+            PROMPT: partial(_prefill, scene),
+        }
         searches |= {name: partial(ask, scene, draft, question) for name, draft in drafts.items()}
         sides = {name: Side(partial(run, search)) for name, search in searches.items()}
         for side in sides.values():
