@@ -2,7 +2,7 @@
 
 No kernel depends on values for its shape, and none synchronises, so a pass can be captured. What
 differs between passes is no constant of the compiled code, so another shape compiles nothing. Sums
-are float32. This module imports triton; see `recsys.models.llama.find_layers`.
+are float32. This module imports triton; see `recsys.kernels`.
 """
 
 # The arguments of kernels have no Python types:
@@ -16,10 +16,16 @@ import torch
 import triton
 import triton.language as tl
 
+from recsys.kernels import launch
 from recsys.models.layers import Heads, Norms
 
 _HEADS = 8  # that one program rotates
 _MULTIPLIED = 1024  # values that one program multiplies
+
+
+def try_out(device: torch.device) -> None:
+    """Launch a kernel; an error where triton cannot compile."""
+    silu_multiply(torch.ones((1, 2), device=device))
 
 
 def norm(values: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
@@ -88,15 +94,6 @@ def silu_multiply(merged: torch.Tensor) -> torch.Tensor:
     grid = (len(merged), triton.cdiv(size, _MULTIPLIED))
     launch(multiply_gates, grid, result, merged, size, BLOCK=_MULTIPLIED, num_warps=4)
     return result
-
-
-def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **constants: Any) -> None:
-    """Launch a kernel on the device of its first tensor; nothing for an empty grid."""
-    if 0 in grid:
-        return
-    device = arguments[0].device
-    with torch.cuda.device(device.index if device.type == "cuda" else -1):
-        kernel[grid](*arguments, **constants)
 
 
 @triton.jit(do_not_specialize=["size", "epsilon"])

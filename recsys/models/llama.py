@@ -18,17 +18,14 @@ is not: wrap the model in a new `TreeModel`.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
-from importlib.util import find_spec
-from types import ModuleType
 from typing import Any
 
 import torch
 from torch.nn import functional
 
+from recsys.kernels import find_kernels
 from recsys.models import layers
 from recsys.models.layers import Heads, Norms
 from recsys.native.decoder import reason_against_modules
@@ -97,7 +94,10 @@ class LlamaForward:
                 config.rms_norm_eps,
                 _rotation(decoder, self.positions, self._head),
             )
-        self._functions = find_layers(self._head.device, self._head.dtype)
+        kernels = None
+        if self._head.dtype != torch.float64:
+            kernels = find_kernels("recsys.models.layer_kernels", self._head.device)
+        self._functions = layers if kernels is None else kernels
 
     def run(
         self,
@@ -175,27 +175,6 @@ def reason_against(model: Any) -> str | None:
     if 2 * len(decoder.rotary_emb.inv_freq) != decoder.layers[0].self_attn.head_dim:
         return "its heads are rotated in part"
     return None
-
-
-@cache
-def find_layers(device: torch.device, dtype: torch.dtype) -> ModuleType:
-    """The Triton kernels on a GPU where triton works, else the plain functions.
-
-    Triton needs a C compiler when a kernel is first used; a machine may have none.
-    """
-    if device.type != "cuda" or dtype == torch.float64 or find_spec("triton") is None:
-        return layers
-    from recsys.models import layer_kernels
-
-    try:
-        layer_kernels.silu_multiply(torch.ones((1, 2), dtype=dtype, device=device))
-    except Exception as error:
-        warnings.warn(
-            f"triton cannot compile; passes take more launches ({type(error).__name__}: {error})",
-            stacklevel=2,
-        )
-        return layers
-    return layer_kernels
 
 
 def _layer(layer: Any, mask: str) -> Layer:

@@ -102,8 +102,8 @@ def test_a_model_with_kernels_has_the_same_logits(name, monkeypatch):
     tokens = torch.randint(1, 60, (2, 6), generator=torch.Generator().manual_seed(0))
     places = torch.arange(6).expand(2, -1)
     found = []
-    for own, chosen in ((False, layers), (True, layers), (True, layer_kernels)):
-        monkeypatch.setattr(llama, "find_layers", lambda *_, chosen=chosen: chosen)
+    for own, kernels in ((False, None), (True, None), (True, layer_kernels)):
+        monkeypatch.setattr(llama, "find_kernels", lambda *_, kernels=kernels: kernels)
         ready = TreeModel(tiny_model(name), own_forward=own)
         with ready.pool.lend(2, 16, 0) as cache:
             found.append(

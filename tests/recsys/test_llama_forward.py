@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from recsys.constraint import ItemTrie
 from recsys.decoding import SearchRequest, beam_search
-from recsys.models import layers, llama
+from recsys.models import llama
 from recsys.models.graphs import PassGraphs, PassShape
 from recsys.models.mask import prompt_mask, tree_mask
 from recsys.models.tree_forward import TreeModel
@@ -294,16 +294,6 @@ def test_a_cpu_uses_it_only_when_asked():
     assert TreeModel(tiny_model("llama"))._own is None
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-@pytest.mark.skipif(find_spec("triton") is None, reason="triton is not installed")
-def test_kernels_that_do_not_work_are_not_used():
-    find = llama.find_layers.__wrapped__
-    with pytest.warns(UserWarning, match="triton cannot compile; passes take more launches"):
-        assert find(torch.device("cuda"), torch.bfloat16) is layers
-    assert find(torch.device("cuda"), torch.float64) is layers
-    assert find(torch.device("cpu"), torch.float32) is layers
-
-
 class Launches(TorchDispatchMode):
     """Counts operations on meta tensors that would launch a kernel on a GPU."""
 
@@ -339,7 +329,7 @@ def launches(count, own, kernels, monkeypatch, **config):
         from recsys.models import layer_kernels
 
         counted = []
-        monkeypatch.setattr(llama, "find_layers", lambda *_: layer_kernels)
+        monkeypatch.setattr(llama, "find_kernels", lambda *_: layer_kernels)
         monkeypatch.setattr(layer_kernels, "launch", lambda kernel, *a, **k: counted.append(kernel))
     ready = TreeModel(model, own_forward=own)
     places = torch.zeros(2, 4, dtype=torch.int64, device="meta")
@@ -384,7 +374,7 @@ def test_kernels_compile_for_a_gpu(name, tmp_path, monkeypatch):
     def note(kernel, grid, *arguments, **constants):
         launched[kernel, tuple(sorted(constants.items()))] = arguments
 
-    monkeypatch.setattr(llama, "find_layers", lambda *_: layer_kernels)
+    monkeypatch.setattr(llama, "find_kernels", lambda *_: layer_kernels)
     monkeypatch.setattr(layer_kernels, "launch", note)
     tree_logits(TreeModel(tiny_model(name, dtype=torch.bfloat16), own_forward=True), range(8))
     assert len(launched) == 4  # two norms, without and with an addition before them
