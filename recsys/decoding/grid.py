@@ -51,6 +51,10 @@ class Grid:
         nodes = {(size, slots, size) for size in list_sizes(max(widths, default=0))}
         return self._of_batches(prompts | nodes, self._batches)
 
+    def of_rows(self) -> set[PassShape]:
+        """Shapes of passes that score as many rows as a search finds (`rescore`)."""
+        return self._of_batches(self._of_prompts(sum(self.widths)), self._batches)
+
     def of_decodes(
         self, *, kept: bool, candidates: Iterable[tuple[int, int]] = ()
     ) -> set[DecodeShape]:
@@ -72,13 +76,8 @@ class Grid:
     def _of_trees(self, plan: Plan) -> set[PassShape]:
         """Shapes of passes that verify and patch draft trees."""
         nodes = self.first_level if plan.mode == Mode.EXHAUSTIVE else plan.nodes
-        slots, rounds = whole_blocks(self.prompt), len(self.widths)
-        first = {
-            (size, slots + whole_blocks(nodes), nodes + 1)
-            for size in list_sizes(self.prompt + nodes)
-            if size > nodes
-        }
-        slots += whole_blocks(nodes + rounds * self.patch)
+        first, rounds = self._of_prompts(nodes), len(self.widths)
+        slots = whole_blocks(self.prompt) + whole_blocks(nodes + rounds * self.patch)
         patches = {(size, slots, size) for size in list_sizes(self.patch)}
         batches = self._batches  # a shape is for the batches behind the one before it, too
         few = [
@@ -87,6 +86,13 @@ class Grid:
             if is_worth_trying(plan, before + 1, self.first_level)
         ]
         return self._of_batches(first | patches, few)
+
+    def _of_prompts(self, nodes: int) -> set[tuple[int, int, int]]:
+        """(tokens, slots in view, rows) of passes that run prompts and a tree of these nodes."""
+        slots = whole_blocks(self.prompt) + whole_blocks(nodes)
+        return {
+            (size, slots, nodes + 1) for size in list_sizes(self.prompt + nodes) if size > nodes
+        }
 
     @property
     def _batches(self) -> list[int]:
