@@ -64,6 +64,7 @@ class Engine:
         trie: the catalog.
         planner: None until `warm_up`; plain beam search is the plan until then.
         graphs: captured passes of the target and of the draft model, once there are any.
+        exact_graphs: those of the target's `exact`, likewise.
         decodes: captured beam searches; None until `capture_decodes`, and for another catalog.
     """
 
@@ -99,6 +100,7 @@ class Engine:
         self.draft = None if draft is None else _with_prefixes(draft, prefix_bytes, version)
         self.draft_nodes, self.prompt_slots = draft_nodes, prompt_slots
         self.graphs: list[PassGraphs] = []
+        self.exact_graphs: PassGraphs | None = None
         self.decodes: DecodeGraphs | None = None
         self._use_graphs = self.target.device.type == "cuda" if graphs is None else graphs
 
@@ -242,7 +244,9 @@ class Engine:
         if (exact := self.target.exact) is not None:
             wanted = grid.of_rows()
             slots = max(s.view for s in wanted)
-            PassGraphs.attach(exact, batch=batch, slots=slots).warm_up(wanted)
+            if self.exact_graphs is None or not self.exact_graphs.has_room(batch, slots):
+                self.exact_graphs = PassGraphs.attach(exact, batch=batch, slots=slots)
+            self.exact_graphs.warm_up(wanted)
 
     def capture_decodes(
         self,

@@ -53,7 +53,8 @@ class Grid:
 
     def of_rows(self) -> set[PassShape]:
         """Shapes of passes that score as many rows as a search finds (`rescore`)."""
-        return self._of_batches(self._of_prompts(sum(self.widths)), self._batches)
+        nodes = sum(self.widths)
+        return self._of_batches(self._of_prompts(nodes, at_least=0), self._batches)
 
     def of_decodes(
         self, *, kept: bool, candidates: Iterable[tuple[int, int]] = ()
@@ -76,7 +77,7 @@ class Grid:
     def _of_trees(self, plan: Plan) -> set[PassShape]:
         """Shapes of passes that verify and patch draft trees."""
         nodes = self.first_level if plan.mode == Mode.EXHAUSTIVE else plan.nodes
-        first, rounds = self._of_prompts(nodes), len(self.widths)
+        first, rounds = self._of_prompts(nodes, at_least=nodes), len(self.widths)
         slots = whole_blocks(self.prompt) + whole_blocks(nodes + rounds * self.patch)
         patches = {(size, slots, size) for size in list_sizes(self.patch)}
         batches = self._batches  # a shape is for the batches behind the one before it, too
@@ -87,12 +88,14 @@ class Grid:
         ]
         return self._of_batches(first | patches, few)
 
-    def _of_prompts(self, nodes: int) -> set[tuple[int, int, int]]:
-        """(tokens, slots in view, rows) of passes that run prompts and a tree of these nodes."""
+    def _of_prompts(self, nodes: int, at_least: int) -> set[tuple[int, int, int]]:
+        """(tokens, slots in view, rows) of passes that run prompts and a tree.
+
+        The tree has at least and at most so many nodes.
+        """
         slots = whole_blocks(self.prompt) + whole_blocks(nodes)
-        return {
-            (size, slots, nodes + 1) for size in list_sizes(self.prompt + nodes) if size > nodes
-        }
+        sizes = [size for size in list_sizes(self.prompt + nodes) if size > at_least]
+        return {(size, slots, nodes + 1) for size in sizes}
 
     @property
     def _batches(self) -> list[int]:

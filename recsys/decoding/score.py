@@ -76,6 +76,8 @@ def rescore(model: Any, beams: Beams, request: SearchRequest, trie: ItemTrie) ->
     search = Search.of(
         SearchRequest(request.prompts, prompt_slots=request.prompt_slots), model, trie
     )
+    if not len(search):
+        return beams
     count, missing = beams.rows.shape[1], beams.rows < 0
     rows = beams.rows.masked_fill(missing, 0)
     lists: list[ArrayLike] = list(rows.numpy())
