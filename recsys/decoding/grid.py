@@ -16,6 +16,9 @@ from recsys.models.cache import whole_blocks
 from recsys.models.graphs import BATCHES, PassShape, list_sizes
 from recsys.modes import Mode
 
+_KEPT_TOKENS = 8  # new prompt tokens of a kept history, about
+_TILE = 64  # rows that a GPU multiplies at a time, at least, in products of many rows
+
 
 @dataclass(frozen=True)
 class Grid:
@@ -91,10 +94,12 @@ class Grid:
     def _of_prompts(self, nodes: int, at_least: int) -> set[tuple[int, int, int]]:
         """(tokens, slots in view, rows) of passes that run prompts and a tree.
 
-        The tree has at least and at most so many nodes.
+        The tree has at least and at most so many nodes. One size more is for a whole tree below a
+        kept history: `list_sizes` would pad 256 nodes and 8 tokens to 384.
         """
         slots = whole_blocks(self.prompt) + whole_blocks(nodes)
-        sizes = [size for size in list_sizes(self.prompt + nodes) if size > at_least]
+        sizes = {size for size in list_sizes(self.prompt + nodes) if size > at_least}
+        sizes.add(-(-(nodes + _KEPT_TOKENS) // _TILE) * _TILE)
         return {(size, slots, nodes + 1) for size in sizes}
 
     @property
