@@ -25,8 +25,8 @@ The answers of a way are compared with those of `eager` before it is timed: in f
 the same; in bfloat16, where rounding depends on the kernel, most items must be in common and scores
 close. Of `float8` and `int8` only the scores of the items in common are gated, and `in_common` is
 the overlap that they reach. A way that raises or fails this gate has a row that says so, and costs
-the others nothing. Each row is written to `--out` at once, as a line of JSON: whatever ends the run,
-what was measured is there. `--quick` runs everything in toy sizes, on a CPU too.
+the others nothing. Each row is written to `--out` at once, as a line of JSON, so whatever ends the
+run, what was measured is there. `--quick` runs everything in toy sizes, on a CPU too.
 """
 
 from __future__ import annotations

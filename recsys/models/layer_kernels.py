@@ -18,6 +18,7 @@ import triton.language as tl
 
 from recsys.kernels import launch
 from recsys.models.layers import Heads, Norms
+from recsys.models.low_precision import FLOAT8
 
 _HEADS = 8  # that one program rotates
 _MULTIPLIED = 1024  # values that one program multiplies
@@ -94,6 +95,22 @@ def silu_multiply(merged: torch.Tensor) -> torch.Tensor:
     grid = (len(merged), triton.cdiv(size, _MULTIPLIED))
     launch(multiply_gates, grid, result, merged, size, BLOCK=_MULTIPLIED, num_warps=4)
     return result
+
+
+def quantize_float8(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """As `layers.quantize_float8`."""
+    values = values.contiguous()
+    small = torch.empty_like(values, dtype=FLOAT8)
+    scale = values.new_empty((len(values), 1), dtype=torch.float32)
+    block = triton.next_power_of_2(values.shape[1])
+    launch(
+        quantize_rows,
+        (len(values),),
+        *(small, scale, values, values.shape[1]),
+        BLOCK=block,
+        num_warps=min(16, max(1, block // 512)),
+    )
+    return small, scale
 
 
 @triton.jit(do_not_specialize=["size", "epsilon"])
@@ -196,3 +213,15 @@ def multiply_gates(result, merged, size, BLOCK: tl.constexpr):
     up = tl.load(merged + (2 * row + 1) * size + place, mask=inside, other=0.0).to(tl.float32)
     silu = (gate / (1.0 + tl.exp(-gate))).to(kind).to(tl.float32)
     tl.store(result + row * size + place, (silu * up).to(kind), mask=inside)
+
+
+@triton.jit(do_not_specialize=["size"])
+def quantize_rows(small, scales, values, size, BLOCK: tl.constexpr):
+    """Program t: row t in float8, whose largest value is 448, and its scale, at least 2^-126."""
+    row = tl.program_id(0).to(tl.int64)
+    place = tl.arange(0, BLOCK)
+    inside = place < size
+    exact = tl.load(values + row * size + place, mask=inside, other=0.0).to(tl.float32)
+    scale = tl.maximum(tl.div_rn(tl.max(tl.abs(exact), 0), 448.0), 1.1754943508222875e-38)
+    tl.store(scales + row, scale)
+    tl.store(small + row * size + place, tl.div_rn(exact, scale).to(tl.float8e4nv), mask=inside)

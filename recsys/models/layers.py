@@ -13,6 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch.nn import functional
 
+from recsys.models.low_precision import FLOAT8, quantize
+
 
 @dataclass(frozen=True)
 class Heads:
@@ -93,6 +95,11 @@ def silu_multiply(merged: torch.Tensor) -> torch.Tensor:
     """(T, n) `silu(gate) * up` of (T, 2n) merged gate and up (Shazeer, 2020)."""
     gate, up = merged.chunk(2, dim=-1)
     return functional.silu(gate) * up
+
+
+def quantize_float8(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """(T, n) float8 and (T, 1) float32 scales of (T, n) values."""
+    return quantize(values, FLOAT8)
 
 
 def _rotated(values: torch.Tensor, angles: torch.Tensor) -> torch.Tensor:

@@ -19,7 +19,7 @@ no change (`recsys.models.low_precision`); embedding, norms and head keep their 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -78,15 +78,27 @@ class LlamaForward:
         """
         config, decoder = model.config.get_text_config(), model.get_decoder()
         used = decoder.layers[: config.num_hidden_layers]
+        head = model.get_output_embeddings().weight
+        kernels = None
+        if head.dtype != torch.float64:
+            kernels = find_kernels("recsys.models.layer_kernels", head.device)
+        self._functions = layers if kernels is None else kernels
+
+        def product(*parts: Any) -> Product:
+            whole = _merged(*parts)
+            if weights is None:
+                return whole
+            return lower(whole.weight, whole.bias, weights, self._functions.quantize_float8)
+
         types = getattr(config, "layer_types", None) if len(kinds) > 1 else None
         # A view that replaces a parameter must be an inference tensor if and only if that is one.
-        inference = model.get_output_embeddings().weight.is_inference()
+        inference = head.is_inference()
         with torch.inference_mode(inference), torch.no_grad():
             self._embedding = decoder.embed_tokens.weight.detach()
             self._norm = decoder.norm.weight.detach()
-            self._head = model.get_output_embeddings().weight.detach()
+            self._head = head.detach()
             self._layers = [
-                _layer(layer, types[i] if types else kinds[0], weights)
+                _layer(layer, types[i] if types else kinds[0], product)
                 for i, layer in enumerate(used)
             ]
             attention = decoder.layers[0].self_attn
@@ -99,10 +111,6 @@ class LlamaForward:
                 config.rms_norm_eps,
                 _rotation(decoder, self.positions, self._head),
             )
-        kernels = None
-        if self._head.dtype != torch.float64:
-            kernels = find_kernels("recsys.models.layer_kernels", self._head.device)
-        self._functions = layers if kernels is None else kernels
 
     def run(
         self,
@@ -188,13 +196,8 @@ def reason_against(model: Any, low: Weights | None = None) -> str | None:
     return reason_against_low(low, weights[0].device, weights[0].dtype, sizes)
 
 
-def _layer(layer: Any, mask: str, weights: Weights | None) -> Layer:
+def _layer(layer: Any, mask: str, product: Callable[..., Product]) -> Layer:
     attention, mlp = layer.self_attn, layer.mlp
-
-    def product(*parts: Any) -> Product:
-        whole = _merged(*parts)
-        return whole if weights is None else lower(whole.weight, whole.bias, weights)
-
     head_norms = None
     if hasattr(attention, "q_norm"):
         head_norms = attention.q_norm.weight.detach(), attention.k_norm.weight.detach()

@@ -15,6 +15,7 @@ A copy is made once and does not follow later changes of the model's weights.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, Protocol, get_args
 
@@ -23,6 +24,9 @@ from torch.nn import functional
 
 Weights = Literal["float8", "int8", "bfloat16"]
 """Kinds of weights of low precision."""
+
+QuantizeRows = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
+"""(n, m) float8 and (n, 1) float32 scales of (n, m) rows."""
 
 FLOAT8 = torch.float8_e4m3fn
 _MOST = {FLOAT8: 448.0, torch.int8: 127.0}
@@ -69,15 +73,17 @@ class Float8Linear:
         weight: (outputs, inputs) float8.
         scale: (1, outputs) float32.
         bias: (outputs,) or None.
+        quantize_rows: of activations (`recsys.models.layers.quantize_float8`).
     """
 
     weight: torch.Tensor
     scale: torch.Tensor
     bias: torch.Tensor | None
+    quantize_rows: QuantizeRows
 
     def __call__(self, values: torch.Tensor) -> torch.Tensor:
         """(T, outputs) of (T, inputs), in their dtype."""
-        rows, scale = quantize(values, FLOAT8)
+        rows, scale = self.quantize_rows(values)
         multiply = self._plain if values.device.type == "cpu" else self._scaled
         product = multiply(rows, scale, values.dtype)
         return product if self.bias is None else product + self.bias
@@ -132,13 +138,17 @@ class Bfloat16Linear:
         return product if self.bias is None else product + self.bias
 
 
-def lower(weight: torch.Tensor, bias: torch.Tensor | None, weights: Weights) -> Product:
+def lower(
+    weight: torch.Tensor, bias: torch.Tensor | None, weights: Weights, quantize_rows: QuantizeRows
+) -> Product:
     """The product with a copy of an (outputs, inputs) matrix, in low precision."""
     if weights == "bfloat16":
         return Bfloat16Linear(weight.bfloat16(), bias)
-    kind, dtype = (Float8Linear, FLOAT8) if weights == "float8" else (Int8Linear, torch.int8)
-    small, scale = quantize(weight, dtype)
-    return kind(small, scale.t().contiguous(), bias)
+    small, scale = quantize(weight, FLOAT8 if weights == "float8" else torch.int8)
+    scale = scale.t().contiguous()
+    if weights == "float8":
+        return Float8Linear(small, scale, bias, quantize_rows)
+    return Int8Linear(small, scale, bias)
 
 
 def reason_against(

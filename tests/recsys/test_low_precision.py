@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from importlib.util import find_spec
 
 import numpy as np
 import pytest
@@ -24,6 +25,7 @@ from recsys.decoding import (
 from recsys.decoding.score import rescore
 from recsys.errors import NonFiniteError
 from recsys.models import low_precision
+from recsys.models.layers import quantize_float8
 from recsys.models.low_precision import FLOAT8, Bfloat16Linear, Float8Linear, lower, quantize
 from recsys.models.tree_forward import TreeModel
 from recsys.testing import random_catalog, random_prompts, tiny_model
@@ -106,7 +108,7 @@ def test_products_are_those_of_the_numbers_that_are_kept(kind, dtype, biased):
     torch.manual_seed(0)
     weight, values = torch.randn(48, 32).to(dtype), torch.randn(7, 32).to(dtype)
     bias = torch.randn(48).to(dtype) if biased else None
-    product = lower(weight, bias, kind)
+    product = lower(weight, bias, kind, quantize_float8)
     found = product(values)
     assert (found.shape, found.dtype) == ((7, 48), dtype)
     rows, matrix = values.double(), weight.double()
@@ -135,7 +137,7 @@ def test_products_are_those_of_the_numbers_that_are_kept(kind, dtype, biased):
 def test_float8_in_plain_torch_equals_the_operator_of_torch():
     """On this CPU; on a GPU the operator runs."""
     torch.manual_seed(0)
-    product = lower(torch.randn(48, 64), None, "float8")
+    product = lower(torch.randn(48, 64), None, "float8", quantize_float8)
     assert isinstance(product, Float8Linear)
     rows, scale = quantize(torch.randn(5, 64), FLOAT8)
     for dtype, near in ((torch.float32, 1e-6), (torch.bfloat16, 2**-8)):
@@ -145,23 +147,32 @@ def test_float8_in_plain_torch_equals_the_operator_of_torch():
 
 def test_the_arguments_of_the_operator_are_those_of_a_gpu():
     """Torch checks shapes, strides and types of row-wise scales on tensors without values."""
-    product = lower(torch.empty(48, 64, device="meta", dtype=torch.bfloat16), None, "float8")
+    product = lower(
+        torch.empty(48, 64, device="meta", dtype=torch.bfloat16), None, "float8", quantize_float8
+    )
     assert product.weight.stride() == (64, 1)  # its transpose is column-major
     assert product.scale.is_contiguous()
     assert (product.scale.shape, product.scale.dtype) == ((1, 48), torch.float32)
     found = product(torch.empty(5, 64, device="meta", dtype=torch.bfloat16))
     assert (found.shape, found.dtype) == ((5, 48), torch.bfloat16)
     with pytest.raises(RuntimeError, match="divisible by 16"):
-        lower(torch.empty(48, 60, device="meta", dtype=torch.bfloat16), None, "float8")(
-            torch.empty(5, 60, device="meta", dtype=torch.bfloat16)
-        )
+        lower(
+            torch.empty(48, 60, device="meta", dtype=torch.bfloat16),
+            None,
+            "float8",
+            quantize_float8,
+        )(torch.empty(5, 60, device="meta", dtype=torch.bfloat16))
 
 
 @pytest.mark.parametrize("kind", ["float8", "int8"])
 def test_a_whole_pass_runs_on_tensors_without_values(kind):
     with torch.device("meta"):
         model = tiny_model("llama-gqa", dtype=torch.bfloat16, hidden=64, num_hidden_layers=2)
-    ready = TreeModel(model, weights=kind)
+    run_on_meta(TreeModel(model, weights=kind))
+
+
+def run_on_meta(ready):
+    """A pass of a bfloat16 model with a vocabulary of 64."""
     places = torch.zeros(2, 4, dtype=torch.int64, device="meta")
     masks = {name: torch.zeros(2, 1, 4, 32, device="meta", dtype=torch.bfloat16)
              for name in ready.mask_kinds}  # fmt: skip
@@ -414,3 +425,34 @@ def test_requests_without_finite_scores_are_named(monkeypatch):
     low.exact = TreeModel(broken)
     with pytest.raises(NonFiniteError):
         Engine(low, TRIE).decode(REQUEST, 4)
+
+
+@pytest.mark.skipif(find_spec("triton") is None, reason="triton is not installed")
+def test_the_rows_of_a_product_are_quantized_by_one_kernel(tmp_path, monkeypatch):
+    """Four a layer, and each compiles to the machine code of GPUs with float8."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    from recsys.models import layer_kernels, llama
+
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(llama, "find_kernels", lambda *_: layer_kernels)
+    found = []
+    monkeypatch.setattr(layer_kernels, "launch", lambda *a, **k: found.append((a, k)))
+    with torch.device("meta"):
+        model = tiny_model("llama-gqa", dtype=torch.bfloat16, hidden=64, layers=3)
+    run_on_meta(TreeModel(model, weights="float8"))
+    launched = [(a, k) for a, k in found if a[0] is layer_kernels.quantize_rows]
+    assert len(launched) == 4 * 3
+    (kernel, _, *arguments), constants = launched[0]
+    warps = constants.pop("num_warps")
+    kinds = [triton.runtime.jit.mangle_type(argument) for argument in arguments]
+    signature = dict(zip(kernel.arg_names, [*kinds, "constexpr"], strict=True))
+    for capability in (89, 90):
+        compiled = triton.compile(
+            ASTSource(kernel, signature, constexprs=constants),
+            target=GPUTarget("cuda", capability, 32),
+            options={"num_warps": warps},
+        )
+        assert "cvt.rn.satfinite.e4m3x2" in compiled.asm["ptx"]
