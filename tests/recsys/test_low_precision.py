@@ -389,6 +389,17 @@ def test_the_pass_that_scores_again_is_captured():
         assert told.fallbacks == {}
 
 
+def test_captured_decodes_are_scored_again():
+    engine = Engine(TreeModel(MODEL, weights="int8"), TRIE, graphs=True, prompt_slots=12)
+    expected = engine.decode(REQUEST, 5).beams
+    engine.capture_decodes(8, 12, 5)
+    found = engine.decode(REQUEST, 5).beams
+    assert engine.decodes.statistics().replays == 1
+    assert torch.equal(found.rows, expected.rows)
+    torch.testing.assert_close(found.scores, expected.scores, atol=1e-5, rtol=0)
+    assert found.certificates == ["approximate"] * 5
+
+
 def test_without_the_option_nothing_changes():
     """No second model, no copy, and the bits of a forward that never heard of it."""
     plain = TreeModel(MODEL, own_forward=True)
