@@ -102,6 +102,12 @@ def quantize_float8(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return quantize(values, FLOAT8)
 
 
+def multiply_int8(values: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    """(T, m) products of (T, n) values, (m, n) int8 weights and (1, m) scales, in their dtype."""
+    product = functional.linear(values, weight.to(values.dtype))  # int8 fits into bfloat16
+    return (product * scale).to(values.dtype)
+
+
 def _rotated(values: torch.Tensor, angles: torch.Tensor) -> torch.Tensor:
     """(T, heads, D) `values`, rotated by (T, 1, D) cosines and sines."""
     cosine, sine = angles.chunk(2, dim=-1)

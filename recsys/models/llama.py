@@ -88,7 +88,7 @@ class LlamaForward:
             whole = _merged(*parts)
             if weights is None:
                 return whole
-            return lower(whole.weight, whole.bias, weights, self._functions.quantize_float8)
+            return lower(whole.weight, whole.bias, weights, self._functions)
 
         types = getattr(config, "layer_types", None) if len(kinds) > 1 else None
         # A view that replaces a parameter must be an inference tensor if and only if that is one.

@@ -6,8 +6,8 @@ where the device multiplies them directly. Each output of a matrix has a scale o
 - `float8`: weights and activations are float8 (e4m3fn, Micikevicius et al., 2022), with a scale for
   each row of the activations, too, which is computed in every pass. On a GPU
   `torch._scaled_mm` multiplies them; elsewhere they are dequantised, which is the reference.
-- `int8`: only the weights are int8, symmetric around 0. They are dequantised in every pass, which
-  saves memory and no time.
+- `int8`: only the weights are int8, symmetric around 0. A kernel converts them as it reads them;
+  without it they are dequantised in every pass, which saves no time.
 - `bfloat16`: weights and activations of a float32 model.
 
 A copy is made once and does not follow later changes of the model's weights.
@@ -17,16 +17,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, Protocol, get_args
+from typing import Any, Literal, Protocol, get_args
 
 import torch
 from torch.nn import functional
 
 Weights = Literal["float8", "int8", "bfloat16"]
 """Kinds of weights of low precision."""
-
-QuantizeRows = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
-"""(n, m) float8 and (n, 1) float32 scales of (n, m) rows."""
 
 FLOAT8 = torch.float8_e4m3fn
 _MOST = {FLOAT8: 448.0, torch.int8: 127.0}
@@ -79,7 +76,7 @@ class Float8Linear:
     weight: torch.Tensor
     scale: torch.Tensor
     bias: torch.Tensor | None
-    quantize_rows: QuantizeRows
+    quantize_rows: Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
 
     def __call__(self, values: torch.Tensor) -> torch.Tensor:
         """(T, outputs) of (T, inputs), in their dtype."""
@@ -107,16 +104,17 @@ class Int8Linear:
         weight: (outputs, inputs) int8.
         scale: (1, outputs) float32.
         bias: (outputs,) or None.
+        multiply: that computes the product (`recsys.models.layers.multiply_int8`).
     """
 
     weight: torch.Tensor
     scale: torch.Tensor
     bias: torch.Tensor | None
+    multiply: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
     def __call__(self, values: torch.Tensor) -> torch.Tensor:
         """(T, outputs) of (T, inputs), in their dtype."""
-        product = functional.linear(values, self.weight.to(values.dtype))  # int8 fits bfloat16
-        product = (product * self.scale).to(values.dtype)
+        product = self.multiply(values, self.weight, self.scale)
         return product if self.bias is None else product + self.bias
 
 
@@ -139,16 +137,19 @@ class Bfloat16Linear:
 
 
 def lower(
-    weight: torch.Tensor, bias: torch.Tensor | None, weights: Weights, quantize_rows: QuantizeRows
+    weight: torch.Tensor, bias: torch.Tensor | None, weights: Weights, functions: Any
 ) -> Product:
-    """The product with a copy of an (outputs, inputs) matrix, in low precision."""
+    """The product with a copy of an (outputs, inputs) matrix, in low precision.
+
+    `functions` are `recsys.models.layers` or `layer_kernels`.
+    """
     if weights == "bfloat16":
         return Bfloat16Linear(weight.bfloat16(), bias)
     small, scale = quantize(weight, FLOAT8 if weights == "float8" else torch.int8)
     scale = scale.t().contiguous()
     if weights == "float8":
-        return Float8Linear(small, scale, bias, quantize_rows)
-    return Int8Linear(small, scale, bias)
+        return Float8Linear(small, scale, bias, functions.quantize_float8)
+    return Int8Linear(small, scale, bias, functions.multiply_int8)
 
 
 def reason_against(

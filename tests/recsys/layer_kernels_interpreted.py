@@ -134,3 +134,15 @@ def test_rows_are_quantized_alike(size):
     power = expected.abs().log2() == expected.abs().log2().round()
     assert torch.equal(small[~power], expected[~power])
     assert torch.equal(small.sign(), expected.sign())
+
+
+@pytest.mark.parametrize("sizes", [(1, 8, 5), (17, 40, 33), (70, 300, 40), (0, 16, 16)])
+def test_int8_products_are_alike(sizes):
+    count, inputs, outputs = sizes
+    draw = torch.Generator().manual_seed(0)
+    values = torch.randn(count, inputs, generator=draw)
+    weight = torch.randint(-127, 128, (outputs, inputs), generator=draw, dtype=torch.int8)
+    scale = torch.rand(1, outputs, generator=draw)
+    found = layer_kernels.multiply_int8(values, weight, scale)
+    expected = layers.multiply_int8(values, weight, scale)
+    torch.testing.assert_close(found, expected, atol=1e-3, rtol=1e-5)

@@ -24,8 +24,7 @@ from recsys.decoding import (
 )
 from recsys.decoding.score import rescore
 from recsys.errors import NonFiniteError
-from recsys.models import low_precision
-from recsys.models.layers import quantize_float8
+from recsys.models import layers, low_precision
 from recsys.models.low_precision import FLOAT8, Bfloat16Linear, Float8Linear, lower, quantize
 from recsys.models.tree_forward import TreeModel
 from recsys.testing import random_catalog, random_prompts, tiny_model
@@ -108,7 +107,7 @@ def test_products_are_those_of_the_numbers_that_are_kept(kind, dtype, biased):
     torch.manual_seed(0)
     weight, values = torch.randn(48, 32).to(dtype), torch.randn(7, 32).to(dtype)
     bias = torch.randn(48).to(dtype) if biased else None
-    product = lower(weight, bias, kind, quantize_float8)
+    product = lower(weight, bias, kind, layers)
     found = product(values)
     assert (found.shape, found.dtype) == ((7, 48), dtype)
     rows, matrix = values.double(), weight.double()
@@ -137,7 +136,7 @@ def test_products_are_those_of_the_numbers_that_are_kept(kind, dtype, biased):
 def test_float8_in_plain_torch_equals_the_operator_of_torch():
     """On this CPU; on a GPU the operator runs."""
     torch.manual_seed(0)
-    product = lower(torch.randn(48, 64), None, "float8", quantize_float8)
+    product = lower(torch.randn(48, 64), None, "float8", layers)
     assert isinstance(product, Float8Linear)
     rows, scale = quantize(torch.randn(5, 64), FLOAT8)
     for dtype, near in ((torch.float32, 1e-6), (torch.bfloat16, 2**-8)):
@@ -148,7 +147,7 @@ def test_float8_in_plain_torch_equals_the_operator_of_torch():
 def test_the_arguments_of_the_operator_are_those_of_a_gpu():
     """Torch checks shapes, strides and types of row-wise scales on tensors without values."""
     product = lower(
-        torch.empty(48, 64, device="meta", dtype=torch.bfloat16), None, "float8", quantize_float8
+        torch.empty(48, 64, device="meta", dtype=torch.bfloat16), None, "float8", layers
     )
     assert product.weight.stride() == (64, 1)  # its transpose is column-major
     assert product.scale.is_contiguous()
@@ -160,7 +159,7 @@ def test_the_arguments_of_the_operator_are_those_of_a_gpu():
             torch.empty(48, 60, device="meta", dtype=torch.bfloat16),
             None,
             "float8",
-            quantize_float8,
+            layers,
         )(torch.empty(5, 60, device="meta", dtype=torch.bfloat16))
 
 
@@ -439,7 +438,14 @@ def test_requests_without_finite_scores_are_named(monkeypatch):
 
 
 @pytest.mark.skipif(find_spec("triton") is None, reason="triton is not installed")
-def test_the_rows_of_a_product_are_quantized_by_one_kernel(tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("kind", "kernel", "made"),
+    [
+        ("float8", "quantize_rows", "cvt.rn.satfinite.e4m3x2"),
+        ("int8", "multiply_codes", "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32"),
+    ],
+)
+def test_a_product_has_one_kernel_of_its_own(kind, kernel, made, tmp_path, monkeypatch):
     """Four a layer, and each compiles to the machine code of GPUs with float8."""
     import triton
     from triton.backends.compiler import GPUTarget
@@ -453,17 +459,19 @@ def test_the_rows_of_a_product_are_quantized_by_one_kernel(tmp_path, monkeypatch
     monkeypatch.setattr(layer_kernels, "launch", lambda *a, **k: found.append((a, k)))
     with torch.device("meta"):
         model = tiny_model("llama-gqa", dtype=torch.bfloat16, hidden=64, layers=3)
-    run_on_meta(TreeModel(model, weights="float8"))
-    launched = [(a, k) for a, k in found if a[0] is layer_kernels.quantize_rows]
+    run_on_meta(TreeModel(model, weights=kind))
+    launched = [(a, k) for a, k in found if a[0] is getattr(layer_kernels, kernel)]
     assert len(launched) == 4 * 3
-    (kernel, _, *arguments), constants = launched[0]
+    (compiled_kernel, _, *arguments), constants = launched[0]
     warps = constants.pop("num_warps")
     kinds = [triton.runtime.jit.mangle_type(argument) for argument in arguments]
-    signature = dict(zip(kernel.arg_names, [*kinds, "constexpr"], strict=True))
+    names = compiled_kernel.arg_names
+    signature = dict(zip(names, [*kinds, *["constexpr"] * len(constants)], strict=True))
     for capability in (89, 90):
         compiled = triton.compile(
-            ASTSource(kernel, signature, constexprs=constants),
+            ASTSource(compiled_kernel, signature, constexprs=constants),
             target=GPUTarget("cuda", capability, 32),
             options={"num_warps": warps},
         )
-        assert "cvt.rn.satfinite.e4m3x2" in compiled.asm["ptx"]
+        assert len(compiled.asm["cubin"]) > 1000
+        assert made in compiled.asm["ptx"] or capability == 90
