@@ -13,6 +13,8 @@ and of `kept` ones all but the last item is in the prefix cache. Ways:
 - `graphs`: beam search on captured passes of the own forward, which all ways below but one use;
 - `graphs-huggingface-modules`: the same with the modules of transformers;
 - `decode-graph`: beam search captured as a whole, one graph for a decode;
+- `float8`, `int8`: `graphs` with such weights, and one more pass of the model's own weights, which
+  scores the items again (`recsys.models.low_precision`);
 - `exhaustive`: speculation without a draft model, on captured passes;
 - `draft`: speculation with a perfect draft: a 68M model runs and is timed, but its tree, which
   random weights make useless, is replaced by one that the target found before the clock started;
@@ -21,9 +23,10 @@ and of `kept` ones all but the last item is in the prefix cache. Ways:
 
 The answers of a way are compared with those of `eager` before it is timed: in float32 they must be
 the same; in bfloat16, where rounding depends on the kernel, most items must be in common and scores
-close. A way that raises or fails this gate has a row that says so, and costs the others nothing.
-Each row is written to `--out` at once, as a line of JSON: whatever ends the run, what was measured
-is there. `--quick` runs everything in toy sizes, on a CPU too.
+close. Of `float8` and `int8` only the scores of the items in common are gated, and `in_common` is
+the overlap that they reach. A way that raises or fails this gate has a row that says so, and costs
+the others nothing. Each row is written to `--out` at once, as a line of JSON, so whatever ends the
+run, what was measured is there. `--quick` runs everything in toy sizes, on a CPU too.
 """
 
 from __future__ import annotations
@@ -35,6 +38,7 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -58,6 +62,7 @@ from recsys.decoding.planner import Plan
 from recsys.decoding.tree import PromptBatch, TokenTree
 from recsys.models.architecture import Architecture
 from recsys.models.cache import key_value_shape
+from recsys.models.low_precision import Weights
 from recsys.models.tree_forward import TreeModel
 from recsys.modes import Mode
 from recsys.testing import allowed_tokens, huggingface_beam_search
@@ -73,6 +78,7 @@ GOALS = {
 }
 CASES = ("cold:1", "kept:1", "cold:8", "kept:8", "cold:32", "kept:32")
 STOCK = "graphs-huggingface-modules"
+LOW: tuple[Weights, ...] = ("float8", "int8")
 HF_MOST = 8  # requests; K beams of each are K rows of its batch
 LEAST_IN_COMMON, MOST_GAP = 0.8, 0.5  # of answers in bfloat16
 LEAST_ROUNDS = 3
@@ -114,17 +120,20 @@ class Bench:
         self.eager = self._engine(graphs=False, own=False)
         self.fast = self._engine(graphs=True, own=True)
         self.stock: Engine | None = None  # made if its way is measured
+        self.low: dict[str, Engine] = {}  # likewise
         self.allowed = allowed_tokens(self.work.item_tokens)
         self.perfect: PerfectDraft | None = None
         if self.fast.draft is not None:
             self.perfect = PerfectDraft(self.fast.draft, self.eager.target, sizes.nodes)
 
-    def _engine(self, *, graphs: bool, own: bool) -> Engine:
+    def _engine(self, *, graphs: bool, own: bool, weights: Weights | None = None) -> Engine:
         """An engine that keeps the prompts of 32 users, with or without the own forward."""
-        model = TreeModel(self.work.target, own_forward=own)
+        model = TreeModel(self.work.target, own_forward=own, weights=weights)
+        if model.exact is not None:  # not by the native library, for --quick on a CPU
+            model.exact = TreeModel(self.work.target, own_forward=own)
         layers, heads, size = key_value_shape(model.config)
         slot = 2 * layers * heads * size * model.dtype.itemsize
-        draft = self.work.draft
+        draft = None if weights is not None else self.work.draft
         if draft is not None:
             draft = TreeModel(draft, own_forward=own)
         return Engine(
@@ -158,6 +167,15 @@ class Bench:
             "graphs": [t.graphs for t in told],
             "bytes": [t.bytes for t in told],
         }
+
+    def capture_low(self, way: Weights, batches: Sequence[int]) -> Row:
+        """Copy the weights and capture the passes of one kind; what that took."""
+        start, free = time.perf_counter(), self._free_bytes()
+        engine = self._engine(graphs=True, own=True, weights=way)
+        engine.capture(max(batches), self.work.longest, self.sizes.beams, [Plan()])
+        self.low[way] = engine
+        row: Row = {"weights": way, "seconds": round(time.perf_counter() - start, 1)}
+        return row if free is None else {**row, "device_bytes": free - (self._free_bytes() or 0)}
 
     def capture_decodes(self, batches: Sequence[int]) -> Row:
         """Capture whole beam searches; what that took, and the memory that is gone on a GPU."""
@@ -195,7 +213,7 @@ class Bench:
         engine.forget()
         if reuse == "kept":
             known = self.prompts(number, batch, earlier=True)
-            for model in (engine.target, engine.draft):
+            for model in (engine.target, engine.draft, engine.target.exact):
                 if model is not None:
                     prompts = PromptBatch.of(known, model)
                     with torch.inference_mode(), TokenTree(model, prompts, 0) as tree:
@@ -240,6 +258,11 @@ def decode_on_stock_graphs(bench: Bench, request: SearchRequest) -> Answer:
     return Answer.of(beam_search(engine.target, request, engine.trie, bench.sizes.beams))
 
 
+def decode_low(weights: str, bench: Bench, request: SearchRequest) -> Answer:
+    """Beam search on captured passes with weights of low precision, scored again."""
+    return Answer.of(bench.low[weights].decode(request, bench.sizes.beams, mode=Mode.BEAM).beams)
+
+
 def decode_as_one_graph(bench: Bench, request: SearchRequest) -> Answer:
     """Beam search in one graph."""
     return Answer.of(bench.fast.decode(request, bench.sizes.beams, mode=Mode.BEAM).beams)
@@ -275,6 +298,7 @@ WAYS: dict[str, Way] = {
     "graphs": decode_on_graphs,
     STOCK: decode_on_stock_graphs,
     "decode-graph": decode_as_one_graph,
+    **{weights: partial(decode_low, weights) for weights in LOW},
     "exhaustive": decode_exhaustively,
     "draft": decode_drafted,
     "planned": decode_as_planned,
@@ -373,7 +397,9 @@ class Case:
         agreement = Agreement.of(
             found.rankings, self._reference(theirs).rankings, *(HF_ROUNDING if theirs else ROUNDING)
         )
-        if self.bench.exact:
+        if way in LOW:
+            good = agreement.gap <= (ROUNDING[0] if self.bench.exact else MOST_GAP)
+        elif self.bench.exact:
             good = agreement.requests == 1
         else:
             good = agreement.items >= LEAST_IN_COMMON and agreement.gap <= MOST_GAP
@@ -395,6 +421,8 @@ class Case:
         return replace(request, exclude=None) if way == "huggingface" else request
 
     def _engine(self, way: str) -> Engine:
+        if way in LOW:
+            return self.bench.low[way]
         if way == STOCK and self.bench.stock is not None:
             return self.bench.stock
         return self.bench.eager if way in ("eager", "huggingface") else self.bench.fast
@@ -402,7 +430,9 @@ class Case:
     def _fallbacks(self) -> int:
         """Passes, and whole decodes, so far for which there was no graph."""
         engines = [e for e in (self.bench.fast, self.bench.stock) if e is not None]
-        told = [graphs.statistics().fallbacks for e in engines for graphs in e.graphs]
+        engines += self.bench.low.values()
+        graphs = [g for e in engines for g in (*e.graphs, e.exact_graphs) if g is not None]
+        told = [g.statistics().fallbacks for g in graphs]
         if (decodes := self.bench.fast.decodes) is not None:
             told.append(decodes.statistics().fallbacks)
         return sum(sum(fallbacks.values()) for fallbacks in told)
@@ -439,19 +469,24 @@ def run(args: argparse.Namespace, results: Results) -> None:
         except Exception as error:
             results.add(kind="failure", **about, **_failure(error))
             continue
-        if set(args.ways) - {"eager", "huggingface"}:
+        batches = [batch for _, batch in args.cases]
+        if set(args.ways) - {"eager", "huggingface", *LOW}:
             try:
-                batches = [batch for _, batch in args.cases]
                 captured = bench.capture(batches, args.ways)
                 results.add(kind="capture", **about, **captured)
             except Exception as error:
                 results.add(kind="failure", **about, way="capture", **_failure(error))
         if "decode-graph" in args.ways:
             try:
-                captured = bench.capture_decodes([batch for _, batch in args.cases])
+                captured = bench.capture_decodes(batches)
                 results.add(kind="capture", **about, **captured)
             except Exception as error:
                 results.add(kind="failure", **about, way="capture-decodes", **_failure(error))
+        for way in (way for way in LOW if way in args.ways):
+            try:
+                results.add(kind="capture", **about, **bench.capture_low(way, batches))
+            except Exception as error:
+                results.add(kind="failure", **about, way=f"capture-{way}", **_failure(error))
         for reuse, batch in args.cases:
             case = Case(bench, reuse, batch, deadline)
             for way in args.ways:
@@ -516,7 +551,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     models = (*(s for s in SHAPES if s.endswith("B")), "toy")
     parser.add_argument("--model", nargs="+", choices=models, help="shapes (1.1B 7B)")
     parser.add_argument("--cases", nargs="+", type=_case, help=f"({' '.join(CASES)})")
-    parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS), help="(all)")
+    parser.add_argument("--ways", nargs="+", choices=WAYS, help="(all; no float8 with --float32)")
     parser.add_argument("--profile", action="store_true", help="also profile one decode of each")
     parser.add_argument(
         "--budget", type=float, default=480, help="seconds, after which nothing new begins (480)"
@@ -525,6 +560,8 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="toy sizes, in seconds, on a CPU too")
     parser.add_argument("--out", type=Path, default=Path("gpu.jsonl"), help="file to append to")
     args = parser.parse_args(arguments)
+    left_out = {"float8"} if args.float32 else set()  # a GPU has no float8 for such models
+    args.ways = args.ways or [way for way in WAYS if way not in left_out]
     args.model = args.model or (["toy"] if args.quick else ["1.1B", "7B"])
     quick = ("cold:1", "kept:1", "cold:3", "kept:3")
     args.cases = args.cases or [_case(c) for c in (quick if args.quick else CASES)]

@@ -27,7 +27,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from recsys.constraint import ItemTrie
 from recsys.constraint.restrictions import Excluded
 from recsys.constraint.transitions import DeviceTrie
-from recsys.decoding.expand import Frontier, Step, TokenLogits, find_kernels
+from recsys.decoding.expand import Frontier, Step, TokenLogits
+from recsys.kernels import find_kernels
 from recsys.transfers import Upload
 
 T = TypeVar("T")
@@ -118,7 +119,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True, help="rows are added to this file")
     args = parser.parse_args()
     device, rng = "cuda" if torch.cuda.is_available() else "cpu", np.random.default_rng(0)
-    if find_kernels(torch.device(device)) is None:
+    if find_kernels("recsys.decoding.level_kernel", torch.device(device)) is None:
         sys.exit("no kernels: triton cannot compile here; without a GPU, set TRITON_INTERPRET=1")
     torch.manual_seed(0)
     items, vocabulary = (300, 1100) if args.quick else (12_000, 33_024)

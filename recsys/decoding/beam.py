@@ -164,6 +164,8 @@ def beams_of(found: dict[str, torch.Tensor], step: Step, stats: list[DecodeStats
         found["scores"],
         found["rows"],
         stats,
-        None if step.noise is not None else found["complete"].squeeze(1),  # not of a sample
+        # not of a sample
+        None if step.noise is not None or step.approximate else found["complete"].squeeze(1),
+        approximate=step.approximate,
         candidate_scores=found.get("candidates"),
     )

@@ -1,8 +1,9 @@
 """Engine: decodes batches for one target and one catalog, in the mode that is expected fastest.
 
-In every mode but `relaxed` the answer is beam search's. The engine keeps the keys and values of
-prompts for returning users, measures the time of a pass on this machine, and chooses for each batch
-between beam search and drafted trees (`recsys.decoding.planner`).
+In every mode but `relaxed` the answer is beam search's. A target with weights of low precision has
+approximate answers, whose items its own weights score again. The engine keeps the keys and values
+of prompts for returning users, measures the time of a pass on this machine, and chooses for each
+batch between beam search and drafted trees (`recsys.decoding.planner`).
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from recsys.decoding.grid import Grid
 from recsys.decoding.output import Beams
 from recsys.decoding.planner import Load, PassTimes, Plan, Planner, list_plans
 from recsys.decoding.request import Search, SearchRequest
-from recsys.decoding.score import score_rows
+from recsys.decoding.score import rescore, score_rows
 from recsys.decoding.speculative import PATCH_NODES, speculative_beam_search
 from recsys.decoding.tree import ROOT, PromptBatch, TokenTree, find_long_prompts
 from recsys.errors import NonFiniteError
@@ -39,7 +40,9 @@ from recsys.modes import Mode, check_mode
 _MEASURED_TOKENS = (4, 64, 256)
 _MOST_TOKENS = 2048
 _REPEATS = 3
-_NODES = (64, 128, 256, 400)  # sizes of draft trees to plan with
+# Sizes of draft trees to plan with. With up to 8 new prompt tokens, as of a kept history, passes
+# have 64, 128, 256 and 384 tokens: whole tiles of a GPU's matrix products, and captured sizes.
+_NODES = (56, 120, 248, 376)
 
 
 @dataclass(frozen=True)
@@ -57,11 +60,13 @@ class Engine:
     Not thread-safe: one batch at a time.
 
     Attributes:
-        target: the model whose beams are wanted.
+        target: the model whose beams are wanted. If it has weights of low precision, its `exact`
+            scores every answer again, in one more pass, with a prefix store of the same size.
         draft: the draft model, or None.
         trie: the catalog.
         planner: None until `warm_up`; plain beam search is the plan until then.
         graphs: captured passes of the target and of the draft model, once there are any.
+        exact_graphs: those of the target's `exact`, likewise.
         decodes: captured beam searches; None until `capture_decodes`, and for another catalog.
     """
 
@@ -97,6 +102,7 @@ class Engine:
         self.draft = None if draft is None else _with_prefixes(draft, prefix_bytes, version)
         self.draft_nodes, self.prompt_slots = draft_nodes, prompt_slots
         self.graphs: list[PassGraphs] = []
+        self.exact_graphs: PassGraphs | None = None
         self.decodes: DecodeGraphs | None = None
         self._use_graphs = self.target.device.type == "cuda" if graphs is None else graphs
 
@@ -134,7 +140,8 @@ class Engine:
 
         Raises:
             ValueError: as `beam_search`; an unknown mode, or one that needs a draft model that the
-                engine lacks; a sample with `until_global` (it is drawn from all sequences anyway).
+                engine lacks; a sample with `until_global` (it is drawn from all sequences anyway),
+                or weights of low precision.
             NonFiniteError: as `beam_search`.
         """
         search, order = self._prepared(request), None
@@ -148,9 +155,16 @@ class Engine:
             if order is None:
                 raise
             raise NonFiniteError(sorted(order[i] for i in error.requests)) from None
-        if order is None:
-            return found
-        return replace(found, beams=found.beams.take(np.argsort(order).tolist()))
+        if order is not None:
+            found = replace(found, beams=found.beams.take(np.argsort(order).tolist()))
+        return found if self.target.exact is None else self._rescored(found, request)
+
+    def _rescored(self, found: Decoded, request: SearchRequest | Sequence[ArrayLike]) -> Decoded:
+        """The answer by the scores of the target's own weights."""
+        start = time.perf_counter()
+        request = SearchRequest.of(request).reserving(self.prompt_slots)
+        beams = rescore(self.target.exact, found.beams, request, self.trie)
+        return replace(found, beams=beams, seconds=found.seconds + time.perf_counter() - start)
 
     def _decode(
         self, search: Search, num_beams: int, mode: str, until_global: bool, traced: bool
@@ -158,6 +172,11 @@ class Engine:
         """`decode`, of a request that is prepared."""
         if until_global and search.step.noise is not None:
             raise ValueError("until_global: a sample is drawn from all sequences already")
+        if until_global and self.target.exact is not None:
+            raise ValueError(
+                "until_global: the target has weights of low precision, which prove nothing; leave "
+                "out its weights=..."
+            )
         new = self._new_tokens(search.prompts)
         load = Load(len(search), int(new.max(initial=0)), num_beams)
         plan = self._plan(mode, load)
@@ -179,7 +198,8 @@ class Engine:
 
     def score(self, prompts: Sequence[ArrayLike], rows: Sequence[ArrayLike]) -> torch.Tensor:
         """(B, C) exact scores of given rows, in one pass (`score_rows`)."""
-        return score_rows(self.target, prompts, self.trie, rows, prompt_slots=self.prompt_slots)
+        target = self.target if self.target.exact is None else self.target.exact
+        return score_rows(target, prompts, self.trie, rows, prompt_slots=self.prompt_slots)
 
     def warm_up(
         self, prompts: Sequence[ArrayLike], num_beams: int = 20, batches: Sequence[int] = (1, 8)
@@ -223,6 +243,12 @@ class Engine:
                 shapes[-1] |= grid.of_beams(widths)
         for place, (model, wanted) in enumerate(zip(self._models, shapes, strict=False)):
             self._passes(place, model, batch, max(s.view for s in wanted)).warm_up(wanted)
+        if (exact := self.target.exact) is not None:
+            wanted = grid.of_rows()
+            slots = max(s.view for s in wanted)
+            if self.exact_graphs is None or not self.exact_graphs.has_room(batch, slots):
+                self.exact_graphs = PassGraphs.attach(exact, batch=batch, slots=slots)
+            self.exact_graphs.warm_up(wanted)
 
     def capture_decodes(
         self,
@@ -308,8 +334,8 @@ class Engine:
 
     def forget(self) -> None:
         """Drop all stored prompts."""
-        for model in self._models:
-            if model.prefixes is not None:
+        for model in (*self._models, self.target.exact):
+            if model is not None and model.prefixes is not None:
                 model.prefixes.clear()
 
     def _prepared(self, request: SearchRequest | Sequence[ArrayLike]) -> Search:

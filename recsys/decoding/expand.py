@@ -10,13 +10,9 @@ Shapes: B requests, W beams, C children a beam at most, V vocabulary, A tokens o
 
 from __future__ import annotations
 
-import importlib.util
 import math
-import os
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cache
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -27,8 +23,10 @@ from recsys.constraint.transitions import Children, Continuations, DeviceTrie
 from recsys.constraint.trie import NO_STATE
 from recsys.decoding.sampling import Noise
 from recsys.decoding.tree import NO_TOKEN, TokenTree
+from recsys.kernels import find_kernels
 from recsys.native.decoder import log_sum_exp
 
+_KERNELS = "recsys.decoding.level_kernel"
 _PART = 64  # values in a block of the two-stage top-k on a CPU
 Normalize = Literal["vocabulary", "allowed"]
 
@@ -49,7 +47,7 @@ class TokenLogits(NamedTuple):
         """Select the alphabet from (B, W, V) logits; a view if its tokens are consecutive."""
         alphabet = trie.source.alphabet
         first, size = int(alphabet[0]), len(alphabet)
-        kernels = find_kernels(logits.device) if logits.dtype == torch.float32 else None
+        kernels = find_kernels(_KERNELS, logits.device) if logits.dtype == torch.float32 else None
         total = log_sum_exp(logits) if kernels is None else kernels.log_sum_exp(logits)
         if int(alphabet[-1]) - first + 1 == size:
             return cls(logits.narrow(-1, first, size), total)
@@ -187,6 +185,7 @@ class Step:
             the allowed tokens.
         allowed: states that may be reached (`Allowed.of`), or None for all.
         gains: boosts, added to the scores (`Gains.of`), or None.
+        approximate: the model's weights have low precision, so no answer is certified.
     """
 
     trie: DeviceTrie
@@ -195,6 +194,7 @@ class Step:
     noise: Noise | None = None
     allowed: Allowed | None = None
     gains: Gains | None = None
+    approximate: bool = False
 
     @property
     def levels(self) -> int:
@@ -269,7 +269,7 @@ class Step:
         """The kernels that expand this level; None if the tensor code has to do it."""
         if self.noise is not None or self.gains is not None or self.normalize == "allowed":
             return None
-        kernels, scores = find_kernels(frontier.scores.device), frontier.log_probs
+        kernels, scores = find_kernels(_KERNELS, frontier.scores.device), frontier.log_probs
         if kernels is None or not kernels.covers(self.trie, depth, scores, logits, self.allowed):
             return None
         return kernels
@@ -365,23 +365,3 @@ def _without_nan(values: torch.Tensor) -> torch.Tensor:
 def best_first(frontier: Frontier) -> torch.Tensor:
     """(B, W) places by descending score; equal scores keep row order."""
     return frontier.scores.sort(dim=-1, descending=True, stable=True).indices
-
-
-@cache
-def find_kernels(device: torch.device) -> Any | None:
-    """`recsys.decoding.level_kernel` for tensors on a device; None where kernels cannot run.
-
-    They run on a GPU if triton is installed and can compile there. On a CPU they run only in
-    Triton's interpreter, for tests: set TRITON_INTERPRET=1 before triton is first imported.
-    """
-    interpreted = device.type == "cpu" and os.environ.get("TRITON_INTERPRET") == "1"
-    if not (device.type == "cuda" or interpreted) or importlib.util.find_spec("triton") is None:
-        return None
-    from recsys.decoding import level_kernel
-
-    try:  # Triton needs a C compiler, for example
-        level_kernel.log_sum_exp(torch.zeros((1, 1, 1), device=device))
-    except Exception as error:
-        warnings.warn(f"triton cannot compile; searches take more launches ({error})", stacklevel=2)
-        return None
-    return level_kernel

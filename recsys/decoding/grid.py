@@ -16,6 +16,9 @@ from recsys.models.cache import whole_blocks
 from recsys.models.graphs import BATCHES, PassShape, list_sizes
 from recsys.modes import Mode
 
+_KEPT_TOKENS = 8  # new prompt tokens of a kept history, about
+_TILE = 64  # rows that a GPU multiplies at a time, at least, in products of many rows
+
 
 @dataclass(frozen=True)
 class Grid:
@@ -51,6 +54,11 @@ class Grid:
         nodes = {(size, slots, size) for size in list_sizes(max(widths, default=0))}
         return self._of_batches(prompts | nodes, self._batches)
 
+    def of_rows(self) -> set[PassShape]:
+        """Shapes of passes that score as many rows as a search finds (`rescore`)."""
+        nodes = sum(self.widths)
+        return self._of_batches(self._of_prompts(nodes, at_least=0), self._batches)
+
     def of_decodes(
         self, *, kept: bool, candidates: Iterable[tuple[int, int]] = ()
     ) -> set[DecodeShape]:
@@ -72,13 +80,8 @@ class Grid:
     def _of_trees(self, plan: Plan) -> set[PassShape]:
         """Shapes of passes that verify and patch draft trees."""
         nodes = self.first_level if plan.mode == Mode.EXHAUSTIVE else plan.nodes
-        slots, rounds = whole_blocks(self.prompt), len(self.widths)
-        first = {
-            (size, slots + whole_blocks(nodes), nodes + 1)
-            for size in list_sizes(self.prompt + nodes)
-            if size > nodes
-        }
-        slots += whole_blocks(nodes + rounds * self.patch)
+        first, rounds = self._of_prompts(nodes, at_least=nodes), len(self.widths)
+        slots = whole_blocks(self.prompt) + whole_blocks(nodes + rounds * self.patch)
         patches = {(size, slots, size) for size in list_sizes(self.patch)}
         batches = self._batches  # a shape is for the batches behind the one before it, too
         few = [
@@ -87,6 +90,17 @@ class Grid:
             if is_worth_trying(plan, before + 1, self.first_level)
         ]
         return self._of_batches(first | patches, few)
+
+    def _of_prompts(self, nodes: int, at_least: int) -> set[tuple[int, int, int]]:
+        """(tokens, slots in view, rows) of passes that run prompts and a tree.
+
+        The tree has at least and at most so many nodes. One size more is for a whole tree below a
+        kept history: `list_sizes` would pad 256 nodes and 8 tokens to 384.
+        """
+        slots = whole_blocks(self.prompt) + whole_blocks(nodes)
+        sizes = {size for size in list_sizes(self.prompt + nodes) if size > at_least}
+        sizes.add(-(-(nodes + _KEPT_TOKENS) // _TILE) * _TILE)
+        return {(size, slots, nodes + 1) for size in sizes}
 
     @property
     def _batches(self) -> list[int]:

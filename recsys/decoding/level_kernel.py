@@ -14,7 +14,7 @@ captured in a CUDA graph. Sizes are arguments and no constants of the compiled c
 another size compiles nothing.
 
 Shapes: B requests, W beams, C children a beam at most, A tokens of the trie, D dead states, V
-vocabulary, K beams of the result. This module imports triton; see `find_kernels`.
+vocabulary, K beams of the result. This module imports triton; see `recsys.kernels`.
 """
 
 # The arguments of kernels have no Python types:
@@ -32,6 +32,7 @@ import triton.language as tl
 from recsys.constraint.restrictions import Allowed, Excluded
 from recsys.constraint.transitions import DeviceTrie
 from recsys.constraint.trie import NO_STATE
+from recsys.kernels import launch
 
 MOST_CANDIDATES = 1 << 18
 """W * C from which on the tensor code is used: one program would read them for too long."""
@@ -40,6 +41,11 @@ _COMPARED = 4096  # scores that one program compares at a time, at most
 _SUMMED = 8192  # logits that one program adds up at a time
 _NO_KEY = tl.constexpr(-2139095041)  # the key of -inf
 _NO_STATE = tl.constexpr(NO_STATE)
+
+
+def try_out(device: torch.device) -> None:
+    """Launch a kernel; an error where triton cannot compile."""
+    log_sum_exp(torch.zeros((1, 1, 1), device=device))
 
 
 def covers(
@@ -98,10 +104,9 @@ def expand_level(
     launch(
         score_children,
         (triton.cdiv(size, _SCORED), batch),
-        (scores, states, log_probs, *tables, values, *values.stride(), total, *total.stride()),
-        (dead, dead.shape[1], flags, start, *source.depth_start[depth : depth + 2], _end(trie)),
-        (count, most),
-        device=device,
+        *(scores, states, log_probs, *tables, values, *values.stride(), total, *total.stride()),
+        *(dead, dead.shape[1], flags, start, *source.depth_start[depth : depth + 2], _end(trie)),
+        *(count, most),
         MASKED=allowed is not None,
         BLOCK=_SCORED,
         num_warps=4,
@@ -113,9 +118,8 @@ def expand_level(
     launch(
         choose_best,
         (batch,),
-        (*found, best, left, scores, states, rest, rest.stride(0), *tables, trie.alphabet),
-        (count, most, width),
-        device=device,
+        *(*found, best, left, scores, states, rest, rest.stride(0), *tables, trie.alphabet),
+        *(count, most, width),
         BLOCK=block,
         num_warps=max(4, block // 256),
     )
@@ -134,23 +138,11 @@ def log_sum_exp(logits: torch.Tensor) -> torch.Tensor:
     launch(
         sum_exponentials,
         (count, batch),
-        (total, logits, *logits.stride(), size),
-        device=logits.device,
+        *(total, logits, *logits.stride(), size),
         BLOCK=_SUMMED,
         num_warps=16,
     )
     return total
-
-
-def launch(
-    kernel: Any, grid: tuple[int, ...], *arguments: tuple[Any, ...], device: Any, **constants: Any
-) -> None:
-    """Launch a kernel on the device of its tensors; nothing for an empty grid."""
-    if 0 in grid:
-        return
-    index = device.index if device.type == "cuda" else -1
-    with torch.cuda.device(index):
-        kernel[grid](*(argument for part in arguments for argument in part), **constants)
 
 
 def _end(trie: DeviceTrie) -> int:

@@ -274,7 +274,7 @@ def test_whole_decodes_equal_the_tensor_code_s(search, case, same_total, monkeyp
         found = SEARCHES[search](model, request, trie, k)
         assert calls.count(level_kernel.choose_best) >= trie.num_levels
         with monkeypatch.context() as patch:
-            patch.setattr(expand, "find_kernels", lambda device: None)
+            patch.setattr(expand, "find_kernels", lambda *_: None)
             expected = SEARCHES[search](model, request, trie, k)
         assert torch.equal(found.tokens, expected.tokens)
         assert torch.equal(found.rows, expected.rows)

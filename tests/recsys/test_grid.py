@@ -6,7 +6,9 @@ import torch
 
 from recsys.constraint import ItemTrie
 from recsys.decoding import SearchRequest, beam_search, speculative
+from recsys.decoding import engine as engine_module
 from recsys.decoding.engine import Engine
+from recsys.decoding.grid import Grid
 from recsys.decoding.planner import MOST_TREE_TOKENS, Plan, is_worth_trying, list_plans
 from recsys.decoding.tree import PromptBatch, TokenTree, find_long_prompts
 from recsys.errors import NonFiniteError
@@ -176,3 +178,19 @@ def test_trees_of_large_batches_are_not_tried():
     assert most == [64, *(MOST_TREE_TOKENS // n for n in (256, 64, 128))]
     assert all(is_worth_trying(p, 1, 10**6) for p in plans)
     assert list_plans(1, 256, (64,)) == [Plan()]
+
+
+@pytest.mark.parametrize(
+    ("first_level", "size"), [(256, 320), (248, 256), (56, 64), (120, 128), (376, 384)]
+)
+def test_a_tree_below_a_kept_history_is_padded_to_whole_tiles(first_level, size):
+    """Of 64 rows, with 8 new prompt tokens; 256 nodes of a first level were padded to 384."""
+    grid = Grid(batch=1, prompt=200, widths=(20, 20, 20), patch=148, first_level=first_level)
+    shapes = grid.of_target([Plan(Mode.EXHAUSTIVE)])
+    wanted = PassShape(1, first_level + 8, 208 + first_level, first_level + 1).rounded()
+    fitting = min((s for s in shapes if wanted.fits(s)), key=lambda s: s.tokens)
+    assert fitting.new == size
+
+
+def test_planned_trees_are_whole_tiles_with_a_kept_history():
+    assert [(nodes + 8) % 64 for nodes in engine_module._NODES] == [0] * 4

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -14,13 +15,14 @@ from recsys.constraint import ItemTrie
 from recsys.constraint.mask import RowMask
 from recsys.constraint.restrictions import Allowed
 from recsys.constraint.transitions import DeviceTrie
-from recsys.decoding import expand
 from recsys.decoding.expand import Frontier, TokenLogits
+from recsys.kernels import find_kernels
 from recsys.transfers import Upload
 
 pytestmark = pytest.mark.skipif(find_spec("triton") is None, reason="triton is not installed")
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
+KERNELS = ("recsys.decoding.level_kernel", "recsys.models.layer_kernels")
 
 
 def test_kernels_equal_the_tensor_code_in_the_interpreter():
@@ -50,8 +52,8 @@ def test_kernels_compile_for_a_gpu(masked, tmp_path, monkeypatch):
     monkeypatch.setattr(
         level_kernel,
         "launch",
-        lambda kernel, grid, *arguments, device, **constants: launched.append(
-            (kernel, [a for part in arguments for a in part], constants)
+        lambda kernel, grid, *arguments, **constants: launched.append(
+            (kernel, arguments, constants)
         ),
     )
     host = ItemTrie.build(np.stack(np.divmod(np.arange(300 * 16), 16), axis=1))
@@ -79,16 +81,19 @@ def test_kernels_compile_for_a_gpu(masked, tmp_path, monkeypatch):
 
 def test_on_a_cpu_no_kernel_is_used(monkeypatch):
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
-    expand.find_kernels.cache_clear()
-    assert expand.find_kernels(torch.device("cpu")) is None
+    find_kernels.cache_clear()
+    for module in KERNELS:
+        assert find_kernels(module, torch.device("cpu")) is None
 
 
-def test_a_machine_without_a_compiler_uses_the_tensor_code(monkeypatch):
-    """Found with the first log-sum-exp; here because the driver of a GPU is not found either."""
-    monkeypatch.setenv("TRITON_INTERPRET", "1")  # after triton was imported: it compiles
-    expand.find_kernels.cache_clear()
+@pytest.mark.parametrize("module", KERNELS)
+def test_a_machine_without_a_compiler_uses_the_tensor_code(module, monkeypatch):
+    """Found with the first launch; here because the driver of a GPU is not found either."""
+    import_module(module)
+    monkeypatch.setenv("TRITON_INTERPRET", "1")  # after the import, so triton compiles
+    find_kernels.cache_clear()
     try:
-        with pytest.warns(UserWarning, match="triton cannot compile; searches take more launches"):
-            assert expand.find_kernels(torch.device("cpu")) is None
+        with pytest.warns(UserWarning, match=f"triton cannot compile {module}; torch takes more"):
+            assert find_kernels(module, torch.device("cpu")) is None
     finally:
-        expand.find_kernels.cache_clear()
+        find_kernels.cache_clear()

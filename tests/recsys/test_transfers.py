@@ -367,7 +367,7 @@ def test_kernels_take_the_place_of_many_launches(search, request_, kept, monkeyp
     from recsys.decoding import level_kernel
 
     launched = []
-    monkeypatch.setattr(expand, "find_kernels", lambda device: level_kernel)
+    monkeypatch.setattr(expand, "find_kernels", lambda *_: level_kernel)
     monkeypatch.setattr(level_kernel, "launch", lambda kernel, *a, **k: launched.append(kernel))
     (target, _), (draft, _) = on_meta(), on_meta()
     if kept:
