@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from recsys.decoding.captured import DecodeShape
+from recsys.decoding.captured_inputs import DecodeShape
 from recsys.decoding.planner import Plan, is_worth_trying
 from recsys.models.cache import whole_blocks
 from recsys.models.graphs import BATCHES, PassShape, list_sizes

@@ -12,10 +12,12 @@ drafted. A pass settles at least one level, so there are never more passes than 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 from typing import Any
 
 import torch
 from numpy.typing import ArrayLike
+from torch.utils._pytree import tree_leaves
 
 from recsys import arguments
 from recsys.constraint import ItemTrie
@@ -94,7 +96,7 @@ def speculative_beam_search(
     width = min(num_beams, step.trie.source.num_rows)
     search.send()
     proposal = drafter.propose(search.prompts, step, width)
-    with search.tree(proposal.nodes + patch_room(step, width, patch_nodes)) as tree:
+    with search.tree(proposal.nodes + patch_room(step.trie.source, width, patch_nodes)) as tree:
         verifying = verify_draft(search, tree, proposal, width)
         answers = Answers(verifying, len(search), traced=traced)
         waiting = answers.take(verifying, verifying.found())
@@ -102,9 +104,9 @@ def speculative_beam_search(
         return answers.beams(step, num_beams, tree)
 
 
-def patch_room(step: Step, width: int, patch_nodes: int) -> int:
-    """Most nodes that patch passes add to a tree of a search that keeps `width` beams."""
-    return (step.levels - 1) * (width + min(patch_nodes, step.trie.source.num_states))
+def patch_room(trie: ItemTrie, width: int, patch_nodes: int = PATCH_NODES) -> int:
+    """Most nodes that patch passes add to the tree of a search that keeps `width` beams."""
+    return (trie.num_levels - 1) * (width + min(patch_nodes, trie.num_states))
 
 
 def verify_draft(search: Search, tree: TokenTree, proposal: Proposal, width: int) -> Verification:
@@ -178,6 +180,19 @@ class Verification:
         self._look_up()
         if len(self.table.runs) == 1:
             self.accepted = self.level - 1
+
+    def continued(self, tree: TokenTree) -> Verification:
+        """The same state, to go on with in another tree of the same nodes."""
+        other, other.table = copy(self), copy(self.table)
+        other.table.tree = tree
+        return other
+
+    @property
+    def bytes(self) -> int:
+        """Size of the tensors, and of those of the tree."""
+        owners = (self, self.table, self.table.tree)
+        leaves = tree_leaves([list(vars(owner).values()) for owner in owners])
+        return sum(leaf.nbytes for leaf in leaves if isinstance(leaf, torch.Tensor))
 
     def found(self) -> dict[str, torch.Tensor]:
         """What the host needs after a pass, (b, ...) each; of the first one, the draft's too."""

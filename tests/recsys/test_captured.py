@@ -10,7 +10,8 @@ from recsys.constraint import ItemTrie
 from recsys.constraint.boost import Boost
 from recsys.constraint.mask import RowMask
 from recsys.decoding import Engine, Search, SearchRequest, beam_search
-from recsys.decoding.captured import MOST_DECODES, DecodeGraphs, DecodeShape, _MaskTable
+from recsys.decoding.captured import MOST_DECODES, DecodeGraphs
+from recsys.decoding.captured_inputs import DecodeShape, MaskTable
 from recsys.decoding.planner import Plan
 from recsys.errors import NonFiniteError
 from recsys.models.graphs import BATCHES, PassGraphs, run_again
@@ -393,7 +394,7 @@ def test_cuda_graphs_give_the_answers_of_beam_search():
 
 def test_a_mask_that_cannot_be_copied_takes_no_place(monkeypatch):
     masks = [RowMask.of(TRIE, RNG.random(TRIE.num_items) < 0.3) for _ in range(4)]
-    table = _MaskTable(TRIE, torch.device("cpu"), 2)
+    table = MaskTable(TRIE, torch.device("cpu"), 2)
     table.places(masks[:2])
 
     def fail(*_):

@@ -31,7 +31,8 @@ from recsys.decoding import (
     shared_beam_search,
     speculative_beam_search,
 )
-from recsys.decoding.captured import DecodeGraphs, DecodeShape
+from recsys.decoding.captured import DecodeGraphs
+from recsys.decoding.captured_inputs import DecodeShape
 from recsys.models.graphs import PassGraphs, PassShape, list_sizes
 from recsys.models.tree_forward import TreeModel
 from recsys.testing import random_catalog, random_prompts, tiny_model
