@@ -269,7 +269,8 @@ class DecodeGraphs:
             else store.known(passes.model.version, tokens, lengths)
             for passes, store in self._parts
         ]
-        begun, most = np.minimum.reduce(known), self._model.most_padding
+        begun: NDArray[np.int64] = np.min(known, axis=0)
+        most = self._model.most_padding
         if most is not None and int((known[0] - begun).sum()) > most:
             raise NoGraphError("padding")
         return begun

@@ -52,9 +52,9 @@ class Grid:
         return self._of_batches(prompts | nodes, self._batches)
 
     def of_decodes(
-        self, *, kept: bool, candidates: Iterable[tuple[int, int]] = ()
+        self, plan: Plan, *, kept: bool, candidates: Iterable[tuple[int, int]] = ()
     ) -> set[DecodeShape]:
-        """Shapes of whole beam searches.
+        """Shapes of whole decodes under a plan.
 
         The numbers of new tokens double from one to the next, since a decode has many kernels and
         its graph takes memory. With `kept`, stored histories are read as well; (candidates, nodes)
@@ -63,16 +63,27 @@ class Grid:
         sizes = [size for size in list_sizes(self.prompt) if size.bit_count() == 1]
         return {
             DecodeShape(batch, size, reads, *extra)
-            for batch in self._batches
+            for batch in self._batches_of(plan)
             for size in {*sizes, list_sizes(self.prompt)[-1]}
             for reads in {False, kept}
             for extra in ((0, 0), *candidates)
         }
 
+    def most_slots(self, plans: Iterable[Plan], nodes: int) -> int:
+        """Slots of a request that decodes under some plans need, with `nodes` of candidates."""
+        trees = [sum(self.widths)]
+        for plan in plans:
+            if plan.mode != Mode.BEAM:
+                trees.append(self._drafted(plan) + len(self.widths) * self.patch)
+        return whole_blocks(self.prompt) + whole_blocks(max(trees) + nodes)
+
+    def _drafted(self, plan: Plan) -> int:
+        """Nodes of a draft tree."""
+        return self.first_level if plan.mode == Mode.EXHAUSTIVE else plan.nodes
+
     def _of_trees(self, plan: Plan) -> set[PassShape]:
         """Shapes of passes that verify and patch draft trees."""
-        nodes = self.first_level if plan.mode == Mode.EXHAUSTIVE else plan.nodes
-        slots, rounds = whole_blocks(self.prompt), len(self.widths)
+        nodes, slots, rounds = self._drafted(plan), whole_blocks(self.prompt), len(self.widths)
         first = {
             (size, slots + whole_blocks(nodes), nodes + 1)
             for size in list_sizes(self.prompt + nodes)
@@ -80,13 +91,18 @@ class Grid:
         }
         slots += whole_blocks(nodes + rounds * self.patch)
         patches = {(size, slots, size) for size in list_sizes(self.patch)}
+        return self._of_batches(first | patches, self._batches_of(plan))
+
+    def _batches_of(self, plan: Plan) -> list[int]:
+        """Numbers of requests to capture for under a plan."""
         batches = self._batches  # a shape is for the batches behind the one before it, too
-        few = [
+        if plan.mode == Mode.BEAM:
+            return batches
+        return [
             b
             for before, b in zip([0, *batches], batches, strict=False)
             if is_worth_trying(plan, before + 1, self.first_level)
         ]
-        return self._of_batches(first | patches, few)
 
     @property
     def _batches(self) -> list[int]:
