@@ -32,6 +32,7 @@ from recsys.decoding import (
     speculative_beam_search,
 )
 from recsys.decoding.captured import DecodeGraphs
+from recsys.decoding.captured_drafts import DraftGraphs
 from recsys.decoding.captured_inputs import DecodeShape
 from recsys.models.graphs import PassGraphs, PassShape, list_sizes
 from recsys.models.tree_forward import TreeModel
@@ -328,21 +329,28 @@ CAPTURED = {
 
 
 @pytest.mark.parametrize(("request_", "kept"), CAPTURED, ids=[f"{r}-{k}" for r, k in CAPTURED])
-def test_a_captured_decode_is_one_upload_one_graph_and_one_download(request_, kept):
-    target, graphs = on_meta()
+@pytest.mark.parametrize("search", ["beam", "draft"])
+def test_a_captured_decode_is_one_upload_one_graph_and_one_download(search, request_, kept):
+    (target, graphs), (draft, drafting) = on_meta(), on_meta()
     if kept:
         target.keep_prefixes(1 << 20)
+        draft.keep_prefixes(1 << 20)
     launched = []
     graphs.capture = lambda run: run() or (lambda: launched.append(run))
-    decodes = DecodeGraphs(graphs, TRIE, prompt=32, num_beams=K)
+    if search == "draft":
+        drafter = ModelDrafter(draft, 32)
+        decodes = DraftGraphs(graphs, drafting, drafter, TRIE, prompt=32, num_beams=K)
+    else:
+        decodes = DecodeGraphs(graphs, TRIE, prompt=32, num_beams=K)
     extra = (9, 40) if request_ == "masked" else (0, 0)
     decodes.warm_up([DecodeShape(8, 32, reads, *extra) for reads in {False, kept}])
     request = REQUESTS.get(request_, SearchRequest(PROMPTS, masks=MASKS, candidates=EXCLUDE))
     for _ in range(3):  # the first ones also copy the masks and store the prompts
         launched.clear()
-        with Counting() as counts:
+        with Counting(finished if search == "draft" else None) as counts:
             assert decodes.run(Search.of(request, target, TRIE), K) is not None
     assert not decodes.statistics().fallbacks
+    assert not decodes.statistics().patched
     assert (counts.uploads, len(launched), counts.downloads) == (1, 1, 1)
     assert counts.launches <= CAPTURED[request_, kept], counts.names
 
