@@ -119,8 +119,9 @@ class DraftGraphs(DecodeGraphs):
         waiting = answers.take(verifying, found)
         if waiting is not None:
             self._patched += 1
-            # Patch passes may be graphs, which write into memory where others left their results.
-            verifying.keep(torch.arange(len(verifying.level), device=verifying.level.device))
+            if verifying.level is left.level:
+                # Passes may be graphs, which write into memory where others left their results.
+                verifying.keep(torch.arange(len(search), device=left.level.device))
             answers.run_patches(verifying, waiting, PATCH_NODES)
             finite = answers.finite.all()
             decode.cache.note(finite).host = [bool(finite)]

@@ -355,6 +355,37 @@ def test_a_captured_decode_is_one_upload_one_graph_and_one_download(search, requ
     assert counts.launches <= CAPTURED[request_, kept], counts.names
 
 
+def test_a_draft_that_is_not_accepted_costs_its_patch_pass_alone():
+    """In place of the passes of a second decode; the captured pass counts as one launch."""
+    (target, graphs), (draft, drafting) = on_meta(), on_meta()
+    launched = []
+    graphs.capture = lambda run: run() or (lambda: launched.append(run))
+    drafter = ModelDrafter(draft, 32)
+    decodes = DraftGraphs(graphs, drafting, drafter, TRIE, prompt=32, num_beams=K)
+    decodes.warm_up([DecodeShape(8, 32)])
+    for way in (decodes.run, lambda search, k: SEARCHES["draft"](target, drafter, search)):
+        downloaded = []
+
+        def rejected_once(like, downloaded=downloaded):
+            values = finished(like)
+            if values.dim() == 2 and not downloaded:
+                values[:, 1:4] = torch.tensor([2.0, 1, 3])  # level, accepted, missing
+            downloaded.append(values)
+            return values
+
+        passes = graphs.statistics().replays
+        with Counting(rejected_once) as counts:
+            found = way(Search.of(REQUESTS["excluded"], target, TRIE), K)
+        assert {(s.accepted_levels, s.target_passes) for s in found.stats} == {(3, 2)}
+        if way == decodes.run:
+            assert (counts.uploads, len(launched), counts.downloads) == (1, 1, 2)
+            assert graphs.statistics().replays == passes + 1
+            assert counts.launches <= 510, counts.names.most_common(12)
+            one_graph = counts.launches
+    assert counts.launches - one_graph >= 800
+    assert (decodes.statistics().replays, decodes.statistics().patched) == (1, 1)
+
+
 # most launches with the kernels of a level, which are one each
 KERNEL_BUDGETS = {
     ("beam", "plain", False): 200,
