@@ -6,9 +6,9 @@ candidates, and the acceptance of the levels. Both models run the code of every 
 were accepted. If that is all of them, the decode was one copy to the device, one launch and one
 copy back.
 
-Otherwise patch passes follow, as in `speculative_beam_search`: a graph leaves the tree, its logits
-and the keys and values where they can be continued. So a decode never has more passes than beam
-search, whatever was drafted.
+Otherwise patch passes follow, as in `speculative_beam_search`, from the state that the graph left:
+the tree, its logits, keys and values. So the target never runs more passes than in beam search,
+whatever was drafted, and requests that were accepted are not run again.
 
 Both models begin a prompt at the same place: behind what the prefix stores of both have.
 """
@@ -123,6 +123,6 @@ class DraftGraphs(DecodeGraphs):
                 # Passes may be graphs, which write into memory where others left their results.
                 verifying.keep(torch.arange(len(search), device=left.level.device))
             answers.run_patches(verifying, waiting, PATCH_NODES)
-            finite = answers.finite.all()
+            finite = answers.finite.all()  # known here, so the next decode need not wait for it
             decode.cache.note(finite).host = [bool(finite)]
         return answers.beams(search.step, self._num_beams, tree)

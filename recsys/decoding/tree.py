@@ -392,7 +392,7 @@ class TokenTree:
             totals: (B, W) the log-sum-exp, or the maximum, of each row of logits. It is finite if
                 and only if no logit is NaN or +inf and not all are -inf.
         """
-        self._totals = [*self._totals, totals]
+        self._totals.append(totals)
         if len(self._totals) > _MOST_TOTALS:
             self._totals = [torch.cat(self._totals, dim=1).abs().amax(1, keepdim=True)]
         if self.passes == 1:
