@@ -50,9 +50,10 @@ class DecodeGraphStatistics:
         patched: those of them that patch passes followed, because a draft was not accepted.
         fallbacks: decodes that did not, by reason: `catalog`, it is another one; `beams`, another
             K; `kind`, samples, boosts, or sums over the allowed tokens; `prompt`, too long;
-            `excluded` and `masks`, too many; `padding`, long prompts run in a pass of their own;
-            `shape`, no captured one fits; `busy`, another decode has the storage or changed the
-            prefix store meanwhile; `replaced`, the model got other ones since the capture.
+            `excluded` and `masks`, too many; `padding`, long prompts run in a pass of their own,
+            or the draft model has stored far less of them than the target; `shape`, no captured one
+            fits; `busy`, another decode has the storage or changed the prefix store meanwhile;
+            `replaced`, the model got other ones since the capture.
     """
 
     graphs: int

@@ -94,6 +94,8 @@ def test_all_ways_answer_alike_and_meet_no_toy_goal(gpu, tmp_path):
     assert {r["way"] for r in found} == set(gpu.WAYS)
     assert all(r["in_common"] == 1 and "goal" not in r for r in found)
     assert {r["eager_passes"] for r in found} == {0}
+    passes = {r["way"]: r.get("passes") for r in found}
+    assert passes["draft-graph"] == passes["draft"] < 2
     assert {r["cached_tokens"] for r in found if "cached_tokens" in r} == {20}
 
 
