@@ -18,6 +18,7 @@ and of `kept` ones all but the last item is in the prefix cache. Ways:
 - `exhaustive`: speculation without a draft model, on captured passes;
 - `draft`: speculation with a perfect draft: a 68M model runs and is timed, but its tree, which
   random weights make useless, is replaced by one that the target found before the clock started;
+- `draft-graph`: the same captured as a whole: draft, verification and acceptance are one graph;
 - `planned`: what the engine chooses with this draft; its beam searches are whole graphs where
   `decode-graph` is measured, too.
 
@@ -58,10 +59,14 @@ from recsys.benchmark.workload import (
     make_shape_workload,
 )
 from recsys.decoding import Engine, Search, SearchRequest, beam_search, speculative_beam_search
+from recsys.decoding.captured import DecodeGraphs
+from recsys.decoding.captured_drafts import DraftGraphs
+from recsys.decoding.captured_inputs import DecodeShape
 from recsys.decoding.planner import Plan
 from recsys.decoding.tree import PromptBatch, TokenTree
 from recsys.models.architecture import Architecture
 from recsys.models.cache import key_value_shape
+from recsys.models.graphs import list_sizes
 from recsys.models.low_precision import Weights
 from recsys.models.tree_forward import TreeModel
 from recsys.modes import Mode
@@ -79,6 +84,7 @@ GOALS = {
 CASES = ("cold:1", "kept:1", "cold:8", "kept:8", "cold:32", "kept:32")
 STOCK = "graphs-huggingface-modules"
 LOW: tuple[Weights, ...] = ("float8", "int8")
+MOST = 32  # requests
 HF_MOST = 8  # requests; K beams of each are K rows of its batch
 LEAST_IN_COMMON, MOST_GAP = 0.8, 0.5  # of answers in bfloat16
 LEAST_ROUNDS = 3
@@ -124,7 +130,8 @@ class Bench:
         self.allowed = allowed_tokens(self.work.item_tokens)
         self.perfect: PerfectDraft | None = None
         if self.fast.draft is not None:
-            self.perfect = PerfectDraft(self.fast.draft, self.eager.target, sizes.nodes)
+            self.perfect = PerfectDraft(self.fast.draft, self.eager.target, sizes.nodes, MOST)
+        self.drafts: DraftGraphs | None = None
 
     def _engine(self, *, graphs: bool, own: bool, weights: Weights | None = None) -> Engine:
         """An engine that keeps the prompts of 32 users, with or without the own forward."""
@@ -151,7 +158,7 @@ class Bench:
         start, plans = time.perf_counter(), [Plan()]
         if "exhaustive" in ways:
             plans.append(Plan(Mode.EXHAUSTIVE))
-        if "draft" in ways:
+        if {"draft", "draft-graph"} & set(ways):
             plans.append(Plan(Mode.DRAFT, self.sizes.nodes))
         self.fast.capture(max(batches), self.work.longest, self.sizes.beams, plans)
         if STOCK in ways:
@@ -177,12 +184,36 @@ class Bench:
         row: Row = {"weights": way, "seconds": round(time.perf_counter() - start, 1)}
         return row if free is None else {**row, "device_bytes": free - (self._free_bytes() or 0)}
 
-    def capture_decodes(self, batches: Sequence[int]) -> Row:
+    def capture_decodes(self, cases: Sequence[tuple[str, int]]) -> Row:
         """Capture whole beam searches; what that took, and the memory that is gone on a GPU."""
+        batches = [batch for _, batch in cases]
+
+        def capture() -> DecodeGraphs:
+            self.fast.capture_decodes(max(batches), self.work.longest, self.sizes.beams)
+            return self.fast.decodes[Plan()]
+
+        return self._captured(capture)
+
+    def capture_drafts(self, cases: Sequence[tuple[str, int]]) -> Row:
+        """Capture the speculative decodes of some cases, likewise."""
+        longest = list_sizes(self.work.longest)[-1]
+
+        def capture() -> DecodeGraphs:
+            assert self.perfect is not None
+            self.drafts = DraftGraphs(
+                *self.fast.graphs, self.perfect, self.fast.trie,
+                prompt=self.work.longest, num_beams=self.sizes.beams,
+            )  # fmt: skip
+            sizes = {"cold": (longest, False), "kept": (list_sizes(1)[0], True)}
+            self.drafts.warm_up(DecodeShape(batch, *sizes[reuse]) for reuse, batch in cases)
+            return self.drafts
+
+        return self._captured(capture)
+
+    def _captured(self, capture: Callable[[], DecodeGraphs]) -> Row:
+        """What a capture took."""
         start, free = time.perf_counter(), self._free_bytes()
-        self.fast.capture_decodes(max(batches), self.work.longest, self.sizes.beams)
-        assert self.fast.decodes is not None
-        told = self.fast.decodes.statistics()
+        told = capture().statistics()
         row: Row = {
             "seconds": round(time.perf_counter() - start, 1),
             "decodes": told.graphs,
@@ -207,7 +238,7 @@ class Bench:
 
     def prepare(self, way: str, engine: Engine, reuse: str, number: int, batch: int) -> None:
         """Bring caches and drafts into the state that a round begins with."""
-        if way == "draft" and self.perfect is not None:
+        if way in ("draft", "draft-graph") and self.perfect is not None:
             search = Search.of(self.request(number, batch), self.eager.target, self.eager.trie)
             self.perfect.find(search, self.sizes.beams)
         engine.forget()
@@ -280,6 +311,16 @@ def decode_drafted(bench: Bench, request: SearchRequest) -> Answer:
     return Answer.of(speculative_beam_search(target, bench.perfect, request, trie, beams))
 
 
+def decode_draft_as_one_graph(bench: Bench, request: SearchRequest) -> Answer:
+    """Speculation with a perfect draft, in one graph."""
+    engine, drafts = bench.fast, bench.drafts
+    assert drafts is not None
+    found = drafts.run(Search.of(request, engine.target, engine.trie), bench.sizes.beams)
+    if found is None:
+        raise RuntimeError(f"no captured decode fits: {drafts.statistics().fallbacks}")
+    return Answer.of(found)
+
+
 def decode_as_planned(bench: Bench, request: SearchRequest) -> Answer:
     """What the engine chooses."""
     decoded = bench.fast.decode(request, bench.sizes.beams)
@@ -301,6 +342,7 @@ WAYS: dict[str, Way] = {
     **{weights: partial(decode_low, weights) for weights in LOW},
     "exhaustive": decode_exhaustively,
     "draft": decode_drafted,
+    "draft-graph": decode_draft_as_one_graph,
     "planned": decode_as_planned,
     "huggingface": generate,
 }
@@ -431,10 +473,9 @@ class Case:
         """Passes, and whole decodes, so far for which there was no graph."""
         engines = [e for e in (self.bench.fast, self.bench.stock) if e is not None]
         engines += self.bench.low.values()
-        graphs = [g for e in engines for g in (*e.graphs, e.exact_graphs) if g is not None]
-        told = [g.statistics().fallbacks for g in graphs]
-        if (decodes := self.bench.fast.decodes) is not None:
-            told.append(decodes.statistics().fallbacks)
+        graphs = [g for e in engines for g in (*e.graphs, e.exact_graphs)]
+        graphs += [*self.bench.fast.decodes.values(), self.bench.drafts]
+        told = [g.statistics().fallbacks for g in graphs if g is not None]
         return sum(sum(fallbacks.values()) for fallbacks in told)
 
 
@@ -476,17 +517,17 @@ def run(args: argparse.Namespace, results: Results) -> None:
                 results.add(kind="capture", **about, **captured)
             except Exception as error:
                 results.add(kind="failure", **about, way="capture", **_failure(error))
-        if "decode-graph" in args.ways:
+        captures = {"decode-graph": bench.capture_decodes, "draft-graph": bench.capture_drafts}
+        for way in [way for way in captures if way in args.ways]:
             try:
-                captured = bench.capture_decodes(batches)
-                results.add(kind="capture", **about, **captured)
+                results.add(kind="capture", **about, **captures[way](args.cases))
             except Exception as error:
-                results.add(kind="failure", **about, way="capture-decodes", **_failure(error))
-        for way in (way for way in LOW if way in args.ways):
+                results.add(kind="failure", **about, way=f"capture of {way}", **_failure(error))
+        for low in (way for way in LOW if way in args.ways):
             try:
-                results.add(kind="capture", **about, **bench.capture_low(way, batches))
+                results.add(kind="capture", **about, **bench.capture_low(low, batches))
             except Exception as error:
-                results.add(kind="failure", **about, way=f"capture-{way}", **_failure(error))
+                results.add(kind="failure", **about, way=f"capture of {low}", **_failure(error))
         for reuse, batch in args.cases:
             case = Case(bench, reuse, batch, deadline)
             for way in args.ways:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any, Literal
 
@@ -30,7 +30,7 @@ from recsys.decoding import (
     beam_search,
     speculative_beam_search,
 )
-from recsys.decoding.expand import Step
+from recsys.decoding.expand import Frontier, Step
 from recsys.decoding.tree import PromptBatch, TokenTree
 from recsys.errors import RecsysError
 from recsys.models.cache import key_value_shape
@@ -158,21 +158,41 @@ class Answer:
         return cls(lists, beams.stats, plan)
 
 
-class PerfectDraft:
-    """Runs the draft, then proposes the tree that the target itself drafts in `find`."""
+class PerfectDraft(ModelDrafter):
+    """Runs the draft, then proposes the tree that the target itself drafts in `find`.
 
-    def __init__(self, draft: Any, target: TreeModel, nodes: int) -> None:
-        """Propose trees of `nodes` nodes."""
-        self._draft, self._target = ModelDrafter(draft, nodes), ModelDrafter(target, nodes)
-        self._found = Proposal([])
+    The tree lies in the same tensors each time, where a captured decode reads it.
+    """
 
+    def __init__(self, draft: Any, target: TreeModel, nodes: int, batch: int) -> None:
+        """Propose trees of `nodes` nodes for at most `batch` requests."""
+        super().__init__(draft, nodes)
+        self._target, self._batch = ModelDrafter(target, nodes), batch
+        self._found: list[Frontier] = []
+
+    @torch.inference_mode()
     def find(self, search: Search, num_beams: int) -> None:
         """Keep the tree to propose next."""
-        self._found = self._target.propose(search.prompts, search.step, num_beams)
+        levels = self._target.propose(search.prompts, search.step, num_beams).levels
+        for kept, level in zip(self._kept(levels), levels, strict=True):
+            for old, new in zip(kept, level, strict=True):
+                old[: len(new)] = new
+                old[len(new) :] = new[-1]  # requests that fill up a shape repeat the last one
 
-    def propose(self, prompts: PromptBatch, step: Step, num_beams: int) -> Proposal:
-        """See `recsys.decoding.Drafter`."""
-        self._draft.propose(prompts, step, num_beams)
+    def draft(self, tree: TokenTree, step: Step, widths: Sequence[int]) -> Proposal:
+        """See `ModelDrafter`."""
+        proposal, batch = super().draft(tree, step, widths), len(tree.lengths)
+        kept = self._kept(proposal.levels)
+        levels = [Frontier(*(part[:batch] for part in level)) for level in kept]
+        return replace(proposal, levels=levels)
+
+    def _kept(self, levels: Sequence[Frontier]) -> list[Frontier]:
+        """Tensors for levels of these widths, made in the first call."""
+        if not self._found:
+            self._found = [
+                Frontier(*(part.new_zeros((self._batch, part.shape[1])) for part in level))
+                for level in levels
+            ]
         return self._found
 
 
@@ -252,7 +272,7 @@ class _Cell:
                 modes[f"draft-{n}"] = partial(self._speculate, drafter=drafter)
             if "perfect" in wanted:
                 name = f"perfect-{n}"
-                self._perfect[name] = PerfectDraft(engine.draft, engine.target, n)
+                self._perfect[name] = PerfectDraft(engine.draft, engine.target, n, self.batch)
                 modes[name] = partial(self._speculate, drafter=self._perfect[name])
         if PLANNED in wanted:
             modes[PLANNED] = self._plan

@@ -86,21 +86,36 @@ class ModelDrafter:
 
     def propose(self, prompts: PromptBatch, step: Step, num_beams: int) -> Proposal:
         """See `Drafter`."""
-        check_vocabulary(self.model, step.trie)
+        self.check(prompts, step.trie)
+        widths = self.split(step.trie, num_beams)
+        if not widths:
+            return Proposal([])
+        with TokenTree(self.model, prompts, sum(widths[:-1])) as tree:
+            return self.draft(tree, step, widths)
+
+    def check(self, prompts: PromptBatch, trie: DeviceTrie) -> None:
+        """Raise ValueError unless the draft model can run the prompts and the catalog."""
+        check_vocabulary(self.model, trie)
         if len(prompts) and (most := prompts.host_tokens.max()) >= self.model.vocabulary_size:
             raise ValueError(
                 f"a prompt has token {most}; the draft knows 0 .. {self.model.vocabulary_size - 1}"
             )
-        PromptBatch.of(prompts, self.model, step.levels - 2)
-        source = step.trie.source
-        widths = split_nodes(self.nodes, step.trie, num_beams)
-        if self.widths is not None:
-            asked = enumerate(self.widths[: step.levels - 1], start=1)
-            widths = [min(width, source.width(depth, width)) for depth, width in asked]
-        if not widths:
-            return Proposal([])
-        with TokenTree(self.model, prompts, sum(widths[:-1])) as tree:
-            return Proposal(list(grow(tree, step, widths)), tree.passes, tree)
+        PromptBatch.of(prompts, self.model, trie.source.num_levels - 2)
+
+    def split(self, trie: DeviceTrie, num_beams: int) -> list[int]:
+        """Nodes of levels 1, 2, ... of a tree for a search with K = `num_beams`."""
+        if self.widths is None:
+            return split_nodes(self.nodes, trie, num_beams)
+        asked = enumerate(self.widths[: trie.source.num_levels - 1], start=1)
+        return [min(width, trie.source.width(depth, width)) for depth, width in asked]
+
+    def draft(self, tree: TokenTree, step: Step, widths: Sequence[int]) -> Proposal:
+        """Draft in an empty tree of the draft model.
+
+        Nothing waits for the device where all tokens of the vocabulary count, so it can be
+        captured.
+        """
+        return Proposal(list(grow(tree, step, widths)), tree.passes, tree)
 
 
 class ExhaustiveDrafter:

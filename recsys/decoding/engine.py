@@ -23,6 +23,7 @@ from recsys.constraint.transitions import DeviceTrie
 from recsys.decoding.beam import beam_search
 from recsys.decoding.best_first import complete
 from recsys.decoding.captured import DecodeGraphs
+from recsys.decoding.captured_drafts import DraftGraphs
 from recsys.decoding.draft import Drafter, ExhaustiveDrafter, ModelDrafter, split_nodes
 from recsys.decoding.grid import Grid
 from recsys.decoding.output import Beams
@@ -67,7 +68,7 @@ class Engine:
         planner: None until `warm_up`; plain beam search is the plan until then.
         graphs: captured passes of the target and of the draft model, once there are any.
         exact_graphs: those of the target's `exact`, likewise.
-        decodes: captured beam searches; None until `capture_decodes`, and for another catalog.
+        decodes: captured decodes by plan; empty until `capture_decodes`, and for another catalog.
     """
 
     def __init__(
@@ -103,7 +104,7 @@ class Engine:
         self.draft_nodes, self.prompt_slots = draft_nodes, prompt_slots
         self.graphs: list[PassGraphs] = []
         self.exact_graphs: PassGraphs | None = None
-        self.decodes: DecodeGraphs | None = None
+        self.decodes: dict[Plan, DecodeGraphs] = {}
         self._use_graphs = self.target.device.type == "cuda" if graphs is None else graphs
 
     def use(self, trie: ItemTrie) -> None:
@@ -114,7 +115,7 @@ class Engine:
             raise ValueError(
                 f"the catalog has {trie.num_levels} levels, the one before {self.trie.num_levels}"
             )
-        self.trie, self.decodes = trie, None
+        self.trie, self.decodes = trie, {}
         if self.planner is not None:
             self.planner.first_level = trie.branching[0]
 
@@ -256,32 +257,60 @@ class Engine:
         prompt: int,
         num_beams: int = 20,
         candidates: Sequence[tuple[int, int]] = (),
+        plans: Sequence[Plan] = (Plan(),),
     ) -> None:
-        """Capture whole beam searches of this K over this catalog, with one graph for each.
+        """Capture whole decodes of this K over this catalog, with one graph for each.
 
-        Mode `beam` then decodes in one launch. What fits no graph takes the way of before
-        (`self.decodes.statistics`). A change of the catalog drops the graphs, and so does a later
-        `capture` or `warm_up` that needs a larger storage.
+        A plan then decodes in one launch, and a draft that is not accepted is followed by patch
+        passes, for which `capture` has graphs. What fits no graph takes the way of before
+        (`self.decodes[plan].statistics`), and so does a decode that is traced. A change of the
+        catalog drops the graphs, and so does a later `capture` or `warm_up` that needs a larger
+        storage.
 
         Args:
             batch: most requests.
             prompt: most prompt tokens of a request.
             num_beams: the number of beams.
             candidates: also capture decodes with so many candidates and nodes of them per request.
+            plans: of the modes `beam` and, with a draft model, `draft`.
 
         Raises:
-            ValueError: more decodes than `recsys.decoding.captured.MOST_DECODES`.
+            ValueError: more decodes than `recsys.decoding.captured.MOST_DECODES`, or a plan that
+                cannot be captured: of another mode, without a draft model, or with a draft for a
+                catalog of one level.
         """
         prompt = max(self.prompt_slots, prompt)
         grid = self._grid(batch, prompt, num_beams)
-        nodes = sum(grid.widths) + max((nodes for _, nodes in candidates), default=0)
-        slots = whole_blocks(prompt) + whole_blocks(nodes)
-        passes = self._passes(0, self.target, batch, slots)
-        decodes = DecodeGraphs(passes, self.trie, prompt=prompt, num_beams=num_beams)
-        kept = self.target.prefixes is not None
-        self.decodes = None  # frees the memory of those before
-        decodes.warm_up(grid.of_decodes(kept=kept, candidates=candidates))
-        self.decodes = decodes
+        for plan in plans:
+            drafted = plan.mode == Mode.DRAFT and self.draft is not None
+            if plan.mode != Mode.BEAM and not (drafted and grid.widths):
+                raise ValueError(
+                    f"plans: {plan} cannot be captured as a whole; want beam, or draft with a "
+                    "draft model and a catalog of more than one level"
+                )
+        extra = max((nodes for _, nodes in candidates), default=0)
+        passes = [self._passes(0, self.target, batch, grid.most_slots(plans, extra))]
+        trees = max((plan.nodes for plan in plans), default=0)
+        if trees and self.draft is not None:
+            slots = whole_blocks(prompt) + whole_blocks(trees)
+            passes.append(self._passes(1, self.draft, batch, slots))
+        self.decodes = {}  # frees the memory of those before
+        wanted = {plan: self._decodes(plan, passes, prompt, num_beams) for plan in plans}
+        for plan, decodes in wanted.items():
+            models = self._models if plan.mode == Mode.DRAFT else [self.target]
+            kept = all(model.prefixes is not None for model in models)
+            decodes.warm_up(grid.of_decodes(plan, kept=kept, candidates=candidates))
+        self.decodes = wanted
+
+    def _decodes(
+        self, plan: Plan, passes: Sequence[PassGraphs], prompt: int, num_beams: int
+    ) -> DecodeGraphs:
+        """Graphs for the decodes of a plan; nothing is captured yet."""
+        if plan.mode == Mode.BEAM:
+            return DecodeGraphs(passes[0], self.trie, prompt=prompt, num_beams=num_beams)
+        target, draft = passes
+        drafter = ModelDrafter(self.draft, plan.nodes)
+        return DraftGraphs(target, draft, drafter, self.trie, prompt=prompt, num_beams=num_beams)
 
     def _grid(self, batch: int, prompt: int, num_beams: int) -> Grid:
         """The shapes of decodes of these sizes."""
@@ -300,8 +329,7 @@ class Engine:
             self.graphs.append(PassGraphs.attach(model, batch=batch, slots=slots))
         elif not self.graphs[place].has_room(batch, slots):
             self.graphs[place] = PassGraphs.attach(model, batch=batch, slots=slots)
-            if model is self.target:
-                self.decodes = None  # they are captured over the storage of before
+            self.decodes = {}  # they are captured over the storage of before
         return self.graphs[place]
 
     def _measure_plans(
@@ -346,9 +374,11 @@ class Engine:
     def _follow(self, plan: Plan, search: Search, num_beams: int, *, traced: bool = False) -> Beams:
         """Decode as the plan says, to the end: no work is left queued on the device."""
         target, trie = self.target, self.trie
-        if plan.mode == Mode.BEAM:
-            whole = None if self.decodes is None else self.decodes.run(search, num_beams)
-            beams = beam_search(target, search, trie, num_beams) if whole is None else whole
+        decodes = None if traced else self.decodes.get(plan)
+        if decodes is not None and (whole := decodes.run(search, num_beams)) is not None:
+            beams = whole
+        elif plan.mode == Mode.BEAM:
+            beams = beam_search(target, search, trie, num_beams)
         else:
             drafter: Drafter = ExhaustiveDrafter()
             if plan.mode in (Mode.DRAFT, Mode.RELAXED) and self.draft is not None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from recsys.decoding.captured import DecodeShape
+from recsys.decoding.captured_inputs import DecodeShape
 from recsys.decoding.planner import Plan, is_worth_trying
 from recsys.models.cache import whole_blocks
 from recsys.models.graphs import BATCHES, PassShape, list_sizes
@@ -60,9 +60,9 @@ class Grid:
         return self._of_batches(self._of_prompts(nodes, at_least=0), self._batches)
 
     def of_decodes(
-        self, *, kept: bool, candidates: Iterable[tuple[int, int]] = ()
+        self, plan: Plan, *, kept: bool, candidates: Iterable[tuple[int, int]] = ()
     ) -> set[DecodeShape]:
-        """Shapes of whole beam searches.
+        """Shapes of whole decodes under a plan.
 
         The numbers of new tokens double from one to the next, since a decode has many kernels and
         its graph takes memory. With `kept`, stored histories are read as well; (candidates, nodes)
@@ -71,25 +71,42 @@ class Grid:
         sizes = [size for size in list_sizes(self.prompt) if size.bit_count() == 1]
         return {
             DecodeShape(batch, size, reads, *extra)
-            for batch in self._batches
+            for batch in self._batches_of(plan)
             for size in {*sizes, list_sizes(self.prompt)[-1]}
             for reads in {False, kept}
             for extra in ((0, 0), *candidates)
         }
 
+    def most_slots(self, plans: Iterable[Plan], nodes: int) -> int:
+        """Slots of a request that decodes under some plans need, with `nodes` of candidates."""
+        trees = [sum(self.widths)]
+        for plan in plans:
+            if plan.mode != Mode.BEAM:
+                trees.append(self._drafted(plan) + len(self.widths) * self.patch)
+        return whole_blocks(self.prompt) + whole_blocks(max(trees) + nodes)
+
+    def _drafted(self, plan: Plan) -> int:
+        """Nodes of a draft tree."""
+        return self.first_level if plan.mode == Mode.EXHAUSTIVE else plan.nodes
+
     def _of_trees(self, plan: Plan) -> set[PassShape]:
         """Shapes of passes that verify and patch draft trees."""
-        nodes = self.first_level if plan.mode == Mode.EXHAUSTIVE else plan.nodes
-        first, rounds = self._of_prompts(nodes, at_least=nodes), len(self.widths)
-        slots = whole_blocks(self.prompt) + whole_blocks(nodes + rounds * self.patch)
+        nodes, slots, rounds = self._drafted(plan), whole_blocks(self.prompt), len(self.widths)
+        first = self._of_prompts(nodes, at_least=nodes)
+        slots += whole_blocks(nodes + rounds * self.patch)
         patches = {(size, slots, size) for size in list_sizes(self.patch)}
+        return self._of_batches(first | patches, self._batches_of(plan))
+
+    def _batches_of(self, plan: Plan) -> list[int]:
+        """Numbers of requests to capture for under a plan."""
         batches = self._batches  # a shape is for the batches behind the one before it, too
-        few = [
+        if plan.mode == Mode.BEAM:
+            return batches
+        return [
             b
             for before, b in zip([0, *batches], batches, strict=False)
             if is_worth_trying(plan, before + 1, self.first_level)
         ]
-        return self._of_batches(first | patches, few)
 
     def _of_prompts(self, nodes: int, at_least: int) -> set[tuple[int, int, int]]:
         """(tokens, slots in view, rows) of passes that run prompts and a tree.

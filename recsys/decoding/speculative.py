@@ -12,10 +12,12 @@ drafted. A pass settles at least one level, so there are never more passes than 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 from typing import Any
 
 import torch
 from numpy.typing import ArrayLike
+from torch.utils._pytree import tree_leaves
 
 from recsys import arguments
 from recsys.constraint import ItemTrie
@@ -89,30 +91,38 @@ def speculative_beam_search(
         drafter = ExhaustiveDrafter()
     elif not hasattr(drafter, "propose"):
         drafter = ModelDrafter(drafter)
-    step, rows = search.step, search.rows
+    step = search.step
     # A search is no wider than its catalog, however large num_beams is.
     width = min(num_beams, step.trie.source.num_rows)
-    patch_nodes = min(patch_nodes, step.trie.source.num_states)
     search.send()
     proposal = drafter.propose(search.prompts, step, width)
-    with search.tree(proposal.nodes + (step.levels - 1) * (width + patch_nodes)) as tree:
-        table = Table(tree, step)
-        table.add_levels(proposal.levels)
-        if rows is not None:
-            table.add_rows(rows)
-        table.run()
-        scores = None if rows is None else table.scores_of(rows)
-        verifying = _Verification(table, width)
-        answers = _Answers(verifying, proposal, scores, traced)
-        levels = range(step.levels)
-        while True:
-            verifying.verify(levels.start)
-            waiting = answers.take(verifying)
-            if waiting is None:
-                return answers.beams(step, num_beams, tree)
-            levels, missing = waiting
-            verifying.patch(levels, missing, patch_nodes)
-            table.run()
+    with search.tree(proposal.nodes + patch_room(step.trie.source, width, patch_nodes)) as tree:
+        verifying = verify_draft(search, tree, proposal, width)
+        answers = Answers(verifying, len(search), traced=traced)
+        waiting = answers.take(verifying, verifying.found())
+        answers.run_patches(verifying, waiting, patch_nodes)
+        return answers.beams(step, num_beams, tree)
+
+
+def patch_room(trie: ItemTrie, width: int, patch_nodes: int = PATCH_NODES) -> int:
+    """Most nodes that patch passes add to the tree of a search that keeps `width` beams."""
+    return (trie.num_levels - 1) * (width + min(patch_nodes, trie.num_states))
+
+
+def verify_draft(search: Search, tree: TokenTree, proposal: Proposal, width: int) -> Verification:
+    """Run prompts, draft tree and candidates in an empty tree, and accept what is right.
+
+    Nothing waits for the device, so it can be captured.
+    """
+    table, rows = Table(tree, search.step), search.rows
+    table.add_levels(proposal.levels)
+    if rows is not None:
+        table.add_rows(rows)
+    table.run()
+    scores = None if rows is None else table.scores_of(rows)
+    verifying = Verification(table, width, proposal, scores)
+    verifying.verify(0)
+    return verifying
 
 
 def counts_nodes(device: torch.device) -> bool:
@@ -123,12 +133,14 @@ def counts_nodes(device: torch.device) -> bool:
     return device.type == "cpu"
 
 
-class _Verification:
+class Verification:
     """The state of a batch of searches between passes.
 
     Attributes:
         table: what has been run.
         num_beams: K.
+        proposal: the draft tree.
+        scores: (B, C) of the candidates, for the original batch; None without any.
         level: (b,) depth of each frontier.
         accepted: (b,) drafted levels that the first pass accepted, at most L - 1.
         forced: (b,) whether a beam of the last level needed no forward pass (`Step.forced`).
@@ -137,9 +149,16 @@ class _Verification:
         missing: (b, K) whether a beam has to be run before its search can go on.
     """
 
-    def __init__(self, table: Table, num_beams: int) -> None:
+    def __init__(
+        self,
+        table: Table,
+        num_beams: int,
+        proposal: Proposal,
+        scores: torch.Tensor | None,
+    ) -> None:
         """Begin at the root, which is in the table."""
         self.table, self.num_beams = table, num_beams
+        self.proposal, self.scores = proposal, scores
         root = Frontier.root(len(table.request), table.logits.total.dtype, table.states.device)
         self.frontier = root.padded(num_beams)
         self.level = self.accepted = torch.zeros_like(table.request)
@@ -161,6 +180,31 @@ class _Verification:
         self._look_up()
         if len(self.table.runs) == 1:
             self.accepted = self.level - 1
+
+    def continued(self, tree: TokenTree) -> Verification:
+        """The same state, to go on with in another tree of the same nodes."""
+        other, other.table = copy(self), copy(self.table)
+        other.table.tree = tree
+        return other
+
+    @property
+    def bytes(self) -> int:
+        """Size of the tensors, and of those of the tree."""
+        owners = (self, self.table, self.table.tree)
+        leaves = tree_leaves([list(vars(owner).values()) for owner in owners])
+        return sum(leaf.nbytes for leaf in leaves if isinstance(leaf, torch.Tensor))
+
+    def found(self) -> dict[str, torch.Tensor]:
+        """What the host needs after a pass, (b, ...) each; of the first one, the draft's too."""
+        table, tree, draft = self.table, self.table.tree, self.proposal.tree
+        missing = self.missing.sum(1)
+        parts = [table.request, self.level, self.accepted, missing, self.forced, tree.finite]
+        found = {"counts": torch.stack(parts, 1), **self.frontier._asdict()}
+        if len(table.runs) == 1 and draft is not None:
+            found["draft finite"] = draft.finite
+        if len(table.runs) == 1 and self.scores is not None:
+            found["candidates"] = self.scores
+        return found
 
     def _look_up(self) -> None:
         """Set `place`, `missing` and `forced` for the frontier as it is."""
@@ -252,46 +296,46 @@ class _Verification:
         return torch.where(missing.unsqueeze(-1), guess, known)
 
 
-class _Answers:
-    """The answers of the searches that are done, by place in the original batch."""
+class Answers:
+    """The answers of the searches that are done, by place in the original batch.
 
-    def __init__(
-        self,
-        search: _Verification,
-        proposal: Proposal,
-        candidate_scores: torch.Tensor | None,
-        traced: bool,
-    ) -> None:
-        """Collect the answers of `search`, which begins with `proposal`, on the host."""
+    Attributes:
+        frontier: complete sequences of each request, on the host.
+        finite: (B,) bool, whether all logits of each request that is done were finite.
+    """
+
+    def __init__(self, search: Verification, requests: int, *, traced: bool = False) -> None:
+        """Collect answers to the first `requests` of a batch; those behind only fill it up."""
         self.frontier = Frontier(
-            *(torch.empty_like(part, device="cpu") for part in search.frontier)
+            *(part.new_empty((requests, *part.shape[1:]), device="cpu") for part in search.frontier)
         )
-        self._scores = candidate_scores
-        self.num_beams, self._proposal, self._traced = search.num_beams, proposal, traced
-        self._finite = torch.ones(len(search.level), dtype=torch.bool)
+        self.finite = torch.ones(requests, dtype=torch.bool)
+        self._scores: torch.Tensor | None = None
+        self._proposal, self._traced = search.proposal, traced
         self._stats: dict[int, DecodeStats] = {}
         self._traces: dict[int, Trace] = {}
 
-    def take(self, search: _Verification) -> tuple[range, int] | None:
+    def take(
+        self, search: Verification, found: dict[str, torch.Tensor]
+    ) -> tuple[range, int] | None:
         """Take the finished searches out of `search`; this synchronises once a pass.
 
-        Returns the levels of the searches still going on and the most beams that one of them
-        misses; None if all are done.
+        Args:
+            search: after a pass.
+            found: `search.found()`, on the device or on the host.
+
+        Returns:
+            The levels of the searches still going on and the most beams that one of them misses;
+            None if all are done.
         """
-        table, tree = search.table, search.table.tree
-        missing = search.missing.sum(1)
-        parts = [table.request, search.level, search.accepted, missing, search.forced, tree.finite]
-        columns = [torch.stack(parts, 1), *search.frontier]
-        draft, first = self._proposal.tree, len(table.runs) == 1
-        if first and draft is not None:
-            columns.append(draft.finite)
-        if first and self._scores is not None:
-            columns.append(self._scores)
-        counts, *here = download(columns)
-        if first and self._scores is not None:
-            self._scores = here.pop()
-        if first and draft is not None:
-            draft.settle(here.pop().tolist())
+        columns = [column[: len(self.finite)] for column in found.values()]
+        found = dict(zip(found, download(columns), strict=True))
+        table, draft = search.table, self._proposal.tree
+        if "candidates" in found:
+            self._scores = found["candidates"]
+        if "draft finite" in found and draft is not None:
+            draft.settle(found["draft finite"].tolist())
+        counts = found["counts"]
         lines = counts.tolist()
         # a request whose logits are not finite ends here
         ended = [line[1] == table.step.levels or not line[-1] for line in lines]
@@ -301,15 +345,15 @@ class _Answers:
         if done:
             places = torch.tensor(done)
             requests = counts[places, 0]
-            for mine, theirs in zip(self.frontier, here, strict=True):
-                mine[requests] = theirs[places]
+            for name, mine in self.frontier._asdict().items():
+                mine[requests] = found[name][places]
             if self._traced:
-                found = trace(table, places.to(device), self.num_beams, self._proposal.levels)
-                self._traces |= {lines[i][0]: t for i, t in zip(done, found, strict=True)}
+                traces = trace(table, places.to(device), search.num_beams, self._proposal.levels)
+                self._traces |= {lines[i][0]: t for i, t in zip(done, traces, strict=True)}
         for i in done:
             request, _, accepted, _, forced, finite = lines[i]
-            self._finite[request] = bool(finite)
-            self._stats[request] = tree.stats(
+            self.finite[request] = bool(finite)
+            self._stats[request] = table.tree.stats(
                 request,
                 accepted_levels=accepted,
                 drafted_nodes=self._proposal.nodes,
@@ -318,15 +362,28 @@ class _Answers:
             )
         if not going_on:
             return None
-        if done:
+        if len(going_on) < len(search.level):
             search.keep(torch.tensor(going_on, device=device))
         levels = [lines[i][1] for i in going_on]
         return range(min(levels), max(levels) + 1), max(lines[i][3] for i in going_on)
 
+    def run_patches(
+        self, search: Verification, waiting: tuple[range, int] | None, patch_nodes: int
+    ) -> None:
+        """Run patch passes until all searches are done; `waiting` is what `take` returned."""
+        while waiting is not None:
+            levels, missing = waiting
+            search.patch(
+                levels, missing, min(patch_nodes, search.table.step.trie.source.num_states)
+            )
+            search.table.run()
+            search.verify(levels.start)
+            waiting = self.take(search, search.found())
+
     def beams(self, step: Step, num_beams: int, tree: TokenTree) -> Beams:
         """All answers, padded to `num_beams`; NonFiniteError if logits were not finite."""
-        tree.settle(self._finite.tolist())
-        require_finite(self._finite)
+        tree.settle(self.finite.tolist())
+        require_finite(self.finite)
         stats = [self._stats[i] for i in range(len(self._stats))]
         found = finish(self.frontier, step, num_beams, stats, self._scores)
         found.traces.extend(self._traces[i] for i in range(len(self._traces)))

@@ -107,7 +107,7 @@ class Table:
         new = TokenLogits.run(self.tree, self.step.trie)
         pairs = zip(self.logits, new, strict=True)
         self.logits = TokenLogits(*(torch.cat(pair, dim=1) for pair in pairs))
-        self.runs.append(self.places)
+        self.runs = [*self.runs, self.places]
 
     def find(self, states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """(b, W) place of each state, 0 where it has none, and whether it has one."""

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import ExitStack
+from copy import copy
 from dataclasses import dataclass
 from types import TracebackType
 from typing import NamedTuple, Self
@@ -220,7 +221,7 @@ class TokenTree:
         self._depth = torch.zeros((batch, room), dtype=torch.int64, device=device)
         # Row i: node i and its ancestors. The last row is the prompt's: no nodes.
         self._ancestors = torch.zeros((batch, room + 1, room), dtype=torch.bool, device=device)
-        self._run, self._padded = 0, 0.0
+        self._run, self._unused, self._padded = 0, 0, 0.0
         self._begun = self.cached  # prompt tokens with keys and values in the cache
         self._totals = [torch.zeros((batch, 0), device=device)]
         self._stored: Finite | None = None
@@ -314,7 +315,7 @@ class TokenTree:
 
     def stats(self, request: int, **counters: int) -> DecodeStats:
         """Counters of one request of the original batch, and the search's own `counters`."""
-        slots = int(self.prompts.host_lengths[request]) + self._run
+        slots = int(self.prompts.host_lengths[request]) + self._run - self._unused
         cached = int(self.cached[request])
         return DecodeStats(
             target_passes=self.passes,
@@ -492,6 +493,29 @@ class FixedTree(TokenTree):
         super().__init__(model, prompts, capacity)
         self.cache, self._places = cache, places
         self._padding = prompts.tokens.gather(1, prompts.lengths[:, None] - 1)
+
+    def continued(
+        self,
+        prompts: PromptBatch,
+        cache: SlotCache,
+        cached: NDArray[np.int64],
+        *,
+        unused: int,
+        padded: float,
+    ) -> FixedTree:
+        """This tree after a replay of its passes, with what the host knows of the batch.
+
+        Args:
+            prompts: of the requests that come first in the tree; others only fill it up.
+            cache: of these requests, in the same storage.
+            cached: (B,) as the attribute.
+            unused: nodes per request that only fill up the tree, for `stats`.
+            padded: tokens per request that only filled up the passes, likewise.
+        """
+        tree = copy(self)
+        tree.prompts, tree.cache, tree.cached = prompts, cache, cached
+        tree._unused, tree._padded = unused, padded
+        return tree
 
     def _store(self) -> None:
         """Leave that to the caller."""

@@ -179,6 +179,8 @@ class SlotCache:
 
     def keep(self, requests: torch.Tensor) -> None:
         """Keep the requests at (b,) ascending places of the batch, moved to the front in place."""
+        if len(requests) == self.buffer.shape[2]:
+            return  # all of them
         kept = self.buffer.index_select(2, requests)
         self.buffer = self.buffer[:, :, : len(requests)]
         self.buffer.copy_(kept)

@@ -95,6 +95,8 @@ def test_all_ways_answer_alike_and_meet_no_toy_goal(gpu, tmp_path):
     assert all(r["in_common"] == 1 and "goal" not in r for r in found if r["way"] not in gpu.LOW)
     assert all(r["in_common"] > 0.5 for r in found if r["way"] in gpu.LOW)
     assert {r["eager_passes"] for r in found} == {0}
+    passes = {r["way"]: r.get("passes") for r in found}
+    assert passes["draft-graph"] == passes["draft"] < 2
     assert {r["cached_tokens"] for r in found if "cached_tokens" in r} == {20}
 
 

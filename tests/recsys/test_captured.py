@@ -10,7 +10,8 @@ from recsys.constraint import ItemTrie
 from recsys.constraint.boost import Boost
 from recsys.constraint.mask import RowMask
 from recsys.decoding import Engine, Search, SearchRequest, beam_search
-from recsys.decoding.captured import MOST_DECODES, DecodeGraphs, DecodeShape, _MaskTable
+from recsys.decoding.captured import MOST_DECODES, DecodeGraphs
+from recsys.decoding.captured_inputs import DecodeShape, MaskTable
 from recsys.decoding.planner import Plan
 from recsys.errors import NonFiniteError
 from recsys.models.graphs import BATCHES, PassGraphs, run_again
@@ -344,7 +345,7 @@ def test_no_batch_of_1_to_32_requests_decodes_without_a_graph(engine):
         same(found, beam_search(engine.target._model, request, TRIE, K))
         if batch % 4 == 1:
             assert min(s.cached_tokens for s in found.stats) > 0
-    told = engine.decodes.statistics()
+    told = engine.decodes[Plan()].statistics()
     assert not told.fallbacks
     assert told.replays == MOST + MOST * 3 // 4
     assert told.graphs == len(BATCHES) * 3 * 2 * 2  # 8, 16 and 32 new tokens
@@ -353,25 +354,25 @@ def test_no_batch_of_1_to_32_requests_decodes_without_a_graph(engine):
 
 
 def test_another_k_is_decoded_as_before_and_counted(engine):
-    before = engine.decodes.statistics()
+    before = engine.decodes[Plan()].statistics()
     found = engine.decode([[1, 2, 3]], K - 1, mode="beam").beams
     same(found, beam_search(engine.target._model, [[1, 2, 3]], TRIE, K - 1))
-    after = engine.decodes.statistics()
+    after = engine.decodes[Plan()].statistics()
     assert (after.replays, after.fallbacks) == (before.replays, {"beams": 1})
 
 
 def test_another_catalog_or_storage_drops_the_graphs():
     each = Engine(tiny_model("llama", layers=1, hidden=16), TRIE, graphs=True)
     each.capture_decodes(1, 8, K)
-    assert each.decodes.statistics().graphs == 1
+    assert each.decodes[Plan()].statistics().graphs == 1
     other = ItemTrie.build(random_catalog(np.random.default_rng(9), 30, 4))
     each.capture(1, 8, K, [Plan()])
-    assert each.decodes is not None
+    assert each.decodes
     each.use(other)
-    assert each.decodes is None
+    assert not each.decodes
     each.capture_decodes(1, 8, K)
     each.capture(2, 8, K, [Plan()])  # needs a larger storage
-    assert each.decodes is None
+    assert not each.decodes
     found = each.decode([[1, 2]], K, mode="beam").beams
     assert torch.equal(found.rows, beam_search(each.target, [[1, 2]], other, K).rows)
 
@@ -393,7 +394,7 @@ def test_cuda_graphs_give_the_answers_of_beam_search():
 
 def test_a_mask_that_cannot_be_copied_takes_no_place(monkeypatch):
     masks = [RowMask.of(TRIE, RNG.random(TRIE.num_items) < 0.3) for _ in range(4)]
-    table = _MaskTable(TRIE, torch.device("cpu"), 2)
+    table = MaskTable(TRIE, torch.device("cpu"), 2)
     table.places(masks[:2])
 
     def fail(*_):

@@ -22,11 +22,13 @@ from recsys.decoding import (
     score_rows,
     speculative_beam_search,
 )
+from recsys.decoding.planner import Plan
 from recsys.decoding.score import rescore
 from recsys.errors import NonFiniteError
 from recsys.models import layers, low_precision
 from recsys.models.low_precision import FLOAT8, Bfloat16Linear, Float8Linear, lower, quantize
 from recsys.models.tree_forward import TreeModel
+from recsys.modes import Mode
 from recsys.testing import random_catalog, random_prompts, tiny_model
 
 KINDS = ("float8", "int8", "bfloat16")
@@ -388,12 +390,16 @@ def test_the_pass_that_scores_again_is_captured():
         assert told.fallbacks == {}
 
 
-def test_captured_decodes_are_scored_again():
-    engine = Engine(TreeModel(MODEL, weights="int8"), TRIE, graphs=True, prompt_slots=12)
-    expected = engine.decode(REQUEST, 5).beams
-    engine.capture_decodes(8, 12, 5)
-    found = engine.decode(REQUEST, 5).beams
-    assert engine.decodes.statistics().replays == 1
+@pytest.mark.parametrize("plan", [Plan(), Plan(Mode.DRAFT, 40)], ids=["beam", "draft"])
+def test_captured_decodes_are_scored_again(plan):
+    draft = None if plan == Plan() else TreeModel(MODEL, own_forward=True)
+    low = TreeModel(MODEL, weights="int8")
+    engine = Engine(low, TRIE, draft=draft, draft_nodes=plan.nodes, graphs=True, prompt_slots=12)
+    mode = plan.mode
+    expected = engine.decode(REQUEST, 5, mode=mode).beams
+    engine.capture_decodes(8, 12, 5, plans=[plan])
+    found = engine.decode(REQUEST, 5, mode=mode).beams
+    assert engine.decodes[plan].statistics().replays == 1
     assert torch.equal(found.rows, expected.rows)
     torch.testing.assert_close(found.scores, expected.scores, atol=1e-5, rtol=0)
     assert found.certificates == ["approximate"] * 5

@@ -31,7 +31,9 @@ from recsys.decoding import (
     shared_beam_search,
     speculative_beam_search,
 )
-from recsys.decoding.captured import DecodeGraphs, DecodeShape
+from recsys.decoding.captured import DecodeGraphs
+from recsys.decoding.captured_drafts import DraftGraphs
+from recsys.decoding.captured_inputs import DecodeShape
 from recsys.models.graphs import PassGraphs, PassShape, list_sizes
 from recsys.models.tree_forward import TreeModel
 from recsys.testing import random_catalog, random_prompts, tiny_model
@@ -327,23 +329,66 @@ CAPTURED = {
 
 
 @pytest.mark.parametrize(("request_", "kept"), CAPTURED, ids=[f"{r}-{k}" for r, k in CAPTURED])
-def test_a_captured_decode_is_one_upload_one_graph_and_one_download(request_, kept):
-    target, graphs = on_meta()
+@pytest.mark.parametrize("search", ["beam", "draft"])
+def test_a_captured_decode_is_one_upload_one_graph_and_one_download(search, request_, kept):
+    (target, graphs), (draft, drafting) = on_meta(), on_meta()
     if kept:
         target.keep_prefixes(1 << 20)
+        draft.keep_prefixes(1 << 20)
     launched = []
     graphs.capture = lambda run: run() or (lambda: launched.append(run))
-    decodes = DecodeGraphs(graphs, TRIE, prompt=32, num_beams=K)
+    if search == "draft":
+        drafter = ModelDrafter(draft, 32)
+        decodes = DraftGraphs(graphs, drafting, drafter, TRIE, prompt=32, num_beams=K)
+    else:
+        decodes = DecodeGraphs(graphs, TRIE, prompt=32, num_beams=K)
     extra = (9, 40) if request_ == "masked" else (0, 0)
     decodes.warm_up([DecodeShape(8, 32, reads, *extra) for reads in {False, kept}])
     request = REQUESTS.get(request_, SearchRequest(PROMPTS, masks=MASKS, candidates=EXCLUDE))
     for _ in range(3):  # the first ones also copy the masks and store the prompts
         launched.clear()
-        with Counting() as counts:
+        with Counting(finished if search == "draft" else None) as counts:
             assert decodes.run(Search.of(request, target, TRIE), K) is not None
     assert not decodes.statistics().fallbacks
+    assert not decodes.statistics().patched
     assert (counts.uploads, len(launched), counts.downloads) == (1, 1, 1)
     assert counts.launches <= CAPTURED[request_, kept], counts.names
+
+
+def test_a_draft_that_is_not_accepted_costs_its_patch_pass_alone():
+    """In place of the passes of a second decode; the captured pass counts as one launch."""
+    (target, graphs), (draft, drafting) = on_meta(), on_meta()
+    launched = []
+    graphs.capture = lambda run: run() or (lambda: launched.append(run))
+    drafter = ModelDrafter(draft, 32)
+    decodes = DraftGraphs(graphs, drafting, drafter, TRIE, prompt=32, num_beams=K)
+    decodes.warm_up([DecodeShape(8, 32)])
+
+    def run_in_passes(search, num_beams):
+        return SEARCHES["draft"](target, drafter, search)
+
+    for way in (decodes.run, decodes.run, run_in_passes):
+        launched.clear()
+        downloaded = []
+
+        def rejected_once(like, downloaded=downloaded):
+            values = finished(like)
+            if values.dim() == 2 and not downloaded:
+                values[:, 1:4] = torch.tensor([2.0, 1, 3])  # level, accepted, missing
+            downloaded.append(values)
+            return values
+
+        passes = graphs.statistics().replays
+        with Counting(rejected_once) as counts:
+            found = way(Search.of(REQUESTS["excluded"], target, TRIE), K)
+        assert {(s.accepted_levels, s.target_passes) for s in found.stats} == {(3, 2)}
+        if way == decodes.run:
+            assert (counts.uploads, len(launched), counts.downloads) == (1, 1, 2)
+            assert graphs.statistics().replays == passes + 1
+            assert counts.launches <= 510, counts.names.most_common(12)
+            one_graph = counts.launches
+    assert counts.launches - one_graph >= 800
+    assert (decodes.statistics().replays, decodes.statistics().patched) == (2, 2)
 
 
 # most launches with the kernels of a level, which are one each

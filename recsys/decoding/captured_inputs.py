@@ -1,0 +1,227 @@
+"""DecodeInputs: what captured decodes read, padded to fixed sizes.
+
+A `DecodeShape` and the limits of a `DecodeInputs` fix every size, and `DecodeInputs.arrays` pads
+what a request holds to these sizes:
+
+- the last request is repeated; its copies use slots of their own, and their answers are dropped;
+- the last token of a prompt is repeated, and stored histories are read again, into the same slots;
+- exclusions, masks and candidates are padded with what changes no score.
+
+Masks lie in a table of their own on the device, and their places are inputs.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from recsys.constraint import ItemTrie
+from recsys.constraint.mask import RowMask, all_flags
+from recsys.constraint.restrictions import Allowed, Excluded
+from recsys.constraint.transitions import DeviceTrie
+from recsys.constraint.trie import NO_STATE
+from recsys.decoding.expand import Step
+from recsys.decoding.request import Search, SearchRequest
+from recsys.decoding.row_tree import RowTree
+from recsys.decoding.tree import NO_TOKEN, ROOT, PromptBatch, prompt_places
+from recsys.models.tree_forward import TreeModel
+from recsys.transfers import FixedInputs, Upload
+
+EXCLUDED = 128
+MASKS = 8
+# Fields of `RowTree`: padding that is not 0, and those with an axis of candidates, not of nodes.
+_FILL = {"tokens": NO_TOKEN, "parents": ROOT, "depth": 1}
+_OF_CANDIDATES = ("places", "symbols", "known", "free")
+
+Arrays = dict[str, NDArray[Any]]
+
+
+@dataclass(frozen=True, order=True)
+class DecodeShape:
+    """Sizes of a captured decode.
+
+    Attributes:
+        batch: requests.
+        new: prompt tokens to run per request.
+        kept: whether stored histories are read.
+        candidates: candidates per request; 0 for a search without them.
+        nodes: nodes of the candidates per request.
+    """
+
+    batch: int
+    new: int
+    kept: bool = False
+    candidates: int = 0
+    nodes: int = 0
+
+    def fits(self, captured: DecodeShape) -> bool:
+        """Whether a graph of shape `captured` can run this decode."""
+        return (
+            self.batch <= captured.batch
+            and self.new <= captured.new
+            and self.kept == captured.kept
+            and self.candidates <= captured.candidates
+            and self.nodes <= captured.nodes
+            and (self.candidates > 0) == (captured.candidates > 0)
+        )
+
+
+class DecodeInputs:
+    """The inputs of captured decodes of one model over one catalog.
+
+    Attributes:
+        prompt: most prompt tokens of a request, and its prompt slots.
+        excluded: most dead states of a request at a depth (`Excluded`).
+        masks: the masks of recent decodes.
+    """
+
+    def __init__(
+        self, model: TreeModel, trie: DeviceTrie, prompt: int, excluded: int, masks: int
+    ) -> None:
+        """Inputs of decodes within these limits; `masks` is the number of distinct ones."""
+        self._model, self._trie, self.prompt, self.excluded = model, trie, prompt, excluded
+        self.masks = MaskTable(trie.source, model.device, masks)
+
+    def example(self, shape: DecodeShape, models: int) -> Arrays:
+        """Inputs of this shape, for a decode that runs so many models."""
+        one = [[0]] * shape.batch
+        request = SearchRequest(
+            one, candidates=one if shape.candidates else None, candidate_nodes=shape.nodes
+        )
+        nothing = np.zeros(shape.batch, np.int64)
+        search = Search.of(request, self._model, self._trie)
+        places = [np.zeros((2, 1), np.int64)] * models
+        return self.arrays(shape, search, nothing, places)
+
+    def arrays(
+        self,
+        shape: DecodeShape,
+        search: Search,
+        begun: NDArray[np.int64],
+        kept: Sequence[NDArray[np.int64]],
+    ) -> Arrays:
+        """All inputs of a decode on the host, padded to a shape.
+
+        Args:
+            shape: of the graph.
+            search: not yet on the device.
+            begun: (B,) prompt tokens that are stored.
+            kept: `Hit.places` of each model; not read unless the shape has `kept`.
+        """
+        prompts, step, batch = search.prompts, search.step, shape.batch
+        lengths, host = prompts.host_lengths, prompts.upload.host
+        places, last = prompt_places(lengths, begun, shape.new)
+        arrays = {
+            "tokens": _padded(prompts.host_tokens, batch, self.prompt),
+            "lengths": _padded(lengths, batch),
+            "places": _padded(places, batch),
+            "last": _padded(last, batch),
+        }
+        for number, slots in enumerate(kept if shape.kept else ()):
+            count = np.arange(batch * self.prompt) % slots.shape[1]
+            arrays[f"kept {number}"] = slots[:, count]
+        states = np.diff(self._trie.source.depth_start)[1:]
+        for name, fill in (("dead", NO_STATE), ("parent", -1), ("place", 0)):
+            for depth, most in enumerate(states.tolist()):
+                array = np.zeros((len(search), 0), np.int64)
+                if step.excluded is not None:
+                    array = host(getattr(step.excluded, name)[depth])
+                size = min(self.excluded, most)
+                arrays[f"{name} {depth}"] = _padded(array, batch, size, fill)
+        masks = [None] * len(search) if step.allowed is None else step.allowed.masks
+        start = _padded(self.masks.places(masks), batch)
+        arrays |= {"allowed": start, "dense": start + self._trie.source.padded_states}
+        for name in _row_fields(search.rows):
+            size = shape.candidates if name in _OF_CANDIDATES else shape.nodes
+            array = host(getattr(search.rows, name))
+            arrays[f"row {name}"] = _padded(array, batch, size, _FILL.get(name, 0))
+        return arrays
+
+    def search(self, shape: DecodeShape, inputs: FixedInputs) -> Search:
+        """The search to capture, whose tensors are the inputs."""
+        batch, levels = shape.batch, range(self._trie.source.num_levels)
+        prompts = PromptBatch(
+            host_tokens=np.zeros((batch, self.prompt), np.int64),
+            host_lengths=np.zeros(batch, np.int64),
+            tokens=inputs["tokens"],
+            lengths=inputs["lengths"],
+            upload=Upload(self._model.device),
+            slots=self.prompt,
+        )
+        dead, parent, place = (
+            tuple(inputs[f"{name} {depth}"] for depth in levels)
+            for name in ("dead", "parent", "place")
+        )
+        line = torch.zeros_like(inputs["lengths"])
+        allowed = Allowed((self.masks.flags,), line, inputs["allowed"], inputs["dense"], ())
+        step = Step(self._trie, Excluded(dead, parent, place), allowed=allowed)
+        rows = None
+        if shape.candidates:
+            names = [field.name for field in fields(RowTree)]
+            rows = RowTree(**{n: inputs.get(f"row {n}") for n in names})  # type: ignore[arg-type]
+        return Search(self._model, prompts, step, rows)
+
+
+class MaskTable:
+    """The masks of recent decodes in one tensor on a device, behind one that allows everything.
+
+    Attributes:
+        flags: ((1 + `room`) (S + C + F),) bool, laid out as `Allowed.alive`.
+        room: number of masks.
+    """
+
+    def __init__(self, trie: ItemTrie, device: torch.device, room: int) -> None:
+        """Allocate room for masks over `trie`."""
+        everything = torch.from_numpy(all_flags(trie)).to(device)
+        self.flags, self.room = everything.repeat(1 + room), room
+        self._size = len(everything)
+        self._kept: OrderedDict[int, tuple[RowMask, int]] = OrderedDict()  # last used last
+
+    def places(self, masks: Sequence[RowMask | None]) -> NDArray[np.int64]:
+        """(B, 1) start of the flags of each request's mask, at most `room` distinct ones.
+
+        A mask that is not here is copied, in place of the one that was not used for longest.
+        """
+        wanted = {id(mask): mask for mask in masks if mask is not None}
+        for key in wanted.keys() & self._kept.keys():
+            self._kept.move_to_end(key)
+        for key in wanted.keys() - self._kept.keys():
+            flags = wanted[key].to(self.flags.device)
+            if len(self._kept) == self.room:
+                self._kept.popitem(last=False)
+            # Not `len(self._kept)`: if a copy fails, the free place is any one.
+            taken = {place for _, place in self._kept.values()}
+            place = next(place for place in range(self.room) if place not in taken)
+            start = (1 + place) * self._size
+            self.flags[start : start + self._size] = flags
+            self._kept[key] = wanted[key], place
+        places = [0 if mask is None else 1 + self._kept[id(mask)][1] for mask in masks]
+        return np.array(places, np.int64)[:, None] * self._size
+
+
+def _row_fields(rows: RowTree | None) -> list[str]:
+    """Names of the tensors that a tree of candidates has."""
+    if rows is None:
+        return []
+    return [field.name for field in fields(RowTree) if getattr(rows, field.name) is not None]
+
+
+def _padded(
+    array: NDArray[Any], batch: int, size: int | None = None, fill: int = 0
+) -> NDArray[Any]:
+    """(B, n, ...) as (`batch`, `size`, ...): the second axis is filled, the last entry repeated."""
+    shape = [batch, *array.shape[1:]]
+    if size is None:
+        here: Any = slice(0, len(array))
+    else:
+        here, shape[1] = (slice(0, len(array)), slice(0, array.shape[1])), size
+    padded = np.full(shape, fill, array.dtype)
+    padded[here] = array
+    padded[len(array) :] = padded[len(array) - 1]
+    return padded
