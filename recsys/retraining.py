@@ -402,7 +402,7 @@ def _read(
         place = pc.index_in(events["user"], value_set=until["user"].combine_chunks())
         gone = pc.less_equal(pc.multiply(events["timestamp"], 1000), until["erased"].take(place))
         events = events.filter(pc.invert(pc.fill_null(gone, False)))
-    described = pa.concat_tables(items)
+    described = growth.stacked(items)
     rows = {item_id: row for row, item_id in enumerate(described["item_id"].to_pylist())}
     described = described.take(pa.array(list(rows.values()), pa.int64()))
     return events, described, growth.Erased.of(before, erased)
@@ -439,7 +439,9 @@ def _live_items(store: Store, bundle: Bundle, schema: pa.Schema) -> pa.Table:
         item = NewItem(*(record[name] for name in ("item_id", "title", "text", "attributes")))
         row = {**added.completed(item).attributes}
         rows.append(row | {"item_id": item.item_id, "title": item.title, "text": item.text})
-    return pa.Table.from_pylist(rows, schema=schema)
+    known = {field.name: field for field in (*growth.STANDING, *schema)}
+    table = pa.Table.from_pylist(rows, schema=pa.schema(list(known.values())))
+    return growth.conform(table, schema)
 
 
 def _read_files(
