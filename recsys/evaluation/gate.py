@@ -16,9 +16,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from recsys.availability import available_items
 from recsys.config import as_dict
 from recsys.dataset import ITEM_COLUMNS, Dataset
 from recsys.errors import ArtifactError, ConfigError
@@ -127,6 +129,22 @@ def evaluate_alike(
     available = np.logical_and.reduce([one.recommender.epoch.alive for one in rankers.values()])
     known = None if available.all() else available
     return evaluate(of_available(rankers, known), dataset, config, available=known)
+
+
+def count_compared(dataset: Dataset, before: pa.Table, now: int) -> int:
+    """The users whom the gate compares, before there is a challenger: those of `evaluate_alike`.
+
+    Args:
+        dataset: of the run.
+        before: the items of the champion's bundle, with which the data set begins.
+        now: unix seconds.
+    """
+    available = np.ones(len(dataset.item_ids), np.bool_)
+    for items in (dataset.items, before):
+        found = available_items(items, now)
+        if found is not None:
+            available[: len(found)] &= found
+    return len(dataset.examples("test").servable(None if available.all() else available))
 
 
 def with_new_items(champion: Recommender, dataset: Dataset) -> Recommender:
