@@ -161,7 +161,7 @@ def check(settings: Settings) -> None:
 
 
 @cache
-def _section_classes() -> dict[str, type]:
+def _section_classes() -> dict[str, Any]:
     """The class of each section; installed packages are searched once, which takes a while."""
     classes = {point.name: point.load() for point in entry_points(group=SECTION_GROUP)}
     if not classes:
