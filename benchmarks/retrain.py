@@ -206,11 +206,17 @@ def main() -> None:
         shutil.copytree(version.dataset, scratch.dataset, dirs_exist_ok=True)
         alone = {key: value for key, value in values.items() if key != "data"}
         context = Context(Settings({**alone, "name": scratch.name}), scratch)
+        taken = [marks[name] for name in ("data", *MADE)]
+        stages = {
+            "incremental": [(b - a) / 60 for a, b in itertools.pairwise(taken)],
+            "scratch": [timed(lambda c=context, n=name: run_stages(c, [n])) for name in MADE],
+        }
         row = {
             "night": night,
             "champion": service.alias("champion").bundle,
             "cpu incremental": (marks["bundle"] - marks["events"]) / 60,
-            "cpu scratch": timed(lambda context=context: run_stages(context, MADE)),
+            "cpu scratch": sum(stages["scratch"]),
+            "stages": {name: dict(zip(MADE, times, strict=True)) for name, times in stages.items()},
             **measure(version, scratch, base, given.users),
         }
         shutil.rmtree(scratch.home / "runs" / scratch.name)
@@ -255,6 +261,12 @@ def report(document: dict[str, Any]) -> Report:
         ),
         f"incremental needs {spent['incremental'] / spent['scratch']:.1%} of the processor time of "
         f"scratch ({spent['incremental']:.1f} and {spent['scratch']:.1f} minutes)",
+        *(
+            f"minutes of {name} by stage: "
+            + ", ".join(f"{stage} {sum(n['stages'][name][stage] for n in nights):.2f}"
+                        for stage in MADE)
+            for name in KINDS[1:]
+        ),
     ]  # fmt: skip
     heads = [f"{short} {name[:7]}" for short in ("R", "N", "P") for name in KINDS]
     columns = ["night", "users", "cold", *heads, "min. i", "min. s", "champion"]

@@ -16,7 +16,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from recsys.data.availability import share_of_answers
+from recsys.data.availability import read_available, share_of_answers
 from recsys.data.column_words import EVENT_WORDS, ITEM_WORDS, rank
 from recsys.data.time_formats import TimeRules, share_of_times
 from recsys.errors import DataError
@@ -169,6 +169,25 @@ def recognise_items(
     if "title" not in roles and given.get("title") is None and given.get("text") is None:
         _take_short_text(sample, roles)
     return roles
+
+
+def nothing_in_stock(sample: Sample, given: Mapping[str, str | None], roles: Roles) -> str | None:
+    """A sentence on a column of availability that was left alone, as it allows no item; or None."""
+    if "available" in roles or given.get("available") == NO_COLUMN:
+        return None
+    for _, name in _free(sample, roles):
+        values = sample.texts(name)
+        if rank(name, ITEM_WORDS["available"]) is None or not len(values):
+            continue
+        answers = read_available(values).drop_null()
+        if len(answers) >= SURE_SHARE * len(values) and not pc.any(answers).as_py():
+            shown = ", ".join(map(repr, pc.unique(values).to_pylist()[:3]))
+            return (
+                f"Column {name!r} of {sample.path.name} says of all {len(values)} items in the "
+                f"first rows that they are not available ({shown}), so it is ignored; correct the "
+                f"file, or let it count with --column {shlex.quote(f'available={name}')}."
+            )
+    return None
 
 
 def _take_short_text(sample: Sample, roles: Roles) -> None:

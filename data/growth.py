@@ -37,6 +37,10 @@ COLUMNS = pa.schema(
     ]
 )
 """New events: outside ids, unix seconds, and null for no rating or no type."""
+STANDING = pa.schema(
+    [("available", pa.bool_()), ("available_from", pa.int64()), ("available_until", pa.int64())]
+)
+"""The columns of items that make a standing rule (`recsys.availability`)."""
 
 
 class Erased(NamedTuple):
@@ -67,7 +71,7 @@ def write(folder: Path, events: pa.Table, items: pa.Table, erased: Erased) -> No
     Args:
         folder: of the artifact.
         events: with `COLUMNS`.
-        items: new or changed ones, with the schema of the parent's items.
+        items: new or changed ones, as `conform` makes them.
         erased: what must not be used again.
     """
     pq.write_table(events.cast(COLUMNS), folder / EVENTS)
@@ -79,10 +83,15 @@ def write(folder: Path, events: pa.Table, items: pa.Table, erased: Erased) -> No
 def conform(items: pa.Table, schema: pa.Schema) -> pa.Table:
     """Items with the columns and types of a schema; other columns are left out, missing ones null.
 
+    A column of availability that the schema lacks is added, because it is a standing rule: a shop
+    may begin to say what is in stock. One that rules nothing out is left out.
+
     Raises:
         DataError: a column of another type; the message names it.
     """
     columns = []
+    rules = [field for field in STANDING if field.name not in schema.names]
+    schema = pa.schema([*schema, *(field for field in rules if _rules_out(items, field.name))])
     for field in schema:
         if field.name not in items.column_names:
             columns.append(pa.nulls(items.num_rows, field.type))
@@ -95,6 +104,14 @@ def conform(items: pa.Table, schema: pa.Schema) -> pa.Table:
                 f"the parent's data: {error}; convert it, or run from the beginning"
             ) from error
     return pa.table(columns, schema=schema.remove_metadata())
+
+
+def _rules_out(items: pa.Table, name: str) -> bool:
+    """Whether a column of availability is there, and says of an item when it is not available."""
+    if name not in items.column_names:
+        return False
+    said = items[name].drop_null()
+    return not pc.all(said).as_py() if name == "available" and len(said) else len(said) > 0
 
 
 def grow(before: Dataset, folder: Path, rules: Rules, *, cleaned: bool = True) -> Prepared:
@@ -148,9 +165,14 @@ def _new_events(new: pa.Table, names: list[str]) -> pa.Table:
     return events_table(**columns)
 
 
+def stacked(tables: list[pa.Table]) -> pa.Table:
+    """The rows of all tables of items, null where a table has no such column."""
+    return pa.concat_tables(tables, promote_options="default")
+
+
 def _items(before: pa.Table, new: pa.Table) -> pa.Table:
     """The parent's items with the newest description of each, followed by the new ones."""
-    both = pa.concat_tables([t.replace_schema_metadata(None) for t in (before, new)])
+    both = stacked([t.replace_schema_metadata(None) for t in (before, new)])
     rows = {item_id: row for row, item_id in enumerate(both["item_id"].to_pylist())}
     return both.take(pa.array(list(rows.values())))
 

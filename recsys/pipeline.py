@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cache
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -152,16 +153,23 @@ def check(settings: Settings) -> None:
     Raises:
         ConfigError: an unknown key, a wrong value, or sections that do not fit each other.
     """
-    classes = {point.name: point.load() for point in entry_points(group=SECTION_GROUP)}
-    if not classes:
-        raise ConfigError("the settings of the stages are not installed; run `pip install -e .`")
-    sections = {name: settings.section(name, cls) for name, cls in classes.items()}
+    sections = {name: settings.section(name, cls) for name, cls in _section_classes().items()}
     for section in sections.values():
         if hasattr(section, "check_with"):
             section.check_with(settings)
     _ = settings.name, settings.parent, settings.seed, settings.minutes  # reading checks them
 
 
+@cache
+def _section_classes() -> dict[str, Any]:
+    """The class of each section; installed packages are searched once, which takes a while."""
+    classes = {point.name: point.load() for point in entry_points(group=SECTION_GROUP)}
+    if not classes:
+        raise ConfigError("the settings of the stages are not installed; run `pip install -e .`")
+    return classes
+
+
+@cache
 def load_stage(name: str) -> Callable[[Context], Path | None]:
     """Find and import one stage.
 

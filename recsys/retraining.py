@@ -41,7 +41,6 @@ from recsys.data.readers import READERS
 from recsys.dataset import AVAILABILITY, ITEM_COLUMNS, Dataset
 from recsys.errors import ArtifactError, ConfigError
 from recsys.evaluation.verdict import GateConfig
-from recsys.interactions import Behaviour
 from recsys.live_catalog import AddedItems, NewItem
 from recsys.pipeline import RECIPE, SECTIONS, STAGES, Context, check
 from recsys.pipeline import run as run_stages
@@ -162,7 +161,8 @@ def retrain(
         if force or taken is None or (verdict is not None and not waits):
             newest = None if taken is None or force else taken.info["newest"]
             new = replace(base, name=f"{base.name}.{1 + max([1, *_versions(base)])}")
-            why = _take(new, champion, sources, settings.section("gate", GateConfig), newest)
+            window = settings.section("gate", GateConfig).window
+            why = _take(new, champion, sources, window, newest)
             if why is None:
                 last, known = new, False
             else:
@@ -171,6 +171,14 @@ def retrain(
             name = None if last is None else last.name
             return Outcome(name, champion.name, reasons=(str(why),))
         done("events")
+        few = _prepare(settings, last, champion)
+        if few is not None:
+            _remove(last)
+            say(few)
+            last = _last(base)
+            name = None if last is None else last.name
+            return Outcome(name, champion.name, reasons=(few,))
+        done("data")
         verdict = _make(settings, last, champion, done)
         swapped = clients if promote and not known else ()
         outcome = _finish(base, last, champion, verdict, swapped, done)
@@ -178,17 +186,41 @@ def retrain(
         return outcome if why is None else replace(outcome, reasons=(*outcome.reasons, why))
 
 
+def _prepare(settings: Settings, version: Workspace, champion: Workspace) -> str | None:
+    """Run the stage `data` of a version; why it is too early to train, or None.
+
+    Too few users in the window of the gate decide nothing, so nothing is trained for them. A
+    version whose bundle is made is judged in any case.
+    """
+    from recsys.evaluation.gate import count_compared
+
+    context = _context(settings, version, champion)
+    run_stages(context, ["data"])
+    if context.made("bundle") is not None:
+        return None
+    least = context.settings.section("gate", GateConfig).least_users
+    before = Bundle.load(champion.bundle).catalog.items
+    users = count_compared(Dataset.load(version.dataset), before, int(time.time()))
+    if users >= least:
+        return None
+    events = version.manifest(growth.KIND).info["events"]
+    return (
+        f"{events} events are new, and {users} users can be compared on those in the window of the "
+        f"gate; {least} are needed (gate.least_users), so nothing is trained yet."
+    )
+
+
 def _make(
     settings: Settings, version: Workspace, champion: Workspace, done: Callable[[str], None]
 ) -> dict[str, Any]:
-    """Run the stages of a version and the gate, as far as they are not current; the verdict.
+    """Run the stages after `data` and the gate, as far as they are not current; the verdict.
 
     A version is judged again if the settings of the gate differ.
     """
     from recsys.evaluation import gate
 
     context = _context(settings, version, champion)
-    for name in STAGES[: STAGES.index("bundle") + 1]:
+    for name in STAGES[STAGES.index("data") + 1 : STAGES.index("bundle") + 1]:
         run_stages(context, [name])
         done(name)
     verdict = gate.read_verdict(context.run(gate.stage))
@@ -278,10 +310,13 @@ def _take(
     version: Workspace,
     champion: Workspace,
     sources: Sources,
-    config: GateConfig,
+    window: float,
     newest: int | None,
 ) -> str | None:
-    """Write the artifact `events` of a version, or return why there is nothing to do yet."""
+    """Write the artifact `events` of a version, or return why there is nothing to do.
+
+    The newest share `window` of the events becomes the window of the gate.
+    """
     bundle, before = Bundle.load(champion.bundle), Dataset.load(champion.dataset)
     digest = champion.manifest("dataset").digest
     if bundle.manifest.parents.get("dataset") != digest:
@@ -308,18 +343,12 @@ def _take(
     times = np.sort(events["timestamp"].to_numpy())
     if not len(times) or (newest is not None and times[-1] <= newest):
         return f"Nothing is new since {champion.name if newest is None else 'the last version'}."
-    test = int(times[int(len(times) * (1 - config.window))])
-    asked = count_asked(events, test, before.behaviours)
-    if asked < config.least_users:
-        return (
-            f"{len(times)} events are new, and {asked} users have one in the window of the gate; "
-            f"{config.least_users} are needed (gate.least_users), so nothing is trained yet."
-        )
+    test = int(times[int(len(times) * (1 - window))])
     info = {
         "events": len(times),
         "items": items.num_rows,
         "newest": int(times[-1]),
-        "dates": [_validation_start(before, times, test, config.window), test],
+        "dates": [_validation_start(before, times, test, window), test],
     }
     parents = {"bundle": bundle.manifest.digest, "dataset": digest}
     path = version.path(growth.KIND)
@@ -328,17 +357,6 @@ def _take(
         growth.write(folder, events, items, erased)
     say(f"{version.name}: {len(times)} new events since {champion.name}")
     return None
-
-
-def count_asked(events: pa.Table, start: int, behaviours: Sequence[Behaviour]) -> int:
-    """Users with an event from `start` on that the gate can ask for.
-
-    Context such as a view is not asked for. Events without a type, or of a new one, are counted.
-    """
-    context = pa.array([b.name for b in behaviours if b.role != "target"], pa.string())
-    wanted = pc.invert(pc.is_in(events["type"], value_set=context))
-    wanted = pc.and_(wanted, pc.greater_equal(events["timestamp"], start))
-    return len(events.filter(wanted)["user"].unique())
 
 
 def _validation_start(before: Dataset, times: Any, test: int, window: float) -> int:
@@ -402,7 +420,7 @@ def _read(
         place = pc.index_in(events["user"], value_set=until["user"].combine_chunks())
         gone = pc.less_equal(pc.multiply(events["timestamp"], 1000), until["erased"].take(place))
         events = events.filter(pc.invert(pc.fill_null(gone, False)))
-    described = pa.concat_tables(items)
+    described = growth.stacked(items)
     rows = {item_id: row for row, item_id in enumerate(described["item_id"].to_pylist())}
     described = described.take(pa.array(list(rows.values()), pa.int64()))
     return events, described, growth.Erased.of(before, erased)
@@ -439,7 +457,9 @@ def _live_items(store: Store, bundle: Bundle, schema: pa.Schema) -> pa.Table:
         item = NewItem(*(record[name] for name in ("item_id", "title", "text", "attributes")))
         row = {**added.completed(item).attributes}
         rows.append(row | {"item_id": item.item_id, "title": item.title, "text": item.text})
-    return pa.Table.from_pylist(rows, schema=schema)
+    known = {field.name: field for field in (*growth.STANDING, *schema)}
+    table = pa.Table.from_pylist(rows, schema=pa.schema(list(known.values())))
+    return growth.conform(table, schema)
 
 
 def _read_files(
@@ -621,5 +641,9 @@ def _remove_old(
     for number in _versions(base)[:-KEPT]:
         old = replace(base, name=f"{base.name}.{number}")
         if old.name not in needed:
-            for folder in (old.bundle, old.dataset, old.home / "runs" / old.name):
-                shutil.rmtree(folder, ignore_errors=True)
+            _remove(old)
+
+
+def _remove(version: Workspace) -> None:
+    for folder in (version.bundle, version.dataset, version.home / "runs" / version.name):
+        shutil.rmtree(folder, ignore_errors=True)

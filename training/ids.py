@@ -36,7 +36,8 @@ KIND = "ids"
 def stage(context: Context) -> Path:
     """Write the `ids` artifact of a run.
 
-    It has `codes.npy` ((items, L) int32, dense order), `report.json` and `report.svg`. Learned IDs
+    It has `codes.npy` ((items, L) int32, dense order), `report.json` and, without a parent,
+    `report.svg`. Learned IDs
     also have `centroids.safetensors` (`centroids`: (L, V, D)), `features.npy` ((items, F) float32,
     without predicted ones), `quantizer/` and, unless a text model encodes the texts,
     `item_encoder/`, which computes codes of new items. With it are the codes that each item would
@@ -80,7 +81,8 @@ def stage(context: Context) -> Path:
         np.save(folder / "codes.npy", codes, allow_pickle=False)
         text = json.dumps(report, indent=2)
         (folder / "report.json").write_text(text + "\n", encoding="utf-8")
-        draw(codes, report, folder / "report.svg")
+        if parent is None:  # few codes are new otherwise, and drawing takes longer than placing
+            draw(codes, report, folder / "report.svg")
         info.update(seconds=round(time.perf_counter() - start, 1), **_summary(report))
     if report["colliding_items"]:
         say(f"{report['colliding_items']} items share their semantic ID with another")

@@ -244,7 +244,11 @@ def ranks_by(found: Candidates, scores: NDArray[np.float64]) -> NDArray[np.int64
 
 
 def choose(
-    found: Candidates, shape: Reranker, alone: Mapping[str, NDArray[np.int64]]
+    found: Candidates,
+    shape: Reranker,
+    alone: Mapping[str, NDArray[np.int64]],
+    *,
+    ablate: bool = True,
 ) -> tuple[Reranker, dict[str, Any]]:
     """The fitted reranker, unless a source alone is better by NDCG@10.
 
@@ -257,11 +261,12 @@ def choose(
         found: validation users.
         shape: its numbers of candidates and nodes are kept.
         alone: name -> (n,) ranks of the next items in the full lists of each part.
+        ablate: also fit the reranker without each source, which takes most of the time.
 
     Returns:
         What to serve, fitted on all users; and for the manifest: `served`, the metrics of the
         reranker (`cross-fitted`) and of each part, and `without`: the NDCG@10 that the reranker
-        has without each source.
+        has without each source, empty if not `ablate`.
     """
     metrics = {name: _metrics(ranks) for name, ranks in alone.items()}
     servable = {
@@ -274,7 +279,7 @@ def choose(
     servable[RERANKER], ranks[RERANKER] = fit(found, shape), crossed
     metrics[RERANKER] = _metrics(crossed)
     without: dict[str, float] = {}
-    for source in found.values:
+    for source in found.values if ablate else ():
         others = [name for name in found.values if name != source]
         if others:
             without[source] = _metrics(cross_fit(found, shape, others))["ndcg@10"]

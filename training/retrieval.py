@@ -101,7 +101,9 @@ def stage(context: Context) -> Path:
         parts = of_available(parts, available)
         ranks = {name: _rank(part, examples) for name, part in parts.items()}
         shape = Reranker({}, config.candidates, config.nodes)
-        reranker, info["validation"] = choose(found, shape, ranks | {MODEL: alone})
+        # What each source is worth is known of the first run; a retraining saves the time.
+        first = context.parent is None
+        reranker, info["validation"] = choose(found, shape, ranks | {MODEL: alone}, ablate=first)
         _report(info["validation"])
         if RECENT not in reranker.sources:
             retrieval = replace(retrieval, recent=None)

@@ -23,6 +23,7 @@ from recsys.data.columns import (
     SAMPLE_ROWS,
     Roles,
     Sample,
+    nothing_in_stock,
     recognise_events,
     recognise_items,
 )
@@ -101,6 +102,9 @@ def stream(config: ReaderConfig) -> EventStream:
             described, given, roles["item"].column, pa.chunked_array([ids]), times
         )
         _report_columns(report, described, mine)
+        if ignored := nothing_in_stock(described, given, mine):
+            report.note(ignored)
+            say(f"[bold yellow]data[/bold yellow]: {escape(ignored)}")
         damage = Damage()
         table = items.read(damage)
         damage.check(items.path, config.clean.damaged_rows)

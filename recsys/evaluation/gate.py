@@ -16,16 +16,19 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from recsys.availability import available_items
 from recsys.config import as_dict
 from recsys.dataset import ITEM_COLUMNS, Dataset
 from recsys.errors import ArtifactError, ConfigError
 from recsys.evaluation import report
 from recsys.evaluation.baselines import of_available
 from recsys.evaluation.compare import compare_rankers
-from recsys.evaluation.protocol import EvaluationConfig, Result, Seen, evaluate, find
+from recsys.evaluation.metrics import coverage_gap
+from recsys.evaluation.protocol import EvaluationConfig, Result, Seen, evaluate
 from recsys.evaluation.verdict import CHALLENGER, CHAMPION, GateConfig, decide
 from recsys.interactions import OTHER_TYPE, Histories
 from recsys.live import NewItem
@@ -44,7 +47,7 @@ def stage(context: Context) -> Path:
 
     `gate.json` has `offered`, `reasons` (sentences, empty if it is offered), both bundles,
     `window`, `comparisons` (challenger minus champion, for `all`, `cold` and `warm` next items),
-    `coverage` and `latency_ms`.
+    `coverage` (`compare_coverage`) and `latency_ms`.
 
     Raises:
         ArtifactError: data set or a bundle is missing, or the champion is of other items.
@@ -80,10 +83,7 @@ def stage(context: Context) -> Path:
             "comparisons": compare_rankers(
                 users, CHALLENGER, CHAMPION, k=config.k, resamples=config.resamples
             ),
-            "coverage": {
-                name: find(result.coverage, ranker=name, seen=MODE, k=config.k)["coverage"]
-                for name in rankers
-            },
+            "coverage": compare_coverage(result, config),
             "latency_ms": dict(zip(rankers, times, strict=True)),
             "k": config.k,
         }
@@ -127,6 +127,42 @@ def evaluate_alike(
     available = np.logical_and.reduce([one.recommender.epoch.alive for one in rankers.values()])
     known = None if available.all() else available
     return evaluate(of_available(rankers, known), dataset, config, available=known)
+
+
+def compare_coverage(result: Result, config: GateConfig) -> dict[str, Any]:
+    """How many different items the lists of all users have together.
+
+    Returns:
+        `challenger` and `champion`: share of the items; `taken`: share that the users took next;
+        `items`: of the catalog; `gap`: items of the challenger minus `config.coverage` of those of
+        the champion, or of those that were taken if these are fewer, with a 95 % interval.
+    """
+    lists = {
+        name: result.rankings[name][MODE].items[:, : config.k] for name in (CHALLENGER, CHAMPION)
+    }
+    lists["taken"] = result.targets["next"].items[:, None]  # one item of each user
+    size = len(result.popularity)
+    counts = {name: len(np.unique(items[items >= 0])) for name, items in lists.items()}
+    fewer = min((CHAMPION, "taken"), key=lambda name: counts[name])
+    gap = coverage_gap(lists[CHALLENGER], lists[fewer], config.coverage)
+    shares = {name: count / size for name, count in counts.items()}
+    return {**shares, "items": size, "gap": vars(gap)}
+
+
+def count_compared(dataset: Dataset, before: pa.Table, now: int) -> int:
+    """The users whom the gate compares, before there is a challenger: those of `evaluate_alike`.
+
+    Args:
+        dataset: of the run.
+        before: the items of the champion's bundle, with which the data set begins.
+        now: unix seconds.
+    """
+    available = np.ones(len(dataset.item_ids), np.bool_)
+    for items in (dataset.items, before):
+        found = available_items(items, now)
+        if found is not None:
+            available[: len(found)] &= found
+    return len(dataset.examples("test").servable(None if available.all() else available))
 
 
 def with_new_items(champion: Recommender, dataset: Dataset) -> Recommender:

@@ -23,7 +23,9 @@ class GateConfig:
         k: length of the lists.
         margin: share of the champion's NDCG@k that the challenger may lose at the lower end of the
             95 % interval.
-        coverage: least share of the champion's coverage.
+        coverage: least share of the number of items that the champion's lists have together, or
+            that the users took in the window, if these are fewer. The challenger is refused if its
+            lists surely have fewer: the 95 % interval over users lies below.
         latency: largest multiple of the champion's median latency.
         requests: requests that are timed, one after the other; 0 times none.
         resamples: draws of the bootstrap.
@@ -50,7 +52,7 @@ def decide(found: dict[str, Any], config: GateConfig) -> list[str]:
     """Why a challenger is not offered, in sentences; empty if it is.
 
     It must be shown not to lose more than the margin on all users, it must not be surely worse on
-    any part of them, and it must keep coverage and latency.
+    any part of them, its lists must not surely have too few items, and it must keep the latency.
     """
     k, reasons = config.k, []
     users = found["window"]["users"]
@@ -70,9 +72,18 @@ def decide(found: dict[str, Any], config: GateConfig) -> list[str]:
                 f"It is not shown that the challenger is as good: {about} {gap}; the lower end "
                 f"must be at least {allowed:+.4f} (gate.margin)."
             )
-    mine, theirs = (found["coverage"][name] for name in (CHALLENGER, CHAMPION))
-    if mine < config.coverage * theirs:
-        reasons.append(f"The lists cover {mine:.1%} of the items, and the champion's {theirs:.1%}.")
+    about = found["coverage"]
+    if about["gap"]["high"] < 0:
+        mine, theirs, taken = (
+            round(about[name] * about["items"]) for name in (CHALLENGER, CHAMPION, "taken")
+        )
+        least = config.coverage * min(theirs, taken)
+        reasons.append(
+            f"All lists together have {mine} of the {about['items']} items, those of the champion "
+            f"{theirs}, and the users took {taken}; at least {least:.0f} are wanted "
+            f"(gate.coverage), and the gap of {about['gap']['mean']:+.0f} items "
+            f"({about['gap']['low']:+.0f} to {about['gap']['high']:+.0f}) is more than chance."
+        )
     times = [found["latency_ms"][name] for name in (CHALLENGER, CHAMPION)]
     if None not in times and times[0]["p50"] > config.latency * times[1]["p50"]:
         reasons.append(

@@ -7,7 +7,13 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from recsys.data.columns import Roles, Sample, recognise_events, recognise_items
+from recsys.data.columns import (
+    Roles,
+    Sample,
+    nothing_in_stock,
+    recognise_events,
+    recognise_items,
+)
 from recsys.data.time_formats import TimeRules
 from recsys.errors import DataError
 
@@ -125,6 +131,31 @@ def test_the_columns_of_items_are_recognised() -> None:
         "id": "Artikelnummer", "title": "Bezeichnung", "text": "Beschreibung", "price": "Preis",
         "category": "Kategoriepfad", "available": "lagernd", "available_from": "gueltig_ab",
     }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [("no", "'no'"), (0, "'0'"), (lambda row: ("no", "0")[row % 2], "'no', '0'")],
+)
+def test_a_column_by_which_nothing_is_in_stock_is_left_alone_and_named(value, shown) -> None:
+    items = sample("items.csv", 11, sku=item, name=lambda row: f"Thing {row}", in_stock=value)
+    roles = recognise_items(items, {}, "sku", pa.chunked_array([["s1", "s2"]]), RULES)
+    assert "available" not in roles
+    said = nothing_in_stock(items, {}, roles)
+    assert said is not None
+    for part in ("'in_stock'", "items.csv", f"({shown})", "--column available=in_stock"):
+        assert part in said
+    chosen = {"available": "in_stock"}
+    roles = recognise_items(items, chosen, "sku", pa.chunked_array([["s1", "s2"]]), RULES)
+    assert roles["available"].column == "in_stock"
+    assert nothing_in_stock(items, chosen, roles) is None
+    assert nothing_in_stock(items, {"available": "none"}, {}) is None
+
+
+def test_a_column_that_does_not_speak_of_stock_is_not_named() -> None:
+    items = sample("items.csv", 11, sku=item, colour="no", in_stock="ask us")
+    roles = recognise_items(items, {}, "sku", pa.chunked_array([["s1", "s2"]]), RULES)
+    assert nothing_in_stock(items, {}, roles) is None
 
 
 def test_an_id_column_is_found_by_the_values_it_shares() -> None:

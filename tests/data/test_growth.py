@@ -6,6 +6,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from recsys.availability import available_items
 from recsys.data import growth
 from recsys.data.cleaning import CleanConfig
 from recsys.data.rules import Rules
@@ -128,3 +129,21 @@ def test_items_take_the_schema_of_the_parent():
     assert found.to_pylist() == [row]
     with pytest.raises(DataError, match="column 'price' is string"):
         growth.conform(pa.table({"item_id": ["x"], "price": ["dear"]}), SCHEMA)
+
+
+def test_a_shop_may_begin_to_say_what_is_in_stock(grow):
+    stocked = items(("b", "B"), ("d", "D")).append_column("available", pa.array([False, True]))
+    later = pa.array([None, START], pa.int64())
+    stocked = growth.conform(stocked.append_column("available_from", later), SCHEMA)
+    assert stocked.schema.names == [*SCHEMA.names, "available", "available_from"]
+    grown = grow(parent(), [("bob", "d", 6)], stocked)
+    assert grown.items["available"].to_pylist() == [None, False, None, True]
+    assert available_items(grown.items, START - 1).tolist() == [True, False, True, False]
+    assert available_items(grown.items, START).tolist() == [True, False, True, True]
+
+
+@pytest.mark.parametrize("said", [[True, True], [None, True], [None, None]], ids=str)
+def test_a_new_column_that_rules_nothing_out_is_left_out(said):
+    described = items(("b", "B"), ("d", "D"))
+    stocked = described.append_column("available", pa.array(said, pa.bool_()))
+    assert growth.conform(stocked, SCHEMA).equals(described)

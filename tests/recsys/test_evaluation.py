@@ -23,7 +23,7 @@ from recsys.errors import ArtifactError, ConfigError, DataError
 from recsys.evaluation import report, run
 from recsys.evaluation.baselines import Popularity, fit_baselines, of_available
 from recsys.evaluation.compare import compare
-from recsys.evaluation.gate import evaluate_alike
+from recsys.evaluation.gate import count_compared, evaluate_alike
 from recsys.evaluation.leaks import check_no_leak
 from recsys.evaluation.protocol import EvaluationConfig, evaluate, find
 from recsys.interactions import Interactions
@@ -193,6 +193,23 @@ def test_the_gate_compares_lists_of_the_same_stock(shop):
     gone = np.append(best, 0)
     expected = np.isin(shop.examples("test").targets.items, gone).sum()
     assert found.facts["unavailable"] == {"items": 3, "users": expected}
+
+
+def test_the_users_of_the_gate_are_counted_without_models(shop):
+    """Items 0 and 1 are sold out now, and item 2 was when the champion was made."""
+    rankers = {
+        "challenger": Stocked(np.ones(ITEMS), [0, 1]),
+        "champion": Stocked(np.ones(ITEMS), [2]),
+    }
+    config = EvaluationConfig(ks=(5,), resamples=5, seen="masked")
+    compared = len(evaluate_alike(rankers, shop, config).users)
+    stock = [
+        shop.items.append_column("available", pa.array(~np.isin(np.arange(ITEMS), gone)))
+        for gone in ([0, 1], [2])
+    ]
+    counted = count_compared(replace(shop, items=stock[0]), stock[1].slice(0, ITEMS - 3), now=0)
+    assert counted == compared < len(shop.examples("test"))
+    assert count_compared(shop, shop.items, now=0) == len(shop.examples("test"))
 
 
 def test_baselines_of_available_items_are_those_of_a_catalog(shop, monkeypatch):

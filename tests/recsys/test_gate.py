@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import pyarrow as pa
 import pytest
 
 from recsys.errors import ConfigError
 from recsys.evaluation.compare import compare_rankers
+from recsys.evaluation.gate import compare_coverage
+from recsys.evaluation.metrics import coverage_gap
 from recsys.evaluation.verdict import GateConfig, decide
 
 
@@ -52,7 +56,7 @@ def test_a_kind_of_target_without_users_has_no_rows():
     assert {row["target"] for row in rows} == {"all", "warm"}
 
 
-def found(low=-0.001, high=0.01, *, users=500, coverage=0.5, p50=10.0, warm=(-0.01, 0.01)):
+def found(low=-0.001, high=0.01, *, users=500, gap=(2.0, 12.0), p50=10.0, warm=(-0.01, 0.01)):
     about = {"metric": "ndcg", "mean": (low + high) / 2, "a": 0.1, "b": 0.1}
     return {
         "window": {"users": users},
@@ -60,7 +64,13 @@ def found(low=-0.001, high=0.01, *, users=500, coverage=0.5, p50=10.0, warm=(-0.
             {**about, "target": "all", "low": low, "high": high},
             {**about, "target": "warm", "low": warm[0], "high": warm[1]},
         ],
-        "coverage": {"challenger": coverage, "champion": 0.5},
+        "coverage": {
+            "challenger": 0.31,
+            "champion": 0.5,
+            "taken": 0.42,
+            "items": 100,
+            "gap": {"mean": sum(gap) / 2, "low": gap[0], "high": gap[1]},
+        },
         "latency_ms": {"challenger": {"p50": p50}, "champion": {"p50": 10.0}},
     }
 
@@ -77,7 +87,11 @@ def test_a_challenger_that_is_as_good_is_offered():
         ({"low": -0.005, "high": -0.001}, "The challenger is worse"),
         ({"warm": (-0.05, -0.01)}, "worse: ndcg@10 of warm"),
         ({"users": 99}, "Only 99 users"),
-        ({"coverage": 0.39}, "cover 39.0%"),
+        (
+            {"gap": (-4.2, -0.1)},
+            "have 31 of the 100 items, those of the champion 50, and the users took 42; at least "
+            "34 are wanted (gate.coverage), and the gap of -2 items (-4 to -0) is more than chance",
+        ),
         ({"p50": 15.1}, "15.1 ms"),
     ],
     ids=["margin", "worse", "warm", "users", "coverage", "latency"],
@@ -85,6 +99,79 @@ def test_a_challenger_that_is_as_good_is_offered():
 def test_a_challenger_is_refused_for_a_reason_in_words(change, says):
     (reason,) = decide(found(**change), GateConfig())
     assert says in reason
+
+
+def test_coverage_that_may_be_chance_refuses_nothing():
+    assert decide(found(gap=(-9.0, 0.0)), GateConfig()) == []
+
+
+def ranked(*lists):
+    return np.array(lists, np.int32)
+
+
+def test_the_gap_of_coverage_by_hand():
+    """Item 2 of mine, and items 1 to 4 of theirs, have one user each."""
+    mine = ranked([0, 1], [0, 2], [0, 1])
+    theirs = ranked([0, 1], [2, 3], [4, 0])
+    # 3 - 0.8 * 5 items. Without a user: 3 - 0.8 * 4, 2 - 0.8 * 3, 3 - 0.8 * 4.
+    without = np.array([-0.2, -0.4, -0.2])
+    error = (2 / 3 * ((without - without.mean()) ** 2).sum()) ** 0.5
+    gap = coverage_gap(mine, theirs, 0.8, ndigits=9)
+    assert (gap.mean, gap.low, gap.high) == pytest.approx(
+        (-1, -1 - 1.96 * error, -1 + 1.96 * error)
+    )
+
+
+def test_padding_is_no_item_and_one_user_gives_no_interval():
+    gap = coverage_gap(ranked([3, -1]), ranked([7]), 0.5)
+    assert (gap.mean, gap.low, gap.high) == (0.5, 0.5, 0.5)
+    assert coverage_gap(ranked([3, -1], [-1, -1]), ranked([-1], [-1]), 0.5).mean == 1
+
+
+def test_the_interval_of_the_gap_holds_what_other_users_would_give():
+    """Lists of two kinds of users of a shop of 150 items, drawn again and again."""
+    rng = np.random.default_rng(0)
+    odds = [1 / np.arange(1, 151) ** slope for slope in (1.2, 0.9)]
+
+    def draw(weights):
+        keys = rng.gumbel(size=(60, 150)) + np.log(weights)  # five items without repetition
+        return np.argsort(keys, axis=1)[:, -5:].astype(np.int32)
+
+    gaps = [coverage_gap(draw(odds[0]), draw(odds[1]), 0.8) for _ in range(300)]
+    truth = np.mean([gap.mean for gap in gaps])
+    held = np.mean([gap.low <= truth <= gap.high for gap in gaps])
+    assert held > 0.93
+
+
+def result_of(challenger, champion, taken):
+    lists = {"challenger": challenger, "champion": champion}
+    return SimpleNamespace(
+        rankings={name: {"masked": SimpleNamespace(items=items)} for name, items in lists.items()},
+        targets={"next": SimpleNamespace(items=np.array(taken, np.int32))},
+        popularity=np.zeros(10),
+    )
+
+
+def test_coverage_is_compared_with_the_champion_or_with_what_users_took():
+    narrow = ranked([0, 1], [0, 1], [1, 0], [0, 1])
+    wide = ranked([0, 1], [2, 3], [4, 5], [6, 7])
+    config = GateConfig(k=2, coverage=0.5)
+    few = compare_coverage(result_of(narrow, wide, [3, 3, 3, 4]), config)
+    assert (few["challenger"], few["champion"], few["taken"]) == (0.2, 0.8, 0.2)
+    assert few["gap"]["mean"] == 2 - 0.5 * 2, (
+        "the users took two items, fewer than the champion has"
+    )
+    many = compare_coverage(result_of(wide, narrow, [3, 2, 1, 0]), config)
+    assert many["gap"]["mean"] == 8 - 0.5 * 2, "the champion's lists have two"
+
+
+def test_lists_that_are_the_same_for_all_are_refused():
+    """The challenger shows 10 best sellers to everyone; the users took 40 items."""
+    same = np.tile(np.arange(10, dtype=np.int32), (200, 1))
+    wide = np.arange(2000, dtype=np.int32).reshape(200, 10) % 97
+    about = compare_coverage(result_of(same, wide, np.arange(200) % 40), GateConfig())
+    assert about["gap"]["high"] < 0
+    assert decide({**found(), "coverage": {**about, "items": 100}}, GateConfig())
 
 
 def test_latency_that_is_not_measured_refuses_nothing():

@@ -14,16 +14,14 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pandas as pd
-import pyarrow as pa
 import pytest
 
 from recsys import cli
 from recsys.config import Settings
 from recsys.fitting import table_sections
-from recsys.interactions import Behaviour
 from recsys.pipeline import Context
 from recsys.pipeline import run as run_stages
-from recsys.retraining import Sources, count_asked, retrain
+from recsys.retraining import Sources, retrain
 from recsys.serving.client import Client
 from recsys.serving.settings import ServingSettings
 
@@ -304,16 +302,26 @@ def test_an_erased_user_is_left_out_of_the_next_version(home, service):
     assert "u3" not in set(events["user"])
 
 
-def test_only_events_that_the_gate_asks_for_count():
-    rows = [("a", "view", 9), ("b", "purchase", 9), ("b", "view", 9), ("c", "purchase", 1),
-            ("d", None, 9), ("e", "gift", 9)]  # fmt: skip
-    events = pa.table(
-        dict(zip(("user", "type", "timestamp"), zip(*rows, strict=True), strict=True))
-    )
-    types = [Behaviour("view", "context", 0.2), Behaviour("purchase", "target", 1.0)]
-    assert count_asked(events, 5, types) == len({"b", "d", "e"})
-    untyped = events.set_column(1, "type", pa.nulls(6, pa.string()))
-    assert count_asked(untyped, 5, []) == len({"a", "b", "d", "e"})
+def test_users_whom_the_gate_cannot_compare_are_not_counted_before_training(home, service):
+    """The next item of some users in the window is sold out since."""
+    rows = walks(5, 4, 10, new=True).sort_values("timestamp", kind="stable")
+    start = rows["timestamp"].iloc[int(0.7 * len(rows))]
+    following = rows[rows["timestamp"] >= start].groupby("user")["item"].first()
+    gone = following.mode()[0]
+    compared = int((following != gone).sum())
+    gate = QUICK["gate"] | {"least_users": compared + 1}
+    with service() as client:
+        add_the_news(client)
+        client.patch_item(gone, attributes={"available": False})
+        outcome = night(home, settings={"gate": gate}, done=stop_after("sasrec"))
+        assert outcome.version is None
+        assert f"{compared} users can be compared" in outcome.reasons[0]
+        assert not list(home.glob("*/shop.2"))
+        gate["least_users"] = compared
+        with pytest.raises(StoppedError):
+            night(home, settings={"gate": gate}, done=stop_after("sasrec"))
+    items = pd.read_parquet(home / "datasets" / "shop.2" / "items.parquet").set_index("item_id")
+    assert items.index[items["available"] == False].tolist() == [gone]  # noqa: E712
 
 
 def test_few_new_events_train_nothing(home, service):
