@@ -68,6 +68,8 @@ def writing(location: str | Path) -> Iterator[Path]:
     url = str(location)
     system, place = _open(url)
     name = place.rpartition("/")[2]
+    if name in (".", ".."):
+        raise ConfigError(f"{shown(url)}: the object cannot be a file; give it another name")
     if "/" not in place or url.partition("?")[0].endswith("/"):
         raise ConfigError(f"{shown(url)}: the URL names no object; give BUCKET/KEY")
     with tempfile.TemporaryDirectory(prefix="recsys-") as folder:
@@ -122,9 +124,10 @@ def shown(url: str) -> str:
     """
     if not is_object(url):
         return url
-    bare = url.partition("?")[0]
-    scheme, _, rest = bare.partition("://")
-    bucket, slash, key = rest.partition("/")
+    scheme, _, rest = url.partition("://")
+    if ":" in rest.partition("/")[0]:  # a password, which may have any character; no bucket has one
+        rest = rest.rpartition("@")[2]
+    bucket, slash, key = rest.partition("?")[0].partition("/")
     return f"{scheme}://{bucket.rpartition('@')[2]}{slash}{key}"
 
 
@@ -133,13 +136,15 @@ def _open(url: str) -> tuple[fs.FileSystem, str]:
     import pyarrow as pa
     from pyarrow import fs
 
-    user = urlsplit(url).netloc.rpartition("@")[0]
-    if user not in ("", ANONYMOUS):
+    authority = urlsplit(url).netloc
+    if authority.rpartition("@")[0] not in ("", ANONYMOUS) or ":" in authority:
         raise ConfigError(
             f"{shown(url)}: a URL with credentials ends in logs and histories; set "
             "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, AWS_PROFILE or "
             "GOOGLE_APPLICATION_CREDENTIALS instead"
         )
+    if "#" in url:  # Arrow would drop it with the rest, and use another object
+        raise ConfigError(f"{shown(url)}: write %23 in place of #")
     try:
         system, place = fs.FileSystem.from_uri(url)
     except (pa.ArrowException, OSError, ValueError) as error:

@@ -256,3 +256,28 @@ def test_a_store_is_exported_and_restored_through_objects(store, home, tmp_path)
     run("export", str(tmp_path / "a.ndjson"), "--store", first)
     run("export", str(tmp_path / "b.ndjson"), "--store", third)
     assert (tmp_path / "a.ndjson").read_bytes() == (tmp_path / "b.ndjson").read_bytes()
+
+
+@pytest.mark.parametrize("password", ["se/cret", "se?cret", "se#cret", "se@cret"])
+def test_a_password_with_any_character_is_refused_and_not_shown(store, tmp_path, password):
+    with pytest.raises(ConfigError, match="credentials") as refused:
+        fetch(f"s3://someone:{password}@shop/events.csv", tmp_path)
+    assert "cret" not in str(refused.value)
+
+
+def test_a_number_sign_is_refused_because_it_would_name_another_object(store, tmp_path):
+    store.put("shop", "week", b"kept")
+    with (
+        pytest.raises(ConfigError, match="%23"),
+        writing("s3://shop/week#2.csv") as file,
+    ):
+        file.write_bytes(b"new")
+    with pytest.raises(ConfigError, match="%23"):
+        fetch("s3://shop/week#2.csv", tmp_path)
+    assert store.objects["shop", "week"][0] == b"kept"
+
+
+@pytest.mark.parametrize("name", [".", ".."])
+def test_an_object_whose_name_cannot_be_a_file_is_not_written(store, name):
+    with pytest.raises(ConfigError, match="another name"), writing(f"s3://shop/backups/{name}"):
+        pytest.fail("the body must not run")
