@@ -34,7 +34,7 @@ def is_object(location: str) -> bool:
     >>> is_object("s3://exports/events.parquet"), is_object("exports/events.parquet")
     (True, False)
     """
-    return location.startswith(SCHEMES)
+    return location.lower().startswith(SCHEMES)
 
 
 @contextmanager
@@ -103,6 +103,8 @@ def fetch(url: str, folder: Path) -> Path:
             raise DataError(f"{shown(url)}: there is no such object")
         below = system.get_file_info(fs.FileSelector(place.rstrip("/")))
     files = [info for info in below if info.type == fs.FileType.File]
+    if not files:
+        raise DataError(f"{shown(url)}: there are no objects directly below; name a longer prefix")
     target: Path = folder / found.base_name
     if target.is_dir():
         names = {info.base_name for info in files}
@@ -148,7 +150,10 @@ def _open(url: str) -> tuple[fs.FileSystem, str]:
     try:
         system, place = fs.FileSystem.from_uri(url)
     except (pa.ArrowException, OSError, ValueError) as error:
-        raise ConfigError(f"{shown(url)}: {_reason(error)}") from None
+        raise ConfigError(
+            f"{shown(url)}: {_reason(error)}; write spaces and other special characters "
+            "percent-encoded, a space as %20"
+        ) from None
     return system, place
 
 

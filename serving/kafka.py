@@ -9,6 +9,7 @@ reason. It does not know what events mean, nor the store.
 from __future__ import annotations
 
 import base64
+import hashlib
 import json
 import os
 import random
@@ -28,6 +29,7 @@ from recsys.serving.client import MAX_WAIT_S, Client, ServiceError
 
 BATCH = 500  # messages that are asked for at once
 MAX_BYTES = 256 * 1024  # of their values in one request; the service takes 1 MiB
+MAX_TOPIC = 150  # characters that ids of events begin with; a longer name is hashed
 POLL_S = 1.0
 FLUSH_S = 30.0  # until a dead letter is in its topic
 FIRST_WAIT_S = 0.1
@@ -88,7 +90,10 @@ def read_events(message: Message) -> list[dict[str, Any]]:
     if not isinstance(events, list) or not all(isinstance(event, dict) for event in events):
         raise MalformedError('it is neither an event nor {"events": [...]}')
     kind, time_ms = message.timestamp()
-    place = f"{message.topic()}-{message.partition()}-{message.offset()}-{time_ms}"
+    topic = message.topic()
+    if len(topic) > MAX_TOPIC:  # an id has 256 characters at most
+        topic = hashlib.sha256(topic.encode()).hexdigest()
+    place = f"{topic}-{message.partition()}-{message.offset()}-{time_ms}"
     defaults = {"timestamp": time_ms / 1000} if kind else {}
     return [
         {"event_id": f"{place}-{number}"}
@@ -254,21 +259,22 @@ def _in_parts(messages: Sequence[Message]) -> Iterator[list[Message]]:
 def file_of_letters(path: Path) -> Bury:
     """Dead letters as lines of a file, which only its owner can read.
 
-    A line has `reason`, `topic`, `partition`, `offset`, `timestamp` (Unix seconds), and `value` as
-    text or, if it is not UTF-8, `value_base64`. It is on the disk before the offset is committed.
+    A line has `reason`, `topic`, `partition`, `offset`, `timestamp` (Unix seconds, or null), and
+    `value` as text or, if it is not UTF-8, `value_base64`. It is on the disk before
+    the offset is committed.
 
     Raises:
         ConfigError: the file cannot be written.
     """
 
     def bury(message: Message, reason: str) -> None:
-        value = message.value()
+        value, (kind, time_ms) = message.value(), message.timestamp()
         letter: dict[str, Any] = {
             "reason": reason,
             "topic": message.topic(),
             "partition": message.partition(),
             "offset": message.offset(),
-            "timestamp": message.timestamp()[1] / 1000,
+            "timestamp": time_ms / 1000 if kind else None,
         }
         try:
             letter["value"] = None if value is None else value.decode()

@@ -102,6 +102,21 @@ def test_what_is_not_there_is_named(store, tmp_path, url):
         fetch(url, tmp_path)
 
 
+def test_a_prefix_with_objects_further_below_alone_is_refused(store, tmp_path):
+    store.put("shop", "day/old/c.csv", b"1")
+    with pytest.raises(DataError, match="no objects directly below"):
+        fetch("s3://shop/day/", tmp_path)
+
+
+def test_a_url_with_a_space_is_refused_with_the_way_out(store, tmp_path):
+    with pytest.raises(ConfigError, match="a space as %20"):
+        fetch("s3://shop/my events.csv", tmp_path)
+
+
+def test_a_scheme_in_capitals_shows_no_password():
+    assert shown("S3://key:secret@shop/a.csv") == "S3://shop/a.csv"
+
+
 def test_no_object_leaves_the_folder(store, tmp_path):
     store.put("shop", "day/..", b"1")
     with pytest.raises(DataError, match="cannot be a file"):

@@ -20,6 +20,7 @@ from recsys.errors import ConfigError, RecsysError
 from recsys.serving import kafka
 from recsys.serving.bodies import MalformedError
 from recsys.serving.client import Client, ServiceError
+from recsys.serving.schemas.events import EventsBody
 
 confluent = pytest.importorskip("confluent_kafka", reason="the extra 'kafka' is not installed")
 
@@ -173,8 +174,8 @@ class Service:
 class Message:
     """A message without a broker."""
 
-    def __init__(self, value, time=(1, 1_000), offset=7):
-        self._value, self._time, self._offset = value, time, offset
+    def __init__(self, value, time=(1, 1_000), offset=7, topic="t"):
+        self._value, self._time, self._offset, self._topic = value, time, offset, topic
 
     def value(self):
         return self._value
@@ -183,7 +184,7 @@ class Message:
         return self._time
 
     def topic(self):
-        return "t"
+        return self._topic
 
     def partition(self):
         return 2
@@ -462,6 +463,21 @@ def test_ids_and_times_come_from_the_place_of_the_message():
     ]
     nulls = b'{"user": "a", "event_id": null, "timestamp": null}'
     assert kafka.read_events(Message(nulls, (0, -1))) == [{"event_id": "t-2-7--1-0", "user": "a"}]
+
+
+def test_an_id_is_short_enough_for_the_service_whatever_the_topic():
+    largest = Message(b'{"user": "a", "item": "b"}', (1, 4 * 10**12), 2**63 - 1, "t" * 249)
+    (row,) = kafka.read_events(largest)
+    assert EventsBody.model_validate({"events": [row]}).events[0].event_id == row["event_id"]
+    (other,) = kafka.read_events(
+        Message(largest.value(), (1, 4 * 10**12), 2**63 - 1, "t" * 248 + "u")
+    )
+    assert other["event_id"] != row["event_id"]
+
+
+def test_a_letter_without_a_time_says_so(tmp_path):
+    kafka.file_of_letters(tmp_path / "letters")(Message(b"?", (0, -1)), "why")
+    assert json.loads((tmp_path / "letters").read_text())["timestamp"] is None
 
 
 @given(st.binary(max_size=40) | st.none())
