@@ -24,6 +24,8 @@ pytestmark = [
 ]
 DRIVE = Path(__file__).with_name("drive.py")
 PATIENCE_S = 1800
+# Ray kills a proxy that has not started in 5 seconds, which is short on a busy machine
+PATIENT = {"RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "60"}
 K = 5
 RNG = np.random.default_rng(3)
 HISTORIES = [[f"B{i:04d}" for i in RNG.integers(0, 300, RNG.integers(1, 12))] for _ in range(24)]
@@ -54,7 +56,7 @@ def saw(bundles, tmp_path_factory):
             capture_output=True,
             text=True,
             timeout=PATIENCE_S,
-            env={**os.environ, "RAY_TMPDIR": sessions},
+            env={**os.environ, "RAY_TMPDIR": sessions, **PATIENT},
         )
     assert done.returncode == 0, done.stderr[-4000:]
     seen = json.loads(done.stdout.splitlines()[-1])
