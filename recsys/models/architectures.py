@@ -83,6 +83,28 @@ def check_architecture(config: PretrainedConfig) -> None:
             )
 
 
+def attention_kinds(config: PretrainedConfig) -> tuple[int | None, frozenset[str]]:
+    """Sliding window in positions (or None), and the kinds of layers if each layer has its own.
+
+    An architecture reads `sliding_window` and `layer_types` if its class of configurations declares
+    them. A configuration can have either without that, from a converted checkpoint, say; the model
+    then ignores it: Llama both, and Mistral the types.
+
+    Raises:
+        ValueError: layers other than those of full and sliding attention.
+    """
+    declared = type(config)
+    window = config.sliding_window if hasattr(declared, "sliding_window") else None
+    if not hasattr(declared, "layer_types"):
+        return window, frozenset()
+    kinds = frozenset(config.layer_types or ())
+    if kinds - {"full_attention", "sliding_attention"}:
+        raise ValueError(f"layer types {sorted(kinds)} are not supported; see {_DOCS}")
+    if kinds and "sliding_attention" not in kinds:
+        return None, frozenset()
+    return window, kinds
+
+
 def after_head(config: PretrainedConfig) -> list[tuple[Callable[..., torch.Tensor], float]]:
     """Operations on the output of the text model's LM head, in order: functions of (logits, value).
 

@@ -14,7 +14,12 @@ from typing import Any, Protocol
 import torch
 from transformers import PreTrainedModel
 
-from recsys.models.architectures import after_head, check_architecture, exact_positions
+from recsys.models.architectures import (
+    after_head,
+    attention_kinds,
+    check_architecture,
+    exact_positions,
+)
 from recsys.models.cache import CachePool, SlotCache
 from recsys.models.llama import LlamaForward, reason_against
 from recsys.models.low_precision import Weights
@@ -142,12 +147,7 @@ class TreeModel:
         self._model = model
         self._decoder = model.get_decoder()
         self._head = model.get_output_embeddings()
-        kinds = set(getattr(self.config, "layer_types", None) or ())
-        self._layer_kinds = kinds if "sliding_attention" in kinds else set()
-        if kinds - {"full_attention", "sliding_attention"}:
-            raise ValueError(f"layer types {sorted(kinds)} are not supported")
-        sliding = getattr(self.config, "sliding_window", None)
-        self.window: int | None = sliding if (not kinds or self._layer_kinds) else None
+        self.window, self._layer_kinds = attention_kinds(self.config)
         self.vocabulary_size = int(self._head.weight.shape[0])
         self.pool = CachePool(self.config, self.dtype, self.device)
         self.prefixes, self.version = prefixes, version

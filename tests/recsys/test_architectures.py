@@ -304,6 +304,18 @@ def test_tree_passes_equal_the_plain_forward(name, values, attention):
     assert error_of(model) < TOLERANCE
 
 
+@pytest.mark.parametrize(
+    "name",
+    sorted(n for n in VERIFIED & set(ALL) if not hasattr(CONFIG_MAPPING[n], "layer_types")),
+)
+def test_fields_that_the_architecture_does_not_know_change_nothing(name):
+    """Converted checkpoints keep such fields; the model's own code ignores them."""
+    kind = CONFIG_MAPPING[name]
+    stray = {"sliding_window": 3, "layer_types": ["sliding_attention", "full_attention"]}
+    stray = {field: value for field, value in stray.items() if not hasattr(kind(), field)}
+    assert error_of(tiny(name, **stray)) < TOLERANCE
+
+
 @pytest.mark.parametrize("name", sorted(VERIFIED & set(ALL)))
 def test_the_comparison_would_see_a_wrong_order(name):
     """Otherwise a model that ignores positions, or a mask, would pass."""
