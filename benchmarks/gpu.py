@@ -34,6 +34,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
 import time
 import traceback
@@ -349,14 +350,55 @@ WAYS: dict[str, Way] = {
 
 
 class Results:
-    """A file of JSON lines: each is on disk as soon as it is added."""
+    """A file of JSON lines: each is on disk as soon as it is added.
 
-    def __init__(self, out: TextIO) -> None:
-        """Append to an open file."""
-        self._out = out
+    Attributes:
+        deadline: of `time.monotonic`, after which nothing new begins.
+        failures: rows of this kind so far.
+    """
+
+    def __init__(self, out: TextIO, budget: float) -> None:
+        """Append to an open file, for `budget` seconds from now."""
+        self._out, self._budget = out, budget
+        self.deadline = time.monotonic() + budget
+        self.failures = 0
+
+    def measure(self, work: Callable[[], Row], **about: Any) -> bool:
+        """Add the row that `work` returns, or one that says why there is none.
+
+        Returns:
+            Whether there is one.
+
+        Raises:
+            SystemExit: the device answers nothing any more, as after an illegal address.
+        """
+        if time.monotonic() > self.deadline:
+            reason = f"the budget of {self._budget:g} s is spent"
+            self.add(**about, kind="skipped", reason=reason)
+            return False
+        try:
+            self.add(**about, **work())
+        except Exception as error:
+            self.add(**about, kind="failure", **_failure(error))
+            if torch.cuda.is_available():
+                self._check_device()
+            return False
+        return True
+
+    def _check_device(self) -> None:
+        try:
+            torch.cuda.synchronize()
+            torch.cuda.empty_cache()
+        except RuntimeError as error:
+            self.add(kind="end", error=f"the device is lost to this process: {error}"[:2000])
+            raise SystemExit(
+                "the device is lost to this process; start the command again without the way of "
+                "the last failure (--ways)"
+            ) from error
 
     def add(self, **row: Any) -> None:
         """Write a line, and show it."""
+        self.failures += row["kind"] == "failure"
         line = json.dumps(row, default=str)
         print(line, file=self._out, flush=True)
         print(line if len(line) < 400 else line[:400] + " ...", flush=True)
@@ -495,7 +537,6 @@ def goal(model: str, reuse: str, batch: int, row: Row) -> Row:
 
 def run(args: argparse.Namespace, results: Results) -> None:
     """Measure everything that was asked for, until the budget is spent."""
-    deadline = time.monotonic() + args.budget
     device = "cuda" if torch.cuda.is_available() else "cpu"
     quick = args.quick
     dtype = torch.float32 if args.float32 or device == "cpu" else torch.bfloat16
@@ -510,55 +551,47 @@ def run(args: argparse.Namespace, results: Results) -> None:
         except Exception as error:
             results.add(kind="failure", **about, **_failure(error))
             continue
-        batches = [batch for _, batch in args.cases]
-        if set(args.ways) - {"eager", "huggingface", *LOW}:
-            try:
-                captured = bench.capture(batches, args.ways)
-                results.add(kind="capture", **about, **captured)
-            except Exception as error:
-                results.add(kind="failure", **about, way="capture", **_failure(error))
-        captures = {"decode-graph": bench.capture_decodes, "draft-graph": bench.capture_drafts}
-        for way in [way for way in captures if way in args.ways]:
-            try:
-                results.add(kind="capture", **about, **captures[way](args.cases))
-            except Exception as error:
-                results.add(kind="failure", **about, way=f"capture of {way}", **_failure(error))
-        for low in (way for way in LOW if way in args.ways):
-            try:
-                results.add(kind="capture", **about, **bench.capture_low(low, batches))
-            except Exception as error:
-                results.add(kind="failure", **about, way=f"capture of {low}", **_failure(error))
+        for name, capture in captures(bench, args).items():
+            results.measure(partial(_row, "capture", capture), **about, way=name)
         for reuse, batch in args.cases:
-            case = Case(bench, reuse, batch, deadline)
+            case = Case(bench, reuse, batch, results.deadline)
             for way in args.ways:
-                measure_way(case, way, {**about, "case": reuse, "batch": batch}, args, results)
+                if way == "huggingface" and batch > HF_MOST:
+                    continue
+                place = {**about, "case": reuse, "batch": batch, "way": way}
+                measured = partial(_row, "row", partial(measure_way, case, way, model))
+                if results.measure(measured, **place) and args.profile:
+                    results.measure(partial(_row, "profile", partial(case.profile, way)), **place)
         del bench, case
         if device == "cuda":
             results.add(kind="memory", **about, peak_bytes=torch.cuda.max_memory_allocated())
             torch.cuda.empty_cache()
-    results.add(kind="end", seconds_left=round(deadline - time.monotonic(), 1))
+    results.add(kind="end", seconds_left=round(results.deadline - time.monotonic(), 1))
 
 
-def measure_way(
-    case: Case, way: str, about: Row, args: argparse.Namespace, results: Results
-) -> None:
-    """Add the row of a way, or one that says why there is none."""
-    about = {**about, "way": way}
-    if way == "huggingface" and case.batch > HF_MOST:
-        return
-    if time.monotonic() > case.deadline:
-        results.add(kind="skipped", **about, reason=f"the budget of {args.budget:g} s is spent")
-        return
-    try:
-        row = case.measure(way)
-        wanted = goal(about["model"], about["case"], case.batch, row)
-        results.add(kind="row", **about, **row, **wanted)
-        if args.profile:
-            results.add(kind="profile", **about, **case.profile(way))
-    except Exception as error:
-        results.add(kind="failure", **about, **_failure(error))
-        if case.bench.device.type == "cuda":
-            torch.cuda.empty_cache()
+def captures(bench: Bench, args: argparse.Namespace) -> dict[str, Callable[[], Row]]:
+    """What is captured before the cases, by name, and what captures it."""
+    batches = [batch for _, batch in args.cases]
+    wanted: dict[str, Callable[[], Row]] = {}
+    if set(args.ways) - {"eager", "huggingface", *LOW}:
+        wanted["capture"] = partial(bench.capture, batches, args.ways)
+    if "decode-graph" in args.ways:
+        wanted["capture of decode-graph"] = partial(bench.capture_decodes, args.cases)
+    if "draft-graph" in args.ways:
+        wanted["capture of draft-graph"] = partial(bench.capture_drafts, args.cases)
+    for low in (way for way in LOW if way in args.ways):
+        wanted[f"capture of {low}"] = partial(bench.capture_low, low, batches)
+    return wanted
+
+
+def measure_way(case: Case, way: str, model: str) -> Row:
+    """The row of a way, with the goal of its case."""
+    row = case.measure(way)
+    return {**goal(model, case.reuse, case.batch, row), **row}
+
+
+def _row(kind: str, work: Callable[[], Row]) -> Row:
+    return {"kind": kind, **work()}
 
 
 def _failure(error: Exception) -> Row:
@@ -583,7 +616,17 @@ def _case(text: str) -> tuple[str, int]:
     reuse, _, batch = text.partition(":")
     if reuse not in ("cold", "kept") or not batch.isdigit() or not int(batch):
         raise argparse.ArgumentTypeError(f"{text!r}: want cold:B or kept:B, such as cold:8")
+    if int(batch) > MOST:
+        raise argparse.ArgumentTypeError(f"{text!r}: want at most {MOST} requests")
     return reuse, int(batch)
+
+
+def _budget(text: str) -> float:
+    """A number of seconds."""
+    seconds = float(text)
+    if not 0 <= seconds < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r}: want a number of seconds")
+    return seconds
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
@@ -595,7 +638,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--ways", nargs="+", choices=WAYS, help="(all; no float8 with --float32)")
     parser.add_argument("--profile", action="store_true", help="also profile one decode of each")
     parser.add_argument(
-        "--budget", type=float, default=480, help="seconds, after which nothing new begins (480)"
+        "--budget", type=_budget, default=480, help="seconds, after which nothing new begins (480)"
     )
     parser.add_argument("--float32", action="store_true", help="float32 on a GPU: exact answers")
     parser.add_argument("--quick", action="store_true", help="toy sizes, in seconds, on a CPU too")
@@ -614,8 +657,16 @@ def main() -> None:
     args = parse()
     if not args.quick and not torch.cuda.is_available():
         raise SystemExit("no CUDA device; --quick runs toy sizes on a CPU")
-    with args.out.open("a", encoding="utf-8") as out:
-        run(args, Results(out))
+    try:
+        out = args.out.open("a", encoding="utf-8")
+    except OSError as error:
+        reason = f"--out {args.out}: {error.strerror}; name a file that can be written"
+        raise SystemExit(reason) from error
+    with out:
+        results = Results(out, args.budget)
+        run(args, results)
+    if results.failures:
+        raise SystemExit(f"{results.failures} rows of {args.out} have the kind failure")
 
 
 if __name__ == "__main__":

@@ -314,6 +314,9 @@ class Engine:
 
     def _grid(self, batch: int, prompt: int, num_beams: int) -> Grid:
         """The shapes of decodes of these sizes."""
+        for name, value in {"batch": batch, "prompt": prompt, "num_beams": num_beams}.items():
+            if value < 1:
+                raise ValueError(f"{name}: expected at least 1, got {value}")
         trie = self.trie
         return Grid(
             batch=batch,

@@ -86,8 +86,10 @@ class Grid:
         return whole_blocks(self.prompt) + whole_blocks(max(trees) + nodes)
 
     def _drafted(self, plan: Plan) -> int:
-        """Nodes of a draft tree."""
-        return self.first_level if plan.mode == Mode.EXHAUSTIVE else plan.nodes
+        """Nodes of a draft tree, which has one for each level at least."""
+        if plan.mode == Mode.EXHAUSTIVE:
+            return self.first_level
+        return max(plan.nodes, len(self.widths))
 
     def _of_trees(self, plan: Plan) -> set[PassShape]:
         """Shapes of passes that verify and patch draft trees."""

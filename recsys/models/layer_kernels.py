@@ -242,6 +242,7 @@ def quantize_rows(small, scales, values, size, BLOCK: tl.constexpr):
     inside = place < size
     exact = tl.load(values + row * size + place, mask=inside, other=0.0).to(tl.float32)
     scale = tl.maximum(tl.div_rn(tl.max(tl.abs(exact), 0), 448.0), 1.1754943508222875e-38)
+    scale += tl.sum(exact * 0.0, 0)  # NaN if a value is not finite, which `maximum` may lose
     tl.store(scales + row, scale)
     tl.store(small + row * size + place, tl.div_rn(exact, scale).to(tl.float8e4nv), mask=inside)
 

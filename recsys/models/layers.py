@@ -104,6 +104,8 @@ def quantize_float8(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 def multiply_int8(values: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
     """(T, m) products of (T, n) values, (m, n) int8 weights and (1, m) scales, in their dtype."""
+    if values.dtype == torch.float16:  # whose largest number is 65,504: products are scaled at once
+        return functional.linear(values, (weight * scale.T).to(values.dtype))
     product = functional.linear(values, weight.to(values.dtype))  # int8 fits into bfloat16
     return (product * scale).to(values.dtype)
 

@@ -188,6 +188,9 @@ def reason_against(model: Any, low: Weights | None = None) -> str | None:
     if rope.get("rope_type") not in ROPE:
         return f"its rotations are {rope.get('rope_type')!r}"
     decoder = model.get_decoder()
+    inner = [id(w) for _, w in decoder.layers.named_parameters(remove_duplicate=False)]
+    if len(set(inner)) < len(inner):
+        return "some of its layers share parameters"
     if 2 * len(decoder.rotary_emb.inv_freq) != decoder.layers[0].self_attn.head_dim:
         return "its heads are rotated in part"
     if low is None:

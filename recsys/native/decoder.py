@@ -406,7 +406,24 @@ def reason_against_modules(model: Any, covered: frozenset[str]) -> str | None:
         return "head, embedding and configuration have different vocabularies"
     if getattr(head, "bias", None) is not None:
         return "its head has a bias"
+    layers = model.get_decoder().layers
+    if len(layers) != config.num_hidden_layers:
+        return f"it has {len(layers)} layers and its configuration {config.num_hidden_layers}"
+    if len({layer.self_attn.scaling for layer in layers}) > 1:
+        return "its layers scale their attention differently"
+    if any(map(_has_biases_in_part, layers)):
+        return "some projections of a layer have a bias, and others of its kind have none"
     return None
+
+
+def _has_biases_in_part(layer: Any) -> bool:
+    """Whether projections that are merged into one differ in having a bias."""
+    kinds = (layer.self_attn, ("q_proj", "k_proj", "v_proj")), (layer.mlp, ("gate_proj", "up_proj"))
+    for module, names in kinds:
+        parts = [getattr(module, name) for name in names if hasattr(module, name)]
+        if len({part.bias is None for part in parts}) > 1:
+            return True
+    return False
 
 
 def _is_hooked(module: nn.Module) -> bool:

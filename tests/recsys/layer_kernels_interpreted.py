@@ -136,6 +136,17 @@ def test_rows_are_quantized_alike(size):
     assert torch.equal(small.sign(), expected.sign())
 
 
+@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")  # of NumPy, the interpreter
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+def test_rows_that_are_not_finite_stay_so_and_leave_others_alone(value):
+    values = torch.ones(2, 40)
+    values[1, 3] = value
+    for functions in (layer_kernels, layers):
+        small, scale = functions.quantize_float8(values)
+        assert torch.equal((small.float() * scale)[0], values[0])
+        assert not (small.float() * scale)[1].isfinite().all()
+
+
 @pytest.mark.parametrize("sizes", [(1, 8, 5), (17, 40, 33), (70, 300, 40), (0, 16, 16)])
 def test_int8_products_are_alike(sizes):
     count, inputs, outputs = sizes
@@ -146,3 +157,6 @@ def test_int8_products_are_alike(sizes):
     found = layer_kernels.multiply_int8(values, weight, scale)
     expected = layers.multiply_int8(values, weight, scale)
     torch.testing.assert_close(found, expected, atol=1e-3, rtol=1e-5)
+    found = layer_kernels.multiply_int8(values.half(), weight, scale / inputs)
+    expected = layers.multiply_int8(values.half(), weight, scale / inputs)
+    torch.testing.assert_close(found, expected, atol=2e-2, rtol=2e-3)

@@ -41,10 +41,11 @@ def gpu():
 
 def rows(gpu, tmp_path, *options):
     """The lines that a quick run writes."""
+    tmp_path.mkdir(exist_ok=True)
     file = tmp_path / "rows.jsonl"
     args = gpu.parse(["--quick", "--out", str(file), *options])
     with file.open("a") as out:
-        gpu.run(args, gpu.Results(out))
+        gpu.run(args, gpu.Results(out, args.budget))
     return [json.loads(line) for line in file.read_text().splitlines()]
 
 
@@ -69,7 +70,7 @@ def test_a_way_that_raises_costs_the_others_nothing(gpu, tmp_path, monkeypatch):
 
     monkeypatch.setitem(gpu.WAYS, "graphs", broken)
     found = rows(gpu, tmp_path, "--ways", "graphs", "eager", "exhaustive", "--cases", "cold:2")
-    kinds = {r["way"]: r["kind"] for r in found if "way" in r}
+    kinds = {r["way"]: r["kind"] for r in found if "case" in r}
     assert kinds == {"graphs": "failure", "eager": "row", "exhaustive": "row"}
     failure = next(r for r in found if r["kind"] == "failure")
     assert failure["error"] == "RuntimeError: device-side assert"
@@ -103,6 +104,8 @@ def test_all_ways_answer_alike_and_meet_no_toy_goal(gpu, tmp_path):
 def test_what_the_budget_does_not_reach_is_named(gpu, tmp_path):
     found = rows(gpu, tmp_path, "--budget", "0", "--ways", "eager", "--profile")
     assert [r["kind"] for r in found] == ["begin", *["skipped"] * 4, "end"]
+    found = rows(gpu, tmp_path / "more", "--budget", "0", "--ways", "decode-graph")
+    assert [r["kind"] for r in found] == ["begin", *["skipped"] * 6, "end"]
 
 
 def test_a_profile_names_operations_and_their_counts(gpu, tmp_path):
@@ -116,6 +119,37 @@ def test_goals_are_compared_with_medians(gpu):
     assert gpu.goal("7B", "cold", 1, fast) == {"goal": {"ms": 9.5}, "met": True}
     assert gpu.goal("7B", "cold", 32, {**fast, "per_second": 500})["met"] is False
     assert gpu.goal("7B", "cold", 8, fast) == {}
+
+
+def test_the_command_fails_if_a_row_does(gpu, tmp_path, monkeypatch):
+    def broken(bench, request):
+        raise RuntimeError("device-side assert")
+
+    monkeypatch.setitem(gpu.WAYS, "eager", broken)
+    options = ["--quick", "--ways", "eager", "--cases", "cold:1", "--out", str(tmp_path / "rows")]
+    monkeypatch.setattr(sys, "argv", ["gpu.py", *options])
+    with pytest.raises(SystemExit, match=r"1 rows of .* have the kind failure"):
+        gpu.main()
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "text"),
+    [
+        ("--budget", "nan", "want a number of seconds"),
+        ("--budget", "-1", "want a number of seconds"),
+        ("--cases", "cold:33", "want at most 32 requests"),
+    ],
+)
+def test_options_out_of_range_are_refused(gpu, capsys, option, value, text):
+    with pytest.raises(SystemExit):
+        gpu.parse([f"{option}={value}"])
+    assert text in capsys.readouterr().err
+
+
+def test_a_file_that_cannot_be_written_is_refused(gpu, tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["gpu.py", "--quick", "--out", str(tmp_path)])
+    with pytest.raises(SystemExit, match=r"--out .*: Is a directory; name a file"):
+        gpu.main()
 
 
 @pytest.mark.parametrize("case", ["warm:1", "cold", "cold:0", "kept:x"])

@@ -307,6 +307,45 @@ def test_other_models_are_refused_with_a_reason(model, reason):
         TreeModel(model(), own_forward=True)
 
 
+def with_a_layer_of_its_own(change):
+    model = tiny_model("llama")
+    with torch.no_grad():
+        change(model.model.layers)
+    return model
+
+
+def scale_one(layers):
+    layers[1].self_attn.scaling *= 2
+
+
+def share_one(layers):
+    layers[1].self_attn.q_proj.weight = layers[0].self_attn.q_proj.weight
+
+
+def bias_one(layers):
+    projection = layers[0].self_attn.q_proj
+    projection.bias = torch.nn.Parameter(torch.randn(len(projection.weight)))
+
+
+def drop_one(layers):
+    del layers[1]
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (scale_one, "scale their attention differently"),
+        (share_one, "share parameters"),
+        (bias_one, "have a bias, and others"),
+        (drop_one, "it has 1 layers and its configuration 2"),
+    ],
+)
+def test_a_changed_layer_keeps_its_modules(change, reason):
+    model = with_a_layer_of_its_own(change)
+    assert reason in llama.reason_against(model)
+    near(tree_logits(TreeModel(model), list(range(8)))[0][0], plain(model, PROMPTS[0]), 1e-5)
+
+
 def test_a_model_with_a_hook_keeps_its_modules():
     model = tiny_model("llama")
     model.model.layers[1].mlp.register_forward_hook(lambda *_: None)

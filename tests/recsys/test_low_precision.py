@@ -66,6 +66,14 @@ def test_int8_of_numbers_written_by_hand():
     assert (whole * scale)[1].tolist() == [0, 0, 0, 0]
 
 
+def test_int8_products_in_float16_are_scaled_before_they_overflow():
+    """2 x 1,000 x 100 is more than 65,504, the largest number of float16; scaled it is 20,000."""
+    values = torch.full((1, 2), 1000.0, dtype=torch.float16)
+    weight = torch.full((1, 2), 100, dtype=torch.int8)
+    product = layers.multiply_int8(values, weight, torch.tensor([[0.1]]))
+    assert product.item() == pytest.approx(20_000, rel=1e-3)
+
+
 def test_float8_of_numbers_written_by_hand():
     small, scale = quantize(torch.tensor([[448.0, 17.0, -18.0, 19.0, 0.001, 2.0**-9]]), FLOAT8)
     assert scale.item() == 1
