@@ -18,6 +18,7 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 
 from recsys import arguments
+from recsys.arguments import whole_number
 from recsys.constraint import ItemTrie
 from recsys.constraint.transitions import DeviceTrie
 from recsys.decoding.beam import beam_search
@@ -315,8 +316,7 @@ class Engine:
     def _grid(self, batch: int, prompt: int, num_beams: int) -> Grid:
         """The shapes of decodes of these sizes."""
         for name, value in {"batch": batch, "prompt": prompt, "num_beams": num_beams}.items():
-            if value < 1:
-                raise ValueError(f"{name}: expected at least 1, got {value}")
+            whole_number(name, value)
         trie = self.trie
         return Grid(
             batch=batch,

@@ -124,12 +124,16 @@ class TreeModel:
                 model's own weights stay, for `exact`.
 
         Raises:
-            ValueError: an architecture that has not been verified (`recsys.models.architectures`),
-                an attention whose masks cannot be given from outside, or a model that the own
-                forward was asked for and cannot run, or not with such weights.
+            TypeError: not a model.
+            ValueError: a model without an LM head, an architecture that has not been verified
+                (`recsys.models.architectures`), an attention whose masks cannot be given from
+                outside, or a model that the own forward was asked for and cannot run, or not with
+                such weights.
         """
         if hasattr(model, "get_base_model"):
             model = model.get_base_model()
+        if not hasattr(model, "config"):
+            raise TypeError(f"expected a causal LM of transformers, got {type(model).__name__}")
         check_architecture(model.config)
         if model.training:
             raise ValueError(
@@ -147,6 +151,10 @@ class TreeModel:
         self._model = model
         self._decoder = model.get_decoder()
         self._head = model.get_output_embeddings()
+        if self._head is None:
+            raise ValueError(
+                f"{type(model).__name__} has no LM head; load the model with AutoModelForCausalLM"
+            )
         self.window, self._layer_kinds = attention_kinds(self.config)
         self.vocabulary_size = int(self._head.weight.shape[0])
         self.pool = CachePool(self.config, self.dtype, self.device)

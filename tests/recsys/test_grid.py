@@ -201,12 +201,3 @@ def test_a_draft_tree_has_a_node_for_each_level():
     grid = Grid(batch=1, prompt=16, widths=(3, 3, 3), patch=20, first_level=9)
     assert grid.most_slots([one], 9) == grid.most_slots([three], 9)
     assert grid.of_target([one]) == grid.of_target([three])
-
-
-@pytest.mark.parametrize("name", ["batch", "prompt", "num_beams"])
-def test_sizes_below_one_are_refused(name):
-    engine = Engine(tiny_model("llama"), ItemTrie.build([[1, 2], [1, 3]]))
-    sizes = {"batch": 1, "prompt": 4, "num_beams": 2} | {name: 0}
-    for capture in (engine.capture, engine.capture_decodes):
-        with pytest.raises(ValueError, match=f"{name}: expected at least 1, got 0"):
-            capture(**sizes)
