@@ -187,7 +187,7 @@ class Forwarder:
 
     def _post(self, events: Sequence[Mapping[str, Any]]) -> bool:
         """Send events until the service answers; waits as it asks, and longer each time."""
-        attempt = 0
+        attempt, told = 0, ""
         while not self._stop.is_set():
             backoff = min(FIRST_WAIT_S * 2**attempt, MAX_WAIT_S)
             try:
@@ -203,9 +203,9 @@ class Forwarder:
                     say("The service takes events again.")
                 self.totals.update(done.model_dump())
                 return True
-            if not attempt:
+            if reason != told:
                 say(f"The service takes no events now: {reason}. They are sent again.")
-            attempt += 1
+            attempt, told = attempt + 1, reason
             self._wait(wait_s * random.uniform(1.0, 1.25))  # noqa: S311
         return False
 
