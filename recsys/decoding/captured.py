@@ -23,6 +23,7 @@ import torch
 from numpy.typing import NDArray
 
 from recsys.constraint import ItemTrie
+from recsys.constraint.fixed import FixedTrie
 from recsys.constraint.transitions import DeviceTrie
 from recsys.decoding.beam import answer, beams_of, search_tree
 from recsys.decoding.captured_inputs import EXCLUDED, MASKS, DecodeInputs, DecodeShape
@@ -102,7 +103,7 @@ class DecodeGraphs:
     def __init__(
         self,
         passes: PassGraphs,
-        trie: ItemTrie,
+        trie: ItemTrie | FixedTrie,
         *,
         prompt: int,
         num_beams: int,
@@ -113,7 +114,7 @@ class DecodeGraphs:
 
         Args:
             passes: captured passes of the model, with room for the decodes.
-            trie: the catalog.
+            trie: the catalog; decodes over another one fall back, unless a `FixedTrie` has it.
             prompt: most prompt tokens of a request, and its prompt slots.
             num_beams: K.
             excluded: most dead states of a request at a depth (`Excluded`).
@@ -122,9 +123,10 @@ class DecodeGraphs:
         self.passes, self.shapes = passes, list[DecodeShape]()
         self._parts = [Part(passes, passes.model.prefixes)]  # the target first
         self._model, self._num_beams = passes.model, num_beams
-        self._trie = DeviceTrie.of(trie, passes.model.device)
-        self._inputs = DecodeInputs(passes.model, self._trie, prompt, excluded, masks)
-        self._widths = [trie.width(depth, num_beams) for depth in range(1, trie.num_levels + 1)]
+        self._catalog = FixedTrie.of(trie, passes.model.device)
+        self._inputs = DecodeInputs(passes.model, self._catalog, prompt, excluded, masks)
+        source = self._trie.source
+        self._widths = [source.width(depth, num_beams) for depth in range(1, source.num_levels + 1)]
         self._graphs: dict[DecodeShape, DecodeGraph] = {}
         self._bytes = self._replays = self._patched = 0
         self._fallbacks = Counter[str]()
@@ -243,7 +245,7 @@ class DecodeGraphs:
         step, prompts, excluded = search.step, search.prompts, search.step.excluded
         masks = () if step.allowed is None else step.allowed.masks
         reasons = {
-            "catalog": step.trie is not self._trie,
+            "catalog": step.trie.source is not self._catalog.catalog,
             "beams": num_beams != self._num_beams,
             "kind": step.noise is not None
             or step.gains is not None
@@ -288,6 +290,11 @@ class DecodeGraphs:
         if found is None:
             raise NoGraphError("shape")
         return found
+
+    @property
+    def _trie(self) -> DeviceTrie:
+        """What graphs read, with the catalog that is there now."""
+        return self._catalog.trie
 
     @property
     def _columns(self) -> int:
