@@ -26,7 +26,13 @@ from recsys.constraint import ItemTrie
 from recsys.constraint.fixed import FixedTrie
 from recsys.constraint.transitions import DeviceTrie
 from recsys.decoding.beam import answer, beams_of, search_tree
-from recsys.decoding.captured_inputs import EXCLUDED, MASKS, DecodeInputs, DecodeShape
+from recsys.decoding.captured_inputs import (
+    EXCLUDED,
+    MASKS,
+    MOST_DECODES,
+    DecodeInputs,
+    DecodeShape,
+)
 from recsys.decoding.output import Beams, DecodeStats
 from recsys.decoding.request import Search
 from recsys.decoding.tree import FixedTree, find_long_prompts, require_finite
@@ -34,8 +40,6 @@ from recsys.models.cache import Finite, SlotCache, whole_blocks
 from recsys.models.graphs import PassGraphs, Run
 from recsys.models.prefix_store import PrefixStore
 from recsys.transfers import FixedInputs, pack, unpack
-
-MOST_DECODES = 128  # each holds some thousand kernels' arguments on the device
 
 
 @dataclass(frozen=True)
@@ -46,10 +50,11 @@ class DecodeGraphStatistics:
         graphs: captured shapes.
         bytes: size of inputs, outputs and masks, which all graphs share, and of what each graph
             leaves for patch passes. On a GPU, temporaries come from the memory pool of the captured
-            passes, and the driver keeps each graph's kernels.
+            passes, and the driver keeps each graph's kernels. The catalog is not counted.
         replays: decodes that ran as one graph.
         patched: those of them that patch passes followed, because a draft was not accepted.
-        fallbacks: decodes that did not, by reason: `catalog`, it is another one; `beams`, another
+        fallbacks: decodes that did not, by reason: `catalog`, the present one has no room in the
+            captured tensors (`FixedTrie`); `beams`, another
             K; `kind`, samples, boosts, or sums over the allowed tokens; `prompt`, too long;
             `excluded` and `masks`, too many; `padding`, long prompts run in a pass of their own,
             or the draft model has stored far less of them than the target; `shape`, no captured one

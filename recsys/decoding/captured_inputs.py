@@ -34,6 +34,7 @@ from recsys.transfers import FixedInputs, Upload
 
 EXCLUDED = 128
 MASKS = 8
+MOST_DECODES = 128  # of a plan; each holds some thousand kernels' arguments on the device
 # Fields of `RowTree`: padding that is not 0, and those with an axis of candidates, not of nodes.
 _FILL = {"tokens": NO_TOKEN, "parents": ROOT, "depth": 1}
 _FILL_EXCLUDED = {"dead": NO_STATE, "parent": -1, "place": 0}
