@@ -361,7 +361,9 @@ class Engine:
         passes = [self._passes(0, self.target, batch, grid.most_slots(plans, extra))]
         trees = max((plan.nodes for plan in plans), default=0)
         if trees and self.draft is not None:
-            widths = _draft_widths(catalog.trie, [plan.nodes for plan in plans if plan.nodes], num_beams)
+            widths = _draft_widths(
+                catalog.trie, [plan.nodes for plan in plans if plan.nodes], num_beams
+            )
             slots = whole_blocks(prompt) + whole_blocks(max(map(sum, widths)))
             passes.append(self._passes(1, self.draft, batch, slots))
         self.decodes, self._catalog = {}, catalog  # frees the memory of those before
@@ -408,9 +410,7 @@ class Engine:
             self._capture_seconds += time.perf_counter() - start
             self._device_bytes += free - _free_bytes(self.target.device)
 
-    def _grid(
-        self, batch: int, prompt: int, num_beams: int, trie: ItemTrie | None = None
-    ) -> Grid:
+    def _grid(self, batch: int, prompt: int, num_beams: int, trie: ItemTrie | None = None) -> Grid:
         """The shapes of decodes of these sizes; `trie` is the engine's unless another is given."""
         for name, value in {"batch": batch, "prompt": prompt, "num_beams": num_beams}.items():
             whole_number(name, value)
@@ -419,7 +419,7 @@ class Engine:
             batch=batch,
             prompt=prompt,
             widths=tuple(trie.width(depth, num_beams) for depth in range(1, trie.num_levels)),
-            patch=min(num_beams, trie.num_rows) + min(PATCH_NODES, trie.num_states),
+            patch=trie.width(trie.num_levels, num_beams) + min(PATCH_NODES, trie.num_states),
             first_level=trie.branching[0],
         )
 

@@ -50,7 +50,9 @@ def make(mode, capture, *, blended=False, batch=1):
     manifest = Manifest(kind="bundle", config={}, parents={}, files={}, info={})
     bundle = Bundle(Path("nowhere"), manifest, catalog, VOCABULARY, PromptConfig(4, 2))
     size = VOCABULARY.size
-    model, draft = (tiny_model(vocabulary=size, layers=1, seed=s, dtype=torch.float64) for s in (0, 3))
+    model, draft = (
+        tiny_model(vocabulary=size, layers=1, seed=s, dtype=torch.float64) for s in (0, 3)
+    )
     retrieval = None
     if blended:
         after = sparse.diags_array([1.0, 0.5], offsets=[1, 2], shape=(ITEMS, ITEMS))
@@ -99,9 +101,7 @@ def same(found, expected):
         assert one.eligible_items == other.eligible_items
 
 
-@pytest.mark.parametrize(
-    ("mode", "blended"), [("beam", False), ("beam", True), ("draft", False)]
-)
+@pytest.mark.parametrize(("mode", "blended"), [("beam", False), ("beam", True), ("draft", False)])
 def test_answers_are_those_of_captured_passes(mode, blended):
     rng = np.random.default_rng(4)
     each = [make(mode, capture, blended=blended, batch=4) for capture in Captured]
