@@ -152,7 +152,7 @@ class Recommender:
 
         Raises:
             ArtifactError: not a bundle, a damaged one, or one without the draft that `mode` needs.
-            ValueError: unknown dtype, mode or capture, or one that the device or the mode rules out.
+            ValueError: unknown dtype, mode or capture, or a capture that device or mode rule out.
         """
         check_capture(capture, device, mode)
         if dtype not in DTYPES:
@@ -395,8 +395,8 @@ class Recommender:
         plans = engine.plans
         if self.mode != Mode.PLANNED:
             plans = [Plan(), *(p for p in plans if p == Plan(self.mode, engine.draft_nodes))]
-        if self.retrieval is not None and self._blends(RecommendRequest([])):
-            reranker = self.retrieval.reranker
+        reranker = self._reranker if self._blends(RecommendRequest([])) else None
+        if self.retrieval is not None and reranker is not None:
             most = max(reranker.candidates, MIN_BEAMS)
             batch = Batch.of(self.epoch, [RecommendRequest([])], self._types)
             found = batch.proposals(self.retrieval, most).items.shape[1]

@@ -101,9 +101,14 @@ class DecodeWorker:
         recommender.warm_up()
         if self._settings.device != "cpu":
             told = recommender.engine.statistics()
-            fields = {"passes": told.passes, "decodes": told.decodes}
-            fields |= {"seconds": round(told.seconds, 1), "device_bytes": told.device_bytes}
-            logger.info("captured", extra={"fields": {"bundle": bundle.name, **fields}})
+            fields = {
+                "bundle": bundle.name,
+                "passes": told.passes,
+                "decodes": told.decodes,
+                "seconds": round(told.seconds, 1),
+                "device_bytes": told.device_bytes,
+            }
+            logger.info("captured", extra={"fields": fields})
         return recommender
 
     def _open(self, bundle: Path) -> Recommender:

@@ -93,7 +93,8 @@ class FixedTrie:
         self, states: NDArray[np.int64], depth: int | NDArray[np.integer]
     ) -> NDArray[np.int64]:
         """The numbers here of states of the catalog, which are at `depth`."""
-        return states + self._moved[depth]
+        moved: NDArray[np.int64] = states + self._moved[depth]
+        return moved
 
     def symbols(self, symbols: NDArray[np.int64]) -> NDArray[np.int64]:
         """The symbols here of symbols of the catalog."""

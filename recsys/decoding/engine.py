@@ -316,10 +316,10 @@ class Engine:
         """Capture whole decodes of this K, with one graph for each.
 
         A plan then decodes in one launch, and a draft that is not accepted is followed by patch
-        passes, for which `capture` has graphs. What fits no graph takes the way of before (`self.decodes[plan].statistics`), and so
-        does a decode that is traced. Another catalog is copied into the tensors that graphs read;
-        while it has no room there (`FixedTrie`), no graph fits. A later `capture` or `warm_up` that
-        needs a larger storage drops the graphs.
+        passes, for which `capture` has graphs. What fits no graph takes the way of before
+        (`self.decodes[plan].statistics`), and so does a decode that is traced. Another catalog is
+        copied into the tensors that graphs read; while it has no room there (`FixedTrie`), no graph
+        fits. A later `capture` or `warm_up` that needs a larger storage drops the graphs.
 
         Args:
             batch: most requests.
@@ -361,14 +361,13 @@ class Engine:
         passes = [self._passes(0, self.target, batch, grid.most_slots(plans, extra))]
         trees = max((plan.nodes for plan in plans), default=0)
         if trees and self.draft is not None:
-            widths = _draft_widths(
-                catalog.trie, [plan.nodes for plan in plans if plan.nodes], num_beams
-            )
+            nodes = [plan.nodes for plan in plans if plan.nodes]
+            widths = _draft_widths(catalog.trie, nodes, num_beams)
             slots = whole_blocks(prompt) + whole_blocks(max(map(sum, widths)))
             passes.append(self._passes(1, self.draft, batch, slots))
         self.decodes, self._catalog = {}, catalog  # frees the memory of those before
-        sizes = {"prompt": prompt, "num_beams": num_beams}
-        wanted = {plan: self._decodes(plan, passes, catalog, **sizes) for plan in plans}
+        limits = {"prompt": prompt, "num_beams": num_beams}
+        wanted = {plan: self._decodes(plan, passes, catalog, **limits) for plan in plans}
         for plan, decodes in wanted.items():
             models = self._models if plan.mode == Mode.DRAFT else [self.target]
             kept = all(model.prefixes is not None for model in models)
@@ -376,13 +375,13 @@ class Engine:
         self.decodes = wanted
 
     def _decodes(
-        self, plan: Plan, passes: Sequence[PassGraphs], catalog: FixedTrie, **sizes: int
+        self, plan: Plan, passes: Sequence[PassGraphs], catalog: FixedTrie, **limits: int
     ) -> DecodeGraphs:
         """Graphs for the decodes of a plan; nothing is captured yet."""
         if plan.mode == Mode.BEAM:
-            return DecodeGraphs(passes[0], catalog, **sizes)
+            return DecodeGraphs(passes[0], catalog, **limits)
         target, draft = passes
-        return DraftGraphs(target, draft, ModelDrafter(self.draft, plan.nodes), catalog, **sizes)
+        return DraftGraphs(target, draft, ModelDrafter(self.draft, plan.nodes), catalog, **limits)
 
     def statistics(self) -> EngineStatistics:
         """What has been captured, and counts since then."""

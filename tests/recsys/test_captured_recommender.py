@@ -61,8 +61,8 @@ def make(mode, capture, *, blended=False, batch=1):
         weights = {"model.value": 1.0, "popularity": 0.1}
         retrieval = replace(retrieval, reranker=Reranker(weights, candidates=12, nodes=20))
     found = Recommender(
-        bundle, model, draft=draft, mode=mode, prefix_bytes=1 << 20, max_batch=batch, capture=capture,
-        retrieval=retrieval,
+        bundle, model, draft=draft, mode=mode, prefix_bytes=1 << 20, max_batch=batch,
+        capture=capture, retrieval=retrieval,
     )  # fmt: skip
     found.engine.draft_nodes = 24
     found.warm_up()
