@@ -147,7 +147,7 @@ class Recommender:
             filter_bytes: memory for the masks of recent filters.
             max_batch: largest batch that the planner measures in `warm_up`, and that is captured.
             capture: what `warm_up` captures on a GPU: `passes` in mode `planned`, or whole
-                `decodes`, too, in each mode but `exhaustive`. Answers do not depend on it.
+                `decodes`, too, in each mode but `exhaustive`.
             check: compare every file with its checksum first.
 
         Raises:

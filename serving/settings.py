@@ -66,8 +66,8 @@ class ServingSettings(BaseSettings):
             two, because a thread that waits for a core delays the whole pass.
         mode: decoding mode: `auto` plans on an accelerator and uses plain beam search on a CPU;
             `beam`, `exhaustive`, `draft` and `planned` are fixed (`recsys.decoding.Engine`).
-        capture: what is captured as graphs on a GPU when a model is loaded: the `passes` of the
-            model, or whole `decodes`, too; answers do not depend on it.
+        capture: what is captured as graphs on a GPU when a model is loaded: its `passes` where the
+            mode plans, or passes and whole `decodes` in each mode but `exhaustive`.
         prefix_mb: memory of the prefix cache in MiB, which speeds up the next answer for a
             returning user; 0 turns it off. Answers do not depend on it.
         max_batch: maximum number of requests in a batch.

@@ -1,4 +1,4 @@
-"""A recommender with captured decodes: the answers of one with captured passes, while items change.
+"""A recommender with captured decodes: the answers of one without graphs, while items change.
 
 A replay runs the captured computation again, on a CPU (`recsys.models.graphs.run_again`).
 """
@@ -102,7 +102,7 @@ def same(found, expected):
 
 
 @pytest.mark.parametrize(("mode", "blended"), [("beam", False), ("beam", True), ("draft", False)])
-def test_answers_are_those_of_captured_passes(mode, blended):
+def test_answers_are_those_without_graphs(mode, blended):
     rng = np.random.default_rng(4)
     each = [make(mode, capture, blended=blended, batch=4) for capture in Captured]
     assert all(one.retrieval is None or one._blends(RecommendRequest([])) for one in each)
