@@ -33,6 +33,18 @@ class Mode(StrEnum):
     RELAXED = "relaxed"
 
 
+class Captured(StrEnum):
+    """What is captured as graphs on a GPU, at the start.
+
+    Attributes:
+        PASSES: the models' passes, where the planner chooses plans.
+        DECODES: passes, and whole decodes, one graph for each.
+    """
+
+    PASSES = "passes"
+    DECODES = "decodes"
+
+
 REQUEST_MODES = (Mode.AUTO, Mode.STRICT, Mode.RELAXED, Mode.BEAM)
 """Modes that a request for recommendations may name."""
 
@@ -46,3 +58,24 @@ def check_mode(name: str, value: str, allowed: Collection[Mode] = tuple(Mode)) -
     if value not in allowed:
         raise ValueError(f"{name} {value!r} is not one of {', '.join(allowed)}")
     return Mode(value)
+
+
+def check_capture(capture: str, device: str, mode: str) -> Captured:
+    """What to capture for a mode, on a device of torch.
+
+    Raises:
+        ValueError: unknown, or nothing of it can be captured.
+    """
+    if capture not in tuple(Captured):
+        raise ValueError(f"capture {capture!r} is not one of {', '.join(Captured)}")
+    if capture == Captured.DECODES and not str(device).startswith("cuda"):
+        raise ValueError(
+            f"capture 'decodes' needs a GPU, and device is {str(device)!r}; set device to 'cuda', "
+            "or leave capture out"
+        )
+    if capture == Captured.DECODES and mode == Mode.EXHAUSTIVE:
+        raise ValueError(
+            "capture 'decodes': those of mode 'exhaustive' cannot be captured; use mode 'auto', "
+            "'beam' or 'draft'"
+        )
+    return Captured(capture)

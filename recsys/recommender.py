@@ -25,6 +25,7 @@ from recsys.constraint.filter_cache import FilterCache
 from recsys.constraint.transitions import DeviceTrie
 from recsys.decoding.engine import Engine
 from recsys.decoding.output import Beams, Certificate, DecodeStats
+from recsys.decoding.planner import Plan
 from recsys.decoding.request import SearchRequest
 from recsys.decoding.shared import shared_beam_search
 from recsys.errors import ArtifactError, RequestError
@@ -46,7 +47,7 @@ from recsys.live import Epoch, Epochs, NewItem
 from recsys.live_catalog import EpochCatalog
 from recsys.models.checkpoint import load_model
 from recsys.models.packed import pack
-from recsys.modes import Mode, check_mode
+from recsys.modes import Captured, Mode, check_capture, check_mode
 from recsys.prompts import PromptEncoder
 from recsys.requests import Recommendation, RecommendRequest, RecommendResult, Source
 from recsys.retrieval import Reranker, Retrieval
@@ -77,6 +78,7 @@ class Recommender:
         bundle: the parts of the bundle.
         model: the target (Hugging Face).
         mode: how requests in mode `auto` are decoded.
+        capture: what `warm_up` captures, a `Captured`.
         engine: decodes batches.
         retrieval: source of similar items, fallbacks and blends; None if the bundle has none.
     """
@@ -91,9 +93,11 @@ class Recommender:
         prefix_bytes: int = 0,
         filter_bytes: int = 1 << 28,
         max_batch: int = 8,
+        capture: str = Captured.PASSES,
         retrieval: Retrieval | None = None,
     ) -> None:
         """Use `model` for `bundle`; `load` does both. `retrieval` replaces the bundle's."""
+        self.capture = Captured(capture)
         self.bundle, self.model = bundle, model
         self.mode = check_mode("mode", mode, LOAD_MODES)
         self.max_batch = max_batch
@@ -127,6 +131,7 @@ class Recommender:
         prefix_bytes: int = 0,
         filter_bytes: int = 1 << 28,
         max_batch: int = 8,
+        capture: str = Captured.PASSES,
         check: bool = True,
     ) -> Recommender:
         """Load a bundle's models.
@@ -140,13 +145,16 @@ class Recommender:
             prefix_bytes: memory for the keys and values of earlier histories, so that a returning
                 user's prompt is computed in part; 0 keeps none. It changes no bit of any answer.
             filter_bytes: memory for the masks of recent filters.
-            max_batch: largest batch that the planner measures in `warm_up`.
+            max_batch: largest batch that the planner measures in `warm_up`, and that is captured.
+            capture: what `warm_up` captures on a GPU: `passes` in mode `planned`, or whole
+                `decodes`, too, in each mode but `exhaustive`.
             check: compare every file with its checksum first.
 
         Raises:
             ArtifactError: not a bundle, a damaged one, or one without the draft that `mode` needs.
-            ValueError: unknown dtype or mode.
+            ValueError: unknown dtype, mode or capture, or a capture that device or mode rule out.
         """
+        check_capture(capture, device, mode)
         if dtype not in DTYPES:
             raise ValueError(f"dtype {dtype!r} is not one of {', '.join(DTYPES)}")
         if mode == Mode.AUTO:
@@ -166,6 +174,7 @@ class Recommender:
                 draft=draft,
                 mode=mode,
                 max_batch=max_batch,
+                capture=capture,
                 prefix_bytes=prefix_bytes,
                 filter_bytes=filter_bytes,
             )
@@ -359,14 +368,17 @@ class Recommender:
         return [((i[0], s[0]), (i[1], s[1])) for i, s in zip(items, scores, strict=True)]
 
     def warm_up(self) -> None:
-        """Do one-time work now: allocations, and the planner's measurements in mode `planned`.
+        """Do one-time work now: allocations, captures, and the planner's measurements.
 
-        The planner is measured with random histories; measurements of real requests replace them.
+        In mode `planned` the planner measures random histories; measurements of real requests
+        replace them.
         """
         rng = np.random.default_rng(0)
         items = rng.integers(
             0, len(self.catalog), (_TYPICAL_PROMPTS, self.encoder.config.max_items)
         )
+        if self.capture == Captured.DECODES:
+            self._capture_decodes()
         if self.mode == Mode.PLANNED:
             prompts = self.encoder.encode_all(Histories.of(items.tolist()))
             batches = sorted({1, min(8, self.max_batch), self.max_batch})
@@ -374,12 +386,32 @@ class Recommender:
         self.recommend([self.catalog.item_ids[:1]], k=1)
         self.engine.forget()
 
+    def _capture_decodes(self) -> None:
+        """Capture the passes and decodes of all plans that the mode may follow.
+
+        Decodes of ordinary requests: K is 20, and they are blended if that is the default.
+        """
+        engine, size = self.engine, (0, 0)
+        plans = engine.plans
+        if self.mode != Mode.PLANNED:
+            plans = [Plan(), *(p for p in plans if p == Plan(self.mode, engine.draft_nodes))]
+        reranker = self._reranker if self._blends(RecommendRequest([])) else None
+        if self.retrieval is not None and reranker is not None:
+            most = max(reranker.candidates, MIN_BEAMS)
+            batch = Batch.of(self.epoch, [RecommendRequest([])], self._types)
+            found = batch.proposals(self.retrieval, most).items.shape[1]
+            size = found + most, reranker.nodes  # those that items added later propose, too
+        sizes = self.max_batch, self.encoder.max_tokens, MIN_BEAMS
+        engine.capture(*sizes, plans, spare=size[1])
+        whole = [plan for plan in plans if plan.mode != Mode.EXHAUSTIVE]
+        engine.capture_decodes(*sizes, [size], whole)
+
     def close(self) -> None:
         """Free what would wait for the garbage collector; do not use it afterwards.
 
         A service excludes loaded objects from garbage collection, so it would wait for ever.
         """
-        self.engine.forget()
+        self.engine.close()
         self.engine.trie.release()
         self.trie.release()
 

@@ -47,6 +47,8 @@ class Metrics:
         series: the last ten minutes, for `/v1/stats`.
         telemetry: receives the stages of each answer; by default it traces nothing.
         queue_depth: returns the number of waiting requests.
+        captured: returns the `recsys.decoding.engine.EngineStatistics` of the loaded models, by
+            name.
         filter_stats: returns the `recsys.constraint.filters.FilterStats` of the model that
             answers, or None.
     """
@@ -58,6 +60,7 @@ class Metrics:
         self.series = Series(clock)
         self.queue_depth: Callable[[], int] = lambda: 0
         self.filter_stats: Callable[[], Any] = lambda: None
+        self.captured: Callable[[], Mapping[str, Any]] = dict
         self._children: dict[tuple[Any, ...], Any] = {}
         self.registry = registry = CollectorRegistry()
         for collector in (PROCESS_COLLECTOR, PLATFORM_COLLECTOR, GC_COLLECTOR):
@@ -88,6 +91,7 @@ class Metrics:
         self._items = counter("recommended_items", "Recommended items by source.", "source")
         self._passes = histogram("target_passes", "Target passes per answer.", PASSES)
         self._tokens = counter("target_tokens", "Tokens that the target processed.")
+        self._padded = counter("padded_tokens", "Tokens run to fill up a batch or a graph.")
         self._cached = counter("cached_tokens", "Prompt tokens found in the prefix cache.")
         self._drafted = counter("drafted_levels", "Drafted levels.", "level")
         self._accepted = counter("accepted_levels", "Drafted levels that were accepted.", "level")
@@ -159,6 +163,7 @@ class Metrics:
         passes = stats.get("target_passes", 0)
         self._passes.observe(passes)
         self._tokens.inc(stats.get("target_tokens", 0))
+        self._padded.inc(stats.get("padded_tokens", 0))
         self._cached.inc(stats.get("cached_tokens", 0))
         self.series.count(passes=passes, decoded=1)
         if stats.get("drafted_nodes", 0) and levels > 1:
@@ -247,6 +252,7 @@ class _Current:
         yield GaugeMetricFamily(
             "recsys_queue_depth", "Requests in the queue.", value=self._metrics.queue_depth()
         )
+        yield from self._captured()
         found = self._metrics.filter_stats()
         if found is None:
             return
@@ -259,3 +265,32 @@ class _Current:
         yield GaugeMetricFamily(
             "recsys_filter_cache_bytes", "Memory of cached filter masks.", value=found.bytes
         )
+
+    def _captured(self) -> Iterable[Metric]:
+        """What models have captured; nothing where there are no graphs, as on a CPU."""
+        told = {name: one for name, one in self._metrics.captured().items() if one.passes}
+        if not told:
+            return
+
+        def of_models(kind: Any, name: str, text: str, *labels: str) -> Any:
+            return kind(f"recsys_{name}", text, labels=["model", *labels])
+
+        graphs = of_models(GaugeMetricFamily, "captured_graphs", "Captured graphs.", "kind")
+        seconds = of_models(GaugeMetricFamily, "capture_seconds", "Time that captures took.")
+        size = of_models(GaugeMetricFamily, "capture_bytes", "Device memory gone after captures.")
+        replays = of_models(CounterMetricFamily, "captured_decodes", "Decodes run as one graph.")
+        patched = of_models(CounterMetricFamily, "patched_decodes", "Those that patches followed.")
+        text = "Decodes not run as one graph."
+        others = of_models(CounterMetricFamily, "uncaptured_decodes", text, "reason")
+        eager = of_models(CounterMetricFamily, "eager_passes", "Passes without graph.", "reason")
+        for name, one in told.items():
+            graphs.add_metric([name, "passes"], one.passes)
+            graphs.add_metric([name, "decodes"], one.decodes)
+            seconds.add_metric([name], one.seconds)
+            size.add_metric([name], one.device_bytes or 0)
+            replays.add_metric([name], one.replays)
+            patched.add_metric([name], one.patched)
+            for family, counts in ((others, one.fallbacks), (eager, one.eager_passes)):
+                for reason, count in counts.items():
+                    family.add_metric([name, reason], count)
+        yield from (graphs, seconds, size, replays, patched, others, eager)

@@ -131,6 +131,7 @@ class Service:
         self._shadow = Shadow(settings, self.models, self._worker, self.metrics)
         self.metrics.queue_depth = lambda: self.models.waiting
         self.metrics.filter_stats = self._filter_stats
+        self.metrics.captured = self._captured
 
     # Start and stop
 
@@ -575,6 +576,11 @@ class Service:
 
     def _filter_stats(self) -> Any:
         return self.models.get().recommender.epoch.filters.stats if self.models.loaded else None
+
+    def _captured(self) -> dict[str, Any]:
+        if self.settings.device == "cpu":
+            return {}
+        return {model.name: model.recommender.engine.statistics() for model in self.models.loaded}
 
     def _open_store(self) -> Store:
         settings = self.settings

@@ -17,6 +17,7 @@ from pydantic_settings import BaseSettings, EnvSettingsSource, SettingsConfigDic
 from recsys.artifacts import Workspace
 from recsys.config import Settings
 from recsys.errors import ConfigError
+from recsys.modes import check_capture
 from recsys.serving.auth import marker
 from recsys.serving.stores.records import NOT_HISTORY
 
@@ -65,6 +66,8 @@ class ServingSettings(BaseSettings):
             two, because a thread that waits for a core delays the whole pass.
         mode: decoding mode: `auto` plans on an accelerator and uses plain beam search on a CPU;
             `beam`, `exhaustive`, `draft` and `planned` are fixed (`recsys.decoding.Engine`).
+        capture: what is captured as graphs on a GPU when a model is loaded: its `passes` where the
+            mode plans, or passes and whole `decodes` in each mode but `exhaustive`.
         prefix_mb: memory of the prefix cache in MiB, which speeds up the next answer for a
             returning user; 0 turns it off. Answers do not depend on it.
         max_batch: maximum number of requests in a batch.
@@ -119,6 +122,7 @@ class ServingSettings(BaseSettings):
     dtype: Literal["float32", "bfloat16", "float64"] = "float32"
     threads: int | None = Field(None, ge=1)
     mode: Literal["auto", "beam", "exhaustive", "draft", "planned"] = "auto"
+    capture: Literal["passes", "decodes"] = "passes"
     prefix_mb: int = Field(64, ge=0)
     max_batch: int = Field(32, ge=1)
     max_wait_ms: float = Field(40.0, ge=0)
@@ -161,6 +165,11 @@ class ServingSettings(BaseSettings):
                 "keys; make one with `recsys keys create`, listen on 127.0.0.1 behind a proxy that "
                 "authenticates, or accept the risk with --insecure-listen"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _capture_what_can_be(self) -> Self:
+        check_capture(self.capture, self.device, self.mode)
         return self
 
     @property

@@ -6,6 +6,7 @@ Models are loaded and warmed up on another thread, so that the current models ke
 import asyncio
 import ctypes
 import gc
+import logging
 import os
 import platform
 import time
@@ -19,6 +20,7 @@ from recsys.native.decoder import set_threads
 from recsys.recommender import Recommender, RecommendRequest, RecommendResult
 from recsys.serving.settings import ServingSettings
 
+logger = logging.getLogger("recsys.serving.worker")
 T = TypeVar("T")
 HELPERS = 2
 TOUCHED = 50  # items of a history, as long as most
@@ -97,6 +99,16 @@ class DecodeWorker:
     def _load(self, bundle: Path, loaded: Recommender | None) -> Recommender:
         recommender = loaded if loaded is not None else self._open(bundle)
         recommender.warm_up()
+        if self._settings.device != "cpu":
+            told = recommender.engine.statistics()
+            fields = {
+                "bundle": bundle.name,
+                "passes": told.passes,
+                "decodes": told.decodes,
+                "seconds": round(told.seconds, 1),
+                "device_bytes": told.device_bytes,
+            }
+            logger.info("captured", extra={"fields": fields})
         return recommender
 
     def _open(self, bundle: Path) -> Recommender:
@@ -115,6 +127,7 @@ class DecodeWorker:
             mode=settings.mode,
             prefix_bytes=settings.prefix_mb << 20,
             max_batch=settings.max_batch,
+            capture=settings.capture,
         )
         # What is left beside native passes is small. The threads of BLAS and of OpenMP would spin
         # between such operations, and take the processor from the event loop.

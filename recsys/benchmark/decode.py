@@ -19,6 +19,7 @@ import torch
 
 from recsys.benchmark.timing import Side, Times, compare_times, summarize, time_interleaved
 from recsys.benchmark.workload import Workload
+from recsys.constraint.trie import NO_STATE
 from recsys.decoding import (
     Beams,
     DecodeStats,
@@ -161,7 +162,8 @@ class Answer:
 class PerfectDraft(ModelDrafter):
     """Runs the draft, then proposes the tree that the target itself drafts in `find`.
 
-    The tree lies in the same tensors each time, where a captured decode reads it.
+    The tree lies in the same tensors each time, where a captured decode reads it. Its states are
+    kept as numbers within their depth: a captured decode has room between depths (`FixedTrie`).
     """
 
     def __init__(self, draft: Any, target: TreeModel, nodes: int, batch: int) -> None:
@@ -174,8 +176,9 @@ class PerfectDraft(ModelDrafter):
     def find(self, search: Search, num_beams: int) -> None:
         """Keep the tree to propose next."""
         levels = self._target.propose(search.prompts, search.step, num_beams).levels
-        for kept, level in zip(self._kept(levels), levels, strict=True):
-            for old, new in zip(kept, level, strict=True):
+        starts = search.step.trie.source.depth_start[1:]
+        for kept, level, first in zip(self._kept(levels), levels, starts, strict=False):
+            for old, new in zip(kept, _moved(level, -first), strict=True):
                 old[: len(new)] = new
                 old[len(new) :] = new[-1]  # requests that fill up a shape repeat the last one
 
@@ -184,6 +187,8 @@ class PerfectDraft(ModelDrafter):
         proposal, batch = super().draft(tree, step, widths), len(tree.lengths)
         kept = self._kept(proposal.levels)
         levels = [Frontier(*(part[:batch] for part in level)) for level in kept]
+        starts = step.trie.source.depth_start[1:]
+        levels = [_moved(level, first) for level, first in zip(levels, starts, strict=False)]
         return replace(proposal, levels=levels)
 
     def _kept(self, levels: Sequence[Frontier]) -> list[Frontier]:
@@ -194,6 +199,12 @@ class PerfectDraft(ModelDrafter):
                 for level in levels
             ]
         return self._found
+
+
+def _moved(level: Frontier, by: int) -> Frontier:
+    """A level with other numbers of states."""
+    states = level.states
+    return level._replace(states=torch.where(states == NO_STATE, states, states + by))
 
 
 class _Cell:

@@ -23,9 +23,16 @@ import torch
 from numpy.typing import NDArray
 
 from recsys.constraint import ItemTrie
+from recsys.constraint.fixed import FixedTrie
 from recsys.constraint.transitions import DeviceTrie
 from recsys.decoding.beam import answer, beams_of, search_tree
-from recsys.decoding.captured_inputs import EXCLUDED, MASKS, DecodeInputs, DecodeShape
+from recsys.decoding.captured_inputs import (
+    EXCLUDED,
+    MASKS,
+    MOST_DECODES,
+    DecodeInputs,
+    DecodeShape,
+)
 from recsys.decoding.output import Beams, DecodeStats
 from recsys.decoding.request import Search
 from recsys.decoding.tree import FixedTree, find_long_prompts, require_finite
@@ -33,8 +40,6 @@ from recsys.models.cache import Finite, SlotCache, whole_blocks
 from recsys.models.graphs import PassGraphs, Run
 from recsys.models.prefix_store import PrefixStore
 from recsys.transfers import FixedInputs, pack, unpack
-
-MOST_DECODES = 128  # each holds some thousand kernels' arguments on the device
 
 
 @dataclass(frozen=True)
@@ -45,10 +50,11 @@ class DecodeGraphStatistics:
         graphs: captured shapes.
         bytes: size of inputs, outputs and masks, which all graphs share, and of what each graph
             leaves for patch passes. On a GPU, temporaries come from the memory pool of the captured
-            passes, and the driver keeps each graph's kernels.
+            passes, and the driver keeps each graph's kernels. The catalog is not counted.
         replays: decodes that ran as one graph.
         patched: those of them that patch passes followed, because a draft was not accepted.
-        fallbacks: decodes that did not, by reason: `catalog`, it is another one; `beams`, another
+        fallbacks: decodes that did not, by reason: `catalog`, the present one has no room in the
+            captured tensors (`FixedTrie`); `beams`, another
             K; `kind`, samples, boosts, or sums over the allowed tokens; `prompt`, too long;
             `excluded` and `masks`, too many; `padding`, long prompts run in a pass of their own,
             or the draft model has stored far less of them than the target; `shape`, no captured one
@@ -102,7 +108,7 @@ class DecodeGraphs:
     def __init__(
         self,
         passes: PassGraphs,
-        trie: ItemTrie,
+        trie: ItemTrie | FixedTrie,
         *,
         prompt: int,
         num_beams: int,
@@ -113,7 +119,7 @@ class DecodeGraphs:
 
         Args:
             passes: captured passes of the model, with room for the decodes.
-            trie: the catalog.
+            trie: the catalog; decodes over another one fall back, unless a `FixedTrie` has it.
             prompt: most prompt tokens of a request, and its prompt slots.
             num_beams: K.
             excluded: most dead states of a request at a depth (`Excluded`).
@@ -122,9 +128,10 @@ class DecodeGraphs:
         self.passes, self.shapes = passes, list[DecodeShape]()
         self._parts = [Part(passes, passes.model.prefixes)]  # the target first
         self._model, self._num_beams = passes.model, num_beams
-        self._trie = DeviceTrie.of(trie, passes.model.device)
-        self._inputs = DecodeInputs(passes.model, self._trie, prompt, excluded, masks)
-        self._widths = [trie.width(depth, num_beams) for depth in range(1, trie.num_levels + 1)]
+        self._catalog = FixedTrie.of(trie, passes.model.device)
+        self._inputs = DecodeInputs(passes.model, self._catalog, prompt, excluded, masks)
+        source = self._trie.source
+        self._widths = [source.width(depth, num_beams) for depth in range(1, source.num_levels + 1)]
         self._graphs: dict[DecodeShape, DecodeGraph] = {}
         self._bytes = self._replays = self._patched = 0
         self._fallbacks = Counter[str]()
@@ -243,7 +250,7 @@ class DecodeGraphs:
         step, prompts, excluded = search.step, search.prompts, search.step.excluded
         masks = () if step.allowed is None else step.allowed.masks
         reasons = {
-            "catalog": step.trie is not self._trie,
+            "catalog": step.trie.source is not self._catalog.catalog,
             "beams": num_beams != self._num_beams,
             "kind": step.noise is not None
             or step.gains is not None
@@ -288,6 +295,11 @@ class DecodeGraphs:
         if found is None:
             raise NoGraphError("shape")
         return found
+
+    @property
+    def _trie(self) -> DeviceTrie:
+        """What graphs read, with the catalog that is there now."""
+        return self._catalog.trie
 
     @property
     def _columns(self) -> int:

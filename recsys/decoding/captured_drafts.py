@@ -16,10 +16,12 @@ Both models begin a prompt at the same place: behind what the prefix stores of b
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 
 from recsys.constraint import ItemTrie
+from recsys.constraint.fixed import FixedTrie
 from recsys.decoding.captured import Decode, DecodeGraph, DecodeGraphs, Part
 from recsys.decoding.captured_inputs import EXCLUDED, MASKS, DecodeShape
 from recsys.decoding.draft import ModelDrafter, Proposal
@@ -44,7 +46,7 @@ class DraftGraphs(DecodeGraphs):
         passes: PassGraphs,
         draft: PassGraphs,
         drafter: ModelDrafter,
-        trie: ItemTrie,
+        trie: ItemTrie | FixedTrie,
         *,
         prompt: int,
         num_beams: int,
@@ -57,7 +59,7 @@ class DraftGraphs(DecodeGraphs):
             passes: captured passes of the target, with room for the decodes.
             draft: captured passes of the drafter's model, with room for the draft trees.
             drafter: drafts the trees.
-            trie: the catalog.
+            trie: the catalog; decodes over another one fall back, unless a `FixedTrie` has it.
             prompt: most prompt tokens of a request, and its prompt slots.
             num_beams: K.
             excluded: most dead states of a request at a depth (`Excluded`).
@@ -69,17 +71,17 @@ class DraftGraphs(DecodeGraphs):
         super().__init__(
             passes, trie, prompt=prompt, num_beams=num_beams, excluded=excluded, masks=masks
         )
-        if trie.num_levels == 1:
+        if self._trie.source.num_levels == 1:
             raise ValueError("a catalog of one level needs no draft; capture beam searches")
         if draft.model is not drafter.model:
             raise ValueError("draft: want captured passes of the drafter's model")
-        self._drafter, self._width = drafter, min(num_beams, trie.num_rows)
+        self._drafter, self._width = drafter, self._widths[-1]
         self._split = drafter.split(self._trie, self._width)
         self._parts.append(Part(draft, draft.model.prefixes))
 
     def _check(self, search: Search, num_beams: int) -> None:
         """As `DecodeGraphs`; ValueError if the draft model cannot run the prompts."""
-        self._drafter.check(search.prompts, self._trie)
+        self._drafter.check(search.prompts, search.step.trie)
         super()._check(search, num_beams)
 
     @property
@@ -107,6 +109,7 @@ class DraftGraphs(DecodeGraphs):
 
     def _beams(self, graph: DecodeGraph, found: dict[str, torch.Tensor], decode: Decode) -> Beams:
         search, left = decode.search, graph.left
+        step = replace(search.step, trie=self._trie)  # the numbers of states in the graph
         tree = left.table.tree.continued(
             search.prompts,
             decode.cache,
@@ -115,6 +118,7 @@ class DraftGraphs(DecodeGraphs):
             padded=self._padded(decode),
         )
         verifying = left.continued(tree)
+        verifying.table.step = replace(verifying.table.step, trie=self._trie)
         answers = Answers(verifying, len(search))
         waiting = answers.take(verifying, found)
         if waiting is not None:
@@ -125,4 +129,4 @@ class DraftGraphs(DecodeGraphs):
             answers.run_patches(verifying, waiting, PATCH_NODES)
             finite = answers.finite.all()  # known here, so the next decode need not wait for it
             decode.cache.note(finite).host = [bool(finite)]
-        return answers.beams(search.step, self._num_beams, tree)
+        return answers.beams(step, self._num_beams, tree)

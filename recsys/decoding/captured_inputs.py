@@ -21,10 +21,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from recsys.constraint import ItemTrie
-from recsys.constraint.mask import RowMask, all_flags
+from recsys.constraint.fixed import FixedTrie
+from recsys.constraint.mask import RowMask
 from recsys.constraint.restrictions import Allowed, Excluded
-from recsys.constraint.transitions import DeviceTrie
 from recsys.constraint.trie import NO_STATE
 from recsys.decoding.expand import Step
 from recsys.decoding.request import Search, SearchRequest
@@ -35,8 +34,10 @@ from recsys.transfers import FixedInputs, Upload
 
 EXCLUDED = 128
 MASKS = 8
+MOST_DECODES = 128  # of a plan; each holds some thousand kernels' arguments on the device
 # Fields of `RowTree`: padding that is not 0, and those with an axis of candidates, not of nodes.
 _FILL = {"tokens": NO_TOKEN, "parents": ROOT, "depth": 1}
+_FILL_EXCLUDED = {"dead": NO_STATE, "parent": -1, "place": 0}
 _OF_CANDIDATES = ("places", "symbols", "known", "free")
 
 Arrays = dict[str, NDArray[Any]]
@@ -82,11 +83,11 @@ class DecodeInputs:
     """
 
     def __init__(
-        self, model: TreeModel, trie: DeviceTrie, prompt: int, excluded: int, masks: int
+        self, model: TreeModel, catalog: FixedTrie, prompt: int, excluded: int, masks: int
     ) -> None:
         """Inputs of decodes within these limits; `masks` is the number of distinct ones."""
-        self._model, self._trie, self.prompt, self.excluded = model, trie, prompt, excluded
-        self.masks = MaskTable(trie.source, model.device, masks)
+        self._model, self._catalog, self.prompt, self.excluded = model, catalog, prompt, excluded
+        self.masks = MaskTable(catalog, masks)
 
     def example(self, shape: DecodeShape, models: int) -> Arrays:
         """Inputs of this shape, for a decode that runs so many models."""
@@ -95,7 +96,7 @@ class DecodeInputs:
             one, candidates=one if shape.candidates else None, candidate_nodes=shape.nodes
         )
         nothing = np.zeros(shape.batch, np.int64)
-        search = Search.of(request, self._model, self._trie)
+        search = Search.of(request, self._model, self._catalog.catalog)
         places = [np.zeros((2, 1), np.int64)] * models
         return self.arrays(shape, search, nothing, places)
 
@@ -126,26 +127,30 @@ class DecodeInputs:
         for number, slots in enumerate(kept if shape.kept else ()):
             count = np.arange(batch * self.prompt) % slots.shape[1]
             arrays[f"kept {number}"] = slots[:, count]
-        states = np.diff(self._trie.source.depth_start)[1:]
-        for name, fill in (("dead", NO_STATE), ("parent", -1), ("place", 0)):
-            for depth, most in enumerate(states.tolist()):
-                array = np.zeros((len(search), 0), np.int64)
-                if step.excluded is not None:
-                    array = host(getattr(step.excluded, name)[depth])
-                size = min(self.excluded, most)
+        states = np.diff(self._catalog.trie.source.depth_start)[1:]
+        for depth, most in enumerate(states.tolist()):
+            dead = parent = np.zeros((len(search), 0), np.int64)
+            if (excluded := step.excluded) is not None:
+                dead, parent = host(excluded.dead[depth]), host(excluded.parent[depth])
+            for name, array in self._catalog.excluded(depth, dead, parent).items():
+                size, fill = min(self.excluded, most), _FILL_EXCLUDED[name]
                 arrays[f"{name} {depth}"] = _padded(array, batch, size, fill)
         masks = [None] * len(search) if step.allowed is None else step.allowed.masks
-        start = _padded(self.masks.places(masks), batch)
-        arrays |= {"allowed": start, "dense": start + self._trie.source.padded_states}
-        for name in _row_fields(search.rows):
+        arrays["allowed"] = _padded(self.masks.places(masks), batch)
+        rows = {name: host(getattr(search.rows, name)) for name in _row_fields(search.rows)}
+        if rows:
+            moved = self._catalog.states(rows["states"], rows["depth"])
+            rows["states"] = np.where(rows["real"], moved, rows["states"])
+            rows["symbols"] = self._catalog.symbols(rows["symbols"])
+        for name, array in rows.items():
             size = shape.candidates if name in _OF_CANDIDATES else shape.nodes
-            array = host(getattr(search.rows, name))
             arrays[f"row {name}"] = _padded(array, batch, size, _FILL.get(name, 0))
         return arrays
 
     def search(self, shape: DecodeShape, inputs: FixedInputs) -> Search:
         """The search to capture, whose tensors are the inputs."""
-        batch, levels = shape.batch, range(self._trie.source.num_levels)
+        trie = self._catalog.trie
+        batch, levels = shape.batch, range(trie.source.num_levels)
         prompts = PromptBatch(
             host_tokens=np.zeros((batch, self.prompt), np.int64),
             host_lengths=np.zeros(batch, np.int64),
@@ -159,8 +164,9 @@ class DecodeInputs:
             for name in ("dead", "parent", "place")
         )
         line = torch.zeros_like(inputs["lengths"])
-        allowed = Allowed((self.masks.flags,), line, inputs["allowed"], inputs["dense"], ())
-        step = Step(self._trie, Excluded(dead, parent, place), allowed=allowed)
+        start = inputs["allowed"]  # no depth is dense
+        allowed = Allowed((self.masks.flags,), line, start, start, ())
+        step = Step(trie, Excluded(dead, parent, place), allowed=allowed)
         rows = None
         if shape.candidates:
             names = [field.name for field in fields(RowTree)]
@@ -172,15 +178,18 @@ class MaskTable:
     """The masks of recent decodes in one tensor on a device, behind one that allows everything.
 
     Attributes:
-        flags: ((1 + `room`) (S + C + F),) bool, laid out as `Allowed.alive`.
+        flags: ((1 + `room`) (S + C),) bool, whether each state of a `FixedTrie` and the C behind
+            them may be reached.
         room: number of masks.
     """
 
-    def __init__(self, trie: ItemTrie, device: torch.device, room: int) -> None:
-        """Allocate room for masks over `trie`."""
-        everything = torch.from_numpy(all_flags(trie)).to(device)
-        self.flags, self.room = everything.repeat(1 + room), room
-        self._size = len(everything)
+    def __init__(self, catalog: FixedTrie, room: int) -> None:
+        """Allocate room for masks over what is in `catalog`."""
+        source = catalog.trie.source
+        self._catalog, self._of, self.room = catalog, catalog.catalog, room
+        self._size = source.padded_states
+        everything = torch.arange(self._size, device=catalog.trie.device) < source.num_states
+        self.flags = everything.repeat(1 + room)
         self._kept: OrderedDict[int, tuple[RowMask, int]] = OrderedDict()  # last used last
 
     def places(self, masks: Sequence[RowMask | None]) -> NDArray[np.int64]:
@@ -188,6 +197,9 @@ class MaskTable:
 
         A mask that is not here is copied, in place of the one that was not used for longest.
         """
+        if self._of is not self._catalog.catalog:
+            self._of = self._catalog.catalog
+            self._kept.clear()
         wanted = {id(mask): mask for mask in masks if mask is not None}
         for key in wanted.keys() & self._kept.keys():
             self._kept.move_to_end(key)
@@ -199,7 +211,8 @@ class MaskTable:
             taken = {place for _, place in self._kept.values()}
             place = next(place for place in range(self.room) if place not in taken)
             start = (1 + place) * self._size
-            self.flags[start : start + self._size] = flags
+            own = self.flags[start : start + self._size]
+            torch.index_select(flags, 0, self._catalog.places, out=own)
             self._kept[key] = wanted[key], place
         places = [0 if mask is None else 1 + self._kept[id(mask)][1] for mask in masks]
         return np.array(places, np.int64)[:, None] * self._size

@@ -9,7 +9,9 @@ batch between beam search and drafted trees (`recsys.decoding.planner`).
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,6 +22,7 @@ from numpy.typing import ArrayLike, NDArray
 from recsys import arguments
 from recsys.arguments import whole_number
 from recsys.constraint import ItemTrie
+from recsys.constraint.fixed import FixedTrie
 from recsys.constraint.transitions import DeviceTrie
 from recsys.decoding.beam import beam_search
 from recsys.decoding.best_first import complete
@@ -34,7 +37,7 @@ from recsys.decoding.score import rescore, score_rows
 from recsys.decoding.speculative import PATCH_NODES, speculative_beam_search
 from recsys.decoding.tree import ROOT, PromptBatch, TokenTree, find_long_prompts
 from recsys.errors import NonFiniteError
-from recsys.models.cache import whole_blocks
+from recsys.models.cache import CachePool, whole_blocks
 from recsys.models.graphs import PassGraphs
 from recsys.models.tree_forward import TreeModel
 from recsys.modes import Mode, check_mode
@@ -56,6 +59,33 @@ class Decoded:
     seconds: float
 
 
+@dataclass(frozen=True)
+class EngineStatistics:
+    """What an engine has captured, and counts since then.
+
+    Attributes:
+        passes: captured passes of all models.
+        decodes: captured decodes of all plans.
+        seconds: time that captures took.
+        device_bytes: memory of the device that was gone after them, with all that was allocated
+            meanwhile; None where there is no such figure, as on a CPU.
+        replays: decodes that ran as one graph.
+        patched: those of them that patch passes followed.
+        fallbacks: decodes of captured plans that did not, by reason (`DecodeGraphStatistics`).
+        eager_passes: passes without a graph, by reason (`GraphStatistics`); those of models
+            without captured passes are not counted.
+    """
+
+    passes: int
+    decodes: int
+    seconds: float
+    device_bytes: int | None
+    replays: int
+    patched: int
+    fallbacks: dict[str, int]
+    eager_passes: dict[str, int]
+
+
 class Engine:
     """Decodes batches for one target over one catalog.
 
@@ -69,7 +99,7 @@ class Engine:
         planner: None until `warm_up`; plain beam search is the plan until then.
         graphs: captured passes of the target and of the draft model, once there are any.
         exact_graphs: those of the target's `exact`, likewise.
-        decodes: captured decodes by plan; empty until `capture_decodes`, and for another catalog.
+        decodes: captured decodes by plan; empty until `capture_decodes`.
     """
 
     def __init__(
@@ -106,6 +136,8 @@ class Engine:
         self.graphs: list[PassGraphs] = []
         self.exact_graphs: PassGraphs | None = None
         self.decodes: dict[Plan, DecodeGraphs] = {}
+        self._catalog: FixedTrie | None = None  # that of the captured decodes
+        self._capture_seconds, self._device_bytes = 0.0, 0
         self._use_graphs = self.target.device.type == "cuda" if graphs is None else graphs
 
     def use(self, trie: ItemTrie) -> None:
@@ -116,7 +148,9 @@ class Engine:
             raise ValueError(
                 f"the catalog has {trie.num_levels} levels, the one before {self.trie.num_levels}"
             )
-        self.trie, self.decodes = trie, {}
+        self.trie = trie
+        if self._catalog is not None:
+            self._catalog.use(trie)  # without room for it, decodes fall back and are counted
         if self.planner is not None:
             self.planner.first_level = trie.branching[0]
 
@@ -221,8 +255,20 @@ class Engine:
             self.capture(max(batches), longest, num_beams)
         self.planner = self._measure_plans(prompts, num_beams, batches)
 
+    @property
+    def plans(self) -> list[Plan]:
+        """The plans that the planner chooses from, and mode `draft`."""
+        sizes = () if self.draft is None else dict.fromkeys((*_NODES, self.draft_nodes))
+        return list_plans(self.trie.num_levels, self.trie.branching[0], list(sizes))
+
     def capture(
-        self, batch: int, prompt: int, num_beams: int = 20, plans: Sequence[Plan] | None = None
+        self,
+        batch: int,
+        prompt: int,
+        num_beams: int = 20,
+        plans: Sequence[Plan] | None = None,
+        *,
+        spare: int = 0,
     ) -> None:
         """Capture every pass that decodes of this size or smaller can take.
 
@@ -230,12 +276,18 @@ class Engine:
             batch: most requests.
             prompt: most prompt tokens of a request.
             num_beams: most beams.
-            plans: that may be followed; None for all that the planner chooses from.
+            plans: that may be followed; None for all `plans` of the engine.
+            spare: further slots of each request, which decodes with candidates need that will be
+                captured next (`capture_decodes`).
         """
-        trie, prompt = self.trie, max(self.prompt_slots, prompt)
-        if plans is None:
-            sizes = () if self.draft is None else (*_NODES, self.draft_nodes)
-            plans = list_plans(trie.num_levels, trie.branching[0], sizes)
+        with self._timed():
+            self._capture(batch, max(self.prompt_slots, prompt), num_beams, plans, spare)
+
+    def _capture(
+        self, batch: int, prompt: int, num_beams: int, plans: Sequence[Plan] | None, spare: int
+    ) -> None:
+        trie = self.trie
+        plans = self.plans if plans is None else plans
         trees = [plan.nodes for plan in plans if plan.mode == Mode.DRAFT]
         grid = self._grid(batch, prompt, num_beams)
         shapes = [grid.of_target(plans)]
@@ -244,7 +296,8 @@ class Engine:
             for widths in _draft_widths(DeviceTrie.of(trie, self.draft.device), trees, num_beams):
                 shapes[-1] |= grid.of_beams(widths)
         for place, (model, wanted) in enumerate(zip(self._models, shapes, strict=False)):
-            self._passes(place, model, batch, max(s.view for s in wanted)).warm_up(wanted)
+            slots = max(s.view for s in wanted) + whole_blocks(spare)
+            self._passes(place, model, batch, slots).warm_up(wanted)
         if (exact := self.target.exact) is not None:
             wanted = grid.of_rows()
             slots = max(s.view for s in wanted)
@@ -257,31 +310,46 @@ class Engine:
         batch: int,
         prompt: int,
         num_beams: int = 20,
-        candidates: Sequence[tuple[int, int]] = (),
+        candidates: Sequence[tuple[int, int]] = ((0, 0),),
         plans: Sequence[Plan] = (Plan(),),
     ) -> None:
-        """Capture whole decodes of this K over this catalog, with one graph for each.
+        """Capture whole decodes of this K, with one graph for each.
 
         A plan then decodes in one launch, and a draft that is not accepted is followed by patch
         passes, for which `capture` has graphs. What fits no graph takes the way of before
-        (`self.decodes[plan].statistics`), and so does a decode that is traced. A change of the
-        catalog drops the graphs, and so does a later `capture` or `warm_up` that needs a larger
-        storage.
+        (`self.decodes[plan].statistics`), and so does a decode that is traced. Another catalog is
+        copied into the tensors that graphs read; while it has no room there (`FixedTrie`), no graph
+        fits. A later `capture` or `warm_up` that needs a larger storage drops the graphs.
 
         Args:
             batch: most requests.
             prompt: most prompt tokens of a request.
             num_beams: the number of beams.
-            candidates: also capture decodes with so many candidates and nodes of them per request.
+            candidates: numbers of candidates and of their nodes per request to capture decodes
+                for; (0, 0) is for those without any.
             plans: of the modes `beam` and, with a draft model, `draft`.
 
         Raises:
-            ValueError: more decodes than `recsys.decoding.captured.MOST_DECODES`, or a plan that
-                cannot be captured: of another mode, without a draft model, or with a draft for a
-                catalog of one level.
+            ValueError: more decodes than `recsys.decoding.captured_inputs.MOST_DECODES`, or a plan
+                that cannot be captured: of another mode, without a draft model, or with a draft for
+                a catalog of one level.
         """
-        prompt = max(self.prompt_slots, prompt)
-        grid = self._grid(batch, prompt, num_beams)
+        with self._timed():
+            self._capture_decodes(
+                batch, max(self.prompt_slots, prompt), num_beams, candidates, plans
+            )
+
+    def _capture_decodes(
+        self,
+        batch: int,
+        prompt: int,
+        num_beams: int,
+        candidates: Sequence[tuple[int, int]],
+        plans: Sequence[Plan],
+    ) -> None:
+        tokens = min(model.vocabulary_size for model in self._models)
+        catalog = FixedTrie(self.trie, self.target.device, tokens=tokens)
+        grid = self._grid(batch, prompt, num_beams, catalog.trie.source)
         for plan in plans:
             drafted = plan.mode == Mode.DRAFT and self.draft is not None
             if plan.mode != Mode.BEAM and not (drafted and grid.widths):
@@ -293,10 +361,13 @@ class Engine:
         passes = [self._passes(0, self.target, batch, grid.most_slots(plans, extra))]
         trees = max((plan.nodes for plan in plans), default=0)
         if trees and self.draft is not None:
-            slots = whole_blocks(prompt) + whole_blocks(trees)
+            nodes = [plan.nodes for plan in plans if plan.nodes]
+            widths = _draft_widths(catalog.trie, nodes, num_beams)
+            slots = whole_blocks(prompt) + whole_blocks(max(map(sum, widths)))
             passes.append(self._passes(1, self.draft, batch, slots))
-        self.decodes = {}  # frees the memory of those before
-        wanted = {plan: self._decodes(plan, passes, prompt, num_beams) for plan in plans}
+        self.decodes, self._catalog = {}, catalog  # frees the memory of those before
+        limits = {"prompt": prompt, "num_beams": num_beams}
+        wanted = {plan: self._decodes(plan, passes, catalog, **limits) for plan in plans}
         for plan, decodes in wanted.items():
             models = self._models if plan.mode == Mode.DRAFT else [self.target]
             kept = all(model.prefixes is not None for model in models)
@@ -304,25 +375,50 @@ class Engine:
         self.decodes = wanted
 
     def _decodes(
-        self, plan: Plan, passes: Sequence[PassGraphs], prompt: int, num_beams: int
+        self, plan: Plan, passes: Sequence[PassGraphs], catalog: FixedTrie, **limits: int
     ) -> DecodeGraphs:
         """Graphs for the decodes of a plan; nothing is captured yet."""
         if plan.mode == Mode.BEAM:
-            return DecodeGraphs(passes[0], self.trie, prompt=prompt, num_beams=num_beams)
+            return DecodeGraphs(passes[0], catalog, **limits)
         target, draft = passes
-        drafter = ModelDrafter(self.draft, plan.nodes)
-        return DraftGraphs(target, draft, drafter, self.trie, prompt=prompt, num_beams=num_beams)
+        return DraftGraphs(target, draft, ModelDrafter(self.draft, plan.nodes), catalog, **limits)
 
-    def _grid(self, batch: int, prompt: int, num_beams: int) -> Grid:
-        """The shapes of decodes of these sizes."""
+    def statistics(self) -> EngineStatistics:
+        """What has been captured, and counts since then."""
+        captured = (*self.graphs, *([] if self.exact_graphs is None else [self.exact_graphs]))
+        passes = [graphs.statistics() for graphs in captured]
+        decodes = [decodes.statistics() for decodes in self.decodes.values()]
+        return EngineStatistics(
+            passes=sum(told.graphs for told in passes),
+            decodes=sum(told.graphs for told in decodes),
+            seconds=self._capture_seconds,
+            device_bytes=self._device_bytes if self.target.device.type == "cuda" else None,
+            replays=sum(told.replays for told in decodes),
+            patched=sum(told.patched for told in decodes),
+            fallbacks=dict(sum((Counter(told.fallbacks) for told in decodes), Counter())),
+            eager_passes=dict(sum((Counter(told.fallbacks) for told in passes), Counter())),
+        )
+
+    @contextmanager
+    def _timed(self) -> Iterator[None]:
+        """Add up what captures take: seconds, and memory of the device."""
+        start, free = time.perf_counter(), _free_bytes(self.target.device)
+        try:
+            yield
+        finally:
+            self._capture_seconds += time.perf_counter() - start
+            self._device_bytes += free - _free_bytes(self.target.device)
+
+    def _grid(self, batch: int, prompt: int, num_beams: int, trie: ItemTrie | None = None) -> Grid:
+        """The shapes of decodes of these sizes; `trie` is the engine's unless another is given."""
         for name, value in {"batch": batch, "prompt": prompt, "num_beams": num_beams}.items():
             whole_number(name, value)
-        trie = self.trie
+        trie = self.trie if trie is None else trie
         return Grid(
             batch=batch,
             prompt=prompt,
             widths=tuple(trie.width(depth, num_beams) for depth in range(1, trie.num_levels)),
-            patch=min(num_beams, trie.num_rows) + min(PATCH_NODES, trie.num_states),
+            patch=trie.width(trie.num_levels, num_beams) + min(PATCH_NODES, trie.num_states),
             first_level=trie.branching[0],
         )
 
@@ -331,7 +427,9 @@ class Engine:
         if len(self.graphs) == place:
             self.graphs.append(PassGraphs.attach(model, batch=batch, slots=slots))
         elif not self.graphs[place].has_room(batch, slots):
+            before = self.graphs[place].shapes
             self.graphs[place] = PassGraphs.attach(model, batch=batch, slots=slots)
+            self.graphs[place].warm_up(before)
             self.decodes = {}  # they are captured over the storage of before
         return self.graphs[place]
 
@@ -362,6 +460,19 @@ class Engine:
     @property
     def _models(self) -> list[TreeModel]:
         return [self.target] if self.draft is None else [self.target, self.draft]
+
+    def close(self) -> None:
+        """Free stored prompts and all that was captured; do not use the engine afterwards.
+
+        Captured passes and their model refer to each other, so they would wait for the garbage
+        collector.
+        """
+        self.forget()
+        self.graphs, self.exact_graphs, self.decodes, self._catalog = [], None, {}, None
+        for model in (*self._models, self.target.exact):
+            if model is not None:
+                model.find_graph = None
+                model.pool = CachePool(model.config, model.dtype, model.device)
 
     def forget(self) -> None:
         """Drop all stored prompts."""
@@ -439,6 +550,11 @@ def _with_prefixes(model: Any, prefix_bytes: int, version: str) -> TreeModel:
     if prefix_bytes:
         ready.keep_prefixes(prefix_bytes, version)
     return ready
+
+
+def _free_bytes(device: torch.device) -> int:
+    """Free memory of a GPU; 0 elsewhere."""
+    return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else 0
 
 
 def _draft_widths(

@@ -7,10 +7,10 @@ batch within the grid then never runs without a graph.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
-from recsys.decoding.captured_inputs import DecodeShape
+from recsys.decoding.captured_inputs import MOST_DECODES, DecodeShape
 from recsys.decoding.planner import Plan, is_worth_trying
 from recsys.models.cache import whole_blocks
 from recsys.models.graphs import BATCHES, PassShape, list_sizes
@@ -60,21 +60,27 @@ class Grid:
         return self._of_batches(self._of_prompts(nodes, at_least=0), self._batches)
 
     def of_decodes(
-        self, plan: Plan, *, kept: bool, candidates: Iterable[tuple[int, int]] = ()
+        self, plan: Plan, *, kept: bool, candidates: Collection[tuple[int, int]] = ((0, 0),)
     ) -> set[DecodeShape]:
         """Shapes of whole decodes under a plan.
 
         The numbers of new tokens double from one to the next, since a decode has many kernels and
-        its graph takes memory. With `kept`, stored histories are read as well; (candidates, nodes)
-        of a request are also captured.
+        its graph takes memory; they grow faster where there would be more than `MOST_DECODES`
+        shapes. With `kept`, stored histories are read as well. `candidates` are pairs of candidates
+        and of their nodes per request.
         """
-        sizes = [size for size in list_sizes(self.prompt) if size.bit_count() == 1]
+        *smaller, longest = list_sizes(self.prompt)
+        sizes = [longest, *(size for size in reversed(smaller) if size.bit_count() == 1)]
+        batches, reads = self._batches_of(plan), {False, kept}
+        of_each_size = len(batches) * len(reads) * len(candidates)
+        while len(sizes) > 1 and len(sizes) * of_each_size > MOST_DECODES:
+            sizes = sizes[::2]
         return {
-            DecodeShape(batch, size, reads, *extra)
-            for batch in self._batches_of(plan)
-            for size in {*sizes, list_sizes(self.prompt)[-1]}
-            for reads in {False, kept}
-            for extra in ((0, 0), *candidates)
+            DecodeShape(batch, size, read, *extra)
+            for batch in batches
+            for size in sizes
+            for read in reads
+            for extra in candidates
         }
 
     def most_slots(self, plans: Iterable[Plan], nodes: int) -> int:

@@ -63,7 +63,7 @@ def speculative_beam_search(
             from the target's distribution (`recsys.decoding.relaxed`). Relaxed verification needs
             seeds and a draft model, and scores no candidates.
         patch_nodes: most nodes that a patch pass adds for the next level: children of missing
-            beams and of beams that have been run.
+            beams and of beams that have been run. On a GPU, the missing beams count, too.
         traced: also return how each answer was found.
         released: relaxed verification accepts and counts as AtSpeed's released code does
             (`recsys.decoding.relaxed`), so that its figures compare with published ones.
@@ -373,9 +373,10 @@ class Answers:
         """Run patch passes until all searches are done; `waiting` is what `take` returned."""
         while waiting is not None:
             levels, missing = waiting
-            search.patch(
-                levels, missing, min(patch_nodes, search.table.step.trie.source.num_states)
-            )
+            budget = min(patch_nodes, search.table.step.trie.source.num_states)
+            if not counts_nodes(search.level.device):  # with the missing beams, whole tiles
+                budget = max(1, budget - missing)
+            search.patch(levels, missing, budget)
             search.table.run()
             search.verify(levels.start)
             waiting = self.take(search, search.found())

@@ -8,10 +8,12 @@ import transformers
 from recsys import transfers
 from recsys.constraint import ItemTrie
 from recsys.constraint.boost import Boost
+from recsys.constraint.fixed import FixedTrie
 from recsys.constraint.mask import RowMask
 from recsys.decoding import Engine, Search, SearchRequest, beam_search
-from recsys.decoding.captured import MOST_DECODES, DecodeGraphs
-from recsys.decoding.captured_inputs import DecodeShape, MaskTable
+from recsys.decoding.captured import DecodeGraphs
+from recsys.decoding.captured_inputs import MOST_DECODES, DecodeShape, MaskTable
+from recsys.decoding.grid import Grid
 from recsys.decoding.planner import Plan
 from recsys.errors import NonFiniteError
 from recsys.models.graphs import BATCHES, PassGraphs, run_again
@@ -320,7 +322,7 @@ HISTORIES = [RNG.integers(1, 64, LONGEST) for _ in range(MOST)]
 def engine():
     weights = tiny_model("llama-gqa", layers=1, hidden=16, dtype=torch.float64)
     each = Engine(weights, TRIE, prefix_bytes=1 << 22, prompt_slots=LONGEST, graphs=True)
-    each.capture_decodes(MOST, LONGEST, K, candidates=[(CANDIDATES, NODES)])
+    each.capture_decodes(MOST, LONGEST, K, candidates=[(0, 0), (CANDIDATES, NODES)])
     return each
 
 
@@ -361,20 +363,91 @@ def test_another_k_is_decoded_as_before_and_counted(engine):
     assert (after.replays, after.fallbacks) == (before.replays, {"beams": 1})
 
 
-def test_another_catalog_or_storage_drops_the_graphs():
+def grown(rng, changes):
+    """Catalogs: each has some items more than the one before it, and lacks some of those."""
+    items, found = random_catalog(rng, 200, 4), []
+    for more, fewer in changes:
+        items = np.concatenate([items, random_catalog(rng, more, 4)])
+        items = items[np.sort(rng.permutation(len(items))[fewer:])]
+        found.append(ItemTrie.build(items))
+    return found
+
+
+def test_items_come_and_go_in_the_same_graphs():
+    """Each catalog is copied over the one before, and the capture's Python is not run again."""
+    rng = np.random.default_rng(7)
+    tries = grown(rng, [(0, 0), (6, 0), (9, 20), (0, 60), (25, 0), (8, 2)])
+    weights = tiny_model("llama", layers=1, hidden=16, dtype=torch.float64)
+    catalog = FixedTrie(tries[0], tokens=64)
+    shapes = [DecodeShape(2, 8), DecodeShape(2, 8, False, 4, 12)]
+    model, decodes = captured(weights, catalog, shapes, kept=False)
+    for i, trie in enumerate([*tries, tries[1]]):
+        assert trie is tries[0] or decodes.run(Search.of([[1]], model, trie), K) is None
+        assert catalog.use(trie)
+        for batch in (1, 2):
+            rows = [rng.integers(0, trie.num_rows, rng.integers(0, 4)) for _ in range(batch)]
+            masks = [RowMask.of(trie, rng.random(trie.num_items) < 0.4), None][:batch]
+            for kinds in ({}, {"exclude": rows, "masks": masks}, {"candidates": rows}):
+                request = SearchRequest(random_prompts(rng, batch, 8), **kinds)
+                found = decodes.run(Search.of(request, model, trie), K)
+                same(found, beam_search(weights, request, trie, K))
+        assert decodes.statistics().fallbacks == ({"catalog": i} if i else {})
+    assert decodes.statistics().replays == 6 * 7
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        ItemTrie.build(random_catalog(np.random.default_rng(9), 340, 4)),
+        ItemTrie.build(random_catalog(np.random.default_rng(9), 20, 3)),
+        ItemTrie.build([[1, 2, 3, n] for n in range(64)]),
+        ItemTrie.build([[1, 2, 3], [4]], end=9),
+        ItemTrie.build([[1, 2, 3, 1000]]),
+    ],
+    ids=["states", "levels", "children", "end", "token"],
+)
+def test_a_catalog_without_room_is_not_copied(other):
+    first = ItemTrie.build(random_catalog(np.random.default_rng(2), 200, 4))
+    catalog = FixedTrie(first)
+    before = {n: t.clone() for n, t in vars(catalog.trie).items() if isinstance(t, torch.Tensor)}
+    assert not catalog.use(other)
+    assert catalog.catalog is first
+    assert all(torch.equal(getattr(catalog.trie, name), t) for name, t in before.items())
+
+
+def test_what_has_no_room_falls_back_until_it_has():
+    """Another catalog costs no capture; a larger storage does."""
+    rng = np.random.default_rng(9)
     each = Engine(tiny_model("llama", layers=1, hidden=16), TRIE, graphs=True)
-    each.capture_decodes(1, 8, K)
-    assert each.decodes[Plan()].statistics().graphs == 1
-    other = ItemTrie.build(random_catalog(np.random.default_rng(9), 30, 4))
     each.capture(1, 8, K, [Plan()])
-    assert each.decodes
-    each.use(other)
-    assert not each.decodes
     each.capture_decodes(1, 8, K)
-    each.capture(2, 8, K, [Plan()])  # needs a larger storage
+    small, large = (ItemTrie.build(random_catalog(rng, n, 4)) for n in (30, 900))
+    for trie, replays in ((TRIE, 1), (small, 2), (large, 2), (TRIE, 3)):
+        each.use(trie)
+        found = each.decode([[1, 2]], K, mode="beam").beams
+        assert torch.equal(found.rows, beam_search(each.target, [[1, 2]], trie, K).rows)
+        assert each.statistics().replays == replays
+    told = each.statistics()
+    assert told.fallbacks == {"catalog": 1}
+    assert told.decodes == 1
+    assert told.seconds > 0
+    assert told.device_bytes is None
+    each.capture(2, 8, K, [Plan()])  # needs a larger storage, in which passes are captured again
     assert not each.decodes
-    found = each.decode([[1, 2]], K, mode="beam").beams
-    assert torch.equal(found.rows, beam_search(each.target, [[1, 2]], other, K).rows)
+    assert each.statistics().passes > told.passes
+    each.decode([[1, 2]], K, mode="beam")
+    assert each.statistics().eager_passes == {}
+
+
+def test_sizes_of_prompts_are_fewer_if_there_are_many_kinds():
+    grid = Grid(batch=32, prompt=1208, widths=(20, 20, 20), patch=148, first_level=256)
+    shapes = grid.of_decodes(Plan(), kept=True)
+    assert len(shapes) <= MOST_DECODES
+    sizes = sorted({shape.new for shape in shapes})
+    assert sizes[-1] == 1208
+    assert len({(s.batch, s.kept) for s in shapes}) == 2 * len(BATCHES)
+    small = Grid(batch=32, prompt=208, widths=(20, 20, 20), patch=148, first_level=256)
+    assert {s.new for s in small.of_decodes(Plan(), kept=True)} == {8, 16, 32, 64, 128, 208}
 
 
 @pytest.mark.gpu
@@ -394,7 +467,8 @@ def test_cuda_graphs_give_the_answers_of_beam_search():
 
 def test_a_mask_that_cannot_be_copied_takes_no_place(monkeypatch):
     masks = [RowMask.of(TRIE, RNG.random(TRIE.num_items) < 0.3) for _ in range(4)]
-    table = MaskTable(TRIE, torch.device("cpu"), 2)
+    catalog = FixedTrie(TRIE)
+    table = MaskTable(catalog, 2)
     table.places(masks[:2])
 
     def fail(*_):
@@ -407,5 +481,7 @@ def test_a_mask_that_cannot_be_copied_takes_no_place(monkeypatch):
     for wanted in ([3], [1], [3, 1], [0, 2]):
         chosen = [masks[i] for i in wanted]
         for mask, start in zip(chosen, table.places(chosen)[:, 0].tolist(), strict=True):
-            expected = mask.to(torch.device("cpu"))
-            assert torch.equal(table.flags[start : start + len(expected)], expected)
+            flags = table.flags[start : start + len(catalog.places)]
+            there = catalog.places < TRIE.num_states
+            assert not flags[~there].any()
+            assert torch.equal(flags[there], torch.from_numpy(mask.alive[: TRIE.num_states]))

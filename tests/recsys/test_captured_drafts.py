@@ -10,6 +10,7 @@ import transformers
 from recsys import transfers
 from recsys.constraint import ItemTrie
 from recsys.constraint.boost import Boost
+from recsys.constraint.fixed import FixedTrie
 from recsys.constraint.mask import RowMask
 from recsys.decoding import (
     Engine,
@@ -400,6 +401,33 @@ def test_patch_passes_that_are_not_finite_are_reported(recorded):
         with pytest.raises(NonFiniteError):
             decodes.run(Search.of(prompts, model, TRIE), K)
     same(decodes.run(Search.of(prompts, model, TRIE), K), beam_search(weights, prompts, TRIE, K))
+
+
+@pytest.mark.parametrize("kind", ["same", "other"])
+def test_items_come_and_go_in_the_same_graphs(recorded, kind):
+    """Patch passes read the numbers of states that the graph wrote."""
+    rng = np.random.default_rng(7)
+    items = random_catalog(rng, 330, 4)
+    tries = [ItemTrie.build(items[part]) for part in (slice(300), slice(320), slice(15, None))]
+    weights = tiny_model("llama", layers=1, hidden=16, dtype=torch.float64)
+    catalog = FixedTrie(tries[0], tokens=64)
+    model, _, decodes = captured(
+        weights, draft_of(weights, kind), recorded, catalog, [DecodeShape(2, 8, False, 4, 12)]
+    )
+    for trie in tries:
+        assert catalog.use(trie)
+        for batch in (1, 2):
+            request = SearchRequest(
+                random_prompts(rng, batch, 8),
+                exclude=[rng.integers(0, trie.num_rows, 5) for _ in range(batch)],
+                masks=[RowMask.of(trie, rng.random(trie.num_items) < 0.6), None][:batch],
+                candidates=[rng.integers(0, trie.num_rows, 3) for _ in range(batch)],
+            )
+            found = decodes.run(Search.of(request, model, trie), K)
+            same(found, beam_search(weights, request, trie, K))
+    told = decodes.statistics()
+    assert (told.replays, told.fallbacks) == (6, {})
+    assert bool(told.patched) == (kind != "same")
 
 
 MOST = 8

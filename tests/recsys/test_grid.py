@@ -10,6 +10,7 @@ from recsys.decoding import engine as engine_module
 from recsys.decoding.engine import Engine
 from recsys.decoding.grid import Grid
 from recsys.decoding.planner import MOST_TREE_TOKENS, Plan, is_worth_trying, list_plans
+from recsys.decoding.table import Table
 from recsys.decoding.tree import PromptBatch, TokenTree, find_long_prompts
 from recsys.errors import NonFiniteError
 from recsys.models.graphs import BATCHES, PassGraphs, PassShape, list_sizes
@@ -190,6 +191,23 @@ def test_a_tree_below_a_kept_history_is_padded_to_whole_tiles(first_level, size)
     wanted = PassShape(1, first_level + 8, 208 + first_level, first_level + 1).rounded()
     fitting = min((s for s in shapes if wanted.fits(s)), key=lambda s: s.tokens)
     assert fitting.new == size
+
+
+def test_patch_passes_are_whole_tiles(monkeypatch):
+    monkeypatch.setattr(speculative, "counts_nodes", lambda device: False)
+    sizes, run = [], Table.run
+
+    def spy(table):
+        sizes.append(table.places - table.runs[-1] if table.runs else None)
+        run(table)
+
+    monkeypatch.setattr(Table, "run", spy)
+    prompts = random_prompts(np.random.default_rng(2), 3, LONGEST)
+    found = speculative.speculative_beam_search(TARGET, DRAFT, prompts, TRIE, BEAMS)
+    assert torch.equal(found.rows, beam_search(TARGET, prompts, TRIE, BEAMS).rows)
+    patches = [size for size in sizes if size is not None]
+    assert 128 in patches
+    assert all(size in (128, *range(BEAMS + 1)) for size in patches)  # the last level has no more
 
 
 def test_planned_trees_are_whole_tiles_with_a_kept_history():

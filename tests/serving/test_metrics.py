@@ -1,8 +1,10 @@
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from recsys.decoding.engine import EngineStatistics
 from recsys.serving.metrics import Metrics
 from recsys.serving.series import SLOT_S, SLOTS
 
@@ -92,6 +94,28 @@ def test_queue_depth_and_filter_cache_are_read_on_demand():
     assert value(metrics, "queue_depth") == 0
     assert value(metrics, "filter_cache_total", result="hit") == 5
     assert value(metrics, "filter_cache_bytes") == 64
+
+
+def test_captured_graphs_are_told_by_model():
+    metrics = Metrics()
+    assert value(metrics, "padded_tokens_total") == 0
+    metrics.answered({"total": 0.1}, stats={"target_passes": 1, "padded_tokens": 6})
+    assert value(metrics, "padded_tokens_total") == 6
+    told = EngineStatistics(
+        passes=9, decodes=4, seconds=2.5, device_bytes=1000, replays=7, patched=3,
+        fallbacks={"beams": 2, "catalog": 1}, eager_passes={"cache": 5},
+    )  # fmt: skip
+    eager = replace(told, passes=0)
+    metrics.captured = lambda: {"a": told, "b": eager}
+    assert value(metrics, "captured_graphs", model="a", kind="decodes") == 4
+    assert value(metrics, "captured_graphs", model="a", kind="passes") == 9
+    assert value(metrics, "capture_seconds", model="a") == 2.5
+    assert value(metrics, "capture_bytes", model="a") == 1000
+    assert value(metrics, "captured_decodes_total", model="a") == 7
+    assert value(metrics, "patched_decodes_total", model="a") == 3
+    assert value(metrics, "uncaptured_decodes_total", model="a", reason="catalog") == 1
+    assert value(metrics, "eager_passes_total", model="a", reason="cache") == 5
+    assert not [key for key in samples(metrics) if dict(key[1]).get("model") == "b"]
 
 
 def test_two_applications_share_no_counter():

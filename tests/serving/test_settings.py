@@ -93,3 +93,12 @@ def test_a_bad_value_is_named(override, text):
 def test_a_name_that_leaves_its_folder_is_refused():
     with pytest.raises(ConfigError, match="not a plain word"):
         ServingSettings.load(name="../../etc")
+
+
+def test_decodes_are_captured_on_a_gpu_only():
+    assert ServingSettings.load().capture == "passes"
+    assert ServingSettings.load(capture="decodes", device="cuda").capture == "decodes"
+    with pytest.raises(ConfigError, match="capture 'decodes' needs a GPU, and device is 'cpu'"):
+        ServingSettings.load(None, ["serve.capture=decodes"])
+    with pytest.raises(ConfigError, match="mode 'exhaustive' cannot be captured"):
+        ServingSettings.load(capture="decodes", device="cuda:0", mode="exhaustive")

@@ -3,6 +3,7 @@
 import asyncio
 import ctypes
 import platform
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -46,3 +47,18 @@ def test_memory_is_trimmed_once_a_minute(monkeypatch: pytest.MonkeyPatch):
         asyncio.run(decode.run(model, []))
     decode.close()
     assert trimmed == [1060.5, 1121.0, 1300.0]
+
+
+def test_what_a_model_captured_is_logged(caplog: pytest.LogCaptureFixture):
+    told = SimpleNamespace(passes=9, decodes=4, seconds=2.345, device_bytes=1000)
+    engine = SimpleNamespace(statistics=lambda: told)
+    model: Any = SimpleNamespace(engine=engine, warm_up=lambda: None)
+    decode = DecodeWorker(ServingSettings(device="cuda", capture="decodes"))
+    with caplog.at_level("INFO", "recsys.serving.worker"):
+        assert decode._load(Path("bundles/shop"), model) is model
+    decode.close()
+    (line,) = caplog.records
+    assert line.getMessage() == "captured"
+    assert vars(line)["fields"] == {
+        "bundle": "shop", "passes": 9, "decodes": 4, "seconds": 2.3, "device_bytes": 1000,
+    }  # fmt: skip
