@@ -192,8 +192,9 @@ class NewsOptions:
         from recsys.retraining import Sources
         from recsys.serving.settings import ServingSettings
 
+        serve = [text for text in run.set_ or () if text.startswith("serve.")]
         served = ServingSettings.load(
-            run.config, name=run.name, store=self.store, insecure_listen=True
+            run.config, serve, name=run.name, store=self.store, insecure_listen=True
         )
         store: str | Path | None = served.store
         if self.store == "none" or (isinstance(store, Path) and not store.is_file()):

@@ -24,7 +24,7 @@ from recsys.live import Epoch, NewItem
 from recsys.live_catalog import EpochCatalog
 from recsys.recommender import Recommender
 from recsys.serving.batcher import QueueFullError
-from recsys.serving.changes import read_cursor, write_cursor
+from recsys.serving.changes import CursorError, read_cursor, write_cursor
 from recsys.serving.following import follow
 from recsys.serving.metrics import Metrics
 from recsys.serving.models import Model, Models
@@ -39,6 +39,7 @@ from recsys.serving.schemas.items import (
     ItemRecord,
     NewItemBody,
 )
+from recsys.serving.stores.records import AheadError
 from recsys.serving.stores.store import Store
 
 logger = logging.getLogger("recsys.serving.catalog_changes")
@@ -211,7 +212,8 @@ class CatalogChanges:
         Only the last change of each item is there. Reading on after the last one misses nothing.
 
         Raises:
-            CursorError: the cursor is of another store, or of the store before it was restored.
+            CursorError: the cursor is of another store, of the store before it was restored, or of
+                a state that this one is behind.
             StoreError: the store cannot be read.
         """
         assert self.store is not None  # noqa: S101 - the routes need a service that is ready
@@ -219,7 +221,10 @@ class CatalogChanges:
         found: list[ItemRecord] = []
         while len(found) < limit and size < PAGE_BYTES:
             few = min(PAGE_ROWS, limit - len(found))
-            records = await self.store.journal_page(JOURNAL, after, few)
+            try:
+                records = await self.store.journal_page(JOURNAL, after, few)
+            except AheadError:
+                raise CursorError from None
             for after, record in records:
                 found.append(_wire(write_cursor(self.store, str(after)), record))
                 size += len(record.get("text", "")) + 2_000  # the rest is seldom more

@@ -176,12 +176,14 @@ class Forwarder:
         try:
             return self._post(events)
         except ServiceError as error:
-            if error.status not in REFUSED or error.problem is None:
+            # A proxy that refuses the size answers with a text of its own.
+            if error.status not in REFUSED or (error.problem is None and error.status != 413):
                 raise
             if len(parts) > 1:
                 half = len(parts) // 2
                 return self._send(parts[:half]) and self._send(parts[half:])
-            fields = [f"{field.pointer}: {field.detail}" for field in error.problem.errors or ()]
+            errors = (error.problem and error.problem.errors) or ()
+            fields = [f"{field.pointer}: {field.detail}" for field in errors]
             self._refuse(parts[0][0], "; ".join([str(error), *fields]))
             return True
 

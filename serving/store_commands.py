@@ -173,11 +173,15 @@ def migrate(
 
     Example: recsys store migrate --to 5
     """
+    from recsys.errors import ConfigError
     from recsys.serving.stores import open_store
     from recsys.serving.stores.database import SCHEMA_VERSION
 
     version = SCHEMA_VERSION if to is None else to
-    opened = open_store(_settings(store, name, config, set_).store, schema=version)
+    place = _settings(store, name, config, set_).store
+    if isinstance(place, Path) and not place.is_file():
+        raise ConfigError(f"there is no store {place}; name one by --store")
+    opened = open_store(place, schema=version)
     opened.close()
     typer.echo(f"{opened.place} has schema {version}")
 

@@ -273,3 +273,19 @@ def test_a_run_prints_only_json_on_standard_output(invoke, tmp_path):
     assert made["path"] == str(tmp_path / "var" / "datasets" / "s")
     assert made["seconds"] > 0
     assert "data →" in err
+
+
+def test_a_store_that_is_not_there_is_not_made_by_a_migration(invoke, tmp_path):
+    missing = tmp_path / "typo.db"
+    code, _, err = invoke("store", "migrate", "--store", str(missing))
+    assert (code, missing.exists()) == (2, False)
+    assert "there is no store" in err
+    assert "--store" in err
+
+
+def test_retraining_reads_the_store_of_its_settings(invoke, tmp_path):
+    (tmp_path / "own.db").touch()
+    _, _, without = invoke("retrain", "--name", "shop")
+    assert "there is no store" in without
+    _, _, err = invoke("retrain", "--name", "shop", "--set", f"serve.store={tmp_path / 'own.db'}")
+    assert "there is no store" not in err

@@ -158,7 +158,9 @@ class PostgresStore(Store):
         self._watch = Watch(CALL_S, self._give_up)
         parts = urlsplit(url)
         try:
-            super().__init__(f"postgresql://{parts.hostname or ''}{parts.path}", **options)
+            port = "" if parts.port is None else f":{parts.port}"
+            place = f"postgresql://{parts.hostname or ''}{port}{parts.path}"
+            super().__init__(place, **options)
         except BaseException:
             self._watch.close()
             raise
@@ -240,9 +242,10 @@ class PostgresStore(Store):
                 connection.execute(FORGET_CURSORS)
             self._change_schema(connection, version, to)
 
-    def _lock(self, cursor: Any, what: int) -> None:
+    def _lock(self, cursor: Any, what: int, *, shared: bool = False) -> None:
+        function = f"pg_advisory_xact_lock{'_shared' if shared else ''}"
         try:
-            cursor.execute("SELECT pg_advisory_xact_lock(%s)", (LOCK + what,))
+            cursor.execute(f"SELECT {function}(%s)", (LOCK + what,))
         except psycopg.errors.DeadlockDetected as error:
             raise RaceError from error
 

@@ -64,7 +64,7 @@ EXPOSURES_OF_USER = 100  # in one experiment; later answers do not count
 RACES = 5
 PASSED = 10_000  # events of other tenants, read at once
 SALTED = 4  # schema since which hashes of erased users are salted
-SEEDING, JOURNAL = range(2)  # activities of one process at a time
+SEEDING, JOURNAL, ERASING = range(3)  # activities of one process at a time
 SKEW_MS = 3_600_000  # by which the clock of whoever reports feedback may be behind
 UNDER_WAY_MS = 60_000  # an answer this soon after an erasure may be of the old history
 EVENT_COLUMNS = (
@@ -169,10 +169,11 @@ class Store(Database):
     def _continue_ids(self, cursor: Any, table: str) -> None:
         """Let the database number new rows after those that were inserted with their ids."""
 
-    def _lock(self, cursor: Any, what: int) -> None:
+    def _lock(self, cursor: Any, what: int, *, shared: bool = False) -> None:
         """Exclude other processes from an activity (`SEEDING`, ...) until the transaction ends.
 
-        SQLite's `begin` does that already.
+        Those that only must not run beside the activity share the lock with each other. SQLite's
+        `begin` does that already.
         """
 
     def _leave_bytes(self, cursor: Any) -> None:
@@ -283,16 +284,19 @@ class Store(Database):
 
         Raises:
             AheadError: the place is behind all that was written.
+            RestoredError: a snapshot was restored since this process began.
         """
         tenant = TENANT.get()
 
         def read() -> list[Change]:
             start, end = after or (0,) * len(self.order), self._settled()
             if start > end:
+                self._require_id()
                 raise AheadError
             passed = None if tenant is None else self._place_after(PASSED, start, end)
             bounds = (start, passed or end)
             found = self._appended(bounds, tenant, limit) + self._erasures(bounds, tenant, limit)
+            self._require_id()
             if passed is not None and not found:
                 return [Change(passed)]
             return sorted(found, key=lambda change: change.place)[:limit]
@@ -317,12 +321,22 @@ class Store(Database):
     async def journal_page(
         self, model: str, after: int, limit: int
     ) -> list[tuple[int, dict[str, Any]]]:
-        """The next changes of a model's catalog after a place, with their places (`journal`)."""
+        """The next changes of a model's catalog after a place, with their places (`journal`).
+
+        Raises:
+            AheadError: the place is behind all that was written.
+            RestoredError: a snapshot was restored since this process began.
+        """
         query = "SELECT id, record FROM journal WHERE model = ? AND id > ? ORDER BY id LIMIT ?"
         bounds = (model, after, limit)
 
         def read() -> list[tuple[int, dict[str, Any]]]:
-            return [(place, json.loads(record)) for place, record in self._query(query, bounds)]
+            found = [(place, json.loads(record)) for place, record in self._query(query, bounds)]
+            self._require_id()
+            ((last,),) = self._query("SELECT coalesce(max(id), 0) FROM journal", ())
+            if not found and after > last:
+                raise AheadError
+            return found
 
         return await self._reading("journal", read, shared=True)
 
@@ -794,6 +808,9 @@ class Store(Database):
                 connection = self._begun()
                 with self._limited(connection), self._committed(connection):
                     cursor = connection.cursor()
+                    # An erasure sees the events of all transactions before it, and no later ones.
+                    shared = all(write.user is None for write in group)
+                    self._lock(cursor, ERASING, shared=shared)
                     self._check_id(cursor)
                     self._keep_served(cursor, remembered)
                     outcomes: list[Any] = []
@@ -933,8 +950,9 @@ class Store(Database):
     ) -> list[Change]:
         conditions, users = ["seed IS NULL"], []
         if tenant is not None:
-            conditions += ["user_id >= ?", "user_id <= ?"]
-            users = [inside("", tenant), inside(LAST_CHARACTER, tenant)]
+            conditions += ["user_id >= ?", "user_id < ?"]
+            first = inside("", tenant)
+            users = [first, first[:-1] + chr(ord(first[-1]) + 1)]
         what = f", {', '.join(EVENT_COLUMNS)}, id FROM events"
         query, places = self._between(what, conditions, bounds)
         rows = self._query(query, (*users, *places, limit))
@@ -1037,8 +1055,13 @@ class Store(Database):
             yield rows
             after = (rows[-1][place],)
 
+    def _require_id(self) -> None:
+        """As `_check_id`, after reading."""
+        with self._connected() as connection:
+            self._check_id(connection.cursor())
+
     def _check_id(self, cursor: Any) -> None:
-        """Refuse to write if the store was restored: salt, aliases and journal may be others."""
+        """RestoredError if the store was restored: salt, aliases and journal may be others."""
         cursor.execute(self._sql("SELECT value FROM state WHERE key = ?"), (STORE_ID,))
         if json.loads(cursor.fetchone()[0]) != self.store_id:
             raise RestoredError(

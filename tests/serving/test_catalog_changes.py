@@ -553,3 +553,15 @@ async def test_a_cursor_of_another_store_is_refused(client, after):
     response = await client.get("/v1/item-changes", params={"after": after})
     assert (response.status_code, response.json()["code"]) == (422, "invalid_request")
     assert response.json()["errors"][0]["pointer"] == "/after"
+
+
+async def test_a_cursor_of_a_state_that_the_store_is_behind_is_refused(client):
+    assert (await client.put("/v1/items/new", json={"like": "item-1"})).status_code in (200, 201)
+    (line,) = (await client.get("/v1/item-changes")).text.splitlines()
+    name, place = json.loads(line)["cursor"].split("-")
+    at, behind = [
+        await client.get("/v1/item-changes", params={"after": f"{name}-{int(place) + more}"})
+        for more in (0, 1)
+    ]
+    assert (at.status_code, at.text) == (200, "")
+    assert (behind.status_code, behind.json()["errors"][0]["pointer"]) == (422, "/after")

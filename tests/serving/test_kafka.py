@@ -148,6 +148,9 @@ def committed(cluster, topic):
         reader.close()
 
 
+TAKEN = {"accepted": 0, "duplicates": 0, "ignored": 0, "unlinked": 0}
+
+
 class Service:
     """A service of our own: it answers as it is told, and notes the events that it took."""
 
@@ -164,8 +167,7 @@ class Service:
             body = ERROR | {"status": status}
             return httpx.Response(status, json=body, headers=headers)
         self.taken += events
-        done = {"accepted": len(events), "duplicates": 0, "ignored": 0, "unlinked": 0}
-        return httpx.Response(200, json=done)
+        return httpx.Response(200, json=TAKEN | {"accepted": len(events)})
 
     def client(self):
         return Client("http://service", transport=httpx.MockTransport(self), retries=0)
@@ -256,6 +258,28 @@ def test_what_the_service_refuses_is_kept_with_the_reason(
     assert [letter["value_base64"] for letter in letters if "value" not in letter] == ["//4="]
     assert {letter["partition"] for letter in letters} <= {0, 1, 2}
     assert path.stat().st_mode & 0o777 == 0o600
+
+
+def test_a_message_that_a_proxy_refuses_for_its_size_is_kept():
+    """The proxy's answer is a page of its own, not the service's problem document."""
+    taken, buried = [], []
+
+    def answer(request):
+        if len(request.content) > 500:
+            return httpx.Response(413, text="<html>Request Entity Too Large</html>")
+        taken.extend(json.loads(request.content)["events"])
+        return httpx.Response(200, json=TAKEN)
+
+    with Client("http://service", transport=httpx.MockTransport(answer), retries=0) as client:
+        forwarder = kafka.Forwarder(
+            Idle(), client, lambda *letter: buried.append(letter), threading.Event()
+        )
+        large = event(1, event_id="x" * 600)
+        messages = [event(0), large, event(2)]
+        forwarder._deliver([Message(json.dumps(one).encode()) for one in messages])
+    assert [one["user"] for one in taken] == ["u0", "u2"]
+    ((message, reason),) = buried
+    assert (json.loads(message.value()), "413" in reason) == (large, True)
 
 
 def test_offsets_are_committed_after_the_service_answered(produce, forward, committed):

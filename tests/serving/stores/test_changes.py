@@ -3,6 +3,7 @@
 import asyncio
 import itertools
 import shutil
+import threading
 from contextlib import ExitStack
 
 import pytest
@@ -373,3 +374,45 @@ async def test_a_snapshot_is_read_from_the_start(location, tmp_path, opened, eve
     other.load(store.dump())
     assert other.store_id != store.store_id
     assert names(await other.changes((), 10)) == ["1"]
+
+
+async def test_a_tenant_reads_every_id_of_its_users(store, event):
+    last = "\U0010ffff"
+    users = {name: f"shop:{name}" for name in ("", "a", last, f"{last}{last}z")}
+    others = ["shop", "shop;", "shop;a", "shoq:a"]
+    await store.append([event(f"{n}", user=user) for n, user in enumerate(users.values())])
+    await store.append([event(f"other-{n}", user=user) for n, user in enumerate(others)])
+    token = TENANT.set("shop")
+    try:
+        found = await store.changes((), 100)
+    finally:
+        TENANT.reset(token)
+    assert names(change for change in found if change.event) == [f"{n}" for n in range(len(users))]
+
+
+@pytest.mark.parametrize("location", ["postgres"], indirect=True)
+async def test_an_erasure_waits_for_events_of_the_user_that_are_being_written(
+    location, opened, event, monkeypatch, raw
+):
+    """Otherwise it would come after them without having seen them: they would stay, in no copy."""
+    writer, eraser = opened(location), opened(location)
+    written, goes_on, insert = threading.Event(), threading.Event(), writer._insert
+
+    def slow(cursor, rows):
+        count = insert(cursor, rows)
+        written.set()
+        goes_on.wait(30)
+        return count
+
+    monkeypatch.setattr(writer, "_insert", slow)
+    appending = asyncio.create_task(writer.append([event("1")]))
+    await asyncio.to_thread(written.wait, 30)
+    erasing, watcher = asyncio.create_task(eraser.erase("ada")), raw()
+    waiting = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"
+    while not erasing.done() and not watcher.execute(waiting).fetchone()[0]:
+        watcher.rollback()
+        await asyncio.sleep(0)
+    goes_on.set()
+    await asyncio.gather(appending, erasing)
+    assert await eraser.history("ada", 10) is None
+    assert (await Copy().read_all(eraser)).users == {}

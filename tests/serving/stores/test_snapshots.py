@@ -326,9 +326,11 @@ async def test_a_process_with_the_store_open_must_restart(full, tmp_path, opened
     service = opened(location)
     restore_snapshot(full, tmp_path / "s.zip", replace=True)
     service.remember(Served("late", "ada", "m@1", ("w",), 1_500_000_000_000))
-    for write in (service.append([event("9")]), service.erase("ada"), service.state_put("k", 1)):
+    calls = [service.append([event("9")]), service.erase("ada"), service.state_put("k", 1)]
+    calls += [service.changes((), 9), service.journal_page("catalogue", 0, 9)]  # with old cursors
+    for call in calls:
         with pytest.raises(StoreError, match="was restored into it; restart this process"):
-            await write
+            await call
     assert await service.history("ada", 9) == await full.history("ada", 9)
     assert await opened(location).append([event("9")]) == Appended(accepted=1)
 
