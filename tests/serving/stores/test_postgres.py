@@ -17,7 +17,9 @@ async def test_calls_fail_without_the_server_and_work_afterwards(postgres, opene
     for mode in ("immediate", "fast"):
         await asyncio.to_thread(postgres.stop, mode)
         for _ in range(3):
-            with pytest.raises(StoreError, match=r"^store postgresql://127\.0\.0\.1:\d+/postgres: "):
+            with pytest.raises(
+                StoreError, match=r"^store postgresql://127\.0\.0\.1:\d+/postgres: "
+            ):
                 await store.history("ada", 9)
             with pytest.raises(StoreError, match="check that the server runs"):
                 await store.append([event(f"lost-{mode}")])
