@@ -34,7 +34,7 @@ TESTING := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python
 # One more than there are cores: some tests wait for processes and clocks.
 WORKERS ?= $(shell expr $$(nproc) + 1)
 test: install-dev ## all tests (CPU, offline), side by side
-	$(TESTING) -m pytest -n $(WORKERS) --dist worksteal
+	$(TESTING) -m pytest -n $(WORKERS) --dist worksteal --durations 25
 
 MINUTES ?= 5
 fuzz: install-dev ## fresh examples for the tests that take any: make fuzz MINUTES=20
