@@ -21,14 +21,15 @@ from recsys.data.prepare import DataConfig, build
 SCRIPT = Path(__file__).parent.parent / "examples" / "shop" / "make_export.py"
 NOTEBOOK = SCRIPT.with_name("shop.ipynb")
 TINY = {
-    "sasrec": {"epochs": 1, "hidden": 16, "eval_users": 20},
+    "sasrec": {"epochs": 1, "max_steps": 40, "hidden": 16, "eval_users": 20},
     "ids": {"levels": 3},
     "target": {
         "architecture": {"hidden_size": 16, "intermediate_size": 32, "layers": 1, "heads": 1},
         "epochs": 1,
+        "max_steps": 40,
         "eval_users": 20,
     },
-    "draft": {"epochs": 1, "evaluate_every": 0},
+    "draft": {"epochs": 1, "max_steps": 40, "evaluate_every": 0},
     "retrieval": {"users": 50},
     "evaluate": {"ks": [1, 10], "resamples": 20, "users": 20},
 }
@@ -122,23 +123,6 @@ def test_the_report_names_every_kind_of_dirt(export):
     assert made.dataset.disliked is not None
 
 
-def write_clean(export: Path, folder: Path) -> None:
-    """The export without its dirt: what is left has the default names of columns."""
-    folder.mkdir()
-    header, *rows = rows_of(export / "events.csv")
-    clean = [
-        [row[0], row[1], row[2], row[3]]
-        for row in rows
-        if len(row) == len(header) and all(row[:3]) and row[2][:3] == "202"
-        if row[0] not in ("guest", "C-99999") and row[1][0] == "0" and row[3] == "view"
-    ]
-    with (folder / "events.csv").open("w", newline="", encoding="utf-8") as file:
-        csv.writer(file).writerows([["user", "item", "timestamp", "event"], *clean])
-    header, *rows = rows_of(export / "products.csv")
-    with (folder / "products.csv").open("w", newline="", encoding="utf-8") as file:
-        csv.writer(file).writerows([["item", "title", *header[2:]], *rows])
-
-
 def answer_over_http(bundle: Path, history: list[str], store: Path) -> list[dict]:
     from recsys.serving.app import create_app
     from recsys.serving.settings import ServingSettings
@@ -183,14 +167,9 @@ def check_lists(client: TestClient, history: list[str]) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("dirty", [False, True])
-def test_the_export_becomes_answers_over_http(export, tmp_path, monkeypatch, dirty):
+def test_the_export_becomes_answers_over_http(export, tmp_path, monkeypatch):
     monkeypatch.setenv("RECSYS_HOME", str(tmp_path / "var"))
-    folder = export
-    if not dirty:
-        folder = tmp_path / "clean"
-        write_clean(export, folder)
-    bundle = recsys.fit(folder, name="shop", minutes=2, **TINY)
+    bundle = recsys.fit(export, name="shop", minutes=2, **TINY)
     history = ["00010007", "00010014"]
     items = answer_over_http(bundle, history, tmp_path / "histories.db")
     assert len({item["item_id"] for item in items} - set(history)) == 5
