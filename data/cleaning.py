@@ -45,7 +45,8 @@ class CleanConfig:
         negative_feedback: drop dislikes, returns and low ratings, and the user's earlier events on
             the same item.
         negative_rating: the highest rating that is negative; None takes the lowest two fifths of a
-            scale with at least four values.
+            scale with at least four values, or with a value of 0 or less (0 and 1, -1 and 1).
+            Yes and no are 1 and 0.
         unknown_items: never recommend items that the items file does not describe.
         item_texts: remove markup, entities and superfluous blanks from titles and texts.
         prices: read prices with currencies and decimal commas as numbers.

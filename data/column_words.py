@@ -65,6 +65,8 @@ EVENT_WORDS: dict[str, tuple[str, ...]] = {
         "rating ratings stars star overall ratingvalue userrating reviewrating bewertung sterne"
         " etoiles estrellas stelle sterren valoracion valutazione beoordeling notation",
         "score rate note grade vote reviewscore calificacion puntuacion voto punteggio",
+        "liked isliked like thumb thumbs thumbsup recommended isrecommended gefallt gefaellt aime"
+        " gustado",
     ),
     "clock": ("uhrzeit time timeofday heure hora ora tijd zeit",),
     "quantity": (

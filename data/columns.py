@@ -32,6 +32,7 @@ SHARE_OF_TIMES = 0.5
 SURE_SHARE = 0.9  # of values that must look like numbers, clocks or answers
 NUMBER = r"^-?\d{1,9}([.,]\d+)?$"
 CLOCK = r"^\d{1,2}:\d{2}(:\d{2}([.,]\d+)?)?( ?[AaPp][Mm])?( Uhr)?$"
+SURE_NAMES = 2  # groups of names of a column of availability that mean nothing else
 TITLE_LENGTH = 80  # mean characters of texts that may be titles
 SHARE_OF_KNOWN = 0.1  # items of the events that the items file must describe
 NEEDED = {"user": "the user", "item": "the item", "timestamp": "the time", "id": "the item id"}
@@ -171,8 +172,13 @@ def recognise_items(
     return roles
 
 
-def nothing_in_stock(sample: Sample, given: Mapping[str, str | None], roles: Roles) -> str | None:
-    """A sentence on a column of availability that was left alone, as it allows no item; or None."""
+def ignored_availability(
+    sample: Sample, given: Mapping[str, str | None], roles: Roles
+) -> str | None:
+    """A sentence on a column of availability that was left alone; None if there is none.
+
+    It was left alone because it allows no item, or because its values do not say yes or no.
+    """
     if "available" in roles or given.get("available") == NO_COLUMN:
         return None
     for _, name in _free(sample, roles):
@@ -186,6 +192,15 @@ def nothing_in_stock(sample: Sample, given: Mapping[str, str | None], roles: Rol
                 f"Column {name!r} of {sample.path.name} says of all {len(values)} items in the "
                 f"first rows that they are not available ({shown}), so it is ignored; correct the "
                 f"file, or let it count with --column {shlex.quote(f'available={name}')}."
+            )
+        unread = values.filter(pc.is_null(read_available(values)))
+        if len(unread) and rank(name, ITEM_WORDS["available"][:SURE_NAMES]) is not None:
+            shown = ", ".join(map(repr, pc.unique(unread).to_pylist()[:3]))
+            return (
+                f"Column {name!r} of {sample.path.name} has the name of a column of availability, "
+                f"but {len(unread)} of its {len(values)} values in the first rows do not say "
+                f"whether an item is available ({shown}), so it is ignored and every item can be "
+                "recommended; write true and false in it, or a number in stock."
             )
     return None
 
@@ -388,9 +403,11 @@ def _content_agrees(role: str, name: str, sample: Sample, rules: TimeRules) -> b
         return share_of_answers(values) >= SURE_SHARE
     if role == "price":
         return _share(values, r"\d") >= SURE_SHARE
-    if role in ("rating", "quantity"):
-        few = distinct <= MAX_RATINGS or role == "quantity"
-        return few and _share(values, NUMBER) >= SURE_SHARE
+    if role == "rating":
+        surest = max(_share(values, NUMBER), share_of_answers(values))
+        return bool(distinct <= MAX_RATINGS and surest >= SURE_SHARE)
+    if role == "quantity":
+        return _share(values, NUMBER) >= SURE_SHARE
     return True
 
 

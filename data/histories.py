@@ -244,7 +244,8 @@ def negative_rating(ratings: NDArray[np.float32], config: CleanConfig) -> float 
     """
     if config.negative_rating is not None:
         return config.negative_rating
-    if len(ratings) < 4 or ratings[0] >= (1 + ratings[-1]) / 2:
+    two_sided = len(ratings) > 1 and ratings[0] <= 0  # such as 0 and 1, or -1 and 1
+    if (len(ratings) < 4 and not two_sided) or ratings[0] >= (1 + ratings[-1]) / 2:
         return None
     bound = float(ratings[0]) + 0.4 * float(ratings[-1] - ratings[0])
     return float(ratings[ratings <= bound].max())

@@ -120,7 +120,11 @@ class TableFile:
             if sum(part.num_rows for part in parts) >= rows:
                 break
         if not parts:
-            raise DataError(f"{self.path}: no rows in it, or none with the header's columns")
+            first = ", ".join(map(repr, self.names[:3]))
+            raise DataError(
+                f"{self.path}: no rows in it have as many columns as the first line ({first}); "
+                "delete lines above the names of the columns, such as a title or 'sep=;'"
+            )
         return self._joined(parts).slice(0, rows)
 
     def _open(self) -> Any:

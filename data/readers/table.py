@@ -18,12 +18,13 @@ import pyarrow.compute as pc
 from rich.markup import escape
 
 from recsys.catalog import CODE_COLUMN
+from recsys.data.availability import read_available
 from recsys.data.cleaning import MISSING, RowCleaner
 from recsys.data.columns import (
     SAMPLE_ROWS,
     Roles,
     Sample,
-    nothing_in_stock,
+    ignored_availability,
     recognise_events,
     recognise_items,
 )
@@ -102,7 +103,7 @@ def stream(config: ReaderConfig) -> EventStream:
             described, given, roles["item"].column, pa.chunked_array([ids]), times
         )
         _report_columns(report, described, mine)
-        if ignored := nothing_in_stock(described, given, mine):
+        if ignored := ignored_availability(described, given, mine):
             report.note(ignored)
             say(f"[bold yellow]data[/bold yellow]: {escape(ignored)}")
         damage = Damage()
@@ -230,14 +231,15 @@ class _EventReader:
     def _ratings(self, texts: pa.ChunkedArray) -> pa.ChunkedArray:
         filled = pc.fill_null(pc.not_equal(texts, ""), False)
         number = pc.match_substring_regex(pc.fill_null(texts, ""), RATING)
-        odd = pc.and_(filled, pc.invert(number))
+        answer = pc.if_else(number, None, read_available(texts))  # yes and no are 1 and 0
+        odd = pc.and_(filled, pc.and_(pc.invert(number), pc.is_null(answer)))
         self.report.add(
             "ratings_unreadable",
             pc.sum(odd).as_py() or 0,
             texts.filter(odd).slice(0, 3).to_pylist(),
         )
         points = pc.replace_substring(pc.if_else(number, texts, None), ",", ".")
-        return pc.cast(points, pa.float32())
+        return pc.coalesce(pc.cast(points, pa.float32()), pc.cast(answer, pa.float32()))
 
     def _types(self, texts: pa.ChunkedArray) -> pa.ChunkedArray:
         """The number of each event's type."""
@@ -329,9 +331,13 @@ def _items(
     missing = ids.filter(pc.invert(pc.is_in(ids, value_set=described["item_id"].combine_chunks())))
     if described.num_rows and len(missing) == len(ids):
         theirs = ", ".join(described["item_id"][:3].to_pylist())
+        bare = [pc.utf8_ltrim(values, "0") for values in (ids, described["item_id"])]
+        zeros = ""
+        if pc.any(pc.is_in(bare[0], value_set=bare[1].combine_chunks())).as_py():
+            zeros = "; without leading zeros they agree, so export both columns as text, or else "
         raise DataError(
             f"{path}: no item of the events is in this file; the events have "
-            f"{', '.join(ids[:3].to_pylist())}, the file {theirs}; "
+            f"{', '.join(ids[:3].to_pylist())}, the file {theirs}{zeros or '; '}"
             "name the columns with --column item=NAME and --column id=NAME"
         )
     reserved = sorted({CODE_COLUMN, *AVAILABILITY} & set(described.column_names))

@@ -10,7 +10,7 @@ import pytest
 from recsys.data.columns import (
     Roles,
     Sample,
-    nothing_in_stock,
+    ignored_availability,
     recognise_events,
     recognise_items,
 )
@@ -141,21 +141,32 @@ def test_a_column_by_which_nothing_is_in_stock_is_left_alone_and_named(value, sh
     items = sample("items.csv", 11, sku=item, name=lambda row: f"Thing {row}", in_stock=value)
     roles = recognise_items(items, {}, "sku", pa.chunked_array([["s1", "s2"]]), RULES)
     assert "available" not in roles
-    said = nothing_in_stock(items, {}, roles)
+    said = ignored_availability(items, {}, roles)
     assert said is not None
     for part in ("'in_stock'", "items.csv", f"({shown})", "--column available=in_stock"):
         assert part in said
     chosen = {"available": "in_stock"}
     roles = recognise_items(items, chosen, "sku", pa.chunked_array([["s1", "s2"]]), RULES)
     assert roles["available"].column == "in_stock"
-    assert nothing_in_stock(items, chosen, roles) is None
-    assert nothing_in_stock(items, {"available": "none"}, {}) is None
+    assert ignored_availability(items, chosen, roles) is None
+    assert ignored_availability(items, {"available": "none"}, {}) is None
+
+
+@pytest.mark.parametrize("value", ["x", "ask us", lambda row: "x" if row % 3 else ""])
+def test_a_column_of_availability_that_cannot_be_read_is_named(value) -> None:
+    items = sample("items.csv", 11, sku=item, name=lambda row: f"Thing {row}", in_stock=value)
+    roles = recognise_items(items, {}, "sku", pa.chunked_array([["s1", "s2"]]), RULES)
+    said = ignored_availability(items, {}, roles)
+    assert said is not None
+    for part in ("'in_stock'", "items.csv", "do not say", "true and false"):
+        assert part in said
+    assert ignored_availability(items, {"available": "none"}, {}) is None
 
 
 def test_a_column_that_does_not_speak_of_stock_is_not_named() -> None:
-    items = sample("items.csv", 11, sku=item, colour="no", in_stock="ask us")
+    items = sample("items.csv", 11, sku=item, colour="no", status="new edition")
     roles = recognise_items(items, {}, "sku", pa.chunked_array([["s1", "s2"]]), RULES)
-    assert nothing_in_stock(items, {}, roles) is None
+    assert ignored_availability(items, {}, roles) is None
 
 
 def test_an_id_column_is_found_by_the_values_it_shares() -> None:

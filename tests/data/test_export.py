@@ -224,6 +224,37 @@ def test_ratings_alone_are_enough(raw: Path) -> None:
     assert made.split == "global-temporal"
 
 
+@pytest.mark.parametrize(
+    ("column", "liked", "disliked"),
+    [
+        ("liked", "true", "false"),
+        ("Gefällt", "ja", "nein"),
+        ("vote", "1", "-1"),
+        ("like", "1", "0"),
+    ],
+)
+def test_what_users_did_not_like_is_no_positive(raw: Path, column, liked, disliked) -> None:
+    times = [f"2024-05-{1 + n:02d}T12:00:00Z" for n in range(8)]
+    pairs = [(f"u{user}", f"i{(user + 3 * n) % 24}", n) for user in range(40) for n in range(8)]
+    rows = [f"{u},{i},{times[n]},{disliked if n in (2, 5) else liked}" for u, i, n in pairs]
+    write(raw / "r.csv", [f"user,item,time,{column}", *rows])
+    made = build(DataConfig(source="table", path="r.csv")).dataset
+    rows = made.interactions
+    kept = set(zip(rows.user_ids[rows.user], rows.item_ids[rows.item], strict=True))
+    assert kept == {(user, item) for user, item, n in pairs if n not in (2, 5)}
+    assert made.disliked is not None
+
+
+def test_ids_that_lost_their_zeros_are_named(raw: Path) -> None:
+    write(
+        raw / "e.csv",
+        ["user,item,time,event", *(row.replace(",s", ",00") for row in clean_events())],
+    )
+    write(raw / "i.csv", ["id,title", *(f"{n},Thing {n}" for n in range(12))])
+    with pytest.raises(DataError, match="without leading zeros they agree"):
+        build(DataConfig(source="table", path="e.csv", items="i.csv"))
+
+
 def test_sessions_of_anonymous_visitors_are_users(raw: Path) -> None:
     rows = [line.rpartition(",")[0] for line in clean_events()]
     write(raw / "s.tsv", ["session_id\titem\tts", *(row.replace(",", "\t") for row in rows)])

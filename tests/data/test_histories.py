@@ -147,7 +147,8 @@ def test_a_placeholder_is_no_person(name: str, events: int, unwanted: bool) -> N
 @pytest.mark.parametrize(
     ("ratings", "bound"),
     [([1, 2, 3, 4, 5], 2), ([0.5, 1, 2, 2.5, 3, 5], 2), (list(range(1, 11)), 4),
-     ([3, 4, 4.5, 5], None), ([0, 1], None), ([], None)],
+     ([3, 4, 4.5, 5], None), ([0, 1], 0), ([-1, 1], -1), ([-1, 0, 1], -1), ([1, 2], None),
+     ([0], None), ([1], None), ([], None)],
 )  # fmt: skip
 def test_the_low_end_of_a_scale_is_negative(ratings: list[float], bound: float | None) -> None:
     assert negative_rating(np.array(ratings, np.float32), CleanConfig()) == bound
