@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 
 from recsys.data.availability import read_available, share_of_answers
 from recsys.data.column_words import EVENT_WORDS, ITEM_WORDS, rank
+from recsys.data.opening import as_text
 from recsys.data.time_formats import TimeRules, share_of_times
 from recsys.errors import DataError
 from recsys.event_names import normalised
@@ -77,7 +78,7 @@ class Sample:
         if pa.types.is_nested(column.type):
             return pa.chunked_array([], pa.string())
         try:
-            column = pc.utf8_trim_whitespace(pc.cast(column, pa.string()))
+            column = pc.utf8_trim_whitespace(as_text(column))
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
             return pa.chunked_array([], pa.string())
         return column.filter(pc.fill_null(pc.not_equal(column, ""), False))

@@ -110,7 +110,7 @@ class TableFile:
             return pa.concat_tables(parts, promote_options="permissive")
         except pa.ArrowException:
             with _readable(self.path):
-                return pa.concat_tables(map(_as_text, parts), promote_options="permissive")
+                return pa.concat_tables(map(_in_text, parts), promote_options="permissive")
 
     def sample(self, rows: int) -> pa.Table:
         """The first rows, with all columns."""
@@ -223,6 +223,26 @@ def find_tables(path: Path) -> list[Path]:
     return next(iter(kinds.values()))
 
 
+def as_text(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Plain values as strings; large whole numbers that are stored as floats keep their digits.
+
+    A column of whole ids with one missing value is a column of floats in pandas.
+
+    >>> as_text(pa.chunked_array([[1000000000000025.0, 2.0, 0.5]])).to_pylist()
+    ['1000000000000025', '2', '0.5']
+    """
+    texts = pc.cast(column, pa.string())
+    if not pa.types.is_floating(column.type):
+        return texts
+    size = pc.abs(column)
+    large = pc.and_(pc.greater_equal(size, 1e15), pc.less(size, 2.0**63))
+    large = pc.and_(large, pc.equal(pc.floor(size), size))
+    if not pc.any(large).as_py():
+        return texts
+    whole = pc.cast(pc.cast(pc.if_else(large, column, None), pa.int64(), safe=False), pa.string())
+    return pc.coalesce(whole, texts)
+
+
 def as_strings(column: pa.ChunkedArray, name: str, path: Path) -> pa.ChunkedArray:
     """Values as strings without blanks around them; null stays null.
 
@@ -230,7 +250,7 @@ def as_strings(column: pa.ChunkedArray, name: str, path: Path) -> pa.ChunkedArra
         DataError: a column of lists or records.
     """
     try:
-        return pc.utf8_trim_whitespace(pc.cast(column, pa.string()))
+        return pc.utf8_trim_whitespace(as_text(column))
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
         raise DataError(
             f"{path}: column {name!r} holds {column.type}, which is not a plain value; "
@@ -253,10 +273,10 @@ def _json_file(path: Path, encoding: str, compression: str | None, explode: bool
     return TableFile(path, "json", tuple(names), ",", "utf-8", compression, chosen)
 
 
-def _as_text(table: pa.Table) -> pa.Table:
+def _in_text(table: pa.Table) -> pa.Table:
     return pa.table(
         {
-            name: column if pa.types.is_nested(column.type) else pc.cast(column, pa.string())
+            name: column if pa.types.is_nested(column.type) else as_text(column)
             for name, column in zip(table.column_names, table.columns, strict=True)
         }
     )

@@ -12,6 +12,8 @@ from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from recsys.artifacts import read_manifest
@@ -243,6 +245,15 @@ def test_what_users_did_not_like_is_no_positive(raw: Path, column, liked, dislik
     kept = set(zip(rows.user_ids[rows.user], rows.item_ids[rows.item], strict=True))
     assert kept == {(user, item) for user, item, n in pairs if n not in (2, 5)}
     assert made.disliked is not None
+
+
+def test_large_ids_beside_a_missing_one_keep_their_digits(raw: Path) -> None:
+    ids = [float(10**15 + n % 40) if n else None for n in range(320)]  # as pandas stores them
+    items, times = [f"i{n % 24}" for n in range(320)], [T + DAY * (n // 40) for n in range(320)]
+    pq.write_table(pa.table({"user": ids, "item": items, "time": times}), raw / "e.parquet")
+    made = build(DataConfig(source="table", path="e.parquet"))
+    assert set(made.dataset.interactions.user_ids) == {str(10**15 + n) for n in range(40)}
+    assert len(made.dataset.interactions) == 319
 
 
 def test_ids_that_lost_their_zeros_are_named(raw: Path) -> None:
