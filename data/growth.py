@@ -80,6 +80,12 @@ def write(folder: Path, events: pa.Table, items: pa.Table, erased: Erased) -> No
     np.save(folder / ERASED_DISLIKES, erased.dislikes, allow_pickle=False)
 
 
+def read(folder: Path) -> tuple[pa.Table, Erased]:
+    """The events of the artifact `events`, and what of the parent's data must not be used again."""
+    places = (np.load(folder / file) for file in (ERASED_USERS, ERASED_DISLIKES))
+    return pq.read_table(folder / EVENTS), Erased(*places)
+
+
 def conform(items: pa.Table, schema: pa.Schema) -> pa.Table:
     """Items with the columns and types of a schema; other columns are left out, missing ones null.
 
@@ -125,8 +131,7 @@ def grow(before: Dataset, folder: Path, rules: Rules, *, cleaned: bool = True) -
         rules: with the dates of the split.
         cleaned: whether the parent's source was cleaned; then what is new is, too.
     """
-    new = pq.read_table(folder / EVENTS)
-    erased = Erased(*(np.load(folder / file) for file in (ERASED_USERS, ERASED_DISLIKES)))
+    new, erased = read(folder)
     names = [b.name for b in before.behaviours]
     if names:
         names += [n for n in pc.unique(new["type"]).to_pylist() if n not in names]

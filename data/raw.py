@@ -94,6 +94,7 @@ class ReaderConfig:
         day_first: whether 03/04/2024 is the third of April; None lets the data decide.
         clean: rules that clean a `table` source.
         now: unix seconds of the present; later events are impossible.
+        new_items: whether all items of the file `items` may be without events, as at night.
     """
 
     path: Path
@@ -106,6 +107,7 @@ class ReaderConfig:
     day_first: bool | None = None
     clean: CleanConfig = field(default_factory=CleanConfig)
     now: float = field(default_factory=time.time)
+    new_items: bool = False
 
 
 class ItemCatalog(NamedTuple):

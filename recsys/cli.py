@@ -6,6 +6,9 @@ command imports torch when it runs.
 
 from __future__ import annotations
 
+import errno
+import os
+import re
 import sys
 from importlib.metadata import entry_points
 
@@ -89,3 +92,21 @@ def main() -> None:
     except RecsysError as error:
         typer.echo(f"error: {error}", err=True)
         sys.exit(2)
+    except Exception as error:
+        reason = _not_writable(error)
+        if reason is None:
+            raise
+        again = "then run the same command again: what is finished is kept"
+        typer.echo(f"error: {reason}; make room or choose another folder, {again}", err=True)
+        sys.exit(2)
+
+
+def _not_writable(error: Exception) -> str | None:
+    """The reason if a file could not be written for want of space or of permission, or None."""
+    number = error.errno if isinstance(error, OSError) else None
+    name = error.filename if isinstance(error, OSError) else None
+    if told := re.search(r"\(os error (\d+)\)", str(error)):  # an error of safetensors
+        number = int(told[1])
+    if number not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES):
+        return None
+    return os.strerror(number) + (f": {name}" if name is not None else "")

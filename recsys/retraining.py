@@ -74,6 +74,8 @@ INHERITED: dict[str, type] = {
     "draft": DraftConfig,
     "retrieval": RetrievalConfig,
 }
+OWN_COLUMNS = {"user": "user", "item": None, "timestamp": "timestamp", "behaviour": None}
+"""Columns of the events that are written here, beside which a file of items is read."""
 OF_DATA = ("clean", "behaviours", "duplicates", "columns", "time_unit", "time_zone", "day_first")
 
 
@@ -146,6 +148,7 @@ def retrain(
     base = Workspace.of(settings.name)
     with base.locked():
         champion = _champion(base, clients)
+        _remove_begun(base)
         last = _last(base)
         taken = None if last is None else _taken(last, champion)
         verdict = None if last is None or taken is None else _verdict(last)
@@ -153,6 +156,9 @@ def retrain(
             _log_promotion(base, last)  # if it was stopped after the swap
         # What was promoted and rolled back is not promoted again.
         known = last is not None and last.name in _promoted(base)
+        if last and taken and not known and (erased := _erased_since(last, champion, sources)):
+            say(f"{last.name} is not used: {erased} of its users were erased since")
+            taken = verdict = None
         judged = verdict if promote and not (known or force) else None
         if last and judged and not judged["offered"] and _judged_otherwise(settings, last):
             verdict = _make(settings, last, champion, lambda step: None)
@@ -329,8 +335,8 @@ def _take(
             "with all events: recsys run"
         )
     events, items, erased = _read(sources, champion, bundle, before)
-    since = int(before.interactions.timestamp.max(initial=0))
-    events = events.filter(pc.greater(events["timestamp"], since))
+    since, now = int(before.interactions.timestamp.max(initial=0)), int(time.time())
+    events = _newer(events, since, now)
     known = pa.array([*before.item_ids.tolist(), *items["item_id"].to_pylist()], pa.string())
     described = pc.is_in(events["item"], value_set=known)
     strange = events.filter(pc.invert(described))
@@ -359,6 +365,30 @@ def _take(
     return None
 
 
+def _newer(events: pa.Table, since: int, now: int) -> pa.Table:
+    """The events after a time and not after now; says how many are left out.
+
+    An event of the future, taken today, would make all events before it old tomorrow.
+    """
+    times = events["timestamp"]
+    early, late = pc.less_equal(times, since), pc.greater(times, now)
+    if count := pc.sum(early).as_py():
+        say(f"{count} events are left out: the champion's data end on {_shown(since)}")
+    if count := pc.sum(late).as_py():
+        last = _shown(pc.max(times).as_py())
+        say(
+            f"{count} events are left out because they are in the future, up to {last}; give them "
+            "again later. If the file has local times, name their zone when you run `recsys run`: "
+            "--set data.time_zone=Europe/Berlin"
+        )
+    return events.filter(pc.invert(pc.or_(early, late)))
+
+
+def _shown(seconds: int) -> str:
+    """A time to read, in UTC."""
+    return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(seconds))
+
+
 def _validation_start(before: Dataset, times: Any, test: int, window: float) -> int:
     """When validation begins: a window before the test, and earlier if that has few events.
 
@@ -383,7 +413,7 @@ def _read(
     items = [schema.empty_table()]
     erased: dict[str, int] = {}
     if sources.events is not None:
-        events, described = _read_files(sources.events, sources, champion, schema)
+        events, described = _read_files(sources.events, None, sources.columns, champion, schema)
         parts.append(events)
         items.append(described)
     if sources.store is not None:
@@ -394,13 +424,9 @@ def _read(
             since = int(before.interactions.timestamp.max(initial=0))
             parts.append(_stored_events(store, since, sources.not_history, typed=typed))
             items.append(_live_items(store, bundle, schema))
-            users = {*before.interactions.user_ids.tolist()}
-            users.update(*(part["user"].unique().to_pylist() for part in parts))
-            if before.disliked is not None:
-                users.update(before.disliked.table["user_id"].to_pylist())
-            erased = store.erased(users)
+            erased = store.erased(_users(before, *parts))
     events = pa.concat_tables(parts)
-    if sources.items is not None and sources.events is None:
+    if sources.items is not None:
         with tempfile.TemporaryDirectory() as folder:  # the reader recognises items by events
             file = Path(folder) / "events.parquet"
             ids = before.interactions
@@ -412,18 +438,54 @@ def _read(
                 }
             )
             pq.write_table(pa.concat_tables([old, events.select(old.column_names)]), file)
-            items.append(_read_files(file, sources, champion, schema)[1])
-    if erased:
-        until = pa.table(
-            {"user": list(erased), "erased": pa.array(list(erased.values()), pa.int64())}
-        )
-        place = pc.index_in(events["user"], value_set=until["user"].combine_chunks())
-        gone = pc.less_equal(pc.multiply(events["timestamp"], 1000), until["erased"].take(place))
-        events = events.filter(pc.invert(pc.fill_null(gone, False)))
+            columns = {**sources.columns, **OWN_COLUMNS}
+            found = _read_files(file, sources.items, columns, champion, schema, time_unit="s")
+            items.append(found[1])
+    events = events.filter(pc.invert(_gone(events, erased)))
     described = growth.stacked(items)
     rows = {item_id: row for row, item_id in enumerate(described["item_id"].to_pylist())}
     described = described.take(pa.array(list(rows.values()), pa.int64()))
     return events, described, growth.Erased.of(before, erased)
+
+
+def _erased_since(version: Workspace, champion: Workspace, sources: Sources) -> int:
+    """Number of users who were erased from the store after the events of a version were taken.
+
+    Only those count of whom the version's data have something.
+    """
+    from recsys.serving.stores import open_store
+
+    if sources.store is None:
+        return 0
+    before = Dataset.load(champion.dataset)
+    events, left_out = growth.read(version.path(growth.KIND))
+    with closing(open_store(sources.store)) as store:
+        erased = store.erased(_users(before, events))
+    places = growth.Erased.of(before, erased)
+    users = np.setdiff1d(places.users, left_out.users)
+    rows = np.setdiff1d(places.dislikes, left_out.dislikes)
+    found = {*events.filter(_gone(events, erased))["user"].to_pylist()}
+    found.update(before.interactions.user_ids[users].tolist())
+    if before.disliked is not None:
+        found.update(before.disliked.table["user_id"].take(pa.array(rows)).to_pylist())
+    return len(found)
+
+
+def _users(before: Dataset, *events: pa.Table) -> set[str]:
+    """The ids of all users of a data set and of events."""
+    users = {*before.interactions.user_ids.tolist()}
+    users.update(*(part["user"].unique().to_pylist() for part in events))
+    if before.disliked is not None:
+        users.update(before.disliked.table["user_id"].to_pylist())
+    return users
+
+
+def _gone(events: pa.Table, erased: Mapping[str, int]) -> pa.ChunkedArray:
+    """Whether each event is not newer than the erasure of its user (unix milliseconds)."""
+    users = pa.array(list(erased), pa.string())
+    times = pa.array(list(erased.values()), pa.int64())
+    until = times.take(pc.index_in(events["user"], value_set=users).combine_chunks())
+    return pc.fill_null(pc.less_equal(pc.multiply(events["timestamp"], 1000), until), False)
 
 
 def _stored_events(
@@ -463,22 +525,24 @@ def _live_items(store: Store, bundle: Bundle, schema: pa.Schema) -> pa.Table:
 
 
 def _read_files(
-    path: Path, sources: Sources, champion: Workspace, schema: pa.Schema
+    path: Path,
+    items: Path | None,
+    columns: Mapping[str, str | None],
+    champion: Workspace,
+    schema: pa.Schema,
+    **other: Any,
 ) -> tuple[pa.Table, pa.Table]:
-    """Events and described items of a shop's files."""
+    """Events and described items of files, read as those of the first run but for `other`."""
     made_with = champion.manifest("dataset").config
-    known = {key: made_with[key] for key in OF_DATA if key in made_with}
-    clean = {**known.get("clean", {}), "constant_columns": False}
-    columns = {**known.get("columns", {}), **sources.columns}
-    if sources.events is None:  # our own file
-        columns |= {"user": "user", "item": None, "timestamp": "timestamp", "behaviour": None}
-        known["time_unit"] = "s"
+    known = {key: made_with[key] for key in OF_DATA if key in made_with} | other
     section = {
-        **known, "source": "table", "path": str(path.absolute()), "clean": clean,
-        "columns": columns, "items": None if sources.items is None else str(sources.items),
+        **known, "source": "table", "path": str(path.absolute()),
+        "clean": {**known.get("clean", {}), "constant_columns": False},
+        "columns": {**known.get("columns", {}), **columns},
+        "items": None if items is None else str(items),
     }  # fmt: skip
     config = Settings({"data": section}).section("data", DataConfig)
-    raw = READERS["table"].read(config.reader())
+    raw = READERS["table"].read(replace(config.reader(), new_items=True))
     found = raw.events
     if "timestamp" not in found.column_names:
         raise ConfigError(f"{path}: the events have no times, so it is not known which are new")
@@ -642,6 +706,19 @@ def _remove_old(
         old = replace(base, name=f"{base.name}.{number}")
         if old.name not in needed:
             _remove(old)
+
+
+def _remove_begun(base: Workspace) -> None:
+    """Remove what is left of versions that were stopped while their events were written.
+
+    It may be events of users, which nothing would remove later.
+    """
+    for number in _versions(base):
+        version = replace(base, name=f"{base.name}.{number}")
+        run = version.path(growth.KIND).parent
+        made = (version.bundle, version.dataset, version.report, version.path(growth.KIND))
+        if run.is_dir() and not any(path.exists() for path in made):
+            _remove(version)
 
 
 def _remove(version: Workspace) -> None:

@@ -161,6 +161,36 @@ def test_a_mistake_gives_one_line_and_no_traceback(invoke, arguments, message):
     assert err.count("\n") == 1
 
 
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (OSError(28, "No space left on device", "var/x"), "No space left on device: var/x"),
+        (OSError(27, "Error writing bytes to file"), "File too large"),
+        (PermissionError(13, "Permission denied", "var/y"), "Permission denied: var/y"),
+        (ValueError("Error while serializing: I/O error: ... (os error 30)"), "Read-only file"),
+    ],
+)
+def test_a_full_disk_is_one_line_and_no_traceback(invoke, monkeypatch, error, message):
+    def fail():
+        raise error
+
+    monkeypatch.setattr(cli, "app", fail)
+    status, _, err = invoke("run")
+    assert status == 2
+    assert err.startswith(f"error: {message}")
+    assert err.count("\n") == 1
+    assert "same command again" in err
+
+
+def test_other_errors_keep_their_traceback(monkeypatch):
+    def fail():
+        raise FileNotFoundError(2, "No such file", "x")
+
+    monkeypatch.setattr(cli, "app", fail)
+    with pytest.raises(FileNotFoundError):
+        cli.main()
+
+
 CHECK = f"""
 import sys
 from recsys.config import Settings

@@ -329,7 +329,7 @@ def _items(
     if described is None:
         described = pa.table({name: pa.array([], pa.string()) for name in ITEM_COLUMNS})
     missing = ids.filter(pc.invert(pc.is_in(ids, value_set=described["item_id"].combine_chunks())))
-    if described.num_rows and len(missing) == len(ids):
+    if described.num_rows and len(missing) == len(ids) and not config.new_items:
         theirs = ", ".join(described["item_id"][:3].to_pylist())
         bare = [pc.utf8_ltrim(values, "0") for values in (ids, described["item_id"])]
         zeros = ""

@@ -10,10 +10,12 @@ import os
 import shutil
 import signal
 import sys
+import time
 from contextlib import contextmanager
 from pathlib import Path
 
 import pandas as pd
+import pyarrow as pa
 import pytest
 
 from recsys import cli
@@ -21,7 +23,7 @@ from recsys.config import Settings
 from recsys.fitting import table_sections
 from recsys.pipeline import Context
 from recsys.pipeline import run as run_stages
-from recsys.retraining import Sources, retrain
+from recsys.retraining import Sources, _gone, retrain
 from recsys.serving.client import Client
 from recsys.serving.settings import ServingSettings
 
@@ -289,6 +291,50 @@ def test_only_newer_events_of_a_full_export_are_taken(home, tmp_path):
     assert later == pytest.approx(0.3, abs=0.02), "gate.window"
 
 
+def test_events_of_the_future_wait_until_their_time_has_come(home, tmp_path, capsys):
+    """Taken today, they would make all events before them old tomorrow."""
+    events = walks(5, 4, 10, new=False)
+    soon = events.tail(3).assign(timestamp=int(time.time()) + 20 * 3600)
+    pd.concat([walks(0, 5, 0), events, soon]).to_csv(tmp_path / "all.csv", index=False)
+    settings = Settings({"name": "shop", **QUICK})
+    with pytest.raises(StoppedError):
+        retrain(settings, Sources(events=tmp_path / "all.csv"), done=stop_after("events"))
+    taken = home / "runs" / "shop.2" / "events"
+    found = pd.read_parquet(taken / "events.parquet")
+    assert found["timestamp"].max() == events["timestamp"].max()
+    told = " ".join(capsys.readouterr().err.split())
+    assert "3 events are left out because they are in the future" in told
+    assert f"{len(walks(0, 5, 0))} events are left out: the champion's data end on" in told
+
+
+def test_a_file_of_new_items_alone_may_come_with_the_events_of_the_night(home, tmp_path):
+    walks(5, 4, 10, new=False).to_csv(tmp_path / "night.csv", index=False)
+    pd.DataFrame([product(int(item[5]), "new") for item in NEW]).to_csv(
+        tmp_path / "items.csv", index=False
+    )
+    sources = Sources(events=tmp_path / "night.csv", items=tmp_path / "items.csv")
+    with pytest.raises(StoppedError):
+        retrain(Settings({"name": "shop", **QUICK}), sources, done=stop_after("events"))
+    described = pd.read_parquet(home / "runs" / "shop.2" / "events" / "items.parquet")
+    assert sorted(described["item_id"]) == sorted(NEW)
+    assert not described["title"].isna().any()
+
+
+def test_what_is_left_of_a_version_without_events_is_removed(home, tmp_path):
+    """A retraining was killed while it wrote the events of users."""
+    begun = home / "runs" / "shop.2" / ".events~x"
+    begun.mkdir(parents=True)
+    (begun / "events.parquet").write_bytes(b"")
+    walks(5, 4, 10, new=False).to_csv(tmp_path / "new.csv", index=False)
+    with pytest.raises(StoppedError):
+        retrain(
+            Settings({"name": "shop", **QUICK}),
+            Sources(events=tmp_path / "new.csv"),
+            done=stop_after("events"),
+        )
+    assert [path.name for path in (home / "runs" / "shop.2").iterdir()] == ["events"]
+
+
 def test_an_erased_user_is_left_out_of_the_next_version(home, service):
     with service() as client:
         add_the_news(client)
@@ -300,6 +346,37 @@ def test_an_erased_user_is_left_out_of_the_next_version(home, service):
     assert len(users) == USERS - 1
     events = pd.read_parquet(home / "runs" / "shop.2" / "events" / "events.parquet")
     assert "u3" not in set(events["user"])
+
+
+def users_of(home, version):
+    """All users of a version's data, and those of its new events."""
+    users = pd.read_parquet(home / "datasets" / version / "users.parquet")["user_id"]
+    events = pd.read_parquet(home / "runs" / version / "events" / "events.parquet")["user"]
+    return {*users}, {*events}
+
+
+def test_a_version_that_was_not_finished_is_not_used_after_an_erasure(home, service):
+    with service() as client:
+        add_the_news(client)
+        client.forget("u3")
+        with pytest.raises(StoppedError):
+            night(home, done=stop_after("data"))
+        with pytest.raises(StoppedError):
+            night(home, done=stop_after("data"))
+        assert not (home / "datasets" / "shop.3").exists(), "u3 was erased before"
+        client.forget("u4")
+        with pytest.raises(StoppedError):
+            night(home, done=stop_after("data"))
+    assert "u4" in users_of(home, "shop.2")[0]
+    for found in users_of(home, "shop.3"):
+        assert found
+        assert "u4" not in found
+
+
+def test_events_after_an_erasure_are_those_of_a_user_who_came_back():
+    table = pa.table({"user": ["a", "a", "b", "a"], "timestamp": [9, 10, 3, 11]})
+    assert _gone(table, {"a": 10_500, "c": 0}).to_pylist() == [True, True, False, False]
+    assert _gone(table, {}).to_pylist() == [False] * 4
 
 
 def test_users_whom_the_gate_cannot_compare_are_not_counted_before_training(home, service):
