@@ -9,6 +9,7 @@ no limit of headers and accepts two `Host` headers.
 - A request must arrive within its deadline, head and body, and is answered 408 otherwise. The
   application gets the time of the first byte as `scope["state"]["arrived"]`, and can close the
   connection with `scope["state"]["disconnect"]`.
+- `scope["state"]["meter"]` counts the processor time that the connection takes on the event loop.
 - For `MALFORMED_S` after a request that is not HTTP, new connections of its address are read only
   after `PAUSE_S`. Reading it costs more than sending it.
 - The head has at most `MAX_HEAD` bytes, and a body that comes in very many pieces is refused.
@@ -33,6 +34,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from recsys.serving.errors import MEDIA_TYPE, ProblemError, problem_body
 from recsys.serving.limits import network
+from recsys.serving.meter import Meter
 
 IDLE_S = 5  # whole seconds
 WRITE_S = 30.0
@@ -157,8 +159,11 @@ class Connection(H11Protocol):
         """As `H11Protocol`, within limits that all connections share."""
         super().__init__(*arguments, **more)
         self.conn = Messages(self)
-        # It holds `arrived` of this connection, and the function that ends it.
-        self.app_state = {**self.app_state, "disconnect": self._disconnect}
+        self._meter = Meter()
+        # It holds `arrived` and the meter of this connection, and the function that ends it.
+        ours = {"disconnect": self._disconnect, "meter": self._meter}
+        self.app_state = {**self.app_state, **ours}
+        self._answer, self.app = self.app, self._metered
         self.address = ""
         self._limits, self._deadline_s = limits, deadline_s
         self._receiving: asyncio.TimerHandle | None = None
@@ -190,10 +195,18 @@ class Connection(H11Protocol):
         """Read in slices: h11 does not limit a head that arrives as a whole."""
         if not self._is_busy:
             self.begin()
+        with self._meter.running():
+            self._read(data)
+
+    def _read(self, data: bytes) -> None:
         for start in range(0, len(data), MAX_HEAD):
             if self.transport.is_closing():
                 return
             super().data_received(data[start : start + MAX_HEAD])
+
+    async def _metered(self, *call: Any) -> None:
+        """The application, on the meter of this connection."""
+        await self._meter.run(self._answer(*call))
 
     def send_400_response(self, msg: str) -> None:
         """What was read is not HTTP."""

@@ -10,12 +10,14 @@ import asyncio
 import math
 from collections import deque
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
 REMEMBERED = 1_000  # clients without waiting work
 IN_A_ROUND = 4  # requests that begin in a round of the event loop
 ALONE_S = 1.0
+REST, SAVED_S = 3.0, 0.02
 
 
 class FairQueue(Generic[T]):
@@ -128,30 +130,76 @@ class Turns:
     """Lets clients begin requests in turns, a few in each round of the event loop.
 
     Whatever a request does on the event loop, all others wait for it. A client with very many
-    connections would fill each round with its requests, and an answer takes several rounds.
+    connections would fill each round with its requests, and an answer takes several rounds. While
+    other clients send requests too, a client that used the loop therefore rests before its next
+    request: `REST` times as long as that took, less a rest of `SAVED_S` that it may save up.
     """
 
     def __init__(self) -> None:
-        self._waiting: FairQueue[asyncio.Future[None]] = FairQueue()
+        self._waiting: FairQueue[_Turn] = FairQueue()
         self._begun = 0  # requests of this round
+        self._ends_soon = False  # whether the end of the round is scheduled
+        self._clients = Clients()
+        self._rested: dict[str, float] = {}  # client -> when its rest ends, on the loop's clock
+        self._timer: asyncio.TimerHandle | None = None
+
+    def sent(self, client: str) -> None:
+        """Note an accepted request of the client."""
+        self._clients.sent(client, asyncio.get_running_loop().time())
+
+    def is_alone(self, client: str) -> bool:
+        """Whether no other client has sent accepted requests of late."""
+        return self._clients.is_alone(client, asyncio.get_running_loop().time())
 
     async def wait(self, client: str) -> None:
         """Return when it is the client's turn: at once if few requests have begun in this round."""
         loop = asyncio.get_running_loop()
-        if not self._begun:
-            loop.call_soon(self._end_round, loop)
-        if self._begun < IN_A_ROUND:
+        if self._begun < IN_A_ROUND and self._may_begin(client, loop.time()):
             self._begun += 1
+            self._end_soon(loop)
             return
-        turn = loop.create_future()
+        turn = _Turn(client, loop.create_future())
         self._waiting.push(turn, client, 1.0)
-        await turn
+        self._end_soon(loop)
+        await turn.begins
+
+    def spent(self, client: str, seconds: float) -> None:
+        """Note processor time of the event loop that was spent for the client."""
+        now = asyncio.get_running_loop().time()
+        if len(self._rested) > REMEMBERED:
+            self._rested = {name: end for name, end in self._rested.items() if end > now - SAVED_S}
+        self._rested[client] = max(self._rested.get(client, 0.0), now - SAVED_S) + REST * seconds
+
+    def _may_begin(self, client: str, now: float) -> bool:
+        return self._rested.get(client, now) <= now or self._clients.is_alone(client, now)
+
+    def _end_soon(self, loop: asyncio.AbstractEventLoop) -> None:
+        if not self._ends_soon:
+            self._ends_soon = True
+            loop.call_soon(self._end_round, loop)
 
     def _end_round(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._begun = 0
-        while self._begun < IN_A_ROUND and (turn := self._waiting.pop()) is not None:
-            if not turn.done():  # its request was not cancelled
-                turn.set_result(None)
+        now = loop.time()
+        self._begun, self._ends_soon = 0, False
+        while self._begun < IN_A_ROUND:
+            turn = self._waiting.pop(lambda turn: self._may_begin(turn.client, now))
+            if turn is None:
+                break
+            if not turn.begins.done():  # its request was not cancelled
+                turn.begins.set_result(None)
                 self._begun += 1
         if self._begun:
-            loop.call_soon(self._end_round, loop)
+            self._end_soon(loop)
+        elif self._waiting:  # all of these clients rest
+            if self._timer is not None:
+                self._timer.cancel()
+            first = min(self._rested[turn.client] for turn in self._waiting.heads())
+            self._timer = loop.call_at(first, self._end_soon, loop)
+
+
+@dataclass(frozen=True, eq=False)
+class _Turn:
+    """A request that waits."""
+
+    client: str
+    begins: asyncio.Future[None]

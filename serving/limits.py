@@ -4,15 +4,17 @@ Work is in units of an ordinary request: at most 20 items for a full history. Ba
 shares of the queue and the rate limit are in these units.
 """
 
+import asyncio
 import ipaddress
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 
 from recsys.recommender import MIN_BEAMS, RecommendRequest
+from recsys.serving.meter import Meter
 
 CLIENTS = 10_000
 ADDRESSES = 1_000  # whose networks are kept; a proxy may pass on long texts
@@ -28,12 +30,16 @@ class Caller:
             first byte of the request. None for work that no request asked for.
         charge: takes units of work from its bucket; raises a `ProblemError` if it is in debt.
         is_alone: whether no other client has sent requests of late.
+        turn: waits until the client may use the event loop again (`fair_queue.Turns`).
+        meter: counts what it takes there; other tasks than that of the request must use it.
     """
 
     name: str = ""
     deadline: float | None = None
     charge: Callable[[float], None] = lambda work: None
     is_alone: Callable[[], bool] = lambda: False
+    turn: Callable[[], Awaitable[None]] = lambda: asyncio.sleep(0)
+    meter: Meter = field(default_factory=Meter)
 
 
 CALLER: ContextVar[Caller] = ContextVar("caller", default=Caller())  # noqa: B039 - it is immutable

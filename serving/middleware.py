@@ -36,8 +36,9 @@ from recsys.serving.errors import (
     problem_response,
     response_to,
 )
-from recsys.serving.fair_queue import Clients, Turns
+from recsys.serving.fair_queue import Turns
 from recsys.serving.limits import CALLER, Caller, RateLimit, network
+from recsys.serving.meter import Meter
 from recsys.serving.metrics import Metrics
 from recsys.serving.settings import ServingSettings
 from recsys.serving.telemetry import Telemetry
@@ -213,14 +214,30 @@ class Guard:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        answer = self.app
+        answer, state = self.app, scope["state"]
         try:
             self._check(scope)
         except ProblemError as error:
             answer = problem_response(Request(scope), error)
-        if not _is_health(scope):
-            await self._turns.wait(scope["state"].get("client") or _address(scope))
-        await answer(scope, receive, send)
+        if _is_health(scope):
+            await answer(scope, receive, send)
+            return
+        client = state.get("client") or _address(scope)
+        if answer is self.app:
+            self._turns.sent(client)
+        state["is_alone"] = partial(self._turns.is_alone, client)
+        meter: Meter = state.setdefault("meter", Meter())
+
+        async def turn() -> None:
+            self._turns.spent(client, meter.take())
+            await self._turns.wait(client)
+
+        state["turn"] = turn
+        await turn()
+        try:
+            await answer(scope, receive, send)
+        finally:
+            self._turns.spent(client, meter.take())
 
     def _check(self, scope: AsgiScope) -> None:
         headers = Headers(scope=scope)
@@ -390,7 +407,7 @@ class Deadline:
     """
 
     def __init__(self, app: ASGIApp, seconds: float) -> None:
-        self.app, self.seconds, self._clients = app, seconds, Clients()
+        self.app, self.seconds = app, seconds
 
     async def __call__(self, scope: AsgiScope, receive: Receive, send: Send) -> None:
         """Serve one request."""
@@ -398,14 +415,13 @@ class Deadline:
             await self.app(scope, receive, send)
             return
         state = scope["state"]
-        name, now = state.get("client", ""), asyncio.get_running_loop().time
-        if name:  # it is not about health
-            self._clients.sent(name, now())
         caller = Caller(
-            name,
+            state.get("client", ""),
             state["arrived"] + self.seconds,
             state.get("charge", Caller.charge),
-            lambda: self._clients.is_alone(name, now()),
+            state.get("is_alone", Caller.is_alone),
+            state.get("turn", Caller.turn),
+            state.get("meter") or Meter(),
         )
         is_unhurried = getattr(getattr(state["route"], "endpoint", None), "unhurried", False)
         token, tenant = CALLER.set(caller), TENANT.set(state.get("tenant"))

@@ -409,3 +409,24 @@ async def test_a_body_of_a_wrong_length_ends_the_connection(settings, size):
         reader, writer = await connect(found)
         writer.write(LIVE)
         await rest(reader)  # until the server closes the connection
+
+
+async def test_what_a_connection_takes_on_the_event_loop_is_measured(settings):
+    found = []
+
+    async def busy(scope, receive, send):
+        found.append(scope["state"]["meter"].take())
+        if len(found) == 1:
+            await asyncio.sleep(0)
+            end = time.thread_time() + 0.05
+            while time.thread_time() < end:
+                pass
+        await echo(scope, receive, send)
+
+    async with listening(settings, busy) as to:
+        reader, writer = await connect(to)
+        for _ in range(2):
+            writer.write(LIVE)
+            await answer(reader)
+    assert found[0] > 0  # the head was read
+    assert found[1] > 0.05

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recsys.serving.fair_queue import IN_A_ROUND, REMEMBERED, FairQueue, Turns
+from recsys.serving.fair_queue import IN_A_ROUND, REMEMBERED, REST, SAVED_S, FairQueue, Turns
 
 
 def drain(queue):
@@ -113,3 +113,67 @@ async def test_few_requests_begin_at_once():
                 turns.wait("a").send(None)  # without a round of the event loop
         await asyncio.sleep(0)
         await asyncio.sleep(0)
+
+
+def spend(turns, client, seconds):
+    turns.sent(client)
+    turns.spent(client, seconds)
+
+
+async def test_a_client_that_used_the_event_loop_rests_while_others_send():
+    turns, loop = Turns(), asyncio.get_running_loop()
+    turns.sent("other")
+    start = loop.time()
+    spend(turns, "greedy", 0.03)
+    waiting = [asyncio.create_task(turns.wait("greedy")) for _ in range(3)]
+    await asyncio.wait_for(turns.wait("other"), 60)  # the other one does not
+    assert not any(wait.done() for wait in waiting)
+    waiting[0].cancel()
+    await asyncio.gather(*waiting, return_exceptions=True)
+    assert loop.time() - start > 0.9 * (0.03 * REST - SAVED_S)
+
+
+async def test_a_rest_goes_on_if_the_client_uses_the_event_loop_meanwhile():
+    turns, loop = Turns(), asyncio.get_running_loop()
+    turns.sent("other")
+    start = loop.time()
+    spend(turns, "greedy", 0.02)
+    waiting = asyncio.create_task(turns.wait("greedy"))
+    await asyncio.sleep(0)
+    spend(turns, "greedy", 0.02)
+    await waiting
+    assert loop.time() - start > 0.9 * (0.04 * REST - SAVED_S)
+
+
+async def test_the_only_client_begins_at_once_whatever_it_used():
+    turns = Turns()
+    spend(turns, "greedy", 1e6)
+    with pytest.raises(StopIteration):
+        turns.wait("greedy").send(None)
+
+
+async def test_a_client_that_uses_little_does_not_rest():
+    turns = Turns()
+    turns.sent("other")
+    for _ in range(4):
+        spend(turns, "small", SAVED_S / REST / 5)
+        with pytest.raises(StopIteration):
+            turns.wait("small").send(None)
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+
+
+async def test_only_accepted_requests_count_as_those_of_other_clients():
+    turns = Turns()
+    turns.sent("a")
+    turns.spent("b", 1e6)  # its requests were refused
+    assert turns.is_alone("a")
+    assert not turns.is_alone("b")
+
+
+async def test_clients_that_do_not_rest_any_more_are_forgotten():
+    turns = Turns()
+    for number in range(REMEMBERED + 1):
+        turns._rested[str(number)] = asyncio.get_running_loop().time() - 1.0
+    spend(turns, "a", 1.0)
+    assert set(turns._rested) == {"a"}

@@ -7,10 +7,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from recsys.serving import fair_queue, reads
+from recsys.serving import reads
 from recsys.serving.batcher import DeadlineExceededError
 from recsys.serving.limits import CALLER, Caller
-from recsys.serving.middleware import Deadline
 from recsys.serving.reads import Reads
 
 
@@ -66,24 +65,6 @@ async def test_the_only_client_does_not_rest(settings, helpers):
     on = Reads(settings, helpers.submit, 2)
     await asyncio.create_task(call_as("a", compute, 2 * reads.LONG_S, alone=True, on=on))
     assert not on._rests
-
-
-async def test_requests_know_whether_other_clients_send(monkeypatch):
-    found = []
-
-    async def app(scope, receive, send):
-        found.append(CALLER.get().is_alone)
-
-    now = asyncio.get_running_loop().time
-    deadline = Deadline(app, 5.0)
-    for name in ("a", "", "b", "b"):  # one without a name is about health
-        state = {"client": name, "arrived": now(), "route": None}
-        await deadline({"type": "http", "state": state}, None, None)
-        if len(found) == 2:
-            assert [is_alone() for is_alone in found] == [True, False]
-    assert [is_alone() for is_alone in found] == [False, False, False, False]
-    monkeypatch.setattr(fair_queue, "ALONE_S", -1e9)
-    assert found[-1]()
 
 
 async def test_a_call_that_was_just_cancelled_is_crowded_out(settings, helpers):
