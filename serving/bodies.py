@@ -20,6 +20,8 @@ from typing import Any, NoReturn, TypeVar
 
 import numpy as np
 
+from recsys.serving.limits import CALLER
+
 T = TypeVar("T")
 MAX_DEPTH = 64
 MAX_NAMES = 256
@@ -87,9 +89,14 @@ async def read(function: Callable[[bytes], T], body: bytes) -> T:
         try:
             return function(body)
         finally:
-            _reader.submit(time.sleep, min(LONGEST_REST_S, REST * (time.thread_time() - start)))
+            took[0] = time.thread_time() - start
+            _reader.submit(time.sleep, min(LONGEST_REST_S, REST * took[0]))
 
-    return await asyncio.get_running_loop().run_in_executor(_reader, timed)
+    took = [0.0]
+    try:
+        return await asyncio.get_running_loop().run_in_executor(_reader, timed)
+    finally:
+        CALLER.get().meter.add(took[0])
 
 
 def _count_values(body: bytes) -> int:

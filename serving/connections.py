@@ -9,7 +9,7 @@ no limit of headers and accepts two `Host` headers.
 - A request must arrive within its deadline, head and body, and is answered 408 otherwise. The
   application gets the time of the first byte as `scope["state"]["arrived"]`, and can close the
   connection with `scope["state"]["disconnect"]`.
-- `scope["state"]["meter"]` counts the processor time that the connection takes on the event loop.
+- `scope["state"]["meter"]` counts the processor time that Python takes for the connection.
 - For `MALFORMED_S` after a request that is not HTTP, new connections of its address are read only
   after `PAUSE_S`. Reading it costs more than sending it.
 - The head has at most `MAX_HEAD` bytes, and a body that comes in very many pieces is refused.
@@ -23,6 +23,7 @@ import asyncio
 import json
 import math
 import resource
+import time
 from collections import Counter
 from functools import partial
 from http import HTTPStatus
@@ -195,14 +196,12 @@ class Connection(H11Protocol):
         """Read in slices: h11 does not limit a head that arrives as a whole."""
         if not self._is_busy:
             self.begin()
-        with self._meter.running():
-            self._read(data)
-
-    def _read(self, data: bytes) -> None:
+        began = time.thread_time()
         for start in range(0, len(data), MAX_HEAD):
             if self.transport.is_closing():
-                return
+                break
             super().data_received(data[start : start + MAX_HEAD])
+        self._meter.add(time.thread_time() - began)
 
     async def _metered(self, *call: Any) -> None:
         """The application, on the meter of this connection."""

@@ -8,16 +8,20 @@ time that it did not use.
 
 import asyncio
 import math
-from collections import deque
-from collections.abc import Callable, Iterator
+from collections import OrderedDict, deque
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Generic, TypeVar
+
+from recsys.serving.meter import Meter
 
 T = TypeVar("T")
 REMEMBERED = 1_000  # clients without waiting work
 IN_A_ROUND = 4  # requests that begin in a round of the event loop
 ALONE_S = 1.0
 REST, SAVED_S = 3.0, 0.02
+MEMORY = 0.2  # weight of the last request in the mean
 
 
 class FairQueue(Generic[T]):
@@ -130,9 +134,12 @@ class Turns:
     """Lets clients begin requests in turns, a few in each round of the event loop.
 
     Whatever a request does on the event loop, all others wait for it. A client with very many
-    connections would fill each round with its requests, and an answer takes several rounds. While
-    other clients send requests too, a client that used the loop therefore rests before its next
-    request: `REST` times as long as that took, less a rest of `SAVED_S` that it may save up.
+    connections would fill each round with its requests, and an answer takes several rounds.
+
+    While other clients send requests too, a client therefore rests after each request that it
+    begins: `REST` times as long as its requests compute in Python on average, on the event loop or
+    on other threads, which share Python's global lock. The difference is made up when a request has
+    ended, and a client may save up a rest of `SAVED_S`.
     """
 
     def __init__(self) -> None:
@@ -140,7 +147,7 @@ class Turns:
         self._begun = 0  # requests of this round
         self._ends_soon = False  # whether the end of the round is scheduled
         self._clients = Clients()
-        self._rested: dict[str, float] = {}  # client -> when its rest ends, on the loop's clock
+        self._shares: OrderedDict[str, _Share] = OrderedDict()  # the least recently used first
         self._timer: asyncio.TimerHandle | None = None
 
     def sent(self, client: str) -> None:
@@ -151,27 +158,50 @@ class Turns:
         """Whether no other client has sent accepted requests of late."""
         return self._clients.is_alone(client, asyncio.get_running_loop().time())
 
-    async def wait(self, client: str) -> None:
-        """Return when it is the client's turn: at once if few requests have begun in this round."""
+    @asynccontextmanager
+    async def turn(self, client: str, meter: Meter) -> AsyncIterator[None]:
+        """Run the block when it is the client's turn: at once if few have begun in this round.
+
+        The block is a request or a part of one, and `meter` counts what it computes.
+        """
+        expected = await self._begin(client)
+        try:
+            yield
+        finally:
+            share, seconds = self._share(client), meter.take()
+            share.mean += MEMORY * (seconds - share.mean)
+            share.rest(asyncio.get_running_loop().time(), seconds - expected)
+
+    async def _begin(self, client: str) -> float:
+        """Wait for the client's turn; the seconds that it is expected to compute then."""
         loop = asyncio.get_running_loop()
         if self._begun < IN_A_ROUND and self._may_begin(client, loop.time()):
             self._begun += 1
             self._end_soon(loop)
-            return
+            return self._expect(client, loop.time())
         turn = _Turn(client, loop.create_future())
         self._waiting.push(turn, client, 1.0)
         self._end_soon(loop)
-        await turn.begins
+        return await turn.begins
 
-    def spent(self, client: str, seconds: float) -> None:
-        """Note processor time of the event loop that was spent for the client."""
-        now = asyncio.get_running_loop().time()
-        if len(self._rested) > REMEMBERED:
-            self._rested = {name: end for name, end in self._rested.items() if end > now - SAVED_S}
-        self._rested[client] = max(self._rested.get(client, 0.0), now - SAVED_S) + REST * seconds
+    def _expect(self, client: str, now: float) -> float:
+        share = self._share(client)
+        share.rest(now, share.mean)
+        return share.mean
+
+    def _share(self, client: str) -> "_Share":
+        share = self._shares.get(client)
+        if share is None:
+            share = self._shares[client] = _Share()
+            if len(self._shares) > REMEMBERED:
+                self._shares.popitem(last=False)
+        else:
+            self._shares.move_to_end(client)
+        return share
 
     def _may_begin(self, client: str, now: float) -> bool:
-        return self._rested.get(client, now) <= now or self._clients.is_alone(client, now)
+        share = self._shares.get(client)
+        return share is None or share.rests_until <= now or self._clients.is_alone(client, now)
 
     def _end_soon(self, loop: asyncio.AbstractEventLoop) -> None:
         if not self._ends_soon:
@@ -186,14 +216,14 @@ class Turns:
             if turn is None:
                 break
             if not turn.begins.done():  # its request was not cancelled
-                turn.begins.set_result(None)
+                turn.begins.set_result(self._expect(turn.client, now))
                 self._begun += 1
         if self._begun:
             self._end_soon(loop)
         elif self._waiting:  # all of these clients rest
             if self._timer is not None:
                 self._timer.cancel()
-            first = min(self._rested[turn.client] for turn in self._waiting.heads())
+            first = min(self._shares[turn.client].rests_until for turn in self._waiting.heads())
             self._timer = loop.call_at(first, self._end_soon, loop)
 
 
@@ -202,4 +232,21 @@ class _Turn:
     """A request that waits."""
 
     client: str
-    begins: asyncio.Future[None]
+    begins: asyncio.Future[float]
+
+
+@dataclass
+class _Share:
+    """What a client computed.
+
+    Attributes:
+        mean: seconds of a request, a moving average.
+        rests_until: on the event loop's clock.
+    """
+
+    mean: float = 0.0
+    rests_until: float = -math.inf
+
+    def rest(self, now: float, seconds: float) -> None:
+        """Rest for what was computed; less, if it is less than was expected."""
+        self.rests_until = max(self.rests_until, now - SAVED_S) + REST * seconds

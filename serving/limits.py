@@ -4,11 +4,11 @@ Work is in units of an ordinary request: at most 20 items for a full history. Ba
 shares of the queue and the rate limit are in these units.
 """
 
-import asyncio
 import ipaddress
 import time
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -30,15 +30,15 @@ class Caller:
             first byte of the request. None for work that no request asked for.
         charge: takes units of work from its bucket; raises a `ProblemError` if it is in debt.
         is_alone: whether no other client has sent requests of late.
-        turn: waits until the client may use the event loop again (`fair_queue.Turns`).
-        meter: counts what it takes there; other tasks than that of the request must use it.
+        turn: to run a part of its request in turn with other clients (`fair_queue.Turns`).
+        meter: counts what is computed for it; other tasks than that of the request must use it.
     """
 
     name: str = ""
     deadline: float | None = None
     charge: Callable[[float], None] = lambda work: None
     is_alone: Callable[[], bool] = lambda: False
-    turn: Callable[[], Awaitable[None]] = lambda: asyncio.sleep(0)
+    turn: Callable[[], AbstractAsyncContextManager[None]] = nullcontext
     meter: Meter = field(default_factory=Meter)
 
 

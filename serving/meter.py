@@ -1,8 +1,7 @@
-"""Meter: the processor time that one connection takes on the event loop."""
+"""Meter: the time that Python computes for one connection, on the event loop and other threads."""
 
 import time
-from collections.abc import Callable, Coroutine, Generator, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Coroutine, Generator
 from functools import partial
 from typing import Any, Generic, TypeVar
 
@@ -10,13 +9,12 @@ T = TypeVar("T")
 
 
 class Meter:
-    """Adds up processor time of this thread.
+    """Adds up processor time, in seconds.
 
     >>> meter = Meter()
-    >>> with meter.running():
-    ...     total = sum(range(1000))
-    >>> meter.take() > 0, meter.take()
-    (True, 0.0)
+    >>> meter.add(0.25)
+    >>> meter.take(), meter.take()
+    (0.25, 0.0)
     """
 
     def __init__(self) -> None:
@@ -27,14 +25,9 @@ class Meter:
         seconds, self._seconds = self._seconds, 0.0
         return seconds
 
-    @contextmanager
-    def running(self) -> Iterator[None]:
-        """Count the time of the block, which does not await anything."""
-        start = time.thread_time()
-        try:
-            yield
-        finally:
-            self._seconds += time.thread_time() - start
+    def add(self, seconds: float) -> None:
+        """Count what was computed, on any thread."""
+        self._seconds += seconds
 
     async def run(self, answer: Coroutine[Any, Any, T]) -> T:
         """Await a coroutine, and count the time of its steps; those of other tasks do not count."""
@@ -48,11 +41,13 @@ class _Steps(Generic[T]):
     def __await__(self) -> Generator[Any, Any, T]:
         step: Callable[[], Any] = partial(self._inner.send, None)
         while True:
+            start = time.thread_time()
             try:
-                with self._meter.running():
-                    wanted = step()
+                wanted = step()
             except StopIteration as end:
                 return end.value  # type: ignore[no-any-return]
+            finally:
+                self._meter.add(time.thread_time() - start)
             try:
                 step = partial(self._inner.send, (yield wanted))
             except BaseException as error:  # a cancellation, too

@@ -227,17 +227,9 @@ class Guard:
             self._turns.sent(client)
         state["is_alone"] = partial(self._turns.is_alone, client)
         meter: Meter = state.setdefault("meter", Meter())
-
-        async def turn() -> None:
-            self._turns.spent(client, meter.take())
-            await self._turns.wait(client)
-
-        state["turn"] = turn
-        await turn()
-        try:
+        state["turn"] = partial(self._turns.turn, client, meter)
+        async with self._turns.turn(client, meter):
             await answer(scope, receive, send)
-        finally:
-            self._turns.spent(client, meter.take())
 
     def _check(self, scope: AsgiScope) -> None:
         headers = Headers(scope=scope)

@@ -106,6 +106,7 @@ class Reads:
 
     def _done(self, call: "_Call") -> None:
         self._free += 1
+        call.caller.meter.add(call.took)
         client = call.caller.name
         if self._has_rests and call.took > LONG_S and not call.caller.is_alone():
             loop = asyncio.get_running_loop()

@@ -87,8 +87,7 @@ async def recommend_batch(body: BatchRequest, request: Request, service: Ready) 
         return found.model_dump_json(exclude_unset=True, by_alias=True)  # less than objects
 
     async def in_turn(one: RecommendationsRequest) -> str:
-        async with places:
-            await caller.turn()
+        async with places, caller.turn():
             return await caller.meter.run(result(one))
 
     async def each() -> str:

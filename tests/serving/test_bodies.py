@@ -8,6 +8,8 @@ from hypothesis import strategies as st
 
 from recsys.serving.api.routing import document
 from recsys.serving.bodies import LARGE, MAX_DEPTH, MAX_NAMES, MalformedError, parse, read
+from recsys.serving.limits import CALLER, Caller
+from recsys.serving.meter import Meter
 from recsys.serving.schemas.events import EventsBody
 from recsys.serving.schemas.items import ItemBody, UpsertBody
 from recsys.serving.schemas.recommendations import BatchRequest, RecommendationsRequest
@@ -93,3 +95,10 @@ async def test_only_a_large_body_leaves_the_event_loop():
         await read(lambda body: threading.get_ident(), b"x" * (LARGE + 1)) for _ in range(2)
     ]
     assert first == second != here
+
+
+async def test_the_time_of_a_large_body_is_on_the_meter_of_its_client():
+    meter = Meter()
+    CALLER.set(Caller("a", meter=meter))
+    await read(lambda body: sorted(range(100_000), key=str), b"x" * (LARGE + 1))
+    assert meter.take() > 0.001

@@ -1,10 +1,10 @@
 import asyncio
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from recsys.serving.fair_queue import IN_A_ROUND, REMEMBERED, REST, SAVED_S, FairQueue, Turns
+from recsys.serving.meter import Meter
 
 
 def drain(queue):
@@ -86,11 +86,29 @@ def test_clients_without_entries_are_forgotten():
     assert len(queue._received) <= REMEMBERED + 2
 
 
+async def begin(turns, client, seconds=0.0):
+    """A request that computes for some seconds, by its meter."""
+    meter = Meter()
+    async with turns.turn(client, meter):
+        meter.add(seconds)
+
+
+def at_once(turns, client, seconds=0.0):
+    """Whether a request runs without a round of the event loop."""
+    request = begin(turns, client, seconds)
+    try:
+        request.send(None)
+    except StopIteration:
+        return True
+    request.close()
+    return False
+
+
 async def test_a_client_with_very_many_requests_leaves_each_round_early():
     turns, begun = Turns(), []
 
     async def request(client):
-        await turns.wait(client)
+        await begin(turns, client)
         begun.append(client)
 
     greedy = [asyncio.create_task(request("greedy")) for _ in range(40)]
@@ -109,56 +127,62 @@ async def test_few_requests_begin_at_once():
     turns = Turns()
     for _ in range(3):
         for _ in range(IN_A_ROUND):
-            with pytest.raises(StopIteration):
-                turns.wait("a").send(None)  # without a round of the event loop
+            assert at_once(turns, "a")
         await asyncio.sleep(0)
         await asyncio.sleep(0)
 
 
-def spend(turns, client, seconds):
-    turns.sent(client)
-    turns.spent(client, seconds)
-
-
-async def test_a_client_that_used_the_event_loop_rests_while_others_send():
+async def test_a_client_that_computed_rests_while_others_send():
     turns, loop = Turns(), asyncio.get_running_loop()
-    turns.sent("other")
+    for client in ("other", "greedy"):
+        turns.sent(client)
     start = loop.time()
-    spend(turns, "greedy", 0.03)
-    waiting = [asyncio.create_task(turns.wait("greedy")) for _ in range(3)]
-    await asyncio.wait_for(turns.wait("other"), 60)  # the other one does not
+    assert at_once(turns, "greedy", 0.05)
+    waiting = [asyncio.create_task(begin(turns, "greedy")) for _ in range(3)]
+    await asyncio.wait_for(begin(turns, "other"), 60)  # the other one does not
     assert not any(wait.done() for wait in waiting)
     waiting[0].cancel()
     await asyncio.gather(*waiting, return_exceptions=True)
-    assert loop.time() - start > 0.9 * (0.03 * REST - SAVED_S)
+    assert loop.time() - start > 0.9 * (0.05 * REST - SAVED_S)
 
 
-async def test_a_rest_goes_on_if_the_client_uses_the_event_loop_meanwhile():
-    turns, loop = Turns(), asyncio.get_running_loop()
-    turns.sent("other")
-    start = loop.time()
-    spend(turns, "greedy", 0.02)
-    waiting = asyncio.create_task(turns.wait("greedy"))
-    await asyncio.sleep(0)
-    spend(turns, "greedy", 0.02)
-    await waiting
-    assert loop.time() - start > 0.9 * (0.04 * REST - SAVED_S)
+async def test_a_client_rests_for_what_its_requests_compute_on_average_when_one_begins():
+    """Forty requests at once would otherwise all begin before any has computed."""
+    turns, gate = Turns(), asyncio.Event()
+    for client in ("other", "greedy"):
+        turns.sent(client)
+    await begin(turns, "greedy", 1e6)
+    turns._shares["greedy"].rests_until = 0.0  # the rest is over
+    begun = 0
+
+    async def request():
+        nonlocal begun
+        async with turns.turn("greedy", Meter()):
+            begun += 1
+            await gate.wait()
+
+    requests = [asyncio.create_task(request()) for _ in range(40)]
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert begun == 1
+    for one in requests:
+        one.cancel()
+    await asyncio.gather(*requests, return_exceptions=True)
 
 
-async def test_the_only_client_begins_at_once_whatever_it_used():
+async def test_the_only_client_begins_at_once_whatever_it_computed():
     turns = Turns()
-    spend(turns, "greedy", 1e6)
-    with pytest.raises(StopIteration):
-        turns.wait("greedy").send(None)
+    turns.sent("greedy")
+    assert at_once(turns, "greedy", 1e6)
+    assert at_once(turns, "greedy")
 
 
-async def test_a_client_that_uses_little_does_not_rest():
+async def test_a_client_that_computes_little_does_not_rest():
     turns = Turns()
-    turns.sent("other")
+    for client in ("other", "small"):
+        turns.sent(client)
     for _ in range(4):
-        spend(turns, "small", SAVED_S / REST / 5)
-        with pytest.raises(StopIteration):
-            turns.wait("small").send(None)
+        assert at_once(turns, "small", SAVED_S / REST / 10)
         await asyncio.sleep(0)
         await asyncio.sleep(0)
 
@@ -166,14 +190,14 @@ async def test_a_client_that_uses_little_does_not_rest():
 async def test_only_accepted_requests_count_as_those_of_other_clients():
     turns = Turns()
     turns.sent("a")
-    turns.spent("b", 1e6)  # its requests were refused
+    await begin(turns, "b", 1e6)  # it was refused
     assert turns.is_alone("a")
     assert not turns.is_alone("b")
 
 
-async def test_clients_that_do_not_rest_any_more_are_forgotten():
+async def test_the_least_recent_of_many_clients_are_forgotten():
     turns = Turns()
-    for number in range(REMEMBERED + 1):
-        turns._rested[str(number)] = asyncio.get_running_loop().time() - 1.0
-    spend(turns, "a", 1.0)
-    assert set(turns._rested) == {"a"}
+    for number in range(2 * REMEMBERED):
+        await begin(turns, str(number))
+    assert len(turns._shares) == REMEMBERED
+    assert str(2 * REMEMBERED - 1) in turns._shares

@@ -10,6 +10,7 @@ import pytest
 from recsys.serving import reads
 from recsys.serving.batcher import DeadlineExceededError
 from recsys.serving.limits import CALLER, Caller
+from recsys.serving.meter import Meter
 from recsys.serving.reads import Reads
 
 
@@ -42,6 +43,14 @@ async def test_after_a_long_call_only_its_client_rests(settings, helpers, monkey
     assert await asyncio.create_task(call_as("b", lambda: 5, on=on)) == 5
     assert set(on._rests) == {"a"}
     on._rests["a"].cancel()
+
+
+async def test_what_a_call_computed_is_on_the_meter_of_its_client(settings, helpers):
+    meter, on = Meter(), Reads(settings, helpers.submit, 2)
+    CALLER.set(Caller("a", meter=meter))
+    await on(compute, 0.01)
+    await asyncio.sleep(0)
+    assert meter.take() >= 0.01
 
 
 async def test_a_rest_ends_and_what_waited_runs(settings, helpers):
