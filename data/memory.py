@@ -67,11 +67,11 @@ def prepare(raw: RawData, rules: Rules) -> Prepared:
         raw = filtering.drop_short(raw, rules.min_length)
     interactions = _interactions(raw, with_types=bool(behaviours))
     split = rules.split or _default_split(interactions, raw, rules, behaviours)
-    labels, keep = _labels(interactions, raw.events, split, rules, behaviours)
-    kept = interactions.where(keep)
-    dataset = Dataset(kept, labels[keep], raw.items, raw.codes, behaviours, disliked, raw.sessions)
-    counts = raw.counts | {"rows_after_the_test_event_dropped": int((~keep).sum())}
-    counts |= raw.report.counts if raw.report else {}
+    labels = _labels(interactions, raw.events, split, rules, behaviours)
+    dataset = Dataset(
+        interactions, labels, raw.items, raw.codes, behaviours, disliked, raw.sessions
+    )
+    counts = raw.counts | (raw.report.counts if raw.report else {})
     decisions = {name: count for name, count in counts.items() if count}
     return Prepared(dataset, split, decisions, raw.report)
 
@@ -152,7 +152,7 @@ def _default_split(
         return "own"
     if raw.report is None or not interactions.has_time:
         return "leave-one-out"
-    labels, _ = _labels(interactions, raw.events, "global-temporal", rules, behaviours)
+    labels = _labels(interactions, raw.events, "global-temporal", rules, behaviours)
     target = _targets(interactions, behaviours)
     target &= ~starts_session(interactions.user, raw.sessions)
     asked = users_to_ask(interactions.user, labels, target)
@@ -177,18 +177,18 @@ def _labels(
     split: Split,
     rules: Rules,
     behaviours: tuple[Behaviour, ...],
-) -> tuple[NDArray[np.uint8], NDArray[np.bool_]]:
-    """(n,) labels, and (n,) the events to keep."""
-    keep = np.ones(len(interactions), bool)
+) -> NDArray[np.uint8]:
+    """(n,) labels."""
     if split == "own":
         if "split" not in events.column_names:
             raise ConfigError("data.split: this source has no split of its own")
-        return events["split"].to_numpy().astype(np.uint8), keep
+        own: NDArray[np.uint8] = events["split"].to_numpy().astype(np.uint8)
+        return own
     if split == "leave-one-out":
         if interactions.behaviour is None:
-            return leave_one_out(interactions), keep
+            return leave_one_out(interactions)
         return label_last_targets(interactions.user, _targets(interactions, behaviours))
     try:
-        return global_temporal(interactions, rules.ratio, rules.dates), keep
+        return global_temporal(interactions, rules.ratio, rules.dates)
     except ValueError as error:
         raise ConfigError(f"data.split: {error}") from error

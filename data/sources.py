@@ -198,6 +198,10 @@ def export_queries(
             "EVENTS: SQLAlchemy cannot open this URL; it has the form "
             "dialect+driver://user:password@host/database, and the driver must be installed"
         ) from None
+    file = str(parsed.database or ":memory:")
+    is_file = parsed.get_backend_name() == "sqlite" and not file.startswith((":memory:", "file:"))
+    if is_file and not Path(file).is_file():  # SQLite would make an empty one
+        raise DataError(f"EVENTS: there is no SQLite file {file}")
     place = f"{parsed.get_backend_name()}://{parsed.host}:{parsed.port}/{parsed.database}"
     try:
         written = {

@@ -174,7 +174,6 @@ def prepare(source: EventStream, rules: Rules, folder: Path, memory_gb: float) -
     target = np.array([b.role == "target" for b in behaviours] or [True])
     dates = _split_dates(rows, alive, of_user, rules, target, source)
     tally = Tally(catalog.num_rows)
-    written = 0
     for part, events in enumerate(_parts(rows, alive, of_user, numbers, dates, target)):
         write_events(
             folder,
@@ -185,8 +184,6 @@ def prepare(source: EventStream, rules: Rules, folder: Path, memory_gb: float) -
             part=part,
         )
         tally.add(events)
-        written += len(events.user)
-    counts["rows_after_the_test_event_dropped"] = int(alive.sum()) - written
     ids = shuffled.users.filter(pa.array(left > 0))
     write_catalog(folder, ids, catalog, codes)
     rows.remove()
@@ -419,15 +416,13 @@ def _parts(
                 rating = np.full(len(user), np.nan, np.float32)
             typed = "behaviour" in rows.kinds
             behaviour = rows.read("behaviour", place)[keep] if typed else None
-            before = np.ones(len(user), bool)
             if dates is not None:
                 split = label_times(timestamp, dates)
             elif typed:
-                split, before = label_last_targets(user, _targets(rows, place, keep, target))
+                split = label_last_targets(user, _targets(rows, place, keep, target))
             else:
                 split = label_ends(user)
-            events = Events(user, item, timestamp, rating, split, behaviour)
-            yield Events(*(None if c is None else c[before] for c in events))  # type: ignore[arg-type]
+            yield Events(user, item, timestamp, rating, split, behaviour)
 
 
 def _gone(alive: NDArray[np.bool_], reason: str) -> int:

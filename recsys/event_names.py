@@ -15,8 +15,9 @@ from functools import lru_cache
 LEVELS: tuple[tuple[int, str], ...] = (
     (
         0,
-        "dislike unlike thumbsdown downvote remove delete return refund cancel hide block"
-        " notinterested complaint storno retour ruckgabe rucksend ruecksend ruckgabe entfern loesch"
+        "dislike unlike unfavo unsave unfollow unsubscribe thumbsdown downvote remove delete return"
+        " refund chargeback cancel hide block notinterested complaint storno stornier retour"
+        " ruckgabe rucksend ruecksend reklamation reklamier entfern loesch naimepas nietleuk"
         " remboursement annul supprim devolucion reembolso elimin restitu rimborso rimoss"
         " verwijder terugbet",
     ),
@@ -28,7 +29,7 @@ LEVELS: tuple[tuple[int, str], ...] = (
     (
         3,
         "rating rate review like favorite favourite love thumbsup upvote share bewert gefallt"
-        " gefaellt favori avis note megusta mipiace beoordel favoriet",
+        " gefaellt favori avis note jaime megusta mipiace beoordel favoriet leuk",
     ),
     (
         2,
@@ -42,6 +43,16 @@ LEVELS: tuple[tuple[int, str], ...] = (
         " vue clic consult vista visto visualizz bekijk bekeken impression display search scroll",
     ),
 )
+# Those of the first line that say that the user does not want the item.
+DISLIKES = "dislike unlike unfavo thumbsdown downvote hide block notinterested naimepas nietleuk"
+# Words of their own, which turn a like into a dislike: English, German, French, Spanish, Dutch.
+NOT = {"not", "didnt", "dont", "never", "no", "non", "nicht", "kein", "keine", "nie"}
+NOT |= {"pas", "ne", "niet", "geen"}
+FAILED = (
+    "fail declin reject expired error abandon fehlgeschlag abgelehnt abgebroch echou fallid fallit"
+    " mislukt"
+)
+PURCHASE, LIKE = 4, 3
 WEIGHTS = (0.0, 0.2, 0.5, 0.8, 1.0)  # by level
 
 
@@ -59,11 +70,37 @@ def normalised(name: str) -> str:
 def level(name: str) -> int | None:
     """The strength of a type from 0 (negative) to 4 (purchase); None for an unknown name.
 
+    What is not liked is negative; what is not bought, or a payment that failed, is unknown.
+
     >>> [level(name) for name in ("view_item", "Add to cart", "remove_from_cart", "Kauf", "x")]
     [1, 2, 0, 4, None]
+    >>> [level(name) for name in ("Gefällt mir nicht", "notLiked", "nicht gekauft", "order_failed")]
+    [0, 0, None, None]
     """
     key = normalised(name)
     for number, words in LEVELS:
-        if any(word in key for word in words.split()):
-            return number
+        if not any(word in key for word in words.split()):
+            continue
+        if number == 0 or not _is_negated(name):
+            failed = number == PURCHASE and any(word in key for word in FAILED.split())
+            return None if failed else number
+        return 0 if number == LIKE else None
     return None
+
+
+def is_dislike(name: str) -> bool:
+    """Whether a negative type says that the user does not want the item, and not, say, a return.
+
+    >>> [is_dislike(name) for name in ("thumbs_down", "did not like", "Retoure", "view")]
+    [True, True, False, False]
+    """
+    key = normalised(name)
+    words = DISLIKES.split()
+    return level(name) == 0 and (any(word in key for word in words) or _is_negated(name))
+
+
+def _is_negated(name: str) -> bool:
+    """Whether a word of a name, such as `notLiked` or `no me gusta`, is a negation."""
+    plain = unicodedata.normalize("NFKD", name).encode("ascii", "ignore").decode()
+    parted = re.sub(r"(?<=[a-z])(?=[A-Z])", " ", plain.replace("'", ""))
+    return not NOT.isdisjoint(re.split(r"[^a-z]+", parted.lower()))

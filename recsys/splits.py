@@ -37,41 +37,35 @@ def label_ends(user: NDArray[np.int32]) -> NDArray[np.uint8]:
     return labels
 
 
-def label_last_targets(
-    user: NDArray[np.int32], target: NDArray[np.bool_]
-) -> tuple[NDArray[np.uint8], NDArray[np.bool_]]:
+def label_last_targets(user: NDArray[np.int32], target: NDArray[np.bool_]) -> NDArray[np.uint8]:
     """`leave_one_out` where only some events are targets.
 
     A user's last target is test and the target before it is validation, if an event precedes that.
-    Events between the two belong to test, and all earlier ones to training.
+    Events between the two and after both belong to test, and all earlier ones to training. Those
+    after the last target are in no example, but they are the newest that a service imports.
 
     Args:
         user: (n,) ascending.
         target: (n,) whether each event is a target.
 
     Returns:
-        (n,) uint8 labels, and (n,) whether to keep each event: the events after a user's test
-        target come after the question, and must be dropped.
+        (n,) uint8 labels.
     """
-    labels, keep = np.zeros(len(user), np.uint8), np.ones(len(user), bool)
-    rows = np.flatnonzero(target)
+    labels, rows = np.zeros(len(user), np.uint8), np.flatnonzero(target)
     last = np.diff(user[rows], append=-1) != 0  # of the user's targets
     before = np.concatenate([[False], last[:-1]]) | (np.arange(len(rows)) == 0)  # the user's first
     ends = np.flatnonzero(last & ~before)
     starts = np.searchsorted(user, user[rows[ends]])
-    ends = ends[rows[ends - 1] > starts]
-    valid, test = rows[ends - 1], rows[ends]
-    stops = np.searchsorted(user, user[test], side="right")
-    # Of each user: 2 after the validation target, one more after the test target.
-    steps = np.zeros(len(user) + 1, np.int8)
-    np.add.at(steps, valid + 1, 2)
-    np.add.at(steps, test + 1, 1)
-    np.add.at(steps, stops, -3)
-    phase = np.cumsum(steps[:-1])
-    labels[phase >= TEST] = TEST
+    valid = rows[ends[rows[ends - 1] > starts] - 1]
+    stops = np.searchsorted(user, user[valid], side="right")
+    steps = np.zeros(
+        len(user) + 1, np.int8
+    )  # of each user: 1 from the validation target to the end
+    np.add.at(steps, valid, 1)
+    np.add.at(steps, stops, -1)
+    labels[np.cumsum(steps[:-1]) > 0] = TEST
     labels[valid] = VALID
-    keep[phase > TEST] = False
-    return labels, keep
+    return labels
 
 
 def starts_session(user: NDArray[np.int32], sessions: bool) -> NDArray[np.bool_]:

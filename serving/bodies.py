@@ -20,8 +20,6 @@ from typing import Any, NoReturn, TypeVar
 
 import numpy as np
 
-from recsys.serving.limits import CALLER
-
 T = TypeVar("T")
 MAX_DEPTH = 64
 MAX_NAMES = 256
@@ -75,8 +73,14 @@ def parse(body: bytes) -> Any:
     return value
 
 
-async def read(function: Callable[[bytes], T], body: bytes) -> T:
+async def read(
+    function: Callable[[bytes], T],
+    body: bytes,
+    spent: Callable[[float], None] = lambda seconds: None,
+) -> T:
     """Call a function that parses a body, off the event loop if the body is large.
+
+    `spent` is told the processor time that this took off the event loop, in seconds.
 
     After a large body, the thread rests for `REST` times as long: Python's global lock is needed
     for the answers of others, too.
@@ -96,7 +100,7 @@ async def read(function: Callable[[bytes], T], body: bytes) -> T:
     try:
         return await asyncio.get_running_loop().run_in_executor(_reader, timed)
     finally:
-        CALLER.get().meter.add(took[0])
+        spent(took[0])
 
 
 def _count_values(body: bytes) -> int:

@@ -46,7 +46,13 @@ from recsys.serving.schemas.recommendations import (
 from recsys.serving.settings import ServingSettings
 from recsys.serving.shadow import Shadow
 from recsys.serving.stores import open_store
-from recsys.serving.stores.records import Served, StoreAwayError, StoreError, TypedHistory
+from recsys.serving.stores.records import (
+    Served,
+    StoreAwayError,
+    StoreError,
+    TypedHistory,
+    told_history,
+)
 from recsys.serving.stores.store import Store
 from recsys.serving.today import Figures
 from recsys.serving.worker import HELPERS, DecodeWorker, Done, ScoreRequest, Work
@@ -485,7 +491,7 @@ class Service:
     async def _history(self, body: Subject, deadline: float) -> TypedHistory | None:
         """The history of a request; None if the store has none of its user."""
         if body.history is not None:
-            return TypedHistory(body.history, body.history_types)
+            return told_history(body.history, body.history_types, self.settings.not_history)
         async with until(deadline):
             return await self.store.typed_history(str(body.user), MAX_HISTORY)
 

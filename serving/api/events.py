@@ -11,6 +11,7 @@ from recsys.serving.api.routing import AnyPhase, content_type, document, in_time
 from recsys.serving.auth import Scope, requires
 from recsys.serving.bodies import MalformedError, parse, read
 from recsys.serving.errors import ProblemError, documented
+from recsys.serving.limits import CALLER
 from recsys.serving.schemas.common import InvalidField
 from recsys.serving.schemas.events import MAX_EVENTS, EventIn, EventsBody, EventsResponse
 from recsys.serving.stores.records import Event, EventConflictError
@@ -92,7 +93,7 @@ async def post_events(request: Request, service: AnyPhase) -> EventsResponse:
         batch = validated(_lines(body), EventsBody) if is_lines else document(body, EventsBody)
         return batch, [event.to_event(now) for event in batch.events]
 
-    batch, events = await read(parse_events, body)
+    batch, events = await read(parse_events, body, CALLER.get().meter.add)
     try:
         done = await in_time(service, service.store.append(events))
     except EventConflictError as error:

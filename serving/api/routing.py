@@ -61,7 +61,9 @@ class StrictRequest(Request):
         """Parse and validate the body."""
         if not hasattr(self, "_value"):
             body = await self.body() or b"null"  # nothing is not malformed: a field is missing
-            self._value = await read(lambda body: document(body, self.model), body)
+            self._value = await read(
+                lambda body: document(body, self.model), body, CALLER.get().meter.add
+            )
         return self._value
 
 

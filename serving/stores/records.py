@@ -7,17 +7,45 @@ milliseconds.
 import hashlib
 import hmac
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from typing import Any, NamedTuple, Protocol
 
 from recsys.errors import RecsysError
+from recsys.event_names import is_dislike, level, normalised
 
 SEED_TYPE = "interaction"  # of a data set's events without types
 NOT_HISTORY = (
     "impression", "dismiss", "dislike", "skip", "feedback", "return", "refund", "remove_from_cart"
 )  # fmt: skip
 DISLIKES = ("dislike", "dismiss")  # of `NOT_HISTORY`: the user does not want to see the item
+
+
+class Sign(Enum):
+    """What an event is to the history of its user."""
+
+    PART = "a part of it"
+    LEFT_OUT = "no part of it"
+    DISLIKE = "no part of it, and the item is not recommended"
+
+
+def sign_of(name: str, not_history: Collection[str]) -> Sign:
+    """What events of a type are, if those of the types `not_history` are no part of histories.
+
+    Names that mean something negative are known in six languages, as in exports
+    (`recsys.event_names`). To count one of `NOT_HISTORY`, or all, leave it out of `not_history`.
+
+    >>> [sign_of(name, NOT_HISTORY).name for name in ("view", "Retoure", "thumbs_down", "dislike")]
+    ['PART', 'LEFT_OUT', 'DISLIKE', 'DISLIKE']
+    """
+    if name in not_history:
+        return Sign.DISLIKE if name in DISLIKES else Sign.LEFT_OUT
+    if name in NOT_HISTORY or not not_history or level(name) != 0:
+        return Sign.PART
+    if normalised(name) in map(normalised, not_history):  # such as `Remove from cart`
+        return Sign.LEFT_OUT
+    return Sign.DISLIKE if is_dislike(name) else Sign.LEFT_OUT
 
 
 class TypedHistory(NamedTuple):
@@ -240,3 +268,22 @@ def user_hash(user_id: str, salt: bytes) -> str:
 def salted(plain: str, salt: bytes) -> str:
     """The salted hash of an unsalted one, which stores had up to schema 3."""
     return hmac.digest(salt, plain.encode(), "sha256").hex()
+
+
+def told_history(
+    items: list[str], types: list[str | None], not_history: Collection[str]
+) -> TypedHistory:
+    """A history that a request brings along, without the events that are no part of one.
+
+    `types` is empty if the request names none.
+    """
+    signs = {name: sign_of(name, not_history) for name in types if name is not None}
+    if all(sign is Sign.PART for sign in signs.values()):
+        return TypedHistory(items, types)
+    events = [
+        (item, name, signs.get(name or "", Sign.PART))
+        for item, name in zip(items, types, strict=True)
+    ]
+    kept = [(item, name) for item, name, sign in events if sign is Sign.PART]
+    disliked = dict.fromkeys(item for item, _, sign in events if sign is Sign.DISLIKE)
+    return TypedHistory([item for item, _ in kept], [name for _, name in kept], tuple(disliked))

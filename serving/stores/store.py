@@ -41,10 +41,12 @@ from recsys.serving.stores.records import (
     Journaled,
     Observer,
     Served,
+    Sign,
     StoredEvent,
     StoreError,
     TypedHistory,
     salted,
+    sign_of,
     user_hash,
 )
 from recsys.serving.tenants import TENANT, inside, own, stored
@@ -691,22 +693,29 @@ class Store(Database):
         return history
 
     def _read_history(self, user_id: str, limit: int) -> TypedHistory | None:
-        hidden = [name for name in DISLIKES if name in self._not_history]
-        left_out = [name for name in self._not_history if name not in hidden]
-        rows = self._newest(user_id, "NOT IN", left_out, limit)
+        literal = [name for name in self._not_history if self._sign(name) is Sign.LEFT_OUT]
+        rows = self._newest(user_id, "NOT IN", literal, limit)
         if not rows:
             return None
-        kept = [row for row in rows if row[1] not in hidden]
-        disliked = [item for item, name in rows if name in hidden]
-        if hidden and len(rows) == limit:  # there may be older ones, for which there was no room
-            if disliked:
-                kept = self._newest(user_id, "NOT IN", self._not_history, limit)
-            disliked = [item for item, _ in self._newest(user_id, "IN", hidden, None)]
+        kept = [row for row in rows if self._sign(row[1]) is Sign.PART]
+        disliked = [item for item, name in rows if self._sign(name) is Sign.DISLIKE]
+        if len(rows) == limit:  # there may be older ones, for which there was no room
+            query = "SELECT DISTINCT type FROM events WHERE user_id = ?"
+            names = [name for (name,) in self._query(query, (user_id,))]
+            others = [name for name in names if self._sign(name) is not Sign.PART]
+            if len(kept) < limit:
+                kept = self._newest(user_id, "NOT IN", others, limit)
+            hidden = [name for name in names if self._sign(name) is Sign.DISLIKE]
+            rows = self._newest(user_id, "IN", hidden, None) if hidden else []
+            disliked = [item for item, _ in rows]
         if not kept and not disliked:
-            return None  # the user was erased meanwhile
+            return None  # nothing is known of the user, who may have been erased meanwhile
         kept.reverse()
         types = [None if name == SEED_TYPE else name for _, name in kept]
         return TypedHistory([item for item, _ in kept], types, tuple(dict.fromkeys(disliked)))
+
+    def _sign(self, name: str) -> Sign:
+        return sign_of(name, self._not_history)
 
     def _newest(
         self, user_id: str, which: str, types: Sequence[str], limit: int | None

@@ -7,7 +7,7 @@ import pytest
 
 from recsys.data.behaviours import check_roles, choose_types
 from recsys.errors import ConfigError, DataError
-from recsys.event_names import level
+from recsys.event_names import is_dislike, level
 
 
 def roles(counts: dict[str, int], users: int = 100, **given: str) -> dict[str, str]:
@@ -23,10 +23,27 @@ def roles(counts: dict[str, int], users: int = 100, **given: str) -> dict[str, s
         ("review", 3), ("purchase", 4), ("Bestellung", 4), ("achat", 4), ("compra", 4),
         ("transaction", 4), ("acquisto", 4), ("aankoop", 4), ("dislike", 0), ("Retoure", 0),
         ("remove_from_cart", 0), ("refund", 0), ("cancel_order", 0), ("banner", None),
+        ("Gefällt mir nicht", 0), ("no me gusta", 0), ("non mi piace", 0), ("did not like", 0),
+        ("je n'aime pas", 0), ("j'aime", 3), ("vind ik niet leuk", 0), ("vind ik leuk", 3),
+        ("notLiked", 0), ("unfavorite", 0), ("unsubscribe", 0), ("Stornierung", 0),
+        ("reklamiert", 0), ("chargeback", 0), ("nicht gekauft", None), ("purchase_failed", None),
+        ("payment_failed", None), ("not_viewed", None), ("note", 3), ("notification", None),
     ],
 )  # fmt: skip
 def test_usual_names_have_a_strength(name: str, expected: int | None) -> None:
     assert level(name) == expected
+
+
+@pytest.mark.parametrize(
+    "name", ["dislike", "thumbs_down", "hide", "Gefällt mir nicht", "notLiked"]
+)
+def test_some_negative_names_are_dislikes(name: str) -> None:
+    assert is_dislike(name)
+
+
+@pytest.mark.parametrize("name", ["return", "Retoure", "remove_from_cart", "not_viewed", "like"])
+def test_returns_and_removals_are_no_dislikes(name: str) -> None:
+    assert not is_dislike(name)
 
 
 def test_purchases_are_the_target_if_enough_users_have_two() -> None:

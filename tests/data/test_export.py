@@ -410,6 +410,30 @@ def test_a_small_export_is_split_by_user(raw: Path) -> None:
     assert "fewer than 30" in made.report.notes[-1]
 
 
+@pytest.mark.parametrize("engine", ["memory", "stream"])
+def test_what_users_saw_after_their_last_purchase_is_kept(
+    raw: Path, prepare: Callable[..., Dataset], engine: str
+) -> None:
+    if engine == "stream":
+        pytest.importorskip("duckdb", reason="streaming needs pip install 'recbeam[large]'")
+    told = ["view a", "purchase b", "view c", "purchase d", "view e", "view f"]
+    rows = [
+        f"u{user},{item}{user % 3},{T + 90 * DAY * user + 3600 * n},{kind}"
+        for user in range(9)
+        for n, (kind, item) in enumerate(map(str.split, told))
+    ]
+    write(raw / "e.csv", ["user,item,ts,event", *rows])
+    made = prepare(source="table", path="e.csv", split="leave-one-out", engine=engine)
+    for user in range(9):
+        own = made.interactions.user == made.interactions.user_ids.tolist().index(f"u{user}")
+        items = made.item_ids[made.interactions.item[own]].tolist()
+        assert items == [f"{letter}{user % 3}" for letter in "abcdef"]
+        assert made.split[own].tolist() == [0, 1, 2, 2, 2, 2]
+    examples = made.examples("test", "all-future")
+    assert examples.histories.lengths.tolist() == [3] * 9, "not what came after the question"
+    assert examples.targets.lengths.tolist() == [1] * 9
+
+
 def test_a_date_and_a_clock_are_one_time(raw: Path) -> None:
     rows = [f"u{n % 3};i{n % 7};3.4.2024;{n % 24}:30" for n in range(60)]
     write(raw / "e.csv", ["Kunde;Artikel;Datum;Uhrzeit", *rows])

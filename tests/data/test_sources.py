@@ -164,6 +164,13 @@ def test_a_bad_query_is_refused_and_leaves_nothing(
     assert not list(home.rglob("*.parquet"))
 
 
+def test_a_sqlite_file_that_is_not_there_is_not_made(home: Path, tmp_path: Path) -> None:
+    missing = tmp_path / "none.db"
+    with pytest.raises(DataError, match=r"there is no SQLite file .*none\.db"):
+        export_queries(f"sqlite:///{missing}", "s", query=QUERY, items_query=None)
+    assert not missing.exists()
+
+
 @pytest.mark.parametrize(
     "address", ["nodialect://me:secret@host/shop", "postgresql+nodriver://me:secret@host/shop"]
 )

@@ -326,3 +326,23 @@ async def test_what_a_user_dislikes_is_not_recommended_to_them(client):
     disliked = {"user": "eva", "item": first, "type": "Dislike"}
     assert (await client.post("/v1/events", json={"events": [disliked]})).status_code < 300
     assert (await ask())[:4] == rest
+
+
+@pytest.mark.parametrize("name", ["dislike", "thumbs_down", "refund", "Retoure"])
+async def test_negative_events_of_a_request_are_no_history(client, monkeypatch, name):
+    asked = []
+    plain = answers.to_request
+
+    def spy(body, history, types=(), disliked=()):
+        asked.append((list(history), list(types), list(disliked)))
+        return plain(body, history, types, disliked)
+
+    monkeypatch.setattr(answers, "to_request", spy)
+    body = {"history": ["item-7", "item-3", "item-4"], "history_types": [name, "view", None]}
+    found = (await client.post("/v1/recommendations", json=body)).json()
+    assert found["history_items"] == 2
+    body = {"history": ["item-7"], "history_types": [name]}
+    empty = (await client.post("/v1/recommendations", json=body)).json()
+    assert empty["note"]["code"] == "empty_history"
+    disliked = ["item-7"] if name in ("dislike", "thumbs_down") else []
+    assert asked == [(["item-3", "item-4"], ["view", None], disliked), ([], [], disliked)]

@@ -12,6 +12,7 @@ from recsys.serving.stores import open_store
 from recsys.serving.stores import store as store_module
 from recsys.serving.stores.database import SCHEMA_VERSION
 from recsys.serving.stores.records import (
+    NOT_HISTORY,
     Appended,
     EventConflictError,
     Exposure,
@@ -112,6 +113,22 @@ async def test_what_was_disliked_long_ago_is_known_and_takes_no_place(location, 
         assert found.types == ["view"] * len(found.items)
         assert found.disliked == ("a", "f", "d")
     assert await opened(location, not_history=()).history("ada", 2) == ["f", "a"]
+
+
+async def test_negative_types_of_other_names_are_no_history(location, opened, event):
+    store = opened(location)
+    kinds = ["thumbs_down", "view", "Retoure", "view", "Remove from cart", "gefällt mir nicht"]
+    await store.append(
+        [event(f"{i}", item=f"i{i}", type=name, time_ms=i) for i, name in enumerate(kinds)]
+    )
+    for limit in range(1, 10):
+        found = await store.typed_history("ada", limit)
+        assert found.items == ["i1", "i3"][-limit:]
+        assert found.disliked == ("i5", "i0")
+    assert len(await opened(location, not_history=()).history("ada", 10)) == len(kinds)
+    without = [name for name in NOT_HISTORY if name != "return"]
+    await store.append([event("r", item="r", type="return", time_ms=9)])
+    assert await opened(location, not_history=without).history("ada", 10) == ["i1", "i3", "r"]
 
 
 async def test_pages_of_events_join_without_gap_or_repetition(store, event):
