@@ -21,7 +21,7 @@ from recsys.data.column_words import EVENT_WORDS, ITEM_WORDS, rank
 from recsys.data.opening import as_text
 from recsys.data.time_formats import TimeRules, share_of_times
 from recsys.errors import DataError
-from recsys.event_names import normalised
+from recsys.event_names import level, normalised
 
 SAMPLE_ROWS = 100_000
 ENOUGH_ROWS = 50  # below this, repetition says nothing
@@ -36,6 +36,14 @@ CLOCK = r"^\d{1,2}:\d{2}(:\d{2}([.,]\d+)?)?( ?[AaPp][Mm])?( Uhr)?$"
 SURE_NAMES = 2  # groups of names of a column of availability that mean nothing else
 TITLE_LENGTH = 80  # mean characters of texts that may be titles
 SHARE_OF_KNOWN = 0.1  # items of the events that the items file must describe
+NOT_AVAILABLE = (
+    "soldout outofstock discontinued deleted deletedat removed hidden archived blocked disabled"
+    " unavailable inactive ausverkauft geloscht geloescht gesperrt ausgelistet"
+)
+TAKEN_BACK = (
+    "returned returndate returnedat refunded refunddate refundedat cancelled canceled cancelledat"
+    " canceledat storniert storno retourniert retoure zuruckgegeben"
+)
 NEEDED = {"user": "the user", "item": "the item", "timestamp": "the time", "id": "the item id"}
 
 
@@ -257,6 +265,41 @@ def _refuse_without_header(sample: Sample, roles: Roles) -> None:
             f"{sample.path}: the first line holds values ({', '.join(names)[:80]}) and no names; "
             "write a first line such as user,item,timestamp"
         )
+
+
+def unread_exclusions(sample: Sample, roles: Roles) -> list[str]:
+    """Sentences on columns that seem to say that rows must not count, and that are not read.
+
+    Of items, these are columns such as `sold_out` and `is_deleted`; of events, such as `returned`
+    and a `status` with the value `cancelled`.
+    """
+    found, of_items = [], "id" in roles
+    words = (NOT_AVAILABLE if of_items else TAKEN_BACK).split()
+    for _, name in _free(sample, roles):
+        key, values = normalised(name), sample.texts(name)
+        said = values
+        if key.removeprefix("is").removeprefix("has") in words:
+            answers = pc.fill_null(read_available(values), True)  # a date is a yes
+            said = values.filter(answers)
+        elif not of_items and "status" in key:
+            negative = [text for text in pc.unique(values).to_pylist() if level(text) == 0]
+            said = values.filter(pc.is_in(values, value_set=pa.array(negative, pa.string())))
+        else:
+            continue
+        if not len(said):
+            continue
+        shown = ", ".join(map(repr, pc.unique(said).to_pylist()[:3]))
+        advice = (
+            "every item can be recommended; say false for these in a column 'available'"
+            if of_items
+            else "these events count as the others; leave them out of the file, or name their type "
+            "in a column of types, such as 'return'"
+        )
+        found.append(
+            f"Column {name!r} of {sample.path.name} has {shown} in {len(said)} of its first rows. "
+            f"It is not read, so {advice}."
+        )
+    return found
 
 
 def _free(sample: Sample, roles: Roles) -> list[tuple[int, str]]:

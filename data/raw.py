@@ -52,7 +52,7 @@ class Columns:
         behaviour: type of the event, such as `view` or `purchase`.
         session: visit or order; the user, if no column holds the user.
         clock: the time of day, if `timestamp` holds dates alone.
-        quantity: number of pieces; a negative one is a return, if no column holds the type.
+        quantity: number of pieces; a negative one is a return, whatever the type.
         id: in the items file, the item id.
         price: in the items file, a number with or without a currency.
         category: in the items file, a category or a path of categories.

@@ -46,7 +46,7 @@ LEVELS: tuple[tuple[int, str], ...] = (
 # Those of the first line that say that the user does not want the item.
 DISLIKES = "dislike unlike unfavo thumbsdown downvote hide block notinterested naimepas nietleuk"
 # Words of their own, which turn a like into a dislike: English, German, French, Spanish, Dutch.
-NOT = {"not", "didnt", "dont", "never", "no", "non", "nicht", "kein", "keine", "nie"}
+NOT = {"not", "didnt", "dont", "never", "no", "non", "nicht", "kein", "keine", "nie"}  # codespell:ignore
 NOT |= {"pas", "ne", "niet", "geen"}
 FAILED = (
     "fail declin reject expired error abandon fehlgeschlag abgelehnt abgebroch echou fallid fallit"

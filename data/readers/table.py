@@ -27,6 +27,7 @@ from recsys.data.columns import (
     ignored_availability,
     recognise_events,
     recognise_items,
+    unread_exclusions,
 )
 from recsys.data.damage import Damage
 from recsys.data.item_cleaning import ItemCleaner
@@ -36,6 +37,7 @@ from recsys.data.report import EXAMPLES, Report
 from recsys.data.time_formats import TimeRules, find_zones, read_times, show_day_first
 from recsys.dataset import AVAILABILITY, ITEM_COLUMNS
 from recsys.errors import DataError
+from recsys.event_names import level
 from recsys.progress import say
 
 MAX_TYPES = 255
@@ -90,6 +92,8 @@ def stream(config: ReaderConfig) -> EventStream:
         )
     times = _day_first(events, roles, times)
     _report_columns(report, sample, roles)
+    for note in unread_exclusions(sample, roles):
+        _warn(report, note)
     others = [file for file in (*events, items) if file and file.encoding != "utf-8"]
     report.add("files_not_in_utf8", len(others), [f"{f.path.name}: {f.encoding}" for f in others])
     whole = tuple(role for role in ("user", "item") if _is_whole(sample, roles[role].column))
@@ -103,9 +107,9 @@ def stream(config: ReaderConfig) -> EventStream:
             described, given, roles["item"].column, pa.chunked_array([ids]), times
         )
         _report_columns(report, described, mine)
-        if ignored := ignored_availability(described, given, mine):
-            report.note(ignored)
-            say(f"[bold yellow]data[/bold yellow]: {escape(ignored)}")
+        ignored = ignored_availability(described, given, mine)
+        for note in ([ignored] if ignored else []) + unread_exclusions(described, mine):
+            _warn(report, note)
         damage = Damage()
         table = items.read(damage)
         damage.check(items.path, config.clean.damaged_rows)
@@ -202,12 +206,20 @@ class _EventReader:
             self.report.add("times_without_a_zone", zones.local)
         if "rating" in self.roles:
             made["rating"] = self._ratings(as_strings(column["rating"], "rating", path))
+        types = None
         if "behaviour" in self.roles:
-            made["behaviour"] = self._types(as_strings(column["behaviour"], "behaviour", path))
-        elif "quantity" in self.roles:
+            types = as_strings(column["behaviour"], "behaviour", path)
+        if "quantity" in self.roles:
             pieces = pc.fill_null(as_strings(column["quantity"], "quantity", path), "")
             back = pc.match_substring_regex(pieces, r"^-\s*[\d.,]*[1-9]")
-            made["behaviour"] = self._types(pc.if_else(back, "return", "purchase"))
+            if types is None:
+                types = pc.if_else(back, "return", "purchase")
+            else:  # a negative number of a sale is a return; a type that is negative stays
+                sale = pa.array([n for n in pc.unique(types).to_pylist() if n and level(n) != 0])
+                back = pc.and_(back, pc.is_in(types, value_set=sale.cast(pa.string())))
+                types = pc.if_else(back, "return", types)
+        if types is not None:
+            made["behaviour"] = self._types(types)
         rows = cleaner.clean(pa.table(made), column)
         return events_table(**{name: rows[name] for name in rows.column_names})
 
@@ -293,6 +305,12 @@ def _day_first(files: list[TableFile], roles: Roles, times: TimeRules) -> TimeRu
     return replace(times, day_first=order)
 
 
+def _warn(report: Report, note: str) -> None:
+    """Say something in the terminal and in the report."""
+    report.note(note)
+    say(f"[bold yellow]data[/bold yellow]: {escape(note)}")
+
+
 def _report_columns(report: Report, sample: Sample, roles: Roles) -> None:
     """Show the roles before the work starts, and add them to the report."""
     mapping = ", ".join(f"{role} = {found.column}" for role, found in roles.items())
@@ -341,6 +359,9 @@ def _items(
             "name the columns with --column item=NAME and --column id=NAME"
         )
     reserved = sorted({CODE_COLUMN, *AVAILABILITY} & set(described.column_names))
+    if "available" in reserved and described["available"].type != pa.bool_():  # it was not read
+        described = described.drop_columns("available")
+        reserved.remove("available")
     _check_reserved(described, reserved)
     empty = pa.array([""] * len(missing), pa.string())
     unknown = pa.table({"item_id": missing, "title": empty, "text": empty})

@@ -13,6 +13,7 @@ from recsys.data.columns import (
     ignored_availability,
     recognise_events,
     recognise_items,
+    unread_exclusions,
 )
 from recsys.data.time_formats import TimeRules
 from recsys.errors import DataError
@@ -161,6 +162,47 @@ def test_a_column_of_availability_that_cannot_be_read_is_named(value) -> None:
     for part in ("'in_stock'", "items.csv", "do not say", "true and false"):
         assert part in said
     assert ignored_availability(items, {"available": "none"}, {}) is None
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "shown"),
+    [
+        ("sold_out", lambda row: ("False", "True")[row % 2], "'True'"),
+        ("is_deleted", lambda row: ("0", "1")[row % 2], "'1'"),
+        ("deleted", lambda row: ("", "2024-01-01")[row % 2], "'2024-01-01'"),
+    ],
+)
+def test_a_column_of_what_is_gone_is_named(column, value, shown) -> None:
+    items = sample("items.csv", 11, sku=item, name=lambda row: f"Thing {row}", **{column: value})
+    roles = recognise_items(items, {}, "sku", pa.chunked_array([["s1", "s2"]]), RULES)
+    (said,) = unread_exclusions(items, roles)
+    for part in (f"'{column}'", shown, "in 5 of its first rows", "'available'"):
+        assert part in said
+
+
+@pytest.mark.parametrize("value", ["no", "False", ""])
+def test_a_column_by_which_nothing_is_gone_is_not_named(value) -> None:
+    items = sample("items.csv", 11, sku=item, name=lambda row: f"Thing {row}", sold_out=value)
+    roles = recognise_items(items, {}, "sku", pa.chunked_array([["s1", "s2"]]), RULES)
+    assert unread_exclusions(items, roles) == []
+
+
+@pytest.mark.parametrize(
+    ("column", "values", "shown"),
+    [
+        ("status", ("completed", "cancelled"), "'cancelled'"),
+        ("returned", ("false", "true"), "'true'"),
+        ("return_date", ("", "2025-05-05"), "'2025-05-05'"),
+    ],
+)
+def test_a_column_of_events_taken_back_is_named(column, values, shown) -> None:
+    events = sample(
+        "events.csv", 60, user=lambda row: f"u{row % 9}", item=lambda row: f"s{row % 7}",
+        ts=lambda row: str(1_700_000_000 + row), **{column: lambda row: values[row % 2]},
+    )  # fmt: skip
+    (said,) = unread_exclusions(events, recognise_events(events, {}, None, RULES))
+    for part in (f"'{column}'", shown, "in 30 of its first rows", "count as the others"):
+        assert part in said
 
 
 def test_a_column_that_does_not_speak_of_stock_is_not_named() -> None:

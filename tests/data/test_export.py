@@ -457,6 +457,26 @@ def test_a_negative_quantity_is_a_return(raw: Path) -> None:
     assert ("c1", "s0") in pairs
 
 
+def test_a_negative_quantity_of_a_sale_is_a_return(raw: Path) -> None:
+    rows = [f"c{n % 9},s{n % 11},{T + n},{-1 if n % 10 == 0 else 2},Verkauf" for n in range(200)]
+    write(raw / "e.csv", ["Kunde,Artikel,Datum,Menge,Typ", *rows])
+    made = build(DataConfig(source="table", path="e.csv"))
+    assert made.decisions["negative_events_dropped"] == 20
+    assert made.dataset.disliked is not None
+    assert len(made.dataset.disliked.table) == 20
+
+
+def test_a_column_of_availability_that_says_maybe_is_left_out(raw: Path) -> None:
+    write(raw / "e.csv", ["user,item,ts,event", *clean_events(users=9)])
+    said = ("TRUE", "maybe", "", "false")
+    items = [f"s{n},n{n},{said[n % 4]}" for n in range(40)]
+    write(raw / "i.csv", ["item,name,available", *items])
+    made = build(DataConfig(source="table", path="e.csv", items="i.csv"))
+    assert "available" not in made.dataset.items.column_names
+    assert made.report is not None
+    assert any("'maybe'" in note for note in made.report.notes)
+
+
 def test_a_folder_of_files_is_one_export(raw: Path) -> None:
     (raw / "days").mkdir()
     for day in range(4):
