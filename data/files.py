@@ -193,7 +193,7 @@ def check_gzip(path: Path) -> None:
         raw.seek(0)
         try:
             with gzip.GzipFile(fileobj=raw) as stream:
-                while content := stream.read(1 << 20):
+                while content := stream.read1(1 << 20):  # all that precedes the damage
                     size += len(content)
                     lines += content.count(b"\n")
         except (EOFError, zlib.error, gzip.BadGzipFile) as error:
@@ -205,7 +205,7 @@ def damaged_gzip(path: Path, place: int, size: int, lines: int, error: Exception
     what = "is cut off" if isinstance(error, EOFError) else f"is damaged ({error})"
     return DataError(
         f"{path}: the gzip file {what} at byte {place:,} of {path.stat().st_size:,}; before that "
-        f"{size:,} bytes ({lines:,} lines) could be read. Download it again (recsys data download "
+        f"{size:,} bytes ({lines:,} lines) could be read. Get it again (`recsys data download` "
         "resumes), or use the complete lines: "
         f"gzip -dc {path.name} | head -n {lines} > part"
     )

@@ -266,22 +266,47 @@ def export_tables(events: Any, items: Any | None, name: str, *, force: bool = Fa
         events: a path, or a table that exports Arrow data (pandas, polars, pyarrow, DuckDB, ...).
         items: the same, or None.
         name: of the run.
-        force: replace a file that holds the result of a query.
+        force: replace what was written under this name from another source.
 
     Raises:
-        ConfigError: neither a path nor a table.
+        ConfigError: neither a path nor a table, or events with other columns than those that were
+            given under this name before.
         DataError: a table with values that Arrow cannot hold.
     """
 
     def place(part: str, table: Any) -> Path:
         if isinstance(table, (str, Path)):
             return _find(part, str(table), name, part)
-        return _write(name, part, iter([_as_arrow(part, table)]), "memory", force=force)
+        made = _as_arrow(part, table)
+        if not force:
+            _compare(name, part, made)
+        return _write(name, part, iter([made]), "memory", force=force)
 
     described = None if items is None else place("items", items)
     if isinstance(events, (str, Path)):
         return find_tables(str(events), None if described is None else str(described), name=name)
     return Tables(place("events", events), described)
+
+
+def _compare(name: str, part: str, made: pa.Table) -> None:
+    """Refuse events of other columns than those that a run had before; tell of other changes."""
+    import pyarrow.parquet as pq
+
+    path = _raw(name) / f"{part}.parquet"
+    if not path.is_file():
+        return
+    before = pq.read_schema(path).names
+    if part == "events" and set(before) != set(made.column_names):
+        raise ConfigError(
+            f"name {name!r} has events with the columns {', '.join(before)}, and these have "
+            f"{', '.join(made.column_names)}; choose another name, or replace them with force=True"
+        )
+    if before != made.column_names or not pq.read_table(path).equals(made):
+        rows = pq.read_metadata(path).num_rows
+        say(
+            f"{part}: {made.num_rows:,} rows replace the {rows:,} that were given as {name!r} "
+            "before, and its data and models are made again"
+        )
 
 
 def _as_arrow(part: str, table: Any) -> pa.Table:

@@ -204,6 +204,22 @@ def test_frames_are_written_as_files(home: Path) -> None:
     ]  # fmt: skip
 
 
+def test_other_frames_under_a_used_name_are_not_taken_silently(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    export_tables(FRAME, None, "s")
+    export_tables(FRAME, None, "s")
+    assert capsys.readouterr().err == ""
+    other = FRAME.rename(columns={"item": "song"})
+    with pytest.raises(ConfigError, match=r"columns user, item, .* user, song; .* force=True"):
+        export_tables(other, None, "s")
+    assert pq.read_schema(home / "raw/s/events.parquet").names == ["user", "item"]
+    export_tables(pd.concat([FRAME, FRAME]), None, "s")
+    assert "4 rows replace the 2 that were given as 's'" in capsys.readouterr().err
+    export_tables(other, None, "s", force=True)
+    assert pq.read_schema(home / "raw/s/events.parquet").names == ["user", "song"]
+
+
 def test_a_polars_frame_is_a_table(home: Path) -> None:
     polars = pytest.importorskip("polars")
     found = export_tables(polars.DataFrame({"user": ["u"], "item": ["i"]}), None, "s")
