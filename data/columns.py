@@ -267,6 +267,25 @@ def _refuse_without_header(sample: Sample, roles: Roles) -> None:
         )
 
 
+def shortened_ids(sample: Sample, roles: Roles) -> list[str]:
+    """Sentences on columns of ids that a spreadsheet has shortened to powers of ten."""
+    found = []
+    for role in ("user", "item", "id"):
+        if role not in roles:
+            continue
+        name = roles[role].column
+        values = sample.texts(name)
+        short = values.filter(pc.match_substring_regex(values, r"^\d[.,]\d+[Ee]\+\d+$"))
+        if len(short):
+            shown = ", ".join(map(repr, pc.unique(short).to_pylist()[:3]))
+            found.append(
+                f"Column {name!r} of {sample.path.name} has {shown} in {len(short)} of its first "
+                "rows: spreadsheets write long numbers so, and different ids become one. Export "
+                "the column as text."
+            )
+    return found
+
+
 def unread_exclusions(sample: Sample, roles: Roles) -> list[str]:
     """Sentences on columns that seem to say that rows must not count, and that are not read.
 

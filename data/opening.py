@@ -307,12 +307,35 @@ def _encoding(path: Path, head: bytes, compression: str | None) -> str:
                 while block := stream.read(BLOCK):
                     decoder.decode(block)
                 decoder.decode(b"", final=True)
-                return encoding
             except UnicodeDecodeError:
                 continue
+        if encoding != "utf-8":
+            _check_mixed(path, compression)
+        return encoding
     raise DataError(
         f"{path}: the text is neither UTF-8 nor UTF-16 nor Windows-1252; convert it with iconv"
     )
+
+
+def _check_mixed(path: Path, compression: str | None) -> None:
+    """Refuse a file of which most is UTF-8: read as Windows-1252, all its letters were wrong."""
+    good, bad, first = 0, 0, 0
+    with pa.input_stream(str(path), compression=compression) as stream:
+        for number, line in enumerate(io.BufferedReader(stream, BLOCK), 1):
+            if line.isascii():
+                continue
+            try:
+                line.decode()
+                good += 1
+            except UnicodeDecodeError:
+                bad += 1
+                first = first or number
+    if good > bad:
+        raise DataError(
+            f"{path}: {good:,} lines have letters in UTF-8 and {bad:,} have bytes that are not "
+            f"UTF-8 (the first is line {first:,}); save those lines as UTF-8, or leave such bytes "
+            f"out: iconv -f utf-8 -t utf-8 -c {path.name} > clean.csv"
+        )
 
 
 def _header(text: str) -> tuple[str, list[str]]:

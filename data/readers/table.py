@@ -27,6 +27,7 @@ from recsys.data.columns import (
     ignored_availability,
     recognise_events,
     recognise_items,
+    shortened_ids,
     unread_exclusions,
 )
 from recsys.data.damage import Damage
@@ -92,7 +93,7 @@ def stream(config: ReaderConfig) -> EventStream:
         )
     times = _day_first(events, roles, times)
     _report_columns(report, sample, roles)
-    for note in unread_exclusions(sample, roles):
+    for note in unread_exclusions(sample, roles) + shortened_ids(sample, roles):
         _warn(report, note)
     others = [file for file in (*events, items) if file and file.encoding != "utf-8"]
     report.add("files_not_in_utf8", len(others), [f"{f.path.name}: {f.encoding}" for f in others])
@@ -108,7 +109,8 @@ def stream(config: ReaderConfig) -> EventStream:
         )
         _report_columns(report, described, mine)
         ignored = ignored_availability(described, given, mine)
-        for note in ([ignored] if ignored else []) + unread_exclusions(described, mine):
+        notes = unread_exclusions(described, mine) + shortened_ids(described, mine)
+        for note in ([ignored] if ignored else []) + notes:
             _warn(report, note)
         damage = Damage()
         table = items.read(damage)

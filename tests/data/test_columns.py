@@ -13,6 +13,7 @@ from recsys.data.columns import (
     ignored_availability,
     recognise_events,
     recognise_items,
+    shortened_ids,
     unread_exclusions,
 )
 from recsys.data.time_formats import TimeRules
@@ -177,6 +178,18 @@ def test_a_column_of_what_is_gone_is_named(column, value, shown) -> None:
     roles = recognise_items(items, {}, "sku", pa.chunked_array([["s1", "s2"]]), RULES)
     (said,) = unread_exclusions(items, roles)
     for part in (f"'{column}'", shown, "in 5 of its first rows", "'available'"):
+        assert part in said
+
+
+def test_ids_that_a_spreadsheet_shortened_are_named() -> None:
+    ean = lambda row: "4.00638E+12" if row % 3 else f"40063810000{row:02}"  # noqa: E731
+    events = sample(
+        "events.csv", 60, user=lambda row: f"u{row % 9}", item=ean,
+        ts=lambda row: str(1_700_000_000 + row),
+    )  # fmt: skip
+    roles = recognise_events(events, {}, None, RULES)
+    (said,) = shortened_ids(events, roles)
+    for part in ("'item'", "'4.00638E+12'", "in 40 of its first rows", "as text"):
         assert part in said
 
 

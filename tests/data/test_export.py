@@ -466,6 +466,17 @@ def test_a_negative_quantity_of_a_sale_is_a_return(raw: Path) -> None:
     assert len(made.dataset.disliked.table) == 20
 
 
+def test_a_file_that_is_mostly_utf8_is_not_read_as_windows_1252(raw: Path) -> None:
+    rows = [f"u{n % 9},Größe{n % 7},{T + n}" for n in range(60)]
+    text = "\n".join(["user,item,ts", *rows]).encode()
+    (raw / "e.csv").write_bytes(text + "\nu1,Größe1,1700000099\n".encode("cp1252"))
+    with pytest.raises(DataError, match=r"60 lines .* UTF-8 and 1 have .* line 62\); save"):
+        build(DataConfig(source="table", path="e.csv"))
+    (raw / "e.csv").write_bytes(text.decode().encode("cp1252"))
+    made = build(DataConfig(source="table", path="e.csv"))
+    assert "Größe1" in made.dataset.item_ids
+
+
 def test_a_column_of_availability_that_says_maybe_is_left_out(raw: Path) -> None:
     write(raw / "e.csv", ["user,item,ts,event", *clean_events(users=9)])
     said = ("TRUE", "maybe", "", "false")
