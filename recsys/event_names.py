@@ -46,8 +46,7 @@ LEVELS: tuple[tuple[int, str], ...] = (
 # Those of the first line that say that the user does not want the item.
 DISLIKES = "dislike unlike unfavo thumbsdown downvote hide block notinterested naimepas nietleuk"
 # Words of their own, which turn a like into a dislike: English, German, French, Spanish, Dutch.
-NOT = {"not", "didnt", "dont", "never", "no", "non", "nicht", "kein", "keine", "nie"}  # codespell:ignore
-NOT |= {"pas", "ne", "niet", "geen"}
+NOT = {"not", "never", "no", "non", "nicht", "kein", "keine", "nie", "pas", "ne", "niet", "geen"}
 FAILED = (
     "fail declin reject expired error abandon fehlgeschlag abgelehnt abgebroch echou fallid fallit"
     " mislukt"
@@ -101,6 +100,7 @@ def is_dislike(name: str) -> bool:
 
 def _is_negated(name: str) -> bool:
     """Whether a word of a name, such as `notLiked` or `no me gusta`, is a negation."""
-    plain = unicodedata.normalize("NFKD", name).encode("ascii", "ignore").decode()
-    parted = re.sub(r"(?<=[a-z])(?=[A-Z])", " ", plain.replace("'", ""))
+    plain = unicodedata.normalize("NFKD", name.replace("\u2019", "'"))
+    plain = plain.encode("ascii", "ignore").decode()
+    parted = re.sub(r"(?<=[a-z])(?=[A-Z])", " ", plain.replace("n't", " not"))
     return not NOT.isdisjoint(re.split(r"[^a-z]+", parted.lower()))

@@ -24,6 +24,7 @@ def roles(counts: dict[str, int], users: int = 100, **given: str) -> dict[str, s
         ("transaction", 4), ("acquisto", 4), ("aankoop", 4), ("dislike", 0), ("Retoure", 0),
         ("remove_from_cart", 0), ("refund", 0), ("cancel_order", 0), ("banner", None),
         ("Gefällt mir nicht", 0), ("no me gusta", 0), ("non mi piace", 0), ("did not like", 0),
+        ("didn't like", 0), ("didn\u2019t like", 0), ("does not fit", None),
         ("je n'aime pas", 0), ("j'aime", 3), ("vind ik niet leuk", 0), ("vind ik leuk", 3),
         ("notLiked", 0), ("unfavorite", 0), ("unsubscribe", 0), ("Stornierung", 0),
         ("reklamiert", 0), ("chargeback", 0), ("nicht gekauft", None), ("purchase_failed", None),
