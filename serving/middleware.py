@@ -48,6 +48,7 @@ REQUEST_ID = "x-request-id"
 _GOOD_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
 CLIENT_CLOSED = 499  # status that nginx logs when the client has left
 METHODS = {"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"}
+METRICS = "/metrics"
 UNMATCHED = "unmatched"  # an unknown path is not logged: it may hold a user's id
 MAX_TARGET = 8 * 1024
 MAX_HEADERS = 64
@@ -223,7 +224,7 @@ class Guard:
             await answer(scope, receive, send)
             return
         client = state.get("client") or _address(scope)
-        if answer is self.app:
+        if answer is self.app and scope["path"] != METRICS:  # a scrape slows no client down
             self._turns.sent(client)
         state["is_alone"] = partial(self._turns.is_alone, client)
         meter: Meter = state.setdefault("meter", Meter())
@@ -291,7 +292,7 @@ class Guard:
         if not given or "*" in self.hosts or path.startswith("/health/"):
             return
         host = re.sub(r":\d+$", "", given[0]).lower().removesuffix(".").strip("[]")
-        if path == "/metrics" and _is_address(host):
+        if path == METRICS and _is_address(host):
             return
         for allowed in self.hosts:
             if host == allowed or (allowed.startswith("*.") and host.endswith(allowed[1:])):

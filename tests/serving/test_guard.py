@@ -6,6 +6,7 @@ import pytest
 from recsys.errors import ConfigError
 from recsys.serving import auth
 from recsys.serving.errors import ProblemError
+from recsys.serving.fair_queue import Turns
 from recsys.serving.limits import RateLimit, network
 from recsys.serving.middleware import BodyLimit
 from recsys.serving.settings import ServingSettings
@@ -47,6 +48,16 @@ def test_clients_have_buckets_of_their_own_in_bounded_number(clock):
 )
 def test_one_ipv6_subscriber_is_one_client(address, client):
     assert network(address) == client
+
+
+async def test_a_scrape_of_metrics_is_no_other_client(settings, recommender, running, monkeypatch):
+    """Prometheus would otherwise limit the only client once in each interval."""
+    sent = []
+    monkeypatch.setattr(Turns, "sent", lambda self, client: sent.append(client))
+    async with running(settings, recommender=recommender) as (client, _):
+        for path in ("/metrics", "/health/live", "/v1/nothing", "/v1/models"):
+            await client.get(path)
+    assert len(sent) == 2  # requests that a client sends, whatever their answer
 
 
 async def test_too_many_requests_are_refused_with_retry_after(settings, recommender, running):
