@@ -497,9 +497,12 @@ def _unknown(role: str, sample: Sample, equal: list[str], like: str = "") -> Dat
             f" (the name of {like!r} fits, but no value of it occurs twice in the first rows, and "
             f"recommendations are learned from {NEEDED[role]} of several events)"
         )
+    title = ""
+    if sample.table.num_columns == 1:
+        title = " If lines such as a title stand above the names of the columns, delete them."
     return DataError(
         f"{sample.path}: {start} {NEEDED[role]}{why}; name the column with {setting} "
-        f"(data.columns.{role}). The columns are:\n{sample.show()}"
+        f"(data.columns.{role}).{title} The columns are:\n{sample.show()}"
     )
 
 

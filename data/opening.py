@@ -34,7 +34,12 @@ HEAD = 1 << 18  # bytes at the start of a file that show its kind, delimiter and
 MAX_NULS = 0.1  # a larger share of NUL bytes means that a file is no text
 PARQUET = b"PAR1"
 MARKS = {codecs.BOM_UTF16_LE: "utf-16", codecs.BOM_UTF16_BE: "utf-16"}
-PACKED = {b"PK\x03\x04": "an Excel or zip file", b"\xd0\xcf\x11\xe0": "an old Excel file"}
+PACKED = {
+    b"PK\x03\x04": "an Excel or zip file; export the table as CSV",
+    b"\xd0\xcf\x11\xe0": "an old Excel file; export the table as CSV",
+    b"\xfd7zXZ": "an xz file, which is not read; unpack it with xz -d, or compress it with gzip",
+    b"7z\xbc\xaf": "a 7z file, which is not read; unpack it, or compress it with gzip",
+}
 SUFFIXES = {".csv", ".tsv", ".txt", ".jsonl", ".ndjson", ".json", ".parquet", ".pq"}
 
 
@@ -187,7 +192,7 @@ def _table_file(path: Path, explode: bool) -> TableFile:
             return _parquet_file(path)
         for mark, what in PACKED.items():
             if head.startswith(mark):
-                raise DataError(f"{path}: this is {what}; export the table as CSV")
+                raise DataError(f"{path}: this is {what}")
         if not head.strip():
             raise DataError(f"{path}: the file is empty")
         encoding = _encoding(path, head, compression)

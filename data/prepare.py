@@ -303,10 +303,24 @@ def _check_same_source(output: Output) -> None:
     for name in names:
         old, new = found.config.get(name), output.config[name]
         if old != new:
+            both = (_with(old), _with(new))
+            if isinstance(old, dict) and isinstance(new, dict):
+                both = (_with_columns(old, new), _with_columns(new, old))
             raise ConfigError(
-                f"data.{name}: {output.path} was prepared {_with(old)}, not {_with(new)}; take "
+                f"data.{name}: {output.path} was prepared {both[0]}, not {both[1]}; take "
                 "another --name, or replace it with --force"
             )
+
+
+def _with_columns(columns: dict[str, Any], other: dict[str, Any]) -> str:
+    """The columns of the roles for which `other` has another column.
+
+    >>> _with_columns({"user": None, "item": None}, {"user": None, "item": "sku"})
+    'with the recognised column as item'
+    """
+    roles = [role for role in columns if columns[role] != other.get(role)]
+    names = [repr(columns[role]) if columns[role] else "the recognised column" for role in roles]
+    return "with " + ", ".join(f"{n} as {r}" for n, r in zip(names, roles, strict=True))
 
 
 def _with(value: object) -> str:

@@ -143,6 +143,11 @@ RULES: dict[str, Rule] = {
         "kept in histories, and never recommended while they are unavailable",
         "data.columns.available=none ignores the column",
     ),
+    "items_outside_dates": Rule(
+        "items are before the first or after the last date of their availability",
+        "kept in histories, and recommended only between the dates",
+        "data.columns.available_from=none and data.columns.available_until=none ignore them",
+    ),
 }
 
 

@@ -227,6 +227,8 @@ def _run_query(engine: Any, query: str) -> Iterator[pa.Table]:
     schema: pa.Schema | None = None
     with engine.connect() as connection:
         result = connection.execution_options(stream_results=True).execute(text(query))
+        if not result.returns_rows:
+            raise DataError("--query: it gives no rows, so it is not run; write a SELECT")
         names = list(result.keys())
         rows = result.fetchmany(ROWS)
         while rows or schema is None:

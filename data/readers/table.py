@@ -7,6 +7,7 @@ cleaned; `recsys.data.report` says how.
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, replace
@@ -17,6 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from rich.markup import escape
 
+from recsys.availability import FROM, UNTIL, available_items
 from recsys.catalog import CODE_COLUMN
 from recsys.data.availability import read_available
 from recsys.data.cleaning import MISSING, RowCleaner
@@ -381,6 +383,11 @@ def _items(
         report.add(
             "unavailable_items", pc.sum(gone).as_py(), table["item_id"].filter(gone)[:3].to_pylist()
         )
+    dates = table.select([name for name in (FROM, UNTIL) if name in table.column_names])
+    within = available_items(dates, int(time.time())) if dates.num_columns else None
+    if within is not None:
+        outside = table["item_id"].filter(pa.array(~within))
+        report.add("items_outside_dates", len(outside), outside[:3].to_pylist())
     return ItemCatalog(table.combine_chunks(), None, {"items_without_metadata": len(missing)})
 
 

@@ -413,6 +413,17 @@ def test_items_bring_titles_texts_and_typed_attributes(raw: Path) -> None:
     }
 
 
+def test_items_outside_their_dates_are_counted(raw: Path) -> None:
+    (raw / "e.csv").write_text(f"user,item,timestamp\nu,a,{T}\nu,b,{T}\nu,c,{T}\n")
+    (raw / "i.csv").write_text(
+        "item,available_from,available_until\na,2020-01-01,2021-01-01\nb,2020-01-01,\n"
+        "c,2099-01-01,\n"
+    )
+    counts = read("table", "e.csv", items="i.csv").report.counts
+    assert counts["items_outside_dates"] == 2
+    assert "unavailable_items" not in counts
+
+
 def test_an_embedding_stays_a_list_of_numbers(raw: Path) -> None:
     (raw / "e.csv").write_text(f"user,item,timestamp\nu,1,{T}\n")
     vectors = pa.FixedSizeListArray.from_arrays(np.arange(4.0), 2)
@@ -433,6 +444,7 @@ def test_rows_without_a_user_or_an_item_are_counted(raw: Path) -> None:
     ("text", "message"),
     [
         ("user item\nu a\n", "no column is recognised as the user.*--column user=NAME"),
+        ("Shop\n\n1 May\n\nuser,item\nu,a\n", "such as a title stand above the names"),
         ("user,item,user\nu,a,v\n", "2 columns are called 'user'"),
         (f"user,item,timestamp,rating,rating\nu,a,{T},1,2\n", "2 columns are called 'rating'"),
         ('user,"item', "a quote that is opened and not closed"),

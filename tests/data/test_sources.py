@@ -154,6 +154,7 @@ def test_another_query_replaces_nothing_unless_forced(url: str, home: Path) -> N
         (None, "--query: a database needs one"),
         ("SELECT * FROM nowhere", "the database refuses it: no such table: nowhere"),
         (QUERY + " WHERE 0", "events: no rows"),
+        ("DELETE FROM orders WHERE 0", "--query: it gives no rows, so it is not run; write a SEL"),
     ],
 )
 def test_a_bad_query_is_refused_and_leaves_nothing(
