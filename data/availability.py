@@ -14,6 +14,8 @@ YES_WORDS = (
     "opvoorraad leverbaar limited lowstock preorder backorder onsale "
 )
 YES = frozenset(YES_WORDS.split())
+PLAIN_YES = frozenset(["true", "t", "yes", "y", "ja", "j", "oui", "o", "si", "s", "1"])
+PLAIN_NO = frozenset(["false", "f", "no", "n", "nein", "non", "nee", "0"])
 NO_WORDS = (
     "false f no n nein non nee 0 outofstock unavailable notavailable inactive inaktiv inactif "
     "inactivo inattivo inactief offline disabled draft entwurf archived hidden deleted "
@@ -34,6 +36,25 @@ def share_of_answers(texts: pa.ChunkedArray) -> float:
     answers = read_available(texts).drop_null()
     some = pc.any(answers).as_py() or len(texts) < 2
     return len(answers) / len(texts) if len(texts) and some else 0.0
+
+
+def share_of_plain_answers(texts: pa.ChunkedArray, rows: int) -> float:
+    """The share of filled values that are yes or no; 0 if all of several `rows` say yes."""
+    said = [normalised(word) for word in pc.unique(texts).to_pylist()]
+    if 1 < rows == len(texts) and all(word in PLAIN_YES for word in said):
+        return 0.0
+    plain = [word in PLAIN_YES or word in PLAIN_NO for word in said]
+    counts = pc.value_counts(texts).field("counts")
+    share = pc.sum(counts.filter(pa.array(plain, pa.bool_()))).as_py() or 0
+    return float(share / len(texts)) if len(texts) else 0.0
+
+
+def read_plain_yes(texts: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Whether values say yes: (items,) bool; false where they are missing or say something else."""
+    encoded = texts.combine_chunks().dictionary_encode()
+    yes = [normalised(word) in PLAIN_YES for word in encoded.dictionary.to_pylist()]
+    values = pa.array(yes, pa.bool_()).take(encoded.indices)
+    return pa.chunked_array([pc.fill_null(values, False)])
 
 
 def read_available(texts: pa.ChunkedArray) -> pa.ChunkedArray:

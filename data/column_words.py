@@ -10,6 +10,12 @@ from functools import lru_cache
 
 from recsys.event_names import normalised
 
+UNAVAILABLE = (
+    "soldout outofstock unavailable discontinued deleted removed hidden archived blocked disabled"
+    " inactive delisted retired ausverkauft vergriffen geloscht geloescht gesperrt ausgelistet"
+    " epuise agotado descatalogado esaurito uitverkocht"
+)
+
 EVENT_WORDS: dict[str, tuple[str, ...]] = {
     "user": (
         "user userid uid customer customerid custid customerno customernumber client clientid kunde"
@@ -73,6 +79,13 @@ EVENT_WORDS: dict[str, tuple[str, ...]] = {
         "quantity qty menge anzahl stueckzahl quantite cantidad quantita aantal units unidades uds"
         " unites pezzi stuks",
     ),
+    "taken_back": (
+        "returned returndate returnedat refunded refunddate refundedat cancelled canceled"
+        " cancelledat canceledat cancelleddate storniert storno stornodatum retourniert retoure"
+        " zuruckgegeben isreturned isrefunded iscancelled iscanceled",
+        "status orderstatus financialstatus paymentstatus fulfillmentstatus bestellstatus"
+        " zahlungsstatus statut statutcommande estado estadopedido stato statoordine orderstate",
+    ),
 }
 ITEM_WORDS: dict[str, tuple[str, ...]] = {
     "id": (*EVENT_WORDS["item"], "id code nummer numero key"),
@@ -109,6 +122,7 @@ ITEM_WORDS: dict[str, tuple[str, ...]] = {
         " enabled published ispublished visible salable purchasable forsale",
         "quantity qty status",
     ),
+    "unavailable": (UNAVAILABLE, " ".join(f"is{word}" for word in UNAVAILABLE.split())),
     "available_from": (
         "availablefrom publishedat publishedfrom publishdate validfrom onsalefrom salestart"
         " verfugbarab verfuegbarab gultigab gueltigab lieferbarab disponibledes disponibleapartirde"
@@ -117,7 +131,8 @@ ITEM_WORDS: dict[str, tuple[str, ...]] = {
     "available_until": (
         "availableuntil availableto validuntil validto expires expiresat expirydate expirationdate"
         " unpublishat unpublishdate saleend verfugbarbis verfuegbarbis gultigbis gueltigbis"
-        " disponiblejusqua disponiblehasta disponibilefinoal beschikbaartot discontinuedat",
+        " disponiblejusqua disponiblehasta disponibilefinoal beschikbaartot discontinuedat"
+        " deletedat removedat archivedat delistedat",
     ),
 }
 SURE_PARTS = 6  # characters of a name that may stand inside a longer one, like `fk_customer_id`

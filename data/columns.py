@@ -16,12 +16,13 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from recsys.data.availability import read_available, share_of_answers
-from recsys.data.column_words import EVENT_WORDS, ITEM_WORDS, rank
+from recsys.data.availability import read_available, share_of_answers, share_of_plain_answers
+from recsys.data.column_words import EVENT_WORDS, ITEM_WORDS, UNAVAILABLE, rank
 from recsys.data.opening import as_text
+from recsys.data.returns import read_taken_back
 from recsys.data.time_formats import TimeRules, share_of_times
 from recsys.errors import DataError
-from recsys.event_names import level, normalised
+from recsys.event_names import normalised
 
 SAMPLE_ROWS = 100_000
 ENOUGH_ROWS = 50  # below this, repetition says nothing
@@ -36,14 +37,6 @@ CLOCK = r"^\d{1,2}:\d{2}(:\d{2}([.,]\d+)?)?( ?[AaPp][Mm])?( Uhr)?$"
 SURE_NAMES = 2  # groups of names of a column of availability that mean nothing else
 TITLE_LENGTH = 80  # mean characters of texts that may be titles
 SHARE_OF_KNOWN = 0.1  # items of the events that the items file must describe
-NOT_AVAILABLE = (
-    "soldout outofstock discontinued deleted deletedat removed hidden archived blocked disabled"
-    " unavailable inactive ausverkauft geloscht geloescht gesperrt ausgelistet"
-)
-TAKEN_BACK = (
-    "returned returndate returnedat refunded refunddate refundedat cancelled canceled cancelledat"
-    " canceledat storniert storno retourniert retoure zuruckgegeben"
-)
 NEEDED = {"user": "the user", "item": "the item", "timestamp": "the time", "id": "the item id"}
 
 
@@ -122,7 +115,16 @@ def recognise_events(
     def fits(role: str) -> Callable[[str], bool]:
         return lambda name: _content_agrees(role, name, sample, rules)
 
-    for role in ("item", "timestamp", "user", "session", "behaviour", "rating", "quantity"):
+    for role in (
+        "item",
+        "timestamp",
+        "user",
+        "session",
+        "behaviour",
+        "rating",
+        "quantity",
+        "taken_back",
+    ):
         if role in roles or given.get(role) in (NO_COLUMN, FILE_ORDER):
             continue
         found = _by_name(role, EVENT_WORDS[role], sample, roles, fits(role))
@@ -287,29 +289,22 @@ def shortened_ids(sample: Sample, roles: Roles) -> list[str]:
 
 
 def unread_exclusions(sample: Sample, roles: Roles) -> list[str]:
-    """Sentences on columns that seem to say that rows must not count, and that are not read.
+    """Sentences on columns such as `sold_out` and `returned` whose values cannot be read as such.
 
-    Of items, these are columns such as `sold_out` and `is_deleted`; of events, such as `returned`
-    and a `status` with the value `cancelled`.
+    They seem to say that items must not be recommended, or that events must not count.
     """
     found, of_items = [], "id" in roles
-    words = (NOT_AVAILABLE if of_items else TAKEN_BACK).split()
+    words = f"{UNAVAILABLE} deletedat" if of_items else EVENT_WORDS["taken_back"][0]
     for _, name in _free(sample, roles):
-        key, values = normalised(name), sample.texts(name)
-        said = values
-        if key.removeprefix("is").removeprefix("has") in words:
-            answers = pc.fill_null(read_available(values), True)  # a date is a yes
-            said = values.filter(answers)
-        elif not of_items and "status" in key:
-            negative = [text for text in pc.unique(values).to_pylist() if level(text) == 0]
-            said = values.filter(pc.is_in(values, value_set=pa.array(negative, pa.string())))
-        else:
+        if normalised(name).removeprefix("is").removeprefix("has") not in words.split():
             continue
+        values = sample.texts(name)
+        said = values.filter(pc.fill_null(read_available(values), True))  # a date is a yes
         if not len(said):
             continue
         shown = ", ".join(map(repr, pc.unique(said).to_pylist()[:3]))
         advice = (
-            "every item can be recommended; say false for these in a column 'available'"
+            "these items are recommended as the others; say false for them in a column 'available'"
             if of_items
             else "these events count as the others; leave them out of the file, or name their type "
             "in a column of types, such as 'return'"
@@ -464,6 +459,12 @@ def _content_agrees(role: str, name: str, sample: Sample, rules: TimeRules) -> b
         return bool(distinct <= MAX_TYPES and longest <= 60 and few)
     if role == "available":
         return share_of_answers(values) >= SURE_SHARE
+    if role == "taken_back":
+        back = pc.sum(read_taken_back(values, name)).as_py() or 0
+        few = rank(name, EVENT_WORDS[role][:1]) is not None or distinct <= MAX_TYPES
+        return 0 < back < sample.table.num_rows and few
+    if role == "unavailable":
+        return share_of_plain_answers(values, sample.table.num_rows) >= SURE_SHARE
     if role == "price":
         return _share(values, r"\d") >= SURE_SHARE
     if role == "rating":

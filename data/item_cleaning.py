@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from recsys.data.availability import read_available
+from recsys.data.availability import read_available, read_plain_yes
 from recsys.data.cleaning import MISSING, CleanConfig
 from recsys.data.column_words import ITEM_WORDS, rank
 from recsys.data.columns import Roles
@@ -69,7 +69,9 @@ class ItemCleaner:
         self._count("items_without_title", pc.equal(columns["title"], ""), ids)
         columns["text"] = self._words("text", table, ids)
         columns |= self._availability(table)
-        taken = {self._column.get(role) for role in ("id", "title", "text", *AVAILABILITY)}
+        taken = {
+            self._column.get(role) for role in ("id", "title", "text", "unavailable", *AVAILABILITY)
+        }
         for name in table.column_names:
             if name not in taken:
                 columns |= self._attribute(name, table[name])
@@ -105,6 +107,10 @@ class ItemCleaner:
         if "available" in self._column:
             texts = as_strings(table[self._column["available"]], "available", self._path)
             found["available"] = pc.fill_null(read_available(texts), True)
+        if "unavailable" in self._column:
+            texts = as_strings(table[self._column["unavailable"]], "unavailable", self._path)
+            rest = pc.invert(read_plain_yes(texts))
+            found["available"] = pc.and_(found.get("available", rest), rest)
         for role in ("available_from", "available_until"):
             if role in self._column:
                 column = table[self._column[role]]

@@ -298,18 +298,23 @@ def _check_same_source(output: Output) -> None:
     names = ["source"]
     if found.parents != output.parents:
         names += ["path", "items", "attributes", "index"]
-    if output.config["source"] in WITH_COLUMNS:
-        names.append("columns")
     for name in names:
         old, new = found.config.get(name), output.config[name]
         if old != new:
-            both = (_with(old), _with(new))
-            if isinstance(old, dict) and isinstance(new, dict):
-                both = (_with_columns(old, new), _with_columns(new, old))
-            raise ConfigError(
-                f"data.{name}: {output.path} was prepared {both[0]}, not {both[1]}; take "
-                "another --name, or replace it with --force"
-            )
+            raise _prepared_otherwise(output, name, _with(old), _with(new))
+    if output.config["source"] in WITH_COLUMNS:
+        columns = output.config["columns"]
+        before = dict.fromkeys(columns) | (found.config.get("columns") or {})  # of fewer roles once
+        if before != columns:
+            had, has = _with_columns(before, columns), _with_columns(columns, before)
+            raise _prepared_otherwise(output, "columns", had, has)
+
+
+def _prepared_otherwise(output: Output, name: str, before: str, now: str) -> ConfigError:
+    return ConfigError(
+        f"data.{name}: {output.path} was prepared {before}, not {now}; take another --name, or "
+        "replace it with --force"
+    )
 
 
 def _with_columns(columns: dict[str, Any], other: dict[str, Any]) -> str:

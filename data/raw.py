@@ -53,10 +53,12 @@ class Columns:
         session: visit or order; the user, if no column holds the user.
         clock: the time of day, if `timestamp` holds dates alone.
         quantity: number of pieces; a negative one is a return, whatever the type.
+        taken_back: whether the event was returned or cancelled, or the state of its order.
         id: in the items file, the item id.
         price: in the items file, a number with or without a currency.
         category: in the items file, a category or a path of categories.
         available: in the items file, whether the item can be bought, or the number in stock.
+        unavailable: in the items file, whether the item cannot be bought, such as `sold_out`.
         available_from: in the items file, the time from which it can be bought.
         available_until: in the items file, the time until which it can be bought.
     """
@@ -71,10 +73,12 @@ class Columns:
     session: str | None = None
     clock: str | None = None
     quantity: str | None = None
+    taken_back: str | None = None
     id: str | None = None
     price: str | None = None
     category: str | None = None
     available: str | None = None
+    unavailable: str | None = None
     available_from: str | None = None
     available_until: str | None = None
 

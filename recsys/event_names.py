@@ -48,8 +48,8 @@ DISLIKES = "dislike unlike unfavo thumbsdown downvote hide block notinterested n
 # Words of their own, which turn a like into a dislike: English, German, French, Spanish, Dutch.
 NOT = {"not", "never", "no", "non", "nicht", "kein", "keine", "nie", "pas", "ne", "niet", "geen"}
 FAILED = (
-    "fail declin reject expired error abandon fehlgeschlag abgelehnt abgebroch echou fallid fallit"
-    " mislukt"
+    "fail declin reject expired error abandon void fehlgeschlag abgelehnt abgebroch echou fallid"
+    " fallit mislukt"
 )
 PURCHASE, LIKE = 4, 3
 WEIGHTS = (0.0, 0.2, 0.5, 0.8, 1.0)  # by level

@@ -37,6 +37,7 @@ from recsys.data.item_cleaning import ItemCleaner
 from recsys.data.opening import TableFile, as_strings, find_tables, open_table
 from recsys.data.raw import EventStream, ItemCatalog, RawData, ReaderConfig, distinct, events_table
 from recsys.data.report import EXAMPLES, Report
+from recsys.data.returns import read_taken_back
 from recsys.data.time_formats import TimeRules, find_zones, read_times, show_day_first
 from recsys.dataset import AVAILABILITY, ITEM_COLUMNS
 from recsys.errors import DataError
@@ -213,15 +214,16 @@ class _EventReader:
         types = None
         if "behaviour" in self.roles:
             types = as_strings(column["behaviour"], "behaviour", path)
+        back = None
+        if "taken_back" in self.roles:
+            texts = as_strings(column["taken_back"], "taken_back", path)
+            back = read_taken_back(texts, self.roles["taken_back"].column)
         if "quantity" in self.roles:
             pieces = pc.fill_null(as_strings(column["quantity"], "quantity", path), "")
-            back = pc.match_substring_regex(pieces, r"^-\s*[\d.,]*[1-9]")
-            if types is None:
-                types = pc.if_else(back, "return", "purchase")
-            else:  # a negative number of a sale is a return; a type that is negative stays
-                sale = pa.array([n for n in pc.unique(types).to_pylist() if n and level(n) != 0])
-                back = pc.and_(back, pc.is_in(types, value_set=sale.cast(pa.string())))
-                types = pc.if_else(back, "return", types)
+            fewer = pc.match_substring_regex(pieces, r"^-\s*[\d.,]*[1-9]")
+            back = fewer if back is None else pc.or_(back, fewer)
+        if back is not None:
+            types = _with_returns(types, back)
         if types is not None:
             made["behaviour"] = self._types(types)
         rows = cleaner.clean(pa.table(made), column)
@@ -273,6 +275,18 @@ class _EventReader:
         numbers = [self.types.index(name) for name in encoded.dictionary.to_pylist()]
         codes = pa.array(numbers, pa.uint8()).take(encoded.indices)
         return pa.chunked_array([codes])
+
+
+def _with_returns(types: pa.ChunkedArray | None, back: pa.ChunkedArray) -> pa.ChunkedArray:
+    """The types of events, of which those that were taken back are returns.
+
+    A type that is negative stays.
+    """
+    if types is None:
+        return pc.if_else(back, "return", "purchase")
+    positive = pa.array([n for n in pc.unique(types).to_pylist() if n and level(n) != 0])
+    back = pc.and_(back, pc.is_in(types, value_set=positive.cast(pa.string())))
+    return pc.if_else(back, "return", types)
 
 
 def _is_whole(sample: Sample, column: str) -> bool:

@@ -168,8 +168,7 @@ def test_a_column_of_availability_that_cannot_be_read_is_named(value) -> None:
 @pytest.mark.parametrize(
     ("column", "value", "shown"),
     [
-        ("sold_out", lambda row: ("False", "True")[row % 2], "'True'"),
-        ("is_deleted", lambda row: ("0", "1")[row % 2], "'1'"),
+        ("sold_out", lambda row: ("", "soon")[row % 2], "'soon'"),
         ("deleted", lambda row: ("", "2024-01-01")[row % 2], "'2024-01-01'"),
     ],
 )
@@ -179,6 +178,24 @@ def test_a_column_of_what_is_gone_is_named(column, value, shown) -> None:
     (said,) = unread_exclusions(items, roles)
     for part in (f"'{column}'", shown, "in 5 of its first rows", "'available'"):
         assert part in said
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "role"),
+    [
+        ("sold_out", lambda row: ("False", "True")[row % 2], "unavailable"),
+        ("is_deleted", lambda row: ("0", "1")[row % 2], "unavailable"),
+        ("Ausverkauft", lambda row: ("", "ja")[row % 2], "unavailable"),
+        ("Discontinued", lambda row: ("no", "yes", "")[row % 3], "unavailable"),
+        ("hidden", "yes", None),  # nothing could be recommended
+        ("deleted_at", lambda row: ("", "2024-01-01")[row % 2], "available_until"),
+    ],
+)
+def test_columns_of_what_is_gone_have_a_role(column, value, role) -> None:
+    items = sample("items.csv", 11, sku=item, name=lambda row: f"Thing {row}", **{column: value})
+    roles = recognise_items(items, {}, "sku", pa.chunked_array([["s1", "s2"]]), RULES)
+    assert [name for name, found in roles.items() if found.column == column] == [role] * bool(role)
+    assert len(unread_exclusions(items, roles)) == (role is None)
 
 
 def test_ids_that_a_spreadsheet_shortened_are_named() -> None:
@@ -201,21 +218,25 @@ def test_a_column_by_which_nothing_is_gone_is_not_named(value) -> None:
 
 
 @pytest.mark.parametrize(
-    ("column", "values", "shown"),
+    ("column", "values", "role"),
     [
-        ("status", ("completed", "cancelled"), "'cancelled'"),
-        ("returned", ("false", "true"), "'true'"),
-        ("return_date", ("", "2025-05-05"), "'2025-05-05'"),
+        ("status", ("completed", "cancelled"), "taken_back"),
+        ("Financial Status", ("paid", "partially_refunded"), None),
+        ("returned", ("false", "true"), "taken_back"),
+        ("Cancelled at", ("", "2025-05-05"), "taken_back"),
+        ("returned", ("true", "true"), None),  # nothing would be left
+        ("status", ("shipped", "paid"), None),
     ],
 )
-def test_a_column_of_events_taken_back_is_named(column, values, shown) -> None:
+def test_columns_of_what_was_taken_back_have_a_role(column, values, role) -> None:
     events = sample(
         "events.csv", 60, user=lambda row: f"u{row % 9}", item=lambda row: f"s{row % 7}",
         ts=lambda row: str(1_700_000_000 + row), **{column: lambda row: values[row % 2]},
     )  # fmt: skip
-    (said,) = unread_exclusions(events, recognise_events(events, {}, None, RULES))
-    for part in (f"'{column}'", shown, "in 30 of its first rows", "count as the others"):
-        assert part in said
+    roles = recognise_events(events, {}, None, RULES)
+    assert [name for name, found in roles.items() if found.column == column] == [role] * bool(role)
+    said = unread_exclusions(events, roles)
+    assert [column in sentence for sentence in said] == [True] * (column == "returned" and not role)
 
 
 def test_a_column_that_does_not_speak_of_stock_is_not_named() -> None:

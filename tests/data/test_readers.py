@@ -413,6 +413,42 @@ def test_items_bring_titles_texts_and_typed_attributes(raw: Path) -> None:
     }
 
 
+@pytest.mark.parametrize(
+    ("column", "values", "types"),
+    [
+        # An order list of a shop: no types, so what is left is a purchase.
+        ("Financial Status", ("paid", "refunded", "voided, payment failed", ""),
+         ["purchase", "return", "return", "purchase"]),
+        ("cancelled_at", ("", "2024-05-01 10:00", "", "no"),
+         ["purchase", "return", "purchase", "purchase"]),
+        # With types: a sale that was taken back is a return, and a dislike remains one.
+        ("returned,event", ("yes,sale", "no,sale", "yes,dislike", ",view"),
+         ["return", "sale", "dislike", "view"]),
+    ],
+)  # fmt: skip
+def test_orders_that_were_taken_back_are_returns(raw: Path, column, values, types) -> None:
+    lines = [f"u,i{row},{T + row}," for row in range(4)]
+    if "event" not in column:
+        values = [f'"{value}"' for value in values]
+    rows = "".join(f"{line}{value}\n" for line, value in zip(lines, values, strict=True))
+    (raw / "e.csv").write_text(f"user,item,timestamp,{column}\n{rows}")
+    data = read("table", "e.csv")
+    numbers = data.events["behaviour"].to_pylist()
+    assert [data.behaviours[number] for number in numbers] == types
+
+
+def test_sold_out_items_are_not_available(raw: Path) -> None:
+    ids = "abcd"
+    (raw / "e.csv").write_text("user,item,timestamp\n" + "".join(f"u,{item},{T}\n" for item in ids))
+    (raw / "i.csv").write_text("item,in_stock,sold_out\na,3,no\nb,5,yes\nc,0,no\nd,,\n")
+    data = read("table", "e.csv", items="i.csv")
+    assert data.items["available"].to_pylist() == [True, False, False, True]
+    assert "sold_out" not in data.items.column_names
+    assert data.report.counts["unavailable_items"] == 2
+    data = read("table", "e.csv", items="i.csv", columns=Columns(available="none"))
+    assert data.items["available"].to_pylist() == [True, False, True, True]
+
+
 def test_items_outside_their_dates_are_counted(raw: Path) -> None:
     (raw / "e.csv").write_text(f"user,item,timestamp\nu,a,{T}\nu,b,{T}\nu,c,{T}\n")
     (raw / "i.csv").write_text(
