@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import re
+from collections import Counter
+from collections.abc import Callable
+
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -14,8 +18,6 @@ YES_WORDS = (
     "opvoorraad leverbaar limited lowstock preorder backorder onsale "
 )
 YES = frozenset(YES_WORDS.split())
-PLAIN_YES = frozenset(["true", "t", "yes", "y", "ja", "j", "oui", "o", "si", "s", "1"])
-PLAIN_NO = frozenset(["false", "f", "no", "n", "nein", "non", "nee", "0"])
 NO_WORDS = (
     "false f no n nein non nee 0 outofstock unavailable notavailable inactive inaktiv inactif "
     "inactivo inattivo inactief offline disabled draft entwurf archived hidden deleted "
@@ -25,6 +27,10 @@ NO_WORDS = (
     "ended "
 )
 NO = frozenset(NO_WORDS.split())
+PLAIN = dict.fromkeys(["true", "t", "yes", "y", "ja", "j", "oui", "o", "si", "s", "1"], True)
+PLAIN |= dict.fromkeys(["false", "f", "no", "n", "nein", "non", "nee", "0"], False)
+MISSING = frozenset(("", "null", "none", "nan", "undefined", "na", "nat", "nv"))
+ZEROS = re.compile(r"[0\W_]*$")  # also an empty date, such as 0000-00-00
 NUMBER = r"^-?\d{1,9}([.,]\d+)?$"
 
 
@@ -38,23 +44,47 @@ def share_of_answers(texts: pa.ChunkedArray) -> float:
     return len(answers) / len(texts) if len(texts) and some else 0.0
 
 
+def plain_answer(text: str) -> bool | None:
+    """Yes or no, also as 1 and 0; None for everything else.
+
+    >>> [plain_answer(text) for text in ("Ja", "0.0", "7", "")]
+    [True, False, None, None]
+    """
+    return PLAIN.get(normalised(re.sub(r"[.,]0+$", "", text)))
+
+
+def is_missing(text: str) -> bool:
+    """Whether a value stands for none, such as `n/a` or an empty date."""
+    return normalised(text) in MISSING or ZEROS.match(text) is not None
+
+
 def share_of_plain_answers(texts: pa.ChunkedArray, rows: int) -> float:
     """The share of filled values that are yes or no; 0 if all of several `rows` say yes."""
-    said = [normalised(word) for word in pc.unique(texts).to_pylist()]
-    if 1 < rows == len(texts) and all(word in PLAIN_YES for word in said):
+    return answers(texts, rows, plain_answer)
+
+
+def answers(texts: pa.ChunkedArray, rows: int, answer: Callable[[str], bool | None]) -> float:
+    """The share of filled values that have an answer; 0 if it is yes for all of several `rows`."""
+    said: Counter[bool | None] = Counter()
+    for row in pc.value_counts(texts).to_pylist():
+        found = answer(row["values"])
+        if found is not None or not is_missing(row["values"]):
+            said[found] += row["counts"]
+    if 1 < rows == said[True] or not said:
         return 0.0
-    plain = [word in PLAIN_YES or word in PLAIN_NO for word in said]
-    counts = pc.value_counts(texts).field("counts")
-    share = pc.sum(counts.filter(pa.array(plain, pa.bool_()))).as_py() or 0
-    return float(share / len(texts)) if len(texts) else 0.0
+    return 1 - said[None] / said.total()
 
 
 def read_plain_yes(texts: pa.ChunkedArray) -> pa.ChunkedArray:
     """Whether values say yes: (items,) bool; false where they are missing or say something else."""
+    return each(texts, lambda text: plain_answer(text) is True)
+
+
+def each(texts: pa.ChunkedArray, test: Callable[[str], bool]) -> pa.ChunkedArray:
+    """(rows,) bool: whether each text passes a test; false where it is missing."""
     encoded = texts.combine_chunks().dictionary_encode()
-    yes = [normalised(word) in PLAIN_YES for word in encoded.dictionary.to_pylist()]
-    values = pa.array(yes, pa.bool_()).take(encoded.indices)
-    return pa.chunked_array([pc.fill_null(values, False)])
+    values = pa.array([test(text) for text in encoded.dictionary.to_pylist()], pa.bool_())
+    return pa.chunked_array([pc.fill_null(values.take(encoded.indices), False)])
 
 
 def read_available(texts: pa.ChunkedArray) -> pa.ChunkedArray:

@@ -83,8 +83,11 @@ EVENT_WORDS: dict[str, tuple[str, ...]] = {
         "returned returndate returnedat refunded refunddate refundedat cancelled canceled"
         " cancelledat canceledat cancelleddate storniert storno stornodatum retourniert retoure"
         " zuruckgegeben isreturned isrefunded iscancelled iscanceled",
-        "status orderstatus financialstatus paymentstatus fulfillmentstatus bestellstatus"
-        " zahlungsstatus statut statutcommande estado estadopedido stato statoordine orderstate",
+    ),
+    "order_status": (
+        "financialstatus paymentstatus orderstatus bestellstatus zahlungsstatus statutcommande"
+        " estadopedido statoordine bestelstatus orderstate paymentstate",
+        "status fulfillmentstatus statut estado stato",
     ),
 }
 ITEM_WORDS: dict[str, tuple[str, ...]] = {

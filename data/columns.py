@@ -16,10 +16,17 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from recsys.data.availability import read_available, share_of_answers, share_of_plain_answers
+from recsys.data.availability import (
+    each,
+    is_missing,
+    plain_answer,
+    read_available,
+    share_of_answers,
+    share_of_plain_answers,
+)
 from recsys.data.column_words import EVENT_WORDS, ITEM_WORDS, UNAVAILABLE, rank
 from recsys.data.opening import as_text
-from recsys.data.returns import read_taken_back
+from recsys.data.returns import read_order_status, read_taken_back, share_of_taken_back
 from recsys.data.time_formats import TimeRules, share_of_times
 from recsys.errors import DataError
 from recsys.event_names import normalised
@@ -124,6 +131,7 @@ def recognise_events(
         "rating",
         "quantity",
         "taken_back",
+        "order_status",
     ):
         if role in roles or given.get(role) in (NO_COLUMN, FILE_ORDER):
             continue
@@ -296,10 +304,13 @@ def unread_exclusions(sample: Sample, roles: Roles) -> list[str]:
     found, of_items = [], "id" in roles
     words = f"{UNAVAILABLE} deletedat" if of_items else EVENT_WORDS["taken_back"][0]
     for _, name in _free(sample, roles):
-        if normalised(name).removeprefix("is").removeprefix("has") not in words.split():
+        key, values = normalised(name), sample.texts(name)
+        if key.removeprefix("is").removeprefix("has") in words.split():
+            said = values.filter(each(values, _may_be_yes))
+        elif not of_items and "status" in key:
+            said = values.filter(read_order_status(values))
+        else:
             continue
-        values = sample.texts(name)
-        said = values.filter(pc.fill_null(read_available(values), True))  # a date is a yes
         if not len(said):
             continue
         shown = ", ".join(map(repr, pc.unique(said).to_pylist()[:3]))
@@ -314,6 +325,10 @@ def unread_exclusions(sample: Sample, roles: Roles) -> list[str]:
             f"It is not read, so {advice}."
         )
     return found
+
+
+def _may_be_yes(text: str) -> bool:
+    return plain_answer(text) is not False and not is_missing(text)
 
 
 def _free(sample: Sample, roles: Roles) -> list[tuple[int, str]]:
@@ -460,9 +475,10 @@ def _content_agrees(role: str, name: str, sample: Sample, rules: TimeRules) -> b
     if role == "available":
         return share_of_answers(values) >= SURE_SHARE
     if role == "taken_back":
-        back = pc.sum(read_taken_back(values, name)).as_py() or 0
-        few = rank(name, EVENT_WORDS[role][:1]) is not None or distinct <= MAX_TYPES
-        return 0 < back < sample.table.num_rows and few
+        some = pc.any(read_taken_back(values)).as_py()
+        return bool(some) and share_of_taken_back(values, sample.table.num_rows) >= SURE_SHARE
+    if role == "order_status":
+        return bool(0 < pc.sum(read_order_status(values)).as_py() < sample.table.num_rows)
     if role == "unavailable":
         return share_of_plain_answers(values, sample.table.num_rows) >= SURE_SHARE
     if role == "price":

@@ -53,7 +53,8 @@ class Columns:
         session: visit or order; the user, if no column holds the user.
         clock: the time of day, if `timestamp` holds dates alone.
         quantity: number of pieces; a negative one is a return, whatever the type.
-        taken_back: whether the event was returned or cancelled, or the state of its order.
+        taken_back: whether the event was returned or cancelled, or when.
+        order_status: the state of the order, such as `paid` or `refunded`.
         id: in the items file, the item id.
         price: in the items file, a number with or without a currency.
         category: in the items file, a category or a path of categories.
@@ -74,6 +75,7 @@ class Columns:
     clock: str | None = None
     quantity: str | None = None
     taken_back: str | None = None
+    order_status: str | None = None
     id: str | None = None
     price: str | None = None
     category: str | None = None

@@ -1,41 +1,61 @@
-"""Reads whether the event of a row was taken back: returned, refunded, cancelled, or never paid."""
+"""Reads whether the event of a row was taken back: returned, refunded, cancelled, or not paid."""
 
 from __future__ import annotations
 
+import re
+
 import pyarrow as pa
-import pyarrow.compute as pc
 
-from recsys.data.availability import PLAIN_NO
-from recsys.data.cleaning import MISSING
-from recsys.data.column_words import EVENT_WORDS, rank
-from recsys.event_names import FAILED, level, normalised
+from recsys.data.availability import answers, each, is_missing, plain_answer
+from recsys.event_names import NOT, normalised
 
-NAMES = EVENT_WORDS["taken_back"]
-NONE = frozenset(normalised(text) for text in MISSING.to_pylist()) | {""}
+DATE = re.compile(r"\d{4}-\d{1,2}-\d{1,2}|\d{1,2}[./-]\d{1,2}[./-]\d{2,4}|\d{8,13}$")
+# States of orders. A word must be whole: a returning customer has returned nothing.
+BACK_WORDS = (
+    "refunded refund returned cancelled canceled voided void chargeback failed declined abandoned "
+    "storniert storno retourniert retoure erstattet ruckerstattet zuruckgegeben fehlgeschlagen "
+    "annule annulee annulees rembourse remboursee retourne retournee echoue echouee "
+    "cancelado cancelada devuelto devuelta reembolsado reembolsada fallido fallida "
+    "annullato annullata rimborsato rimborsata restituito restituita reso fallito "
+    "geannuleerd terugbetaald geretourneerd mislukt"
+)
+BACK = frozenset(BACK_WORDS.split())
 PART = ("part", "teil", "parz", "gedeelte")  # the rest of the order was kept
 
 
-def read_taken_back(texts: pa.ChunkedArray, column: str) -> pa.ChunkedArray:
-    """Whether events were taken back: (rows,) bool.
+def read_taken_back(texts: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Whether a column such as `returned` or `cancelled_at` says yes or has a date: (rows,) bool.
 
-    A column such as `returned` or `cancelled_at` says so by any value, such as a date, but no; a
-    column such as `status` by words such as `refunded`, unless they name a part of the order.
-
-    >>> said = pa.chunked_array([["paid", "refunded", "partially_refunded", None]])
-    >>> read_taken_back(said, "Financial Status").to_pylist()
-    [False, True, False, False]
-    >>> read_taken_back(pa.chunked_array([["2024-05-01", "", "no"]]), "Cancelled at").to_pylist()
-    [True, False, False]
+    >>> said = pa.chunked_array([["2024-05-01", "", "yes", "0.0", "0000-00-00", "2 pieces"]])
+    >>> read_taken_back(said).to_pylist()
+    [True, False, True, False, False, False]
     """
-    by_any_value = rank(column, NAMES[:1]) is not None
-    encoded = texts.combine_chunks().dictionary_encode()
-    said = []
-    for text in encoded.dictionary.to_pylist():
-        word = normalised(text)
-        if by_any_value:
-            said.append(word not in PLAIN_NO and word not in NONE)
-        else:
-            failed = any(part in word for part in FAILED.split())
-            said.append((level(text) == 0 or failed) and not word.startswith(PART))
-    values = pa.array(said, pa.bool_()).take(encoded.indices)
-    return pa.chunked_array([pc.fill_null(values, False)])
+    return each(texts, lambda text: _says(text) is True)
+
+
+def share_of_taken_back(texts: pa.ChunkedArray, rows: int) -> float:
+    """The share of filled values that are yes, no or a date; 0 if all of several `rows` say yes."""
+    return answers(texts, rows, _says)
+
+
+def read_order_status(texts: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Whether the state of an order says that it was taken back as a whole: (rows,) bool.
+
+    >>> states = ["paid", "refunded", "partially_refunded", "wc-cancelled", "not refunded"]
+    >>> read_order_status(pa.chunked_array([states])).to_pylist()
+    [False, True, False, True, False]
+    """
+    return each(texts, _is_back)
+
+
+def _says(text: str) -> bool | None:
+    answer = plain_answer(text)
+    if answer is None and DATE.match(text) and not is_missing(text):
+        return True
+    return answer
+
+
+def _is_back(text: str) -> bool:
+    words = [normalised(word) for word in re.split(r"[\W_]+", text)]
+    whole = not any(word.startswith(PART) or word in NOT for word in words)
+    return whole and any(word in BACK for word in words)

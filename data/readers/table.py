@@ -11,6 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, replace
+from functools import reduce
 from pathlib import Path
 
 import numpy as np
@@ -37,7 +38,7 @@ from recsys.data.item_cleaning import ItemCleaner
 from recsys.data.opening import TableFile, as_strings, find_tables, open_table
 from recsys.data.raw import EventStream, ItemCatalog, RawData, ReaderConfig, distinct, events_table
 from recsys.data.report import EXAMPLES, Report
-from recsys.data.returns import read_taken_back
+from recsys.data.returns import read_order_status, read_taken_back
 from recsys.data.time_formats import TimeRules, find_zones, read_times, show_day_first
 from recsys.dataset import AVAILABILITY, ITEM_COLUMNS
 from recsys.errors import DataError
@@ -214,16 +215,16 @@ class _EventReader:
         types = None
         if "behaviour" in self.roles:
             types = as_strings(column["behaviour"], "behaviour", path)
-        back = None
-        if "taken_back" in self.roles:
-            texts = as_strings(column["taken_back"], "taken_back", path)
-            back = read_taken_back(texts, self.roles["taken_back"].column)
+        backs = [
+            read(as_strings(column[role], role, path))
+            for role, read in (("taken_back", read_taken_back), ("order_status", read_order_status))
+            if role in column
+        ]
         if "quantity" in self.roles:
             pieces = pc.fill_null(as_strings(column["quantity"], "quantity", path), "")
-            fewer = pc.match_substring_regex(pieces, r"^-\s*[\d.,]*[1-9]")
-            back = fewer if back is None else pc.or_(back, fewer)
-        if back is not None:
-            types = _with_returns(types, back)
+            backs.append(pc.match_substring_regex(pieces, r"^-\s*[\d.,]*[1-9]"))
+        if backs:
+            types = _with_returns(types, reduce(pc.or_, backs))
         if types is not None:
             made["behaviour"] = self._types(types)
         rows = cleaner.clean(pa.table(made), column)

@@ -186,6 +186,7 @@ def test_a_column_of_what_is_gone_is_named(column, value, shown) -> None:
         ("sold_out", lambda row: ("False", "True")[row % 2], "unavailable"),
         ("is_deleted", lambda row: ("0", "1")[row % 2], "unavailable"),
         ("Ausverkauft", lambda row: ("", "ja")[row % 2], "unavailable"),
+        ("discontinued", lambda row: ("nan", "1.0", "0.0")[row % 3], "unavailable"),
         ("Discontinued", lambda row: ("no", "yes", "")[row % 3], "unavailable"),
         ("hidden", "yes", None),  # nothing could be recommended
         ("deleted_at", lambda row: ("", "2024-01-01")[row % 2], "available_until"),
@@ -220,10 +221,14 @@ def test_a_column_by_which_nothing_is_gone_is_not_named(value) -> None:
 @pytest.mark.parametrize(
     ("column", "values", "role"),
     [
-        ("status", ("completed", "cancelled"), "taken_back"),
+        ("status", ("completed", "cancelled"), "order_status"),
         ("Financial Status", ("paid", "partially_refunded"), None),
+        ("status", ("new", "returning"), None),  # of a customer
+        ("status", ("approved", "rejected"), None),  # of a review
         ("returned", ("false", "true"), "taken_back"),
+        ("returned", ("0.0", "1.0"), "taken_back"),
         ("Cancelled at", ("", "2025-05-05"), "taken_back"),
+        ("cancelled", ("0000-00-00", "2025-05-05"), "taken_back"),
         ("returned", ("true", "true"), None),  # nothing would be left
         ("status", ("shipped", "paid"), None),
     ],
@@ -237,6 +242,26 @@ def test_columns_of_what_was_taken_back_have_a_role(column, values, role) -> Non
     assert [name for name, found in roles.items() if found.column == column] == [role] * bool(role)
     said = unread_exclusions(events, roles)
     assert [column in sentence for sentence in said] == [True] * (column == "returned" and not role)
+
+
+@pytest.mark.parametrize(
+    ("column", "values"),
+    [
+        ("returned", ("1", "3")),  # pieces of an order
+        ("refunded", ("0.00", "9.99")),  # an amount
+        ("shipment_status", ("delivered", "returned to sender")),
+    ],
+)
+def test_a_column_of_returns_that_cannot_be_read_is_named(column, values) -> None:
+    events = sample(
+        "events.csv", 60, user=lambda row: f"u{row % 9}", item=lambda row: f"s{row % 7}",
+        ts=lambda row: str(1_700_000_000 + row), **{column: lambda row: values[row % 2]},
+    )  # fmt: skip
+    roles = recognise_events(events, {}, None, RULES)
+    assert column not in [found.column for found in roles.values()]
+    (said,) = unread_exclusions(events, roles)
+    assert f"'{column}'" in said
+    assert "count as the others" in said
 
 
 def test_a_column_that_does_not_speak_of_stock_is_not_named() -> None:
