@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from recsys.errors import ConfigError, DataError
+from recsys.errors import ArtifactError, ConfigError, DataError
 
 if TYPE_CHECKING:  # a path needs none of it
     from pyarrow import fs
@@ -49,7 +49,9 @@ def reading(location: str | Path) -> Iterator[Path]:
         yield Path(location)
         return
     with tempfile.TemporaryDirectory(prefix="recsys-") as folder:
-        yield fetch(str(location), Path(folder))
+        file = fetch(str(location), Path(folder))
+        with _named_after(str(location), file):
+            yield file
 
 
 @contextmanager
@@ -74,9 +76,19 @@ def writing(location: str | Path) -> Iterator[Path]:
         raise ConfigError(f"{shown(url)}: the URL names no object; give BUCKET/KEY")
     with tempfile.TemporaryDirectory(prefix="recsys-") as folder:
         file = Path(folder) / name
-        yield file
+        with _named_after(url, file):
+            yield file
         with _explained(url):
             _upload(system, file, place)
+
+
+@contextmanager
+def _named_after(url: str, file: Path) -> Iterator[None]:
+    """Name the object instead of its local copy in errors, which the user never sees."""
+    try:
+        yield
+    except (ArtifactError, ConfigError, DataError) as error:
+        raise type(error)(str(error).replace(str(file), shown(url))) from error
 
 
 def fetch(url: str, folder: Path) -> Path:

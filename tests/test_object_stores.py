@@ -204,6 +204,14 @@ def test_objects_at_google(google, tmp_path):
     assert store.objects["shop", "out/a.bin"][0] == content
 
 
+@pytest.mark.parametrize("way", [reading, writing])
+def test_errors_name_the_object_and_not_its_copy(store, way):
+    store.put("shop", "events.csv", b"user,item")
+    message = r"^s3://shop/events\.csv: no rows in it$"
+    with pytest.raises(DataError, match=message), way("s3://shop/events.csv") as file:
+        raise DataError(f"{file}: no rows in it")
+
+
 def test_a_writer_that_fails_uploads_nothing(store):
     def write():
         with writing("s3://shop/a.bin") as path:
