@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from recsys.data.availability import answers, each, is_missing, plain_answer
 from recsys.event_names import NOT, normalised
@@ -46,6 +48,23 @@ def read_order_status(texts: pa.ChunkedArray) -> pa.ChunkedArray:
     [False, True, False, True, False]
     """
     return each(texts, _is_back)
+
+
+def fill_orders(
+    texts: pa.ChunkedArray, users: pa.ChunkedArray, times: pa.ChunkedArray
+) -> pa.ChunkedArray:
+    """States of orders, of which a file may fill in the first row alone, as Shopify's exports do.
+
+    An empty state is that of the row before, if user and time are the same: (rows,) string.
+    """
+    row = np.arange(len(texts))
+    filled = pc.fill_null(pc.not_equal(texts, ""), False).to_numpy()
+    known = np.maximum.accumulate(np.where(filled, row, 0))
+    user = users.combine_chunks().dictionary_encode().indices.fill_null(-1).to_numpy()
+    time = pc.fill_null(times, -1).to_numpy()
+    other = (user[1:] != user[:-1]) | (time[1:] != time[:-1])
+    order = np.append(0, np.cumsum(other))[: len(row)]
+    return texts.take(pa.array(np.where(order[known] == order, known, row)))
 
 
 def _says(text: str) -> bool | None:

@@ -38,7 +38,7 @@ from recsys.data.item_cleaning import ItemCleaner
 from recsys.data.opening import TableFile, as_strings, find_tables, open_table
 from recsys.data.raw import EventStream, ItemCatalog, RawData, ReaderConfig, distinct, events_table
 from recsys.data.report import EXAMPLES, Report
-from recsys.data.returns import read_order_status, read_taken_back
+from recsys.data.returns import fill_orders, read_order_status, read_taken_back
 from recsys.data.time_formats import TimeRules, find_zones, read_times, show_day_first
 from recsys.dataset import AVAILABILITY, ITEM_COLUMNS
 from recsys.errors import DataError
@@ -215,11 +215,14 @@ class _EventReader:
         types = None
         if "behaviour" in self.roles:
             types = as_strings(column["behaviour"], "behaviour", path)
-        backs = [
-            read(as_strings(column[role], role, path))
-            for role, read in (("taken_back", read_taken_back), ("order_status", read_order_status))
-            if role in column
-        ]
+        backs = []
+        if "taken_back" in self.roles:
+            backs.append(read_taken_back(as_strings(column["taken_back"], "taken_back", path)))
+        if "order_status" in self.roles:
+            states = as_strings(column["order_status"], "order_status", path)
+            if "timestamp" in made:
+                states = fill_orders(states, made["user"], made["timestamp"])
+            backs.append(read_order_status(states))
         if "quantity" in self.roles:
             pieces = pc.fill_null(as_strings(column["quantity"], "quantity", path), "")
             backs.append(pc.match_substring_regex(pieces, r"^-\s*[\d.,]*[1-9]"))

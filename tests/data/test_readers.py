@@ -440,6 +440,23 @@ def test_orders_that_were_taken_back_are_returns(raw: Path, column, values, type
     assert [data.behaviours[number] for number in numbers] == types
 
 
+def test_rows_of_an_order_have_the_state_of_its_first_row(raw: Path) -> None:
+    (raw / "e.csv").write_text(
+        "user,item,timestamp,status\n"
+        f"u,a,{T},refunded\nu,b,{T},\nu,c,{T},\n"  # one order of three items
+        f"u,d,{T + 1},\n"  # another time
+        f"v,a,{T + 1},paid\nv,b,{T + 1},\n"
+        f"w,a,{T + 1},\nw,b,{T + 2},refunded\nw,b,,\n"
+    )
+    data = read("table", "e.csv")
+    rows = data.events.select(["user", "item", "behaviour"]).to_pylist()
+    found = {(row["user"], row["item"]): data.behaviours[row["behaviour"]] for row in rows}
+    assert [pair for pair, kind in found.items() if kind == "return"] == [
+        ("u", "a"), ("u", "b"), ("u", "c"), ("w", "b"),
+    ]  # fmt: skip
+    assert len(found) == 8
+
+
 def test_sold_out_items_are_not_available(raw: Path) -> None:
     ids = "abcd"
     (raw / "e.csv").write_text("user,item,timestamp\n" + "".join(f"u,{item},{T}\n" for item in ids))
