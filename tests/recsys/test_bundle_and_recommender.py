@@ -589,7 +589,8 @@ def test_a_global_list_is_the_best_of_all_items(tmp_path):
 
 def test_closing_frees_stored_prompts_without_collection(bundle):
     def count():
-        return sum(isinstance(one, Block) for one in gc.get_objects())
+        # isinstance() also asks for `__class__`, which deprecated objects answer with a warning.
+        return sum(type(one) is Block for one in gc.get_objects())
 
     before = count()
     gc.disable()  # as a service does for loaded objects

@@ -3,10 +3,12 @@
 import hashlib
 import json
 import math
+import os
 import re
 import shutil
 import subprocess
 import tarfile
+import tempfile
 from pathlib import Path
 
 import httpx
@@ -146,8 +148,14 @@ def site(bundle, tmp_path_factory, serving):
 @pytest.fixture(scope="module")
 def browser():
     playwright.expect.set_options(timeout=PATIENCE_MS)
-    with playwright.sync_playwright() as started:
-        browser = started.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+    # Chromium does not always remove what it made for itself.
+    with (
+        tempfile.TemporaryDirectory(prefix="c-") as folder,
+        playwright.sync_playwright() as started,
+    ):
+        browser = started.chromium.launch(
+            executable_path=CHROMIUM, args=["--no-sandbox"], env={**os.environ, "TMPDIR": folder}
+        )
         yield browser
         browser.close()
 

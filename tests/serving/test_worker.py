@@ -42,6 +42,7 @@ def test_memory_is_trimmed_once_a_minute(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(worker, "time", SimpleNamespace(monotonic=lambda: clock[0]))
     monkeypatch.setattr(worker, "trim_memory", lambda: trimmed.append(clock[0]))
     decode = DecodeWorker(ServingSettings())
+    monkeypatch.setattr(decode, "read", lambda function: function())  # a thread reads a later clock
     model: Any = SimpleNamespace(recommend_batch=lambda batch: batch)
     for clock[0] in (1000.0, 1059.0, 1060.5, 1061.0, 1119.0, 1121.0, 1300.0):
         asyncio.run(decode.run(model, []))
