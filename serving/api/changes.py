@@ -6,7 +6,15 @@ from typing import Annotated, Any, TypeVar
 from fastapi import APIRouter, Query, Request, Response
 from pydantic import BaseModel
 
-from recsys.serving.api.routing import QUEUE, AnyPhase, Ready, in_time, pay_for, while_connected
+from recsys.serving.api.routing import (
+    QUEUE,
+    AnyPhase,
+    OnceRoute,
+    Ready,
+    in_time,
+    pay_for,
+    while_connected,
+)
 from recsys.serving.auth import Scope, requires
 from recsys.serving.changes import CursorError, event_record, events_since, wait_for_any
 from recsys.serving.errors import ProblemError, documented
@@ -17,7 +25,7 @@ from recsys.serving.service import Service
 FoundT = TypeVar("FoundT")
 LINES = "application/x-ndjson"
 
-router = APIRouter(prefix="/v1")
+router = APIRouter(prefix="/v1", route_class=OnceRoute)
 
 
 def _documented(record: str) -> dict[int | str, dict[str, Any]]:

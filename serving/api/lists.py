@@ -7,7 +7,7 @@ from fastapi import APIRouter, Query, Request, Response
 
 from recsys.errors import FilterError
 from recsys.serving.api.caching import CACHED, OF_TENANT, PRIVATE, SHARED, cached, tag_of
-from recsys.serving.api.routing import Ready, in_time, pay_for, while_connected
+from recsys.serving.api.routing import OnceRoute, Ready, in_time, pay_for, while_connected
 from recsys.serving.auth import Scope, requires
 from recsys.serving.bodies import MalformedError, parse
 from recsys.serving.errors import ProblemError, documented
@@ -23,7 +23,7 @@ from recsys.serving.schemas.lists import (
 from recsys.serving.service import Service
 from recsys.serving.tenants import TENANT
 
-router = APIRouter(prefix="/v1/lists")
+router = APIRouter(prefix="/v1/lists", route_class=OnceRoute)
 ANY = (
     "invalid_request", "invalid_filter", "unknown_model", "queue_full", "not_ready",
     "deadline_exceeded",

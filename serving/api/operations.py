@@ -9,7 +9,7 @@ from fastapi import APIRouter, Query, Request, Response
 from prometheus_client import CollectorRegistry
 
 from recsys import __version__
-from recsys.serving.api.routing import QUEUE, AnyPhase, Ready, in_time
+from recsys.serving.api.routing import QUEUE, AnyPhase, OnceRoute, Ready, in_time
 from recsys.serving.auth import Scope, requires
 from recsys.serving.errors import documented
 from recsys.serving.metrics import CONTENT_TYPE
@@ -17,7 +17,7 @@ from recsys.serving.schemas.operations import Process, Queue, Stats
 from recsys.serving.schemas.today import Today, TodayQuery
 from recsys.serving.service import Phase, Service
 
-router = APIRouter()
+router = APIRouter(route_class=OnceRoute)
 _STARTED = monotonic()
 KEPT_S = 1.0  # how old an answer may be: making one takes milliseconds, however many ask
 

@@ -2,8 +2,9 @@
 
 import asyncio
 import inspect
+from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, TypeVar, get_origin
 
 from fastapi import Depends, Request, Response
 from fastapi import Path as PathParameter
@@ -87,7 +88,36 @@ def validated(value: Any, model: type[ModelT]) -> ModelT:
         ) from None
 
 
-class IdRoute(APIRoute):
+class OnceRoute(APIRoute):
+    """A route whose query parameters may be given once each, except those that are lists.
+
+    FastAPI takes the last of several values without a word.
+    """
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        """Wrap the handler of a route with query parameters in a check of them."""
+        handle: Callable[[Any], Coroutine[Any, Any, Response]] = super().get_route_handler()
+        fields = {one.name: one.field_info for one in self.dependant.query_params}
+        for info in list(fields.values()):
+            if inspect.isclass(info.annotation) and issubclass(info.annotation, BaseModel):
+                fields = dict(info.annotation.model_fields)  # FastAPI allows one model, alone
+        once = {name for name, info in fields.items() if get_origin(info.annotation) is not list}
+        if not once:
+            return handle
+
+        async def checked(request: Request) -> Response:
+            given = Counter(name for name, _ in request.query_params.multi_items())
+            if twice := [name for name, times in given.items() if times > 1 and name in once]:
+                message = "give it once"
+                raise RequestValidationError(
+                    [{"loc": ("query", name), "type": "twice", "msg": message} for name in twice]
+                )
+            return await handle(request)
+
+        return checked
+
+
+class IdRoute(OnceRoute):
     """A route whose path may end with a word after an id that may contain slashes.
 
     `/v1/items/a/similar` is the similar items of `a`, and `/v1/items/a%2Fsimilar` is the item
