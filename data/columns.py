@@ -94,9 +94,11 @@ class Sample:
     def show(self) -> str:
         """The columns with sample values, one per line."""
         lines = []
-        for name in self.table.column_names[:40]:
-            values = pc.unique(self.texts(name).slice(0, 100)).to_pylist()[:3]
-            lines.append(f"  {name}: {', '.join(value[:40] for value in values) or '(empty)'}")
+        for column in list(self.table.schema)[:40]:
+            values = pc.unique(self.texts(column.name).slice(0, 100)).to_pylist()[:3]
+            is_nested = pa.types.is_nested(column.type)
+            nothing = f"(no plain value: {column.type})" if is_nested else "(empty)"
+            lines.append(f"  {column.name}: {', '.join(v[:40] for v in values) or nothing}")
         return "\n".join(lines)
 
 

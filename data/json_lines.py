@@ -52,8 +52,8 @@ def json_table(block: bytes, first: int, damage: Damage, *, explode: str | None 
         )
     options = pa.json.ReadOptions(use_threads=False, block_size=len(block) + 1)
     try:
-        table = _flat(pa.json.read_json(pa.BufferReader(block), options))
-        return _exploded(table, explode)
+        table = flatten(pa.json.read_json(pa.BufferReader(block), options))
+        return exploded(table, explode)
     except pa.ArrowInvalid:  # a damaged line, or a column of mixed types: read line by line
         rows = []
         for number, line in enumerate(block.splitlines(), first):
@@ -76,7 +76,7 @@ def json_table(block: bytes, first: int, damage: Damage, *, explode: str | None 
         )
 
 
-def _flat(table: pa.Table) -> pa.Table:
+def flatten(table: pa.Table) -> pa.Table:
     """The fields of records as columns, however deep."""
     while any(pa.types.is_struct(kind) for kind in table.schema.types):
         table = table.flatten()
@@ -100,9 +100,9 @@ def list_of_records(block: bytes) -> str | None:
     return found.pop() if len(found) == 1 else None
 
 
-def _exploded(table: pa.Table, name: str | None) -> pa.Table:
+def exploded(table: pa.Table, name: str | None) -> pa.Table:
     """A row for each record of a list, if the table has such a list."""
-    if name not in table.column_names or not _holds_records(table[name].type):
+    if name not in table.column_names or not holds_records(table[name].type):
         return table
     lists = pa.concat_arrays(table[name].chunks)
     around, of = table.drop_columns([name]), pc.list_parent_indices(lists)
@@ -110,7 +110,7 @@ def _exploded(table: pa.Table, name: str | None) -> pa.Table:
     sizes = [pc.fill_null(pc.binary_length(c), 0).combine_chunks().take(of) for c in texts]
     _check_repeated(sum(pc.sum(size).as_py() or 0 for size in sizes))
     rows = around.take(of)
-    return _flat(rows.append_column(name, pc.list_flatten(lists)))
+    return flatten(rows.append_column(name, pc.list_flatten(lists)))
 
 
 def _check_repeated(size: int) -> None:
@@ -121,12 +121,14 @@ def _check_repeated(size: int) -> None:
         )
 
 
-def _holds_records(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_list(kind) and pa.types.is_struct(kind.value_type))
+def holds_records(kind: pa.DataType) -> bool:
+    """Whether it is a type of lists of records."""
+    is_list = pa.types.is_list(kind) or pa.types.is_large_list(kind)
+    return bool(is_list and pa.types.is_struct(kind.value_type))
 
 
 def _fields(row: dict[str, Any], before: str = "") -> dict[str, Any]:
-    """As `_flat`, for one object."""
+    """As `flatten`, for one object."""
     found: dict[str, Any] = {}
     for name, value in row.items():
         inner = _fields(value, f"{before}{name}.") if isinstance(value, dict) else None

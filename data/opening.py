@@ -22,7 +22,14 @@ import pyarrow.parquet as pq
 
 from recsys.data.damage import Damage
 from recsys.data.files import GZIP, check_gzip
-from recsys.data.json_lines import json_table, line_blocks, list_of_records
+from recsys.data.json_lines import (
+    exploded,
+    flatten,
+    holds_records,
+    json_table,
+    line_blocks,
+    list_of_records,
+)
 from recsys.errors import DataError
 
 Kind = Literal["delimited", "json", "parquet"]
@@ -161,8 +168,16 @@ class TableFile:
 
     def _parquet(self, chosen: list[str], _: Damage) -> Iterator[pa.Table]:
         with pq.ParquetFile(self.path) as file:
-            for batch in file.iter_batches(BATCH, columns=chosen, use_threads=False):
-                yield pa.Table.from_batches([batch])
+            schema = file.schema_arrow
+            if not any(pa.types.is_nested(kind) for kind in schema.types):
+                for batch in file.iter_batches(BATCH, columns=chosen, use_threads=False):
+                    yield pa.Table.from_batches([batch])
+                return
+            wanted = [*chosen, self.explode or ""]
+            stored = [n for n in schema.names if any(f"{w}.".startswith(f"{n}.") for w in wanted)]
+            for batch in file.iter_batches(BATCH, columns=stored, use_threads=False):
+                table = flatten(pa.Table.from_batches([batch]))
+                yield exploded(table, self.explode).select(chosen)
 
 
 def open_table(path: Path, *, explode: bool = False) -> TableFile:
@@ -189,7 +204,7 @@ def _table_file(path: Path, explode: bool) -> TableFile:
         with pa.input_stream(str(path), compression=compression) as stream:
             head = bytes(stream.read(HEAD))
         if path.suffix in (".parquet", ".pq") or head.startswith(PARQUET):
-            return _parquet_file(path)
+            return _parquet_file(path, explode)
         for mark, what in PACKED.items():
             if head.startswith(mark):
                 raise DataError(f"{path}: this is {what}")
@@ -263,9 +278,16 @@ def as_strings(column: pa.ChunkedArray, name: str, path: Path) -> pa.ChunkedArra
         ) from error
 
 
-def _parquet_file(path: Path) -> TableFile:
+def _parquet_file(path: Path, explode: bool) -> TableFile:
     with pq.ParquetFile(path) as file:
-        return TableFile(path, "parquet", tuple(file.schema_arrow.names))
+        table = file.schema_arrow.empty_table()
+    if not any(pa.types.is_nested(kind) for kind in table.schema.types):
+        return TableFile(path, "parquet", tuple(table.column_names))
+    table = flatten(table)
+    lists = [column.name for column in table.schema if explode and holds_records(column.type)]
+    chosen = lists[0] if len(lists) == 1 else None
+    names = exploded(table, chosen).column_names
+    return TableFile(path, "parquet", tuple(names), explode=chosen)
 
 
 def _json_file(path: Path, encoding: str, compression: str | None, explode: bool) -> TableFile:

@@ -101,7 +101,11 @@ class DataConfig:
     def __post_init__(self) -> None:
         known = [SYNTHETIC, *READERS]
         if self.source not in known:
-            raise ConfigError(f"data.source: {self.source!r} is not one of {', '.join(known)}")
+            advice = f"; --source table --path {self.source} reads a file"
+            raise ConfigError(
+                f"data.source: {self.source!r} is not one of {', '.join(known)}"
+                + (advice if Path(self.source).suffix else "")
+            )
         if (self.path is None) != (self.source == SYNTHETIC):
             raise ConfigError(
                 f"data.path: source {self.source!r} "

@@ -6,6 +6,7 @@ import gzip
 import json
 import lzma
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -133,6 +134,30 @@ def test_records_become_columns_and_their_lists_rows(tmp_path: Path, damaged: bo
     whole = open_table(file).read(Damage())
     assert whole.num_rows == 3
     assert "customer.id" in whole.column_names
+
+
+@pytest.mark.parametrize("make", [pa.list_, pa.large_list])
+def test_records_and_lists_in_parquet_are_read_as_those_in_json(tmp_path: Path, make: Any) -> None:
+    file, lines = tmp_path / "orders.parquet", pa.struct({"sku": pa.string(), "n": pa.int64()})
+    table = pa.Table.from_pylist(ORDERS)
+    pq.write_table(table.set_column(2, "lines", table["lines"].cast(make(lines))), file)
+    opened = open_table(file, explode=True)
+    assert opened.columns == ("id", "customer.id", "customer.place.city", "lines.sku", "lines.n")
+    assert [tuple(row.values()) for row in opened.read(Damage()).to_pylist()] == [
+        (1, "a", "Rome", "x", 1), (1, "a", "Rome", "y", 2), (2, None, None, "z", 3),
+    ]  # fmt: skip
+    (part,) = opened.batches(["customer.id"])  # as many rows, whatever is read
+    assert part.to_pydict() == {"customer.id": ["a", "a", None]}
+    whole = open_table(file)
+    assert whole.columns == ("id", "customer.id", "customer.place.city", "lines")
+    assert whole.read(Damage())["customer.id"].to_pylist() == ["a", None, "b"]
+
+
+def test_columns_of_other_nested_types_are_shown_with_their_type() -> None:
+    tags = pa.array([[("a", 1)]], pa.map_(pa.string(), pa.int64()))
+    shown = Sample(Path("e.parquet"), pa.table({"user": ["u1"], "tags": tags})).show()
+    assert "user: u1" in shown
+    assert "tags: (no plain value: map<string, int64" in shown
 
 
 @pytest.mark.parametrize("at", [1, "1"])  # a change of the type leads to the other reader

@@ -160,6 +160,7 @@ def test_a_split_by_ratio(prepare: Prepare, events: Path) -> None:
     ("section", "message"),
     [
         ({"source": "tablet", "path": "e.csv"}, r"data\.source: 'tablet' is not one of synthetic,"),
+        ({"source": "e.csv"}, r"table; --source table --path e\.csv reads a file$"),
         ({"source": "table"}, r"data\.path: source 'table' needs a path"),
         ({"path": "e.csv"}, r"data\.path: source 'synthetic' reads no file"),
         ({"source": "table", "path": "f.csv"}, r"data\.path: 'f\.csv' is neither under"),
