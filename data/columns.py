@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -31,6 +32,7 @@ from recsys.data.time_formats import TimeRules, share_of_times
 from recsys.errors import DataError
 from recsys.event_names import normalised
 
+T = TypeVar("T")
 SAMPLE_ROWS = 100_000
 ENOUGH_ROWS = 50  # below this, repetition says nothing
 FILE_ORDER = "file-order"  # the value of `columns.timestamp` for a file without times
@@ -44,6 +46,7 @@ CLOCK = r"^\d{1,2}:\d{2}(:\d{2}([.,]\d+)?)?( ?[AaPp][Mm])?( Uhr)?$"
 SURE_NAMES = 2  # groups of names of a column of availability that mean nothing else
 TITLE_LENGTH = 80  # mean characters of texts that may be titles
 SHARE_OF_KNOWN = 0.1  # items of the events that the items file must describe
+SEVERAL = ("unavailable", "taken_back")  # roles of all columns that fit: any of them may say yes
 NEEDED = {"user": "the user", "item": "the item", "timestamp": "the time", "id": "the item id"}
 
 
@@ -191,6 +194,15 @@ def recognise_items(
     if "title" not in roles and given.get("title") is None and given.get("text") is None:
         _take_short_text(sample, roles)
     return roles
+
+
+def all_of(role: str, roles: Mapping[str, T]) -> list[T]:
+    """What is known of each column that has a role of `SEVERAL`.
+
+    >>> all_of("unavailable", {"id": "sku", "unavailable": "sold_out", "unavailable 2": "hidden"})
+    ['sold_out', 'hidden']
+    """
+    return [one for name, one in roles.items() if name.partition(" ")[0] == role]
 
 
 def ignored_availability(
@@ -418,7 +430,7 @@ def _take(
     roles: Roles,
     groups: tuple[str, ...],
 ) -> None:
-    """Give the role to the surest candidate.
+    """Give the role to the surest candidate; to all, as `role`, `role 2`, ..., if it is `SEVERAL`.
 
     Raises:
         DataError: several equal candidates for a needed role.
@@ -427,6 +439,10 @@ def _take(
         return
     if role in NEEDED and not _only(found):
         raise _unknown(role, sample, [name for place, name in found if place == found[0][0]])
+    if role in SEVERAL:
+        for number, (_, name) in enumerate(found, 1):
+            roles[role if number == 1 else f"{role} {number}"] = Found(name, "by name and content")
+        return
     words = " ".join(groups).split()
     equal = [name for place, name in found if place == found[0][0]]
     name = min(

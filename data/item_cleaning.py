@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from recsys.data.availability import read_available, read_plain_yes
 from recsys.data.cleaning import MISSING, CleanConfig
 from recsys.data.column_words import ITEM_WORDS, rank
-from recsys.data.columns import Roles
+from recsys.data.columns import Roles, all_of
 from recsys.data.item_texts import plain
 from recsys.data.opening import as_strings
 from recsys.data.report import EXAMPLES, Report
@@ -69,9 +69,8 @@ class ItemCleaner:
         self._count("items_without_title", pc.equal(columns["title"], ""), ids)
         columns["text"] = self._words("text", table, ids)
         columns |= self._availability(table)
-        taken = {
-            self._column.get(role) for role in ("id", "title", "text", "unavailable", *AVAILABILITY)
-        }
+        taken = {self._column.get(role) for role in ("id", "title", "text", *AVAILABILITY)}
+        taken.update(all_of("unavailable", self._column))
         for name in table.column_names:
             if name not in taken:
                 columns |= self._attribute(name, table[name])
@@ -107,8 +106,8 @@ class ItemCleaner:
         if "available" in self._column:
             texts = as_strings(table[self._column["available"]], "available", self._path)
             found["available"] = pc.fill_null(read_available(texts), True)
-        if "unavailable" in self._column:
-            texts = as_strings(table[self._column["unavailable"]], "unavailable", self._path)
+        for name in all_of("unavailable", self._column):
+            texts = as_strings(table[name], "unavailable", self._path)
             rest = pc.invert(read_plain_yes(texts))
             found["available"] = pc.and_(found.get("available", rest), rest)
         for role in ("available_from", "available_until"):

@@ -27,6 +27,7 @@ from recsys.data.columns import (
     SAMPLE_ROWS,
     Roles,
     Sample,
+    all_of,
     ignored_availability,
     recognise_events,
     recognise_items,
@@ -216,8 +217,8 @@ class _EventReader:
         if "behaviour" in self.roles:
             types = as_strings(column["behaviour"], "behaviour", path)
         backs = []
-        if "taken_back" in self.roles:
-            backs.append(read_taken_back(as_strings(column["taken_back"], "taken_back", path)))
+        for said in all_of("taken_back", column):
+            backs.append(read_taken_back(as_strings(said, "taken_back", path)))
         if "order_status" in self.roles:
             states = as_strings(column["order_status"], "order_status", path)
             if "timestamp" in made:

@@ -424,6 +424,8 @@ def test_items_bring_titles_texts_and_typed_attributes(raw: Path) -> None:
         # Two columns, as in a shop's order list.
         ("Financial Status,Cancelled at", ("paid,", "refunded,", "paid,2024-05-01", "pending,"),
          ["purchase", "return", "return", "purchase"]),
+        ("cancelled,returned", ("no,no", "yes,no", "no,yes", "no,"),
+         ["purchase", "return", "return", "purchase"]),
         # With types: a sale that was taken back is a return, and a dislike remains one.
         ("returned,event", ("yes,sale", "no,sale", "yes,dislike", ",view"),
          ["return", "sale", "dislike", "view"]),
@@ -467,6 +469,22 @@ def test_sold_out_items_are_not_available(raw: Path) -> None:
     assert data.report.counts["unavailable_items"] == 2
     data = read("table", "e.csv", items="i.csv", columns=Columns(available="none"))
     assert data.items["available"].to_pylist() == [True, False, True, True]
+
+
+def test_every_column_of_what_is_unavailable_counts(raw: Path) -> None:
+    (raw / "e.csv").write_text("user,item,timestamp\n" + "".join(f"u,{i},{T}\n" for i in "abcd"))
+    (raw / "i.csv").write_text(
+        "item,is_deleted,sold_out,hidden\na,0,no,\nb,1,no,\nc,0,yes,\nd,0,,true\n"
+    )
+    data = read("table", "e.csv", items="i.csv")
+    assert data.items["available"].to_pylist() == [True, False, False, False]
+    assert not {"is_deleted", "sold_out", "hidden"} & set(data.items.column_names)
+    assert [one["column"] for one in data.report.columns if "unavailable" in one["role"]] == [
+        "sold_out", "hidden", "is_deleted",
+    ]  # fmt: skip
+    named = read("table", "e.csv", items="i.csv", columns=Columns(unavailable="hidden"))
+    assert named.items["available"].to_pylist() == [True, True, True, False]
+    assert any("'is_deleted'" in note and "not read" in note for note in named.report.notes)
 
 
 def test_items_outside_their_dates_are_counted(raw: Path) -> None:
