@@ -100,7 +100,7 @@ class Sample:
         for column in list(self.table.schema)[:40]:
             values = pc.unique(self.texts(column.name).slice(0, 100)).to_pylist()[:3]
             is_nested = pa.types.is_nested(column.type)
-            nothing = f"(no plain value: {column.type})" if is_nested else "(empty)"
+            nothing = f"(no plain value: {str(column.type)[:60]})" if is_nested else "(empty)"
             lines.append(f"  {column.name}: {', '.join(v[:40] for v in values) or nothing}")
         return "\n".join(lines)
 

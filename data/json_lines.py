@@ -5,13 +5,15 @@ from __future__ import annotations
 import codecs
 import json
 import re
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.json
 
+from recsys.data.column_words import EVENT_WORDS, rank
 from recsys.data.damage import Damage
 from recsys.errors import DataError
 
@@ -85,19 +87,41 @@ def flatten(table: pa.Table) -> pa.Table:
     return table
 
 
-def list_of_records(block: bytes) -> str | None:
-    """The name of the only list in a block of lines that holds records; None for none or several.
+def lists_of_records(block: bytes) -> dict[str, set[str]]:
+    """The lists of records in a block of lines, with the names of their fields.
 
     A later block may have further such lists, which the first lines do not have.
     """
-    found = set()
+    found: defaultdict[str, set[str]] = defaultdict(set)
     for line in block.splitlines():
         try:
             fields = _fields(json.loads(line))
         except (ValueError, TypeError, AttributeError, RecursionError):
             continue  # `json_table` counts damaged lines
-        found |= {name for name, value in fields.items() if _has_records(value)}
-    return found.pop() if len(found) == 1 else None
+        for name, value in fields.items():
+            if _has_records(value):
+                found[name].update(*(_fields(record, f"{name}.") for record in value))
+    return dict(found)
+
+
+def list_of_items(lists: Mapping[str, Iterable[str]]) -> str | None:
+    """The list of which each record is a row: the only one, or the only one with items.
+
+    >>> list_of_items({"lines": ["lines.sku"], "taxes": ["taxes.rate"]})
+    'lines'
+
+    Args:
+        lists: names of lists of records, each with the names of its fields.
+    """
+    named = [
+        name
+        for name, fields in lists.items()
+        if any(rank(field, EVENT_WORDS["item"]) is not None for field in fields)
+    ]
+    for found in (list(lists), named):
+        if len(found) == 1:
+            return found[0]
+    return None
 
 
 def exploded(table: pa.Table, name: str | None) -> pa.Table:

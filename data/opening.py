@@ -28,7 +28,8 @@ from recsys.data.json_lines import (
     holds_records,
     json_table,
     line_blocks,
-    list_of_records,
+    list_of_items,
+    lists_of_records,
 )
 from recsys.errors import DataError
 
@@ -284,8 +285,12 @@ def _parquet_file(path: Path, explode: bool) -> TableFile:
     if not any(pa.types.is_nested(kind) for kind in table.schema.types):
         return TableFile(path, "parquet", tuple(table.column_names))
     table = flatten(table)
-    lists = [column.name for column in table.schema if explode and holds_records(column.type)]
-    chosen = lists[0] if len(lists) == 1 else None
+    lists = {
+        column.name: [f"{column.name}.{field.name}" for field in column.type.value_type.fields]
+        for column in table.schema
+        if holds_records(column.type)
+    }
+    chosen = list_of_items(lists) if explode else None
     names = exploded(table, chosen).column_names
     return TableFile(path, "parquet", tuple(names), explode=chosen)
 
@@ -295,7 +300,7 @@ def _json_file(path: Path, encoding: str, compression: str | None, explode: bool
         raise DataError(f"{path}: JSON lines must be in UTF-8; convert the file with iconv")
     with pa.input_stream(str(path), compression=compression) as stream:
         block, first = next(line_blocks(stream, BLOCK))
-    chosen = list_of_records(block) if explode else None
+    chosen = list_of_items(lists_of_records(block)) if explode else None
     names = json_table(block, first, Damage(), explode=chosen).column_names
     return TableFile(path, "json", tuple(names), ",", "utf-8", compression, chosen)
 

@@ -83,14 +83,19 @@ def stream(config: ReaderConfig) -> EventStream:
     """
     paths = files(config)
     report = Report()
-    events = [open_table(path, explode=True) for role, path in paths.items() if role != "items"]
-    _agree(events)
-    sample = Sample(events[0].path, events[0].sample(SAMPLE_ROWS))
     items = open_table(paths["items"]) if "items" in paths else None
     described = None if items is None else Sample(items.path, items.sample(SAMPLE_ROWS))
     given = asdict(config.columns)
     times = TimeRules(config.time_unit, config.time_zone, config.day_first, config.now)
-    roles = recognise_events(sample, given, described, times)
+    ours = [path for role, path in paths.items() if role != "items"]
+    for explode in (True, False):
+        events = [open_table(path, explode=explode) for path in ours]
+        _agree(events)
+        sample = Sample(events[0].path, events[0].sample(SAMPLE_ROWS))
+        roles = recognise_events(sample, given, described, times)
+        lists = tuple(f"{file.explode}." for file in events if file.explode)
+        if not lists or any(found.column.startswith(lists) for found in roles.values()):
+            break  # lines of orders; other lists, such as parameters, are no rows
     if "timestamp" not in roles:
         report.note(
             "There are no times: the rows of each user count as in order of time, events cannot be "

@@ -136,6 +136,24 @@ def test_records_become_columns_and_their_lists_rows(tmp_path: Path, damaged: bo
     assert "customer.id" in whole.column_names
 
 
+@pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
+def test_of_several_lists_that_of_the_items_makes_the_rows(tmp_path: Path, suffix: str) -> None:
+    """As in orders of Shopify."""
+    file = tmp_path / f"orders.{suffix}"
+    orders = [
+        {"id": n, "line_items": [{"sku": f"{n}-{i}", "price": 1.5} for i in range(n)],
+         "tax_lines": [{"title": "VAT", "rate": 0.2}], "notes": [{"name": "gift", "value": "no"}]}
+        for n in (1, 2)
+    ]  # fmt: skip
+    if suffix == "parquet":
+        pq.write_table(pa.Table.from_pylist(orders), file)
+    else:
+        file.write_text("".join(json.dumps(order) + "\n" for order in orders))
+    found = open_table(file, explode=True).read(Damage())
+    assert found["line_items.sku"].to_pylist() == ["1-0", "2-0", "2-1"]
+    assert [str(n) for n in found["id"].to_pylist()] == ["1", "2", "2"]
+
+
 @pytest.mark.parametrize("make", [pa.list_, pa.large_list])
 def test_records_and_lists_in_parquet_are_read_as_those_in_json(tmp_path: Path, make: Any) -> None:
     file, lines = tmp_path / "orders.parquet", pa.struct({"sku": pa.string(), "n": pa.int64()})

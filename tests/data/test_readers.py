@@ -459,6 +459,22 @@ def test_rows_of_an_order_have_the_state_of_its_first_row(raw: Path) -> None:
     assert len(found) == 8
 
 
+@pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
+def test_lists_that_hold_no_items_change_no_number_of_events(raw: Path, suffix: str) -> None:
+    params = [[], [{"key": "a", "value": "1"}, {"key": "b", "value": "2"}], None]
+    events = [
+        {"user": f"u{n % 5}", "item": f"i{n % 3}", "timestamp": T + n, "params": params[n % 3]}
+        for n in range(60)
+    ]
+    if suffix == "parquet":
+        pq.write_table(pa.Table.from_pylist(events), raw / "e.parquet")
+    else:
+        (raw / "e.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
+    data = read("table", f"e.{suffix}")
+    assert rows(data) == [(event["user"], event["item"]) for event in events]
+    assert not data.report.counts.get("duplicate_rows_dropped")
+
+
 def test_sold_out_items_are_not_available(raw: Path) -> None:
     ids = "abcd"
     (raw / "e.csv").write_text("user,item,timestamp\n" + "".join(f"u,{item},{T}\n" for item in ids))
