@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -94,8 +95,9 @@ def complete(
             answers.take(request_of[proven], found.take(proven))
             answers.count(request_of[leave], table.request[leave], tree)
             going_on = (~leave).nonzero().squeeze(1)
-            request_of, frontier = request_of[going_on], frontier.take(going_on)
-            table.keep(going_on)
+            if len(going_on) < len(leave):
+                request_of, frontier = request_of[going_on], frontier.take(going_on)
+                table.keep(going_on)
             if len(going_on):
                 real = frontier.scores > -torch.inf
                 depth = table.depth.gather(1, frontier.parents) + 1
@@ -149,19 +151,21 @@ class _Answers:
 
 def _look(table: Table, num_beams: int, pass_nodes: int) -> tuple[Frontier, Frontier]:
     """The best K complete sequences of a table that has been run, and the prefixes to expand."""
-    levels, nodes = table.step.levels, table.score()
-    _, leaves = table.children(levels - 1, nodes)
-    leaves = leaves.at(leaves.states.argsort(dim=1))  # row order settles ties
-    best, _ = stable_top(leaves.scores, min(num_beams, leaves.scores.shape[1]))
-    answer = leaves.at(best).padded(num_beams)
-    limit = answer.scores.amin(1, keepdim=True)  # the known answers are in from the first pass
+    nodes, (*above, last) = table.expand()
+    pick = partial(table.step.pick, rest=nodes.rest)
+    order = last.children.states.flatten(1).argsort(dim=1)  # row order settles ties
+    ranked = last.scores.flatten(1).gather(1, order)
+    best, _ = stable_top(ranked, min(num_beams, ranked.shape[1]))
+    best = torch.nn.functional.pad(order, (0, 1), value=order.shape[1]).gather(1, best)
+    answer = pick(best, last.children, last.scores, last.log_probs).padded(num_beams)
+    limit = answer.scores.amin(1)[:, None, None]  # the known answers are in from the first pass
     open_ = []
-    for depth in range(levels - 1):
-        run, children = table.children(depth, nodes)
+    for level in above:
         # keep equal scores: one may lead to an answer of a lower row
-        scores = children.scores.masked_fill(run | (children.scores < limit), -torch.inf)
-        children = children._replace(scores=scores)
-        open_.append(children.at(stable_top(scores, min(pass_nodes, scores.shape[1]))[0]))
+        scores = level.open_scores()
+        scores = scores.masked_fill(scores < limit, -torch.inf)
+        places, _ = stable_top(scores.flatten(1), min(pass_nodes, scores[0].numel()))
+        open_.append(pick(places, level.children, scores, level.log_probs))
     if not open_:
         return answer, Frontier.nothing(answer, pass_nodes)
     every = Frontier.joined(open_)

@@ -248,22 +248,38 @@ class Step:
         scores, log_probs = self.score(frontier, logits, children)
         flat = scores.flatten(1)  # (B, W * C)
         best, rest = stable_top(flat, min(width, flat.shape[1]))  # ascending: row order
-        missing = best == flat.shape[1]
-        best = best.masked_fill(missing, 0)
-        states, symbols = children.at(best)
-        kept = flat.gather(1, best).masked_fill_(missing, -torch.inf)
+        rest = frontier.rest if depth + 1 == self.levels else torch.maximum(frontier.rest, rest)
+        found = self.pick(best, children, scores, log_probs, rest)
+        return found.padded(width)
+
+    def pick(
+        self,
+        places: torch.Tensor,
+        children: Children | Continuations,
+        scores: torch.Tensor,
+        log_probs: torch.Tensor,
+        rest: torch.Tensor,
+    ) -> Frontier:
+        """The children at (B, w) places of all W * C; `stable_top` gives W * C for no beam.
+
+        `scores` and `log_probs` are (B, W, C), and `rest` is that of the frontier that is made.
+        """
+        flat = scores.flatten(1)
+        missing = places == flat.shape[1]
+        places = places.masked_fill(missing, 0)
+        states, symbols = children.at(places)
+        kept = flat.gather(1, places).masked_fill_(missing, -torch.inf)
         sums = kept
         if log_probs is not scores:
-            sums = log_probs.flatten(1).gather(1, best).masked_fill_(missing, -torch.inf)
-        found = Frontier(
+            sums = log_probs.flatten(1).gather(1, places).masked_fill_(missing, -torch.inf)
+        return Frontier(
             states.masked_fill_(missing, NO_STATE),
             kept,
             self.trie.alphabet[symbols].masked_fill_(missing, NO_TOKEN),
-            best // scores.shape[-1],
+            places // scores.shape[-1],
             sums,
-            frontier.rest if depth + 1 == self.levels else torch.maximum(frontier.rest, rest),
+            rest,
         )
-        return found.padded(width)
 
     def _kernels(self, frontier: Frontier, logits: TokenLogits, depth: int) -> Any | None:
         """The kernels that expand this level; None if the tensor code has to do it."""

@@ -8,13 +8,41 @@ beam has; beams that do not exist have the state `NO_STATE`.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 
+from recsys.constraint.transitions import Children
 from recsys.decoding.expand import Frontier, Step, TokenLogits
 from recsys.decoding.row_tree import RowTree
 from recsys.decoding.tree import NO_TOKEN, ROOT, TokenTree
 
 PADDING = -1
+
+
+class Expansion(NamedTuple):
+    """All children of the nodes of a table at one depth: C of each of its P places.
+
+    Attributes:
+        children: those of all places; none of places at other depths.
+        scores: (b, P, C), -inf for children that are not alive.
+        log_probs: (b, P, C).
+        at: (b, P) place of each node among the P * C children of its parent's depth.
+        below: (b, P) whether `at` counts: the node is a child here.
+    """
+
+    children: Children
+    scores: torch.Tensor
+    log_probs: torch.Tensor
+    at: torch.Tensor
+    below: torch.Tensor
+
+    def open_scores(self) -> torch.Tensor:
+        """(b, P, C) scores of the children that are not in the table; -inf for the others."""
+        nowhere = self.scores[0].numel()
+        closed = torch.where(self.below, self.at, nowhere)
+        flat = torch.nn.functional.pad(self.scores.flatten(1), (0, 1))
+        return flat.scatter(1, closed, -torch.inf)[:, :-1].view_as(self.scores)
 
 
 class Table:
@@ -122,49 +150,37 @@ class Table:
         self.parents, self.depth = self.parents[going_on], self.depth[going_on]
         self.logits = TokenLogits(*(part[going_on] for part in self.logits))
 
-    def children(self, depth: int, nodes: Frontier) -> tuple[torch.Tensor, Frontier]:
-        """All children of the nodes at `depth`, flat: (b, P * C), given the scores of all places.
+    def expand(self) -> tuple[Frontier, list[Expansion]]:
+        """The target's scores of all places, and the children of the nodes at each depth.
 
-        Returns:
-            Which of them have been run, and the children with `parents` as places; scores are -inf
-            for those that are not alive and for other depths.
+        The scores are a frontier of mixed depths. All nodes must have been run.
         """
-        children = self.step.children(self.states, depth)  # none of places at other depths
-        scores, log_probs = self.step.score(nodes, self.logits, children)
-        states = children.states.flatten(1)
-        place = torch.arange(self.places, device=states.device).unsqueeze(-1)
-        found = Frontier(
-            states,
-            scores.flatten(1),
-            self.step.trie.alphabet[children.symbols.flatten(1)],
-            place.expand(children.states.shape).flatten(1),
-            log_probs.flatten(1),
-            nodes.rest,
-        )
-        # a binary search instead of a comparison of all with all
-        order = self.states.sort(dim=1)
-        at = torch.searchsorted(order.values, states).clamp(max=self.places - 1)
-        return order.values.gather(1, at) == states, found
+        return self._expand(self.step.levels)
 
     def score(self) -> Frontier:
-        """The target's scores of all places, as a frontier of mixed depths.
+        """The target's scores of all places, as a frontier of mixed depths."""
+        return self._expand(self.step.levels - 1)[0]
+
+    def _expand(self, levels: int) -> tuple[Frontier, list[Expansion]]:
+        """As `expand`, for nodes above depth `levels`.
 
         A node's place among its parent's children is its state minus that of the first child.
         """
-        trie = self.step.trie
+        trie, parents = self.step.trie, self.parents
         root = Frontier.root(len(self.request), self.logits.total.dtype, self.states.device)
         nodes = root.padded(self.places)._replace(states=self.states)
         real = self.states != PADDING
-        states, parents = self.states.masked_fill(~real, 0), self.parents
+        states = self.states.masked_fill(~real, 0)
         place = states - trie.first_child[states.gather(1, parents)]
-        for depth in range(1, self.step.levels):
-            children = self.step.children(self.states, depth - 1)
-            scored = self.step.score(nodes, self.logits, children)
-            here = (self.depth == depth) & real
-            at = torch.where(here, parents * children.states.shape[-1] + place, 0)
-            values = [
-                torch.where(here, all_.flatten(1).gather(1, at), old)
-                for all_, old in zip(scored, (nodes.scores, nodes.log_probs), strict=True)
-            ]
-            nodes = nodes._replace(scores=values[0], log_probs=values[1])
-        return nodes
+        found = []
+        for depth in range(levels):
+            children = self.step.children(self.states, depth)  # none of places at other depths
+            scores, log_probs = self.step.score(nodes, self.logits, children)
+            below = (self.depth == depth + 1) & real
+            at = torch.where(below, parents * children.states.shape[-1] + place, 0)
+            nodes = nodes._replace(
+                scores=torch.where(below, scores.flatten(1).gather(1, at), nodes.scores),
+                log_probs=torch.where(below, log_probs.flatten(1).gather(1, at), nodes.log_probs),
+            )
+            found.append(Expansion(children, scores, log_probs, at, below))
+        return nodes, found

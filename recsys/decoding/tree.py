@@ -299,18 +299,17 @@ class TokenTree:
         Returns:
             Number of the first new node.
         """
-        first, width = self.nodes, tokens.shape[1]
-        here = slice(first, first + width)
+        first, end = self.nodes, self.nodes + tokens.shape[1]
+        here = slice(first, end)
         self._tokens[:, here] = torch.where(tokens == NO_TOKEN, self._padding, tokens)
         self._depth[:, here] = depth
-        room = self._ancestors.shape[2]
-        rows = torch.where(parents == ROOT, room, parents).unsqueeze(-1).expand(-1, -1, room)
-        own = torch.arange(room, device=tokens.device) == torch.arange(
-            first, first + width, device=tokens.device
-        ).unsqueeze(-1)
+        known, none = self._ancestors[..., :end], self._ancestors.shape[1] - 1
+        rows = torch.where(parents == ROOT, none, parents).unsqueeze(-1).expand(-1, -1, end)
+        places = torch.arange(end, device=tokens.device)
+        own = places == places[first:].unsqueeze(-1)
         for _ in range(1 + within):  # each round hands ancestors one generation down
-            self._ancestors[:, here] = self._ancestors.gather(1, rows) | own
-        self.nodes += width
+            known[:, here] = known.gather(1, rows) | own
+        self.nodes = end
         return first
 
     def stats(self, request: int, **counters: int) -> DecodeStats:
