@@ -21,7 +21,8 @@ REMEMBERED = 1_000  # clients without waiting work
 IN_A_ROUND = 4  # requests that begin in a round of the event loop
 ALONE_S = 1.0
 REST, SAVED_S = 3.0, 0.02
-MEMORY = 0.2  # weight of the last request in the mean
+MEMORY = 0.2  # weight of the last request in the mean, at least
+FIRST_S = 0.005  # what requests of a new client are expected to compute until the first has ended
 
 
 class FairQueue(Generic[T]):
@@ -139,7 +140,7 @@ class Turns:
     While other clients send requests too, a client therefore rests after each request that it
     begins: `REST` times as long as its requests compute in Python on average, on the event loop or
     on other threads, which share Python's global lock. The difference is made up when a request has
-    ended, and a client may save up a rest of `SAVED_S`.
+    ended, and a client may save up a rest of `SAVED_S`. Of a new client, `FIRST_S` is expected.
     """
 
     def __init__(self) -> None:
@@ -169,7 +170,7 @@ class Turns:
             yield
         finally:
             share, seconds = self._share(client), meter.take()
-            share.mean += MEMORY * (seconds - share.mean)
+            share.learn(seconds)
             share.rest(asyncio.get_running_loop().time(), seconds - expected)
 
     async def _begin(self, client: str) -> float:
@@ -241,11 +242,18 @@ class _Share:
 
     Attributes:
         mean: seconds of a request, a moving average.
+        ended: requests that have ended.
         rests_until: on the event loop's clock.
     """
 
-    mean: float = 0.0
+    mean: float = FIRST_S
+    ended: int = 0
     rests_until: float = -math.inf
+
+    def learn(self, seconds: float) -> None:
+        """Note what a request computed."""
+        self.ended += 1
+        self.mean += max(MEMORY, 1 / self.ended) * (seconds - self.mean)
 
     def rest(self, now: float, seconds: float) -> None:
         """Rest for what was computed; less, if it is less than was expected."""

@@ -93,9 +93,10 @@ async def post_events(request: Request, service: AnyPhase) -> EventsResponse:
         batch = validated(_lines(body), EventsBody) if is_lines else document(body, EventsBody)
         return batch, [event.to_event(now) for event in batch.events]
 
-    batch, events = await read(parse_events, body, CALLER.get().meter.add)
+    spent = CALLER.get().meter.add
+    batch, events = await read(parse_events, body, spent)
     try:
-        done = await in_time(service, service.store.append(events))
+        done = await in_time(service, service.store.append(events, spent))
     except EventConflictError as error:
         raise _conflict(batch, error) from error
     service.metrics.events(done.accepted, done.duplicates)

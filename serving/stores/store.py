@@ -400,16 +400,21 @@ class Store(Database):
 
     # Writing
 
-    async def append(self, events: Sequence[Event]) -> Appended:
+    async def append(
+        self, events: Sequence[Event], spent: Callable[[float], None] = lambda seconds: None
+    ) -> Appended:
         """Write a batch durably: all of it or nothing. The next `history` includes it.
 
-        An `EventConflictError` tells that an event with this id has other content.
+        An `EventConflictError` tells that an event with this id has other content. `spent` is told
+        the processor time that the writing thread took for the batch, in seconds.
         """
         write = Write(events=_renamed(events, stored))
         try:
             result: Appended = await self._writing("append", write)
         except EventConflictError as error:
             raise EventConflictError([own(name) for name in error.event_ids]) from error
+        finally:
+            spent(write.took)
         return result
 
     async def erase(self, user_id: str) -> None:

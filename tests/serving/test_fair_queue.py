@@ -1,9 +1,18 @@
 import asyncio
+import time
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recsys.serving.fair_queue import IN_A_ROUND, REMEMBERED, REST, SAVED_S, FairQueue, Turns
+from recsys.serving.fair_queue import (
+    FIRST_S,
+    IN_A_ROUND,
+    REMEMBERED,
+    REST,
+    SAVED_S,
+    FairQueue,
+    Turns,
+)
 from recsys.serving.meter import Meter
 
 
@@ -168,6 +177,26 @@ async def test_a_client_rests_for_what_its_requests_compute_on_average_when_one_
     for one in requests:
         one.cancel()
     await asyncio.gather(*requests, return_exceptions=True)
+
+
+async def test_few_requests_of_a_new_client_begin_before_the_first_has_ended():
+    turns, gate, begun = Turns(), asyncio.Event(), 0
+    for client in ("other", "new"):
+        turns.sent(client)
+
+    async def request():
+        nonlocal begun
+        async with turns.turn("new", Meter()):
+            begun += 1
+            await gate.wait()
+
+    requests = [asyncio.create_task(request()) for _ in range(40)]
+    start = time.monotonic()
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert 1 <= begun <= 2 + (time.monotonic() - start + SAVED_S) / (REST * FIRST_S)
+    gate.set()  # they have computed nothing, so nothing is left to rest for
+    await asyncio.wait_for(asyncio.gather(*requests), 60)
 
 
 async def test_the_only_client_begins_at_once_whatever_it_computed():
