@@ -176,7 +176,7 @@ class TableFile:
                 return
             wanted = [*chosen, self.explode or ""]
             stored = [n for n in schema.names if any(f"{w}.".startswith(f"{n}.") for w in wanted)]
-            for batch in file.iter_batches(BATCH, columns=stored, use_threads=False):
+            for batch in file.iter_batches(BATCH // 16, columns=stored, use_threads=False):
                 table = flatten(pa.Table.from_batches([batch]))
                 yield exploded(table, self.explode).select(chosen)
 

@@ -9,6 +9,7 @@ import os
 import tempfile
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.csv
@@ -62,6 +63,7 @@ tables = st.fixed_dictionaries(
         "columns": st.permutations(range(5)),
         "kept": st.sampled_from([5, 5, 5, 5, 4, 1]),
         "format": st.sampled_from(["csv", "semicolon", "tsv", "jsonl", "csv.gz", "parquet"]),
+        "orders": st.sampled_from([False, False, True]),  # JSON and Parquet: records, lists of them
         "encoding": st.sampled_from(["utf-8", "utf-8", "utf-8-sig", "cp1252", "utf-16"]),
         "header": st.sampled_from([True] * 9 + [False]),
         "rows": st.sampled_from([ROWS] * 7 + [3, 1, 0]),
@@ -71,14 +73,21 @@ tables = st.fixed_dictionaries(
 )
 
 
-def written(rows: list[dict[str, str]], how: dict) -> tuple[str, bytes]:
+def written(rows: list[dict[str, Any]], how: dict) -> tuple[str, bytes]:
     """The name and the damaged content of a file."""
     names = [list(rows[0])[place] for place in how["columns"]][: how["kept"]]
     rows = [{name: row[name] for name in names} for row in rows[: how["rows"]]]
     kind = how["format"]
+    if how["orders"] and kind in ("jsonl", "parquet"):
+        first = names[0]
+        rows = [
+            {"order": {first: row[first], "notes": [{"a": "b"}]}, "lines": [row] * (place % 3)}
+            for place, row in enumerate(rows)
+        ]
     if kind == "parquet":
         stream = io.BytesIO()
-        pq.write_table(pa.table({n: [row[n] for row in rows] for n in names}), stream)
+        columns = list(rows[0]) if rows else names
+        pq.write_table(pa.table({n: [row[n] for row in rows] for n in columns}), stream)
         content = stream.getvalue()
     elif kind == "jsonl":
         content = "\n".join(json.dumps(row) for row in rows).encode()
