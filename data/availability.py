@@ -30,7 +30,9 @@ NO = frozenset(NO_WORDS.split())
 PLAIN = dict.fromkeys(["true", "t", "yes", "y", "ja", "j", "oui", "o", "si", "s", "1"], True)
 PLAIN |= dict.fromkeys(["false", "f", "no", "n", "nein", "non", "nee", "0"], False)
 MISSING = frozenset(("", "null", "none", "nan", "undefined", "na", "nat", "nv"))
-ZEROS = re.compile(r"[0\W_]*$")  # also an empty date, such as 0000-00-00
+ZEROS = re.compile(r"[0\s!-/:-@\[-`{-~]*$")  # also an empty date, such as 0000-00-00
+NO_DATE = re.compile(r"(0001|1753|1899|1900|1970)-(01|12)-(01|30|31)([T ]00:00|$)")
+MARKS = {"✓": True, "✔": True, "да": True, "нет": False}
 NUMBER = r"^-?\d{1,9}([.,]\d+)?$"
 
 
@@ -50,12 +52,14 @@ def plain_answer(text: str) -> bool | None:
     >>> [plain_answer(text) for text in ("Ja", "0.0", "7", "")]
     [True, False, None, None]
     """
-    return PLAIN.get(normalised(re.sub(r"[.,]0+$", "", text)))
+    return MARKS.get(text.lower(), PLAIN.get(normalised(re.sub(r"[.,]0+$", "", text))))
 
 
 def is_missing(text: str) -> bool:
     """Whether a value stands for none, such as `n/a` or an empty date."""
-    return normalised(text) in MISSING or ZEROS.match(text) is not None
+    if ZEROS.match(text) or NO_DATE.match(text):
+        return True
+    return text.isascii() and normalised(text) in MISSING
 
 
 def share_of_plain_answers(texts: pa.ChunkedArray, rows: int) -> float:

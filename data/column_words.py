@@ -86,8 +86,10 @@ EVENT_WORDS: dict[str, tuple[str, ...]] = {
     ),
     "order_status": (
         "financialstatus paymentstatus orderstatus bestellstatus zahlungsstatus statutcommande"
-        " estadopedido statoordine bestelstatus orderstate paymentstate",
-        "status fulfillmentstatus statut estado stato",
+        " estadopedido statoordine bestelstatus orderstate paymentstate statutpaiement"
+        " statutdupaiement statutdelacommande estadodelpago estadopago estadodelpedido"
+        " statopagamento statodelpagamento statodellordine statusderbestellung betaalstatus",
+        "status fulfillmentstatus statut estado stato state",
     ),
 }
 ITEM_WORDS: dict[str, tuple[str, ...]] = {

@@ -6,6 +6,7 @@ and the flag that decides.
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
@@ -27,7 +28,7 @@ from recsys.data.availability import (
 )
 from recsys.data.column_words import EVENT_WORDS, ITEM_WORDS, UNAVAILABLE, rank
 from recsys.data.opening import as_text
-from recsys.data.returns import read_order_status, read_taken_back, share_of_taken_back
+from recsys.data.returns import knows_order_status, read_order_status, share_of_taken_back
 from recsys.data.time_formats import TimeRules, share_of_times
 from recsys.errors import DataError
 from recsys.event_names import normalised
@@ -42,11 +43,20 @@ MAX_RATINGS = 101  # distinct values of a rating
 SHARE_OF_TIMES = 0.5
 SURE_SHARE = 0.9  # of values that must look like numbers, clocks or answers
 NUMBER = r"^-?\d{1,9}([.,]\d+)?$"
+SCORE = r"^-?(\d|10|\d[.,]\d)([.,]0+)?$"  # of scores
+RATE = r"^([1-9]|10|[1-9][.,]\d)([.,]0+)?$"  # of rates that are ratings: taxes are 0, too
 CLOCK = r"^\d{1,2}:\d{2}(:\d{2}([.,]\d+)?)?( ?[AaPp][Mm])?( Uhr)?$"
 SURE_NAMES = 2  # groups of names of a column of availability that mean nothing else
+PUBLISHED = (
+    "active isactive aktiv actif activo attivo actief enabled published ispublished visible status"
+)
 TITLE_LENGTH = 80  # mean characters of texts that may be titles
 SHARE_OF_KNOWN = 0.1  # items of the events that the items file must describe
-SEVERAL = ("unavailable", "taken_back")  # roles of all columns that fit: any of them may say yes
+SEVERAL = (
+    "unavailable",
+    "taken_back",
+    "order_status",
+)  # roles of all columns that fit: any of them may say yes
 NEEDED = {"user": "the user", "item": "the item", "timestamp": "the time", "id": "the item id"}
 
 
@@ -189,6 +199,8 @@ def recognise_items(
         if role == "id":
             found = _by_overlap(found, _unnamed(sample, roles, ITEM_WORDS), sample, events)
         _take(role, found, sample, roles, groups)
+        if role == "available" and found:
+            _take_published(found, roles)
     if "id" not in roles:
         raise _unknown("id", sample, [])
     if "title" not in roles and given.get("title") is None and given.get("text") is None:
@@ -208,11 +220,23 @@ def all_of(role: str, roles: Mapping[str, T]) -> list[T]:
 def ignored_availability(
     sample: Sample, given: Mapping[str, str | None], roles: Roles
 ) -> str | None:
-    """A sentence on a column of availability that was left alone; None if there is none.
+    """A sentence on what is not read of availability; None if all is.
 
-    It was left alone because it allows no item, or because its values do not say yes or no.
+    A column was left alone because it allows no item, or because its values do not say yes or no.
     """
-    if "available" in roles or given.get("available") == NO_COLUMN:
+    if given.get("available") == NO_COLUMN:
+        return None
+    for one in all_of("available", roles):
+        values = sample.texts(one.column)
+        unread = values.filter(pc.is_null(read_available(values)))
+        if len(unread):
+            shown = ", ".join(map(repr, pc.unique(unread).to_pylist()[:3]))
+            return (
+                f"{len(unread)} values of column {one.column!r} of {sample.path.name} do not say "
+                f"whether an item is available ({shown}), so these items can be recommended; write "
+                "true and false, or a number in stock."
+            )
+    if "available" in roles:
         return None
     for _, name in _free(sample, roles):
         values = sample.texts(name)
@@ -319,6 +343,8 @@ def unread_exclusions(sample: Sample, roles: Roles) -> list[str]:
     words = f"{UNAVAILABLE} deletedat" if of_items else EVENT_WORDS["taken_back"][0]
     for _, name in _free(sample, roles):
         key, values = normalised(name), sample.texts(name)
+        if _is_of_a_user(name):
+            continue
         if key.removeprefix("is").removeprefix("has") in words.split():
             said = values.filter(each(values, _may_be_yes))
         elif not of_items and "status" in key:
@@ -452,6 +478,15 @@ def _take(
     roles[role] = Found(name, why)
 
 
+def _take_published(found: list[tuple[int, str]], roles: Roles) -> None:
+    """Take columns that say whether an item is published beside one that says what is in stock."""
+    published = [name for _, name in found if normalised(name) in PUBLISHED.split()]
+    stock = [name for _, name in found if name not in published]
+    for number, name in enumerate(stock[:1] + published, 1):
+        label = "available" if number == 1 else f"available {number}"
+        roles[label] = Found(name, "by name and content")
+
+
 def _take_clock(sample: Sample, given: Mapping[str, str | None], roles: Roles) -> None:
     """Find the time of day in a column of its own, if the time of the events is a date alone."""
     if given.get("clock") is not None or "timestamp" not in roles:
@@ -479,7 +514,7 @@ def _content_agrees(role: str, name: str, sample: Sample, rules: TimeRules) -> b
         readable, possible = share_of_times(sample.table[name], rules)
         return (possible if role == "timestamp" else readable) >= SHARE_OF_TIMES
     if not len(values):
-        return False
+        return role == "taken_back" and not _is_of_a_user(name)
     distinct = pc.count_distinct(values).as_py()
     if role in ("user", "item", "session"):
         repeats = distinct < len(values) and (distinct > 1 or role != "user")
@@ -493,20 +528,32 @@ def _content_agrees(role: str, name: str, sample: Sample, rules: TimeRules) -> b
     if role == "available":
         return share_of_answers(values) >= SURE_SHARE
     if role == "taken_back":
-        some = pc.any(read_taken_back(values)).as_py()
-        return bool(some) and share_of_taken_back(values, sample.table.num_rows) >= SURE_SHARE
+        said = share_of_taken_back(values, sample.table.num_rows) >= SURE_SHARE
+        return not _is_of_a_user(name) and (said or pc.all(each(values, is_missing)).as_py())
     if role == "order_status":
-        return bool(0 < pc.sum(read_order_status(values)).as_py() < sample.table.num_rows)
+        back = pc.sum(read_order_status(values)).as_py()
+        known = back or knows_order_status(values)  # those that were cancelled may come later
+        return bool(known and back < sample.table.num_rows and not _is_of_a_user(name))
     if role == "unavailable":
         return share_of_plain_answers(values, sample.table.num_rows) >= SURE_SHARE
     if role == "price":
         return _share(values, r"\d") >= SURE_SHARE
     if role == "rating":
         surest = max(_share(values, NUMBER), share_of_answers(values))
+        record, _, own = name.rpartition(".")
+        if own.lower() in ("rate", "score", "grade"):  # of anything: discounts, taxes, frauds
+            surest = min(surest, _share(values, RATE if own.lower() == "rate" else SCORE))
+            if record and not re.search("review|rating|feedback|bewertung", record.lower()):
+                surest = 0.0
         return bool(distinct <= MAX_RATINGS and surest >= SURE_SHARE)
     if role == "quantity":
         return _share(values, NUMBER) >= SURE_SHARE
     return True
+
+
+def _is_of_a_user(name: str) -> bool:
+    """Whether a field belongs to the record of a user, such as `customer.newsletter.status`."""
+    return any(rank(part, EVENT_WORDS["user"]) is not None for part in name.split(".")[:-1])
 
 
 def _only_by_name(role: str, sample: Sample, roles: Roles) -> str:

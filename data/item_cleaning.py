@@ -21,9 +21,11 @@ from recsys.data.report import EXAMPLES, Report
 from recsys.data.time_formats import TimeRules, read_times, show_day_first
 from recsys.dataset import AVAILABILITY
 from recsys.errors import DataError
+from recsys.event_names import normalised
 
 MARKUP = r"<[A-Za-z/!][^>]*>|&(#\d+|#[xX][0-9a-fA-F]+|[A-Za-z]+);"
 BLANKS = r"\s+"
+WHOLE = r"^\d+\.0$"  # an id that was written as a number with a decimal place
 INTEGER = r"^-?(0|[1-9]\d{0,17})$"
 DECIMAL = r"^-?(\d{1,18})?\.?\d{1,18}([eE][-+]?\d{1,2})?$"
 ANSWER = r"(?i)^(true|false)$"
@@ -31,6 +33,11 @@ CURRENCY = r"(?i)(€|\$|£|¥|₹|zł|kr\b|\b(EUR|USD|GBP|CHF|JPY|CAD|AUD|PLN|S
 AMOUNT = r"^-?\d[\d.,'\s]*$"
 ROW_NUMBER = re.compile(r"|Unnamed: \d+|__index_level_\d+__")  # pandas writes such columns
 PATHS = (" > ", ">", " / ", "/", "|", "::")  # separators of category paths
+
+
+def _is_of_magento(states: pa.ChunkedArray) -> bool:
+    """Whether states of items are 1 for enabled and 2 for disabled."""
+    return set(pc.unique(states.drop_null()).to_pylist()) <= {"1", "2", ""}
 
 
 class ItemCleaner:
@@ -57,6 +64,8 @@ class ItemCleaner:
             DataError: a column of ids or texts that holds no plain values.
         """
         ids = pc.fill_null(as_strings(table[self._column["id"]], "id", self._path), "")
+        if pc.all(pc.match_substring_regex(ids, WHOLE)).as_py():
+            ids = pc.replace_substring_regex(ids, r"\.0$", "")  # as in the events
         known = pc.invert(pc.is_in(pc.utf8_lower(ids), value_set=MISSING))
         self._count("item_rows_without_id_dropped", pc.invert(known), None)
         table, ids = table.filter(known), ids.filter(known)
@@ -71,6 +80,7 @@ class ItemCleaner:
         columns |= self._availability(table)
         taken = {self._column.get(role) for role in ("id", "title", "text", *AVAILABILITY)}
         taken.update(all_of("unavailable", self._column))
+        taken.update(all_of("available", self._column))
         for name in table.column_names:
             if name not in taken:
                 columns |= self._attribute(name, table[name])
@@ -102,10 +112,13 @@ class ItemCleaner:
         return clean
 
     def _availability(self, table: pa.Table) -> dict[str, pa.ChunkedArray]:
-        found = {}
-        if "available" in self._column:
-            texts = as_strings(table[self._column["available"]], "available", self._path)
-            found["available"] = pc.fill_null(read_available(texts), True)
+        found: dict[str, pa.ChunkedArray] = {}
+        for name in all_of("available", self._column):
+            texts = as_strings(table[name], "available", self._path)
+            if normalised(name) == "status" and _is_of_magento(texts):
+                texts = pc.replace_substring(texts, "2", "0")
+            said = pc.fill_null(read_available(texts), True)
+            found["available"] = pc.and_(found.get("available", said), said)
         for name in all_of("unavailable", self._column):
             texts = as_strings(table[name], "unavailable", self._path)
             rest = pc.invert(read_plain_yes(texts))
@@ -113,7 +126,9 @@ class ItemCleaner:
         for role in ("available_from", "available_until"):
             if role in self._column:
                 column = table[self._column[role]]
-                times = replace(self._times, day_first=show_day_first([column])[1] is not False)
+                shown = show_day_first([column])[1]
+                order = self._times.day_first if shown is None else shown
+                times = replace(self._times, day_first=order is not False)
                 found[role] = read_times(column, times)
         return found
 

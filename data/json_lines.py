@@ -16,6 +16,7 @@ import pyarrow.json
 from recsys.data.column_words import EVENT_WORDS, rank
 from recsys.data.damage import Damage
 from recsys.errors import DataError
+from recsys.event_names import level
 
 NAME = re.compile(rb'"([^"\\]*)"\s*:')
 CELLS_PER_BYTE, FEW_CELLS = 16, 1_000_000
@@ -54,8 +55,12 @@ def json_table(block: bytes, first: int, damage: Damage, *, explode: str | None 
         )
     options = pa.json.ReadOptions(use_threads=False, block_size=len(block) + 1)
     try:
-        table = flatten(pa.json.read_json(pa.BufferReader(block), options))
-        return exploded(table, explode)
+        table = pa.json.read_json(pa.BufferReader(block), options)
+        written_as = [field.with_type(_with_texts(field.type)) for field in table.schema]
+        if any(not field.equals(as_) for field, as_ in zip(table.schema, written_as, strict=True)):
+            parsing = pa.json.ParseOptions(explicit_schema=pa.schema(written_as))
+            table = pa.json.read_json(pa.BufferReader(block), options, parsing)
+        return exploded(flatten(table), explode)
     except pa.ArrowInvalid:  # a damaged line, or a column of mixed types: read line by line
         rows = []
         for number, line in enumerate(block.splitlines(), first):
@@ -76,6 +81,15 @@ def json_table(block: bytes, first: int, damage: Damage, *, explode: str | None 
         return pa.table(
             {name: pa.array([row.get(name) for row in rows], pa.string()) for name in names}
         )
+
+
+def _with_texts(kind: pa.DataType) -> pa.DataType:
+    """A type with texts for times: Arrow drops the zone of times that it recognises."""
+    if pa.types.is_timestamp(kind):
+        return pa.string()
+    if pa.types.is_struct(kind):
+        return pa.struct([field.with_type(_with_texts(field.type)) for field in kind])
+    return pa.list_(_with_texts(kind.value_type)) if pa.types.is_list(kind) else kind
 
 
 def flatten(table: pa.Table) -> pa.Table:
@@ -104,10 +118,24 @@ def lists_of_records(block: bytes) -> dict[str, set[str]]:
     return dict(found)
 
 
+def lines_with_new_names(blocks: Iterable[bytes], known: set[bytes], most: int) -> bytes:
+    """Lines of later blocks, one for each name that no earlier line has; `most` at most."""
+    known, lines = set(known), []
+    for block in blocks:
+        for name in set(NAME.findall(block)) - known:
+            at = block.find(b'"' + name + b'"')
+            end = block.find(b"\n", at)
+            lines.append(block[block.rfind(b"\n", 0, at) + 1 : end if end >= 0 else len(block)])
+            known.add(name)
+            if len(lines) == most:
+                return b"\n".join(lines)
+    return b"\n".join(lines)
+
+
 def list_of_items(lists: Mapping[str, Iterable[str]]) -> str | None:
     """The list of which each record is a row: the only one, or the only one with items.
 
-    >>> list_of_items({"lines": ["lines.sku"], "taxes": ["taxes.rate"]})
+    >>> list_of_items({"lines": ["lines.sku"], "taxes": ["taxes.rate"], "refunds": ["refunds.sku"]})
     'lines'
 
     Args:
@@ -116,7 +144,8 @@ def list_of_items(lists: Mapping[str, Iterable[str]]) -> str | None:
     named = [
         name
         for name, fields in lists.items()
-        if any(rank(field, EVENT_WORDS["item"]) is not None for field in fields)
+        if level(name) != 0  # such as `refunds`
+        and any(rank(field, EVENT_WORDS["item"]) is not None for field in fields)
     ]
     for found in (list(lists), named):
         if len(found) == 1:

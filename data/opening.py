@@ -23,11 +23,13 @@ import pyarrow.parquet as pq
 from recsys.data.damage import Damage
 from recsys.data.files import GZIP, check_gzip
 from recsys.data.json_lines import (
+    NAME,
     exploded,
     flatten,
     holds_records,
     json_table,
     line_blocks,
+    lines_with_new_names,
     list_of_items,
     lists_of_records,
 )
@@ -299,9 +301,15 @@ def _json_file(path: Path, encoding: str, compression: str | None, explode: bool
     if encoding not in ("utf-8", "ascii"):
         raise DataError(f"{path}: JSON lines must be in UTF-8; convert the file with iconv")
     with pa.input_stream(str(path), compression=compression) as stream:
-        block, first = next(line_blocks(stream, BLOCK))
+        blocks = line_blocks(stream, BLOCK)
+        block, first = next(blocks)
+        known = set(NAME.findall(block))
+        later = lines_with_new_names((block for block, _ in blocks), known, MOST_COLUMNS)
     chosen = list_of_items(lists_of_records(block)) if explode else None
     names = json_table(block, first, Damage(), explode=chosen).column_names
+    if later:
+        more = json_table(later, 1, Damage(), explode=chosen).column_names
+        names += [name for name in more if name not in names]
     return TableFile(path, "json", tuple(names), ",", "utf-8", compression, chosen)
 
 

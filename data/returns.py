@@ -14,15 +14,39 @@ from recsys.event_names import NOT, normalised
 DATE = re.compile(r"\d{4}-\d{1,2}-\d{1,2}|\d{1,2}[./-]\d{1,2}[./-]\d{2,4}|\d{8,13}$")
 # States of orders. A word must be whole: a returning customer has returned nothing.
 BACK_WORDS = (
-    "refunded refund returned cancelled canceled voided void chargeback failed declined abandoned "
-    "storniert storno retourniert retoure erstattet ruckerstattet zuruckgegeben fehlgeschlagen "
-    "annule annulee annulees rembourse remboursee retourne retournee echoue echouee "
-    "cancelado cancelada devuelto devuelta reembolsado reembolsada fallido fallida "
-    "annullato annullata rimborsato rimborsata restituito restituita reso fallito "
+    "refunded refund returned return cancelled canceled cancellation voided void chargeback failed "
+    "declined unpaid abandoned trash "
+    "storniert storno stornierung retourniert retoure retour erstattet ruckerstattet "
+    "ruckerstattung zuruckerstattet zuruckgegeben abgebrochen fehlgeschlagen unbezahlt "
+    "annule annulee annulees annulation rembourse remboursee remboursement retourne retournee "
+    "refuse refusee echoue echouee "
+    "cancelado cancelada anulado anulada devuelto devuelta reembolsado reembolsada rechazado "
+    "rechazada impagado fallido fallida "
+    "annullato annullata rimborsato rimborsata rimborso restituito restituita reso fallito "
     "geannuleerd terugbetaald geretourneerd mislukt"
 )
-BACK = frozenset(BACK_WORDS.split())
-PART = ("part", "teil", "parz", "gedeelte")  # the rest of the order was kept
+# What may be asked for, and what says that it was not done.
+ASKED_WORDS = (
+    "refund return cancellation stornierung ruckerstattung annulation remboursement rimborso "
+)
+DENIED_WORDS = (
+    "declined denied rejected refused failed abgelehnt fehlgeschlagen refuse refusee rechazado "
+    "rifiutato geweigerd mislukt"
+)
+PAID_WORDS = "paid bezahlt paye payee pagado pagada pagato pagata betaald"
+# States of orders that were not taken back.
+KEPT_WORDS = (
+    "complete completed fulfilled unfulfilled shipped delivered processing pending closed "
+    "authorized versendet geliefert abgeschlossen livree expediee enviado entregado "
+    "completado spedito consegnato completato verzonden geleverd afgerond"
+)
+BACK, ASKED, DENIED, PAID = (
+    frozenset(words.split()) for words in (BACK_WORDS, ASKED_WORDS, DENIED_WORDS, PAID_WORDS)
+)
+KEPT = PAID | frozenset(KEPT_WORDS.split())
+# The rest of the order was kept.
+PART = ("partial", "partiel", "partly", "teil", "parz", "parcial", "deels", "gedeelte")
+LINES = 0.1  # share of filled rows behind the first of an order: more, and a row has its own state
 
 
 def read_taken_back(texts: pa.ChunkedArray) -> pa.ChunkedArray:
@@ -50,12 +74,19 @@ def read_order_status(texts: pa.ChunkedArray) -> pa.ChunkedArray:
     return each(texts, _is_back)
 
 
+def knows_order_status(texts: pa.ChunkedArray) -> bool:
+    """Whether most values are known states of orders."""
+    known = each(texts, lambda text: not KEPT.isdisjoint(_words(text)) or _is_back(text))
+    return bool(len(texts)) and 2 * pc.sum(known).as_py() >= len(texts)
+
+
 def fill_orders(
     texts: pa.ChunkedArray, users: pa.ChunkedArray, times: pa.ChunkedArray
 ) -> pa.ChunkedArray:
     """States of orders, of which a file may fill in the first row alone, as Shopify's exports do.
 
-    An empty state is that of the row before, if user and time are the same: (rows,) string.
+    An empty state is that of the row before, if user and time are the same: (rows,) string. If
+    later rows of orders are filled in as well, each row has its own state.
     """
     row = np.arange(len(texts))
     filled = pc.fill_null(pc.not_equal(texts, ""), False).to_numpy()
@@ -64,6 +95,9 @@ def fill_orders(
     time = pc.fill_null(times, -1).to_numpy()
     other = (user[1:] != user[:-1]) | (time[1:] != time[:-1])
     order = np.append(0, np.cumsum(other))[: len(row)]
+    later = np.append(False, ~other)[: len(row)]
+    if filled[later].sum() > LINES * max(1, later.sum()):
+        return texts
     return texts.take(pa.array(np.where(order[known] == order, known, row)))
 
 
@@ -74,7 +108,19 @@ def _says(text: str) -> bool | None:
     return answer
 
 
+def _words(text: str) -> list[str]:
+    parted = re.sub(r"(?<=[a-z])(?=[A-Z])", " ", text).replace("charge back", "chargeback")
+    return [normalised(word) for word in re.split(r"[\W_]+", parted)]
+
+
 def _is_back(text: str) -> bool:
-    words = [normalised(word) for word in re.split(r"[\W_]+", text)]
-    whole = not any(word.startswith(PART) or word in NOT for word in words)
-    return whole and any(word in BACK for word in words)
+    words = _words(text)
+    if "part" in words or "reversal" in words or any(word.startswith(PART) for word in words):
+        return False
+    if not ASKED.isdisjoint(words) and not DENIED.isdisjoint(words):
+        return False
+    for place, word in enumerate(words):
+        negated = not NOT.isdisjoint(words[:place]) or words[-1] in NOT
+        if word in (PAID if negated else BACK):
+            return True
+    return False

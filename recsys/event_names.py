@@ -13,6 +13,9 @@ from functools import lru_cache
 # Words that a name contains, in the order in which they are tried: `remove_from_cart` is negative.
 # English, German, French, Spanish, Italian, Dutch.
 LEVELS: tuple[tuple[int, str], ...] = (
+    # Names that contain a word of another level.
+    (1, "returnpolic returning returnedresult cancelsearch removefilter"),
+    (2, "paymentinfo paymentmethod"),
     (
         0,
         "dislike unlike unfavo unsave unfollow unsubscribe thumbsdown downvote remove delete return"
@@ -48,20 +51,21 @@ DISLIKES = "dislike unlike unfavo thumbsdown downvote hide block notinterested n
 # Words of their own, which turn a like into a dislike: English, German, French, Spanish, Dutch.
 NOT = {"not", "never", "no", "non", "nicht", "kein", "keine", "nie", "pas", "ne", "niet", "geen"}
 FAILED = (
-    "fail declin reject expired error abandon void fehlgeschlag abgelehnt abgebroch echou fallid"
-    " fallit mislukt"
+    "fail declin reject expired error abandon void unpaid fehlgeschlag abgelehnt abgebroch"
+    " unbezahlt echou fallid impagad fallit mislukt"
 )
 PURCHASE, LIKE = 4, 3
+RECBOLE = re.compile(r":(token|float)(_seq)?$")
 WEIGHTS = (0.0, 0.2, 0.5, 0.8, 1.0)  # by level
 
 
 def normalised(name: str) -> str:
     """A name in lower case, only letters and digits, without accents and the types of RecBole.
 
-    >>> normalised("Kunden-Nr."), normalised("userId:token"), normalised("Verfügbar")
-    ('kundennr', 'userid', 'verfugbar')
+    >>> normalised("Kunden-Nr."), normalised("userId:token"), normalised("order:refunded")
+    ('kundennr', 'userid', 'orderrefunded')
     """
-    plain = unicodedata.normalize("NFKD", name.rpartition(":")[0] or name).replace("ß", "ss")
+    plain = unicodedata.normalize("NFKD", RECBOLE.sub("", name)).replace("ß", "ss")
     return re.sub(r"[^a-z0-9]", "", plain.lower())
 
 

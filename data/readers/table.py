@@ -35,7 +35,7 @@ from recsys.data.columns import (
     unread_exclusions,
 )
 from recsys.data.damage import Damage
-from recsys.data.item_cleaning import ItemCleaner
+from recsys.data.item_cleaning import WHOLE, ItemCleaner
 from recsys.data.opening import TableFile, as_strings, find_tables, open_table
 from recsys.data.raw import EventStream, ItemCatalog, RawData, ReaderConfig, distinct, events_table
 from recsys.data.report import EXAMPLES, Report
@@ -48,7 +48,6 @@ from recsys.progress import say
 
 MAX_TYPES = 255
 NO_TYPE = "(empty)"
-WHOLE = r"^\d+\.0$"  # an id that was written as a number with a decimal place
 RATING = r"^-?\d{1,9}([.,]\d*)?$"
 
 
@@ -222,16 +221,23 @@ class _EventReader:
         if "behaviour" in self.roles:
             types = as_strings(column["behaviour"], "behaviour", path)
         backs = []
-        for said in all_of("taken_back", column):
-            backs.append(read_taken_back(as_strings(said, "taken_back", path)))
-        if "order_status" in self.roles:
-            states = as_strings(column["order_status"], "order_status", path)
-            if "timestamp" in made:
-                states = fill_orders(states, made["user"], made["timestamp"])
-            backs.append(read_order_status(states))
+        # Only lines of orders with a time of day are surely of one order.
+        is_order = (
+            types is None and "timestamp" in made and ("clock" in column or _has_clock(times))
+        )
+        for role, read in (("taken_back", read_taken_back), ("order_status", read_order_status)):
+            for one in all_of(role, column):
+                said = as_strings(one, role, path)
+                if is_order:
+                    said = fill_orders(said, made["user"], made["timestamp"])
+                backs.append(read(said))
         if "quantity" in self.roles:
             pieces = pc.fill_null(as_strings(column["quantity"], "quantity", path), "")
-            backs.append(pc.match_substring_regex(pieces, r"^-\s*[\d.,]*[1-9]"))
+            # -1, also with Unicode's minus, 1- of SAP, and (1) of accounting
+            negative = (
+                r"^[-\x{2212}]\s*[\d.,]*[1-9]|^[\d.,]*[1-9][\d.,]*-$|^\([\d.,]*[1-9][\d.,]*\)$"
+            )
+            backs.append(pc.match_substring_regex(pieces, negative))
         if backs:
             types = _with_returns(types, reduce(pc.or_, backs))
         if types is not None:
@@ -297,6 +303,13 @@ def _with_returns(types: pa.ChunkedArray | None, back: pa.ChunkedArray) -> pa.Ch
     positive = pa.array([n for n in pc.unique(types).to_pylist() if n and level(n) != 0])
     back = pc.and_(back, pc.is_in(types, value_set=positive.cast(pa.string())))
     return pc.if_else(back, "return", types)
+
+
+def _has_clock(times: pa.ChunkedArray) -> bool:
+    """Whether times are more than dates."""
+    if not pa.types.is_string(times.type):
+        return not pa.types.is_date(times.type)
+    return bool(pc.any(pc.match_substring_regex(times, r":|^\d{9,}")).as_py())
 
 
 def _is_whole(sample: Sample, column: str) -> bool:

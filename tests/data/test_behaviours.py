@@ -28,6 +28,9 @@ def roles(counts: dict[str, int], users: int = 100, **given: str) -> dict[str, s
         ("je n'aime pas", 0), ("j'aime", 3), ("vind ik niet leuk", 0), ("vind ik leuk", 3),
         ("notLiked", 0), ("unfavorite", 0), ("unsubscribe", 0), ("Stornierung", 0),
         ("reklamiert", 0), ("chargeback", 0), ("nicht gekauft", None), ("purchase_failed", None),
+        ("order:refunded", 0), ("cart:remove", 0), ("com.shop.action:refund", 0), ("unpaid", None),
+        ("order:completed", 4), ("add_payment_info", 2), ("return_policy_view", 1),
+        ("returning_visitor_view", 1), ("search_returned_results", 1), ("remove_filter", 1),
         ("payment_failed", None), ("not_viewed", None), ("note", 3), ("notification", None),
     ],
 )  # fmt: skip

@@ -222,7 +222,9 @@ def test_a_column_by_which_nothing_is_gone_is_not_named(value) -> None:
     ("column", "values", "role"),
     [
         ("status", ("completed", "cancelled"), "order_status"),
-        ("Financial Status", ("paid", "partially_refunded"), None),
+        ("Financial Status", ("paid", "partially_refunded"), "order_status"),  # more may come
+        ("customer.newsletter.status", ("completed", "cancelled"), None),
+        ("returned", ("false", ""), "taken_back"),
         ("status", ("new", "returning"), None),  # of a customer
         ("status", ("approved", "rejected"), None),  # of a review
         ("returned", ("false", "true"), "taken_back"),
@@ -230,7 +232,8 @@ def test_a_column_by_which_nothing_is_gone_is_not_named(value) -> None:
         ("Cancelled at", ("", "2025-05-05"), "taken_back"),
         ("cancelled", ("0000-00-00", "2025-05-05"), "taken_back"),
         ("returned", ("true", "true"), None),  # nothing would be left
-        ("status", ("shipped", "paid"), None),
+        ("status", ("shipped", "paid"), "order_status"),
+        ("status", ("in stock", "gone"), None),
     ],
 )
 def test_columns_of_what_was_taken_back_have_a_role(column, values, role) -> None:

@@ -442,6 +442,166 @@ def test_orders_that_were_taken_back_are_returns(raw: Path, column, values, type
     assert [data.behaviours[number] for number in numbers] == types
 
 
+@pytest.mark.parametrize(
+    ("state", "back"),
+    [
+        ("Cancelled - no stock", True), ("Storniert (keine Zahlung)", True),
+        ("Annulée - non payée", True), ("not paid", True), ("nicht bezahlt", True),
+        ("CancelledByCustomer", True), ("charge back", True), ("Zurückerstattet", True),
+        ("Refunded by partner", True), ("Remboursement", True), ("Anulado", True),
+        ("refund declined", False), ("Refund failed", False), ("Canceled Reversal", False),
+        ("Cancellation declined", False), ("parcialmente reembolsado", False),
+        ("deels terugbetaald", False), ("not refunded", False), ("Cancelled: no", False),
+        ("Teilerstattung", False), ("returning", False), ("paid", False),
+    ],
+)  # fmt: skip
+def test_states_of_orders(raw: Path, state: str, back: bool) -> None:
+    (raw / "e.csv").write_text(
+        f"user,item,timestamp,order status\nu,a,{T},paid\nu,b,{T + 1},{state}\n"
+        f"u,c,{T + 2},cancelled\n"
+    )
+    data = read("table", "e.csv")
+    kinds = [data.behaviours[number] for number in data.events["behaviour"].to_pylist()]
+    assert kinds == ["purchase", "return" if back else "purchase", "return"]
+
+
+def test_a_date_in_the_first_row_of_an_order_is_that_of_all_its_rows(raw: Path) -> None:
+    (raw / "e.csv").write_text(
+        "user,item,timestamp,Cancelled at\n"
+        "u,a,2024-05-01 10:00,2024-05-02 09:00\nu,b,2024-05-01 10:00,\nu,c,2024-05-01 10:00,\n"
+        "v,a,2024-05-01 11:00,\nv,b,2024-05-01 11:00,\n"
+    )
+    data = read("table", "e.csv")
+    kinds = [data.behaviours[number] for number in data.events["behaviour"].to_pylist()]
+    assert kinds == ["return"] * 3 + ["purchase"] * 2
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        # dates without a time of day may be those of several orders
+        ["u,a,2024-05-01,yes", "u,b,2024-05-01,", "u,c,2024-05-01,"],
+        # each row has a state of its own
+        ["u,a,2024-05-01 10:00,yes", "u,b,2024-05-01 10:00,", "u,c,2024-05-01 10:00,no"],
+    ],
+)
+def test_a_return_of_one_row_is_no_return_of_others(raw: Path, rows: list[str]) -> None:
+    (raw / "e.csv").write_text("user,item,timestamp,returned\n" + "\n".join(rows) + "\n")
+    data = read("table", "e.csv")
+    kinds = [data.behaviours[number] for number in data.events["behaviour"].to_pylist()]
+    assert kinds == ["return", "purchase", "purchase"]
+
+
+@pytest.mark.parametrize(("column", "late"), [("status", "cancelled"), ("returned", "yes")])
+def test_returns_that_only_a_later_file_has_count(raw: Path, column: str, late: str) -> None:
+    (raw / "export").mkdir()
+    early = {"cancelled": "paid", "yes": "no"}[late]
+    for month, said in enumerate((early, late)):
+        (raw / "export" / f"{month}.csv").write_text(
+            f"user,item,timestamp,{column}\nu,a,{T + month},{said}\nv,b,{T + month},{early}\n"
+        )
+    data = read("table", "export")
+    kinds = [data.behaviours[number] for number in data.events["behaviour"].to_pylist()]
+    assert kinds.count("return") == 1
+
+
+def test_fields_that_only_late_lines_have_are_read(raw: Path) -> None:
+    with (raw / "e.jsonl").open("w") as stream:
+        for n in range(9000):
+            event = {"user": f"u{n % 50}", "item": f"i{n % 70}", "timestamp": T + n, "x": "x" * 100}
+            late = {"cancelled_at": "2024-05-01"} if n in (8000, 8500) else {}
+            stream.write(json.dumps(event | late) + "\n")
+    data = read("table", "e.jsonl")
+    kinds = [data.behaviours[number] for number in data.events["behaviour"].to_pylist()]
+    assert [n for n, kind in enumerate(kinds) if kind == "return"] == [8000, 8500]
+
+
+@pytest.mark.parametrize("zone", ["UTC", "Europe/Berlin"])
+def test_times_in_json_keep_their_zone(raw: Path, zone: str) -> None:
+    times = ["2024-05-01T10:00:00Z", "2024-05-01T12:00:00+02:00", "2024-05-01T10:00:00.000Z"]
+    (raw / "e.jsonl").write_text(
+        "".join(
+            json.dumps({"user": "u", "item": "i", "order": {"date": time}}) + "\n" for time in times
+        )
+    )
+    data = read("table", "e.jsonl", time_zone=zone)
+    assert data.events["timestamp"].to_pylist() == [1714557600] * 3
+
+
+@pytest.mark.parametrize(
+    ("column", "values"),
+    [("rate", ["0", "7", "19"]), ("score", ["0", "55", "99"]), ("discount.rate", ["0", "5", "9"])],
+)
+def test_rates_of_taxes_and_discounts_are_no_ratings(
+    raw: Path, column: str, values: list[str]
+) -> None:
+    lines = [f"u{n % 5},i{n % 3},{T + n},{values[n % 3]}\n" for n in range(60)]
+    (raw / "e.csv").write_text(f"user,item,timestamp,{column}\n" + "".join(lines))
+    data = read("table", "e.csv")
+    assert "rating" not in [one["role"] for one in data.report.columns]
+    assert data.events.num_rows == 60
+
+
+@pytest.mark.parametrize("pieces", ["-1", "1-", "\u22121", "(1)", "-0,5"])
+def test_negative_quantities_are_returns(raw: Path, pieces: str) -> None:
+    (raw / "e.csv").write_text(
+        f'user,item,timestamp,qty\nu,a,{T},1\nu,b,{T + 1},"{pieces}"\n'
+        + "".join(f"v,a,{T + n},2\n" for n in range(30))
+    )
+    data = read("table", "e.csv")
+    kinds = [data.behaviours[number] for number in data.events["behaviour"].to_pylist()]
+    assert [n for n, kind in enumerate(kinds) if kind == "return"] == [1]
+
+
+@pytest.mark.parametrize(
+    ("header", "rows", "available"),
+    [
+        ("Published,In stock?", ["1,1", "-1,1", "1,0"], [True, False, False]),  # WooCommerce
+        ("active,instock", ["1,5", "0,10", "1,0"], [True, False, False]),  # Shopware
+        ("status,is_in_stock", ["1,1", "2,1", "1,0"], [True, False, False]),  # Magento
+        ("Published,Status", ["true,active", "true,draft", "true,archived"], [True, False, False]),
+        ("sold_out,name", [",x", "✓,y", "да,z"], [True, False, False]),
+    ],
+)
+def test_items_are_available_if_published_and_in_stock(
+    raw: Path, header: str, rows: list[str], available: list[bool]
+) -> None:
+    (raw / "e.csv").write_text("user,item,timestamp\n" + "".join(f"u,{i},{T}\n" for i in "abc"))
+    lines = [f"{item},{row}\n" for item, row in zip("abc", rows, strict=True)]
+    (raw / "i.csv").write_text(f"item,{header}\n" + "".join(lines))
+    data = read("table", "e.csv", items="i.csv")
+    assert data.items["available"].to_pylist() == available
+
+
+def test_values_that_do_not_say_what_is_available_are_named(raw: Path) -> None:
+    items = [f"i{n}" for n in range(30)]
+    (raw / "e.csv").write_text("user,item,timestamp\n" + "".join(f"u,{i},{T}\n" for i in items))
+    said = ["Temporarily out of stock", "out of stock", *["in stock"] * 28]
+    lines = [f"{item},{one}\n" for item, one in zip(items, said, strict=True)]
+    (raw / "i.csv").write_text("item,availability\n" + "".join(lines))
+    data = read("table", "e.csv", items="i.csv")
+    assert data.items["available"].to_pylist() == [True, False] + [True] * 28
+    assert any("'Temporarily out of stock'" in note for note in data.report.notes)
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_dates_of_items_are_in_the_order_that_is_given(raw: Path, first: bool) -> None:
+    (raw / "e.csv").write_text(f"user,item,timestamp\nu,a,{T}\nv,a,{T}\n")
+    (raw / "i.csv").write_text("item,available_until\na,12/01/2026\n")
+    data = read("table", "e.csv", items="i.csv", day_first=first)
+    (until,) = data.items["available_until"].to_pylist()
+    assert until == (1768176000 if first else 1796083200)  # 12 January or 1 December
+
+
+@pytest.mark.parametrize("event", ["100.0", "100"])
+def test_ids_that_were_written_as_decimals_fit_in_both_files(raw: Path, event: str) -> None:
+    (raw / "e.csv").write_text(f"user,item,timestamp\nu,{event},{T}\nv,{event},{T}\n")
+    (raw / "i.csv").write_text("item,title\n100.0,Cup\n101.0,Pan\n")
+    data = read("table", "e.csv", items="i.csv")
+    assert data.items["item_id"].to_pylist() == ["100", "101"]
+    assert set(data.events["item"].to_pylist()) <= {"100", 0}
+
+
 def test_rows_of_an_order_have_the_state_of_its_first_row(raw: Path) -> None:
     (raw / "e.csv").write_text(
         "user,item,timestamp,status\n"
