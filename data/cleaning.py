@@ -31,6 +31,7 @@ class CleanConfig:
     Attributes:
         damaged_rows: largest share of rows that may be damaged; such rows are skipped.
         missing_ids: drop rows without user or item, instead of refusing the file.
+        cancelled_orders: drop rows of orders that were cancelled or not paid.
         tracking: remove parameters of campaigns, such as `utm_source`, from items that are URLs.
             The items file and later requests must then name items without them.
         unreadable_times: drop rows without a readable time, instead of refusing the file.
@@ -56,6 +57,7 @@ class CleanConfig:
 
     damaged_rows: float = 0.01
     missing_ids: bool = True
+    cancelled_orders: bool = True
     tracking: bool = False
     unreadable_times: bool = True
     impossible_times: bool = True
@@ -105,7 +107,7 @@ class RowCleaner:
 
         Args:
             events: `user` and `item` (string), and if known `timestamp` (int64, null where it
-                cannot be read).
+                cannot be read) and `cancelled` (bool), which the result does not have.
             written: role -> the column as it stands in the file, for examples.
 
         Raises:
@@ -138,6 +140,10 @@ class RowCleaner:
             bad = pc.is_in(pc.utf8_lower(events[role]), value_set=MISSING)
             bad = pc.or_(bad, pc.is_null(events[role]))
             drop(bad, "rows_without_user_or_item_dropped", role, self.config.missing_ids)
+        if "cancelled" in events.column_names:
+            if self.config.cancelled_orders:
+                drop(events["cancelled"], "rows_of_cancelled_orders_dropped", "item", True)
+            events = events.drop_columns("cancelled")
         if "timestamp" in events.column_names:
             bad = pc.is_null(events["timestamp"])
             self.unreadable += pc.sum(bad).as_py() or 0

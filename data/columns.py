@@ -348,7 +348,7 @@ def unread_exclusions(sample: Sample, roles: Roles) -> list[str]:
         if key.removeprefix("is").removeprefix("has") in words.split():
             said = values.filter(each(values, _may_be_yes))
         elif not of_items and "status" in key:
-            said = values.filter(read_order_status(values))
+            said = values.filter(pc.is_valid(read_order_status(values)))
         else:
             continue
         if not len(said):
@@ -531,7 +531,7 @@ def _content_agrees(role: str, name: str, sample: Sample, rules: TimeRules) -> b
         said = share_of_taken_back(values, sample.table.num_rows) >= SURE_SHARE
         return not _is_of_a_user(name) and (said or pc.all(each(values, is_missing)).as_py())
     if role == "order_status":
-        back = pc.sum(read_order_status(values)).as_py()
+        back = pc.count(read_order_status(values)).as_py()
         known = back or knows_order_status(values)  # those that were cancelled may come later
         return bool(known and back < sample.table.num_rows and not _is_of_a_user(name))
     if role == "unavailable":

@@ -9,6 +9,7 @@ from __future__ import annotations
 import codecs
 import csv
 import io
+import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -157,11 +158,31 @@ class TableFile:
                 delimiter=self.delimiter, newlines_in_values=True, invalid_row_handler=skip
             ),
             pa.csv.ConvertOptions(
-                column_types=dict.fromkeys(chosen, pa.string()), include_columns=chosen
+                column_types=dict.fromkeys(self.columns, pa.string()),
+                include_columns=list(self.columns),
             ),
         )
+        places = [place for place, name in enumerate(self.columns) if name in chosen]
         for batch in reader:
-            yield pa.Table.from_batches([batch])
+            table = self._without_open_quotes(pa.Table.from_batches([batch]), damage)
+            yield table.select(places)
+
+    def _without_open_quotes(self, table: pa.Table, damage: Damage) -> pa.Table:
+        """Drop rows with a value that contains a row, because a quote in it is not closed.
+
+        A line of prose with as many commas has blanks behind them.
+        """
+        comma = re.escape(self.delimiter)
+        others = f"(?:{comma}(?:[^ \\n{comma}][^\\n{comma}]*)?){{{len(self.columns) - 1}}}"
+        rows = f"\\n[^\\n{comma}]*{others}\\n"
+        for place in range(table.num_columns):
+            texts = table.column(place)
+            open_quote = pc.fill_null(pc.match_substring_regex(texts, rows), False)
+            if pc.any(open_quote).as_py():
+                for text in texts.filter(open_quote).to_pylist():
+                    damage.add(None, text, text.count("\n") + 1)
+                table = table.filter(pc.invert(open_quote))
+        return table
 
     def _json(self, chosen: list[str], damage: Damage) -> Iterator[pa.Table]:
         for block, first in line_blocks(self._open(), BLOCK):

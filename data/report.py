@@ -45,6 +45,11 @@ RULES: dict[str, Rule] = {
         "the parameters are removed, so that one page is one item",
         "without data.clean.tracking=true they are kept",
     ),
+    "rows_of_cancelled_orders_dropped": Rule(
+        "rows are of orders that were cancelled or not paid",
+        "dropped; the same users' other events on the items stay",
+        "data.clean.cancelled_orders=false keeps them as purchases",
+    ),
     "sessions_without_user": Rule(
         "rows have no user, but a session",
         "the session is taken as the user",
@@ -88,7 +93,9 @@ RULES: dict[str, Rule] = {
         "data.clean.bots=0 keeps them, another number sets the smallest count of a bot",
     ),
     "duplicate_rows_dropped": Rule(
-        "rows repeat another row", "dropped", "data.duplicates=keep keeps them"
+        "rows repeat the user, item, time, type and rating of another row",
+        "dropped",
+        "data.duplicates=keep keeps them",
     ),
     "near_duplicate_events_merged": Rule(
         "events follow another event of the same user on the same item within minutes",

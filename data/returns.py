@@ -1,4 +1,7 @@
-"""Reads whether the event of a row was taken back: returned, refunded, cancelled, or not paid."""
+"""Reads whether the event of a row was taken back: returned, refunded, cancelled, or not paid.
+
+What was returned was bought, and is negative feedback. What was cancelled or not paid says nothing.
+"""
 
 from __future__ import annotations
 
@@ -13,17 +16,19 @@ from recsys.event_names import NOT, normalised
 
 DATE = re.compile(r"\d{4}-\d{1,2}-\d{1,2}|\d{1,2}[./-]\d{1,2}[./-]\d{2,4}|\d{8,13}$")
 # States of orders. A word must be whole: a returning customer has returned nothing.
-BACK_WORDS = (
-    "refunded refund returned return cancelled canceled cancellation voided void chargeback failed "
-    "declined unpaid abandoned trash "
-    "storniert storno stornierung retourniert retoure retour erstattet ruckerstattet "
-    "ruckerstattung zuruckerstattet zuruckgegeben abgebrochen fehlgeschlagen unbezahlt "
-    "annule annulee annulees annulation rembourse remboursee remboursement retourne retournee "
-    "refuse refusee echoue echouee "
-    "cancelado cancelada anulado anulada devuelto devuelta reembolsado reembolsada rechazado "
-    "rechazada impagado fallido fallida "
-    "annullato annullata rimborsato rimborsata rimborso restituito restituita reso fallito "
-    "geannuleerd terugbetaald geretourneerd mislukt"
+CANCELLED_WORDS = (
+    "cancelled canceled cancellation void voided failed declined unpaid abandoned trash "
+    "storniert storno stornierung abgebrochen fehlgeschlagen unbezahlt "
+    "annule annulee annulees annulation refuse refusee echoue echouee "
+    "cancelado cancelada anulado anulada rechazado rechazada impagado fallido fallida "
+    "annullato annullata fallito geannuleerd mislukt"
+)
+RETURNED_WORDS = (
+    "refunded refund returned return chargeback "
+    "retourniert retoure retour erstattet ruckerstattet ruckerstattung zuruckerstattet "
+    "zuruckgegeben rembourse remboursee remboursement retourne retournee "
+    "devuelto devuelta reembolsado reembolsada "
+    "rimborsato rimborsata rimborso restituito restituita reso terugbetaald geretourneerd"
 )
 # What may be asked for, and what says that it was not done.
 ASKED_WORDS = (
@@ -40,8 +45,9 @@ KEPT_WORDS = (
     "authorized versendet geliefert abgeschlossen livree expediee enviado entregado "
     "completado spedito consegnato completato verzonden geleverd afgerond"
 )
-BACK, ASKED, DENIED, PAID = (
-    frozenset(words.split()) for words in (BACK_WORDS, ASKED_WORDS, DENIED_WORDS, PAID_WORDS)
+CANCELLED, RETURNED, ASKED, DENIED, PAID = (
+    frozenset(words.split())
+    for words in (CANCELLED_WORDS, RETURNED_WORDS, ASKED_WORDS, DENIED_WORDS, PAID_WORDS)
 )
 KEPT = PAID | frozenset(KEPT_WORDS.split())
 # The rest of the order was kept.
@@ -64,19 +70,32 @@ def share_of_taken_back(texts: pa.ChunkedArray, rows: int) -> float:
     return answers(texts, rows, _says)
 
 
+def is_cancellation(name: str) -> bool:
+    """Whether a column such as `cancelled_at`, by its name, says what was cancelled.
+
+    >>> is_cancellation("Storno-Datum"), is_cancellation("returned")
+    (True, False)
+    """
+    return any(word in normalised(name) for word in ("cancel", "storn", "annul", "anul"))
+
+
 def read_order_status(texts: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Whether the state of an order says that it was taken back as a whole: (rows,) bool.
+    """What the state of an order says: "cancelled", also if it was not paid, or "returned".
+
+    Others, and orders of which a part was taken back, are null: (rows,) string.
 
     >>> states = ["paid", "refunded", "partially_refunded", "wc-cancelled", "not refunded"]
     >>> read_order_status(pa.chunked_array([states])).to_pylist()
-    [False, True, False, True, False]
+    [None, 'returned', None, 'cancelled', None]
     """
-    return each(texts, _is_back)
+    encoded = texts.combine_chunks().dictionary_encode()
+    states = pa.array([_state(text) for text in encoded.dictionary.to_pylist()], pa.string())
+    return pa.chunked_array([states.take(encoded.indices)])
 
 
 def knows_order_status(texts: pa.ChunkedArray) -> bool:
     """Whether most values are known states of orders."""
-    known = each(texts, lambda text: not KEPT.isdisjoint(_words(text)) or _is_back(text))
+    known = each(texts, lambda text: not KEPT.isdisjoint(_words(text)) or _state(text) is not None)
     return bool(len(texts)) and 2 * pc.sum(known).as_py() >= len(texts)
 
 
@@ -113,14 +132,21 @@ def _words(text: str) -> list[str]:
     return [normalised(word) for word in re.split(r"[\W_]+", parted)]
 
 
-def _is_back(text: str) -> bool:
+def _state(text: str) -> str | None:
     words = _words(text)
     if "part" in words or "reversal" in words or any(word.startswith(PART) for word in words):
-        return False
+        return None
     if not ASKED.isdisjoint(words) and not DENIED.isdisjoint(words):
-        return False
+        return None
+    state = None
     for place, word in enumerate(words):
-        negated = not NOT.isdisjoint(words[:place]) or words[-1] in NOT
-        if word in (PAID if negated else BACK):
-            return True
-    return False
+        if not NOT.isdisjoint(words[:place]) or words[-1] in NOT:
+            said = "cancelled" if word in PAID else None
+        elif word in CANCELLED:
+            said = "cancelled"
+        else:
+            said = "returned" if word in RETURNED else None
+        if said == "cancelled":
+            return said
+        state = said or state
+    return state

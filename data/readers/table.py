@@ -27,7 +27,6 @@ from recsys.data.columns import (
     SAMPLE_ROWS,
     Roles,
     Sample,
-    all_of,
     ignored_availability,
     recognise_events,
     recognise_items,
@@ -39,7 +38,12 @@ from recsys.data.item_cleaning import WHOLE, ItemCleaner
 from recsys.data.opening import TableFile, as_strings, find_tables, open_table
 from recsys.data.raw import EventStream, ItemCatalog, RawData, ReaderConfig, distinct, events_table
 from recsys.data.report import EXAMPLES, Report
-from recsys.data.returns import fill_orders, read_order_status, read_taken_back
+from recsys.data.returns import (
+    fill_orders,
+    is_cancellation,
+    read_order_status,
+    read_taken_back,
+)
 from recsys.data.time_formats import TimeRules, find_zones, read_times, show_day_first
 from recsys.dataset import AVAILABILITY, ITEM_COLUMNS
 from recsys.errors import DataError
@@ -220,26 +224,38 @@ class _EventReader:
         types = None
         if "behaviour" in self.roles:
             types = as_strings(column["behaviour"], "behaviour", path)
-        backs = []
+        returned: list[pa.ChunkedArray] = []
+        cancelled: list[pa.ChunkedArray] = []
         # Only lines of orders with a time of day are surely of one order.
         is_order = (
             types is None and "timestamp" in made and ("clock" in column or _has_clock(times))
         )
-        for role, read in (("taken_back", read_taken_back), ("order_status", read_order_status)):
-            for one in all_of(role, column):
-                said = as_strings(one, role, path)
-                if is_order:
-                    said = fill_orders(said, made["user"], made["timestamp"])
-                backs.append(read(said))
+        for role, found in self.roles.items():
+            kind = role.partition(" ")[0]
+            if kind not in ("taken_back", "order_status"):
+                continue
+            said = as_strings(column[role], kind, path)
+            if is_order:
+                said = fill_orders(said, made["user"], made["timestamp"])
+            if kind == "taken_back":
+                (cancelled if is_cancellation(found.column) else returned).append(
+                    read_taken_back(said)
+                )
+                continue
+            state = read_order_status(said)
+            for name, rows in (("returned", returned), ("cancelled", cancelled)):
+                rows.append(pc.fill_null(pc.equal(state, name), False))
         if "quantity" in self.roles:
             pieces = pc.fill_null(as_strings(column["quantity"], "quantity", path), "")
             # -1, also with Unicode's minus, 1- of SAP, and (1) of accounting
             negative = (
                 r"^[-\x{2212}]\s*[\d.,]*[1-9]|^[\d.,]*[1-9][\d.,]*-$|^\([\d.,]*[1-9][\d.,]*\)$"
             )
-            backs.append(pc.match_substring_regex(pieces, negative))
-        if backs:
-            types = _with_returns(types, reduce(pc.or_, backs))
+            returned.append(pc.match_substring_regex(pieces, negative))
+        if cancelled:
+            made["cancelled"] = pc.and_(reduce(pc.or_, cancelled), _is_positive(types))
+        if returned:
+            types = _with_returns(types, reduce(pc.or_, returned))
         if types is not None:
             made["behaviour"] = self._types(types)
         rows = cleaner.clean(pa.table(made), column)
@@ -300,9 +316,15 @@ def _with_returns(types: pa.ChunkedArray | None, back: pa.ChunkedArray) -> pa.Ch
     """
     if types is None:
         return pc.if_else(back, "return", "purchase")
+    return pc.if_else(pc.and_(back, _is_positive(types)), "return", types)
+
+
+def _is_positive(types: pa.ChunkedArray | None) -> pa.ChunkedArray | pa.Scalar:
+    """Whether events of these types are no negative feedback: (rows,) bool; true without types."""
+    if types is None:
+        return pa.scalar(True)
     positive = pa.array([n for n in pc.unique(types).to_pylist() if n and level(n) != 0])
-    back = pc.and_(back, pc.is_in(types, value_set=positive.cast(pa.string())))
-    return pc.if_else(back, "return", types)
+    return pc.is_in(types, value_set=positive.cast(pa.string()))
 
 
 def _has_clock(times: pa.ChunkedArray) -> bool:

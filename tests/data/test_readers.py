@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner
 
+from recsys.data.cleaning import CleanConfig
 from recsys.data.commands import app
 from recsys.data.prepare import DataConfig
 from recsys.data.raw import Columns, RawData
@@ -413,67 +414,102 @@ def test_items_bring_titles_texts_and_typed_attributes(raw: Path) -> None:
     }
 
 
+def kinds(data: RawData) -> list[tuple[str, str]]:
+    """The items and types of the events that were read, in the order of the file."""
+    numbers = data.events["behaviour"].to_pylist() if data.behaviours else [0] * len(data.events)
+    names = data.behaviours or ["purchase"]
+    return [(i, names[n]) for i, n in zip(data.events["item"].to_pylist(), numbers, strict=True)]
+
+
 @pytest.mark.parametrize(
     ("column", "values", "types"),
     [
         # An order list of a shop: no types, so what is left is a purchase.
         ("Financial Status", ("paid", "refunded", "voided, payment failed", ""),
-         ["purchase", "return", "return", "purchase"]),
+         ["purchase", "return", None, "purchase"]),
         ("cancelled_at", ("", "2024-05-01 10:00", "", "no"),
-         ["purchase", "return", "purchase", "purchase"]),
+         ["purchase", None, "purchase", "purchase"]),
         # Two columns, as in a shop's order list.
-        ("Financial Status,Cancelled at", ("paid,", "refunded,", "paid,2024-05-01", "pending,"),
-         ["purchase", "return", "return", "purchase"]),
+        ("Financial Status,Cancelled at", ("paid,", "refunded,", "refunded,2024-05-01", "pending,"),
+         ["purchase", "return", None, "purchase"]),
         ("cancelled,returned", ("no,no", "yes,no", "no,yes", "no,"),
-         ["purchase", "return", "return", "purchase"]),
+         ["purchase", None, "return", "purchase"]),
         # With types: a sale that was taken back is a return, and a dislike remains one.
         ("returned,event", ("yes,sale", "no,sale", "yes,dislike", ",view"),
          ["return", "sale", "dislike", "view"]),
+        ("cancelled,event", ("yes,sale", "no,sale", "yes,dislike", ",view"),
+         [None, "sale", "dislike", "view"]),
     ],
 )  # fmt: skip
-def test_orders_that_were_taken_back_are_returns(raw: Path, column, values, types) -> None:
+def test_orders_that_were_taken_back(raw: Path, column, values, types) -> None:
     lines = [f"u,i{row},{T + row}," for row in range(4)]
     if "," not in column:
         values = [f'"{value}"' for value in values]
     rows = "".join(f"{line}{value}\n" for line, value in zip(lines, values, strict=True))
     (raw / "e.csv").write_text(f"user,item,timestamp,{column}\n{rows}")
     data = read("table", "e.csv")
-    numbers = data.events["behaviour"].to_pylist()
-    assert [data.behaviours[number] for number in numbers] == types
+    assert kinds(data) == [(f"i{row}", name) for row, name in enumerate(types) if name]
+    dropped = types.count(None)
+    assert data.report.counts.get("rows_of_cancelled_orders_dropped", 0) == dropped
 
 
 @pytest.mark.parametrize(
-    ("state", "back"),
+    ("state", "meaning"),
     [
-        ("Cancelled - no stock", True), ("Storniert (keine Zahlung)", True),
-        ("Annulée - non payée", True), ("not paid", True), ("nicht bezahlt", True),
-        ("CancelledByCustomer", True), ("charge back", True), ("Zurückerstattet", True),
-        ("Refunded by partner", True), ("Remboursement", True), ("Anulado", True),
-        ("refund declined", False), ("Refund failed", False), ("Canceled Reversal", False),
-        ("Cancellation declined", False), ("parcialmente reembolsado", False),
-        ("deels terugbetaald", False), ("not refunded", False), ("Cancelled: no", False),
-        ("Teilerstattung", False), ("returning", False), ("paid", False),
+        ("Cancelled - no stock", "cancelled"), ("Storniert (keine Zahlung)", "cancelled"),
+        ("Annulée - non payée", "cancelled"), ("not paid", "cancelled"),
+        ("nicht bezahlt", "cancelled"), ("CancelledByCustomer", "cancelled"),
+        ("Anulado", "cancelled"), ("Cancelled and refunded", "cancelled"),
+        ("charge back", "return"), ("Zurückerstattet", "return"), ("Refunded by partner", "return"),
+        ("Remboursement", "return"),
+        ("refund declined", "purchase"), ("Refund failed", "purchase"),
+        ("Canceled Reversal", "purchase"), ("Cancellation declined", "purchase"),
+        ("parcialmente reembolsado", "purchase"), ("deels terugbetaald", "purchase"),
+        ("not refunded", "purchase"), ("Cancelled: no", "purchase"),
+        ("Teilerstattung", "purchase"), ("returning", "purchase"), ("paid", "purchase"),
     ],
 )  # fmt: skip
-def test_states_of_orders(raw: Path, state: str, back: bool) -> None:
+def test_states_of_orders(raw: Path, state: str, meaning: str) -> None:
     (raw / "e.csv").write_text(
         f"user,item,timestamp,order status\nu,a,{T},paid\nu,b,{T + 1},{state}\n"
-        f"u,c,{T + 2},cancelled\n"
+        f"u,c,{T + 2},refunded\n"
     )
+    middle = [] if meaning == "cancelled" else [("b", meaning)]
+    assert kinds(read("table", "e.csv")) == [("a", "purchase"), *middle, ("c", "return")]
+
+
+def test_rows_behind_a_quote_that_is_not_closed_are_counted(raw: Path) -> None:
+    lines = [f"u{n % 9},i{n % 7},{T + n},page {n},web" for n in range(900)]
+    lines[100] = f'u1,i1,{T + 100},"page 100,web'  # the next quote ends this value
+    lines[103] = f'u1,i1,{T + 103},an inch is 1",web'
+    lines[500] = f'u1,i1,{T + 500},"first, line\none, two, three, four, five\nlast",web'
+    (raw / "e.csv").write_text("user,item,timestamp,page,source\n" + "\n".join(lines) + "\n")
     data = read("table", "e.csv")
-    kinds = [data.behaviours[number] for number in data.events["behaviour"].to_pylist()]
-    assert kinds == ["purchase", "return" if back else "purchase", "return"]
+    assert len(data.events) == 896
+    assert data.report.counts["damaged_rows_skipped"] == 4
+
+
+def test_a_cancelled_order_says_nothing_about_earlier_ones(raw: Path) -> None:
+    (raw / "e.csv").write_text(
+        "customer,product,ordered_at,status\n"
+        "ann,coffee,2024-05-01 09:00,paid\nann,coffee,2024-06-01 09:00,paid\n"
+        "ann,coffee,2024-07-01 09:00,cancelled\nann,tea,2024-07-02 09:00,paid\n"
+        "bob,tea,2024-05-01 09:00,paid\nbob,coffee,2024-05-02 09:00,paid\n"
+    )
+    items = [item for item, kind in kinds(read("table", "e.csv")) if kind == "purchase"]
+    assert items == ["coffee", "coffee", "tea", "tea", "coffee"]
+    every = kinds(read("table", "e.csv", clean=CleanConfig(cancelled_orders=False)))
+    assert every.count(("coffee", "purchase")) == 4
 
 
 def test_a_date_in_the_first_row_of_an_order_is_that_of_all_its_rows(raw: Path) -> None:
     (raw / "e.csv").write_text(
-        "user,item,timestamp,Cancelled at\n"
+        "user,item,timestamp,Refunded at\n"
         "u,a,2024-05-01 10:00,2024-05-02 09:00\nu,b,2024-05-01 10:00,\nu,c,2024-05-01 10:00,\n"
         "v,a,2024-05-01 11:00,\nv,b,2024-05-01 11:00,\n"
     )
-    data = read("table", "e.csv")
-    kinds = [data.behaviours[number] for number in data.events["behaviour"].to_pylist()]
-    assert kinds == ["return"] * 3 + ["purchase"] * 2
+    found = [kind for _, kind in kinds(read("table", "e.csv"))]
+    assert found == ["return"] * 3 + ["purchase"] * 2
 
 
 @pytest.mark.parametrize(
@@ -487,22 +523,19 @@ def test_a_date_in_the_first_row_of_an_order_is_that_of_all_its_rows(raw: Path) 
 )
 def test_a_return_of_one_row_is_no_return_of_others(raw: Path, rows: list[str]) -> None:
     (raw / "e.csv").write_text("user,item,timestamp,returned\n" + "\n".join(rows) + "\n")
-    data = read("table", "e.csv")
-    kinds = [data.behaviours[number] for number in data.events["behaviour"].to_pylist()]
-    assert kinds == ["return", "purchase", "purchase"]
+    found = [kind for _, kind in kinds(read("table", "e.csv"))]
+    assert found == ["return", "purchase", "purchase"]
 
 
-@pytest.mark.parametrize(("column", "late"), [("status", "cancelled"), ("returned", "yes")])
+@pytest.mark.parametrize(("column", "late"), [("status", "refunded"), ("returned", "yes")])
 def test_returns_that_only_a_later_file_has_count(raw: Path, column: str, late: str) -> None:
     (raw / "export").mkdir()
-    early = {"cancelled": "paid", "yes": "no"}[late]
+    early = {"refunded": "paid", "yes": "no"}[late]
     for month, said in enumerate((early, late)):
         (raw / "export" / f"{month}.csv").write_text(
             f"user,item,timestamp,{column}\nu,a,{T + month},{said}\nv,b,{T + month},{early}\n"
         )
-    data = read("table", "export")
-    kinds = [data.behaviours[number] for number in data.events["behaviour"].to_pylist()]
-    assert kinds.count("return") == 1
+    assert kinds(read("table", "export")).count(("a", "return")) == 1
 
 
 def test_fields_that_only_late_lines_have_are_read(raw: Path) -> None:
@@ -511,9 +544,8 @@ def test_fields_that_only_late_lines_have_are_read(raw: Path) -> None:
             event = {"user": f"u{n % 50}", "item": f"i{n % 70}", "timestamp": T + n, "x": "x" * 100}
             late = {"cancelled_at": "2024-05-01"} if n in (8000, 8500) else {}
             stream.write(json.dumps(event | late) + "\n")
-    data = read("table", "e.jsonl")
-    kinds = [data.behaviours[number] for number in data.events["behaviour"].to_pylist()]
-    assert [n for n, kind in enumerate(kinds) if kind == "return"] == [8000, 8500]
+    found = [item for item, _ in kinds(read("table", "e.jsonl"))]
+    assert found == [f"i{n % 70}" for n in range(9000) if n not in (8000, 8500)]
 
 
 @pytest.mark.parametrize("zone", ["UTC", "Europe/Berlin"])
