@@ -28,6 +28,7 @@ from recsys.data.availability import (
 )
 from recsys.data.column_words import EVENT_WORDS, ITEM_WORDS, UNAVAILABLE, rank
 from recsys.data.opening import as_text
+from recsys.data.ratings import share_of_points
 from recsys.data.returns import knows_order_status, read_order_status, share_of_taken_back
 from recsys.data.time_formats import TimeRules, share_of_times
 from recsys.errors import DataError
@@ -345,7 +346,7 @@ def unread_exclusions(sample: Sample, roles: Roles) -> list[str]:
         key, values = normalised(name), sample.texts(name)
         if _is_of_a_user(name):
             continue
-        if key.removeprefix("is").removeprefix("has") in words.split():
+        if re.sub("^(is|has)|qty|quantity", "", key) in words.split():
             said = values.filter(each(values, _may_be_yes))
         elif not of_items and "status" in key:
             said = values.filter(pc.is_valid(read_order_status(values)))
@@ -357,8 +358,8 @@ def unread_exclusions(sample: Sample, roles: Roles) -> list[str]:
         advice = (
             "these items are recommended as the others; say false for them in a column 'available'"
             if of_items
-            else "these events count as the others; leave them out of the file, or name their type "
-            "in a column of types, such as 'return'"
+            else "these events count as the others; leave them out of the file, or say in a column "
+            "'returned' which of them were taken back as a whole: yes or no"
         )
         found.append(
             f"Column {name!r} of {sample.path.name} has {shown} in {len(said)} of its first rows. "
@@ -539,7 +540,7 @@ def _content_agrees(role: str, name: str, sample: Sample, rules: TimeRules) -> b
     if role == "price":
         return _share(values, r"\d") >= SURE_SHARE
     if role == "rating":
-        surest = max(_share(values, NUMBER), share_of_answers(values))
+        surest = max(share_of_points(values), share_of_answers(values))
         record, _, own = name.rpartition(".")
         if own.lower() in ("rate", "score", "grade"):  # of anything: discounts, taxes, frauds
             surest = min(surest, _share(values, RATE if own.lower() == "rate" else SCORE))

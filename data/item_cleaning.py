@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from functools import reduce
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from recsys.data.availability import read_available, read_plain_yes
+from recsys.data.availability import each, is_missing, read_available, read_plain_yes
 from recsys.data.cleaning import MISSING, CleanConfig
 from recsys.data.column_words import ITEM_WORDS, rank
 from recsys.data.columns import Roles, all_of
@@ -73,11 +74,12 @@ class ItemCleaner:
         repeated = np.ones(len(ids), bool)
         repeated[first] = False
         self._count("repeated_item_rows_dropped", pa.chunked_array([pa.array(repeated)]), ids)
+        available = self._available(table, ids)
         table, ids = table.take(pa.array(first)), ids.take(pa.array(first))
         columns = {"item_id": ids, "title": self._words("title", table, ids)}
         self._count("items_without_title", pc.equal(columns["title"], ""), ids)
         columns["text"] = self._words("text", table, ids)
-        columns |= self._availability(table)
+        columns |= available | self._dates(table)
         taken = {self._column.get(role) for role in ("id", "title", "text", *AVAILABILITY)}
         taken.update(all_of("unavailable", self._column))
         taken.update(all_of("available", self._column))
@@ -111,18 +113,34 @@ class ItemCleaner:
         self._count("item_texts_cleaned", pc.not_equal(clean, texts), ids)
         return clean
 
-    def _availability(self, table: pa.Table) -> dict[str, pa.ChunkedArray]:
-        found: dict[str, pa.ChunkedArray] = {}
+    def _available(self, table: pa.Table, ids: pa.ChunkedArray) -> dict[str, pa.ChunkedArray]:
+        """Whether each item, in order of its first row, can be had.
+
+        Rows with the same id are variants: a column allows an item if it allows one of them. Each
+        column must allow it.
+        """
+        columns = []
         for name in all_of("available", self._column):
             texts = as_strings(table[name], "available", self._path)
             if normalised(name) == "status" and _is_of_magento(texts):
                 texts = pc.replace_substring(texts, "2", "0")
-            said = pc.fill_null(read_available(texts), True)
-            found["available"] = pc.and_(found.get("available", said), said)
+            columns.append(read_available(texts))
         for name in all_of("unavailable", self._column):
             texts = as_strings(table[name], "unavailable", self._path)
-            rest = pc.invert(read_plain_yes(texts))
-            found["available"] = pc.and_(found.get("available", rest), rest)
+            columns.append(
+                pc.if_else(each(texts, is_missing), None, pc.invert(read_plain_yes(texts)))
+            )
+        if not columns:
+            return {}
+        item = ids.combine_chunks().dictionary_encode().indices
+        said = pa.table([item, *columns], ["item", *map(str, range(len(columns)))])
+        any_row = [(str(place), "any") for place in range(len(columns))]
+        items = said.group_by("item", use_threads=False).aggregate(any_row)
+        allowed = (pc.fill_null(items[f"{place}_any"], True) for place in range(len(columns)))
+        return {"available": reduce(pc.and_, allowed)}
+
+    def _dates(self, table: pa.Table) -> dict[str, pa.ChunkedArray]:
+        found: dict[str, pa.ChunkedArray] = {}
         for role in ("available_from", "available_until"):
             if role in self._column:
                 column = table[self._column[role]]

@@ -120,7 +120,8 @@ RULES: dict[str, Rule] = {
     ),
     "item_rows_without_id_dropped": Rule("rows of the items file have no id", "dropped"),
     "repeated_item_rows_dropped": Rule(
-        "rows of the items file repeat an id", "dropped; the first row of an id counts"
+        "rows of the items file repeat an id",
+        "dropped; the first row of an id counts, but an item is available if one of its rows is",
     ),
     "items_without_title": Rule(
         "items have no title", "their id is the title", "data.columns.title=NAME"

@@ -21,7 +21,6 @@ from rich.markup import escape
 
 from recsys.availability import FROM, UNTIL, available_items
 from recsys.catalog import CODE_COLUMN
-from recsys.data.availability import read_available
 from recsys.data.cleaning import MISSING, RowCleaner
 from recsys.data.columns import (
     SAMPLE_ROWS,
@@ -36,6 +35,7 @@ from recsys.data.columns import (
 from recsys.data.damage import Damage
 from recsys.data.item_cleaning import WHOLE, ItemCleaner
 from recsys.data.opening import TableFile, as_strings, find_tables, open_table
+from recsys.data.ratings import read_ratings
 from recsys.data.raw import EventStream, ItemCatalog, RawData, ReaderConfig, distinct, events_table
 from recsys.data.report import EXAMPLES, Report
 from recsys.data.returns import (
@@ -52,7 +52,6 @@ from recsys.progress import say
 
 MAX_TYPES = 255
 NO_TYPE = "(empty)"
-RATING = r"^-?\d{1,9}([.,]\d*)?$"
 
 
 def files(config: ReaderConfig) -> dict[str, Path]:
@@ -150,6 +149,7 @@ class _EventReader:
         report: is increased by what is dropped.
         counts: conversions of times.
         types: names of the event types by number, as they appear.
+        last: role -> the last row read, with the state of its order.
     """
 
     config: ReaderConfig
@@ -159,6 +159,7 @@ class _EventReader:
     report: Report
     counts: Counter[str] = field(default_factory=Counter)
     types: list[str] = field(default_factory=list)
+    last: dict[str, pa.Table] = field(default_factory=dict)
 
     @property
     def sessions(self) -> str | None:
@@ -236,7 +237,7 @@ class _EventReader:
                 continue
             said = as_strings(column[role], kind, path)
             if is_order:
-                said = fill_orders(said, made["user"], made["timestamp"])
+                said = self._filled(role, said, made["user"], made["timestamp"])
             if kind == "taken_back":
                 (cancelled if is_cancellation(found.column) else returned).append(
                     read_taken_back(said)
@@ -261,6 +262,17 @@ class _EventReader:
         rows = cleaner.clean(pa.table(made), column)
         return events_table(**{name: rows[name] for name in rows.column_names})
 
+    def _filled(
+        self, role: str, said: pa.ChunkedArray, users: pa.ChunkedArray, times: pa.ChunkedArray
+    ) -> pa.ChunkedArray:
+        """`fill_orders`, where the rows of an order may be divided between two parts of a file."""
+        rows = pa.table({"said": said, "user": users, "time": times})
+        before = self.last.get(role, rows.slice(0, 0))
+        every = pa.concat_tables([before, rows])
+        every = every.set_column(0, "said", fill_orders(*every.columns))
+        self.last[role] = every.slice(max(0, every.num_rows - 1))
+        return every["said"].slice(before.num_rows)
+
     def _or_session(
         self, users: pa.ChunkedArray, sessions: pa.ChunkedArray, path: Path
     ) -> pa.ChunkedArray:
@@ -280,16 +292,14 @@ class _EventReader:
 
     def _ratings(self, texts: pa.ChunkedArray) -> pa.ChunkedArray:
         filled = pc.fill_null(pc.not_equal(texts, ""), False)
-        number = pc.match_substring_regex(pc.fill_null(texts, ""), RATING)
-        answer = pc.if_else(number, None, read_available(texts))  # yes and no are 1 and 0
-        odd = pc.and_(filled, pc.and_(pc.invert(number), pc.is_null(answer)))
+        points = read_ratings(texts)
+        odd = pc.and_(filled, pc.is_null(points))
         self.report.add(
             "ratings_unreadable",
             pc.sum(odd).as_py() or 0,
             texts.filter(odd).slice(0, 3).to_pylist(),
         )
-        points = pc.replace_substring(pc.if_else(number, texts, None), ",", ".")
-        return pc.coalesce(pc.cast(points, pa.float32()), pc.cast(answer, pa.float32()))
+        return points
 
     def _types(self, texts: pa.ChunkedArray) -> pa.ChunkedArray:
         """The number of each event's type."""

@@ -251,6 +251,8 @@ def test_columns_of_what_was_taken_back_have_a_role(column, values, role) -> Non
     ("column", "values"),
     [
         ("returned", ("1", "3")),  # pieces of an order
+        ("qty_refunded", ("0", "1")),
+        ("Quantity Cancelled", ("0", "2")),
         ("refunded", ("0.00", "9.99")),  # an amount
         ("shipment_status", ("delivered", "returned to sender")),
     ],

@@ -77,7 +77,7 @@ def export(raw: Path) -> Path:
         f's{n},<b>Thing</b> {n} &amp; more,Home > Kitchen > K{n % 3},"{n},50 €",{stock},one'
         for n, stock in enumerate(["yes", "no"] * 6)
     ]
-    items += ["s3,Again,Home,1,yes,one", ",Nameless,Home,1,yes,one", "s99,,Garden,1,yes,one"]
+    items += ["s3,Again,Home,1,no,one", ",Nameless,Home,1,yes,one", "s99,,Garden,1,yes,one"]
     write(raw / "items.csv", ["sku,name,category,price,in_stock,shop", *items])
     return raw / "events.csv"
 

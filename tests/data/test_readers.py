@@ -512,6 +512,19 @@ def test_a_date_in_the_first_row_of_an_order_is_that_of_all_its_rows(raw: Path) 
     assert found == ["return"] * 3 + ["purchase"] * 2
 
 
+def test_an_order_may_be_divided_between_parts_of_a_file(raw: Path, monkeypatch) -> None:
+    monkeypatch.setattr("recsys.data.opening.BLOCK", 1 << 10)
+    lines = []
+    for order in range(40):
+        state = "refunded" if order % 2 else "paid"
+        for line in range(10):
+            time = f"2024-05-01 10:{order:02}"
+            lines.append(f"u{order % 7},i{line % 9},{time},{'' if line else state}")
+    (raw / "e.csv").write_text("user,item,timestamp,Financial Status\n" + "\n".join(lines) + "\n")
+    found = [kind for _, kind in kinds(read("table", "e.csv"))]
+    assert found == (["purchase"] * 10 + ["return"] * 10) * 20
+
+
 @pytest.mark.parametrize(
     "rows",
     [
@@ -583,6 +596,41 @@ def test_negative_quantities_are_returns(raw: Path, pieces: str) -> None:
     data = read("table", "e.csv")
     kinds = [data.behaviours[number] for number in data.events["behaviour"].to_pylist()]
     assert [n for n, kind in enumerate(kinds) if kind == "return"] == [1]
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        ("1/5", "3/5", "5/5"),
+        ("1.0 out of 5 stars", "3.0 out of 5 stars", "5.0 out of 5 stars"),
+        ("1 von 5 Sternen", "3 von 5 Sternen", "5 von 5 Sternen"),
+        ("1 étoile", "3 étoiles", "5 étoiles"),
+        ("★☆☆☆☆", "★★★☆☆", "★★★★★"),
+        ("⭐", "⭐⭐⭐", "⭐⭐⭐⭐⭐"),
+        ("1 star rating", "3 star rating", "5 star rating"),
+    ],
+)
+def test_ratings_may_have_words_and_stars(raw: Path, written: tuple[str, ...]) -> None:
+    lines = [f"u{n % 9},i{n % 7},{T + n},{written[n % 3]}" for n in range(60)]
+    (raw / "e.csv").write_text("user,item,timestamp,rating\n" + "\n".join(lines) + "\n")
+    data = read("table", "e.csv")
+    assert data.events["rating"].to_pylist() == [1.0, 3.0, 5.0] * 20
+    assert "ratings_unreadable" not in data.report.counts
+
+
+def test_an_item_is_available_if_one_of_its_variants_is(raw: Path) -> None:
+    (raw / "e.csv").write_text(
+        "user,item,timestamp\n" + f"u,a,{T}\nu,b,{T + 1}\nv,c,{T}\nv,d,{T + 1}\n"
+    )
+    (raw / "i.csv").write_text(
+        "item,title,published,stock,hidden\n"
+        "a,A,true,0,no\na,,,5,\n"  # the second size is in stock
+        "b,B,false,3,no\nb,,,5,\n"  # not published
+        "c,C,true,0,no\nd,D,true,2,yes\nd,,,2,\nc,,,0,\n"  # sold out, and hidden
+    )
+    items = read("table", "e.csv", items="i.csv").items
+    found = dict(zip(items["title"].to_pylist(), items["available"].to_pylist(), strict=True))
+    assert found == {"A": True, "B": False, "C": False, "D": False}
 
 
 @pytest.mark.parametrize(
