@@ -55,6 +55,7 @@ KINDS = {
     "malformed_body": Kind(400, "The body is not valid JSON"),
     "ambiguous_length": Kind(400, "The length of the body is ambiguous"),
     "unknown_host": Kind(400, "The host name is not one of this service"),
+    "malformed_target": Kind(400, "The path or the query is not UTF-8"),
     "unauthenticated": Kind(401, "A key is required"),
     "cross_origin": Kind(403, "Pages of other origins may only read"),
     "forbidden": Kind(403, "The scope of the key is not sufficient"),

@@ -16,6 +16,7 @@ from collections import Counter
 from collections.abc import Sequence
 from functools import partial
 from itertools import chain
+from urllib.parse import unquote_to_bytes
 
 from fastapi.routing import APIRoute
 from starlette.datastructures import Headers
@@ -238,6 +239,7 @@ class Guard:
         target = len(scope.get("raw_path") or b"") + len(scope["query_string"])
         if target > MAX_TARGET:
             raise ProblemError("target_too_long", f"The limit is {MAX_TARGET} bytes.")
+        _check_encoding(scope)
         raw = scope["headers"]
         size = sum(map(len, chain.from_iterable(raw)))
         if len(raw) > MAX_HEADERS or size > MAX_HEADER_BYTES:
@@ -248,6 +250,8 @@ class Guard:
         route: APIRoute | None = scope["state"]["route"]
         if _is_health(scope):
             return  # orchestrators ask often, and without a key
+        if len(headers.getlist("authorization")) > 1:
+            raise _unauthenticated("There is more than one header Authorization.")
         shown = _bearer(headers)
         key = None if self.keys is None or shown is None else self.keys.find(shown)
         if key is not None:
@@ -270,7 +274,7 @@ class Guard:
                 if shown is None
                 else "The key is not one of this service's; it may be revoked or expired."
             )
-            raise ProblemError("unauthenticated", detail, headers={"WWW-Authenticate": "Bearer"})
+            raise _unauthenticated(detail)
         if route is None or scope["method"] not in scope["state"]["methods"]:
             return  # the router answers 404 or 405
         if key.may < needed:
@@ -372,6 +376,24 @@ def _check_origin(method: str, headers: Headers) -> None:
         foreign = origin is not None and origin.lower().partition("://")[2] != host
     if foreign:
         raise ProblemError("cross_origin", "A page of another origin may not send this.")
+
+
+def _unauthenticated(detail: str) -> ProblemError:
+    return ProblemError("unauthenticated", detail, headers={"WWW-Authenticate": "Bearer"})
+
+
+def _check_encoding(scope: AsgiScope) -> None:
+    """Refuse bytes that are not UTF-8: they would be replaced, and make different ids equal."""
+    target = scope.get("raw_path") or b"", scope["query_string"]
+    for part, written in zip(("path", "query"), target, strict=True):
+        try:
+            unquote_to_bytes(written).decode()
+        except UnicodeDecodeError as error:
+            found = error.object[error.start : error.end].hex("%").upper()
+            raise ProblemError(
+                "malformed_target",
+                f"The {part} has %{found}, which is not UTF-8; write ü as %C3%BC, for example.",
+            ) from None
 
 
 def _bearer(headers: Headers) -> str | None:

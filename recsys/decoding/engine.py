@@ -45,6 +45,7 @@ from recsys.modes import Mode, check_mode
 _MEASURED_TOKENS = (4, 64, 256)
 _MOST_TOKENS = 2048
 _REPEATS = 3
+_COMPLETION_NODES, _NATIVE_COMPLETION_NODES = 2048, 4096  # a request; native nodes cost less
 # Sizes of draft trees to plan with. With up to 8 new prompt tokens, as of a kept history, passes
 # have 64, 128, 256 and 384 tokens: whole tiles of a GPU's matrix products, and captured sizes.
 _NODES = (56, 120, 248, 376)
@@ -227,7 +228,8 @@ class Engine:
             self.planner.learn(plan, load, seconds, [s.target_passes for s in beams.stats])
         if until_global:
             widest = min(num_beams, self.trie.num_rows)
-            nodes = max(2048, widest * self.trie.num_levels + 256)
+            most = _COMPLETION_NODES if self.target.native is None else _NATIVE_COMPLETION_NODES
+            nodes = max(most, widest * self.trie.num_levels + 256)
             beams = complete(self.target, beams, search, self.trie, max_nodes=nodes)
             seconds = time.perf_counter() - start
         return Decoded(beams, plan, seconds)

@@ -41,11 +41,16 @@ def native_decoder(search: Search) -> NativeDecoder | None:
 
 
 def native_search(
-    search: Search, decoder: NativeDecoder, widths: Sequence[int], num_beams: int
+    search: Search,
+    decoder: NativeDecoder,
+    widths: Sequence[int],
+    num_beams: int,
+    limits: torch.Tensor | None = None,
 ) -> Beams:
     """A plain beam search that keeps `widths` beams a level; the answer is padded to `num_beams`.
 
-    `decoder` is that of `native_decoder`.
+    `decoder` is that of `native_decoder`. With `limits`, (B,) scores, prefixes that score less are
+    pruned, and the statistics count the nodes that were run; otherwise those of full levels.
 
     Raises:
         NonFiniteError: as `beam_search`.
@@ -60,7 +65,7 @@ def native_search(
             with store.lookup(version, tokens, lengths) as hit:
                 store.load(hit, cache.buffer)
                 cached = hit.cached
-        call = _Call(search, widths, num_beams, cache, cached)
+        call = _Call(search, widths, num_beams, cache, cached, limits)
         call.run(decoder)
         finite = call.finite
         if store is not None:
@@ -68,6 +73,7 @@ def native_search(
         if not all(finite):  # the error drops the cache
             raise NonFiniteError([i for i, good in enumerate(finite) if not good])
         slot = cache.bytes_per_slot
+        run = [nodes] * len(search) if limits is None else call.nodes.tolist()
         stats = [
             DecodeStats(
                 target_passes=len(widths),
@@ -76,7 +82,7 @@ def native_search(
                 kv_bytes=(length + nodes) * slot,
                 cached_tokens=kept,
             )
-            for length, kept in zip(lengths.tolist(), cached.tolist(), strict=True)
+            for length, kept, nodes in zip(lengths.tolist(), cached.tolist(), run, strict=True)
         ]
     return Beams(
         call.sequences,
@@ -96,6 +102,7 @@ class _Call:
         sequences: (B, K, L) int64 tokens of the rows; -1 for none.
         scores: (B, K).
         complete: (B,) bool, whether no other row scores more.
+        nodes: (B,) int64 beams that were run.
         finite: B flags, whether all logits were finite.
         candidate_scores: (B, C) log-probabilities of the candidates; None without any.
     """
@@ -110,6 +117,7 @@ class _Call:
         num_beams: int,
         cache: SlotCache,
         cached: NDArray[np.int64],
+        limits: torch.Tensor | None,
     ) -> None:
         """Lay out the arguments."""
         batch, self._prompts, self._trie = len(search), search.prompts, search.step.trie
@@ -120,6 +128,8 @@ class _Call:
         self.sequences = torch.empty((batch, num_beams, source.num_levels), dtype=torch.int64)
         self.scores = torch.empty((batch, num_beams))
         self.complete = torch.empty(batch, dtype=torch.bool)
+        self.nodes = torch.empty(batch, dtype=torch.int64)
+        self._limits = None if limits is None else limits.to(torch.float32).contiguous()
         self._finite = (ctypes.c_bool * batch)()
         self._allowed = _allowed(search.step.allowed, batch)
         self._dead, self._dead_count = _dead(search.step.excluded, source.num_levels)
@@ -139,6 +149,7 @@ class _Call:
             dead=_address(self._dead),
             dead_count=_address(self._dead_count),
             gains=_address(self._gains),
+            limit=None if self._limits is None else self._limits.data_ptr(),
             cache=cache.buffer.data_ptr(),
             cache_layer=cache.buffer.stride(0),
             cache_values=cache.buffer.stride(1),
@@ -147,6 +158,7 @@ class _Call:
             log_prob=self.scores.data_ptr(),
             complete=self.complete.data_ptr(),
             finite=_address(self._finite),
+            nodes=self.nodes.data_ptr(),
         )
         self._candidates = search.rows
         if search.rows is not None:

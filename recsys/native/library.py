@@ -9,7 +9,7 @@ from pathlib import Path
 
 from recsys.native.build import LIBRARY
 
-ABI = 4
+ABI = 5
 PANEL = 32
 OFF = "RECSYS_NATIVE"
 """Environment variable; 0 leaves the library unused. Tests and comparisons set it."""
@@ -93,7 +93,7 @@ class Search(ctypes.Structure):
         *((name, ctypes.c_int64) for name in ("beams", "threads")),
         *((name, INTEGERS) for name in ("token", "length", "cached", "width")),
         ("window", ctypes.c_int64 * 2),
-        *((name, ctypes.c_void_p) for name in ("allowed", "dead", "dead_count", "gains")),
+        *((name, ctypes.c_void_p) for name in ("allowed", "dead", "dead_count", "gains", "limit")),
         ("extra", ctypes.c_int64),
         *((f"extra_{name}", INTEGERS) for name in ("token", "parent", "depth", "state")),
         ("extra_logits", FLOATS),
@@ -101,7 +101,7 @@ class Search(ctypes.Structure):
         ("cache_layer", ctypes.c_int64),
         ("cache_values", ctypes.c_int64),
         *((name, ctypes.c_void_p) for name in ("workspace", "row", "sequence", "log_prob")),
-        *((name, ctypes.c_void_p) for name in ("complete", "finite")),
+        *((name, ctypes.c_void_p) for name in ("complete", "finite", "nodes")),
     ]
 
 

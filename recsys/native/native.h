@@ -7,7 +7,7 @@
 
 #include <stdint.h>
 
-enum { ABI = 4 };        /* raise it with every change of these structures */
+enum { ABI = 5 };        /* raise it with every change of these structures */
 enum { PANEL = 32 };     /* columns of a panel of packed weights */
 enum { MOST_MASKS = 2 }; /* kinds of attention masks: full and sliding */
 
@@ -76,6 +76,7 @@ typedef struct {
     const int64_t *const *dead;    /* (levels,) states that are excluded, ascending, or NULL */
     const int64_t *dead_count;     /* (levels,) how many per request */
     const float *const *gains;     /* (batch,) boosts of states, each NULL for none; NULL: none */
+    const float *limit;            /* (batch,) prefixes that score less are pruned; NULL: none */
     /* Nodes that the first pass runs besides the prompts, in the slots before those of beams:
      * (batch, extra) tokens, -1 for padding behind the last; their places among these nodes, -1 for
      * the prompt; depths from 1. `extra_logits` gets (batch, 1 + extra, vocabulary) logits of the
@@ -94,6 +95,7 @@ typedef struct {
     float *log_prob;
     /* (batch,) whether no other row scores more, and whether all logits were finite */
     uint8_t *complete, *finite;
+    int64_t *nodes; /* (batch,) beams that were run or were extra nodes; may be NULL */
 } Search;
 
 /* A sparse matrix by rows; `start` is NULL where there is none. Rows may be in any order. */

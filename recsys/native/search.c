@@ -188,6 +188,7 @@ static void add_beams(Run *run, int64_t depth, int64_t first) {
     const int64_t levels = run->trie->levels;
     for (int64_t b = 0; b < run->search->batch; b++) {
         Beams *beams = &run->beams[b];
+        if (run->search->nodes) run->search->nodes[b] += beams->count;
         for (int64_t i = 0; i < beams->count; i++) {
             int32_t *path = beams->path + i * levels;
             const int64_t extra = find_extra(run->search, b, beams->state[i], depth);
@@ -271,6 +272,8 @@ static void expand(Run *run, int64_t b, int64_t depth) {
     const int64_t dead_count = search->dead ? search->dead_count[depth] : 0;
     const int64_t *dead = dead_count ? search->dead[depth] + b * dead_count : 0;
     const float *gains = search->gains ? search->gains[b] : 0;
+    const float limit = search->limit ? search->limit[b] : -INFINITY;
+    const int inner = depth + 1 < trie->levels; /* whether children are prefixes */
     int64_t found = 0, next_dead = 0;
     for (int64_t i = 0; i < beams->count; i++) {
         const float *logits = beams->logits[i];
@@ -283,12 +286,15 @@ static void expand(Run *run, int64_t b, int64_t depth) {
             if (next_dead < dead_count && dead[next_dead] == child) continue;
             const float sum = beams->log_prob[i] + (logits[token_of(trie, child)] - total);
             const Candidate candidate = {gains ? sum + gains[child] : sum, sum, i, child};
+            if (candidate.score < limit) {
+                if (inner && candidate.score > run->rest[b]) run->rest[b] = candidate.score;
+                continue;
+            }
             found = offer(run->heap, found, width + 1, candidate);
         }
     }
     if (found > width) { /* the worst is the best that is pruned */
-        if (depth + 1 < trie->levels && run->heap[0].score > run->rest[b])
-            run->rest[b] = run->heap[0].score;
+        if (inner && run->heap[0].score > run->rest[b]) run->rest[b] = run->heap[0].score;
         run->heap[0] = run->heap[--found];
     }
     order(run->heap, found, 0);
@@ -381,6 +387,7 @@ int64_t recsys_search(const Model *model, const Trie *trie, const Search *search
     for (int64_t b = 0; b < search->batch; b++) {
         run.rest[b] = -INFINITY;
         search->finite[b] = 1;
+        if (search->nodes) search->nodes[b] = 0;
     }
     for (int64_t depth = 0; depth < trie->levels; depth++) {
         run.work.row_count = run.work.wanted_count = 0;

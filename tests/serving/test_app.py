@@ -441,7 +441,7 @@ async def test_an_item_is_shown_with_its_codes_and_attributes(client):
     }
     assert (await client.get("/v1/items/item-0")).json()["metadata"]["price"] is None  # was NaN
     is_problem(await client.get("/v1/items/item-300"), "unknown_item")
-    is_problem(await client.get("/v1/items/%ed%a0%80"), "unknown_item")
+    is_problem(await client.get("/v1/items/%ed%a0%80"), "malformed_target")
 
 
 async def test_models_are_listed(client, recommender):

@@ -119,6 +119,31 @@ async def test_targets_and_headers_are_limited(client):
     assert response.status_code == 431
 
 
+@pytest.mark.parametrize(
+    ("method", "target"),
+    [
+        ("DELETE", "/v1/users/M%FCller"),
+        ("GET", "/v1/users/caf%E9/history"),
+        ("GET", "/v1/recommendations?user=caf%E9"),
+        ("PUT", "/v1/items/caf%E9"),
+        ("GET", "/v1/users/%ED%A0%80/history"),  # half a surrogate pair
+    ],
+)
+async def test_ids_that_are_not_utf_8_are_refused(client, method, target):
+    """They became one id, so another user was erased."""
+    response = await client.request(
+        method, target, json={"title": "x"} if method == "PUT" else None
+    )
+    assert (response.status_code, response.json()["code"]) == (400, "malformed_target")
+    assert target.partition("%")[2][:2] in response.json()["detail"]
+
+
+async def test_two_authorization_headers_are_refused(client):
+    given = [("Authorization", "Bearer a"), ("Authorization", "Bearer b")]
+    response = await client.get("/v1/models", headers=given)
+    assert (response.status_code, response.json()["code"]) == (401, "unauthenticated")
+
+
 def test_work_may_leave_a_debt_that_is_paid_first(clock):
     limit = RateLimit(2.0, 3, clock=clock)
     assert limit.take("a") == 0

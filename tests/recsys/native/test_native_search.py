@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from recsys.constraint import ItemTrie
 from recsys.constraint.boost import Boost
 from recsys.constraint.mask import RowMask
-from recsys.decoding import SearchRequest, beam_search
+from recsys.decoding import SearchRequest, beam_search, complete
 from recsys.decoding import beam as plain
 from recsys.decoding.native import native_decoder, native_search
 from recsys.decoding.request import Search
@@ -114,6 +114,60 @@ def test_kept_histories_are_read_and_stored(monkeypatch):
     check_equal(*answers)
     assert sum(s.cached_tokens for s in answers[0].stats) > 0
     assert used[0] == used[1]
+
+
+@given(
+    seed=st.integers(0, 10_000),
+    items=st.sampled_from([1, 5, 60, 700]),
+    levels=st.integers(1, 5),
+    beams=st.integers(1, 12),
+    batch=st.integers(1, 4),
+    excluded=st.sampled_from([0.0, 0.5, 1.0]),
+)
+@settings(max_examples=60, deadline=None)
+def test_completed_lists_are_those_of_a_search_that_prunes_nothing(
+    seed, items, levels, beams, batch, excluded
+):
+    model, rng = MODELS["llama"], np.random.default_rng(seed)
+    trie = ItemTrie.build(random_catalog(rng, items, levels))
+    prompts = random_prompts(rng, batch, 12)
+    exclude = [np.flatnonzero(rng.random(trie.num_rows) < excluded) for _ in prompts]
+    request = SearchRequest(prompts, exclude=exclude)
+    expected = beam_search(model, request, trie, trie.num_rows)
+    found = beam_search(model, request, trie, beams)
+    best = complete(model, found, request, trie, max_nodes=4096)
+    width = min(beams, trie.num_rows)
+    assert best.certificates == ["global-exact"] * batch
+    assert torch.equal(best.rows[:, :width], expected.rows[:, :width])
+    assert torch.equal(best.scores[:, :width], expected.scores[:, :width])
+    for before, after, known in zip(found.stats, best.stats, found.is_global, strict=True):
+        assert (before == after) == bool(known)
+        assert after.target_tokens <= before.target_tokens + 4096 + 12
+
+
+def test_a_completion_without_room_leaves_the_answer(monkeypatch):
+    model, rng = MODELS["llama"], np.random.default_rng(3)
+    trie = ItemTrie.build(random_catalog(rng, 700, 4))
+    prompts = random_prompts(rng, 6, 12)
+    found = beam_search(model, prompts, trie, 2)
+    assert not found.is_global.all()
+    same = complete(model, found, prompts, trie, pass_nodes=1, max_nodes=7)
+    still = ~same.is_global
+    assert still.any()
+    assert torch.equal(same.rows[still], found.rows[still])
+    assert torch.equal(same.scores[still], found.scores[still])
+
+
+def test_boosted_lists_are_completed_by_steps():
+    model, rng = MODELS["llama"], np.random.default_rng(4)
+    trie = ItemTrie.build(random_catalog(rng, 300, 4))
+    prompts = random_prompts(rng, 1, 12)
+    boost = Boost.of(trie, (3.0 * rng.standard_normal(300)).astype(np.float32))
+    request = SearchRequest(prompts, boosts=[boost])
+    expected = beam_search(model, request, trie, trie.num_rows)
+    best = complete(model, beam_search(model, request, trie, 3), request, trie)
+    assert best.certificates == ["global-exact"]
+    assert torch.equal(best.rows, expected.rows[:, :3])
 
 
 def test_several_threads_change_no_bit():
