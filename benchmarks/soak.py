@@ -69,6 +69,7 @@ from recsys.serving.catalog_changes import _apply, item_of
 from recsys.serving.schemas.common import MAX_HISTORY
 from recsys.serving.schemas.recommendations import RecommendationsRequest
 from recsys.serving.stores import open_store
+from recsys.serving.stores.records import TypedHistory
 
 USERS = 400  # at any time
 FIRST, LAST = 5, 50  # events that a user begins with, and with which another user comes instead
@@ -179,7 +180,8 @@ class Oracle:
         requests = []
         for wire, history in wires:
             types = [] if wire.history is not None else ["view"] * len(history)
-            requests.append(answers.to_request(wire, history[-MAX_HISTORY:], types[-MAX_HISTORY:]))
+            latest = TypedHistory(history, types).latest(MAX_HISTORY)
+            requests.append(answers.to_request(wire, latest))
         results: list[RecommendResult] = state.recommender.recommend_batch(requests)
         model: Any = SimpleNamespace(ref=lambda alias, number: None)
         return [

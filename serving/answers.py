@@ -22,6 +22,7 @@ from recsys.serving.schemas.recommendations import (
     RecommendedItem,
     Timing,
 )
+from recsys.serving.stores.records import TypedHistory
 from recsys.serving.worker import Done
 
 BARE_PROMPT = "the model answered from the bare prompt, as for any new user"
@@ -45,15 +46,16 @@ _OF_THE_MODEL: dict[str, Any] = {
 
 def to_request(
     body: RecommendationsRequest,
-    history: Sequence[str],
-    types: Sequence[str | None] = (),
-    disliked: Sequence[str] = (),
+    history: TypedHistory,
 ) -> RecommendRequest:
     """The library's request; a `ValueError` names fields that exclude each other.
 
-    `types` are those of the history's events; empty if none are known. Items that the user dislikes
-    are excluded.
+    Items that the user dislikes are excluded, and those of purchases before the history's events
+    unless the request wants items that were seen.
     """
+    excluded = [*body.exclude_items, *history.disliked]
+    if body.exclude_seen:
+        excluded.extend(history.bought)
     given: dict[str, Any] = {}
     if body.filter is not None:
         given["filter"] = body.filter
@@ -62,16 +64,16 @@ def to_request(
     if body.blend is not None:
         given["blend"] = body.blend
     return RecommendRequest(
-        history,
+        history.items,
         diversity.pool(body.k) if body.diversity else body.k,
         body.exclude_seen,
-        [*body.exclude_items, *disliked],
+        excluded,
         guarantee=body.guarantee,
         seed=body.seed,
         temperature=body.temperature,
         mode=body.mode,
         trace="trace" in body.include,
-        history_types=types,
+        history_types=history.types,
         **given,
     )
 

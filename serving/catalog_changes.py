@@ -102,12 +102,13 @@ class Shelf:
         order = np.lexsort(codes.T[::-1])
         return cls(epoch, rows[order], codes[order])
 
-    def page(self, prefix: Sequence[int], text: str, start: int, limit: int) -> ItemPage:
-        """A page of the items with this prefix whose id or title contains the text."""
-        first, last = 0, len(self.rows)
-        for level, code in enumerate(prefix):
-            column = self.codes[first:last, level]
-            first, last = first + np.searchsorted(column, [code, code + 1])
+    def page(self, prefix: Sequence[int], text: str, cursor: str, limit: int) -> ItemPage:
+        """A page of the items with this prefix whose id or title contains the text.
+
+        `cursor` names the last item of the page before, by its codes and its row. It is a position
+        in the order, so items that come or go between two pages move no others.
+        """
+        first, last = self._range(prefix)
         places = np.arange(first, last)
         if text:
             found = self._containing(text)
@@ -119,15 +120,34 @@ class Shelf:
                 Branch(code=c, items=n)
                 for c, n in zip(codes.tolist(), counts.tolist(), strict=True)
             ]
-        shown = self.rows[places[start : start + limit]].tolist()
-        end = start + len(shown)
+        start = np.searchsorted(places, self._after(cursor)) if cursor else 0
+        end = start + limit
+        shown = self.rows[places[start:end]].tolist()
         return ItemPage(
             items=[item_of(self.epoch.catalog, row) for row in shown],
             total=len(places),
-            next=str(end) if shown and end < len(places) else None,
+            next=self._cursor(places[end - 1]) if end < len(places) else None,
             prefix=list(prefix),
             children=children,
         )
+
+    def _range(self, prefix: Sequence[int]) -> tuple[int, int]:
+        """Places of the items with these first codes; without any, that where they would be."""
+        first, last = 0, len(self.rows)
+        for level, code in enumerate(prefix):
+            if first < last:
+                bounds = np.searchsorted(self.codes[first:last, level], [code, code + 1])
+                first, last = (bounds + first).tolist()
+        return first, last
+
+    def _cursor(self, place: int) -> str:
+        return f"{'.'.join(map(str, self.codes[place].tolist()))}-{self.rows[place]}"
+
+    def _after(self, cursor: str) -> int:
+        """The first place behind a cursor; items of equal codes are in the order of their rows."""
+        codes, row = cursor.split("-")
+        first, last = self._range([int(code) for code in codes.split(".")][: self.codes.shape[1]])
+        return first + int(np.searchsorted(self.rows[first:last], int(row), side="right"))
 
     def _containing(self, text: str) -> NDArray[np.bool_]:
         """(items,) whether the id or the title contains the text."""
@@ -170,7 +190,7 @@ class CatalogChanges:
         prefix = [int(code) for code in query.prefix.replace(",", ".").split(".") if code]
         with self._models.lease(query.model) as model:
             return await self._reads(
-                self._page, model.recommender, prefix, query.q, int(query.cursor or 0), query.limit
+                self._page, model.recommender, prefix, query.q, query.cursor, query.limit
             )
 
     async def upsert(self, items: Sequence[NewItemBody]) -> tuple[int, list[DescribedItem]]:
@@ -336,13 +356,13 @@ class CatalogChanges:
         return there
 
     def _page(
-        self, recommender: Recommender, prefix: list[int], text: str, start: int, limit: int
+        self, recommender: Recommender, prefix: list[int], text: str, cursor: str, limit: int
     ) -> ItemPage:
         epoch = recommender.epoch
         shelf = self._shelves.get(recommender)
         if shelf is None or shelf.epoch is not epoch:
             shelf = self._shelves[recommender] = Shelf.of(epoch)
-        return shelf.page(prefix[: epoch.catalog.codes.shape[1]], text, start, limit)
+        return shelf.page(prefix[: epoch.catalog.codes.shape[1]], text, cursor, limit)
 
     async def _keep(self, records: list[dict[str, Any]]) -> None:
         for model in self._models.loaded:

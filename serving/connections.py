@@ -22,7 +22,9 @@ no limit of headers and accepts two `Host` headers.
 import asyncio
 import json
 import math
+import re
 import resource
+import sys
 import time
 from collections import Counter
 from functools import partial
@@ -43,6 +45,7 @@ DRAIN_S = 1.0
 PAUSE_S, MALFORMED_S = 0.1, 1.0
 MAX_HEAD = 32 * 1024  # in bytes; the limits of `Guard` are lower
 FREE_PIECES, PIECE = 100, 64  # pieces of a body of any size; mean bytes of the pieces after them
+ABSOLUTE = re.compile(rb"https?://([^/?#]*)", re.IGNORECASE)
 OWN_FILES = 64  # files that the process needs besides connections
 
 
@@ -127,6 +130,24 @@ class Connections:
         return False
 
 
+def _of_origin(request: h11.Request) -> h11.Request:
+    """A request for `http://host/path`, as proxies send it, in the form `/path` (RFC 9112, 3.2.2).
+
+    The host of the target replaces that of the headers.
+    """
+    found = ABSOLUTE.match(request.target)
+    if found is None:
+        return request
+    headers = [(name, value) for name, value in request.headers if name != b"host"]
+    path = request.target[found.end() :]
+    return h11.Request(
+        method=request.method,
+        target=path if path.startswith(b"/") else b"/" + path,
+        headers=[(b"host", found[1]), *headers],
+        http_version=request.http_version,
+    )
+
+
 class Messages(h11.Connection):
     """The messages of a connection, which is told when a request begins and ends."""
 
@@ -139,6 +160,7 @@ class Messages(h11.Connection):
         """The next event of the client; `RemoteProtocolError` for a body in too many pieces."""
         event = super().next_event()
         if isinstance(event, h11.Request):
+            event = _of_origin(event)
             self._pieces = self._bytes = 0
             self._owner.begin()
         elif isinstance(event, h11.Data):
@@ -208,13 +230,19 @@ class Connection(H11Protocol):
         await self._meter.run(self._answer(*call))
 
     def send_400_response(self, msg: str) -> None:
-        """What was read is not HTTP."""
+        """What was read is not HTTP, or its head is too large: called while that is handled."""
         self._limits.is_malformed(self.address, self.loop.time())
         self.drop_request()  # its answer is this one
-        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
-            super().send_400_response(msg)
-        else:  # it has an answer already, or a part of it
-            self.transport.close()
+        if self.conn.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
+            self.transport.close()  # it has an answer already, or a part of it
+            return
+        error = sys.exception()
+        hint = getattr(error, "error_status_hint", None)
+        if hint == HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE:
+            self._refuse("headers_too_large", f"The head has more than {MAX_HEAD:,} bytes.")
+        else:
+            why = str(error)[:200]
+            self._refuse("malformed_request", f"What was sent is not an HTTP/1.1 request: {why}.")
 
     def pause_writing(self) -> None:
         """The client does not read."""
@@ -297,10 +325,15 @@ class Connection(H11Protocol):
         if is_body:
             self.cycle.scope["state"]["answered"] = HTTPStatus.REQUEST_TIMEOUT.value  # for the log
         self.drop_request()
-        error = ProblemError("request_timeout", "The request did not arrive in time.")
+        self._refuse("request_timeout", "The request did not arrive in time.")
+
+    def _refuse(self, code: str, detail: str) -> None:
+        """Answer with a problem, past the application and h11, and close the connection."""
+        error = ProblemError(code, detail)
         body = json.dumps(problem_body(error, None)).encode()
+        status = HTTPStatus(error.status_code)
         head = (
-            f"HTTP/1.1 408 Request Timeout\r\nContent-Type: {MEDIA_TYPE}\r\n"
+            f"HTTP/1.1 {status.value} {status.phrase}\r\nContent-Type: {MEDIA_TYPE}\r\n"
             f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n"
         )
         self.transport.write(head.encode() + body)

@@ -33,7 +33,7 @@ from recsys.serving.models import (
     UnsupportedError,
 )
 from recsys.serving.rules import RuleInUseError, RuleReferenceError, UnknownRuleError
-from recsys.serving.schemas.common import NO_CONTROLS, InvalidField
+from recsys.serving.schemas.common import PATTERNS, InvalidField
 from recsys.serving.service import InvalidError, NotReadyError, UnknownUserError
 from recsys.serving.stores.records import StoreError
 from recsys.serving.tenants import LongIdError
@@ -53,6 +53,7 @@ class Kind:
 
 KINDS = {
     "malformed_body": Kind(400, "The body is not valid JSON"),
+    "malformed_request": Kind(400, "What was sent is not an HTTP/1.1 request"),
     "ambiguous_length": Kind(400, "The length of the body is ambiguous"),
     "unknown_host": Kind(400, "The host name is not one of this service"),
     "malformed_target": Kind(400, "The path or the query is not UTF-8"),
@@ -291,6 +292,7 @@ def _sentence(entry: Mapping[str, Any]) -> str:
         return "unknown field"
     if entry["type"] in ("model_type", "missing") and len(entry["loc"]) == 1:
         return "a JSON object is required"
-    if entry["type"] == "string_pattern_mismatch" and NO_CONTROLS in entry["msg"]:
-        return "an id must not have control characters (U+0000 to U+001F, U+007F)"
+    if entry["type"] == "string_pattern_mismatch":
+        pattern = entry["msg"].partition("'")[2].removesuffix("'")
+        return f"want {PATTERNS.get(pattern, 'the cursor of an earlier answer')}"
     return str(entry["msg"]).removeprefix("Value error, ")

@@ -176,7 +176,7 @@ class Lists:
         options = {
             "history": history.items,
             "history_types": history.types,
-            "exclude_items": history.disliked,
+            "exclude_items": [*history.disliked, *history.bought],
         }
         return await self._list("because-viewed", query, wanted, rank, options)
 

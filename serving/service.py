@@ -440,7 +440,7 @@ class Service:
         """The library's request; what takes long is made on a helper thread, with its masks."""
 
         def make() -> RecommendRequest:
-            request = apply_rules(answers.to_request(body, *history), rules.values())
+            request = apply_rules(answers.to_request(body, history), rules.values())
             if not is_plain:
                 model.recommender.eligible(request)
             return request

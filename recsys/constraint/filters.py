@@ -44,12 +44,16 @@ _BOUNDS = ("gt", "gte", "lt", "lte")
 
 @dataclass(frozen=True)
 class _Clause:
-    """A condition on one attribute; `at` is its path in the expression, for messages."""
+    """A condition on one attribute.
+
+    For messages: `at` is its path in the expression, and `written` the name of its test there.
+    """
 
     key: str
     test: str
     values: tuple[Any, ...]
     at: str
+    written: str
 
     @cached_property
     def canonical(self) -> str:
@@ -85,9 +89,8 @@ class _Clause:
 
     def _check(self, column: Column, kind: Kind, because: str) -> None:
         if column.kind != kind:
-            raise FilterError(
-                f"{self.at}.{self.test}: {because}, but attribute {self.key!r} is a {column.kind}"
-            )
+            found = f"attribute {self.key!r} is a {column.kind}"
+            raise FilterError(f"{self.at}.{self.written}: {because}, but {found}")
 
 
 @dataclass(frozen=True)
@@ -282,7 +285,7 @@ class _Parser:
         if len(tests) != 1:
             raise FilterError(f"{at}: want exactly one of {_or(_TESTS)}, got {len(tests)}")
         test, at_test = tests[0], f"{at}.{tests[0]}"
-        return _Clause(key, *self._test(test, value[test], at_test), at)
+        return _Clause(key, *self._test(test, value[test], at_test), at, test)
 
     def _test(self, test: str, value: Any, at: str) -> tuple[str, tuple[Any, ...]]:
         if test == "match":

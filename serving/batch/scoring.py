@@ -70,8 +70,8 @@ class Scorer:
         for place, (history, note) in enumerate(zip(histories, notes, strict=True)):
             if history is None and not body.fallback:
                 continue  # the endpoint's 404
-            items, types, disliked = history or TypedHistory([], [])
-            request = answers.to_request(body, items[-MAX_HISTORY:], types[-MAX_HISTORY:], disliked)
+            latest = (history or TypedHistory([], [])).latest(MAX_HISTORY)
+            request = answers.to_request(body, latest)
             if note is not None and falls_back:
                 found[place] = _listed(self._recommender.fallback(request).recommendations)
             else:

@@ -16,10 +16,25 @@ CHAMPION = "champion"
 # An id is any text without control characters: PostgreSQL cannot store NUL, and the others are
 # mistakes that no log or terminal shows.
 NO_CONTROLS = r"^[^\x00-\x1F\x7F]+$"
+NAME = r"^[a-z0-9][a-z0-9_-]{0,63}$"
+BUNDLE_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$"
+EVENT_TYPE = r"^[^\W_][\w -]{0,31}$"
+WEIGHT = r"^[^\W_][\w -]{0,31}:[0-9]{1,6}(\.[0-9]{1,6})?$"
+# Not \d, which is a digit of any script, some of them newer than Python's.
+CODES = r"^([0-9]{1,6}([.,][0-9]{1,6}){0,31})?$"
+PATTERNS = {  # what they stand for, in errors
+    NO_CONTROLS: "an id without control characters (U+0000 to U+001F, U+007F)",
+    NAME: "a name: up to 64 of a to z, 0 to 9, _ and -, the first a letter or a digit",
+    BUNDLE_NAME: "a bundle's name: up to 128 letters, digits, ., _ and -, the first a letter or a "
+    "digit",
+    EVENT_TYPE: "a type: up to 32 letters, digits, spaces, _ and -, the first a letter or a digit",
+    WEIGHT: "a type and its weight, such as purchase:3",
+    CODES: "the first codes of a semantic ID, such as 3.0",
+}
 Id = Annotated[str, StringConstraints(min_length=1, max_length=MAX_ID, pattern=NO_CONTROLS)]
 ItemId = Id
 UserId = Id
-AliasName = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9_-]{0,63}$")]
+AliasName = Annotated[str, StringConstraints(pattern=NAME)]
 K = Annotated[int, Field(ge=1, le=MAX_K, description="Number of items to return.")]
 # In a body, the first invalid entry of a list is reported: a million of them would take seconds.
 First = Field(fail_fast=True)

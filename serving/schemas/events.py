@@ -14,14 +14,14 @@ from pydantic import (
     WithJsonSchema,
 )
 
-from recsys.serving.schemas.common import Answer, Body, First, Id, Query
+from recsys.serving.schemas.common import EVENT_TYPE, Answer, Body, First, Id, Query
 from recsys.serving.stores.records import Event, StoredEvent, content_digest
 from recsys.serving.tenants import MAX_ID
 
 MAX_EVENTS = 5_000
 MAX_PAGE = 1_000
 EventType = Annotated[
-    str, StringConstraints(pattern=r"^[^\W_][\w -]{0,31}$", strip_whitespace=True, to_lower=True)
+    str, StringConstraints(pattern=EVENT_TYPE, strip_whitespace=True, to_lower=True)
 ]
 LATEST_S = 4_102_444_800  # the year 2100; larger values are usually milliseconds
 

@@ -4,14 +4,14 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, Field, StringConstraints, model_validator
 
-from recsys.serving.schemas.common import AliasName, Answer, Body
+from recsys.serving.schemas.common import NAME, AliasName, Answer, Body
 from recsys.serving.schemas.events import EventType
 
 MAX_ARMS = 5
 MIN_SHARE = 0.01  # the interval is as wide as the smallest share is small
 ExperimentName = Annotated[
     str,
-    StringConstraints(pattern=r"^[a-z0-9][a-z0-9_-]{0,63}$"),
+    StringConstraints(pattern=NAME),
     Field(examples=["homepage"]),
 ]
 

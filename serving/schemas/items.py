@@ -2,10 +2,20 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    StringConstraints,
+    ValidationError,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
+)
+from pydantic_core import PydanticCustomError
 
 from recsys.serving.schemas.common import (
     CHAMPION,
+    CODES,
     MAX_K,
     Alias,
     Answer,
@@ -24,7 +34,20 @@ MAX_UPSERT = 1_000
 MAX_RANK = 1_000
 _Word = Annotated[str, StringConstraints(max_length=1_000)]
 _Scalar = bool | int | float | _Word
-Attribute = _Scalar | Annotated[list[_Scalar], First] | None
+
+
+def _attribute(value: object, check: ValidatorFunctionWrapHandler) -> object:
+    """Report a value that is of no kind once, and not for each kind that it might be of."""
+    try:
+        return check(value)
+    except ValidationError:
+        raise PydanticCustomError("attribute", _WANTED) from None
+
+
+_WANTED = (
+    "want text of at most 1000 characters, a finite number, true, false, a list of these, or null"
+)
+Attribute = Annotated[_Scalar | Annotated[list[_Scalar], First] | None, WrapValidator(_attribute)]
 
 
 class Item(Answer):
@@ -52,21 +75,18 @@ class DescribedItem(Item):
 class ItemQuery(Query):
     """Query parameters of a page of the catalog."""
 
-    # Not \d, which is a digit of any script, some of them newer than Python's.
-    prefix: Annotated[str, StringConstraints(pattern=r"^([0-9]{1,6}([.,][0-9]{1,6}){0,31})?$")] = (
-        Field(
-            "",
-            description="First codes of the semantic ID, with dots: `3.0`.",
-            examples=["3", "3.0"],
-        )
+    prefix: Annotated[str, StringConstraints(pattern=CODES)] = Field(
+        "",
+        description="First codes of the semantic ID, with dots: `3.0`.",
+        examples=["3", "3.0"],
     )
     q: Annotated[str, StringConstraints(max_length=200)] = Field(
         "", description="Text that the id or the title contains, case-insensitive."
     )
     limit: int = Field(50, ge=1, le=MAX_PAGE, description="Items per page.")
-    cursor: Annotated[str, StringConstraints(pattern=r"^[0-9]{0,18}$")] = Field(
-        "", description="`next` of the previous page."
-    )
+    cursor: Annotated[
+        str, StringConstraints(pattern=r"^([0-9]{1,9}([.][0-9]{1,9}){0,31}-[0-9]{1,9})?$")
+    ] = Field("", description="`next` of the previous page.", examples=["3.0.1-17"])
     model: Alias = CHAMPION
 
 
@@ -83,7 +103,7 @@ class ItemPage(Answer):
     items: list[Item]
     total: int = Field(description="Number of matches on all pages.", examples=[38])
     next: str | None = Field(
-        description="Cursor of the next page; null on the last.", examples=["1"]
+        description="Cursor of the next page; null on the last.", examples=["3.0.1-17"]
     )
     prefix: list[int] = Field(examples=[[3, 0]])
     children: list[Branch] = Field(description="Codes that follow the prefix.")

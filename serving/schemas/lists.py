@@ -6,6 +6,7 @@ from pydantic import BaseModel, Field, StringConstraints, model_validator
 
 from recsys.serving.schemas.common import (
     CHAMPION,
+    WEIGHT,
     Alias,
     Answer,
     ItemId,
@@ -36,7 +37,7 @@ FilterText = Annotated[
 Weight = Annotated[
     str,
     StringConstraints(
-        pattern=r"^[^\W_][\w -]{0,31}:[0-9]{1,6}(\.[0-9]{1,6})?$",
+        pattern=WEIGHT,
         strip_whitespace=True,
         to_lower=True,
     ),

@@ -4,12 +4,10 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, StringConstraints, model_validator
 
-from recsys.serving.schemas.common import AliasName, Answer, Body, ModelRef
+from recsys.serving.schemas.common import BUNDLE_NAME, AliasName, Answer, Body, ModelRef
 from recsys.serving.schemas.rules import RuleNames
 
-BundleName = Annotated[
-    str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$", max_length=128)
-]
+BundleName = Annotated[str, StringConstraints(pattern=BUNDLE_NAME, max_length=128)]
 
 
 class ModelInfo(ModelRef):

@@ -5,15 +5,13 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, Field, StringConstraints, model_validator
 
 from recsys.arguments import MOST_CAPS, MOST_PINS
-from recsys.serving.schemas.common import MAX_K, Answer, Body, Id, ItemId, Query
+from recsys.serving.schemas.common import MAX_K, NAME, Answer, Body, Id, ItemId, Query
 from recsys.serving.schemas.filters import EXAMPLE, MAX_BOOSTS, Boost, Filter
 
 MAX_RULES = 16  # of one request, or of one alias
 MAX_CHANGES = 1_000
 MAX_PAGE = 200
-RuleName = Annotated[
-    str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9_-]{0,63}$"), Field(examples=["summer"])
-]
+RuleName = Annotated[str, StringConstraints(pattern=NAME), Field(examples=["summer"])]
 RuleNames = Annotated[list[RuleName], Field(max_length=MAX_RULES)]
 _BURY: dict[str, Any] = {
     "filter": {"must": [{"key": "brand", "match": "Acme"}]},

@@ -118,7 +118,7 @@ class HistoryCache:
         if not self._usable():
             return Look()
         user_key, all_key = self._user_key(user_id), f"{self._prefix}all"
-        key = f"{user_key}:typed:{limit}"
+        key = f"{user_key}:history:{limit}"
         try:
             *tokens, kept = self._redis.mget(all_key, user_key, key)
             if None in tokens:
@@ -137,8 +137,7 @@ class HistoryCache:
             if kept_token == token:
                 if history is None:
                     return Look(True)
-                items, types, *disliked = history
-                return Look(True, TypedHistory(items, types, tuple(*disliked)))
+                return Look(True, TypedHistory(*history))
         return Look(key=key, token=token)
 
     def _usable(self) -> bool:

@@ -222,7 +222,7 @@ async def test_metadata_and_timing_are_included_on_request(client):
         ({"history": [], "include": ["all"]}, "/include/0", "'trace' or 'explanation'"),
         ({"history": [], "k": 10**400}, "/k", "less than or equal to 200"),
         ({"history": [], "seed": -1}, "/seed", "greater than or equal to 0"),
-        ({"history": [], "model": "../x"}, "/model", "pattern"),
+        ({"history": [], "model": "../x"}, "/model", "want a name: up to 64 of a to z"),
         ({"history": [], "boosts": [{"filter": {}}]}, "/boosts/0/weight", "required"),
         ({"history": [], "top": 5}, "/top", "unknown field"),
         ({"history": [], "a/b~c": 5}, "/a~1b~0c", "unknown field"),

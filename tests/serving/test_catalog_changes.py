@@ -46,6 +46,37 @@ async def test_the_catalog_is_browsed_by_prefix_and_page(client):
     assert (await client.get("/v1/items?prefix=9")).json()["total"] == 0
 
 
+@pytest.mark.parametrize("q", ["", "item"])
+async def test_pages_join_while_items_come_and_go(client, q):
+    shown, cursor = [], ""
+    for step in range(100):
+        found = await client.get("/v1/items", params={"limit": 7, "cursor": cursor, "q": q})
+        page = found.json()
+        shown += [item["item_id"] for item in page["items"]]
+        cursor = page["next"]
+        if cursor is None:
+            break
+        if step % 2:  # one that was shown, and one that is not yet
+            assert (await client.delete(f"/v1/items/{shown[-1]}")).status_code == 204
+            assert (await client.delete(f"/v1/items/item-{299 - step}")).status_code == 204
+        else:  # it has the codes of an item that was shown, and its place
+            new = {"title": "New", "like": shown[0]}
+            assert (await client.put(f"/v1/items/item-new-{step}", json=new)).status_code == 200
+    gone = {f"item-{299 - step}" for step in range(1, 100, 2)}
+    assert len(set(shown)) == len(shown)
+    assert {f"item-{i}" for i in range(300)} - set(shown) <= gone
+    assert not any("new" in item for item in shown[7:])
+
+
+@pytest.mark.parametrize("value", [{"a": 1}, [["x"]], "x" * 1001, [1, None]])
+async def test_an_attribute_of_no_kind_is_reported_once(client, value):
+    body = {"title": "A", "like": "item-1", "attributes": {"price": value}}
+    answer = await client.put("/v1/items/new", json=body)
+    (error,) = answer.json()["errors"]
+    assert (answer.status_code, error["pointer"]) == (422, "/attributes/price")
+    assert error["detail"].startswith("want text of at most 1000 characters, a finite number")
+
+
 async def test_the_catalog_is_searched_by_words_in_any_case(client):
     page = (await client.get("/v1/items", params={"q": "NO. 29"})).json()
     assert page["total"] == 11  # 29 and 290 to 299
@@ -56,7 +87,17 @@ async def test_the_catalog_is_searched_by_words_in_any_case(client):
 
 @pytest.mark.parametrize(
     "query",
-    ["prefix=a", "prefix=1..2", "limit=0", "cursor=-1", "page=2", "cursor=\U00010d41", "prefix=٣"],
+    [
+        "prefix=a",
+        "prefix=1..2",
+        "limit=0",
+        "cursor=-1",
+        "cursor=1",
+        "cursor=1.-2",
+        "page=2",
+        "cursor=\U00010d41",
+        "prefix=٣",
+    ],
 )
 async def test_an_invalid_query_is_reported(client, query):
     assert code(await client.get(f"/v1/items?{query}")) == (422, "invalid_request")

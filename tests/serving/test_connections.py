@@ -78,6 +78,14 @@ async def answer(reader):
     return int(head.split()[1]), headers, body
 
 
+async def problem(reader):
+    status, headers, body = await answer(reader)
+    assert headers["content-type"] == "application/problem+json"
+    found = json.loads(body)
+    assert found["status"] == status
+    return status, found["code"]
+
+
 async def test_endless_headers_end_the_connection(settings):
     async with listening(settings) as found:
         reader, writer = await connect(found)
@@ -95,14 +103,58 @@ async def test_a_head_that_arrives_as_a_whole_is_limited_too(settings):
     async with listening(settings) as found:
         reader, writer = await connect(found)
         writer.write(b"GET / HTTP/1.1\r\nHost: localhost\r\n" + b"a: b\r\n" * 20_000 + b"\r\n")
-        assert (await rest(reader)).startswith(b"HTTP/1.1 400 ")
+        assert await problem(reader) == (431, "headers_too_large")
 
 
 async def test_two_host_headers_are_refused_before_the_application(settings):
     async with listening(settings) as found:
         reader, writer = await connect(found)
         writer.write(b"GET / HTTP/1.1\r\nHost: localhost\r\nHost: evil.example\r\n\r\n")
-        assert (await rest(reader)).startswith(b"HTTP/1.1 400 ")
+        assert await problem(reader) == (400, "malformed_request")
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        b"no HTTP\r\n\r\n",
+        b"GET / HTTP/1.1\r\n\r\n",  # without a host
+        b"GET / HTTP/1.1\r\nHost: a\r\n folded: b\r\nna me: c\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost: a\r\nContent-Length: x\r\n\r\n",
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n",  # TLS
+        HEAD + b"Transfer-Encoding: chunked\r\n\r\nno chunk\r\n",
+    ],
+)
+async def test_what_is_not_http_is_refused_with_a_problem(settings, request_):
+    async with listening(settings) as found:
+        reader, writer = await connect(found)
+        writer.write(request_)
+        assert await problem(reader) == (400, "malformed_request")
+        assert await rest(reader) == b""
+
+
+@pytest.mark.parametrize(
+    ("target", "path"),
+    [
+        (b"http://shop.example:8000/a/b?c=d", ("/a/b", b"c=d")),
+        (b"HTTPS://shop.example:8000", ("/", b"")),
+        (b"http://shop.example:8000?c=/d", ("/", b"c=/d")),
+        (b"/http://evil.example/", ("/http://evil.example/", b"")),
+    ],
+)
+async def test_absolute_targets_are_those_of_their_host(settings, target, path):
+    seen = []
+
+    async def note(scope, receive, send):
+        hosts = [value for name, value in scope["headers"] if name == b"host"]
+        seen.append((scope["path"], scope["query_string"], hosts))
+        await refuse(scope, receive, send)
+
+    async with listening(settings, note) as found:
+        reader, writer = await connect(found)
+        writer.write(b"GET " + target + b" HTTP/1.1\r\nHost: other.example\r\n\r\n")
+        assert (await answer(reader))[0] == 200
+    host = b"other.example" if target.startswith(b"/") else b"shop.example:8000"
+    assert seen == [(*path, [host])]
 
 
 async def test_idle_connections_are_closed(settings, monkeypatch):

@@ -7,6 +7,7 @@ import time
 import pytest
 
 from recsys.serving import answers
+from recsys.serving import service as service_module
 from recsys.serving.api import events as events_api
 from recsys.serving.errors import KINDS
 from recsys.serving.schemas.events import MAX_EVENTS
@@ -122,7 +123,7 @@ async def test_bad_lines_and_bodies_are_reported_and_not_stored(client):
     [
         ("user", "", "at least 1"),
         ("item", "a\0b", "control characters"),
-        ("type", "Buy now!", "match pattern"),
+        ("type", "Buy now!", "want a type: up to 32 letters"),
         ("timestamp", "2026-01-01T00:00:00", "no time zone"),
         ("timestamp", "yesterday", "neither a number nor a time"),
         ("timestamp", 1_700_000_000_000, "not milliseconds"),
@@ -290,9 +291,9 @@ async def test_the_types_of_events_reach_the_recommender(client, monkeypatch):
     asked = []
     plain = answers.to_request
 
-    def spy(body, history, types=(), disliked=()):
-        asked.append((list(history), list(types)))
-        return plain(body, history, types, disliked)
+    def spy(body, history):
+        asked.append((list(history.items), list(history.types)))
+        return plain(body, history)
 
     monkeypatch.setattr(answers, "to_request", spy)
     await post(
@@ -316,6 +317,25 @@ async def test_the_types_of_events_reach_the_recommender(client, monkeypatch):
     )
 
 
+async def test_a_purchase_long_ago_is_not_recommended_again(client, monkeypatch):
+    monkeypatch.setattr(service_module, "MAX_HISTORY", 3)
+    first = (await client.post("/v1/recommendations", json={"history": ["item-7"]})).json()
+    best, second = (item["item_id"] for item in first["items"][:2])
+    ago = [("order", best), ("view", second), ("order", "item-8")]
+    events = [*ago, ("view", "item-9"), ("view", "item-9"), ("view", "item-7")]
+    await post(client, *({"user": "eva", "item": item, "type": name} for name, item in events))
+
+    async def ask(**options):
+        answer = await client.post("/v1/recommendations", json={"user": "eva", **options})
+        return {item["item_id"] for item in answer.json()["items"]}
+
+    everything = await ask(k=200, exclude_seen=False)
+    assert {best, second, "item-8"} <= everything
+    listed = await ask(k=200)
+    assert second in listed
+    assert not listed & {best, "item-8"}
+
+
 async def test_what_a_user_dislikes_is_not_recommended_to_them(client):
     async def ask() -> list[str]:
         answer = await client.post("/v1/recommendations", json={"user": "eva", "k": 5})
@@ -333,9 +353,9 @@ async def test_negative_events_of_a_request_are_no_history(client, monkeypatch, 
     asked = []
     plain = answers.to_request
 
-    def spy(body, history, types=(), disliked=()):
-        asked.append((list(history), list(types), list(disliked)))
-        return plain(body, history, types, disliked)
+    def spy(body, history):
+        asked.append((list(history.items), list(history.types), list(history.disliked)))
+        return plain(body, history)
 
     monkeypatch.setattr(answers, "to_request", spy)
     body = {"history": ["item-7", "item-3", "item-4"], "history_types": [name, "view", None]}

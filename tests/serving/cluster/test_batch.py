@@ -22,7 +22,7 @@ from recsys.errors import ArtifactError, ConfigError, DataError, RecsysError
 from recsys.interactions import Behaviour, Histories, Interactions
 from recsys.recommender import Recommender, RecommendRequest
 from recsys.retrieval import ItemItem, Reranker, Retrieval, decayed_counts
-from recsys.serving.batch import workers
+from recsys.serving.batch import scoring, workers
 from recsys.serving.batch.job import Job
 from recsys.serving.batch.output import Output
 from recsys.serving.batch.run import score
@@ -308,13 +308,27 @@ async def test_typed_histories_are_those_of_the_store(tmp_path, parts):
     chosen = write_users(tmp_path / "c.parquet", [*"abcd"], None)
     ids, histories = open_users(chosen, tmp_path / "data").read(0, 4)
     wanted = [
-        (["x"], ["view"], ("y",)), (["x", "z"], ["purchase", "view"], ()), None, ([], [], ("x",)),
+        (["x"], ["view"], ("y",), ()), (["x", "z"], ["purchase", "view"], (), ()), None,
+        ([], [], ("x",), ()),
     ]  # fmt: skip
     assert histories == wanted
     store = open_store(tmp_path / "store.db")
     store.seed(tmp_path / "data")
     assert [await store.typed_history(user, 10) for user in ids] == histories
     store.close()
+
+
+def test_items_before_the_latest_are_left_out(bundles, tmp_path, monkeypatch):
+    monkeypatch.setattr(scoring, "MAX_HISTORY", 2)
+    history = ["B0005", "B0009", "B0005", "B0003", "B0004"]
+    users = write_users(tmp_path / "u.parquet", ["ada"], [history])
+    found = Scorer(Job(bundles / "one", users, None, {"k": 200})).part(0)
+    (listed,) = found["item_id"].to_pylist()
+    short = write_users(tmp_path / "s.parquet", ["ada"], [history[-2:]])
+    usual = Scorer(Job(bundles / "one", short, None, {"k": 200})).part(0)["item_id"].to_pylist()[0]
+    assert {"B0005", "B0009"} & set(usual)
+    assert listed[:50] == [item for item in usual if item not in history][:50]
+    assert not set(history) & set(listed)
 
 
 def test_malformed_users_are_reported(tmp_path):

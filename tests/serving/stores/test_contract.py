@@ -124,6 +124,21 @@ async def test_what_was_disliked_long_ago_is_known_and_takes_no_place(location, 
     assert await opened(location, not_history=()).history("ada", 2) == ["f", "a"]
 
 
+async def test_purchases_behind_the_latest_events_are_known(location, opened, event):
+    store = opened(location)
+    kinds = ["order", "view", "Kauf", "order_failed", "order", "view", "view", "purchase", "view"]
+    await store.append(
+        [event(f"{i}", item=f"i{i}", type=name, time_ms=i) for i, name in enumerate(kinds)]
+    )
+    earlier = {1: (7, 4, 2, 0), 2: (4, 2, 0), 4: (4, 2, 0), 5: (2, 0), 8: (0,), 9: ()}
+    for limit, bought in earlier.items():
+        found = await store.typed_history("ada", limit)
+        assert found.types == kinds[-limit:]
+        assert found.bought == tuple(f"i{i}" for i in bought)
+    again = opened(location, not_history=("order",))
+    assert (await again.typed_history("ada", 2)).bought == ("i2",)
+
+
 async def test_negative_types_of_other_names_are_no_history(location, opened, event):
     store = opened(location)
     kinds = ["thumbs_down", "view", "Retoure", "view", "Remove from cart", "gefällt mir nicht"]
