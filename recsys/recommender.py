@@ -7,7 +7,9 @@ is decoded over the epoch that is current when it begins.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import copy
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -72,7 +74,8 @@ _TYPICAL_PROMPTS = 8
 class Recommender:
     """Top-K over one bundle's catalog, as it is now.
 
-    One thread at a time may call the methods that decode; any thread may change the catalog.
+    One thread at a time may call the methods that decode, another one those of `aside`. Any thread
+    may change the catalog.
 
     Attributes:
         bundle: the parts of the bundle.
@@ -98,7 +101,7 @@ class Recommender:
     ) -> None:
         """Use `model` for `bundle`; `load` does both. `retrieval` replaces the bundle's."""
         self.capture = Captured(capture)
-        self.bundle, self.model = bundle, model
+        self.bundle, self.model, self._draft = bundle, model, draft
         self.mode = check_mode("mode", mode, LOAD_MODES)
         self.max_batch = max_batch
         self.retrieval = bundle.retrieval if retrieval is None else retrieval
@@ -199,6 +202,20 @@ class Recommender:
             ValueError: as `load`.
         """
         return cls.load(find_bundle(source, revision), **options)
+
+    @contextmanager
+    def aside(self) -> Iterator[Recommender]:
+        """The same models and catalog, to decode on another thread at the same time, on a CPU.
+
+        Weights are shared. The engine is another one, without kept prompts and measured plans.
+        """
+        other = copy.copy(self)
+        slots = self.encoder.max_tokens
+        other.engine = Engine(self.model, self.trie, draft=self._draft, prompt_slots=slots)
+        try:
+            yield other
+        finally:
+            other.engine.close()
 
     @property
     def epoch(self) -> Epoch:

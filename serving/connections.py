@@ -242,7 +242,7 @@ class Connection(H11Protocol):
             self._refuse("headers_too_large", f"The head has more than {MAX_HEAD:,} bytes.")
         else:
             why = str(error)[:200]
-            self._refuse("malformed_request", f"What was sent is not an HTTP/1.1 request: {why}.")
+            self._refuse("malformed_request", f"What was sent is not an HTTP request: {why}.")
 
     def pause_writing(self) -> None:
         """The client does not read."""

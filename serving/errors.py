@@ -53,7 +53,7 @@ class Kind:
 
 KINDS = {
     "malformed_body": Kind(400, "The body is not valid JSON"),
-    "malformed_request": Kind(400, "What was sent is not an HTTP/1.1 request"),
+    "malformed_request": Kind(400, "What was sent is not an HTTP request"),
     "ambiguous_length": Kind(400, "The length of the body is ambiguous"),
     "unknown_host": Kind(400, "The host name is not one of this service"),
     "malformed_target": Kind(400, "The path or the query is not UTF-8"),

@@ -13,9 +13,11 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import lru_cache
 
+from recsys.modes import Mode
 from recsys.recommender import MIN_BEAMS, RecommendRequest
 from recsys.serving.meter import Meter
 
+IN_TORCH = 5  # times the work of a native search
 CLIENTS = 10_000
 ADDRESSES = 1_000  # whose networks are kept; a proxy may pass on long texts
 
@@ -46,18 +48,27 @@ CALLER: ContextVar[Caller] = ContextVar("caller", default=Caller())  # noqa: B03
 
 
 def work_of(request: RecommendRequest, prompt_items: int) -> float:
-    """Estimate the work of a request: beams x prompt, and twice that if more than beams is wanted.
+    """Estimate the work of a request: beams x prompt, and more if more than beams is wanted.
 
     The prompt has `prompt_items` items at most; half of the work does not depend on it. Looking up
-    500 items of a history is a unit.
+    500 items of a history is a unit. A guarantee is a second search. The native library, which is
+    several times faster than torch, draws no trees and proves no lists with boosts.
 
     >>> work_of(RecommendRequest(["a"] * 50, 10), 50), work_of(RecommendRequest([], 200), 50)
     (1.1, 5.0)
+    >>> work_of(RecommendRequest(["a"] * 50, 10, trace=True), 50)
+    5.1
     """
     beams = max(MIN_BEAMS, request.k) / MIN_BEAMS
     prompt = (1 + min(1.0, len(request.history) / prompt_items)) / 2
-    more = request.trace or request.guarantee == "global"
-    return beams * prompt * (2 if more else 1) + len(request.history) / 500
+    is_proven = request.guarantee == "global"
+    in_torch = (
+        request.trace
+        or request.mode not in (Mode.AUTO, Mode.BEAM)
+        or (is_proven and request.boosts)
+    )
+    more = IN_TORCH if in_torch else 2 if is_proven else 1
+    return beams * prompt * more + len(request.history) / 500
 
 
 class RateLimit:

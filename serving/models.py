@@ -25,7 +25,7 @@ from recsys.bundle import DRAFT, TARGET
 from recsys.errors import RecsysError
 from recsys.recommender import Recommender
 from recsys.retrieval import Retrieval
-from recsys.serving.batcher import Batcher
+from recsys.serving.batcher import MUCH, Answer, Batcher
 from recsys.serving.bundles import Bundles, Version
 from recsys.serving.metrics import Metrics
 from recsys.serving.schemas.common import CHAMPION, ModelRef, made
@@ -56,11 +56,16 @@ class UnsupportedError(Exception):
 
 @dataclass(eq=False)
 class Model:
-    """A loaded bundle and its queue; `unused` is set while there are no leases."""
+    """A loaded bundle and its queues; `unused` is set while there are no leases.
+
+    The second queue is for requests of much work, which a thread of its own computes; None if there
+    is no such thread.
+    """
 
     name: str
     recommender: Recommender
     batcher: Batcher[Work, Done]
+    aside: Batcher[Work, Done] | None = None
     leases: int = 0
     unused: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -73,6 +78,27 @@ class Model:
     def bundle(self) -> Version:
         """Name and digest of the bundle."""
         return Version(self.name, self.version)
+
+    @property
+    def batchers(self) -> list[Batcher[Work, Done]]:
+        """The queues."""
+        return [self.batcher] if self.aside is None else [self.batcher, self.aside]
+
+    @property
+    def busy(self) -> bool:
+        """Whether any request waits or is computed."""
+        return any(batcher.busy for batcher in self.batchers)
+
+    async def submit(
+        self, request: Work, *, deadline: float, client: str, work: float
+    ) -> Answer[Done]:
+        """As `Batcher.submit`, in the queue for this amount of work."""
+        batcher = self.batchers[-1 if work > MUCH else 0]
+        return await batcher.submit(request, deadline=deadline, client=client, work=work)
+
+    async def close(self) -> None:
+        """Refuse new requests, and return when the waiting ones are answered."""
+        await asyncio.gather(*(batcher.close() for batcher in self.batchers))
 
     @property
     def retrieval(self) -> Retrieval:
@@ -187,12 +213,13 @@ class Models:
     @property
     def waiting(self) -> int:
         """Number of requests that wait for the worker."""
-        return sum(len(model.batcher) for model in (*self.loaded, *self._retiring))
+        models = (*self.loaded, *self._retiring)
+        return sum(len(batcher) for model in models for batcher in model.batchers)
 
     @property
     def idle(self) -> bool:
         """Whether no request waits or is computed."""
-        return not any(model.batcher.busy for model in (*self.loaded, *self._retiring))
+        return not any(model.busy for model in (*self.loaded, *self._retiring))
 
     @property
     def available(self) -> list[str]:
@@ -314,7 +341,7 @@ class Models:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        await asyncio.gather(*(m.batcher.close() for m in (*self.loaded, *self._retiring)))
+        await asyncio.gather(*(m.close() for m in (*self.loaded, *self._retiring)))
 
     async def _check(self, alias: str, bundle: str) -> None:
         """Refuse a bundle whose models cannot be as large as they say, before others must wait."""
@@ -406,25 +433,27 @@ class Models:
                 f"({type(error).__name__}; the service's log has the details)."
             ) from error
 
-        async def run(batch: Sequence[Work]) -> list[Done]:
-            start = time.perf_counter()
-            done = await self._worker.run(recommender, batch)
-            self._metrics.batch(len(batch), time.perf_counter() - start)
-            return done
-
         settings = self._settings
-        model = Model(
-            bundle,
-            recommender,
-            Batcher(
+
+        def batcher(*, aside: bool) -> Batcher[Work, Done]:
+            async def run(batch: Sequence[Work]) -> list[Done]:
+                start = time.perf_counter()
+                done = await self._worker.run(recommender, batch, aside=aside)
+                self._metrics.batch(len(batch), time.perf_counter() - start)
+                return done
+
+            return Batcher(
                 run,
                 max_batch=settings.max_batch,
                 max_wait_ms=settings.max_wait_ms,
                 queue_limit=settings.queue_limit,
-            ),
-        )
+            )
+
+        second = batcher(aside=True) if settings.device == "cpu" else None
+        model = Model(bundle, recommender, batcher(aside=False), second)
         await self._prepare(model)
-        model.batcher.start()
+        for each in model.batchers:
+            each.start()
         return model
 
     async def _publish(self, old: Model | None) -> None:
@@ -457,7 +486,7 @@ class Models:
     async def _unload(self, model: Model) -> None:
         if model.leases:
             await model.unused.wait()
-        await model.batcher.close()
+        await model.close()
         self._retiring.discard(model)
         if all(other.name != model.name for other in self.loaded):
             self._metrics.forget(model.name)

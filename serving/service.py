@@ -427,7 +427,7 @@ class Service:
         """Let the worker answer; the caller pays for the work, of which it has paid one unit."""
         caller = CALLER.get()
         caller.charge(work - 1)
-        return await model.batcher.submit(request, deadline=deadline, client=caller.name, work=work)
+        return await model.submit(request, deadline=deadline, client=caller.name, work=work)
 
     async def _request(
         self,

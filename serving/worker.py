@@ -1,4 +1,7 @@
-"""Worker: the one thread that may touch the device, for all models of the process.
+"""Worker: the threads that run models, for all models of the process.
+
+One thread answers ordinary requests. On a CPU a second one answers those of much work, so that
+ordinary ones need not wait until a long search has ended. A GPU is touched by one thread alone.
 
 Models are loaded and warmed up on another thread, so that the current models keep answering.
 """
@@ -43,15 +46,16 @@ Done = RecommendResult | list[float]
 
 
 class DecodeWorker:
-    """Threads of one process: one that runs models, and helpers that only read.
+    """Threads of one process: those that run models, and helpers that only read.
 
-    All batches run on one thread, so that two never run at once and the thread-local state of torch
-    is warm.
+    Batches of a kind run on one thread, so that two never run at once and the thread-local state of
+    torch is warm.
     """
 
     def __init__(self, settings: ServingSettings) -> None:
         self._settings = settings
         self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="engine")
+        self._aside = ThreadPoolExecutor(max_workers=1, thread_name_prefix="aside")
         self._helpers = ThreadPoolExecutor(max_workers=HELPERS, thread_name_prefix="helper")
         self._frozen = False
         self._next_trim = time.monotonic() + TRIM_S
@@ -69,14 +73,16 @@ class DecodeWorker:
         await loop.run_in_executor(self._worker, _touch, recommender, self._settings.max_batch)
         return recommender
 
-    async def run(self, recommender: Recommender, batch: Sequence[Work]) -> list[Done]:
-        """Answer a batch."""
+    async def run(
+        self, recommender: Recommender, batch: Sequence[Work], *, aside: bool = False
+    ) -> list[Done]:
+        """Answer a batch; `aside` on the second thread, which the device must allow."""
         if time.monotonic() >= self._next_trim:
             self._next_trim = time.monotonic() + TRIM_S
             self.read(trim_memory)
-        return await asyncio.get_running_loop().run_in_executor(
-            self._worker, _answer, recommender, batch
-        )
+        thread, answer = (self._aside, _answer_aside) if aside else (self._worker, _answer)
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(thread, answer, recommender, batch)
 
     def read(self, function: Callable[..., T], *arguments: Any) -> Future[T]:
         """Call a function that needs no device, on a helper thread."""
@@ -91,7 +97,7 @@ class DecodeWorker:
 
     def close(self) -> None:
         """Wait for what runs and end the threads."""
-        for threads in (self._worker, self._helpers):
+        for threads in (self._worker, self._aside, self._helpers):
             threads.shutdown()
         if self._frozen:
             gc.unfreeze()
@@ -170,6 +176,11 @@ def _answer(recommender: Recommender, batch: Sequence[Work]) -> list[Done]:
         histories, items = zip(*((w.history, w.items) for w in ranks.values()), strict=True)
         done |= zip(ranks, recommender.score(histories, items), strict=True)
     return [done[i] for i in range(len(batch))]
+
+
+def _answer_aside(recommender: Recommender, batch: Sequence[Work]) -> list[Done]:
+    with recommender.aside() as other:
+        return _answer(other, batch)
 
 
 def _touch(recommender: Recommender, most: int) -> None:

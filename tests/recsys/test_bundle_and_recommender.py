@@ -5,6 +5,7 @@ import json
 import shutil
 import subprocess
 import sys
+import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from recsys.bundle import CATALOG, DRAFT, KIND, PROMPTS, TARGET, Bundle
 from recsys.catalog import Catalog
 from recsys.errors import ArtifactError, FilterError
 from recsys.interactions import Histories
+from recsys.live import NewItem
 from recsys.models.checkpoint import save_model
 from recsys.models.prefix_store import Block
 from recsys.prompts import PromptConfig
@@ -603,3 +605,38 @@ def test_closing_frees_stored_prompts_without_collection(bundle):
         assert count() <= before
     finally:
         gc.enable()
+
+
+def test_two_threads_decode_at_once_while_the_catalog_changes(bundle):
+    """The second thread searches with `aside`; both give the bits of a search that is alone."""
+    recommender, alone = Recommender.load(bundle, prefix_bytes=1 << 20), Recommender.load(bundle)
+    large = [replace(r, k=48, trace=True) for r in REQUESTS]
+    large += [replace(r, guarantee="global") for r in REQUESTS]
+    wanted = [alone.recommend_batch([one])[0].recommendations for one in large]
+    usual = [alone.recommend_batch([one])[0].recommendations for one in REQUESTS]
+    wrong, ended = [], threading.Event()
+
+    def search_aside():
+        for one, expected in zip(large * 3, wanted * 3, strict=True):
+            with recommender.aside() as other:
+                (found,) = other.recommend_batch([one])
+            if found.recommendations != expected:
+                wrong.append((one, found))
+        ended.set()
+
+    thread = threading.Thread(target=search_aside)
+    thread.start()
+    rounds = 0
+    while not ended.is_set():
+        before = recommender.epoch  # an item that is not for sale comes and goes
+        recommender.upsert([NewItem("new", "New", attributes={"available": False}, like="id-3")])
+        recommender.remove(["new"])
+        assert recommender.epoch is not before
+        for one, expected in zip(REQUESTS, usual, strict=True):
+            (found,) = recommender.recommend_batch([one])
+            if found.recommendations != expected:
+                wrong.append((one, found))
+        rounds += 1
+    thread.join()
+    assert rounds
+    assert not wrong

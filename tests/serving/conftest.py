@@ -90,6 +90,10 @@ class FakeRecommender:
         self.gate = threading.Event()
         self.gate.set()
 
+    @contextmanager
+    def aside(self):
+        yield self
+
     @property
     def epoch(self):
         return self.epochs.current

@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+from contextlib import contextmanager
 from functools import partial
 
 import pytest
@@ -54,6 +55,28 @@ async def test_a_client_with_many_pages_does_not_delay_another(store, monkeypatc
     gate.set()
     await asyncio.gather(victim, *greedy)
     assert begun.index("victim") <= store.readers
+
+
+async def test_requests_of_much_work_do_not_delay_others(client, recommender, monkeypatch):
+    gate, begun = threading.Event(), threading.Event()
+
+    @contextmanager
+    def aside():
+        begun.set()
+        assert gate.wait(60)
+        yield recommender
+
+    monkeypatch.setattr(recommender, "aside", aside)
+    usual = {"history": [f"item-{i}" for i in range(60)], "k": 10}
+    large = [{**usual, "k": 200}, {**usual, "include": ["trace"]}, {**usual, "mode": "strict"}]
+    waiting = [asyncio.create_task(client.post("/v1/recommendations", json=one)) for one in large]
+    while not begun.is_set():
+        await asyncio.sleep(0.001)
+    answer = await client.post("/v1/recommendations", json=usual)
+    assert answer.status_code == 200
+    assert not any(task.done() for task in waiting)
+    gate.set()
+    assert {answer.status_code for answer in await asyncio.gather(*waiting)} == {200}
 
 
 async def test_long_histories_do_not_make_their_client_wait(client, monkeypatch):
