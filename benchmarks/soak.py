@@ -181,7 +181,7 @@ class Oracle:
         for wire, history in wires:
             types = [] if wire.history is not None else ["view"] * len(history)
             latest = TypedHistory(history, types).latest(MAX_HISTORY)
-            requests.append(answers.to_request(wire, latest))
+            requests.append(answers.to_request(wire, latest, state.recommender))
         results: list[RecommendResult] = state.recommender.recommend_batch(requests)
         model: Any = SimpleNamespace(ref=lambda alias, number: None)
         return [

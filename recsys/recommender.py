@@ -32,7 +32,7 @@ from recsys.decoding.request import SearchRequest
 from recsys.decoding.shared import shared_beam_search
 from recsys.errors import ArtifactError, RequestError
 from recsys.hub import find_bundle
-from recsys.interactions import Histories
+from recsys.interactions import NEGATIVE_TYPE, Histories, count_as_seen
 from recsys.listing import (
     POPULAR,
     RETRIEVAL,
@@ -431,6 +431,15 @@ class Recommender:
         self.engine.close()
         self.engine.trie.release()
         self.trie.release()
+
+    def seen(self, events: Sequence[tuple[str, str | None]]) -> list[str]:
+        """Of items and types of events, the items that count as seen for `exclude_seen`."""
+        if self._types is None or not events:
+            return [item for item, _ in events]
+        items, names = zip(*events, strict=True)
+        numbers = self._types.number(names)
+        counts = count_as_seen(numbers, self._types.behaviours) & (numbers != NEGATIVE_TYPE)
+        return [item for item, count in zip(items, counts.tolist(), strict=True) if count]
 
     # Exact scores, similar items and fallbacks.
 

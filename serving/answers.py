@@ -6,7 +6,7 @@ from typing import Any
 
 from recsys.decoding.output import Trace
 from recsys.live_catalog import EpochCatalog
-from recsys.recommender import Recommendation, RecommendRequest, RecommendResult
+from recsys.recommender import Recommendation, Recommender, RecommendRequest, RecommendResult
 from recsys.serving import diversity
 from recsys.serving.batcher import Answer
 from recsys.serving.catalog_changes import metadata
@@ -47,15 +47,16 @@ _OF_THE_MODEL: dict[str, Any] = {
 def to_request(
     body: RecommendationsRequest,
     history: TypedHistory,
+    recommender: Recommender,
 ) -> RecommendRequest:
     """The library's request; a `ValueError` names fields that exclude each other.
 
-    Items that the user dislikes are excluded, and those of purchases before the history's events
-    unless the request wants items that were seen.
+    Items that the user dislikes are excluded. Unless the request wants items that were seen, those
+    of `history.earlier` that count as seen are excluded, too.
     """
     excluded = [*body.exclude_items, *history.disliked]
     if body.exclude_seen:
-        excluded.extend(history.bought)
+        excluded.extend(recommender.seen(history.earlier))
     given: dict[str, Any] = {}
     if body.filter is not None:
         given["filter"] = body.filter

@@ -10,12 +10,14 @@ journal once a second and make each other's changes.
 import asyncio
 import logging
 import math
+from bisect import bisect_right
 from collections.abc import Coroutine, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Self, TypeVar
 from weakref import WeakKeyDictionary
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
@@ -88,7 +90,10 @@ def find(catalog: EpochCatalog, item_id: str) -> int:
 
 @dataclass(frozen=True)
 class Shelf:
-    """The items of an epoch in the order of their semantic IDs: (n,) dense items, (n, L) codes."""
+    """The items of an epoch in the order of their semantic IDs: (n,) dense items, (n, L) codes.
+
+    Items of equal codes are in the order of their ids, which a restart does not change.
+    """
 
     epoch: Epoch
     rows: NDArray[np.intp]
@@ -100,12 +105,20 @@ class Shelf:
         rows = np.flatnonzero(epoch.catalog.alive)
         codes = epoch.catalog.codes[rows]
         order = np.lexsort(codes.T[::-1])
-        return cls(epoch, rows[order], codes[order])
+        rows, codes = rows[order], codes[order]
+        same = (codes[1:] == codes[:-1]).all(axis=1)
+        shared = np.flatnonzero((np.append(same, False) | np.append(False, same))[: len(rows)])
+        leaf = np.append(0, np.cumsum(~same))[shared]
+        ids = epoch.catalog.items["item_id"].take(rows[shared])
+        table = pa.table({"leaf": leaf, "id": ids})
+        by_id = pc.sort_indices(table, [("leaf", "ascending"), ("id", "ascending")])
+        rows[shared] = rows[shared[by_id.to_numpy()]]
+        return cls(epoch, rows, codes)
 
     def page(self, prefix: Sequence[int], text: str, cursor: str, limit: int) -> ItemPage:
         """A page of the items with this prefix whose id or title contains the text.
 
-        `cursor` names the last item of the page before, by its codes and its row. It is a position
+        `cursor` names the last item of the page before, by its codes and its id. It is a position
         in the order, so items that come or go between two pages move no others.
         """
         first, last = self._range(prefix)
@@ -141,13 +154,17 @@ class Shelf:
         return first, last
 
     def _cursor(self, place: int) -> str:
-        return f"{'.'.join(map(str, self.codes[place].tolist()))}-{self.rows[place]}"
+        codes = ".".join(map(str, self.codes[place].tolist()))
+        return f"{codes}-{self._id(place)}"
 
     def _after(self, cursor: str) -> int:
-        """The first place behind a cursor; items of equal codes are in the order of their rows."""
-        codes, row = cursor.split("-")
+        """The first place behind a cursor."""
+        codes, _, item_id = cursor.partition("-")
         first, last = self._range([int(code) for code in codes.split(".")][: self.codes.shape[1]])
-        return first + int(np.searchsorted(self.rows[first:last], int(row), side="right"))
+        return first + bisect_right(range(first, last), item_id, key=self._id)
+
+    def _id(self, place: int) -> str:
+        return self.epoch.catalog.item_id(int(self.rows[place]))
 
     def _containing(self, text: str) -> NDArray[np.bool_]:
         """(items,) whether the id or the title contains the text."""

@@ -173,10 +173,11 @@ class Lists:
                     return _like(epoch, row, items[0][items[0] >= 0], scores[0].tolist())
             return Ranking(np.zeros(0, np.int32), "no_evidence" if events else "unknown_user")
 
+        seen = self._models.get(query.model).recommender.seen(history.earlier)
         options = {
             "history": history.items,
             "history_types": history.types,
-            "exclude_items": [*history.disliked, *history.bought],
+            "exclude_items": [*history.disliked, *seen],
         }
         return await self._list("because-viewed", query, wanted, rank, options)
 

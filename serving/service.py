@@ -440,7 +440,9 @@ class Service:
         """The library's request; what takes long is made on a helper thread, with its masks."""
 
         def make() -> RecommendRequest:
-            request = apply_rules(answers.to_request(body, history), rules.values())
+            request = apply_rules(
+                answers.to_request(body, history, model.recommender), rules.values()
+            )
             if not is_plain:
                 model.recommender.eligible(request)
             return request
@@ -448,7 +450,8 @@ class Service:
         is_plain = body.filter is None and not (
             rules or body.boosts or body.blend or body.mode == "relaxed"
         )
-        is_short = len(history.items) + len(body.exclude_items) <= SHORT
+        items = (history.items, history.disliked, history.earlier, body.exclude_items)
+        is_short = sum(map(len, items)) <= SHORT
         try:
             return make() if is_plain and is_short else await self._reads(make, deadline=deadline)
         except FilterError:  # it has its own problem, unless a rule is the reason

@@ -177,6 +177,11 @@ class _EventReader:
             damage = Damage()
             cleaner = RowCleaner(file.path, self.config.clean, self.times, self.report)
             for batch in file.batches(used, damage):
+                for name in used:
+                    if len(batch.schema.get_all_field_indices(name)) > 1:
+                        raise DataError(
+                            f"{file.path}: two columns are named {name!r}; rename one of them"
+                        )
                 table = self._without_open_quotes(batch, file, damage)
                 events = self._canonical(table, file.path, cleaner)
                 if events.num_rows:

@@ -71,7 +71,7 @@ class Scorer:
             if history is None and not body.fallback:
                 continue  # the endpoint's 404
             latest = (history or TypedHistory([], [])).latest(MAX_HISTORY)
-            request = answers.to_request(body, latest)
+            request = answers.to_request(body, latest, self._recommender)
             if note is not None and falls_back:
                 found[place] = _listed(self._recommender.fallback(request).recommendations)
             else:

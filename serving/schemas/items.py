@@ -85,8 +85,9 @@ class ItemQuery(Query):
     )
     limit: int = Field(50, ge=1, le=MAX_PAGE, description="Items per page.")
     cursor: Annotated[
-        str, StringConstraints(pattern=r"^([0-9]{1,9}([.][0-9]{1,9}){0,31}-[0-9]{1,9})?$")
-    ] = Field("", description="`next` of the previous page.", examples=["3.0.1-17"])
+        str,
+        StringConstraints(pattern=r"^([0-9]{1,9}([.][0-9]{1,9}){0,31}-[^\x00-\x1F\x7F]{1,256})?$"),
+    ] = Field("", description="`next` of the previous page.", examples=["3.0.1-B0077"])
     model: Alias = CHAMPION
 
 
@@ -103,7 +104,7 @@ class ItemPage(Answer):
     items: list[Item]
     total: int = Field(description="Number of matches on all pages.", examples=[38])
     next: str | None = Field(
-        description="Cursor of the next page; null on the last.", examples=["3.0.1-17"]
+        description="Cursor of the next page; null on the last.", examples=["3.0.1-B0077"]
     )
     prefix: list[int] = Field(examples=[[3, 0]])
     children: list[Branch] = Field(description="Codes that follow the prefix.")

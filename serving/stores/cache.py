@@ -137,7 +137,9 @@ class HistoryCache:
             if kept_token == token:
                 if history is None:
                     return Look(True)
-                return Look(True, TypedHistory(*history))
+                items, types, disliked, earlier = history
+                pairs = tuple((item, name) for item, name in earlier)
+                return Look(True, TypedHistory(items, types, tuple(disliked), pairs))
         return Look(key=key, token=token)
 
     def _usable(self) -> bool:

@@ -14,7 +14,7 @@ from itertools import zip_longest
 from typing import Any, NamedTuple, Protocol
 
 from recsys.errors import RecsysError
-from recsys.event_names import PURCHASE, is_dislike, level, normalised
+from recsys.event_names import is_dislike, level, normalised
 
 SEED_TYPE = "interaction"  # of a data set's events without types
 NOT_HISTORY = (
@@ -49,37 +49,28 @@ def sign_of(name: str, not_history: Collection[str]) -> Sign:
     return Sign.DISLIKE if is_dislike(name) else Sign.LEFT_OUT
 
 
-def is_purchase(name: str) -> bool:
-    """Whether events of a type mean that the user has the item, as those of untyped data do.
-
-    >>> [is_purchase(name) for name in ("Kauf", "order", "interaction", "view", "order_failed")]
-    [True, True, True, False, False]
-    """
-    return name == SEED_TYPE or level(name) == PURCHASE
-
-
 class TypedHistory(NamedTuple):
     """A user's latest items, oldest first, and the types of their events; None where not known.
 
-    `disliked` are items that the user does not want to see, `bought` those of earlier purchases.
+    `disliked` are items that the user does not want to see. `earlier` are the items and types of
+    events before those, each pair once.
     """
 
     items: list[str]
     types: list[str | None]
     disliked: Sequence[str] = ()
-    bought: Sequence[str] = ()
+    earlier: Sequence[tuple[str, str | None]] = ()
 
     def latest(self, limit: int) -> "TypedHistory":
-        """The last `limit` events; of those before them, the purchases.
+        """The last `limit` events, and `earlier` those before them.
 
-        >>> TypedHistory(["a", "b", "c"], ["order", "view", "view"]).latest(2).bought
-        ('a',)
+        >>> TypedHistory(["a", "b", "c"], ["order", "view", "view"]).latest(2).earlier
+        (('a', 'order'),)
         """
         split = max(0, len(self.items) - limit)
-        older = zip_longest(self.items[:split], self.types[:split])  # no types: all were bought
-        bought = (item for item, name in older if name is None or is_purchase(name))
-        kept = tuple(dict.fromkeys([*self.bought, *bought]))
-        return TypedHistory(self.items[split:], self.types[split:], self.disliked, kept)
+        older = zip_longest(self.items[:split], self.types[:split])  # there may be no types
+        earlier = tuple(dict.fromkeys([*self.earlier, *older]))
+        return TypedHistory(self.items[split:], self.types[split:], self.disliked, earlier)
 
 
 class StoreError(RecsysError):

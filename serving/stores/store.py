@@ -45,7 +45,6 @@ from recsys.serving.stores.records import (
     StoredEvent,
     StoreError,
     TypedHistory,
-    is_purchase,
     salted,
     sign_of,
     user_hash,
@@ -60,7 +59,7 @@ T = TypeVar("T")
 EventT = TypeVar("EventT", bound=Event)
 Run = Callable[[Callable[[], Any]], Awaitable[Any]]  # calls a function on another thread
 CHUNK = 50_000
-PURCHASES = 50_000  # a user's newest, which are not recommended again
+EARLIER = 20_000  # of a user, the newest events that decide what is not recommended
 SERVED_KEPT = 100_000  # answers remembered at most
 SERVED_WAITING = 10_000  # of them, not yet written
 DROPPED_AT_ONCE = 2_000  # exposures in a transaction, about 0.03 s
@@ -706,7 +705,7 @@ class Store(Database):
             return None
         kept = [row for row in rows if self._sign(row[1]) is Sign.PART]
         disliked = [item for item, name in rows if self._sign(name) is Sign.DISLIKE]
-        bought: list[str] = []
+        earlier: list[tuple[str, str]] = []
         if len(rows) == limit:  # there may be older ones, for which there was no room
             query = "SELECT DISTINCT type FROM events WHERE user_id = ?"
             names = [name for (name,) in self._query(query, (user_id,))]
@@ -714,18 +713,17 @@ class Store(Database):
             if len(kept) < limit:
                 kept = self._newest(user_id, "NOT IN", others, limit)
             hidden = [name for name in names if self._sign(name) is Sign.DISLIKE]
-            rows = self._newest(user_id, "IN", hidden, None) if hidden else []
+            rows = self._newest(user_id, "IN", hidden, EARLIER) if hidden else []
             disliked = [item for item, _ in rows]
-            paid = [name for name in names if name not in others and is_purchase(name)]
-            if paid and len(kept) == limit:
-                bought = [item for item, _ in self._newest(user_id, "IN", paid, PURCHASES)]
-                bought = bought[sum(name in paid for _, name in kept) :]
+            if len(kept) == limit:
+                earlier = self._newest(user_id, "NOT IN", others, EARLIER)[limit:]
         if not kept and not disliked:
             return None  # nothing is known of the user, who may have been erased meanwhile
         kept.reverse()
         types = [None if name == SEED_TYPE else name for _, name in kept]
-        unwanted, owned = tuple(dict.fromkeys(disliked)), tuple(dict.fromkeys(bought))
-        return TypedHistory([item for item, _ in kept], types, unwanted, owned)
+        older = ((item, None if name == SEED_TYPE else name) for item, name in earlier)
+        unwanted, once = tuple(dict.fromkeys(disliked)), tuple(dict.fromkeys(older))
+        return TypedHistory([item for item, _ in kept], types, unwanted, once)
 
     def _sign(self, name: str) -> Sign:
         return sign_of(name, self._not_history)

@@ -112,3 +112,11 @@ def test_files_cut_off_anywhere_are_read_or_refused_with_words(source: str) -> N
     for broken, text in SOURCES[source][1].items():
         for end in range(len(text)):
             read(source, broken, text[:end].encode())
+
+
+def test_columns_without_names_are_read_or_refused_with_words() -> None:
+    """Found by `make fuzz`: two columns had no name, and one of them was the users'."""
+    content = SOURCES["table"][1]["e.csv"].encode()
+    for start, end in ((5, 9), (16, 22)):
+        content = content[:start] + content[end:]
+    read("table", "e.csv", content)

@@ -90,6 +90,9 @@ class FakeRecommender:
         self.gate = threading.Event()
         self.gate.set()
 
+    def seen(self, events):
+        return [item for item, name in events if name in (None, "order", "like")]
+
     @contextmanager
     def aside(self):
         yield self

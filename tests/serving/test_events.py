@@ -291,9 +291,9 @@ async def test_the_types_of_events_reach_the_recommender(client, monkeypatch):
     asked = []
     plain = answers.to_request
 
-    def spy(body, history):
+    def spy(body, history, recommender):
         asked.append((list(history.items), list(history.types)))
-        return plain(body, history)
+        return plain(body, history, recommender)
 
     monkeypatch.setattr(answers, "to_request", spy)
     await post(
@@ -353,9 +353,9 @@ async def test_negative_events_of_a_request_are_no_history(client, monkeypatch, 
     asked = []
     plain = answers.to_request
 
-    def spy(body, history):
+    def spy(body, history, recommender):
         asked.append((list(history.items), list(history.types), list(history.disliked)))
-        return plain(body, history)
+        return plain(body, history, recommender)
 
     monkeypatch.setattr(answers, "to_request", spy)
     body = {"history": ["item-7", "item-3", "item-4"], "history_types": [name, "view", None]}
