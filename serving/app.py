@@ -83,6 +83,7 @@ def create_app(
     )
     app.state.service = service
     app.state.kept = {}  # of `operations`
+    app.state.documents = {}  # of `pages`
     errors.install(app)
     openapi.install(app)
     return app

@@ -160,6 +160,8 @@ class Messages(h11.Connection):
         """The next event of the client; `RemoteProtocolError` for a body in too many pieces."""
         event = super().next_event()
         if isinstance(event, h11.Request):
+            if not event.http_version.startswith(b"1."):
+                raise h11.RemoteProtocolError("the version of HTTP is not 1.1 or 1.0")
             event = _of_origin(event)
             self._pieces = self._bytes = 0
             self._owner.begin()
@@ -241,7 +243,7 @@ class Connection(H11Protocol):
         if hint == HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE:
             self._refuse("headers_too_large", f"The head has more than {MAX_HEAD:,} bytes.")
         else:
-            why = str(error)[:200]
+            why = re.sub(r"bytearray\(b(.*)\)", r"\1", str(error))[:200]
             self._refuse("malformed_request", f"What was sent is not an HTTP request: {why}.")
 
     def pause_writing(self) -> None:

@@ -136,7 +136,9 @@ _OF_EXCEPTION: dict[type[Exception], tuple[str, str | None]] = {
 EXPECTED: tuple[type[Exception], ...] = (
     HTTPException, RequestValidationError, *_OF_EXCEPTION
 )  # fmt: skip
-_PLACE = re.compile(r"^((?:filter|boosts|pin|max_per)[\w.\[\]]*): ")
+_PLACE = re.compile(r"^((?:filter|boosts|pin|max_per|rules|arms)[\w.\[\]]*): ")
+_WITH_PLACE = (FilterError, RuleError, RuleReferenceError, ExperimentError)
+_RANGES = ("greater_than", "greater_than_equal", "less_than", "less_than_equal")
 
 
 class ProblemError(HTTPException):
@@ -199,7 +201,12 @@ def response_to(request: Request, error: Exception) -> Response:
         return problem_response(request, _from_http(request, error))
     if isinstance(error, RequestValidationError):
         return problem_response(request, _from_validation(error))
-    return problem_response(request, problem_of(error))
+    problem = problem_of(error)
+    if request.method == "GET":
+        problem.errors = [
+            field.model_copy(update={"location": "query"}) for field in problem.errors
+        ]
+    return problem_response(request, problem)
 
 
 def problem_of(error: Exception) -> ProblemError:
@@ -208,14 +215,14 @@ def problem_of(error: Exception) -> ProblemError:
         return error
     for kind, (code, detail) in _OF_EXCEPTION.items():
         if isinstance(error, kind):
-            fields = invalid_part(error) if isinstance(error, FilterError | RuleError) else ()
+            fields = invalid_part(error) if isinstance(error, _WITH_PLACE) else ()
             return ProblemError(code, detail or str(error), errors=fields)
     detail = "The failure is in the service's log under this request_id."
     return ProblemError("internal_error", detail)
 
 
-def invalid_part(error: FilterError | RuleError) -> list[InvalidField]:
-    """The part of the body that the error is about; its text begins with the path."""
+def invalid_part(error: Exception) -> list[InvalidField]:
+    """The part of the body that the error is about, if its text begins with a path."""
     text = str(error)
     found = _PLACE.match(text)
     if found is None:
@@ -269,7 +276,7 @@ def _from_validation(error: RequestValidationError) -> ProblemError:
         return ProblemError("malformed_body", f"The body is not valid JSON {where}.")
     fields = [
         InvalidField.model_construct(
-            location=entry["loc"][0], pointer=_pointer(entry["loc"][1:]), detail=_sentence(entry)
+            location=entry["loc"][0], pointer=_pointer(_path(entry)), detail=_sentence(entry)
         )
         for entry in found[:MAX_ERRORS]
     ]
@@ -282,6 +289,13 @@ def _from_validation(error: RequestValidationError) -> ProblemError:
     )
 
 
+def _path(entry: Mapping[str, Any]) -> Sequence[Any]:
+    """The names and places that lead to an invalid value, or to the entry of an invalid name."""
+    parts: Sequence[Any] = entry["loc"][1:]
+    is_name = entry["type"] != "extra_forbidden" and len(parts) > 1 and parts[-1] == "[key]"
+    return parts[:-1] if is_name else parts
+
+
 def _pointer(parts: Sequence[Any]) -> str:
     """A JSON pointer (RFC 6901)."""
     return "".join("/" + str(part).replace("~", "~0").replace("/", "~1") for part in parts)
@@ -290,8 +304,10 @@ def _pointer(parts: Sequence[Any]) -> str:
 def _sentence(entry: Mapping[str, Any]) -> str:
     if entry["type"] == "extra_forbidden":
         return "unknown field"
-    if entry["type"] in ("model_type", "missing") and len(entry["loc"]) == 1:
+    if entry["type"] == "model_type" or (entry["type"] == "missing" and len(entry["loc"]) == 1):
         return "a JSON object is required"
+    if entry["type"] in _RANGES:
+        return f"{entry['msg']}, got {str(entry['input'])[:40]}"
     if entry["type"] == "string_pattern_mismatch":
         pattern = entry["msg"].partition("'")[2].removesuffix("'")
         return f"want {PATTERNS.get(pattern, 'the cursor of an earlier answer')}"

@@ -302,7 +302,8 @@ class Guard:
             if host == allowed or (allowed.startswith("*.") and host.endswith(allowed[1:])):
                 return
         raise ProblemError(
-            "unknown_host", "The header Host is not a name of this service (allowed_hosts)."
+            "unknown_host",
+            f"The host {host[:60]!r} is not a name of this service (allowed_hosts).",
         )
 
     def _limit_of(self, key: Key | None) -> RateLimit | None:

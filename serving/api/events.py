@@ -126,7 +126,7 @@ def _conflict(batch: EventsBody, error: EventConflictError) -> ProblemError:
         InvalidField(
             location="body",
             pointer=f"/events/{place}/event_id",
-            detail="an event with this id is stored already with other content",
+            detail="another event with this id, in the store or in this batch, has other content",
         )
         for place, event in enumerate(batch.events)
         if event.event_id in ids

@@ -1,8 +1,10 @@
 """The web page, its files, and the list of endpoints."""
 
+import asyncio
 import json
 import mimetypes
 import shlex
+import threading
 from pathlib import Path
 from typing import Literal
 
@@ -19,6 +21,8 @@ WEB = Path(__file__).parent.parent / "web"
 PAGES = Environment(loader=FileSystemLoader(WEB), autoescape=select_autoescape())
 mimetypes.add_type("text/javascript", ".js")  # older tables have another type
 STATIC = StaticFiles(directory=WEB / "static")
+
+_making = threading.Lock()
 
 router = APIRouter(include_in_schema=False)
 
@@ -50,26 +54,32 @@ async def static(path: str, request: Request) -> Response:
 @requires(Scope.PUBLIC)
 async def openapi(request: Request) -> Response:
     """The OpenAPI document."""
-    return Response(_made_once(request, "openapi"), media_type="application/json")
+    return Response(await _made_once(request, "openapi"), media_type="application/json")
 
 
 @router.get("/docs")
 @requires(Scope.PUBLIC)
 async def docs(request: Request) -> HTMLResponse:
     """The OpenAPI document as a page."""
-    return HTMLResponse(_made_once(request, "docs"))
+    return HTMLResponse(await _made_once(request, "docs"))
 
 
-def _made_once(request: Request, name: Literal["openapi", "docs"]) -> bytes:
-    """The bytes of a document that anyone may get; they are made for the first request."""
-    state = request.app.state
-    found: bytes | None = getattr(state, name, None)
-    if found is None:
-        api = request.app.openapi()
-        page = PAGES.get_template("docs.html").render(api=api) if name == "docs" else ""
-        found = page.encode() if page else json.dumps(api, ensure_ascii=False).encode()
-        setattr(state, name, found)
-    return found
+async def _made_once(request: Request, name: Literal["openapi", "docs"]) -> bytes:
+    """The bytes of a document that anyone may get.
+
+    They are made for the first request, off the event loop: it takes half a second.
+    """
+    kept: dict[str, bytes] = request.app.state.documents
+
+    def make() -> bytes:
+        with _making:
+            if name not in kept:
+                api = request.app.openapi()
+                page = PAGES.get_template("docs.html").render(api=api) if name == "docs" else ""
+                kept[name] = (page or json.dumps(api, ensure_ascii=False)).encode()
+            return kept[name]
+
+    return kept[name] if name in kept else await asyncio.to_thread(make)
 
 
 def example(service: Service, base_url: str) -> str:

@@ -82,7 +82,7 @@ def validated(value: Any, model: type[ModelT]) -> ModelT:
     try:
         return model.model_validate(value)
     except ValidationError as error:
-        found = error.errors(include_url=False, include_context=False, include_input=False)
+        found = error.errors(include_url=False, include_context=False)
         raise RequestValidationError(
             [{**entry, "loc": ("body", *entry["loc"])} for entry in found]
         ) from None

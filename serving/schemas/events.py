@@ -39,8 +39,10 @@ def _parse_time(given: object) -> object:
 
 
 def _check_range(seconds: float) -> float:
-    if not 0 <= seconds <= LATEST_S:
-        raise ValueError("is not between 1970 and 2100; send seconds, not milliseconds")
+    if seconds > LATEST_S:
+        raise ValueError(f"{seconds:.0f} is after 2100; send seconds, not milliseconds")
+    if seconds < 0:
+        raise ValueError(f"{seconds:.0f} is before 1970; send seconds since then")
     return seconds
 
 

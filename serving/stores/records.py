@@ -97,7 +97,7 @@ class EventConflictError(RecsysError):
 
     def __init__(self, event_ids: Sequence[str]) -> None:
         super().__init__(
-            f"event {event_ids[0]!r} is stored already with other content"
+            f"event {event_ids[0]!r} has other content than another with its id"
             + (f" (and {len(event_ids) - 1} more)" if len(event_ids) > 1 else "")
             + "; give a new event a new event_id"
         )

@@ -217,7 +217,7 @@ async def test_metadata_and_timing_are_included_on_request(client):
         ({"history": [1]}, "/history/0", "valid string"),
         ({"history": ["x"] * 2001}, "/history", "at most 2000 items"),
         ({"history": [], "exclude_items": ["x"] * 2001}, "/exclude_items", "at most 2000 items"),
-        ({"history": [], "k": 0}, "/k", "greater than or equal to 1"),
+        ({"history": [], "k": 0}, "/k", "greater than or equal to 1, got 0"),
         ({"history": [], "k": True}, "/k", "valid integer"),
         ({"history": [], "include": ["all"]}, "/include/0", "'trace' or 'explanation'"),
         ({"history": [], "k": 10**400}, "/k", "less than or equal to 200"),
@@ -742,6 +742,24 @@ async def test_every_request_is_one_line_in_the_log_without_user_ids(client, cap
             "problem": "unknown_user",
         },
     ]
+
+
+async def test_documents_are_made_off_the_event_loop(client, monkeypatch):
+    loop, threads = threading.get_ident(), []
+    application = client._transport.app
+    application.state.documents.clear()
+    make = application.openapi
+
+    def noted():
+        threads.append(threading.get_ident())
+        return make()
+
+    monkeypatch.setattr(application, "openapi", noted)
+    first, again, page = await asyncio.gather(*map(client.get, ("/openapi.json",) * 2 + ("/docs",)))
+    assert first.json() == again.json()
+    assert page.status_code == 200
+    assert len(threads) == 2, "one for each document"
+    assert loop not in threads
 
 
 async def openapi(client):

@@ -118,6 +118,7 @@ async def test_two_host_headers_are_refused_before_the_application(settings):
     [
         b"no HTTP\r\n\r\n",
         b"GET / HTTP/1.1\r\n\r\n",  # without a host
+        b"GET / HTTP/2.0\r\nHost: a\r\n\r\n",
         b"GET / HTTP/1.1\r\nHost: a\r\n folded: b\r\nna me: c\r\n\r\n",
         b"GET / HTTP/1.1\r\nHost: a\r\nContent-Length: x\r\n\r\n",
         b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n",  # TLS

@@ -126,8 +126,8 @@ async def test_bad_lines_and_bodies_are_reported_and_not_stored(client):
         ("type", "Buy now!", "want a type: up to 32 letters"),
         ("timestamp", "2026-01-01T00:00:00", "no time zone"),
         ("timestamp", "yesterday", "neither a number nor a time"),
-        ("timestamp", 1_700_000_000_000, "not milliseconds"),
-        ("timestamp", -1, "not milliseconds"),
+        ("timestamp", 1_700_000_000_000, "1700000000000 is after 2100; send seconds"),
+        ("timestamp", -1, "-1 is before 1970"),
         ("timestamp", True, "valid number"),
     ],
 )
@@ -139,6 +139,18 @@ async def test_a_field_out_of_bounds_is_named(client, field, value, text):
     )
     assert body["errors"][0]["pointer"] == f"/events/1/{field}"
     assert text in body["detail"]
+
+
+async def test_a_line_that_is_no_object_is_refused_in_words(client):
+    response = await client.post(URL, content='{"user": "u", "item": "i"}\n[1]\n', headers=LINES)
+    body = is_problem(response, "invalid_request")
+    assert body["detail"] == "body /events/1: a JSON object is required"
+
+
+async def test_one_id_twice_in_a_batch_is_a_conflict(client):
+    events = [{"event_id": "1", "user": "u", "item": item} for item in ("i", "j")]
+    body = is_problem(await client.post(URL, json={"events": events}), "event_conflict")
+    assert "in the store or in this batch" in body["errors"][0]["detail"]
 
 
 async def test_too_many_events_are_refused_in_either_form(client):

@@ -149,8 +149,11 @@ async def test_an_unknown_rule_is_named(client):
     assert response.json()["detail"] == (
         "rules[1]: there is no rule 'sumer'; GET /v1/rules lists them"
     )
+    place = {"location": "body", "pointer": "/rules/1"}
+    assert response.json()["errors"][0].items() >= place.items()
     response = await client.get("/v1/users/ada/recommendations?rules=winter")
     assert "'winter'" in response.json()["detail"]
+    assert response.json()["errors"][0]["location"] == "query"
     for method in ("GET", "DELETE"):
         assert code(await client.request(method, "/v1/rules/winter")) == (404, "unknown_rule")
     response = await client.put("/v1/aliases/champion", json={"rules": ["winter"]})
@@ -223,6 +226,11 @@ async def test_a_rule_is_checked_against_the_catalog(client, value, pointer, wor
 )
 async def test_a_malformed_rule_is_refused(client, value):
     assert (await put(client, "wrong", value, 422))["code"] == "invalid_request"
+
+
+async def test_an_empty_name_is_reported_at_its_entry(client):
+    body = await put(client, "wrong", {"max_per": {"": 1}}, 422)
+    assert [error["pointer"] for error in body["errors"]] == ["/max_per/"]
 
 
 async def test_an_alias_applies_its_rules_to_all_requests(client):

@@ -52,7 +52,7 @@ async def test_the_time_of_a_commit_is_told_to_those_who_wrote(store, event):
 
 async def test_a_known_id_with_other_content_refuses_the_whole_batch(store, event):
     await store.append([event("1", item="x")])
-    with pytest.raises(EventConflictError, match="event '1' is stored already") as caught:
+    with pytest.raises(EventConflictError, match="event '1' has other content") as caught:
         await store.append([event("2"), event("1", item="other")])
     assert caught.value.event_ids == ("1",)
     with pytest.raises(EventConflictError, match=r"event 'a' .* \(and 1 more\)"):
