@@ -207,3 +207,17 @@ def test_a_type_is_as_strong_as_its_name_or_its_weight():
     types = replace(event_types(), behaviours=behaviours)
     found = [types.strength(name) for name in ("view", "Stage2", "stage9", "odd", "Kauf", "what")]
     assert found == [1, 1, 4, 0, 4, None]
+
+
+def test_what_counts_as_seen_follows_the_types_of_the_data_set(recommender):
+    events = [
+        ("i0", "view"),
+        ("i1", "purchase"),
+        ("i2", "Order"),  # this data set calls it a purchase
+        ("i3", "dislike"),
+        ("i4", "nonsense"),
+        ("i5", None),
+        ("i1", "view"),
+    ]
+    assert recommender.seen(events) == ["i1", "i2", "i5"]
+    assert recommender.seen([]) == []

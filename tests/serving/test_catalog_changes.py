@@ -176,6 +176,28 @@ async def test_derived_columns_follow_their_source(kitchen, fake, settings, runn
         assert gone == {"category": None, "category_top": None}
 
 
+async def test_pages_do_not_depend_on_the_order_of_rows(fake, settings, running):
+    """A restart replays the items that were put, perhaps in another order."""
+    names, leaves = list("edcba"), [[0, 1], [0, 0], [0, 1], [0, 1], [1, 0]]
+    lists = []
+    for order in ([0, 1, 2, 3, 4], [3, 2, 4, 0, 1]):
+        ids_ = [names[place] for place in order]
+        items = pa.table({"item_id": ids_, "title": ids_, "text": [""] * 5})
+        codes = np.array([leaves[place] for place in order], np.int32)
+        shop = fake()
+        catalog, vocabulary = Catalog(items, codes), Vocabulary.from_levels([4, 9])
+        shop.bundle = replace(shop.bundle, catalog=catalog, vocabulary=vocabulary)
+        shop.epochs = Epochs(shop.bundle)
+        async with running(settings, recommender=shop) as (client, _):
+            shown, cursor = [], ""
+            while cursor is not None:
+                found = await client.get("/v1/items", params={"limit": 2, "cursor": cursor})
+                shown += ids(found)
+                cursor = found.json()["next"]
+            lists.append(shown)
+    assert lists == [["d", "b", "c", "e", "a"]] * 2
+
+
 async def test_a_filter_that_nothing_passes_is_noted(client):
     nothing = {"must": [{"key": "categories", "match": "no such category"}]}
     answer = await client.post(URL, json={"history": ["item-7"], "filter": nothing})
