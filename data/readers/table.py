@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import asdict, dataclass, field, replace
 from functools import reduce
 from pathlib import Path
@@ -177,11 +177,7 @@ class _EventReader:
             damage = Damage()
             cleaner = RowCleaner(file.path, self.config.clean, self.times, self.report)
             for batch in file.batches(used, damage):
-                for name in used:
-                    if len(batch.schema.get_all_field_indices(name)) > 1:
-                        raise DataError(
-                            f"{file.path}: two columns are named {name!r}; rename one of them"
-                        )
+                _check_names(batch, used, file.path)
                 table = self._without_open_quotes(batch, file, damage)
                 events = self._canonical(table, file.path, cleaner)
                 if events.num_rows:
@@ -352,6 +348,13 @@ def _has_clock(times: pa.ChunkedArray) -> bool:
 def _is_whole(sample: Sample, column: str) -> bool:
     texts = sample.texts(column)
     return bool(len(texts) and pc.all(pc.match_substring_regex(texts, WHOLE)).as_py())
+
+
+def _check_names(table: pa.Table, used: Collection[str], path: Path) -> None:
+    """Refuse a table in which a column that is used shares its name with another."""
+    for name in used:
+        if len(table.schema.get_all_field_indices(name)) > 1:
+            raise DataError(f"{path}: two columns are named {name!r}; rename one of them")
 
 
 def _agree(files: list[TableFile]) -> None:
