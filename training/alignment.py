@@ -37,7 +37,7 @@ from recsys.training.tree import (
 )
 
 # Objectives over the levels of a draft tree, 1 .. L - 1.
-_DRAFTED = ("tree-kd", "beam-kd")
+_DRAFTED = ("tree-kd", "margin-kd")
 
 
 @dataclass(frozen=True)
@@ -370,10 +370,10 @@ class TreeAlignment(nn.Module):
             states[:, :depth], parents[:, :depth], scores[:, :depth],
             [p.to(kind) for p in log_probs[:depth]], log_q,
         )  # fmt: skip
-        if settings.objective == "beam-kd":
-            align = self._beam_kd(levels)
-        elif settings.objective == "tree-kd":
+        if settings.objective == "tree-kd":
             align = self._tree_kd(levels)
+        elif settings.objective == "margin-kd":
+            align = self._tree_kd(levels) + settings.margin * self._margin(levels)
         else:
             level_p = [p.to(kind) for p in log_probs[states.shape[1] :]]
             align = self._sequences(levels, log_q, whole_p, level_p)
@@ -446,12 +446,14 @@ class TreeAlignment(nn.Module):
             total = total + (share.sum(-1) * row).sum(-1).mean()
         return total
 
-    def _beam_kd(self, levels: Levels) -> torch.Tensor:
-        """Mean over levels of `losses.listwise` over all children of the level's beams."""
+    def _margin(self, levels: Levels) -> torch.Tensor:
+        """Mean over levels of `losses.margin` of the target's beams among all candidates."""
         total = levels.log_q[0].new_zeros(())
-        for score_p, score_q, real in levels.candidates():
-            row = losses.listwise(
-                score_p.flatten(1), score_q.flatten(1), real.flatten(1), self._settings.temperature
+        for depth, (_, score_q, real) in enumerate(levels.candidates()):
+            candidates = score_q.masked_fill(~real, losses.NOWHERE).flatten(1)
+            beams = candidates.gather(1, levels.places(depth))
+            row = losses.margin(
+                beams, levels.states[:, depth] >= 0, candidates, self._settings.drafts
             )
             total = total + row.mean()
         return total / len(levels.real)

@@ -70,7 +70,7 @@ class DraftOptions:
         str | None,
         typer.Option(
             help="sft, wordkd, tvdkd, seqkd, atspeed-s (as released), atspeed-s-eq4 (as printed), "
-            "atspeed-r, tree-kd or beam-kd."
+            "atspeed-r, tree-kd or margin-kd."
         ),
     ] = None
     alpha: Annotated[
@@ -240,7 +240,7 @@ def train_draft(
 
     It learns next items (sft) or is aligned to the target; docs/alignment.md has the objectives.
 
-    Example: recsys train draft --config configs/atspeed-beauty.yaml --objective beam-kd
+    Example: recsys train draft --config configs/atspeed-beauty.yaml --objective margin-kd
     """
     context = run.context(draft=asdict(own), teacher={"mixture": mixture}).with_recipe()
     from recsys.training.draft import stage

@@ -128,20 +128,23 @@ def sequence_cross_entropy(log_q: torch.Tensor, share: torch.Tensor) -> torch.Te
     return -(share * log_q.masked_fill(share == 0, 0.0)).sum(-1)
 
 
-def listwise(
-    score_p: torch.Tensor, score_q: torch.Tensor, real: torch.Tensor, temperature: float
+def margin(
+    beams: torch.Tensor, real: torch.Tensor, candidates: torch.Tensor, drafts: int
 ) -> torch.Tensor:
-    """Ranking of candidates across beams: tau^2 KL(softmax(s_p / tau) || softmax(s_q / tau)).
+    """Mean over the target's beams of softplus(s_N - s(y)), where s is the draft's score.
 
-    A candidate is a prefix with its sum of log-probs s, as in beam search. tau > 1 increases the
-    weight of the tail of the top K, where a draft errs most; tau^2 keeps the scale of gradients.
+    A level is accepted if all of the target's beams are among the draft's N best prefixes, so what
+    costs a pass is a beam below the best prefix that the draft leaves out. s_N is the score of that
+    prefix; it gets no gradient. The loss is 0 where nothing is left out.
 
     Args:
-        score_p: (..., C) of the target.
-        score_q: (..., C) of the draft.
-        real: (..., C).
-        temperature: tau.
+        beams: (..., K) scores of the target's beams under the draft.
+        real: (..., K) bool, False where there are fewer beams.
+        candidates: (..., C) scores of all prefixes of the level, `NOWHERE` for padding.
+        drafts: N.
     """
-    log_p = allowed(score_p / temperature, real)
-    log_q = allowed(score_q / temperature, real)
-    return temperature**2 * forward_kl(log_p, log_q)
+    if candidates.shape[-1] <= drafts:
+        return candidates.new_zeros(candidates.shape[:-1])
+    first_out = candidates.detach().topk(drafts + 1, dim=-1).values[..., -1:]
+    loss = torch.nn.functional.softplus(first_out - beams).masked_fill(~real, 0.0)
+    return loss.sum(-1) / real.sum(-1).clamp(min=1)

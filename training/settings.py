@@ -20,14 +20,14 @@ LEARNED = ("rq-kmeans", "rq-vae")  # methods that learn codes from features
 Method = Literal["rq-vae", "rq-kmeans", "imported"]
 Objective = Literal[
     "sft", "wordkd", "tvdkd", "seqkd", "atspeed-s", "atspeed-s-eq4", "atspeed-r", "tree-kd",
-    "beam-kd",
+    "margin-kd",
 ]  # fmt: skip
 # What each objective learns from, in addition to the next items.
 ON_WORDS = ("wordkd", "tvdkd")  # the target's distribution at every token of the windows
 # The teacher's trees.
-ON_TREES = ("seqkd", "atspeed-s", "atspeed-s-eq4", "atspeed-r", "tree-kd", "beam-kd")
+ON_TREES = ("seqkd", "atspeed-s", "atspeed-s-eq4", "atspeed-r", "tree-kd", "margin-kd")
 # Objectives whose optimum is the target itself need no recommendation loss.
-_COMPLETE = ("tree-kd", "beam-kd")
+_COMPLETE = ("tree-kd", "margin-kd")
 
 
 @dataclass(frozen=True)
@@ -379,7 +379,7 @@ class AlignmentSettings:
     Attributes:
         objective: see docs/alignment.md.
         alpha: weight of the alignment loss; 1 - alpha is the weight of the recommendation loss.
-            None means .5, or 1 for tree-kd and beam-kd.
+            None means .5, or 1 for tree-kd and margin-kd.
         beam_steps: whether the sequences of a history are the beams of every step, or of the last.
         density: keep the density regularisation of atspeed-s.
         level_tokens: atspeed-s compares all tokens of a node's level, as released; False: only
@@ -389,8 +389,9 @@ class AlignmentSettings:
             whole vocabulary, for which the target runs again in every training step.
         top_k: learn from all K sequences; False: only from the best one.
         tree_attention: one row per history; False: one row per node.
-        temperature: of beam-kd.
         flatten: the weight of a node in tree-kd is p(prefix)^(1 / flatten).
+        drafts: N of margin-kd, the prefixes of a level that the draft will propose.
+        margin: weight of the margin in margin-kd.
     """
 
     objective: Objective = "sft"
@@ -402,8 +403,9 @@ class AlignmentSettings:
     constrained: bool = True
     top_k: bool = True
     tree_attention: bool = True
-    temperature: float = 2.0
     flatten: float = 2.0
+    drafts: int = 40
+    margin: float = 0.3
 
     @property
     def align_weight(self) -> float:
@@ -464,7 +466,11 @@ class DraftConfig(AlignmentSettings, SupervisedConfig):
             )
         if self.lora is not None and self.base is None:
             raise ConfigError("lora: adapts a pretrained draft; give draft.base, or leave lora out")
-        check_bounds(self, above_zero=["temperature", "flatten", "softmax_temperature"])
+        check_bounds(
+            self,
+            at_least={"drafts": 1, "margin": 0},
+            above_zero=["flatten", "softmax_temperature"],
+        )
 
     def check_with(self, settings: Settings) -> None:
         """Check what lies outside of this section.

@@ -211,13 +211,51 @@ def test_the_loss_of_a_tree_equals_loops_over_its_sequences(
     assert found.item() == pytest.approx(expected, abs=1e-7)
 
 
-@pytest.mark.parametrize("objective", ["tree-kd", "beam-kd", "atspeed-r"])
+@pytest.mark.parametrize("objective", ["tree-kd", "atspeed-r"])
 def test_the_loss_of_the_target_itself_is_zero(objective):
     model = make_model()
     data = make_batches(model)
     module = TreeAlignment(model, DeviceTrie.of(TRIE), AlignmentSettings(objective, alpha=1.0))
     for batch in data.epoch(0):
         assert abs(module(*tensors(batch)).item()) < 2e-3, "half precision of what is stored"
+
+
+@pytest.mark.parametrize("drafts", [2, 5])
+def test_the_margin_of_a_tree_equals_sorting_its_prefixes(drafts):
+    data = make_batches(make_model())
+    batch = data.batch(np.arange(len(data.prompts))[::3])
+    model = make_model(seed=1, layers=1).double()
+
+    def score(tokens, length):
+        with torch.no_grad():
+            log_q = model(torch.tensor([tokens])).logits[0].log_softmax(-1)
+        return sum(log_q[i - 1, tokens[i]].item() for i in range(length, len(tokens)))
+
+    catalog = [tuple(row) for row in TRIE.rows.tolist()]
+    expected = []
+    for row, length in enumerate(batch.lengths.tolist()):
+        prompt, above = batch.window[row, :length].tolist(), [()]
+        for level in range(batch.states.shape[1] - 1):
+            beams = [
+                catalog[TRIE.row_start[state]][: level + 1]
+                for state in batch.states[row, level].tolist()
+                if state >= 0
+            ]
+            children = {item[: level + 1] for item in catalog if item[:level] in above}
+            scores = {prefix: score([*prompt, *prefix], length) for prefix in children}
+            left_out = sorted(scores.values(), reverse=True)[drafts : drafts + 1]
+            missed = [
+                math.log1p(math.exp(best - scores[beam])) for best in left_out for beam in beams
+            ]
+            expected.append(sum(missed) / len(beams))
+            above = beams
+    values = []
+    for weight in (0.0, 1.0):
+        settings = AlignmentSettings("margin-kd", alpha=1.0, drafts=drafts, margin=weight)
+        module = TreeAlignment(model, DeviceTrie.of(TRIE), settings)
+        with torch.no_grad():
+            values.append(module(*tensors(batch, torch.float64)).item())
+    assert values[1] - values[0] == pytest.approx(np.mean(expected), abs=1e-7)
 
 
 @pytest.mark.parametrize("objective", ON_TREES)
@@ -241,7 +279,7 @@ def test_the_recommendation_loss_is_that_of_supervised_training():
     data = make_batches(make_model())
     batch = data.batch(np.arange(8))
     model = make_model(seed=1)
-    settings = AlignmentSettings("beam-kd", alpha=0.0)
+    settings = AlignmentSettings("margin-kd", alpha=0.0)
     found = TreeAlignment(model, DeviceTrie.of(TRIE), settings, label_smoothing=0.1)(
         *tensors(batch)
     )
@@ -327,13 +365,13 @@ def test_a_draft_killed_by_sigkill_ends_with_the_same_bits(make_context, killed,
 
 
 def test_a_draft_on_trees_makes_its_teacher_as_a_parent(make_context):
-    sections = {"teacher": TEACHER, "draft": {**SHORT, "objective": "beam-kd"}}
+    sections = {"teacher": TEACHER, "draft": {**SHORT, "objective": "margin-kd"}}
     target.stage(make_context())
     path = draft.stage(make_context(**sections))
     manifest = verify(path, "draft")
     context = make_context()
     assert manifest.parents["teacher"] == read_manifest(context.workspace.run("teacher")).digest
-    assert manifest.info["objective"] == "beam-kd"
+    assert manifest.info["objective"] == "margin-kd"
     assert 0 <= manifest.info["validation"]["accepted_levels"] <= 2
     stamp = (path / "manifest.json").stat().st_mtime_ns
     draft.stage(make_context(**sections))
@@ -378,5 +416,5 @@ def test_an_sft_draft_needs_no_teacher_and_logs_acceptance(make_context):
 
 def test_alpha_follows_the_objective_unless_given():
     assert DraftConfig(objective="atspeed-s").align_weight == 0.5
-    assert DraftConfig(objective="beam-kd").align_weight == 1.0
-    assert DraftConfig(objective="beam-kd", alpha=0.3).align_weight == 0.3
+    assert DraftConfig(objective="margin-kd").align_weight == 1.0
+    assert DraftConfig(objective="margin-kd", alpha=0.3).align_weight == 0.3

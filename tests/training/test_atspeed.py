@@ -41,7 +41,7 @@ def test_every_variant_has_a_folder_of_its_own():
 
 
 def test_settings_of_every_variant_are_its_own():
-    deployed = Settings({"draft": {"objective": "beam-kd", "alpha": 1.0, "layers": 2}})
+    deployed = Settings({"draft": {"objective": "margin-kd", "alpha": 1.0, "layers": 2}})
     for variant in list_variants(PARTS, BOTH, (3,), BUDGETS):
         settings = derive_settings(deployed, variant, LIMITS, HOME)
         config = settings.section("draft", DraftConfig)
@@ -224,7 +224,7 @@ def test_a_toy_run_fills_every_part(quick):
 def test_a_toy_run_shows_published_figures(quick):
     folder, first, *_ = quick
     page = (folder / "report.html").read_text()
-    for text in ("paper (7B)", "2.58", "6.7 billion parameters", "AtSpeed-S", "beam-kd (ours)"):
+    for text in ("paper (7B)", "2.58", "6.7 billion parameters", "AtSpeed-S", "margin-kd (ours)"):
         assert text in page
         assert text in first.stdout
     assert "<script" not in page

@@ -147,13 +147,20 @@ def test_sequence_cross_entropy_by_hand():
     assert losses.sequence_cross_entropy(Q, share).item() == pytest.approx(expected)
 
 
-def test_listwise_by_hand_at_a_temperature():
-    # At temperature 2 distributions are those of the square roots.
-    roots = [[math.sqrt(v) for v in row] for row in ((0.5, 0.3, 0.2), (0.2, 0.5, 0.3))]
-    p, q = ([v / sum(row) for v in row] for row in roots)
-    expected = 4 * sum(a * math.log(a / b) for a, b in zip(p, q, strict=True))
-    found = losses.listwise(P, Q, torch.ones(3, dtype=torch.bool), 2.0)
-    assert found.item() == pytest.approx(expected)
+def test_margin_by_hand():
+    # The draft proposes the prefixes with -1 and -2; the best one that it leaves out has -3.
+    candidates = torch.tensor([-1.0, -4.0, -2.0, -3.0, losses.NOWHERE], dtype=torch.float64)
+    beams = torch.tensor([-1.0, -4.0, -9.0], dtype=torch.float64)
+    real = torch.tensor([True, True, False])
+    expected = (math.log(1 + math.exp(-2)) + math.log(1 + math.exp(1))) / 2
+    assert losses.margin(beams, real, candidates, 2).item() == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("drafts", [4, 5, 9])
+def test_margin_is_zero_where_the_draft_proposes_everything(drafts):
+    candidates = torch.tensor([-1.0, -4.0, -2.0, -3.0, losses.NOWHERE], dtype=torch.float64)
+    found = losses.margin(candidates[:2], torch.tensor([True, True]), candidates, drafts)
+    assert found.item() == 0
 
 
 def slow(log_p, log_q, real, rule):
@@ -247,7 +254,7 @@ def test_gradients_of_the_other_losses_equal_finite_differences():
         lambda v: losses.forward_kl(p, v.log_softmax(-1)),
         lambda v: losses.total_variation(p, v.log_softmax(-1)),
         lambda v: losses.sequence_cross_entropy(v.log_softmax(-1), share),
-        lambda v: losses.listwise(p, v, REAL, 2.0),
+        lambda v: losses.margin(v[:, :3], REAL[:, :3], p, 2),
         lambda v: losses.atspeed_s(p, v.log_softmax(-1), 3, density=False),
         lambda v: losses.atspeed_s(p, v.log_softmax(-1), 3, temperature=0.5),
     ):
