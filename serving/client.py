@@ -25,6 +25,7 @@ from recsys.serving.schemas.changes import EventRecord
 from recsys.serving.schemas.common import CHAMPION, Problem
 from recsys.serving.schemas.events import EventsResponse, UserHistory, UserList
 from recsys.serving.schemas.experiments import ExperimentInfo, ExperimentList, ExperimentResults
+from recsys.serving.schemas.explanations import ExplanationsResponse
 from recsys.serving.schemas.filters import FilterReport
 from recsys.serving.schemas.items import (
     DescribedItem,
@@ -195,6 +196,18 @@ class Client:
         """Rank given items by their probability."""
         body = _subject(user, history) | {"items": list(items)} | options
         return self._ask(RankResponse, "POST", "/v1/rank", json=body)
+
+    def explain(
+        self,
+        items: Sequence[str],
+        *,
+        user: str | None = None,
+        history: Sequence[str] | None = None,
+        **options: Any,
+    ) -> ExplanationsResponse:
+        """Reasons in words for items, if the service has a text model."""
+        body = _subject(user, history) | {"items": list(items)} | options
+        return self._ask(ExplanationsResponse, "POST", "/v1/explanations", json=body)
 
     def similar(self, item_id: str, k: int = 10, *, model: str = CHAMPION) -> SimilarResponse:
         """Items similar to one item."""

@@ -22,6 +22,7 @@ from recsys.serving.batcher import Answer, QueueFullError, until
 from recsys.serving.catalog_changes import CatalogChanges, described, find
 from recsys.serving.evaluations import Evaluations
 from recsys.serving.experiments import Experiments
+from recsys.serving.explanations import Explanations
 from recsys.serving.limits import CALLER, work_of
 from recsys.serving.lists import Lists
 from recsys.serving.metrics import Metrics
@@ -29,6 +30,7 @@ from recsys.serving.models import BundleRefusedError, KeptAlias, Model, Models
 from recsys.serving.reads import Reads
 from recsys.serving.rules import RuleReferenceError, Rules
 from recsys.serving.schemas.common import CHAMPION, MAX_HISTORY
+from recsys.serving.schemas.explanations import ExplanationsRequest, ExplanationsResponse
 from recsys.serving.schemas.filters import FilterCheck, FilterReport
 from recsys.serving.schemas.items import (
     DescribedItem,
@@ -135,6 +137,7 @@ class Service:
         self.catalog_changes = CatalogChanges(self.models, self.metrics, self._reads)
         self.today = Figures(self.models, self._reads, settings.not_history)
         self._shadow = Shadow(settings, self.models, self._worker, self.metrics)
+        self._explanations = Explanations(settings)
         self.metrics.queue_depth = lambda: self.models.waiting
         self.metrics.filter_stats = self._filter_stats
         self.metrics.captured = self._captured
@@ -157,6 +160,7 @@ class Service:
             await self.rules.start(self._store)
             await self.experiments.start(self._store)
             await self._load()
+            await self._explanations.start()
         except Exception as error:
             cause = error.__cause__ if isinstance(error, BundleRefusedError) else None
             self.failure = cause if isinstance(cause, Exception) else error
@@ -184,6 +188,7 @@ class Service:
         await self.rules.close()
         await self.experiments.close()
         await self.models.close()
+        self._explanations.close()
         self._worker.close()
         if self._store is not None:
             self._store.close()
@@ -346,6 +351,15 @@ class Service:
                 continue
             scores: Any = answer.result
             return known, scores
+
+    async def explain(self, body: ExplanationsRequest) -> ExplanationsResponse:
+        """Explain items to a user; errors are those of `rank` and of `Explanations`."""
+        deadline = self.deadline
+        found = await self._history(body, deadline)
+        if found is None:
+            raise _unknown_user(body)
+        with self.models.lease(body.model) as model:
+            return await self._explanations.explain(body, found.items, model, deadline)
 
     async def similar(self, item_id: str, k: int, alias: str) -> SimilarResponse:
         """The items most similar to one item.

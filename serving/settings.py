@@ -100,6 +100,8 @@ class ServingSettings(BaseSettings):
             listens on loopback, and all names otherwise.
         image_hosts: hosts from which the page may show pictures of items, separated by commas;
             `*.example.org` accepts subdomains. None: pictures in data URLs only.
+        explainer: folder of a text model with its tokenizer, which writes the reasons of
+            `/v1/explanations`; None answers none.
         shadow_fraction: share of the requests that are run again in the background.
         shadow_alias: alias of the model for it; None for plain beam search with the same model.
         otel: export OpenTelemetry traces (extra `otel`), configured by the variables of its SDK.
@@ -140,12 +142,13 @@ class ServingSettings(BaseSettings):
     forwarded_allow_ips: str = "127.0.0.1"
     allowed_hosts: str | None = None
     image_hosts: str | None = Field(None, pattern=rf"^{_HOST}( *, *{_HOST})*$")
+    explainer: Path | None = None
     shadow_fraction: float = Field(0.0, ge=0, le=1)
     shadow_alias: str | None = None
     otel: bool = False
     gc_freeze: bool = True
 
-    @field_validator("bundle", "histories", "models_dir", "keys")
+    @field_validator("bundle", "histories", "models_dir", "keys", "explainer")
     @classmethod
     def _expand(cls, path: Path | None) -> Path | None:
         return None if path is None else path.expanduser()

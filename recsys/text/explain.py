@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
@@ -131,6 +131,7 @@ class Explainer:
         *,
         temperature: float = 0.0,
         seed: int = 0,
+        stopped: Callable[[], bool] | None = None,
     ) -> list[Explained]:
         """Explain each of the items that one user was recommended.
 
@@ -139,9 +140,11 @@ class Explainer:
             items: titles of the recommended items.
             temperature: temperature of sampling; 0 takes the most probable tokens.
             seed: seed of the draws.
+            stopped: whether to write no further; asked before each pass.
 
         Raises:
             ValueError: an item without a title.
+            StoppedError: `stopped` returned True.
         """
         if not all(items):
             raise ValueError(f"items: number {list(items).index('')} has no title")
@@ -160,6 +163,7 @@ class Explainer:
             max((self._longest(shown, item) for item in items), default=1),
             temperature=temperature,
             seed=seed,
+            stopped=stopped,
         )
         texts = [self._tokenizer.decode(text.tokens) for text in found]
         return [

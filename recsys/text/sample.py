@@ -19,7 +19,7 @@ the same texts. A constraint's states are integers, so what was not kept needs n
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -71,6 +71,10 @@ class TextDraft:
 
     def __post_init__(self) -> None:
         whole_number("tokens", self.tokens)
+
+
+class StoppedError(Exception):
+    """The texts are not wanted any more."""
 
 
 class _Drawn(NamedTuple):
@@ -184,6 +188,7 @@ def sample_text(
     seed: int = 0,
     skip_forced: bool = True,
     draft: TextDraft | None = None,
+    stopped: Callable[[], bool] | None = None,
 ) -> list[SampledText]:
     """Draw one text after each prompt.
 
@@ -198,6 +203,7 @@ def sample_text(
             this fixes how forced bytes are split into tokens, and so the distribution: it is that
             of a model that always splits them this way. Without it, every token is drawn.
         draft: draws tokens ahead; the distribution of the texts stays the same. None for none.
+        stopped: whether to write no further; asked before each pass of the model.
 
     Returns:
         One text per request.
@@ -206,6 +212,7 @@ def sample_text(
         ValueError: an argument out of its range, an empty prompt, constraints that do not fit, or a
             draft with another number of tokens.
         NonFiniteError: the model's logits are not finite for some of the requests.
+        StoppedError: `stopped` returned True.
     """
     model = TreeModel.of(model)
     whole_number("max_new_tokens", max_new_tokens)
@@ -236,7 +243,7 @@ def sample_text(
             slots, lengths, cached = tree.cache.slots, tree.prompts.host_lengths, tree.cached
             size = slots * tree.cache.bytes_per_slot
             width = 0 if draft is None else draft.tokens
-            _Draws([tree, *others], temperature, seed).finish(live.copy(), width)
+            _Draws([tree, *others], temperature, seed).finish(live.copy(), width, stopped)
         for text, length, known in zip(live, lengths.tolist(), cached.tolist(), strict=True):
             stats[text.request] = DecodeStats(
                 text.passes[0], length - known + text.run, slots, size,
@@ -258,7 +265,9 @@ class _Draws:
         self._trees, self._temperature = trees, temperature
         self._generator = torch.Generator(trees[0].model.device).manual_seed(seed)
 
-    def finish(self, live: list[_Text], width: int) -> None:
+    def finish(
+        self, live: list[_Text], width: int, stopped: Callable[[], bool] | None = None
+    ) -> None:
         """Write texts to their ends. The prompts of the trees are theirs, one each.
 
         The draft draws at most `width` tokens before each pass of the model.
@@ -270,6 +279,8 @@ class _Draws:
             stay = [place for place, text in enumerate(live) if text.open]
             if not stay:
                 return
+            if stopped is not None and stopped():
+                raise StoppedError
             if len(stay) < len(live):
                 live = [live[place] for place in stay]
                 for tree in self._trees:

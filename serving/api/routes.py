@@ -8,6 +8,7 @@ from recsys.serving.api import (
     changes,
     events,
     experiments,
+    explanations,
     filters,
     health,
     items,
@@ -21,8 +22,8 @@ from recsys.serving.api import (
 )
 
 _MODULES = (
-    recommendations, lists, items, filters, rules, experiments, events, users, changes, models,
-    operations, health, pages,
+    recommendations, explanations, lists, items, filters, rules, experiments, events, users,
+    changes, models, operations, health, pages,
 )  # fmt: skip
 ROUTES = [
     route for module in _MODULES for route in module.router.routes if isinstance(route, APIRoute)

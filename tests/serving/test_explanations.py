@@ -1,0 +1,247 @@
+"""Explanations over HTTP, by a small random text model, within the bounds of other requests."""
+
+import asyncio
+import threading
+
+import pytest
+
+from recsys.recommender import RecommendRequest
+from recsys.serving import auth
+from recsys.serving.explanations import EVENTS, TITLE, WORK
+from recsys.serving.schemas.explanations import MAX_EXPLAINED
+from recsys.serving.service import Phase
+from recsys.testing import byte_level_tokenizer, tiny_model
+from recsys.text.explain import Explained, Explainer, Explanation
+from recsys.text.sample import StoppedError
+
+PATH = "/v1/explanations"
+FAST = byte_level_tokenizer(["Thing no. 1", "because it is much like the others"], 330)
+
+
+@pytest.fixture(scope="module")
+def text_model(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("text") / "tiny-llama"
+    tiny_model("llama-gqa", 352).save_pretrained(folder)
+    FAST.save_pretrained(folder)
+    return folder
+
+
+class Scripted:
+    """Writes when its gate is open, and notes what it was asked and whether it was stopped."""
+
+    def __init__(self):
+        self.gate, self.asked = threading.Event(), []
+        self.begun, self.stopped = threading.Event(), threading.Event()
+
+    def explain(self, history, items, *, stopped):
+        self.asked.append((history, items))
+        self.begun.set()
+        while not self.gate.wait(0.01):
+            if stopped():
+                self.stopped.set()
+                raise StoppedError
+        return [
+            Explained(Explanation(item, history[-1:], f"like {item}"), "", None) for item in items
+        ]
+
+
+@pytest.fixture
+def scripted(monkeypatch):
+    made = Scripted()
+    monkeypatch.setattr(Explainer, "load", lambda folder: made)
+    return made
+
+
+@pytest.fixture
+def on(settings, tmp_path):
+    return settings.model_copy(update={"explainer": tmp_path / "tiny-llama", "keys": None})
+
+
+async def test_items_are_explained_by_titles_of_the_history(
+    settings, recommender, running, text_model
+):
+    there = settings.model_copy(update={"explainer": text_model})
+    body = {"history": ["item-7", "gone", "item-12", "item-7"], "items": ["item-3", "item-9"]}
+    async with running(there, recommender=recommender) as (client, _):
+        response = await client.post(PATH, json=body)
+        again = await client.post(PATH, json=body)
+    assert response.status_code == 200
+    found = response.json()
+    assert found == again.json()
+    assert found["text_model"] == "tiny-llama"
+    assert found["model"]["alias"] == "champion"
+    liked = {"item-7": "Thing no. 7", "item-12": "Thing no. 12"}
+    alone = Explainer.load(text_model).explain(
+        ["Thing no. 12", "Thing no. 7"], ["Thing no. 3", "Thing no. 9"]
+    )
+    for one, expected, name in zip(found["explanations"], alone, ("3", "9"), strict=True):
+        assert (one["item_id"], one["title"]) == (f"item-{name}", f"Thing no. {name}")
+        assert one["reason"] == expected.explanation.reason
+        assert [quoted["title"] for quoted in one["because"]] == expected.explanation.because
+        assert all(liked[quoted["item_id"]] == quoted["title"] for quoted in one["because"])
+
+
+async def test_a_stored_user_is_explained_to(on, recommender, running, scripted):
+    scripted.gate.set()
+    async with running(on, recommender=recommender) as (client, _):
+        found = (await client.post(PATH, json={"user": "ada", "items": ["item-5"]})).json()
+        missing = await client.post(PATH, json={"user": "nobody", "items": ["item-5"]})
+    assert scripted.asked == [(["Thing no. 1", "Thing no. 2"], ["Thing no. 5"])]
+    assert found["explanations"] == [
+        {
+            "item_id": "item-5",
+            "title": "Thing no. 5",
+            "because": [{"item_id": "item-2", "title": "Thing no. 2"}],
+            "reason": "like Thing no. 5",
+        }
+    ]
+    assert (missing.status_code, missing.json()["code"]) == (404, "unknown_user")
+
+
+async def test_unknown_removed_untitled_and_repeated_items(on, recommender, running, scripted):
+    scripted.gate.set()
+    long = "x" * 5_000
+    async with running(on, recommender=recommender) as (client, _):
+        for name, title in (("untitled", ""), ("long", long)):
+            put = {"title": title, "semantic_id": [0, 0, 1]}
+            assert (await client.put(f"/v1/items/{name}", json=put)).status_code == 200
+        assert (await client.delete("/v1/items/item-4")).status_code == 204
+        items = ["item-4", "item-1", "gone", "untitled", "item-1", "long"]
+        body = {"history": ["item-4", "item-2"], "items": items}
+        found = (await client.post(PATH, json=body)).json()
+    assert [one["item_id"] for one in found["explanations"]] == ["item-1", "long"]
+    assert found["explanations"][1]["title"] == long
+    assert found["unknown_items"] == ["item-4", "gone"]
+    assert found["untitled_items"] == ["untitled"]
+    # A removed item is not quoted, and a text model reads the beginning of a long title.
+    assert scripted.asked == [(["Thing no. 2"], ["Thing no. 1", long[:TITLE]])]
+
+
+async def test_the_end_of_a_long_history_is_read(on, recommender, running, scripted):
+    scripted.gate.set()
+    history = ["item-0", *["item-1"] * (EVENTS - 1), "item-2"]
+    async with running(on, recommender=recommender) as (client, _):
+        await client.post(PATH, json={"history": history, "items": ["item-5"]})
+    assert scripted.asked[0][0] == ["Thing no. 1", "Thing no. 2"]
+
+
+@pytest.mark.parametrize(
+    ("change", "pointer"),
+    [
+        ({"items": []}, "/items"),
+        ({"items": ["a"] * (MAX_EXPLAINED + 1)}, "/items"),
+        ({"items": [3]}, "/items/0"),
+        ({"reason": "short"}, "/reason"),
+        ({"user": "ada"}, ""),
+    ],
+)
+async def test_what_is_wrong_with_a_request_is_named(
+    on, recommender, running, scripted, change, pointer
+):
+    body = {"history": ["item-1"], "items": ["item-2"], **change}
+    async with running(on, recommender=recommender) as (client, _):
+        response = await client.post(PATH, json=body)
+    assert (response.status_code, response.json()["code"]) == (422, "invalid_request")
+    assert response.json()["errors"][0]["pointer"] == pointer
+    assert not scripted.asked
+
+
+async def test_without_a_text_model_the_setting_is_named(settings, recommender, running):
+    async with running(settings, recommender=recommender) as (client, _):
+        response = await client.post(PATH, json={"history": [], "items": ["item-2"]})
+    assert (response.status_code, response.json()["code"]) == (409, "unsupported_by_model")
+    assert "serve.explainer" in response.json()["detail"]
+
+
+async def test_a_folder_without_a_text_model_ends_the_start(
+    settings, recommender, running, tmp_path
+):
+    wrong = settings.model_copy(update={"explainer": tmp_path})
+    async with running(wrong, recommender=recommender) as (_, service):
+        assert service.phase is Phase.FAILED
+        assert "has no tokenizer, so it writes no text" in str(service.failure)
+
+
+async def test_a_prompt_that_the_text_model_cannot_read_is_refused(
+    settings, recommender, running, text_model, monkeypatch
+):
+    def refuse(*arguments, **options):
+        raise ValueError("prompts: number 0 has 9000 tokens")
+
+    monkeypatch.setattr(Explainer, "explain", refuse)
+    there = settings.model_copy(update={"explainer": text_model})
+    async with running(there, recommender=recommender) as (client, _):
+        response = await client.post(PATH, json={"history": ["item-1"], "items": ["item-2"]})
+    assert (response.status_code, response.json()["code"]) == (409, "unsupported_by_model")
+    assert "9000 tokens" in response.json()["detail"]
+
+
+async def test_others_are_answered_while_an_explanation_is_written(
+    on, recommender, running, scripted
+):
+    async with running(on, recommender=recommender) as (client, _):
+        body = {"history": ["item-1"], "items": ["item-2"]}
+        waiting = asyncio.create_task(client.post(PATH, json=body))
+        await asyncio.to_thread(scripted.begun.wait, 60)
+        answer = await client.post("/v1/recommendations", json={"history": ["item-1"], "k": 3})
+        assert [one["item_id"] for one in answer.json()["items"]] == [
+            one.item_id
+            for one in recommender.answer(RecommendRequest(["item-1"], 3)).recommendations
+        ]
+        assert not waiting.done()
+        scripted.gate.set()
+        assert (await waiting).status_code == 200
+
+
+async def test_what_is_late_fails_and_is_written_no_further(on, recommender, running, scripted):
+    hasty = on.model_copy(update={"deadline_ms": 200.0})
+    async with running(hasty, recommender=recommender) as (client, _):
+        response = await client.post(PATH, json={"history": ["item-1"], "items": ["item-2"]})
+        assert (response.status_code, response.json()["code"]) == (504, "deadline_exceeded")
+        assert response.headers["Retry-After"]
+        assert await asyncio.to_thread(scripted.stopped.wait, 60)
+        scripted.gate.set()
+        again = await client.post(PATH, json={"history": ["item-1"], "items": ["item-2"]})
+        assert again.status_code == 200
+
+
+async def test_a_full_queue_refuses(on, recommender, running, scripted):
+    narrow = on.model_copy(update={"queue_limit": 1})
+    body = {"history": ["item-1"], "items": ["item-2"]}
+    async with running(narrow, recommender=recommender) as (client, _):
+        first = asyncio.create_task(client.post(PATH, json=body))
+        await asyncio.to_thread(scripted.begun.wait, 60)
+        second = await client.post(PATH, json=body)
+        assert (second.status_code, second.json()["code"]) == (429, "queue_full")
+        scripted.gate.set()
+        assert (await first).status_code == 200
+
+
+async def test_an_explanation_costs_its_work(on, recommender, running, scripted):
+    scripted.gate.set()
+    dear = on.model_copy(update={"rate_limit": 1e-6, "rate_burst": int(WORK)})
+    body = {"history": ["item-1"], "items": ["item-2", "item-3"]}
+    async with running(dear, recommender=recommender) as (client, _):
+        assert (await client.post(PATH, json=body)).status_code == 200
+        response = await client.post("/v1/recommendations", json={"history": ["item-1"]})
+    assert (response.status_code, response.json()["code"]) == (429, "rate_limited")
+
+
+async def test_a_tenant_explains_to_its_own_users(on, recommender, running, scripted, tmp_path):
+    scripted.gate.set()
+    file = tmp_path / "keys.json"
+    shops = {name: auth.create(file, name, "write", tenant=name) for name in ("shop1", "shop2")}
+    headers = {name: {"Authorization": f"Bearer {key}"} for name, key in shops.items()}
+    event = {"event_id": "e", "user": "ida", "item": "item-8", "timestamp": 5}
+    body = {"user": "ida", "items": ["item-2"]}
+    guarded = on.model_copy(update={"keys": file})
+    async with running(guarded, recommender=recommender) as (client, _):
+        sent = {"events": [event]}
+        assert (await client.post("/v1/events", json=sent, headers=headers["shop1"])).is_success
+        own = await client.post(PATH, json=body, headers=headers["shop1"])
+        other = await client.post(PATH, json=body, headers=headers["shop2"])
+        nobody = await client.post(PATH, json=body)
+    assert own.status_code == 200
+    assert own.json()["explanations"][0]["because"][0]["item_id"] == "item-8"
+    assert (other.status_code, other.json()["code"]) == (404, "unknown_user")
+    assert nobody.status_code == 401
