@@ -39,8 +39,11 @@ class RQKMeans(Quantizer):
         codebook_size: int,
         config: RQKMeansConfig,
         seed: int = 0,
+        start: NDArray[np.float32] | None = None,
     ) -> RQKMeans:
         """Fit a codebook of V = `codebook_size` codes for each of L levels to (items, F) features.
+
+        With `start`, (L, V, F) centroids, k-means goes on from them instead of from random items.
 
         Raises:
             ValueError: fewer items than codes.
@@ -61,7 +64,7 @@ class RQKMeans(Quantizer):
                     min_points_per_centroid=1,
                     max_points_per_centroid=1 << 16,
                 )
-                kmeans.train(residual)
+                kmeans.train(residual, init_centroids=None if start is None else start[level])
                 book = np.array(kmeans.centroids, np.float32)
                 residual -= book[nearest(residual, book)]
                 books.append(book)

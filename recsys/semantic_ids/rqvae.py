@@ -1,8 +1,12 @@
 """RQ-VAE: an autoencoder whose latent is a sum of one learned code per level.
 
 Lee et al., "Autoregressive Image Generation using Residual Quantization" (2022), as TIGER (Rajput
-et al., 2023) uses it for items. The quantiser is vector-quantize-pytorch's; after training only the
-encoder, the decoder and the centroids are kept.
+et al., 2023) uses it for items. Encoder and decoder are a linear map and an MLP side by side.
+Training begins at principal components: the linear maps are their projections, and the MLPs are
+zero. The codes are then those of residual k-means, which training can only leave for a lower loss.
+It ends with steps of residual k-means on the final latents, so that every code is the mean of its
+items. The quantiser in training is vector-quantize-pytorch's; only encoder, decoder and centroids
+are kept.
 """
 
 from __future__ import annotations
@@ -16,24 +20,27 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch.nn import functional as F
 from vector_quantize_pytorch import ResidualVQ
 
 from recsys.errors import ArtifactError
 from recsys.progress import track
 from recsys.semantic_ids.quantizer import Quantizer, check_size, decode
-from recsys.semantic_ids.settings import RQVAEConfig
+from recsys.semantic_ids.rqkmeans import RQKMeans
+from recsys.semantic_ids.settings import RQKMeansConfig, RQVAEConfig
 
 WEIGHTS = "rqvae.safetensors"
 CONFIG = "rqvae.json"
 INIT_ROWS = 1 << 15  # items that k-means initialises the codebooks from
+WARM_UP = 0.1  # share of the steps until the peak of the learning rate
+POLISH = RQKMeansConfig(iterations=10, restarts=1)  # at the end
 
 
 class Losses(NamedTuple):
     """Losses of one step.
 
     Attributes:
-        reconstruction: mean squared error of an item, summed over its features.
+        reconstruction: squared error of an item, summed over its features: the weighted mean of the
+            reconstructions from its first 1, 2, .. L codes.
         commitment: squared distance of each level's residual to its code, summed over levels and
             dimensions. The codebooks are updated by moving averages.
         total: reconstruction + weight × commitment.
@@ -48,15 +55,13 @@ class RQVAE(Quantizer):
     """A fitted RQ-VAE; `centroids` (L, V, D) lie in the encoder's latent space.
 
     >>> features = np.random.default_rng(0).normal(size=(20, 6)).astype(np.float32)
-    >>> config = RQVAEConfig(latent_dim=4, hidden=(8,), warmup_steps=2, steps=3)
+    >>> config = RQVAEConfig(latent_dim=4, hidden=(8,), steps=3)
     >>> quantizer = RQVAE.fit(features, levels=3, codebook_size=4, config=config)
     >>> quantizer.encode(features).shape, quantizer.centroids.shape
     ((20, 3), (3, 4, 4))
     """
 
-    def __init__(
-        self, encoder: nn.Sequential, decoder: nn.Sequential, centroids: NDArray[np.float32]
-    ) -> None:
+    def __init__(self, encoder: Coder, decoder: Coder, centroids: NDArray[np.float32]) -> None:
         self.encoder, self.decoder = encoder.eval(), decoder.eval()
         self.centroids = centroids
 
@@ -81,10 +86,14 @@ class RQVAE(Quantizer):
         items = torch.from_numpy(np.ascontiguousarray(features, np.float32))
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            encoder, decoder = _mlps(features.shape[1], config)
-            quantizer = _residual_vq(levels, codebook_size, config)
+            encoder, decoder = _principal_components(items, config)
+            quantizer = _residual_vq(levels, codebook_size, encoder, config)
             _train(encoder, decoder, quantizer, items, config)
-        return cls(encoder, decoder, quantizer.codebooks.numpy().astype(np.float32))
+            with torch.no_grad():
+                latents = encoder(items).numpy()
+        books = quantizer.codebooks.numpy().astype(np.float32)
+        final = RQKMeans.fit(latents, levels, codebook_size, POLISH, seed, books)
+        return cls(encoder, decoder, final.centroids)
 
     @torch.no_grad()
     def latents(self, features: NDArray[np.float32]) -> NDArray[np.float32]:
@@ -105,8 +114,7 @@ class RQVAE(Quantizer):
         tensors = {f"encoder.{k}": v for k, v in self.encoder.state_dict().items()}
         tensors |= {f"decoder.{k}": v for k, v in self.decoder.state_dict().items()}
         save_file({**tensors, "centroids": torch.from_numpy(self.centroids)}, folder / WEIGHTS)
-        widths = [m.in_features for m in self.encoder if isinstance(m, nn.Linear)]
-        text = json.dumps({"widths": [*widths, self.centroids.shape[2]]})
+        text = json.dumps({"widths": self.encoder.widths})
         (folder / CONFIG).write_text(text + "\n", encoding="utf-8")
 
     @classmethod
@@ -119,11 +127,34 @@ class RQVAE(Quantizer):
             widths = json.loads((folder / CONFIG).read_text(encoding="utf-8"))["widths"]
             tensors = load_file(folder / WEIGHTS)
             centroids = tensors.pop("centroids").numpy()
-            encoder, decoder = _mlp(widths), _mlp(widths[::-1])
-            nn.ModuleDict({"encoder": encoder, "decoder": decoder}).load_state_dict(tensors)
+            encoder, decoder = Coder(widths), Coder(widths[::-1])
+            parts = nn.ModuleDict({"encoder": encoder, "decoder": decoder})
+            parts.load_state_dict(_with_linear(tensors, parts))
         except (OSError, KeyError, TypeError, ValueError, RuntimeError, SafetensorError) as error:
             raise ArtifactError(f"{folder}: unreadable RQ-VAE: {error}") from error
         return cls(encoder, decoder, centroids)
+
+
+class Coder(nn.Module):
+    """A linear map and an MLP of the same input, added up; (B, widths[0]) to (B, widths[-1])."""
+
+    def __init__(self, widths: list[int]) -> None:
+        """Make it with an MLP whose output is zero."""
+        super().__init__()
+        self.widths = widths
+        self.linear = nn.Linear(widths[0], widths[-1])
+        layers: list[nn.Module] = []
+        for inner, outer in pairwise(widths):
+            last = nn.Linear(inner, outer)
+            layers += [last, nn.GELU()]
+        self.mlp = nn.Sequential(*layers[:-1])
+        nn.init.zeros_(last.weight)
+        nn.init.zeros_(last.bias)
+
+    def forward(self, rows: Tensor) -> Tensor:
+        """Map rows."""
+        mapped: Tensor = self.linear(rows) + self.mlp(rows)
+        return mapped
 
 
 def losses(
@@ -131,55 +162,77 @@ def losses(
     decoder: nn.Module,
     quantizer: ResidualVQ,
     batch: Tensor,
-    commitment: float,
+    config: RQVAEConfig,
 ) -> Losses:
     """Losses of one step on a (B, F) batch; in training mode the codebooks are updated."""
     latents = encoder(batch)
-    quantized, _, distances = quantizer(latents)  # distances: (L,), means over batch and dimensions
-    # Straight-through estimator, once: the library would add the gradient L times, once per level.
-    quantized = latents + (quantized - latents).detach()
-    reconstruction = (decoder(quantized) - batch).square().sum(dim=1).mean()
+    # distances: (L,), means over batch and dimensions; codes: (L, B, D)
+    _, _, distances, codes = quantizer(latents, return_all_codes=True)
     committed = distances.sum() * latents.shape[1]
-    return Losses(reconstruction, committed, reconstruction + commitment * committed)
+    weights = [config.prefix**more for more in reversed(range(len(codes)))]
+    reconstruction = batch.new_zeros(())
+    for weight, prefix in zip(weights, codes.cumsum(0), strict=True):
+        if weight:
+            # Straight-through estimator, once: the library would add the gradient L times.
+            quantized = latents + (prefix - latents).detach()
+            error = (decoder(quantized) - batch).square().sum(dim=1).mean()
+            reconstruction = reconstruction + weight / sum(weights) * error
+    return Losses(reconstruction, committed, reconstruction + config.commitment * committed)
 
 
 def _train(
-    encoder: nn.Sequential,
-    decoder: nn.Sequential,
+    encoder: Coder,
+    decoder: Coder,
     quantizer: ResidualVQ,
     items: Tensor,
     config: RQVAEConfig,
 ) -> None:
+    with torch.no_grad():  # the first call initialises the codebooks by k-means
+        quantizer(encoder(items[torch.randperm(len(items))[:INIT_ROWS]]))
+    if not config.steps:
+        return
     parameters = [*encoder.parameters(), *decoder.parameters()]
-    optimizer = torch.optim.AdamW(parameters, lr=config.learning_rate)
-    total = config.warmup_steps + config.steps
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, max(total, 1))
+    optimizer = torch.optim.AdamW(parameters, lr=config.learning_rate, weight_decay=0.0)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(
+        optimizer, config.learning_rate, total_steps=config.steps, pct_start=WARM_UP
+    )
     size = min(config.batch_size, len(items))
     order = torch.randperm(len(items))
-    with track("rq-vae", total=total) as bar:
-        for step in range(total):
+    with track("rq-vae", total=config.steps) as bar:
+        for _ in range(config.steps):
             if len(order) < size:
                 order = torch.randperm(len(items))
             batch, order = items[order[:size]], order[size:]
-            if step == config.warmup_steps:
-                with torch.no_grad():  # the first call initialises the codebooks by k-means
-                    quantizer(encoder(items[torch.randperm(len(items))[:INIT_ROWS]]))
-            if step < config.warmup_steps:
-                loss = F.mse_loss(decoder(encoder(batch)), batch) * batch.shape[1]
-                shown = {"reconstruction": loss.item()}
-            else:
-                parts = losses(encoder, decoder, quantizer, batch, config.commitment)
-                loss, shown = parts.total, {k: v.item() for k, v in parts._asdict().items()}
+            parts = losses(encoder, decoder, quantizer, batch, config)
             optimizer.zero_grad()
-            loss.backward()  # type: ignore[no-untyped-call]
+            parts.total.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
             schedule.step()
-            bar.advance(**shown)
+            bar.advance(**{name: value.item() for name, value in parts._asdict().items()})
 
 
-def _residual_vq(levels: int, codebook_size: int, config: RQVAEConfig) -> ResidualVQ:
+def _principal_components(items: Tensor, config: RQVAEConfig) -> tuple[Coder, Coder]:
+    """An encoder of (n, F) items to their first D principal components, and its decoder."""
+    width = min(config.latent_dim, items.shape[1])
+    widths = [items.shape[1], *config.hidden, width]
+    encoder, decoder = Coder(widths), Coder(widths[::-1])
+    mean = items.mean(0)
+    centered = (items - mean).double()
+    axes = torch.linalg.eigh(centered.T @ centered).eigenvectors[:, -width:].flip(1)  # (F, D)
+    axes = axes.to(items.dtype)
+    with torch.no_grad():
+        encoder.linear.weight.copy_(axes.T)
+        encoder.linear.bias.copy_(-mean @ axes)
+        decoder.linear.weight.copy_(axes)
+        decoder.linear.bias.copy_(mean)
+    return encoder, decoder
+
+
+def _residual_vq(
+    levels: int, codebook_size: int, encoder: Coder, config: RQVAEConfig
+) -> ResidualVQ:
     return ResidualVQ(
-        dim=config.latent_dim,
+        dim=encoder.widths[-1],
         num_quantizers=levels,
         codebook_size=codebook_size,
         kmeans_init=True,
@@ -191,13 +244,14 @@ def _residual_vq(levels: int, codebook_size: int, config: RQVAEConfig) -> Residu
     )
 
 
-def _mlps(width: int, config: RQVAEConfig) -> tuple[nn.Sequential, nn.Sequential]:
-    widths = [width, *config.hidden, config.latent_dim]
-    return _mlp(widths), _mlp(widths[::-1])
-
-
-def _mlp(widths: list[int]) -> nn.Sequential:
-    layers: list[nn.Module] = []
-    for inner, outer in pairwise(widths):
-        layers += [nn.Linear(inner, outer), nn.GELU()]
-    return nn.Sequential(*layers[:-1])
+def _with_linear(tensors: dict[str, Tensor], parts: nn.Module) -> dict[str, Tensor]:
+    """Tensors of this version; those of the versions before had an MLP alone."""
+    if "encoder.linear.weight" in tensors:
+        return tensors
+    named = {
+        f"{coder}.mlp.{rest}": value
+        for key, value in tensors.items()
+        for coder, rest in [key.split(".", 1)]
+    }
+    linear = {k: torch.zeros_like(v) for k, v in parts.state_dict().items() if ".linear." in k}
+    return {**named, **linear}

@@ -1,13 +1,13 @@
 """Residual coding against a slow twin, and both quantisers on data with known structure."""
 
 import json
-from copy import deepcopy
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from safetensors.torch import save_file
 from vector_quantize_pytorch import ResidualVQ
 
 from recsys.errors import ArtifactError
@@ -16,9 +16,7 @@ from recsys.semantic_ids.rqkmeans import RQKMeans
 from recsys.semantic_ids.rqvae import RQVAE, losses
 from recsys.semantic_ids.settings import RQKMeansConfig, RQVAEConfig
 
-QUICK_VAE = RQVAEConfig(
-    latent_dim=4, hidden=(16,), warmup_steps=50, steps=100, batch_size=64, learning_rate=1e-2
-)
+QUICK_VAE = RQVAEConfig(latent_dim=4, hidden=(16,), steps=100, batch_size=64, learning_rate=1e-2)
 
 
 def fit(method, features, levels=3, size=8, seed=0):
@@ -131,39 +129,82 @@ class _Identity(torch.nn.Module):
         return x
 
 
-def _shift(latents):
-    """A quantiser of one level that is always 1 off, in two dimensions."""
-    return latents + 1, None, torch.tensor([1.0])
+def _shift(latents, return_all_codes):
+    """A quantiser of two levels: the first code is 3 off, both together are 1 off."""
+    codes = torch.stack([latents + 3, torch.full_like(latents, -2.0)])
+    return codes.sum(0), None, torch.tensor([0.75, 0.25]), codes
 
 
-def test_the_loss_breakdown_adds_up_by_hand():
+@pytest.mark.parametrize(
+    ("prefix", "reconstruction"),
+    [(0.0, 2.0), (0.5, (0.5 * 18 + 2) / 1.5)],  # 3² + 3² and 1² + 1² an item
+)
+def test_the_loss_breakdown_adds_up_by_hand(prefix, reconstruction):
     batch = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
-    parts = losses(_Identity(), _Identity(), _shift, batch, commitment=0.25)
-    assert parts.reconstruction.item() == 2.0  # 1² + 1² an item
+    config = RQVAEConfig(commitment=0.25, prefix=prefix)
+    parts = losses(_Identity(), _Identity(), _shift, batch, config)
+    assert parts.reconstruction.item() == pytest.approx(reconstruction)
     assert parts.commitment.item() == 2.0
-    assert parts.total.item() == 2.5
+    assert parts.total.item() == pytest.approx(reconstruction + 0.5)
 
 
 def test_the_gradient_passes_straight_through_the_codes_once():
     torch.manual_seed(0)
-    quantizer = ResidualVQ(dim=2, num_quantizers=3, codebook_size=4)
-    untouched = deepcopy(quantizer)
+    quantizer = ResidualVQ(dim=2, num_quantizers=3, codebook_size=4).eval()
     batch = torch.randn(16, 2)
     encoder = torch.nn.Linear(2, 2, bias=False)
-    losses(encoder, _Identity(), quantizer, batch, commitment=0.0).total.backward()
+    config = RQVAEConfig(commitment=0.0, prefix=0.0)
+    losses(encoder, _Identity(), quantizer, batch, config).total.backward()
     with torch.no_grad():
-        error = untouched(encoder(batch))[0] - batch
+        error = quantizer(encoder(batch))[0] - batch
     expected = (2 * error / len(batch)).T @ batch  # as if the codes moved with the latents
     torch.testing.assert_close(encoder.weight.grad, expected)
 
 
-def test_dead_codes_come_back_to_life():
-    features = blobs(items=400)
-    alive = RQVAEConfig(latent_dim=4, hidden=(16,), warmup_steps=0, steps=150, batch_size=128)
-    dead = RQVAEConfig(**{**alive.__dict__, "revive_below": 0.0})
+def test_before_training_the_codes_are_those_of_residual_k_means():
+    features = blobs()
 
-    def used(config):
-        codes = RQVAE.fit(features, 2, 32, config, seed=2).encode(features)
-        return sum(len(np.unique(column)) for column in codes.T)
+    def error(quantizer):
+        codes = quantizer.encode(features)
+        return ((features - quantizer.reconstruct(codes)) ** 2).sum(1).mean()
 
-    assert used(alive) > used(dead)
+    start = RQVAE.fit(features, 3, 8, RQVAEConfig(latent_dim=6, hidden=(16,), steps=0), 0)
+    np.testing.assert_allclose(  # as many components as features: a rotation
+        ((start.latents(features)) ** 2).sum(1),
+        ((features - features.mean(0)) ** 2).sum(1),
+        rtol=1e-3,
+    )
+    assert error(start) < 1.2 * error(fit("rq-kmeans", features))
+
+
+def test_more_dimensions_than_features_are_not_used():
+    quantizer = fit("rq-vae", blobs(dim=3))
+    assert quantizer.centroids.shape == (3, 8, 3)
+
+
+def test_a_quantiser_of_the_versions_before_is_read(tmp_path):
+    torch.manual_seed(0)
+    encoder, decoder = (
+        torch.nn.Sequential(torch.nn.Linear(a, 5), torch.nn.GELU(), torch.nn.Linear(5, b))
+        for a, b in ((6, 2), (2, 6))
+    )
+    tensors = {f"encoder.{k}": v for k, v in encoder.state_dict().items()}
+    tensors |= {f"decoder.{k}": v for k, v in decoder.state_dict().items()}
+    centroids = torch.randn(3, 8, 2)
+    save_file({**tensors, "centroids": centroids}, tmp_path / "rqvae.safetensors")
+    (tmp_path / "rqvae.json").write_text(json.dumps({"widths": [6, 5, 2]}))
+    features = blobs(items=20)
+    quantizer = RQVAE.load(tmp_path)
+    with torch.no_grad():
+        latents = encoder(torch.from_numpy(features)).numpy()
+        np.testing.assert_allclose(quantizer.latents(features), latents, rtol=1e-6)
+        codes = residual_codes(latents, centroids.numpy())
+        expected = decoder(torch.from_numpy(decode(codes, centroids.numpy()))).numpy()
+    np.testing.assert_array_equal(quantizer.encode(features), codes)
+    np.testing.assert_allclose(quantizer.reconstruct(codes), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_every_code_is_used():
+    quantizer = RQVAE.fit(blobs(items=400), 2, 32, QUICK_VAE, seed=2)
+    codes = quantizer.encode(blobs(items=400))
+    assert [len(np.unique(column)) for column in codes.T] == [32, 32]

@@ -27,7 +27,7 @@ SMALL = {
     "levels": 3,
     "codebook_size": 8,
     "features": {"text_dim": 8, "collaborative_dim": 8},
-    "rqvae": {"latent_dim": 4, "hidden": [16], "warmup_steps": 10, "steps": 30, "batch_size": 64},
+    "rqvae": {"latent_dim": 4, "hidden": [16], "steps": 30, "batch_size": 64},
 }
 
 
