@@ -179,7 +179,8 @@ def main() -> None:
                 )  # fmt: skip
         # Users are the same for all seeds: their mean over seeds is one observation.
         mean = interval(np.mean(gaps, axis=0))
-        table.add_section().add_row(*[""] * 7, "mean", "{:+.4f} ± {:.4f}".format(*mean))
+        table.add_section()
+        table.add_row(*[""] * 7, "mean", "{:+.4f} ± {:.4f}".format(*mean))
         Console(width=130).print(table)
         results[name] = {"rows": rows, "gaps": [interval(gap) for gap in gaps], "mean_gap": mean}
     print(json.dumps({**vars(args), "results": results, "environment": environment()}))

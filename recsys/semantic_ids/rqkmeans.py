@@ -43,7 +43,13 @@ class RQKMeans(Quantizer):
     ) -> RQKMeans:
         """Fit a codebook of V = `codebook_size` codes for each of L levels to (items, F) features.
 
-        With `start`, (L, V, F) centroids, k-means goes on from them instead of from random items.
+        Args:
+            features: (items, F).
+            levels: L.
+            codebook_size: V.
+            config: iterations and restarts.
+            seed: of the first centroids.
+            start: (L, V, F) first centroids; they are drawn from the items without it.
 
         Raises:
             ValueError: fewer items than codes.

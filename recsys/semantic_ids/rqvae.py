@@ -1,12 +1,10 @@
 """RQ-VAE: an autoencoder whose latent is a sum of one learned code per level.
 
 Lee et al., "Autoregressive Image Generation using Residual Quantization" (2022), as TIGER (Rajput
-et al., 2023) uses it for items. Encoder and decoder are a linear map and an MLP side by side.
-Training begins at principal components: the linear maps are their projections, and the MLPs are
-zero. The codes are then those of residual k-means, which training can only leave for a lower loss.
-It ends with steps of residual k-means on the final latents, so that every code is the mean of its
-items. The quantiser in training is vector-quantize-pytorch's; only encoder, decoder and centroids
-are kept.
+et al., 2023) uses it for items. Training starts from residual k-means: the encoder begins as the
+projection on the features' principal axes, the decoder as the way back, and the codebooks as
+RQ-KMeans of these latents. The quantiser is vector-quantize-pytorch's; after training only the
+encoder, the decoder and the centroids are kept.
 """
 
 from __future__ import annotations
@@ -30,17 +28,17 @@ from recsys.semantic_ids.settings import RQKMeansConfig, RQVAEConfig
 
 WEIGHTS = "rqvae.safetensors"
 CONFIG = "rqvae.json"
-INIT_ROWS = 1 << 15  # items that k-means initialises the codebooks from
-WARM_UP = 0.1  # share of the steps until the peak of the learning rate
-POLISH = RQKMeansConfig(iterations=10, restarts=1)  # at the end
+WARMUP = 0.1  # of the steps, in which the learning rate rises
+LAST = RQKMeansConfig(iterations=10, restarts=1)  # k-means steps behind training
 
 
 class Losses(NamedTuple):
     """Losses of one step.
 
     Attributes:
-        reconstruction: squared error of an item, summed over its features: the weighted mean of the
-            reconstructions from its first 1, 2, .. L codes.
+        reconstruction: squared error of an item, summed over its features; mean over the items, and
+            over what is decoded: its first code, its first two, ..., all of them. Each counts twice
+            as much as the one before.
         commitment: squared distance of each level's residual to its code, summed over levels and
             dimensions. The codebooks are updated by moving averages.
         total: reconstruction + weight × commitment.
@@ -49,6 +47,34 @@ class Losses(NamedTuple):
     reconstruction: Tensor
     commitment: Tensor
     total: Tensor
+
+
+class Coder(nn.Module):
+    """An affine map plus an MLP whose output is zero at first: (n, F) to (n, D).
+
+    Args:
+        axes: (F, D) the map.
+        before: (F,) what is subtracted from its input.
+        after: (D,) what is added to its output.
+        hidden: widths of the MLP's layers.
+    """
+
+    def __init__(
+        self, axes: Tensor, before: Tensor, after: Tensor, hidden: tuple[int, ...] | list[int]
+    ) -> None:
+        super().__init__()
+        self.linear = nn.Linear(*axes.shape)
+        self.mlp = _mlp([axes.shape[0], *hidden, axes.shape[1]])
+        with torch.no_grad():
+            self.linear.weight.copy_(axes.T)
+            self.linear.bias.copy_(after - before @ axes)
+            for last in self.mlp[-1].parameters():
+                last.zero_()
+
+    def forward(self, rows: Tensor) -> Tensor:
+        """Map rows."""
+        out: Tensor = self.linear(rows) + self.mlp(rows)
+        return out
 
 
 class RQVAE(Quantizer):
@@ -61,7 +87,9 @@ class RQVAE(Quantizer):
     ((20, 3), (3, 4, 4))
     """
 
-    def __init__(self, encoder: Coder, decoder: Coder, centroids: NDArray[np.float32]) -> None:
+    def __init__(
+        self, encoder: nn.Module, decoder: nn.Module, centroids: NDArray[np.float32]
+    ) -> None:
         self.encoder, self.decoder = encoder.eval(), decoder.eval()
         self.centroids = centroids
 
@@ -76,8 +104,9 @@ class RQVAE(Quantizer):
     ) -> RQVAE:
         """Train on the (items, F) features of the whole catalog.
 
-        The seed decides weights, batches, k-means and revived codes; torch's global generator is
-        not changed.
+        Without steps, this is residual k-means of the features' principal components. The seed
+        decides weights, batches, k-means and revived codes; torch's global generator is not
+        changed.
 
         Raises:
             ValueError: fewer items than codes.
@@ -86,14 +115,21 @@ class RQVAE(Quantizer):
         items = torch.from_numpy(np.ascontiguousarray(features, np.float32))
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            encoder, decoder = _principal_components(items, config)
-            quantizer = _residual_vq(levels, codebook_size, encoder, config)
-            _train(encoder, decoder, quantizer, items, config)
-            with torch.no_grad():
-                latents = encoder(items).numpy()
-        books = quantizer.codebooks.numpy().astype(np.float32)
-        final = RQKMeans.fit(latents, levels, codebook_size, POLISH, seed, books)
-        return cls(encoder, decoder, final.centroids)
+            encoder, decoder = _coders(items, config)
+            model = cls(encoder, decoder, np.zeros((levels, codebook_size, 0), np.float32))
+            latents = model.latents(features)
+            first = RQKMeans.fit(latents, levels, codebook_size, RQKMeansConfig(), seed)
+            model.centroids = first.centroids
+            if config.steps and config.passes:
+                quantizer = _residual_vq(first, latents, config)
+                _train(encoder, decoder, quantizer, items, config)
+                # Moving averages lag behind the encoder, and a code may have died: k-means goes on
+                # from them with all items.
+                books = quantizer.codebooks.numpy().astype(np.float32)
+                latents = model.latents(features)
+                last = RQKMeans.fit(latents, levels, codebook_size, LAST, seed, start=books)
+                model.centroids = last.centroids
+        return model
 
     @torch.no_grad()
     def latents(self, features: NDArray[np.float32]) -> NDArray[np.float32]:
@@ -114,7 +150,9 @@ class RQVAE(Quantizer):
         tensors = {f"encoder.{k}": v for k, v in self.encoder.state_dict().items()}
         tensors |= {f"decoder.{k}": v for k, v in self.decoder.state_dict().items()}
         save_file({**tensors, "centroids": torch.from_numpy(self.centroids)}, folder / WEIGHTS)
-        text = json.dumps({"widths": self.encoder.widths})
+        layers = [m for m in self.encoder.modules() if isinstance(m, nn.Linear)]
+        widths = [m.in_features for m in layers[isinstance(self.encoder, Coder) :]]
+        text = json.dumps({"widths": [*widths, self.centroids.shape[2]]})
         (folder / CONFIG).write_text(text + "\n", encoding="utf-8")
 
     @classmethod
@@ -127,34 +165,14 @@ class RQVAE(Quantizer):
             widths = json.loads((folder / CONFIG).read_text(encoding="utf-8"))["widths"]
             tensors = load_file(folder / WEIGHTS)
             centroids = tensors.pop("centroids").numpy()
-            encoder, decoder = Coder(widths), Coder(widths[::-1])
-            parts = nn.ModuleDict({"encoder": encoder, "decoder": decoder})
-            parts.load_state_dict(_with_linear(tensors, parts))
+            encoder: nn.Module = _mlp(widths)
+            decoder: nn.Module = _mlp(widths[::-1])
+            if "encoder.linear.weight" in tensors:  # older files have none
+                encoder, decoder = _empty(widths), _empty(widths[::-1])
+            nn.ModuleDict({"encoder": encoder, "decoder": decoder}).load_state_dict(tensors)
         except (OSError, KeyError, TypeError, ValueError, RuntimeError, SafetensorError) as error:
             raise ArtifactError(f"{folder}: unreadable RQ-VAE: {error}") from error
         return cls(encoder, decoder, centroids)
-
-
-class Coder(nn.Module):
-    """A linear map and an MLP of the same input, added up; (B, widths[0]) to (B, widths[-1])."""
-
-    def __init__(self, widths: list[int]) -> None:
-        """Make it with an MLP whose output is zero."""
-        super().__init__()
-        self.widths = widths
-        self.linear = nn.Linear(widths[0], widths[-1])
-        layers: list[nn.Module] = []
-        for inner, outer in pairwise(widths):
-            last = nn.Linear(inner, outer)
-            layers += [last, nn.GELU()]
-        self.mlp = nn.Sequential(*layers[:-1])
-        nn.init.zeros_(last.weight)
-        nn.init.zeros_(last.bias)
-
-    def forward(self, rows: Tensor) -> Tensor:
-        """Map rows."""
-        mapped: Tensor = self.linear(rows) + self.mlp(rows)
-        return mapped
 
 
 def losses(
@@ -162,96 +180,94 @@ def losses(
     decoder: nn.Module,
     quantizer: ResidualVQ,
     batch: Tensor,
-    config: RQVAEConfig,
+    commitment: float,
 ) -> Losses:
     """Losses of one step on a (B, F) batch; in training mode the codebooks are updated."""
     latents = encoder(batch)
     # distances: (L,), means over batch and dimensions; codes: (L, B, D)
     _, _, distances, codes = quantizer(latents, return_all_codes=True)
+    prefixes = codes.detach().cumsum(dim=0)
+    # Straight-through estimator, once: the library would add the gradient L times, once per level.
+    quantized = latents + (prefixes - latents).detach()
+    errors = (decoder(quantized) - batch).square().sum(dim=2).mean(dim=1)
+    weights = 2.0 ** torch.arange(len(errors))
+    reconstruction = (errors * weights / weights.sum()).sum()
     committed = distances.sum() * latents.shape[1]
-    weights = [config.prefix**more for more in reversed(range(len(codes)))]
-    reconstruction = batch.new_zeros(())
-    for weight, prefix in zip(weights, codes.cumsum(0), strict=True):
-        if weight:
-            # Straight-through estimator, once: the library would add the gradient L times.
-            quantized = latents + (prefix - latents).detach()
-            error = (decoder(quantized) - batch).square().sum(dim=1).mean()
-            reconstruction = reconstruction + weight / sum(weights) * error
-    return Losses(reconstruction, committed, reconstruction + config.commitment * committed)
+    return Losses(reconstruction, committed, reconstruction + commitment * committed)
 
 
 def _train(
-    encoder: Coder,
-    decoder: Coder,
+    encoder: nn.Module,
+    decoder: nn.Module,
     quantizer: ResidualVQ,
     items: Tensor,
     config: RQVAEConfig,
 ) -> None:
-    with torch.no_grad():  # the first call initialises the codebooks by k-means
-        quantizer(encoder(items[torch.randperm(len(items))[:INIT_ROWS]]))
-    if not config.steps:
-        return
-    parameters = [*encoder.parameters(), *decoder.parameters()]
-    optimizer = torch.optim.AdamW(parameters, lr=config.learning_rate, weight_decay=0.0)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(
-        optimizer, config.learning_rate, total_steps=config.steps, pct_start=WARM_UP
-    )
     size = min(config.batch_size, len(items))
+    total = min(config.steps, config.passes * (len(items) // size))
+    parameters = [*encoder.parameters(), *decoder.parameters()]
+    optimizer = torch.optim.AdamW(parameters, weight_decay=0.0)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(
+        optimizer, config.learning_rate, total_steps=total + 1, pct_start=WARMUP
+    )
     order = torch.randperm(len(items))
-    with track("rq-vae", total=config.steps) as bar:
-        for _ in range(config.steps):
+    with track("rq-vae", total=total) as bar:
+        for _ in range(total):
             if len(order) < size:
                 order = torch.randperm(len(items))
             batch, order = items[order[:size]], order[size:]
-            parts = losses(encoder, decoder, quantizer, batch, config)
+            parts = losses(encoder, decoder, quantizer, batch, config.commitment)
             optimizer.zero_grad()
             parts.total.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
             schedule.step()
-            bar.advance(**{name: value.item() for name, value in parts._asdict().items()})
+            bar.advance(**{key: value.item() for key, value in parts._asdict().items()})
 
 
-def _principal_components(items: Tensor, config: RQVAEConfig) -> tuple[Coder, Coder]:
-    """An encoder of (n, F) items to their first D principal components, and its decoder."""
-    width = min(config.latent_dim, items.shape[1])
-    widths = [items.shape[1], *config.hidden, width]
-    encoder, decoder = Coder(widths), Coder(widths[::-1])
-    mean = items.mean(0)
-    centered = (items - mean).double()
-    axes = torch.linalg.eigh(centered.T @ centered).eigenvectors[:, -width:].flip(1)  # (F, D)
-    axes = axes.to(items.dtype)
-    with torch.no_grad():
-        encoder.linear.weight.copy_(axes.T)
-        encoder.linear.bias.copy_(-mean @ axes)
-        decoder.linear.weight.copy_(axes)
-        decoder.linear.bias.copy_(mean)
-    return encoder, decoder
-
-
-def _residual_vq(
-    levels: int, codebook_size: int, encoder: Coder, config: RQVAEConfig
-) -> ResidualVQ:
-    return ResidualVQ(
-        dim=encoder.widths[-1],
+def _residual_vq(start: RQKMeans, latents: NDArray[np.float32], config: RQVAEConfig) -> ResidualVQ:
+    """The library's quantiser with the codebooks of residual k-means on (items, D) latents."""
+    levels, size, width = start.centroids.shape
+    quantizer = ResidualVQ(
+        dim=width,
         num_quantizers=levels,
-        codebook_size=codebook_size,
-        kmeans_init=True,
-        kmeans_iters=20,
+        codebook_size=size,
         decay=config.decay,
         threshold_ema_dead_code=config.revive_below,
         commitment_weight=1.0,  # `losses` applies the weight
         rotation_trick=False,
     )
+    share = min(config.batch_size, len(latents)) / len(latents)
+    for layer, book, codes in zip(
+        quantizer.layers, start.centroids, start.encode(latents).T, strict=True
+    ):
+        centroids = torch.from_numpy(book)[None]
+        counts = torch.from_numpy(np.bincount(codes, minlength=size) * share).float()[None]
+        layer._codebook.embed.copy_(centroids)
+        layer._codebook.embed_avg.copy_(centroids * counts[..., None])
+        layer._codebook.cluster_size.copy_(counts)
+    return quantizer
 
 
-def _with_linear(tensors: dict[str, Tensor], parts: nn.Module) -> dict[str, Tensor]:
-    """Tensors of this version; those of the versions before had an MLP alone."""
-    if "encoder.linear.weight" in tensors:
-        return tensors
-    named = {
-        f"{coder}.mlp.{rest}": value
-        for key, value in tensors.items()
-        for coder, rest in [key.split(".", 1)]
-    }
-    linear = {k: torch.zeros_like(v) for k, v in parts.state_dict().items() if ".linear." in k}
-    return {**named, **linear}
+def _coders(items: Tensor, config: RQVAEConfig) -> tuple[Coder, Coder]:
+    """Encoder and decoder that begin as the principal axes of (items, F) features."""
+    mean, width = items.mean(dim=0), min(config.latent_dim, items.shape[1])
+    covariance = (items - mean).T @ (items - mean)
+    axes = torch.linalg.eigh(covariance)[1][:, -width:].flip(1)  # of the largest values, first
+    zero = torch.zeros(width)
+    return (
+        Coder(axes, mean, zero, config.hidden),
+        Coder(axes.T, zero, mean, config.hidden[::-1]),
+    )
+
+
+def _empty(widths: list[int]) -> Coder:
+    """A coder whose weights will be loaded."""
+    first, *hidden, last = widths
+    return Coder(torch.zeros(first, last), torch.zeros(first), torch.zeros(last), hidden)
+
+
+def _mlp(widths: list[int]) -> nn.Sequential:
+    layers: list[nn.Module] = []
+    for inner, outer in pairwise(widths):
+        layers += [nn.Linear(inner, outer), nn.GELU()]
+    return nn.Sequential(*layers[:-1])

@@ -59,14 +59,14 @@ class RQVAEConfig:
     """Settings of the RQ-VAE.
 
     Attributes:
-        latent_dim: D, width of the centroids; the features' width if that is smaller.
+        latent_dim: D, width of the centroids; at most that of the features.
         hidden: widths of the encoder's layers; the decoder has them in reverse.
-        steps: training steps. With 0, the codes are residual k-means of principal components.
+        passes: over the items.
+        steps: at most. Without any, the codes are those of residual k-means on the features'
+            principal components.
         batch_size: items per step.
-        learning_rate: peak learning rate of AdamW, after a short warm-up; then a cosine.
+        learning_rate: peak of AdamW's learning rate: a short rise, then a cosine.
         commitment: weight of the commitment loss.
-        prefix: weight of reconstructing the features from the first codes of an item, relative to
-            one more code; 0 reconstructs them from all its codes alone.
         decay: decay of the codebooks' moving averages.
         revive_below: a code whose moving average of items per batch is lower is dead and restarts
             at a random residual.
@@ -74,10 +74,10 @@ class RQVAEConfig:
 
     latent_dim: int = 128
     hidden: tuple[int, ...] = (256,)
+    passes: int = 60
     steps: int = 800
     batch_size: int = 1024
     learning_rate: float = 1e-3
     commitment: float = 0.25
-    prefix: float = 0.5
     decay: float = 0.98
     revive_below: float = 0.5

@@ -1,6 +1,7 @@
 """Residual coding against a slow twin, and both quantisers on data with known structure."""
 
 import json
+from copy import deepcopy
 
 import numpy as np
 import pytest
@@ -130,56 +131,77 @@ class _Identity(torch.nn.Module):
 
 
 def _shift(latents, return_all_codes):
-    """A quantiser of two levels: the first code is 3 off, both together are 1 off."""
-    codes = torch.stack([latents + 3, torch.full_like(latents, -2.0)])
-    return codes.sum(0), None, torch.tensor([0.75, 0.25]), codes
+    """A quantiser of two levels in two dimensions: the first is 1 off, the second corrects it."""
+    assert return_all_codes
+    codes = torch.stack([latents + 1, -torch.ones_like(latents)])
+    return latents, None, torch.tensor([1.0, 0.0]), codes
 
 
-@pytest.mark.parametrize(
-    ("prefix", "reconstruction"),
-    [(0.0, 2.0), (0.5, (0.5 * 18 + 2) / 1.5)],  # 3² + 3² and 1² + 1² an item
-)
-def test_the_loss_breakdown_adds_up_by_hand(prefix, reconstruction):
+def test_the_loss_breakdown_adds_up_by_hand():
     batch = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
-    config = RQVAEConfig(commitment=0.25, prefix=prefix)
-    parts = losses(_Identity(), _Identity(), _shift, batch, config)
-    assert parts.reconstruction.item() == pytest.approx(reconstruction)
+    parts = losses(_Identity(), _Identity(), _shift, batch, commitment=0.25)
+    # By the first code 1² + 1² an item, by both 0, which counts twice.
+    assert parts.reconstruction.item() == pytest.approx(2 / 3)
     assert parts.commitment.item() == 2.0
-    assert parts.total.item() == pytest.approx(reconstruction + 0.5)
+    assert parts.total.item() == pytest.approx(2 / 3 + 0.5)
 
 
 def test_the_gradient_passes_straight_through_the_codes_once():
     torch.manual_seed(0)
-    quantizer = ResidualVQ(dim=2, num_quantizers=3, codebook_size=4).eval()
+    quantizer = ResidualVQ(dim=2, num_quantizers=3, codebook_size=4)
+    untouched = deepcopy(quantizer)
     batch = torch.randn(16, 2)
     encoder = torch.nn.Linear(2, 2, bias=False)
-    config = RQVAEConfig(commitment=0.0, prefix=0.0)
-    losses(encoder, _Identity(), quantizer, batch, config).total.backward()
+    losses(encoder, _Identity(), quantizer, batch, commitment=0.0).total.backward()
     with torch.no_grad():
-        error = quantizer(encoder(batch))[0] - batch
+        codes = untouched(encoder(batch), return_all_codes=True)[-1]
+        weights = torch.tensor([1.0, 2.0, 4.0])[:, None, None] / 7  # of the prefixes
+        error = ((codes.cumsum(0) - batch) * weights).sum(0)
     expected = (2 * error / len(batch)).T @ batch  # as if the codes moved with the latents
     torch.testing.assert_close(encoder.weight.grad, expected)
 
 
-def test_before_training_the_codes_are_those_of_residual_k_means():
-    features = blobs()
-
-    def error(quantizer):
-        codes = quantizer.encode(features)
-        return ((features - quantizer.reconstruct(codes)) ** 2).sum(1).mean()
-
-    start = RQVAE.fit(features, 3, 8, RQVAEConfig(latent_dim=6, hidden=(16,), steps=0), 0)
-    np.testing.assert_allclose(  # as many components as features: a rotation
-        ((start.latents(features)) ** 2).sum(1),
-        ((features - features.mean(0)) ** 2).sum(1),
-        rtol=1e-3,
+def test_without_steps_the_codes_are_those_of_residual_k_means():
+    features = blobs()  # as wide as the latents: the axes only turn them
+    config = RQVAEConfig(latent_dim=6, hidden=(16,), steps=0)
+    quantizer = RQVAE.fit(features, 3, 8, config, seed=0)
+    latents = quantizer.latents(features)
+    np.testing.assert_allclose(
+        latents @ latents.T, (features - features.mean(0)) @ (features - features.mean(0)).T,
+        atol=1e-2,
+    )  # fmt: skip
+    books = RQKMeans.fit(latents, 3, 8, RQKMeansConfig(), 0)
+    np.testing.assert_array_equal(quantizer.encode(features), books.encode(latents))
+    np.testing.assert_allclose(
+        quantizer.reconstruct(quantizer.encode(features)),
+        books.reconstruct(books.encode(latents)) @ _axes(quantizer) + features.mean(0),
+        atol=1e-3,
     )
-    assert error(start) < 1.2 * error(fit("rq-kmeans", features))
 
 
-def test_more_dimensions_than_features_are_not_used():
-    quantizer = fit("rq-vae", blobs(dim=3))
-    assert quantizer.centroids.shape == (3, 8, 3)
+def _axes(quantizer):
+    return quantizer.encoder.linear.weight.detach().numpy()
+
+
+def test_training_explains_more_than_it_started_with():
+    features = np.tanh(blobs())
+    config = RQVAEConfig(latent_dim=4, hidden=(32,), batch_size=64, passes=100)
+
+    def error(steps):
+        quantizer = RQVAE.fit(features, 2, 8, RQVAEConfig(**{**config.__dict__, "steps": steps}))
+        return ((features - quantizer.reconstruct(quantizer.encode(features))) ** 2).sum()
+
+    assert error(300) < error(0)
+
+
+@pytest.mark.parametrize("revive_below", [0.0, 0.5])
+def test_no_code_stays_dead(revive_below):
+    features = blobs(items=400)
+    config = RQVAEConfig(
+        latent_dim=4, hidden=(16,), steps=150, batch_size=128, revive_below=revive_below
+    )
+    codes = RQVAE.fit(features, 2, 32, config, seed=2).encode(features)
+    assert [len(np.unique(column)) for column in codes.T] == [32, 32]
 
 
 def test_a_quantiser_of_the_versions_before_is_read(tmp_path):
@@ -202,9 +224,3 @@ def test_a_quantiser_of_the_versions_before_is_read(tmp_path):
         expected = decoder(torch.from_numpy(decode(codes, centroids.numpy()))).numpy()
     np.testing.assert_array_equal(quantizer.encode(features), codes)
     np.testing.assert_allclose(quantizer.reconstruct(codes), expected, rtol=1e-5, atol=1e-6)
-
-
-def test_every_code_is_used():
-    quantizer = RQVAE.fit(blobs(items=400), 2, 32, QUICK_VAE, seed=2)
-    codes = quantizer.encode(blobs(items=400))
-    assert [len(np.unique(column)) for column in codes.T] == [32, 32]
