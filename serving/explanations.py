@@ -13,7 +13,9 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING
 
+from recsys.errors import RequestError
 from recsys.live_catalog import EpochCatalog
+from recsys.serving.batcher import ClosedError
 from recsys.serving.limits import CALLER
 from recsys.serving.models import Model, UnsupportedError
 from recsys.serving.reads import Reads
@@ -42,6 +44,8 @@ class Explanations:
         self._explainer: Explainer | None = None
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="explainer")
         self._calls = Reads(settings, self._thread.submit, 1, rests=False)
+        self._asked, self._closing, self._idle = 0, False, asyncio.Event()
+        self._idle.set()
 
     async def start(self) -> None:
         """Load the text model, if there is one; `ArtifactError` if it cannot be."""
@@ -51,9 +55,12 @@ class Explanations:
             loop = asyncio.get_running_loop()
             self._explainer = await loop.run_in_executor(self._thread, Explainer.load, self._folder)
 
-    def close(self) -> None:
-        """Wait for what is being written, and end the thread."""
-        self._thread.shutdown()
+    async def close(self) -> None:
+        """Refuse new requests, answer the waiting ones, and end the thread."""
+        self._closing = True
+        await self._idle.wait()
+        # What nobody waits for ends at its next token.
+        await asyncio.to_thread(self._thread.shutdown)
 
     async def explain(
         self, body: ExplanationsRequest, history: Sequence[str], model: Model, deadline: float
@@ -68,19 +75,24 @@ class Explanations:
 
         Raises:
             UnsupportedError: the service has no text model.
-            QueueFullError, DeadlineExceededError: as of other requests.
+            QueueFullError, DeadlineExceededError, ClosedError: as of other requests.
         """
         if self._explainer is None or self._folder is None:
             raise UnsupportedError(
                 "This service writes no explanations; the setting serve.explainer names the folder "
                 "of a text model that does."
             )
+        if self._closing:
+            raise ClosedError
         catalog = model.recommender.catalog
         asked = list(dict.fromkeys(body.items))
         titles = _titles(catalog, asked)
         shown = [name for name, title in titles.items() if title]
-        # The last occurrence of a title counts, as an item that has it.
-        liked = {title[:TITLE]: name for name, title in _titles(catalog, history[-EVENTS:]).items()}
+        # By what the text model reads of a title. Of several items with one title, the last counts.
+        liked: dict[str, QuotedItem] = {}
+        for name, title in _titles(catalog, history[-EVENTS:]).items():
+            liked.pop(title[:TITLE], None)
+            liked[title[:TITLE]] = QuotedItem.model_construct(item_id=name, title=title)
         liked.pop("", None)
         work = WORK * len(shown)
         CALLER.get().charge(max(work - 1, 0.0))
@@ -91,12 +103,17 @@ class Explanations:
             [titles[name][:TITLE] for name in shown],
             stopped=stop.is_set,
         )
+        self._asked += 1
+        self._idle.clear()
         try:
             found = await self._calls(write, deadline=deadline, work=max(work, 1.0))
-        except ValueError as error:  # such as a prompt that is longer than the text model reads
+        except RequestError as error:
             raise UnsupportedError(f"{self._folder.name} cannot explain this: {error}") from error
         finally:
             stop.set()
+            self._asked -= 1
+            if not self._asked:
+                self._idle.set()
         return ExplanationsResponse.model_construct(
             model=model.ref(body.model),
             text_model=self._folder.name,
@@ -104,10 +121,7 @@ class Explanations:
                 ExplainedItem.model_construct(
                     item_id=name,
                     title=titles[name],
-                    because=[
-                        QuotedItem.model_construct(item_id=liked[title], title=title)
-                        for title in one.explanation.because
-                    ],
+                    because=[liked[title] for title in one.explanation.because],
                     reason=one.explanation.reason,
                 )
                 for name, one in zip(shown, found, strict=True)

@@ -40,7 +40,8 @@ class Reads:
     ) -> None:
         """Run what is called by `submit`, which has this number of threads for it.
 
-        If `rests`, a client waits after a long call, `REST` times as long as that has computed.
+        If `rests`, a client waits after a long call, `REST` times as long as that has computed, and
+        calls are on its meter. Calls that run a model do neither, as batches of the worker.
         """
         self._limit = settings.queue_limit
         self._patience_s = settings.deadline_ms / 1000
@@ -57,7 +58,7 @@ class Reads:
         deadline: float | None = None,
         work: float = 1.0,
     ) -> T:
-        """Call `function` off the event loop and return its result. It runs no model.
+        """Call `function` off the event loop and return its result.
 
         Cancelling the call frees its place; a function that runs already is not interrupted. The
         deadline is on the event loop's clock, by default that of the request; `work` counts for the
@@ -106,8 +107,9 @@ class Reads:
 
     def _done(self, call: "_Call") -> None:
         self._free += 1
-        call.caller.meter.add(call.took)
         client = call.caller.name
+        if self._has_rests:
+            call.caller.meter.add(call.took)
         if self._has_rests and call.took > LONG_S and not call.caller.is_alone():
             loop = asyncio.get_running_loop()
             start = loop.time()

@@ -187,8 +187,8 @@ class Service:
         await self.catalog_changes.close()
         await self.rules.close()
         await self.experiments.close()
+        await self._explanations.close()
         await self.models.close()
-        self._explanations.close()
         self._worker.close()
         if self._store is not None:
             self._store.close()

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import torch
 from transformers import PreTrainedModel
 
+from recsys.errors import RequestError
 from recsys.models.architectures import (
     after_head,
     attention_kinds,
@@ -223,9 +224,9 @@ class TreeModel:
         return kinds | {"full_attention": None} if "full_attention" in self._layer_kinds else kinds
 
     def check_positions(self, longest: int) -> None:
-        """Raise ValueError if prompt and generated tokens need more than `max_positions`."""
+        """Raise `RequestError` if prompt and generated tokens need more than `max_positions`."""
         if self.max_positions is not None and longest > self.max_positions:
-            raise ValueError(
+            raise RequestError(
                 f"prompt and generated tokens need {longest} positions, and architecture "
                 f"{self.config.model_type!r} with this configuration is exact for at most "
                 f"{self.max_positions}; shorten the prompt (see docs/architectures.md)"

@@ -18,7 +18,7 @@ from pydantic import TypeAdapter
 
 from recsys.errors import ArtifactError
 from recsys.models.tree_forward import TreeModel
-from recsys.text.grammar import Grammar, lark, subsequence_rules
+from recsys.text.grammar import Grammar, lark, literal, subsequence_rules
 from recsys.text.grammar_constraint import GrammarCompiler
 from recsys.text.sample import SampledText, sample_text
 from recsys.text.token_trie import TextTokenizer
@@ -112,7 +112,7 @@ class Explainer:
         if not (folder / "tokenizer_config.json").is_file():
             raise ArtifactError(
                 f"{folder} has no tokenizer, so it writes no text; only a text model explains: "
-                "name one, a local Hugging Face folder, with --model"
+                "name one, a local Hugging Face folder, with --model or a service's serve.explainer"
             )
         try:
             with quiet():
@@ -144,6 +144,7 @@ class Explainer:
 
         Raises:
             ValueError: an item without a title.
+            RequestError: the titles are longer than the model reads.
             StoppedError: `stopped` returned True.
         """
         if not all(items):
@@ -178,7 +179,7 @@ class Explainer:
         begin = f'{{"item":{json.dumps(item, ensure_ascii=False)},"because":['
         reason = {"type": "string", "minLength": 1, "maxLength": self._longest_reason}
         rules = [
-            f'start: {json.dumps(begin, ensure_ascii=False)} because "],\\"reason\\":" reason "}}"',
+            f'start: {literal(begin)} because "],\\"reason\\":" reason "}}"',
             subsequence_rules("because", titles, ",", 0, most) if most else 'because: ""',
             f"reason: %json {json.dumps(reason)}",
         ]

@@ -141,7 +141,7 @@ def choice(options: Sequence[str]) -> Grammar:
     if not options:
         raise ValueError("choice: there are no options")
     # One terminal rather than a rule with many alternatives: the lexer is faster than the parser.
-    texts = " | ".join(map(_literal, options))
+    texts = " | ".join(map(literal, options))
     return Grammar("choice", "lark", f"start: OPTION\nOPTION: {texts}")
 
 
@@ -161,7 +161,7 @@ def text_until(stop: str) -> Grammar:
     """Any text that ends with the first occurrence of `stop`."""
     if not stop:
         raise ValueError("text_until: stop is empty")
-    end = _literal(stop)
+    end = literal(stop)
     rules = f"UNTIL: (/(?s:.*)/ {end}) & ~(/(?s:.*)/ {end} /(?s:.+)/)"
     return Grammar("text_until", "lark", f"start: UNTIL\n{rules}")
 
@@ -171,7 +171,7 @@ def delimited_list(
 ) -> Grammar:
     """`least` to `most` texts that match a regular expression, with a delimiter between them."""
     _check_counts("delimited_list", least, most)
-    more = f"({_literal(delimiter)} ITEM){{{max(least - 1, 0)},{most - 1}}}" if most > 1 else ""
+    more = f"({literal(delimiter)} ITEM){{{max(least - 1, 0)},{most - 1}}}" if most > 1 else ""
     whole = f"ITEM {more}" if least else f"(ITEM {more})?"
     item = f"ITEM: /{regex_to_lark(pattern, ASCII)}/"
     # One terminal again: with a rule, adjacent items would be ambiguous.
@@ -205,8 +205,8 @@ def subsequence_rules(
             if i == len(candidates) or k == most:
                 ways = ['""'] if k >= least else []
             else:
-                between = f"{_literal(delimiter)} " if k else ""
-                ways = [f"{between}{_literal(candidates[i])} {name}_{i + 1}_{k + 1}"]
+                between = f"{literal(delimiter)} " if k else ""
+                ways = [f"{between}{literal(candidates[i])} {name}_{i + 1}_{k + 1}"]
                 if len(candidates) - i - 1 + k >= least:
                     ways.append(f"{name}_{i + 1}_{k}")
             if ways:
@@ -224,9 +224,9 @@ def parse(kind: type, text: str) -> Any:
     return TypeAdapter(kind).validate_json(text)
 
 
-def _literal(text: str) -> str:
-    """A text as a Lark string."""
-    return json.dumps(text, ensure_ascii=False)
+def literal(text: str) -> str:
+    """A text as a Lark string, which cannot hold U+007F itself."""
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def _check_counts(field: str, least: int, most: int) -> None:

@@ -272,6 +272,7 @@ class _Draws:
 
         The draft draws at most `width` tokens before each pass of the model.
         """
+        _require_wanted(stopped)
         logits, *_ = [_begin(tree).unsqueeze(1) for tree in self._trees]
         while True:
             require_finite(self._trees[0].finite, [text.request for text in live])
@@ -279,8 +280,7 @@ class _Draws:
             stay = [place for place, text in enumerate(live) if text.open]
             if not stay:
                 return
-            if stopped is not None and stopped():
-                raise StoppedError
+            _require_wanted(stopped)
             if len(stay) < len(live):
                 live = [live[place] for place in stay]
                 for tree in self._trees:
@@ -369,6 +369,11 @@ def _masked(logits: torch.Tensor, texts: Sequence[_Text], states: Sequence[int])
         allowed = text.constraint.allowed([state])[0]
         line[: len(allowed)] = allowed
     return logits.masked_fill(~torch.from_numpy(mask).to(logits.device), -torch.inf)
+
+
+def _require_wanted(stopped: Callable[[], bool] | None) -> None:
+    if stopped is not None and stopped():
+        raise StoppedError
 
 
 def _begin(tree: TokenTree) -> torch.Tensor:

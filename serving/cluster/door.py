@@ -47,6 +47,7 @@ TO_ALL = {
 }
 # A replica may have learned of a deletion from the shared store already, and answer 404.
 DELETIONS = {route for route in TO_ALL if route[0] == "DELETE"}
+OF_A_USER = {"/v1/recommendations", "/v1/rank", "/v1/explanations"}  # which the body names
 TWICE_IS_WRONG = {("POST", "/v1/events")}  # an event without an id is stored each time
 # Codes of a replica that did not start on the request; another one may be ready.
 NOT_BEGUN = (b'"code": "not_ready"', b'"code": "shutting_down"')
@@ -194,7 +195,7 @@ def session_of(call: Call) -> str:
     elif call.method == "GET" and call.path.startswith(("/v1/recommendations", "/v1/lists/")):
         query = parse_qs(call.scope["query_string"].decode("latin-1"))
         found = (query.get("user") or query.get("history") or [None])[0]
-    elif call.method == "POST" and call.path in ("/v1/recommendations", "/v1/rank"):
+    elif call.method == "POST" and call.path in OF_A_USER:
         try:
             body = json.loads(call.body)
             found = body.get("user") or (body.get("history") or [None])[0]

@@ -1,12 +1,16 @@
 """Explanations over HTTP, by a small random text model, within the bounds of other requests."""
 
 import asyncio
+import logging
+import socket
 import threading
+from types import SimpleNamespace
 
 import pytest
 
+from recsys.errors import RequestError
 from recsys.recommender import RecommendRequest
-from recsys.serving import auth
+from recsys.serving import auth, reads
 from recsys.serving.explanations import EVENTS, TITLE, WORK
 from recsys.serving.schemas.explanations import MAX_EXPLAINED
 from recsys.serving.service import Phase
@@ -65,6 +69,8 @@ async def test_items_are_explained_by_titles_of_the_history(
     async with running(there, recommender=recommender) as (client, _):
         response = await client.post(PATH, json=body)
         again = await client.post(PATH, json=body)
+        nothing = await client.post(PATH, json={"history": [], "items": ["gone"]})
+    assert (nothing.json()["explanations"], nothing.json()["unknown_items"]) == ([], ["gone"])
     assert response.status_code == 200
     found = response.json()
     assert found == again.json()
@@ -81,8 +87,9 @@ async def test_items_are_explained_by_titles_of_the_history(
         assert all(liked[quoted["item_id"]] == quoted["title"] for quoted in one["because"])
 
 
-async def test_a_stored_user_is_explained_to(on, recommender, running, scripted):
+async def test_a_stored_user_is_explained_to(on, recommender, running, scripted, caplog):
     scripted.gate.set()
+    caplog.set_level(logging.DEBUG)
     async with running(on, recommender=recommender) as (client, _):
         found = (await client.post(PATH, json={"user": "ada", "items": ["item-5"]})).json()
         missing = await client.post(PATH, json={"user": "nobody", "items": ["item-5"]})
@@ -96,6 +103,9 @@ async def test_a_stored_user_is_explained_to(on, recommender, running, scripted)
         }
     ]
     assert (missing.status_code, missing.json()["code"]) == (404, "unknown_user")
+    access = [r.fields for r in caplog.records if r.name == "recsys.serving.access"]
+    assert [line["route"] for line in access] == [PATH, PATH]
+    assert not any("Thing" in f"{r.getMessage()} {vars(r)}" for r in caplog.records)
 
 
 async def test_unknown_removed_untitled_and_repeated_items(on, recommender, running, scripted):
@@ -115,6 +125,21 @@ async def test_unknown_removed_untitled_and_repeated_items(on, recommender, runn
     assert found["untitled_items"] == ["untitled"]
     # A removed item is not quoted, and a text model reads the beginning of a long title.
     assert scripted.asked == [(["Thing no. 2"], ["Thing no. 1", long[:TITLE]])]
+
+
+async def test_a_quoted_title_is_complete_and_in_the_place_of_its_last_item(
+    on, recommender, running, scripted
+):
+    scripted.gate.set()
+    long = "x" * (TITLE + 1)
+    async with running(on, recommender=recommender) as (client, _):
+        for name in ("red", "blue"):
+            put = {"title": long, "semantic_id": [0, 0, 1]}
+            assert (await client.put(f"/v1/items/{name}", json=put)).status_code == 200
+        body = {"history": ["red", "item-2", "blue"], "items": ["item-1"]}
+        found = (await client.post(PATH, json=body)).json()
+    assert scripted.asked[0][0] == ["Thing no. 2", long[:TITLE]]
+    assert found["explanations"][0]["because"] == [{"item_id": "blue", "title": long}]
 
 
 async def test_the_end_of_a_long_history_is_read(on, recommender, running, scripted):
@@ -160,20 +185,27 @@ async def test_a_folder_without_a_text_model_ends_the_start(
     async with running(wrong, recommender=recommender) as (_, service):
         assert service.phase is Phase.FAILED
         assert "has no tokenizer, so it writes no text" in str(service.failure)
+        assert "serve.explainer" in str(service.failure)
 
 
-async def test_a_prompt_that_the_text_model_cannot_read_is_refused(
-    settings, recommender, running, text_model, monkeypatch
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (RequestError("history and items need 9000 positions"), (409, "unsupported_by_model")),
+        (ValueError("history and items need 9000 positions"), (500, "internal_error")),
+    ],
+)
+async def test_only_a_refusal_of_the_text_model_is_told(
+    on, recommender, running, scripted, monkeypatch, error, told
 ):
-    def refuse(*arguments, **options):
-        raise ValueError("prompts: number 0 has 9000 tokens")
+    def fail(*arguments, **options):
+        raise error
 
-    monkeypatch.setattr(Explainer, "explain", refuse)
-    there = settings.model_copy(update={"explainer": text_model})
-    async with running(there, recommender=recommender) as (client, _):
+    monkeypatch.setattr(scripted, "explain", fail)
+    async with running(on, recommender=recommender) as (client, _):
         response = await client.post(PATH, json={"history": ["item-1"], "items": ["item-2"]})
-    assert (response.status_code, response.json()["code"]) == (409, "unsupported_by_model")
-    assert "9000 tokens" in response.json()["detail"]
+    assert (response.status_code, response.json()["code"]) == told
+    assert ("9000" in response.json()["detail"]) == (told[0] == 409)
 
 
 async def test_others_are_answered_while_an_explanation_is_written(
@@ -181,7 +213,7 @@ async def test_others_are_answered_while_an_explanation_is_written(
 ):
     async with running(on, recommender=recommender) as (client, _):
         body = {"history": ["item-1"], "items": ["item-2"]}
-        waiting = asyncio.create_task(client.post(PATH, json=body))
+        waiting = asyncio.gather(client.post(PATH, json=body), client.post(PATH, json=body))
         await asyncio.to_thread(scripted.begun.wait, 60)
         answer = await client.post("/v1/recommendations", json={"history": ["item-1"], "k": 3})
         assert [one["item_id"] for one in answer.json()["items"]] == [
@@ -189,8 +221,57 @@ async def test_others_are_answered_while_an_explanation_is_written(
             for one in recommender.answer(RecommendRequest(["item-1"], 3)).recommendations
         ]
         assert not waiting.done()
+        assert len(scripted.asked) == 1  # one at a time
         scripted.gate.set()
-        assert (await waiting).status_code == 200
+        assert [one.status_code for one in await waiting] == [200, 200]
+
+
+async def test_words_do_not_make_their_client_rest(
+    on, recommender, running, scripted, monkeypatch, tmp_path
+):
+    """A shop has one key for all its requests."""
+    scripted.gate.set()
+    file = tmp_path / "keys.json"
+    shop, other = (
+        {"Authorization": f"Bearer {auth.create(file, name, 'read')}"} for name in ("shop", "other")
+    )
+    hours = iter(range(0, 10**9, 3_600))
+    monkeypatch.setattr(reads, "time", SimpleNamespace(thread_time=lambda: next(hours)))
+    guarded = on.model_copy(update={"keys": file})
+    async with running(guarded, recommender=recommender) as (client, _):
+        body = {"history": ["item-1"], "items": ["item-2"]}
+        assert (await client.post(PATH, json=body, headers=shop)).status_code == 200
+        usual = {"history": ["item-1"], "k": 3}
+        for headers in (other, shop):
+            async with asyncio.timeout(60):
+                answer = await client.post("/v1/recommendations", json=usual, headers=headers)
+            assert answer.status_code == 200
+
+
+def test_what_nobody_waits_for_is_written_no_further(on, recommender, serving, scripted):
+    patient = on.model_copy(update={"deadline_ms": 60_000.0})
+    body = b'{"history": ["item-1"], "items": ["item-2"]}'
+    head = f"POST {PATH} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    with serving(patient, recommender=recommender) as url:
+        host, port = url.removeprefix("http://").split(":")
+        with socket.create_connection((host, int(port))) as client:
+            client.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+            assert scripted.begun.wait(30)
+        assert scripted.stopped.wait(30)
+
+
+async def test_stopping_answers_what_is_being_explained(on, recommender, running, scripted, until):
+    async with running(on, recommender=recommender) as (client, service):
+        body = {"history": ["item-1"], "items": ["item-2"]}
+        asked = [asyncio.create_task(client.post(PATH, json=body)) for _ in range(2)]
+        await until(scripted.begun.is_set)
+        stopping = asyncio.create_task(service.stop())
+        await until(lambda: service.phase is Phase.STOPPING)
+        refused = await client.post(PATH, json=body)
+        assert (refused.status_code, refused.json()["code"]) == (503, "not_ready")
+        scripted.gate.set()
+        assert [one.status_code for one in await asyncio.gather(*asked)] == [200, 200]
+        await stopping
 
 
 async def test_what_is_late_fails_and_is_written_no_further(on, recommender, running, scripted):

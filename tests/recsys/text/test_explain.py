@@ -12,11 +12,12 @@ from recsys import cli
 from recsys.artifacts import write_artifact
 from recsys.bundle import CATALOG, KIND, PROMPTS, TARGET
 from recsys.catalog import Catalog
-from recsys.errors import ArtifactError
+from recsys.errors import ArtifactError, RequestError
 from recsys.models.checkpoint import save_model
 from recsys.prompts import PromptConfig
 from recsys.testing import byte_level_tokenizer, tiny_model
 from recsys.text.explain import Explainer
+from recsys.text.sample import StoppedError
 from recsys.vocabulary import Vocabulary
 
 HISTORY = ["Heat", 'Say "Hi" \\', "Häuser 🎬", "Alien", "Heat"]
@@ -98,6 +99,36 @@ def test_a_checkpoint_with_its_tokenizer_is_enough(tmp_path):
 def test_limits_out_of_range_are_refused(options, message):
     with pytest.raises(ValueError, match=message):
         explainer(**options)
+
+
+def test_any_character_may_be_in_a_title():
+    titles = [f"a{chr(code)}b" for code in (*range(0x20), 0x7F, 0x85, 0x2028, 0xFFFE)]
+    for title in titles:
+        (found,) = explainer(longest_reason=1).explain(titles[:3], [title])
+        assert found.explanation.item == title
+
+
+def test_what_is_longer_than_the_model_reads_is_refused(monkeypatch):
+    writer = explainer()
+    monkeypatch.setattr(writer._model, "max_positions", 30)
+    with pytest.raises(RequestError, match=r"exact for at most 30; shorten the prompt"):
+        writer.explain(HISTORY, ["Up"])
+
+
+@pytest.mark.parametrize("passes", [0, 1, 3])
+def test_it_stops_before_the_pass_at_which_it_is_told_to(passes):
+    writer, asked = explainer(), []
+    with pytest.raises(StoppedError):
+        writer.explain(HISTORY, ITEMS, stopped=lambda: asked.append(None) or len(asked) > passes)
+    assert len(asked) == passes + 1
+    assert writer._model.pool.lent == 0
+
+
+def test_asking_whether_to_stop_changes_nothing():
+    writer, asked = explainer(), []
+    found = writer.explain(HISTORY, ITEMS, stopped=lambda: asked.append(None))
+    assert [f.json for f in found] == [f.json for f in writer.explain(HISTORY, ITEMS)]
+    assert len(asked) == max(f.written.stats.target_passes for f in found)
 
 
 def test_an_item_needs_a_title():

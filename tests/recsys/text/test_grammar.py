@@ -99,7 +99,7 @@ def test_a_list_has_so_many_members(parts, least, more):
     assert accepts(grammar, ", ".join(parts)) is bool(right)
 
 
-OPTIONS = ["Heat", 'Say "Hi"', "Häuser \\ 🎬\n", "Heat 2"]
+OPTIONS = ["Heat", 'Say "Hi"', "Häuser \\ 🎬\n", "Heat 2", "He\x7fat"]
 
 
 @pytest.mark.parametrize("text", [*OPTIONS, "Hea", "Heat 3", ""])
