@@ -138,7 +138,7 @@ def ids_train(
     *,
     method: Annotated[
         str | None,
-        typer.Option(help="rq-kmeans, rq-vae, or imported (with the data set)."),
+        typer.Option(help="rq-vae, rq-kmeans, or imported (with the data set)."),
     ] = None,
     run: RunOptions,
     as_json: Json = False,

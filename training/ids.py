@@ -136,7 +136,7 @@ def _imported(dataset: Dataset) -> tuple[np.ndarray[Any, np.dtype[np.int32]], di
     if dataset.codes is None:
         raise ConfigError(
             "ids.method: 'imported' needs a data set with codes (data.index); this one has none: "
-            "use rq-kmeans or rq-vae"
+            "use rq-vae or rq-kmeans"
         )
     return dataset.codes.astype(np.int32), health(dataset.codes)
 

@@ -229,7 +229,7 @@ class IdsConfig:
         rqvae: settings of `rq-vae`.
     """
 
-    method: Method = "rq-kmeans"
+    method: Method = "rq-vae"
     levels: int = 4
     codebook_size: int | None = 256
     features: FeatureConfig = field(default_factory=FeatureConfig)

@@ -227,16 +227,17 @@ def _train(
 def _residual_vq(start: RQKMeans, latents: NDArray[np.float32], config: RQVAEConfig) -> ResidualVQ:
     """The library's quantiser with the codebooks of residual k-means on (items, D) latents."""
     levels, size, width = start.centroids.shape
+    batch = min(config.batch_size, len(latents))
     quantizer = ResidualVQ(
         dim=width,
         num_quantizers=levels,
         codebook_size=size,
         decay=config.decay,
-        threshold_ema_dead_code=config.revive_below,
+        threshold_ema_dead_code=config.revive_below * batch / size,
         commitment_weight=1.0,  # `losses` applies the weight
         rotation_trick=False,
     )
-    share = min(config.batch_size, len(latents)) / len(latents)
+    share = batch / len(latents)
     for layer, book, codes in zip(
         quantizer.layers, start.centroids, start.encode(latents).T, strict=True
     ):

@@ -68,8 +68,8 @@ class RQVAEConfig:
         learning_rate: peak of AdamW's learning rate: a short rise, then a cosine.
         commitment: weight of the commitment loss.
         decay: decay of the codebooks' moving averages.
-        revive_below: a code whose moving average of items per batch is lower is dead and restarts
-            at a random residual.
+        revive_below: a code whose moving average of items is a lower share of that of all codes is
+            dead and restarts at a random residual.
     """
 
     latent_dim: int = 128
@@ -80,4 +80,4 @@ class RQVAEConfig:
     learning_rate: float = 1e-3
     commitment: float = 0.25
     decay: float = 0.98
-    revive_below: float = 0.5
+    revive_below: float = 0.125

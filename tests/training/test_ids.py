@@ -128,7 +128,7 @@ def test_imported_codes_are_taken_as_they_are_collisions_and_all(make, shop, cap
 
 
 def test_import_without_codes_names_the_way_out(make):
-    with pytest.raises(ConfigError, match=r"ids\.method: 'imported' needs .* use rq-kmeans"):
+    with pytest.raises(ConfigError, match=r"ids\.method: 'imported' needs .* use rq-vae"):
         stage(make(method="imported"))
 
 
