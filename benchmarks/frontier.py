@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import json
-from dataclasses import dataclass
 from pathlib import Path
 
 import matplotlib as mpl
@@ -24,7 +23,7 @@ import torch
 from matplotlib.figure import Figure
 from rich.console import Console
 from rich.table import Table
-from transformers import PreTrainedModel
+from speculation import flops_per_node
 
 from recsys.artifacts import read_manifest
 from recsys.benchmark.decode import ROUNDING, Agreement, Answer
@@ -40,27 +39,13 @@ from recsys.training.atspeed.produce import run_stage
 from recsys.training.target import load_trained
 
 
-@dataclass(frozen=True)
-class Size:
-    """A size of drafts.
-
-    Attributes:
-        name: in the table.
-        variant: how such a draft is trained.
-    """
-
-    name: str
-    variant: Variant
-
-    @classmethod
-    def list(cls, objective: str, layers: list[int]) -> list[Size]:
-        """A small draft from scratch, and cuts of the target's first layers."""
-        small = Variant(objective, "scratch", budget="steps")
-        cuts = [
-            Variant(objective, "target", 0, f"{n} layers", {"layers": n}, "steps") for n in layers
-        ]
-        names = [f"target's first {n} layers" for n in layers]
-        return [cls("from scratch", small), *map(cls, names, cuts)]
+def list_sizes(objective: str, layers: list[int]) -> dict[str, Variant]:
+    """Drafts by their names in the table: a small one from scratch, and cuts of the target."""
+    sizes = {"from scratch": Variant(objective, "scratch", budget="steps")}
+    for n in layers:
+        change = f"{n} layers", {"layers": n}
+        sizes[f"target's first {n} layers"] = Variant(objective, "target", 0, *change, "steps")
+    return sizes
 
 
 def main() -> None:
@@ -82,18 +67,18 @@ def main() -> None:
         context = prepare(args.config, agreement)
         target = read_manifest(context.workspace.run("target"), "target").info
         scene = load_scene(context.workspace, args.users)
-        whole = flops_per_token(load_trained(context.workspace.run("target")))
-        for size in Size.list(args.objective, args.layers):
+        whole = flops_per_node(load_trained(context.workspace.run("target")))
+        for name, variant in list_sizes(args.objective, args.layers).items():
             for kind in ("teacher", "draft"):
-                run_stage(kind, size.variant, context, Limits(1.0, args.steps))
-            folder = DraftSpace.seen_by(context.workspace, size.variant).run("draft")
+                run_stage(kind, variant, context, Limits(1.0, args.steps))
+            folder = DraftSpace.seen_by(context.workspace, variant).run("draft")
             model = load_trained(folder)
-            draft, share = TreeModel.of(model), flops_per_token(model) / whole
+            draft, share = TreeModel.of(model), flops_per_node(model) / whole
             for nodes in args.nodes:
                 row = {
                     "agreement": agreement,
                     "recall@10": round(target["validation"]["recall@10"], 4),
-                    "draft": size.name,
+                    "draft": name,
                     "flops": round(share, 3),
                     "nodes": nodes,
                     "passes": count_passes(scene, draft, nodes, args.beams),
@@ -129,12 +114,6 @@ def count_passes(scene: Scene, draft: TreeModel, nodes: int, beams: int) -> dict
         assert agreement.requests == 1, f"{nodes} nodes: {agreement}"
         passes += [s.target_passes for s in found.stats]
     return cell(np.asarray(passes, np.float64))
-
-
-def flops_per_token(model: PreTrainedModel) -> int:
-    """Two operations for each weight of layers and head."""
-    layers = sum(p.numel() for p in model.get_decoder().layers.parameters())
-    return 2 * (layers + model.get_output_embeddings().weight.numel())
 
 
 def show(rows: list[dict], nodes: list[int]) -> None:

@@ -1,9 +1,10 @@
 """Which quantiser makes the better semantic IDs: residual k-means and RQ-VAE, on the same features.
 
     recsys run --config configs/beauty.yaml --until sasrec      # also for sports and yelp
-    python benchmarks/quantizers.py beauty sports yelp
+    python benchmarks/quantizers.py beauty --set ids.levels=4 --set ids.codebook_size=256
 
-Each argument is the name of a run in `$RECSYS_HOME` with its settings in `configs/`. The features
+Each argument is the name of a run in `$RECSYS_HOME` with its settings in `configs/`, which `--set`
+changes; `ids.method` has no effect. The features
 of the items are computed once. For each seed, each method makes codes of them, and a target is
 trained on each set of codes with the settings of the run, but for fewer epochs. The seed is that of
 the quantiser and of the target. Targets rank validation users, seen items masked; differences are
@@ -60,9 +61,9 @@ class Run:
         features: (items, F) of the items.
     """
 
-    def __init__(self, name: str, epochs: int, users: int) -> None:
+    def __init__(self, name: str, changes: list[str], epochs: int, users: int) -> None:
         """Read the run `name`; a target gets `epochs`, and ranks `users`."""
-        settings = Settings.load(Path(f"configs/{name}.yaml"))
+        settings = Settings.load(Path(f"configs/{name}.yaml"), changes)
         self.ids = settings.section("ids", IdsConfig)
         self.target = replace(
             settings.section("target", TargetConfig),
@@ -150,6 +151,7 @@ def main() -> None:
     """Print a table for each run."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("names", nargs="+", help="names of runs, and of their configurations")
+    parser.add_argument("--set", action="append", default=[], help="as section.key=value")
     parser.add_argument("--epochs", type=int, default=4, help="of each target")
     parser.add_argument("--users", type=int, default=10_000, help="validation users")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
@@ -157,7 +159,7 @@ def main() -> None:
     torch.set_num_threads(1)
     results = {}
     for name in args.names:
-        run = Run(name, args.epochs, args.users)
+        run = Run(name, args.set, args.epochs, args.users)
         title = f"{name}: {len(run.features)} items, {args.epochs} epochs, {args.users} users"
         columns = ("seed", "method", "CPU s", "perplexity", "collide", "unexplained", "R@10")
         table = Table(*columns, "NDCG@10", "difference in NDCG@10", title=title)
