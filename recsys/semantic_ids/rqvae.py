@@ -241,6 +241,7 @@ def _residual_vq(start: RQKMeans, latents: NDArray[np.float32], config: RQVAECon
     for layer, book, codes in zip(
         quantizer.layers, start.centroids, start.encode(latents).T, strict=True
     ):
+        # The library takes no codebooks to begin with, so its moving averages are set here.
         centroids = torch.from_numpy(book)[None]
         counts = torch.from_numpy(np.bincount(codes, minlength=size) * share).float()[None]
         layer._codebook.embed.copy_(centroids)
