@@ -41,6 +41,7 @@ from recsys.semantic_ids.quantizer import Quantizer
 from recsys.semantic_ids.report import compare
 from recsys.semantic_ids.rqkmeans import RQKMeans
 from recsys.semantic_ids.rqvae import RQVAE
+from recsys.training.ids import level_sizes
 from recsys.training.initialise import initialise_from_centroids
 from recsys.training.loop import fit
 from recsys.training.objective import NextToken
@@ -84,10 +85,10 @@ class Run:
 
     def quantizer(self, method: str, seed: int) -> Quantizer:
         """A fitted quantiser."""
-        size = self.ids.codebook_size or 256
+        sizes = level_sizes(self.ids, len(self.features))
         if method == "rq-vae":
-            return RQVAE.fit(self.features, self.ids.levels, size, self.ids.rqvae, seed)
-        return RQKMeans.fit(self.features, self.ids.levels, size, self.ids.rqkmeans, seed)
+            return RQVAE.fit(self.features, sizes, self.ids.rqvae, seed)
+        return RQKMeans.fit(self.features, sizes, self.ids.rqkmeans, seed)
 
     def gains(self, codes: NDArray[np.int32], quantizer: Quantizer, seed: int) -> NDArray[Any]:
         """(users,) NDCG@10 of a target that is trained on the codes."""
@@ -103,7 +104,7 @@ class Run:
         """A target trained on the codes, as the stage `target` trains it, and its prompts."""
         config = self.target
         torch.manual_seed(seed)
-        vocabulary = Vocabulary.from_levels([quantizer.centroids.shape[1]] * codes.shape[1])
+        vocabulary = Vocabulary.from_levels([len(book) for book in quantizer.centroids])
         model = build(architecture(config.preset, config.architecture), vocabulary)
         initialise_from_centroids(model, vocabulary, quantizer.centroids)
         encoder = PromptEncoder.of(vocabulary, codes, config.prompt)

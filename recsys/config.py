@@ -314,8 +314,9 @@ def _convert(hint: Any, value: Any, where: str) -> Any:
     if origin in (typing.Union, types.UnionType):
         if value is None and type(None) in arguments:
             return None
-        (inner,) = [a for a in arguments if a is not type(None)] or [Any]
-        return _convert(inner, value, where)
+        options = [a for a in arguments if a is not type(None)] or [Any]
+        # Of two types, such as int | tuple[int, ...], the last is that of a list.
+        return _convert(options[-1 if isinstance(value, (list, tuple)) else 0], value, where)
     if origin is typing.Literal:
         if value not in arguments:
             raise ConfigError(

@@ -17,7 +17,7 @@ from recsys.recommender import Recommender, RecommendRequest
 SMALL = {
     "name": "road",
     "data": {"source": "synthetic", "synthetic": {"users": 250, "items": 240}},
-    "ids": {"method": "rq-kmeans", "levels": 3, "codebook_size": 8},
+    "ids": {"method": "rq-kmeans", "levels": 3, "codebook_size": [12, 8, 4]},
     "target": {
         "architecture": {"hidden_size": 32, "intermediate_size": 64, "layers": 1, "heads": 1},
         "epochs": 3,

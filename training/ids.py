@@ -21,7 +21,7 @@ from recsys.semantic_ids.assign import assign_unique
 from recsys.semantic_ids.encoder import PLACED
 from recsys.semantic_ids.encoder import save as save_encoder
 from recsys.semantic_ids.features import Features, build_features
-from recsys.semantic_ids.quantizer import Quantizer
+from recsys.semantic_ids.quantizer import Quantizer, centroid_tensors
 from recsys.semantic_ids.report import agreement, compare, draw, health
 from recsys.semantic_ids.rqkmeans import RQKMeans
 from recsys.semantic_ids.rqvae import RQVAE
@@ -37,12 +37,12 @@ def stage(context: Context) -> Path:
     """Write the `ids` artifact of a run.
 
     It has `codes.npy` ((items, L) int32, dense order), `report.json` and, without a parent,
-    `report.svg`. Learned IDs
-    also have `centroids.safetensors` (`centroids`: (L, V, D)), `features.npy` ((items, F) float32,
-    without predicted ones), `quantizer/` and, unless a text model encodes the texts,
-    `item_encoder/`, which computes codes of new items. With it are the codes that each item would
-    get if it were new. A run with a parent keeps the codes, the quantiser and the encoder of its
-    bundle, and places new items (`recsys.training.placing`).
+    `report.svg`. Learned IDs also have `centroids.safetensors` (`centroids.0`, `centroids.1`, ...:
+    (V_l, D) of each level), `features.npy` ((items, F) float32, without predicted ones),
+    `quantizer/` and, unless a text model encodes the texts, `item_encoder/`, which computes codes
+    of new items. With it are the codes that each item would get if it were new. A run with a parent
+    keeps the codes, the quantiser and the encoder of its bundle, and places new items
+    (`recsys.training.placing`).
 
     Raises:
         ConfigError: the data set has no codes for its items, a new item cannot be placed, or the
@@ -150,6 +150,18 @@ def default_codebook_size(items: int) -> int:
     return min(max(1 << (items // 16).bit_length() >> 1, 8), 256, items)
 
 
+def level_sizes(config: IdsConfig, items: int) -> tuple[int, ...]:
+    """Codes of each level for a number of items.
+
+    >>> level_sizes(IdsConfig(levels=2, codebook_size=(4096, 64)), 12_000)
+    (4096, 64)
+    >>> level_sizes(IdsConfig(levels=2, codebook_size=None), 12_000)
+    (256, 256)
+    """
+    size = config.codebook_size or default_codebook_size(items)
+    return size if isinstance(size, tuple) else (size,) * config.levels
+
+
 def _learned(
     dataset: Dataset,
     config: IdsConfig,
@@ -160,19 +172,18 @@ def _learned(
     from safetensors.numpy import save_file
 
     features = _features(dataset, config, seed, vectors, folder)
-    levels = config.levels
-    size = config.codebook_size or default_codebook_size(len(dataset.item_ids))
+    sizes = level_sizes(config, len(dataset.item_ids))
     quantizer: Quantizer
     try:
         if config.method == "rq-vae":
-            quantizer = RQVAE.fit(features.matrix, levels, size, config.rqvae, seed)
+            quantizer = RQVAE.fit(features.matrix, sizes, config.rqvae, seed)
         else:
-            quantizer = RQKMeans.fit(features.matrix, levels, size, config.rqkmeans, seed)
+            quantizer = RQKMeans.fit(features.matrix, sizes, config.rqkmeans, seed)
     except ValueError as error:
         raise ConfigError(f"ids: {error}") from error
     before = quantizer.encode(features.matrix)
     codes = assign_unique(before, quantizer.latents(features.matrix), quantizer.centroids)
-    save_file({"centroids": quantizer.centroids}, folder / "centroids.safetensors")
+    save_file(centroid_tensors(quantizer.centroids), folder / "centroids.safetensors")
     quantizer.save(folder / QUANTIZER)
     if features.encoder is not None:
         save_encoder(features.encoder, folder / ITEM_ENCODER)

@@ -8,11 +8,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from recsys.semantic_ids.quantizer import Codebooks
 from recsys.vocabulary import Vocabulary
 
 
 def centroid_embeddings(
-    centroids: NDArray[np.floating], level_sizes: tuple[int, ...], width: int, rms: float
+    centroids: Codebooks, level_sizes: tuple[int, ...], width: int, rms: float
 ) -> list[NDArray[np.float32]]:
     """Embeddings of codes whose relative positions are those of their centroids.
 
@@ -21,8 +22,8 @@ def centroid_embeddings(
     quantise small residuals.
 
     Args:
-        centroids: (L, V, D).
-        level_sizes: codes of each level, at most V.
+        centroids: L arrays (V_l, D).
+        level_sizes: codes of each level, at most V_l.
         width: H of the embedding.
         rms: root mean square of the result.
 
@@ -33,7 +34,7 @@ def centroid_embeddings(
         c[:size] - c[:size].mean(axis=0) for c, size in zip(centroids, level_sizes, strict=True)
     ]
     levels = [c / max(float(np.sqrt((c**2).mean())), 1e-12) for c in levels]
-    if centroids.shape[2] > width:
+    if levels[0].shape[1] > width:
         axes = np.linalg.svd(np.concatenate(levels), full_matrices=False)[2][:width]
         levels = [c @ axes.T for c in levels]
     embeddings = []
@@ -45,9 +46,7 @@ def centroid_embeddings(
 
 
 @torch.no_grad()
-def initialise_from_centroids(
-    model: Any, vocabulary: Vocabulary, centroids: NDArray[np.floating]
-) -> None:
+def initialise_from_centroids(model: Any, vocabulary: Vocabulary, centroids: Codebooks) -> None:
     """Copy `centroid_embeddings` to the rows of the semantic tokens, in embedding and head.
 
     They are scaled to the root mean square of the model's rows.

@@ -222,8 +222,9 @@ class IdsConfig:
         method: `rq-vae` and `rq-kmeans` learn codes; `imported` uses those of the data set. A run
             with a parent keeps the codes of its bundle, and places new items by their content.
         levels: codes of a semantic ID, L (only for learned codes, as the next two).
-        codebook_size: codes per level, V; None chooses by the number of items, N: the largest power
-            of two of at most N / 16, from 8 to 256, but at most N.
+        codebook_size: codes per level, V: one number for all levels, or a list with one for each,
+            such as `[4096, 64]`. None chooses by the number of items, N: the largest power of two
+            of at most N / 16, from 8 to 256, but at most N.
         features: of items.
         rqkmeans: settings of `rq-kmeans`.
         rqvae: settings of `rq-vae`.
@@ -231,10 +232,22 @@ class IdsConfig:
 
     method: Method = "rq-vae"
     levels: int = 4
-    codebook_size: int | None = 256
+    codebook_size: int | tuple[int, ...] | None = 256
     features: FeatureConfig = field(default_factory=FeatureConfig)
     rqkmeans: RQKMeansConfig = field(default_factory=RQKMeansConfig)
     rqvae: RQVAEConfig = field(default_factory=RQVAEConfig)
+
+    def __post_init__(self) -> None:
+        check_bounds(self, at_least={"levels": 1})
+        sizes = self.codebook_size
+        if isinstance(sizes, tuple) and len(sizes) != self.levels:
+            raise ConfigError(
+                f"codebook_size: {list(sizes)} has {len(sizes)} sizes, and levels is "
+                f"{self.levels}; give one size for each level, or one number for all"
+            )
+        least = min(sizes) if isinstance(sizes, tuple) else sizes
+        if least is not None and least < 2:
+            raise ConfigError(f"codebook_size: expected at least 2 codes per level, got {least}")
 
     def check_with(self, settings: Settings) -> None:
         """Check that the other sections give what this one needs.

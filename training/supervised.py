@@ -20,6 +20,7 @@ from recsys.dataset import Dataset
 from recsys.errors import ConfigError
 from recsys.pipeline import Context
 from recsys.prompts import PromptEncoder
+from recsys.semantic_ids.quantizer import Codebooks, pop_centroids
 from recsys.training.batches import TrainingBatches
 from recsys.training.loop import LOG, autocast_dtype
 from recsys.training.settings import LoopConfig, SasRecConfig, SupervisedConfig
@@ -37,12 +38,12 @@ class Material:
     Attributes:
         dataset: canonical data.
         codes: (items, L) int32.
-        centroids: (L, V, D) float32, None for imported IDs.
+        centroids: L arrays (V_l, D) float32, None for imported IDs.
     """
 
     dataset: Dataset
     codes: NDArray[np.int32]
-    centroids: NDArray[np.float32] | None
+    centroids: Codebooks | None
 
     @classmethod
     def load(cls, workspace: Workspace) -> Material:
@@ -54,14 +55,14 @@ class Material:
         return cls(
             Dataset.load(workspace.dataset),
             np.load(ids / "codes.npy", allow_pickle=False),
-            load_file(file)["centroids"] if file.exists() else None,
+            pop_centroids(load_file(file)) if file.exists() else None,
         )
 
     @property
     def level_sizes(self) -> list[int]:
         """Number of codes of each level: the quantiser's, or those that imported IDs use."""
         if self.centroids is not None:
-            return [self.centroids.shape[1]] * self.codes.shape[1]
+            return [len(book) for book in self.centroids]
         return [int(size) for size in self.codes.max(axis=0) + 1]
 
 

@@ -1,42 +1,43 @@
 """Codes -> unique semantic IDs: items that collide move to the nearest free codes.
 
-One rule holds at every depth d = 1..L: a prefix of length d has at most V^(L-d) items (at depth L:
-one item per leaf). Excess items move to another code of level d under the same parent. At the last
-level, where nearly all moves happen, they are distributed by an optimal assignment. At higher
-levels, where a whole subtree is full, they move to the nearest sibling with room. Items that fit
-are never moved.
+One rule holds at every depth d = 1..L: a prefix of length d has at most as many items as it has
+leaves, the product of the codebook sizes of the levels below (at depth L: one). Excess items move
+to another code of level d under the same parent. At the last level, where nearly all moves happen,
+they are distributed by an optimal assignment. At higher levels, where a whole subtree is full, they
+move to the nearest sibling with room. Items that fit are never moved.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from math import prod
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import linear_sum_assignment
 
-from recsys.semantic_ids.quantizer import residual_codes, squared_distances
+from recsys.semantic_ids.quantizer import Codebooks, residual_codes, squared_distances
 
 
 def assign_unique(
-    codes: NDArray[np.int32], latents: NDArray[np.float32], centroids: NDArray[np.float32]
+    codes: NDArray[np.int32], latents: NDArray[np.float32], centroids: Codebooks
 ) -> NDArray[np.int32]:
     """Give every item its own tuple with few moves.
 
     Args:
         codes: (n, L) codes of the quantiser.
         latents: (n, D) latents of the items.
-        centroids: (L, V, D).
+        centroids: L arrays (V_l, D).
 
     Returns:
-        (n, L) codes; the rows are distinct if n <= V^L. Otherwise excess items keep their codes and
-        share leaves.
+        (n, L) codes; the rows are distinct if there are n leaves. Otherwise excess items keep their
+        codes and share leaves.
     """
     codes = codes.copy()
-    num_levels, size = len(centroids), centroids.shape[1]
+    num_levels = len(centroids)
     residual = np.array(latents, np.float32)
     for level in range(num_levels):
-        room = min(size ** (num_levels - 1 - level), max(len(codes), 1))
+        room = min(prod(len(book) for book in centroids[level + 1 :]), max(len(codes), 1))
         place = _spread_leaf if level == num_levels - 1 else _spread_prefix
         for members in _overfull(codes[:, : level + 1], room):
             distances = squared_distances(residual[members], centroids[level])

@@ -6,23 +6,26 @@ Each level encodes the residual of the levels above.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 BLOCK = 1 << 14  # rows of a distance matrix in memory
+Codebooks = Sequence[NDArray[np.float32]]  # the (V_l, D) centroids of each level l
+T = TypeVar("T")
 
 
 class Quantizer(Protocol):
     """A fitted quantiser.
 
     Attributes:
-        centroids: (L, V, D) float32 in the latent space.
+        centroids: L arrays (V_l, D) float32 in the latent space.
     """
 
-    centroids: NDArray[np.float32]
+    centroids: Codebooks
 
     def latents(self, features: NDArray[np.float32]) -> NDArray[np.float32]:
         """(n, F) features to (n, D) latents."""
@@ -56,10 +59,8 @@ def nearest(points: NDArray[np.float32], centroids: NDArray[np.float32]) -> NDAr
     return out
 
 
-def residual_codes(
-    latents: NDArray[np.float32], centroids: NDArray[np.float32]
-) -> NDArray[np.int32]:
-    """(n, L) codes of (n, D) latents by greedy residual coding with (L, V, D) centroids."""
+def residual_codes(latents: NDArray[np.float32], centroids: Codebooks) -> NDArray[np.int32]:
+    """(n, L) codes of (n, D) latents by greedy residual coding with L arrays (V_l, D)."""
     residual = np.array(latents, np.float32)
     codes = np.empty((len(latents), len(centroids)), np.int32)
     for level, book in enumerate(centroids):
@@ -68,18 +69,32 @@ def residual_codes(
     return codes
 
 
-def decode(codes: NDArray[np.integer], centroids: NDArray[np.float32]) -> NDArray[np.float32]:
+def decode(codes: NDArray[np.integer], centroids: Codebooks) -> NDArray[np.float32]:
     """(n, <=L) codes to (n, D) latents: the sum of their centroids."""
-    out = np.zeros((len(codes), centroids.shape[2]), np.float32)
+    out = np.zeros((len(codes), centroids[0].shape[1]), np.float32)
     for level in range(codes.shape[1]):
         out += centroids[level][codes[:, level]]
     return out
 
 
-def check_size(items: int, codebook_size: int) -> None:
-    """Raise ValueError if there are fewer items than codes, or fewer than two codes."""
-    if codebook_size < 2 or items < codebook_size:
-        raise ValueError(
-            f"codebook_size {codebook_size} needs 2 <= codebook_size <= items, "
-            f"and there are {items} items; choose a smaller one"
-        )
+def check_sizes(items: int, sizes: Iterable[int]) -> None:
+    """Raise ValueError if a level has more codes than there are items, or fewer than two codes."""
+    for level, size in enumerate(sizes, 1):
+        if not 2 <= size <= items:
+            raise ValueError(
+                f"codebook_size {size} at level {level} does not fit {items} items; "
+                f"choose 2 <= codebook_size <= {items}"
+            )
+
+
+def centroid_tensors(centroids: Iterable[T]) -> dict[str, T]:
+    """The tensors of a file: one per level, with its name."""
+    return {f"centroids.{level}": book for level, book in enumerate(centroids)}
+
+
+def pop_centroids(tensors: dict[str, Any]) -> list[Any]:
+    """Take the centroids of all levels out of a file's tensors; KeyError if there are none."""
+    if "centroids" in tensors:  # earlier versions: (L, V, D)
+        return list(tensors.pop("centroids"))
+    levels = sum(name.startswith("centroids.") for name in tensors)
+    return [tensors.pop(f"centroids.{level}") for level in range(max(levels, 1))]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,16 +12,16 @@ from numpy.typing import NDArray
 from recsys.semantic_ids.quantizer import Quantizer
 
 
-def health(codes: NDArray[np.integer], codebook_size: int | None = None) -> dict[str, Any]:
+def health(codes: NDArray[np.integer], sizes: Sequence[int] | None = None) -> dict[str, Any]:
     """Statistics of a set of codes.
 
     Args:
         codes: (n, L).
-        codebook_size: V; by default the largest code of each level + 1.
+        sizes: V_l, the codes of each level l; by default its largest code + 1.
 
     Returns:
         `items`, `levels`, `codebook_size` (L,), `used_codes` (L,), `perplexity` (L,: exp of the
-        entropy of the codes, V when all are equally common), `prefixes` (L,: distinct prefixes of
+        entropy of the codes, V_l when all are equally common), `prefixes` (L,: distinct prefixes of
         each depth), `branching` (L,: mean children of a prefix), `colliding_items`,
         `colliding_leaves`, `largest_leaf`.
     """
@@ -38,7 +39,7 @@ def health(codes: NDArray[np.integer], codebook_size: int | None = None) -> dict
     return {
         "items": len(codes),
         "levels": levels,
-        "codebook_size": [codebook_size or int(column.max()) + 1 for column in codes.T],
+        "codebook_size": list(sizes or (int(column.max()) + 1 for column in codes.T)),
         "used_codes": used,
         "perplexity": perplexity,
         "prefixes": prefixes,
@@ -86,10 +87,10 @@ def compare(
     features: NDArray[np.float32],
 ) -> dict[str, Any]:
     """The report: statistics of the assigned codes, and what the assignment changed."""
-    size = quantizer.centroids.shape[1]
-    raw = health(before, size)
+    sizes = [len(book) for book in quantizer.centroids]
+    raw = health(before, sizes)
     return {
-        **health(after, size),
+        **health(after, sizes),
         "moved_items": int((before != after).any(axis=1).sum()),
         "reconstruction_error": reconstruction_error(quantizer, features, after),
         "before_assignment": {

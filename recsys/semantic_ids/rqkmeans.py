@@ -5,6 +5,7 @@ The latent space is the feature space, so only centroids are trained.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -12,58 +13,64 @@ from numpy.typing import NDArray
 
 from recsys.errors import ArtifactError
 from recsys.progress import track
-from recsys.semantic_ids.quantizer import Quantizer, check_size, decode, nearest
+from recsys.semantic_ids.quantizer import (
+    Codebooks,
+    Quantizer,
+    centroid_tensors,
+    check_sizes,
+    decode,
+    nearest,
+    pop_centroids,
+)
 from recsys.semantic_ids.settings import RQKMeansConfig
 
 CENTROIDS = "centroids.safetensors"
 
 
 class RQKMeans(Quantizer):
-    """Residual k-means; `centroids` (L, V, F) lie in feature space.
+    """Residual k-means; `centroids`, L arrays (V_l, F), lie in feature space.
 
     >>> features = np.array([[0, 0], [0, 1], [9, 0], [9, 1]], np.float32)
-    >>> quantizer = RQKMeans.fit(features, levels=2, codebook_size=2, config=RQKMeansConfig())
+    >>> quantizer = RQKMeans.fit(features, sizes=[2, 2], config=RQKMeansConfig())
     >>> codes = quantizer.encode(features)
     >>> bool((quantizer.reconstruct(codes) == features).all())
     True
     """
 
-    def __init__(self, centroids: NDArray[np.float32]) -> None:
+    def __init__(self, centroids: Codebooks) -> None:
         self.centroids = centroids
 
     @classmethod
     def fit(
         cls,
         features: NDArray[np.float32],
-        levels: int,
-        codebook_size: int,
+        sizes: Sequence[int],
         config: RQKMeansConfig,
         seed: int = 0,
-        start: NDArray[np.float32] | None = None,
+        start: Codebooks | None = None,
     ) -> RQKMeans:
-        """Fit a codebook of V = `codebook_size` codes for each of L levels to (items, F) features.
+        """Fit a codebook for each of L levels to (items, F) features.
 
         Args:
             features: (items, F).
-            levels: L.
-            codebook_size: V.
+            sizes: V_l, the number of codes at each level.
             config: iterations and restarts.
             seed: of the first centroids.
-            start: (L, V, F) first centroids; they are drawn from the items without it.
+            start: L arrays (V_l, F), the first centroids; they are drawn from the items without it.
 
         Raises:
-            ValueError: fewer items than codes.
+            ValueError: a size that does not fit the number of items.
         """
         import faiss
 
-        check_size(len(features), codebook_size)
+        check_sizes(len(features), sizes)
         residual = np.array(features, np.float32, order="C")
         books = []
-        with track("rq-kmeans", total=levels) as bar:
-            for level in range(levels):
+        with track("rq-kmeans", total=len(sizes)) as bar:
+            for level, size in enumerate(sizes):
                 kmeans = faiss.Kmeans(
                     residual.shape[1],
-                    codebook_size,
+                    size,
                     niter=config.iterations,
                     nredo=config.restarts,
                     seed=seed + level,
@@ -75,7 +82,7 @@ class RQKMeans(Quantizer):
                 residual -= book[nearest(residual, book)]
                 books.append(book)
                 bar.advance(error=float((residual**2).sum(axis=1).mean()))
-        return cls(np.stack(books))
+        return cls(books)
 
     def latents(self, features: NDArray[np.float32]) -> NDArray[np.float32]:
         """The features themselves."""
@@ -90,7 +97,7 @@ class RQKMeans(Quantizer):
         from safetensors.numpy import save_file
 
         folder.mkdir(parents=True, exist_ok=True)
-        save_file({"centroids": self.centroids}, folder / CENTROIDS)
+        save_file(centroid_tensors(self.centroids), folder / CENTROIDS)
 
     @classmethod
     def load(cls, folder: Path) -> RQKMeans:
@@ -99,6 +106,6 @@ class RQKMeans(Quantizer):
         from safetensors.numpy import load_file
 
         try:
-            return cls(load_file(folder / CENTROIDS)["centroids"])
+            return cls(pop_centroids(load_file(folder / CENTROIDS)))
         except (OSError, KeyError, SafetensorError) as error:
             raise ArtifactError(f"{folder}: unreadable rq-kmeans quantiser: {error}") from error

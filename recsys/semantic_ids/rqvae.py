@@ -10,6 +10,7 @@ encoder, the decoder and the centroids are kept.
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
@@ -22,7 +23,14 @@ from vector_quantize_pytorch import ResidualVQ
 
 from recsys.errors import ArtifactError
 from recsys.progress import track
-from recsys.semantic_ids.quantizer import Quantizer, check_size, decode
+from recsys.semantic_ids.quantizer import (
+    Codebooks,
+    Quantizer,
+    centroid_tensors,
+    check_sizes,
+    decode,
+    pop_centroids,
+)
 from recsys.semantic_ids.rqkmeans import RQKMeans
 from recsys.semantic_ids.settings import RQKMeansConfig, RQVAEConfig
 
@@ -78,18 +86,16 @@ class Coder(nn.Module):
 
 
 class RQVAE(Quantizer):
-    """A fitted RQ-VAE; `centroids` (L, V, D) lie in the encoder's latent space.
+    """A fitted RQ-VAE; `centroids`, L arrays (V_l, D), lie in the encoder's latent space.
 
     >>> features = np.random.default_rng(0).normal(size=(20, 6)).astype(np.float32)
     >>> config = RQVAEConfig(latent_dim=4, hidden=(8,), steps=3)
-    >>> quantizer = RQVAE.fit(features, levels=3, codebook_size=4, config=config)
-    >>> quantizer.encode(features).shape, quantizer.centroids.shape
-    ((20, 3), (3, 4, 4))
+    >>> quantizer = RQVAE.fit(features, sizes=[4, 2, 2], config=config)
+    >>> quantizer.encode(features).shape, [book.shape for book in quantizer.centroids]
+    ((20, 3), [(4, 4), (2, 4), (2, 4)])
     """
 
-    def __init__(
-        self, encoder: nn.Module, decoder: nn.Module, centroids: NDArray[np.float32]
-    ) -> None:
+    def __init__(self, encoder: nn.Module, decoder: nn.Module, centroids: Codebooks) -> None:
         self.encoder, self.decoder = encoder.eval(), decoder.eval()
         self.centroids = centroids
 
@@ -97,37 +103,36 @@ class RQVAE(Quantizer):
     def fit(
         cls,
         features: NDArray[np.float32],
-        levels: int,
-        codebook_size: int,
+        sizes: Sequence[int],
         config: RQVAEConfig,
         seed: int = 0,
     ) -> RQVAE:
-        """Train on the (items, F) features of the whole catalog.
+        """Train V_l = `sizes[l]` codes of each level l on the catalog's (items, F) features.
 
         Without steps, this is residual k-means of the features' principal components. The seed
         decides weights, batches, k-means and revived codes; torch's global generator is not
         changed.
 
         Raises:
-            ValueError: fewer items than codes.
+            ValueError: a size that does not fit the number of items.
         """
-        check_size(len(features), codebook_size)
+        check_sizes(len(features), sizes)
         items = torch.from_numpy(np.ascontiguousarray(features, np.float32))
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             encoder, decoder = _coders(items, config)
-            model = cls(encoder, decoder, np.zeros((levels, codebook_size, 0), np.float32))
+            model = cls(encoder, decoder, [])
             latents = model.latents(features)
-            first = RQKMeans.fit(latents, levels, codebook_size, RQKMeansConfig(), seed)
+            first = RQKMeans.fit(latents, sizes, RQKMeansConfig(), seed)
             model.centroids = first.centroids
             if config.steps and config.passes:
                 quantizer = _residual_vq(first, latents, config)
                 _train(encoder, decoder, quantizer, items, config)
                 # Moving averages lag behind the encoder, and a code may have died: k-means goes on
                 # from them with all items.
-                books = quantizer.codebooks.numpy().astype(np.float32)
+                books = [book.numpy().astype(np.float32) for book in quantizer.codebooks]
                 latents = model.latents(features)
-                last = RQKMeans.fit(latents, levels, codebook_size, LAST, seed, start=books)
+                last = RQKMeans.fit(latents, sizes, LAST, seed, start=books)
                 model.centroids = last.centroids
         return model
 
@@ -149,10 +154,11 @@ class RQVAE(Quantizer):
         folder.mkdir(parents=True, exist_ok=True)
         tensors = {f"encoder.{k}": v for k, v in self.encoder.state_dict().items()}
         tensors |= {f"decoder.{k}": v for k, v in self.decoder.state_dict().items()}
-        save_file({**tensors, "centroids": torch.from_numpy(self.centroids)}, folder / WEIGHTS)
+        tensors |= centroid_tensors(torch.from_numpy(book) for book in self.centroids)
+        save_file(tensors, folder / WEIGHTS)
         layers = [m for m in self.encoder.modules() if isinstance(m, nn.Linear)]
         widths = [m.in_features for m in layers[isinstance(self.encoder, Coder) :]]
-        text = json.dumps({"widths": [*widths, self.centroids.shape[2]]})
+        text = json.dumps({"widths": [*widths, self.centroids[0].shape[1]]})
         (folder / CONFIG).write_text(text + "\n", encoding="utf-8")
 
     @classmethod
@@ -164,7 +170,7 @@ class RQVAE(Quantizer):
         try:
             widths = json.loads((folder / CONFIG).read_text(encoding="utf-8"))["widths"]
             tensors = load_file(folder / WEIGHTS)
-            centroids = tensors.pop("centroids").numpy()
+            centroids = [book.numpy() for book in pop_centroids(tensors)]
             encoder: nn.Module = _mlp(widths)
             decoder: nn.Module = _mlp(widths[::-1])
             if "encoder.linear.weight" in tensors:  # older files have none
@@ -226,14 +232,12 @@ def _train(
 
 def _residual_vq(start: RQKMeans, latents: NDArray[np.float32], config: RQVAEConfig) -> ResidualVQ:
     """The library's quantiser with the codebooks of residual k-means on (items, D) latents."""
-    levels, size, width = start.centroids.shape
     batch = min(config.batch_size, len(latents))
     quantizer = ResidualVQ(
-        dim=width,
-        num_quantizers=levels,
-        codebook_size=size,
+        dim=latents.shape[1],
+        codebook_size=tuple(len(book) for book in start.centroids),
         decay=config.decay,
-        threshold_ema_dead_code=config.revive_below * batch / size,
+        threshold_ema_dead_code=config.revive_below,  # set for each level below
         commitment_weight=1.0,  # `losses` applies the weight
         rotation_trick=False,
     )
@@ -243,10 +247,12 @@ def _residual_vq(start: RQKMeans, latents: NDArray[np.float32], config: RQVAECon
     ):
         # The library takes no codebooks to begin with, so its moving averages are set here.
         centroids = torch.from_numpy(book)[None]
-        counts = torch.from_numpy(np.bincount(codes, minlength=size) * share).float()[None]
+        counts = torch.from_numpy(np.bincount(codes, minlength=len(book)) * share).float()[None]
         layer._codebook.embed.copy_(centroids)
         layer._codebook.embed_avg.copy_(centroids * counts[..., None])
         layer._codebook.cluster_size.copy_(counts)
+        dead = config.revive_below * batch / len(book)
+        layer._codebook.threshold_ema_dead_code = layer._codebook.reset_cluster_size = dead
     return quantizer
 
 

@@ -37,6 +37,7 @@ class Section:
     tied: bool = False
     ks: tuple[int, ...] = (1, 10)
     ratio: tuple[float, float] = (0.8, 0.1)
+    sizes: int | tuple[int, ...] | None = None
     extra: dict[str, Any] = field(default_factory=dict)
     inner: Inner = field(default_factory=Inner)
     anything: Any = None
@@ -50,6 +51,16 @@ def write(tmp_path: Path) -> Callable[[str], Path]:
         return tmp_path / "run.yaml"
 
     return write
+
+
+@pytest.mark.parametrize(("value", "read"), [("8", 8), ("[8, 4]", (8, 4)), ("null", None)])
+def test_a_setting_can_be_one_value_or_a_list(value, read):
+    settings = Settings().overridden([f"target.sizes={value}"])
+    assert settings.section("target", Section).sizes == read
+    with pytest.raises(ConfigError, match=r"target\.sizes\[1\]: expected int, found 'x'"):
+        Settings().overridden(["target.sizes=[8, x]"]).section("target", Section)
+    with pytest.raises(ConfigError, match=r"target\.sizes: expected int, found 'x'"):
+        Settings().overridden(["target.sizes=x"]).section("target", Section)
 
 
 def test_a_file_is_read_and_missing_keys_take_their_defaults(write):
@@ -216,6 +227,7 @@ def test_as_dict_is_plain_and_reads_back():
         patience=st.none() | st.integers(),
         tied=st.booleans(),
         ks=st.lists(st.integers(), max_size=3).map(tuple),
+        sizes=st.none() | st.integers() | st.lists(st.integers(), max_size=3).map(tuple),
         inner=st.builds(Inner, st.integers(1, 100), st.floats(0, 1)),
     )
 )

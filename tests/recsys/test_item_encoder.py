@@ -65,11 +65,12 @@ def test_what_is_collaborative_is_predicted_from_content(made):
 def test_new_items_get_the_first_code_of_their_kind(made, tmp_path, method):
     _, kind, features = made
     save(features.encoder, tmp_path / "encoder")
+    sizes = [8, 8, 6]
     if method == "rq-kmeans":
-        quantizer = RQKMeans.fit(features.matrix, 3, 8, RQKMeansConfig(), 0)
+        quantizer = RQKMeans.fit(features.matrix, sizes, RQKMeansConfig(), 0)
     else:
         quantizer = RQVAE.fit(
-            features.matrix, 3, 8, RQVAEConfig(latent_dim=8, hidden=(16,), steps=60), 0
+            features.matrix, sizes, RQVAEConfig(latent_dim=8, hidden=(16,), steps=60), 0
         )
     quantizer.save(tmp_path / "quantizer")
     firsts = [set(quantizer.encode(features.matrix)[kind == k, 0].tolist()) for k in range(4)]
@@ -86,7 +87,7 @@ def test_new_items_get_the_first_code_of_their_kind(made, tmp_path, method):
     ).set_column(2, "text", pa.array([f"{words} of a new make" for words in KINDS]))
     codes, far = coder.encode(new)
     assert codes.shape == (4, 3)
-    assert far.shape == (4, 8)
+    assert far.shape == (4, 6)
     assert all(int(codes[k, 0]) in firsts[k] for k in range(4))
     np.testing.assert_array_equal(codes[:, -1], far.argmin(1))
     assert coder.beside(5).argmin() == 5

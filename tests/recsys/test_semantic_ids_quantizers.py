@@ -14,16 +14,16 @@ from vector_quantize_pytorch import ResidualVQ
 from recsys.errors import ArtifactError
 from recsys.semantic_ids.quantizer import decode, residual_codes
 from recsys.semantic_ids.rqkmeans import RQKMeans
-from recsys.semantic_ids.rqvae import RQVAE, losses
+from recsys.semantic_ids.rqvae import RQVAE, _residual_vq, losses
 from recsys.semantic_ids.settings import RQKMeansConfig, RQVAEConfig
 
 QUICK_VAE = RQVAEConfig(latent_dim=4, hidden=(16,), steps=100, batch_size=64, learning_rate=1e-2)
 
 
-def fit(method, features, levels=3, size=8, seed=0):
+def fit(method, features, sizes=(8, 8, 8), seed=0):
     if method == "rq-vae":
-        return RQVAE.fit(features, levels, size, QUICK_VAE, seed)
-    return RQKMeans.fit(features, levels, size, RQKMeansConfig(iterations=20, restarts=1), seed)
+        return RQVAE.fit(features, sizes, QUICK_VAE, seed)
+    return RQKMeans.fit(features, sizes, RQKMeansConfig(iterations=20, restarts=1), seed)
 
 
 def blobs(seed=0, items=200, dim=6):
@@ -38,19 +38,18 @@ def blobs(seed=0, items=200, dim=6):
 @given(
     seed=st.integers(0, 10_000),
     items=st.integers(0, 20),
-    levels=st.integers(1, 4),
-    size=st.integers(1, 6),
+    sizes=st.lists(st.integers(1, 6), min_size=1, max_size=4),
     dim=st.integers(1, 4),
 )
 @settings(max_examples=60, deadline=None)
-def test_residual_codes_equal_a_plain_python_loop(seed, items, levels, size, dim):
+def test_residual_codes_equal_a_plain_python_loop(seed, items, sizes, dim):
     rng = np.random.default_rng(seed)
     latents = rng.standard_normal((items, dim)).astype(np.float32)
-    centroids = rng.standard_normal((levels, size, dim)).astype(np.float32)
+    centroids = [rng.standard_normal((size, dim)).astype(np.float32) for size in sizes]
     codes = residual_codes(latents, centroids)
     for latent, row in zip(latents, codes, strict=True):
         rest = latent.astype(np.float64)
-        for level in range(levels):
+        for level in range(len(sizes)):
             distances = [((rest - c) ** 2).sum() for c in centroids[level].astype(np.float64)]
             assert distances[row[level]] == pytest.approx(min(distances), abs=1e-5)
             rest = rest - centroids[level][row[level]]
@@ -69,18 +68,21 @@ def test_each_level_of_rq_kmeans_clusters_what_the_last_one_left():
     rest = features - decode(codes[:, :1], quantizer.centroids)
     for code in np.unique(codes[:, 1]):  # a fixed point of Lloyd's algorithm
         members = rest[codes[:, 1] == code]
-        np.testing.assert_allclose(members.mean(axis=0), quantizer.centroids[1, code], atol=0.05)
+        np.testing.assert_allclose(members.mean(axis=0), quantizer.centroids[1][code], atol=0.05)
 
 
+@pytest.mark.parametrize("sizes", [[8, 8, 8], [16, 4, 2]])
 @pytest.mark.parametrize("method", ["rq-kmeans", "rq-vae"])
-def test_both_quantisers_keep_their_promises(method, tmp_path):
+def test_both_quantisers_keep_their_promises(method, sizes, tmp_path):
     features = blobs()
-    quantizer = fit(method, features)
+    quantizer = fit(method, features, sizes)
     codes = quantizer.encode(features)
     assert codes.dtype == np.int32
     assert codes.shape == (200, 3)
-    assert quantizer.centroids.shape[:2] == (3, 8)
-    assert quantizer.latents(features).shape == (200, quantizer.centroids.shape[2])
+    assert [len(book) for book in quantizer.centroids] == sizes
+    assert [len(np.unique(column)) for column in codes.T] == sizes  # every code is in use
+    width = quantizer.latents(features).shape[1]
+    assert {book.shape[1] for book in quantizer.centroids} == {width}
     assert quantizer.reconstruct(codes).shape == features.shape
     variance = ((features - features.mean(axis=0)) ** 2).sum(1).mean()
     assert ((features - quantizer.reconstruct(codes)) ** 2).sum(1).mean() < 0.5 * variance
@@ -97,7 +99,7 @@ def test_both_quantisers_keep_their_promises(method, tmp_path):
 def test_the_seed_decides_everything(method):
     features = blobs()
     first, second, other = (fit(method, features, seed=s) for s in (5, 5, 6))
-    np.testing.assert_array_equal(first.centroids, second.centroids)
+    np.testing.assert_array_equal(first.centroids, second.centroids)  # of equal sizes
     assert not np.array_equal(first.centroids, other.centroids)
 
 
@@ -111,8 +113,8 @@ def test_training_leaves_torchs_generator_as_it_was():
 
 @pytest.mark.parametrize("method", ["rq-kmeans", "rq-vae"])
 def test_more_codes_than_items_are_refused(method):
-    with pytest.raises(ValueError, match=r"codebook_size 8 .* 5 items"):
-        fit(method, blobs(items=5))
+    with pytest.raises(ValueError, match=r"codebook_size 8 at level 2 .* 5 items; choose 2 <= "):
+        fit(method, blobs(items=5), sizes=(5, 8))
 
 
 @pytest.mark.parametrize(("cls", "file"), [(RQKMeans, "centroids"), (RQVAE, "rqvae")])
@@ -164,13 +166,13 @@ def test_the_gradient_passes_straight_through_the_codes_once():
 def test_without_steps_the_codes_are_those_of_residual_k_means():
     features = blobs()  # as wide as the latents: the axes only turn them
     config = RQVAEConfig(latent_dim=6, hidden=(16,), steps=0)
-    quantizer = RQVAE.fit(features, 3, 8, config, seed=0)
+    quantizer = RQVAE.fit(features, [8, 8, 8], config, seed=0)
     latents = quantizer.latents(features)
     np.testing.assert_allclose(
         latents @ latents.T, (features - features.mean(0)) @ (features - features.mean(0)).T,
         atol=1e-2,
     )  # fmt: skip
-    books = RQKMeans.fit(latents, 3, 8, RQKMeansConfig(), 0)
+    books = RQKMeans.fit(latents, [8, 8, 8], RQKMeansConfig(), 0)
     np.testing.assert_array_equal(quantizer.encode(features), books.encode(latents))
     np.testing.assert_allclose(
         quantizer.reconstruct(quantizer.encode(features)),
@@ -188,7 +190,7 @@ def test_training_explains_more_than_it_started_with():
     config = RQVAEConfig(latent_dim=4, hidden=(32,), batch_size=64, passes=100)
 
     def error(steps):
-        quantizer = RQVAE.fit(features, 2, 8, RQVAEConfig(**{**config.__dict__, "steps": steps}))
+        quantizer = RQVAE.fit(features, [8, 8], RQVAEConfig(**{**config.__dict__, "steps": steps}))
         return ((features - quantizer.reconstruct(quantizer.encode(features))) ** 2).sum()
 
     assert error(300) < error(0)
@@ -200,8 +202,26 @@ def test_no_code_stays_dead(revive_below):
     config = RQVAEConfig(
         latent_dim=4, hidden=(16,), steps=150, batch_size=128, revive_below=revive_below
     )
-    codes = RQVAE.fit(features, 2, 32, config, seed=2).encode(features)
-    assert [len(np.unique(column)) for column in codes.T] == [32, 32]
+    codes = RQVAE.fit(features, [32, 16], config, seed=2).encode(features)
+    assert [len(np.unique(column)) for column in codes.T] == [32, 16]
+
+
+def test_a_code_is_dead_by_the_size_of_its_own_level():
+    start = RQKMeans.fit(blobs(), [16, 4], RQKMeansConfig(iterations=2, restarts=1))
+    layers = _residual_vq(start, blobs(), RQVAEConfig(batch_size=64, revive_below=0.5)).layers
+    for layer, size in zip(layers, (16, 4), strict=True):
+        assert layer._codebook.embed.shape == (1, size, 6)
+        assert layer._codebook.threshold_ema_dead_code == 0.5 * 64 / size
+        assert layer._codebook.reset_cluster_size == 0.5 * 64 / size
+
+
+def test_one_tensor_for_all_levels_of_the_versions_before_is_read(tmp_path):
+    centroids = np.random.default_rng(0).standard_normal((3, 8, 2)).astype(np.float32)
+    save_file({"centroids": torch.from_numpy(centroids)}, tmp_path / "centroids.safetensors")
+    quantizer = RQKMeans.load(tmp_path)
+    np.testing.assert_array_equal(quantizer.centroids, centroids)
+    quantizer.save(tmp_path)
+    np.testing.assert_array_equal(RQKMeans.load(tmp_path).centroids, centroids)
 
 
 def test_a_quantiser_of_the_versions_before_is_read(tmp_path):

@@ -14,18 +14,21 @@ CODES = np.array([[0, 0], [0, 0], [0, 3], [1, 0], [1, 2]], np.int32)
 class Table:
     """A quantiser of one-dimensional features: code c of level l is worth 10 c or c."""
 
-    centroids = np.stack([10 * np.arange(4.0), np.arange(4.0)]).astype(np.float32)[:, :, None]
+    centroids = (
+        10 * np.arange(4, dtype=np.float32)[:, None],
+        np.arange(5, dtype=np.float32)[:, None],
+    )
 
     def reconstruct(self, codes):
         return (10.0 * codes[:, :1] + codes[:, 1:]).astype(np.float32)
 
 
 def test_every_figure_of_the_report_by_hand():
-    report = health(CODES, 4)
+    report = health(CODES, [4, 5])
     assert report == {
         "items": 5,
         "levels": 2,
-        "codebook_size": [4, 4],
+        "codebook_size": [4, 5],
         "used_codes": [2, 3],
         "perplexity": [
             round(float(np.exp(-(0.6 * np.log(0.6) + 0.4 * np.log(0.4)))), 3),
@@ -56,6 +59,7 @@ def test_the_comparison_tells_before_from_after():
     after[1] = [0, 1]
     features = Table().reconstruct(CODES)
     report = compare(CODES, after, Table(), features)
+    assert report["codebook_size"] == [4, 5]
     assert report["moved_items"] == 1
     assert report["colliding_items"] == 0
     assert report["largest_leaf"] == 1
@@ -67,7 +71,7 @@ def test_the_comparison_tells_before_from_after():
 
 @pytest.mark.parametrize("suffix", [".svg", ".png"])
 def test_the_figure_is_the_same_every_time(suffix, tmp_path):
-    report = health(CODES, 4)
+    report = health(CODES, [4, 5])
     files = [tmp_path / f"{name}{suffix}" for name in "ab"]
     for file in files:
         draw(CODES, report, file)

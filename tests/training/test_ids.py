@@ -21,11 +21,12 @@ from recsys.semantic_ids.encoder import PLACED, ItemEncoder
 from recsys.semantic_ids.rqkmeans import RQKMeans
 from recsys.semantic_ids.rqvae import RQVAE
 from recsys.splits import TRAIN, leave_one_out
-from recsys.training.ids import print_report, stage
+from recsys.training.ids import level_sizes, print_report, stage
+from recsys.training.settings import IdsConfig
 
 SMALL = {
     "levels": 3,
-    "codebook_size": 8,
+    "codebook_size": [8, 4, 4],
     "features": {"text_dim": 8, "collaborative_dim": 8},
     "rqvae": {"latent_dim": 4, "hidden": [16], "steps": 30, "batch_size": 64},
 }
@@ -55,10 +56,12 @@ def test_the_artifact_holds_unique_codes_and_what_made_them(method, cls, make, s
     assert len(np.unique(codes, axis=0)) == shop.ITEMS
     features = np.load(path / "features.npy", allow_pickle=False)
     quantizer = cls.load(path / "quantizer")
-    np.testing.assert_array_equal(
-        load_file(path / "centroids.safetensors")["centroids"], quantizer.centroids
-    )
+    assert [len(book) for book in quantizer.centroids] == [8, 4, 4]
+    written = load_file(path / "centroids.safetensors")
+    for level, book in enumerate(quantizer.centroids):
+        np.testing.assert_array_equal(written[f"centroids.{level}"], book)
     report = json.loads((path / "report.json").read_text())
+    assert report["codebook_size"] == [8, 4, 4]
     before = quantizer.encode(features)
     assert report["moved_items"] == int((before != codes).any(axis=1).sum())
     assert report["method"] == method
@@ -66,8 +69,8 @@ def test_the_artifact_holds_unique_codes_and_what_made_them(method, cls, make, s
     # the encoder for new items gives most training items the code that they have
     coder = ItemEncoder(path / "item_encoder", path / "quantizer")
     placed, far = coder.encode(dataset.items)
-    assert far.shape == (shop.ITEMS, quantizer.centroids.shape[1])
-    assert (placed[:, 0] == before[:, 0]).mean() > 3 / quantizer.centroids.shape[1]
+    assert far.shape == (shop.ITEMS, 4)
+    assert (placed[:, 0] == before[:, 0]).mean() > 3 / 8
 
 
 def test_codes_that_items_would_get_if_new_are_kept_and_counted(make, shop):
@@ -101,8 +104,8 @@ def test_it_is_made_again_only_when_something_changed(make, shop):
     assert not again()
     assert again(force=True)
     assert read_manifest(manifest.parent).digest == first, "the same seed, the same artifact"
-    assert again(levels=2)
-    assert again(levels=3)
+    assert again(codebook_size=8)
+    assert again(codebook_size=8, levels=2)
 
 
 def test_test_and_validation_events_never_reach_the_ids(make, shop):
@@ -133,8 +136,33 @@ def test_import_without_codes_names_the_way_out(make):
 
 
 def test_a_codebook_larger_than_the_catalog_is_refused(make):
-    with pytest.raises(ConfigError, match=r"ids: codebook_size 32 .* 27 items"):
-        stage(make(codebook_size=32))
+    with pytest.raises(ConfigError, match=r"ids: codebook_size 32 at level 2 .* 27 items"):
+        stage(make(codebook_size=[8, 32, 8]))
+
+
+@pytest.mark.parametrize(
+    ("override", "error"),
+    [
+        ("[8, 4]", r"ids\.codebook_size: \[8, 4\] has 2 sizes, and levels is 3; give one size"),
+        ("[8, 4, 1]", r"ids\.codebook_size: expected at least 2 codes per level, got 1"),
+        ("0", r"ids\.codebook_size: expected at least 2 codes per level, got 0"),
+        ("[8, 4, x]", r"ids\.codebook_size\[2\]: expected int, found 'x'"),
+        ("many", r"ids\.codebook_size: expected int, found 'many'"),
+    ],
+)
+def test_sizes_that_no_data_set_fits_are_refused_at_once(override, error):
+    settings = Settings({"ids": SMALL}).overridden([f"ids.codebook_size={override}"])
+    with pytest.raises(ConfigError, match=error):
+        settings.section("ids", IdsConfig)
+
+
+@pytest.mark.parametrize(
+    ("override", "sizes"),
+    [("[12,4,2]", (12, 4, 2)), ("16", (16, 16, 16)), ("null", (8, 8, 8))],
+)
+def test_sizes_are_given_for_all_levels_or_each(override, sizes):
+    settings = Settings({"ids": SMALL}).overridden([f"ids.codebook_size={override}"])
+    assert level_sizes(settings.section("ids", IdsConfig), 100) == sizes
 
 
 def test_the_report_prints_as_a_table_and_as_json(make, shop, capsys):

@@ -55,11 +55,12 @@ def test_equal_centroids_give_zeros_not_nan():
 
 @pytest.mark.parametrize("tied", [True, False])
 def test_only_the_rows_of_semantic_tokens_change(tied):
-    vocabulary = Vocabulary.from_levels([4, 4])
+    vocabulary = Vocabulary.from_levels([5, 3])
     torch.manual_seed(0)
     model = build({**SIZES, "tied": tied}, vocabulary)
     before = model.get_input_embeddings().weight.clone()
-    initialise_from_centroids(model, vocabulary, np.random.default_rng(0).normal(size=(2, 4, 3)))
+    rng = np.random.default_rng(0)
+    initialise_from_centroids(model, vocabulary, [rng.normal(size=(size, 3)) for size in (5, 3)])
     after = model.get_input_embeddings().weight
     changed = (before != after).any(dim=1)
     assert changed.tolist() == [False] * 2 + [True] * 8 + [False] * 6
@@ -80,7 +81,7 @@ def test_a_cut_draft_starts_as_the_first_layers_of_its_target():
 
 
 def test_another_width_is_refused_with_the_way_out():
-    vocabulary = Vocabulary.from_levels([4, 4])
+    vocabulary = Vocabulary.from_levels([5, 3])
     target, draft = build(SIZES, vocabulary), build({**SIZES, "hidden_size": 8}, vocabulary)
     with pytest.raises(ValueError, match="init_from_target: false"):
         initialise_from_model(draft, target)
