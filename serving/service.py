@@ -121,6 +121,7 @@ class Service:
         self._evaluations = Evaluations()
         self._interrupted = asyncio.Event()
         self._waits_for_store = False
+        self._unrestored: dict[str, KeptAlias] = {}  # their bundles could not be loaded
         self._unkept: Mapping[str, Any] | None = None  # aliases that the store could not take
         self._keeping: asyncio.Task[None] | None = None
         self._worker = DecodeWorker(settings)
@@ -578,18 +579,20 @@ class Service:
             await self.models.restore(alias, kept)
         except Exception as error:
             logger.error("alias %s is not restored: %s", alias, error)
+            self._unrestored[alias] = kept
 
-    async def _keep_aliases(self, aliases: Mapping[str, KeptAlias]) -> None:
+    async def _keep_aliases(self, changed: str, aliases: Mapping[str, KeptAlias]) -> None:
+        """Keep all aliases after a change of one; one that was not restored stays as it was."""
         if self.phase is not Phase.READY:
             return  # the stored aliases are being restored
+        self._unrestored.pop(changed, None)
+        aliases = {**aliases, **self._unrestored}
         kept = {name: alias.model_dump(mode="json") for name, alias in aliases.items()}
         bundle = str(self.settings.bundle.absolute())
         self._unkept = {"bundle": bundle, "aliases": kept}
         try:
             await self._keep()
-        except (
-            StoreError
-        ) as error:  # the change is in effect; a restart before the next try ends it
+        except StoreError as error:  # the change is in effect, until a restart
             logger.error("aliases are not kept yet: %s", error)
             if self._keeping is None or self._keeping.done():
                 self._keeping = asyncio.create_task(self._keep_later(), name="aliases")

@@ -390,6 +390,31 @@ async def test_aliases_survive_a_restart_and_a_lost_bundle_falls_back(models, ru
     assert "alias champion is not restored" in caplog.text
 
 
+async def test_an_alias_whose_bundle_is_away_is_kept_until_it_is_changed(models, running):
+    async with running(models) as (client, _):
+        for alias in ("champion", "shadow", "other"):
+            await client.put(f"/v1/aliases/{alias}", json={"bundle": "two"})
+    two, away = models.bundle.parent / "two", models.bundle.parent.parent / "away"
+    two.rename(away)  # such as a volume that is mounted late
+    async with running(models) as (client, _):
+        assert await answered_by(client) == "one"
+        for alias in ("other", "new"):
+            await client.put(f"/v1/aliases/{alias}", json={"bundle": "one"})
+    away.rename(two)
+    async with running(models) as (client, _):
+        for alias, bundle in {"champion": "two", "shadow": "two", "other": "one"}.items():
+            assert await answered_by(client, model=alias) == bundle
+        back = await client.post("/v1/aliases/champion/rollback")
+        assert back.json()["bundle"] == "one"
+        await client.put("/v1/aliases/champion", json={"bundle": "two"})
+    two.rename(away)
+    async with running(models) as (client, _):
+        await client.put("/v1/aliases/champion", json={"bundle": "one"})
+    away.rename(two)
+    async with running(models) as (client, _):
+        assert await answered_by(client) == "one"
+
+
 async def test_shadows_run_while_idle_and_are_counted(models, running, until):
     sampled = models.model_copy(update={"shadow_fraction": 1.0})
     async with running(sampled) as (client, service):
