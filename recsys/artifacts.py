@@ -339,7 +339,7 @@ def read_manifest(path: Path, kind: str | None = None) -> Manifest:
         values = json.loads(file.read_text(encoding="utf-8"))
         version = values.get("format_version", FORMAT_VERSION)
         manifest = None if version > FORMAT_VERSION else Manifest(**values)
-    except (AttributeError, TypeError, ValueError) as error:
+    except (AttributeError, RecursionError, TypeError, ValueError) as error:
         raise ArtifactError(f"{file}: unreadable manifest: {error}") from error
     if manifest is None:  # a newer one may have unknown keys
         raise ArtifactError(
@@ -362,12 +362,16 @@ def verify(path: Path, kind: str | None = None) -> Manifest:
     manifest = read_manifest(path, kind)
     root = Path(path).resolve()
     for name, expected in manifest.files.items():
-        file = (root / name).resolve()
+        try:
+            file = (root / name).resolve()
+            is_there = file.is_file()
+        except (OSError, ValueError) as error:  # too long, or U+0000
+            raise ArtifactError(f"{path}: {name[:60]!r} cannot be a file: {error}") from error
         if not file.is_relative_to(root):
             raise ArtifactError(f"{path}: {name!r} leaves the artifact's folder")
         if file.suffix not in SAFE_SUFFIXES:
             raise ArtifactError(f"{path}: {name!r} is of a kind that is never loaded")
-        if not file.is_file():
+        if not is_there:
             raise ArtifactError(f"{path}: {name!r} is missing; copy the artifact again")
         if sha256(file) != expected:
             raise ArtifactError(f"{path}: {name!r} does not match its checksum; copy it again")

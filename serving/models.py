@@ -158,15 +158,15 @@ class Models:
         metrics: Metrics,
         *,
         prepare: Callable[[Model], Awaitable[None]],
-        changed: Callable[[Mapping[str, KeptAlias]], Awaitable[None]],
+        changed: Callable[[str, Mapping[str, KeptAlias]], Awaitable[None]],
         check: Callable[[str, Model], Awaitable[None]],
         standing: Callable[[str], Sequence[str]],
     ) -> None:
         """Start without models.
 
         `prepare` brings a model's catalog up to date before an alias stands for it; `changed` gets
-        the aliases to keep after every change. `check` raises `BundleRefusedError` if a model does
-        not fit the `standing` rules of an alias.
+        the alias that was changed, and all aliases to keep. `check` raises `BundleRefusedError` if
+        a model does not fit the `standing` rules of an alias.
         """
         self._settings, self._worker, self._metrics = settings, worker, metrics
         self._prepare, self._changed = prepare, changed
@@ -334,7 +334,7 @@ class Models:
             if alias == CHAMPION:
                 raise AliasConflictError(f"The alias {CHAMPION!r} always stands for a model.")
             old = self._aliases.pop(alias).model
-            await self._publish(old)
+            await self._publish(alias, old)
 
     async def close(self) -> None:
         """Answer the waiting requests, and stop all models."""
@@ -407,7 +407,7 @@ class Models:
         self._metrics.swaps.labels(alias, "rolled_back" if back else "done").inc()
         if old is not None:
             logger.info("alias", extra={"fields": {"alias": alias, "bundle": bundle}})
-        await self._publish(None if old is model else old)
+        await self._publish(alias, None if old is model else old)
         return self.alias(alias)
 
     async def _model(self, bundle: str, loaded: Recommender | None) -> Model:
@@ -456,13 +456,14 @@ class Models:
             each.start()
         return model
 
-    async def _publish(self, old: Model | None) -> None:
-        """After a change: unload the old model if it is unused, and report the aliases."""
+    async def _publish(self, alias: str, old: Model | None) -> None:
+        """After a change of an alias: unload an old model that is unused, report the aliases."""
         if old is not None and old not in self.loaded:
             self._retire(old)
         models = {name: a.model for name, a in self._aliases.items() if a.model is not None}
         self._metrics.models((*model.bundle, name) for name, model in models.items())
         await self._changed(
+            alias,
             {
                 name: KeptAlias(
                     bundle=model.name,
@@ -470,7 +471,7 @@ class Models:
                     previous=self._aliases[name].previous,
                 )
                 for name, model in models.items()
-            }
+            },
         )
 
     def _retire(self, model: Model) -> None:

@@ -63,6 +63,7 @@ logger = logging.getLogger("recsys.serving.service")
 ALIASES = "aliases"
 LARGE_K = 50  # items of an answer that take some milliseconds to describe
 SHORT = 200  # items of a request that take no time worth mentioning
+KEEP_S = 1.0  # between attempts to keep the aliases
 RETRIES_S = (0.5, 1.0, 2.0, 5.0, 10.0)  # pauses between attempts to reach the store
 
 
@@ -120,6 +121,9 @@ class Service:
         self._evaluations = Evaluations()
         self._interrupted = asyncio.Event()
         self._waits_for_store = False
+        self._unrestored: dict[str, KeptAlias] = {}  # their bundles could not be loaded
+        self._unkept: Mapping[str, Any] | None = None  # aliases that the store could not take
+        self._keeping: asyncio.Task[None] | None = None
         self._worker = DecodeWorker(settings)
         self.models = Models(
             settings,
@@ -189,6 +193,9 @@ class Service:
         await self.experiments.close()
         await self._explanations.close()
         await self.models.close()
+        if self._keeping is not None:
+            self._keeping.cancel()
+            await asyncio.gather(self._keeping, return_exceptions=True)
         self._worker.close()
         if self._store is not None:
             self._store.close()
@@ -572,16 +579,39 @@ class Service:
             await self.models.restore(alias, kept)
         except Exception as error:
             logger.error("alias %s is not restored: %s", alias, error)
+            self._unrestored[alias] = kept
 
-    async def _keep_aliases(self, aliases: Mapping[str, KeptAlias]) -> None:
+    async def _keep_aliases(self, changed: str, aliases: Mapping[str, KeptAlias]) -> None:
+        """Keep all aliases after a change of one; one that was not restored stays as it was."""
         if self.phase is not Phase.READY:
             return  # the stored aliases are being restored
+        self._unrestored.pop(changed, None)
+        aliases = {**aliases, **self._unrestored}
         kept = {name: alias.model_dump(mode="json") for name, alias in aliases.items()}
         bundle = str(self.settings.bundle.absolute())
+        self._unkept = {"bundle": bundle, "aliases": kept}
         try:
-            await self.store.state_put(ALIASES, {"bundle": bundle, "aliases": kept})
-        except StoreError as error:  # the change is in effect until a restart
-            logger.error("aliases are not kept: %s", error)
+            await self._keep()
+        except StoreError as error:  # the change is in effect, until a restart
+            logger.error("aliases are not kept yet: %s", error)
+            if self._keeping is None or self._keeping.done():
+                self._keeping = asyncio.create_task(self._keep_later(), name="aliases")
+
+    async def _keep(self) -> None:
+        """Write the aliases to the store, unless that is done; `StoreError` if it cannot be."""
+        state = self._unkept
+        if state is not None:
+            await self.store.state_put(ALIASES, state)
+            if self._unkept is state:
+                self._unkept = None
+
+    async def _keep_later(self) -> None:
+        """Try again until the store has the aliases: it may have been full, or away."""
+        while self._unkept is not None:
+            await asyncio.sleep(KEEP_S)
+            with contextlib.suppress(StoreError):
+                await self._keep()
+        logger.info("aliases are kept")
 
     async def _check_rules(self, alias: str, model: Model) -> None:
         """Refuse a model that an alias's standing rules do not fit, except while starting."""

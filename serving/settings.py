@@ -23,6 +23,7 @@ from recsys.serving.stores.records import NOT_HISTORY
 
 ENV_PREFIX = "RECSYS_SERVE_"
 SECTION = "serve"
+DAY_MS = 86_400_000
 _HOST = r"(\*\.)?[A-Za-z0-9.-]+(:[0-9]+)?"
 
 
@@ -122,14 +123,14 @@ class ServingSettings(BaseSettings):
     store: str | Path = Field(default_factory=_default_store)
     device: str = "cpu"
     dtype: Literal["float32", "bfloat16", "float64"] = "float32"
-    threads: int | None = Field(None, ge=1)
+    threads: int | None = Field(None, ge=1, le=1024)
     mode: Literal["auto", "beam", "exhaustive", "draft", "planned"] = "auto"
     capture: Literal["passes", "decodes"] = "passes"
-    prefix_mb: int = Field(64, ge=0)
+    prefix_mb: int = Field(64, ge=0, le=2**20)
     max_batch: int = Field(32, ge=1)
     max_wait_ms: float = Field(40.0, ge=0)
     queue_limit: int = Field(256, ge=1)
-    deadline_ms: float = Field(5000.0, gt=0)
+    deadline_ms: float = Field(5000.0, gt=0, le=DAY_MS)
     max_body_bytes: int = Field(1024 * 1024, ge=1024)
     max_connections: int = Field(1000, ge=4)
     models_dir: Path | None = None

@@ -158,8 +158,11 @@ def write_snapshot(store: Store, path: Path, keys: Path | None = None) -> int:
     Other processes may use the store. The file can be read by its owner only.
 
     Raises:
+        DataError: there is something else than a snapshot at `path`, such as the store itself.
         LockedError: another process writes this snapshot.
     """
+    if path.exists() and not _may_be_replaced(path):
+        raise DataError(f"{path} is there and is no snapshot; name another file, or remove it")
     manifest: dict[str, Any] = {
         "kind": KIND,
         "format": FORMAT,
@@ -239,6 +242,19 @@ def restore_snapshot(
             except RefusedError as error:
                 raise DataError(f"{path}: {error}; take another snapshot") from error
     return Restored(manifest.created, events - left_out, left_out, wrote_keys)
+
+
+def _may_be_replaced(path: Path) -> bool:
+    """Whether nothing is lost by a snapshot at a path: what is there is one, or an empty file."""
+    if not path.is_file():
+        return False
+    if not path.stat().st_size:
+        return True
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return MANIFEST in archive.namelist()
+    except DAMAGED:
+        return False
 
 
 def _counted(parts: Iterable[Part], bar: Bar) -> Iterator[Part]:

@@ -51,7 +51,7 @@ def export(
     from recsys.object_stores import shown, writing
     from recsys.serving.transfer import export_events
 
-    with closing(_open(store, name, config, set_)) as opened, writing(file) as path:
+    with closing(_open_old(store, name, config, set_)) as opened, writing(file) as path:
         count = export_events(opened, path)
     typer.echo(f"{count} events exported to {shown(file)}")
 
@@ -116,7 +116,7 @@ def snapshot(
     from recsys.serving.snapshots import write_snapshot
 
     place = keys or _settings(store, name, config, set_).keys
-    with closing(_open(store, name, config, set_)) as opened, writing(file) as path:
+    with closing(_open_old(store, name, config, set_)) as opened, writing(file) as path:
         count = write_snapshot(opened, path, place)
     typer.echo(f"{count} events and {'the' if place else 'no'} keys are in {shown(file)}")
 
@@ -173,14 +173,12 @@ def migrate(
 
     Example: recsys store migrate --to 5
     """
-    from recsys.errors import ConfigError
     from recsys.serving.stores import open_store
     from recsys.serving.stores.database import SCHEMA_VERSION
 
     version = SCHEMA_VERSION if to is None else to
     place = _settings(store, name, config, set_).store
-    if isinstance(place, Path) and not place.is_file():
-        raise ConfigError(f"there is no store {place}; name one by --store")
+    _require(place)
     opened = open_store(place, schema=version)
     opened.close()
     typer.echo(f"{opened.place} has schema {version}")
@@ -195,6 +193,24 @@ def _settings(
     return ServingSettings.load(
         config, overrides or (), name=name, store=store, insecure_listen=True
     )
+
+
+def _require(place: str | Path) -> None:
+    """Refuse a SQLite file that is not there: opening it would make it, and a backup of nothing."""
+    from recsys.errors import ConfigError
+    from recsys.serving.stores import sqlite_file
+
+    file = sqlite_file(place)
+    if file is not None and not file.is_file():
+        raise ConfigError(f"there is no store {file}; name one by --store")
+
+
+def _open_old(
+    store: str | None, name: str | None, config: Path | None, overrides: list[str] | None
+) -> Store:
+    """As `_open`, of a store that is there."""
+    _require(_settings(store, name, config, overrides).store)
+    return _open(store, name, config, overrides)
 
 
 def _open(

@@ -57,9 +57,11 @@ def export_events(store: Store, path: Path) -> int:
     """Write all events to a file, atomically; returns their number.
 
     Raises:
-        DataError: the suffix of the file is unknown.
+        DataError: the suffix of the file is unknown, or it is a folder.
     """
     is_text = _is_text(path)
+    if path.is_dir():
+        raise DataError(f"{path} is a folder; name a file in it")
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+from recsys.errors import ConfigError
 from recsys.native.decoder import set_threads
 from recsys.recommender import Recommender, RecommendRequest, RecommendResult
 from recsys.serving.settings import ServingSettings
@@ -123,6 +124,11 @@ class DecodeWorker:
 
         _keep_memory()
         settings = self._settings
+        try:
+            torch.empty(0, device=settings.device)
+        except (RuntimeError, AssertionError) as error:
+            reason = str(error).partition("\n")[0]
+            raise ConfigError(f"serve.device {settings.device!r}: {reason}") from error
         cores = len(os.sched_getaffinity(0))
         threads = settings.threads or max(min(2, cores), cores - 1)
         torch.set_num_threads(threads)

@@ -12,6 +12,7 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from string import Formatter
 from typing import Any, Self
 
 from pydantic import TypeAdapter
@@ -150,13 +151,8 @@ class Explainer:
         if not all(items):
             raise ValueError(f"items: number {list(items).index('')} has no title")
         shown = list(dict.fromkeys(title for title in history if title))[-self._longest_history :]
-        prompts = [
-            self._begin
-            + self._tokenizer.encode(
-                self._prompt.format(history="; ".join(shown) or "nothing yet", item=item)
-            )
-            for item in items
-        ]
+        told = "; ".join(shown) or "nothing yet"
+        prompts = [self._begin + self._encode(told, item) for item in items]
         found = sample_text(
             self._model,
             prompts,
@@ -171,6 +167,21 @@ class Explainer:
             Explained(_READER.validate_json(text), text, written)
             for text, written in zip(texts, found, strict=True)
         ]
+
+    def _encode(self, history: str, item: str) -> list[int]:
+        """Tokens of the prompt.
+
+        A template may have special tokens. In titles, their names are text: a title with `</s>`
+        neither ends the prompt nor says who speaks.
+        """
+        if not self._tokenizer.names_special(f"{history}\n{item}"):
+            return self._tokenizer.encode(self._prompt.format(history=history, item=item))
+        titles, tokens = {"history": history, "item": item}, []
+        for text, name, *_ in Formatter().parse(self._prompt):
+            tokens += self._tokenizer.encode(text)
+            if name is not None:
+                tokens += self._tokenizer.encode_plain(titles[name])
+        return tokens
 
     def _grammar(self, shown: list[str], item: str) -> Grammar:
         """The grammar of an answer. A JSON schema cannot express that titles do not repeat."""

@@ -91,14 +91,18 @@ class GrammarConstraint:
             return []
         self._go(state)
         text = self._parser.forced()
-        run = self._tokenizer.parser.tokenize_bytes(text)
+        parser = self._tokenizer.parser
+        run = parser.tokenize_bytes(text)
+        special = [place for place, token in enumerate(run) if parser.is_special_token(token)]
+        if special:  # its name is a part of the text, which no special token may write
+            return run[: special[0]]
         for token in run:
             state = self._add(state, token)
         ends = np.flatnonzero(self.allowed([state])[0]).tolist() == sorted(self.end_tokens)
         if ends:
             return [*run, self.end_tokens[0]]
         # The end of the run may be part of a longer token.
-        return self._tokenizer.parser.tokenize_partial(text)[0]
+        return parser.tokenize_partial(text)[0]
 
     def _has_ended(self, state: int) -> bool:
         return self._token[state] in self.end_tokens

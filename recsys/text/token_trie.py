@@ -137,8 +137,24 @@ class TextTokenizer:
         return TokenTrie.build(spelling, self.end_tokens)
 
     def encode(self, text: str) -> list[int]:
-        """Tokens of a text, without special tokens."""
+        """Tokens of a text; the name of a special token in it, such as `</s>`, is this token."""
         return self.parser.tokenize_str(text)
+
+    def encode_plain(self, text: str) -> list[int]:
+        """Tokens of a text that somebody else wrote: none of them is special."""
+        tokens: list[int] = []
+        for token in self.encode(text):
+            if self.parser.is_special_token(token):
+                tokens += self.parser.greedy_tokenize(self.parser.decode_str([token]))
+            else:
+                tokens.append(token)
+        # A special token may have swallowed the blanks around its name.
+        is_whole = self.parser.decode_bytes(tokens) == text.encode()
+        return tokens if is_whole else self.parser.greedy_tokenize(text)
+
+    def names_special(self, text: str) -> bool:
+        """Whether `encode` finds the name of a special token in a text."""
+        return any(map(self.parser.is_special_token, self.encode(text)))
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Text of some tokens, without end tokens."""

@@ -18,6 +18,14 @@ SQLITE = "sqlite:///"
 POSTGRES = ("postgresql://", "postgres://")
 
 
+def sqlite_file(location: str | Path) -> Path | None:
+    """The file of a store at a path or URL; None if it is not SQLite's."""
+    url = str(location)
+    if isinstance(location, Path) or url.startswith(SQLITE) or "://" not in url:
+        return Path(url.removeprefix(SQLITE)).expanduser()
+    return None
+
+
 def open_store(
     location: str | Path,
     *,
@@ -46,8 +54,7 @@ def open_store(
         from recsys.serving.stores.postgres import PostgresStore
 
         store = PostgresStore(url, **options)
-    elif isinstance(location, Path) or url.startswith(SQLITE) or "://" not in url:
-        path = Path(url.removeprefix(SQLITE)).expanduser()
+    elif (path := sqlite_file(location)) is not None:
         store = SqliteStore(path, **options)
     else:
         raise ConfigError(

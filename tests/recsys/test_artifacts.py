@@ -294,6 +294,21 @@ def test_a_path_that_leaves_the_folder_is_refused(tmp_path, name):
         verify(tmp_path / "a")
 
 
+@pytest.mark.parametrize("name", ["a\0.json", "a" * 5000 + ".json"])
+def test_a_name_that_no_file_can_have_is_refused(tmp_path, name):
+    write(tmp_path / "a")
+    edit(tmp_path / "a", files={name: "0"})
+    with pytest.raises(ArtifactError, match=r"'a.* cannot be a file: "):
+        verify(tmp_path / "a")
+
+
+def test_a_manifest_of_any_depth_is_unreadable(tmp_path):
+    write(tmp_path / "a")
+    (tmp_path / "a" / "manifest.json").write_text("[" * 200_000)
+    with pytest.raises(ArtifactError, match=r"manifest\.json: unreadable manifest: "):
+        verify(tmp_path / "a")
+
+
 def test_a_link_that_leaves_the_folder_is_refused(tmp_path):
     write(tmp_path / "a")
     (tmp_path / "secret.json").write_text("old")  # the same content, so the same checksum

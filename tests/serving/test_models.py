@@ -310,7 +310,31 @@ async def test_a_swap_holds_without_the_store_and_is_logged(client, service, mon
     put = await client.put("/v1/aliases/champion", json={"bundle": "two"})
     assert (put.status_code, put.json()["bundle"]) == (200, "two")
     assert await answered_by(client) == "two"
-    assert "aliases are not kept: away" in caplog.text
+    assert "aliases are not kept yet: away" in caplog.text
+
+
+async def test_a_swap_without_the_store_is_kept_when_it_is_back(
+    client, service, monkeypatch, until
+):
+    put, tries = service.store.state_put, []
+
+    async def away(key, value):
+        tries.append(value)
+        if len(tries) < 4:
+            raise StoreError("away")
+        await put(key, value)
+
+    monkeypatch.setattr(service.store, "state_put", away)
+    monkeypatch.setattr("recsys.serving.service.KEEP_S", 0.01)
+    await client.put("/v1/aliases/champion", json={"bundle": "two"})
+    await client.put("/v1/aliases/other", json={"bundle": "one"})
+    await until(lambda: service._unkept is None)
+    kept = (await service.store.state_get("aliases"))["aliases"]
+    assert {name: alias["bundle"] for name, alias in kept.items()} == {
+        "champion": "two",
+        "other": "one",
+    }
+    assert [bundle for bundle, _ in kept["champion"]["previous"]] == ["one"]
 
 
 async def test_previous_versions_of_an_alias_survive_a_restart(models, running):
@@ -364,6 +388,31 @@ async def test_aliases_survive_a_restart_and_a_lost_bundle_falls_back(models, ru
         assert service.phase is Phase.READY
         assert await answered_by(client) == "one"
     assert "alias champion is not restored" in caplog.text
+
+
+async def test_an_alias_whose_bundle_is_away_is_kept_until_it_is_changed(models, running):
+    async with running(models) as (client, _):
+        for alias in ("champion", "shadow", "other"):
+            await client.put(f"/v1/aliases/{alias}", json={"bundle": "two"})
+    two, away = models.bundle.parent / "two", models.bundle.parent.parent / "away"
+    two.rename(away)  # such as a volume that is mounted late
+    async with running(models) as (client, _):
+        assert await answered_by(client) == "one"
+        for alias in ("other", "new"):
+            await client.put(f"/v1/aliases/{alias}", json={"bundle": "one"})
+    away.rename(two)
+    async with running(models) as (client, _):
+        for alias, bundle in {"champion": "two", "shadow": "two", "other": "one"}.items():
+            assert await answered_by(client, model=alias) == bundle
+        back = await client.post("/v1/aliases/champion/rollback")
+        assert back.json()["bundle"] == "one"
+        await client.put("/v1/aliases/champion", json={"bundle": "two"})
+    two.rename(away)
+    async with running(models) as (client, _):
+        await client.put("/v1/aliases/champion", json={"bundle": "one"})
+    away.rename(two)
+    async with running(models) as (client, _):
+        assert await answered_by(client) == "one"
 
 
 async def test_shadows_run_while_idle_and_are_counted(models, running, until):

@@ -10,6 +10,7 @@ from typing import Any
 import psutil
 import pytest
 
+from recsys.errors import ConfigError
 from recsys.serving import worker
 from recsys.serving.settings import ServingSettings
 from recsys.serving.worker import DecodeWorker, trim_memory
@@ -63,3 +64,11 @@ def test_what_a_model_captured_is_logged(caplog: pytest.LogCaptureFixture):
     assert vars(line)["fields"] == {
         "bundle": "shop", "passes": 9, "decodes": 4, "seconds": 2.3, "device_bytes": 1000,
     }  # fmt: skip
+
+
+@pytest.mark.parametrize("device", ["garbage", "cpux:1"])
+async def test_a_device_that_is_not_there_is_named(device: str):
+    there = DecodeWorker(ServingSettings(device=device))
+    with pytest.raises(ConfigError, match=rf"serve\.device '{device}': "):
+        await there.load(Path("nowhere"), None)
+    there.close()

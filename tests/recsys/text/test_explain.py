@@ -16,7 +16,7 @@ from recsys.errors import ArtifactError, RequestError
 from recsys.models.checkpoint import save_model
 from recsys.prompts import PromptConfig
 from recsys.testing import byte_level_tokenizer, tiny_model
-from recsys.text.explain import Explainer
+from recsys.text.explain import PROMPT, Explainer
 from recsys.text.sample import StoppedError
 from recsys.vocabulary import Vocabulary
 
@@ -49,6 +49,28 @@ def test_a_random_model_writes_valid_explanations(seed, temperature):
         assert len(set(value["because"])) == len(value["because"]) <= 3
         assert 1 <= len(value["reason"]) <= 20
         assert value == vars(f.explanation)
+
+
+@pytest.mark.parametrize("title", ["<s>", "</s>", "From <s>90</s> 70", " </s></s", "é</s>é"])
+def test_names_of_special_tokens_in_titles_are_text(title):
+    model, prompts = explainer(), []
+    encode = model._encode
+    model._encode = lambda *titles: prompts.append(encode(*titles)) or prompts[-1]
+    (found,) = model.explain([title, "Heat"], [title])
+    assert found.explanation.item == title
+    assert set(found.explanation.because) <= {title, "Heat"}
+    assert found.written.finished
+    parser = model._tokenizer.parser
+    assert not any(map(parser.is_special_token, prompts[0]))
+    told = PROMPT.format(history=f"{title}; Heat", item=title)
+    assert parser.decode_bytes(prompts[0]) == told.encode()
+
+
+def test_a_prompt_may_have_special_tokens_of_its_own():
+    model = explainer(prompt="{{<s>}} {history} <s>{item}")
+    assert model._encode("Heat", "Up").count(0) == 2
+    assert model._encode("<s>", "Up").count(0) == 2
+    assert model._tokenizer.decode(model._encode("<s>", "Up")) == "{<s>} <s> <s>Up"
 
 
 def test_the_forced_item_needs_no_forward_pass():

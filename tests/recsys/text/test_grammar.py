@@ -220,6 +220,16 @@ def test_forced_bytes_are_cut_as_the_tokenizer_would():
     assert constraint.forced(constraint.advance(end, TOKENIZER.end_tokens)) == [[]]
 
 
+def test_forced_bytes_may_be_the_name_of_a_special_token():
+    constraint = COMPILER.constraint(choice(["the</s>fox"]))
+    (run,) = constraint.forced([constraint.initial()])
+    assert run == TOKENIZER.encode("the")
+    state = constraint.initial()
+    for token in [*run, *TOKENIZER.encode("<")]:
+        state = int(constraint.advance([state], [token])[0])
+    assert constraint.forced([state]) == [[*TOKENIZER.encode("/s>fox"), *TOKENIZER.end_tokens]]
+
+
 def test_a_grammar_is_compiled_once(monkeypatch):
     compiler = GrammarCompiler(TOKENIZER, capacity=2)
     made = []

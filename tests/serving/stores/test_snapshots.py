@@ -405,3 +405,35 @@ def test_the_commands_move_a_store_and_its_keys(tmp_path):
     assert isinstance(done.exception, StoreError)
     done = run.invoke(app, ["restore", file, *at, "--replace"])
     assert done.stdout.rstrip().endswith("keys were not written")
+
+
+def test_nothing_but_a_snapshot_is_replaced(tmp_path, opened):
+    place, keys = tmp_path / "own.db", tmp_path / "keys.json"
+    store = opened(place)
+    auth.create(keys, "shop", "read")
+    other, folder = tmp_path / "other.zip", tmp_path / "folder"
+    with zipfile.ZipFile(other, "w") as archive:
+        archive.writestr("a.txt", "a")
+    folder.mkdir()
+    before = {file: file.read_bytes() for file in (place, keys, other)}
+    for file in (*before, folder):
+        with pytest.raises(DataError, match=r"is there and is no snapshot; name another file"):
+            write_snapshot(store, file, keys)
+    assert {file: file.read_bytes() for file in before} == before
+    (tmp_path / "empty.zip").touch()
+    assert [write_snapshot(store, tmp_path / "empty.zip", keys) for _ in range(2)] == [0, 0]
+
+
+@pytest.mark.parametrize("command", [["snapshot", "s.zip"], ["export", "e.ndjson"], ["migrate"]])
+@pytest.mark.parametrize("url", ["", "sqlite:///"])
+def test_a_store_that_is_not_there_is_not_made_and_saved(tmp_path, command, url):
+    from typer.testing import CliRunner
+
+    from recsys.serving.store_commands import app
+
+    place = tmp_path / "wrong" / "a.db"
+    files = [str(tmp_path / name) if "." in name else name for name in command]
+    done = CliRunner().invoke(app, [*files, "--store", f"{url}{place}"])
+    assert isinstance(done.exception, ConfigError)
+    assert str(done.exception) == f"there is no store {place}; name one by --store"
+    assert list(tmp_path.iterdir()) == []

@@ -141,6 +141,13 @@ def test_a_failed_export_leaves_no_file(store, tmp_path, monkeypatch):
     assert list((tmp_path / "out").iterdir()) == []
 
 
+def test_a_folder_is_no_place_for_an_export(store, tmp_path):
+    (tmp_path / "out.ndjson").mkdir()
+    with pytest.raises(DataError, match="ndjson is a folder; name a file in it"):
+        export_events(store, tmp_path / "out.ndjson")
+    assert list((tmp_path / "out.ndjson").iterdir()) == []
+
+
 async def test_parquet_has_plain_columns(full, tmp_path):
     export_events(full, tmp_path / "events.parquet")
     table = pq.read_table(tmp_path / "events.parquet")
