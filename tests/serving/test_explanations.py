@@ -16,7 +16,7 @@ from recsys.serving.schemas.explanations import MAX_EXPLAINED
 from recsys.serving.service import Phase
 from recsys.testing import byte_level_tokenizer, tiny_model
 from recsys.text.explain import Explained, Explainer, Explanation
-from recsys.text.sample import StoppedError
+from recsys.text.stopping import StoppedError
 
 PATH = "/v1/explanations"
 FAST = byte_level_tokenizer(["Thing no. 1", "because it is much like the others"], 330)

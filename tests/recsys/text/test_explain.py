@@ -17,7 +17,7 @@ from recsys.models.checkpoint import save_model
 from recsys.prompts import PromptConfig
 from recsys.testing import byte_level_tokenizer, tiny_model
 from recsys.text.explain import Explainer
-from recsys.text.sample import StoppedError
+from recsys.text.stopping import StoppedError
 from recsys.vocabulary import Vocabulary
 
 HISTORY = ["Heat", 'Say "Hi" \\', "Häuser 🎬", "Alien", "Heat"]
