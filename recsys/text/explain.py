@@ -55,7 +55,12 @@ _READER = TypeAdapter(Explanation)
 
 
 class Explainer:
-    """Writes explanations with one language model."""
+    """Writes explanations with one language model.
+
+    Attributes:
+        model: the model.
+        tokenizer: its tokenizer.
+    """
 
     def __init__(
         self,
@@ -87,10 +92,10 @@ class Explainer:
         ):
             if value < least:
                 raise ValueError(f"{name} must be at least {least}, got {value}")
-        self._model = TreeModel.of(model)
-        self._tokenizer = TextTokenizer(tokenizer, self._model.vocabulary_size)
+        self.model = TreeModel.of(model)
+        self.tokenizer = TextTokenizer(tokenizer, self.model.vocabulary_size)
         self._begin = [] if tokenizer.bos_token_id is None else [tokenizer.bos_token_id]
-        self._compiler = GrammarCompiler(self._tokenizer)
+        self._compiler = GrammarCompiler(self.tokenizer)
         self._prompt, self._longest_reason = prompt, longest_reason
         self._most_because, self._longest_history = most_because, longest_history
         self._compiler.warm_up([self._grammar(["a title"], "another")])
@@ -124,6 +129,10 @@ class Explainer:
             said = " ".join(str(error).split())
             raise ArtifactError(f"{folder} cannot explain: {said}") from error
 
+    def encode(self, prompt: str) -> list[int]:
+        """Tokens of a prompt, with the token that begins texts if the tokenizer has one."""
+        return self._begin + self.tokenizer.encode(prompt)
+
     def explain(
         self,
         history: Sequence[str],
@@ -151,14 +160,11 @@ class Explainer:
             raise ValueError(f"items: number {list(items).index('')} has no title")
         shown = list(dict.fromkeys(title for title in history if title))[-self._longest_history :]
         prompts = [
-            self._begin
-            + self._tokenizer.encode(
-                self._prompt.format(history="; ".join(shown) or "nothing yet", item=item)
-            )
+            self.encode(self._prompt.format(history="; ".join(shown) or "nothing yet", item=item))
             for item in items
         ]
         found = sample_text(
-            self._model,
+            self.model,
             prompts,
             [self._compiler.constraint(self._grammar(shown, item)) for item in items],
             max((self._longest(shown, item) for item in items), default=1),
@@ -166,7 +172,7 @@ class Explainer:
             seed=seed,
             stopped=stopped,
         )
-        texts = [self._tokenizer.decode(text.tokens) for text in found]
+        texts = [self.tokenizer.decode(text.tokens) for text in found]
         return [
             Explained(_READER.validate_json(text), text, written)
             for text, written in zip(texts, found, strict=True)
