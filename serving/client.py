@@ -42,6 +42,7 @@ from recsys.serving.schemas.models import AliasInfo, AliasList, Evaluation, Mode
 from recsys.serving.schemas.operations import Stats
 from recsys.serving.schemas.recommendations import BatchResponse, RecommendationsResponse
 from recsys.serving.schemas.rules import RuleChange, RuleChanges, RuleInfo, RuleList
+from recsys.serving.schemas.texts import TextsResponse
 from recsys.serving.schemas.today import Today
 
 AnswerT = TypeVar("AnswerT", bound=BaseModel)
@@ -208,6 +209,14 @@ class Client:
         """Reasons in words for items, if the service has a text model."""
         body = _subject(user, history) | {"items": list(items)} | options
         return self._ask(ExplanationsResponse, "POST", "/v1/explanations", json=body)
+
+    def write(self, prompt: str, format: Mapping[str, Any], **options: Any) -> TextsResponse:
+        """A text, or titles, that may follow a prompt, if the service has a text model.
+
+        `format` and `options` are fields of `TextsRequest`.
+        """
+        body = {"prompt": prompt, "format": dict(format)} | options
+        return self._ask(TextsResponse, "POST", "/v1/texts", json=body)
 
     def similar(self, item_id: str, k: int = 10, *, model: str = CHAMPION) -> SimilarResponse:
         """Items similar to one item."""

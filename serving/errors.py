@@ -37,6 +37,7 @@ from recsys.serving.schemas.common import PATTERNS, InvalidField
 from recsys.serving.service import InvalidError, NotReadyError, UnknownUserError
 from recsys.serving.stores.records import StoreError
 from recsys.serving.tenants import LongIdError
+from recsys.serving.texts import FormatError
 
 MEDIA_TYPE = "application/problem+json"
 MAX_ERRORS = 20
@@ -127,6 +128,7 @@ _OF_EXCEPTION: dict[type[Exception], tuple[str, str | None]] = {
     UnknownExperimentError: ("unknown_experiment", None),
     ExperimentConflictError: ("experiment_conflict", None),
     ExperimentError: ("invalid_request", None),
+    FormatError: ("invalid_request", None),
     UnsupportedError: ("unsupported_by_model", None),
     InvalidError: ("invalid_request", None),
     LongIdError: ("invalid_request", None),
@@ -136,8 +138,8 @@ _OF_EXCEPTION: dict[type[Exception], tuple[str, str | None]] = {
 EXPECTED: tuple[type[Exception], ...] = (
     HTTPException, RequestValidationError, *_OF_EXCEPTION
 )  # fmt: skip
-_PLACE = re.compile(r"^((?:filter|boosts|pin|max_per|rules|arms)[\w.\[\]]*): ")
-_WITH_PLACE = (FilterError, RuleError, RuleReferenceError, ExperimentError)
+_PLACE = re.compile(r"^((?:filter|boosts|pin|max_per|rules|arms|format)[\w.\[\]]*): ")
+_WITH_PLACE = (FilterError, RuleError, RuleReferenceError, ExperimentError, FormatError)
 _RANGES = ("greater_than", "greater_than_equal", "less_than", "less_than_equal")
 
 

@@ -22,7 +22,7 @@ from recsys.serving.batcher import Answer, QueueFullError, until
 from recsys.serving.catalog_changes import CatalogChanges, described, find
 from recsys.serving.evaluations import Evaluations
 from recsys.serving.experiments import Experiments
-from recsys.serving.explanations import Explanations
+from recsys.serving.explanations import explain
 from recsys.serving.limits import CALLER, work_of
 from recsys.serving.lists import Lists
 from recsys.serving.metrics import Metrics
@@ -45,6 +45,7 @@ from recsys.serving.schemas.recommendations import (
     RecommendationsResponse,
     Subject,
 )
+from recsys.serving.schemas.texts import TextsRequest, TextsResponse
 from recsys.serving.settings import ServingSettings
 from recsys.serving.shadow import Shadow
 from recsys.serving.stores import open_store
@@ -56,6 +57,8 @@ from recsys.serving.stores.records import (
     told_history,
 )
 from recsys.serving.stores.store import Store
+from recsys.serving.text_model import TextModel
+from recsys.serving.texts import Texts
 from recsys.serving.today import Figures
 from recsys.serving.worker import HELPERS, DecodeWorker, Done, ScoreRequest, Work
 
@@ -141,7 +144,8 @@ class Service:
         self.catalog_changes = CatalogChanges(self.models, self.metrics, self._reads)
         self.today = Figures(self.models, self._reads, settings.not_history)
         self._shadow = Shadow(settings, self.models, self._worker, self.metrics)
-        self._explanations = Explanations(settings)
+        self._text_model = TextModel(settings)
+        self._texts = Texts(self._text_model)
         self.metrics.queue_depth = lambda: self.models.waiting
         self.metrics.filter_stats = self._filter_stats
         self.metrics.captured = self._captured
@@ -164,7 +168,7 @@ class Service:
             await self.rules.start(self._store)
             await self.experiments.start(self._store)
             await self._load()
-            await self._explanations.start()
+            await self._text_model.start()
         except Exception as error:
             cause = error.__cause__ if isinstance(error, BundleRefusedError) else None
             self.failure = cause if isinstance(cause, Exception) else error
@@ -191,7 +195,7 @@ class Service:
         await self.catalog_changes.close()
         await self.rules.close()
         await self.experiments.close()
-        await self._explanations.close()
+        await self._text_model.close()
         await self.models.close()
         if self._keeping is not None:
             self._keeping.cancel()
@@ -360,13 +364,19 @@ class Service:
             return known, scores
 
     async def explain(self, body: ExplanationsRequest) -> ExplanationsResponse:
-        """Explain items to a user; errors are those of `rank` and of `Explanations`."""
+        """Explain items to a user; errors are those of `rank` and of `explanations`."""
         deadline = self.deadline
         found = await self._history(body, deadline)
         if found is None:
             raise _unknown_user(body)
         with self.models.lease(body.model) as model:
-            return await self._explanations.explain(body, found.items, model, deadline)
+            return await explain(body, found.items, model, self._text_model, deadline)
+
+    async def write(self, body: TextsRequest) -> TextsResponse:
+        """Write a text after a prompt; errors are those of `Texts`."""
+        deadline = self.deadline
+        with self.models.lease(body.model) as model:
+            return await self._texts.write(body, model, deadline)
 
     async def similar(self, item_id: str, k: int, alias: str) -> SimilarResponse:
         """The items most similar to one item.

@@ -102,7 +102,7 @@ class ServingSettings(BaseSettings):
         image_hosts: hosts from which the page may show pictures of items, separated by commas;
             `*.example.org` accepts subdomains. None: pictures in data URLs only.
         explainer: folder of a text model with its tokenizer, which writes the reasons of
-            `/v1/explanations`; None answers none.
+            `/v1/explanations` and answers `/v1/texts`; None answers neither.
         shadow_fraction: share of the requests that are run again in the background.
         shadow_alias: alias of the model for it; None for plain beam search with the same model.
         otel: export OpenTelemetry traces (extra `otel`), configured by the variables of its SDK.

@@ -11,7 +11,7 @@ beams have the same merge key, such as two tokenisations of one title, only the 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -26,6 +26,7 @@ from recsys.models.tree_forward import TreeModel
 from recsys.text.batch import BatchConstraint, repeated
 from recsys.text.constraint import Constraint
 from recsys.text.nodes import TextNodes, node_budget, pick
+from recsys.text.stopping import require_wanted
 
 EarlyStopping = bool | Literal["never"]
 _READ_EVERY = 8  # steps between two reads from the device, where nothing is collected
@@ -283,6 +284,7 @@ def generate_text(
     *,
     constraint: Constraint | Sequence[Constraint] | None = None,
     prompt_slots: int = 0,
+    stopped: Callable[[], bool] | None = None,
 ) -> Texts:
     """The best texts that beam search finds after each prompt.
 
@@ -297,6 +299,7 @@ def generate_text(
         constraint: which texts are allowed, one constraint for all requests or one each. Texts that
             are not complete at `max_new_tokens` are no answers.
         prompt_slots: prompt slots to reserve at least.
+        stopped: whether to search no further; asked before each pass of the model.
 
     Returns:
         Texts of shape (B, R, longest).
@@ -305,6 +308,7 @@ def generate_text(
         ValueError: an empty prompt, a token outside the model's vocabulary, or a constraint that
             does not fit.
         NonFiniteError: the model's logits are not finite for some of the requests.
+        StoppedError: `stopped` returned True.
     """
     model, settings = TreeModel.of(model), settings or BeamSettings()
     longest, every = settings.max_new_tokens, settings.collect_every
@@ -317,6 +321,7 @@ def generate_text(
     with TokenTree(model, ready, 0, reserve=reserve) as tree:
         nodes = TextNodes(tree, settings.num_beams)
         answers = _Answers(nodes, ready.host_lengths)
+        require_wanted(stopped)
         logits = tree.forward()
         tree.note(logits.amax(-1))
         for depth in range(1, longest + 1):
@@ -336,6 +341,7 @@ def generate_text(
             if every is not None and collect:
                 answers.hold(nodes.collect(beams.parents))
                 nodes.reserve(nodes.count + settings.num_beams * min(every, longest - depth))
+            require_wanted(stopped)
             logits = nodes.forward(beams.tokens[:, :, depth - 1], beams.parents, depth)
     return answers.texts(settings.num_return_sequences)
 

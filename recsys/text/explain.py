@@ -56,7 +56,12 @@ _READER = TypeAdapter(Explanation)
 
 
 class Explainer:
-    """Writes explanations with one language model."""
+    """Writes explanations with one language model.
+
+    Attributes:
+        model: the model.
+        tokenizer: its tokenizer.
+    """
 
     def __init__(
         self,
@@ -88,10 +93,10 @@ class Explainer:
         ):
             if value < least:
                 raise ValueError(f"{name} must be at least {least}, got {value}")
-        self._model = TreeModel.of(model)
-        self._tokenizer = TextTokenizer(tokenizer, self._model.vocabulary_size)
+        self.model = TreeModel.of(model)
+        self.tokenizer = TextTokenizer(tokenizer, self.model.vocabulary_size)
         self._begin = [] if tokenizer.bos_token_id is None else [tokenizer.bos_token_id]
-        self._compiler = GrammarCompiler(self._tokenizer)
+        self._compiler = GrammarCompiler(self.tokenizer)
         self._prompt, self._longest_reason = prompt, longest_reason
         self._most_because, self._longest_history = most_because, longest_history
         self._compiler.warm_up([self._grammar(["a title"], "another")])
@@ -125,6 +130,13 @@ class Explainer:
             said = " ".join(str(error).split())
             raise ArtifactError(f"{folder} cannot explain: {said}") from error
 
+    def encode(self, prompt: str) -> list[int]:
+        """Tokens of a prompt that somebody else wrote, behind the token that begins texts.
+
+        The names of special tokens in the prompt, such as `</s>`, are text.
+        """
+        return self._begin + self.tokenizer.encode_plain(prompt)
+
     def explain(
         self,
         history: Sequence[str],
@@ -152,9 +164,9 @@ class Explainer:
             raise ValueError(f"items: number {list(items).index('')} has no title")
         shown = list(dict.fromkeys(title for title in history if title))[-self._longest_history :]
         told = "; ".join(shown) or "nothing yet"
-        prompts = [self._begin + self._encode(told, item) for item in items]
+        prompts = [self._begin + self._fill(told, item) for item in items]
         found = sample_text(
-            self._model,
+            self.model,
             prompts,
             [self._compiler.constraint(self._grammar(shown, item)) for item in items],
             max((self._longest(shown, item) for item in items), default=1),
@@ -162,25 +174,25 @@ class Explainer:
             seed=seed,
             stopped=stopped,
         )
-        texts = [self._tokenizer.decode(text.tokens) for text in found]
+        texts = [self.tokenizer.decode(text.tokens) for text in found]
         return [
             Explained(_READER.validate_json(text), text, written)
             for text, written in zip(texts, found, strict=True)
         ]
 
-    def _encode(self, history: str, item: str) -> list[int]:
+    def _fill(self, history: str, item: str) -> list[int]:
         """Tokens of the prompt.
 
         A template may have special tokens. In titles, their names are text: a title with `</s>`
         neither ends the prompt nor says who speaks.
         """
-        if not self._tokenizer.names_special(f"{history}\n{item}"):
-            return self._tokenizer.encode(self._prompt.format(history=history, item=item))
+        if not self.tokenizer.names_special(f"{history}\n{item}"):
+            return self.tokenizer.encode(self._prompt.format(history=history, item=item))
         titles, tokens = {"history": history, "item": item}, []
         for text, name, *_ in Formatter().parse(self._prompt):
-            tokens += self._tokenizer.encode(text)
+            tokens += self.tokenizer.encode(text)
             if name is not None:
-                tokens += self._tokenizer.encode_plain(titles[name])
+                tokens += self.tokenizer.encode_plain(titles[name])
         return tokens
 
     def _grammar(self, shown: list[str], item: str) -> Grammar:

@@ -31,6 +31,7 @@ from recsys.text.grammar import ASCII, TERMINALS, TOKENS, Grammar
 from recsys.text.token_trie import TextTokenizer
 
 LINE_BREAKS = frozenset(b"\r\n")
+LIMITS = LLParserLimits(verbose_errors=False)
 MOST_FORCED = 4096
 """Most forced bytes that are found by masks; a grammar that forces more is refused."""
 
@@ -157,11 +158,16 @@ class GrammarConstraint:
 class GrammarCompiler:
     """Compiles grammars for one tokenizer and keeps the last ones; threads may share it."""
 
-    def __init__(self, tokenizer: TextTokenizer, capacity: int = 256) -> None:
-        """Keep at most `capacity` grammars; the least recently used one is dropped first."""
+    def __init__(
+        self, tokenizer: TextTokenizer, capacity: int = 256, *, limits: LLParserLimits = LIMITS
+    ) -> None:
+        """Keep at most `capacity` grammars; the least recently used one is dropped first.
+
+        `limits` are those of the parser, in compiling and in each step.
+        """
         if capacity < 1:
             raise ValueError(f"capacity must be at least 1, got {capacity}")
-        self.tokenizer = tokenizer
+        self.tokenizer, self._limits = tokenizer, limits
         self._capacity, self._lock = capacity, threading.Lock()
         self._kept: OrderedDict[Grammar, Parser] = OrderedDict()
 
@@ -193,7 +199,7 @@ class GrammarCompiler:
             self.constraint(grammar)
 
     def _compile(self, grammar: Grammar) -> Parser:
-        parser = Parser.compile(grammar, self.tokenizer)
+        parser = Parser.compile(grammar, self.tokenizer, self._limits)
         trial = parser.fork()  # an error stays in this copy; what they share is warmed up
         try:
             some = bool(trial.bits().any())
@@ -216,13 +222,14 @@ class Parser:
     """
 
     @classmethod
-    def compile(cls, grammar: Grammar, tokenizer: TextTokenizer) -> Parser:
+    def compile(
+        cls, grammar: Grammar, tokenizer: TextTokenizer, limits: LLParserLimits = LIMITS
+    ) -> Parser:
         """Make a parser at the beginning of a text; threads may call this at the same time.
 
         Raises:
             ValueError: the grammar is malformed, too large, or not supported by the library.
         """
-        limits = LLParserLimits(verbose_errors=False)
         plain = _source(grammar, tokenizer)
         # Without the library's own forcing, which allows a single way to split forced bytes.
         source = f'%llguidance {{"no_forcing": true}}\n{plain}'

@@ -36,6 +36,7 @@ from recsys.models.mask import tree_mask
 from recsys.models.tree_forward import TreeModel
 from recsys.text.batch import BatchConstraint
 from recsys.text.constraint import Constraint
+from recsys.text.stopping import require_wanted
 
 
 @dataclass(frozen=True)
@@ -71,10 +72,6 @@ class TextDraft:
 
     def __post_init__(self) -> None:
         whole_number("tokens", self.tokens)
-
-
-class StoppedError(Exception):
-    """The texts are not wanted any more."""
 
 
 class _Drawn(NamedTuple):
@@ -272,7 +269,7 @@ class _Draws:
 
         The draft draws at most `width` tokens before each pass of the model.
         """
-        _require_wanted(stopped)
+        require_wanted(stopped)
         logits, *_ = [_begin(tree).unsqueeze(1) for tree in self._trees]
         while True:
             require_finite(self._trees[0].finite, [text.request for text in live])
@@ -280,7 +277,7 @@ class _Draws:
             stay = [place for place, text in enumerate(live) if text.open]
             if not stay:
                 return
-            _require_wanted(stopped)
+            require_wanted(stopped)
             if len(stay) < len(live):
                 live = [live[place] for place in stay]
                 for tree in self._trees:
@@ -369,11 +366,6 @@ def _masked(logits: torch.Tensor, texts: Sequence[_Text], states: Sequence[int])
         allowed = text.constraint.allowed([state])[0]
         line[: len(allowed)] = allowed
     return logits.masked_fill(~torch.from_numpy(mask).to(logits.device), -torch.inf)
-
-
-def _require_wanted(stopped: Callable[[], bool] | None) -> None:
-    if stopped is not None and stopped():
-        raise StoppedError
 
 
 def _begin(tree: TokenTree) -> torch.Tensor:

@@ -13,8 +13,8 @@ After Koo et al., Automata-based constraints for language model decoding (COLM 2
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -86,6 +86,10 @@ class TitleTrie:
         if not alive[0]:
             raise ValueError("titles: the vocabulary can write none of them")
         return found
+
+    def without_masks(self) -> TitleTrie:
+        """The same titles, of which no tokens that may follow a state are kept yet."""
+        return replace(self, _following={})
 
     @property
     def vocabulary_size(self) -> int:
@@ -224,17 +228,20 @@ def generate_titles(
     titles: TitleTrie,
     num_beams: int = 10,
     max_new_tokens: int = 64,
+    *,
+    stopped: Callable[[], bool] | None = None,
 ) -> TitleBeams:
     """The at most `num_beams` best titles that beam search finds after each prompt.
 
     The score of a title is that of its best tokenisation found. One forward pass reproduces it, and
     it does not depend on the other tokenisations in the beam, as their sum would. `max_new_tokens`
-    includes the end token.
+    includes the end token. `StoppedError` if `stopped`, which is asked before each pass, returns
+    True.
     """
     settings = BeamSettings(
         num_beams, max_new_tokens, length_penalty=0.0, num_return_sequences=num_beams
     )
-    texts = generate_text(model, prompts, settings, constraint=titles)
+    texts = generate_text(model, prompts, settings, constraint=titles, stopped=stopped)
     tokens, lengths = texts.tokens.cpu().numpy(), texts.lengths.cpu().numpy()
     states = np.full(lengths.shape, titles.initial(), np.int64)
     for place in range(tokens.shape[2]):

@@ -18,11 +18,12 @@ from recsys.serving.api import (
     pages,
     recommendations,
     rules,
+    texts,
     users,
 )
 
 _MODULES = (
-    recommendations, explanations, lists, items, filters, rules, experiments, events, users,
+    recommendations, explanations, texts, lists, items, filters, rules, experiments, events, users,
     changes, models, operations, health, pages,
 )  # fmt: skip
 ROUTES = [

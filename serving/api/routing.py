@@ -3,7 +3,7 @@
 import asyncio
 import inspect
 from collections import Counter
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Annotated, Any, TypeVar, get_origin
 
 from fastapi import Depends, Request, Response
@@ -84,8 +84,19 @@ def validated(value: Any, model: type[ModelT]) -> ModelT:
     except ValidationError as error:
         found = error.errors(include_url=False, include_context=False)
         raise RequestValidationError(
-            [{**entry, "loc": ("body", *entry["loc"])} for entry in found]
+            [{**entry, "loc": ("body", *_place(value, entry["loc"]))} for entry in found]
         ) from None
+
+
+def _place(body: Any, loc: Sequence[Any]) -> list[Any]:
+    """The path to an invalid value, without the tags of unions, which are no names in the body."""
+    place: list[Any] = []
+    for at, part in enumerate(loc, 1):
+        leads_on = part in body if isinstance(body, dict) else isinstance(part, int)
+        if leads_on or at == len(loc) or not isinstance(body, dict | list):
+            place.append(part)
+            body = body[part] if leads_on and isinstance(body, dict | list) else None
+    return place
 
 
 class OnceRoute(APIRoute):

@@ -381,6 +381,7 @@ def test_every_change_needs_more_than_the_scope_read():
         "/v1/recommendations/batch",
         "/v1/rank",
         "/v1/explanations",
+        "/v1/texts",
         "/v1/filters/validate",
     }
     for (method, path), scope in SCOPES.items():

@@ -45,6 +45,8 @@ def test_the_client_has_a_method_for_every_route(settings, recommender, serving)
         assert client.rank(["item-9", "item-3"], user="ada").items[0].item_id == "item-3"
         with pytest.raises(ServiceError, match="unsupported_by_model"):
             client.explain(["item-9"], user="ada")
+        with pytest.raises(ServiceError, match="unsupported_by_model"):
+            client.write("A gift: ", {"type": "title"})
         assert client.similar("item-7", 2).items[0].item_id == "item-8"
         assert len(list(client.items(prefix="3", page=20))) == 57
         put = client.put_item("a/b", title="New", like="item-1")

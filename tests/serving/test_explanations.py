@@ -11,12 +11,13 @@ import pytest
 from recsys.errors import RequestError
 from recsys.recommender import RecommendRequest
 from recsys.serving import auth, reads
-from recsys.serving.explanations import EVENTS, TITLE, WORK
+from recsys.serving.explanations import EVENTS, WORK
 from recsys.serving.schemas.explanations import MAX_EXPLAINED
 from recsys.serving.service import Phase
+from recsys.serving.text_model import TITLE
 from recsys.testing import byte_level_tokenizer, tiny_model
 from recsys.text.explain import Explained, Explainer, Explanation
-from recsys.text.sample import StoppedError
+from recsys.text.stopping import StoppedError
 
 PATH = "/v1/explanations"
 FAST = byte_level_tokenizer(["Thing no. 1", "because it is much like the others"], 330)

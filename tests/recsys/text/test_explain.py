@@ -17,7 +17,7 @@ from recsys.models.checkpoint import save_model
 from recsys.prompts import PromptConfig
 from recsys.testing import byte_level_tokenizer, tiny_model
 from recsys.text.explain import PROMPT, Explainer
-from recsys.text.sample import StoppedError
+from recsys.text.stopping import StoppedError
 from recsys.vocabulary import Vocabulary
 
 HISTORY = ["Heat", 'Say "Hi" \\', "Häuser 🎬", "Alien", "Heat"]
@@ -132,7 +132,7 @@ def test_any_character_may_be_in_a_title():
 
 def test_what_is_longer_than_the_model_reads_is_refused(monkeypatch):
     writer = explainer()
-    monkeypatch.setattr(writer._model, "max_positions", 30)
+    monkeypatch.setattr(writer.model, "max_positions", 30)
     with pytest.raises(RequestError, match=r"exact for at most 30; shorten the prompt"):
         writer.explain(HISTORY, ["Up"])
 
@@ -143,7 +143,7 @@ def test_it_stops_before_the_pass_at_which_it_is_told_to(passes):
     with pytest.raises(StoppedError):
         writer.explain(HISTORY, ITEMS, stopped=lambda: asked.append(None) or len(asked) > passes)
     assert len(asked) == passes + 1
-    assert writer._model.pool.lent == 0
+    assert writer.model.pool.lent == 0
 
 
 def test_asking_whether_to_stop_changes_nothing():

@@ -7,9 +7,11 @@ from hypothesis import strategies as st
 
 from recsys.constraint import ItemTrie
 from recsys.decoding import ModelDrafter, beam_search, speculative_beam_search
+from recsys.models.tree_forward import TreeModel
 from recsys.testing import byte_level_tokenizer, tiny_model
 from recsys.text.constraint import DEAD
-from recsys.text.titles import TitleTrie
+from recsys.text.stopping import StoppedError
+from recsys.text.titles import TitleTrie, generate_titles
 from recsys.text.token_trie import TextTokenizer, TokenTrie
 
 words = st.binary(max_size=6).map(lambda b: bytes(97 + x % 3 for x in b))
@@ -152,3 +154,19 @@ def test_titles_in_the_tokenizers_own_tokenisation_are_a_trie_of_their_tokens():
         texts = [tokenizer.decode(trie.rows[row].tolist()) for row in rows]
         assert sorted(texts) == sorted(set(titles))  # each once: it has one tokenisation
     assert found.rows.tolist() == drafted.rows.tolist()
+
+
+@pytest.mark.parametrize("passes", [0, 1, 3])
+def test_a_search_stops_before_the_pass_at_which_it_is_told_to(passes):
+    tokenizer, asked = TextTokenizer(byte_level_tokenizer(["Heat", "Hat"], 300)), []
+    titles = TitleTrie.build(["Heat and cold", "Hat and coat"], tokenizer.tokens)
+    model = TreeModel.of(tiny_model("llama", tokenizer.vocabulary_size))
+
+    def stopped():
+        asked.append(None)
+        return len(asked) > passes
+
+    with pytest.raises(StoppedError):
+        generate_titles(model, [[0, 70]], titles, 2, stopped=stopped)
+    assert len(asked) == passes + 1
+    assert model.pool.lent == 0

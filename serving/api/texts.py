@@ -1,0 +1,32 @@
+"""Texts of the service's text model."""
+
+from fastapi import APIRouter, Request, Response
+
+from recsys.serving.api.routing import (
+    BODY,
+    RECOMMEND,
+    JsonRoute,
+    Ready,
+    json_response,
+    while_connected,
+)
+from recsys.serving.auth import Scope, requires
+from recsys.serving.errors import documented
+from recsys.serving.schemas.texts import TextsRequest, TextsResponse
+
+router = APIRouter(prefix="/v1", route_class=JsonRoute)
+
+
+@router.post(
+    "/texts",
+    response_model=TextsResponse,
+    responses=documented(*BODY, "unsupported_by_model", *RECOMMEND),
+)
+@requires(Scope.READ, tenants=True)
+async def write(body: TextsRequest, request: Request, service: Ready) -> Response:
+    """Titles of the catalog, a part of a text, or JSON, by the service's text model.
+
+    The text model is that of `serve.explainer`, if there is one. What `title` and `substring`
+    return cannot be invented; the values of `json` are the model's own.
+    """
+    return json_response(await while_connected(request, service.write(body)))

@@ -1,0 +1,103 @@
+"""Texts on the wire."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import ConfigDict, Field, WithJsonSchema
+
+from recsys.serving.schemas.common import CHAMPION, Alias, Answer, Body, ModelRef
+
+MAX_PROMPT = 2_000  # characters: a prompt is one pass, which nothing interrupts
+MAX_SOURCE = 8_000  # characters
+MAX_TOKENS = 512
+MAX_TITLES = 20
+
+# Its size is checked as it is compiled (`recsys.text.untrusted`).
+Schema = Annotated[
+    dict[str, Any],
+    WithJsonSchema({"type": "object"}),
+]
+
+
+class TitleFormat(Body):
+    """Titles of the live catalog, those with the highest probability."""
+
+    type: Literal["title"]
+    limit: int = Field(5, ge=1, le=MAX_TITLES, description="Number of titles to return.")
+
+
+class SubstringFormat(Body):
+    """A part of a text, possibly empty."""
+
+    type: Literal["substring"]
+    text: str = Field(
+        min_length=1, max_length=MAX_SOURCE, examples=["Rinse before use. Store in a cool place."]
+    )
+    unit: Literal["characters", "words"] = Field(
+        "characters", description="Between which the part may begin and end."
+    )
+
+
+class JsonFormat(Body):
+    """JSON of a schema. Its references stay inside it."""
+
+    type: Literal["json"]
+    schema_: Schema = Field(
+        alias="schema",
+        description="A JSON schema of at most 4,096 characters; give strings a `maxLength` and "
+        "arrays a `maxItems`, or the text may end at `max_tokens`.",
+        examples=[{"enum": ["red", "green", "blue"]}],
+    )
+
+
+class TextsRequest(Body):
+    """A prompt, and the texts that may follow it."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {"prompt": "A gift for a gardener: ", "format": {"type": "title", "limit": 3}},
+                {
+                    "prompt": "Colour of the item, as JSON: ",
+                    "format": {"type": "json", "schema": {"enum": ["red", "green", "blue"]}},
+                },
+            ]
+        }
+    )
+
+    prompt: str = Field(min_length=1, max_length=MAX_PROMPT)
+    format: Annotated[TitleFormat | SubstringFormat | JsonFormat, Field(discriminator="type")]
+    max_tokens: int = Field(
+        64, ge=1, le=MAX_TOKENS, description="Tokens of a text, the end token included."
+    )
+    model: Alias = CHAMPION
+
+
+class WrittenTitle(Answer):
+    """A title of the catalog."""
+
+    title: str = Field(examples=["Rose hand cream"])
+    score: float = Field(description="Its log-probability.", examples=[-3.25])
+    item_ids: list[str] = Field(description="All items of this title.", examples=[["B0077"]])
+
+
+class TextsResponse(Answer):
+    """Titles for the format `title`; a text for the others."""
+
+    model: ModelRef = Field(description="The model whose catalog has the titles.")
+    text_model: str = Field(
+        description="Name of the folder of the text model.", examples=["llama-1b"]
+    )
+    titles: list[WrittenTitle] | None = Field(
+        None, description="Best first, each once; may be fewer than asked for, or none."
+    )
+    text: str | None = Field(None, description="Without the prompt.")
+    value: Any = Field(
+        None, description="The value of a finished JSON text, if the rules for bodies allow it."
+    )
+    finished: bool | None = Field(
+        None, description="Whether the text is complete; otherwise it was cut at `max_tokens`."
+    )
+    tokens: int | None = Field(None, description="Tokens of the text, the end token included.")
+    forced_tokens: int | None = Field(
+        None, description="Those of them that had no alternative and needed no pass of the model."
+    )

@@ -1,0 +1,456 @@
+"""Texts over HTTP, by a small random text model: titles, quotations and JSON of strangers."""
+
+import asyncio
+import json
+import threading
+from functools import partial
+
+import jsonschema
+import pytest
+import torch
+from llguidance import LLParserLimits
+
+from recsys.models.checkpoint import load_model
+from recsys.serving import auth, texts
+from recsys.serving.schemas.texts import MAX_PROMPT, MAX_SOURCE, MAX_TITLES, MAX_TOKENS
+from recsys.serving.texts import PASS, PROMPT
+from recsys.testing import byte_level_tokenizer, tiny_model
+from recsys.text import sample, titles, untrusted
+from recsys.text.sample import SampledText
+from recsys.text.stopping import StoppedError
+from recsys.text.token_trie import TextTokenizer
+
+PATH = "/v1/texts"
+FAST = byte_level_tokenizer([f"Thing no. {i}" for i in range(300)] + ["it is much like it"], 330)
+VOCABULARY = {
+    token: FAST.convert_tokens_to_string([word]).encode()
+    for word, token in FAST.get_vocab().items()
+    if token not in (FAST.bos_token_id, FAST.eos_token_id) and word.replace("\u0120", "").isascii()
+}
+SOURCE = "It is much like the others, and like no other thing: thing no. 7 is 7."
+TITLES = {"type": "title", "limit": 8}
+
+
+@pytest.fixture(scope="module")
+def text_model(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("text") / "tiny-llama"
+    tiny_model("llama-gqa", 352).save_pretrained(folder)
+    FAST.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def on(settings, text_model):
+    # Random models take a while on a busy core, and no test here waits for the deadline but one.
+    return settings.model_copy(
+        update={"explainer": text_model, "keys": None, "deadline_ms": 120_000.0}
+    )
+
+
+def ask(form, prompt="A gift: ", **more):
+    return {"prompt": prompt, "format": form, "max_tokens": 24} | more
+
+
+async def found(client, form, **more):
+    response = await client.post(PATH, json=ask(form, **more))
+    assert response.status_code == 200, response.text
+    return response.json()
+
+
+def tokenisations(data):
+    """All sequences of tokens, not special ones, with these bytes."""
+    if not data:
+        return [[]]
+    found = []
+    for token, word in VOCABULARY.items():
+        if data.startswith(word):
+            found += [[token, *rest] for rest in tokenisations(data[len(word) :])]
+    return found
+
+
+def log_probs(model, prompt, texts):
+    """Sums of the log-probabilities of tokens after a prompt, by one pass of the model for each."""
+    begin = [FAST.bos_token_id, *FAST(prompt, add_special_tokens=False)["input_ids"]]
+    sums = []
+    with torch.inference_mode():
+        for tokens in texts:
+            logits = model(torch.tensor([begin + tokens])).logits[0, len(begin) - 1 : -1]
+            probs = logits.double().log_softmax(-1)
+            sums.append(sum(row[t].item() for row, t in zip(probs, tokens, strict=True)))
+    return sums
+
+
+async def test_titles_are_those_of_the_live_catalog(on, recommender, running, text_model):
+    async with running(on, recommender=recommender) as (client, _):
+        twin = {"title": "Thing no. 7", "semantic_id": [0, 0, 1]}
+        assert (await client.put("/v1/items/twin", json=twin)).status_code == 200
+        answer = await found(client, TITLES)
+        again = await found(client, TITLES)
+    assert answer == again
+    assert answer["text_model"] == "tiny-llama"
+    assert answer["model"]["alias"] == "champion"
+    assert answer.keys() == {"model", "text_model", "titles"}
+    written = answer["titles"]
+    assert len({one["title"] for one in written}) == len(written) > 0
+    assert [one["score"] for one in written] == sorted((o["score"] for o in written), reverse=True)
+    items = {f"item-{i}": f"Thing no. {i}" for i in range(300)} | {"twin": "Thing no. 7"}
+    for one in written:
+        assert one["item_ids"] == [i for i, title in items.items() if title == one["title"]]
+    # The score of a title is that of one of its tokenisations, the best that the search has found.
+    model = load_model(text_model)
+    for one in written[:2]:
+        all_of_it = [[*t, FAST.eos_token_id] for t in tokenisations(one["title"].encode())]
+        scores = log_probs(model, "A gift: ", all_of_it)
+        assert min(abs(one["score"] - score) for score in scores) < 1e-3
+
+
+async def test_all_items_of_one_title_are_named(on, recommender, running):
+    async with running(on, recommender=recommender) as (client, _):
+        ids = [f"item-{i}" for i in range(300)]
+        for name in ids[2:]:
+            assert (await client.delete(f"/v1/items/{name}")).status_code == 204
+        twin = {"title": "Thing no. 1", "semantic_id": [0, 0, 1]}
+        assert (await client.put("/v1/items/twin", json=twin)).status_code == 200
+        answer = await found(client, TITLES)
+    named = {one["title"]: one["item_ids"] for one in answer["titles"]}
+    assert named == {"Thing no. 0": ["item-0"], "Thing no. 1": ["item-1", "twin"]}
+
+
+async def test_removed_hidden_untitled_and_long_titles_never_come(on, recommender, running):
+    async with running(on, recommender=recommender) as (client, _):
+        for i in range(4, 300):
+            assert (await client.delete(f"/v1/items/item-{i}")).status_code == 204
+        assert len((await found(client, TITLES))["titles"]) == 4
+        assert (await client.delete("/v1/items/item-0")).status_code == 204
+        new = {"semantic_id": [0, 0, 1]}
+        for name, title in (("untitled", ""), ("long", "x" * 201), ("just", "x" * 2)):
+            put = await client.put(f"/v1/items/{name}", json={**new, "title": title})
+            assert put.status_code == 200
+        found_titles = {one["title"] for one in (await found(client, TITLES))["titles"]}
+        assert found_titles == {"Thing no. 1", "Thing no. 2", "Thing no. 3", "xx"}
+        for name in ("item-1", "item-2", "item-3", "just"):
+            assert (await client.delete(f"/v1/items/{name}")).status_code == 204
+        assert (await found(client, TITLES))["titles"] == []
+
+
+async def test_hidden_items_are_not_written(on, recommender, running):
+    everything = {"type": "title", "limit": MAX_TITLES}
+    async with running(on, recommender=recommender) as (client, _):
+        (name,) = (await found(client, everything))["titles"][0]["item_ids"]
+        for available in (False, True):
+            change = {"attributes": {"available": available}}
+            assert (await client.patch(f"/v1/items/{name}", json=change)).status_code == 200
+            written = (await found(client, everything))["titles"]
+            named = [item for one in written for item in one["item_ids"]]
+            assert named
+            assert (name in named) == available
+
+
+async def test_a_trie_is_built_once_for_each_state(on, recommender, running, monkeypatch):
+    built, build, threads = [], titles.TitleTrie.build, set()
+
+    def counted(given, tokens):
+        built.append(sum(map(bool, given)))
+        threads.add(threading.current_thread().name)
+        return build(given, tokens)
+
+    monkeypatch.setattr(titles.TitleTrie, "build", counted)
+    async with running(on, recommender=recommender) as (client, service):
+        for _ in range(3):
+            await found(client, TITLES)
+        assert built == [300]
+        await client.delete("/v1/items/item-1")
+        for _ in range(2):
+            await found(client, TITLES)
+        assert built == [300, 299]
+        kept = service._texts._titles
+        assert all(not trie._following for trie in kept.values())  # masks go with their request
+    assert all(name.startswith("explainer") for name in threads)
+
+
+async def test_a_large_catalog_is_refused(on, recommender, running, monkeypatch):
+    monkeypatch.setattr(texts, "MOST_TITLES", 299)
+    async with running(on, recommender=recommender) as (client, _):
+        response = await client.post(PATH, json=ask(TITLES))
+    assert (response.status_code, response.json()["code"]) == (409, "unsupported_by_model")
+    assert "300" in response.json()["detail"]
+
+
+@pytest.mark.parametrize("unit", ["characters", "words"])
+async def test_a_substring_is_in_its_text(on, recommender, running, unit):
+    async with running(on, recommender=recommender) as (client, _):
+        for prompt in ("Quote: ", "What is it? ", "7"):
+            form = {"type": "substring", "text": SOURCE, "unit": unit}
+            answer = await found(client, form, prompt=prompt)
+            assert answer["text"] in SOURCE
+            assert 0 < answer["tokens"] <= 24
+            assert answer["forced_tokens"] <= answer["tokens"]
+            assert answer["finished"] or answer["tokens"] == 24
+            assert "value" not in answer
+            assert "titles" not in answer
+
+
+SCHEMAS = [
+    {"enum": ["red", "green", "blue"]},
+    {"type": "null"},
+    {"type": "integer", "minimum": 3, "maximum": 40, "multipleOf": 5},
+    {"type": "string", "pattern": "^[a-c]{2,4}$"},
+    {
+        "type": "object",
+        "properties": {"kind": {"const": "gift"}, "sizes": {"$ref": "#/$defs/sizes"}},
+        "required": ["kind", "sizes"],
+        "additionalProperties": False,
+        "$defs": {
+            "sizes": {"type": "array", "items": {"type": "boolean"}, "minItems": 1, "maxItems": 3}
+        },
+    },
+]
+
+
+@pytest.mark.parametrize("schema", SCHEMAS)
+async def test_json_is_valid(on, recommender, running, schema):
+    form = {"type": "json", "schema": schema}
+    async with running(on, recommender=recommender) as (client, _):
+        answer = await found(client, form, max_tokens=128)
+    assert answer["finished"]
+    assert json.loads(answer["text"]) == answer["value"]
+    assert "value" in answer
+    jsonschema.validate(answer["value"], schema)
+
+
+async def test_a_cut_substring_ends_with_a_whole_character(on, recommender, running):
+    form = {"type": "substring", "text": "\U0001f339\u00e9\u20ac" * 50}
+    async with running(on, recommender=recommender) as (client, _):
+        for most in range(1, 9):
+            answer = await found(client, form, max_tokens=most)
+            assert answer["text"] in form["text"]
+
+
+@pytest.mark.parametrize("written", ["9" * 5000, "1e999", '"\\ud800"'])
+async def test_a_value_that_no_body_may_have_is_left_out(
+    on, recommender, running, monkeypatch, written
+):
+    made = SampledText([], True, 0.0, 0, None)
+    monkeypatch.setattr(sample, "sample_text", lambda *a, **more: [made])
+    monkeypatch.setattr(TextTokenizer, "decode", lambda self, tokens: written)
+    form = {"type": "json", "schema": {"type": "number"}}
+    async with running(on, recommender=recommender) as (client, _):
+        answer = await found(client, form, max_tokens=MAX_TOKENS)
+    assert "value" not in answer
+
+
+async def test_a_text_that_is_cut_has_no_value(on, recommender, running):
+    form = {"type": "json", "schema": {"type": "string", "minLength": 500}}
+    async with running(on, recommender=recommender) as (client, _):
+        answer = await found(client, form, max_tokens=6)
+    assert (answer["finished"], answer["tokens"]) == (False, 6)
+    assert "value" not in answer
+
+
+@pytest.mark.parametrize(
+    ("change", "pointer"),
+    [
+        ({"prompt": ""}, "/prompt"),
+        ({"prompt": "x" * (MAX_PROMPT + 1)}, "/prompt"),
+        ({"max_tokens": 0}, "/max_tokens"),
+        ({"max_tokens": MAX_TOKENS + 1}, "/max_tokens"),
+        ({"max_tokens": "5"}, "/max_tokens"),
+        ({"seed": 3}, "/seed"),
+        ({"format": {"type": "poem"}}, "/format"),
+        ({"format": {}}, "/format"),
+        ({"format": None}, "/format"),
+        ({"format": {"type": "title", "limit": MAX_TITLES + 1}}, "/format/limit"),
+        ({"format": {"type": "title", "text": "a"}}, "/format/text"),
+        ({"format": {"type": "substring"}}, "/format/text"),
+        ({"format": {"type": "substring", "text": "x" * (MAX_SOURCE + 1)}}, "/format/text"),
+        ({"format": {"type": "substring", "text": "a", "unit": "lines"}}, "/format/unit"),
+        ({"format": {"type": "json"}}, "/format/schema"),
+        ({"format": {"type": "json", "schema": True}}, "/format/schema"),
+        ({"format": {"type": "json", "schema": "{}"}}, "/format/schema"),
+    ],
+)
+async def test_what_is_wrong_with_a_request_is_named(on, recommender, running, change, pointer):
+    async with running(on, recommender=recommender) as (client, _):
+        response = await client.post(PATH, json=ask(TITLES) | change)
+    assert (response.status_code, response.json()["code"]) == (422, "invalid_request")
+    assert response.json()["errors"][0]["pointer"] == pointer
+
+
+def nested(levels, inner):
+    for _ in range(levels):
+        inner = {"anyOf": [inner, {"type": "integer"}]}
+    return inner
+
+
+REFUSED = {
+    "too large": {"enum": [f"{i:06d}" for i in range(600)]},
+    "a loop": {"$ref": "#"},
+    "a loop of two": {"$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}},
+                      "$ref": "#/$defs/a"},
+    "a loop with siblings": {"$defs": {"a": {"allOf": [{"$ref": "#/$defs/a"}, {"type": "null"}]}},
+                             "$ref": "#/$defs/a"},
+    "no end": {"type": "object", "properties": {"a": {"$ref": "#"}}, "required": ["a"]},
+    "a reference elsewhere": {"$ref": "http://127.0.0.1:9/schema.json"},
+    "a file": {"$ref": "file:///etc/passwd"},
+    "many states": {"type": "integer", "multipleOf": 999_983},
+    "many states together": {"allOf": [{"multipleOf": 997}, {"multipleOf": 991}]},
+    "many states in a fraction": {"type": "number", "multipleOf": 0.999983},
+    "huge multiples": {"multipleOf": int("9" * 300)},
+    "tiny multiples": {"anyOf": [{"multipleOf": 1e-300}, {"multipleOf": 7}]},
+    "forced texts": {"type": "array", "minItems": 1000, "items": {"type": "array", "minItems": 1000,
+                     "items": {"type": "null"}}},
+    "intersections": {"allOf": [{"type": "string", "pattern": f".*{c}.{{{20 + i}}}"}
+                                for i, c in enumerate("abcdefgh")]},
+    "products": {"allOf": [{"anyOf": [{"type": "string", "pattern": f"a{i}.*b{j}"}
+                                      for j in range(8)]} for i in range(8)]},
+    "look-ahead": {"type": "string", "pattern": "(?=a)b"},
+    "no type": {"type": "elephant"},
+    "nothing": {"enum": []},
+    "negative": {"type": "string", "minLength": -1},
+}  # fmt: skip
+BOUNDED = {
+    "long text": {"type": "string", "maxLength": 10**9},
+    "least length": {"type": "string", "minLength": 10**9},
+    "items": {"type": "array", "items": {"type": "string"}, "minItems": 10**9},
+    "repetitions": {"type": "string", "pattern": "(a{1000}){1000}"},
+    "more repetitions": {"type": "string", "pattern": "((a{1000}){1000}){1000}"},
+    "automaton": {"type": "string", "pattern": "(a|b)*a(a|b){30}"},
+    "deep": nested(28, {"type": "null"}),
+    "wide": {"$defs": {f"a{i}": {"anyOf": [{"$ref": f"#/$defs/a{i + 1}"}] * 3} for i in range(30)}
+             | {"a30": {"type": "null"}}, "$ref": "#/$defs/a0"},
+    "multiples": {"type": "integer", "multipleOf": 9_973},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REFUSED)
+async def test_a_hostile_schema_is_refused_by_its_field(on, recommender, running, name):
+    async with running(on, recommender=recommender) as (client, _):
+        body = ask({"type": "json", "schema": REFUSED[name]}, max_tokens=MAX_TOKENS)
+        async with asyncio.timeout(60):
+            response = await client.post(PATH, json=body)
+        assert (response.status_code, response.json()["code"]) == (422, "invalid_request")
+        (error,) = response.json()["errors"]
+        assert error["pointer"] == "/format/schema"
+        assert error["detail"]
+        usual = await client.post(PATH, json=ask({"type": "json", "schema": {"type": "null"}}))
+        assert usual.json()["value"] is None
+
+
+@pytest.mark.parametrize("name", BOUNDED)
+async def test_a_large_schema_is_written_in_bounds(on, recommender, running, name):
+    form = {"type": "json", "schema": BOUNDED[name]}
+    async with running(on, recommender=recommender) as (client, _):
+        async with asyncio.timeout(60):
+            response = await client.post(PATH, json=ask(form))
+    assert response.status_code == 200, response.text
+    assert response.json()["tokens"] <= 24
+
+
+async def test_what_the_parser_cannot_follow_is_named(on, recommender, running, monkeypatch):
+    """The automaton is made as the text is written, and may become too large then."""
+    few = LLParserLimits(verbose_errors=False, max_lexer_states=300)
+    monkeypatch.setattr(untrusted, "LIMITS", few)
+    form = {"type": "json", "schema": {"type": "integer", "multipleOf": 997, "minimum": 10**12}}
+    async with running(on, recommender=recommender) as (client, _):
+        response = await client.post(PATH, json=ask(form, max_tokens=MAX_TOKENS))
+    assert (response.status_code, response.json()["code"]) == (422, "invalid_request")
+    assert response.json()["errors"][0]["pointer"] == "/format/schema"
+
+
+async def test_deep_bodies_are_malformed(on, recommender, running):
+    async with running(on, recommender=recommender) as (client, _):
+        body = ask({"type": "json", "schema": nested(40, {"type": "null"})})
+        response = await client.post(PATH, json=body)
+    assert (response.status_code, response.json()["code"]) == (400, "malformed_body")
+
+
+async def test_without_a_text_model_the_setting_is_named(settings, recommender, running):
+    async with running(settings, recommender=recommender) as (client, _):
+        response = await client.post(PATH, json=ask(TITLES))
+        reason = await client.post("/v1/explanations", json={"history": [], "items": ["item-2"]})
+        other = await client.post(PATH, json=ask(TITLES, model="nobody"))
+    assert (response.status_code, response.json()["code"]) == (409, "unsupported_by_model")
+    assert "serve.explainer" in response.json()["detail"]
+    assert reason.json()["detail"] == response.json()["detail"]
+    assert (other.status_code, other.json()["code"]) == (404, "unknown_model")
+
+
+async def test_a_prompt_that_is_too_long_for_the_model_is_refused(on, recommender, running):
+    async with running(on, recommender=recommender) as (client, service):
+        service._text_model._explainer.model.max_positions = 20
+        for form in (TITLES, {"type": "substring", "text": SOURCE}):
+            response = await client.post(PATH, json=ask(form))
+            assert (response.status_code, response.json()["code"]) == (409, "unsupported_by_model")
+            assert "positions" in response.json()["detail"]
+
+
+class Slow:
+    """Holds the text model's thread, as a slow model does, until it is free or stopped."""
+
+    def __init__(self, monkeypatch):
+        self.begun, self.stopped = threading.Event(), threading.Event()
+        self.free = threading.Event()
+        monkeypatch.setattr(sample, "sample_text", partial(self.wait, sample.sample_text))
+        monkeypatch.setattr(titles, "generate_titles", partial(self.wait, titles.generate_titles))
+
+    def wait(self, function, *arguments, stopped, **options):
+        self.begun.set()
+        while not self.free.wait(0.01):
+            if stopped():
+                self.stopped.set()
+                raise StoppedError
+        return function(*arguments, stopped=stopped, **options)
+
+
+@pytest.mark.parametrize("form", [TITLES, {"type": "substring", "text": SOURCE}])
+async def test_what_is_late_fails_and_is_written_no_further(
+    on, recommender, running, monkeypatch, form
+):
+    slow = Slow(monkeypatch)
+    hasty = on.model_copy(update={"deadline_ms": 500.0})
+    async with running(hasty, recommender=recommender) as (client, _):
+        response = await client.post(PATH, json=ask(form))
+        assert (response.status_code, response.json()["code"]) == (504, "deadline_exceeded")
+        assert response.headers["Retry-After"]
+        assert await asyncio.to_thread(slow.stopped.wait, 60)
+
+
+async def test_texts_and_explanations_share_thread_and_queue(on, recommender, running, monkeypatch):
+    slow = Slow(monkeypatch)
+    narrow = on.model_copy(update={"queue_limit": 1, "deadline_ms": 60_000.0})
+    async with running(narrow, recommender=recommender) as (client, _):
+        first = asyncio.create_task(client.post(PATH, json=ask(TITLES)))
+        assert await asyncio.to_thread(slow.begun.wait, 60)
+        reasons = {"history": ["item-1"], "items": ["item-2"]}
+        second = await client.post("/v1/explanations", json=reasons)
+        assert (second.status_code, second.json()["code"]) == (429, "queue_full")
+        usual = await client.post("/v1/recommendations", json={"history": ["item-1"], "k": 3})
+        assert usual.status_code == 200  # the event loop and the worker are free
+        slow.free.set()
+        assert (await first).status_code == 200
+
+
+@pytest.mark.parametrize("form", [TITLES, {"type": "json", "schema": {"type": "null"}}])
+async def test_a_text_costs_its_work(on, recommender, running, form):
+    texts_written = form.get("limit", 1)
+    work = PROMPT + PASS * MAX_TOKENS * texts_written
+    for burst, status in ((int(work) - 2, 429), (int(work) + 2, 200)):
+        dear = on.model_copy(update={"rate_limit": 1e-6, "rate_burst": burst})
+        async with running(dear, recommender=recommender) as (client, _):
+            body = ask(form, max_tokens=MAX_TOKENS)
+            assert (await client.post(PATH, json=body)).status_code == 200
+            usual = await client.post("/v1/recommendations", json={"history": ["item-1"]})
+        assert usual.status_code == status
+
+
+async def test_every_key_may_read_texts_and_nobody_without_one(on, recommender, running, tmp_path):
+    file = tmp_path / "keys.json"
+    keys = [auth.create(file, scope, scope) for scope in ("read", "write", "admin")]
+    keys.append(auth.create(file, "shop", "read", tenant="shop"))
+    guarded = on.model_copy(update={"keys": file})
+    body = ask({"type": "json", "schema": {"type": "null"}})
+    async with running(guarded, recommender=recommender) as (client, _):
+        for key in keys:
+            headers = {"Authorization": f"Bearer {key}"}
+            assert (await client.post(PATH, json=body, headers=headers)).status_code == 200
+        assert (await client.post(PATH, json=body)).status_code == 401
