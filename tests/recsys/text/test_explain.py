@@ -54,13 +54,13 @@ def test_a_random_model_writes_valid_explanations(seed, temperature):
 @pytest.mark.parametrize("title", ["<s>", "</s>", "From <s>90</s> 70", " </s></s", "é</s>é"])
 def test_names_of_special_tokens_in_titles_are_text(title):
     model, prompts = explainer(), []
-    encode = model._encode
-    model._encode = lambda *titles: prompts.append(encode(*titles)) or prompts[-1]
+    encode = model._fill
+    model._fill = lambda *titles: prompts.append(encode(*titles)) or prompts[-1]
     (found,) = model.explain([title, "Heat"], [title])
     assert found.explanation.item == title
     assert set(found.explanation.because) <= {title, "Heat"}
     assert found.written.finished
-    parser = model._tokenizer.parser
+    parser = model.tokenizer.parser
     assert not any(map(parser.is_special_token, prompts[0]))
     told = PROMPT.format(history=f"{title}; Heat", item=title)
     assert parser.decode_bytes(prompts[0]) == told.encode()
@@ -68,9 +68,9 @@ def test_names_of_special_tokens_in_titles_are_text(title):
 
 def test_a_prompt_may_have_special_tokens_of_its_own():
     model = explainer(prompt="{{<s>}} {history} <s>{item}")
-    assert model._encode("Heat", "Up").count(0) == 2
-    assert model._encode("<s>", "Up").count(0) == 2
-    assert model._tokenizer.decode(model._encode("<s>", "Up")) == "{<s>} <s> <s>Up"
+    assert model._fill("Heat", "Up").count(0) == 2
+    assert model._fill("<s>", "Up").count(0) == 2
+    assert model.tokenizer.decode(model._fill("<s>", "Up")) == "{<s>} <s> <s>Up"
 
 
 def test_the_forced_item_needs_no_forward_pass():
