@@ -72,7 +72,10 @@ def atspeed_s(
     chosen = log_q.detach().topk(min(top, log_q.shape[-1]), dim=-1).indices  # V_c, best first
     log_p, log_q = log_p.gather(-1, chosen), log_q.gather(-1, chosen)
     if temperature is not None:
-        log_p, log_q = log_p.exp() / temperature, log_q.exp() / temperature
+        padding = log_q < NOWHERE / 2  # a probability of 0 would get a share of softmax(0)
+        log_p, log_q = (
+            (v.exp() / temperature).masked_fill(padding, NOWHERE) for v in (log_p, log_q)
+        )
     log_p, log_q = log_p.log_softmax(-1), log_q.log_softmax(-1)
     q = log_q.exp()
     reverse = (q * (log_q - log_p)).sum(-1)

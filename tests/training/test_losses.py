@@ -54,6 +54,13 @@ def test_released_atspeed_s_at_the_temperature_of_the_script():
     assert found == pytest.approx(reverse + (1 - p) * entropy)
 
 
+@pytest.mark.parametrize("top", [3, 4])
+def test_padding_has_no_share_at_a_temperature(top):
+    padded = [torch.nn.functional.pad(row, (0, 2), value=losses.NOWHERE) for row in (P, Q)]
+    found = losses.atspeed_s(*padded, top, temperature=0.1).item()
+    assert found == pytest.approx(losses.atspeed_s(P, Q, top, temperature=0.1).item())
+
+
 def test_fewer_tokens_than_k_have_no_kth_probability():
     reverse = 0.2 * math.log(0.2 / 0.5) + 0.5 * math.log(0.5 / 0.3) + 0.3 * math.log(0.3 / 0.2)
     assert losses.atspeed_s(P, Q, 4).item() == pytest.approx(reverse)
