@@ -239,9 +239,9 @@ def check_bounds(
     def value(name: str) -> Any:
         return getattr(config, name)
 
-    wrong = [
-        *((n, f"at least {m}") for n, m in (at_least or {}).items() if value(n) < m),
-        *((n, "more than 0") for n in above_zero if value(n) is not None and value(n) <= 0),
+    wrong = [  # comparisons with NaN are false, so that it is out of every bound
+        *((n, f"at least {m}") for n, m in (at_least or {}).items() if not value(n) >= m),
+        *((n, "more than 0") for n in above_zero if value(n) is not None and not value(n) > 0),
         *((n, f"0 <= {n} < 1") for n in below_one if not 0 <= value(n) < 1),
     ]
     for name, expected in wrong:

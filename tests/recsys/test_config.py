@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recsys.config import SHIPPED, Settings, as_dict, build, find_config
+from recsys.config import SHIPPED, Settings, as_dict, build, check_bounds, find_config
 from recsys.errors import ConfigError
 
 KNOWN = ("data", "target")
@@ -197,6 +197,14 @@ def test_values_become_the_annotated_type(key, value, expected):
     found = getattr(section, key)
     assert found == expected
     assert type(found) is type(expected)
+
+
+@pytest.mark.parametrize("bounds", [{"at_least": {"dropout": 0}}, {"above_zero": ["dropout"]}])
+@pytest.mark.parametrize("dropout", [-0.5, float("nan")])
+def test_a_number_out_of_bounds_is_named_and_nan_is_out_of_all(bounds, dropout):
+    check_bounds(Inner(dropout=0.5), **bounds)
+    with pytest.raises(ConfigError, match=r"inner\.dropout: expected .* 0, got (-0\.5|nan)"):
+        check_bounds(Inner(dropout=dropout), "inner.", **bounds)
 
 
 @pytest.mark.parametrize("name", ["a/b", "..", ".hidden", "''", "a b", "a\\b", "../../etc"])
