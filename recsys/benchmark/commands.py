@@ -101,7 +101,7 @@ def decode(
         items or (2_000 if quick else 12_000),
         history,
     )
-    document = report.begin("decode", quick=quick)
+    document = report.begin("decode", quick=quick, out=out)
     users = min(512, options.repeats * max(options.batches))
     workload = load(Setup(users, device, getattr(torch, dtype), options.seed))
     with track("cells", total=options.cells) as bar:
@@ -161,7 +161,7 @@ def constraint(
         reference_items=min(1_000_000, max(sizes)),
         seed=seed or 0,
     )
-    document = report.begin("constraint", quick=quick)
+    document = report.begin("constraint", quick=quick, out=out)
     with track("items", total=options.parts) as bar:
         document |= measure(options, bar.advance)
     report.publish(document, report_constraint(document), out, as_json=as_json)

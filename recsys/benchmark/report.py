@@ -21,6 +21,7 @@ from typing import Any
 import typer
 
 from recsys.benchmark.environment import environment
+from recsys.errors import ConfigError
 from recsys.progress import say
 
 Document = dict[str, Any]
@@ -123,8 +124,19 @@ class Report:
     plots: Sequence[Plot] = ()
 
 
-def begin(benchmark: str, *, quick: bool) -> Document:
-    """Start a document: which benchmark, by which command, and how busy the machine is."""
+def begin(benchmark: str, *, quick: bool, out: Path | None = None) -> Document:
+    """Start a document: which benchmark, by which command, and how busy the machine is.
+
+    Makes the folder `out`, so that one that cannot be made is named before hours of measuring.
+
+    Raises:
+        ConfigError: `out` is a file or lies in one.
+    """
+    if out is not None:
+        try:
+            out.mkdir(parents=True, exist_ok=True)
+        except (FileExistsError, NotADirectoryError) as error:
+            raise ConfigError(f"--out {out}: expected a folder, and there is a file") from error
     return {
         "benchmark": benchmark,
         "schema": SCHEMA,
@@ -168,7 +180,7 @@ def show(report: Report) -> None:
         )  # fmt: skip
         for place, column in enumerate(shown.columns):
             justify = "left" if place < shown.words else "right"
-            drawn.add_column(column, justify=justify, no_wrap=True)  # type: ignore[arg-type]
+            drawn.add_column(column, justify=justify, no_wrap=justify == "right")  # type: ignore[arg-type]
         for row in shown.rows:
             drawn.add_row(*row)
         console.print(drawn)

@@ -83,6 +83,6 @@ def serve(
         async with start_server(subject.bundle, subject.settings) as server:
             return await run(server)
 
-    document = report.begin("serve", quick=quick) | subject.facts
+    document = report.begin("serve", quick=quick, out=out) | subject.facts
     document |= asyncio.run(start_and_run() if url is None else run(Server.at(url)))
     report.publish(document, report_serve(document), out, as_json=as_json)

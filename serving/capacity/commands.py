@@ -82,7 +82,7 @@ def capacity(
 
     subject = Subject.of(bundle, name, settings or ())
     servers: dict[str, Any] = {"settings": subject.settings, "seed": seed or 0}
-    document = report.begin("capacity", quick=quick) | subject.facts
+    document = report.begin("capacity", quick=quick, out=out) | subject.facts
     if check:
         from recsys.serving.capacity.check import Trial
         from recsys.serving.capacity.check import check as check_simulation

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from recsys.benchmark.constraint import compare
 from recsys.benchmark.decode_report import report as report_decode
-from recsys.benchmark.report import Line, Panel, Plot, Report, Table, write
+from recsys.benchmark.report import Line, Panel, Plot, Report, Table, begin, show, write
 from recsys.cli import app
 from recsys.constraint import ItemTrie
 from recsys.constraint.transitions import DeviceTrie
@@ -47,6 +47,23 @@ def test_the_last_line_is_the_document_in_the_folder(command, request):
     assert (document["benchmark"], document["quick"]) == (command, True)
     assert document["environment"]["threads"] == torch.get_num_threads()
     assert "…" not in "".join(shown), "nothing is cut off"
+
+
+@pytest.mark.parametrize("below", ["", "folder"])
+def test_a_file_in_place_of_the_folder_is_named_before_anything_is_measured(tmp_path, below):
+    (tmp_path / "taken").write_text("")
+    out = tmp_path / "taken" / below
+    with pytest.raises(ConfigError, match=r"taken.*: expected a folder, and there is a file"):
+        begin("decode", quick=True, out=out)
+
+
+def test_words_wrap_and_numbers_stay_where_a_table_is_too_wide(capsys):
+    words = "margin-kd 1.74 > tree-kd 1.54 ≈ " * 9 + "last"
+    row = ["a", "10", words, "2.5"]
+    show(Report("r", [], [Table("t", ["draft", "K", "order", "ms"], [row], words=3)]))
+    shown = capsys.readouterr().out
+    assert "…" not in shown
+    assert {"K", "10", "last", "ms", "2.5"} <= set(shown.split())
 
 
 @pytest.mark.parametrize("command", ["decode", "constraint"])

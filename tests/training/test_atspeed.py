@@ -113,9 +113,11 @@ def test_published_levels_compare_with_the_released_count():
     [
         ({"objectives": ("atspeed-s-eq4",), "parts": ("table",)}, "eq4 needs the draft of sft"),
         ({"objectives": ("sft", "atspeed-s")}, "recall needs the draft of atspeed-r"),
+        ({"minutes": -1.0}, "minutes: expected more than 0, got -1.0"),
+        ({"minutes": 0.0}, "minutes: expected more than 0, got 0.0"),
     ],
 )
-def test_a_missing_draft_that_another_needs_is_named(options, says):
+def test_options_that_cannot_work_are_named(options, says):
     with pytest.raises(ConfigError, match=says):
         Options(**options)
 
@@ -227,6 +229,7 @@ def test_a_toy_run_shows_published_figures(quick):
     for text in ("paper (7B)", "2.58", "6.7 billion parameters", "AtSpeed-S", "margin-kd (ours)"):
         assert text in page
         assert text in first.stdout
+    assert "…" not in first.stdout, "nothing is cut off"
     assert "<script" not in page
     assert {f.name for f in folder.glob("*.svg")} == {"accepted.svg"}
     assert all("var(--" not in f.read_text() for f in folder.glob("*.svg"))

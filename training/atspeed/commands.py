@@ -106,20 +106,22 @@ def atspeed(
     settings = _settings(config, set_, name, quick)
     options = Options(
         parts=PARTS if parts is None else words("--parts", parts, PARTS),
-        objectives=words("--objectives", objectives or ",".join(OBJECTIVES), OBJECTIVES),
+        objectives=words(
+            "--objectives", ",".join(OBJECTIVES) if objectives is None else objectives, OBJECTIVES
+        ),
         inits=INIT_OPTIONS[init],
         seeds=tuple(range(seeds)),
         budgets=cast("tuple[Budget, ...]", words("--budgets", budgets, tuple(BUDGETS))),
-        minutes=float(minutes or settings.values.get("draft", {}).get("max_minutes") or MINUTES),
+        minutes=float(settings.values.get("draft", {}).get("max_minutes") or MINUTES),
         workers=workers,
         **(QUICK_OPTIONS if quick else {}),
     )
     given: dict[str, Any] = {
         "ks": None if ks is None else numbers("--ks", ks), "steps": steps, "users": users,
-        "timed": timed, "recall_users": recall_users, "stop_after": stop_after,
+        "timed": timed, "recall_users": recall_users, "stop_after": stop_after, "minutes": minutes,
     }  # fmt: skip
     options = replace(options, **{k: v for k, v in given.items() if v is not None})
-    document = report.begin("atspeed", quick=quick)
+    document = report.begin("atspeed", quick=quick, out=out)
     document |= experiment(Context.of(settings, force=force), options)
     report.publish(document, report_atspeed(document), out, as_json=as_json)
 

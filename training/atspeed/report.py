@@ -56,17 +56,17 @@ def report(document: Document) -> Report:
         plots.append(_plot_accepted(document))
     tables += [_drafts(document), _teachers(document), _seconds(document)]
     title = f"{document['run']}: AtSpeed's tables"
-    return Report(title, _sentences(document), tables, plots)
+    return Report(title, _sentences(document), [t for t in tables if t.rows], plots)
 
 
 def _sentences(document: Document) -> list[str]:
     sizes = {draft["init"]: draft["parameters"] for draft in document["drafts"]}
     drafts = " and ".join(f"{size:,} {INITS[init]}" for init, size in sizes.items())
+    own = f"{document['target']['parameters']:,}" + (f", its drafts {drafts}" if drafts else "")
     sentences = [
         f"The paper's target has {paper.TARGET_PARAMETERS / 1e9:.1f} billion parameters and its "
-        f"draft {paper.DRAFT_PARAMETERS / 1e6:.0f} million. This target has "
-        f"{document['target']['parameters']:,}, its drafts {drafts}. A small target is easier to "
-        "imitate, and on a CPU drafting takes a larger share of the time."
+        f"draft {paper.DRAFT_PARAMETERS / 1e6:.0f} million. This target has {own}. A small target "
+        "is easier to imitate, and on a CPU drafting takes a larger share of the time."
     ]
     strict = [r for r in document.get("table", ()) if r["verification"] == "strict"]
     for k in sorted({row["k"] for row in strict} & set(paper.KS)):

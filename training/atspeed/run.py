@@ -108,12 +108,17 @@ class Options:
     recall_ks: tuple[int, ...] = (5, 10)
 
     def __post_init__(self) -> None:
+        if not self.minutes > 0:
+            raise ConfigError(f"minutes: expected more than 0, got {self.minutes}")
         needed = {PRINTED: {"sft"}} if PRINTED in self.objectives else {}
         if "recall" in self.parts:
             needed["recall"] = {STRICT, RELAXED}
         for name, others in needed.items():
             if missing := sorted(others.difference(self.objectives)):
-                raise ConfigError(f"objectives: {name} needs the draft of {missing[0]}; add it")
+                raise ConfigError(
+                    f"objectives: {name} needs the draft of {missing[0]}; add it, or leave {name} "
+                    f"out of the {'parts' if name == 'recall' else 'objectives'}"
+                )
 
 
 @dataclass(frozen=True)
