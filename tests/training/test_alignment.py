@@ -220,6 +220,41 @@ def test_the_loss_of_the_target_itself_is_zero(objective):
         assert abs(module(*tensors(batch)).item()) < 2e-3, "half precision of what is stored"
 
 
+@pytest.mark.parametrize("flatten", [1.0, 2.0])
+def test_tree_kd_equals_loops_over_nodes_and_children(flatten):
+    data = make_batches(make_model())
+    batch = data.batch(np.arange(len(data.prompts))[::3])
+    model = make_model(seed=1, layers=1).double()
+    catalog = [tuple(row) for row in TRIE.rows.tolist()]
+    expected = []
+    for row, length in enumerate(batch.lengths.tolist()):
+        prompt, nodes = batch.window[row, :length].tolist(), {(): (1.0, 0)}
+        for level in range(batch.states.shape[1] - 1):
+            total, weights, below = 0.0, 0.0, {}
+            for prefix, (probability, place) in nodes.items():
+                tokens = sorted({item[level] for item in catalog if item[:level] == prefix})
+                stored = batch.log_probs[level][row, place, : len(tokens)].astype(np.float64)
+                with torch.no_grad():
+                    logits = model(torch.tensor([[*prompt, *prefix]])).logits[0, -1]
+                p, q = np.exp(stored), logits.softmax(-1).numpy()[tokens]
+                kl = (p * np.log(p / q)).sum()
+                kl += (1 - p.sum()) * math.log((1 - p.sum()) / (1 - q.sum()))
+                weight = probability ** (1 / flatten)
+                total, weights = total + weight * kl, weights + weight
+                for token, share in zip(tokens, p, strict=True):
+                    below[*prefix, token] = probability * share
+            expected.append(total / weights)
+            beams = [
+                catalog[TRIE.row_start[state]][: level + 1] if state >= 0 else None
+                for state in batch.states[row, level].tolist()
+            ]
+            nodes = {b: (below[b], place) for place, b in enumerate(beams) if b is not None}
+    settings = AlignmentSettings("tree-kd", alpha=1.0, flatten=flatten)
+    with torch.no_grad():
+        found = TreeAlignment(model, DeviceTrie.of(TRIE), settings)(*tensors(batch, torch.float64))
+    assert found.item() == pytest.approx(np.mean(expected), rel=1e-6)
+
+
 @pytest.mark.parametrize("drafts", [2, 5])
 def test_the_margin_of_a_tree_equals_sorting_its_prefixes(drafts):
     data = make_batches(make_model())
