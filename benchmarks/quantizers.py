@@ -4,11 +4,11 @@
     python benchmarks/quantizers.py beauty --set ids.levels=4 --set ids.codebook_size=256
 
 Each argument is the name of a run in `$RECSYS_HOME` with its settings in `configs/`, which `--set`
-changes; `ids.method` has no effect. The features
-of the items are computed once. For each seed, each method makes codes of them, and a target is
-trained on each set of codes with the settings of the run, but for fewer epochs. The seed is that of
-the quantiser and of the target. Targets rank validation users, seen items masked; differences are
-paired by users, with 95 % intervals. No test events are used. The last line is JSON.
+changes; `ids.method` has no effect. The features of the items are computed once. For each seed,
+each method makes codes of them, and a target is trained on each set of codes with the settings of
+the run, but for fewer epochs. The seed is that of the quantiser and of the target. Targets rank
+validation users, seen items masked; differences are paired by users, with 95 % intervals. No test
+events are used. The last line is JSON.
 """
 
 from __future__ import annotations

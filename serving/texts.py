@@ -1,7 +1,7 @@
 """Texts: titles of the catalog, quotations and JSON, written by the service's text model.
 
-Prompts, source texts and schemas come from strangers, so their grammars are compiled within the
-bounds of `recsys.text.untrusted`, on the text model's thread.
+Prompts, source texts and schemas come from untrusted clients, so their grammars are compiled within
+the bounds of `recsys.text.untrusted`, on the text model's thread.
 """
 
 from contextlib import suppress

@@ -1,4 +1,4 @@
-"""Grammars of people whom nobody knows: refused, or compiled in bounded time and memory.
+"""Grammars from untrusted clients: refused, or compiled in bounded time and memory.
 
 llguidance counts the work of compiling and of each step (`LIMITS`), and fetches no reference. One
 keyword escapes its count: the automaton of `multipleOf: n` has n states, and several of them

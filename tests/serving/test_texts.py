@@ -1,4 +1,4 @@
-"""Texts over HTTP, by a small random text model: titles, quotations and JSON of strangers."""
+"""Texts over HTTP, by a small random text model: titles, quotations, JSON, and hostile bodies."""
 
 import asyncio
 import json
