@@ -77,7 +77,8 @@ class Postgres:
         server = int((self.home / "data" / "postmaster.pid").read_text().split()[0])
         children = Path(f"/proc/{server}/task/{server}/children").read_text().split()
         for process in (server, *map(int, children)):
-            os.kill(process, how)
+            with suppress(ProcessLookupError):  # a child may end after it was listed
+                os.kill(process, how)
 
     def thaw(self):
         self.freeze(signal.SIGCONT)
