@@ -265,6 +265,8 @@ def _apply(values: dict[str, Any], override: str) -> None:
     key, sign, text = override.partition("=")
     if not sign or not key.strip():
         raise ConfigError(f"--set {override!r}: expected key=value, for example target.epochs=3")
+    if not text.strip():  # as of a shell variable that is not set
+        raise ConfigError(f"--set {override!r}: the value is empty; write {key}=null for none")
     try:
         value = yaml.safe_load(text)
     except (yaml.YAMLError, ValueError) as error:  # 2018-13-45 is a ValueError

@@ -91,7 +91,7 @@ class ServingSettings(BaseSettings):
         keys: file of API keys (`recsys keys`), read again when it changes. With one, every request
             needs a key with the route's scope. None serves this machine without keys. Default:
             `keys.json` beside the stores, if there is one or keys were in use before.
-        rate_limit: average work per second for each key, or without keys for each address, in units
+        rate_limit: at least .001; average work per second for each key, or without keys for each address, in units
             of an ordinary request (`limits.work_of`); more is refused with 429. None for no limit.
         rate_burst: units of work at once.
         forwarded_allow_ips: addresses of trusted proxies, separated by commas, whose
@@ -138,7 +138,7 @@ class ServingSettings(BaseSettings):
     ready_without_store: bool = False
     not_history: tuple[str, ...] = NOT_HISTORY
     keys: Path | None = Field(default_factory=_keys_in_use)
-    rate_limit: float | None = Field(None, gt=0)
+    rate_limit: float | None = Field(None, ge=0.001)
     rate_burst: int = Field(100, ge=1)
     forwarded_allow_ips: str = "127.0.0.1"
     allowed_hosts: str | None = None
@@ -235,6 +235,8 @@ def _environment(cls: type[ServingSettings]) -> dict[str, Any]:
         key = variable.removeprefix(ENV_PREFIX).lower()
         if variable.startswith(ENV_PREFIX) and key not in cls.model_fields:
             raise ConfigError(f"environment variable {variable}: {_unknown(key)}")
+        if variable.startswith(ENV_PREFIX) and not os.environ[variable].strip():
+            raise ConfigError(f"environment variable {variable} is empty; give a value or unset it")
     return EnvSettingsSource(cls)()
 
 

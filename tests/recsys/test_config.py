@@ -110,6 +110,8 @@ def test_an_override_may_hold_an_equals_sign():
         (["=3"], "expected key=value"),
         ([" =3"], "expected key=value"),
         (["epochs:3"], "expected key=value"),
+        (["serve.keys="], r"the value is empty; write serve\.keys=null for none"),
+        (["target.epochs= "], r"the value is empty; write target\.epochs=null"),
         (["target.epochs=3", "target.epochs.more=1"], "'epochs' is a value, not a section"),
         (["target.ks=[1, 2"], r"\[1, 2.*the value is not valid YAML"),
         (["target.ks={"], "the value is not valid YAML"),

@@ -47,6 +47,19 @@ def test_flags_over_set_over_environment_over_file(tmp_path, monkeypatch):
     assert settings.bundle.name == "shop"
 
 
+@pytest.mark.parametrize("name", ["KEYS", "STORE", "PORT"])
+def test_an_empty_environment_variable_is_refused(name, monkeypatch):
+    # An unset variable of a compose file must not mean "no keys" or a store in the current folder.
+    monkeypatch.setenv(f"RECSYS_SERVE_{name}", "")
+    with pytest.raises(ConfigError, match=f"RECSYS_SERVE_{name} is empty; give a value or unset"):
+        ServingSettings.load()
+
+
+def test_a_rate_limit_whose_waits_cannot_be_counted_is_refused():
+    with pytest.raises(ConfigError, match=r"serve\.rate_limit: .* 0\.001, found 1e-320"):
+        ServingSettings.load(None, ["serve.rate_limit=1.0e-320"])
+
+
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.8.8.8", "::1", "localhost"])
 def test_loopback_needs_no_leave(host):
     assert ServingSettings.load(host=host).host == host
@@ -82,7 +95,7 @@ def test_unknown_keys_are_refused_in_every_source(tmp_path, monkeypatch):
         ("serve.deadline_ms=.inf", r"serve\.deadline_ms: .*86400000, found inf"),
         ("serve.prefix_mb=100000000000", r"serve\.prefix_mb: .*1048576"),
         ("serve.threads=1000000000", r"serve\.threads: .*1024"),
-        ("serve.rate_limit=0", r"serve\.rate_limit: .*greater than 0"),
+        ("serve.rate_limit=0", r"serve\.rate_limit: .*equal to 0.001"),
         ("serve.dtype=int8", r"serve\.dtype: .*'float32'"),
         ("serve=3", r"serve: expected a mapping, found 3"),
         ("serve.bundle=[1]", r"serve\.bundle: "),
