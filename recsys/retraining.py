@@ -108,7 +108,7 @@ class Outcome:
         parent: name of the champion that it continues.
         offered: whether the gate offers it; None if nothing was decided.
         promoted: whether the service answers with it now.
-        reasons: why it is not offered, or why nothing was done.
+        reasons: why it is not offered, or why nothing was done, or what else to know of it.
         report: folder of the report.
     """
 
@@ -188,6 +188,13 @@ def retrain(
         verdict = _make(settings, last, champion, done)
         swapped = clients if promote and not known else ()
         outcome = _finish(base, last, champion, verdict, swapped, done)
+        if outcome.promoted and (erased := _erased_since(last, champion, sources)):
+            late = (
+                f"{erased} of its users were erased while it was made; the next version is without "
+                "them"
+            )
+            say(late)
+            outcome = replace(outcome, reasons=(*outcome.reasons, late))
         _remove_old(base, last, champion, clients)
         return outcome if why is None else replace(outcome, reasons=(*outcome.reasons, why))
 

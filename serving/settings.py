@@ -91,8 +91,9 @@ class ServingSettings(BaseSettings):
         keys: file of API keys (`recsys keys`), read again when it changes. With one, every request
             needs a key with the route's scope. None serves this machine without keys. Default:
             `keys.json` beside the stores, if there is one or keys were in use before.
-        rate_limit: at least .001; average work per second for each key, or without keys for each address, in units
-            of an ordinary request (`limits.work_of`); more is refused with 429. None for no limit.
+        rate_limit: average work per second for each key, or without keys for each address, in units
+            of an ordinary request (`limits.work_of`), at least .001; more is refused with 429. None
+            for no limit.
         rate_burst: units of work at once.
         forwarded_allow_ips: addresses of trusted proxies, separated by commas, whose
             `X-Forwarded-For` and `X-Forwarded-Proto` are used; `*` trusts every address.

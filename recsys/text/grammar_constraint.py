@@ -332,7 +332,9 @@ def _ranges(numbers: list[int]) -> Iterator[str]:
 
 def _said(message: str) -> str:
     """An error of llguidance as one line, without its dumps of parser and source."""
-    message = message.split("<state>")[0].replace("<non-verbose/>", "")
+    message = re.split("<state>|<backtrace>", message)[0].replace("<non-verbose/>", "")
+    if message.startswith("panic"):  # a failed assertion, with lines of its program
+        return "is too large for the library that compiles it"
     lines = [line for line in message.splitlines() if not re.match(r"\s*(\d+ \||\^)", line)]
     said = " ".join(" ".join(lines).split())
     return re.sub(r"^(at \d+\(\d+\): )?(failed to compile JSON schema: )?", "", said)

@@ -4,7 +4,9 @@ A cached history carries two tokens: that of its user and that of the whole stor
 the user's token before it is acknowledged, so an older history is never used again, whichever
 process caches it and when. No lock is needed. A history that Redis does not have is read from the
 store. If Redis is unreachable, only speed is lost: it is tried again after a second, and then all
-cached histories are invalidated first, because Redis may have missed writes.
+cached histories are invalidated first, because Redis may have missed writes. The same holds for
+every new connection: a server that was restarted from an older copy, or a replica that took over,
+has older tokens.
 """
 
 import hashlib
@@ -13,6 +15,7 @@ import logging
 import time
 import uuid
 from dataclasses import dataclass
+from typing import Any
 
 from recsys.errors import ConfigError
 
@@ -27,6 +30,7 @@ except ImportError as error:
 
 from collections.abc import Iterable
 
+from recsys.serving.stores.locations import place_of
 from recsys.serving.stores.records import Observer, TypedHistory
 
 logger = logging.getLogger("recsys.serving.stores")
@@ -54,6 +58,7 @@ class HistoryCache:
 
     def __init__(self, url: str, store_id: str, observer: Observer | None = None) -> None:
         """Use the Redis at `url` for the store with this id; it is not connected yet."""
+        place_of(url, "serve.history_cache")
         try:
             self._redis = redis.Redis.from_url(
                 url,
@@ -61,6 +66,7 @@ class HistoryCache:
                 socket_connect_timeout=TIMEOUT_S,
                 retry=Retry(NoBackoff(), 0),
                 decode_responses=True,
+                redis_connect_func=self._connected,
             )
         except ValueError as error:
             raise ConfigError(f"serve.history_cache: {error}") from error
@@ -131,6 +137,8 @@ class HistoryCache:
         except redis.RedisError as error:
             self._failed(error)
             return Look()
+        if self._missed != self._settled:  # a new connection: what it says may be old
+            return Look()
         token = ":".join(map(str, tokens))
         if kept is not None:
             kept_token, history = json.loads(kept)
@@ -157,6 +165,11 @@ class HistoryCache:
         self._settled = missed
         self._answered()
         return missed == self._missed
+
+    def _connected(self, connection: Any) -> None:
+        """Prepare a new connection; whether writes are missing on the server is not known."""
+        connection.on_connect()
+        self._missed += 1
 
     def _user_key(self, user_id: str) -> str:
         # Ids are hashed: they may be long, and Redis shall not hold a list of users.

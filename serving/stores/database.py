@@ -43,6 +43,7 @@ class Database(ABC):
     failures: ClassVar[tuple[type[Exception], ...]]
     unavailable: ClassVar[tuple[type[Exception], ...]]
     refusals: ClassVar[tuple[type[Exception], ...]]  # of what a row holds
+    outdated: ClassVar[tuple[type[Exception], ...]] = ()  # a new connection may have no such error
     is_remote: ClassVar[bool] = False  # it may be away for a while
 
     def __init__(self, place: str, schema: int = SCHEMA_VERSION) -> None:
@@ -186,10 +187,14 @@ class Database(ABC):
     def _drop_if_lost(self, connection: Any) -> bool:
         if not self._is_lost(connection):
             return False
-        connection.close()
-        self._connections.remove(connection)
-        del self._local.connection
+        self._drop(connection)
         return True
+
+    def _drop(self, connection: Any) -> None:
+        connection.close()
+        if connection in self._connections:
+            self._connections.remove(connection)
+            del self._local.connection
 
     def _begun(self) -> Any:
         """Begin a transaction on this thread's connection; a lost connection is replaced."""
@@ -211,8 +216,10 @@ class Database(ABC):
         try:
             yield connection
             connection.execute("COMMIT")
-        except BaseException:
+        except BaseException as error:
             self._roll_back(connection)
+            if isinstance(error, self.outdated):
+                self._drop(connection)
             raise
 
     # Failures

@@ -4,11 +4,11 @@ import contextlib
 import os
 import socket
 from typing import Any, ClassVar
-from urllib.parse import urlsplit
 
 from recsys.errors import ConfigError
 from recsys.serving.stores.breaker import Breaker, Watch
 from recsys.serving.stores.database import FORGET_CURSORS
+from recsys.serving.stores.locations import place_of
 from recsys.serving.stores.store import EVENT_COLUMNS, SEEDING, RaceError, Store
 
 try:
@@ -121,6 +121,9 @@ LOCK = 0x7265637379  # first key of pg_advisory_xact_lock
 LARGEST_ID = 2**63 - 1
 CONNECT_TIMEOUT_S = 3
 AWAY_S = 1.0
+# An event is acknowledged after it is on the disk, whatever the database's default is.
+SYNCED = """SELECT set_config('synchronous_commit', 'on', false)
+    WHERE current_setting('synchronous_commit') = 'off'"""
 CALL_S = 3.0  # of a call that a request waits for; less than the deadline of requests
 
 
@@ -150,17 +153,15 @@ class PostgresStore(Store):
         psycopg.InterfaceError,
         OSError,
     )
+    outdated: ClassVar[tuple[type[Exception], ...]] = (psycopg.errors.ReadOnlySqlTransaction,)
 
     def __init__(self, url: str, **options: Any) -> None:
         """Connect with options of `Store`, and create the tables where there are none."""
         self._url = url
         self._breaker = Breaker(AWAY_S)
         self._watch = Watch(CALL_S, self._give_up)
-        parts = urlsplit(url)
         try:
-            port = "" if parts.port is None else f":{parts.port}"
-            place = f"postgresql://{parts.hostname or ''}{port}{parts.path}"
-            super().__init__(place, **options)
+            super().__init__(place_of(url, "serve.store"), **options)
         except BaseException:
             self._watch.close()
             raise
@@ -189,6 +190,7 @@ class PostgresStore(Store):
                 self._watch.begin(connection)
             # A plan made for a few events would stay in use for millions of them.
             connection.execute("SET plan_cache_mode = force_custom_plan")
+            connection.execute(SYNCED)
             return connection
         except psycopg.OperationalError:
             self._breaker.failed()

@@ -373,6 +373,20 @@ def test_a_version_that_was_not_finished_is_not_used_after_an_erasure(home, serv
         assert "u4" not in found
 
 
+def test_an_erasure_during_a_retraining_is_told_of_the_promoted_version(home, service):
+    with service() as client:
+        add_the_news(client)
+
+        def erase(step):
+            if step == "gate":
+                client.forget("u4")
+
+        outcome = night(home, clients=[client], promote=True, done=erase)
+    assert outcome.promoted
+    told = "1 of its users were erased while it was made; the next version is without them"
+    assert outcome.reasons[-1] == told
+
+
 def test_events_after_an_erasure_are_those_of_a_user_who_came_back():
     table = pa.table({"user": ["a", "a", "b", "a"], "timestamp": [9, 10, 3, 11]})
     assert _gone(table, {"a": 10_500, "c": 0}).to_pylist() == [True, True, False, False]

@@ -1,3 +1,4 @@
+import asyncio
 import logging
 import math
 
@@ -109,6 +110,28 @@ async def test_histories_are_invalidated_when_redis_returns(path, redis, opened,
     store._cache._away_until = 0.0
     assert await store.history("ada", 10) == ["a", "b"]
     assert await other.history("ada", 10) == ["a", "b"]
+
+
+async def test_a_redis_that_returns_with_an_older_copy_brings_no_old_history_back(
+    path, redis, opened, event
+):
+    """No call fails: the client's library replaces the connections that were cut."""
+    import redis as client
+
+    store, other = (opened(path, history_cache=redis.url) for _ in range(2))
+    await store.append([event("1", item="a")])
+    for process in (store, other):
+        assert await process.history("ada", 10) == ["a"]
+    with client.Redis.from_url(redis.url) as admin:
+        admin.save()
+    await store.append([event("2", item="b", time_ms=2000)])
+    await asyncio.to_thread(redis.stop)
+    await asyncio.to_thread(redis.start)
+    for process in (other, store):
+        assert await process.history("ada", 10) == ["a", "b"]
+        process._cache._away_until = 0.0
+        assert await process.history("ada", 10) == ["a", "b"]
+    (redis.home / "dump.rdb").unlink()
 
 
 async def test_an_evicted_token_brings_no_old_history_back(path, redis, opened, event):

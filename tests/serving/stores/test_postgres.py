@@ -1,5 +1,7 @@
 import asyncio
+import contextlib
 import hashlib
+from contextlib import closing
 
 import pytest
 
@@ -110,6 +112,39 @@ async def test_a_connection_that_the_server_ends_is_replaced(postgres, opened, e
     admin.close()
     assert await store.append([event("2", item="y")]) == Appended(accepted=1)
     assert await store.history("ada", 9) == ["x", "y"]
+
+
+async def test_a_database_that_was_read_only_for_a_while_is_written_again(postgres, opened, event):
+    store = opened(postgres.url)
+    await store.append([event("1")])
+    with closing(store._connect()) as admin:
+        admin.execute("ALTER DATABASE postgres SET default_transaction_read_only = on")
+        admin.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+            " WHERE application_name = 'recsys' AND pid <> pg_backend_pid()"
+        )
+        for _ in range(2):
+            with pytest.raises(StoreError, match="read-only transaction"):
+                await store.append([event("2", item="y")])
+        admin.execute("ALTER DATABASE postgres RESET default_transaction_read_only")
+    with contextlib.suppress(StoreError):  # a session from before
+        await store.append([event("2", item="y")])
+    await store.append([event("2", item="y")])
+    assert await store.history("ada", 9) == ["x", "y"]
+
+
+@pytest.mark.parametrize(
+    ("default", "wanted"), [("off", "on"), ("local", "local"), ("remote_apply", "remote_apply")]
+)
+async def test_events_are_synced_whatever_the_default_of_the_database(
+    postgres, opened, default, wanted
+):
+    store = opened(postgres.url)
+    with closing(store._connect()) as admin:
+        admin.execute(f"ALTER DATABASE postgres SET synchronous_commit = {default}")
+        with closing(store._connect()) as connection:
+            assert connection.execute("SHOW synchronous_commit").fetchone() == (wanted,)
+        admin.execute("ALTER DATABASE postgres RESET synchronous_commit")
 
 
 async def test_processes_that_deadlock_on_events_both_succeed(postgres, opened, event):
