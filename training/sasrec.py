@@ -5,6 +5,9 @@ SASRec is a baseline and a teacher: semantic IDs may be learned from its item ve
 It is trained like the target: each event of a history is predicted from the events before it, with
 soft labels from other users.
 
+All item vectors have the same length, which is learned: an item is then not ranked high for being
+frequent alone, as long vectors are (`docs/experiments.md` has the gain).
+
 Sampled softmax (Jean et al., 2015): the partition function sums over the target item, its soft
 label, the history, and a uniform sample of all items, whose terms are multiplied by items / sample.
 With as many negatives as items it is the full softmax without the later items of the row (and
@@ -54,6 +57,7 @@ from recsys.training.validation import TOP, discounted_gains, ranking_metrics
 
 KIND = "sasrec"
 SPREAD = 0.02  # standard deviation of initial weights
+LENGTH = 2.0  # initial length of item vectors
 NOTHING = -1e9  # logit of an excluded item
 
 
@@ -107,7 +111,8 @@ def _continued(
     """The parent's model for the items of a data set, to be trained further.
 
     Item vectors have no features beside them: the parent's contain them already. A new item starts
-    with the vectors of the items with the nearest content, as the service ranks it.
+    with the vectors of the items with the nearest content, as the service ranks it. If the parent's
+    vectors have several lengths, as in older bundles, all get the mean one.
 
     Raises:
         ConfigError: the settings have other sizes than the parent's model.
@@ -128,6 +133,7 @@ def _continued(
     weights = {name: torch.from_numpy(np.asarray(w)) for name, w in served.weights.items()}
     state = {
         "items.weight": torch.from_numpy(vectors),
+        "length": torch.from_numpy(served.vectors).norm(dim=1).mean(),
         "positions.weight": weights.pop(POSITIONS),
         **{
             f"encoder.{name}": weight
@@ -213,6 +219,7 @@ class SasRecModel(nn.Module):
         super().__init__()
         self._config = config
         self.items = nn.Embedding(num_items, config.hidden)
+        self.length = nn.Parameter(torch.tensor(LENGTH))
         self.positions = nn.Embedding(config.window.max_items, config.hidden)
         layer = nn.TransformerEncoderLayer(
             config.hidden,
@@ -240,7 +247,7 @@ class SasRecModel(nn.Module):
         vectors: torch.Tensor = self.items(items)
         if self.project is not None:
             vectors = vectors + self.project(self.features[items])  # type: ignore[index]
-        return vectors
+        return nn.functional.normalize(vectors.float(), dim=-1) * self.length
 
     def forward(self, vectors: torch.Tensor) -> torch.Tensor:
         """(B, T, D) states of (B, T, D) item vectors, padded on the right."""

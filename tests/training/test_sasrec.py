@@ -115,6 +115,12 @@ def loss_of(taught, tokens, soft=None, **options):
     return SampledSoftmax(taught, config, torch.float32)(tokens, asked, *(soft or ()))
 
 
+def test_item_vectors_have_one_length():
+    taught = model()
+    lengths = np.linalg.norm(taught.frozen().vectors, axis=1)
+    assert lengths == pytest.approx(np.full(ITEMS, taught.length.item()), rel=1e-5)
+
+
 def test_with_all_items_as_negatives_it_is_the_whole_softmax():
     taught, rows = model(), [[3, 1, 4], [5, 9, 2]]
     logits = taught(taught.vectors(torch.tensor(rows)[:, :-1].flatten()).view(2, 2, -1))
