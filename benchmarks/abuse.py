@@ -39,6 +39,7 @@ from recsys.catalog import Catalog
 from recsys.models.checkpoint import build, save_model
 from recsys.serving import auth
 from recsys.serving.benchmark.process import Server, start_server
+from recsys.testing import byte_level_tokenizer, tiny_model
 from recsys.vocabulary import Vocabulary
 
 ITEMS, CODES = 2_000, 16
@@ -366,6 +367,20 @@ async def large_ranks(to: Target) -> None:
     await to.send("/v1/rank", {"history": items[:100], "items": items})
 
 
+@attack(2)
+async def hostile_schemas(to: Target) -> None:
+    """Schemas for texts, each a new one, within the bounds and beyond them by turns."""
+    for number in itertools.count():
+        parts = [
+            {"anyOf": [{"properties": {f"{number}-{i}-{j}": {"type": "integer"}}} for j in (0, 1)]}
+            for i in range(11 if number % 2 else 6)
+        ]
+        form = {"type": "json", "schema": {"type": "object", "allOf": parts}}
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(1):
+                await to.send("/v1/texts", {"prompt": "A", "format": form, "max_tokens": 8})
+
+
 def run_attacks(to: Target, orders: Any) -> None:
     """The attacker's process: each order is the name of an attack, the next one ends it."""
     os.nice(10)
@@ -473,6 +488,9 @@ async def compare(names: list[str], seconds: float, folder: Path) -> dict[str, A
     attacker, victim = (auth.create(keys, name, "write") for name in ("attacker", "victim"))
     # No address is a proxy's, so that limits for each address hold.
     settings = [f"keys={keys}", "max_connections=300", "threads=1", "forwarded_allow_ips=::1"]
+    tiny_model("llama-gqa", 352).save_pretrained(folder / "texts")
+    byte_level_tokenizer(["Thing no. 1"], 330).save_pretrained(folder / "texts")
+    settings.append(f"explainer={folder / 'texts'}")
     rows: dict[str, Any] = {}
     spawn = multiprocessing.get_context("spawn")
     async with start_server(bundle, settings) as server:
