@@ -257,6 +257,7 @@ class Guard:
         if key is not None:
             scope["state"]["key"] = key.name
             scope["state"]["tenant"] = key.tenant
+            scope["state"]["check_again"] = partial(self._check_again, shown)
         client = f"key {key.name}" if key is not None else _address(scope)
         scope["state"]["client"] = client
         limit = self._limit_of(key)
@@ -283,6 +284,11 @@ class Guard:
         if key.tenant is not None and not is_for_tenants(route.endpoint):
             detail = f"{scope['method']} {route.path_format} is not for keys of a tenant."
             raise ProblemError("forbidden", detail)
+
+    def _check_again(self, shown: str | None) -> None:
+        """Refuse a key that was revoked, or has expired, while its request was waiting."""
+        if self.keys is None or shown is None or self.keys.find(shown) is None:
+            raise _unauthenticated("The key was revoked or has expired.")
 
     def _check_host(self, headers: Headers, path: str) -> None:
         """Refuse host names that are not this service's (DNS rebinding).

@@ -83,6 +83,8 @@ async def _lines(
     reading = in_time(service, wait_for_any(read, query.wait))
     try:
         found = await while_connected(request, reading)
+        if query.wait and "check_again" in request.scope["state"]:
+            request.scope["state"]["check_again"]()
     except CursorError as error:
         field = InvalidField(location="query", pointer="/after", detail=str(error))
         raise ProblemError("invalid_request", f"query /after: {error}", errors=[field]) from None

@@ -144,6 +144,28 @@ async def test_a_client_that_leaves_is_waited_for_no_longer(client, service, mon
     await until(lambda: service.metrics.in_flight._value.get() == 0)
 
 
+async def test_a_key_that_is_revoked_during_a_wait_reads_nothing(
+    settings, recommender, running, monkeypatch, until
+):
+    monkeypatch.setattr(changes_module, "LOOK_S", 0.01)
+    monkeypatch.setattr(auth, "CHECK_INTERVAL_S", 0.0)
+    file = settings.bundle.parent.parent / "keys.json"
+    lost, other = (
+        {"Authorization": f"Bearer {auth.create(file, name, 'write')}"}
+        for name in ("lost", "other")
+    )
+    guarded = settings.model_copy(update={"keys": file})
+    async with running(guarded, recommender=recommender) as (client, service):
+        waiting = asyncio.create_task(client.get(URL, params={"wait": 30}, headers=lost))
+        await until(lambda: service.metrics.in_flight._value.get() == 1)
+        auth.revoke(file, "lost")
+        body = {"events": [{"event_id": "1", "user": "ada", "item": "item-1"}]}
+        assert (await client.post("/v1/events", json=body, headers=other)).is_success
+        response = await waiting
+        assert (response.status_code, response.json()["code"]) == (401, "unauthenticated")
+        assert "ada" not in response.text
+
+
 async def test_keys_read_the_users_of_their_tenant(settings, recommender, running, monkeypatch):
     monkeypatch.setattr(store_module, "PASSED", 2)
     file = settings.bundle.parent.parent / "keys.json"
