@@ -369,13 +369,16 @@ async def large_ranks(to: Target) -> None:
 
 @attack(2)
 async def hostile_schemas(to: Target) -> None:
-    """Schemas for texts, each a new one, within the bounds and beyond them by turns."""
+    """Schemas for texts, each a new one: ordinary, of much memory, and of much time, by turns."""
     for number in itertools.count():
-        parts = [
-            {"anyOf": [{"properties": {f"{number}-{i}-{j}": {"type": "integer"}}} for j in (0, 1)]}
-            for i in range(11 if number % 2 else 6)
+        names = [f"{number}-{i}" for i in range(11 if number % 3 else 6)]
+        parts: list[Any] = [
+            {"anyOf": [{"properties": {name + x: {"type": "integer"}}} for x in "ab"]}
+            for name in names
         ]
-        form = {"type": "json", "schema": {"type": "object", "allOf": parts}}
+        if number % 3 == 2:
+            parts = [{"pattern": f"[ab]*a[ab]{{{i}}}{number}"} for i in range(5, 25)]
+        form = {"type": "json", "schema": {"allOf": parts}}
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(1):
                 await to.send("/v1/texts", {"prompt": "A", "format": form, "max_tokens": 8})

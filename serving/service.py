@@ -196,6 +196,7 @@ class Service:
         await self.rules.close()
         await self.experiments.close()
         await self._text_model.close()
+        self._texts.close()
         await self.models.close()
         if self._keeping is not None:
             self._keeping.cancel()

@@ -1,7 +1,7 @@
 """Texts: titles of the catalog, quotations and JSON, written by the service's text model.
 
-Prompts, source texts and schemas come from untrusted clients, so their grammars are compiled within
-the bounds of `recsys.text.untrusted`, on the text model's thread.
+Prompts, source texts and schemas come from untrusted clients, so their grammars are compiled and
+followed within the bounds of `recsys.text.untrusted`, in a process of their own.
 """
 
 from contextlib import suppress
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from recsys.text.explain import Explainer
     from recsys.text.grammar import Grammar
     from recsys.text.titles import TitleTrie
+    from recsys.text.untrusted import UntrustedCompiler
 
 PROMPT = 10.0  # units of work of the prompt, and of compiling a grammar
 PASS = 0.5  # units of work of a token, as of those of an explanation
@@ -42,6 +43,7 @@ class Texts:
     def __init__(self, writer: TextModel) -> None:
         """Use the text model of a service."""
         self._writer = writer
+        self._compiler: UntrustedCompiler | None = None  # used on the text model's thread only
         self._titles: WeakKeyDictionary[Epoch, TitleTrie] = WeakKeyDictionary()  # of live epochs
 
     async def write(self, body: TextsRequest, model: Model, deadline: float) -> TextsResponse:
@@ -64,12 +66,24 @@ class Texts:
             if isinstance(body.format, TitleFormat):
                 answer.titles = self._write_titles(body, model, explainer, stopped)
             else:
-                _write_text(answer, body, explainer, stopped)
+                _write_text(answer, body, explainer, self._compiler_for(explainer), stopped)
             return answer
 
         texts = body.format.limit if isinstance(body.format, TitleFormat) else 1
         work = PROMPT + PASS * body.max_tokens * texts
         return await self._writer.write(write, work, deadline)
+
+    def close(self) -> None:
+        """End the process that follows grammars; the text model is closed before."""
+        if self._compiler is not None:
+            self._compiler.close()
+
+    def _compiler_for(self, explainer: "Explainer") -> "UntrustedCompiler":
+        from recsys.text.untrusted import UntrustedCompiler
+
+        if self._compiler is None:
+            self._compiler = UntrustedCompiler(explainer.tokenizer)
+        return self._compiler
 
     def _write_titles(
         self, body: TextsRequest, model: Model, explainer: "Explainer", stopped: Stopped
@@ -132,18 +146,21 @@ def _grammar(form: "SubstringFormat | JsonFormat | TitleFormat") -> "Grammar":
 
 
 def _write_text(
-    answer: TextsResponse, body: TextsRequest, explainer: "Explainer", stopped: Stopped
+    answer: TextsResponse,
+    body: TextsRequest,
+    explainer: "Explainer",
+    compiler: "UntrustedCompiler",
+    stopped: Stopped,
 ) -> None:
     """Write the text of a grammar, the most probable token at a time."""
     from recsys.text.sample import sample_text
-    from recsys.text.untrusted import untrusted_compiler
 
     try:
         grammar = _grammar(body.format)
         (found,) = sample_text(
             explainer.model,
             [explainer.encode(body.prompt)],
-            untrusted_compiler(explainer.tokenizer).constraint(grammar),
+            compiler.constraint(grammar),
             body.max_tokens,
             temperature=0.0,
             stopped=stopped,

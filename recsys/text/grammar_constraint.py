@@ -21,6 +21,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
+from typing import Protocol
 
 import numpy as np
 from llguidance import LLMatcher, LLParserLimits, regex_to_lark
@@ -32,8 +33,13 @@ from recsys.text.token_trie import TextTokenizer
 
 LINE_BREAKS = frozenset(b"\r\n")
 LIMITS = LLParserLimits(verbose_errors=False)
+LONGEST_REASON = 300  # characters of an error; some show a whole automaton
 MOST_FORCED = 4096
 """Most forced bytes that are found by masks; a grammar that forces more is refused."""
+
+
+class TooCostlyError(ValueError):
+    """A grammar takes more time or memory than it may."""
 
 
 class GrammarConstraint:
@@ -42,7 +48,7 @@ class GrammarConstraint:
     Two states are equal if their tokens are. Not safe to share between threads.
     """
 
-    def __init__(self, parser: Parser, tokenizer: TextTokenizer, field: str) -> None:
+    def __init__(self, parser: Position, tokenizer: TextTokenizer, field: str) -> None:
         """Use `parser`, which is at the beginning of a text."""
         self._parser, self._tokenizer, self._field = parser, tokenizer, field
         self.vocabulary_size = tokenizer.vocabulary_size
@@ -200,18 +206,48 @@ class GrammarCompiler:
 
     def _compile(self, grammar: Grammar) -> Parser:
         parser = Parser.compile(grammar, self.tokenizer, self._limits)
-        trial = parser.fork()  # an error stays in this copy; what they share is warmed up
-        try:
-            some = bool(trial.bits().any())
-        except ValueError:
-            some = False
-        if not some:
-            raise ValueError(f"{grammar.field}: matches no text")
-        if len(trial.forced()) >= MOST_FORCED:
-            raise ValueError(
-                f"{grammar.field}: begins with a text of {MOST_FORCED} bytes or more, or never ends"
-            )
+        check_parser(parser, grammar.field)
         return parser
+
+
+class Position(Protocol):
+    """What a constraint needs of a parser: `Parser`, or one in another process."""
+
+    def fork(self) -> Position:
+        """A copy at the same position."""
+
+    def bits(self) -> NDArray[np.uint8]:
+        """The tokens that may follow."""
+
+    def forced(self) -> bytes:
+        """Bytes with which every text continues."""
+
+    def forth(self, tokens: list[int], /) -> None:
+        """Move forward."""
+
+    def back(self, count: int, /) -> None:
+        """Move back."""
+
+
+def check_parser(parser: Position, field: str) -> None:
+    """Check the beginning of a grammar's texts.
+
+    Raises:
+        ValueError: no text matches, or all begin with a very long one.
+    """
+    trial = parser.fork()  # an error stays in this copy; what they share is warmed up
+    try:
+        some = bool(trial.bits().any())
+    except TooCostlyError:
+        raise
+    except ValueError:
+        some = False
+    if not some:
+        raise ValueError(f"{field}: matches no text")
+    if len(trial.forced()) >= MOST_FORCED:
+        raise ValueError(
+            f"{field}: begins with a text of {MOST_FORCED} bytes or more, or never ends"
+        )
 
 
 class Parser:
@@ -230,9 +266,7 @@ class Parser:
         Raises:
             ValueError: the grammar is malformed, too large, or not supported by the library.
         """
-        plain = _source(grammar, tokenizer)
-        # Without the library's own forcing, which allows a single way to split forced bytes.
-        source = f'%llguidance {{"no_forcing": true}}\n{plain}'
+        source = source_of(grammar, tokenizer)
         matcher = LLMatcher(tokenizer.parser, source, log_level=0, limits=limits)
         parser = cls(matcher, tokenizer, grammar.field)
         parser.check()
@@ -275,7 +309,7 @@ class Parser:
     def check(self) -> None:
         """Raise the matcher's error, if any, as one line without a dump of the parser."""
         if self._matcher.is_error():
-            raise ValueError(f"{self._field}: {_said(self._matcher.get_error())}")
+            raise ValueError(f"{self._field}: {explained(self._matcher.get_error())}")
 
 
 def forced_by_masks(parser: Parser, tokenizer: TextTokenizer) -> bytes:
@@ -295,8 +329,13 @@ def forced_by_masks(parser: Parser, tokenizer: TextTokenizer) -> bytes:
     return bytes(run)
 
 
-def _source(grammar: Grammar, tokenizer: TextTokenizer) -> str:
+def source_of(grammar: Grammar, tokenizer: TextTokenizer) -> str:
     """The grammar in Lark's syntax, which llguidance reads."""
+    # Without the library's own forcing, which allows a single way to split forced bytes.
+    return f'%llguidance {{"no_forcing": true}}\n{_plain_source(grammar, tokenizer)}'
+
+
+def _plain_source(grammar: Grammar, tokenizer: TextTokenizer) -> str:
     if grammar.field == "lark":
         return "\n".join([grammar.text, *_missing(grammar.text, tokenizer)])
     if grammar.kind == "lark":
@@ -330,11 +369,12 @@ def _ranges(numbers: list[int]) -> Iterator[str]:
         yield f"{numbers[first]}-{numbers[stop - 1]}"
 
 
-def _said(message: str) -> str:
+def explained(message: str) -> str:
     """An error of llguidance as one line, without its dumps of parser and source."""
     message = re.split("<state>|<backtrace>", message)[0].replace("<non-verbose/>", "")
     if message.startswith("panic"):  # a failed assertion, with lines of its program
         return "is too large for the library that compiles it"
     lines = [line for line in message.splitlines() if not re.match(r"\s*(\d+ \||\^)", line)]
     said = " ".join(" ".join(lines).split())
-    return re.sub(r"^(at \d+\(\d+\): )?(failed to compile JSON schema: )?", "", said)
+    said = re.sub(r"^(at \d+\(\d+\): )?(failed to compile JSON schema: )?", "", said)
+    return said if len(said) <= LONGEST_REASON else f"{said[:LONGEST_REASON]}..."
