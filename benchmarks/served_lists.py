@@ -3,15 +3,16 @@
     python benchmarks/served_lists.py --name beauty --users 1000
 
 The service is started with the bundle of a run, and asked for the users whom the run's report has
-evaluated, with their histories in the request. Three rounds of answers are compared:
+evaluated, with their histories in the request. Rounds of answers are compared:
 
 - as they are: the list with that of `Recommender.rank_variants`, which the evaluation calls, and
   the place of the user's next item with the one in the report's `users.parquet`;
 - with a filter by the most frequent attribute of about a fifth of the items: no other item may be
   listed, and the list must be the one of the recommender in this process;
 - with live items: before this round, a hundredth of the items is removed over HTTP, and ten are
-  inserted (`like` another one). No removed item may be listed, and the list must be the one of the
-  recommender after the same changes.
+  inserted, `like` those that are listed most often. No removed item may be listed, and the list
+  must be the one of the recommender after the same changes. The same with a filter that only the
+  inserted items pass.
 
 Lists are compared item by item. Scores may differ in their last digits, so items whose scores are
 within 1e-4 of each other may change places; such lists are counted. The last line is one JSON
@@ -99,8 +100,10 @@ def compare(client: httpx.Client, workspace: Workspace, users: int, seed: int) -
     ((items, scores), _), *_ = recommender.rank_variants(
         examples.histories.take(sample), k, exclude_seen=(True,)
     )
+    listed = Counter[str]()
     for row, history in enumerate(histories):
         given = ask(client, {"history": history, "k": k})
+        listed.update(item for item, _ in given)
         wanted = [
             (names[i], float(s)) for i, s in zip(items[row], scores[row], strict=True) if i >= 0
         ]
@@ -118,17 +121,21 @@ def compare(client: httpx.Client, workspace: Workspace, users: int, seed: int) -
 
     gone = set(rng.choice(names, len(names) // 100, replace=False).tolist())
     left = [name for name in names if name not in gone]
-    new = [
-        {"item_id": f"new-{number}", "like": str(other)}
-        for number, other in enumerate(rng.choice(left, 10, replace=False))
+    often = [name for name, _ in listed.most_common() if name not in gone][:10]
+    new: list[dict[str, Any]] = [
+        {"item_id": f"new-{number}", "like": other, "attributes": {"attributes": ["new"]}}
+        for number, other in enumerate(often)
     ]
     client.post("/v1/items", json={"items": new}).raise_for_status()
     for name in sorted(gone):
         client.delete(f"/v1/items/{name}").raise_for_status()
-    recommender.upsert([NewItem(item["item_id"], like=item["like"]) for item in new])
+    recommender.upsert([NewItem(**item) for item in new])
     recommender.remove(sorted(gone))
     allowed = {*left, *(item["item_id"] for item in new)}
     round_of(client, recommender, histories, {"k": k}, allowed, "live items", counts)
+    inserted = {"must": [{"key": "attributes", "match": "new"}]}
+    fields = {"k": k, "filter": inserted}
+    round_of(client, recommender, histories, fields, allowed - set(names), "inserted", counts)
     return counts
 
 
