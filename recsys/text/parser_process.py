@@ -30,8 +30,8 @@ COMPILE_S, STEP_S = 1.0, 0.5
 """Processor time of compiling a grammar, and of a step."""
 MEMORY = 96 << 20
 """Bytes beyond those of the tokenizer."""
-PATIENCE_S = 20.0
-"""Longest wait for an answer, on a machine with other work."""
+PATIENCE_S, START_S = 20.0, 60.0
+"""Longest waits for an answer and for the start, on a machine with other work."""
 WORKER = Path(__file__).with_name("parser_worker.py")
 _LENGTH = struct.Struct(">I")
 
@@ -90,7 +90,7 @@ class ParserProcess:
         assert process.stdout is not None  # noqa: S101
         try:
             _send(process.stdin, order | {"seconds": seconds})
-            answer = _receive(process.stdout)
+            answer = _receive(process.stdout, PATIENCE_S)
         except (OSError, EOFError):
             self._end()
             raise TooCostlyError(
@@ -103,7 +103,7 @@ class ParserProcess:
 
     def _start(self) -> subprocess.Popen[bytes]:
         process = subprocess.Popen(  # noqa: S603 - our own file
-            [sys.executable, "-I", str(WORKER)],
+            [sys.executable, "-P", str(WORKER)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -112,9 +112,14 @@ class ParserProcess:
         self._ended = weakref.finalize(self, _finish, process)
         tokenizer = self._tokenizer
         assert process.stdin is not None  # noqa: S101 - it is a pipe
+        assert process.stdout is not None  # noqa: S101
         setup = {"tokenizer": tokenizer.source, "vocabulary": tokenizer.vocabulary_size}
-        with contextlib.suppress(OSError):  # the next order finds out
+        try:
             _send(process.stdin, setup | {"end": tokenizer.end_tokens[0], "bytes": MEMORY})
+            _receive(process.stdout, START_S)
+        except (OSError, EOFError):
+            self._end()
+            raise RuntimeError(f"{sys.executable} {WORKER} does not start") from None
         return process
 
     def _end(self) -> None:
@@ -159,13 +164,15 @@ def _send(stream: IO[bytes], message: dict[str, Any]) -> None:
     stream.flush()
 
 
-def _receive(stream: IO[bytes]) -> bytes:
-    """An answer.
+def _receive(stream: IO[bytes], seconds: float) -> bytes:
+    """An answer, for which at most `seconds` are waited.
 
     Raises:
         EOFError: the process has ended, or does not answer.
     """
-    if not select.select([stream], [], [], PATIENCE_S)[0]:
+    waiting = select.poll()  # `select` knows 1,024 files only, and a service has many connections
+    waiting.register(stream, select.POLLIN)
+    if not waiting.poll(1000 * seconds):
         raise EOFError
     head = stream.read(_LENGTH.size)
     if len(head) < _LENGTH.size:

@@ -90,6 +90,7 @@ def main() -> None:
         return
     tokenizer = LLTokenizer(setup["tokenizer"], n_vocab=setup["vocabulary"], eos_token=setup["end"])
     limit_memory(setup["bytes"])
+    send(answers, b"")
     matchers: list[Any] = []
     while (order := receive(orders)) is not None:
         limit_time(order["seconds"])

@@ -8,6 +8,7 @@ import psutil
 import pytest
 
 from recsys.testing import byte_level_tokenizer
+from recsys.text import parser_process
 from recsys.text.grammar import json_schema, substring_of
 from recsys.text.grammar_constraint import GrammarCompiler, explained
 from recsys.text.token_trie import TextTokenizer
@@ -141,6 +142,12 @@ def test_a_process_that_is_killed_is_replaced(compiler):
     with pytest.raises(ValueError, match="takes too much to follow"):
         constraint.allowed([constraint.initial()])
     assert compiler.constraint(json_schema(INTEGER))
+
+
+def test_a_process_that_cannot_start_is_no_fault_of_the_grammar(monkeypatch, tmp_path):
+    monkeypatch.setattr(parser_process, "WORKER", tmp_path / "nothing.py")
+    with pytest.raises(RuntimeError, match=r"nothing\.py does not start"):
+        UntrustedCompiler(TOKENIZER).constraint(json_schema(INTEGER))
 
 
 def test_the_process_ends_with_its_compiler():
