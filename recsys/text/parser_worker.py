@@ -6,6 +6,7 @@ bytes, 1 for the parser's error. Messages begin with their length in four bytes.
 more processor time than it may, or memory beyond the limit, ends the process.
 """
 
+import contextlib
 import json
 import os
 import signal
@@ -33,17 +34,18 @@ def send(stream: BinaryIO, answer: bytes) -> None:
 
 
 def limit_memory(more: int) -> None:
-    """Allow this process as many bytes more than it has; beyond them, llguidance aborts."""
-    try:
+    """Allow this process as many bytes more than it has; beyond them, llguidance aborts.
+
+    Elsewhere than on Linux, and where a sandbox forbids it, there is the limit of time alone.
+    """
+    with contextlib.suppress(ImportError, OSError, ValueError):
         import resource
 
-        with open("/proc/self/statm", encoding="ascii") as stream:  # noqa: PTH123 - pathlib is slow to import
+        with open("/proc/self/statm", encoding="ascii") as stream:  # noqa: PTH123 - pathlib is slow
             pages = int(stream.read().split()[0])
-    except (ImportError, OSError):  # not Linux: time is still limited
-        return
-    most = pages * os.sysconf("SC_PAGE_SIZE") + more
-    resource.setrlimit(resource.RLIMIT_AS, (most, most))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        most = pages * os.sysconf("SC_PAGE_SIZE") + more
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        resource.setrlimit(resource.RLIMIT_AS, (most, most))
 
 
 def limit_time(seconds: float) -> None:
@@ -83,7 +85,7 @@ def follow(order: dict[str, Any], tokenizer: LLTokenizer, matchers: list[Any]) -
 def main() -> None:
     """Answer orders until the other side ends."""
     orders, answers = sys.stdin.buffer, sys.stdout.buffer
-    if hasattr(os, "nice"):
+    with contextlib.suppress(AttributeError, OSError):
         os.nice(5)  # answers of others come first
     setup = receive(orders)
     if setup is None:
