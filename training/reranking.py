@@ -265,8 +265,9 @@ def choose(
 
     Returns:
         What to serve, fitted on all users; and for the manifest: `served`, the metrics of the
-        reranker (`cross-fitted`) and of each part, and `without`: the NDCG@10 that the reranker
-        has without each source, empty if not `ablate`.
+        reranker (`cross-fitted`) and of each part, and `without`, for each source: the `ndcg@10`
+        that the reranker has without its features, what the source `adds` to it, and the standard
+        `error` of that, paired over users; empty if not `ablate`.
     """
     metrics = {name: _metrics(ranks) for name, ranks in alone.items()}
     servable = {
@@ -278,11 +279,17 @@ def choose(
     crossed, found = _cross_fit_optional(found, shape)
     servable[RERANKER], ranks[RERANKER] = fit(found, shape), crossed
     metrics[RERANKER] = _metrics(crossed)
-    without: dict[str, float] = {}
+    without: dict[str, dict[str, float]] = {}
     for source in found.values if ablate else ():
         others = [name for name in found.values if name != source]
         if others:
-            without[source] = _metrics(cross_fit(found, shape, others))["ndcg@10"]
+            left = gains(cross_fit(found, shape, others))
+            gap = gains(crossed) - left
+            without[source] = {
+                "ndcg@10": round(float(left.mean()), 6),
+                "adds": round(float(gap.mean()), 6),
+                "error": round(float(gap.std() / len(gap) ** 0.5), 6),
+            }
     few = len(found.targets) < LEAST_USERS
     if few or not _exceeds(ranks[best], crossed, ERRORS):
         best = RERANKER

@@ -336,6 +336,12 @@ def _report(validation: dict[str, Any]) -> None:
     for name, found in validation["parts"].items():
         table.add_row(name, *(f"{found[key]:.4f}" for key in ("ndcg@10", "recall@10")))
     console.print(table)
+    if validation["without"]:
+        table = Table("source", "adds", "± 1 s.e.", title="NDCG@10 that each source adds")
+        rows = sorted(validation["without"].items(), key=lambda row: -row[1]["adds"])
+        for name, found in rows:
+            table.add_row(name, f"{found['adds']:+.4f}", f"{found['error']:.4f}")
+        console.print(table)
     served = validation["served"]
     if served == RERANKER:
         say("served: a blend of the model and the other sources")

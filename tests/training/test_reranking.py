@@ -136,7 +136,12 @@ def test_each_source_is_left_out_once():
     info = choose(found, SHAPE, {MODEL: np.full(USERS, 99)})[1]
     assert info["served"] == "reranker"
     assert set(info["without"]) == set(SOURCES) - {RECENT}
-    assert min(info["without"], key=info["without"].get) == "content"
+    without = info["without"]
+    assert min(without, key=lambda source: without[source]["ndcg@10"]) == "content"
+    served = info["parts"]["reranker"]["ndcg@10"]
+    for row in without.values():
+        assert row["adds"] == pytest.approx(served - row["ndcg@10"], abs=2e-6)
+    assert 0 < without["content"]["error"] < without["content"]["adds"]
 
 
 @pytest.mark.parametrize(("weight", "kept"), [(0.0, False), (2.0, True)])
