@@ -18,6 +18,7 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -111,7 +112,7 @@ def rename(
     return copy, values
 
 
-def numbers(names: Any, rng: np.random.Generator) -> dict[str, str]:
+def numbers(names: Iterable[str], rng: np.random.Generator) -> dict[str, str]:
     """A new number, from 1, for each name."""
     known = sorted(set(names))
     drawn = (1 + rng.permutation(len(known))).tolist()

@@ -22,13 +22,12 @@ object.
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
 import sys
-import threading
 import time
 from collections import Counter
 from collections.abc import Sequence
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import httpx
@@ -36,15 +35,13 @@ import numpy as np
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import torch
-import uvicorn
 
 from recsys.artifacts import Workspace
 from recsys.dataset import Dataset
 from recsys.live_catalog import NewItem
 from recsys.recommender import Recommender
 from recsys.requests import RecommendRequest
-from recsys.serving.app import create_app
-from recsys.serving.settings import ServingSettings
+from recsys.serving.benchmark.process import start_server
 
 NEAR = 1e-4  # scores of equal items, computed in another batch
 Listed = list[tuple[str, float]]
@@ -59,27 +56,21 @@ def main() -> int:
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     workspace, start = Workspace.of(arguments.name), time.perf_counter()
-    with TemporaryDirectory() as folder:
-        settings = ServingSettings(
-            bundle=str(workspace.bundle), store=f"{folder}/events.sqlite", port=0
-        )
-        config = uvicorn.Config(create_app(settings), port=0, log_level="warning")
-        server = uvicorn.Server(config)
-        thread = threading.Thread(target=server.run)
-        thread.start()
-        try:
-            with httpx.Client(base_url=address(server), timeout=60) as client:
-                counts = compare(client, workspace, arguments.users, arguments.seed)
-        finally:
-            server.should_exit = True
-            thread.join()
+    counts = asyncio.run(serve_and_compare(workspace, arguments.users, arguments.seed))
     facts = {"name": arguments.name, "users": arguments.users, **counts}
     print(json.dumps(facts | {"seconds": round(time.perf_counter() - start, 1)}))
     return int(counts["wrong"] > 0)
 
 
+async def serve_and_compare(workspace: Workspace, users: int, seed: int) -> Counter[str]:
+    """Start a service of the run's bundle, and compare its answers."""
+    async with start_server(workspace.bundle) as server:
+        with httpx.Client(base_url=f"http://{server.host}:{server.port}", timeout=60) as client:
+            return await asyncio.to_thread(compare, client, workspace, users, seed)
+
+
 def compare(client: httpx.Client, workspace: Workspace, users: int, seed: int) -> Counter[str]:
-    """The three rounds; returns counts."""
+    """Compare all rounds; returns counts."""
     rng, counts = np.random.default_rng(seed), Counter[str](wrong=0, near=0)
     dataset = Dataset.load(workspace.dataset)
     document = json.loads((workspace.report / "report.json").read_text(encoding="utf-8"))
@@ -191,19 +182,6 @@ def attribute_of_a_fifth(dataset: Dataset) -> tuple[str, set[str]]:
     fit = {value: items for value, items in having.items() if len(items) <= len(rows) / 5}
     value = max(fit, key=lambda value: len(fit[value]))
     return value, fit[value]
-
-
-def address(server: uvicorn.Server) -> str:
-    """The server's address, once it is ready."""
-    deadline = time.monotonic() + 120
-    while time.monotonic() < deadline:
-        if server.started:
-            port = server.servers[0].sockets[0].getsockname()[1]
-            url = f"http://127.0.0.1:{port}"
-            if httpx.get(f"{url}/health/ready").status_code == httpx.codes.OK:
-                return url
-        time.sleep(0.05)
-    raise TimeoutError("the service was not ready within two minutes")
 
 
 if __name__ == "__main__":
