@@ -76,7 +76,10 @@ class ParserProcess:
         """
         with self._lock:
             if parser.number != self._compiled or self._process is None:
-                raise ValueError(f"{parser.field}: another grammar was compiled meanwhile")
+                raise ValueError(
+                    f"{parser.field}: the process of this parser has ended, or follows another "
+                    "grammar since"
+                )
             return self._ask({"do": do, "of": parser.place, **more}, STEP_S, parser.field)
 
     def close(self) -> None:

@@ -132,7 +132,7 @@ def test_the_other_process_says_what_the_parser_here_says(compiler, grammar):
 def test_a_constraint_of_the_grammar_before_is_of_no_use(compiler):
     before = compiler.constraint(json_schema(INTEGER))
     compiler.constraint(json_schema({"type": "null"}))
-    with pytest.raises(ValueError, match="json_schema: another grammar was compiled"):
+    with pytest.raises(ValueError, match=r"json_schema: .* follows another grammar since"):
         before.allowed([before.initial()])
 
 
