@@ -2,8 +2,8 @@
 
 The weights maximise the probability of each user's next item among the candidates, with an L2
 penalty on their distance to `PRIOR`. Users whose next item is no candidate are left out of the fit.
-The reranker is measured by cross-fitting: the users of each fold are ranked with the weights fitted
-on the other folds.
+A network (`recsys.training.reranker_network`) is added where it gains. The reranker is measured by
+cross-fitting: the users of each fold are ranked with what was fitted on the other folds.
 """
 
 from __future__ import annotations
@@ -24,9 +24,10 @@ from recsys.retrieval.reranker import (
     feature_matrix,
     new_features,
 )
+from recsys.training.reranker_network import fit_network
 from recsys.training.validation import TOP, ranking_metrics
 
-RERANKER = "reranker"
+RERANKER, LINEAR = "reranker", "linear"
 FOLDS = 3
 NEWTON_STEPS, HALVINGS = 30, 20
 PENALTY = 16.0  # of a squared distance to the prior, against the log-likelihood of all users
@@ -34,6 +35,7 @@ PENALTY_NEW = 1.0  # the same for the weights of items without events, whose pri
 MISSED = np.iinfo(np.int32).max  # rank of a next item that is not in the list
 COST = 0.02  # share of NDCG@10 that users of known items may lose to new items
 RAISE, MOST_RAISES = 0.1, 30  # steps of the weight of being new
+LEAST_HITS = 100  # of next items among the candidates; with fewer, no network is tried
 LEAST_NEW = 30  # whose next item is a new candidate; with fewer, new items get no weights
 ERRORS = 2.0  # standard errors by which the best of all sources must exceed the reranker
 
@@ -72,24 +74,45 @@ class Candidates:
         """(n, w) places that hold a candidate."""
         return self.items >= 0
 
+    @property
+    def hits(self) -> NDArray[np.bool_]:
+        """(n, w) places that hold the next item."""
+        hits: NDArray[np.bool_] = (self.items == self.targets[:, None]) & self.there
+        return hits
+
     def take(self, rows: NDArray[np.int64]) -> Candidates:
         """Some of the users."""
         values = {source: part[rows] for source, part in self.values.items()}
         return Candidates(self.items[rows], values, self.targets[rows])
 
 
-def fit(found: Candidates, shape: Reranker, sources: Sequence[str] | None = None) -> Reranker:
+def fit(
+    found: Candidates,
+    shape: Reranker,
+    sources: Sequence[str] | None = None,
+    *,
+    network: bool = False,
+) -> Reranker:
     """Weights for the features of some sources; those of the prior where no user has a hit.
 
     Args:
         found: validation users.
         shape: its numbers of candidates and nodes are kept.
         sources: whose features may have weight; None for all.
+        network: also train a network, if any user has a hit.
     """
-    names, features = feature_matrix(found.values, found.there, sources or list(found.values))
+    there = found.there
+    names, features = feature_matrix(found.values, there, sources or list(found.values))
     prior = np.array([PRIOR.get(name, 0.0) for name in names])
     weights = _weights(found, features, np.zeros(found.items.shape), PENALTY, prior)
-    return replace(shape, weights=dict(zip(names, weights, strict=True)))
+    linear = replace(shape, weights=dict(zip(names, weights, strict=True)), network=None)
+    hit = found.hits
+    rows = np.flatnonzero(hit.any(axis=1))
+    if not network or not len(rows):
+        return linear
+    base = features[rows] @ np.array(weights)
+    place = hit[rows].argmax(axis=1)
+    return replace(linear, network=fit_network(names, features[rows], there[rows], place, base))
 
 
 def fit_new(found: Candidates, reranker: Reranker) -> Reranker:
@@ -106,8 +129,7 @@ def fit_new(found: Candidates, reranker: Reranker) -> Reranker:
     Returns:
         The same reranker if too few of the next items are new candidates.
     """
-    hit = (found.items == found.targets[:, None]) & found.there
-    is_new = (hit & (found.values[NEW] > 0)).any(axis=1)
+    is_new = (found.hits & (found.values[NEW] > 0)).any(axis=1)
     if np.count_nonzero(is_new) < LEAST_NEW:
         return reranker
     features = new_features(found.values, found.there, list(found.values))
@@ -115,16 +137,16 @@ def fit_new(found: Candidates, reranker: Reranker) -> Reranker:
     stacked = np.stack(list(features.values()), axis=-1)
     weights = _weights(found, stacked, base, PENALTY_NEW, np.zeros(len(features)))
     added = dict(zip(features, weights, strict=True))
-    known = found.take(np.flatnonzero(~is_new))
-    chosen = replace(reranker, weights={**reranker.weights, **added})
-    least = (1 - COST) * _metrics(rank_targets(known, chosen))["ndcg@10"]
+    scores = base + stacked @ np.array(weights)
+    rows = np.flatnonzero(~is_new)
+    known, scores, new = found.take(rows), scores[rows], features[NEW][rows]
+    least = (1 - COST) * gains(ranks_by(known, scores)).mean()
     for _ in range(MOST_RAISES):
-        raised = chosen.weights[NEW] + RAISE
-        more = replace(chosen, weights={**chosen.weights, NEW: raised})
-        if _metrics(rank_targets(known, more))["ndcg@10"] < least:
+        scores = scores + RAISE * new
+        if gains(ranks_by(known, scores)).mean() < least:
             break
-        chosen = more
-    return chosen
+        added[NEW] += RAISE
+    return replace(reranker, weights={**reranker.weights, **added})
 
 
 def _weights(
@@ -138,7 +160,7 @@ def _weights(
 
     The penalty and the (F,) prior refer to features with mean 0 and variance 1 over all candidates.
     """
-    there, hit = found.there, (found.items == found.targets[:, None]) & found.there
+    there, hit = found.there, found.hits
     scale = features[there].astype(np.float64).std(axis=0) if there.any() else np.zeros(len(prior))
     rows = np.flatnonzero(hit.any(axis=1))
     fitted = prior
@@ -208,21 +230,29 @@ def _maximise(
 
 
 def cross_fit(
-    found: Candidates, shape: Reranker, sources: Sequence[str] | None = None
+    found: Candidates,
+    shape: Reranker,
+    sources: Sequence[str] | None = None,
+    *,
+    network: bool = False,
 ) -> NDArray[np.int64]:
-    """(n,) rank of each user's next item by weights that other users gave."""
-    return ranks_by(found, cross_score(found, shape, sources))
+    """(n,) rank of each user's next item by a reranker that was fitted on other users."""
+    return ranks_by(found, cross_score(found, shape, sources, network=network))
 
 
 def cross_score(
-    found: Candidates, shape: Reranker, sources: Sequence[str] | None = None
+    found: Candidates,
+    shape: Reranker,
+    sources: Sequence[str] | None = None,
+    *,
+    network: bool = False,
 ) -> NDArray[np.float64]:
-    """(n, w) scores of each user's candidates by weights that other users gave."""
+    """(n, w) scores of each user's candidates by a reranker that `fit` made of other users."""
     fold = np.random.default_rng(0).permutation(len(found.targets)) % FOLDS
     scores = np.zeros(found.items.shape)
     for number in range(FOLDS):
-        rows = np.flatnonzero(fold == number)
-        reranker = fit(found.take(np.flatnonzero(fold != number)), shape, sources)
+        rows, others = np.flatnonzero(fold == number), np.flatnonzero(fold != number)
+        reranker = fit(found.take(others), shape, sources, network=network)
         own = found.take(rows)
         scores[rows] = reranker.score(own.values, own.there)
     return scores
@@ -235,7 +265,7 @@ def rank_targets(found: Candidates, reranker: Reranker) -> NDArray[np.int64]:
 
 def ranks_by(found: Candidates, scores: NDArray[np.float64]) -> NDArray[np.int64]:
     """(n,) ranks as of `rank_targets`, by (n, w) scores."""
-    hit = (found.items == found.targets[:, None]) & found.there
+    hit = found.hits
     place = hit.argmax(axis=1)
     own = scores[np.arange(len(place)), place][:, None]
     earlier = np.arange(scores.shape[1]) < place[:, None]
@@ -255,7 +285,8 @@ def choose(
     Differences within two standard errors count as none: the reranker is then served, because the
     best of a dozen sources owes some of its lead to chance. With fewer than `LEAST_USERS` users,
     the reranker is served, whose weights are then close to the prior. Recent popularity is a source
-    only if it gains more than one standard error, since most data do not need it.
+    only if it gains more than one standard error, since most data do not need it; so it is with the
+    network.
 
     Args:
         found: validation users.
@@ -265,9 +296,10 @@ def choose(
 
     Returns:
         What to serve, fitted on all users; and for the manifest: `served`, the metrics of the
-        reranker (`cross-fitted`) and of each part, and `without`, for each source: the `ndcg@10`
-        that the reranker has without its features, what the source `adds` to it, and the standard
-        `error` of that, paired over users; empty if not `ablate`.
+        reranker (`cross-fitted`) and of each part (with a network, `linear` is the reranker without
+        it), and `without`, for each source: the `ndcg@10` that the reranker has without its
+        features, what the source `adds` to it, and the standard `error` of that, paired over users;
+        empty if not `ablate`.
     """
     metrics = {name: _metrics(ranks) for name, ranks in alone.items()}
     servable = {
@@ -277,13 +309,18 @@ def choose(
     servable[MODEL], ranks[MODEL] = replace(shape, weights={}), alone[MODEL]
     best = max(servable, key=lambda name: gains(ranks[name]).mean())
     crossed, found = _cross_fit_optional(found, shape)
-    servable[RERANKER], ranks[RERANKER] = fit(found, shape), crossed
+    network = False
+    if np.count_nonzero(found.hits.any(axis=1)) >= LEAST_HITS:
+        with_network = cross_fit(found, shape, network=True)
+        if network := _exceeds(with_network, crossed):
+            metrics[LINEAR], crossed = _metrics(crossed), with_network
+    servable[RERANKER], ranks[RERANKER] = fit(found, shape, network=network), crossed
     metrics[RERANKER] = _metrics(crossed)
     without: dict[str, dict[str, float]] = {}
     for source in found.values if ablate else ():
         others = [name for name in found.values if name != source]
         if others:
-            left = gains(cross_fit(found, shape, others))
+            left = gains(cross_fit(found, shape, others, network=network))
             gap = gains(crossed) - left
             without[source] = {
                 "ndcg@10": round(float(left.mean()), 6),

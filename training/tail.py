@@ -40,7 +40,8 @@ def measure_frontier(
         `coverage`, `gini` and `novelty`.
     """
     if served == RERANKER:
-        scores = cross_score(found, replace(reranker, weights={}), reranker.sources)
+        network = reranker.network is not None
+        scores = cross_score(found, reranker, reranker.sources, network=network)
     else:
         scores = reranker.score(found.values, found.there)
     popularity, tail = np.where(found.there, found.values[POPULARITY], 0), tail_of(trained)

@@ -2,7 +2,8 @@
 
 Item attributes are read from `Beauty_item2attributes.json` beside it, if it exists; their names are
 not published. Titles and semantic IDs may come from LC-Rec files of the same data set, in which
-every id is smaller by one (`Yelp.item.json`, `Beauty.index.json`).
+every id is smaller by one (`Yelp.item.json`, `Beauty.index.json`), and keywords for titles from
+IDGenRec (`recsys.data.idgenrec`).
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
+from recsys.data import idgenrec
 from recsys.data.files import is_cut, number, read_integer_lines, read_json
 from recsys.data.item_texts import ItemText, names, numbered_items, read_item_texts
 from recsys.data.raw import RawData, ReaderConfig, events_table
@@ -24,7 +26,10 @@ CATEGORY_AGREEMENT = 0.95
 
 
 def files(config: ReaderConfig) -> dict[str, Path]:
-    """The files by role: `interactions`, and `attributes`, `items`, `index` if given or found."""
+    """The files by role: `interactions`, and `attributes`, `items`, `index` if given or found.
+
+    Keywords of IDGenRec as `items` need its `sequences`.
+    """
     beside = config.path.with_name(f"{config.path.stem}_item2attributes.json")
     found = {
         "interactions": config.path,
@@ -32,6 +37,8 @@ def files(config: ReaderConfig) -> dict[str, Path]:
         "items": config.items,
         "index": config.index,
     }
+    if config.items is not None and config.items.suffix == idgenrec.SUFFIX:
+        found["sequences"] = idgenrec.sequences_beside(config.items)
     return {role: path for role, path in found.items() if path is not None}
 
 
@@ -39,7 +46,7 @@ def read(config: ReaderConfig) -> RawData:
     """Read an S3-Rec data set.
 
     Raises:
-        DataError: a malformed file, a user on two lines, or an index that does not fit.
+        DataError: a malformed file, a user on two lines, or an index or keywords that do not fit.
     """
     paths = files(config)
     lines = read_integer_lines(paths["interactions"])
@@ -52,7 +59,10 @@ def read(config: ReaderConfig) -> RawData:
     lengths = np.asarray([len(line) - 1 for line in lines])
     events = np.fromiter(chain.from_iterable(line[1:] for line in lines), np.int64)
     numbered = _read_attributes(paths["attributes"]) if "attributes" in paths else {}
-    described = {n + 1: item for n, item in read_item_texts(paths.get("items")).items()}
+    if "sequences" in paths:
+        described = idgenrec.read_keywords(paths["items"], paths["sequences"], lengths, events)
+    else:
+        described = {n + 1: item for n, item in read_item_texts(paths.get("items")).items()}
     numbers = np.unique([*np.unique(events).tolist(), *numbered, *described])
     metadata = described or numbered
     counts = {

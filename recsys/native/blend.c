@@ -522,6 +522,35 @@ static void find_forms(float *values, int64_t source, int64_t live, double *fill
     count_larger(values, live, rank);
 }
 
+static double input_of(const Fitted *f, const Ranking *r, const Room *room, const Input *input,
+                       int64_t i, int64_t item, double missing) {
+    const int64_t at = input->place * (r->width + LANES) + i;
+    switch (input->form) {
+        case VALUE: return room->filled[at];
+        case RANK: return r->log_rank[room->rank[at]];
+        case GAP: return room->gap[at];
+        case MISSING: return missing;
+        default: break;
+    }
+    const double *table = r->plain[input->place].source == RECENT ? f->log_recent : f->log_counts;
+    return table ? table[item] : 0;
+}
+
+/* What the network adds to the score of a live item, in the reference's order. */
+static double run_network(const Fitted *f, const Ranking *r, const Room *room, int64_t i, int64_t item,
+                          double missing) {
+    double hidden[MOST_UNITS], total = 0;
+    const double *weight = r->network, *bias = weight + r->input_count * r->units;
+    memcpy(hidden, bias, (size_t)r->units * sizeof(double));
+    for (int64_t t = 0; t < r->input_count; t++, weight += r->units) {
+        const double value = input_of(f, r, room, &r->input[t], i, item, missing);
+        for (int64_t u = 0; u < r->units; u++) hidden[u] += weight[u] * value;
+    }
+    for (int64_t u = 0; u < r->units; u++)
+        total += bias[r->units + u] * (hidden[u] > 0 ? hidden[u] : 0);
+    return total;
+}
+
 /* The reranker's score of each live item before the softmax, added up in the reference's order. */
 static void weigh(const Fitted *f, const Ranking *r, int64_t b, Room *room, int64_t live) {
     const int64_t stride = r->width + LANES;
@@ -538,12 +567,14 @@ static void weigh(const Fitted *f, const Ranking *r, int64_t b, Room *room, int6
             total += r->formed[s].rank * r->log_rank[room->rank[s * stride + i]];
         for (int s = 0; s < r->formed_count; s++)
             total += r->formed[s].gap * room->gap[s * stride + i];
-        if (!(r->log_probs[b * r->width + place] > -INFINITY)) total += r->missing;
+        const int unknown = !(r->log_probs[b * r->width + place] > -INFINITY);
+        if (unknown) total += r->missing;
         if (r->weighs_new && f->eventless[item]) {
             total += r->is_new;
             for (int s = 0; s < r->formed_count; s++)
                 total += r->formed[s].new_rank * r->log_rank[room->rank[s * stride + i]];
         }
+        if (r->units) total += run_network(f, r, room, i, item, unknown);
         room->total[i] = total;
     }
 }

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from recsys.native.build import LIBRARY
 
-ABI = 5
+ABI = 6
 PANEL = 32
 OFF = "RECSYS_NATIVE"
 """Environment variable; 0 leaves the library unused. Tests and comparisons set it."""
@@ -159,14 +159,19 @@ class Weights(ctypes.Structure):
     ]
 
 
+INPUTS = ("value", "rank", "gap", "plain", "missing")
+"""Forms of a network's inputs, in the order of native.h."""
+
+
 class Ranking(ctypes.Structure):
     """`Ranking` of native.h."""
 
     _fields_ = [
         *((name, ctypes.c_int64) for name in ("width", "k", "formed_count", "plain_count")),
-        ("weighs_new", ctypes.c_int64),
+        *((name, ctypes.c_int64) for name in ("weighs_new", "units", "input_count")),
         *((name, Weights * len(RANKED)) for name in ("formed", "plain")),
         *((name, ctypes.c_double) for name in ("missing", "is_new")),
+        *((name, ctypes.c_void_p) for name in ("input", "network")),
         *((name, ctypes.c_void_p) for name in ("log_rank", "items", "log_probs", "source")),
         *((name, ctypes.c_void_p) for name in ("gains", "best", "score", "best_source")),
     ]

@@ -7,7 +7,7 @@
 
 #include <stdint.h>
 
-enum { ABI = 5 };        /* raise it with every change of these structures */
+enum { ABI = 6 };        /* raise it with every change of these structures */
 enum { PANEL = 32 };     /* columns of a panel of packed weights */
 enum { MOST_MASKS = 2 }; /* kinds of attention masks: full and sliding */
 
@@ -148,10 +148,19 @@ typedef struct {
     double value, rank, gap, new_rank;
 } Weights;
 
+/* A feature that the network reads: a form of a source, by its place among those of its kind. */
+enum { VALUE, RANK, GAP, PLAIN, MISSING, MOST_UNITS = 256 };
+typedef struct {
+    int64_t form, place;
+} Input;
+
 typedef struct {
     int64_t width, k, formed_count, plain_count, weighs_new;
+    int64_t units, input_count; /* of the network; 0 for none */
     Weights formed[MOST_SOURCES], plain[MOST_SOURCES]; /* in the order of the reranker's sources */
     double missing, is_new;
+    const Input *input;
+    const double *network;   /* (input_count + 2, units): weights of each input, biases, outputs */
     const double *log_rank;  /* (width + 1,) log(1 + rank) */
     const int32_t *items;    /* (batch, width), -1 for none; of equal items the first counts */
     const float *log_probs;  /* (batch, width) of the model, -inf where it has not scored */

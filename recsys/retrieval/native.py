@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import threading
+from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
@@ -18,7 +19,16 @@ from scipy import sparse
 
 from recsys.interactions import Histories
 from recsys.native import library
-from recsys.retrieval.reranker import FORMS, MODEL, NEW, OF_NEW, POPULARITY, RECENT, Reranker
+from recsys.retrieval.reranker import (
+    FORMS,
+    MODEL,
+    NEW,
+    OF_NEW,
+    POPULARITY,
+    RECENT,
+    Network,
+    Reranker,
+)
 from recsys.retrieval.vectors import select_largest
 
 _PLAIN = (POPULARITY, RECENT)
@@ -324,30 +334,46 @@ def covers(reranker: Reranker) -> bool:
     return all(source in library.RANKED or source == NEW for source in reranker.sources)
 
 
+class _Packed:
+    """The weights of a reranker as the library reads them, and the arrays that they point to."""
+
+    def __init__(self, weights: Mapping[str, float], network: Network | None) -> None:
+        given, call = weights, library.Ranking()
+        sources = Reranker(given, network=network).sources
+        places: dict[str, tuple[int, int]] = {}  # of features, as the network's inputs name them
+        for name in sources:
+            if name == NEW:
+                continue
+            plain = name in _PLAIN
+            lines, count = (call.plain, "plain_count") if plain else (call.formed, "formed_count")
+            place = getattr(call, count)
+            found = lines[place]
+            found.source = library.RANKED.index(name)
+            if plain:
+                found.value = given.get(name, 0.0)
+                places[name] = library.INPUTS.index("plain"), place
+            else:
+                for form in FORMS:
+                    setattr(found, form, given.get(f"{name}.{form}", 0.0))
+                    places[f"{name}.{form}"] = library.INPUTS.index(form), place
+                if name in OF_NEW:
+                    found.new_rank = given.get(f"{NEW}.{name}", 0.0)
+            setattr(call, count, place + 1)
+        places[f"{MODEL}.missing"] = library.INPUTS.index("missing"), 0
+        call.missing = given.get(f"{MODEL}.missing", 0.0) if MODEL in sources else 0.0
+        call.weighs_new, call.is_new = NEW in sources, given.get(NEW, 0.0)
+        if network is not None:
+            self._inputs = np.array([places[name] for name in network.features], np.int64)
+            self._units = np.ascontiguousarray(network.units.T)
+            call.input_count, call.units = len(self._inputs), len(network.units)
+            call.input, call.network = self._inputs.ctypes.data, self._units.ctypes.data
+        self.call = call
+
+
 @lru_cache(maxsize=16)
-def _packed(weights: tuple[tuple[str, float], ...]) -> library.Ranking:
-    """The weights of a reranker's features, as `_weights` gives them."""
-    given, call = dict(weights), library.Ranking()
-    sources = Reranker(given).sources
-    for name in sources:
-        if name == NEW:
-            continue
-        plain = name in _PLAIN
-        lines, count = (call.plain, "plain_count") if plain else (call.formed, "formed_count")
-        found = lines[getattr(call, count)]
-        found.source = library.RANKED.index(name)
-        if plain:
-            found.value = given.get(name, 0.0)
-        else:
-            for form in FORMS:
-                setattr(found, form, given.get(f"{name}.{form}", 0.0))
-            if name in OF_NEW:
-                found.new_rank = given.get(f"{NEW}.{name}", 0.0)
-        setattr(call, count, getattr(call, count) + 1)
-    call.missing = given.get(f"{MODEL}.missing", 0.0) if MODEL in sources else 0.0
-    call.weighs_new, call.is_new = NEW in sources, given.get(NEW, 0.0)
-    return call
+def _packed(weights: tuple[tuple[str, float], ...], network: Network | None) -> _Packed:
+    return _Packed(dict(weights), network)
 
 
 def _weights(reranker: Reranker) -> library.Ranking:
-    return _packed(tuple(reranker.weights.items()))
+    return _packed(tuple(reranker.weights.items()), reranker.network).call

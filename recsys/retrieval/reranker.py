@@ -2,9 +2,10 @@
 
 A source gives each candidate a number: co-occurrence evidence, a cosine, a logit, or the model's
 log-probability. Each number becomes three features: itself, log(1 + rank) among the
-candidates, and its distance to the best. The score is linear in the features, and the softmax of
-the scores is the estimated probability that a candidate is the next item (the conditional logit
-of McFadden, 1974). `recsys.training.reranking` fits it on validation users.
+candidates, and its distance to the best. The score is linear in the features, plus the output of a
+small network of them where validation shows a gain. The softmax of the scores is the estimated
+probability that a candidate is the next item (the conditional logit of McFadden, 1974).
+`recsys.training.reranking` fits it on validation users.
 
 An item without training events has no co-occurrence and no popularity. It has further weights: one
 for being new, and one for its rank by each source that knows something of it.
@@ -60,6 +61,63 @@ def _is_plain(source: str) -> bool:
 
 
 FEATURES = frozenset(name for source in (*SOURCES, NEW) for name in names_of(source))
+MOST_UNITS = 256  # of a network; native.h has the same bound
+CANDIDATES_AT_A_TIME = 2048  # bounds memory and stays in the cache
+
+
+@dataclass(frozen=True, eq=False)
+class Network:
+    """One hidden layer of ReLU units over the features of a candidate.
+
+    Attributes:
+        features: their names, in the order of the columns; not those of items without events.
+        units: (U, F + 2) float64: each unit's weights of the features, its bias, and its weight in
+            the output.
+    """
+
+    features: tuple[str, ...]
+    units: NDArray[np.float64]
+
+    def __post_init__(self) -> None:
+        unknown = sorted(n for n in self.features if not _may_be_input(n))
+        if unknown:
+            raise ValueError(f"network: unknown feature {unknown[0]!r}")
+        if self.units.ndim != 2 or self.units.shape[1] != len(self.features) + 2:
+            raise ValueError(
+                f"network: units of {self.units.shape} do not fit {len(self.features)} features"
+            )
+        if not 0 < len(self.units) <= MOST_UNITS:
+            raise ValueError(f"network: expected 1 to {MOST_UNITS} units, got {len(self.units)}")
+        if not np.isfinite(self.units).all():
+            raise ValueError("network: every weight must be finite")
+
+    def outputs(self, features: Mapping[str, NDArray[np.floating[Any]]]) -> NDArray[np.float64]:
+        """The sum over the units of output weight * max(0, weights . features + bias).
+
+        Sums run in the order of features and units, so that a candidate gets the same bits in any
+        batch.
+
+        Args:
+            features: name -> (n, w), with all of `self.features`.
+        """
+        columns = [features[name].ravel() for name in self.features]
+        weights, bias, out = self.units[:, :-2], self.units[:, -2:-1], self.units[:, -1]
+        shape = next(iter(features.values())).shape
+        total = np.zeros(shape).ravel()
+        for start in range(0, len(total), CANDIDATES_AT_A_TIME):
+            part = slice(start, start + CANDIDATES_AT_A_TIME)
+            hidden = np.repeat(bias, len(total[part]), axis=1)
+            for weight, column in zip(weights.T, columns, strict=True):
+                hidden += weight[:, None] * column[part]
+            np.maximum(hidden, 0, out=hidden)
+            for weight, unit in zip(out, hidden, strict=True):
+                total[part] += weight * unit
+        return total.reshape(shape)
+
+
+def _may_be_input(name: str) -> bool:
+    is_of_new = name == NEW or name.startswith(f"{NEW}.")
+    return (name in FEATURES and not is_of_new) or name.startswith(SEEN)
 
 
 @dataclass(frozen=True)
@@ -73,11 +131,13 @@ class Reranker:
             proposes half as many, and popularity a quarter (`Retrieval.propose`).
         nodes: most nodes of the target's tree for these items; the model's probability of items
             that do not fit is unknown (`model.missing`).
+        network: what is added to the linear score, or None.
     """
 
     weights: Mapping[str, float]
     candidates: int = 40
     nodes: int = 32
+    network: Network | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.weights, Mapping):
@@ -92,8 +152,9 @@ class Reranker:
 
     @cached_property
     def sources(self) -> list[str]:
-        """The sources whose features have weight."""
-        used = sorted(name for name, weight in self.weights.items() if weight)
+        """The sources whose features have weight, or are an input of the network."""
+        inputs = () if self.network is None else self.network.features
+        used = sorted({name for name, weight in self.weights.items() if weight} | {*inputs})
         found = dict.fromkeys(n if n.startswith(SEEN) else n.split(".")[0] for n in used)
         found |= dict.fromkeys(n.removeprefix(f"{NEW}.") for n in used if n.startswith(f"{NEW}."))
         return list(found)
@@ -134,28 +195,33 @@ class Reranker:
         self, values: Mapping[str, NDArray[np.floating[Any]]], there: NDArray[np.bool_]
     ) -> NDArray[np.float64]:
         """(n, w) sum of the weighted features; those of one form are computed together."""
-        weight = self.weights.get
+        weight, network = self.weights.get, self.network
         total = np.zeros(there.shape)
+        inputs: dict[str, NDArray[np.float64]] = {}
         formed = [name for name in self.sources if name != NEW and not _is_plain(name)]
         for name in self.sources:
             if _is_plain(name):
-                total += weight(name, 0.0) * features_of(name, values[name], there)[name]
-        if not formed:
-            return total
-        forms = _forms(formed, np.stack([values[name] for name in formed]), there)
-        for form, features in zip(FORMS, forms, strict=True):
-            for name, feature in zip(formed, features, strict=True):
-                if part := weight(f"{name}.{form}", 0.0):
-                    total += part * feature
-        if MODEL in formed and (part := weight(f"{MODEL}.missing", 0.0)):
-            total += part * (there & np.isnan(values[MODEL]))
-        if NEW in self.sources:
-            new = there & (values[NEW] > 0)
-            total += weight(NEW, 0.0) * new
-            if new.any():
-                for name, rank in zip(formed, forms[1], strict=True):
-                    total += weight(f"{NEW}.{name}", 0.0) * np.where(new, rank, 0)
-        return total
+                inputs[name] = features_of(name, values[name], there)[name]
+                total += weight(name, 0.0) * inputs[name]
+        if formed:
+            forms = _forms(formed, np.stack([values[name] for name in formed]), there)
+            for form, features in zip(FORMS, forms, strict=True):
+                for name, feature in zip(formed, features, strict=True):
+                    inputs[f"{name}.{form}"] = feature
+                    if part := weight(f"{name}.{form}", 0.0):
+                        total += part * feature
+            if MODEL in formed:
+                missing = (there & np.isnan(values[MODEL])).astype(np.float64)
+                inputs[f"{MODEL}.missing"] = missing
+                if part := weight(f"{MODEL}.missing", 0.0):
+                    total += part * missing
+            if NEW in self.sources:
+                new = there & (values[NEW] > 0)
+                total += weight(NEW, 0.0) * new
+                if new.any():
+                    for name, rank in zip(formed, forms[1], strict=True):
+                        total += weight(f"{NEW}.{name}", 0.0) * np.where(new, rank, 0)
+        return total if network is None else total + network.outputs(inputs)
 
 
 def feature_matrix(

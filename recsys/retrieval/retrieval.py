@@ -45,6 +45,7 @@ from recsys.retrieval.reranker import (
     SEEN,
     SOURCES,
     TARGET_POPULARITY,
+    Network,
     Reranker,
 )
 from recsys.retrieval.rows import Entries, WeightedItems, blocked_items, unit, without_repeats
@@ -53,7 +54,9 @@ from recsys.retrieval.vectors import VectorIndex, best_entries, nearest, product
 
 SETTINGS, COUNTS = "retrieval.json", "popularity.npy"
 VECTORS = "vectors.npy"
-FORMAT = 3  # of the files; 1 had a blend of three numbers, 2 no terms of the content
+FORMAT = 4  # of the files; 1 had a blend of three numbers, 2 no terms of the content
+READABLE = (3, FORMAT)  # 3 had no network
+NETWORK = "reranker_network.npy"
 TARGET_COUNTS = "target_popularity.npy"
 RECENT_COUNTS = "recent_popularity.npy"
 WORDS, VALUES = "words", "values"  # parts of the content
@@ -689,7 +692,7 @@ class Retrieval:
             if self.types is None
             else [behaviour._asdict() for behaviour in self.types.behaviours],
             "terms": None if self.content is None else self.content.rows.shape[1],
-            "reranker": None if self.reranker is None else asdict(self.reranker),
+            "reranker": None if self.reranker is None else _save_reranker(self.reranker, folder),
             "fitted_on": self.fitted_on,
         }
         text = json.dumps(settings, indent=2)
@@ -707,7 +710,7 @@ class Retrieval:
             format_ = settings.get("format", 1)
         except (OSError, AttributeError, ValueError) as error:
             raise ArtifactError(f"{folder}: {error}; copy the bundle again") from error
-        if format_ != FORMAT:
+        if format_ not in READABLE:
             raise ArtifactError(
                 f"{folder} was made by another version of this program; give the command that made "
                 "the bundle again, such as `recsys run --name NAME`"
@@ -742,7 +745,7 @@ class Retrieval:
                 neighbors,
                 types=types,
                 recent=read_array(recent, least=0) if recent.is_file() else None,
-                reranker=None if reranker is None else Reranker(**reranker),
+                reranker=None if reranker is None else _read_reranker(reranker, folder),
                 fitted_on=settings.get("fitted_on"),
             )
         except (OSError, KeyError, TypeError, ValueError) as error:
@@ -787,6 +790,22 @@ def _first_free(order: NDArray[np.int64], k: int, blocked: NDArray[np.bool_]) ->
     there = np.take_along_axis(free, place, axis=1)
     found[:, : place.shape[1]] = np.where(there, first[place], -1)
     return found
+
+
+def _save_reranker(reranker: Reranker, folder: Path) -> dict[str, Any]:
+    """Write the units of a network, if there is one; what the settings say of the reranker."""
+    about = asdict(replace(reranker, network=None))
+    if (network := reranker.network) is not None:
+        np.save(folder / NETWORK, network.units, allow_pickle=False)
+        about["network"] = list(network.features)
+    return about
+
+
+def _read_reranker(about: dict[str, Any], folder: Path) -> Reranker:
+    names, network = about.get("network"), None
+    if names is not None:
+        network = Network(tuple(names), read_array(folder / NETWORK).astype(np.float64))
+    return Reranker(**{**about, "network": network})
 
 
 def _read_terms(folder: Path, name: str) -> Terms:

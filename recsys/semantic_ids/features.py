@@ -278,15 +278,17 @@ def _values(columns: pa.Table, numbers: dict[str, tuple[float, float]]) -> list[
 
 
 def _texts(items: pa.Table) -> list[str]:
-    """Title and text of each item; empty if there is no text.
+    """Title and text of each item. A title that is the item's id says nothing and is left out."""
 
-    A title without a text is a placeholder without information.
-    """
-    titles, texts = (items[name].to_pylist() for name in ("title", "text"))
-    return [
-        text if not text or text.startswith(title) else f"{title}. {text}"
-        for title, text in zip(titles, texts, strict=True)
-    ]
+    def joined(item: str, title: str, text: str | None) -> str:
+        if title == item:
+            return text or ""
+        if not text:
+            return title
+        return text if text.startswith(title) else f"{title}. {text}"
+
+    ids, titles, texts = (items[name].to_pylist() for name in ITEM_COLUMNS)
+    return list(map(joined, ids, titles, texts))
 
 
 def _embedding_column(items: pa.Table, name: str) -> NDArray[np.float32]:

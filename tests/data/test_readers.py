@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import subprocess
 import sys
@@ -118,6 +119,38 @@ def test_s3rec_refuses_attributes_and_indexes_that_do_not_fit(raw: Path) -> None
     (raw / "X_item2attributes.json").write_text('{"1": [5, ')
     with pytest.raises(DataError, match="looks cut off"):
         read("s3rec", "X.txt")
+
+
+def test_s3rec_takes_keywords_of_the_items_with_the_same_users(raw: Path) -> None:
+    (raw / "X.txt").write_text("1 4 2\n2 2 9\n3 4 7 8 2\n")
+    (raw / "words.txt").write_text("B1 red lamp\nA2 oak chair\nC3 hose\nD4 x\nE5\nZ9 of nobody\n")
+    # 7 and 8 have the same user, so nothing tells which of them is C3 and which is D4.
+    sequences = gzip.compress(b"u1 A2 B1\nu2 B1 E5\nu3 D4 B1 A2 C3\n")
+    (raw / "user_sequence.txt.gz").write_bytes(sequences)
+    data = read("s3rec", "X.txt", items="words.txt")
+    titles = {row["item_id"]: row["title"] for row in data.items.to_pylist()}
+    assert titles == {"2": "red lamp", "4": "oak chair", "7": "7", "8": "8", "9": "9"}
+    assert data.counts["items_without_metadata"] == 3
+    assert files("s3rec", "X.txt", items="words.txt")["sequences"] == "user_sequence.txt.gz"
+
+
+@pytest.mark.parametrize(
+    ("words", "sequences", "message"),
+    [
+        ("B1 lamp\n", None, r"words\.txt: user_sequence\.txt, which tells whose items"),
+        ("B1 lamp\n", "u A2 B1\nv A2\n", r"user_sequence\.txt: has other users than the file"),
+        ("B1 lamp\n", "u A2\n", r"user_sequence\.txt: has other users than the file"),
+    ],
+)
+def test_s3rec_refuses_keywords_that_do_not_fit(
+    raw: Path, words: str, sequences: str | None, message: str
+) -> None:
+    (raw / "X.txt").write_text("1 4 2\n")
+    (raw / "words.txt").write_text(words)
+    if sequences is not None:
+        (raw / "user_sequence.txt").write_text(sequences)
+    with pytest.raises(DataError, match=message):
+        read("s3rec", "X.txt", items="words.txt")
 
 
 # --- atspeed

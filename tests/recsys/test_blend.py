@@ -22,7 +22,7 @@ from recsys.prompts import PromptConfig
 from recsys.recommender import Recommender, RecommendRequest
 from recsys.retrieval import ItemItem, Reranker, Retrieval, VectorIndex, decayed_counts
 from recsys.retrieval.content import ContentIndex, Terms
-from recsys.retrieval.reranker import FEATURES
+from recsys.retrieval.reranker import FEATURES, Network
 from recsys.retrieval.retrieval import Evidence
 from recsys.testing import tiny_model
 from recsys.training.sasrec import SasRecConfig, SasRecModel
@@ -53,7 +53,16 @@ WEIGHTS = {
         sorted(FEATURES), np.random.default_rng(3).normal(size=len(FEATURES)), strict=True
     )
 }
-BLEND = Reranker(WEIGHTS, candidates=12, nodes=400)
+INPUTS = (
+    "popularity",
+    "sasrec.gap",
+    "model.missing",
+    "model.value",
+    "content.rank",
+    "item_item.gap",
+)
+UNITS = np.random.default_rng(4).normal(size=(5, len(INPUTS) + 2))
+BLEND = Reranker(WEIGHTS, candidates=12, nodes=400, network=Network(INPUTS, UNITS))
 EVEN = {"must": [{"key": "even", "match": True}]}
 
 
@@ -160,14 +169,21 @@ def slow_blend(rec, request) -> list[tuple[str, float]]:
     counts = np.bincount(TRAINED.items, minlength=ITEMS)
     values["popularity"] = [math.log(1 + counts[i]) for i in items]
     totals = [0.0] * len(items)
+    inputs = [{} for _ in items]
     for source, column in values.items():
         for place, row in enumerate(slow_features(source, column)):
+            inputs[place] |= row
             totals[place] += sum(reranker.weights.get(n, 0.0) * f for n, f in row.items())
             if counts[items[place]] == 0 and f"new.{source}" in reranker.weights:
                 totals[place] += reranker.weights[f"new.{source}"] * row[f"{source}.rank"]
     totals = [
         t + reranker.weights["new"] * (counts[i] == 0) for t, i in zip(totals, items, strict=True)
     ]
+    if reranker.network is not None:
+        for *weights, bias, out in reranker.network.units.tolist():
+            for place, row in enumerate(inputs):
+                unit = sum(w * row[n] for w, n in zip(weights, INPUTS, strict=True)) + bias
+                totals[place] += out * max(unit, 0.0)
     norm = math.log(sum(math.exp(t) for t in totals))
     scores = []
     for name, total in zip(names, totals, strict=True):
@@ -238,7 +254,9 @@ def test_requests_for_the_models_own_list_are_not_blended(rec):
 
 def test_the_bundle_chooses_unless_the_request_does(tmp_path):
     request = RecommendRequest(["id-3"], 10)
-    off = Recommender.load(build(tmp_path / "off", make_retrieval(replace(BLEND, weights={}))))
+    off = Recommender.load(
+        build(tmp_path / "off", make_retrieval(replace(BLEND, weights={}, network=None)))
+    )
     assert off.recommend_batch([request])[0].certificate != "approximate"
     assert off.recommend_batch([replace(request, blend=True)])[0].certificate == "approximate"
     none = Recommender.load(build(tmp_path / "none", make_retrieval(None)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import numpy as np
@@ -15,11 +16,12 @@ from recsys.errors import ArtifactError
 from recsys.interactions import Histories
 from recsys.retrieval import ItemItem, Reranker, Retrieval, VectorIndex, decayed_counts
 from recsys.retrieval.content import ContentIndex, Terms
-from recsys.retrieval.reranker import RECENT, features_of
+from recsys.retrieval.reranker import RECENT, Network, features_of
 from recsys.retrieval.retrieval import Evidence
 from recsys.retrieval.rows import WeightedItems, unit
 
 ITEMS = 9
+UNITS = np.arange(12.0).reshape(3, 4)  # of a network of two features
 histories = st.lists(st.lists(st.integers(0, ITEMS - 1), max_size=7), min_size=1, max_size=6).map(
     Histories.of
 )
@@ -213,7 +215,12 @@ def test_what_is_saved_is_what_is_loaded(tmp_path):
         ),
         neighbors=ItemItem.cosine(trained, ITEMS),
         recent=np.arange(ITEMS) / 4,
-        reranker=Reranker({"popularity": 0.5, "model.value": 1.5}, 20, 30),
+        reranker=Reranker(
+            {"popularity": 0.5, "model.value": 1.5},
+            20,
+            30,
+            Network(("popularity", "seen:view"), UNITS),
+        ),
     )
     retrieval.save(tmp_path)
     assert {f.suffix for f in tmp_path.iterdir()} == {".npy", ".json"}
@@ -223,7 +230,9 @@ def test_what_is_saved_is_what_is_loaded(tmp_path):
     np.testing.assert_array_equal(a.items, b.items)
     np.testing.assert_array_equal(a.log_probs, b.log_probs)
     np.testing.assert_array_equal(a.evidence.shares.toarray(), b.evidence.shares.toarray())
-    assert again.reranker == retrieval.reranker
+    assert replace(again.reranker, network=None) == replace(retrieval.reranker, network=None)
+    assert again.reranker.network.features == ("popularity", "seen:view")
+    np.testing.assert_array_equal(again.reranker.network.units, UNITS)
     assert (again.content.rows != retrieval.content.rows).nnz == 0
     later = pa.table({"item_id": ["x", "y"], "title": ["a c, c", "b"], "text": ["", "z"]})
     wanted = retrieval.content.encode(later).toarray()
@@ -232,6 +241,36 @@ def test_what_is_saved_is_what_is_loaded(tmp_path):
     assert again.neighbors.decay == retrieval.neighbors.decay
     np.testing.assert_array_equal(again.vectors.vectors, vectors.vectors)
     np.testing.assert_array_equal(again.recent, retrieval.recent)
+
+
+def test_bundles_without_a_network_are_read(tmp_path):
+    found = fitted(Histories.of([[0, 1, 2], [2, 3]]))
+    replace(found, reranker=Reranker({"popularity": 1.0})).save(tmp_path)
+    settings = json.loads((tmp_path / "retrieval.json").read_text())
+    (tmp_path / "retrieval.json").write_text(json.dumps(settings | {"format": 3}))
+    assert Retrieval.load(tmp_path).reranker == Reranker({"popularity": 1.0})
+
+
+@pytest.mark.parametrize(
+    ("features", "units", "fault"),
+    [
+        (["popular"], UNITS[:, :3], "unknown feature 'popular'"),
+        (["new.model"], UNITS[:, :3], "unknown feature 'new.model'"),
+        (["popularity"], UNITS, r"units of \(3, 4\) do not fit 1 features"),
+        (["popularity"], UNITS[:0, :3], "1 to 256 units, got 0"),
+        (["popularity"], np.ones((257, 3)), "1 to 256 units, got 257"),
+        (["popularity"], UNITS[:, :3] * np.nan, "not finite"),
+    ],
+)
+def test_networks_that_do_not_fit_are_refused(tmp_path, features, units, fault):
+    found = fitted(Histories.of([[0, 1, 2], [2, 3]]))
+    replace(found, reranker=Reranker({"popularity": 1.0})).save(tmp_path)
+    settings = json.loads((tmp_path / "retrieval.json").read_text())
+    settings["reranker"]["network"] = features
+    (tmp_path / "retrieval.json").write_text(json.dumps(settings))
+    np.save(tmp_path / "reranker_network.npy", units)
+    with pytest.raises(ArtifactError, match=fault):
+        Retrieval.load(tmp_path)
 
 
 @pytest.mark.parametrize("damage", ["missing", "short", "settings", "indices"])

@@ -22,7 +22,7 @@ NOTHING = Histories.of([])
 def items_table(texts=None, n=6, **columns):
     texts = texts or [""] * n
     ids = [f"i{k}" for k in range(len(texts))]
-    titles = [text or f"Item {i}" for i, text in zip(ids, texts, strict=True)]
+    titles = [text or i for i, text in zip(ids, texts, strict=True)]
     return pa.table({"item_id": ids, "title": titles, "text": texts, **columns})
 
 
@@ -51,11 +51,18 @@ def test_texts_that_share_words_are_near_and_empty_ones_are_zero():
     np.testing.assert_allclose(np.linalg.norm(block[:4], axis=1), 1, atol=1e-5)
 
 
-def test_a_title_without_a_text_is_a_placeholder():
+def test_a_title_that_is_the_id_says_nothing():
     features = build_features(
         items_table(["", "", ""], brand=list("xyz")), NOTHING, FeatureConfig()
     )
     assert list(features.blocks) == ["attributes"]
+
+
+def test_a_title_counts_without_a_text():
+    titles = ["red wool scarf", "warm wool scarf", "steel knife", "garden hose"]
+    table = pa.table({"item_id": list("abcd"), "title": titles, "text": ["", None, "", ""]})
+    block = alone(table, text_dim=4)
+    assert cosine(block, 0, 1) > 0.5 > 0.1 > abs(cosine(block, 0, 2))
 
 
 def test_a_title_counts_even_where_the_text_does_not_repeat_it():

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 
 from recsys.retrieval.reranker import MODEL, NEW, RECENT, SOURCES, Reranker, feature_matrix
 from recsys.training import reranking
@@ -170,6 +171,44 @@ def test_metrics_are_those_of_the_ranks():
     info = choose(found, SHAPE, {MODEL: np.array([0, 1, 9, 10] * 10)})[1]
     gains = (1 + 1 / math.log2(3) + 1 / math.log2(11)) / 4
     assert info["parts"][MODEL] == {"ndcg@10": pytest.approx(gains), "recall@10": 0.75}
+
+
+def with_interaction(users: int) -> Candidates:
+    """Users whose next item has a large product of two values, of which no sum says anything."""
+    found = make({}, users)
+    rng = np.random.default_rng(2)
+    drawn = 3 * found.values["content"] * found.values["vectors"]
+    best = (drawn + rng.gumbel(size=drawn.shape)).argmax(axis=1)
+    return replace(found, targets=found.items[np.arange(users), best])
+
+
+def test_a_network_finds_what_no_sum_of_features_says():
+    found = with_interaction(1500)
+    reranker, info = choose(found, SHAPE, {MODEL: np.full(1500, MISSED)})
+    assert reranker.network is not None
+    assert info["served"] == "reranker"
+    parts, without = info["parts"], info["without"]
+    assert parts["reranker"] == parts["served"]
+    assert parts["reranker"]["ndcg@10"] > parts["linear"]["ndcg@10"] + 0.1
+    assert without["content"]["adds"] > 0.1 > without["neighbors"]["adds"]
+    again = choose(found, SHAPE, {MODEL: np.full(1500, MISSED)}, ablate=False)[0]
+    np.testing.assert_array_equal(again.network.units, reranker.network.units)
+
+
+@pytest.mark.parametrize("users", [40, 900])
+def test_a_network_that_gains_nothing_is_not_served(users):
+    found = make({"content": 2.0}, users)
+    reranker, info = choose(found, SHAPE, {MODEL: np.full(users, MISSED)})
+    assert reranker.network is None
+    assert "linear" not in info["parts"]
+
+
+def test_training_a_network_leaves_the_callers_random_numbers_alone():
+    torch.manual_seed(5)
+    wanted = torch.rand(3)
+    torch.manual_seed(5)
+    fit(make({"content": 1.0}, 200), SHAPE, network=True)
+    assert torch.equal(torch.rand(3), wanted)
 
 
 def with_new_items(users: int) -> tuple[Candidates, np.ndarray]:

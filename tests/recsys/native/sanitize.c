@@ -345,6 +345,17 @@ static void one_blend(void) {
         if (draw(2)) r.formed[r.formed_count++] = (Weights){s, 1, -0.5, 0.25, 0.125};
     r.plain[r.plain_count++] = (Weights){POPULARITY, 0.5, 0, 0, 0};
     r.plain[r.plain_count++] = (Weights){RECENT, 0.5, 0, 0, 0};
+    if (draw(2)) {
+        Input *input = keep(malloc(30 * sizeof(Input)));
+        for (int s = 0; s < r.formed_count; s++)
+            for (int64_t form = VALUE; form <= GAP && r.input_count < 27; form++)
+                input[r.input_count++] = (Input){form, s};
+        input[r.input_count++] = (Input){PLAIN, 1};
+        input[r.input_count++] = (Input){MISSING, 0};
+        r.input = input;
+        r.units = 1 + (int64_t)draw(MOST_UNITS);
+        r.network = doubles((r.input_count + 2) * r.units);
+    }
     const int64_t count = asked.batch * r.k;
     int32_t *best = small_integers(count, 1), *one = small_integers(r.k, 1);
     int64_t *reasons = integers(count, 1), *why = integers(r.k, 1);

@@ -18,7 +18,7 @@ from recsys.retrieval.content import ContentIndex, Terms
 from recsys.retrieval.event_types import EventTypes
 from recsys.retrieval.later import LaterItems
 from recsys.retrieval.native import covers
-from recsys.retrieval.reranker import FEATURES
+from recsys.retrieval.reranker import FEATURES, Network
 from recsys.testing import random_catalog
 from recsys.training.sasrec import SasRecConfig, SasRecModel
 
@@ -118,7 +118,13 @@ def make_reranker(rng):
     """Random weights of some features."""
     names = sorted(name for name in FEATURES if "target" not in name)
     chosen = [name for name in names if rng.random() < 0.8]
-    return Reranker({name: float(rng.normal()) for name in chosen}, candidates=12)
+    weights = {name: float(rng.normal()) for name in chosen}
+    inputs = [n for n in names if not n.startswith("new") and rng.random() < 0.5]
+    units = rng.normal(size=(int(rng.integers(1, 40)), len(inputs) + 2))
+    network = (
+        Network(tuple(rng.permutation(inputs)), units) if inputs and rng.random() < 0.7 else None
+    )
+    return Reranker(weights, candidates=12, network=network)
 
 
 def test_lists_are_those_of_the_arrays(monkeypatch):

@@ -1,0 +1,73 @@
+"""Trains the network of the reranker on users whose next item is among their candidates.
+
+The network's output is added to the linear score; the loss is the cross-entropy of the next item
+among the candidates. It starts at 0, so that training begins with the linear reranker.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from recsys.retrieval.reranker import Network
+
+UNITS = 64
+EPOCHS = 20
+USERS = 128  # of a step
+LEARNING_RATE = 5e-3  # falls linearly to 0
+WEIGHT_DECAY = 2.0
+DROPOUT = 0.2
+NOTHING = -1e9  # score of a place without a candidate
+
+
+def fit_network(
+    names: Sequence[str],
+    features: NDArray[np.float32],
+    there: NDArray[np.bool_],
+    chosen: NDArray[np.integer],
+    linear: NDArray[np.float64],
+) -> Network:
+    """The network that raises the likelihood of the next items most, within its regularisation.
+
+    The same arguments give the same bits on one machine.
+
+    Args:
+        names: of the F features.
+        features: (n, w, F) of n users' candidates.
+        there: (n, w) which places hold a candidate.
+        chosen: (n,) the place of each user's next item.
+        linear: (n, w) scores to which the network's are added.
+    """
+    mean, scale = features[there].mean(axis=0), features[there].std(axis=0)
+    known = np.divide(1, scale, out=np.zeros_like(scale), where=scale > 0)
+    inputs = torch.from_numpy(np.where(there[..., None], (features - mean) * known, 0))
+    base = torch.from_numpy(np.where(there, linear, NOTHING).astype(np.float32))
+    wanted = torch.from_numpy(np.asarray(chosen, np.int64))
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        inner, outer = nn.Linear(len(names), UNITS), nn.Linear(UNITS, 1, bias=False)
+        nn.init.zeros_(outer.weight)
+        module = nn.Sequential(inner, nn.ReLU(), nn.Dropout(DROPOUT), outer)
+        optimizer = torch.optim.AdamW(
+            module.parameters(), lr=LEARNING_RATE, weight_decay=WEIGHT_DECAY
+        )
+        steps = EPOCHS * -(-len(wanted) // USERS)
+        schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, steps)
+        for _ in range(EPOCHS):
+            for rows in torch.split(torch.randperm(len(wanted)), USERS):
+                scores = base[rows] + module(inputs[rows])[..., 0]
+                loss = nn.functional.cross_entropy(scores, wanted[rows])
+                optimizer.zero_grad()
+                loss.backward()  # type: ignore[no-untyped-call]
+                optimizer.step()
+                schedule.step()
+    weights, bias, out = (
+        part.detach().double().numpy() for part in (inner.weight, inner.bias, outer.weight)
+    )
+    weights = weights * known  # of features as they are
+    bias = bias - weights @ mean
+    return Network(tuple(names), np.column_stack([weights, bias, out[0]]))
