@@ -1,12 +1,13 @@
-"""Processor time of a blended recommendation: native library against NumPy, and the model's share.
+"""Processor time of a blended recommendation: native library, NumPy, no network, model alone.
 
     OMP_NUM_THREADS=1 python benchmarks/blend.py var/bundles/demo
 
-Three ways answer the same requests by turns, in rounds of batches: with the blend in the native
-library, with the blend in NumPy (the model stays native), and by the model alone. The blended
-answers are compared before anything is timed: items and sources must be equal, scores nearly so.
-The last of the proposals may differ, which moves all scores of a list by its small probability.
-Printed are medians over the rounds of the processor time of a request.
+Four ways answer the same requests by turns, in rounds of batches: with the blend in the native
+library, with the blend in NumPy (the model stays native), with the native blend without the
+reranker's network, and by the model alone. The first two are compared before anything is timed:
+items and sources must be equal, scores nearly so. The last of the proposals may differ, which moves
+all scores of a list by its small probability. Printed are medians over the rounds of the processor
+time of a request.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ import json
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import replace
+from functools import cache
 from unittest import mock
 
 import numpy as np
@@ -35,6 +38,22 @@ def answer_without_library(recommender: Recommender, batch: Batch) -> list[Recom
         stack.enter_context(mock.patch.object(Retrieval, "native", None))
         stack.enter_context(mock.patch.object(sasrec, "find_library", return_value="left out"))
         return recommender.recommend_batch(batch)
+
+
+def answer_without_network(recommender: Recommender, batch: Batch) -> list[RecommendResult]:
+    """Answer with the linear score alone."""
+    whole = recommender.retrieval
+    recommender.retrieval = linear(whole)
+    try:
+        return recommender.recommend_batch(batch)
+    finally:
+        recommender.retrieval = whole
+
+
+@cache
+def linear(retrieval: Retrieval) -> Retrieval:
+    """The same without the reranker's network."""
+    return replace(retrieval, reranker=replace(retrieval.reranker, network=None))
 
 
 def draw(recommender: Recommender, rng: np.random.Generator, size: int, blend: bool) -> Batch:
@@ -70,6 +89,7 @@ def main() -> None:
         ways: dict[str, Callable[[Batch], list[RecommendResult]]] = {
             "native": recommender.recommend_batch,
             "numpy": lambda batch: answer_without_library(recommender, batch),
+            "linear": lambda batch: answer_without_network(recommender, batch),
             "model": recommender.recommend_batch,
         }
         took: dict[str, list[float]] = {way: [] for way in ways}
@@ -86,9 +106,9 @@ def main() -> None:
         ms = {way: round(float(np.median(times)), 3) for way, times in took.items()}
         rows.append({"batch": size, **ms})
         print(
-            f"B = {size:2}: native {ms['native']:.2f} ms a request, NumPy {ms['numpy']:.2f}, model "
-            f"{ms['model']:.2f}; around the model {ms['native'] - ms['model']:.2f} against "
-            f"{ms['numpy'] - ms['model']:.2f}"
+            f"B = {size:2}: native {ms['native']:.2f} ms a request, NumPy {ms['numpy']:.2f}, "
+            f"without the network {ms['linear']:.2f}, model {ms['model']:.2f}; around the model "
+            f"{ms['native'] - ms['model']:.2f} against {ms['numpy'] - ms['model']:.2f}"
         )
     print(json.dumps({"bundle": args.bundle, "rows": rows, "environment": environment()}))
 
