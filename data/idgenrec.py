@@ -19,7 +19,7 @@ from recsys.data.item_texts import ItemText
 from recsys.errors import DataError
 
 T = TypeVar("T")
-SUFFIX = ".txt"
+SUFFIXES = (".txt", ".txt.gz")
 SEQUENCES = ("user_sequence.txt", "user_sequence.txt.gz")
 
 
@@ -50,10 +50,13 @@ def read_keywords(
         events: their items, one user after another.
 
     Raises:
-        DataError: the sequences are of other users.
+        DataError: the sequences do not have as many events of each user, or no keywords of any ASIN
+            in them.
     """
     lines = (text.partition(" ") for _, text in read_lines(path))
     words = {asin: title for asin, _, title in lines if title}
+    if not len(events):
+        return {}
     users = [text.split()[1:] for _, text in read_lines(sequences)]
     if [len(user) for user in users] != lengths.tolist():
         raise DataError(
@@ -64,11 +67,17 @@ def read_keywords(
     owner = np.repeat(np.arange(len(lengths)), lengths)
     item_of = _by_users(number, owner, items.tolist())
     asin_of = _by_users(place, owner, asins.tolist())
-    return {
+    found = {
         item_of[own]: ItemText(words[asin], "", None, [])
         for own, asin in asin_of.items()
         if asin in words and own in item_of
     }
+    if not found:
+        raise DataError(
+            f"{path}: has no keywords for any item of {sequences}; want lines of an ASIN, a blank "
+            "and keywords"
+        )
+    return found
 
 
 def _by_users(

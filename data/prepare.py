@@ -399,6 +399,14 @@ def _seconds(moment: object) -> int:
     return int((when if when.tzinfo else when.replace(tzinfo=UTC)).timestamp())
 
 
+def _download_advice(path: Path) -> str:
+    """How to get a file of a public set; empty for other files."""
+    from recsys.data.download import public_sets
+
+    name = path.parts[0] if path.parts else ""
+    return f". `recsys data download {name}` fetches it" if name in public_sets() else ""
+
+
 def _find(name: str, path: str | None) -> Path | None:
     """Find a path of the configuration on disk.
 
@@ -413,5 +421,6 @@ def _find(name: str, path: str | None) -> Path | None:
         raise ConfigError(
             f"data.{name}: {path!r} is neither under {', '.join(map(str, raw_folders()))} "
             f"nor under {Path.cwd()}; $RECSYS_DATASETS may name another folder"
+            + _download_advice(own)
         )
     return found

@@ -22,6 +22,7 @@ LEARNING_RATE = 5e-3  # falls linearly to 0
 WEIGHT_DECAY = 2.0
 DROPOUT = 0.2
 NOTHING = -1e9  # score of a place without a candidate
+CONSTANT = 1e-6  # a feature whose standard deviation is a lower share of its mean is not read
 
 
 def fit_network(
@@ -42,9 +43,13 @@ def fit_network(
         chosen: (n,) the place of each user's next item.
         linear: (n, w) scores to which the network's are added.
     """
-    mean, scale = features[there].mean(axis=0), features[there].std(axis=0)
-    known = np.divide(1, scale, out=np.zeros_like(scale), where=scale > 0)
-    inputs = torch.from_numpy(np.where(there[..., None], (features - mean) * known, 0))
+    real = features[there].astype(np.float64)
+    mean, scale = real.mean(axis=0), real.std(axis=0)
+    varies = scale > CONSTANT * np.abs(mean)
+    known = np.divide(1, scale, out=np.zeros_like(scale), where=varies)
+    scaled = np.zeros(features.shape, np.float32)
+    scaled[there] = (real - mean) * known
+    inputs = torch.from_numpy(scaled)
     base = torch.from_numpy(np.where(there, linear, NOTHING).astype(np.float32))
     wanted = torch.from_numpy(np.asarray(chosen, np.int64))
     with torch.random.fork_rng(devices=[]):

@@ -101,9 +101,9 @@ def stage(context: Context) -> Path:
         parts = of_available(parts, available)
         ranks = {name: _rank(part, examples) for name, part in parts.items()}
         shape = Reranker({}, config.candidates, config.nodes)
-        # What each source is worth is known of the first run; a retraining saves the time.
-        first = context.parent is None
-        reranker, info["validation"] = choose(found, shape, ranks | {MODEL: alone}, ablate=first)
+        # What each source adds takes most of the time: not within a budget, or when retraining.
+        ablate = context.parent is None and context.minutes is None
+        reranker, info["validation"] = choose(found, shape, ranks | {MODEL: alone}, ablate=ablate)
         _report(info["validation"])
         if RECENT not in reranker.sources:
             retrieval = replace(retrieval, recent=None)

@@ -40,8 +40,10 @@ def measure_frontier(
         `coverage`, `gini` and `novelty`.
     """
     if served == RERANKER:
+        # In the order in which the served reranker was fitted: a network depends on it.
+        sources = [source for source in found.values if source in reranker.sources]
         network = reranker.network is not None
-        scores = cross_score(found, reranker, reranker.sources, network=network)
+        scores = cross_score(found, reranker, sources, network=network)
     else:
         scores = reranker.score(found.values, found.there)
     popularity, tail = np.where(found.there, found.values[POPULARITY], 0), tail_of(trained)

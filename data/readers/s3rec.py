@@ -37,7 +37,7 @@ def files(config: ReaderConfig) -> dict[str, Path]:
         "items": config.items,
         "index": config.index,
     }
-    if config.items is not None and config.items.suffix == idgenrec.SUFFIX:
+    if config.items is not None and config.items.name.endswith(idgenrec.SUFFIXES):
         found["sequences"] = idgenrec.sequences_beside(config.items)
     return {role: path for role, path in found.items() if path is not None}
 

@@ -27,7 +27,11 @@ from recsys.splits import LABELS
 STAGES = ("sasrec", "ids", "target", "draft", "retrieval")
 USERS = 300
 STEPS = 12  # of each model
-CHOSEN = ("retrieval/retrieval.json", "retrieval/recent_popularity.npy")
+CHOSEN = (
+    "retrieval/retrieval.json",
+    "retrieval/reranker_network.npy",
+    "retrieval/recent_popularity.npy",
+)
 """Files that validation may change: the reranker, and a source that is kept if it helps."""
 TIMED = "log.jsonl"  # has times of the clock
 FAST = (

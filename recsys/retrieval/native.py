@@ -151,7 +151,8 @@ class NativeRetrieval:
         best, score = np.empty((n, k), np.int32), np.empty((n, k), np.float32)
         best_source = np.empty((n, k), np.int8)
         ranks = _log_ranks(width)
-        call = library.Ranking.from_buffer_copy(_weights(reranker))
+        packed = _packed(tuple(reranker.weights.items()), reranker.network)  # kept during the call
+        call = library.Ranking.from_buffer_copy(packed.call)
         call.width, call.k, call.log_rank = width, k, ranks.ctypes.data
         call.items, call.log_probs = items.ctypes.data, log_probs.ctypes.data
         call.source, call.gains = source.ctypes.data, None if gains is None else gains.ctypes.data
@@ -373,7 +374,3 @@ class _Packed:
 @lru_cache(maxsize=16)
 def _packed(weights: tuple[tuple[str, float], ...], network: Network | None) -> _Packed:
     return _Packed(dict(weights), network)
-
-
-def _weights(reranker: Reranker) -> library.Ranking:
-    return _packed(tuple(reranker.weights.items()), reranker.network).call

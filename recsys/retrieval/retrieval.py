@@ -55,7 +55,7 @@ from recsys.retrieval.vectors import VectorIndex, best_entries, nearest, product
 SETTINGS, COUNTS = "retrieval.json", "popularity.npy"
 VECTORS = "vectors.npy"
 FORMAT = 4  # of the files; 1 had a blend of three numbers, 2 no terms of the content
-READABLE = (3, FORMAT)  # 3 had no network
+LINEAR = 3  # the same without a network
 NETWORK = "reranker_network.npy"
 TARGET_COUNTS = "target_popularity.npy"
 RECENT_COUNTS = "recent_popularity.npy"
@@ -683,8 +683,9 @@ class Retrieval:
             np.save(folder / TARGET_COUNTS, self.types.counts, allow_pickle=False)
         if self.vectors is not None:
             np.save(folder / VECTORS, self.vectors.vectors, allow_pickle=False)
+        linear = self.reranker is None or self.reranker.network is None
         settings = {
-            "format": FORMAT,
+            "format": LINEAR if linear else FORMAT,
             "decay": self.item_item.decay,
             "smoothing": self.smoothing,
             "neighbors_decay": None if self.neighbors is None else self.neighbors.decay,
@@ -710,7 +711,7 @@ class Retrieval:
             format_ = settings.get("format", 1)
         except (OSError, AttributeError, ValueError) as error:
             raise ArtifactError(f"{folder}: {error}; copy the bundle again") from error
-        if format_ not in READABLE:
+        if format_ not in (LINEAR, FORMAT):
             raise ArtifactError(
                 f"{folder} was made by another version of this program; give the command that made "
                 "the bundle again, such as `recsys run --name NAME`"

@@ -164,6 +164,10 @@ def test_a_split_by_ratio(prepare: Prepare, events: Path) -> None:
         ({"source": "table"}, r"data\.path: source 'table' needs a path"),
         ({"path": "e.csv"}, r"data\.path: source 'synthetic' reads no file"),
         ({"source": "table", "path": "f.csv"}, r"data\.path: 'f\.csv' is neither under"),
+        (
+            {"source": "s3rec", "path": "s3rec-beauty/Beauty.txt"},
+            r"`recsys data download s3rec-beauty` fetches it",
+        ),
         ({"source": "table", "path": "e.csv", "items": "i"}, r"data\.items: 'i' is neither"),
         ({"source": "table", "path": "e.csv", "split": "own"}, "no split of its own"),
         ({"source": "table", "path": "e.csv", "dates": [1]}, r"data\.dates: expected two moments"),

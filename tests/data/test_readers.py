@@ -132,6 +132,15 @@ def test_s3rec_takes_keywords_of_the_items_with_the_same_users(raw: Path) -> Non
     assert titles == {"2": "red lamp", "4": "oak chair", "7": "7", "8": "8", "9": "9"}
     assert data.counts["items_without_metadata"] == 3
     assert files("s3rec", "X.txt", items="words.txt")["sequences"] == "user_sequence.txt.gz"
+    (raw / "words.txt.gz").write_bytes(gzip.compress((raw / "words.txt").read_bytes()))
+    assert read("s3rec", "X.txt", items="words.txt.gz").items.equals(data.items)
+
+
+def test_s3rec_takes_keywords_for_users_without_items(raw: Path) -> None:
+    (raw / "X.txt").write_text("1\n2\n")
+    (raw / "words.txt").write_text("B1 red lamp\n")
+    (raw / "user_sequence.txt").write_text("u\nv\n")
+    assert read("s3rec", "X.txt", items="words.txt").items.num_rows == 0
 
 
 @pytest.mark.parametrize(
@@ -140,6 +149,7 @@ def test_s3rec_takes_keywords_of_the_items_with_the_same_users(raw: Path) -> Non
         ("B1 lamp\n", None, r"words\.txt: user_sequence\.txt, which tells whose items"),
         ("B1 lamp\n", "u A2 B1\nv A2\n", r"user_sequence\.txt: has other users than the file"),
         ("B1 lamp\n", "u A2\n", r"user_sequence\.txt: has other users than the file"),
+        ("B1\tlamp\nC3 chair\n", "u A2 B1\n", r"words\.txt: has no keywords for any item"),
     ],
 )
 def test_s3rec_refuses_keywords_that_do_not_fit(

@@ -200,13 +200,17 @@ def honest(dataset):
     trained = str(dataset.train_histories.items.tolist())
     known = str(dataset.interactions.item[dataset.split < 2].tolist())
     fixed = {"ids/names.json": "fixed"}
-    return {"target/model.safetensors": trained, "retrieval/retrieval.json": known, **fixed}
+    reranker = {"retrieval/retrieval.json": known, "retrieval/reranker_network.npy": known}
+    return {"target/model.safetensors": trained, **reranker, **fixed}
 
 
 def test_the_canary_is_content_with_training_events_alone():
     found = compare(dataset_of(walks(9, 9), 9), honest)
     assert found.verdict == "good"
-    assert found.figures["changed"]["valid"] == ["retrieval/retrieval.json"]
+    assert found.figures["changed"]["valid"] == [
+        "retrieval/reranker_network.npy",
+        "retrieval/retrieval.json",
+    ]
     assert found.figures["changed"]["test"] == []
     assert "stages ids do not depend" in found.meaning
 

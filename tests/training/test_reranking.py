@@ -195,6 +195,15 @@ def test_a_network_finds_what_no_sum_of_features_says():
     np.testing.assert_array_equal(again.network.units, reranker.network.units)
 
 
+def test_a_constant_feature_gets_no_weight_in_a_network():
+    found = with_interaction(400)
+    found.values["popularity"][:] = math.log1p(7)
+    network = fit(found, SHAPE, ["content", "vectors", "popularity"], network=True).network
+    weights = dict(zip(network.features, network.units.T, strict=False))
+    assert not weights["popularity"].any()
+    assert all(weights[name].any() for name in weights if name != "popularity")
+
+
 @pytest.mark.parametrize("users", [40, 900])
 def test_a_network_that_gains_nothing_is_not_served(users):
     found = make({"content": 2.0}, users)

@@ -1,13 +1,15 @@
 """A share of the lists from the tail: the penalty that is chosen, and words where there is none."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from recsys.errors import ConfigError
 from recsys.retrieval.popularity import tail_of
-from recsys.retrieval.reranker import Reranker
+from recsys.retrieval.reranker import MODEL, Reranker
 from recsys.training import tail
-from recsys.training.reranking import Candidates
+from recsys.training.reranking import MISSED, Candidates, choose
 from recsys.training.settings import RetrievalConfig
 from recsys.training.tail import constrain, measure_frontier
 
@@ -31,6 +33,19 @@ def make(users=50, width=25):
     values = {"content": rng.normal(size=items.shape), "popularity": popularity}
     targets = rng.integers(0, ITEMS, users).astype(np.int32)
     return Candidates(items, values, targets), trained
+
+
+def test_without_a_penalty_the_network_is_the_one_that_was_measured():
+    found, trained = make(users=500)
+    scores = 3 * found.values["content"] * (found.values["popularity"] - 3)
+    scores += np.random.default_rng(1).gumbel(size=scores.shape)
+    best = np.where(found.there, scores, -np.inf).argmax(axis=1)
+    found = replace(found, targets=found.items[np.arange(500), best])
+    found = replace(found, values={name: found.values[name] for name in ("popularity", "content")})
+    reranker, info = choose(found, Reranker({}), {MODEL: np.full(500, MISSED)}, ablate=False)
+    assert reranker.network is not None
+    points = measure_frontier(found, info["served"], reranker, trained)
+    assert points[0]["ndcg"] == info["parts"]["reranker"]["ndcg@10"]
 
 
 def test_each_point_is_what_a_plain_sort_gives():
