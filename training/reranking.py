@@ -36,6 +36,7 @@ MISSED = np.iinfo(np.int32).max  # rank of a next item that is not in the list
 COST = 0.02  # share of NDCG@10 that users of known items may lose to new items
 RAISE, MOST_RAISES = 0.1, 30  # steps of the weight of being new
 LEAST_HITS = 100  # of next items among the candidates; with fewer, no network is tried
+ABLATED = 10_000  # users at most, drawn, for what each source adds
 LEAST_NEW = 30  # whose next item is a new candidate; with fewer, new items get no weights
 ERRORS = 2.0  # standard errors by which the best of all sources must exceed the reranker
 
@@ -298,8 +299,8 @@ def choose(
         What to serve, fitted on all users; and for the manifest: `served`, the metrics of the
         reranker (`cross-fitted`) and of each part (with a network, `linear` is the reranker without
         it), and `without`, for each source: the `ndcg@10` that the reranker has without its
-        features, what the source `adds` to it, and the standard `error` of that, paired over users;
-        empty if not `ablate`.
+        features, what the source `adds` to it, and the standard `error` of that, paired over users,
+        `ABLATED` of them at most; empty if not `ablate`.
     """
     metrics = {name: _metrics(ranks) for name, ranks in alone.items()}
     servable = {
@@ -316,8 +317,25 @@ def choose(
             metrics[LINEAR], crossed = _metrics(crossed), with_network
     servable[RERANKER], ranks[RERANKER] = fit(found, shape, network=network), crossed
     metrics[RERANKER] = _metrics(crossed)
+    without = _ablate(found, shape, crossed, network=network) if ablate else {}
+    few = len(found.targets) < LEAST_USERS
+    if few or not _exceeds(ranks[best], crossed, ERRORS):
+        best = RERANKER
+    metrics["served"] = _metrics(ranks[best])
+    info = {"users": len(found.targets), "served": best, "parts": metrics, "without": without}
+    return servable[best], info
+
+
+def _ablate(
+    found: Candidates, shape: Reranker, crossed: NDArray[np.int64], *, network: bool
+) -> dict[str, dict[str, float]]:
+    """What `choose` says of each source; `crossed` has the ranks with all sources."""
+    if len(found.targets) > ABLATED:
+        rows = np.random.default_rng(0).permutation(len(found.targets))[:ABLATED]
+        found = found.take(np.sort(rows))
+        crossed = cross_fit(found, shape, network=network)
     without: dict[str, dict[str, float]] = {}
-    for source in found.values if ablate else ():
+    for source in found.values:
         others = [name for name in found.values if name != source]
         if others:
             left = gains(cross_fit(found, shape, others, network=network))
@@ -327,12 +345,7 @@ def choose(
                 "adds": round(float(gap.mean()), 6),
                 "error": round(float(gap.std() / len(gap) ** 0.5), 6),
             }
-    few = len(found.targets) < LEAST_USERS
-    if few or not _exceeds(ranks[best], crossed, ERRORS):
-        best = RERANKER
-    metrics["served"] = _metrics(ranks[best])
-    info = {"users": len(found.targets), "served": best, "parts": metrics, "without": without}
-    return servable[best], info
+    return without
 
 
 def _cross_fit_optional(found: Candidates, shape: Reranker) -> tuple[NDArray[np.int64], Candidates]:

@@ -145,6 +145,21 @@ def test_each_source_is_left_out_once():
     assert 0 < without["content"]["error"] < without["content"]["adds"]
 
 
+def test_with_many_users_a_part_of_them_says_what_each_source_adds(monkeypatch):
+    monkeypatch.setattr(reranking, "ABLATED", 300)
+    found = make({"content": 2.0, "vectors": 1.0})
+    names = ["content", "vectors", "popularity"]
+    found = replace(found, values={name: found.values[name] for name in names})
+    reranker, info = choose(found, SHAPE, {MODEL: np.full(USERS, 99)})
+    part = found.take(np.sort(np.random.default_rng(0).permutation(USERS)[:300]))
+    network = reranker.network is not None
+    left = reranking.gains(cross_fit(part, SHAPE, names[1:], network=network))
+    whole = reranking.gains(cross_fit(part, SHAPE, network=network))
+    row = info["without"]["content"]
+    assert row["ndcg@10"] == pytest.approx(left.mean(), abs=1e-6)
+    assert row["adds"] == pytest.approx((whole - left).mean(), abs=1e-6)
+
+
 @pytest.mark.parametrize(("weight", "kept"), [(0.0, False), (2.0, True)])
 def test_recent_popularity_is_a_source_only_if_it_gains(weight, kept):
     found = make({"content": 1.0, RECENT: weight})
