@@ -101,9 +101,8 @@ def stage(context: Context) -> Path:
         parts = of_available(parts, available)
         ranks = {name: _rank(part, examples) for name, part in parts.items()}
         shape = Reranker({}, config.candidates, config.nodes)
-        # What each source adds takes most of the time: not within a budget, or when retraining.
-        ablate = context.parent is None and context.minutes is None
-        reranker, info["validation"] = choose(found, shape, ranks | {MODEL: alone}, ablate=ablate)
+        ranks[MODEL] = alone
+        reranker, info["validation"] = choose(found, shape, ranks, ablate=config.ablate)
         _report(info["validation"])
         if RECENT not in reranker.sources:
             retrieval = replace(retrieval, recent=None)

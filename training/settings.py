@@ -516,6 +516,8 @@ class RetrievalConfig:
         nodes: of the target's tree that the candidates may use.
         beams: beam width of the search for fitting the reranker.
         users: validation users for fitting the reranker, at most; 0 fits none.
+        ablate: whether to measure what each source adds to the reranker, which takes several times
+            as long as the rest of the stage. For those who study the sources; lists do not change.
         tail_share: least share of the first ten places with items from the tail, those outside the
             fewest items that hold half of the training events; None sets no bound. It is met by a
             penalty on popularity that is chosen on validation (`recsys.training.tail`).
@@ -536,6 +538,7 @@ class RetrievalConfig:
     nodes: int = 32
     beams: int = 20
     users: int = 10_000
+    ablate: bool = False
     tail_share: float | None = None
     tail_loss: float = 0.02
 
