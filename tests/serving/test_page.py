@@ -368,7 +368,9 @@ def test_the_catalog_is_walked_by_code_and_by_words(visit, site):
     assert '"match":"blue"' in page.evaluate("decodeURIComponent(location.hash)")
 
 
-def test_evaluation_and_operations_are_charts_that_can_be_read(visit):
+def test_evaluation_and_operations_are_charts_that_can_be_read(visit, site):
+    answer = httpx.post(f"{site}/v1/recommendations", json={"user": "ada"})  # has a latency
+    assert answer.status_code == 200
     page = visit("view=evaluation")
     captions = page.locator(".bars caption")
     expect(captions).to_have_text(["Recall@10, with 95 % intervals", "Recall@10"])
