@@ -1,8 +1,9 @@
 """Texts of IDGenRec (Tan et al., 2024) for the items of S3-Rec, which publishes none.
 
 IDGenRec has the users of S3-Rec's Beauty and Sports in the same order, with ASINs for items, and a
-file of keywords for each ASIN. A language model made them of the item's title and description;
-it saw no histories (`phase_0`). An item and an ASIN are the same if they have the same users.
+file of keywords for each ASIN. A language model made them of the item's text. In the authors' code
+those of `phase_0` are made before that model is trained on histories. An item and an ASIN are the
+same if they have the same users. Nothing here knows of splits or of semantic IDs.
 """
 
 from __future__ import annotations
