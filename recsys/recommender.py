@@ -50,6 +50,7 @@ from recsys.live_catalog import EpochCatalog
 from recsys.models.checkpoint import load_model
 from recsys.models.packed import pack
 from recsys.modes import Captured, Mode, check_capture, check_mode
+from recsys.native.decoder import multiply_in_bfloat16
 from recsys.prompts import PromptEncoder
 from recsys.requests import Recommendation, RecommendRequest, RecommendResult, Source
 from recsys.retrieval import Reranker, Retrieval
@@ -142,7 +143,8 @@ class Recommender:
         Args:
             path: the bundle's directory.
             device: a torch device.
-            dtype: `float32`, `bfloat16` or `float64`.
+            dtype: `float32`, `bfloat16` or `float64`. On a CPU with AVX512-BF16, only products of
+                matrices are in bfloat16 (`recsys.native.decoder.multiply_in_bfloat16`).
             mode: a `Mode` other than `relaxed`. `auto` means `planned` on an accelerator, and
                 `beam` on a CPU, where equal requests then get equal bits.
             prefix_bytes: memory for the keys and values of earlier histories, so that a returning
@@ -167,10 +169,9 @@ class Recommender:
             bundle = Bundle.load(path, check=check)
             if mode == Mode.DRAFT and bundle.draft is None:
                 raise ArtifactError(f"mode 'draft' needs a draft model; {path} has none")
-            of = getattr(torch, dtype)
-            model, draft = pack(load_model(bundle.target, dtype=of, device=device).eval()), None
+            model, draft = _load(bundle.target, dtype, device), None
             if bundle.draft is not None:  # a request may need it in any mode
-                draft = pack(load_model(bundle.draft, dtype=of, device=device).eval())
+                draft = _load(bundle.draft, dtype, device)
             return cls(
                 bundle,
                 model,
@@ -658,6 +659,15 @@ class Recommender:
     @property
     def _reranker(self) -> Reranker | None:
         return None if self.retrieval is None else self.retrieval.reranker
+
+
+def _load(path: Path, dtype: str, device: str) -> Any:
+    """A model to decode with."""
+    if dtype == "bfloat16" and torch.device(device).type == "cpu":
+        model = load_model(path, dtype=torch.float32, device=device).eval()
+        if multiply_in_bfloat16(model):
+            return model
+    return pack(load_model(path, dtype=getattr(torch, dtype), device=device).eval())
 
 
 def _prepared(device: str, trie: ItemTrie) -> None:

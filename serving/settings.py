@@ -62,7 +62,8 @@ class ServingSettings(BaseSettings):
             Default: one file for each bundle name, because user ids of different data sets are
             unrelated.
         device: device of the models.
-        dtype: data type of the models.
+        dtype: data type of the models. On a CPU, `bfloat16` is faster only on processors with
+            AVX512-BF16; answers are then those of rounded weights.
         threads: CPU threads of a forward pass; None leaves one core free if there are more than
             two, because a thread that waits for a core delays the whole pass.
         mode: decoding mode: `auto` plans on an accelerator and uses plain beam search on a CPU;

@@ -95,8 +95,8 @@ class EvaluationConfig:
         batch_size: users per batch of the search.
         processes: processes that rank in parallel, each with its own copy of the model; results do
             not depend on it. By default one per thread of torch, or one for few users.
-        dtype: dtype of the model, `float32` or `bfloat16`. The latter is faster on processors that
-            support it, and changes the order of some lists.
+        dtype: dtype of the model, `float32` or `bfloat16`. The latter is faster on processors with
+            instructions for it (AVX512-BF16), and changes the order of some lists.
         resamples: draws of the bootstrap.
         examples: users whose lists the report shows.
         seed: seed of the sample, the bootstrap and the choice of examples.

@@ -65,6 +65,7 @@ class NativeDecoder:
         `kinds` and `positions` are those of `native_model`.
         """
         self._library = library
+        self._in_bfloat16 = model in _in_bfloat16
         self._decoder = model.get_decoder()
         self._kept: list[Any] = []  # what the structures point to
         self._kinds = kinds
@@ -321,12 +322,14 @@ class NativeDecoder:
     def _linear(self, weights: list[torch.Tensor], biases: list[torch.Tensor | None]) -> Linear:
         """Pack matrices side by side, each from a panel of its own."""
         inputs = weights[0].shape[1]
-        panels = [_padded(w).view(-1, PANEL, inputs).transpose(1, 2) for w in weights]
-        bias = None
+        outputs, bias = sum(len(w) for w in weights), None
         if biases[0] is not None:
             bias = self._keep(torch.cat([_padded(b) for b in biases if b is not None]))
-        outputs = sum(len(w) for w in weights)
-        return Linear(self._keep(torch.cat(panels)), bias, inputs, outputs)
+        if self._in_bfloat16:
+            pairs = self._keep(torch.cat([_pairs(_padded(w)) for w in weights]))
+            return Linear(None, bias, pairs, inputs, outputs)
+        panels = [_padded(w).view(-1, PANEL, inputs).transpose(1, 2) for w in weights]
+        return Linear(self._keep(torch.cat(panels)), bias, None, inputs, outputs)
 
     def _padded(self, weight: torch.Tensor) -> int:
         return self._keep(_padded(weight))
@@ -357,6 +360,12 @@ def _padded(weight: torch.Tensor) -> torch.Tensor:
     weight = weight.detach()
     missing = -len(weight) % PANEL
     return torch.cat([weight, weight.new_zeros((missing, *weight.shape[1:]))])
+
+
+def _pairs(weight: torch.Tensor) -> torch.Tensor:
+    """(panels, pairs of inputs, PANEL, 2) the (outputs, inputs) weights in bfloat16."""
+    rounded = nn.functional.pad(weight.to(torch.bfloat16), (0, weight.shape[1] % 2))
+    return rounded.view(-1, PANEL, rounded.shape[1] // 2, 2).transpose(1, 2)
 
 
 def _aligned(floats: int) -> torch.Tensor:
@@ -538,6 +547,21 @@ class NativeModel:
 
 
 _models: weakref.WeakKeyDictionary[Any, NativeModel] = weakref.WeakKeyDictionary()
+_in_bfloat16: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+def multiply_in_bfloat16(model: Any) -> bool:
+    """Have the library round matrices and their inputs to bfloat16; returns whether it can.
+
+    It can for a float32 `model` that it runs, on a processor with AVX512-BF16. Everything else
+    stays float32: sums, norms, attention, and keys and values. The bits of a request are the same
+    alone and in any batch. To be called before the first `native_model` of the model.
+    """
+    library = find_library()
+    if isinstance(library, str) or not library.multiplies_bfloat16 or not runs_natively(model):
+        return False
+    _in_bfloat16.add(model)
+    return True
 
 
 def native_model(model: Any, kinds: tuple[str, ...], positions: int | None) -> NativeModel | None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from recsys.native.build import LIBRARY
 
-ABI = 6
+ABI = 7
 PANEL = 32
 OFF = "RECSYS_NATIVE"
 """Environment variable; 0 leaves the library unused. Tests and comparisons set it."""
@@ -24,6 +24,7 @@ class Linear(ctypes.Structure):
     _fields_ = [
         ("panels", FLOATS),
         ("bias", FLOATS),
+        ("pairs", ctypes.c_void_p),
         ("inputs", ctypes.c_int64),
         ("outputs", ctypes.c_int64),
     ]
@@ -210,7 +211,13 @@ class Library:
         self._functions = ctypes.CDLL(os.fspath(path))  # its calls release the interpreter lock
         try:
             sizes = ("", "search_", "project_", "blend_", "states_")
-            for name in ("abi", "forward", "search", *(f"{size}workspace" for size in sizes)):
+            for name in (
+                "abi",
+                "bfloat16",
+                "forward",
+                "search",
+                *(f"{size}workspace" for size in sizes),
+            ):
                 getattr(self._functions, f"recsys_{name}").restype = ctypes.c_int64
             blend = ("cosines", "propose", "rank", "because", "states")
             for name in ("log_sum_exp", "project", *blend):
@@ -238,6 +245,11 @@ class Library:
         self.because = self._functions.recsys_because
         self.states_workspace = self._functions.recsys_states_workspace
         self.states = self._functions.recsys_states
+
+    @property
+    def multiplies_bfloat16(self) -> bool:
+        """Whether this processor multiplies numbers in bfloat16 (AVX512-BF16 of x86-64)."""
+        return bool(self._functions.recsys_bfloat16())
 
     @property
     def variants(self) -> list[str]:

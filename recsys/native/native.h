@@ -1,4 +1,5 @@
-/* The tree forward pass of Llama-family decoders in float32: types and entry points.
+/* The tree forward pass of Llama-family decoders: types and entry points. Everything is float32, but
+ * for products of matrices in bfloat16 where `Linear.pairs` asks for them.
  *
  * `recsys/native/decoder.py` mirrors these structures with ctypes. All arrays are row-major.
  */
@@ -7,15 +8,17 @@
 
 #include <stdint.h>
 
-enum { ABI = 6 };        /* raise it with every change of these structures */
+enum { ABI = 7 };        /* raise it with every change of these structures */
 enum { PANEL = 32 };     /* columns of a panel of packed weights */
 enum { MOST_MASKS = 2 }; /* kinds of attention masks: full and sliding */
 
 /* y = x W^T + bias. `panels` holds W, (outputs, inputs), as panels of PANEL outputs:
  * (panel, input, output of the panel), zeros behind the last output. `bias` has as many zeros, or is
- * NULL. */
+ * NULL. `pairs`, unless it is NULL, replaces `panels` by the same in bfloat16, two inputs in a number:
+ * (panel, pair, output of the panel), the first input in the lower half, zero behind an odd last one. */
 typedef struct {
     const float *panels, *bias;
+    const uint32_t *pairs;
     int64_t inputs, outputs;
 } Linear;
 
@@ -184,6 +187,11 @@ typedef struct {
 /* c = a W^T + bias, or c += it, of `rows` rows; those of c have `width` floats. */
 typedef void (*Multiply)(const Linear *w, const float *a, int64_t a_row, int64_t rows, float *c,
                          int64_t c_row, int64_t width, int add);
+
+/* A `Multiply` of pairs (bfloat16.c), where `recsys_bfloat16` is not 0. */
+void multiply_bfloat16(const Linear *w, const float *a, int64_t a_row, int64_t rows, float *c,
+                       int64_t c_row, int64_t width, int add);
+extern const int compiled_bfloat16; /* whether the compiler knew the instructions */
 
 /* A layer of SASRec. `mixed` makes queries, keys and values; norms: weight and bias of each. */
 typedef struct {

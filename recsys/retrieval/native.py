@@ -308,7 +308,7 @@ class NativeSasRec:
         wide = np.pad(matrix, ((0, missing), (0, 0)))
         panels = wide.reshape(-1, library.PANEL, inputs).transpose(0, 2, 1)
         rest = np.pad(self._weights[bias], (0, missing))
-        return library.Linear(self._keep(panels), self._keep(rest), inputs, outputs)
+        return library.Linear(self._keep(panels), self._keep(rest), None, inputs, outputs)
 
     def _addresses(self, *names: str) -> Any:
         return (ctypes.c_void_p * len(names))(*(self._keep(self._weights[n]) for n in names))

@@ -24,6 +24,7 @@ from recsys.interactions import Histories
 from recsys.live import NewItem
 from recsys.models.checkpoint import save_model
 from recsys.models.prefix_store import Block
+from recsys.native.library import find_library
 from recsys.prompts import PromptConfig
 from recsys.recommender import Recommender, RecommendRequest
 from recsys.testing import tiny_model
@@ -496,6 +497,22 @@ def test_a_seed_draws_the_same_items_in_any_batch(recommender):
 def test_mode_draft_needs_a_draft_in_the_bundle(bundle):
     with pytest.raises(ArtifactError, match="mode 'draft' needs a draft model"):
         Recommender.load(bundle, mode="draft")
+
+
+def test_bfloat16_is_that_of_products_where_the_processor_multiplies_them(bundle, recommender):
+    rough = Recommender.load(bundle, dtype="bfloat16")
+    library = find_library()
+    native = not isinstance(library, str) and library.multiplies_bfloat16
+    assert rough.engine.target.dtype == (torch.float32 if native else torch.bfloat16)
+    assert (rough.engine.target.native is not None) == native
+    (exact,) = recommender.recommend_batch([RecommendRequest(["id-5", "id-6"], 3)])
+    (found,) = rough.recommend_batch([RecommendRequest(["id-5", "id-6"], 3)])
+    assert [one.score for one in found.recommendations] != [
+        one.score for one in exact.recommendations
+    ]
+    for near, one in zip(found.recommendations, exact.recommendations, strict=True):
+        assert near.item_id == one.item_id
+        assert near.score == pytest.approx(one.score, abs=0.5)  # the weights are random and large
 
 
 def test_an_unknown_precision_is_refused(bundle):
