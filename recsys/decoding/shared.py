@@ -64,7 +64,7 @@ def shared_beam_search(
         level = _Level(tree, step, torch.from_numpy(owner).to(search.model.device))
         scores = None if rows is None else level.scores(rows, 0)
         for depth, width in enumerate(widths):
-            frontier = step.expand(frontier, level.logits(frontier.states), depth, width)
+            frontier = step.expand(frontier, level.logits(frontier.states, depth), depth, width)
             if depth + 1 < step.levels:
                 level.descend(frontier, rows, depth + 1)
                 if rows is not None and scores is not None:
@@ -91,10 +91,16 @@ class _Level:
         self._first = ROOT
         self._logits = TokenLogits.run(tree, step.trie)
 
-    def logits(self, states: torch.Tensor) -> TokenLogits:
-        """(R, W) of the states; of any node of the prompt for a beam that does not exist."""
-        place = self._place(states)
-        return TokenLogits(*(part[self.owner, place] for part in self._logits))
+    def logits(self, states: torch.Tensor, depth: int) -> TokenLogits:
+        """(R, W) of the states at `depth`; of any node of the prompt if a beam does not exist.
+
+        Only logits of symbols that follow this depth are set: the rest is most of the memory.
+        """
+        place, (logits, total) = self._place(states), self._logits
+        found = logits.new_empty((*place.shape, logits.shape[-1]))
+        follows = self._step.trie.source.symbol_ranges[depth]
+        found.narrow(-1, *follows).copy_(logits.narrow(-1, *follows)[self.owner, place])
+        return TokenLogits(found, total[self.owner, place])
 
     def scores(self, rows: RowTree, depth: int) -> torch.Tensor:
         """(R, C) log-probabilities of the rows' tokens behind `depth` others."""
