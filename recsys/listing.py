@@ -206,7 +206,9 @@ class Batch:
         assert beams.candidate_scores is not None  # noqa: S101 - the search got the candidates
         own = self.lists(beams, max(k, beams.rows.shape[1]), boosted=False)
         scored = beams.candidate_scores.cpu().numpy()
-        native = candidates.evidence.native
+        # An item that was added may be among the beams, though retrieval knows nothing of it.
+        grown = len(self.epoch.catalog) > len(retrieval)
+        native = None if grown else candidates.evidence.native
         if native is not None and covers(reranker):
             return self._best(native, own, k, candidates, scored, reranker), own.first(k)
         union = Union.of(

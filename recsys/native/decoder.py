@@ -223,7 +223,8 @@ class NativeDecoder:
         inner = (model.kv_heads * model.head_size, model.head_size, 1)
         slots = buffer.shape[3]
         fits = (
-            all(t.dtype == torch.int64 and t.device.type == "cpu" for t in integers)
+            all(t.dtype == torch.int64 for t in integers)
+            and all(t.device.type == "cpu" for t in (*integers, buffer, *masks.values()))
             and positions.shape == tokens.shape
             and write.shape == (batch * count,)
             and (rows is None or (rows.dim() == 2 and len(rows) == batch))
@@ -241,7 +242,8 @@ class NativeDecoder:
             raise ValueError(
                 f"tokens {tuple(tokens.shape)}, positions {tuple(positions.shape)}, writes "
                 f"{tuple(write.shape)}, masks {[tuple(m.shape) for m in masks.values()]} and cache "
-                f"{tuple(buffer.shape)} with {view} slots in view do not fit together"
+                f"{tuple(buffer.shape)} with {view} slots in view do not fit "
+                "together, or are not all on the CPU"
             )
 
     def _project(self) -> None:

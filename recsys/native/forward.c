@@ -40,8 +40,8 @@ INLINE Vector pick(Integers mask, Vector yes, Vector no) {
     return (Vector)(((Integers)yes & mask) | ((Integers)no & ~mask));
 }
 
-/* e^x to about two units in the last place; 0 below the smallest normal number, NaN for NaN. The
- * polynomial is that of Cephes' expf. */
+/* e^x to about two units in the last place; 0 below the smallest normal number, infinity above 88.3,
+ * NaN for NaN. The polynomial is that of Cephes' expf. */
 INLINE Vector exponential(Vector x) {
     const Vector low = all(-87.3f), high = all(88.3f), round = all(12582912.0f); /* 1.5 * 2^23 */
     Vector y = pick(x > low, x, low); /* of a NaN, `low` */
@@ -59,6 +59,7 @@ INLINE Vector exponential(Vector x) {
     const Bits power = ((Bits)shifted - (Bits)round + 127u) << 23;
     p = p * (Vector)power;
     p = pick(x < low, (Vector){0}, p);
+    p = pick(x > high, all(INFINITY), p);
     return pick(x == x, p, x);
 }
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import os
+import struct
 from pathlib import Path
 
 from recsys.native.build import LIBRARY
@@ -13,6 +14,9 @@ ABI = 7
 PANEL = 32
 OFF = "RECSYS_NATIVE"
 """Environment variable; 0 leaves the library unused. Tests and comparisons set it."""
+
+# Of an ELF header of 64 bits: where the section headers begin, the size of each, and their number.
+_ELF = struct.Struct("<40xQ10xHH2x")
 
 FLOATS = ctypes.c_void_p
 INTEGERS = ctypes.c_void_p
@@ -208,6 +212,7 @@ class Library:
         Raises:
             OSError: no library, one of another processor, or one of another version.
         """
+        _check_whole(path)
         self._functions = ctypes.CDLL(os.fspath(path))  # its calls release the interpreter lock
         try:
             sizes = ("", "search_", "project_", "blend_", "states_")
@@ -262,6 +267,22 @@ class Library:
     def choose(self, variant: str) -> None:
         """Use an instruction set other than the best one."""
         self._functions.recsys_choose(self.variants.index(variant))
+
+
+def _check_whole(path: Path) -> None:
+    """Raise `OSError` if an ELF file ends early: the processor would stop this process (SIGBUS).
+
+    The section headers are the last part of the file that a linker writes.
+    """
+    with path.open("rb") as file:
+        head = file.read(_ELF.size)
+    if not head.startswith(b"\x7fELF"):
+        return  # Mach-O, of which macOS checks this itself
+    if len(head) == _ELF.size:
+        start, size, count = _ELF.unpack(head)
+        if start + size * count <= path.stat().st_size:
+            return
+    raise OSError(f"{path} is not whole; `python -m recsys.native.build` makes it again")
 
 
 @functools.cache

@@ -215,12 +215,12 @@ class Reranker:
                 inputs[f"{MODEL}.missing"] = missing
                 if part := weight(f"{MODEL}.missing", 0.0):
                     total += part * missing
-            if NEW in self.sources:
-                new = there & (values[NEW] > 0)
-                total += weight(NEW, 0.0) * new
-                if new.any():
-                    for name, rank in zip(formed, forms[1], strict=True):
-                        total += weight(f"{NEW}.{name}", 0.0) * np.where(new, rank, 0)
+        if NEW in self.sources:
+            new = there & (values[NEW] > 0)
+            total += weight(NEW, 0.0) * new
+            if formed and new.any():
+                for name, rank in zip(formed, forms[1], strict=True):
+                    total += weight(f"{NEW}.{name}", 0.0) * np.where(new, rank, 0)
         return total if network is None else total + network.outputs(inputs)
 
 

@@ -60,6 +60,7 @@ class SasRec:
     def _native(self) -> NativeSasRec:
         found = find_library()
         assert not isinstance(found, str)  # noqa: S101 - the caller has looked
+        self.check()
         return NativeSasRec(found, self)
 
     @cached_property
@@ -152,9 +153,47 @@ class SasRec:
                 about = json.loads(about[ABOUT]) if ABOUT in about else about  # older files
                 weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
             window = PromptConfig(int(about["max_items"]), int(about["block"]))
-            return cls(weights, int(about["heads"]), window)
+            found = cls(weights, int(about["heads"]), window)
         except (SafetensorError, KeyError, TypeError) as error:
             raise ValueError(f"{FILE}: {error}") from error
+        found.check()
+        return found
+
+    def check(self) -> None:
+        """Raise `ValueError` unless all weights are there, fit together, and are finite."""
+        items, positions = (self.weights.get(name) for name in (ITEMS, POSITIONS))
+        if items is None or items.ndim != 2 or positions is None or positions.ndim != 2:
+            raise ValueError(f"{FILE}: {ITEMS} or {POSITIONS} is missing, or no matrix")
+        first = self.weights.get("layers.0.linear1.weight")
+        inner = 0 if first is None or not first.ndim else len(first)
+        size, window = items.shape[1], len(positions)
+        if self.heads < 1 or size % self.heads:
+            raise ValueError(f"{FILE}: {self.heads} heads do not divide {size} dimensions")
+        if self.window.max_items > window:
+            raise ValueError(
+                f"{FILE}: {self.window.max_items} items are read, with {window} positions"
+            )
+        shapes = {ITEMS: items.shape, POSITIONS: (window, size)}
+        norms = [NORM]
+        for layer in range(self.num_layers):
+            own = f"layers.{layer}."
+            norms += [f"{own}norm1", f"{own}norm2"]
+            linear = {
+                "self_attn.in_proj_": (3 * size, size),
+                "self_attn.out_proj.": (size, size),
+                "linear1.": (inner, size),
+                "linear2.": (size, inner),
+            }
+            for name, shape in linear.items():
+                shapes |= {f"{own}{name}weight": shape, f"{own}{name}bias": shape[:1]}
+        shapes |= {f"{norm}.{part}": (size,) for norm in norms for part in ("weight", "bias")}
+        for name, shape in shapes.items():
+            array = self.weights.get(name)
+            if array is None or array.shape != shape or array.dtype != np.float32:
+                there = "missing" if array is None else f"{array.shape} {array.dtype}"
+                raise ValueError(f"{FILE}: {name} is {there}, not {shape} float32")
+            if not np.isfinite(array).all():
+                raise ValueError(f"{FILE}: {name} has values that are not finite")
 
     def _forward(self, items: NDArray[np.int32], last: NDArray[np.int64]) -> NDArray[np.float32]:
         """(n, D) states at the positions `last` of (n, T) items, padded on the right."""

@@ -351,6 +351,22 @@ def test_removed_items_vanish_and_new_items_have_neighbours(rec):
     assert len(rec.score([["new"]], [["new", "id-3"]])[0]) == 2
 
 
+def test_new_items_are_listed_where_items_have_no_content(tmp_path, monkeypatch):
+    retrieval = replace(make_retrieval(), content=None)
+    folder = build(tmp_path / "bundle", retrieval)
+    request = RecommendRequest(["id-3", "id-9"], 60)
+    lists = []
+    for native in ("1", "0"):
+        monkeypatch.setenv("RECSYS_NATIVE", native)
+        rec = Recommender.load(folder)
+        rec.upsert([NewItem(f"new-{i}", semantic_id=CODES[i].tolist()) for i in (17, 30)])
+        (result,) = rec.recommend_batch([request])
+        lists.append({one.item_id: one.score for one in result.recommendations})
+    assert {"new-17", "new-30"} <= set(lists[0])
+    assert list(lists[0]) == list(lists[1])
+    np.testing.assert_allclose(list(lists[0].values()), list(lists[1].values()), rtol=1e-4)
+
+
 def test_evaluation_ranks_the_lists_that_requests_get(rec):
     histories = Histories.of([[3, 9, 20], [1], [5, 6, 7, 8]])
     items, scores = rec.rank(histories, 10)

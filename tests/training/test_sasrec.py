@@ -107,6 +107,39 @@ def test_files_of_earlier_versions_are_read(tmp_path):
     assert (read.heads, read.window) == (frozen.heads, frozen.window)
 
 
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"heads": 0}, "0 heads do not divide"),
+        ({"heads": 7}, "7 heads do not divide"),
+        ({"max_items": 500}, "500 items are read"),
+        ({"norm.weight": np.ones(3, np.float32)}, r"norm\.weight is \(3,\)"),
+        ({"layers.0.linear2.weight": np.ones((4, 8), np.float32)}, r"linear2\.weight"),
+        ({"layers.0.linear1.weight": np.float32(1)}, r"linear1\.weight"),
+        ({"positions": np.float32(1)}, "positions is missing, or no matrix"),
+        ({"layers.0.norm1.bias": None}, r"norm1\.bias is missing"),
+        ({"norm.bias": np.nan}, r"norm\.bias has values that are not finite"),
+    ],
+)
+def test_a_file_whose_parts_do_not_fit_together_is_refused(tmp_path, changes, reason):
+    frozen = model().frozen()
+    about = {"heads": frozen.heads, **frozen.window.as_dict()}
+    weights = dict(frozen.weights)
+    for name, value in changes.items():
+        if name in about:
+            about[name] = value
+        elif value is None:
+            del weights[name]
+        elif np.shape(value) or np.isfinite(value):
+            weights[name] = np.asarray(value)
+        else:
+            weights[name] = np.full_like(weights[name], value)
+    plain = {name: str(value) for name, value in about.items()}
+    save_file(weights, tmp_path / "sasrec.safetensors", plain)
+    with pytest.raises(ValueError, match=reason):
+        SasRec.load(tmp_path)
+
+
 def loss_of(taught, tokens, soft=None, **options):
     config = SasRecConfig(epochs=1, negatives=ITEMS, **options)
     tokens = torch.tensor(tokens)

@@ -388,6 +388,30 @@ def test_models_larger_than_the_memory_stay_with_torch(monkeypatch):
     assert not native.runs_natively(tiny_model("llama"))
 
 
+def test_a_cache_of_another_device_is_refused():
+    ready, place = native_of(tiny_model("llama", layers=1)), torch.zeros((1, 1), dtype=torch.int64)
+    model = ready.native._model
+    shape = (1, 2, 1, 4, model.kv_heads, model.head_size)
+    masks = {"sliding_attention": torch.zeros(1, 1, 1, 4)}
+    with pytest.raises(ValueError, match="not all on the CPU"):
+        ready.native.run(place, place, masks, torch.zeros(shape, device="meta"), place[0], 4, None)
+
+
+def test_gates_that_are_very_negative_let_nothing_through():
+    """SiLU of -3e38 is 0; a product of -3e38 and a small number would not be."""
+    config = transformers.LlamaConfig(
+        vocab_size=VOCABULARY, hidden_size=16, intermediate_size=24, num_hidden_layers=1,
+        num_attention_heads=2, mlp_bias=True, pad_token_id=None,
+    )  # fmt: skip
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = transformers.LlamaForCausalLM(config).eval()
+    torch.nn.init.constant_(model.model.layers[0].mlp.gate_proj.bias, -3e38)
+    prompts, levels = [np.array([5, 6, 7])], random_tree(0, 1, [2])
+    expected = logits_of(torch_twin(copy.deepcopy(model)), prompts, levels)
+    assert distance(logits_of(native_of(model), prompts, levels), expected) < TOLERANCE
+
+
 def test_an_old_library_is_refused(monkeypatch):
     monkeypatch.setattr(library, "ABI", library.ABI + 1)
     with pytest.raises(OSError, match="build it again"):
