@@ -1,6 +1,6 @@
 """How long `recsys evaluate` takes: every user of a split, both ways to treat seen items.
 
-    python benchmarks/evaluate.py BUNDLE DATASET
+    python benchmarks/evaluation.py BUNDLE DATASET
 
 Puts a target of another preset, with random weights, into a copy of the bundle, and evaluates it as
 the command does, retrieval, blend, baselines and report included. First a sample of the lists is
