@@ -154,7 +154,7 @@ class SasRec:
                 weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
             window = PromptConfig(int(about["max_items"]), int(about["block"]))
             found = cls(weights, int(about["heads"]), window)
-        except (SafetensorError, KeyError, TypeError) as error:
+        except (SafetensorError, KeyError, TypeError, OverflowError) as error:
             raise ValueError(f"{FILE}: {error}") from error
         found.check()
         return found
@@ -164,6 +164,8 @@ class SasRec:
         items, positions = (self.weights.get(name) for name in (ITEMS, POSITIONS))
         if items is None or items.ndim != 2 or positions is None or positions.ndim != 2:
             raise ValueError(f"{FILE}: {ITEMS} or {POSITIONS} is missing, or no matrix")
+        if not len(items):
+            raise ValueError(f"{FILE}: it is of no items")
         first = self.weights.get("layers.0.linear1.weight")
         inner = 0 if first is None or not first.ndim else len(first)
         size, window = items.shape[1], len(positions)

@@ -111,6 +111,8 @@ def test_files_of_earlier_versions_are_read(tmp_path):
     ("changes", "reason"),
     [
         ({"heads": 0}, "0 heads do not divide"),
+        ({"heads": float("inf")}, "invalid literal"),
+        ({"items": np.zeros((0, 8), np.float32)}, "of no items"),
         ({"heads": 7}, "7 heads do not divide"),
         ({"max_items": 500}, "500 items are read"),
         ({"norm.weight": np.ones(3, np.float32)}, r"norm\.weight is \(3,\)"),
