@@ -321,11 +321,16 @@ def alone(recommender):
     return [recommender.recommend_batch([request])[0] for request in REQUESTS]
 
 
+def plain(results):
+    """Results without the counters of how they were found, among them those of padding in torch."""
+    return [(r.recommendations, r.unknown_items, r.certificate) for r in results]
+
+
 @settings(max_examples=25, deadline=None)
 @given(st.lists(st.integers(0, len(REQUESTS) - 1), min_size=2, max_size=12))
 def test_an_answer_has_the_same_bits_alone_and_in_any_batch(recommender, alone, places):
     together = recommender.recommend_batch([REQUESTS[i] for i in places])
-    assert together == [alone[i] for i in places]
+    assert plain(together) == plain([alone[i] for i in places])
 
 
 @pytest.mark.parametrize("asked", [{"mode": "strict"}, {"guarantee": "global"}])
@@ -425,12 +430,7 @@ def test_one_search_ranks_with_and_without_seen_items(recommender):
 
 def test_warming_up_changes_no_answer(recommender, alone):
     recommender.warm_up()
-    assert recommender.recommend_batch(REQUESTS) == alone
-
-
-def plain(results):
-    """Results without the counters of how they were found."""
-    return [(r.recommendations, r.unknown_items, r.certificate) for r in results]
+    assert plain(recommender.recommend_batch(REQUESTS)) == plain(alone)
 
 
 def test_stored_histories_change_no_bits_and_save_tokens(bundle, alone):
