@@ -17,6 +17,7 @@ from pathlib import Path
 import pandas as pd
 import pyarrow as pa
 import pytest
+import torch
 
 from recsys import cli
 from recsys.config import Settings
@@ -202,6 +203,16 @@ def die_after(step: str, home: Path, url: str) -> None:
         night(home, clients=[client], promote=True, done=die)
 
 
+@pytest.fixture
+def one_thread():
+    """One thread of torch: a forked process has no other ones, and bits depend on their number."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("one_thread")
 def test_a_retraining_killed_after_each_step_goes_on(home, service, forked, tmp_path):
     with service() as client:
         add_the_news(client)
