@@ -45,7 +45,7 @@ KIND = "evaluation"
 MODEL, BLENDED = "model", "blended"
 CHUNK = 256  # users per task of a process
 EVERYONE = 1 << 40  # more users than any split has
-WORTH_A_PROCESS = 4000  # users; a process takes as long to start as to rank about so many
+WORTH_A_PROCESS = 4000  # users; a process ranks about so many while another one starts
 JSON, HTML, USERS = "report.json", "report.html", "users.parquet"
 
 

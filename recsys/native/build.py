@@ -68,7 +68,7 @@ def variants(zig: bool) -> dict[str, list[str]]:
 
 
 def _bfloat16_flags(zig: bool) -> list[str]:
-    """Flags for products of bfloat16; none for processors that never have such instructions."""
+    """Flags for products of bfloat16; none where the processor is not x86-64."""
     best = variants(zig).get("v4")
     return [] if best is None else [*best, "-mavx512bf16"]
 

@@ -1,5 +1,5 @@
-/* The tree forward pass of Llama-family decoders: types and entry points. Everything is float32, but
- * for products of matrices in bfloat16 where `Linear.pairs` asks for them.
+/* The tree forward pass of Llama-family decoders: types and entry points. Everything is float32,
+ * except products with matrices in bfloat16 (`Linear.pairs`).
  *
  * `recsys/native/decoder.py` mirrors these structures with ctypes. All arrays are row-major.
  */
