@@ -112,6 +112,14 @@ async def processes(client):
     return {int(pid) for pid in re.findall(r'replica="[^":]*:(\d+)"', response.text)}
 
 
+async def both(client, without=None):
+    """The two replicas, as soon as Ray names both: one that starts or reconfigures is left out."""
+    async with asyncio.timeout(PATIENCE_S):
+        while len(alive := await processes(client) - {without}) < 2:
+            await asyncio.sleep(0.1)
+    return sorted(alive)
+
+
 class Cluster:
     """The application of `deploy/ray/serve.yaml`, made small."""
 
@@ -194,12 +202,9 @@ async def drive(cluster, right):
             victim = saw["processes"][0]
             os.kill(victim, signal.SIGKILL)
             await load.answered(3 * CLIENTS)
-            async with asyncio.timeout(PATIENCE_S):
-                while len(alive := await processes(client) - {victim}) < 2:
-                    await asyncio.sleep(0.1)
+            saw["processes_after_the_kill"] = await both(client, without=victim)
             await load.answered(3 * CLIENTS)
         saw["kill"] = {"answers": len(load.seen), "wrong": load.wrong()}
-        saw["processes_after_the_kill"] = sorted(alive)
 
         async with Load(client, right) as load:
             await asyncio.to_thread(cluster.deploy, "two")
@@ -211,7 +216,7 @@ async def drive(cluster, right):
             "wrong": load.wrong(),
             "models": [models[0], models[-1]],
         }
-        saw["processes_after_the_swap"] = sorted(await processes(client))
+        saw["processes_after_the_swap"] = await both(client)
     return saw
 
 
