@@ -56,15 +56,17 @@ def fit_network(
         torch.manual_seed(0)
         inner, outer = nn.Linear(len(names), UNITS), nn.Linear(UNITS, 1, bias=False)
         nn.init.zeros_(outer.weight)
-        module = nn.Sequential(inner, nn.ReLU(), nn.Dropout(DROPOUT), outer)
-        optimizer = torch.optim.AdamW(
-            module.parameters(), lr=LEARNING_RATE, weight_decay=WEIGHT_DECAY
-        )
+        drop, keep = nn.Dropout(DROPOUT), torch.ones(USERS, 1, UNITS)
+        parameters = [*inner.parameters(), *outer.parameters()]
+        optimizer = torch.optim.AdamW(parameters, lr=LEARNING_RATE, weight_decay=WEIGHT_DECAY)
         steps = EPOCHS * -(-len(wanted) // USERS)
         schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, steps)
         for _ in range(EPOCHS):
             for rows in torch.split(torch.randperm(len(wanted)), USERS):
-                scores = base[rows] + module(inputs[rows])[..., 0]
+                # a unit is dropped for all candidates of a user: drawing random numbers for each
+                # candidate took more than half of the time, and gained nothing
+                units = torch.relu(inner(inputs[rows])) * drop(keep[: len(rows)])
+                scores = base[rows] + outer(units)[..., 0]
                 loss = nn.functional.cross_entropy(scores, wanted[rows])
                 optimizer.zero_grad()
                 loss.backward()  # type: ignore[no-untyped-call]

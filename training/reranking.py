@@ -274,13 +274,33 @@ def ranks_by(found: Candidates, scores: NDArray[np.float64]) -> NDArray[np.int64
     return np.asarray(np.where(hit.any(axis=1), before, MISSED), np.int64)
 
 
+@dataclass(frozen=True)
+class Choice:
+    """What `choose` found.
+
+    Attributes:
+        reranker: what to serve, fitted on all users.
+        scores: (n, w) of the candidates, by what is served; those of a fitted reranker are
+            cross-fitted. None if the model's own list is served.
+        info: for the manifest: `users`, and what is `served`; as `parts` the metrics of the
+            reranker (cross-fitted) and of each part (with a network, `linear` is the reranker
+            without it); and `without`, for each source: the `ndcg@10` that the reranker has without
+            its features, what the source `adds` to it, and the standard `error` of that, paired
+            over users, `ABLATED` of them at most; empty without an ablation.
+    """
+
+    reranker: Reranker
+    scores: NDArray[np.float64] | None
+    info: dict[str, Any]
+
+
 def choose(
     found: Candidates,
     shape: Reranker,
     alone: Mapping[str, NDArray[np.int64]],
     *,
     ablate: bool = True,
-) -> tuple[Reranker, dict[str, Any]]:
+) -> Choice:
     """The fitted reranker, unless a source alone is better by NDCG@10.
 
     Differences within two standard errors count as none: the reranker is then served, because the
@@ -294,13 +314,6 @@ def choose(
         shape: its numbers of candidates and nodes are kept.
         alone: name -> (n,) ranks of the next items in the full lists of each part.
         ablate: also fit the reranker without each source, which takes most of the time.
-
-    Returns:
-        What to serve, fitted on all users; and for the manifest: `served`, the metrics of the
-        reranker (`cross-fitted`) and of each part (with a network, `linear` is the reranker without
-        it), and `without`, for each source: the `ndcg@10` that the reranker has without its
-        features, what the source `adds` to it, and the standard `error` of that, paired over users,
-        `ABLATED` of them at most; empty if not `ablate`.
     """
     metrics = {name: _metrics(ranks) for name, ranks in alone.items()}
     servable = {
@@ -309,12 +322,13 @@ def choose(
     ranks = {name: rank_targets(found, reranker) for name, reranker in servable.items()}
     servable[MODEL], ranks[MODEL] = replace(shape, weights={}), alone[MODEL]
     best = max(servable, key=lambda name: gains(ranks[name]).mean())
-    crossed, found = _cross_fit_optional(found, shape)
-    network = False
+    scores, found = _cross_score_optional(found, shape)
+    crossed, network = ranks_by(found, scores), False
     if np.count_nonzero(found.hits.any(axis=1)) >= LEAST_HITS:
-        with_network = cross_fit(found, shape, network=True)
-        if network := _exceeds(with_network, crossed):
-            metrics[LINEAR], crossed = _metrics(crossed), with_network
+        with_network = cross_score(found, shape, network=True)
+        its_ranks = ranks_by(found, with_network)
+        if network := _exceeds(its_ranks, crossed):
+            metrics[LINEAR], scores, crossed = _metrics(crossed), with_network, its_ranks
     servable[RERANKER], ranks[RERANKER] = fit(found, shape, network=network), crossed
     metrics[RERANKER] = _metrics(crossed)
     without = _ablate(found, shape, crossed, network=network) if ablate else {}
@@ -323,7 +337,11 @@ def choose(
         best = RERANKER
     metrics["served"] = _metrics(ranks[best])
     info = {"users": len(found.targets), "served": best, "parts": metrics, "without": without}
-    return servable[best], info
+    served = servable[best]
+    if best == RERANKER:
+        return Choice(served, scores, info)
+    blends = bool(served.weights)
+    return Choice(served, served.score(found.values, found.there) if blends else None, info)
 
 
 def _ablate(
@@ -348,16 +366,18 @@ def _ablate(
     return without
 
 
-def _cross_fit_optional(found: Candidates, shape: Reranker) -> tuple[NDArray[np.int64], Candidates]:
-    """Ranks as by `cross_fit`, and the candidates with the sources that are worth having."""
-    crossed = cross_fit(found, shape)
+def _cross_score_optional(
+    found: Candidates, shape: Reranker
+) -> tuple[NDArray[np.float64], Candidates]:
+    """Scores as by `cross_score`, and the candidates with the sources that are worth having."""
+    scores = cross_score(found, shape)
     if RECENT not in found.values:
-        return crossed, found
+        return scores, found
     rest = {source: values for source, values in found.values.items() if source != RECENT}
     fewer = replace(found, values=rest)
-    others = cross_fit(fewer, shape)
-    if _exceeds(crossed, others):
-        return crossed, found
+    others = cross_score(fewer, shape)
+    if _exceeds(ranks_by(found, scores), ranks_by(found, others)):
+        return scores, found
     return others, fewer
 
 

@@ -39,7 +39,7 @@ from recsys.retrieval.retrieval import FORMAT
 from recsys.semantic_ids.encoder import PLACED
 from recsys.splits import TRAIN
 from recsys.training import sasrec
-from recsys.training.reranking import MISSED, RERANKER, Candidates, choose, fit_new
+from recsys.training.reranking import MISSED, RERANKER, Candidates, Choice, choose, fit_new
 from recsys.training.settings import RetrievalConfig
 from recsys.training.tail import constrain, measure_frontier
 from recsys.training.target import TrainedTarget
@@ -102,11 +102,12 @@ def stage(context: Context) -> Path:
         ranks = {name: _rank(part, examples) for name, part in parts.items()}
         shape = Reranker({}, config.candidates, config.nodes)
         ranks[MODEL] = alone
-        reranker, info["validation"] = choose(found, shape, ranks, ablate=config.ablate)
-        _report(info["validation"])
+        choice = choose(found, shape, ranks, ablate=config.ablate)
+        info["validation"], reranker = choice.info, choice.reranker
+        _report(choice.info)
         if RECENT not in reranker.sources:
             retrieval = replace(retrieval, recent=None)
-        reranker = _meet_tail(reranker, found, dataset, config, info["validation"])
+        reranker = _meet_tail(choice, found, dataset, config)
         if reranker.weights:
             reranker = fit_to_new(retrieval, reranker, dataset, config, workspace, available)
         retrieval = replace(retrieval, reranker=reranker)
@@ -117,20 +118,17 @@ def stage(context: Context) -> Path:
 
 
 def _meet_tail(
-    reranker: Reranker,
-    found: Candidates,
-    dataset: Dataset,
-    config: RetrievalConfig,
-    validation: dict[str, Any],
+    choice: Choice, found: Candidates, dataset: Dataset, config: RetrievalConfig
 ) -> Reranker:
     """The reranker with the penalty that `config.tail_share` wants, if it wants one.
 
-    `validation` gets the `frontier`, and `tail`, the point on it that was chosen.
+    `choice.info` gets the `frontier`, and `tail`, the point on it that was chosen.
 
     Raises:
         ConfigError: the bounds cannot be met.
     """
-    if not reranker.weights:
+    reranker, validation = choice.reranker, choice.info
+    if choice.scores is None:
         if config.tail_share is not None:
             raise ConfigError(
                 "retrieval.tail_share: on validation, the model's own list is better than every "
@@ -139,7 +137,7 @@ def _meet_tail(
         return reranker
     size = len(dataset.item_ids)
     trained = np.bincount(dataset.train_histories.items, minlength=size)
-    points = measure_frontier(found, validation["served"], reranker, trained)
+    points = measure_frontier(found, choice.scores, trained)
     validation["frontier"] = points
     if config.tail_share is None:
         return reranker

@@ -18,34 +18,26 @@ from recsys.errors import ConfigError
 from recsys.evaluation.metrics import coverage_at_k, gini_at_k, novelty_at_k, share_at_k
 from recsys.retrieval.popularity import tail_of
 from recsys.retrieval.reranker import POPULARITY, Reranker
-from recsys.training.reranking import RERANKER, Candidates, cross_score, gains, ranks_by
+from recsys.training.reranking import Candidates, gains, ranks_by
 from recsys.training.validation import TOP
 
 PENALTIES = (0.0, *(0.02 * 1.2**step for step in range(28)))
 
 
 def measure_frontier(
-    found: Candidates, served: str, reranker: Reranker, trained: NDArray[np.int64]
+    found: Candidates, scores: NDArray[np.float64], trained: NDArray[np.int64]
 ) -> list[dict[str, float]]:
     """What each of `PENALTIES` gives.
 
     Args:
         found: validation users.
-        served: what is served, as `choose` names it.
-        reranker: the same, with weights.
+        scores: (n, w) of their candidates, of `choose`.
         trained: (items,) training events.
 
     Returns:
         one point for each: `penalty`, and of the first ten places `tail_share`, `ndcg`, `recall`,
         `coverage`, `gini` and `novelty`.
     """
-    if served == RERANKER:
-        # In the order in which the served reranker was fitted: a network depends on it.
-        sources = [source for source in found.values if source in reranker.sources]
-        network = reranker.network is not None
-        scores = cross_score(found, reranker, sources, network=network)
-    else:
-        scores = reranker.score(found.values, found.there)
     popularity, tail = np.where(found.there, found.values[POPULARITY], 0), tail_of(trained)
     points = []
     for penalty in PENALTIES:

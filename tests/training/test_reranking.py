@@ -80,8 +80,9 @@ def test_a_part_that_ranks_better_alone_is_served():
         found.items, {s: noise.normal(size=found.items.shape) for s in SOURCES}, found.targets
     )
     ranks = np.zeros(60, np.int64)  # the model's own lists are perfect
-    reranker, info = choose(misled, SHAPE, {MODEL: ranks})
-    assert (reranker.weights, info["served"]) == ({}, MODEL)
+    choice = choose(misled, SHAPE, {MODEL: ranks})
+    info = choice.info
+    assert (choice.reranker.weights, choice.scores, info["served"]) == ({}, None, MODEL)
     assert info["parts"]["served"] == {"ndcg@10": 1.0, "recall@10": 1.0}
     assert info["parts"]["reranker"]["ndcg@10"] < 1.0
 
@@ -109,14 +110,14 @@ def test_few_users_put_no_source_before_the_reranker():
     for users in (7, 8):
         found = make({"content": 2.0}, users=users)
         perfect = {MODEL: np.zeros(users, np.int64)}
-        served.append(choose(found, SHAPE, perfect)[1]["served"])
+        served.append(choose(found, SHAPE, perfect).info["served"])
     assert served == ["reranker", MODEL]
 
 
 @pytest.mark.parametrize("users", [1, 2])
 def test_one_user_is_enough_to_choose(users):
     found = make({"content": 2.0}, users=users)
-    info = choose(found, SHAPE, {MODEL: np.full(users, MISSED)})[1]
+    info = choose(found, SHAPE, {MODEL: np.full(users, MISSED)}).info
     assert info["served"] == "reranker"
     assert set(info["parts"]) >= {"reranker", MODEL, "served"}
 
@@ -128,13 +129,13 @@ def test_a_next_item_outside_a_short_list_is_no_hit():
         {source: part[:, :5] for source, part in found.values.items()},
         np.full(40, 99, np.int32),
     )
-    info = choose(few, SHAPE, {MODEL: np.full(40, MISSED)})[1]
+    info = choose(few, SHAPE, {MODEL: np.full(40, MISSED)}).info
     assert info["parts"]["served"] == {"ndcg@10": 0.0, "recall@10": 0.0}
 
 
 def test_each_source_is_left_out_once():
     found = make({"content": 2.0, "vectors": 1.0, "popularity": 1.0})
-    info = choose(found, SHAPE, {MODEL: np.full(USERS, 99)})[1]
+    info = choose(found, SHAPE, {MODEL: np.full(USERS, 99)}).info
     assert info["served"] == "reranker"
     assert set(info["without"]) == set(SOURCES) - {RECENT}
     without = info["without"]
@@ -150,7 +151,8 @@ def test_with_many_users_a_part_of_them_says_what_each_source_adds(monkeypatch):
     found = make({"content": 2.0, "vectors": 1.0})
     names = ["content", "vectors", "popularity"]
     found = replace(found, values={name: found.values[name] for name in names})
-    reranker, info = choose(found, SHAPE, {MODEL: np.full(USERS, 99)})
+    choice = choose(found, SHAPE, {MODEL: np.full(USERS, 99)})
+    reranker, info = choice.reranker, choice.info
     part = found.take(np.sort(np.random.default_rng(0).permutation(USERS)[:300]))
     network = reranker.network is not None
     left = reranking.gains(cross_fit(part, SHAPE, names[1:], network=network))
@@ -163,7 +165,8 @@ def test_with_many_users_a_part_of_them_says_what_each_source_adds(monkeypatch):
 @pytest.mark.parametrize(("weight", "kept"), [(0.0, False), (2.0, True)])
 def test_recent_popularity_is_a_source_only_if_it_gains(weight, kept):
     found = make({"content": 1.0, RECENT: weight})
-    reranker, info = choose(found, SHAPE, {MODEL: np.full(USERS, MISSED)})
+    choice = choose(found, SHAPE, {MODEL: np.full(USERS, MISSED)})
+    reranker, info = choice.reranker, choice.info
     assert (RECENT in reranker.sources) == kept
     assert (RECENT in info["without"]) == kept
 
@@ -175,7 +178,7 @@ def test_a_lead_of_one_source_within_its_error_is_chance():
     slightly[np.flatnonzero(crossed >= 2)[0]] = 0  # better for one user of 900,
     slightly[np.flatnonzero(crossed == 0)[0]] = 1  # and a little worse for another
     served = [
-        choose(found, SHAPE, {MODEL: ranks})[1]["served"]
+        choose(found, SHAPE, {MODEL: ranks}).info["served"]
         for ranks in (slightly, np.maximum(crossed - 1, 0))
     ]
     assert served == ["reranker", MODEL]
@@ -183,7 +186,7 @@ def test_a_lead_of_one_source_within_its_error_is_chance():
 
 def test_metrics_are_those_of_the_ranks():
     found = make({"content": 2.0}, users=40)
-    info = choose(found, SHAPE, {MODEL: np.array([0, 1, 9, 10] * 10)})[1]
+    info = choose(found, SHAPE, {MODEL: np.array([0, 1, 9, 10] * 10)}).info
     gains = (1 + 1 / math.log2(3) + 1 / math.log2(11)) / 4
     assert info["parts"][MODEL] == {"ndcg@10": pytest.approx(gains), "recall@10": 0.75}
 
@@ -199,14 +202,15 @@ def with_interaction(users: int) -> Candidates:
 
 def test_a_network_finds_what_no_sum_of_features_says():
     found = with_interaction(1500)
-    reranker, info = choose(found, SHAPE, {MODEL: np.full(1500, MISSED)})
+    choice = choose(found, SHAPE, {MODEL: np.full(1500, MISSED)})
+    reranker, info = choice.reranker, choice.info
     assert reranker.network is not None
     assert info["served"] == "reranker"
     parts, without = info["parts"], info["without"]
     assert parts["reranker"] == parts["served"]
     assert parts["reranker"]["ndcg@10"] > parts["linear"]["ndcg@10"] + 0.1
     assert without["content"]["adds"] > 0.1 > without["neighbors"]["adds"]
-    again = choose(found, SHAPE, {MODEL: np.full(1500, MISSED)}, ablate=False)[0]
+    again = choose(found, SHAPE, {MODEL: np.full(1500, MISSED)}, ablate=False).reranker
     np.testing.assert_array_equal(again.network.units, reranker.network.units)
 
 
@@ -222,7 +226,8 @@ def test_a_constant_feature_gets_no_weight_in_a_network():
 @pytest.mark.parametrize("users", [40, 900])
 def test_a_network_that_gains_nothing_is_not_served(users):
     found = make({"content": 2.0}, users)
-    reranker, info = choose(found, SHAPE, {MODEL: np.full(users, MISSED)})
+    choice = choose(found, SHAPE, {MODEL: np.full(users, MISSED)})
+    reranker, info = choice.reranker, choice.info
     assert reranker.network is None
     assert "linear" not in info["parts"]
 

@@ -42,16 +42,17 @@ def test_without_a_penalty_the_network_is_the_one_that_was_measured():
     best = np.where(found.there, scores, -np.inf).argmax(axis=1)
     found = replace(found, targets=found.items[np.arange(500), best])
     found = replace(found, values={name: found.values[name] for name in ("popularity", "content")})
-    reranker, info = choose(found, Reranker({}), {MODEL: np.full(500, MISSED)}, ablate=False)
-    assert reranker.network is not None
-    points = measure_frontier(found, info["served"], reranker, trained)
-    assert points[0]["ndcg"] == info["parts"]["reranker"]["ndcg@10"]
+    choice = choose(found, Reranker({}), {MODEL: np.full(500, MISSED)}, ablate=False)
+    assert choice.reranker.network is not None
+    points = measure_frontier(found, choice.scores, trained)
+    assert points[0]["ndcg"] == choice.info["parts"]["reranker"]["ndcg@10"]
 
 
 def test_each_point_is_what_a_plain_sort_gives():
     found, trained = make()
     reranker = Reranker({"content.value": 1.0, "popularity": 0.5})
-    points = measure_frontier(found, "content", reranker, trained)
+    scores = reranker.score(found.values, found.there)
+    points = measure_frontier(found, scores, trained)
     assert len(points) == len(tail.PENALTIES)
     # The head: 80 + 78 + ... until half of 1640 events are reached, the 12 most popular items.
     assert (~tail_of(trained)).sum() == 12
@@ -81,7 +82,8 @@ def test_each_point_is_what_a_plain_sort_gives():
 
 def test_a_larger_penalty_never_takes_places_from_the_tail():
     found, trained = make()
-    points = measure_frontier(found, "content", Reranker({"content.value": 1.0}), trained)
+    scores = np.where(found.there, found.values["content"], -np.inf)
+    points = measure_frontier(found, scores, trained)
     shares = [point["tail_share"] for point in points]
     assert shares == sorted(shares)
     assert shares[-1] > shares[0]
