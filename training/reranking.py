@@ -322,16 +322,16 @@ def choose(
     ranks = {name: rank_targets(found, reranker) for name, reranker in servable.items()}
     servable[MODEL], ranks[MODEL] = replace(shape, weights={}), alone[MODEL]
     best = max(servable, key=lambda name: gains(ranks[name]).mean())
-    scores, found = _cross_score_optional(found, shape)
+    scores, useful = _cross_score_optional(found, shape)
     crossed, network = ranks_by(found, scores), False
     if np.count_nonzero(found.hits.any(axis=1)) >= LEAST_HITS:
-        with_network = cross_score(found, shape, network=True)
+        with_network = cross_score(useful, shape, network=True)
         its_ranks = ranks_by(found, with_network)
         if network := _exceeds(its_ranks, crossed):
             metrics[LINEAR], scores, crossed = _metrics(crossed), with_network, its_ranks
-    servable[RERANKER], ranks[RERANKER] = fit(found, shape, network=network), crossed
+    servable[RERANKER], ranks[RERANKER] = fit(useful, shape, network=network), crossed
     metrics[RERANKER] = _metrics(crossed)
-    without = _ablate(found, shape, crossed, network=network) if ablate else {}
+    without = _ablate(useful, shape, crossed, network=network) if ablate else {}
     few = len(found.targets) < LEAST_USERS
     if few or not _exceeds(ranks[best], crossed, ERRORS):
         best = RERANKER

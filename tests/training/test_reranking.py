@@ -171,6 +171,18 @@ def test_recent_popularity_is_a_source_only_if_it_gains(weight, kept):
     assert (RECENT in info["without"]) == kept
 
 
+def test_recent_popularity_is_served_alone_although_the_reranker_does_without_it():
+    rng = np.random.default_rng(9)  # one of two seeds in sixty where chance has it so
+    items = np.stack([rng.permutation(100)[:30] for _ in range(8)]).astype(np.int32)
+    values = {source: rng.random(items.shape) for source in ("content", RECENT)}
+    drawn = 2 * values[RECENT] + rng.gumbel(size=items.shape)
+    targets = items[np.arange(8), drawn.argmax(axis=1)]
+    choice = choose(Candidates(items, values, targets), SHAPE, {MODEL: np.full(8, MISSED)})
+    assert choice.info["served"] == RECENT not in choice.info["without"]
+    by_value = np.argsort(-values[RECENT], axis=1)
+    np.testing.assert_array_equal(np.argsort(-choice.scores, axis=1), by_value)
+
+
 def test_a_lead_of_one_source_within_its_error_is_chance():
     found = make({"content": 2.0, "vectors": 1.0, "popularity": 1.0})
     crossed = cross_fit(found, SHAPE, [source for source in SOURCES if source != RECENT])
