@@ -202,6 +202,15 @@ class Report:
                     "examples": self.examples.get(name, []),
                 }
 
+    def in_words(self) -> str:
+        """The findings as one line, for an error."""
+        lines = []
+        for row in self.findings():
+            examples = f" (e.g. {'; '.join(row['examples'])})" if row["examples"] else ""
+            otherwise = f"; {row['otherwise']}" if row["otherwise"] else ""
+            lines.append(f"{row['count']:,} {row['found']}{examples}: {row['done']}{otherwise}")
+        return ". ".join(lines)
+
     def as_json(self) -> dict[str, Any]:
         """The report as JSON values."""
         return {

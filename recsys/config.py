@@ -144,8 +144,15 @@ class Settings:
 
     @property
     def seed(self) -> int:
-        """Seed of everything random in the run (default 0)."""
-        return int(_convert(int, self.values.get("seed", 0), "seed"))
+        """Seed of everything random in the run (default 0).
+
+        Raises:
+            ConfigError: not a whole number of at least 0 and below 2^63.
+        """
+        seed = int(_convert(int, self.values.get("seed", 0), "seed"))
+        if not 0 <= seed < 1 << 63:
+            raise ConfigError(f"seed: expected a whole number from 0 to 2^63 - 1, got {seed}")
+        return seed
 
     @property
     def minutes(self) -> float | Literal["auto"] | None:

@@ -82,6 +82,13 @@ def stage(context: Context) -> Path:
     content = sasrec.features(context, dataset) if config.vectors else None
     retrieval = fit(dataset, config, workspace.run("ids"), content)
     available = available_items(dataset.items, int(time.time()))
+    if available is not None and not available.any():
+        say(
+            "retrieval: no item is available now, by the items' columns available, available_from "
+            "and available_until, so that nothing could be recommended. The reranker is fitted as "
+            "if all were. --set data.columns.available_until=none, for example, ignores a column"
+        )
+        available = None
     examples = dataset.examples("valid").servable(available).sample(config.users)
     info: dict[str, Any] = {"fitted_on": "train"}
     if config.tail_share is not None and not len(examples):

@@ -46,6 +46,7 @@ from recsys.training.settings import SasRecConfig, check_sasrec
 from recsys.training.soft_labels import SoftLabels
 from recsys.training.state import whole
 from recsys.training.supervised import (
+    NOTHING_TO_TRAIN_ON,
     budget,
     describe,
     open_checkpoints,
@@ -361,7 +362,7 @@ def _batches(dataset: Dataset, config: SasRecConfig, seed: int) -> TrainingBatch
         seed=seed,
     )
     if not len(batches.windows.first):
-        raise ConfigError("no user has two training events, so there is nothing to train on")
+        raise ConfigError(NOTHING_TO_TRAIN_ON)
     if not config.soft_labels:
         return batches
     soft = SoftLabels.of(dataset.train_histories, len(dataset.item_ids), 8)

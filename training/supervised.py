@@ -27,6 +27,11 @@ from recsys.training.settings import LoopConfig, SasRecConfig, SupervisedConfig
 from recsys.training.state import Checkpoints, Progress
 
 TRAINED = 0.85  # of a stage's time
+NOTHING_TO_TRAIN_ON = (
+    "no user has two training events, so there is nothing to train on. data.split=leave-one-out "
+    "holds out the last two of a user's events, so that some users need four; "
+    "data.split=global-temporal holds out the last events of all"
+)
 Limited = TypeVar("Limited", bound=LoopConfig)
 Sampled = TypeVar("Sampled", bound=SasRecConfig | SupervisedConfig)
 
@@ -86,7 +91,7 @@ def training_batches(
         seed=seed,
     )
     if not len(batches.windows.first):
-        raise ConfigError("no user has two training events, so there is nothing to train on")
+        raise ConfigError(NOTHING_TO_TRAIN_ON)
     return batches
 
 

@@ -188,8 +188,7 @@ class _EventReader:
             time = self.roles.get("timestamp")
             cleaner.finish(time.column if time else None)
         if not left:
-            counts = ", ".join(f"{rule}: {count}" for rule, count in self.report.counts.items())
-            raise DataError(f"{files[0].path}: no usable rows are left ({counts})")
+            raise DataError(f"{files[0].path}: no usable rows are left. {self.report.in_words()}")
 
     def _without_open_quotes(self, table: pa.Table, file: TableFile, damage: Damage) -> pa.Table:
         """Drop rows in which a quote is not closed, so that a value contains other rows."""

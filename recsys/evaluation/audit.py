@@ -109,8 +109,9 @@ def audit(
     examples = select(dataset, config, available)
     if not len(examples):
         raise DataError(
-            f"no user has a target in the {config.split} split; prepare the data with a split that "
-            "asks some"
+            f"no user has a target in the {config.split} split. With data.split=leave-one-out, "
+            "users with three events or more have one; with data.split=global-temporal, users "
+            "with events in its last part"
         )
     trained, items = dataset.train_histories, len(dataset.item_ids)
     heuristics = fit_heuristics(trained, items, dataset.train_times)

@@ -118,7 +118,7 @@ class EvaluationConfig:
     def __post_init__(self) -> None:
         if not self.ks or list(self.ks) != sorted({k for k in self.ks if k > 0}):
             raise ValueError(f"ks: want ascending positive numbers, found {list(self.ks)}")
-        least = {"batch_size": 1, "resamples": 1, "examples": 0}
+        least = {"batch_size": 1, "resamples": 1, "examples": 0, "seed": 0}
         check_bounds(self, "evaluate.", at_least=least, above_zero=["processes", "users", "beams"])
 
     @property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import time
 from collections.abc import Iterable
@@ -15,7 +16,9 @@ import numpy as np
 import pyarrow.parquet as pq
 
 from recsys.artifacts import Output, read_manifest
+from recsys.availability import AVAILABLE, FROM, UNTIL, available_items
 from recsys.bundle import CATALOG, EVAL, QUANTIZER, RETRIEVAL, VALIDATION, load_sasrec
+from recsys.catalog import FILE as ITEMS
 from recsys.catalog import Catalog
 from recsys.config import as_dict
 from recsys.dataset import Dataset
@@ -46,6 +49,7 @@ MODEL, BLENDED = "model", "blended"
 CHUNK = 256  # users per task of a process
 EVERYONE = 1 << 40  # more users than any split has
 WORTH_A_PROCESS = 4000  # users; a process ranks about so many while another one starts
+AVAILABILITY = (AVAILABLE, FROM, UNTIL)
 JSON, HTML, USERS = "report.json", "report.html", "users.parquet"
 
 
@@ -104,7 +108,8 @@ def evaluate_bundle(
         "bundle": read_manifest(bundle_path, "bundle").digest,
         "dataset": Dataset.manifest(dataset_path).digest,
     }
-    output = Output(Path(out_path), KIND, _settings(config), parents, force)
+    settings = _settings(config) | _of_today(Path(bundle_path) / CATALOG / ITEMS)
+    output = Output(Path(out_path), KIND, settings, parents, force)
     if not output.is_current():
         _write(Path(bundle_path), Path(dataset_path), config, output)
     _show(json.loads((Path(out_path) / JSON).read_text(encoding="utf-8")))
@@ -293,6 +298,18 @@ def _settings(config: EvaluationConfig) -> dict[str, Any]:
     settings = as_dict(config)
     del settings["processes"]
     return settings
+
+
+def _of_today(items: Path) -> dict[str, str]:
+    """A digest of which items are available now, if that changes with time; else nothing."""
+    names = pq.read_schema(items).names if items.is_file() else []
+    used = [name for name in AVAILABILITY if name in names]
+    if FROM not in used and UNTIL not in used:
+        return {}
+    table = pq.read_table(items, columns=used)
+    found = available_items(table, int(time.time()))
+    available = np.ones(len(table), np.bool_) if found is None else found
+    return {"available": hashlib.sha256(np.packbits(available).tobytes()).hexdigest()[:16]}
 
 
 def _check_catalog(catalog: Catalog, dataset: Dataset) -> None:

@@ -898,3 +898,14 @@ def test_every_source_is_in_help_settings_and_docs(source):
     assert source in CliRunner(env={"COLUMNS": "200"}).invoke(app, ["prepare", "--help"]).stdout
     assert source in DataConfig.__doc__
     assert f"`{source}`" in (root / "data" / "README.md").read_text(encoding="utf-8")
+
+
+def test_an_export_of_which_nothing_is_left_names_the_rule_and_the_setting(tmp_path):
+    file = tmp_path / "events.csv"
+    file.write_text("customer,sku,bought_at\n" + "".join(
+        f"c{row % 5},s{row % 7},{32_503_680_000 + row}\n" for row in range(40)
+    ))  # fmt: skip
+    says = r"events\.csv: no usable rows are left.*40 rows have a time .*in the future \(e\.g\. "
+    with pytest.raises(DataError, match=says) as error:
+        read("table", str(file))
+    assert "--set data.clean.impossible_times=false keeps them" in str(error.value)

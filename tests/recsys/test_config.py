@@ -218,6 +218,12 @@ def test_a_name_that_could_leave_its_folder_is_refused(name):
         _ = Settings.load(None, ["seed=dice"]).seed
 
 
+@pytest.mark.parametrize("seed", [-1, 1 << 63, "many"])
+def test_a_seed_out_of_range_is_refused_by_name(seed):
+    with pytest.raises(ConfigError, match="seed"):
+        _ = Settings({"seed": seed}).seed
+
+
 def test_as_dict_is_plain_and_reads_back():
     section = Section(path=Path("a/b"), ks=(3,), inner=Inner(8), extra={"p": Path("c"), "t": (1,)})
     values = as_dict(section)

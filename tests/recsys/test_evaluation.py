@@ -737,6 +737,20 @@ def test_an_up_to_date_report_is_shown_but_not_recomputed(context, capsys):
     assert FakeRecommender.loaded == before + 2
 
 
+def test_a_report_is_made_again_once_other_items_are_available(context, monkeypatch):
+    (context.workspace.bundle / "catalog").mkdir()
+    until = [2_000_000_000 + 10 * i for i in range(ITEMS)]
+    table = pa.table({"item_id": [f"i{i}" for i in range(ITEMS)], "available_until": until})
+    pq.write_table(table, context.workspace.bundle / "catalog" / "items.parquet")
+    loaded = []
+    for now in (1.9e9, 1.95e9, 2e9 + 5, 2e9 + 9, 3e9):
+        monkeypatch.setattr(run.time, "time", lambda now=now: now)
+        before = FakeRecommender.loaded
+        run.stage(context)
+        loaded.append(FakeRecommender.loaded - before)
+    assert loaded == [1, 0, 1, 0, 1]  # the first item expires at 2e9, the last one before 3e9
+
+
 def test_beams_and_batch_size_reach_the_model(context, monkeypatch, tmp_path):
     made = []
     plain = FakeRecommender.load.__func__

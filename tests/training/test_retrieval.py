@@ -149,6 +149,18 @@ def test_the_tail_is_chosen_on_items_that_are_available(context, make_context, s
     assert found == pytest.approx(point["tail_share"], abs=0.02)
 
 
+def test_where_no_item_is_available_the_reranker_is_fitted_as_if_all_were(context, shop, capsys):
+    dataset = shop.chain_dataset()
+    expired = dataset.items.append_column("available_until", pa.array([1.7e9] * shop.ITEMS))
+    shop.write_parents(
+        context.workspace, dataset=Dataset(dataset.interactions, dataset.split, expired)
+    )
+    target.stage(context)
+    validation = read_manifest(retrieval.stage(context)).info["validation"]
+    assert validation["users"] == len(dataset.examples("valid"))
+    assert "no item is available now" in capsys.readouterr().err
+
+
 def test_a_run_without_retrieval_makes_a_bundle_without(context):
     draft.stage(context)
     folder = bundle.stage(context)
