@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from recsys.data.raw import RawData, distinct
 from recsys.data.raw import numbered as numbers_of
+from recsys.data.report import RULES
 from recsys.errors import ConfigError, DataError
 
 Duplicates = Literal["keep", "drop-exact", "keep-first", "drop-near"]
@@ -250,7 +251,9 @@ def drop_short(raw: RawData, minimum: int) -> RawData:
 
 def nothing_left(reason: str) -> DataError:
     """The error for a rule that drops every row."""
-    return DataError(f"no events are left after {reason.removesuffix('_dropped')!r}")
+    rule = RULES.get(reason) or RULES.get(f"{reason}_dropped")
+    why = f": {rule.found}, and are {rule.done}; --set {rule.otherwise}" if rule else ""
+    return DataError(f"no events are left after {reason.removesuffix('_dropped')!r}{why}")
 
 
 def _pairs(user: NDArray[np.int64], other: NDArray[np.int64]) -> NDArray[np.int64]:

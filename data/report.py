@@ -203,9 +203,11 @@ class Report:
                 }
 
     def in_words(self) -> str:
-        """The findings as one line, for an error."""
+        """Why rows were left out, as one line, for an error."""
         lines = []
         for row in self.findings():
+            if not row["done"].startswith(("dropped", "skipped", "not used")):
+                continue
             examples = f" (e.g. {'; '.join(row['examples'])})" if row["examples"] else ""
             otherwise = f"; {row['otherwise']}" if row["otherwise"] else ""
             lines.append(f"{row['count']:,} {row['found']}{examples}: {row['done']}{otherwise}")

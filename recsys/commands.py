@@ -418,6 +418,7 @@ def audit(
     from rich.console import Console
     from rich.table import Table
 
+    from recsys.availability import digest_of_available, this_minute
     from recsys.dataset import Dataset
     from recsys.errors import ArtifactError
     from recsys.evaluation.audit import audit as find
@@ -430,7 +431,8 @@ def audit(
     path = dataset or context.workspace.dataset
     data, digest = Dataset.load(path), Dataset.manifest(path).digest
     config = context.settings.section("evaluate", EvaluationConfig)
-    known, config = read_report(report or context.workspace.report, digest, config)
+    available = digest_of_available(data.items, this_minute())
+    known, config = read_report(report or context.workspace.report, digest, config, available)
     if report is not None and known is None:
         raise ArtifactError(
             f"--report {report}: no report of {path} and of the {config.split} split; run "

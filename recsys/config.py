@@ -100,7 +100,9 @@ class Settings:
             for key in values:
                 if key not in allowed:
                     raise ConfigError(_unknown("section", str(key), allowed))
-        return cls(values, frozenset(given))
+        settings = cls(values, frozenset(given))
+        _ = settings.seed  # reading checks it
+        return settings
 
     def merged(self, sections: Mapping[str, Mapping[str, object]]) -> Settings:
         """These settings with other values; sections as in `load`."""

@@ -27,7 +27,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from recsys import arguments
-from recsys.availability import depends_on_time, standing_rule
+from recsys.availability import MINUTE, depends_on_time, standing_rule
 from recsys.bundle import Bundle
 from recsys.constraint import ItemTrie
 from recsys.constraint.attributes import Attributes
@@ -50,7 +50,6 @@ from recsys.retrieval.later import LaterItems
 __all__ = ["Epoch", "Epochs", "NewItem"]
 
 T = TypeVar("T", bound=np.generic)
-MINUTE = 60  # seconds; availability by time is looked up once a minute
 _FORGET = 4096  # removed items below which compaction is not worth its time
 _HIDDEN = 1 / 8  # share of hidden items above which the trie is built anew
 

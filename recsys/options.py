@@ -26,7 +26,9 @@ Overrides = Annotated[
     list[str] | None,
     typer.Option("--set", help="Override one setting, as section.key=value. Repeatable."),
 ]
-Seed = Annotated[int | None, typer.Option("--seed", help="Seed of everything random (default 0).")]
+Seed = Annotated[
+    int | None, typer.Option("--seed", min=0, help="Seed of everything random (default 0).")
+]
 Name = Annotated[
     str | None,
     typer.Option("--name", help="Name of the run; names the folders under $RECSYS_HOME (var/)."),

@@ -86,7 +86,8 @@ def stage(context: Context) -> Path:
         say(
             "retrieval: no item is available now, by the items' columns available, available_from "
             "and available_until, so that nothing could be recommended. The reranker is fitted as "
-            "if all were. --set data.columns.available_until=none, for example, ignores a column"
+            "if all were. Data prepared with --set data.columns.available_until=none, for example, "
+            "ignore a column"
         )
         available = None
     examples = dataset.examples("valid").servable(available).sample(config.users)

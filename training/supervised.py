@@ -28,9 +28,10 @@ from recsys.training.state import Checkpoints, Progress
 
 TRAINED = 0.85  # of a stage's time
 NOTHING_TO_TRAIN_ON = (
-    "no user has two training events, so there is nothing to train on. data.split=leave-one-out "
-    "holds out the last two of a user's events, so that some users need four; "
-    "data.split=global-temporal holds out the last events of all"
+    "no user has two training events, so there is nothing to train on. With "
+    "data.split=leave-one-out, a user with three events keeps one for training, and users with "
+    "two, or with four or more, keep at least two; data.split=global-temporal splits the events "
+    "of all users at the same dates"
 )
 Limited = TypeVar("Limited", bound=LoopConfig)
 Sampled = TypeVar("Sampled", bound=SasRecConfig | SupervisedConfig)

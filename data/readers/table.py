@@ -188,7 +188,8 @@ class _EventReader:
             time = self.roles.get("timestamp")
             cleaner.finish(time.column if time else None)
         if not left:
-            raise DataError(f"{files[0].path}: no usable rows are left. {self.report.in_words()}")
+            where = files[0].path if len(files) == 1 else files[0].path.parent
+            raise DataError(f"{where}: no usable rows are left. {self.report.in_words()}")
 
     def _without_open_quotes(self, table: pa.Table, file: TableFile, damage: Damage) -> pa.Table:
         """Drop rows in which a quote is not closed, so that a value contains other rows."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import math
-import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -20,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recsys.artifacts import read_manifest
-from recsys.availability import available_items
+from recsys.availability import available_items, this_minute
 from recsys.config import build
 from recsys.dataset import Dataset, Examples
 from recsys.errors import ArtifactError, DataError
@@ -105,13 +104,13 @@ def audit(
     if config.users is None and report is None:
         config = replace(config, users=MOST_USERS)
     config = replace(config, ks=(config.headline_k,))
-    available = available_items(dataset.items, int(time.time()))  # as the report's lists
+    available = available_items(dataset.items, this_minute())  # as the report's lists
     examples = select(dataset, config, available)
     if not len(examples):
         raise DataError(
-            f"no user has a target in the {config.split} split. With data.split=leave-one-out, "
-            "users with three events or more have one; with data.split=global-temporal, users "
-            "with events in its last part"
+            f"no user has a target in the {config.split} split. data.split=leave-one-out holds "
+            "out an event of users with three events or more that are not only views, say; "
+            "data.split=global-temporal asks users with events in its last part"
         )
     trained, items = dataset.train_histories, len(dataset.item_ids)
     heuristics = fit_heuristics(trained, items, dataset.train_times)
@@ -140,16 +139,18 @@ def audit(
 
 
 def read_report(
-    path: Path, dataset: str, config: EvaluationConfig
+    path: Path, dataset: str, config: EvaluationConfig, available: str | None = None
 ) -> tuple[Mapping[str, Any] | None, EvaluationConfig]:
     """The report at `path`, and the protocol by which its users were measured.
 
-    None and `config` if there is no report of this data set (a digest) and of the split of
-    `config`.
+    None and `config` if there is no report of this data set (a digest), of the split of `config`
+    and of the items that are `available` now (`digest_of_available`).
     """
     try:
-        read_manifest(path, "evaluation")
+        manifest = read_manifest(path, "evaluation")
     except ArtifactError:
+        return None, config
+    if manifest.config.get("available") != available:
         return None, config
     report = json.loads((path / "report.json").read_text(encoding="utf-8"))
     if (report["made_from"].get("dataset"), report["split"]) != (dataset, config.split):
@@ -226,8 +227,8 @@ def _shortcuts(result: Result, best: Mapping[str, Mapping[str, Any]]) -> Finding
             "unknown",
             figures,
             f"Recall@{k} of the trivial heuristics: {listed}.",
-            "There is no report of this data set and split to compare them with: run recsys "
-            "evaluate first.",
+            "There is no report of this data set, this split and the items available now to "
+            "compare them with, or all its lists miss: run recsys evaluate first.",
         )
     figures["best_known"] = {m: [row["ranker"], row["mean"]] for m, row in best.items()}
     figures["share"] = {mode: round(share, 6) for mode, (share, _) in shares.items()}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import time
 from collections.abc import Iterable
@@ -16,7 +15,7 @@ import numpy as np
 import pyarrow.parquet as pq
 
 from recsys.artifacts import Output, read_manifest
-from recsys.availability import AVAILABLE, FROM, UNTIL, available_items
+from recsys.availability import AVAILABLE, FROM, UNTIL, digest_of_available, this_minute
 from recsys.bundle import CATALOG, EVAL, QUANTIZER, RETRIEVAL, VALIDATION, load_sasrec
 from recsys.catalog import FILE as ITEMS
 from recsys.catalog import Catalog
@@ -49,7 +48,6 @@ MODEL, BLENDED = "model", "blended"
 CHUNK = 256  # users per task of a process
 EVERYONE = 1 << 40  # more users than any split has
 WORTH_A_PROCESS = 4000  # users; a process ranks about so many while another one starts
-AVAILABILITY = (AVAILABLE, FROM, UNTIL)
 JSON, HTML, USERS = "report.json", "report.html", "users.parquet"
 
 
@@ -98,7 +96,7 @@ def evaluate_bundle(
     """Evaluate a bundle and the baselines, and print the tables; returns `out_path`.
 
     Writes `report.json`, `report.html` and `users.parquet` there, unless a report of the same
-    bundle, data and configuration exists.
+    bundle, data, configuration and available items exists.
 
     Raises:
         ArtifactError: a missing or damaged artifact, or a bundle of another catalog.
@@ -301,15 +299,11 @@ def _settings(config: EvaluationConfig) -> dict[str, Any]:
 
 
 def _of_today(items: Path) -> dict[str, str]:
-    """A digest of which items are available now, if that changes with time; else nothing."""
+    """Which items are available now, as a setting of the report, if that changes with time."""
     names = pq.read_schema(items).names if items.is_file() else []
-    used = [name for name in AVAILABILITY if name in names]
-    if FROM not in used and UNTIL not in used:
-        return {}
-    table = pq.read_table(items, columns=used)
-    found = available_items(table, int(time.time()))
-    available = np.ones(len(table), np.bool_) if found is None else found
-    return {"available": hashlib.sha256(np.packbits(available).tobytes()).hexdigest()[:16]}
+    used = [name for name in (AVAILABLE, FROM, UNTIL) if name in names]
+    found = digest_of_available(pq.read_table(items, columns=used), this_minute()) if used else None
+    return {} if found is None else {"available": found}
 
 
 def _check_catalog(catalog: Catalog, dataset: Dataset) -> None:

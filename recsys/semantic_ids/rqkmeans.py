@@ -73,7 +73,7 @@ class RQKMeans(Quantizer):
                     size,
                     niter=config.iterations,
                     nredo=config.restarts,
-                    seed=seed + level,
+                    seed=(seed + level) % (1 << 31),  # an int in C
                     min_points_per_centroid=1,
                     max_points_per_centroid=1 << 16,
                 )

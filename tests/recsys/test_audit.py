@@ -173,6 +173,8 @@ def test_the_command_reads_a_report_of_the_same_data_and_split(tmp_path, monkeyp
     assert read_report(report, "another", CONFIG) == (None, CONFIG)
     valid = EvaluationConfig(split="valid")
     assert read_report(report, digest, valid) == (None, valid)
+    assert read_report(report, digest, CONFIG)[0] is not None
+    assert read_report(report, digest, CONFIG, "of today") == (None, CONFIG)
 
 
 def test_a_planted_copy_differs_in_the_last_event_of_each_user():

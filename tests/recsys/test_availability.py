@@ -7,7 +7,7 @@ import pyarrow as pa
 import pytest
 
 from recsys.artifacts import write_artifact
-from recsys.availability import available_items
+from recsys.availability import available_items, digest_of_available
 from recsys.bundle import CATALOG, KIND, PROMPTS, RETRIEVAL, TARGET
 from recsys.catalog import Catalog
 from recsys.dataset import AVAILABILITY
@@ -180,3 +180,12 @@ def test_a_text_column_of_that_name_is_no_rule(folder, tmp_path, clock):
     words = words.drop_columns(["available_from", "available_until"])
     object.__setattr__(bundle, "catalog", Catalog(words, CODES))
     assert Epochs(bundle, clock=clock).current.alive.all()
+
+
+def test_the_digest_changes_with_what_is_available():
+    dated = pa.table({"item_id": ["a", "b"], "available_until": [10.0, 20.0]})
+    digests = [digest_of_available(dated, now) for now in (0, 9, 10, 19, 20)]
+    assert digests[0] == digests[1] != digests[2] == digests[3] != digests[4]
+    assert digests[4] != digests[0]
+    assert digest_of_available(pa.table({"item_id": ["a"], "available": [False]}), 0) is None
+    assert digest_of_available(pa.table({"item_id": ["a"], "available_from": ["soon"]}), 0) is None

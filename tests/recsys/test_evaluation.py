@@ -210,6 +210,9 @@ def test_the_users_of_the_gate_are_counted_without_models(shop):
     counted = count_compared(replace(shop, items=stock[0]), stock[1].slice(0, ITEMS - 3), now=0)
     assert counted == compared < len(shop.examples("test"))
     assert count_compared(shop, shop.items, now=0) == len(shop.examples("test"))
+    expired = shop.items.append_column("available_until", pa.array([5.0] * ITEMS))
+    assert count_compared(replace(shop, items=expired), shop.items, now=4) > 0
+    assert count_compared(replace(shop, items=expired), shop.items, now=5) == 0
 
 
 def test_baselines_of_available_items_are_those_of_a_catalog(shop, monkeypatch):
@@ -743,12 +746,12 @@ def test_a_report_is_made_again_once_other_items_are_available(context, monkeypa
     table = pa.table({"item_id": [f"i{i}" for i in range(ITEMS)], "available_until": until})
     pq.write_table(table, context.workspace.bundle / "catalog" / "items.parquet")
     loaded = []
-    for now in (1.9e9, 1.95e9, 2e9 + 5, 2e9 + 9, 3e9):
+    for now in (1.9e9, 1.95e9, 2e9 + 60, 2e9 + 90, 3e9):
         monkeypatch.setattr(run.time, "time", lambda now=now: now)
         before = FakeRecommender.loaded
         run.stage(context)
         loaded.append(FakeRecommender.loaded - before)
-    assert loaded == [1, 0, 1, 0, 1]  # the first item expires at 2e9, the last one before 3e9
+    assert loaded == [1, 0, 1, 0, 1]  # from 2e9 on, items expire by full minutes, such as 2e9 + 40
 
 
 def test_beams_and_batch_size_reach_the_model(context, monkeypatch, tmp_path):

@@ -56,6 +56,12 @@ def test_residual_codes_equal_a_plain_python_loop(seed, items, sizes, dim):
         np.testing.assert_allclose(latent - rest, decode(row[None], centroids)[0], atol=1e-5)
 
 
+def test_rq_kmeans_takes_any_seed_of_a_run():
+    features = np.random.default_rng(0).normal(size=(40, 4)).astype(np.float32)
+    found = RQKMeans.fit(features, [4, 4], RQKMeansConfig(iterations=2, restarts=1), (1 << 63) - 1)
+    assert [len(book) for book in found.centroids] == [4, 4]
+
+
 def test_each_level_of_rq_kmeans_clusters_what_the_last_one_left():
     features = blobs()
     quantizer = fit("rq-kmeans", features)
