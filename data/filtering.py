@@ -252,7 +252,8 @@ def drop_short(raw: RawData, minimum: int) -> RawData:
 def nothing_left(reason: str) -> DataError:
     """The error for a rule that drops every row."""
     rule = RULES.get(reason) or RULES.get(f"{reason}_dropped")
-    why = f": {rule.found}, and are {rule.done}; --set {rule.otherwise}" if rule else ""
+    why = f": {rule.found}, and are {rule.done}" if rule else ""
+    why += f"; --set {rule.otherwise}" if rule and rule.otherwise else ""
     return DataError(f"no events are left after {reason.removesuffix('_dropped')!r}{why}")
 
 

@@ -19,6 +19,7 @@ from recsys.data.behaviours import Types, choose_types, report_types
 from recsys.data.cleaning import CleanConfig
 from recsys.data.report import EXAMPLES, Report
 from recsys.dataset import DISLIKED_COLUMNS
+from recsys.errors import DataError
 from recsys.event_names import normalised
 from recsys.interactions import Behaviour, Role
 
@@ -110,6 +111,9 @@ class HistoryCleaner:
         names: of the event types in the source; empty if it has none.
         roles: name -> role, from the settings.
         report: is increased by what is done.
+
+    Raises:
+        DataError: every user is a placeholder, a test or a bot; the message has the rules.
     """
 
     def __init__(
@@ -122,6 +126,8 @@ class HistoryCleaner:
     ) -> None:
         self._config, self._report = config, report
         self._unwanted = unwanted_users(facts, config, report)
+        if len(self._unwanted) and self._unwanted.all():
+            raise DataError(f"no events are left. {report.in_words()}")
         types = Types((), [])
         if names:
             types = choose_types(names, roles, facts.repeated, len(facts.user_ids))

@@ -206,7 +206,7 @@ class Report:
         """Why rows were left out, as one line, for an error."""
         lines = []
         for row in self.findings():
-            if not row["done"].startswith(("dropped", "skipped", "not used")):
+            if not row["rule"].endswith(("_dropped", "_skipped")):
                 continue
             examples = f" (e.g. {'; '.join(row['examples'])})" if row["examples"] else ""
             otherwise = f"; {row['otherwise']}" if row["otherwise"] else ""

@@ -207,14 +207,12 @@ def _cleaned(
     Negative events are appended to `disliked`.
     """
     rows, of_user = _Rows(work), np.zeros(users, np.int64)
-    left = "rows_below_min_rating_dropped" if cleaner is None else "events_of_bots_dropped"
+    left = "rows_below_min_rating_dropped" if cleaner is None else "negative_events_dropped"
     for columns in _by_whole_users(batches):
         if cleaner is not None:
             columns = _where(columns, cleaner.wanted(columns["user"]))
             if not len(columns["user"]):
                 continue
-            if left == "events_of_bots_dropped":
-                left = "negative_events_dropped"
         if rules.min_rating is not None and "rating" not in columns:
             raise filtering.no_ratings(rules.min_rating)
         others = [columns["rating"].view(np.int32).astype(np.int64)] if "rating" in columns else []

@@ -435,8 +435,8 @@ def audit(
     known, config = read_report(report or context.workspace.report, digest, config, available)
     if report is not None and known is None:
         raise ArtifactError(
-            f"--report {report}: no report of {path} and of the {config.split} split; run "
-            "`recsys evaluate` or leave it out"
+            f"--report {report}: no report of {path}, of the {config.split} split and of the items "
+            "available now; run `recsys evaluate` or leave it out"
         )
     leaks = [check_canary(context, data)] if canary else []
     found = {"dataset": str(path), **find(data, config, known, leaks)}

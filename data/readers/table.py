@@ -189,7 +189,8 @@ class _EventReader:
             cleaner.finish(time.column if time else None)
         if not left:
             where = files[0].path if len(files) == 1 else files[0].path.parent
-            raise DataError(f"{where}: no usable rows are left. {self.report.in_words()}")
+            reasons = self.report.in_words()
+            raise DataError(f"{where}: no usable rows are left" + (reasons and f". {reasons}"))
 
     def _without_open_quotes(self, table: pa.Table, file: TableFile, damage: Damage) -> pa.Table:
         """Drop rows in which a quote is not closed, so that a value contains other rows."""

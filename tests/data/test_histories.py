@@ -19,7 +19,9 @@ from recsys.data.histories import (
     negative_rating,
     unwanted_users,
 )
+from recsys.data.prepare import DataConfig, build
 from recsys.data.report import Report
+from recsys.errors import DataError
 
 NAMES = ("view", "cart", "purchase", "return")
 HALF_HOUR = 1800
@@ -171,3 +173,16 @@ def test_an_event_counts_as_before_itself() -> None:
     assert before_negative(user, item, np.array([False, True, False])).tolist() == [
         True, True, False,
     ]  # fmt: skip
+
+
+def test_where_nobody_is_a_person_the_error_names_the_rule_that_says_so(tmp_path) -> None:
+    file = tmp_path / "events.csv"
+    users = ("guest", "anonymous")
+    rows = [f"{user},s{n % 7},{1_700_000_000 + 86_400 * n}" for n in range(60) for user in users]
+    file.write_text("\n".join(["user,item,timestamp", *rows]))
+    says = r"no events are left\. 120 events belong to a user"
+    with pytest.raises(DataError, match=says) as error:
+        build(DataConfig(source="table", path=str(file)))
+    assert "'guest'" in str(error.value)
+    assert "--set data.clean.placeholder_users=false keeps them" in str(error.value)
+    assert "bots" not in str(error.value)

@@ -747,7 +747,7 @@ def test_a_report_is_made_again_once_other_items_are_available(context, monkeypa
     pq.write_table(table, context.workspace.bundle / "catalog" / "items.parquet")
     loaded = []
     for now in (1.9e9, 1.95e9, 2e9 + 60, 2e9 + 90, 3e9):
-        monkeypatch.setattr(run.time, "time", lambda now=now: now)
+        monkeypatch.setattr("time.time", lambda now=now: now)
         before = FakeRecommender.loaded
         run.stage(context)
         loaded.append(FakeRecommender.loaded - before)
