@@ -5,9 +5,8 @@
 Puts a target of another preset, with random weights, into a copy of the bundle, and evaluates it as
 the command does, retrieval, blend, baselines and report included. First a sample of the lists is
 compared with those that requests get one by one. As other work on the machine stretches the clock,
-processor seconds are counted too: of this process, which works alone, and of those that search,
-which share the work; the sum of the first and of the second over their number is what quiet cores
-would take. The validation split, always. One JSON line at the end.
+processor seconds of all processes are counted too. The validation split, always. One JSON line at
+the end.
 """
 
 from __future__ import annotations
@@ -62,9 +61,8 @@ def main() -> None:
             rows.append({"dtype": dtype, **measure(bundle, options.dataset, config, Path(folder))})
             row = rows[-1]
             print(
-                f"{dtype}: {row['users']} users in {row['seconds']:.0f} s by the clock; processor "
-                f"{row['alone_cpu']:.1f} s alone + {row['search_cpu']:.1f} s of search, "
-                f"{row['quiet_seconds']:.1f} s on {options.processes} quiet cores"
+                f"{dtype}: {row['users']} users in {row['seconds']:.0f} s by the clock, "
+                f"{row['cpu']:.0f} s of processors"
             )
     about = {"preset": options.preset, "parameters": parameters, "processes": options.processes}
     print(json.dumps({**about, "beams": 20, "rows": rows, **environment()}))
@@ -104,24 +102,23 @@ def measure(
     bundle: Path, dataset: Path, config: EvaluationConfig, folder: Path
 ) -> dict[str, float | int]:
     """Seconds of one evaluation."""
-    before, start, alone = searching(), time.perf_counter(), time.process_time()
+    before, start = processor_seconds(), time.perf_counter()
     path = evaluate_bundle(bundle, dataset, config, folder / "report", force=True)
-    seconds, alone = time.perf_counter() - start, time.process_time() - alone
-    search = searching() - before
+    seconds = time.perf_counter() - start
+    time.sleep(3)  # processes that have ranked may still be ending
     document = json.loads((path / "report.json").read_text(encoding="utf-8"))
     return {
         "users": document["data"]["users_evaluated"],
         "seconds": round(seconds, 1),
-        "alone_cpu": round(alone, 1),
-        "search_cpu": round(search, 1),
-        "quiet_seconds": round(alone + search / (config.processes or 1), 1),
+        "cpu": round(processor_seconds() - before, 1),
     }
 
 
-def searching() -> float:
-    """Processor seconds of processes that have ended."""
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime
+def processor_seconds() -> float:
+    """Of this process, and of those that it has started and that have ended."""
+    kinds = resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN
+    used = [resource.getrusage(kind) for kind in kinds]
+    return sum(one.ru_utime + one.ru_stime for one in used)
 
 
 if __name__ == "__main__":

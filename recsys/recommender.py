@@ -331,7 +331,7 @@ class Recommender:
         *,
         beams: int | None = None,
         blend: bool | None = None,
-        batch_size: int = 64,
+        batch_size: int = 32,
         advance: Callable[[int], None] | None = None,
     ) -> list[tuple[Ranked, Ranked]]:
         """Top-k of many histories of dense items, for several values of `exclude_seen`.

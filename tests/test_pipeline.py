@@ -7,9 +7,13 @@ import time
 from dataclasses import replace
 
 import pytest
+import torch
 from starlette.testclient import TestClient
 
 from recsys.config import Settings
+from recsys.evaluation import run as evaluation
+from recsys.evaluation.new_items import LEAST_USERS
+from recsys.evaluation.protocol import EvaluationConfig
 from recsys.pipeline import STAGES, Context
 from recsys.pipeline import run as run_stages
 from recsys.recommender import Recommender, RecommendRequest
@@ -62,6 +66,22 @@ def test_a_restarted_recommender_gives_the_same_bits(road):
     again = Recommender.load(context.workspace.bundle)
     request = [RecommendRequest(history, 10)]
     assert first.recommend_batch(request) == again.recommend_batch(request)
+
+
+def test_evaluation_in_two_processes_writes_the_same_report(road, tmp_path, monkeypatch):
+    context, _ = road
+    monkeypatch.setattr(evaluation, "CHUNK", 16)  # so that each process ranks some
+    threads = torch.get_num_threads()
+    reports = []
+    for processes in (1, 2):
+        config = EvaluationConfig(ks=(1, 10), resamples=20, processes=processes)
+        workspace, out = context.workspace, tmp_path / str(processes)
+        evaluation.evaluate_bundle(workspace.bundle, workspace.dataset, config, out)
+        reports.append(json.loads((out / evaluation.JSON).read_text(encoding="utf-8")))
+        assert reports[-1]["protocol"].pop("processes") == processes
+    assert reports[0] == reports[1]
+    assert reports[0]["new_items"]["users"] >= LEAST_USERS
+    assert torch.get_num_threads() == threads
 
 
 def test_a_new_item_is_placed_by_what_it_is_and_recommended(road):

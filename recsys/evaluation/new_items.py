@@ -8,7 +8,7 @@ served, once so and once with the catalog as it is.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,26 +34,35 @@ LEAST_USERS = 20  # whose next event is on one of them; figures of fewer say not
 AS_NEW, CONTENT, AS_KNOWN = "served, as new items", "content-kNN", "served, with their events"
 
 
-def evaluate_new_items(
-    recommender: Recommender,
-    bundle: Path,
-    dataset: Dataset,
-    config: EvaluationConfig,
-    result: Result,
-) -> dict[str, Any] | None:
-    """Serve a share of the items as if they were new.
+@dataclass(frozen=True)
+class NewItemLists:
+    """Lists of the users whose next event is on an item that counts as new.
+
+    Attributes:
+        items: how many items count as new.
+        rows: (n,) places of these users among those that are evaluated.
+        lists: by ranker, (n, k) items and the target of each user.
+    """
+
+    items: int
+    rows: NDArray[np.int64]
+    lists: dict[str, tuple[NDArray[np.int32], Histories]]
+
+
+def rank_with_new_items(
+    recommender: Recommender, bundle: Path, dataset: Dataset, config: EvaluationConfig
+) -> NewItemLists | None:
+    """Recommend from a catalog of which a share of the items is new, by content.
 
     Args:
         recommender: of the bundle under test; it does not change.
         bundle: the bundle's directory.
         dataset: of the evaluation.
         config: the protocol.
-        result: of the whole evaluation, whose first ranker is what is served.
 
     Returns:
-        `items` and `users`, their numbers; `share`, of the items; `k`; and `figures`, one row per
-        ranker and metric with `mean`, `low` and `high`, seen items left out. None if new items
-        cannot be placed or have no content, or if too few users have one of them next.
+        None if new items cannot be placed or have no content, or if too few users have one of them
+        next.
     """
     retrieval, placed = recommender.retrieval, bundle / CATALOG / ITEM_ENCODER / PLACED
     if retrieval is None or "masked" not in config.seen_modes or not placed.is_file():
@@ -75,23 +84,40 @@ def evaluate_new_items(
     found, _ = _with_new_items(recommender, new).rank(
         renumbered.histories, k, beams=config.beams, batch_size=config.batch_size
     )
-    served = next(iter(result.rankings.values()))["masked"].items[rows, :k]
     lists = {
         AS_NEW: (found, renumbered.targets),
         CONTENT: (_nearest(retrieval, without_new, k), known.targets),
-        AS_KNOWN: (served, known.targets),
     }
+    return NewItemLists(len(new.chosen), rows, lists)
+
+
+def measure_new_items(found: NewItemLists | None, result: Result) -> dict[str, Any] | None:
+    """Figures of lists with new items, beside those of the catalog as it is.
+
+    Args:
+        found: what `rank_with_new_items` returned.
+        result: of the whole evaluation, whose first ranker is what is served.
+
+    Returns:
+        `items` and `users`, their numbers; `share`, of the items; `k`; and `figures`, one row per
+        ranker and metric with `mean`, `low` and `high`, seen items left out. None without lists.
+    """
+    if found is None:
+        return None
+    config, k = result.config, result.config.headline_k
+    served = next(iter(result.rankings.values()))["masked"].items[found.rows, :k]
+    targets = result.targets["next"].take(found.rows)
     figures = []
-    for name, (listed, targets) in lists.items():
-        hits = Hits.of(listed, targets)
+    for name, (listed, wanted) in (found.lists | {AS_KNOWN: (served, targets)}).items():
+        hits = Hits.of(listed, wanted)
         for metric, function in (("recall", recall_at_k), ("ndcg", ndcg_at_k)):
             options = {"resamples": config.resamples, "seed": config.seed}
             about = {"ranker": name, "metric": metric}
             figures.append({**about, **vars(bootstrap(function(hits, k), **options))})
     return {
         "share": SHARE,
-        "items": len(new.chosen),
-        "users": len(rows),
+        "items": found.items,
+        "users": len(found.rows),
         "k": k,
         "figures": figures,
     }

@@ -93,8 +93,9 @@ class EvaluationConfig:
             split. Both are measured.
         users: size of a random sample of users; by default all users.
         batch_size: users per batch of the search.
-        processes: processes that rank in parallel, each with its own copy of the model; results do
-            not depend on it. By default one per thread of torch, or one for few users.
+        processes: processes that rank in parallel, this one among them, each with its own copy of
+            the model; results do not depend on it. By default one per thread of torch, or one for
+            few users.
         dtype: dtype of the model, `float32` or `bfloat16`. The latter is faster on processors with
             instructions for it (AVX512-BF16), and changes the order of some lists.
         resamples: draws of the bootstrap.
@@ -108,7 +109,7 @@ class EvaluationConfig:
     seen: Literal["both", "masked", "unmasked"] = "both"
     targets: Literal["next", "all"] = "next"
     users: int | None = None
-    batch_size: int = 64
+    batch_size: int = 32
     processes: int | None = None
     dtype: Literal["float32", "bfloat16"] = "float32"
     resamples: int = 1000

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterable
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, Self
@@ -25,7 +26,11 @@ from recsys.errors import ArtifactError
 from recsys.evaluation import report
 from recsys.evaluation.baselines import fit_baselines, of_available
 from recsys.evaluation.leaks import check_counts, check_fitted_on, check_no_leak
-from recsys.evaluation.new_items import evaluate_new_items
+from recsys.evaluation.new_items import (
+    NewItemLists,
+    measure_new_items,
+    rank_with_new_items,
+)
 from recsys.evaluation.protocol import (
     COLD,
     EvaluationConfig,
@@ -157,32 +162,43 @@ def _rank_in_process(histories: Histories, options: dict[str, Any]) -> Lists:
     return _in_process[0].rank_variants(histories, **options)
 
 
+def _rank_new_in_process(
+    bundle: Path, dataset: Path, config: EvaluationConfig
+) -> NewItemLists | None:
+    return rank_with_new_items(_in_process[0], bundle, Dataset.load(dataset), config)
+
+
 class _Search:
-    """Ranks all users, chunk by chunk, in this process or in several; a context manager."""
+    """Ranks all users, chunk by chunk, in this process and in others; a context manager."""
 
     def __init__(
         self, bundle: Path, recommender: Recommender, users: int, config: EvaluationConfig
     ) -> None:
         import torch
 
-        self.config, self._recommender = config, recommender
+        self.config, self._recommender, self._bundle = config, recommender, bundle
         self._pool: ProcessPoolExecutor | None = None
-        threads = torch.get_num_threads()
+        self._threads = threads = torch.get_num_threads()
         processes = config.processes or min(threads, -(-users // WORTH_A_PROCESS))
         if processes > 1:
+            each = max(1, threads // processes)
+            torch.set_num_threads(each)
             self._pool = ProcessPoolExecutor(
-                processes,
+                processes - 1,
                 mp_context=get_context("spawn"),
                 initializer=_load_in_process,
-                initargs=(bundle, config.dtype, max(1, threads // processes)),
+                initargs=(bundle, config.dtype, each),
             )
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *error: object) -> None:
+        import torch
+
+        torch.set_num_threads(self._threads)
         if self._pool is not None:
-            self._pool.shutdown()
+            self._pool.shutdown(wait=False, cancel_futures=True)
 
     def rank(self, histories: Histories, modes: tuple[bool, ...]) -> Lists:
         """`Recommender.rank_variants` of all histories, with a progress bar."""
@@ -192,21 +208,45 @@ class _Search:
         # Similar lengths share a batch. The longest come first, so that no process finishes late.
         order = np.argsort(-histories.lengths, kind="stable")
         work = [order[start : start + CHUNK] for start in range(0, n, CHUNK)]
-        chunks = [histories.take(rows) for rows in work]
         options: dict[str, Any] = {"k": k, "exclude_seen": modes}
         options |= {"beams": self.config.beams, "batch_size": self.config.batch_size}
         with track("model", n) as bar:
-            found: Iterable[Lists]
-            if self._pool is None:
-                found = (self._recommender.rank_variants(chunk, **options) for chunk in chunks)
-            else:
-                found = self._pool.map(_rank_in_process, chunks, [options] * len(chunks))
-            for rows, lists in zip(work, found, strict=True):
+            for place, lists in self._rank([histories.take(rows) for rows in work], options):
+                rows = work[place]
                 for mode, both in enumerate(lists):
                     for which, (ranked, rated) in enumerate(both):
                         items[mode, which, rows], scores[mode, which, rows] = ranked, rated
                 bar.advance(len(rows))
         return [((i[0], s[0]), (i[1], s[1])) for i, s in zip(items, scores, strict=True)]
+
+    def _rank(
+        self, chunks: Sequence[Histories], options: dict[str, Any]
+    ) -> Iterator[tuple[int, Lists]]:
+        """The lists of each chunk, by its place, in any order."""
+        begun: dict[int, Future[Lists]] = {}
+        if self._pool is not None:
+            for place, chunk in enumerate(chunks):
+                begun[place] = self._pool.submit(_rank_in_process, chunk, options)
+        for place in reversed(range(len(chunks))):
+            # Other processes begin with the first chunks, this one with the last.
+            if self._pool is None or (place in begun and begun[place].cancel()):
+                begun.pop(place, None)
+                yield place, self._recommender.rank_variants(chunks[place], **options)
+            for done in [other for other, future in begun.items() if future.done()]:
+                yield done, begun.pop(done).result()
+        for place, future in begun.items():
+            yield place, future.result()
+
+    def begin_new_items(self, dataset: Dataset, path: Path) -> Callable[[], NewItemLists | None]:
+        """Begin `rank_with_new_items` in another process, if there are any; call the result for it.
+
+        Begun before `rank`, it takes one process while the others rank. `path` is that of the data.
+        """
+        if self._pool is None:
+            return partial(
+                rank_with_new_items, self._recommender, self._bundle, dataset, self.config
+            )
+        return self._pool.submit(_rank_new_in_process, self._bundle, path, self.config).result
 
 
 def _rankers(search: _Search, recommender: Recommender, histories: Histories) -> dict[str, Ranker]:
@@ -253,7 +293,9 @@ def _write(bundle_path: Path, dataset_path: Path, config: EvaluationConfig, outp
         warnings += _few_users(bundle_path, known is not None)
         histories = select(dataset, config, available).histories
         with _Search(bundle_path, recommender, len(histories), config) as search:
+            new_lists = search.begin_new_items(dataset, dataset_path)
             ours = _rankers(search, recommender, histories)
+            new_items = new_lists()
             info["decoding_seconds"] = round(time.perf_counter() - start, 1)
         trained, times = dataset.train_histories, dataset.train_times
         others = fit_baselines(trained, len(dataset.item_ids), times)
@@ -265,7 +307,6 @@ def _write(bundle_path: Path, dataset_path: Path, config: EvaluationConfig, outp
         vectors = None if near is None else near.vectors
         result = evaluate(rankers, dataset, together, vectors, available)
         result = replace(result, config=config)
-        new_items = evaluate_new_items(recommender, bundle_path, dataset, config, result)
         frontier = _frontier(bundle_path)
         document = report.document(
             result,
@@ -273,7 +314,7 @@ def _write(bundle_path: Path, dataset_path: Path, config: EvaluationConfig, outp
             name=bundle_path.name,
             made_from=parents,
             semantic_ids=health(recommender.bundle.catalog.codes),
-            new_items=new_items,
+            new_items=measure_new_items(new_items, result),
             frontier=frontier,
             warnings=warnings,
             weaknesses=_weaknesses(result) + _short_of_tail(result, frontier),

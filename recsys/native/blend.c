@@ -11,7 +11,7 @@
 
 #include "native.h"
 
-enum { LANES = 16, QUERIES = 4 /* that are multiplied together */ };
+enum { LANES = 16, LEAST_QUERIES = 4 /* for which a panel of items pays */ };
 typedef float Lanes __attribute__((vector_size(LANES * 4)));
 typedef int32_t Counts __attribute__((vector_size(LANES * 4)));
 typedef float Loose __attribute__((vector_size(LANES * 4), aligned(4), may_alias));
@@ -44,7 +44,8 @@ typedef struct {
     float *columns; /* (terms, LANES) */
     double *whole;  /* (widest of vectors and terms,) */
     Entry *heap;    /* (batch, room) */
-    float *queries; /* (batch, widest of vectors) */
+    float *queries; /* (batch, widest of vectors), in whole lanes */
+    float *panel;   /* (widest of vectors, LANES), in whole lanes */
     float *least;   /* (batch,) scores that do not count any more */
     int64_t *count; /* (batch,) */
     int64_t *live;  /* places with an item; from here on (width,) or (sources, width) each */
@@ -81,7 +82,8 @@ static int64_t lay_out(const Fitted *f, int64_t batch, int64_t most, int64_t wid
     room->columns = take(&at, f->terms * LANES * (int64_t)sizeof(float));
     room->whole = take(&at, widest(f) * (int64_t)sizeof(double));
     room->heap = take(&at, (batch + 1) * most * (int64_t)sizeof(Entry));
-    room->queries = take(&at, (batch + QUERIES) * widest(f) * (int64_t)sizeof(float));
+    room->queries = take(&at, batch * widest(f) * (int64_t)sizeof(float));
+    room->panel = take(&at, widest(f) * LANES * (int64_t)sizeof(float));
     room->least = take(&at, batch * (int64_t)sizeof(float));
     room->count = take(&at, batch * (int64_t)sizeof(int64_t));
     room->live = take(&at, width * (int64_t)sizeof(int64_t));
@@ -213,32 +215,7 @@ static void find_content(const Fitted *f, const Asked *asked, int64_t b, int las
     make_unit(whole, f->terms, out);
 }
 
-/* Products of QUERIES queries, `stride` apart, with one vector; a product has the same bits in any
- * place. */
-static inline void dots(const float *queries, int64_t stride, const float *vector, int64_t size,
-                        float *out) {
-    Lanes sum[QUERIES] = {{0}};
-    int64_t d = 0;
-    for (; d + LANES <= size; d += LANES)
-        for (int q = 0; q < QUERIES; q++)
-            sum[q] += *(const Loose *)(queries + q * stride + d) * *(const Loose *)(vector + d);
-    if (d < size)
-        for (int q = 0; q < QUERIES; q++) {
-            Lanes x = {0}, y = {0};
-            memcpy(&x, queries + q * stride + d, (size_t)(size - d) * sizeof(float));
-            memcpy(&y, vector + d, (size_t)(size - d) * sizeof(float));
-            sum[q] += x * y;
-        }
-    for (int q = 0; q < QUERIES; q++) {
-        float part[LANES];
-        memcpy(part, &sum[q], sizeof(part));
-        for (int step = LANES / 2; step; step /= 2)
-            for (int i = 0; i < step; i++) part[i] += part[i + step];
-        out[q] = part[0];
-    }
-}
-
-/* The same of one query. */
+/* The product of two vectors: LANES sums, then the sums of their halves. */
 static float dot(const float *a, const float *b, int64_t size) {
     Lanes sum = {0};
     int64_t d = 0;
@@ -252,6 +229,32 @@ static float dot(const float *a, const float *b, int64_t size) {
     float part[LANES];
     memcpy(part, &sum, sizeof(part));
     for (int step = LANES / 2; step; step /= 2)
+        for (int i = 0; i < step; i++) part[i] += part[i + step];
+    return part[0];
+}
+
+static int64_t whole_lanes(int64_t size) { return (size + LANES - 1) / LANES * LANES; }
+
+/* Lay LANES vectors out by dimension, with zeros behind the last one and behind their ends. */
+static void fill_panel(const float *vectors, int64_t count, int64_t size, float *panel) {
+    memset(panel, 0, (size_t)(whole_lanes(size) * LANES) * sizeof(float));
+    for (int64_t i = 0; i < count; i++)
+        for (int64_t d = 0; d < size; d++) panel[d * LANES + i] = vectors[i * size + d];
+}
+
+/* `dot` of a query with each vector of a panel, with the same bits; `size` in whole lanes. */
+static inline Lanes dots(const float *query, const float *panel, int64_t size) {
+    Lanes part[LANES];
+#pragma GCC unroll 16
+    for (int i = 0; i < LANES; i++) part[i] = (Lanes){0};
+    for (int64_t d = 0; d < size; d += LANES) {
+#pragma GCC unroll 16
+        for (int i = 0; i < LANES; i++)
+            part[i] += query[d + i] * *(const Loose *)(panel + (d + i) * LANES);
+    }
+#pragma GCC unroll 4
+    for (int step = LANES / 2; step; step /= 2)
+#pragma GCC unroll 8
         for (int i = 0; i < step; i++) part[i] += part[i + step];
     return part[0];
 }
@@ -355,15 +358,25 @@ static int64_t most_probable(const Fitted *f, const Sums *shares, int filled, co
     return best;
 }
 
+/* Offer an item to the nearest ones of request `b`. */
+static void offer_nearest(const Fitted *f, const Asked *asked, Room *room, int64_t most, int64_t half,
+                          int64_t b, int64_t item, float score) {
+    if (!(score > room->least[b]) || asked->blocked[b * f->items + item]) return;
+    Entry *heap = room->heap + b * most;
+    room->count[b] = offer(heap, room->count[b], half, (double)score, item);
+    if (room->count[b] == half) room->least[b] = (float)heap[0].score;
+}
+
 /* The items with the largest products of SASRec's states, or of vectors without one: heaps of
- * `room` entries per request. */
+ * `most` entries per request, of which `half` are used. */
 static void find_nearest(const Fitted *f, const Asked *asked, Room *room, int64_t most, int64_t half) {
     const int by_state = f->states != 0;
-    const int64_t size = by_state ? f->state_size : f->vector_size;
+    const int64_t size = by_state ? f->state_size : f->vector_size, whole = whole_lanes(size);
     const float *vectors = by_state ? f->states : f->vectors;
     for (int64_t b = 0; b < asked->batch; b++) {
-        float *query = room->queries + b * size;
+        float *query = room->queries + b * whole;
         int some = 0;
+        memset(query, 0, (size_t)whole * sizeof(float));
         if (by_state)
             memcpy(query, asked->states + b * size, (size_t)size * sizeof(float));
         else
@@ -372,22 +385,23 @@ static void find_nearest(const Fitted *f, const Asked *asked, Room *room, int64_
         room->count[b] = 0;
         room->least[b] = !some || !half ? INFINITY : by_state ? -INFINITY : 0;
     }
-    for (int64_t item = 0; item < f->items; item++) {
-        const float *vector = vectors + item * size;
-        for (int64_t first = 0; first < asked->batch; first += QUERIES) {
-            float score[QUERIES];
-            const int64_t left = asked->batch - first, count = left < QUERIES ? left : QUERIES;
-            if (count == 1)
-                score[0] = dot(room->queries + first * size, vector, size);
-            else /* behind the last query there is room for others */
-                dots(room->queries + first * size, size, vector, size, score);
-            for (int64_t b = first; b < first + count; b++) {
-                if (!(score[b - first] > room->least[b])) continue;
-                if (asked->blocked[b * f->items + item]) continue;
-                Entry *heap = room->heap + b * most;
-                room->count[b] = offer(heap, room->count[b], half, (double)score[b - first], item);
-                if (room->count[b] == half) room->least[b] = (float)heap[0].score;
-            }
+    for (int64_t first = 0; first < f->items; first += LANES) {
+        const int64_t left = f->items - first, count = left < LANES ? left : LANES;
+        if (asked->batch < LEAST_QUERIES) {
+            for (int64_t b = 0; b < asked->batch; b++)
+                for (int64_t item = first; item < first + count; item++)
+                    offer_nearest(f, asked, room, most, half, b, item,
+                                  dot(room->queries + b * whole, vectors + item * size, size));
+            continue;
+        }
+        fill_panel(vectors + first * size, count, size, room->panel);
+        for (int64_t b = 0; b < asked->batch; b++) {
+            const Lanes score = dots(room->queries + b * whole, room->panel, whole);
+            const Counts above = score > room->least[b] - (Lanes){0};
+            int some = 0;
+            for (int i = 0; i < LANES; i++) some |= above[i];
+            for (int64_t i = 0; some && i < count; i++)
+                offer_nearest(f, asked, room, most, half, b, first + i, score[i]);
         }
     }
     for (int64_t b = 0; b < asked->batch; b++) order(room->heap + b * most, room->count[b]);

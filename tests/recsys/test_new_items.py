@@ -115,11 +115,13 @@ def test_items_are_evaluated_as_if_they_were_new(rec, data, tmp_path, monkeypatc
     monkeypatch.setattr(new_items, "SHARE", 0.3)
     config = EvaluationConfig(ks=(5,), resamples=20, seen="masked", split="test")
     result = evaluate({"served": rec}, data, config)
-    assert new_items.evaluate_new_items(rec, tmp_path, data, config, result) is None  # no encoder
+    assert new_items.rank_with_new_items(rec, tmp_path, data, config) is None  # no encoder
+    assert new_items.measure_new_items(None, result) is None
     (tmp_path / CATALOG / ITEM_ENCODER).mkdir(parents=True)
     np.save(tmp_path / CATALOG / ITEM_ENCODER / PLACED, CODES)
     before = listed(rec, ["i0"])
-    found = new_items.evaluate_new_items(rec, tmp_path, data, config, result)
+    ranked = new_items.rank_with_new_items(rec, tmp_path, data, config)
+    found = new_items.measure_new_items(ranked, result)
     assert listed(rec, ["i0"]) == before
     seen = int((rec.retrieval.counts > 0).sum())
     assert found["items"] == int(0.3 * seen)
@@ -129,4 +131,4 @@ def test_items_are_evaluated_as_if_they_were_new(rec, data, tmp_path, monkeypatc
     assert recall[new_items.AS_NEW] == pytest.approx(recall[new_items.CONTENT], abs=1e-6)
     assert recall[new_items.AS_NEW] > 0.2
     few = EvaluationConfig(ks=(5,), resamples=20, seen="masked", users=10)
-    assert new_items.evaluate_new_items(rec, tmp_path, data, few, result) is None
+    assert new_items.rank_with_new_items(rec, tmp_path, data, few) is None
