@@ -108,7 +108,8 @@ class ServingSettings(BaseSettings):
         shadow_fraction: share of the requests that are run again in the background.
         shadow_alias: alias of the model for it; None for plain beam search with the same model.
         otel: export OpenTelemetry traces (extra `otel`), configured by the variables of its SDK.
-        gc_freeze: exclude the objects of loaded models from garbage collection.
+        gc_freeze: exclude the objects of loaded models from garbage collection, and collect less
+            often.
     """
 
     model_config = SettingsConfigDict(env_prefix=ENV_PREFIX, extra="forbid", frozen=True)

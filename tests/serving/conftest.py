@@ -225,7 +225,9 @@ def loggers_as_before():
 @pytest.fixture(autouse=True)
 def left_frozen(monkeypatch):
     """What the engine does with the garbage collector, without its walk over all there is."""
-    told = SimpleNamespace(calls=[])
+    told = SimpleNamespace(calls=[], thresholds=[])
+    told.get_threshold = lambda: (700, 10, 10)
+    told.set_threshold = lambda *counts: told.thresholds.append(counts)
     for name in ("collect", "freeze", "unfreeze"):
         setattr(told, name, partial(told.calls.append, name))
     monkeypatch.setattr("recsys.serving.worker.gc", told)

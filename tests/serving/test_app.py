@@ -806,7 +806,9 @@ async def test_loaded_objects_are_frozen_for_the_garbage_collector(
     chosen = settings.model_copy(update={"gc_freeze": asked})
     async with running(chosen, recommender=recommender):
         assert left_frozen.calls == ["collect", "freeze"] * asked
+        assert left_frozen.thresholds == [(10_000, 10, 10)] * asked
     assert left_frozen.calls == ["collect", "freeze", "unfreeze"] * asked
+    assert left_frozen.thresholds == [(10_000, 10, 10), (700, 10, 10)] * asked
 
 
 @pytest.mark.parametrize(
