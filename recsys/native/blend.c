@@ -11,7 +11,12 @@
 
 #include "native.h"
 
-enum { LANES = 16, LEAST_QUERIES = 4 /* for which a panel of items pays */ };
+enum { LANES = 16 };
+#if defined(__AVX2__)
+enum { LEAST_QUERIES = 1 }; /* for which it pays to lay items out in a panel */
+#else
+enum { LEAST_QUERIES = 8 };
+#endif
 typedef float Lanes __attribute__((vector_size(LANES * 4)));
 typedef int32_t Counts __attribute__((vector_size(LANES * 4)));
 typedef float Loose __attribute__((vector_size(LANES * 4), aligned(4), may_alias));
@@ -235,15 +240,53 @@ static float dot(const float *a, const float *b, int64_t size) {
 
 static int64_t whole_lanes(int64_t size) { return (size + LANES - 1) / LANES * LANES; }
 
+/* Lanes of two vectors, by places of which those of the second begin at LANES. */
+#ifdef __clang__
+#define SHUFFLED(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
+#else
+#define SHUFFLED(a, b, ...) __builtin_shuffle(a, b, (Counts){__VA_ARGS__})
+#endif
+
+/* Exchange the blocks of `step` lanes and vectors beside the diagonal. */
+#define EXCHANGE(step, first, second)                    \
+    _Pragma("GCC unroll 16") for (int i = 0; i < LANES; i++) { \
+        if (i & step) continue;                          \
+        const Lanes a = row[i], b = row[i + step];       \
+        row[i] = SHUFFLED(a, b, first);                  \
+        row[i + step] = SHUFFLED(a, b, second);          \
+    }
+#define LOW_8 0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23
+#define HIGH_8 8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31
+#define LOW_4 0, 1, 2, 3, 16, 17, 18, 19, 8, 9, 10, 11, 24, 25, 26, 27
+#define HIGH_4 4, 5, 6, 7, 20, 21, 22, 23, 12, 13, 14, 15, 28, 29, 30, 31
+#define LOW_2 0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13, 28, 29
+#define HIGH_2 2, 3, 18, 19, 6, 7, 22, 23, 10, 11, 26, 27, 14, 15, 30, 31
+#define LOW_1 0, 16, 2, 18, 4, 20, 6, 22, 8, 24, 10, 26, 12, 28, 14, 30
+#define HIGH_1 1, 17, 3, 19, 5, 21, 7, 23, 9, 25, 11, 27, 13, 29, 15, 31
+
 /* Lay LANES vectors out by dimension, with zeros behind the last one and behind their ends. */
 static void fill_panel(const float *vectors, int64_t count, int64_t size, float *panel) {
-    memset(panel, 0, (size_t)(whole_lanes(size) * LANES) * sizeof(float));
-    for (int64_t i = 0; i < count; i++)
-        for (int64_t d = 0; d < size; d++) panel[d * LANES + i] = vectors[i * size + d];
+    for (int64_t d = 0; d < size; d += LANES) {
+        Lanes row[LANES];
+        if (count == LANES && d + LANES <= size) {
+#pragma GCC unroll 16
+            for (int i = 0; i < LANES; i++) row[i] = *(const Loose *)(vectors + i * size + d);
+        } else {
+            const int64_t left = size - d < LANES ? size - d : LANES;
+            memset(row, 0, sizeof(row));
+            for (int i = 0; i < count; i++)
+                memcpy(&row[i], vectors + i * size + d, (size_t)left * sizeof(float));
+        }
+        EXCHANGE(8, LOW_8, HIGH_8)
+        EXCHANGE(4, LOW_4, HIGH_4)
+        EXCHANGE(2, LOW_2, HIGH_2)
+        EXCHANGE(1, LOW_1, HIGH_1)
+        memcpy(panel + d * LANES, row, sizeof(row));
+    }
 }
 
 /* `dot` of a query with each vector of a panel, with the same bits; `size` in whole lanes. */
-static inline Lanes dots(const float *query, const float *panel, int64_t size) {
+static inline void dots(const float *query, const float *panel, int64_t size, float *out) {
     Lanes part[LANES];
 #pragma GCC unroll 16
     for (int i = 0; i < LANES; i++) part[i] = (Lanes){0};
@@ -256,7 +299,7 @@ static inline Lanes dots(const float *query, const float *panel, int64_t size) {
     for (int step = LANES / 2; step; step /= 2)
 #pragma GCC unroll 8
         for (int i = 0; i < step; i++) part[i] += part[i + step];
-    return part[0];
+    memcpy(out, &part[0], sizeof(part[0]));
 }
 
 /* Sparse product of an item's content with a dense query. */
@@ -387,7 +430,7 @@ static void find_nearest(const Fitted *f, const Asked *asked, Room *room, int64_
     }
     for (int64_t first = 0; first < f->items; first += LANES) {
         const int64_t left = f->items - first, count = left < LANES ? left : LANES;
-        if (asked->batch < LEAST_QUERIES) {
+        if (asked->batch < LEAST_QUERIES) { /* the same bits */
             for (int64_t b = 0; b < asked->batch; b++)
                 for (int64_t item = first; item < first + count; item++)
                     offer_nearest(f, asked, room, most, half, b, item,
@@ -396,8 +439,9 @@ static void find_nearest(const Fitted *f, const Asked *asked, Room *room, int64_
         }
         fill_panel(vectors + first * size, count, size, room->panel);
         for (int64_t b = 0; b < asked->batch; b++) {
-            const Lanes score = dots(room->queries + b * whole, room->panel, whole);
-            const Counts above = score > room->least[b] - (Lanes){0};
+            float score[LANES];
+            dots(room->queries + b * whole, room->panel, whole, score);
+            const Counts above = *(const Loose *)score > room->least[b] - (Lanes){0};
             int some = 0;
             for (int i = 0; i < LANES; i++) some |= above[i];
             for (int64_t i = 0; some && i < count; i++)
