@@ -46,7 +46,6 @@ typedef struct {
     Sums shares, others;
     uint8_t *mark;  /* (items,) */
     float *query;   /* (2, widest of vectors and terms) */
-    float *columns; /* (terms, LANES) */
     double *whole;  /* (widest of vectors and terms,) */
     Entry *heap;    /* (batch, room) */
     float *queries; /* (batch, widest of vectors), in whole lanes */
@@ -84,7 +83,6 @@ static int64_t lay_out(const Fitted *f, int64_t batch, int64_t most, int64_t wid
     }
     room->mark = take(&at, f->items);
     room->query = take(&at, 2 * widest(f) * (int64_t)sizeof(float));
-    room->columns = take(&at, f->terms * LANES * (int64_t)sizeof(float));
     room->whole = take(&at, widest(f) * (int64_t)sizeof(double));
     room->heap = take(&at, (batch + 1) * most * (int64_t)sizeof(Entry));
     room->queries = take(&at, batch * widest(f) * (int64_t)sizeof(float));
@@ -311,35 +309,22 @@ static float content_of(const Fitted *f, int64_t item, const float *query) {
 }
 
 /* (batch, items) cosines of the histories' contents with those of the items; -inf for items that are
- * blocked or have none in common. */
+ * blocked or have none in common. Each cosine adds up its terms in ascending order. */
 static void cosines(const Fitted *f, const Asked *asked, char *memory, float *out) {
     Room room;
     lay_out(f, asked->batch, 0, 0, memory, &room);
-    for (int64_t first = 0; first < asked->batch; first += LANES) {
-        const int64_t left = asked->batch - first, count = left < LANES ? left : LANES;
-        memset(room.columns, 0, (size_t)(f->terms * LANES) * sizeof(float));
-        for (int64_t i = 0; i < count; i++) {
-            find_content(f, asked, first + i, 0, room.whole, room.query);
-            for (int64_t t = 0; t < f->terms; t++) room.columns[t * LANES + i] = room.query[t];
+    for (int64_t b = 0; b < asked->batch; b++, out += f->items) {
+        const uint8_t *blocked = asked->blocked + b * f->items;
+        find_content(f, asked, b, 0, room.whole, room.query);
+        memset(out, 0, (size_t)f->items * sizeof(float));
+        for (int64_t t = 0; t < f->terms; t++) {
+            const float weight = room.query[t];
+            if (weight == 0) continue;
+            for (int64_t e = f->postings.start[t]; e < f->postings.start[t + 1]; e++)
+                out[f->postings.column[e]] += f->postings.value[e] * weight;
         }
-        if (count == 1) { /* the same sums without empty lanes */
-            for (int64_t item = 0; item < f->items; item++) {
-                const int64_t at = first * f->items + item;
-                const float cosine = content_of(f, item, room.query);
-                out[at] = cosine > 0 && !asked->blocked[at] ? cosine : -INFINITY;
-            }
-            break;
-        }
-        for (int64_t item = 0; item < f->items; item++) {
-            Lanes sum = {0};
-            for (int64_t e = f->content.start[item]; e < f->content.start[item + 1]; e++)
-                sum += f->content.value[e] *
-                       *(const Loose *)(room.columns + f->content.column[e] * LANES);
-            for (int64_t i = 0; i < count; i++) {
-                const int64_t at = (first + i) * f->items + item;
-                out[at] = sum[i] > 0 && !asked->blocked[at] ? sum[i] : -INFINITY;
-            }
-        }
+        for (int64_t item = 0; item < f->items; item++)
+            out[item] = out[item] > 0 && !blocked[item] ? out[item] : -INFINITY;
     }
 }
 

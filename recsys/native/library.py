@@ -10,7 +10,7 @@ from pathlib import Path
 
 from recsys.native.build import LIBRARY
 
-ABI = 7
+ABI = 8
 PANEL = 32
 OFF = "RECSYS_NATIVE"
 """Environment variable; 0 leaves the library unused. Tests and comparisons set it."""
@@ -121,7 +121,7 @@ class Fitted(ctypes.Structure):
 
     _fields_ = [
         *((name, ctypes.c_int64) for name in ("items", "terms", "vector_size", "state_size")),
-        *((name, Matrix) for name in ("item_item", "neighbors", "content")),
+        *((name, Matrix) for name in ("item_item", "neighbors", "content", "postings")),
         *((name, FLOATS) for name in ("vectors", "states", "popularity")),
         *((name, INTEGERS) for name in ("order", "recent_order")),
         *((name, ctypes.c_void_p) for name in ("log_counts", "log_recent", "eventless")),

@@ -8,7 +8,7 @@
 
 #include <stdint.h>
 
-enum { ABI = 7 };        /* raise it with every change of these structures */
+enum { ABI = 8 };        /* raise it with every change of these structures */
 enum { PANEL = 32 };     /* columns of a panel of packed weights */
 enum { MOST_MASKS = 2 }; /* kinds of attention masks: full and sliding */
 
@@ -112,6 +112,7 @@ typedef struct {
 typedef struct {
     int64_t items, terms, vector_size, state_size;
     Matrix item_item, neighbors, content;
+    Matrix postings; /* `content` transposed: the items of each term */
     const float *vectors, *states;           /* (items, vector_size); of SASRec, (items, state_size) */
     const double *popularity;                /* (items,) probabilities */
     const int64_t *order, *recent_order;     /* items by descending popularity */

@@ -66,6 +66,7 @@ class ContentIndex:
         terms = len(self.words.names) + len(self.values.names)
         if self.rows.shape[1] != terms:
             raise ValueError(f"content of {self.rows.shape[1]} columns for {terms} terms")
+        self.rows.sort_indices()  # products then add up terms in one order, by item and by term
 
     def __len__(self) -> int:
         return int(self.rows.shape[0])

@@ -59,6 +59,7 @@ class NativeRetrieval:
             self._decays.append(neighbors.decay)
         if content is not None:
             fitted.content, fitted.terms = self._matrix(content.rows), content.rows.shape[1]
+            fitted.postings = self._matrix(content.columns)
         if (vectors := retrieval.vectors) is not None:
             fitted.vectors = self._keep(vectors.vectors, np.float32)
             fitted.vector_size = vectors.vectors.shape[1]

@@ -292,7 +292,10 @@ static Fitted make_fitted(void) {
     f.state_size = 1 + (int64_t)draw(40);
     f.item_item = make_matrix(items, items);
     if (draw(2)) f.neighbors = make_matrix(items, items);
-    if (f.terms) f.content = make_matrix(items, f.terms);
+    if (f.terms) {
+        f.content = make_matrix(items, f.terms);
+        f.postings = make_matrix(f.terms, items);
+    }
     if (draw(2)) f.vectors = floats(items * f.vector_size, items * f.vector_size);
     if (draw(2)) f.states = floats(items * f.state_size, items * f.state_size);
     f.popularity = doubles(items);
