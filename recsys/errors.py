@@ -55,3 +55,6 @@ class NonFiniteError(RecsysError, ArithmeticError):
             "its weights hold a value that is not finite, or a sum overflowed; check the "
             "checkpoint, or load it in float32"
         )
+
+    def __reduce__(self) -> tuple[type[NonFiniteError], tuple[tuple[int, ...]]]:
+        return NonFiniteError, (self.requests,)  # pickle would give the text in their place

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
+import shutil
 import time
 from dataclasses import replace
 
@@ -11,7 +13,9 @@ import torch
 from starlette.testclient import TestClient
 
 from recsys.config import Settings
+from recsys.errors import ArtifactError, RecsysError
 from recsys.evaluation import run as evaluation
+from recsys.evaluation import search
 from recsys.evaluation.new_items import LEAST_USERS
 from recsys.evaluation.protocol import EvaluationConfig
 from recsys.pipeline import STAGES, Context
@@ -70,7 +74,7 @@ def test_a_restarted_recommender_gives_the_same_bits(road):
 
 def test_evaluation_in_two_processes_writes_the_same_report(road, tmp_path, monkeypatch):
     context, _ = road
-    monkeypatch.setattr(evaluation, "CHUNK", 16)  # so that each process ranks some
+    monkeypatch.setattr(search, "CHUNK", 16)  # so that each process ranks some
     threads = torch.get_num_threads()
     reports = []
     for processes in (1, 2):
@@ -82,6 +86,44 @@ def test_evaluation_in_two_processes_writes_the_same_report(road, tmp_path, monk
     assert reports[0] == reports[1]
     assert reports[0]["new_items"]["users"] >= LEAST_USERS
     assert torch.get_num_threads() == threads
+
+
+def test_an_evaluation_whose_other_process_is_killed_ends_with_an_error(
+    road, tmp_path, monkeypatch
+):
+    plain = Recommender.rank_variants
+
+    def kill_others(self, *args, **options):
+        for process in multiprocessing.active_children():
+            process.kill()
+        return plain(self, *args, **options)
+
+    monkeypatch.setattr(Recommender, "rank_variants", kill_others)
+    with pytest.raises(RecsysError, match="was ended from outside"):
+        evaluate_in_two(road, road[0].workspace.bundle, tmp_path, monkeypatch)
+
+
+def test_an_evaluation_whose_other_process_cannot_load_says_why(road, tmp_path, monkeypatch):
+    bundle = tmp_path / "bundle"
+    shutil.copytree(road[0].workspace.bundle, bundle)
+    enter = search.Search.__enter__
+
+    def lose_target(self):
+        (bundle / "target" / "config.json").unlink()
+        return enter(self)
+
+    monkeypatch.setattr(search.Search, "__enter__", lose_target)
+    with pytest.raises(ArtifactError, match=r"config\.json"):
+        evaluate_in_two(road, bundle, tmp_path, monkeypatch)
+
+
+def evaluate_in_two(road, bundle, folder, monkeypatch):
+    monkeypatch.setattr(search, "CHUNK", 16)
+    config = EvaluationConfig(ks=(1, 10), resamples=20, processes=2)
+    try:
+        evaluation.evaluate_bundle(bundle, road[0].workspace.dataset, config, folder / "out")
+    finally:
+        assert not (folder / "out").exists()
 
 
 def test_a_new_item_is_placed_by_what_it_is_and_recommended(road):

@@ -16,9 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recsys.bundle import CATALOG, ITEM_ENCODER
-from recsys.dataset import ITEM_COLUMNS, Dataset
+from recsys.dataset import ITEM_COLUMNS, Examples
 from recsys.evaluation.metrics import Hits, bootstrap, ndcg_at_k, recall_at_k
-from recsys.evaluation.protocol import EvaluationConfig, Result, select
+from recsys.evaluation.protocol import EvaluationConfig, Result
 from recsys.interactions import Histories
 from recsys.live import NewItem
 from recsys.retrieval.as_new import AsNew
@@ -50,14 +50,19 @@ class NewItemLists:
 
 
 def rank_with_new_items(
-    recommender: Recommender, bundle: Path, dataset: Dataset, config: EvaluationConfig
+    recommender: Recommender,
+    bundle: Path,
+    examples: Examples,
+    available: NDArray[np.bool_] | None,
+    config: EvaluationConfig,
 ) -> NewItemLists | None:
     """Recommend from a catalog of which a share of the items is new, by content.
 
     Args:
         recommender: of the bundle under test; it does not change.
         bundle: the bundle's directory.
-        dataset: of the evaluation.
+        examples: those that are evaluated.
+        available: (items,) the items that lists may have; None for all.
         config: the protocol.
 
     Returns:
@@ -72,14 +77,13 @@ def rank_with_new_items(
     new = AsNew.draw(retrieval, items, codes, share=SHARE, seed=config.seed)
     if new is None:
         return None
-    alive = recommender.epoch.alive
-    examples = select(dataset, config, None if alive.all() else alive)
     rows = np.flatnonzero(np.isin(examples.targets.items, new.chosen))
     if len(rows) < LEAST_USERS:
         return None
     known, renumbered = examples.take(rows), new.examples(examples.take(rows))
     without_new = replace(renumbered.histories, hidden=known.histories.hidden)
-    without_new = without_new.hiding(np.flatnonzero(~alive))
+    if available is not None:
+        without_new = without_new.hiding(np.flatnonzero(~available))
     k = config.headline_k
     found, _ = _with_new_items(recommender, new).rank(
         renumbered.histories, k, beams=config.beams, batch_size=config.batch_size

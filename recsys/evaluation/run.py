@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import dataclass, replace
-from functools import partial
-from multiprocessing import get_context
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -26,11 +22,7 @@ from recsys.errors import ArtifactError
 from recsys.evaluation import report
 from recsys.evaluation.baselines import fit_baselines, of_available
 from recsys.evaluation.leaks import check_counts, check_fitted_on, check_no_leak
-from recsys.evaluation.new_items import (
-    NewItemLists,
-    measure_new_items,
-    rank_with_new_items,
-)
+from recsys.evaluation.new_items import measure_new_items
 from recsys.evaluation.protocol import (
     COLD,
     EvaluationConfig,
@@ -40,9 +32,10 @@ from recsys.evaluation.protocol import (
     find,
     select,
 )
+from recsys.evaluation.search import CHUNK, Search
 from recsys.interactions import Histories
 from recsys.pipeline import Context
-from recsys.progress import console, say, track
+from recsys.progress import console, say
 from recsys.recommender import Ranked, Recommender
 from recsys.retrieval.reranker import LEAST_USERS
 from recsys.semantic_ids.report import health
@@ -50,9 +43,7 @@ from recsys.semantic_ids.report import health
 KIND = "evaluation"
 # The ranker under test is `blended` if the bundle blends; the model alone is then second.
 MODEL, BLENDED = "model", "blended"
-CHUNK = 256  # users per task of a process
 EVERYONE = 1 << 40  # more users than any split has
-WORTH_A_PROCESS = 4000  # users; a process ranks about so many while another one starts
 JSON, HTML, USERS = "report.json", "report.html", "users.parquet"
 
 
@@ -143,113 +134,7 @@ def _keys(histories: Histories) -> list[tuple[bytes, ...]]:
     return keys
 
 
-Lists = list[tuple[Ranked, Ranked]]
-"""Of each mode, the first ranker's lists and those of the model alone."""
-
-_in_process: list[Recommender] = []  # a worker process's recommender, once it is loaded
-
-
-def _load_in_process(bundle: Path, dtype: str, threads: int) -> None:
-    import torch
-
-    from recsys.recommender import Recommender
-
-    torch.set_num_threads(threads)
-    _in_process.append(Recommender.load(bundle, dtype=dtype, check=False))
-
-
-def _rank_in_process(histories: Histories, options: dict[str, Any]) -> Lists:
-    return _in_process[0].rank_variants(histories, **options)
-
-
-def _rank_new_in_process(
-    bundle: Path, dataset: Path, config: EvaluationConfig
-) -> NewItemLists | None:
-    return rank_with_new_items(_in_process[0], bundle, Dataset.load(dataset), config)
-
-
-class _Search:
-    """Ranks all users, chunk by chunk, in this process and in others; a context manager."""
-
-    def __init__(
-        self, bundle: Path, recommender: Recommender, users: int, config: EvaluationConfig
-    ) -> None:
-        import torch
-
-        self.config, self._recommender, self._bundle = config, recommender, bundle
-        self._pool: ProcessPoolExecutor | None = None
-        self._threads = threads = torch.get_num_threads()
-        processes = config.processes or min(threads, -(-users // WORTH_A_PROCESS))
-        if processes > 1:
-            each = max(1, threads // processes)
-            torch.set_num_threads(each)
-            self._pool = ProcessPoolExecutor(
-                processes - 1,
-                mp_context=get_context("spawn"),
-                initializer=_load_in_process,
-                initargs=(bundle, config.dtype, each),
-            )
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        import torch
-
-        torch.set_num_threads(self._threads)
-        if self._pool is not None:
-            self._pool.shutdown(wait=False, cancel_futures=True)
-
-    def rank(self, histories: Histories, modes: tuple[bool, ...]) -> Lists:
-        """`Recommender.rank_variants` of all histories, with a progress bar."""
-        k, n = max(self.config.ks), len(histories)
-        items = np.full((len(modes), 2, n, k), -1, np.int32)
-        scores = np.full(items.shape, -np.inf, np.float32)
-        # Similar lengths share a batch. The longest come first, so that no process finishes late.
-        order = np.argsort(-histories.lengths, kind="stable")
-        work = [order[start : start + CHUNK] for start in range(0, n, CHUNK)]
-        options: dict[str, Any] = {"k": k, "exclude_seen": modes}
-        options |= {"beams": self.config.beams, "batch_size": self.config.batch_size}
-        with track("model", n) as bar:
-            for place, lists in self._rank([histories.take(rows) for rows in work], options):
-                rows = work[place]
-                for mode, both in enumerate(lists):
-                    for which, (ranked, rated) in enumerate(both):
-                        items[mode, which, rows], scores[mode, which, rows] = ranked, rated
-                bar.advance(len(rows))
-        return [((i[0], s[0]), (i[1], s[1])) for i, s in zip(items, scores, strict=True)]
-
-    def _rank(
-        self, chunks: Sequence[Histories], options: dict[str, Any]
-    ) -> Iterator[tuple[int, Lists]]:
-        """The lists of each chunk, by its place, in any order."""
-        begun: dict[int, Future[Lists]] = {}
-        if self._pool is not None:
-            for place, chunk in enumerate(chunks):
-                begun[place] = self._pool.submit(_rank_in_process, chunk, options)
-        for place in reversed(range(len(chunks))):
-            # Other processes begin with the first chunks, this one with the last.
-            if self._pool is None or (place in begun and begun[place].cancel()):
-                begun.pop(place, None)
-                yield place, self._recommender.rank_variants(chunks[place], **options)
-            for done in [other for other, future in begun.items() if future.done()]:
-                yield done, begun.pop(done).result()
-        for place, future in begun.items():
-            yield place, future.result()
-
-    def begin_new_items(self, dataset: Dataset, path: Path) -> Callable[[], NewItemLists | None]:
-        """Begin `rank_with_new_items` in another process, if there are any; call the result for it.
-
-        Begun before `rank`, it takes one process while the others rank. `path` is that of the data.
-        """
-        if self._pool is None:
-            return partial(
-                rank_with_new_items, self._recommender, self._bundle, dataset, self.config
-            )
-        return self._pool.submit(_rank_new_in_process, self._bundle, path, self.config).result
-
-
-def _rankers(search: _Search, recommender: Recommender, histories: Histories) -> dict[str, Ranker]:
+def _rankers(search: Search, recommender: Recommender, histories: Histories) -> dict[str, Ranker]:
     """The recommender's rankers by name, with lists of all modes from one search per user."""
     modes = tuple(mode == "masked" for mode in search.config.seen_modes)
     found = search.rank(histories, modes)
@@ -291,10 +176,10 @@ def _write(bundle_path: Path, dataset_path: Path, config: EvaluationConfig, outp
         alive = recommender.epoch.alive
         available = None if alive.all() else alive
         warnings += _few_users(bundle_path, known is not None)
-        histories = select(dataset, config, available).histories
-        with _Search(bundle_path, recommender, len(histories), config) as search:
-            new_lists = search.begin_new_items(dataset, dataset_path)
-            ours = _rankers(search, recommender, histories)
+        examples = select(dataset, config, available)
+        with Search(bundle_path, recommender, len(examples), config) as search:
+            new_lists = search.begin_new_items(examples, available)
+            ours = _rankers(search, recommender, examples.histories)
             new_items = new_lists()
             info["decoding_seconds"] = round(time.perf_counter() - start, 1)
         trained, times = dataset.train_histories, dataset.train_times

@@ -13,7 +13,7 @@ from recsys.bundle import CATALOG, ITEM_ENCODER, Bundle
 from recsys.catalog import Catalog
 from recsys.dataset import Dataset
 from recsys.evaluation import new_items
-from recsys.evaluation.protocol import EvaluationConfig, evaluate
+from recsys.evaluation.protocol import EvaluationConfig, evaluate, select
 from recsys.interactions import Interactions
 from recsys.live import NewItem
 from recsys.prompts import PromptConfig
@@ -114,13 +114,13 @@ def test_added_items_have_the_same_bits_alone_and_in_a_batch(rec):
 def test_items_are_evaluated_as_if_they_were_new(rec, data, tmp_path, monkeypatch):
     monkeypatch.setattr(new_items, "SHARE", 0.3)
     config = EvaluationConfig(ks=(5,), resamples=20, seen="masked", split="test")
-    result = evaluate({"served": rec}, data, config)
-    assert new_items.rank_with_new_items(rec, tmp_path, data, config) is None  # no encoder
+    result, chosen = evaluate({"served": rec}, data, config), select(data, config, None)
+    assert new_items.rank_with_new_items(rec, tmp_path, chosen, None, config) is None  # no encoder
     assert new_items.measure_new_items(None, result) is None
     (tmp_path / CATALOG / ITEM_ENCODER).mkdir(parents=True)
     np.save(tmp_path / CATALOG / ITEM_ENCODER / PLACED, CODES)
     before = listed(rec, ["i0"])
-    ranked = new_items.rank_with_new_items(rec, tmp_path, data, config)
+    ranked = new_items.rank_with_new_items(rec, tmp_path, chosen, None, config)
     found = new_items.measure_new_items(ranked, result)
     assert listed(rec, ["i0"]) == before
     seen = int((rec.retrieval.counts > 0).sum())
@@ -131,4 +131,4 @@ def test_items_are_evaluated_as_if_they_were_new(rec, data, tmp_path, monkeypatc
     assert recall[new_items.AS_NEW] == pytest.approx(recall[new_items.CONTENT], abs=1e-6)
     assert recall[new_items.AS_NEW] > 0.2
     few = EvaluationConfig(ks=(5,), resamples=20, seen="masked", users=10)
-    assert new_items.rank_with_new_items(rec, tmp_path, data, few) is None
+    assert new_items.rank_with_new_items(rec, tmp_path, select(data, few, None), None, few) is None

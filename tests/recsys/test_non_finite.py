@@ -1,5 +1,6 @@
 """Logits that are not finite: an error for the requests that have them, and for nobody else."""
 
+import pickle
 from dataclasses import replace
 
 import numpy as np
@@ -31,6 +32,11 @@ TEXTS = TitleTrie.build(
 )
 CLEAN = [[1, 2, 3, 4, 5, 6, 7, 8, 9], [4, 5], [9, 8, 7, 6, 5, 4, 3]]
 MIXED = [CLEAN[0], [7, 7, BROKEN, 5, 6], CLEAN[1], [BROKEN], CLEAN[2]]
+
+
+def test_the_error_is_the_same_behind_a_process():
+    error = pickle.loads(pickle.dumps(NonFiniteError([1, 3])))
+    assert (error.requests, str(error)) == ((1, 3), str(NonFiniteError([1, 3])))
 
 
 def model(value=float("nan")):

@@ -1,0 +1,191 @@
+"""Search: ranks the users of an evaluation, in this process and in others.
+
+Each process takes one chunk of users after another, this one from the end of the list and the
+others from its beginning. So none waits for another one, however long it takes to start.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from functools import partial
+from multiprocessing import get_context
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any, Self, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from recsys.dataset import Examples
+from recsys.errors import RecsysError
+from recsys.evaluation.new_items import NewItemLists, rank_with_new_items
+from recsys.evaluation.protocol import EvaluationConfig
+from recsys.interactions import Histories
+from recsys.progress import track
+from recsys.recommender import Ranked, Recommender
+
+CHUNK = 256  # users that a process takes at a time
+WORTH_A_PROCESS = 4000  # users; a process ranks about so many while another one starts
+
+T = TypeVar("T")
+Lists = list[tuple[Ranked, Ranked]]
+"""Of each mode, the first ranker's lists and those of the model alone."""
+
+_in_process: list[Recommender | Exception] = []  # of another process: what it ranks with
+
+
+def _load_in_process(bundle: Path, dtype: str, threads: int) -> None:
+    import torch
+
+    torch.set_num_threads(threads)
+    try:
+        _in_process.append(Recommender.load(bundle, dtype=dtype, check=False))
+    except Exception as error:  # it is raised where somebody waits for a list
+        _in_process.append(error)
+
+
+def _recommender() -> Recommender:
+    (found,) = _in_process
+    if isinstance(found, Exception):
+        raise found
+    return found
+
+
+def _rank_in_process(histories: Histories, options: dict[str, Any]) -> Lists:
+    return _recommender().rank_variants(histories, **options)
+
+
+def _rank_new_in_process(*given: Any) -> NewItemLists | None:
+    return rank_with_new_items(_recommender(), *given)
+
+
+class Search:
+    """A context manager, within which `evaluate.processes` processes rank."""
+
+    def __init__(
+        self, bundle: Path, recommender: Recommender, users: int, config: EvaluationConfig
+    ) -> None:
+        """Rank `users` users with the recommender of a bundle; other processes load their own."""
+        import torch
+
+        self.config, self._recommender, self._bundle = config, recommender, bundle
+        self._pool: ProcessPoolExecutor | None = None
+        self._threads = threads = torch.get_num_threads()
+        processes = config.processes or min(threads, -(-users // WORTH_A_PROCESS))
+        self._others = max(0, processes - 1)
+        if self._others:
+            each = max(1, threads // processes)
+            torch.set_num_threads(each)
+            self._pool = ProcessPoolExecutor(
+                self._others,
+                mp_context=get_context("spawn"),
+                initializer=_load_in_process,
+                initargs=(bundle, config.dtype, each),
+            )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        import torch
+
+        torch.set_num_threads(self._threads)
+        if self._pool is not None:
+            self._pool.shutdown(wait=False)
+
+    def rank(self, histories: Histories, modes: tuple[bool, ...]) -> Lists:
+        """`Recommender.rank_variants` of all histories, with a progress bar.
+
+        Raises:
+            RecsysError: a process was ended, or could not load the bundle.
+        """
+        k, n = max(self.config.ks), len(histories)
+        items = np.full((len(modes), 2, n, k), -1, np.int32)
+        scores = np.full(items.shape, -np.inf, np.float32)
+        # Similar lengths share a batch. The longest come first, so that no process finishes late.
+        order = np.argsort(-histories.lengths, kind="stable")
+        work = [order[start : start + CHUNK] for start in range(0, n, CHUNK)]
+        options: dict[str, Any] = {"k": k, "exclude_seen": modes}
+        options |= {"beams": self.config.beams, "batch_size": self.config.batch_size}
+        with track("model", n) as bar, _named():
+            for place, lists in self._rank([histories.take(rows) for rows in work], options):
+                rows = work[place]
+                for mode, both in enumerate(lists):
+                    for which, (ranked, rated) in enumerate(both):
+                        items[mode, which, rows], scores[mode, which, rows] = ranked, rated
+                bar.advance(len(rows))
+        return [((i[0], s[0]), (i[1], s[1])) for i, s in zip(items, scores, strict=True)]
+
+    def _rank(
+        self, chunks: Sequence[Histories], options: dict[str, Any]
+    ) -> Iterator[tuple[int, Lists]]:
+        """The lists of each chunk, by its place, in any order."""
+        left = deque(enumerate(chunks))
+        ready: SimpleQueue[tuple[int, Lists]] = SimpleQueue()
+
+        def pass_on(pool: ProcessPoolExecutor) -> None:
+            """Have another process rank the first chunk, until none is left."""
+            while (first := _taken(left.popleft)) is not None:
+                place, chunk = first
+                ready.put((place, pool.submit(_rank_in_process, chunk, options).result()))
+
+        with ThreadPoolExecutor(max(1, self._others)) as threads:
+            pools = [] if self._pool is None else [self._pool] * self._others
+            passing = [threads.submit(pass_on, pool) for pool in pools]
+            try:
+                while (last := _taken(left.pop)) is not None:
+                    place, chunk = last
+                    yield place, self._recommender.rank_variants(chunk, **options)
+                    for one in passing:
+                        if one.done():
+                            one.result()  # raises what went wrong there
+                    while not ready.empty():
+                        yield ready.get()
+                for one in passing:
+                    one.result()
+                while not ready.empty():
+                    yield ready.get()
+            finally:
+                left.clear()
+
+    def begin_new_items(
+        self, examples: Examples, available: NDArray[np.bool_] | None
+    ) -> Callable[[], NewItemLists | None]:
+        """Begin `rank_with_new_items` in another process, if there are any; call the result for it.
+
+        Begun before `rank`, it takes one process while the others rank.
+        """
+        given = self._bundle, examples, available, self.config
+        if self._pool is None:
+            return partial(rank_with_new_items, self._recommender, *given)
+        future = self._pool.submit(_rank_new_in_process, *given)
+
+        def wait() -> NewItemLists | None:
+            with _named():
+                return future.result()
+
+        return wait
+
+
+def _taken(take: Callable[[], T]) -> T | None:
+    """What another thread may have taken; None if it has."""
+    try:
+        return take()
+    except IndexError:
+        return None
+
+
+@contextmanager
+def _named() -> Iterator[None]:
+    """Say what it means that a process has ended."""
+    try:
+        yield
+    except BrokenProcessPool as error:
+        raise RecsysError(
+            "a process that ranked users was ended from outside, as by the system when memory runs "
+            "out; run the command again, with --set evaluate.processes=1 if it is for memory"
+        ) from error
