@@ -195,13 +195,29 @@ class TableFile:
             schema = file.schema_arrow
             if not any(pa.types.is_nested(kind) for kind in schema.types):
                 for batch in file.iter_batches(BATCH, columns=chosen, use_threads=False):
-                    yield pa.Table.from_batches([batch])
+                    yield _with_plain_texts(pa.Table.from_batches([batch]))
                 return
             wanted = [*chosen, self.explode or ""]
             stored = [n for n in schema.names if any(f"{w}.".startswith(f"{n}.") for w in wanted)]
             for batch in file.iter_batches(BATCH // 16, columns=stored, use_threads=False):
                 table = flatten(pa.Table.from_batches([batch]))
-                yield exploded(table, self.explode).select(chosen)
+                yield _with_plain_texts(exploded(table, self.explode).select(chosen))
+
+
+def _with_plain_texts(table: pa.Table) -> pa.Table:
+    """Cast the other types of texts, which pandas and polars write, to strings."""
+    fields = [
+        field.with_type(pa.string()) if _is_text(field.type) else field for field in table.schema
+    ]
+    return table.cast(pa.schema(fields))
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    """Whether a type other than string holds texts."""
+    types = pa.types
+    if types.is_dictionary(kind):
+        return bool(types.is_string(kind.value_type)) or _is_text(kind.value_type)
+    return bool(types.is_large_string(kind) or types.is_string_view(kind))
 
 
 def open_table(path: Path, *, explode: bool = False) -> TableFile:

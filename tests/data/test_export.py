@@ -256,6 +256,27 @@ def test_large_ids_beside_a_missing_one_keep_their_digits(raw: Path) -> None:
     assert len(made.dataset.interactions) == 319
 
 
+@pytest.mark.parametrize("dates", ["{day}.08.2025", "08/{day}/2025"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pa.string(),
+        pa.large_string(),
+        pa.string_view(),
+        pa.dictionary(pa.int32(), pa.large_string()),
+    ],
+    ids=str,
+)
+def test_dates_in_parquet_are_read_from_every_type_of_text(raw: Path, kind, dates) -> None:
+    users = [f"u{n // 8}" for n in range(320)]
+    items = [f"i{(n // 8 + 3 * n) % 24}" for n in range(320)]
+    days = pa.array([dates.format(day=14 + n % 8) for n in range(320)]).cast(kind)
+    pq.write_table(pa.table({"user": users, "item": items, "date": days}), raw / "e.parquet")
+    found = build(DataConfig(source="table", path="e.parquet")).dataset.interactions
+    first = 1_755_129_600  # 14 August 2025, midnight UTC
+    assert sorted(set(found.timestamp.tolist())) == [first + DAY * n for n in range(8)]
+
+
 def test_ids_that_lost_their_zeros_are_named(raw: Path) -> None:
     write(
         raw / "e.csv",
