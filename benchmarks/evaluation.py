@@ -40,6 +40,7 @@ def main() -> None:
     parser.add_argument("--preset", default="small")
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--users", type=int, help="a sample; by default all")
+    parser.add_argument("--batch-size", type=int, default=EvaluationConfig.batch_size)
     parser.add_argument("--dtypes", nargs="+", default=["float32", "bfloat16"])
     parser.add_argument("--compared", type=int, default=128, help="users whose lists are compared")
     options = parser.parse_args()
@@ -56,15 +57,18 @@ def main() -> None:
                 beams=20,
                 users=options.users,
                 processes=options.processes,
+                batch_size=options.batch_size,
                 dtype=dtype,
             )
             rows.append({"dtype": dtype, **measure(bundle, options.dataset, config, Path(folder))})
             row = rows[-1]
             print(
-                f"{dtype}: {row['users']} users in {row['seconds']:.0f} s by the clock, "
+                f"{dtype}: {row['users']} users in {row['seconds']:.0f} s by the clock "
+                f"({row['search']:.0f} s of it until all lists of the model are there), "
                 f"{row['cpu']:.0f} s of processors"
             )
     about = {"preset": options.preset, "parameters": parameters, "processes": options.processes}
+    about["batch_size"] = options.batch_size
     print(json.dumps({**about, "beams": 20, "rows": rows, **environment()}))
 
 
@@ -110,6 +114,7 @@ def measure(
     return {
         "users": document["data"]["users_evaluated"],
         "seconds": round(seconds, 1),
+        "search": read_manifest(path, "evaluation").info["decoding_seconds"],
         "cpu": round(processor_seconds() - before, 1),
     }
 
