@@ -165,7 +165,6 @@ def beams_of(found: dict[str, torch.Tensor], step: Step, stats: list[DecodeStats
         found["rows"],
         stats,
         # not of a sample
-        None if step.noise is not None or step.approximate else found["complete"].squeeze(1),
-        approximate=step.approximate,
+        None if step.noise is not None else found["complete"].squeeze(1),
         candidate_scores=found.get("candidates"),
     )

@@ -1,9 +1,8 @@
 """Engine: decodes batches for one target and one catalog, in the mode that is expected fastest.
 
-In every mode but `relaxed` the answer is beam search's. A target with weights of low precision has
-approximate answers, whose items its own weights score again. The engine keeps the keys and values
-of prompts for returning users, measures the time of a pass on this machine, and chooses for each
-batch between beam search and drafted trees (`recsys.decoding.planner`).
+In every mode but `relaxed` the answer is beam search's. The engine keeps the keys and values of
+prompts for returning users, measures the time of a pass on this machine, and chooses for each batch
+between beam search and drafted trees (`recsys.decoding.planner`).
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ from recsys.decoding.grid import Grid
 from recsys.decoding.output import Beams
 from recsys.decoding.planner import Load, PassTimes, Plan, Planner, list_plans
 from recsys.decoding.request import Search, SearchRequest
-from recsys.decoding.score import rescore, score_rows
+from recsys.decoding.score import score_rows
 from recsys.decoding.speculative import PATCH_NODES, speculative_beam_search
 from recsys.decoding.tree import ROOT, PromptBatch, TokenTree, find_long_prompts
 from recsys.errors import NonFiniteError
@@ -93,13 +92,11 @@ class Engine:
     Not thread-safe: one batch at a time.
 
     Attributes:
-        target: the model whose beams are wanted. If it has weights of low precision, its `exact`
-            scores every answer again, in one more pass, with a prefix store of the same size.
+        target: the model whose beams are wanted.
         draft: the draft model, or None.
         trie: the catalog.
         planner: None until `warm_up`; plain beam search is the plan until then.
         graphs: captured passes of the target and of the draft model, once there are any.
-        exact_graphs: those of the target's `exact`, likewise.
         decodes: captured decodes by plan; empty until `capture_decodes`.
     """
 
@@ -135,7 +132,6 @@ class Engine:
         self.draft = None if draft is None else _with_prefixes(draft, prefix_bytes, version)
         self.draft_nodes, self.prompt_slots = draft_nodes, prompt_slots
         self.graphs: list[PassGraphs] = []
-        self.exact_graphs: PassGraphs | None = None
         self.decodes: dict[Plan, DecodeGraphs] = {}
         self._catalog: FixedTrie | None = None  # that of the captured decodes
         self._capture_seconds, self._device_bytes = 0.0, 0
@@ -177,8 +173,7 @@ class Engine:
 
         Raises:
             ValueError: as `beam_search`; an unknown mode, or one that needs a draft model that the
-                engine lacks; a sample with `until_global` (it is drawn from all sequences anyway),
-                or weights of low precision.
+                engine lacks; a sample with `until_global` (it is drawn from all sequences anyway).
             NonFiniteError: as `beam_search`.
         """
         search, order = self._prepared(request), None
@@ -192,16 +187,9 @@ class Engine:
             if order is None:
                 raise
             raise NonFiniteError(sorted(order[i] for i in error.requests)) from None
-        if order is not None:
-            found = replace(found, beams=found.beams.take(np.argsort(order).tolist()))
-        return found if self.target.exact is None else self._rescored(found, request)
-
-    def _rescored(self, found: Decoded, request: SearchRequest | Sequence[ArrayLike]) -> Decoded:
-        """The answer by the scores of the target's own weights."""
-        start = time.perf_counter()
-        request = SearchRequest.of(request).reserving(self.prompt_slots)
-        beams = rescore(self.target.exact, found.beams, request, self.trie)
-        return replace(found, beams=beams, seconds=found.seconds + time.perf_counter() - start)
+        if order is None:
+            return found
+        return replace(found, beams=found.beams.take(np.argsort(order).tolist()))
 
     def _decode(
         self, search: Search, num_beams: int, mode: str, until_global: bool, traced: bool
@@ -209,11 +197,6 @@ class Engine:
         """`decode`, of a request that is prepared."""
         if until_global and search.step.noise is not None:
             raise ValueError("until_global: a sample is drawn from all sequences already")
-        if until_global and self.target.exact is not None:
-            raise ValueError(
-                "until_global: the target has weights of low precision, which prove nothing; leave "
-                "out its weights=..."
-            )
         new = self._new_tokens(search.prompts)
         load = Load(len(search), int(new.max(initial=0)), num_beams)
         plan = self._plan(mode, load)
@@ -236,8 +219,7 @@ class Engine:
 
     def score(self, prompts: Sequence[ArrayLike], rows: Sequence[ArrayLike]) -> torch.Tensor:
         """(B, C) exact scores of given rows, in one pass (`score_rows`)."""
-        target = self.target if self.target.exact is None else self.target.exact
-        return score_rows(target, prompts, self.trie, rows, prompt_slots=self.prompt_slots)
+        return score_rows(self.target, prompts, self.trie, rows, prompt_slots=self.prompt_slots)
 
     def warm_up(
         self, prompts: Sequence[ArrayLike], num_beams: int = 20, batches: Sequence[int] = (1, 8)
@@ -300,12 +282,6 @@ class Engine:
         for place, (model, wanted) in enumerate(zip(self._models, shapes, strict=False)):
             slots = max(s.view for s in wanted) + whole_blocks(spare)
             self._passes(place, model, batch, slots).warm_up(wanted)
-        if (exact := self.target.exact) is not None:
-            wanted = grid.of_rows()
-            slots = max(s.view for s in wanted)
-            if self.exact_graphs is None or not self.exact_graphs.has_room(batch, slots):
-                self.exact_graphs = PassGraphs.attach(exact, batch=batch, slots=slots)
-            self.exact_graphs.warm_up(wanted)
 
     def capture_decodes(
         self,
@@ -387,8 +363,7 @@ class Engine:
 
     def statistics(self) -> EngineStatistics:
         """What has been captured, and counts since then."""
-        captured = (*self.graphs, *([] if self.exact_graphs is None else [self.exact_graphs]))
-        passes = [graphs.statistics() for graphs in captured]
+        passes = [graphs.statistics() for graphs in self.graphs]
         decodes = [decodes.statistics() for decodes in self.decodes.values()]
         return EngineStatistics(
             passes=sum(told.graphs for told in passes),
@@ -470,16 +445,15 @@ class Engine:
         collector.
         """
         self.forget()
-        self.graphs, self.exact_graphs, self.decodes, self._catalog = [], None, {}, None
-        for model in (*self._models, self.target.exact):
-            if model is not None:
-                model.find_graph = None
-                model.pool = CachePool(model.config, model.dtype, model.device)
+        self.graphs, self.decodes, self._catalog = [], {}, None
+        for model in self._models:
+            model.find_graph = None
+            model.pool = CachePool(model.config, model.dtype, model.device)
 
     def forget(self) -> None:
         """Drop all stored prompts."""
-        for model in (*self._models, self.target.exact):
-            if model is not None and model.prefixes is not None:
+        for model in self._models:
+            if model.prefixes is not None:
                 model.prefixes.clear()
 
     def _prepared(self, request: SearchRequest | Sequence[ArrayLike]) -> Search:

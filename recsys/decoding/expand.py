@@ -185,7 +185,6 @@ class Step:
             the allowed tokens.
         allowed: states that may be reached (`Allowed.of`), or None for all.
         gains: boosts, added to the scores (`Gains.of`), or None.
-        approximate: the model's weights have low precision, so no answer is certified.
     """
 
     trie: DeviceTrie
@@ -194,7 +193,6 @@ class Step:
     noise: Noise | None = None
     allowed: Allowed | None = None
     gains: Gains | None = None
-    approximate: bool = False
 
     @property
     def levels(self) -> int:

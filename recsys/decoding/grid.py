@@ -54,11 +54,6 @@ class Grid:
         nodes = {(size, slots, size) for size in list_sizes(max(widths, default=0))}
         return self._of_batches(prompts | nodes, self._batches)
 
-    def of_rows(self) -> set[PassShape]:
-        """Shapes of passes that score as many rows as a search finds (`rescore`)."""
-        nodes = sum(self.widths)
-        return self._of_batches(self._of_prompts(nodes, at_least=0), self._batches)
-
     def of_decodes(
         self, plan: Plan, *, kept: bool, candidates: Collection[tuple[int, int]] = ((0, 0),)
     ) -> set[DecodeShape]:
@@ -100,7 +95,7 @@ class Grid:
     def _of_trees(self, plan: Plan) -> set[PassShape]:
         """Shapes of passes that verify and patch draft trees."""
         nodes, slots, rounds = self._drafted(plan), whole_blocks(self.prompt), len(self.widths)
-        first = self._of_prompts(nodes, at_least=nodes)
+        first = self._of_prompts(nodes)
         slots += whole_blocks(nodes + rounds * self.patch)
         patches = {(size, slots, size) for size in list_sizes(self.patch)}
         return self._of_batches(first | patches, self._batches_of(plan))
@@ -116,14 +111,14 @@ class Grid:
             if is_worth_trying(plan, before + 1, self.first_level)
         ]
 
-    def _of_prompts(self, nodes: int, at_least: int) -> set[tuple[int, int, int]]:
+    def _of_prompts(self, nodes: int) -> set[tuple[int, int, int]]:
         """(tokens, slots in view, rows) of passes that run prompts and a tree.
 
-        The tree has at least and at most so many nodes. One size more is for a whole tree below a
-        kept history: `list_sizes` would pad 256 nodes and 8 tokens to 384.
+        One size more is for a whole tree below a kept history: `list_sizes` would pad 256 nodes and
+        8 tokens to 384.
         """
         slots = whole_blocks(self.prompt) + whole_blocks(nodes)
-        sizes = {size for size in list_sizes(self.prompt + nodes) if size > at_least}
+        sizes = {size for size in list_sizes(self.prompt + nodes) if size > nodes}
         sizes.add(-(-(nodes + _KEPT_TOKENS) // _TILE) * _TILE)
         return {(size, slots, nodes + 1) for size in sizes}
 

@@ -152,8 +152,7 @@ class Search:
         Raises:
             ValueError: an empty prompt, a token (of a prompt or of the catalog) outside the model's
                 vocabulary, more positions than the model is exact for, a row outside the trie, a
-                mask or boost of another trie, or a sample or sums over the allowed tokens of a
-                model with weights of low precision.
+                mask or boost of another trie.
         """
         if isinstance(request, Search):
             return request
@@ -163,13 +162,6 @@ class Search:
         trie = DeviceTrie.of(trie, model.device)
         check_vocabulary(model, trie)
         step = _step(request, prompts.upload, trie)
-        if model.exact is not None:
-            if request.seeds is not None or request.normalize != "vocabulary":
-                raise ValueError(
-                    "the model has weights of low precision, with which there are neither samples "
-                    "nor sums over the allowed tokens; leave out its weights=..."
-                )
-            step = replace(step, approximate=True)
         if request.candidates is None:
             return cls(model, prompts, step)
         num_rows = trie.source.num_rows

@@ -18,12 +18,9 @@ import triton.language as tl
 
 from recsys.kernels import launch
 from recsys.models.layers import Heads, Norms
-from recsys.models.low_precision import FLOAT8
 
 _HEADS = 8  # that one program rotates
 _MULTIPLIED = 1024  # values that one program multiplies
-_LEAST_ROWS, _MOST_ROWS = 16, 64  # of an int8 product that one program computes
-_OUTPUTS, _INPUTS = 32, 128  # the same; inputs at a time
 
 
 def try_out(device: torch.device) -> None:
@@ -96,39 +93,6 @@ def silu_multiply(merged: torch.Tensor) -> torch.Tensor:
     result = merged.new_empty((len(merged), size))
     grid = (len(merged), triton.cdiv(size, _MULTIPLIED))
     launch(multiply_gates, grid, result, merged, size, BLOCK=_MULTIPLIED, num_warps=4)
-    return result
-
-
-def quantize_float8(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """As `layers.quantize_float8`."""
-    values = values.contiguous()
-    small = torch.empty_like(values, dtype=FLOAT8)
-    scale = values.new_empty((len(values), 1), dtype=torch.float32)
-    block = triton.next_power_of_2(values.shape[1])
-    launch(
-        quantize_rows,
-        (len(values),),
-        *(small, scale, values, values.shape[1]),
-        BLOCK=block,
-        num_warps=min(16, max(1, block // 512)),
-    )
-    return small, scale
-
-
-def multiply_int8(values: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
-    """As `layers.multiply_int8`; rounded once."""
-    (count, inputs), outputs = values.shape, len(weight)
-    result = values.new_empty((count, outputs))
-    rows = min(_MOST_ROWS, max(_LEAST_ROWS, triton.next_power_of_2(count)))
-    launch(
-        multiply_codes,
-        (triton.cdiv(outputs, _OUTPUTS), triton.cdiv(count, rows)),
-        *(result, values.contiguous(), weight, scale, count, outputs, inputs),
-        ROWS=rows,
-        OUTPUTS=_OUTPUTS,
-        INPUTS=_INPUTS,
-        num_warps=4,
-    )
     return result
 
 
@@ -232,47 +196,3 @@ def multiply_gates(result, merged, size, BLOCK: tl.constexpr):
     up = tl.load(merged + (2 * row + 1) * size + place, mask=inside, other=0.0).to(tl.float32)
     silu = (gate / (1.0 + tl.exp(-gate))).to(kind).to(tl.float32)
     tl.store(result + row * size + place, (silu * up).to(kind), mask=inside)
-
-
-@triton.jit(do_not_specialize=["size"])
-def quantize_rows(small, scales, values, size, BLOCK: tl.constexpr):
-    """Program t: row t in float8, whose largest value is 448, and its scale, at least 2^-126."""
-    row = tl.program_id(0).to(tl.int64)
-    place = tl.arange(0, BLOCK)
-    inside = place < size
-    exact = tl.load(values + row * size + place, mask=inside, other=0.0).to(tl.float32)
-    scale = tl.maximum(tl.div_rn(tl.max(tl.abs(exact), 0), 448.0), 1.1754943508222875e-38)
-    scale += tl.sum(exact * 0.0, 0)  # NaN if a value is not finite, which `maximum` may lose
-    tl.store(scales + row, scale)
-    tl.store(small + row * size + place, tl.div_rn(exact, scale).to(tl.float8e4nv), mask=inside)
-
-
-@triton.jit(do_not_specialize=["rows"])
-def multiply_codes(
-    result,
-    values,
-    weight,
-    scale,
-    rows,
-    outputs,
-    inputs,
-    ROWS: tl.constexpr,
-    OUTPUTS: tl.constexpr,
-    INPUTS: tl.constexpr,
-):
-    """Program (j, i): block j of the outputs of block i of the rows. Sizes of models specialise."""
-    row = (tl.program_id(1) * ROWS + tl.arange(0, ROWS)).to(tl.int64)[:, None]
-    output = (tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS)).to(tl.int64)[None, :]
-    inner = tl.arange(0, INPUTS)
-    left = values + row * inputs + inner[None, :]
-    right = weight + output * inputs + inner[:, None]
-    sums = tl.zeros((ROWS, OUTPUTS), tl.float32)
-    for start in range(0, inputs, INPUTS):
-        inside = inner < inputs - start
-        some = tl.load(left + start, mask=(row < rows) & inside[None, :], other=0.0)
-        codes = tl.load(right + start, mask=(output < outputs) & inside[:, None], other=0)
-        sums += tl.dot(some, codes.to(some.dtype), input_precision="ieee")
-    factor = tl.load(scale + output, mask=output < outputs, other=0.0)
-    place = result + row * outputs + output
-    inside = (row < rows) & (output < outputs)
-    tl.store(place, (sums * factor).to(result.dtype.element_ty), mask=inside)

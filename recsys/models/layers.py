@@ -13,8 +13,6 @@ from dataclasses import dataclass
 import torch
 from torch.nn import functional
 
-from recsys.models.low_precision import FLOAT8, quantize
-
 
 @dataclass(frozen=True)
 class Heads:
@@ -95,19 +93,6 @@ def silu_multiply(merged: torch.Tensor) -> torch.Tensor:
     """(T, n) `silu(gate) * up` of (T, 2n) merged gate and up (Shazeer, 2020)."""
     gate, up = merged.chunk(2, dim=-1)
     return functional.silu(gate) * up
-
-
-def quantize_float8(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """(T, n) float8 and (T, 1) float32 scales of (T, n) values."""
-    return quantize(values, FLOAT8)
-
-
-def multiply_int8(values: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
-    """(T, m) products of (T, n) values, (m, n) int8 weights and (1, m) scales, in their dtype."""
-    if values.dtype == torch.float16:  # whose largest number is 65,504: products are scaled at once
-        return functional.linear(values, (weight * scale.T).to(values.dtype))
-    product = functional.linear(values, weight.to(values.dtype))  # int8 fits into bfloat16
-    return (product * scale).to(values.dtype)
 
 
 def _rotated(values: torch.Tensor, angles: torch.Tensor) -> torch.Tensor:

@@ -13,13 +13,12 @@ It computes what the modules of transformers compute for Llama, Mistral, Qwen2 a
 
 Weights are held once: the parameters of the model become views of the merged matrices. Changes of
 weights in place are followed. A parameter or module that is replaced later, an adapter for example,
-is not: wrap the model in a new `TreeModel`. Matrices of low precision are a second copy, and follow
-no change (`recsys.models.low_precision`); embedding, norms and head keep their precision.
+is not: wrap the model in a new `TreeModel`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,8 +28,6 @@ from torch.nn import functional
 from recsys.kernels import find_kernels
 from recsys.models import layers
 from recsys.models.layers import Heads, Norms
-from recsys.models.low_precision import Product, Weights, lower
-from recsys.models.low_precision import reason_against as reason_against_low
 from recsys.native.decoder import reason_against_modules
 
 COVERED = frozenset(f"{name}ForCausalLM" for name in ("Llama", "Mistral", "Qwen2", "Qwen3"))
@@ -54,12 +51,12 @@ class Layer:
     """The weights of a decoder layer, and the kind of its mask."""
 
     norm: torch.Tensor
-    merged: Product
+    merged: Linear
     head_norms: Norms | None
-    out: Product
+    out: Linear
     mlp_norm: torch.Tensor
-    gate_up: Product
-    down: Product
+    gate_up: Linear
+    down: Linear
     mask: str
 
 
@@ -70,11 +67,10 @@ class LlamaForward:
         positions: number of positions, from 0, that have a rotation.
     """
 
-    def __init__(self, model: Any, kinds: tuple[str, ...], weights: Weights | None = None) -> None:
+    def __init__(self, model: Any, kinds: tuple[str, ...]) -> None:
         """Merge the weights of `model`, against which `reason_against` must have found nothing.
 
-        `kinds` are those of the masks that its layers need. With `weights`, the matrices of its
-        layers are copied in low precision.
+        `kinds` are those of the masks that its layers need.
         """
         config, decoder = model.config.get_text_config(), model.get_decoder()
         used = decoder.layers[: config.num_hidden_layers]
@@ -84,12 +80,6 @@ class LlamaForward:
             kernels = find_kernels("recsys.models.layer_kernels", head.device)
         self._functions = layers if kernels is None else kernels
 
-        def product(*parts: Any) -> Product:
-            whole = _merged(*parts)
-            if weights is None:
-                return whole
-            return lower(whole.weight, whole.bias, weights, self._functions)
-
         types = getattr(config, "layer_types", None) if len(kinds) > 1 else None
         # A view that replaces a parameter must be an inference tensor if and only if that is one.
         inference = head.is_inference()
@@ -98,8 +88,7 @@ class LlamaForward:
             self._norm = decoder.norm.weight.detach()
             self._head = head.detach()
             self._layers = [
-                _layer(layer, types[i] if types else kinds[0], product)
-                for i, layer in enumerate(used)
+                _layer(layer, types[i] if types else kinds[0]) for i, layer in enumerate(used)
             ]
             attention = decoder.layers[0].self_attn
             self._scaling = attention.scaling
@@ -174,11 +163,8 @@ class LlamaForward:
         return functional.linear(hidden, self._head)
 
 
-def reason_against(model: Any, low: Weights | None = None) -> str | None:
-    """Why the modules of transformers have to run `model`; None if `LlamaForward` can.
-
-    With `low`, whether it can with such weights.
-    """
+def reason_against(model: Any) -> str | None:
+    """Why the modules of transformers have to run `model`; None if `LlamaForward` can."""
     if (reason := reason_against_modules(model, COVERED)) is not None:
         return reason
     weights = list(model.parameters())
@@ -193,25 +179,22 @@ def reason_against(model: Any, low: Weights | None = None) -> str | None:
         return "some of its layers share parameters"
     if 2 * len(decoder.rotary_emb.inv_freq) != decoder.layers[0].self_attn.head_dim:
         return "its heads are rotated in part"
-    if low is None:
-        return None
-    sizes = [(len(w), w.shape[1]) for w in decoder.layers.parameters() if w.dim() > 1]
-    return reason_against_low(low, weights[0].device, weights[0].dtype, sizes)
+    return None
 
 
-def _layer(layer: Any, mask: str, product: Callable[..., Product]) -> Layer:
+def _layer(layer: Any, mask: str) -> Layer:
     attention, mlp = layer.self_attn, layer.mlp
     head_norms = None
     if hasattr(attention, "q_norm"):
         head_norms = attention.q_norm.weight.detach(), attention.k_norm.weight.detach()
     return Layer(
         norm=layer.input_layernorm.weight.detach(),
-        merged=product(attention.q_proj, attention.k_proj, attention.v_proj),
+        merged=_merged(attention.q_proj, attention.k_proj, attention.v_proj),
         head_norms=head_norms,
-        out=product(attention.o_proj),
+        out=_merged(attention.o_proj),
         mlp_norm=layer.post_attention_layernorm.weight.detach(),
-        gate_up=product(mlp.gate_proj, mlp.up_proj),
-        down=product(mlp.down_proj),
+        gate_up=_merged(mlp.gate_proj, mlp.up_proj),
+        down=_merged(mlp.down_proj),
         mask=mask,
     )
 

@@ -23,7 +23,6 @@ from recsys.models.architectures import (
 )
 from recsys.models.cache import CachePool, SlotCache
 from recsys.models.llama import LlamaForward, reason_against
-from recsys.models.low_precision import Weights
 from recsys.models.prefix_store import PrefixStore
 from recsys.native.decoder import NativeDecoder, NativeModel, native_model
 
@@ -92,13 +91,11 @@ class TreeModel:
         prefixes: prefix cache, or None.
         version: version of the model in the prefix cache.
         find_graph: finds captured passes; None without any (`recsys.models.graphs`).
-        exact: the same model with its own weights; None unless this one's have low precision.
         most_padding: most padded prompt tokens of a first pass; with more of them, the longest
             prompts of the batch begin in a pass of their own. None on a CPU, for no limit.
     """
 
     find_graph: FindPass | None = None
-    exact: TreeModel | None = None
     most_padding: int | None = None
     _native: NativeModel | None = None
     _own: LlamaForward | None = None
@@ -110,7 +107,6 @@ class TreeModel:
         prefixes: PrefixStore | None = None,
         version: str = "",
         own_forward: bool | None = None,
-        weights: Weights | None = None,
     ) -> None:
         """Wrap `model`, a Hugging Face decoder-only causal LM (of a peft model, with its adapters).
 
@@ -120,16 +116,12 @@ class TreeModel:
             version: distinguishes this model's entries from those of other models in `prefixes`.
             own_forward: whether `recsys.models.llama` runs the model, which merges its weights in
                 place; None: on a GPU, if it can. False there is for comparisons.
-            weights: the own forward multiplies with a copy of the matrices in `float8`, `int8` or
-                `bfloat16` (`recsys.models.low_precision`). Answers are then approximate. The
-                model's own weights stay, for `exact`.
 
         Raises:
             TypeError: not a model.
             ValueError: a model without an LM head, an architecture that has not been verified
                 (`recsys.models.architectures`), an attention whose masks cannot be given from
-                outside, or a model that the own forward was asked for and cannot run, or not with
-                such weights.
+                outside, or a model that the own forward was asked for and cannot run.
         """
         if hasattr(model, "get_base_model"):
             model = model.get_base_model()
@@ -162,23 +154,14 @@ class TreeModel:
         self.prefixes, self.version = prefixes, version
         if self.device.type != "cpu":
             self.most_padding = _MOST_PADDING
-        self._own = self._make_own(own_forward, weights)
-        if weights is not None:
-            self.exact = TreeModel(model)
+        self._own = self._make_own(own_forward)
         if self._own is None:
             self._native = native_model(model, tuple(self.mask_kinds), self.max_positions)
         else:
             self.max_positions = self._own.positions
 
-    def _make_own(self, wanted: bool | None, weights: Weights | None) -> LlamaForward | None:
+    def _make_own(self, wanted: bool | None) -> LlamaForward | None:
         """The own forward, or None without one."""
-        if weights is not None:
-            reason = reason_against(self._model, weights)
-            if wanted is False:
-                reason = "only the own forward has them, and own_forward=False rules it out"
-            if reason is not None:
-                raise ValueError(f"weights={weights!r}: {reason}; leave weights out")
-            return LlamaForward(self._model, tuple(self.mask_kinds), weights)
         if wanted is False or (wanted is None and self.device.type != "cuda"):
             return None
         if (reason := reason_against(self._model)) is None:
@@ -195,11 +178,9 @@ class TreeModel:
         return model if isinstance(model, cls) else cls(model)
 
     def keep_prefixes(self, max_bytes: int, version: str = "") -> None:
-        """Add a prefix cache of at most `max_bytes`, and one to `exact`."""
+        """Add a prefix cache of at most `max_bytes`."""
         self.prefixes = PrefixStore(self.config, self.dtype, self.device, max_bytes)
         self.version = version
-        if self.exact is not None:
-            self.exact.keep_prefixes(max_bytes, version)
 
     @property
     def device(self) -> torch.device:
