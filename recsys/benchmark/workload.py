@@ -205,17 +205,18 @@ def draw_skewed_codes(
     room = np.prod([float(size) for size in level_sizes])
     if not 1 <= items <= room / 2:
         raise ConfigError(f"--items {items}: want 1 to {room / 2:.0f} with codes {level_sizes}")
-    found = np.empty((0, len(level_sizes)), np.int64)
+    found = np.empty(0, np.int64)  # codes of all levels as one number: faster to sort than rows
     while len(found) < items:
-        drawn = np.empty((2 * items, len(level_sizes)), np.int64)
-        prefix = np.zeros(2 * items, np.int64)
-        for level, size in enumerate(level_sizes):
+        drawn, prefix = np.zeros((2, 2 * items), np.int64)
+        for size in level_sizes:
             common = 1 / np.sqrt(np.arange(1, size + 1))
             rank = rng.choice(size, 2 * items, p=common / common.sum())
-            drawn[:, level] = (rank + prefix) % size
-            prefix = (prefix + drawn[:, level] + 1) * 2_654_435_761 % 2**31
-        found = np.unique(np.concatenate([found, drawn]), axis=0)
-    return rng.permutation(found)[:items]
+            code = (rank + prefix) % size
+            prefix = (prefix + code + 1) * 2_654_435_761 % 2**31
+            drawn = drawn * size + code
+        found = np.sort(np.concatenate([found, drawn]))
+        found = found[np.append(True, found[1:] != found[:-1])]
+    return np.stack(np.unravel_index(rng.permutation(found)[:items], level_sizes), axis=1)
 
 
 def make_random_model(shape: Architecture, vocabulary: Vocabulary, setup: Setup) -> Any:
