@@ -233,10 +233,15 @@ class Case:
             WAYS[way](bench, request)
             bench.wait()
         events = found.key_averages()
-        spent = {e.key: [e.count, round(_device_us(e), 1)] for e in events}
+        spent = {e.key: [e.count, round(self._spent(e), 1)] for e in events}
         longest = sorted(spent, key=lambda key: -spent[key][1])[:TOP_KERNELS]
         calls = {e.key: e.count for e in events if e.key.startswith(("cuda", "cu", "Memcpy"))}
         return {"kernels_count_us": {k: spent[k] for k in longest}, "calls": calls}
+
+    def _spent(self, event: Any) -> float:
+        """Microseconds of an event on the device."""
+        on_gpu = self.bench.device.type == "cuda"
+        return float(event.self_device_time_total if on_gpu else event.self_cpu_time_total)
 
     def _answers(self, way: str, *, without: bool) -> list[Answer]:
         """To the requests that are compared."""
@@ -257,11 +262,6 @@ class Case:
                 trusted.append(HUGGING_FACE)
             self._trusted = {way: self._error(self._answers(way, without=False)) for way in trusted}
         return self._trusted
-
-
-def _device_us(event: Any) -> float:
-    """Microseconds of an event's kernels; on a CPU, of the event itself."""
-    return float(event.self_device_time_total or event.self_cpu_time_total)
 
 
 def goal(goals: Mapping[str, float], way: str, row: Row) -> Row:

@@ -31,9 +31,9 @@ from recsys.native.decoder import NativeDecoder, NativeModel, native_model
 # of four there, and a request gets the same bits alone and in a batch. The native forward needs no
 # padding.
 _ROWS = 4
-# On an accelerator, one more pass costs the reading of the weights. By the figures of an H200, that
-# is the time of computing some 200 tokens, and of as many again for the launches. An estimate:
-# nothing was measured on a GPU.
+# On an accelerator, one more pass costs the reading of the weights and the launches. On an H200 a
+# pass of a 7B model takes about as long as 400 more tokens in another pass (docs/gpu.md: a quarter
+# of 21.7 ms, and 11.8 - 9.1 ms for 193 tokens), and the host's work comes on top.
 _MOST_PADDING = 512
 
 Masks = dict[str, torch.Tensor]

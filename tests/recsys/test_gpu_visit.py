@@ -1,0 +1,127 @@
+"""benchmarks/gpu_visit.py: parts write rows, cost each other nothing, and end in time."""
+
+import importlib.util
+import json
+import os
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+FOLDER = Path(__file__).parents[2] / "benchmarks"
+SLEEP = "import time; time.sleep(600)"
+
+
+def load(name):
+    spec = importlib.util.spec_from_file_location(name, FOLDER / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    path = list(sys.path)
+    spec.loader.exec_module(module)
+    sys.path[:] = path
+    return module
+
+
+@pytest.fixture(scope="module")
+def visit():
+    before = set(sys.modules)
+    yield load("gpu_visit")
+    for name in {"gpu_visit", "gpu_service", "gpu", "gpu_bench", "gpu_gate"} - before:
+        sys.modules.pop(name, None)
+
+
+@pytest.fixture
+def begin(visit, tmp_path):
+    """A function that begins a visit of so many seconds."""
+
+    def begin(seconds=300.0, **environment):
+        return visit.Visit(tmp_path / "rows.jsonl", seconds, {**os.environ, **environment})
+
+    return begin
+
+
+def rows(tmp_path):
+    return [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text().splitlines()]
+
+
+def test_a_part_that_raises_costs_the_others_nothing(visit, begin, tmp_path):
+    parts = begin()
+    writes = f"print('{{\"kind\": \"row\"}}', file=open({str(tmp_path / 'rows.jsonl')!r}, 'a'))"
+    assert not parts.run(visit.Part("raises", 60, ["-c", "raise ValueError('no kernel image')"]))
+    assert not parts.run(visit.Part("is not there", 60, ["missing.py"]))
+    assert parts.run(visit.Part("writes", 60, ["-c", writes]))
+    found = [(r["kind"], r.get("part"), r.get("status")) for r in rows(tmp_path)]
+    assert found == [
+        ("part", "raises", "failed"),
+        ("part", "is not there", "failed"),
+        ("row", None, None),
+        ("part", "writes", "ended"),
+    ]
+    assert rows(tmp_path)[0]["tail"].strip().endswith("ValueError: no kernel image")
+    assert parts.failures == 2
+
+
+def test_a_part_ends_at_its_limit_with_what_it_started(visit, begin, tmp_path):
+    """The process in between would otherwise outlive it."""
+    child = f"import subprocess, sys; p = subprocess.Popen([sys.executable, '-c', {SLEEP!r}])"
+    child += f"; open({str(tmp_path / 'pid')!r}, 'w').write(str(p.pid)); p.wait()"
+    parts = begin()
+    assert not parts.run(visit.Part("slow", 5, ["-c", child]))
+    assert parts.run(visit.Part("next", 60, ["-c", "pass"]))
+    assert [r["status"] for r in rows(tmp_path)] == ["stopped", "ended"]
+    status = Path("/proc", (tmp_path / "pid").read_text(), "stat")
+    assert not status.exists() or status.read_text().rpartition(")")[2].split()[0] == "Z"
+
+
+def test_the_whole_ends_at_its_limit_and_names_what_it_left_out(visit, begin, tmp_path):
+    parts = begin(visit.LEAST + 1)
+    for name in ("first", "second", "third"):
+        parts.run(visit.Part(name, 600, ["-c", SLEEP]))
+    assert [r["status"] for r in rows(tmp_path)] == ["stopped", "skipped", "skipped"]
+    assert rows(tmp_path)[0]["limit"] <= visit.LEAST + 1
+    assert parts.failures == 3
+
+
+def test_a_toy_model_writes_its_rows(visit, begin, tmp_path):
+    part = visit.benchmarks(tmp_path / "rows.jsonl", quick=True)["7B"]
+    assert begin().run(part), rows(tmp_path)
+    kinds = [row["kind"] for row in rows(tmp_path)]
+    assert kinds == ["begin", "capture", "row", "end", "part"]
+
+
+def test_the_options_of_all_parts_are_understood(visit, tmp_path):
+    """Each benchmark ends by itself before it is stopped."""
+    gpu = load("gpu")
+    for quick in (True, False):
+        for part in visit.benchmarks(tmp_path / "rows.jsonl", quick=quick).values():
+            if part.name != "tests":
+                args = gpu.parse(part.command[1:])
+                assert args.budget < part.seconds
+                assert args.quick == quick
+    full = visit.benchmarks(tmp_path, quick=False)
+    assert all(Path(FOLDER.parent, test).is_file() for test in full["tests"].command[-3:])
+
+
+def test_wheels_are_installed_beside_the_machine_s_own_packages(visit, begin, tmp_path):
+    about = "brought-1.0.dist-info"
+    with zipfile.ZipFile(tmp_path / "brought-1.0-py3-none-any.whl", "w") as wheel:
+        wheel.writestr("brought.py", "")
+        wheel.writestr(f"{about}/METADATA", "Metadata-Version: 2.1\nName: brought\nVersion: 1.0\n")
+        wheel.writestr(f"{about}/WHEEL", "Wheel-Version: 1.0\nTag: py3-none-any\n")
+        wheel.writestr(f"{about}/RECORD", "")
+    parts = begin(PYTHONPATH=str(tmp_path / "site"))
+    assert parts.run(visit.install(tmp_path, tmp_path / "site")), rows(tmp_path)
+    assert parts.run(visit.Part("imports", 60, ["-c", "import brought"])), rows(tmp_path)
+
+
+def test_the_rule_of_near_ties(visit):
+    service = load("gpu_service")
+    alone = [[(("a",), 3.0), (("b",), 2.0), (("c",), 2.0)]]
+    assert service.compare(alone, alone)["same"] == 1
+    moved = [[(("a",), 3.0005), (("c",), 2.0004), (("b",), 2.0)]]
+    found = service.compare(alone, moved)
+    assert (found["tied"], found["largest_gap"]) == (1, 0.0005)
+    assert service.compare(alone, [[(("a",), 3.0), (("b",), 2.1), (("c",), 2.0)]])["different"] == 1
+    assert service.compare(alone, [[(("b",), 3.0), (("a",), 2.0), (("c",), 2.0)]])["different"] == 1
+    assert service.compare(alone, [alone[0][:2]])["different"] == 1
