@@ -416,7 +416,7 @@ LAYER = {4: (36, 39, 9), 2: (38, 40, 10)}
 @pytest.mark.skipif(find_spec("triton") is None, reason="triton is not installed")
 @pytest.mark.parametrize("pairs", LAYER)
 def test_a_layer_takes_nine_launches(pairs, monkeypatch):
-    """Counted as what a layer more adds; ten with grouped queries.."""
+    """Counted as what a layer more adds; ten with grouped queries."""
     counts = []
     for own, kernels in ((False, False), (True, False), (True, True)):
         few, many = (
