@@ -150,7 +150,8 @@ def shop(name: str, *, quick: bool, hidden: bool) -> Part:
 def visit(out: Path, seconds: float, wheels: Path | None, *, quick: bool) -> int:
     """Run all parts, the most important ones first; the number of those that failed."""
     with tempfile.TemporaryDirectory(prefix="recsys-visit-") as folder:
-        environment = {**os.environ, "RECSYS_HOME": folder}
+        # The folder of the parts is the checkout, whose packages are not those of a wheel.
+        environment = {**os.environ, "RECSYS_HOME": folder, "PYTHONSAFEPATH": "1"}
         if wheels is not None:
             known = os.environ.get("PYTHONPATH")
             environment["PYTHONPATH"] = os.pathsep.join(filter(None, (f"{folder}/site", known)))
