@@ -5,8 +5,9 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -15,7 +16,11 @@ from numpy.typing import NDArray
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+if TYPE_CHECKING:
+    from recsys.constraint import ItemTrie
+
 ARCHITECTURES = ("llama", "llama-gqa", "mistral-window", "qwen3", "qwen3-mixed-window", "phi3")
+EPSILON = float(np.finfo(np.float32).eps)
 
 
 def tiny_model(
@@ -285,6 +290,83 @@ def huggingface_beam_search(
         here = range(i * num_beams, (i + 1) * num_beams)
         answers.append([(tuple(sequences[j]), scores[j]) for j in here if scores[j] > -1e8])
     return answers
+
+
+def allowed_error(other: Any, exact: Any, *, times: float = 4.0, ulps: float = 8.0) -> float:
+    """How far from float64 results a way to compute them in float32 may be.
+
+    The order of sums, and with it the rounding, depends on the processor, so no fixed bound holds
+    everywhere. The error of another way on the same processor is the measure instead.
+
+    Args:
+        other: results of another way to compute the same in float32; a tensor, an array or a list.
+        exact: the same results in float64.
+        times: how many times the largest error of `other` is allowed.
+        ulps: what is allowed in any case, in roundings of the largest of the exact results.
+
+    Raises:
+        AssertionError: they are infinite or NaN at other places than the exact ones.
+    """
+    scale = _as_double(exact).nan_to_num(0, 0, 0).abs().max() if np.size(exact) else 0.0
+    return times * _largest_error(other, exact) + ulps * EPSILON * float(scale)
+
+
+def assert_as_exact(found: Any, other: Any, exact: Any, **allowed: float) -> None:
+    """Check that float32 results are about as near to float64 ones as those of another way.
+
+    Takes what `allowed_error` takes; AssertionError says how large both errors are.
+    """
+    most, error = allowed_error(other, exact, **allowed), _largest_error(found, exact)
+    if not error <= most:
+        raise AssertionError(
+            f"the largest error is {error:.3g}, that of the other way "
+            f"{_largest_error(other, exact):.3g}; at most {most:.3g} is allowed"
+        )
+
+
+def exact_twin(model: transformers.PreTrainedModel) -> transformers.PreTrainedModel:
+    """A copy in float64 of a model, whose results are the exact ones for `assert_as_exact`."""
+    return copy.deepcopy(model).double()
+
+
+def exact_scores(
+    model: transformers.PreTrainedModel,
+    prompts: Sequence[NDArray[np.int64]],
+    trie: ItemTrie,
+    rows: torch.Tensor,
+) -> torch.Tensor:
+    """(B, K) sums of log-probabilities in float64 of rows of a trie; -inf where a row is -1.
+
+    One plain forward of the model an item.
+    """
+    twin, scores = exact_twin(model), torch.full(rows.shape, -torch.inf, dtype=torch.float64)
+    for (b, k), row in np.ndenumerate(rows.numpy()):
+        if row >= 0:
+            answer = trie.rows[row]
+            tokens = torch.from_numpy(np.concatenate([prompts[b], answer]))[None]
+            with torch.inference_mode():
+                logits = twin(tokens).logits[0, len(prompts[b]) - 1 : -1]
+            scores[b, k] = logits.log_softmax(-1)[range(len(answer)), answer].sum()
+    return scores
+
+
+def _largest_error(values: Any, exact: Any) -> float:
+    values, exact = _as_double(values), _as_double(exact)
+    if values.shape != exact.shape:
+        raise AssertionError(f"shapes differ: {tuple(values.shape)} and {tuple(exact.shape)}")
+    kinds = [
+        torch.where(x.isfinite(), 0.0, x.nan_to_num(nan=1.0)) for x in (values, exact)
+    ]  # 0 where finite
+    if not torch.equal(*kinds):
+        raise AssertionError("values are infinite or NaN at other places than the exact ones")
+    finite = exact.isfinite()
+    return float((values - exact)[finite].abs().max()) if finite.any() else 0.0
+
+
+def _as_double(values: Any) -> torch.Tensor:
+    if isinstance(values, torch.Tensor):
+        return values.detach().to(torch.float64)
+    return torch.from_numpy(np.asarray(values, dtype=np.float64))
 
 
 def same_ranking(

@@ -1,5 +1,6 @@
 """The own forward of Llama-family weights: the logits of transformers, in fewer launches."""
 
+import copy
 import os
 import subprocess
 import sys
@@ -21,16 +22,21 @@ from recsys.models.graphs import PassGraphs, PassShape
 from recsys.models.mask import prompt_mask, tree_mask
 from recsys.models.tree_forward import TreeModel
 from recsys.native.library import OFF
-from recsys.testing import random_catalog, random_prompts, tiny_model
+from recsys.testing import (
+    EPSILON,
+    assert_as_exact,
+    exact_scores,
+    exact_twin,
+    random_catalog,
+    random_prompts,
+    tiny_model,
+)
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
 PROMPTS = [[5, 9, 2, 7, 11, 13, 3, 8, 21, 30, 17], [4, 40, 6, 12], [33]]
 PARENTS = [-1, -1, 0, 0, 1, 2, 4, 5]
 SLOTS = 16  # of the prompts, and of the nodes
-# Of the largest logit. Float32 logits of transformers differ as much between a pass of one sequence
-# and a padded pass, because the order of sums depends on the number of rows and slots.
-TOLERANCE = {torch.float32: 3e-6, torch.float64: 1e-12}
 YARN = {
     "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64, "rope_theta": 1e4,
 }  # fmt: skip
@@ -132,58 +138,55 @@ def tree_logits(ready, order):
     return first, nodes
 
 
+def by_transformers(model):
+    """Logits of the prompts, then of every path of the tree: one plain forward of each."""
+    prompts = [plain(model, prompt) for prompt in PROMPTS]
+    nodes = [
+        plain(model, p + [node_tokens(b)[n] for n in path(node)])[-1]
+        for b, p in enumerate(PROMPTS)
+        for node in range(len(PARENTS))
+    ]
+    return torch.cat([*prompts, torch.stack(nodes)])
+
+
+def by_tree(ready, order):
+    """The same logits by two tree passes."""
+    first, nodes = tree_logits(ready, order)
+    prompts = [first[b, : len(prompt)] for b, prompt in enumerate(PROMPTS)]
+    return torch.cat([*prompts, nodes.flatten(0, 1)])
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_logits_equal_those_of_transformers(variant, dtype):
+    exact = by_transformers(shaken(VARIANTS[variant]()).double())
     model = shaken(VARIANTS[variant]()).to(dtype)
-    expected = [plain(model, prompt) for prompt in PROMPTS]
-    paths = [
-        [plain(model, p + [node_tokens(b)[n] for n in path(node)])[-1]
-         for node in range(len(PARENTS))]
-        for b, p in enumerate(PROMPTS)
-    ]  # fmt: skip
+    theirs = by_transformers(model)
     ready = TreeModel(model, own_forward=True)
     assert ready.native is None
-    tolerance = TOLERANCE[dtype]
+    # In float64 the other way is the exact one.
+    close = {} if dtype == torch.float32 else {"ulps": 1e-12 / EPSILON}
     for order in ([0, 1, 2, 3, 4, 5, 6, 7], [9, 3, 15, 0, 4, 12, 7, 1]):
-        first, nodes = tree_logits(ready, order)
-        for b, prompt in enumerate(PROMPTS):
-            near(first[b, : len(prompt)], expected[b], tolerance)
-            near(nodes[b], torch.stack(paths[b]), tolerance)
-    for prompt, logits in zip(PROMPTS, expected, strict=True):
-        near(plain(model, prompt), logits, tolerance)  # its parameters are views now
+        assert_as_exact(by_tree(ready, order), theirs, exact, **close)
+    assert_as_exact(by_transformers(model), theirs, exact, **close)  # its parameters are views now
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_float32_logits_of_a_pass_are_those_of_the_modules_in_it(variant, monkeypatch):
-    """To 1e-6, and as near to float64 as those are.
-
-    With one head of keys, attention multiplies four times as many rows at once as the modules do,
-    so only the second holds.
-    """
-    exact = shaken(VARIANTS[variant]()).double()
-    expected = tree_logits(TreeModel(exact, own_forward=False), range(8))
+def test_float32_logits_of_a_pass_are_as_exact_as_those_of_the_modules_in_it(variant, monkeypatch):
+    exact = by_tree(TreeModel(shaken(VARIANTS[variant]()).double(), own_forward=False), range(8))
     model = shaken(VARIANTS[variant]())
-    mine = tree_logits(TreeModel(model, own_forward=True), range(8))
+    mine = by_tree(TreeModel(model, own_forward=True), range(8))
     monkeypatch.setenv(OFF, "0")
     modules = TreeModel(model, own_forward=False)
     assert modules.native is None
-    theirs = tree_logits(modules, range(8))
-    errors = [
-        max(
-            float((f - e).abs().max() / e.abs().max()) for f, e in zip(found, expected, strict=True)
-        )
-        for found in (mine, theirs)
-    ]
-    assert errors[0] <= 2 * errors[1] <= 1e-5
-    if variant != "llama-mqa":
-        for found, other in zip(mine, theirs, strict=True):
-            near(found, other, 1e-6)
+    assert_as_exact(mine, by_tree(modules, range(8)), exact, times=2)
 
 
-def near(found, expected, tolerance):
-    """Within a share of the largest logit."""
-    assert (found - expected).abs().max() <= tolerance * expected.abs().max()
+def as_transformers(ready, model):
+    """Check the logits of the first prompt in a tree pass against plain forwards of a model."""
+    found = tree_logits(ready, list(range(8)))[0][0]
+    theirs, exact = (plain(m, PROMPTS[0]) for m in (model, exact_twin(model)))
+    assert_as_exact(found, theirs, exact)
 
 
 @pytest.mark.parametrize("variant", ["llama-gqa", "qwen2", "qwen3-sliding"])
@@ -192,7 +195,8 @@ def test_bfloat16_logits_are_rounded_alike(variant):
     expected = [plain(model, prompt) for prompt in PROMPTS]
     first, _ = tree_logits(TreeModel(model, own_forward=True), list(range(8)))
     for b, prompt in enumerate(PROMPTS):
-        near(first[b, : len(prompt)], expected[b], 2**-6)
+        difference = (first[b, : len(prompt)] - expected[b]).abs().max()
+        assert difference <= 2**-6 * expected[b].abs().max()
 
 
 def test_torch_has_products_of_16_bits_with_float32_results():
@@ -214,8 +218,7 @@ def test_weights_are_held_once_and_followed():
     with torch.no_grad():
         for weight in model.parameters():
             weight *= 1.1
-    found, _ = tree_logits(first, list(range(8)))
-    near(found[0], plain(model, PROMPTS[0]), 1e-5)
+    as_transformers(first, model)
 
 
 @pytest.mark.parametrize("wrapped", [False, True], ids=["wrapped-plainly", "wrapped-in-inference"])
@@ -223,20 +226,21 @@ def test_weights_are_held_once_and_followed():
 def test_models_are_merged_in_inference_mode_too(made, wrapped):
     with torch.inference_mode(made):
         model = tiny_model("llama-gqa")
-    expected = plain(model, PROMPTS[0])
+    untouched = tiny_model("llama-gqa")
     for _ in range(2):
         with torch.inference_mode(wrapped):
             ready = TreeModel(model, own_forward=True)
-        near(tree_logits(ready, list(range(8)))[0][0], expected, 1e-5)
+        as_transformers(ready, untouched)
 
 
 def test_merged_models_are_saved_whole(tmp_path):
     model = tiny_model("llama-gqa", tie_word_embeddings=True)
-    expected = plain(model, PROMPTS[0])
+    weights = {name: weight.clone() for name, weight in model.state_dict().items()}
     TreeModel(model, own_forward=True)
     model.save_pretrained(tmp_path)
     loaded = transformers.AutoModelForCausalLM.from_pretrained(tmp_path).eval()
-    near(plain(loaded, PROMPTS[0]), expected, 1e-6)
+    assert loaded.state_dict().keys() == weights.keys()
+    assert all(torch.equal(weights[name], w) for name, w in loaded.state_dict().items())
     size = sum(w.nbytes for w in model.parameters())
     assert (tmp_path / "model.safetensors").stat().st_size < size + 10_000
 
@@ -250,7 +254,7 @@ def test_a_merged_model_can_be_trained():
     for _ in range(2):
         model(tokens, labels=tokens).loss.backward()
         optimizer.step()
-    near(tree_logits(ready, list(range(8)))[0][0], plain(model.eval(), PROMPTS[0]), 1e-5)
+    as_transformers(ready, model.eval())
 
 
 def test_whole_searches_give_the_same_lists():
@@ -261,18 +265,20 @@ def test_whole_searches_give_the_same_lists():
     expected = beam_search(TreeModel(model, own_forward=False), request, trie, 8)
     found = beam_search(TreeModel(model, own_forward=True), request, trie, 8)
     assert torch.equal(found.rows, expected.rows)
-    torch.testing.assert_close(found.scores, expected.scores, atol=1e-5, rtol=0)
+    assert_as_exact(
+        found.scores, expected.scores, exact_scores(model, request.prompts, trie, found.rows)
+    )
 
 
 def test_captured_passes_have_the_same_logits():
     model = TreeModel(tiny_model("llama-gqa"), own_forward=True)
-    expected = tree_logits(model, list(range(8)))
+    expected = by_tree(model, list(range(8)))
+    exact = by_transformers(tiny_model("llama-gqa", dtype=torch.float64))
     graphs = PassGraphs.attach(model, batch=4, slots=64)
     graphs.warm_up([PassShape(4, 16, 64, 16)])
-    found = tree_logits(model, list(range(8)))
+    found = by_tree(model, list(range(8)))
     assert graphs.statistics().replays == 2
-    for mine, theirs in zip(found, expected, strict=True):
-        torch.testing.assert_close(mine, theirs, atol=1e-5, rtol=0)
+    assert_as_exact(found, expected, exact)
 
 
 @pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")  # of peft
@@ -281,12 +287,11 @@ def test_adapters_are_not_ignored():
         tiny_model("llama"),
         peft.LoraConfig(target_modules=["q_proj", "down_proj"], init_lora_weights=False),
     ).eval()
-    expected = plain(tuned, PROMPTS[0])
+    before = copy.deepcopy(tuned)
     with pytest.raises(ValueError, match=r"own_forward=True: it has a Linear of peft\.tuners"):
         TreeModel(tuned, own_forward=True)
-    near(tree_logits(TreeModel(tuned), list(range(8)))[0][0], expected, 1e-5)
-    merged = TreeModel(tuned.merge_and_unload(), own_forward=True)
-    near(tree_logits(merged, list(range(8)))[0][0], expected, 1e-5)
+    as_transformers(TreeModel(tuned), before)
+    as_transformers(TreeModel(tuned.merge_and_unload(), own_forward=True), before)
 
 
 @pytest.mark.parametrize(
@@ -343,7 +348,7 @@ def drop_one(layers):
 def test_a_changed_layer_keeps_its_modules(change, reason):
     model = with_a_layer_of_its_own(change)
     assert reason in llama.reason_against(model)
-    near(tree_logits(TreeModel(model), list(range(8)))[0][0], plain(model, PROMPTS[0]), 1e-5)
+    as_transformers(TreeModel(model), model)
 
 
 def test_a_model_with_a_hook_keeps_its_modules():
