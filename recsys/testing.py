@@ -19,7 +19,9 @@ from torch.utils._pytree import tree_leaves
 if TYPE_CHECKING:
     from recsys.constraint import ItemTrie
 
+Ranking = list[tuple[Any, float]]  # items or their tokens, and scores, best first
 ARCHITECTURES = ("llama", "llama-gqa", "mistral-window", "qwen3", "qwen3-mixed-window", "phi3")
+PATIENCE_S = 600  # what tests wait at most for what must come: a guard against a hang, no more
 EPSILON = float(np.finfo(np.float32).eps)
 
 
@@ -307,8 +309,8 @@ def allowed_error(other: Any, exact: Any, *, times: float = 4.0, ulps: float = 8
     Raises:
         AssertionError: they are infinite or NaN at other places than the exact ones.
     """
-    scale = _as_double(exact).nan_to_num(0, 0, 0).abs().max() if np.size(exact) else 0.0
-    return times * _largest_error(other, exact) + ulps * EPSILON * float(scale)
+    sizes = _as_double(exact).nan_to_num(0, 0, 0).abs().flatten().tolist()
+    return times * _largest_error(other, exact) + ulps * EPSILON * max(sizes, default=0.0)
 
 
 def assert_as_exact(found: Any, other: Any, exact: Any, **allowed: float) -> None:
@@ -322,6 +324,18 @@ def assert_as_exact(found: Any, other: Any, exact: Any, **allowed: float) -> Non
             f"the largest error is {error:.3g}, that of the other way "
             f"{_largest_error(other, exact):.3g}; at most {most:.3g} is allowed"
         )
+
+
+def same_list(found: Ranking, other: Ranking, exact: Ranking) -> bool:
+    """Whether a list that was found in float32 is the exact one, as far as float32 can tell.
+
+    Scores may be as far from those of the exact list as `allowed_error` says for `other`, which is
+    the list of another way in float32; items may change places if their scores are that near.
+    """
+    known = dict(other)
+    common = [(known[item], score) for item, score in exact if item in known]
+    allowed = allowed_error(*np.array(common).reshape(-1, 2).T)
+    return same_ranking(found, exact, tolerance=allowed, tie=2 * allowed)
 
 
 def exact_twin(model: transformers.PreTrainedModel) -> transformers.PreTrainedModel:
@@ -370,8 +384,8 @@ def _as_double(values: Any) -> torch.Tensor:
 
 
 def same_ranking(
-    first: list[tuple[tuple[int, ...], float]],
-    second: list[tuple[tuple[int, ...], float]],
+    first: Ranking,
+    second: Ranking,
     *,
     tolerance: float,
     tie: float = 1e-5,

@@ -25,8 +25,8 @@ from hypothesis.internal.conjecture import providers
 
 PR_SET_CHILD_SUBREAPER = 36
 CACHE = "torch"
-COPY_S = 600  # for what a copy of a process has to do
-PATIENCE_S = 60  # for processes that are ending already
+COPY_S = 1800  # for what a copy of a process has to do
+PATIENCE_S = 300  # for processes that are ending already
 
 FIRST = [  # files with tests or fixtures that take long, the longest first
     "test_on_ray.py",

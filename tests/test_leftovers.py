@@ -30,7 +30,7 @@ def test_that_leaves_a_port():
 
 def run(folder: Path, text: str, workers: str) -> subprocess.CompletedProcess[str]:
     conftest = Path(__file__).with_name("conftest.py").read_text()
-    (folder / "conftest.py").write_text(conftest.replace("PATIENCE_S = 60", "PATIENCE_S = 1"))
+    (folder / "conftest.py").write_text(conftest.replace("PATIENCE_S = 300", "PATIENCE_S = 1"))
     (folder / "pytest.ini").write_text("[pytest]\n")
     (folder / "test_it.py").write_text(text)
     return subprocess.run(

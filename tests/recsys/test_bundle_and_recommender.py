@@ -27,7 +27,7 @@ from recsys.models.prefix_store import Block
 from recsys.native.library import find_library
 from recsys.prompts import PromptConfig
 from recsys.recommender import Recommender, RecommendRequest
-from recsys.testing import tiny_model
+from recsys.testing import allowed_error, assert_as_exact, tiny_model
 from recsys.vocabulary import Vocabulary
 
 ITEMS = 48
@@ -87,6 +87,16 @@ def recommender(bundle):
     return Recommender.load(bundle)
 
 
+@pytest.fixture(scope="module")
+def exact(bundle):
+    """The same in float64."""
+    return Recommender.load(bundle, dtype="float64")
+
+
+def scores_of(result):
+    return [r.score for r in result.recommendations]
+
+
 @pytest.fixture
 def copy(bundle, tmp_path):
     return Path(shutil.copytree(bundle, tmp_path / "copy"))
@@ -111,13 +121,14 @@ def brute_force(recommender, history):
 
 # A beam as wide as the catalog leaves nothing out.
 @pytest.mark.parametrize("history", [[], [3], [7, 46, 0, 0, 12], list(range(20))])
-def test_the_whole_catalog_is_ranked_as_by_brute_force(recommender, history):
-    expected = brute_force(recommender, history)
+def test_the_whole_catalog_is_ranked_as_by_brute_force(recommender, exact, history):
+    expected, doubles = (brute_force(r, history) for r in (recommender, exact))
     (found,) = recommender.recommend([[f"id-{i}" for i in history]], ITEMS, exclude_seen=False)
     items = [int(r.item_id[3:]) for r in found]
     assert sorted(items) == list(range(ITEMS))
-    assert [r.score for r in found] == pytest.approx(np.sort(expected)[::-1].tolist(), abs=1e-4)
-    assert [r.score for r in found] == pytest.approx(expected[items].tolist(), abs=1e-4)
+    scores = [r.score for r in found]
+    assert scores == sorted(scores, reverse=True)
+    assert_as_exact(scores, expected[items], doubles[items])
 
 
 def test_a_recommendation_has_title_and_codes(recommender):
@@ -220,22 +231,24 @@ def test_invalid_filters_are_refused_before_decoding(coloured):
             refuse(wrong)
 
 
-def test_boosts_are_added_item_by_item_and_decide_the_order(coloured):
+def test_boosts_are_added_item_by_item_and_decide_the_order(coloured, exact):
     boosts = [{"filter": RED, "weight": 2.5}, {"filter": CHEAP, "weight": -1}]
-    plain = coloured.recommend_batch([RecommendRequest(["id-3"], ITEMS)])[0].recommendations
+    request = RecommendRequest(["id-3"], ITEMS)
+    plain, exact_ = (r.recommend_batch([request])[0].recommendations for r in (coloured, exact))
     gains = [2.5 * (i % 2 == 1) - 1.0 * bool(i % 2 == 0 and i % 7 and i < 20) for i in range(ITEMS)]
-    worth = {r.item_id: r.score + gains[int(r.item_id[3:])] for r in plain}
+    worths = [{r.item_id: r.score + gains[int(r.item_id[3:])] for r in each}
+              for each in (plain, exact_)]  # fmt: skip
+    worth = worths[1]
     for k, fits in ((ITEMS, None), (5, None), (10, CHEAP)):
         request = RecommendRequest(["id-3"], k, filter=fits, boosts=boosts, guarantee="global")
         (found,) = coloured.recommend_batch([request])
         left = [i for i in worth if fits is None or gains[int(i[3:])] == -1]
         expected = sorted(left, key=lambda i: -worth[i])[:k]
         assert found.certificate == "global-exact"
-        assert [worth[r.item_id] for r in found.recommendations] == pytest.approx(
-            [worth[i] for i in expected], abs=1e-4
-        )
-        for r in found.recommendations:
-            assert r.score == pytest.approx(worth[r.item_id], abs=1e-4)
+        mine = [r.item_id for r in found.recommendations]
+        allowed = allowed_error(*([each[i] for i in expected] for each in worths))
+        assert [worth[i] for i in mine] == pytest.approx([worth[i] for i in expected], abs=allowed)
+        assert_as_exact(scores_of(found), *([each[i] for i in mine] for each in worths))
     with_none, without = coloured.recommend_batch([request, replace(request, boosts=[])])
     assert with_none != without
     assert coloured.recommend_batch([replace(request, boosts=())]) == [without]
@@ -334,15 +347,16 @@ def test_an_answer_has_the_same_bits_alone_and_in_any_batch(recommender, alone, 
 
 
 @pytest.mark.parametrize("asked", [{"mode": "strict"}, {"guarantee": "global"}])
-def test_other_modes_give_the_same_items_in_any_batch(recommender, asked):
+def test_other_modes_give_the_same_items_in_any_batch(recommender, exact, asked):
     """Their scores may differ in the last bits (docs/decisions/0002)."""
     requests = [replace(request, **asked) for request in REQUESTS]
     together = recommender.recommend_batch(requests)
     for request, found in zip(requests, together, strict=True):
         (lone,) = recommender.recommend_batch([request])
-        ids, scores = zip(*[(r.item_id, r.score) for r in found.recommendations], strict=True)
-        assert ids == tuple(r.item_id for r in lone.recommendations)
-        assert scores == pytest.approx([r.score for r in lone.recommendations], abs=1e-5)
+        (double,) = exact.recommend_batch([request])
+        ids = [r.item_id for r in found.recommendations]
+        assert ids == [r.item_id for r in lone.recommendations]
+        assert_as_exact(*map(scores_of, (found, lone, double)))
         assert found.certificate == lone.certificate
 
 
@@ -372,7 +386,7 @@ def test_another_process_gives_the_same_bits(bundle, alone):
 
 @pytest.mark.parametrize("exclude_seen", [True, False])
 @pytest.mark.parametrize("k", [1, 10, 60])
-def test_rank_equals_recommend_batch(recommender, k, exclude_seen):
+def test_rank_equals_recommend_batch(recommender, exact, k, exclude_seen):
     catalog = recommender.catalog
     requests = [replace(r, k=k, exclude_seen=exclude_seen, exclude_items=()) for r in REQUESTS]
     histories = [catalog.index(r.history) for r in requests]
@@ -386,13 +400,16 @@ def test_rank_equals_recommend_batch(recommender, k, exclude_seen):
     )
     assert done == [5, 5, 2]
     assert items.shape == scores.shape == (len(requests), k)
-    for row, row_scores, result in zip(
-        items, scores, recommender.recommend_batch(requests), strict=True
+    for row, row_scores, result, double in zip(
+        items,
+        scores,
+        recommender.recommend_batch(requests),
+        exact.recommend_batch(requests),
+        strict=True,
     ):
         n = len(result.recommendations)
         assert [catalog.item_ids[i] for i in row[:n]] == [r.item_id for r in result.recommendations]
-        expected = [r.score for r in result.recommendations]
-        assert row_scores[:n].tolist() == pytest.approx(expected, rel=1e-5)  # other slots
+        assert_as_exact(row_scores[:n], scores_of(result), scores_of(double))  # other slots
         assert (row[n:] == -1).all()
         assert (row_scores[n:] == -np.inf).all()
 
@@ -415,7 +432,7 @@ def test_hidden_items_are_ranked_as_excluded_items(recommender):
             assert [catalog.item_ids[i] for i in row if i >= 0] == ids
 
 
-def test_one_search_ranks_with_and_without_seen_items(recommender):
+def test_one_search_ranks_with_and_without_seen_items(recommender, exact):
     rng = np.random.default_rng(4)
     items = len(recommender.catalog)
     histories = Histories.of([rng.integers(0, items, n) for n in rng.integers(0, 12, 20)])
@@ -423,7 +440,7 @@ def test_one_search_ranks_with_and_without_seen_items(recommender):
     for exclude_seen, (found, alone) in zip((True, False), both, strict=True):
         items, scores = recommender.rank(histories, 10, exclude_seen)
         np.testing.assert_array_equal(found[0], items)
-        np.testing.assert_allclose(found[1], scores, rtol=1e-5)
+        assert_as_exact(found[1], scores, exact.rank(histories, 10, exclude_seen)[1])
         np.testing.assert_array_equal(alone[0], items)  # a bundle without a blend
     assert (both[0][0][0] != both[1][0][0]).any()
 
@@ -590,18 +607,17 @@ def test_a_global_list_is_the_best_of_all_items(tmp_path):
     codes = np.stack(np.unravel_index(np.arange(1152), levels), axis=1).astype(np.int32)
     ids = [f"w{i}" for i in range(1152)]
     table = pa.table({"item_id": ids, "title": ids, "text": [""] * 1152})
-    wide = Recommender.load(
-        build(tmp_path / "wide", Catalog(table, codes), Vocabulary.from_levels(levels)), mode="beam"
-    )
+    path = build(tmp_path / "wide", Catalog(table, codes), Vocabulary.from_levels(levels))
+    wide, doubles = (Recommender.load(path, mode="beam", dtype=d) for d in ("float32", "float64"))
     lost = 0
     for item in range(0, 40, 4):
         request = RecommendRequest([ids[item]], 20, exclude_seen=False)
         (beam,) = wide.recommend_batch([request])
         (found,) = wide.recommend_batch([replace(request, guarantee="global")])
-        (exact,) = wide.score([[ids[item]]], [ids])
+        scores, exact = (r.score([[ids[item]]], [ids])[0] for r in (wide, doubles))
         assert found.certificate == "global-exact"
-        best = sorted(exact, reverse=True)[:20]
-        np.testing.assert_allclose([r.score for r in found.recommendations], best, rtol=1e-5)
+        best = (sorted(each, reverse=True)[:20] for each in (scores, exact))
+        assert_as_exact(scores_of(found), *best)
         lost += beam.recommendations != found.recommendations
     assert lost  # beam search alone would not do
 

@@ -22,7 +22,7 @@ from recsys.exporting.commands import app
 from recsys.exporting.onnx import export
 from recsys.models.checkpoint import save_model
 from recsys.recommender import Recommender, RecommendRequest
-from recsys.testing import tiny_model
+from recsys.testing import assert_as_exact, exact_twin, tiny_model
 from recsys.vocabulary import Vocabulary
 
 LEVELS = (4, 3, 3)
@@ -71,8 +71,8 @@ def test_a_graph_has_the_logits_of_torch(bundle, exported, part, shape):
     model = AutoModelForCausalLM.from_pretrained(bundle / part).eval()
     tokens = np.random.default_rng(7).integers(0, model.config.vocab_size, shape)
     with torch.inference_mode():
-        wanted = model(torch.from_numpy(tokens)).logits.numpy()
-    np.testing.assert_allclose(run(out, part, tokens), wanted, rtol=1e-3, atol=1e-4)
+        wanted = [m(torch.from_numpy(tokens)).logits for m in (model, exact_twin(model))]
+    assert_as_exact(run(out, part, tokens), *wanted)
 
 
 def test_large_weights_lie_beside_the_graph(exported):
@@ -82,12 +82,15 @@ def test_large_weights_lie_beside_the_graph(exported):
     }  # fmt: skip
 
 
-def test_padding_on_the_right_changes_no_prompt(exported):
+def test_padding_on_the_right_changes_no_prompt(bundle, exported):
     out, _ = exported
     tokens = np.random.default_rng(1).integers(0, 12, (1, 9))
     padded = np.concatenate([tokens, np.full((1, 4), 3)], axis=1)
     found = run(out, TARGET, padded)[:, :9]
-    np.testing.assert_allclose(found, run(out, TARGET, tokens), rtol=1e-3, atol=1e-4)
+    model = AutoModelForCausalLM.from_pretrained(bundle / TARGET, dtype=torch.float64).eval()
+    with torch.inference_mode():
+        exact = model(torch.from_numpy(tokens)).logits
+    assert_as_exact(found, run(out, TARGET, tokens), exact)
 
 
 def test_a_program_without_torch_ranks_the_catalog(bundle, exported):
@@ -105,9 +108,13 @@ def test_a_program_without_torch_ranks_the_catalog(bundle, exported):
     scores = np.take_along_axis(logits, tokens[:, :, None], 2).sum((1, 2))
     best = np.argsort(-scores)
     request = RecommendRequest([ids[i] for i in history], len(ids), exclude_seen=False)
-    (found,) = Recommender.load(bundle).recommend_batch([request])
-    assert [r.item_id for r in found.recommendations] == [ids[i] for i in best]
-    np.testing.assert_allclose([r.score for r in found.recommendations], scores[best], atol=1e-4)
+    answers = [
+        Recommender.load(bundle, dtype=dtype).recommend_batch([request])[0].recommendations
+        for dtype in ("float32", "float64")
+    ]
+    for answer in answers:
+        assert [r.item_id for r in answer] == [ids[i] for i in best]
+    assert_as_exact(scores[best], *([r.score for r in answer] for answer in answers))
 
 
 def test_a_graph_of_another_model_is_refused(exported):

@@ -19,7 +19,7 @@ from recsys.errors import ItemError, RequestError
 from recsys.live import Epochs, NewItem
 from recsys.prompts import PromptConfig
 from recsys.recommender import Recommender, RecommendRequest
-from recsys.testing import tiny_model
+from recsys.testing import PATIENCE_S, tiny_model
 from recsys.vocabulary import Vocabulary
 
 LEVELS = (4, 3, 4)
@@ -403,7 +403,7 @@ def test_concurrent_calls_share_an_epoch_but_not_errors(monkeypatch):
 
     def slow(tokens):
         building.set()
-        go_on.wait(10)
+        go_on.wait(PATIENCE_S)
         return real(tokens)
 
     monkeypatch.setattr(ItemTrie, "build", slow)
@@ -417,7 +417,7 @@ def test_concurrent_calls_share_an_epoch_but_not_errors(monkeypatch):
 
     first = threading.Thread(target=add, args=("first",), kwargs={"semantic_id": (0, 0, 0)})
     first.start()
-    building.wait(10)
+    building.wait(PATIENCE_S)
     others = [
         threading.Thread(target=add, args=(f"n{i}",), kwargs={"semantic_id": (0, 1, i % 4)})
         for i in range(6)
@@ -432,7 +432,7 @@ def test_concurrent_calls_share_an_epoch_but_not_errors(monkeypatch):
     assert hot.epoch.item("id-0") is None
     go_on.set()
     for thread in (first, *others):
-        thread.join(10)
+        thread.join(PATIENCE_S)
     assert outcomes.pop("bad").startswith("item 'bad': like")
     assert outcomes.pop("first") == 2
     assert set(outcomes.values()) == {3}

@@ -6,6 +6,7 @@ from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from recsys.models.packed import PackedLinear, pack
+from recsys.testing import assert_as_exact, exact_twin
 
 pytestmark = pytest.mark.usefixtures("torch_only")
 SIZES = ((48, 96), (64, 200), (128, 31))
@@ -38,7 +39,8 @@ def test_a_packed_layer_says_what_the_plain_one_says(sizes, bias):
     plain = nn.Linear(*sizes, bias=bias)
     rows = torch.randn(7, 5, sizes[0])
     with torch.inference_mode():
-        torch.testing.assert_close(PackedLinear(plain)(rows), plain(rows), rtol=1e-5, atol=1e-5)
+        exact = copy.deepcopy(plain).double()(rows.double())
+        assert_as_exact(PackedLinear(plain)(rows), plain(rows), exact)
 
 
 @pytest.mark.parametrize("sizes", SIZES)
@@ -56,7 +58,8 @@ def test_a_packed_model_keeps_its_weights_and_its_answers(model):
     assert sum(isinstance(layer, PackedLinear) for layer in packed.modules()) == 2 * 7 + 1
     assert set(packed.state_dict()) == set(model.state_dict())
     with torch.inference_mode():
-        torch.testing.assert_close(packed(tokens).logits, model(tokens).logits)
+        results = (m(tokens).logits for m in (packed, model, exact_twin(model)))
+        assert_as_exact(*results)
 
 
 def test_other_types_are_left_as_they_are(model):

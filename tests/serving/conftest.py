@@ -41,6 +41,7 @@ from recsys.serving.app import create_app
 from recsys.serving.benchmark.process import Server
 from recsys.serving.service import Phase, Service
 from recsys.serving.settings import ServingSettings
+from recsys.testing import PATIENCE_S
 from recsys.vocabulary import Vocabulary
 
 ITEMS = 300
@@ -106,7 +107,7 @@ class FakeRecommender:
         return self.epoch.catalog
 
     def warm_up(self):
-        self.gate.wait(60)
+        self.gate.wait(PATIENCE_S)
         self.warm = True
 
     def close(self):
@@ -114,7 +115,7 @@ class FakeRecommender:
 
     def recommend_batch(self, requests):
         self.busy = True
-        self.gate.wait(60)
+        self.gate.wait(PATIENCE_S)
         self.batches.append(len(requests))
         return [self.answer(request) for request in requests]
 
@@ -336,7 +337,7 @@ def serve_in_thread(settings, **parts):
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
         thread.start()
         try:
-            deadline = time.monotonic() + 300
+            deadline = time.monotonic() + PATIENCE_S
             while app.state.service.phase is Phase.STARTING:
                 assert time.monotonic() < deadline
                 time.sleep(0.01)
@@ -404,7 +405,7 @@ async def run_app(settings, *, wait=True, **parts):
 
 
 async def wait_until(condition):
-    async with asyncio.timeout(300):
+    async with asyncio.timeout(PATIENCE_S):
         while not condition():
             await asyncio.sleep(0.001)
 
@@ -445,7 +446,7 @@ def python(environment):
     def run(*arguments, **more):
         command = [sys.executable, *map(str, arguments)]
         return subprocess.run(
-            command, capture_output=True, text=True, timeout=300, env=environment | more
+            command, capture_output=True, text=True, timeout=PATIENCE_S, env=environment | more
         )
 
     return run

@@ -25,6 +25,7 @@ from recsys.serving.schemas import (
 )
 from recsys.serving.service import Phase
 from recsys.serving.stores.records import Journal, StoreError
+from recsys.testing import PATIENCE_S
 
 URL = "/v1/recommendations"
 EVEN = {"must": [{"key": "categories", "match": "even"}]}
@@ -535,7 +536,7 @@ async def test_reads_have_a_deadline_and_a_bound_too(
         free = threading.Event()
 
         def slow(*arguments):
-            free.wait(60)
+            free.wait(PATIENCE_S)
             return [] if blocked == "similar" else 1
 
         with monkeypatch.context() as patched:
@@ -553,7 +554,7 @@ async def test_reads_have_a_deadline_and_a_bound_too(
 
 async def test_leaving_during_a_filter_check_frees_the_place(client, service, recommender, until):
     free, left = threading.Event(), asyncio.Event()
-    recommender.eligible = lambda request: free.wait(60) and 1
+    recommender.eligible = lambda request: free.wait(PATIENCE_S) and 1
     url = "/v1/filters/validate"
     gone = asyncio.create_task(post_and_leave(client, b'{"filter": {}}', left, url))
     await until(lambda: service.reads._under_way == 1)

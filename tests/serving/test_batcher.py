@@ -10,9 +10,9 @@ from recsys.serving.batcher import (
     DeadlineExceededError,
     QueueFullError,
 )
+from recsys.testing import PATIENCE_S
 
 FOREVER_MS = 600_000.0
-PATIENCE_S = 120.0  # of a loaded machine, and far from for ever
 
 
 class Worker:

@@ -17,6 +17,7 @@ from recsys.serving import catalog_changes
 from recsys.serving import service as service_module
 from recsys.serving.api import items as items_api
 from recsys.serving.stores.records import StoreError
+from recsys.testing import PATIENCE_S
 from recsys.vocabulary import Vocabulary
 
 URL = "/v1/recommendations"
@@ -420,7 +421,7 @@ async def test_processes_over_one_store_make_each_others_changes(neighbours):
         return None if "code" in answer else answer["title"]
 
     async def agree(item, wanted):
-        async with asyncio.timeout(300):
+        async with asyncio.timeout(PATIENCE_S):
             while [await title(c, item) for c in (one, two)] != [wanted, wanted]:
                 await asyncio.sleep(0.01)
 

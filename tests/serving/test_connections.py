@@ -15,6 +15,7 @@ from recsys.serving.metrics import Metrics
 from recsys.serving.middleware import Deadline, RequestContext
 from recsys.serving.sockets import bind
 from recsys.serving.telemetry import Telemetry
+from recsys.testing import PATIENCE_S
 
 HEAD = b"POST /v1/recommendations HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
 LIVE = b"GET /health/live HTTP/1.1\r\nHost: localhost\r\n\r\n"
@@ -62,7 +63,7 @@ async def connect(found):
 
 async def rest(reader):
     with contextlib.suppress(ConnectionError):
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(PATIENCE_S):
             return await reader.read()
     return b""
 

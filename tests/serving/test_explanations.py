@@ -15,7 +15,7 @@ from recsys.serving.explanations import EVENTS, WORK
 from recsys.serving.schemas.explanations import MAX_EXPLAINED
 from recsys.serving.service import Phase
 from recsys.serving.text_model import TITLE
-from recsys.testing import byte_level_tokenizer, tiny_model
+from recsys.testing import PATIENCE_S, byte_level_tokenizer, tiny_model
 from recsys.text.explain import Explained, Explainer, Explanation
 from recsys.text.stopping import StoppedError
 
@@ -244,7 +244,7 @@ async def test_words_do_not_make_their_client_rest(
         assert (await client.post(PATH, json=body, headers=shop)).status_code == 200
         usual = {"history": ["item-1"], "k": 3}
         for headers in (other, shop):
-            async with asyncio.timeout(60):
+            async with asyncio.timeout(PATIENCE_S):
                 answer = await client.post("/v1/recommendations", json=usual, headers=headers)
             assert answer.status_code == 200
 
@@ -257,8 +257,8 @@ def test_what_nobody_waits_for_is_written_no_further(on, recommender, serving, s
         host, port = url.removeprefix("http://").split(":")
         with socket.create_connection((host, int(port))) as client:
             client.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
-            assert scripted.begun.wait(30)
-        assert scripted.stopped.wait(30)
+            assert scripted.begun.wait(PATIENCE_S)
+        assert scripted.stopped.wait(PATIENCE_S)
 
 
 async def test_stopping_answers_what_is_being_explained(on, recommender, running, scripted, until):

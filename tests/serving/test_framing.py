@@ -13,6 +13,7 @@ from recsys.serving import server
 from recsys.serving.metrics import Metrics
 from recsys.serving.middleware import MAX_HEADERS, MAX_TARGET, Guard, RequestContext
 from recsys.serving.telemetry import Telemetry
+from recsys.testing import PATIENCE_S
 
 SMUGGLED = b"GET /smuggled HTTP/1.1\r\nHost: localhost\r\n\r\n"
 CHUNKED = b"Transfer-Encoding: chunked\r\n"
@@ -72,7 +73,7 @@ def listening(settings, http):
 
 def talk(address, sent):
     """All bytes of the answers, until the server closes the connection."""
-    with socket.create_connection(address, timeout=30) as connection:
+    with socket.create_connection(address, timeout=PATIENCE_S) as connection:
         connection.sendall(sent)
         received = b""
         try:

@@ -21,10 +21,10 @@ from recsys.serving import kafka
 from recsys.serving.bodies import MalformedError
 from recsys.serving.client import Client, ServiceError
 from recsys.serving.schemas.events import EventsBody
+from recsys.testing import PATIENCE_S
 
 confluent = pytest.importorskip("confluent_kafka", reason="the extra 'kafka' is not installed")
 
-PATIENCE_S = 60
 OFFSET_COMMIT = 8  # number of the request in Kafka's protocol
 # The mock lets the next member wait for the session of one that left.
 QUICK = {"session.timeout.ms": "1500", "heartbeat.interval.ms": "200", "log_level": "0"}

@@ -22,12 +22,12 @@ from recsys.serving.schemas.common import Problem
 from recsys.serving.server import http_server
 from recsys.serving.service import Phase
 from recsys.serving.sockets import bind
+from recsys.testing import PATIENCE_S
 
 CONF = Path(__file__).parents[2] / "deploy" / "nginx.conf"
 NGINX = shutil.which("nginx", path=os.environ.get("PATH", "") + ":/usr/sbin")
 OPENSSL = shutil.which("openssl")
 HERE, PROXY, ANNA, BOB = "127.0.0.1", "127.0.0.2", "127.0.0.5", "127.0.0.6"
-PATIENCE_S = 60
 ASK = "/v1/recommendations"
 
 pytestmark = pytest.mark.skipif(

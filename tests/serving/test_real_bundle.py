@@ -15,6 +15,7 @@ from recsys.errors import ArtifactError
 from recsys.recommender import RecommendRequest
 from recsys.serving.server import serve
 from recsys.serving.settings import ServingSettings
+from recsys.testing import PATIENCE_S
 
 ITEMS = 500
 
@@ -64,7 +65,7 @@ def test_the_command_serves_a_bundle(bundle, server_process, tmp_path):
     command = "from recsys.cli import main; main()"
     with server_process("-c", command, "serve", "--bundle", bundle, "--port", "0") as (_, url):
         body = {"history": ["B0001", "B0002"], "k": 3}
-        response = httpx.post(f"{url}/v1/recommendations", json=body, timeout=120)
+        response = httpx.post(f"{url}/v1/recommendations", json=body, timeout=PATIENCE_S)
         assert len(response.json()["items"]) == 3
     assert (tmp_path / "serving" / "tiny" / "histories.db").is_file()
 

@@ -15,6 +15,7 @@ from recsys.errors import ConfigError
 from recsys.serving.server import serve
 from recsys.serving.sockets import bind
 from recsys.serving.stores.sqlite import SqliteStore
+from recsys.testing import PATIENCE_S
 
 PROGRAM = """
 import runpy, sys
@@ -36,7 +37,7 @@ def process(server_process, tmp_path):
 
 def test_a_process_answers_over_a_socket_until_a_signal(process):
     started, url = process
-    with httpx.Client(base_url=url, timeout=120) as client:
+    with httpx.Client(base_url=url, timeout=PATIENCE_S) as client:
         assert client.get("/health/ready").json() == {"status": "ready"}
         response = client.post(
             "/v1/recommendations",
@@ -51,7 +52,7 @@ def test_a_process_answers_over_a_socket_until_a_signal(process):
         )
         assert too_large.json()["code"] == "body_too_large"
         started.send_signal(signal.SIGTERM)
-        out, err = started.communicate(timeout=120)
+        out, err = started.communicate(timeout=PATIENCE_S)
     assert started.returncode in (0, -signal.SIGTERM)
     lines = [json.loads(line) for line in out.splitlines()]
     requests = [line for line in lines if line["logger"] == "recsys.serving.access"]
@@ -68,12 +69,12 @@ def test_the_printed_curl_line_works_and_ctrl_c_ends_it(process):
         ["bash", "-c", line.replace("curl", "curl -sS")],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=PATIENCE_S,
         check=True,
     )
     assert len(json.loads(answer.stdout)["items"]) == 5
     started.send_signal(signal.SIGINT)
-    _, err = started.communicate(timeout=120)
+    _, err = started.communicate(timeout=PATIENCE_S)
     assert started.returncode == 0
     assert "Stopped." in err
     assert "Traceback" not in err
@@ -84,7 +85,7 @@ def test_a_killed_server_keeps_all_acknowledged_events(process, tmp_path):
     acknowledged: list[str] = []
 
     def send(sender):
-        with httpx.Client(base_url=url, timeout=120) as client:
+        with httpx.Client(base_url=url, timeout=PATIENCE_S) as client:
             for n in range(10_000):
                 name = f"{sender}-{n}"
                 event = {"event_id": name, "user": f"u{sender}", "item": name}

@@ -13,6 +13,7 @@ from recsys.serving.limits import CALLER, Caller
 from recsys.serving.metrics import Metrics
 from recsys.serving.reads import Reads
 from recsys.serving.stores.sqlite import SqliteStore
+from recsys.testing import PATIENCE_S
 
 
 @pytest.fixture
@@ -28,7 +29,7 @@ async def test_a_client_with_many_pages_does_not_delay_another(store, monkeypatc
     query, submit = SqliteStore._query, store._run._submit
 
     def slow(self, sql, parameters):
-        gate.wait(60)
+        gate.wait(PATIENCE_S)
         return query(self, sql, parameters)
 
     def noted(timed, *call):  # on the event loop: threads begin in an order of their own
@@ -63,7 +64,7 @@ async def test_requests_of_much_work_do_not_delay_others(client, recommender, mo
     @contextmanager
     def aside():
         begun.set()
-        assert gate.wait(60)
+        assert gate.wait(PATIENCE_S)
         yield recommender
 
     monkeypatch.setattr(recommender, "aside", aside)

@@ -7,6 +7,7 @@ import pytest
 from recsys.serving import service as service_module
 from recsys.serving.service import Phase
 from recsys.serving.stores.records import StoreAwayError, StoreError
+from recsys.testing import PATIENCE_S
 
 
 class Attempts:
@@ -47,7 +48,7 @@ async def test_a_stop_ends_the_wait_for_the_store(
     attempts = Attempts(10**9)
     monkeypatch.setattr(service_module, "open_store", attempts)
     monkeypatch.setattr(service_module, "RETRIES_S", (600.0,))
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(PATIENCE_S):
         async with running(settings, recommender=recommender, wait=False) as (_, service):
             await until(lambda: attempts.made == 1)
         assert service.phase is Phase.STOPPING

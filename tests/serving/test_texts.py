@@ -13,7 +13,7 @@ from recsys.models.checkpoint import load_model
 from recsys.serving import auth, texts
 from recsys.serving.schemas.texts import MAX_PROMPT, MAX_SOURCE, MAX_TITLES, MAX_TOKENS
 from recsys.serving.texts import PASS, PROMPT
-from recsys.testing import byte_level_tokenizer, tiny_model
+from recsys.testing import PATIENCE_S, byte_level_tokenizer, tiny_model
 from recsys.text import sample, titles, untrusted
 from recsys.text.sample import SampledText
 from recsys.text.stopping import StoppedError
@@ -325,7 +325,7 @@ BOUNDED = {
 async def test_a_hostile_schema_is_refused_by_its_field(on, recommender, running, name):
     async with running(on, recommender=recommender) as (client, _):
         body = ask({"type": "json", "schema": REFUSED[name]}, max_tokens=MAX_TOKENS)
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(PATIENCE_S):
             response = await client.post(PATH, json=body)
         assert (response.status_code, response.json()["code"]) == (422, "invalid_request")
         (error,) = response.json()["errors"]
@@ -339,7 +339,7 @@ async def test_a_hostile_schema_is_refused_by_its_field(on, recommender, running
 async def test_a_large_schema_is_written_in_bounds(on, recommender, running, name):
     form = {"type": "json", "schema": BOUNDED[name]}
     async with running(on, recommender=recommender) as (client, _):
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(PATIENCE_S):
             response = await client.post(PATH, json=ask(form))
     assert response.status_code == 200, response.text
     assert response.json()["tokens"] <= 24

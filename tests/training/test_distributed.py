@@ -11,6 +11,8 @@ import yaml
 sys.path.insert(0, str(Path(__file__).parent))
 import test_loop
 
+from recsys.testing import assert_as_exact
+
 ROOT = Path(__file__).parents[2]
 
 JOB = """
@@ -75,10 +77,12 @@ def test_two_processes_equal_one_with_twice_the_batches(two_processes, tmp_path)
     train(two_processes, tmp_path / "two", plain=True)
     config = replace(test_loop.CONFIG, accumulate=2)
     alone, _ = test_loop.run(tmp_path / "one", config, module=test_loop.make_module().eval())
+    module = test_loop.make_module().eval().double()
+    exact, _ = test_loop.run(tmp_path / "exact", config, module=module)
     for rank in range(2):
         found = weights(tmp_path / "two", rank)
         for name, parameter in alone.named_parameters():
-            torch.testing.assert_close(found[name], parameter.detach(), atol=1e-5, rtol=0)
+            assert_as_exact(found[name], parameter, exact.get_parameter(name))
 
 
 @pytest.mark.slow

@@ -5,7 +5,7 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from recsys.errors import ConfigError
-from recsys.testing import tiny_model
+from recsys.testing import assert_as_exact, exact_twin, tiny_model
 from recsys.training.objective import (
     NextToken,
     mixed_targets,
@@ -18,15 +18,24 @@ from recsys.training.objective import (
 @pytest.mark.parametrize("shape", [(1, 2), (7, 33), (50, 1032)])
 def test_loss_and_gradient_equal_torchs(smoothing, shape):
     torch.manual_seed(0)
-    ours = (torch.randn(shape) * 4).requires_grad_()
-    theirs = ours.detach().clone().requires_grad_()
+    ours = torch.randn(shape) * 4
     targets = torch.randint(shape[1], (shape[0],))
-    a = smoothed_cross_entropy(ours, targets, smoothing)
-    b = cross_entropy(theirs, targets, label_smoothing=smoothing)
-    (a * 3).backward()
-    (b * 3).backward()
-    torch.testing.assert_close(a, b)
-    torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-4, atol=1e-7)
+    check_loss(
+        ours,
+        lambda logits: smoothed_cross_entropy(logits, targets, smoothing),
+        lambda logits: cross_entropy(logits, targets, label_smoothing=smoothing),
+    )
+
+
+def check_loss(logits, loss, theirs):
+    """Value and gradient of a loss against another's, both compared with that one in float64."""
+    ways = ((loss, logits), (theirs, logits), (theirs, logits.double()))
+    copies = [(way, given.detach().clone().requires_grad_()) for way, given in ways]
+    values = [way(given) for way, given in copies]
+    for value in values:
+        (value * 3).backward()
+    assert_as_exact(*values)
+    assert_as_exact(*(given.grad for _, given in copies))
 
 
 def batch():
@@ -38,18 +47,20 @@ def batch():
 def test_the_module_is_the_plain_loss_at_the_asked_places():
     model = tiny_model()
     tokens, loss = batch()
-    logits = model(tokens).logits[:, :-1]
     asked = loss[:, 1:]
-    expected = cross_entropy(logits[asked], tokens[:, 1:][asked], label_smoothing=0.1)
-    torch.testing.assert_close(NextToken(model, label_smoothing=0.1)(tokens, loss), expected)
+    expected = [
+        cross_entropy(m(tokens).logits[:, :-1][asked], tokens[:, 1:][asked], label_smoothing=0.1)
+        for m in (model, exact_twin(model))
+    ]
+    assert_as_exact(NextToken(model, label_smoothing=0.1)(tokens, loss), *expected)
 
 
 def test_padding_changes_nothing():
-    module = NextToken(tiny_model())
+    module, exact = NextToken(tiny_model()), NextToken(tiny_model(dtype=torch.float64))
     tokens, loss = batch()
     wide = torch.nn.functional.pad(tokens, (0, 3), value=0)
     wide_loss = torch.nn.functional.pad(loss, (0, 3), value=False)
-    torch.testing.assert_close(module(wide, wide_loss), module(tokens, loss))
+    assert_as_exact(module(wide, wide_loss), module(tokens, loss), exact(tokens, loss))
 
 
 def test_dropout_acts_in_training_only():
@@ -81,19 +92,22 @@ def test_agreement_adds_the_kl_to_the_early_exit():
     model = tiny_model().train()
     tokens, loss = batch()
     found = NextToken(model, agreement=0.5, exit_layer=1)(tokens, loss)
-    states = model(tokens, output_hidden_states=True)
     asked = loss[:, 1:]
-    log_p = states.logits[:, :-1][asked].log_softmax(-1)
-    early = model.lm_head(model.model.norm(states.hidden_states[1][:, :-1][asked]))
-    log_q = early.log_softmax(-1)
-    divergence = (log_p.exp() * (log_p - log_q)).sum(-1).mean()
-    plain = cross_entropy(log_p, tokens[:, 1:][asked])
-    torch.testing.assert_close(found, plain + 0.5 * divergence)
+
+    def parts(model):
+        states = model(tokens, output_hidden_states=True)
+        log_p = states.logits[:, :-1][asked].log_softmax(-1)
+        early = model.lm_head(model.model.norm(states.hidden_states[1][:, :-1][asked]))
+        divergence = (log_p.exp() * (log_p - early.log_softmax(-1))).sum(-1).mean()
+        return cross_entropy(log_p, tokens[:, 1:][asked]), divergence
+
+    expected = [parts(m) for m in (model, exact_twin(model))]
+    assert_as_exact(found, *(plain + 0.5 * divergence for plain, divergence in expected))
     found.backward()
     grown = [layer.mlp.up_proj.weight.grad for layer in model.model.layers]
     assert all(grad.abs().max() > 0 for grad in grown), "the last layers learn to be followed"
     asking = NextToken(model, agreement=0.5).eval()
-    assert asking(tokens, loss).item() == pytest.approx(plain.item()), "it is a training loss"
+    assert_as_exact(asking(tokens, loss), *(plain for plain, _ in expected))  # a training loss
 
 
 def test_agreement_needs_layers_behind_the_exit():
@@ -107,16 +121,14 @@ def dense(targets, shares, width):
 
 def test_soft_targets_equal_torch_even_with_repeated_targets():
     torch.manual_seed(0)
-    ours = torch.randn(3, 9).requires_grad_()
-    theirs = ours.detach().clone().requires_grad_()
     targets = torch.tensor([[1, 1, 4], [0, 8, 2], [5, 6, 7]])
     shares = torch.tensor([[0.5, 0.2, 0.3], [1.0, 0.0, 0.0], [0.1, 0.1, 0.8]])
-    a = soft_cross_entropy(ours, targets, shares, 0.1)
-    b = cross_entropy(theirs, dense(targets, shares, 9), label_smoothing=0.1)
-    a.backward()
-    b.backward()
-    torch.testing.assert_close(a, b)
-    torch.testing.assert_close(ours.grad, theirs.grad)
+    wanted = dense(targets, shares, 9)
+    check_loss(
+        torch.randn(3, 9),
+        lambda logits: soft_cross_entropy(logits, targets, shares, 0.1),
+        lambda logits: cross_entropy(logits, wanted.to(logits.dtype), label_smoothing=0.1),
+    )
 
 
 def test_a_soft_label_speaks_below_the_asked_items_prefix():
@@ -147,8 +159,8 @@ def test_the_module_mixes_soft_labels_in():
     model = tiny_model()
     tokens, loss = batch()
     label, shares = torch.tensor([[[11, 12]], [[9, 13]]]), torch.ones(2, 1)
-    logits = model(tokens).logits[:, :-1][loss[:, 1:]]
-    targets, parts = mixed_targets(tokens[loss], label, shares, 0.4)
-    expected = soft_cross_entropy(logits, targets, parts, 0.1)
+    target = dense(*mixed_targets(tokens[loss], label, shares, 0.4), 64)
+    logits = (m(tokens).logits[:, :-1][loss[:, 1:]] for m in (model, exact_twin(model)))
+    expected = [cross_entropy(each, target.to(each.dtype), label_smoothing=0.1) for each in logits]
     module = NextToken(model, label_smoothing=0.1, soft_labels=0.4)
-    torch.testing.assert_close(module(tokens, loss, label, shares), expected)
+    assert_as_exact(module(tokens, loss, label, shares), *expected)

@@ -12,6 +12,7 @@ from recsys import Recommender
 from recsys.artifacts import read_manifest, verify
 from recsys.errors import ArtifactError, ConfigError
 from recsys.models.checkpoint import load_model, quiet
+from recsys.testing import assert_as_exact, exact_twin
 from recsys.training import bundle, draft
 from recsys.training.pretrained import add_lora, load_base
 from recsys.training.settings import DraftConfig, LoraSettings
@@ -157,8 +158,9 @@ def test_an_adapter_kept_apart_answers_as_the_merged_weights(
         active = PeftModel.from_pretrained(active, apart / "adapter").eval()
     with torch.inference_mode():
         expected = merged(tokens).logits
-        torch.testing.assert_close(active(tokens).logits, expected, rtol=0, atol=1e-5)
-        torch.testing.assert_close(added_in(tokens).logits, expected, rtol=0, atol=1e-5)
+        theirs, exact = (model(tokens).logits for model in (active, exact_twin(active)))
+        assert_as_exact(expected, theirs, exact)
+        assert_as_exact(added_in(tokens).logits, theirs, exact)
     assert (untrained - expected).abs().max() > 0.1
     suffixes = {file.suffix for file in apart.rglob("*") if file.is_file()}
     assert suffixes <= {".json", ".safetensors", ".jinja"}
@@ -206,12 +208,11 @@ def test_a_pretrained_target_gets_drafts_and_recommends(
         for make in (stage, draft.stage, bundle.stage):
             path = make(context)
         answers = [
-            Recommender.load(path, mode=mode).recommend([["i3", "i4", "i5"]], k=5)[0]
-            for mode in ("beam", "draft")
+            Recommender.load(path, mode=mode, dtype=dtype).recommend([["i3", "i4", "i5"]], k=5)[0]
+            for mode, dtype in (("draft", "float32"), ("beam", "float32"), ("beam", "float64"))
         ]
         assert [r.item_id for r in answers[0]] == [r.item_id for r in answers[1]]
-        scores = [[r.score for r in answer] for answer in answers]
-        assert scores[0] == pytest.approx(scores[1], abs=1e-5)
+        assert_as_exact(*([r.score for r in answer] for answer in answers))
     suffixes = {file.suffix for file in path.rglob("*") if file.is_file()}
     assert suffixes <= {".json", ".safetensors", ".parquet", ".jinja"}
 
@@ -301,7 +302,7 @@ def test_a_run_with_a_parent_continues_a_pretrained_draft(make_context, tmp_path
     prompt = torch.arange(12)[None]
     with torch.inference_mode():
         before = load_model(served / "draft")(prompt).logits
-        torch.testing.assert_close(model(prompt).logits, before)
+        assert_as_exact(model(prompt).logits, before, exact_twin(model)(prompt).logits)
     assert len(tokenizer) <= vocabulary.size
     assert any("lora" in name for name, _ in model.named_parameters()) is (lora is not None)
 

@@ -1,6 +1,7 @@
 """SASRec: what is asked is what was taught, the loss is what it says, and others learn from it."""
 
 import json
+from copy import deepcopy
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ from recsys.evaluation.run import stage as evaluate_stage
 from recsys.interactions import Histories
 from recsys.prompts import PromptConfig
 from recsys.retrieval import Retrieval, SasRec, digest
+from recsys.testing import assert_as_exact
 from recsys.training import bundle, draft, ids, retrieval, sasrec, target
 from recsys.training.sasrec import SampledSoftmax, SasRecModel
 from recsys.training.settings import SasRecConfig
@@ -55,7 +57,8 @@ histories = st.lists(st.lists(st.integers(0, ITEMS - 1), max_size=30), min_size=
 def test_what_is_asked_is_the_model_that_was_taught(asked, seed):
     taught = model(seed)
     frozen, asked = taught.frozen(), Histories.of(asked)
-    states = frozen.states(asked)
+    states, exact = frozen.states(asked), deepcopy(taught).double()
+    found, wanted, doubles = [], [], []
     for history, state in zip(asked, states, strict=True):
         kept = history[int(frozen.window.start(len(history))) :]
         if not len(kept):
@@ -63,8 +66,10 @@ def test_what_is_asked_is_the_model_that_was_taught(asked, seed):
             continue
         with torch.no_grad():
             vectors = taught.vectors(torch.from_numpy(kept.astype(np.int64)))
-            wanted = taught(vectors[None])[0, -1].numpy()
-        np.testing.assert_allclose(state, wanted, atol=2e-5)
+            wanted.append(taught(vectors[None])[0, -1].numpy())
+            doubles.append(exact(vectors[None].double())[0, -1].numpy())
+        found.append(state)
+    assert_as_exact(found, wanted, doubles)
 
 
 @settings(max_examples=30, deadline=None)
@@ -158,10 +163,16 @@ def test_item_vectors_have_one_length():
 
 def test_with_all_items_as_negatives_it_is_the_whole_softmax():
     taught, rows = model(), [[3, 1, 4], [5, 9, 2]]
-    logits = taught(taught.vectors(torch.tensor(rows)[:, :-1].flatten()).view(2, 2, -1))
-    logits = logits @ taught.vectors(torch.arange(ITEMS)).T
-    wanted = torch.nn.functional.cross_entropy(logits.flatten(0, 1), torch.tensor([1, 4, 9, 2]))
-    assert loss_of(taught, rows).item() == pytest.approx(wanted.item(), rel=1e-5)
+
+    def logits_of(states_of, dtype):
+        vectors = taught.vectors(torch.arange(ITEMS)).to(dtype)
+        return (states_of(vectors[torch.tensor(rows)[:, :-1]]) @ vectors.T).flatten(0, 1)
+
+    logits = logits_of(taught, torch.float32)
+    exact = logits_of(deepcopy(taught).double(), torch.float64)
+    target = torch.tensor([1, 4, 9, 2])
+    wanted = (torch.nn.functional.cross_entropy(each, target) for each in (logits, exact))
+    assert_as_exact(loss_of(taught, rows), *wanted)
     # soft labels: the first event's name its own item and another, the second's say nothing
     soft = (
         torch.tensor([[1, 7], [0, -1], [8, 6], [2, 5]])[..., None],
@@ -172,9 +183,8 @@ def test_with_all_items_as_negatives_it_is_the_whole_softmax():
     shares[1, 4] = 1
     shares[2, 9], shares[2, 8], shares[2, 6] = 0.6, 0.2, 0.2
     shares[3, 2] = 1
-    wanted = -(shares * logits.flatten(0, 1).log_softmax(-1)).sum(1).mean()
-    found = loss_of(taught, rows, soft, soft_labels=0.4)
-    assert found.item() == pytest.approx(wanted.item(), rel=1e-5)
+    wanted = (-(shares * each.log_softmax(-1)).sum(1).mean() for each in (logits, exact))
+    assert_as_exact(loss_of(taught, rows, soft, soft_labels=0.4), *wanted)
 
 
 def test_a_sample_stands_for_all_items():

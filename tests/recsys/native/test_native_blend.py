@@ -19,7 +19,7 @@ from recsys.retrieval.event_types import EventTypes
 from recsys.retrieval.later import LaterItems
 from recsys.retrieval.native import covers
 from recsys.retrieval.reranker import FEATURES, Network
-from recsys.testing import random_catalog
+from recsys.testing import assert_as_exact, random_catalog
 from recsys.training.sasrec import SasRecConfig, SasRecModel
 
 pytestmark = pytest.mark.skipif(
@@ -217,7 +217,9 @@ def test_states_of_sasrec_are_those_of_the_arrays(layers, hidden, monkeypatch):
     histories = Histories.of([rng.integers(0, 33, length) for length in range(20)])
     found = model.states(histories)
     expected = by_arrays(monkeypatch, model.states, histories)
-    np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-3)
+    doubles = {name: array.astype(np.float64) for name, array in weights.items()}
+    exact = by_arrays(monkeypatch, replace(model, weights=doubles).states, histories)
+    assert_as_exact(found, expected, exact)  # `exact` is rounded at its end alone
     for i in range(len(histories)):
         np.testing.assert_array_equal(model.states(histories.take([i]))[0], found[i])
 

@@ -20,12 +20,19 @@ from recsys.errors import NonFiniteError
 from recsys.models.tree_forward import TreeModel
 from recsys.native import decoder as native
 from recsys.native import library
-from recsys.testing import ARCHITECTURES, random_catalog, random_prompts, tiny_model
+from recsys.testing import (
+    ARCHITECTURES,
+    assert_as_exact,
+    exact_scores,
+    exact_twin,
+    random_catalog,
+    random_prompts,
+    tiny_model,
+)
 
 pytestmark = pytest.mark.skipif(
     isinstance(library.find_library(), str), reason=f"{library.find_library()}"
 )
-TOLERANCE = 1e-5  # of the largest logit
 VOCABULARY = 64
 
 
@@ -87,6 +94,12 @@ def logits_of(model, prompts, levels, *, slots=0):
 
 def distance(found, expected):
     return float((found - expected).abs().max() / expected.abs().max())
+
+
+def check_against_torch(found, model, prompts, levels):
+    """Logits against those of torch, both compared with float64."""
+    theirs, exact = (logits_of(torch_twin(m), prompts, levels) for m in (model, exact_twin(model)))
+    assert_as_exact(found, theirs, exact)
 
 
 @st.composite
@@ -152,7 +165,7 @@ def test_random_shapes_equal_torch(model, seed, lengths, widths):
     prompts = [rng.integers(1, VOCABULARY, length) for length in lengths]
     levels = random_tree(seed, len(prompts), widths)
     found = logits_of(native_of(model), prompts, levels)
-    assert distance(found, logits_of(torch_twin(model), prompts, levels)) < TOLERANCE
+    check_against_torch(found, model, prompts, levels)
 
 
 @settings(max_examples=40)
@@ -180,7 +193,7 @@ def test_every_instruction_set_equals_torch(architecture, variant):
     levels = random_tree(1, 6, [9, 20, 5])
     ready = native_of(model)
     found = logits_of(ready, prompts, levels)
-    assert distance(found, logits_of(torch_twin(model), prompts, levels)) < TOLERANCE
+    check_against_torch(found, model, prompts, levels)
     for i in range(6):
         own = [(tokens[i : i + 1], parents[i : i + 1], depth) for tokens, parents, depth in levels]
         assert torch.equal(logits_of(ready, [prompts[i]], own)[0], found[i])
@@ -235,7 +248,8 @@ def test_restrictions_are_those_of_the_torch_path():
     found = beam_search(native_of(model), request, trie, 6)
     expected = beam_search(torch_twin(model), request, trie, 6)
     assert torch.equal(found.rows, expected.rows)
-    torch.testing.assert_close(found.scores, expected.scores, atol=1e-4, rtol=1e-5)
+    exact = exact_scores(model, request.prompts, trie, found.rows)
+    assert_as_exact(found.scores, expected.scores, exact)
 
 
 def test_several_threads_change_no_bit():
@@ -258,7 +272,7 @@ def test_positions_beyond_the_first_table_are_added():
     prompts = [*random_prompts(np.random.default_rng(1), 1, 10), np.full(700, 5)]
     levels = random_tree(1, 2, [3])
     found = logits_of(native_of(model), prompts, levels)
-    assert distance(found, logits_of(torch_twin(model), prompts, levels)) < TOLERANCE
+    check_against_torch(found, model, prompts, levels)
 
 
 @pytest.mark.parametrize("way", ["in place", "data", "swapped", "negative", "fused", "replaced"])
@@ -286,7 +300,7 @@ def test_changed_weights_are_packed_again(way):
         ready = native_of(model)  # torch does not count the other changes: found at the next use
     found = logits_of(ready, prompts, levels)
     assert not torch.equal(found, before)
-    assert distance(found, logits_of(torch_twin(model), prompts, levels)) < TOLERANCE
+    check_against_torch(found, model, prompts, levels)
 
 
 def test_a_model_is_packed_once_for_all_its_users():
@@ -408,8 +422,7 @@ def test_gates_that_are_very_negative_let_nothing_through():
         model = transformers.LlamaForCausalLM(config).eval()
     torch.nn.init.constant_(model.model.layers[0].mlp.gate_proj.bias, -3e38)
     prompts, levels = [np.array([5, 6, 7])], random_tree(0, 1, [2])
-    expected = logits_of(torch_twin(copy.deepcopy(model)), prompts, levels)
-    assert distance(logits_of(native_of(model), prompts, levels), expected) < TOLERANCE
+    check_against_torch(logits_of(native_of(model), prompts, levels), model, prompts, levels)
 
 
 def test_an_old_library_is_refused(monkeypatch):
@@ -440,7 +453,7 @@ def test_sums_of_probabilities_equal_torch(count, variant):
     logits[1, 0, count // 2] = torch.nan
     logits[2, 0, 0] = -torch.inf
     found = native.log_sum_exp(logits)
-    torch.testing.assert_close(found, logits.logsumexp(-1), equal_nan=True)
+    assert_as_exact(found, logits.logsumexp(-1), logits.double().logsumexp(-1))
     assert torch.equal(native.log_sum_exp(logits[3:4]), found[3:4])
     assert torch.equal(
         native.log_sum_exp(logits.expand(3, -1, -1, -1)[:, 3:, 1])[2, 0], found[3, 1]
@@ -508,7 +521,7 @@ def test_changes_after_the_first_pass_are_followed(change):
     change(model)
     found = logits_of(ready, prompts, levels)
     assert not torch.allclose(found, before, atol=1e-3)
-    assert distance(found, logits_of(torch_twin(model), prompts, levels)) < TOLERANCE
+    check_against_torch(found, model, prompts, levels)
 
 
 # Products in bfloat16
@@ -566,7 +579,7 @@ def test_products_are_sums_of_rounded_products(size):
     prompt = np.array([3, 1, 4, 1, 5])
     found = logits_of(ready, [prompt], random_tree(0, 1, [1]))[0, 0]
     expected = rounded(model.lm_head.weight).double() @ signs[5].double()
-    torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-4)
+    assert_as_exact(found, rounded(model.lm_head.weight) @ signs[5], expected)
     plain = model.lm_head.weight.double() @ signs[5].double()
     assert (found - plain).abs().max() > 1e-3  # numbers were rounded
 

@@ -7,7 +7,7 @@ import numpy as np
 import psutil
 import pytest
 
-from recsys.testing import byte_level_tokenizer
+from recsys.testing import PATIENCE_S, byte_level_tokenizer
 from recsys.text import parser_process
 from recsys.text.grammar import json_schema, substring_of
 from recsys.text.grammar_constraint import GrammarCompiler, explained
@@ -155,7 +155,7 @@ def test_the_process_ends_with_its_compiler():
     made.constraint(json_schema(INTEGER))
     process = made._process._process
     del made
-    assert process.wait(10) is not None
+    assert process.wait(PATIENCE_S) is not None
 
 
 def test_a_schema_with_very_many_levels_is_refused():

@@ -34,10 +34,10 @@ from recsys.serving.cluster.ray import import_ray, start_ray
 from recsys.serving.cluster.server import deployed
 from recsys.serving.cluster.settings import ClusterSettings
 from recsys.serving.settings import ServingSettings
+from recsys.testing import PATIENCE_S
 
 ROOT = Path(__file__).parents[3]
 CLIENTS = 4
-PATIENCE_S = 600
 ATTEMPTS = 3
 
 

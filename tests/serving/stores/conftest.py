@@ -16,8 +16,8 @@ import pytest
 
 from recsys.serving.stores import open_store
 from recsys.serving.stores.records import Event, content_digest
+from recsys.testing import PATIENCE_S
 
-PATIENCE_S = 120
 SET_UPS = 5  # another process may take a port between its being found and its being used
 
 

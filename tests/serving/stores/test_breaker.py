@@ -3,6 +3,7 @@ import threading
 import pytest
 
 from recsys.serving.stores.breaker import Breaker, Watch
+from recsys.testing import PATIENCE_S
 
 
 class Clock:
@@ -50,7 +51,7 @@ def test_a_call_that_takes_too_long_is_ended():
     watch.begin("quick")
     watch.finish()
     watch.begin("hangs")
-    assert ended.wait(60)
+    assert ended.wait(PATIENCE_S)
     watch.finish()
     watch.close()
     assert found == ["hangs"]

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from recsys.serving.stores import store as store_module
 from recsys.serving.stores.records import AheadError, user_hash
 from recsys.serving.tenants import TENANT
+from recsys.testing import PATIENCE_S
 
 NUMBERS = itertools.count()
 INSERT = (
@@ -401,7 +402,7 @@ async def test_an_erasure_waits_for_events_of_the_user_that_are_being_written(
     def slow(cursor, rows):
         count = insert(cursor, rows)
         written.set()
-        goes_on.wait(30)
+        goes_on.wait(PATIENCE_S)
         return count
 
     monkeypatch.setattr(writer, "_insert", slow)

@@ -20,6 +20,7 @@ from recsys.serving.stores.records import (
     Served,
     StoreError,
 )
+from recsys.testing import PATIENCE_S
 
 EVENTS = [("ada", "x", 30), ("ada", "y", 10), ("bob", "z", 5), ("ada", "w", 30)]
 
@@ -258,7 +259,7 @@ async def test_answers_are_written_without_events_and_limited(store, monkeypatch
     for i in range(25):
         store.remember(Served(f"r{i}", None, "m", (), i))
 
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(PATIENCE_S):
         while not remembered(store, "r24"):
             await asyncio.sleep(0.02)
     kept = [i for i in range(25) if remembered(store, f"r{i}")]

@@ -9,6 +9,7 @@ from recsys.errors import ConfigError
 from recsys.serving.stores import open_store
 from recsys.serving.stores import postgres as postgres_module
 from recsys.serving.stores.records import Appended, StoreAwayError, StoreError, user_hash
+from recsys.testing import PATIENCE_S
 
 
 async def test_calls_fail_without_the_server_and_work_afterwards(postgres, opened, event):
@@ -28,7 +29,7 @@ async def test_calls_fail_without_the_server_and_work_afterwards(postgres, opene
         with pytest.raises(StoreError, match="postgres"):
             opened(postgres.url)
         await asyncio.to_thread(postgres.start)
-        async with asyncio.timeout(120):
+        async with asyncio.timeout(PATIENCE_S):
             while True:
                 try:
                     await store.append([event(f"after-{mode}", item=mode)])
@@ -53,7 +54,7 @@ async def test_calls_of_a_server_that_hangs_fail_at_once(postgres, opened, event
     monkeypatch.setattr(store, "_limited", lambda c: (tried.append(1), limited(c))[1])
     await asyncio.to_thread(postgres.freeze)
     try:
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(PATIENCE_S):
             with pytest.raises(StoreAwayError):
                 await store.history("ada", 9)
             before = len(tried)
@@ -81,7 +82,7 @@ async def test_a_store_closes_while_its_server_hangs(postgres, opened, event, mo
         calls = [store.append([event("2")]), *(store.history("ada", 9) for _ in range(9))]
         waiting = asyncio.gather(*calls, return_exceptions=True)
         await asyncio.sleep(0)
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(PATIENCE_S):
             await asyncio.to_thread(store.close)
             assert {type(outcome) for outcome in await waiting} == {StoreAwayError}
     finally:
