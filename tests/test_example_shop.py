@@ -127,7 +127,7 @@ def answer_over_http(bundle: Path, history: list[str], store: Path) -> list[dict
     from recsys.serving.app import create_app
     from recsys.serving.settings import ServingSettings
 
-    settings = ServingSettings(bundle=bundle, histories=None, store=store)
+    settings = ServingSettings(bundle=bundle, histories=None, store=store, deadline_ms=60_000)
     with TestClient(create_app(settings), base_url="http://localhost") as client:
         for _ in range(6000):  # the bundle is loaded beside the server
             if client.get("/health/ready").status_code == 200:

@@ -155,6 +155,7 @@ def test_the_answer_over_http_is_the_recommenders(road, tmp_path):
         bundle=context.workspace.bundle,
         histories=context.workspace.dataset,
         store=tmp_path / "histories.db",
+        deadline_ms=60_000,
     )
     with TestClient(create_app(settings), base_url="http://localhost") as client:
         for _ in range(6000):  # the bundle is loaded beside the server

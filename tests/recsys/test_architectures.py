@@ -28,7 +28,9 @@ ALL = sorted(set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES) - {"gpt-sw3"})  # another na
 REFUSED = sorted(set(ALL) - VERIFIED)
 VOCABULARY = 64
 POSITIONS = 40
-TOLERANCE = 1e-5  # of the largest logit; a wrong mask or position makes it more than a tenth
+# Of the largest logit: a wrong mask or position changes it by a hundredth at least. Models are in
+# float64, and the parts of some in float32, so rounding is a few millionths on any processor.
+TOLERANCE = 1e-4
 SLOTS = 16  # of the prompts, and of the nodes
 PROMPTS = [[5, 9, 2, 7, 11, 13, 3, 8, 21, 30, 17], [4, 40, 6, 12]]
 TREES = {"wide": [-1, -1, 0, 0, 1, 2, 4, 5], "deep": [-1, 0, 1, 2, 3, -1, 5, 5]}  # parents
@@ -322,7 +324,7 @@ def test_the_comparison_would_see_a_wrong_order(name):
     model, tree = plain(name), Tree(TREES["wide"], 0)
     swapped = [[*p[:-3], p[-2], p[-3], p[-1]] for p in PROMPTS]
     expected = tree.by_plain_forwards(model)
-    assert distance(tree.by_plain_forwards(model, swapped), expected) > 1e3 * TOLERANCE
+    assert distance(tree.by_plain_forwards(model, swapped), expected) > 100 * TOLERANCE
 
 
 @pytest.mark.parametrize("name", REFUSED)

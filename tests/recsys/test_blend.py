@@ -24,7 +24,7 @@ from recsys.retrieval import ItemItem, Reranker, Retrieval, VectorIndex, decayed
 from recsys.retrieval.content import ContentIndex, Terms
 from recsys.retrieval.reranker import FEATURES, Network
 from recsys.retrieval.retrieval import Evidence
-from recsys.testing import tiny_model
+from recsys.testing import assert_as_exact, tiny_model
 from recsys.training.sasrec import SasRecConfig, SasRecModel
 from recsys.vocabulary import Vocabulary
 
@@ -356,15 +356,15 @@ def test_new_items_are_listed_where_items_have_no_content(tmp_path, monkeypatch)
     folder = build(tmp_path / "bundle", retrieval)
     request = RecommendRequest(["id-3", "id-9"], 60)
     lists = []
-    for native in ("1", "0"):
+    for native, dtype in (("1", "float32"), ("0", "float32"), ("0", "float64")):
         monkeypatch.setenv("RECSYS_NATIVE", native)
-        rec = Recommender.load(folder)
+        rec = Recommender.load(folder, dtype=dtype)
         rec.upsert([NewItem(f"new-{i}", semantic_id=CODES[i].tolist()) for i in (17, 30)])
         (result,) = rec.recommend_batch([request])
         lists.append({one.item_id: one.score for one in result.recommendations})
     assert {"new-17", "new-30"} <= set(lists[0])
     assert list(lists[0]) == list(lists[1])
-    np.testing.assert_allclose(list(lists[0].values()), list(lists[1].values()), rtol=1e-4)
+    assert_as_exact(*([scores[item] for item in lists[0]] for scores in lists))
 
 
 def test_evaluation_ranks_the_lists_that_requests_get(rec):

@@ -16,6 +16,7 @@ from recsys.retrieval.as_new import AsNew
 from recsys.retrieval.content import ContentIndex
 from recsys.retrieval.later import POWER
 from recsys.retrieval.retrieval import Evidence
+from recsys.testing import assert_as_exact
 from recsys.training.sasrec import SasRecConfig, SasRecModel
 
 KINDS = ("oak lamp", "wool scarf", "steel knife")
@@ -111,13 +112,13 @@ def test_later_items_have_the_mean_vector_of_their_like():
     evidence = Evidence(retrieval, Histories.of([[3, 7]]), later)
     items = np.array([[5, ITEMS, ITEMS + 1, ITEMS + 2]])
     found = retrieval.values(evidence, items, ["vectors", "sasrec"])
-    np.testing.assert_allclose(
-        found["vectors"][0, 1:], later.vectors @ evidence.vectors[0], atol=1e-6
-    )
-    np.testing.assert_allclose(
-        found["sasrec"][0], [*(SASREC.vectors[[5]] @ evidence.states[0]),
-                             *(later.sasrec @ evidence.states[0])], atol=1e-6,
-    )  # fmt: skip
+    products = later.vectors @ evidence.vectors[0]
+    exact = later.vectors.astype(np.float64) @ evidence.vectors[0].astype(np.float64)
+    assert_as_exact(found["vectors"][0, 1:], products, exact)
+    rows = np.concatenate([SASREC.vectors[[5]], later.sasrec])
+    products = rows @ evidence.states[0]
+    exact = rows.astype(np.float64) @ evidence.states[0].astype(np.float64)
+    assert_as_exact(found["sasrec"][0], products, exact)
 
 
 @pytest.mark.parametrize("sasrec", [SASREC, None], ids=["sasrec", "vectors"])

@@ -19,13 +19,14 @@ from recsys.errors import ItemError, RequestError
 from recsys.live import Epochs, NewItem
 from recsys.prompts import PromptConfig
 from recsys.recommender import Recommender, RecommendRequest
-from recsys.testing import PATIENCE_S, tiny_model
+from recsys.testing import PATIENCE_S, assert_as_exact, exact_twin, tiny_model
 from recsys.vocabulary import Vocabulary
 
 LEVELS = (4, 3, 4)
 VOCABULARY = Vocabulary.from_levels(LEVELS)
 PROMPT = PromptConfig(max_items=4, block=2)
 MODEL = tiny_model(vocabulary=VOCABULARY.size, hidden=128, layers=1)
+DOUBLE = exact_twin(MODEL)
 DRAFT = tiny_model(vocabulary=VOCABULARY.size, hidden=128, layers=1, seed=3)
 NAMES = [f"id-{i}" for i in range(20)]
 COLORS = ("red", "green", None)
@@ -78,15 +79,14 @@ def ids(result):
     return [r.item_id for r in result.recommendations]
 
 
-def agree(answer, expected, k):
-    """Whether answers are the same, but for what equal scores leave open.
+def agree(answer, expected, exact, k):
+    """Check that answers are the same, but for what equal scores leave open.
 
     Which of the items of one leaf comes first is settled by their dense numbers, and those depend
     on the road.
     """
     one, other = answer.recommendations, expected.recommendations
-    scores = [[r.score for r in each] for each in (one, other)]
-    assert scores[0] == pytest.approx(scores[1], abs=1e-4)
+    assert_as_exact(*([r.score for r in each] for each in (one, other, exact.recommendations)))
     if len(one) < k:  # nothing was cut off
         shown = [{(r.item_id, r.title, r.semantic_id) for r in each} for each in (one, other)]
         assert shown[0] == shown[1]
@@ -158,9 +158,10 @@ def test_changes_equal_the_final_catalog_built_anew(changes, data):
     if not wanted:
         assert all(not answer.recommendations for answer in answers)
         return
-    cold = Recommender(bundle_of(list(wanted.values())), MODEL)
-    for r, answer, expected in zip(requests, answers, cold.recommend_batch(requests), strict=True):
-        agree(answer, expected, r.k)
+    bundle = bundle_of(list(wanted.values()))
+    cold = [Recommender(bundle, model).recommend_batch(requests) for model in (MODEL, DOUBLE)]
+    for r, answer, expected, exact in zip(requests, answers, *cold, strict=True):
+        agree(answer, expected, exact, r.k)
     for name, item in wanted.items():
         assert hot.epoch.item(name) == replace(item, semantic_id=tuple(item.semantic_id))
 

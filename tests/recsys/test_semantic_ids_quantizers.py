@@ -16,6 +16,7 @@ from recsys.semantic_ids.quantizer import decode, residual_codes
 from recsys.semantic_ids.rqkmeans import RQKMeans
 from recsys.semantic_ids.rqvae import RQVAE, _residual_vq, losses
 from recsys.semantic_ids.settings import RQKMeansConfig, RQVAEConfig
+from recsys.testing import assert_as_exact
 
 QUICK_VAE = RQVAEConfig(latent_dim=4, hidden=(16,), steps=100, batch_size=64, learning_rate=1e-2)
 
@@ -164,9 +165,10 @@ def test_the_gradient_passes_straight_through_the_codes_once():
     with torch.no_grad():
         codes = untouched(encoder(batch), return_all_codes=True)[-1]
         weights = torch.tensor([1.0, 2.0, 4.0])[:, None, None] / 7  # of the prefixes
-        error = ((codes.cumsum(0) - batch) * weights).sum(0)
-    expected = (2 * error / len(batch)).T @ batch  # as if the codes moved with the latents
-    torch.testing.assert_close(encoder.weight.grad, expected)
+        error = ((codes.double().cumsum(0) - batch) * weights).sum(0)
+    # As if the codes moved with the latents.
+    expected = [(2 * e / len(batch)).T @ batch.to(e.dtype) for e in (error.float(), error)]
+    assert_as_exact(encoder.weight.grad, *expected)
 
 
 def test_without_steps_the_codes_are_those_of_residual_k_means():

@@ -324,7 +324,8 @@ def write_dataset(tmp_path):
 def settings(tmp_path, write_dataset, monkeypatch):
     monkeypatch.setenv("RECSYS_HOME", str(tmp_path / "var"))
     histories = write_dataset([("ada", "item-1", 10), ("ada", "item-2", 20), ("bob", "gone", 5)])
-    return ServingSettings(bundle=tmp_path / "bundles" / "demo", histories=histories)
+    bundle = tmp_path / "bundles" / "demo"
+    return ServingSettings(bundle=bundle, histories=histories, deadline_ms=60_000.0)
 
 
 @contextmanager

@@ -35,7 +35,11 @@ def models(bundles, tmp_path):
     folder = tmp_path / "models"
     shutil.copytree(bundles, folder)
     return ServingSettings(
-        bundle=folder / "one", histories=None, store=tmp_path / "h.db", threads=1
+        bundle=folder / "one",
+        histories=None,
+        store=tmp_path / "h.db",
+        threads=1,
+        deadline_ms=60_000,
     )
 
 

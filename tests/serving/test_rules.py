@@ -37,7 +37,11 @@ def bundles(random_bundle, tmp_path_factory):
 @pytest.fixture
 def real(bundles, tmp_path):
     return ServingSettings(
-        bundle=bundles / "one", histories=None, store=tmp_path / "h.db", threads=1
+        bundle=bundles / "one",
+        histories=None,
+        store=tmp_path / "h.db",
+        threads=1,
+        deadline_ms=60_000,
     )
 
 

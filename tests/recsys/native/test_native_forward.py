@@ -36,17 +36,6 @@ pytestmark = pytest.mark.skipif(
 VOCABULARY = 64
 
 
-@pytest.fixture(params=[0, 1, 2])
-def variant(request):
-    """Each instruction set that this machine has."""
-    loaded = library.find_library()
-    if request.param >= len(loaded.variants):
-        pytest.skip("this processor has fewer instruction sets")
-    loaded.choose(loaded.variants[request.param])
-    yield loaded.variants[request.param]
-    loaded.choose(loaded.variants[0])
-
-
 def torch_twin(model):
     """The same model on the torch path."""
     before = os.environ.get(library.OFF)
@@ -187,7 +176,7 @@ def test_a_request_has_the_same_bits_alone(model, seed, lengths, widths):
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_every_instruction_set_equals_torch(architecture, variant):
+def test_every_architecture_equals_torch(architecture):
     model = tiny_model(architecture, hidden=48)
     prompts = random_prompts(np.random.default_rng(1), 6, 30)
     levels = random_tree(1, 6, [9, 20, 5])
@@ -447,7 +436,7 @@ def test_strange_objects_are_not_covered():
 
 
 @pytest.mark.parametrize("count", [1, 7, 16, 33, 1000])
-def test_sums_of_probabilities_equal_torch(count, variant):
+def test_sums_of_probabilities_equal_torch(count):
     logits = torch.randn(5, 2, count) * 20
     logits[0, 0] = -torch.inf
     logits[1, 0, count // 2] = torch.nan
