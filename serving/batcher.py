@@ -8,26 +8,18 @@ It waits as long as that batch took, and at most `max_wait_ms`. One large batch 
 two small ones; and because of Python's global lock, sending responses during a batch delays the
 batch by as much time as an earlier start would save.
 
-Clients share the worker fairly (`fair_queue`). A batch holds a limited amount of work, in units of
-an ordinary request (`limits.work_of`), and requests of much work are not put in a batch with
-ordinary ones, so that nobody waits long for the work of another client.
-While other clients send requests too, a client's part of a batch is no more than takes `BRIEF_S`,
-by moving averages of the time and the work of batches, or a quarter of the batch if that is more.
+Requests are answered in order of arrival. A batch holds a limited amount of work, in units of an
+ordinary request (`limits.work_of`). Rates of clients are limited before (`limits.RateLimit`).
 """
 
 import asyncio
-from collections import defaultdict
+from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from recsys.serving.fair_queue import Clients, FairQueue
-
 PATIENCE = 1.0  # share of the time that the last batch took
-MUCH = 4.0  # units of work
-BRIEF_S = 0.01
-PART = 0.25  # of a batch, which a client gets in any case
-MEMORY = 0.2  # weight of the last batch in the averages
+MUCH = 4.0  # units of work; requests of more have a batcher of their own on a CPU
 
 RequestT = TypeVar("RequestT")
 ResultT = TypeVar("ResultT")
@@ -78,7 +70,6 @@ class Answer(Generic[ResultT]):
 @dataclass(eq=False)
 class _Waiting(Generic[RequestT, ResultT]):
     request: RequestT
-    client: str
     arrived: float
     deadline: float
     work: float
@@ -86,7 +77,7 @@ class _Waiting(Generic[RequestT, ResultT]):
 
 
 class Batcher(Generic[RequestT, ResultT]):
-    """Runs `run` on batches, one at a time; each client's requests in order of arrival.
+    """Runs `run` on batches, one at a time, in order of arrival.
 
     >>> async def double(batch):
     ...     return [2 * number for number in batch]
@@ -119,14 +110,12 @@ class Batcher(Generic[RequestT, ResultT]):
         self._max_batch = max_batch
         self._max_wait_s = max_wait_ms / 1000
         self._queue_limit = queue_limit
-        self._waiting: FairQueue[_Waiting[RequestT, ResultT]] = FairQueue()
+        self._waiting: deque[_Waiting[RequestT, ResultT]] = deque()
         self._wake = asyncio.Event()
         self._closing = self._running = False
         self._last_size = 1
         self._last_end = float("-inf")
         self._last_took = 0.0
-        self._seconds, self._work = 0.0, 0.0  # of a batch, moving averages
-        self._clients = Clients()
         self._collector: asyncio.Task[None] | None = None
 
     def __len__(self) -> int:
@@ -150,39 +139,33 @@ class Batcher(Generic[RequestT, ResultT]):
             await self._collector
 
     async def submit(
-        self, request: RequestT, *, deadline: float, client: str = "", work: float = 1.0
+        self, request: RequestT, *, deadline: float, work: float = 1.0
     ) -> Answer[ResultT]:
         """Wait for the answer to `request`. Cancelling the call frees its place in the queue.
 
         `deadline` is a time on the event loop's clock, in seconds.
 
         Raises:
-            QueueFullError: the queue is full. The newest request of the client with the most
-                waiting work leaves a full queue when another client sends one.
+            QueueFullError: the queue is full.
             DeadlineExceededError: the deadline passed.
             ClosedError: the batcher is closing.
         """
         if self._closing:
             raise ClosedError
         if len(self._waiting) >= self._queue_limit:
-            crowded_out = self._waiting.crowd_out(client, work)
-            if crowded_out is None:
-                raise QueueFullError
-            if not crowded_out.future.done():  # it was not cancelled a moment ago
-                crowded_out.future.set_exception(QueueFullError())
+            raise QueueFullError
         loop = asyncio.get_running_loop()
         waiting = _Waiting[RequestT, ResultT](
-            request, client, loop.time(), deadline, work, loop.create_future()
+            request, loop.time(), deadline, work, loop.create_future()
         )
-        self._clients.sent(client, waiting.arrived)
-        self._waiting.push(waiting, client, work)
+        self._waiting.append(waiting)
         self._wake.set()
         try:
             async with until(deadline):
                 return await waiting.future
         finally:
-            if waiting.future.cancelled():
-                self._waiting.remove(waiting, client)  # unless it is in a batch already
+            if waiting.future.cancelled() and waiting in self._waiting:  # in no batch yet
+                self._waiting.remove(waiting)
 
     async def _collect(self) -> None:
         while True:
@@ -204,7 +187,7 @@ class Batcher(Generic[RequestT, ResultT]):
             patience = min(self._max_wait_s, PATIENCE * self._last_took)
             recent = loop.time() - self._last_end <= patience
             expected = self._last_size if recent else 1
-            age = loop.time() - min(waiting.arrived for waiting in self._waiting.heads())
+            age = loop.time() - self._waiting[0].arrived
             if len(self._waiting) >= expected or age >= patience:
                 return
             self._wake.clear()
@@ -219,23 +202,10 @@ class Batcher(Generic[RequestT, ResultT]):
         now = asyncio.get_running_loop().time()
         batch: list[_Waiting[RequestT, ResultT]] = []
         left = float(self._max_batch)
-        # Where a batch costs much whatever its size, small parts would only make more batches.
-        brief = max(PART * left, BRIEF_S * self._work / self._seconds if self._seconds else left)
-        taken: defaultdict[str, float] = defaultdict(float)  # work of each client
-
-        def fits(waiting: _Waiting[RequestT, ResultT]) -> bool:
-            if not batch:
-                return True
-            client, work = waiting.client, waiting.work
-            if work > left or (work > MUCH) != (batch[0].work > MUCH):
-                return False
-            part = taken[client] + work
-            return not taken[client] or part <= brief or self._clients.is_alone(client, now)
-
-        while len(batch) < self._max_batch:
-            waiting = self._waiting.pop(fits)
-            if waiting is None:
+        while self._waiting and len(batch) < self._max_batch:
+            if batch and self._waiting[0].work > left:
                 break
+            waiting = self._waiting.popleft()
             if waiting.future.done():
                 continue
             if now >= waiting.deadline:
@@ -243,7 +213,6 @@ class Batcher(Generic[RequestT, ResultT]):
             else:
                 batch.append(waiting)
                 left -= waiting.work
-                taken[waiting.client] += waiting.work
         return batch
 
     async def _answer(self, batch: list[_Waiting[RequestT, ResultT]]) -> None:
@@ -258,8 +227,6 @@ class Batcher(Generic[RequestT, ResultT]):
             return
         end = loop.time()
         self._last_size, self._last_end, self._last_took = len(batch), end, end - start
-        self._seconds += MEMORY * (self._last_took - self._seconds)
-        self._work += MEMORY * (sum(waiting.work for waiting in batch) - self._work)
         for waiting, result in zip(batch, results, strict=True):
             if not waiting.future.done():
                 waiting.future.set_result(

@@ -13,7 +13,6 @@ read on one thread, one after the other: several threads would only wait for Pyt
 import asyncio
 import json
 import math
-import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NoReturn, TypeVar
@@ -25,7 +24,6 @@ MAX_DEPTH = 64
 MAX_NAMES = 256
 MAX_VALUES = 50_000  # 5,000 events of ten fields, or 100 histories of 500 items
 LARGE = 16 * 1024
-REST, LONGEST_REST_S = 4.0, 0.5
 
 _BEFORE_VALUES = (b",", b"[", b"{")
 _CONTAINERS = {dict, list}
@@ -73,34 +71,11 @@ def parse(body: bytes) -> Any:
     return value
 
 
-async def read(
-    function: Callable[[bytes], T],
-    body: bytes,
-    spent: Callable[[float], None] = lambda seconds: None,
-) -> T:
-    """Call a function that parses a body, off the event loop if the body is large.
-
-    `spent` is told the processor time that this took off the event loop, in seconds.
-
-    After a large body, the thread rests for `REST` times as long: Python's global lock is needed
-    for the answers of others, too.
-    """
+async def read(function: Callable[[bytes], T], body: bytes) -> T:
+    """Call a function that parses a body, off the event loop if the body is large."""
     if len(body) <= LARGE:
         return function(body)
-
-    def timed() -> T:
-        start = time.thread_time()
-        try:
-            return function(body)
-        finally:
-            took[0] = time.thread_time() - start
-            _reader.submit(time.sleep, min(LONGEST_REST_S, REST * took[0]))
-
-    took = [0.0]
-    try:
-        return await asyncio.get_running_loop().run_in_executor(_reader, timed)
-    finally:
-        spent(took[0])
+    return await asyncio.get_running_loop().run_in_executor(_reader, function, body)
 
 
 def _count_values(body: bytes) -> int:

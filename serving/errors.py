@@ -54,7 +54,6 @@ class Kind:
 
 KINDS = {
     "malformed_body": Kind(400, "The body is not valid JSON"),
-    "malformed_request": Kind(400, "What was sent is not an HTTP request"),
     "ambiguous_length": Kind(400, "The length of the body is ambiguous"),
     "unknown_host": Kind(400, "The host name is not one of this service"),
     "malformed_target": Kind(400, "The path or the query is not UTF-8"),
@@ -69,7 +68,6 @@ KINDS = {
     "unknown_rule": Kind(404, "There is no rule of this name"),
     "unknown_experiment": Kind(404, "There is no experiment of this name"),
     "method_not_allowed": Kind(405, "The path does not support this method"),
-    "request_timeout": Kind(408, "The request did not arrive in time"),
     "alias_conflict": Kind(409, "The alias cannot be changed in this way"),
     "bundle_refused": Kind(409, "The bundle cannot be served"),
     "unsupported_by_model": Kind(409, "The model does not support this"),
@@ -135,9 +133,6 @@ _OF_EXCEPTION: dict[type[Exception], tuple[str, str | None]] = {
     ItemError: ("invalid_item", None),
     FilterError: ("invalid_filter", None),
 }
-EXPECTED: tuple[type[Exception], ...] = (
-    HTTPException, RequestValidationError, *_OF_EXCEPTION
-)  # fmt: skip
 _PLACE = re.compile(r"^((?:filter|boosts|pin|max_per|rules|arms|format)[\w.\[\]]*): ")
 _WITH_PLACE = (FilterError, RuleError, RuleReferenceError, ExperimentError, FormatError)
 _RANGES = ("greater_than", "greater_than_equal", "less_than", "less_than_equal")
@@ -189,16 +184,11 @@ def problem_response(request: Request, error: ProblemError) -> Response:
 
 def install(app: FastAPI) -> None:
     """Respond to every exception that reaches the router with a problem."""
-
-    async def respond(request: Request, error: Exception) -> Response:
-        return response_to(request, error)
-
-    for kind in EXPECTED:
-        app.add_exception_handler(kind, respond)
+    for kind in (HTTPException, RequestValidationError, *_OF_EXCEPTION):
+        app.add_exception_handler(kind, _respond)
 
 
-def response_to(request: Request, error: Exception) -> Response:
-    """The problem of an exception that is one of `EXPECTED`."""
+async def _respond(request: Request, error: Exception) -> Response:
     if isinstance(error, HTTPException):
         return problem_response(request, _from_http(request, error))
     if isinstance(error, RequestValidationError):

@@ -1,25 +1,20 @@
 """Limits for each client: the work of a request, and one token bucket per client.
 
-Work is in units of an ordinary request: at most 20 items for a full history. Batches of the worker,
-shares of the queue and the rate limit are in these units.
+Work is in units of an ordinary request: at most 20 items for a full history. Batches of the worker
+and the rate limit are in these units.
 """
 
-import ipaddress
 import time
 from collections import OrderedDict
 from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager, nullcontext
 from contextvars import ContextVar
-from dataclasses import dataclass, field
-from functools import lru_cache
+from dataclasses import dataclass
 
 from recsys.modes import Mode
 from recsys.recommender import MIN_BEAMS, RecommendRequest
-from recsys.serving.meter import Meter
 
 IN_TORCH = 5  # times the work of a native search
 CLIENTS = 10_000
-ADDRESSES = 1_000  # whose networks are kept; a proxy may pass on long texts
 
 
 @dataclass(frozen=True)
@@ -27,21 +22,13 @@ class Caller:
     """The client of the current request.
 
     Attributes:
-        name: of its key, or its address.
         deadline: time on the event loop's clock by which it wants an answer; it counts from the
-            first byte of the request. None for work that no request asked for.
+            head of the request. None for work that no request asked for.
         charge: takes units of work from its bucket; raises a `ProblemError` if it is in debt.
-        is_alone: whether no other client has sent requests of late.
-        turn: to run a part of its request in turn with other clients (`fair_queue.Turns`).
-        meter: counts what is computed for it; other tasks than that of the request must use it.
     """
 
-    name: str = ""
     deadline: float | None = None
     charge: Callable[[float], None] = lambda work: None
-    is_alone: Callable[[], bool] = lambda: False
-    turn: Callable[[], AbstractAsyncContextManager[None]] = nullcontext
-    meter: Meter = field(default_factory=Meter)
 
 
 CALLER: ContextVar[Caller] = ContextVar("caller", default=Caller())  # noqa: B039 - it is immutable
@@ -115,17 +102,3 @@ class RateLimit:
         if len(self._buckets) > self._clients:
             self._buckets.popitem(last=False)
         return 0.0 if allowed else (least - tokens) / self._rate
-
-
-@lru_cache(ADDRESSES)
-def network(address: str) -> str:
-    """The client behind an address: the address itself, or the /64 network of IPv6."""
-    try:
-        found = ipaddress.ip_address(address)
-    except ValueError:
-        return address
-    if found.version == 6:
-        if found.ipv4_mapped:
-            return str(found.ipv4_mapped)
-        return str(ipaddress.ip_network((found, 64), strict=False))
-    return address

@@ -1,8 +1,8 @@
 """Middleware: request ids, logs, metrics, security headers, keys, rate limits, body limits.
 
 From the outside in: `RequestContext` sees every request, `Guard` refuses requests before their
-bodies are read, `Deadline` limits the time of all that follows, `BodyLimit` limits bodies, and
-`Direct` answers without FastAPI what needs nothing of it.
+bodies are read, `Deadline` limits the time of all that follows, and `BodyLimit` limits bodies.
+Connections, slow clients and fairness among addresses are the proxy's (`deploy/nginx.conf`).
 """
 
 import asyncio
@@ -12,7 +12,6 @@ import math
 import re
 import time
 import uuid
-from collections import Counter
 from collections.abc import Sequence
 from functools import partial
 from itertools import chain
@@ -30,16 +29,8 @@ from recsys.serving.api.routes import find_route
 from recsys.serving.auth import Key, Keyring, Scope, is_for_tenants, scope_of
 from recsys.serving.batcher import DeadlineExceededError, until
 from recsys.serving.bodies import LARGE
-from recsys.serving.errors import (
-    EXPECTED,
-    ProblemError,
-    problem_of,
-    problem_response,
-    response_to,
-)
-from recsys.serving.fair_queue import Turns
-from recsys.serving.limits import CALLER, Caller, RateLimit, network
-from recsys.serving.meter import Meter
+from recsys.serving.errors import ProblemError, problem_of, problem_response
+from recsys.serving.limits import CALLER, Caller, RateLimit
 from recsys.serving.metrics import Metrics
 from recsys.serving.settings import ServingSettings
 from recsys.serving.telemetry import Telemetry
@@ -54,7 +45,7 @@ UNMATCHED = "unmatched"  # an unknown path is not logged: it may hold a user's i
 MAX_TARGET = 8 * 1024
 MAX_HEADERS = 64
 MAX_HEADER_BYTES = 16 * 1024
-BODIES = 8  # large bodies in memory, of the largest size; half of them of one client
+BODIES = 8  # large bodies in memory, of the largest size
 ANSWER_S = 0.5  # time to send what is ready at the deadline
 CSP = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
@@ -94,7 +85,6 @@ def around(settings: ServingSettings, metrics: Metrics, telemetry: Telemetry) ->
         ),
         Middleware(Deadline, seconds=settings.deadline_ms / 1000),
         Middleware(BodyLimit, max_bytes=settings.max_body_bytes),
-        Middleware(Direct),
     ]
 
 
@@ -120,7 +110,7 @@ class RequestContext:
         given = headers.get(REQUEST_ID, "")
         request_id = given if _GOOD_ID.fullmatch(given) else uuid.uuid4().hex
         state = scope.setdefault("state", {})
-        state.setdefault("arrived", asyncio.get_running_loop().time())  # of the first byte
+        state["arrived"] = asyncio.get_running_loop().time()
         state["request_id"] = request_id
         inner, is_head = scope, scope["method"] == "HEAD"
         if is_head:  # answered as GET, without the body
@@ -151,19 +141,14 @@ class RequestContext:
             except ClientDisconnect:
                 pass
             except Exception as error:
-                is_late = isinstance(error, DeadlineExceededError)
-                if is_late and status is not None and "disconnect" in state:
-                    status = None  # the client did not read its answer in time
-                    state["disconnect"]()
-                    return
-                if not is_late:
+                if not isinstance(error, DeadlineExceededError):
                     failures.exception("unhandled", extra={"fields": {"request_id": request_id}})
                 if status is not None:
                     raise  # the response has begun: the connection is closed
                 response = problem_response(Request(scope), problem_of(error))
                 await response(scope, receive, send_marked)
             finally:
-                answered = state.get("answered", CLIENT_CLOSED) if status is None else status
+                answered = CLIENT_CLOSED if status is None else status
                 self._record(scope, answered, time.perf_counter() - start)
 
     def _record(self, scope: AsgiScope, status: int, seconds: float) -> None:
@@ -192,7 +177,7 @@ class RequestContext:
 class Guard:
     """Refuses requests by framing, size of target and headers, host, origin, rate and key.
 
-    It refuses them in this order, and lets clients begin the others in turns.
+    It refuses them in this order.
     """
 
     def __init__(
@@ -208,7 +193,6 @@ class Guard:
         `hosts` are the accepted values of the header Host, in lower case, without port.
         """
         self.app, self.metrics, self.keys, self.limit, self.hosts = app, metrics, keys, limit, hosts
-        self._turns = Turns()
         self._quotas: dict[tuple[str, int], RateLimit] = {}  # by name of the key, and quota
 
     async def __call__(self, scope: AsgiScope, receive: Receive, send: Send) -> None:
@@ -216,22 +200,12 @@ class Guard:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        answer, state = self.app, scope["state"]
+        answer = self.app
         try:
             self._check(scope)
         except ProblemError as error:
             answer = problem_response(Request(scope), error)
-        if _is_health(scope):
-            await answer(scope, receive, send)
-            return
-        client = state.get("client") or _address(scope)
-        if answer is self.app and scope["path"] != METRICS:  # a scrape slows no client down
-            self._turns.sent(client)
-        state["is_alone"] = partial(self._turns.is_alone, client)
-        meter: Meter = state.setdefault("meter", Meter())
-        state["turn"] = partial(self._turns.turn, client, meter)
-        async with self._turns.turn(client, meter):
-            await answer(scope, receive, send)
+        await answer(scope, receive, send)
 
     def _check(self, scope: AsgiScope) -> None:
         headers = Headers(scope=scope)
@@ -259,7 +233,6 @@ class Guard:
             scope["state"]["tenant"] = key.tenant
             scope["state"]["check_again"] = partial(self._check_again, shown)
         client = f"key {key.name}" if key is not None else _address(scope)
-        scope["state"]["client"] = client
         limit = self._limit_of(key)
         if limit is not None:
             self._refuse(limit.take(client))
@@ -410,7 +383,7 @@ def _bearer(headers: Headers) -> str | None:
 
 def _address(scope: AsgiScope) -> str:
     client = scope.get("client")
-    return network(client[0]) if client else "unknown"
+    return client[0] if client else "unknown"
 
 
 def _is_address(host: str) -> bool:
@@ -422,7 +395,7 @@ def _is_address(host: str) -> bool:
 
 
 class Deadline:
-    """Ends every request some time after its first byte, and sets its `CALLER` and `TENANT`.
+    """Ends every request some time after its head, and sets its `CALLER` and `TENANT`.
 
     Routes know the deadline and answer by it. What is still not answered `ANSWER_S` later is
     cancelled, unless its route is `unhurried`.
@@ -438,12 +411,8 @@ class Deadline:
             return
         state = scope["state"]
         caller = Caller(
-            state.get("client", ""),
             state["arrived"] + self.seconds,
             state.get("charge", Caller.charge),
-            state.get("is_alone", Caller.is_alone),
-            state.get("turn", Caller.turn),
-            state.get("meter") or Meter(),
         )
         is_unhurried = getattr(getattr(state["route"], "endpoint", None), "unhurried", False)
         token, tenant = CALLER.set(caller), TENANT.set(state.get("tenant"))
@@ -461,13 +430,12 @@ class Deadline:
 class BodyLimit:
     """Refuses bodies over a limit: by their Content-Length, or else while they are received.
 
-    It also limits the memory of all large bodies together, from their arrival to their answer, and
-    of those of one client.
+    It also limits the memory of all large bodies together, from their arrival to their answer.
     """
 
     def __init__(self, app: ASGIApp, max_bytes: int) -> None:
         self.app, self.max_bytes = app, max_bytes
-        self._held: Counter[str] = Counter()  # bytes beyond the first `LARGE` of a body, by client
+        self._held = 0  # bytes beyond the first `LARGE` of each body
 
     async def __call__(self, scope: AsgiScope, receive: Receive, send: Send) -> None:
         """Serve one request."""
@@ -480,7 +448,6 @@ class BodyLimit:
             await problem_response(Request(scope), too_large)(scope, receive, send)
             return
         received = held = 0
-        client = scope["state"].get("client", "")
 
         async def receive_counted() -> Message:
             nonlocal received, held
@@ -490,44 +457,14 @@ class BodyLimit:
                 raise too_large
             more = max(0, received - LARGE) - held
             if more:
-                self._hold(client, more)
+                if self._held + more > BODIES * self.max_bytes:
+                    detail = "Too many large bodies at once; try again shortly."
+                    raise ProblemError("queue_full", detail)
+                self._held += more
                 held += more
             return message
 
         try:
             await self.app(scope, receive_counted, send)
         finally:
-            self._held[client] -= held
-            if not self._held[client]:
-                del self._held[client]
-
-    def _hold(self, client: str, more: int) -> None:
-        most = BODIES * self.max_bytes
-        if self._held[client] + more > most / 2 or self._held.total() + more > most:
-            raise ProblemError("queue_full", "Too many large bodies at once; try again shortly.")
-        self._held[client] += more
-
-
-class Direct:
-    """Answers the requests of routes that are `direct`, with the same problems as the router.
-
-    The layers of FastAPI and of the router take time, and do nothing for these routes.
-    """
-
-    def __init__(self, app: ASGIApp) -> None:
-        self.app = app
-
-    async def __call__(self, scope: AsgiScope, receive: Receive, send: Send) -> None:
-        """Serve one request."""
-        state = scope.get("state", {})
-        answer = getattr(state.get("route"), "direct", None)
-        if answer is None or scope["method"] not in state["methods"]:
-            await self.app(scope, receive, send)
-            return
-        request = Request(scope, receive)
-        try:
-            response = await answer(request)
-        except EXPECTED as error:
-            response = response_to(request, error)
-            error.__traceback__ = None  # its frames hold the body, in cycles
-        await response(scope, receive, send)
+            self._held -= held

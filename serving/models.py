@@ -89,12 +89,10 @@ class Model:
         """Whether any request waits or is computed."""
         return any(batcher.busy for batcher in self.batchers)
 
-    async def submit(
-        self, request: Work, *, deadline: float, client: str, work: float
-    ) -> Answer[Done]:
+    async def submit(self, request: Work, *, deadline: float, work: float) -> Answer[Done]:
         """As `Batcher.submit`, in the queue for this amount of work."""
         batcher = self.batchers[-1 if work > MUCH else 0]
-        return await batcher.submit(request, deadline=deadline, client=client, work=work)
+        return await batcher.submit(request, deadline=deadline, work=work)
 
     async def close(self) -> None:
         """Refuse new requests, and return when the waiting ones are answered."""

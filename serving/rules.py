@@ -149,7 +149,7 @@ class Rules(Followed):
 
     async def changes(self, name: str | None, limit: int) -> list[RuleChange]:
         """The last changes that had an effect, newest first; of one rule, if it is named."""
-        journal = await self._open().journal(JOURNAL, shared=True)
+        journal = await self._open().journal(JOURNAL, limited=True)
         return await self._reads(_audit, journal.records, name, limit)
 
     # Changes

@@ -13,11 +13,12 @@ from recsys.recommender import Recommender
 from recsys.serving import logs
 from recsys.serving.api.pages import example
 from recsys.serving.app import create_app
-from recsys.serving.connections import IDLE_S, Connections, protocol
 from recsys.serving.service import Phase, Service
 from recsys.serving.settings import ServingSettings
 from recsys.serving.sockets import Listener, bind
 
+IDLE_S = 5  # whole seconds between two requests of a connection; the proxy keeps less
+MAX_HEAD = 32 * 1024  # bytes; the limits of `Guard` are lower
 MAX_BACKLOG = 256  # connections that wait to be accepted
 # The worker and the event loop need Python's global lock often and for a short time. Beside a
 # thread that computes in Python they wait this long each time: with 0.5 ms, a client that sends
@@ -75,8 +76,10 @@ def serve(
 def http_server(
     app: Any, settings: ServingSettings, lifespan: Literal["on", "off"] = "on"
 ) -> uvicorn.Server:
-    """The HTTP server of an ASGI application, to run on a socket of `bind`."""
-    connections = Connections(settings.max_connections, settings.forwarded_allow_ips)
+    """The HTTP server of an ASGI application, to run on a socket of `bind`.
+
+    It is h11 whatever else is installed, because the two implementations refuse different requests.
+    """
     return uvicorn.Server(
         uvicorn.Config(
             app,
@@ -85,9 +88,10 @@ def http_server(
             access_log=False,
             server_header=False,
             forwarded_allow_ips=settings.forwarded_allow_ips,
-            http=protocol(connections, settings.deadline_ms / 1000),
+            http="h11",
+            h11_max_incomplete_event_size=MAX_HEAD,
             ws="none",
-            backlog=min(MAX_BACKLOG, connections.most),
+            backlog=MAX_BACKLOG,
             timeout_keep_alive=IDLE_S,
             timeout_graceful_shutdown=round(settings.deadline_ms / 1000) + GRACE_S,
         )

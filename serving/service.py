@@ -60,7 +60,7 @@ from recsys.serving.stores.store import Store
 from recsys.serving.text_model import TextModel
 from recsys.serving.texts import Texts
 from recsys.serving.today import Figures
-from recsys.serving.worker import HELPERS, DecodeWorker, Done, ScoreRequest, Work
+from recsys.serving.worker import DecodeWorker, Done, ScoreRequest, Work
 
 logger = logging.getLogger("recsys.serving.service")
 ALIASES = "aliases"
@@ -137,7 +137,7 @@ class Service:
             check=self._check_rules,
             standing=lambda alias: self.rules.standing(alias),
         )
-        self._reads = Reads(settings, self._worker.read, HELPERS)
+        self._reads = Reads(settings, self._worker.read)
         self.rules = Rules(self.models, self._reads)
         self.lists = Lists(self.models, self.rules, self._reads, settings.not_history)
         self.experiments = Experiments(self.models, self._reads)
@@ -162,8 +162,7 @@ class Service:
                 self._store = await self._reach_store()
             if self._store is None:
                 return  # stopped meanwhile
-            # Long histories do not make their client wait: all requests of a shop may have one key.
-            self._store.share_reads(partial(Reads, self.settings))
+            self._store.limit_reads(partial(Reads, self.settings))
             self.catalog_changes.store = self.lists.store = self._store
             await self.rules.start(self._store)
             await self.experiments.start(self._store)
@@ -227,7 +226,7 @@ class Service:
 
     @property
     def reads(self) -> Reads:
-        """Calls on the helper threads, shared fairly among clients."""
+        """Calls on the helper threads."""
         return self._reads
 
     @property
@@ -457,9 +456,8 @@ class Service:
         self, model: Model, request: Work, deadline: float, work: float
     ) -> Answer[Done]:
         """Let the worker answer; the caller pays for the work, of which it has paid one unit."""
-        caller = CALLER.get()
-        caller.charge(work - 1)
-        return await model.submit(request, deadline=deadline, client=caller.name, work=work)
+        CALLER.get().charge(work - 1)
+        return await model.submit(request, deadline=deadline, work=work)
 
     async def _request(
         self,

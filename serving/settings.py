@@ -75,13 +75,10 @@ class ServingSettings(BaseSettings):
         max_batch: maximum number of requests in a batch.
         max_wait_ms: maximum time that a request waits for others; also limited by the duration of
             the last batch.
-        queue_limit: maximum number of waiting requests; more are refused with 429, those of the
-            client with the most waiting work first.
-        deadline_ms: a request without an answer by then fails with 504. It counts from the first
-            byte; a request that has not arrived by then fails with 408.
+        queue_limit: maximum number of waiting requests; more are refused with 429.
+        deadline_ms: a request without an answer by then fails with 504. It counts from the head of
+            the request, and a body that has not arrived by then fails as well.
         max_body_bytes: larger request bodies are refused with 413.
-        max_connections: maximum number of connections, a quarter of them from one address that is
-            not a trusted proxy; beyond that, the longest idle one is closed.
         models_dir: folder of the bundles that an alias may be given, by the names of their folders;
             None for the folder that contains `bundle`.
         history_cache: `redis://...` of a cache of histories that several processes share; None
@@ -135,7 +132,6 @@ class ServingSettings(BaseSettings):
     queue_limit: int = Field(256, ge=1)
     deadline_ms: float = Field(5000.0, gt=0, le=DAY_MS)
     max_body_bytes: int = Field(1024 * 1024, ge=1024)
-    max_connections: int = Field(1000, ge=4)
     models_dir: Path | None = None
     history_cache: str | None = None
     ready_without_store: bool = False

@@ -35,7 +35,7 @@ class TextModel:
         self._folder = settings.explainer
         self._explainer: Explainer | None = None
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="explainer")
-        self._calls = Reads(settings, self._thread.submit, 1, rests=False)
+        self._calls = Reads(settings, self._thread.submit)
         self._asked, self._closing, self._idle = 0, False, asyncio.Event()
         self._idle.set()
 
@@ -92,9 +92,7 @@ class TextModel:
         self._asked += 1
         self._idle.clear()
         try:
-            return await self._calls(
-                function, explainer, stop.is_set, deadline=deadline, work=max(work, 1.0)
-            )
+            return await self._calls(function, explainer, stop.is_set, deadline=deadline)
         except RequestError as error:
             raise UnsupportedError(f"{name} cannot write this: {error}") from error
         finally:

@@ -79,7 +79,7 @@ async def _lines(
     read: Callable[[], Awaitable[Sequence[FoundT]]],
     record: Callable[[FoundT], BaseModel],
 ) -> Response:
-    work = pay_for(query.limit)
+    pay_for(query.limit)
     reading = in_time(service, wait_for_any(read, query.wait))
     try:
         found = await while_connected(request, reading)
@@ -94,4 +94,4 @@ async def _lines(
             record(one).model_dump_json(exclude_unset=True).encode() + b"\n" for one in found
         )
 
-    return Response(await service.reads(written, work=work), media_type=LINES)
+    return Response(await service.reads(written), media_type=LINES)

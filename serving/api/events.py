@@ -11,7 +11,6 @@ from recsys.serving.api.routing import AnyPhase, content_type, document, in_time
 from recsys.serving.auth import Scope, requires
 from recsys.serving.bodies import MalformedError, parse, read
 from recsys.serving.errors import ProblemError, documented
-from recsys.serving.limits import CALLER
 from recsys.serving.schemas.common import InvalidField
 from recsys.serving.schemas.events import MAX_EVENTS, EventIn, EventsBody, EventsResponse
 from recsys.serving.stores.records import Event, EventConflictError
@@ -93,10 +92,9 @@ async def post_events(request: Request, service: AnyPhase) -> EventsResponse:
         batch = validated(_lines(body), EventsBody) if is_lines else document(body, EventsBody)
         return batch, [event.to_event(now) for event in batch.events]
 
-    spent = CALLER.get().meter.add
-    batch, events = await read(parse_events, body, spent)
+    batch, events = await read(parse_events, body)
     try:
-        done = await in_time(service, service.store.append(events, spent))
+        done = await in_time(service, service.store.append(events))
     except EventConflictError as error:
         raise _conflict(batch, error) from error
     service.metrics.events(done.accepted, done.duplicates)

@@ -11,8 +11,7 @@ from recsys.serving.errors import documented
 from recsys.serving.schemas.common import Problem
 
 BEFORE_ANY_ROUTE = (
-    "malformed_request", "ambiguous_length", "malformed_target", "unknown_host", "request_timeout",
-    "target_too_long", "headers_too_large",
+    "ambiguous_length", "malformed_target", "unknown_host", "target_too_long", "headers_too_large",
 )  # fmt: skip
 BEFORE_A_KEYED_ROUTE = ("unauthenticated", "forbidden", "rate_limited")
 BEFORE_A_CHANGE = ("cross_origin",)

@@ -62,9 +62,7 @@ class StrictRequest(Request):
         """Parse and validate the body."""
         if not hasattr(self, "_value"):
             body = await self.body() or b"null"  # nothing is not malformed: a field is missing
-            self._value = await read(
-                lambda body: document(body, self.model), body, CALLER.get().meter.add
-            )
+            self._value = await read(lambda body: document(body, self.model), body)
         return self._value
 
 
@@ -147,20 +145,13 @@ class IdRoute(OnceRoute):
 
 
 class JsonRoute(IdRoute):
-    """A route that accepts bodies of the type application/json only.
-
-    `direct` answers a request without FastAPI; None if the endpoint has parameters that FastAPI
-    provides.
-    """
-
-    direct: Callable[[Request], Coroutine[Any, Any, Response]] | None = None
+    """A route that accepts bodies of the type application/json only."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         """Wrap the handler in a check of the content type."""
         handle: Callable[[Any], Coroutine[Any, Any, Response]] = super().get_route_handler()
         if self.body_field is None:
             return handle
-        direct = _direct(self)
         model: Any = self.body_field.field_info.annotation
 
         async def checked(request: Request) -> Response:
@@ -171,36 +162,9 @@ class JsonRoute(IdRoute):
             strict = StrictRequest(request.scope, request.receive)
             strict.model = model
             await strict.json()  # FastAPI would report any exception of it as a malformed body
-            return await (direct or handle)(strict)
+            return await handle(strict)
 
-        if direct is not None:
-            self.direct = checked
         return checked
-
-
-def _direct(route: APIRoute) -> Callable[[StrictRequest], Coroutine[Any, Any, Response]] | None:
-    """A handler that calls the endpoint itself; None if it has parameters of other kinds.
-
-    FastAPI solves the dependencies of an endpoint anew for each request, which takes longer than
-    the parsing and validation of the body.
-    """
-    needs, parts = route.dependant, (_service, _ready_service, _key_name)
-    others = needs.path_params + needs.query_params + needs.header_params + needs.cookie_params
-    result = inspect.signature(route.endpoint).return_annotation
-    is_known = all(one.call in parts and not one.dependencies for one in needs.dependencies)
-    if others or len(needs.body_params) != 1 or result is not Response or not is_known:
-        return None
-    endpoint, body, itself = route.endpoint, needs.body_params[0].name, needs.request_param_name
-    given: Any = [(one.name, one.call) for one in needs.dependencies]
-
-    async def call(request: StrictRequest) -> Response:
-        values = {body: await request.json(), **({itself: request} if itself else {})}
-        for name, part in given:
-            values[name] = await part(request)
-        response: Response = await endpoint(**values)
-        return response
-
-    return call
 
 
 async def _service(request: Request) -> Service:
@@ -236,11 +200,9 @@ def content_type(request: Request) -> str:
     return request.headers.get("content-type", "").partition(";")[0].strip().lower()
 
 
-def pay_for(entries: int) -> float:
-    """Charge the client for a list of up to `entries`; returns its work, in units."""
-    work = max(1.0, entries / PAGE)
-    CALLER.get().charge(work - 1)
-    return work
+def pay_for(entries: int) -> None:
+    """Charge the client for a list of up to `entries`; it has paid for one unit of work."""
+    CALLER.get().charge(max(0.0, entries / PAGE - 1))
 
 
 async def in_time(service: Service, answer: Awaitable[T]) -> T:

@@ -29,10 +29,10 @@ PathRule = Annotated[RuleName, Path(description="Name of a rule.")]
 @requires(Scope.READ)
 async def list_rules(query: Annotated[RulesQuery, Query()], service: Ready) -> Response:
     """List the rules page by page, sorted by name."""
-    work = pay_for(query.limit)
+    pay_for(query.limit)
     page = service.rules.page(query.cursor, query.limit)
     # A rule may have a megabyte.
-    return await service.reads(lambda: json_response(page()), work=work)
+    return await service.reads(lambda: json_response(page()))
 
 
 @router.get(
@@ -81,6 +81,6 @@ async def list_rule_changes(
     query: Annotated[RuleChangesQuery, Query()], service: Ready
 ) -> Response:
     """Read who changed which rule when, and to what; newest first."""
-    work = pay_for(query.limit)
+    pay_for(query.limit)
     changes = await service.rules.changes(query.name, query.limit)
-    return await service.reads(json_response, RuleChanges(changes=changes), work=work)
+    return await service.reads(json_response, RuleChanges(changes=changes))

@@ -47,7 +47,7 @@ async def get_history(
     user_id: PathId, query: Annotated[HistoryQuery, Query()], service: AnyPhase
 ) -> Response:
     """Get a user's events of every type, newest first, page by page."""
-    work = pay_for(query.limit)
+    pay_for(query.limit)
     before = None
     if query.before is not None:
         time_ms, _, place = query.before.partition("-")
@@ -60,7 +60,7 @@ async def get_history(
         titles = _titles(service, {event.item for event in events})
         return json_response(page(user_id, events, query.limit, titles))
 
-    return await service.reads(written, work=work)
+    return await service.reads(written)
 
 
 @router.delete(

@@ -5,7 +5,6 @@ futures. So many writers share the cost of a sync, and a single writer does not 
 """
 
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -27,14 +26,12 @@ class Write:
         operation: called with a cursor in the transaction of the group.
         user: the user whose history the operation changes.
         done: resolved after the commit.
-        took: its part of the processor time of the commit, in seconds.
     """
 
     events: Sequence[Event] = ()
     operation: Callable[[Any], Any] | None = None
     user: str | None = None
     done: Future[Any] = field(default_factory=Future)
-    took: float = 0.0
 
 
 class GroupWriter:
@@ -84,14 +81,10 @@ class GroupWriter:
                 last = self._closing and not self._waiting
             # A write whose caller has given up is dropped.
             group = [write for write in group if write.done.set_running_or_notify_cancel()]
-            start = time.thread_time()
             try:
                 outcomes = self._commit(group)
             except BaseException as error:  # every write of the group fails
                 outcomes = [error] * len(group)
-            share = (time.thread_time() - start) / max(1, sum(1 + len(w.events) for w in group))
-            for write in group:
-                write.took = share * (1 + len(write.events))
             for write, outcome in zip(group, outcomes, strict=True):
                 if isinstance(outcome, BaseException):
                     write.done.set_exception(outcome)

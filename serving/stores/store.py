@@ -202,7 +202,7 @@ class Store(Database):
     async def typed_history(self, user_id: str, limit: int) -> TypedHistory | None:
         """As `history`, with the type of each event, and the items that the user dislikes."""
         user = stored(user_id)
-        return await self._reading("history", lambda: self._history(user, limit), shared=True)
+        return await self._reading("history", lambda: self._history(user, limit), limited=True)
 
     async def events(
         self, user_id: str, limit: int, before: tuple[int, int] | None = None
@@ -225,7 +225,7 @@ class Store(Database):
         def read() -> list[StoredEvent]:
             return _renamed([_stored(row) for row in self._query(query, parameters)], own)
 
-        return await self._reading("events", read, shared=True)
+        return await self._reading("events", read, limited=True)
 
     async def users(self, limit: int, prefix: str = "") -> list[str]:
         """Ids of users with events, sorted."""
@@ -241,7 +241,7 @@ class Store(Database):
         def read() -> list[str]:
             return [own(user) for (user,) in self._query(query, bounds)]
 
-        return await self._reading("users", read, shared=True)
+        return await self._reading("users", read, limited=True)
 
     async def newest_places(self, depth: int) -> tuple[int, int, int]:
         """The last `depth` places of events, in the order of arrival, of all users.
@@ -257,7 +257,7 @@ class Store(Database):
             rows = self._query(query, (first,)) if first > 1 else ()
             return first, last, rows[0][0] if rows else 0
 
-        return await self._reading("acts", read, shared=True)
+        return await self._reading("acts", read, limited=True)
 
     async def acts(self, first: int, last: int, since_ms: int) -> list[Act]:
         """Events at the places `first` to `last` that happened since a time, of all users.
@@ -273,7 +273,7 @@ class Store(Database):
         def read() -> list[Act]:
             return [Act(*row) for row in self._query(query, bounds)]
 
-        return await self._reading("acts", read, shared=True)
+        return await self._reading("acts", read, limited=True)
 
     async def changes(self, after: tuple[int, ...], limit: int) -> list[Change]:
         """Events and erasures after a place, of the current tenant: at most `limit`.
@@ -304,10 +304,10 @@ class Store(Database):
                 return [Change(passed)]
             return sorted(found, key=lambda change: change.place)[:limit]
 
-        return await self._reading("changes", read, shared=True)
+        return await self._reading("changes", read, limited=True)
 
-    async def journal(self, model: str, after: int = 0, *, shared: bool = False) -> Journal:
-        """Changes of a model's catalog after a place; `shared` reads as histories are read.
+    async def journal(self, model: str, after: int = 0, *, limited: bool = False) -> Journal:
+        """Changes of a model's catalog after a place; `limited` with the reads of clients.
 
         Places grow in the order of commits, over all processes that share the store: reading again
         after the last place misses nothing.
@@ -319,7 +319,7 @@ class Store(Database):
             place = rows[-1][0] if rows else after
             return Journal([json.loads(record) for _, record in rows], place)
 
-        return await self._reading("journal", read, shared=shared)
+        return await self._reading("journal", read, limited=limited)
 
     async def journal_page(
         self, model: str, after: int, limit: int
@@ -341,7 +341,7 @@ class Store(Database):
                 raise AheadError
             return found
 
-        return await self._reading("journal", read, shared=True)
+        return await self._reading("journal", read, limited=True)
 
     async def state_get(self, key: str) -> Any:
         """A value of `state_put`, or None."""
@@ -370,7 +370,7 @@ class Store(Database):
         def read() -> list[Exposed]:
             return [Exposed(*row) for row in self._query(query, parameters)]
 
-        return await self._reading("exposed", read, shared=True)
+        return await self._reading("exposed", read, limited=True)
 
     async def answers(self) -> tuple[int, int | None]:
         """The place of the last remembered answer, 0 without any.
@@ -384,7 +384,7 @@ class Store(Database):
             rows = self._query(query, ()) if last > SERVED_KEPT else ()
             return last, rows[0][0] if rows else None
 
-        return await self._reading("today", read, shared=True)
+        return await self._reading("today", read, limited=True)
 
     async def given(self, place: int, limit: int, since_ms: int) -> list[Given]:
         """Remembered answers since a time, newest first: at most `limit` up to `place`."""
@@ -397,25 +397,20 @@ class Store(Database):
         def read() -> list[Given]:
             return [Given(*row) for row in self._query(query, bounds)]
 
-        return await self._reading("today", read, shared=True)
+        return await self._reading("today", read, limited=True)
 
     # Writing
 
-    async def append(
-        self, events: Sequence[Event], spent: Callable[[float], None] = lambda seconds: None
-    ) -> Appended:
+    async def append(self, events: Sequence[Event]) -> Appended:
         """Write a batch durably: all of it or nothing. The next `history` includes it.
 
-        An `EventConflictError` tells that an event with this id has other content. `spent` is told
-        the processor time that the writing thread took for the batch, in seconds.
+        An `EventConflictError` tells that an event with this id has other content.
         """
         write = Write(events=_renamed(events, stored))
         try:
             result: Appended = await self._writing("append", write)
         except EventConflictError as error:
             raise EventConflictError([own(name) for name in error.event_ids]) from error
-        finally:
-            spent(write.took)
         return result
 
     async def erase(self, user_id: str) -> None:
@@ -524,12 +519,9 @@ class Store(Database):
             "state", Write(operation=lambda cursor: cursor.execute(query, row) and None)
         )
 
-    def share_reads(self, shares: Callable[[Callable[..., Future[Any]], int], Run]) -> None:
-        """Let clients share the reading threads; otherwise reads run in the order of arrival.
-
-        `shares` gets the function that gives a read to the threads, and their number.
-        """
-        self._run = shares(self._readers.submit, self.readers)
+    def limit_reads(self, limited: Callable[[Callable[..., Future[Any]]], Run]) -> None:
+        """Limit the reads that wait; `limited` gets the function that gives one to the threads."""
+        self._run = limited(self._readers.submit)
 
     def use_cache(self, cache: HistoryCache) -> None:
         """Look histories up in `cache` first, and invalidate them there after every change."""
@@ -741,15 +733,15 @@ class Store(Database):
             (user_id, *types, *([] if limit is None else [limit])),
         )
 
-    async def _reading(self, operation: str, read: Callable[[], T], *, shared: bool = False) -> T:
-        """Read on another thread; `shared` if clients ask for it, who share the threads.
+    async def _reading(self, operation: str, read: Callable[[], T], *, limited: bool = False) -> T:
+        """Read on another thread; `limited` if clients ask for it, whose reads are limited.
 
         Rows become objects in `read`, on that thread, which knows the tenant too.
         """
         start = time.perf_counter()
         run = partial(copy_context().run, read)
         try:
-            found: T = await (self._run if shared else self._at_once)(run)
+            found: T = await (self._run if limited else self._at_once)(run)
             return found
         finally:
             self._observe(operation, start)

@@ -700,7 +700,7 @@ class BrokenStore:
             await asyncio.sleep(60)
         raise StoreError("/var/secret.db: disk I/O error")
 
-    def share_reads(self, shares):
+    def limit_reads(self, limited):
         pass
 
     def close(self):

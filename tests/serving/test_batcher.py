@@ -34,33 +34,6 @@ class Worker:
 
 
 @pytest.fixture
-async def clock(monkeypatch):
-    """The event loop's clock, which only `advance` moves."""
-    loop, now = asyncio.get_running_loop(), 0.0
-
-    def advance(seconds):
-        nonlocal now
-        now += seconds
-
-    with monkeypatch.context() as patch:
-        patch.setattr(loop, "time", lambda: now)
-        yield advance
-
-
-class Slow(Worker):
-    """A worker whose batches take `of_size(requests)` seconds of a clock."""
-
-    def __init__(self, advance, of_size):
-        super().__init__()
-        self.advance, self.of_size = advance, of_size
-
-    async def __call__(self, requests):
-        found = await super().__call__(requests)
-        self.advance(self.of_size(len(requests)))
-        return found
-
-
-@pytest.fixture
 async def batcher():
     """Starts batchers; they are closed at the end."""
     started = []
@@ -259,7 +232,7 @@ async def test_every_caller_gets_its_own_answer(batcher, seed):
     assert len(computed) == len(set(computed))  # nothing is computed twice
 
 
-async def test_a_batch_is_limited_in_work_and_keeps_large_requests_apart(batcher):
+async def test_a_batch_is_limited_in_work(batcher):
     worker = Worker(blocked=True)
     made = batcher(worker, max_batch=8)
     tasks = [ask(made, 0)]
@@ -269,91 +242,4 @@ async def test_a_batch_is_limited_in_work_and_keeps_large_requests_apart(batcher
     await settle()
     worker.gate.set()
     await asyncio.gather(*tasks)
-    assert worker.batches == [[0], [1, 2], [3], [4], [5], [6]]
-
-
-async def test_another_client_does_not_wait_behind_a_backlog(batcher):
-    worker = Worker(blocked=True)
-    made = batcher(worker, max_batch=2)
-    tasks = [ask(made, 0, client="greedy")]
-    await settle()
-    tasks += [ask(made, number, client="greedy") for number in range(1, 7)]
-    tasks += [ask(made, 10, client="modest")]
-    await settle()
-    worker.gate.set()
-    await asyncio.gather(*tasks)
-    assert 10 in worker.batches[1]
-
-
-async def test_a_client_has_a_brief_part_of_batches_beside_others(batcher, clock):
-    """Each request takes 1.9 ms of a clock: five of them fit 10 ms."""
-    worker = Slow(clock, lambda size: 0.0019 * size)
-    made = batcher(worker, max_batch=8, max_wait_ms=0)
-    await ask(made, 0, client="modest")
-    worker.gate.clear()
-    tasks = [ask(made, 1, client="greedy")]
-    await settle()
-    tasks += [ask(made, number, client="greedy") for number in range(2, 8)]
-    tasks += [ask(made, 10, client="modest")]
-    await settle()
-    worker.gate.set()
-    await asyncio.gather(*tasks)
-    assert sorted(worker.batches[2]) == [2, 3, 4, 5, 6, 10]
-
-    clock(5.0)  # the other client has gone
-    worker.gate.clear()
-    tasks = [ask(made, 20, client="greedy")]
-    await settle()
-    tasks += [ask(made, number, client="greedy") for number in range(21, 29)]
-    await settle()
-    worker.gate.set()
-    await asyncio.gather(*tasks)
-    assert worker.batches[-1] == list(range(21, 29))
-
-
-async def test_costly_batches_are_not_divided_among_many_clients(batcher, clock):
-    """A batch takes 30 ms of a clock, whatever its size, so no request fits 10 ms."""
-    worker = Slow(clock, lambda size: 0.03)
-    made = batcher(worker, max_batch=8, max_wait_ms=0)
-    for number in range(20):
-        await ask(made, number, client=f"{number % 2}")
-    worker.gate.clear()
-    tasks = [ask(made, 100, client="first")]
-    await settle()
-    tasks += [ask(made, number, client=f"{number % 4}") for number in range(8)]
-    await settle()
-    worker.gate.set()
-    await asyncio.gather(*tasks)
-    assert sorted(worker.batches[-1]) == list(range(8))  # two of each client, a quarter
-
-
-async def test_a_full_queue_refuses_the_client_that_filled_it(batcher):
-    worker = Worker(blocked=True)
-    made = batcher(worker, queue_limit=3)
-    computing = ask(made, 0, client="greedy")
-    await settle()
-    filling = [ask(made, number, client="greedy") for number in (1, 2, 3)]
-    await settle()
-    with pytest.raises(QueueFullError):
-        await ask(made, 4, client="greedy")
-    modest = ask(made, 5, client="modest")
-    with pytest.raises(QueueFullError):
-        await filling[2]
-    worker.gate.set()
-    answers = await asyncio.gather(computing, *filling[:2], modest)
-    assert [answer.result for answer in answers] == [0, 1, 4, 25]
-
-
-async def test_a_request_that_was_just_cancelled_is_crowded_out(batcher):
-    worker = Worker(blocked=True)
-    made = batcher(worker, queue_limit=2)
-    computing = ask(made, 1, client="a")
-    await settle()
-    waiting = [ask(made, number, client="a") for number in (2, 3)]
-    await settle()
-    late = ask(made, 4, client="b")
-    waiting[1].cancel()  # it leaves the queue after `late` has come
-    await settle()
-    worker.gate.set()
-    found = [(await task).result for task in (computing, waiting[0], late)]
-    assert found == [1, 4, 16]
+    assert worker.batches == [[0], [1, 2], [3, 4], [5], [6]]

@@ -93,11 +93,3 @@ async def test_only_a_large_body_leaves_the_event_loop():
         await read(lambda body: threading.get_ident(), b"x" * (LARGE + 1)) for _ in range(2)
     ]
     assert first == second != here
-
-
-async def test_the_time_of_a_large_body_is_told():
-    found = []
-    await read(len, b"x" * LARGE, found.append)
-    assert not found
-    await read(lambda body: sorted(range(100_000), key=str), b"x" * (LARGE + 1), found.append)
-    assert found[0] > 0.001

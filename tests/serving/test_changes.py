@@ -125,7 +125,7 @@ async def test_looks_are_work_of_the_client(monkeypatch):
     async def read():
         return next(found)
 
-    token = CALLER.set(Caller("key a", None, charged.append))
+    token = CALLER.set(Caller(None, charged.append))
     try:
         assert await changes_module.wait_for_any(read, 30.0) == ["line"]
         assert charged == [1.0] * 3

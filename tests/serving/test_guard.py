@@ -6,9 +6,8 @@ import pytest
 from recsys.errors import ConfigError
 from recsys.serving import auth
 from recsys.serving.errors import ProblemError
-from recsys.serving.fair_queue import Turns
-from recsys.serving.limits import RateLimit, network
-from recsys.serving.middleware import BodyLimit
+from recsys.serving.limits import RateLimit
+from recsys.serving.middleware import BODIES, BodyLimit
 from recsys.serving.settings import ServingSettings
 
 MAX = 1 << 20
@@ -35,29 +34,6 @@ def test_clients_have_buckets_of_their_own_in_bounded_number(clock):
     assert len(limit) == 3
     assert limit.take("a") == 1.0
     assert limit.take("b") == 0  # was forgotten
-
-
-@pytest.mark.parametrize(
-    ("address", "client"),
-    [
-        ("10.0.0.7", "10.0.0.7"),
-        ("2001:db8:1:2:3:4:5:6", "2001:db8:1:2::/64"),
-        ("::ffff:10.0.0.7", "10.0.0.7"),
-        ("testclient", "testclient"),
-    ],
-)
-def test_one_ipv6_subscriber_is_one_client(address, client):
-    assert network(address) == client
-
-
-async def test_a_scrape_of_metrics_is_no_other_client(settings, recommender, running, monkeypatch):
-    """Prometheus would otherwise limit the only client once in each interval."""
-    sent = []
-    monkeypatch.setattr(Turns, "sent", lambda self, client: sent.append(client))
-    async with running(settings, recommender=recommender) as (client, _):
-        for path in ("/metrics", "/health/live", "/v1/nothing", "/v1/models"):
-            await client.get(path)
-    assert len(sent) == 2  # requests that a client sends, whatever their answer
 
 
 async def test_too_many_requests_are_refused_with_retry_after(settings, recommender, running):
@@ -171,38 +147,37 @@ async def test_the_rate_is_one_of_work(settings, recommender, running):
         assert codes == [200, 200, 429, 429, 429]  # 5.2 units each
 
 
-async def test_large_bodies_are_limited_together_and_for_each_client(settings):
-    def scope(client):
-        return {"type": "http", "headers": [], "state": {"client": client}}
-
+async def test_large_bodies_are_limited_together(settings):
     async def nothing(message):
         pass
 
     async def body():
         return {"type": "http.request", "body": b" " * MAX, "more_body": False}
 
-    gate, held, refused = asyncio.Event(), [], []
+    gate, accepted, refused = asyncio.Event(), [], []
 
     async def app(scope, receive, send):
         try:
             await receive()
         except ProblemError as error:
-            refused.append((scope["state"]["client"], error.code))
+            refused.append(error.code)
             return
-        held.append(scope["state"]["client"])
+        accepted.append(scope["state"]["number"])
         await gate.wait()
 
+    def scope(number):
+        return {"type": "http", "headers": [], "state": {"number": number}}
+
     limit = BodyLimit(app, max_bytes=MAX)
-    names = [*"aaaaaa", *"bbbbbb", "c"]
-    tasks = [asyncio.create_task(limit(scope(name), body, nothing)) for name in names]
+    tasks = [asyncio.create_task(limit(scope(number), body, nothing)) for number in range(10)]
     await asyncio.sleep(0)
-    assert sorted(held) == [*"aaaa", *"bbbb"]
-    assert {code for _, code in refused} == {"queue_full"}
+    assert accepted == [*range(BODIES)]
+    assert refused == ["queue_full"] * 2
     gate.set()
     await asyncio.gather(*tasks)
     assert not limit._held
-    await limit(scope("c"), body, nothing)
-    assert held[-1] == "c"
+    await limit(scope(10), body, nothing)
+    assert accepted[-1] == 10
 
 
 async def test_two_host_names_are_refused(client):
