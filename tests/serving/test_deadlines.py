@@ -22,8 +22,8 @@ async def hurried(settings, recommender, running):
         yield found
 
 
-async def call(client, method, path, pieces=(b"",), *, ago=0.0, ends=True):
-    """Send a request whose first byte arrived some seconds ago; it `ends` after the last piece."""
+async def call(client, method, path, pieces=(b"",), *, ends=True):
+    """Send a request, which `ends` after the last piece."""
     pieces = list(pieces)
     status, answer = [], b""
 
@@ -46,7 +46,7 @@ async def call(client, method, path, pieces=(b"",), *, ago=0.0, ends=True):
         "type": "http", "method": method, "path": path, "raw_path": path.encode(),
         "root_path": "", "scheme": "http", "query_string": b"",
         "headers": [(b"content-type", b"application/json")],
-        "state": {"arrived": asyncio.get_running_loop().time() - ago},
+        "state": {},
     }  # fmt: skip
     await client._transport.app(scope, receive, send)
     return status[0], json.loads(answer)
@@ -60,15 +60,6 @@ def test_few_routes_have_no_deadline():
         if getattr(route.endpoint, "unhurried", False)
     }
     assert found == UNHURRIED
-
-
-async def test_the_deadline_counts_from_the_first_byte(client, recommender):
-    body = json.dumps({"history": ["item-1"]}).encode()
-    status, answer = await call(client, "POST", URL, [body], ago=60.1)
-    assert (status, answer["code"]) == (504, "deadline_exceeded")
-    status, answer = await call(client, "POST", URL, [body], ago=1)
-    assert status == 200
-    assert recommender.batches == [1]
 
 
 async def test_a_body_that_does_not_end_is_not_awaited_for_ever(hurried):

@@ -4,13 +4,12 @@ import asyncio
 import logging
 import socket
 import threading
-from types import SimpleNamespace
 
 import pytest
 
 from recsys.errors import RequestError
 from recsys.recommender import RecommendRequest
-from recsys.serving import auth, reads
+from recsys.serving import auth
 from recsys.serving.explanations import EVENTS, WORK
 from recsys.serving.schemas.explanations import MAX_EXPLAINED
 from recsys.serving.service import Phase
@@ -225,28 +224,6 @@ async def test_others_are_answered_while_an_explanation_is_written(
         assert len(scripted.asked) == 1  # one at a time
         scripted.gate.set()
         assert [one.status_code for one in await waiting] == [200, 200]
-
-
-async def test_words_do_not_make_their_client_rest(
-    on, recommender, running, scripted, monkeypatch, tmp_path
-):
-    """A shop has one key for all its requests."""
-    scripted.gate.set()
-    file = tmp_path / "keys.json"
-    shop, other = (
-        {"Authorization": f"Bearer {auth.create(file, name, 'read')}"} for name in ("shop", "other")
-    )
-    hours = iter(range(0, 10**9, 3_600))
-    monkeypatch.setattr(reads, "time", SimpleNamespace(thread_time=lambda: next(hours)))
-    guarded = on.model_copy(update={"keys": file})
-    async with running(guarded, recommender=recommender) as (client, _):
-        body = {"history": ["item-1"], "items": ["item-2"]}
-        assert (await client.post(PATH, json=body, headers=shop)).status_code == 200
-        usual = {"history": ["item-1"], "k": 3}
-        for headers in (other, shop):
-            async with asyncio.timeout(PATIENCE_S):
-                answer = await client.post("/v1/recommendations", json=usual, headers=headers)
-            assert answer.status_code == 200
 
 
 def test_what_nobody_waits_for_is_written_no_further(on, recommender, serving, scripted):
