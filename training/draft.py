@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from accelerate import Accelerator
 
 from recsys.bundle import DRAFT
 from recsys.config import as_dict
@@ -163,7 +164,7 @@ def train_draft(
 
     Args:
         model: the draft.
-        target: the model it drafts for, with the same vocabulary.
+        target: the model it drafts for, with the same vocabulary; moved to the device of training.
         dataset: only its training events are trained on.
         encoder: history -> prompt, the target's.
         config: the settings.
@@ -177,6 +178,7 @@ def train_draft(
     """
     if config.objective in ON_TREES and data is None:
         raise ValueError(f"objective {config.objective!r} learns from teacher data; pass `data`")
+    target = target.to(Accelerator().device)  # where `fit` puts the draft
     validations: list[Callable[[], dict[str, float]]] = []
     if config.objective == "sft":
         ranking = Validation.of(model, encoder, dataset, config.eval_users, config.eval_beams)
@@ -236,11 +238,11 @@ def _tree_alignment(
     batches: Data = trees
     if config.on_policy:
         batches = OnPolicyBatches(
-            trees, target.to(model.device), model, checkpoints.folder,
+            trees, target, model, checkpoints.folder,
             every=config.on_policy, num_beams=data.config.beams, mixture=data.config.mixture,
         )  # fmt: skip
     module = TreeAlignment(
-        model, DeviceTrie.of(trie, model.device), config,
+        model, DeviceTrie.of(trie, target.device), config,
         target=None if config.constrained else target, label_smoothing=config.label_smoothing,
         dtype=training_dtype(model, config),
     )  # fmt: skip
