@@ -6,6 +6,7 @@ files beside the sources; the run fails if there are any.
 
 import ctypes
 import gc
+import importlib.util
 import multiprocessing
 import os
 import random
@@ -15,6 +16,7 @@ import tempfile
 import time
 import warnings
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -126,6 +128,27 @@ def alone(work: Callable[..., object], *arguments: object) -> None:
 def forked() -> Callable[..., int]:
     """Does work in a copy of this process, as `run_forked` says."""
     return run_forked
+
+
+@pytest.fixture(scope="session")
+def claimed_gpu() -> Callable[[], AbstractContextManager[Any]]:
+    """Makes a GPU that is not there, as `claimed_gpu.py` says."""
+    path = Path(__file__).with_name("claimed_gpu.py")
+    spec = importlib.util.spec_from_file_location("claimed_gpu", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.claimed_gpu
+
+
+@pytest.fixture
+def gpu(claimed_gpu: Callable[[], AbstractContextManager[Any]]) -> Iterator[None]:
+    """A GPU: that of the machine, or without one a GPU that is only claimed."""
+    import torch
+
+    with nullcontext() if torch.cuda.is_available() else claimed_gpu():
+        yield
 
 
 class Worker:

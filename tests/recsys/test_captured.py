@@ -451,7 +451,7 @@ def test_sizes_of_prompts_are_fewer_if_there_are_many_kinds():
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.usefixtures("gpu")
 def test_cuda_graphs_give_the_answers_of_beam_search():
     weights = tiny_model("llama-gqa", dtype=torch.float64).cuda()
     model, decodes = captured(weights, capture=None)

@@ -502,7 +502,7 @@ def test_large_batches_of_large_trees_are_not_captured(engine):
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.usefixtures("gpu")
 @pytest.mark.parametrize("kind", ["same", "near"])
 def test_cuda_graphs_give_the_answers_of_beam_search(kind):
     weights = tiny_model("llama-gqa", dtype=torch.float64)

@@ -48,12 +48,16 @@ def walk(tree, seed, widths):
     """Grow `tree` at random; logits of each pass. The same growth for the same seed."""
     rng = np.random.default_rng(seed)
     passes = [tree.forward()]
-    depth = torch.zeros(len(tree.lengths), 0, dtype=torch.int64)
+    depth = tree.lengths.new_zeros(len(tree.lengths), 0)
     for width in widths:
-        parents = torch.from_numpy(rng.integers(ROOT, tree.nodes, (len(tree.lengths), width)))
-        below = torch.cat([depth, torch.zeros(len(depth), 1, dtype=torch.int64)], dim=1)
+        drawn = rng.integers(ROOT, tree.nodes, (len(depth), width))
+        parents, tokens = (
+            torch.from_numpy(values).to(depth.device)
+            for values in (drawn, rng.integers(1, 64, drawn.shape))
+        )
+        below = torch.cat([depth, depth.new_zeros(len(depth), 1)], dim=1)
         new = below.gather(1, torch.where(parents == ROOT, depth.shape[1], parents)) + 1
-        tree.add(torch.from_numpy(rng.integers(1, 64, parents.shape)), parents, new)
+        tree.add(tokens, parents, new)
         depth = torch.cat([depth, new], dim=1)
         passes.append(tree.forward())
     return passes
@@ -351,7 +355,7 @@ def test_cuda_graphs_are_asked_for_as_torch_has_them():
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.usefixtures("gpu")
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_cuda_graphs_give_the_logits_of_eager_passes(architecture):
     model = tiny_model(architecture, dtype=torch.float64).cuda()

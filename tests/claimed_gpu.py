@@ -1,0 +1,269 @@
+"""A GPU that is not there: tensors that claim to be on `cuda`, and are computed on the CPU.
+
+Values are right. What CUDA refuses is refused: an operation on tensors of two devices, `numpy()` of
+a tensor that was not copied to the host, and random numbers from a generator of another device.
+A CUDA graph runs its computation again, and no Triton kernel is compiled.
+"""
+
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
+from unittest import mock
+
+import torch
+from accelerate.state import AcceleratorState, GradientState
+from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from recsys import kernels
+from recsys.models import graphs
+
+GPU, CPU = torch.device("cuda", 0), torch.device("cpu")
+aten = torch.ops.aten
+COPIES = {aten.copy_, aten._copy_from, aten._foreach_copy_}  # from one device to another
+# CUDA takes indices from the host, and elsewhere a tensor with one value and no dimension.
+HOST_INDICES = {aten.index, aten.index_put, aten.index_put_, aten._index_put_impl_}
+NO_HOST_VALUE = {aten.cat, aten.stack, aten.index_select, aten.gather, aten.embedding}
+
+
+class ClaimedMemory:
+    """The memory that claims to be on the GPU. A view, `detach()` and `data` share it.
+
+    Attributes:
+        operations: number of operations that were run there.
+    """
+
+    def __init__(self):
+        self.operations = 0
+        self._known = {}  # address of a storage -> a weak reference, so that it is not used again
+        self._next_sweep = 1 << 12
+        self._thread = threading.local()
+
+    def __contains__(self, tensor):
+        return _address(tensor) in self._known
+
+    def put(self, tensors, *, on_gpu=True):
+        """Say where the memory of tensors is; those without any, as of `meta`, stay as they are."""
+        for tensor in tensors:
+            address = _address(tensor)
+            if not on_gpu:
+                self._known.pop(address, None)
+            elif address and address not in self._known:
+                self._known[address] = StorageWeakRef(tensor.untyped_storage())
+        if len(self._known) > self._next_sweep:
+            known = {key: ref for key, ref in list(self._known.items()) if not ref.expired()}
+            self._known, self._next_sweep = known, 2 * len(known) + (1 << 12)
+
+    @property
+    def makes(self):
+        """Whether the function of torch that runs in this thread makes its own tensors here."""
+        return getattr(self._thread, "makes", False)
+
+    @contextmanager
+    def making(self, on_gpu):
+        """Run a function of torch, whose own tensors are where its arguments are."""
+        before, self._thread.makes = self.makes, on_gpu
+        try:
+            yield
+        finally:
+            self._thread.makes = before
+
+
+def _address(tensor):
+    """What tensors that share memory have in common; 0 for a tensor that is not on the CPU."""
+    with torch._C.DisableTorchFunction():
+        if tensor.device.type != "cpu" or tensor.layout != torch.strided:
+            return 0
+        return tensor.untyped_storage()._cdata
+
+
+# Of the process: what was copied to the GPU is often kept, as a trie's tensors are.
+MEMORY = ClaimedMemory()
+
+
+def _tensors(values):
+    return [value for value in tree_leaves(values) if isinstance(value, Tensor)]
+
+
+class _Operations(TorchDispatchMode):
+    """Refuses mixtures and says where results are, in backward passes as well."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        given, kind = _tensors((args, kwargs)), func.overloadpacket
+        on_gpu = any(tensor in MEMORY for tensor in given)
+        if on_gpu and kind not in COPIES:
+            _refuse_mixtures(func, args, given)
+        asked = kwargs.get("device")
+        if asked is not None and asked.type == "cuda":
+            kwargs, on_gpu = {**kwargs, "device": CPU}, True
+        before = {_address(tensor) for tensor in given}
+        found = func(*args, **kwargs)
+        if on_gpu or (not given and MEMORY.makes):
+            MEMORY.operations += 1
+            MEMORY.put(tensor for tensor in _tensors(found) if _address(tensor) not in before)
+        return found
+
+
+def _refuse_mixtures(func, args, given):
+    kind = func.overloadpacket
+    if kind in HOST_INDICES and args[0] in MEMORY:
+        given = _tensors((args[0], args[2:]))
+    for tensor in given:
+        one_value = tensor.dim() == 0 and kind not in NO_HOST_VALUE
+        if _address(tensor) and tensor not in MEMORY and not one_value:
+            raise RuntimeError(
+                "Expected all tensors to be on the same device, but found at least two devices, "
+                f"{GPU} and {CPU}! ({func} of {[tuple(t.shape) for t in given]})"
+            )
+
+
+class _Generator(torch.Generator):
+    """A generator that claims to be on the device that it was made for."""
+
+    def __new__(cls, device=CPU):
+        return super().__new__(cls, CPU)
+
+    def __init__(self, device=CPU):
+        self.claimed = torch.device(device)
+
+    @property
+    def device(self):
+        return self.claimed
+
+
+class _Names(TorchFunctionMode):
+    """Answers what Python asks about devices, and moves tensors."""
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        kwargs = dict(kwargs or {})
+        on_gpu = any(tensor in MEMORY for tensor in _tensors((args, kwargs)))
+        name = getattr(func, "__name__", "")
+        if name in ("to", "cpu", "cuda"):
+            return _move(args[0], name, *args[1:], **kwargs)
+        if on_gpu and name == "__get__":
+            answers = {Tensor.device: GPU, Tensor.is_cuda: True, Tensor.is_cpu: False}
+            if func.__self__ in answers:
+                return answers[func.__self__]
+        if on_gpu and name == "get_device":
+            return GPU.index
+        if on_gpu and name in ("numpy", "__array__"):
+            raise TypeError(
+                f"can't convert {GPU} device type tensor to numpy. "
+                "Use Tensor.cpu() to copy the tensor to host memory first."
+            )
+        asked = kwargs.get("device")
+        if asked is not None:
+            asked = GPU if isinstance(asked, int) else torch.device(asked)
+            on_gpu = asked.type == "cuda"
+            kwargs["device"] = CPU if on_gpu else asked
+        generator = kwargs.get("generator")
+        if generator is not None and (generator.device.type == "cuda") != on_gpu:
+            raise RuntimeError(f"Expected a {asked!r} generator but found {generator.device!r}")
+        if kwargs.get("pin_memory"):
+            kwargs["pin_memory"] = False
+        with MEMORY.making(on_gpu):
+            found = func(*args, **kwargs)
+        if asked is not None or func in (Tensor.new_tensor, Tensor.__deepcopy__):
+            before = {_address(tensor) for tensor in _tensors((args, kwargs))}
+            made = [tensor for tensor in _tensors(found) if _address(tensor) not in before]
+            MEMORY.put(made, on_gpu=on_gpu)
+        return found
+
+
+def _move(tensor, name, *positional, **options):
+    """`to`, `cpu` and `cuda`; to another device only by a copy."""
+    device = other = None
+    if name == "to":
+        names = ["device", "dtype", "non_blocking", "copy"]
+        if positional and isinstance(positional[0], torch.dtype):
+            names = names[1:]
+        elif positional and isinstance(positional[0], Tensor):
+            names = ["other", *names[2:]]
+        options |= dict(zip(names, positional, strict=False))
+        other, device = options.pop("other", None), options.pop("device", None)
+    else:
+        device, options = CPU if name == "cpu" else GPU, {}
+    if other is not None:
+        device, options["dtype"] = GPU if other in MEMORY else other.device, other.dtype
+    dtype, on_gpu = options.pop("dtype", None) or tensor.dtype, tensor in MEMORY
+    to_gpu = on_gpu
+    if device is not None:
+        device = torch.device(device)
+        if not {device.type, tensor.device.type} <= {"cpu", "cuda"}:
+            return tensor.to(device, dtype, **options)
+        to_gpu = device.type == "cuda"
+    if to_gpu == on_gpu:
+        return tensor.to(dtype, **options)
+    return _Moved.apply(tensor, dtype, to_gpu)
+
+
+class _Moved(torch.autograd.Function):
+    """A copy on the other device, in some type; its gradient goes back."""
+
+    @staticmethod
+    def forward(ctx, tensor, dtype, on_gpu):
+        ctx.back = tensor.dtype, not on_gpu
+        moved = tensor.detach().to(dtype, copy=True)
+        MEMORY.put([moved], on_gpu=on_gpu)
+        return moved
+
+    @staticmethod
+    def backward(ctx, gradient):
+        dtype, on_gpu = ctx.back
+        moved = gradient.to(dtype, copy=True)
+        MEMORY.put([moved], on_gpu=on_gpu)
+        return moved, None, None
+
+
+# What torch.cuda says of the GPU, and what does nothing on it.
+_ANSWERS = {
+    "is_available": True, "device_count": 1, "current_device": 0, "is_bf16_supported": False,
+    "is_current_stream_capturing": False, "get_device_name": "claimed", "is_initialized": True,
+    "get_device_capability": (8, 0), "mem_get_info": (1 << 34, 1 << 34), "synchronize": None,
+    "empty_cache": None, "set_device": None, "set_rng_state": None, "manual_seed_all": None,
+}  # fmt: skip
+
+
+@contextmanager
+def claimed_gpu() -> Iterator[ClaimedMemory]:
+    """Let `torch.cuda` have a GPU, in this thread and in those that start here."""
+    run_thread, run_backward = threading.Thread.run, torch.autograd._engine_run_backward
+
+    def run(thread):
+        with _Operations(), _Names():
+            run_thread(thread)
+
+    def backward(*args, **kwargs):
+        # Functions in Python of a backward pass ask about devices too.
+        with _Names(), MEMORY.making(any(tensor in MEMORY for tensor in _tensors(args))):
+            return run_backward(*args, **kwargs)
+
+    with ExitStack() as stack:
+        for name, answer in _ANSWERS.items():
+            stack.enter_context(mock.patch.object(torch.cuda, name, lambda *_, a=answer, **__: a))
+        for place, name, value in (
+            (torch.cuda, "get_rng_state", lambda *_: torch.zeros(16, dtype=torch.uint8)),
+            (torch.cuda, "device", lambda *_: nullcontext()),
+            (torch, "Generator", _Generator),
+            (torch.autograd, "_engine_run_backward", backward),
+            (threading.Thread, "run", run),
+            (graphs, "CudaCapture", lambda device: graphs.run_again),
+            (kernels, "find_spec", lambda name: None),
+        ):
+            stack.enter_context(mock.patch.object(place, name, value))
+        for forget in (kernels.find_kernels.cache_clear, _forget_accelerator):
+            forget()
+            stack.callback(forget)
+        stack.enter_context(_Operations())
+        stack.enter_context(_Names())
+        yield MEMORY
+
+
+def _forget_accelerator():
+    """The next `Accelerator()` chooses its device anew."""
+    AcceleratorState._reset_state(reset_partial_state=True)
+    GradientState._reset_state()

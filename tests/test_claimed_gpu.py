@@ -1,0 +1,96 @@
+"""The GPU that is not there: right values, and the refusals of CUDA."""
+
+import copy
+import threading
+
+import numpy as np
+import pytest
+import torch
+
+MIXTURES = {
+    "sum": lambda there, here: there + here,
+    "into the host's": lambda there, here: here.add_(there),
+    "one value of the GPU": lambda there, here: here + there.sum(),
+    "cat": lambda there, here: torch.cat([there, here]),
+    "cat of one value": lambda there, here: torch.stack([there[0], torch.tensor(1.0)]),
+    "product": lambda there, here: torch.outer(there, here),
+    "module": lambda there, here: torch.nn.Linear(3, 3)(there),
+    "index of the GPU": lambda there, here: here[there.long()],
+    "mask": lambda there, here: there.masked_fill(here > 0, 0.0),
+    "search": lambda there, here: torch.searchsorted(there, here),
+    "embedding": lambda there, here: torch.nn.functional.embedding(here.long(), there[:, None]),
+    "numbers": lambda there, here: torch.rand(3, generator=torch.Generator(), device="cuda"),
+    "equality": torch.equal,
+}
+
+
+@pytest.fixture(autouse=True)
+def claimed(claimed_gpu):
+    with claimed_gpu() as memory:
+        yield memory
+
+
+@pytest.mark.parametrize("inference", [False, True])
+@pytest.mark.parametrize("name", MIXTURES)
+def test_tensors_of_two_devices_do_not_meet(name, inference):
+    with torch.inference_mode(inference):
+        there, here = torch.ones(3, device="cuda"), torch.ones(3)
+        with pytest.raises(RuntimeError, match=r"same device|Expected a .* generator"):
+            MIXTURES[name](there, here)
+
+
+@pytest.mark.parametrize("read", [lambda t: t.numpy(), np.asarray])
+def test_an_array_needs_a_copy_on_the_host(read):
+    there = torch.arange(3, device="cuda")
+    with pytest.raises(TypeError, match=r"Use Tensor\.cpu"):
+        read(there)
+    assert read(there.cpu()).tolist() == there.tolist() == [0, 1, 2]
+
+
+def test_what_cuda_takes_from_the_host_is_taken():
+    there = torch.arange(4.0, device="cuda")
+    assert (there + torch.tensor(1.0)).tolist() == [1, 2, 3, 4]
+    assert there[torch.tensor([3, 0])].is_cuda
+    assert there.copy_(torch.ones(4)).is_cuda
+    assert not torch.zeros(4).copy_(there).is_cuda
+
+
+def test_results_views_and_copies_are_where_they_should_be():
+    there = torch.ones(2, 3, device="cuda")
+    on_gpu = [
+        there * 2, there[1:], there.detach(), there.data, there.T, torch.zeros_like(there),
+        there.new_tensor([1]), torch.ones(3).to(there), torch.ones(3).cuda(), there.double(),
+        torch.nn.Parameter(there), copy.deepcopy(there), torch.arange(3, device="cuda"),
+        torch.rand(3, generator=torch.Generator("cuda"), device="cuda"), torch.outer(*there[:, :2]),
+    ]  # fmt: skip
+    on_host = [
+        there.cpu(), there.to("cpu"), torch.ones(3), torch.zeros_like(there, device="cpu"),
+        torch.tensor(there.tolist()), torch.from_numpy(np.ones(3)), there.to(torch.ones(2)),
+    ]  # fmt: skip
+    assert {str(tensor.device) for tensor in on_gpu} == {"cuda:0"}
+    assert {str(tensor.device) for tensor in on_host} == {"cpu"}
+    assert there.to("cuda") is there
+    assert there.to(torch.empty(0, device="meta")).is_meta
+
+
+def test_memory_that_is_freed_claims_nothing(claimed):
+    for _ in range(3000):
+        assert torch.empty(7).device.type == "cpu"
+        assert torch.empty(7, device="cuda").is_cuda
+
+
+def test_a_module_is_trained_where_it_is():
+    module = torch.nn.Linear(3, 2).to("cuda")
+    inputs = torch.ones(4, 3, requires_grad=True)
+    module(inputs.to("cuda")).sum().backward()
+    assert (module.weight.grad.device.type, inputs.grad.device.type) == ("cuda", "cpu")
+    torch.optim.AdamW(module.parameters()).step()
+    assert copy.deepcopy(module).weight.is_cuda
+
+
+def test_other_threads_have_the_gpu_too():
+    there, seen = torch.ones(3, device="cuda"), []
+    thread = threading.Thread(target=lambda: seen.append((there + there).device.type))
+    thread.start()
+    thread.join()
+    assert seen == ["cuda"]

@@ -1,0 +1,346 @@
+"""Each stage and each way of decoding on a claimed GPU, where no tensors of two devices may meet.
+
+What is decoded there equals what is decoded on the CPU.
+"""
+
+import copy
+import shutil
+import time
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from starlette.testclient import TestClient
+
+from recsys.config import Settings
+from recsys.constraint import ItemTrie
+from recsys.constraint.boost import Boost
+from recsys.constraint.mask import RowMask
+from recsys.decoding import (
+    CandidateDrafter,
+    ModelDrafter,
+    SearchRequest,
+    beam_search,
+    complete,
+    score_rows,
+    shared_beam_search,
+    speculative_beam_search,
+)
+from recsys.interactions import Histories
+from recsys.models.tree_forward import TreeModel
+from recsys.pipeline import STAGES, Context, load_stage
+from recsys.plugins.next_tokens import NextTokens
+from recsys.recommender import Recommender, RecommendRequest
+from recsys.serving.app import create_app
+from recsys.serving.batch.job import Job
+from recsys.serving.batch.scoring import Scorer
+from recsys.serving.settings import ServingSettings
+from recsys.testing import byte_level_tokenizer, random_catalog, random_prompts, tiny_model
+from recsys.text.beam import BeamSettings, generate_text
+from recsys.text.explain import Explainer
+from recsys.text.sample import TextDraft, sample_text
+from recsys.text.titles import TitleTrie, generate_titles
+from recsys.text.token_trie import TextTokenizer
+
+SMALL = {
+    "name": "road",
+    "data": {"source": "synthetic", "synthetic": {"users": 120, "items": 240}},
+    "sasrec": {"epochs": 1, "hidden": 16, "evaluate_every": 1, "eval_users": 20},
+    "recipe": {"trials": {"smoother": ["target.label_smoothing=0.2"]}, "users": 60},
+    "ids": {
+        "levels": 3, "codebook_size": [12, 8, 4], "features": {"collaborative": "sasrec"},
+        "rqvae": {"passes": 1, "steps": 20},
+    },
+    "target": {
+        "architecture": {"hidden_size": 32, "intermediate_size": 64, "layers": 2, "heads": 1},
+        "epochs": 2, "evaluate_every": 1, "eval_users": 20, "precision": "float32",
+        "soft_labels": 0.5, "embedding_dropout": 0.1,
+    },
+    "draft": {
+        "epochs": 1, "evaluate_every": 1, "eval_users": 10, "accept_users": 10,
+        "precision": "float32",
+    },
+    "teacher": {"histories": 40, "beams": 4},
+    "evaluate": {"ks": [1, 10], "resamples": 10, "users": 20},
+}  # fmt: skip
+TRAINED = ("sasrec", "recipe", "target", "draft")
+
+
+def context(*, force=False, **sections):
+    """The run with other settings in some sections."""
+    changed = {name: {**SMALL.get(name, {}), **values} for name, values in sections.items()}
+    return Context.of(Settings({**SMALL, **changed}), force=force)
+
+
+@pytest.fixture(scope="module")
+def road(tmp_path_factory, claimed_gpu):
+    """The workspace of a run on a GPU, and the number of operations there by stage."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RECSYS_HOME", str(tmp_path_factory.mktemp("road")))
+        operations = {}
+        with claimed_gpu() as memory:
+            for name in STAGES:
+                before = memory.operations
+                plain = context()
+                plain.with_recipe().run(load_stage(name))
+                operations[name] = memory.operations - before
+        yield plain.workspace, operations
+
+
+def test_every_stage_runs_and_models_are_trained_on_the_gpu(road):
+    workspace, operations = road
+    assert (workspace.bundle / "manifest.json").is_file()
+    assert all(operations[name] for name in TRAINED), operations
+
+
+OBJECTIVES = {
+    "words": {"objective": "wordkd"},
+    "words by distance": {"objective": "tvdkd"},
+    "sequences": {"objective": "seqkd", "beam_steps": "last"},
+    "levels": {"objective": "atspeed-s"},
+    "nodes": {"objective": "atspeed-s", "level_tokens": False, "tree_attention": False},
+    "equation 4": {"objective": "atspeed-s-eq4"},
+    "relaxed": {"objective": "atspeed-r"},
+    "whole vocabulary": {"objective": "seqkd", "constrained": False, "top_k": False},
+    "on policy": {"objective": "atspeed-r", "on_policy": 1},
+    "trees": {"objective": "tree-kd"},
+    "margins": {"objective": "margin-kd"},
+    "another shape": {"init_from_target": False, "architecture": {"hidden_size": 16, "heads": 1}},
+}
+
+
+@pytest.fixture
+def home(road, monkeypatch):
+    monkeypatch.setenv("RECSYS_HOME", str(road[0].home))
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES)
+def test_a_draft_learns_by_every_objective(home, claimed_gpu, objective):
+    run = context(draft=OBJECTIVES[objective], force=True)
+    with claimed_gpu():
+        assert run.run(load_stage("draft")).is_dir()
+
+
+def test_a_mixture_is_searched_and_continued(home, claimed_gpu):
+    teacher = {**SMALL["teacher"], "source": "mixture"}
+    with claimed_gpu():
+        run = context(draft={"objective": "seqkd"}, teacher=teacher, force=True)
+        assert run.run(load_stage("draft")).is_dir()
+
+
+@pytest.mark.parametrize("update", ["lora", "full"])
+def test_a_run_continues_the_bundle_of_its_parent(home, road, claimed_gpu, update):
+    target = {**SMALL["target"], "update": update, "agreement": 0.2, "soft_labels_from": "sasrec"}
+    values = {**SMALL, "target": target, "name": f"newer-{update}", "parent": "road"}
+    del values["data"], values["recipe"]
+    run = Context.of(Settings(values))
+    shutil.copytree(road[0].dataset, run.workspace.dataset)
+    with claimed_gpu():
+        for name in ("sasrec", "ids", "target", "draft", "retrieval", "bundle"):
+            run.run(load_stage(name))
+    assert (run.workspace.bundle / "manifest.json").is_file()
+
+
+# Decoding: the same values as on the CPU.
+
+RNG = np.random.default_rng(0)
+TRIE = ItemTrie.build(random_catalog(RNG, 300, 4))
+TARGET = tiny_model("llama-gqa", dtype=torch.float64)
+DRAFT = tiny_model("llama", layers=1, seed=9, dtype=torch.float64)
+PROMPTS = random_prompts(RNG, 5, 24)
+ROWS = [RNG.integers(0, TRIE.num_rows, 9) for _ in PROMPTS]
+MASK = RowMask.of(TRIE, RNG.random(TRIE.num_items) < 0.5)
+BOOST = Boost.of(TRIE, RNG.random(TRIE.num_items).astype(np.float32))
+PLAIN = SearchRequest(PROMPTS)
+FULL = SearchRequest(
+    PROMPTS, exclude=ROWS, masks=[MASK, None, MASK, None, MASK],
+    boosts=[None, BOOST, BOOST, None, None], candidates=ROWS,
+)  # fmt: skip
+DRAWN = SearchRequest(PROMPTS, exclude=ROWS, seeds=range(5))
+K = 6
+WAYS = {
+    "beam": lambda target, draft, request: beam_search(target, request, TRIE, K),
+    "exhaustive": lambda target, draft, request: speculative_beam_search(
+        target, None, request, TRIE, K
+    ),
+    "draft": lambda target, draft, request: speculative_beam_search(
+        target, ModelDrafter(draft, 20), request, TRIE, K
+    ),
+    "candidates": lambda target, draft, request: speculative_beam_search(
+        target, CandidateDrafter(ROWS), request, TRIE, K
+    ),
+    "complete": lambda target, draft, request: complete(
+        target, beam_search(target, request, TRIE, K), request, TRIE
+    ),
+    "shared": lambda target, draft, request: shared_beam_search(target, request, TRIE, K),
+    "relaxed": lambda target, draft, request: speculative_beam_search(
+        target, ModelDrafter(draft, 20), request, TRIE, K, "relaxed"
+    ),
+}
+CASES = [(way, request) for way in WAYS for request in ("plain", "full") if way != "relaxed"]
+CASES += [(way, "drawn") for way in ("beam", "exhaustive", "draft", "candidates", "relaxed")]
+REQUESTS = {"plain": PLAIN, "full": FULL, "drawn": DRAWN}
+
+
+def on_gpu(model):
+    return copy.deepcopy(model).to("cuda")
+
+
+@pytest.mark.parametrize(("way", "request_"), CASES, ids=[f"{w}-{r}" for w, r in CASES])
+def test_a_search_finds_there_what_it_finds_on_the_cpu(claimed_gpu, way, request_):
+    search, request = WAYS[way], REQUESTS[request_]
+    expected = search(TARGET, DRAFT, request)
+    with claimed_gpu():
+        models = [TreeModel(on_gpu(model)) for model in (TARGET, DRAFT)]
+        for kept in (False, True, True):
+            if kept and models[0].prefixes is None:
+                for model in models:
+                    model.keep_prefixes(1 << 20)
+            found = search(*models, request)
+            for name in ("tokens", "rows", "scores", "is_global", "candidate_scores"):
+                mine, theirs = getattr(found, name), getattr(expected, name)
+                assert (mine is None) == (theirs is None)
+                if mine is not None:
+                    torch.testing.assert_close(mine.cpu(), theirs, atol=1e-10, rtol=0)
+
+
+def test_scores_and_masks_of_other_engines(claimed_gpu):
+    expected = score_rows(TARGET, PROMPTS, TRIE, ROWS)
+    logits, generated = torch.randn(2, 64), {0: [], 1: TRIE.rows[3, :2].tolist()}
+    masked = NextTokens(TRIE).mask(logits.clone(), generated)
+    with claimed_gpu():
+        found = score_rows(on_gpu(TARGET), PROMPTS, TRIE, ROWS)
+        torch.testing.assert_close(found.cpu(), expected, atol=1e-10, rtol=0)
+        assert torch.equal(NextTokens(TRIE).mask(logits.cuda(), generated).cpu(), masked)
+
+
+TITLES = ["Heat", "Alien", "Toy Story", "Up"]
+TOKENIZER = byte_level_tokenizer([*TITLES, "because it is much like the others"], 330)
+WRITERS = [
+    tiny_model("llama-gqa", 352, dtype=torch.float64),
+    tiny_model("llama", 352, layers=1, seed=4, dtype=torch.float64),
+]
+
+
+def write(model, draft):
+    """Texts, titles and explanations as plain values."""
+    prompts = [np.array([5, 6, 7]), np.array([9, 9])]
+    titles = TitleTrie.build(TITLES, TextTokenizer(TOKENIZER, 352).tokens)
+    beams = generate_text(model, prompts, BeamSettings(3, 6, num_return_sequences=2))
+    explainer = Explainer(model, TOKENIZER, longest_reason=12)
+    return [
+        beams.tokens.tolist(),
+        [[row.tolist() for row in rows] for rows in generate_titles(model, prompts, titles).items],
+        [text.tokens for text in sample_text(model, prompts, titles, 8)],
+        [text.tokens for text in sample_text(model, prompts, titles, 8, draft=TextDraft(draft))],
+        [found.explanation for found in explainer.explain(TITLES[:2], TITLES[2:])],
+    ]
+
+
+def test_texts_are_those_of_the_cpu(claimed_gpu):
+    expected = write(*WRITERS)
+    with claimed_gpu():
+        assert write(*map(on_gpu, WRITERS)) == expected
+
+
+# A recommender: its answers are those of a recommender on the CPU.
+
+
+def requests(recommender):
+    """Lists of requests, each of another kind."""
+    ids, brand = recommender.catalog.item_ids, {"must": [{"key": "brand", "match": BRAND}]}
+    ask = partial(RecommendRequest, ids[3:9], 5)
+    return [
+        [ask(), RecommendRequest(ids[40:44], 12)],
+        [ask(filter=brand, blend=False), ask(exclude_items=ids[20:30])],
+        [ask(boosts=[{"filter": brand, "weight": 2.0}]), ask(pin=ids[50:52])],
+        [ask(guarantee="global")],
+        [ask(mode="strict"), ask(trace=True)],
+        [ask(seed=3)],
+        [ask(seed=3, mode="relaxed")],
+        [ask(max_per={"brand": 1})],
+        [RecommendRequest([], 5)],
+    ]
+
+
+BRAND = "Saffron House"
+
+
+def answers(recommender):
+    """Items and scores of all kinds of requests, before and after items change."""
+    ids, found = recommender.catalog.item_ids, []
+    for _ in range(2):  # the second time, what was kept of the prompts is read
+        for group in requests(recommender):
+            for result in recommender.recommend_batch(group):
+                found += [(one.item_id, one.score) for one in result.recommendations]
+    new = replace(recommender.epoch.item(ids[5]), item_id="new", semantic_id=None)
+    recommender.upsert([new])
+    found += [(one.item_id, one.score) for one in recommender.recommend([ids[4:8]], k=20)[0]]
+    recommender.remove(["new"])
+    found += [(one.item_id, one.score) for one in recommender.recommend([ids[4:8]], k=20)[0]]
+    found += zip(ids[5:9], recommender.score([ids[:3]], [ids[5:9]])[0], strict=True)
+    histories = Histories.of([list(range(first, first + 5)) for first in range(6)])
+    for lists in recommender.rank_variants(histories, k=5, exclude_seen=(True, False)):
+        for items, scores in lists:
+            found += zip(items.ravel().tolist(), scores.ravel().tolist(), strict=True)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("mode", "capture"), [("beam", "decodes"), ("draft", "passes"), ("exhaustive", "passes")]
+)
+def test_a_recommender_gives_the_answers_of_the_cpu(road, claimed_gpu, mode, capture):
+    bundle, options = road[0].bundle, {"dtype": "float64", "mode": mode, "max_batch": 1}
+    expected = answers(Recommender.load(bundle, **options))
+    with claimed_gpu() as memory:
+        found = Recommender.load(
+            bundle, device="cuda", capture=capture, prefix_bytes=1 << 20, **options
+        )
+        found.warm_up()
+        before = memory.operations
+        mine = answers(found)
+        assert memory.operations > before
+        found.close()
+    assert [item for item, _ in mine] == [item for item, _ in expected]
+    assert [score for _, score in mine] == pytest.approx([score for _, score in expected])
+
+
+def test_a_service_answers_from_its_threads(road, claimed_gpu, tmp_path):
+    recommender = Recommender.load(road[0].bundle)
+    history = recommender.catalog.item_ids[:4]
+    expected = [item.item_id for item in recommender.recommend([history], k=5)[0]]
+    settings = ServingSettings(
+        bundle=road[0].bundle, histories=None, store=tmp_path / "histories.db", device="cuda",
+        capture="decodes", max_batch=1, mode="beam",
+    )  # fmt: skip
+    with (
+        claimed_gpu() as memory,
+        TestClient(create_app(settings), base_url="http://localhost") as client,
+    ):
+        for _ in range(6000):  # the bundle is loaded beside the server
+            if client.get("/health/ready").status_code == 200:
+                break
+            time.sleep(0.05)
+        before = memory.operations
+        answer = client.post("/v1/recommendations", json={"history": history, "k": 5})
+        assert answer.status_code == 200, answer.text
+        assert memory.operations > before
+    assert [item["item_id"] for item in answer.json()["items"]] == expected
+
+
+def test_a_batch_is_scored(road, claimed_gpu, tmp_path):
+    users = tmp_path / "users.parquet"
+    ids = Recommender.load(road[0].bundle).catalog.item_ids
+    table = {"user_id": ["a", "b"], "history": [ids[:3], []]}
+    pq.write_table(pa.table(table), users)
+    job = Job(road[0].bundle, users, None, {"k": 3}, mode="beam")
+    expected = Scorer(job).part(0)
+    with claimed_gpu() as memory:
+        before = memory.operations
+        found = Scorer(replace(job, device="cuda")).part(0)
+        assert memory.operations > before
+    assert found["item_id"] == expected["item_id"]
