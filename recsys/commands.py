@@ -533,6 +533,7 @@ def explain(
     Example: recsys explain --name beauty --user 42 --model path/to/llama
     """
     from recsys.bundle import Bundle
+    from recsys.devices import CPU
     from recsys.recommender import Recommender
     from recsys.text.explain import Explainer
 
@@ -542,7 +543,7 @@ def explain(
     if writer is None and not (bundle / "target" / "tokenizer_config.json").is_file():
         Explainer.load(Bundle.load(bundle, check=False).target)  # the error says what is missing
     user, items = whose.find()
-    recommender = Recommender.load(bundle)
+    recommender = Recommender.load(bundle, device=CPU)  # for one list, nothing is measured
     if writer is None:
         writer = Explainer.load(recommender.bundle.target, model=recommender.model, **options)
     document = {
@@ -626,9 +627,10 @@ def _show(
     from rich.console import Console
     from rich.table import Table
 
+    from recsys.devices import CPU
     from recsys.recommender import Recommender, RecommendRequest
 
-    recommender = Recommender.load(bundle)
+    recommender = Recommender.load(bundle, device=CPU)  # for one list, nothing is measured
     result = recommender.recommend_batch([RecommendRequest(history, k)])[0]
     if as_json:
         document: dict[str, Any] = {

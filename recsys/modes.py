@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection
 from enum import StrEnum
 
+from recsys.devices import AUTO
+
 
 class Mode(StrEnum):
     """How a batch is decoded. All modes but `relaxed` return the answer of beam search.
@@ -61,14 +63,14 @@ def check_mode(name: str, value: str, allowed: Collection[Mode] = tuple(Mode)) -
 
 
 def check_capture(capture: str, device: str, mode: str) -> Captured:
-    """What to capture for a mode, on a device of torch.
+    """What to capture for a mode, on a device of torch, or `auto`: then on a GPU if it is one.
 
     Raises:
         ValueError: unknown, or nothing of it can be captured.
     """
     if capture not in tuple(Captured):
         raise ValueError(f"capture {capture!r} is not one of {', '.join(Captured)}")
-    if capture == Captured.DECODES and not str(device).startswith("cuda"):
+    if capture == Captured.DECODES and not str(device).startswith((AUTO, "cuda")):
         raise ValueError(
             f"capture 'decodes' needs a GPU, and device is {str(device)!r}; set device to 'cuda', "
             "or leave capture out"

@@ -30,6 +30,7 @@ from recsys.decoding.output import Beams, Certificate, DecodeStats
 from recsys.decoding.planner import Plan
 from recsys.decoding.request import SearchRequest
 from recsys.decoding.shared import shared_beam_search
+from recsys.devices import AUTO, choose_device, typical_seconds
 from recsys.errors import ArtifactError, RequestError
 from recsys.hub import find_bundle
 from recsys.interactions import NEGATIVE_TYPE, Histories, count_as_seen
@@ -129,7 +130,7 @@ class Recommender:
         cls,
         path: Path | str,
         *,
-        device: str = "cpu",
+        device: str = AUTO,
         dtype: str = "float32",
         mode: str = Mode.AUTO,
         prefix_bytes: int = 0,
@@ -142,7 +143,8 @@ class Recommender:
 
         Args:
             path: the bundle's directory.
-            device: a torch device.
+            device: a torch device, or `auto`: a GPU, where there is one and it answers sooner than
+                the CPU (`recsys.devices`).
             dtype: `float32`, `bfloat16` or `float64`. On a CPU with AVX512-BF16, only products of
                 matrices are in bfloat16 (`recsys.native.decoder.multiply_in_bfloat16`).
             mode: a `Mode` other than `relaxed`. `auto` means `planned` on an accelerator, and
@@ -162,23 +164,24 @@ class Recommender:
         check_capture(capture, device, mode)
         if dtype not in DTYPES:
             raise ValueError(f"dtype {dtype!r} is not one of {', '.join(DTYPES)}")
-        if mode == Mode.AUTO:
-            mode = Mode.BEAM if torch.device(device).type == "cpu" else Mode.PLANNED
 
         def read() -> Recommender:
             bundle = Bundle.load(path, check=check)
+            place = choose_device(device, bundle.target, partial(_seconds_to_answer, bundle, dtype))
+            on_cpu = torch.device(place).type == "cpu"
+            chosen = (Mode.BEAM if on_cpu else Mode.PLANNED) if mode == Mode.AUTO else mode
             if mode == Mode.DRAFT and bundle.draft is None:
                 raise ArtifactError(f"mode 'draft' needs a draft model; {path} has none")
-            model, draft = _load(bundle.target, dtype, device), None
+            model, draft = _load(bundle.target, dtype, place), None
             if bundle.draft is not None:  # a request may need it in any mode
-                draft = _load(bundle.draft, dtype, device)
+                draft = _load(bundle.draft, dtype, place)
             return cls(
                 bundle,
                 model,
                 draft=draft,
-                mode=mode,
+                mode=chosen,
                 max_batch=max_batch,
-                capture=capture,
+                capture=Captured.PASSES if on_cpu else capture,
                 prefix_bytes=prefix_bytes,
                 filter_bytes=filter_bytes,
             )
@@ -217,6 +220,11 @@ class Recommender:
             yield other
         finally:
             other.engine.close()
+
+    @property
+    def device(self) -> torch.device:
+        """Device of the models."""
+        return self.engine.target.device
 
     @property
     def epoch(self) -> Epoch:
@@ -668,6 +676,21 @@ def _load(path: Path, dtype: str, device: str) -> Any:
         if multiply_in_bfloat16(model):
             return model
     return pack(load_model(path, dtype=getattr(torch, dtype), device=device).eval())
+
+
+def _seconds_to_answer(bundle: Bundle, dtype: str, device: str) -> float:
+    """Time of one search with a history of the longest kind, as a service runs it."""
+    trie = ItemTrie.build(bundle.vocabulary.encode(bundle.catalog.codes))
+    most = bundle.encoder.config.max_items
+    history = np.random.default_rng(0).integers(0, len(bundle.catalog), most)
+    prompts = bundle.encoder.encode_all(Histories.of([history.tolist()]))
+    engine = Engine(_load(bundle.target, dtype, device), trie)
+    try:
+        if engine.target.device.type != "cpu":
+            engine.capture(1, bundle.encoder.max_tokens, MIN_BEAMS, [Plan()])
+        return typical_seconds(lambda: engine.decode(prompts, MIN_BEAMS, mode=Mode.BEAM))
+    finally:
+        engine.close()
 
 
 def _prepared(device: str, trie: ItemTrie) -> None:

@@ -447,7 +447,7 @@ class Models:
                 queue_limit=settings.queue_limit,
             )
 
-        second = batcher(aside=True) if settings.device == "cpu" else None
+        second = batcher(aside=True) if recommender.device.type == "cpu" else None
         model = Model(bundle, recommender, batcher(aside=False), second)
         await self._prepare(model)
         for each in model.batchers:

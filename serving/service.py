@@ -640,9 +640,11 @@ class Service:
         return self.models.get().recommender.epoch.filters.stats if self.models.loaded else None
 
     def _captured(self) -> dict[str, Any]:
-        if self.settings.device == "cpu":
-            return {}
-        return {model.name: model.recommender.engine.statistics() for model in self.models.loaded}
+        return {
+            model.name: model.recommender.engine.statistics()
+            for model in self.models.loaded
+            if model.recommender.device.type != "cpu"
+        }
 
     def _open_store(self) -> Store:
         settings = self.settings

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+from recsys.devices import AUTO, CPU
 from recsys.errors import ConfigError
 from recsys.native.decoder import set_threads
 from recsys.recommender import Recommender, RecommendRequest, RecommendResult
@@ -112,7 +113,7 @@ class DecodeWorker:
     def _load(self, bundle: Path, loaded: Recommender | None) -> Recommender:
         recommender = loaded if loaded is not None else self._open(bundle)
         recommender.warm_up()
-        if self._settings.device != "cpu":
+        if recommender.device.type != "cpu":
             told = recommender.engine.statistics()
             fields = {
                 "bundle": bundle.name,
@@ -131,7 +132,7 @@ class DecodeWorker:
         _keep_memory()
         settings = self._settings
         try:
-            torch.empty(0, device=settings.device)
+            torch.empty(0, device=CPU if settings.device == AUTO else settings.device)
         except (RuntimeError, AssertionError) as error:
             reason = str(error).partition("\n")[0]
             raise ConfigError(f"serve.device {settings.device!r}: {reason}") from error

@@ -67,7 +67,7 @@ SMALL = {
     "teacher": {"histories": 40, "beams": 4},
     "evaluate": {"ks": [1, 10], "resamples": 10, "users": 20},
 }  # fmt: skip
-TRAINED = ("sasrec", "recipe", "target", "draft")
+ON_GPU = ("sasrec", "recipe", "target", "draft", "evaluate")
 
 
 def context(*, force=False, **sections):
@@ -82,6 +82,7 @@ def road(tmp_path_factory, claimed_gpu):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RECSYS_HOME", str(tmp_path_factory.mktemp("road")))
         operations = {}
+        patch.setattr("recsys.devices.faster_device", lambda *_, **__: "cuda")
         with claimed_gpu() as memory:
             for name in STAGES:
                 before = memory.operations
@@ -91,10 +92,10 @@ def road(tmp_path_factory, claimed_gpu):
         yield plain.workspace, operations
 
 
-def test_every_stage_runs_and_models_are_trained_on_the_gpu(road):
+def test_every_stage_runs_and_those_of_models_on_the_gpu(road):
     workspace, operations = road
     assert (workspace.bundle / "manifest.json").is_file()
-    assert all(operations[name] for name in TRAINED), operations
+    assert all(operations[name] for name in ON_GPU), operations
 
 
 OBJECTIVES = {
@@ -344,3 +345,21 @@ def test_a_batch_is_scored(road, claimed_gpu, tmp_path):
         found = Scorer(replace(job, device="cuda")).part(0)
         assert memory.operations > before
     assert found["item_id"] == expected["item_id"]
+
+
+@pytest.mark.parametrize(("chosen", "mode"), [("cpu", "beam"), ("cuda", "planned")])
+def test_an_automatic_device_is_that_of_the_faster_measurement(
+    road, claimed_gpu, monkeypatch, chosen, mode
+):
+    def faster(*, cpu_s, gpu_s):
+        assert cpu_s > 0
+        assert gpu_s > 0
+        return chosen
+
+    monkeypatch.setattr("recsys.devices.faster_device", faster)
+    with claimed_gpu():
+        found = Recommender.load(road[0].bundle, capture="decodes", mode="auto")
+        assert (found.device.type, found.mode) == (chosen, mode)
+        assert found.capture == ("passes" if chosen == "cpu" else "decodes")
+        assert found.recommend([found.catalog.item_ids[:3]], k=5)[0]
+        found.close()

@@ -143,6 +143,8 @@ class _Run:
         if resumed:
             at, spent = self.progress.step, self.progress.seconds
             say(f"{self.name}: resuming at step {at} after {spent:.0f} s")
+        if self.main:
+            say(f"{self.name}: on {self.accelerator.device}")
         self.wrapped: Any = module if self.sharded else self.accelerator.prepare(module)
         self.loss = torch.tensor(self.progress.loss_sum, device=self.accelerator.device)
         self.start = time.monotonic() - self.progress.seconds

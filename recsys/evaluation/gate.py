@@ -64,7 +64,8 @@ def stage(context: Context) -> Path:
     if not output.is_current():
         dataset = Dataset.load(workspace.dataset)
         challenger = Recommender.load(workspace.bundle)
-        champion = with_new_items(Recommender.load(parent.bundle), dataset)
+        served = Recommender.load(parent.bundle, device=str(challenger.device))
+        champion = with_new_items(served, dataset)
         protocol = EvaluationConfig(
             ks=tuple(sorted({1, 5, config.k, 2 * config.k})),
             seen=MODE,

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from recsys.config import check_bounds
 from recsys.dataset import Dataset, Examples, Targets
+from recsys.devices import AUTO
 from recsys.evaluation.leaks import check_no_leak
 from recsys.evaluation.metrics import (
     Hits,
@@ -95,7 +96,9 @@ class EvaluationConfig:
         batch_size: users per batch of the search.
         processes: processes that rank in parallel, this one among them, each with its own copy of
             the model; results do not depend on it. By default one per thread of torch, or one for
-            few users.
+            few users and on a GPU.
+        device: torch device of the model, or `auto`: a GPU, where there is one and it ranks a batch
+            sooner than the CPU. Scores differ by rounding.
         dtype: dtype of the model, `float32` or `bfloat16`. The latter is faster on processors with
             instructions for it (AVX512-BF16), and changes the order of some lists.
         resamples: draws of the bootstrap.
@@ -111,6 +114,7 @@ class EvaluationConfig:
     users: int | None = None
     batch_size: int = 32
     processes: int | None = None
+    device: str = AUTO
     dtype: Literal["float32", "bfloat16"] = "float32"
     resamples: int = 1000
     examples: int = 6

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from dataclasses import dataclass, replace
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,12 @@ import pyarrow.parquet as pq
 
 from recsys.artifacts import Output, read_manifest
 from recsys.availability import AVAILABLE, FROM, UNTIL, digest_of_available, this_minute
-from recsys.bundle import CATALOG, EVAL, QUANTIZER, RETRIEVAL, VALIDATION, load_sasrec
+from recsys.bundle import CATALOG, EVAL, QUANTIZER, RETRIEVAL, TARGET, VALIDATION, load_sasrec
 from recsys.catalog import FILE as ITEMS
 from recsys.catalog import Catalog
 from recsys.config import as_dict
 from recsys.dataset import Dataset
+from recsys.devices import choose_device, typical_seconds
 from recsys.errors import ArtifactError
 from recsys.evaluation import report
 from recsys.evaluation.baselines import fit_baselines, of_available
@@ -152,10 +154,10 @@ def _blends(recommender: Recommender) -> bool:
 
 
 def _write(bundle_path: Path, dataset_path: Path, config: EvaluationConfig, output: Output) -> None:
-    from recsys.recommender import Recommender
-
     dataset = Dataset.load(dataset_path)
-    recommender = Recommender.load(bundle_path, dtype=config.dtype)
+    recommender = _load(bundle_path, config)
+    config = replace(config, device=recommender.device.type)
+    say(f"evaluate: on {recommender.device}")
     _check_catalog(recommender.bundle.catalog, dataset)
     info: dict[str, Any] = {}
     start = time.perf_counter()
@@ -217,10 +219,29 @@ def _write(bundle_path: Path, dataset_path: Path, config: EvaluationConfig, outp
         }
 
 
+def _load(bundle: Path, config: EvaluationConfig) -> Recommender:
+    """The bundle's recommender, on the device that ranks a batch of its users soonest."""
+    load = cache(partial(Recommender.load, bundle, dtype=config.dtype))
+
+    def seconds(device: str) -> float:
+        found = load(device=device)
+        items = np.random.default_rng(0).integers(
+            0, len(found.catalog), (config.batch_size, found.encoder.config.max_items)
+        )
+        k, users = max(config.ks), Histories.of(items.tolist())
+        return typical_seconds(
+            lambda: found.rank_variants(
+                users, k=k, exclude_seen=(True,), beams=config.beams, batch_size=config.batch_size
+            )
+        )
+
+    return load(device=choose_device(config.device, bundle / TARGET, seconds))
+
+
 def _settings(config: EvaluationConfig) -> dict[str, Any]:
-    """The settings that the figures depend on."""
+    """The settings that the figures depend on, but for rounding."""
     settings = as_dict(config)
-    del settings["processes"]
+    del settings["processes"], settings["device"]
     return settings
 
 

@@ -38,12 +38,12 @@ Lists = list[tuple[Ranked, Ranked]]
 _in_process: list[Recommender | Exception] = []  # of another process: what it ranks with
 
 
-def _load_in_process(bundle: Path, dtype: str, threads: int) -> None:
+def _load_in_process(bundle: Path, device: str, dtype: str, threads: int) -> None:
     import torch
 
     torch.set_num_threads(threads)
     try:
-        _in_process.append(Recommender.load(bundle, dtype=dtype, check=False))
+        _in_process.append(Recommender.load(bundle, device=device, dtype=dtype, check=False))
     except Exception as error:  # it is raised where somebody waits for a list
         _in_process.append(error)
 
@@ -76,6 +76,8 @@ class Search:
         self._pool: ProcessPoolExecutor | None = None
         self._threads = threads = torch.get_num_threads()
         processes = config.processes or min(threads, -(-users // WORTH_A_PROCESS))
+        if recommender.device.type != "cpu" and config.processes is None:
+            processes = 1  # others would wait for the same GPU
         self._others = max(0, processes - 1)
         if self._others:
             each = max(1, threads // processes)
@@ -84,7 +86,7 @@ class Search:
                 self._others,
                 mp_context=get_context("spawn"),
                 initializer=_load_in_process,
-                initargs=(bundle, config.dtype, each),
+                initargs=(bundle, str(recommender.device), config.dtype, each),
             )
 
     def __enter__(self) -> Self:

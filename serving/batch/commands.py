@@ -65,10 +65,11 @@ def score(
     """Write the top-K of every user as parquet, equal to the answers of the service.
 
     After an interruption, run the command again: it continues with the missing parts. Bundle,
-    device and data type are settings of the service.
+    device and data type are settings of the service; device auto is the CPU here.
 
     Example: recsys batch score --users users.parquet --out var/batches/today --workers 2
     """
+    from recsys.devices import AUTO, CPU
     from recsys.serving.batch.job import Job
     from recsys.serving.batch.run import score as run
     from recsys.serving.settings import ServingSettings
@@ -87,7 +88,7 @@ def score(
         settings.histories and settings.histories.absolute(),
         {"k": k, **fields},
         part_rows,
-        settings.device,
+        CPU if settings.device == AUTO else settings.device,
         settings.dtype,
         settings.mode,
         threads,

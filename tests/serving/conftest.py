@@ -63,6 +63,7 @@ class FakeRecommender:
     """
 
     retrieval: Any = chain(ITEMS)
+    device = SimpleNamespace(type="cpu")
 
     def __init__(self, name="demo"):
         ids = [f"item-{i}" for i in range(ITEMS)]

@@ -113,8 +113,9 @@ def test_a_name_that_leaves_its_folder_is_refused():
 
 def test_decodes_are_captured_on_a_gpu_only():
     assert ServingSettings.load().capture == "passes"
-    assert ServingSettings.load(capture="decodes", device="cuda").capture == "decodes"
+    for device in ("auto", "cuda"):
+        assert ServingSettings.load(capture="decodes", device=device).capture == "decodes"
     with pytest.raises(ConfigError, match="capture 'decodes' needs a GPU, and device is 'cpu'"):
-        ServingSettings.load(None, ["serve.capture=decodes"])
+        ServingSettings.load(None, ["serve.capture=decodes", "serve.device=cpu"])
     with pytest.raises(ConfigError, match="mode 'exhaustive' cannot be captured"):
         ServingSettings.load(capture="decodes", device="cuda:0", mode="exhaustive")

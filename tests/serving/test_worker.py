@@ -54,7 +54,8 @@ def test_memory_is_trimmed_once_a_minute(monkeypatch: pytest.MonkeyPatch):
 def test_what_a_model_captured_is_logged(caplog: pytest.LogCaptureFixture):
     told = SimpleNamespace(passes=9, decodes=4, seconds=2.345, device_bytes=1000)
     engine = SimpleNamespace(statistics=lambda: told)
-    model: Any = SimpleNamespace(engine=engine, warm_up=lambda: None)
+    gpu = SimpleNamespace(type="cuda")
+    model: Any = SimpleNamespace(engine=engine, device=gpu, warm_up=lambda: None)
     decode = DecodeWorker(ServingSettings(device="cuda", capture="decodes"))
     with caplog.at_level("INFO", "recsys.serving.worker"):
         assert decode._load(Path("bundles/shop"), model) is model

@@ -1,0 +1,65 @@
+"""The device `auto`: a GPU where there is one and the model is worth it, or else the CPU.
+
+A small model on a few cores answers before a GPU has been told what to do. So both are measured,
+except for large weights and where there is no GPU.
+"""
+
+from __future__ import annotations
+
+import logging
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+AUTO, CPU, GPU = "auto", "cpu", "cuda"
+LARGE_BYTES = 1 << 30  # of weights; no CPU is measured with as many, which would take a while
+ROUNDS = 7
+
+logger = logging.getLogger("recsys.devices")
+
+
+def faster_device(*, cpu_s: float, gpu_s: float) -> str:
+    """The device with the shorter time; the CPU if they are equal.
+
+    >>> faster_device(cpu_s=0.0023, gpu_s=0.005), faster_device(cpu_s=0.9, gpu_s=0.009)
+    ('cpu', 'cuda')
+    """
+    return GPU if gpu_s < cpu_s else CPU
+
+
+def choose_device(device: str, weights: Path, measure: Callable[[str], float]) -> str:
+    """The device that `device` names; for `auto`, what is faster here. The reason is logged.
+
+    Args:
+        device: a torch device, or `auto`.
+        weights: the folder of the model's weights.
+        measure: the seconds of the work that is planned, on `cpu` or `cuda`. It is called only for
+            `auto` on a machine with a GPU.
+    """
+    if device != AUTO:
+        return device
+    import torch
+
+    if not torch.cuda.is_available():
+        return CPU
+    size = sum(file.stat().st_size for file in weights.glob("*.safetensors"))
+    fields: dict[str, object] = {"weights": str(weights), "bytes": size}
+    chosen = GPU
+    if size < LARGE_BYTES:
+        seconds = {name: measure(name) for name in (CPU, GPU)}
+        fields |= {f"{name}_ms": round(1000 * taken, 2) for name, taken in seconds.items()}
+        chosen = faster_device(cpu_s=seconds[CPU], gpu_s=seconds[GPU])
+    fields["device"] = chosen
+    logger.info("device %s", fields, extra={"fields": fields})
+    return chosen
+
+
+def typical_seconds(run: Callable[[], object]) -> float:
+    """The median time of `run`, which ends when its device has ended, after two runs to warm up."""
+    taken = []
+    for _ in range(2 + ROUNDS):
+        start = time.perf_counter()
+        run()
+        taken.append(time.perf_counter() - start)
+    return statistics.median(taken[2:])

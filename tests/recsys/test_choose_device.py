@@ -1,0 +1,64 @@
+"""Device `auto`: the faster one of two measured times, and the CPU without a GPU."""
+
+import logging
+
+import pytest
+
+from recsys import devices
+from recsys.devices import choose_device
+
+
+def never(device):
+    pytest.fail(f"{device} is measured")
+
+
+@pytest.fixture
+def weights(tmp_path):
+    (tmp_path / "model.safetensors").write_bytes(bytes(1000))
+    return tmp_path
+
+
+def test_without_a_gpu_it_is_the_cpu_and_nothing_is_measured(weights, monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    assert choose_device("auto", weights, never) == "cpu"
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda:1", "meta"])
+def test_a_device_that_is_named_is_not_measured(weights, claimed_gpu, device):
+    with claimed_gpu():
+        assert choose_device(device, weights, never) == device
+
+
+@pytest.mark.parametrize(
+    ("cpu_s", "gpu_s", "chosen"), [(0.0023, 0.00505, "cpu"), (0.9, 0.009, "cuda"), (1, 1, "cpu")]
+)
+def test_the_faster_one_is_taken_and_the_times_are_logged(
+    weights, claimed_gpu, caplog, cpu_s, gpu_s, chosen
+):
+    with claimed_gpu(), caplog.at_level(logging.INFO, "recsys.devices"):
+        found = choose_device("auto", weights, {"cpu": cpu_s, "cuda": gpu_s}.__getitem__)
+    assert found == chosen
+    (line,) = caplog.records
+    assert vars(line)["fields"] == {
+        "weights": str(weights), "bytes": 1000, "device": chosen,
+        "cpu_ms": 1000 * cpu_s, "cuda_ms": 1000 * gpu_s,
+    }  # fmt: skip
+
+
+def test_large_weights_are_not_measured(weights, claimed_gpu, monkeypatch, caplog):
+    monkeypatch.setattr(devices, "LARGE_BYTES", 1000)
+    with claimed_gpu(), caplog.at_level(logging.INFO, "recsys.devices"):
+        assert choose_device("auto", weights, never) == "cuda"
+    assert len(caplog.records) == 1
+
+
+def test_a_typical_time_is_the_median_of_warm_runs(monkeypatch):
+    times = [9.0, 9.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 100.0]
+    clock = [0.0]
+    monkeypatch.setattr("recsys.devices.time.perf_counter", lambda: clock[0])
+
+    def run():
+        clock[0] += times.pop(0)
+
+    assert devices.typical_seconds(run) == 4.0
+    assert not times
