@@ -4,6 +4,7 @@ What is decoded there equals what is decoded on the CPU.
 """
 
 import copy
+import json
 import shutil
 import time
 from dataclasses import replace
@@ -96,6 +97,8 @@ def test_every_stage_runs_and_those_of_models_on_the_gpu(road):
     workspace, operations = road
     assert (workspace.bundle / "manifest.json").is_file()
     assert all(operations[name] for name in ON_GPU), operations
+    report = json.loads((workspace.report / "report.json").read_text(encoding="utf-8"))
+    assert report["protocol"]["device"] == "cuda"
 
 
 OBJECTIVES = {

@@ -157,7 +157,6 @@ def _write(bundle_path: Path, dataset_path: Path, config: EvaluationConfig, outp
     dataset = Dataset.load(dataset_path)
     recommender = _load(bundle_path, config)
     config = replace(config, device=recommender.device.type)
-    say(f"evaluate: on {recommender.device}")
     _check_catalog(recommender.bundle.catalog, dataset)
     info: dict[str, Any] = {}
     start = time.perf_counter()
@@ -221,6 +220,8 @@ def _write(bundle_path: Path, dataset_path: Path, config: EvaluationConfig, outp
 
 def _load(bundle: Path, config: EvaluationConfig) -> Recommender:
     """The bundle's recommender, on the device that ranks a batch of its users soonest."""
+    from recsys.recommender import Recommender
+
     load = cache(partial(Recommender.load, bundle, dtype=config.dtype))
 
     def seconds(device: str) -> float:
@@ -393,5 +394,7 @@ def _show(document: dict[str, Any]) -> None:
         console.print(table)
     for sentence in report.headline(document):
         say(sentence)
+    if device := document["protocol"].get("device"):  # reports of before have none
+        say(f"The model ranked on {device}.")
     if document["split"] == "valid":
         say("These are validation figures: use them to choose a model, and report the test split.")

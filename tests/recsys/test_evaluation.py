@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import torch
 from rich.console import Console
 
 from recsys.artifacts import Workspace, read_manifest, verify, write_artifact
@@ -670,6 +671,7 @@ class FakeRecommender:
     loaded = 0
     retrieval: Any = None
     catalog_items = ITEMS
+    device = torch.device("cpu")
 
     def __init__(self, path):
         self.manifest = read_manifest(path, "bundle")
@@ -681,7 +683,7 @@ class FakeRecommender:
         self.asked = []
 
     @classmethod
-    def load(cls, path, dtype="float32"):
+    def load(cls, path, device="cpu", dtype="float32"):
         FakeRecommender.loaded += 1
         return cls(path)
 
@@ -758,7 +760,7 @@ def test_beams_and_batch_size_reach_the_model(context, monkeypatch, tmp_path):
     made = []
     plain = FakeRecommender.load.__func__
 
-    def load(path, dtype):
+    def load(path, device, dtype):
         made.append(plain(FakeRecommender, path))
         return made[-1]
 
