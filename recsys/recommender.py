@@ -77,7 +77,8 @@ class Recommender:
     """Top-K over one bundle's catalog, as it is now.
 
     One thread at a time may call the methods that decode, another one those of `aside`. Any thread
-    may change the catalog.
+    may change the catalog. A process that is forked after a load (`gunicorn --preload`, Celery)
+    answers with one thread; on a GPU it has to load a bundle itself.
 
     Attributes:
         bundle: the parts of the bundle.

@@ -8,6 +8,7 @@ know. The LM head is applied only to the rows whose logits are needed.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -37,6 +38,18 @@ _ROWS = 4
 _MOST_PADDING = 512
 
 Masks = dict[str, torch.Tensor]
+
+
+def _use_one_thread() -> None:
+    """In a forked child, let torch start no thread: OpenMP would wait for those of the parent.
+
+    They are not copied, so the first large operation would wait for ever, as in a worker of
+    `gunicorn --preload`.
+    """
+    torch.set_num_threads(1)
+
+
+os.register_at_fork(after_in_child=_use_one_thread)
 
 
 class CapturedPass(Protocol):

@@ -2,6 +2,7 @@
 
 import gc
 import json
+import multiprocessing
 import shutil
 import subprocess
 import sys
@@ -24,7 +25,7 @@ from recsys.interactions import Histories
 from recsys.live import NewItem
 from recsys.models.checkpoint import save_model
 from recsys.models.prefix_store import Block
-from recsys.native.library import find_library
+from recsys.native.library import OFF, find_library
 from recsys.prompts import PromptConfig
 from recsys.recommender import Recommender, RecommendRequest
 from recsys.testing import allowed_error, assert_as_exact, tiny_model
@@ -32,6 +33,7 @@ from recsys.vocabulary import Vocabulary
 
 ITEMS = 48
 LEVELS = (5, 4, 3)
+HANG_S = 120
 PROMPT = PromptConfig(max_items=6, block=2)
 # Items 44 and 45 share the leaf of item 0, item 46 that of item 7, and 47 that of 46.
 CODES = np.stack(np.unravel_index(np.arange(ITEMS), LEVELS), axis=1).astype(np.int32)
@@ -638,6 +640,35 @@ def test_closing_frees_stored_prompts_without_collection(bundle):
         assert count() <= before
     finally:
         gc.enable()
+
+
+@pytest.mark.parametrize("native", ["0", "1"])
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # other threads are not copied
+def test_a_forked_process_gives_the_answers_of_its_parent(bundle, monkeypatch, native):
+    """As workers that a server forks after it has loaded the bundle; only a hang ends by time."""
+    monkeypatch.setenv(OFF, native)
+    threads, large = torch.get_num_threads(), torch.ones(1 << 20)
+    torch.set_num_threads(2)
+    try:
+        shop, context = Recommender.load(bundle), multiprocessing.get_context("fork")
+        expected, total = ask(shop, ["id-3"]), float(large.exp().sum())  # starts a second thread
+        receive, send = context.Pipe(duplex=False)
+
+        def answer():
+            send.send((ask(shop, ["id-3"]), float(large.exp().sum())))
+
+        child = context.Process(target=answer)
+        child.start()
+        try:
+            assert receive.poll(HANG_S)
+            items, its_total = receive.recv()
+        finally:
+            child.kill()
+            child.join()
+    finally:
+        torch.set_num_threads(threads)
+    assert items == expected
+    assert its_total == pytest.approx(total)
 
 
 def test_two_threads_decode_at_once_while_the_catalog_changes(bundle):
