@@ -7,6 +7,7 @@ settings ask for no artifact. This module knows the stages' names and order, not
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -18,7 +19,7 @@ from typing import Any, TypeVar, cast
 from recsys.artifacts import Manifest, Output, Workspace
 from recsys.config import Settings
 from recsys.errors import ArtifactError, ConfigError
-from recsys.progress import say
+from recsys.progress import say, working
 
 T = TypeVar("T")
 GROUP = "recsys.stages"
@@ -32,13 +33,15 @@ SECTIONS = (*STAGES, "teacher", "gate", "serve")
 
 
 SHARES = {
-    "sasrec": 0.22, "recipe": 0.16, "ids": 0.03, "target": 0.36, "draft": 0.05, "retrieval": 0.08,
+    "sasrec": 0.22, "recipe": 0.16, "ids": 0.05, "target": 0.34, "draft": 0.05, "retrieval": 0.08,
     "bundle": 0.01, "evaluate": 0.09,
 }  # fmt: skip
 """Shares of a run's time after the data are prepared, in the order of the stages."""
+FIXED_MINUTES = {"ids": 0.05, "draft": 0.05, "retrieval": 0.2, "bundle": 0.02, "evaluate": 0.2}
+"""Time that a stage needs however little it does, which is kept for it and not shared."""
 LEAST_MINUTES = 0.05  # of a stage that trains, even if the budget is spent
-# Users of a sample for each minute of the budget, by the setting that holds the size.
-USERS_A_MINUTE = {"users": 250, "eval_users": 100}
+# Users (or histories) of a sample for each minute of the budget, by the setting of its size.
+USERS_A_MINUTE = {"users": 250, "eval_users": 100, "histories": 200}
 
 
 def default_minutes(events: int) -> float:
@@ -114,9 +117,16 @@ class Context:
         remaining = self.remaining()
         if remaining is None:
             return None
-        names = list(SHARES)
-        rest = sum(SHARES[name] for name in names[names.index(stage) :])
-        return max(remaining * SHARES[stage] / rest, LEAST_MINUTES)
+        names = list(SHARES)[list(SHARES).index(stage) :]
+        shared = remaining - sum(FIXED_MINUTES.get(name, 0) for name in names)
+        rest = sum(SHARES[name] for name in names)
+        own = FIXED_MINUTES.get(stage, 0) + max(shared, 0) * SHARES[stage] / rest
+        return max(own, LEAST_MINUTES)
+
+    def deadline(self, stage: str) -> float:
+        """When a stage that begins now should end, by `time.monotonic`; infinite for no budget."""
+        share = self.share(stage)
+        return math.inf if share is None else time.monotonic() + 60 * share
 
     def sample(self, stage: str, users: int, key: str = "users") -> int:
         """Size of a stage's sample of users, which a budget limits unless the settings name it.
@@ -136,7 +146,7 @@ class Context:
         Raises:
             LockedError: another process runs a stage of this name; the message names it.
         """
-        with self.workspace.locked():
+        with self.workspace.locked(), working(self.workspace.name):
             return stage(self)
 
     def output(self, kind: str, config: Mapping[str, Any], parents: Mapping[str, str]) -> Output:
@@ -203,7 +213,8 @@ def run(context: Context, stages: Iterable[str] = STAGES) -> dict[str, tuple[Pat
             if STAGES.index(name) > STAGES.index(RECIPE):
                 context = context.with_recipe()
             before = context.made(name)
-            path = load_stage(name)(context)
+            with working(name):
+                path = load_stage(name)(context)
             if path is None:
                 continue
             results[name] = (path, time.perf_counter() - start)

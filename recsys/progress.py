@@ -1,8 +1,13 @@
-"""Progress of long work: a bar on a terminal, a plain line now and then elsewhere."""
+"""Progress of long work: a bar on a terminal, a plain line now and then elsewhere.
+
+Within `working`, there is a line at least every ten seconds, whatever the work does.
+"""
 
 from __future__ import annotations
 
+import os
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,13 +23,77 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-LINE_EVERY_S = 10.0
+LINE_EVERY_S = 8.0  # so that no ten seconds pass on a busy machine either
+LOOK_EVERY_S = 1.0
 console = Console(stderr=True)
+
+
+class _Shown:
+    """What stands on the terminal: the moment of the last line, and the bars below it."""
+
+    def __init__(self) -> None:
+        self.at = time.monotonic()
+        self.bars: list[_LineBar | _RichBar] = []
+
+    def is_stale(self) -> bool:
+        """Whether it is time for another line."""
+        return time.monotonic() - self.at >= LINE_EVERY_S
+
+    def line(self, text: str) -> None:
+        """Write a plain line."""
+        self.at = time.monotonic()
+        print(text, file=sys.stderr, flush=True)  # noqa: T201 - the plain line is the interface
+
+
+_shown = _Shown()
 
 
 def say(text: str) -> None:
     """One line to the person who runs the program (standard error)."""
+    _shown.at = time.monotonic()
     console.print(text, highlight=False, soft_wrap=True)
+
+
+class Heartbeat:
+    """Says that work goes on, whenever nothing else was written for `LINE_EVERY_S`."""
+
+    def __init__(self, name: str) -> None:
+        """Name the work; it begins now."""
+        self._name, self._start = name, time.monotonic()
+
+    def beat(self) -> None:
+        """Write a line if it is time for one; a bar of a terminal moves by itself."""
+        bar = _shown.bars[-1] if _shown.bars else None
+        if not _shown.is_stale() or isinstance(bar, _RichBar):
+            return
+        if bar is not None:
+            bar.show()
+        else:
+            _shown.line(f"{self._name}: at work for {time.monotonic() - self._start:.0f} s")
+
+
+@contextmanager
+def working(name: str) -> Iterator[None]:
+    """While the body runs, let a thread write a line whenever nothing else was for a while.
+
+    Of several processes that train together, the first one writes.
+    """
+    if os.environ.get("RANK", "0") != "0":
+        yield
+        return
+    heartbeat, ended = Heartbeat(name), threading.Event()
+
+    def watch() -> None:
+        while not ended.wait(LOOK_EVERY_S):
+            heartbeat.beat()
+
+    thread = threading.Thread(target=watch, name="heartbeat", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
 
 
 class Bar(Protocol):
@@ -47,30 +116,30 @@ class _RichBar:
 class _LineBar:
     def __init__(self, name: str, total: float | None) -> None:
         self._name, self._total, self._done = name, total, 0.0
-        self._start = self._printed = time.monotonic()
+        self._start, self._columns = time.monotonic(), ""
 
     def advance(self, amount: float = 1, **columns: float | str) -> None:
         self._done += amount
-        now = time.monotonic()
-        if now - self._printed < LINE_EVERY_S:
-            return
-        self._printed = now
-        of = f"/{self._total:g}" if self._total else ""
+        self._columns = _format(columns)
+        if _shown.is_stale():
+            self.show()
+
+    def show(self) -> None:
+        """Write the present state as a line."""
+        of = f"/{self._total:.6g}" if self._total else ""
         left = ""
         if self._total and self._done:
-            left = f" ETA {(now - self._start) * (self._total / self._done - 1):.0f} s"
-        print(  # noqa: T201 - the plain line is the interface here
-            f"{self._name}: {self._done:g}{of}{left} {_format(columns)}".rstrip(),
-            file=sys.stderr,
-            flush=True,
-        )
+            seconds = (time.monotonic() - self._start) * (self._total / self._done - 1)
+            left = f" ETA {max(seconds, 0):.0f} s"
+        _shown.line(f"{self._name}: {self._done:.6g}{of}{left} {self._columns}".rstrip())
 
 
 @contextmanager
 def track(name: str, total: float | None = None) -> Iterator[Bar]:
     """Show progress of `total` units of work (None where unknown) under `name`."""
     if not console.is_terminal:
-        yield _LineBar(name, total)
+        with _below(_LineBar(name, total)) as line:
+            yield line
         return
     with Progress(
         TextColumn("{task.description}"),
@@ -81,7 +150,19 @@ def track(name: str, total: float | None = None) -> Iterator[Bar]:
         TextColumn("{task.fields[columns]}"),
         console=console,
     ) as progress:
-        yield _RichBar(progress, progress.add_task(name, total=total, columns=""))
+        task = progress.add_task(name, total=total, columns="")
+        with _below(_RichBar(progress, task)) as bar:
+            yield bar
+
+
+@contextmanager
+def _below(bar: _LineBar | _RichBar) -> Iterator[Bar]:
+    """Let a bar be the one that the heartbeat shows."""
+    _shown.bars.append(bar)
+    try:
+        yield bar
+    finally:
+        _shown.bars.remove(bar)
 
 
 def _format(columns: dict[str, float | str]) -> str:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from recsys.artifacts import Workspace, write_artifact
 from recsys.config import Settings
 from recsys.errors import ConfigError
-from recsys.pipeline import SHARES, STAGES, Context, run
+from recsys.pipeline import FIXED_MINUTES, SHARES, STAGES, Context, run
 from recsys.training.settings import LoopConfig
-from recsys.training.supervised import TRAINED, budget, within_budget
+from recsys.training.supervised import LABELS, TRAINED, budget, labels_minutes, within_budget
 
 
 @pytest.fixture
@@ -30,8 +32,23 @@ def test_shares_are_those_of_all_stages_after_the_data():
 
 
 def test_a_stage_gets_its_share_of_what_remains(make_context):
-    assert make_context(10).share("sasrec") == pytest.approx(10 * SHARES["sasrec"])
+    fixed = sum(FIXED_MINUTES.values())
+    assert make_context(10).share("sasrec") == pytest.approx((10 - fixed) * SHARES["sasrec"])
     assert make_context(10, spent=6).share("evaluate") == pytest.approx(4)
+
+
+def test_a_late_stage_keeps_the_time_that_it_needs_in_any_case(make_context):
+    fixed = FIXED_MINUTES["retrieval"]
+    assert make_context(0.6).share("retrieval") == pytest.approx(
+        fixed + (0.6 - fixed - FIXED_MINUTES["bundle"] - FIXED_MINUTES["evaluate"]) * 0.08 / 0.18
+    )
+    assert make_context(10, spent=30).share("retrieval") == fixed
+
+
+def test_a_stage_has_until_its_share_is_over(make_context):
+    context = make_context(10, spent=4)
+    assert context.deadline("evaluate") == pytest.approx(1000 + 60 * 10)
+    assert make_context(None).deadline("evaluate") == math.inf
 
 
 def test_stages_that_take_their_shares_keep_the_budget(make_context):
@@ -77,6 +94,14 @@ def test_no_budget_limits_nothing(make_context):
     assert within_budget(config, "target", context) == config
     assert budget(config, context) == {}
     assert context.sample("retrieval", 4000) == 4000
+    assert labels_minutes(config, "target", context) is None
+
+
+def test_soft_labels_are_a_part_of_the_stage_s_time(make_context):
+    context = make_context(10)
+    minutes = labels_minutes(LoopConfig(), "sasrec", context)
+    assert minutes == pytest.approx(LABELS * context.share("sasrec"))
+    assert labels_minutes(LoopConfig(max_minutes=2), "sasrec", context) == 2 * LABELS
 
 
 def test_training_leaves_time_for_the_last_validation(make_context):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 from pathlib import Path
 from typing import Any
@@ -51,7 +52,10 @@ def stage(context: Context) -> Path:
             missing.
     """
     config = context.settings.section(KIND, IdsConfig)
+    end = context.deadline(KIND)
     settings = as_dict(config) | {"seed": context.settings.seed}
+    if context.minutes is not None:
+        settings["minutes"] = context.minutes
     parents = context.workspace.digests("dataset")
     vectors = None
     if config.method in LEARNED and config.features.collaborative == "sasrec":
@@ -75,7 +79,7 @@ def stage(context: Context) -> Path:
         elif config.method == "imported":
             codes, report = _imported(dataset)
         else:
-            codes, report = _learned(dataset, config, context.settings.seed, vectors, folder)
+            codes, report = _learned(dataset, config, context.settings.seed, vectors, folder, end)
             info["fitted_on"] = digest(dataset.train_histories)
         report = {"method": config.method, **report}
         np.save(folder / "codes.npy", codes, allow_pickle=False)
@@ -168,17 +172,19 @@ def _learned(
     seed: int,
     vectors: np.ndarray[Any, np.dtype[np.float32]] | None,
     folder: Path,
+    end: float,
 ) -> tuple[np.ndarray[Any, np.dtype[np.int32]], dict[str, Any]]:
     from safetensors.numpy import save_file
 
     features = _features(dataset, config, seed, vectors, folder)
     sizes = level_sizes(config, len(dataset.item_ids))
+    seconds = None if math.isinf(end) else max(end - time.monotonic(), 0.0)
     quantizer: Quantizer
     try:
         if config.method == "rq-vae":
-            quantizer = RQVAE.fit(features.matrix, sizes, config.rqvae, seed)
+            quantizer = RQVAE.fit(features.matrix, sizes, config.rqvae, seed, seconds=seconds)
         else:
-            quantizer = RQKMeans.fit(features.matrix, sizes, config.rqkmeans, seed)
+            quantizer = RQKMeans.fit(features.matrix, sizes, config.rqkmeans, seed, seconds=seconds)
     except ValueError as error:
         raise ConfigError(f"ids: {error}") from error
     before = quantizer.encode(features.matrix)

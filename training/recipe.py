@@ -27,7 +27,7 @@ from recsys.dataset import Dataset
 from recsys.pipeline import RECIPE, Context
 from recsys.progress import console, say
 from recsys.training import ids, sasrec, target
-from recsys.training.settings import RecipeConfig
+from recsys.training.settings import IdsConfig, RecipeConfig
 from recsys.training.validation import Validation
 
 KIND = RECIPE
@@ -85,6 +85,7 @@ def stage(context: Context) -> Path | None:
         if len(examples) >= LEAST_USERS:
             scratch = _make_scratch(workspace, folder)
             info |= _Trials(replace(context, workspace=scratch), users).run(trials)
+            _keep_ids(context, info["chosen"], scratch)
             shutil.rmtree(scratch.home)
         final = settings.overridden(info["chosen"]).values
         kept = {key: value for key, value in final.items() if key not in ("name", "data", KIND)}
@@ -113,7 +114,10 @@ class _Trials:
         minutes = None if share is None else TRAINED * share / (len(trials) + 2)
         end = math.inf if share is None else time.monotonic() + 60 * share
         sample: list[str] = []
+        begun = time.monotonic()
         gains, epochs = self._train(sample, minutes)
+        # A trial is begun only if it will end in time, as far as the first one can tell.
+        end -= time.monotonic() - begun
         window_share = 1.0
         while epochs < LEAST_EPOCHS and minutes is not None and time.monotonic() < end:
             window_share /= FEWER
@@ -179,6 +183,15 @@ def _make_scratch(workspace: Workspace, folder: Path) -> Workspace:
         if workspace.path(kind).is_dir():
             scratch.path(kind).symlink_to(workspace.path(kind).resolve())
     return scratch
+
+
+def _keep_ids(context: Context, chosen: Sequence[str], scratch: Workspace) -> None:
+    """Let the run have the semantic IDs of the last trial, if it would make the same."""
+    made, own = replace(context, workspace=scratch).made(ids.KIND), context.workspace.path(ids.KIND)
+    config = as_dict(context.settings.overridden(chosen).section(ids.KIND, IdsConfig))
+    if made is not None and all(made.config.get(key) == config[key] for key in config):
+        shutil.rmtree(own, ignore_errors=True)
+        shutil.move(scratch.path(ids.KIND), own)
 
 
 def _show(info: Mapping[str, Any]) -> None:

@@ -8,6 +8,8 @@ cross-fitting: the users of each fold are ranked with what was fitted on the oth
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -300,6 +302,7 @@ def choose(
     alone: Mapping[str, NDArray[np.int64]],
     *,
     ablate: bool = True,
+    end: float = math.inf,
 ) -> Choice:
     """The fitted reranker, unless a source alone is better by NDCG@10.
 
@@ -314,6 +317,8 @@ def choose(
         shape: its numbers of candidates and nodes are kept.
         alone: name -> (n,) ranks of the next items in the full lists of each part.
         ablate: also fit the reranker without each source, which takes most of the time.
+        end: when to end at the latest, by `time.monotonic`. After it no network is fitted, and
+            sources that were not measured yet are left out of `without`.
     """
     metrics = {name: _metrics(ranks) for name, ranks in alone.items()}
     servable = {
@@ -324,14 +329,15 @@ def choose(
     best = max(servable, key=lambda name: gains(ranks[name]).mean())
     scores, useful = _cross_score_optional(found, shape)
     crossed, network = ranks_by(found, scores), False
-    if np.count_nonzero(found.hits.any(axis=1)) >= LEAST_HITS:
+    hits = np.count_nonzero(found.hits.any(axis=1))
+    if hits >= LEAST_HITS and time.monotonic() < end:
         with_network = cross_score(useful, shape, network=True)
         its_ranks = ranks_by(found, with_network)
         if network := _exceeds(its_ranks, crossed):
             metrics[LINEAR], scores, crossed = _metrics(crossed), with_network, its_ranks
     servable[RERANKER], ranks[RERANKER] = fit(useful, shape, network=network), crossed
     metrics[RERANKER] = _metrics(crossed)
-    without = _ablate(useful, shape, crossed, network=network) if ablate else {}
+    without = _ablate(useful, shape, crossed, network=network, end=end) if ablate else {}
     few = len(found.targets) < LEAST_USERS
     if few or not _exceeds(ranks[best], crossed, ERRORS):
         best = RERANKER
@@ -345,7 +351,7 @@ def choose(
 
 
 def _ablate(
-    found: Candidates, shape: Reranker, crossed: NDArray[np.int64], *, network: bool
+    found: Candidates, shape: Reranker, crossed: NDArray[np.int64], *, network: bool, end: float
 ) -> dict[str, dict[str, float]]:
     """What `choose` says of each source; `crossed` has the ranks with all sources."""
     if len(found.targets) > ABLATED:
@@ -353,7 +359,11 @@ def _ablate(
         found = found.take(np.sort(rows))
         crossed = cross_fit(found, shape, network=network)
     without: dict[str, dict[str, float]] = {}
-    for source in found.values:
+    begun = time.monotonic()
+    for number, source in enumerate(found.values):
+        so_far = time.monotonic() - begun
+        if time.monotonic() + so_far / max(number, 1) > end:  # the next one would end too late
+            break
         others = [name for name in found.values if name != source]
         if others:
             left = gains(cross_fit(found, shape, others, network=network))

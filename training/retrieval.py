@@ -8,6 +8,7 @@ part is served (`recsys.training.reranking`).
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import replace
 from functools import partial
@@ -48,6 +49,9 @@ from recsys.training.validation import TOP
 KIND = "retrieval"
 BATCH = 64
 NEIGHBORS = 200  # of an item by common users
+LEAST_DECODED = 128  # validation users who are decoded even if the time is spent
+# The parts of the stage's time by whose ends these are done; ablation ends where time does.
+NEAR, DECODED, CHOSEN, FITTED_TO_NEW = 0.25, 0.5, 0.75, 0.95
 SHARE_NEW = 0.2  # of the items, treated as new to fit the weights for such items
 USERS_NEW = 3000  # validation users for it, at most
 
@@ -66,6 +70,11 @@ def stage(context: Context) -> Path:
     config = context.settings.section(KIND, RetrievalConfig)
     config = replace(config, users=context.sample(KIND, config.users))
     workspace = context.workspace
+    begun, end = time.monotonic(), context.deadline(KIND)
+
+    def by(part: float) -> float:
+        return end if math.isinf(end) else begun + part * (end - begun)
+
     parents = workspace.digests("dataset", "ids", "target")
     if (known := sasrec.trained(context)) is not None:
         parents[sasrec.KIND] = known[1]
@@ -80,7 +89,7 @@ def stage(context: Context) -> Path:
     dataset = Dataset.load(workspace.dataset)
     start = time.perf_counter()
     content = sasrec.features(context, dataset) if config.vectors else None
-    retrieval = fit(dataset, config, workspace.run("ids"), content)
+    retrieval = fit(dataset, config, workspace.run("ids"), content, by(NEAR))
     available = available_items(dataset.items, int(time.time()))
     if available is not None and not available.any():
         say(
@@ -101,7 +110,9 @@ def stage(context: Context) -> Path:
         if known is not None:
             retrieval = replace(retrieval, sasrec=known[0])
         target = TrainedTarget.load(workspace)
-        found, alone = decode_candidates(retrieval, examples, config, target, available=available)
+        found, alone, examples = decode_candidates(
+            retrieval, examples, config, target, available=available, end=by(DECODED)
+        )
         size = len(dataset.item_ids)
         parts = fit_baselines(dataset.train_histories, size)
         if known is not None:
@@ -110,14 +121,16 @@ def stage(context: Context) -> Path:
         ranks = {name: _rank(part, examples) for name, part in parts.items()}
         shape = Reranker({}, config.candidates, config.nodes)
         ranks[MODEL] = alone
-        choice = choose(found, shape, ranks, ablate=config.ablate)
+        choice = choose(found, shape, ranks, ablate=config.ablate, end=by(CHOSEN))
         info["validation"], reranker = choice.info, choice.reranker
         _report(choice.info)
         if RECENT not in reranker.sources:
             retrieval = replace(retrieval, recent=None)
         reranker = _meet_tail(choice, found, dataset, config)
         if reranker.weights:
-            reranker = fit_to_new(retrieval, reranker, dataset, config, workspace, available)
+            reranker = fit_to_new(
+                retrieval, reranker, dataset, config, workspace, available, end=by(FITTED_TO_NEW)
+            )
         retrieval = replace(retrieval, reranker=reranker)
     info["seconds"] = round(time.perf_counter() - start, 1)
     with output.write(info) as folder:
@@ -164,6 +177,7 @@ def fit(
     config: RetrievalConfig,
     ids: Path,
     content: NDArray[np.float32] | None = None,
+    end: float = math.inf,
 ) -> Retrieval:
     """Fit neighbours, popularity and vectors on the training events alone, without a blend.
 
@@ -172,6 +186,7 @@ def fit(
         config: the settings.
         ids: the run's `ids` artifact, which may have features.
         content: (items, F) further features with the same weight, or None.
+        end: when the search for near items ends at the latest, by `time.monotonic`.
     """
     events, size = dataset.interactions, len(dataset.item_ids)
     trained = dataset.split == TRAIN
@@ -191,7 +206,7 @@ def fit(
         parts = [VectorIndex.of(part).vectors for part in known]
         vectors = VectorIndex.of(np.concatenate(parts, axis=1))
         if config.near_share:
-            item_item = item_item.with_near(vectors.neighbours(config.near), config.near_share)
+            item_item = item_item.with_near(vectors.neighbours(config.near, end), config.near_share)
     times = events.timestamp[trained] if events.has_time else None
     counts = partial(decayed_counts, events.item[trained], size, timestamps=times)
     span = 0.0 if times is None or not len(times) else float(np.ptp(times)) / DAY
@@ -227,10 +242,12 @@ def fit_to_new(
     config: RetrievalConfig,
     workspace: Workspace,
     available: NDArray[np.bool_] | None = None,
+    end: float = math.inf,
 ) -> Reranker:
     """Fit the weights for items without events, with a part of the items treated as new.
 
-    `available` (items,) says which items are available now; None for all.
+    `available` (items,) says which items are available now; None for all. `end` is when decoding
+    ends at the latest, by `time.monotonic`; too few users then give no weights.
     The reranker is returned as it is if new items cannot be placed, or have no content.
     """
     placed = workspace.run("ids") / ITEM_ENCODER / PLACED
@@ -243,7 +260,7 @@ def fit_to_new(
     everyone = dataset.examples("valid").servable(available)
     examples = everyone.sample(min(config.users, USERS_NEW))
     target = TrainedTarget.load(workspace)
-    found, _ = decode_candidates(retrieval, examples, config, target, new, available)
+    found, _, _ = decode_candidates(retrieval, examples, config, target, new, available, end)
     return fit_new(found, reranker)
 
 
@@ -254,9 +271,12 @@ def decode_candidates(
     target: TrainedTarget,
     new: AsNew | None = None,
     available: NDArray[np.bool_] | None = None,
-) -> tuple[Candidates, NDArray[np.int64]]:
+    end: float = math.inf,
+) -> tuple[Candidates, NDArray[np.int64], Examples]:
     """Candidates of each example without seen items, and the model's own ranks of the targets.
 
+    Where time ends (`end`, by `time.monotonic`) before all examples are decoded, those of a random
+    sample are, at least `LEAST_DECODED`; the examples that were decoded are the third result.
     With `new`, some items are treated as new; the targets are then renumbered, and the source `new`
     is among the values. Items that are not among the `available` (items,) are no candidates.
     """
@@ -279,10 +299,16 @@ def decode_candidates(
     tokens = encoder.item_tokens
     trie = ItemTrie.build(tokens) if alive is None else build_trie(tokens, alive)
     model = TreeModel.of(target.load_model())
-    unions, alone = [], []
-    with track("reranker", len(examples)) as bar:
-        for start in range(0, len(examples), BATCH):
+    unions, alone, decoded = [], [], []
+    starts = np.arange(0, len(examples), BATCH)
+    if not math.isinf(end):
+        starts = np.random.default_rng(0).permutation(starts)
+    with track("reranker" if new is None else "reranker, new items", len(examples)) as bar:
+        for number, start in enumerate(starts.tolist()):
+            if number * BATCH >= LEAST_DECODED and time.monotonic() > end:
+                break
             rows = np.arange(start, min(start + BATCH, len(examples)))
+            decoded.append(rows)
             histories, wanted = examples.histories.take(rows), examples.targets.items[rows]
             if alive is not None:
                 limits["allowed"] = [alive] * len(rows)
@@ -320,7 +346,8 @@ def decode_candidates(
         for source in unions[0].values
     }
     items = together([union.items for union in unions], -1)
-    return Candidates(items, values, examples.targets.items), np.concatenate(alone)
+    examples = examples.take(np.concatenate(decoded))
+    return Candidates(items, values, examples.targets.items), np.concatenate(alone), examples
 
 
 def _rank(part: Any, examples: Examples) -> NDArray[np.int64]:

@@ -49,6 +49,7 @@ from recsys.training.supervised import (
     NOTHING_TO_TRAIN_ON,
     budget,
     describe,
+    labels_minutes,
     open_checkpoints,
     sampled,
     within_budget,
@@ -92,7 +93,7 @@ def stage(context: Context) -> Path | None:
     validation = _Validation(model, dataset.examples("valid").sample(config.eval_users))
     progress = fit(
         module,
-        _batches(dataset, config, seed),
+        _batches(dataset, config, context),
         within_budget(config, KIND, context),
         checkpoints,
         name=KIND,
@@ -349,8 +350,8 @@ class SampledSoftmax(nn.Module):
         return torch.cat([own, soft], dim=1), torch.cat([hard[:, None], mixed], dim=1)
 
 
-def _batches(dataset: Dataset, config: SasRecConfig, seed: int) -> TrainingBatches:
-    """Training histories as rows of items."""
+def _batches(dataset: Dataset, config: SasRecConfig, context: Context) -> TrainingBatches:
+    """Training histories as rows of items, with soft labels if the settings ask for them."""
     batches = TrainingBatches.of(
         dataset.train_histories,
         config.window,
@@ -359,13 +360,14 @@ def _batches(dataset: Dataset, config: SasRecConfig, seed: int) -> TrainingBatch
         pad=0,
         max_tokens=config.batch_tokens,
         item_dropout=config.item_dropout,
-        seed=seed,
+        seed=context.settings.seed,
     )
     if not len(batches.windows.first):
         raise ConfigError(NOTHING_TO_TRAIN_ON)
     if not config.soft_labels:
         return batches
-    soft = SoftLabels.of(dataset.train_histories, len(dataset.item_ids), 8)
+    minutes = labels_minutes(config, KIND, context)
+    soft = SoftLabels.of(dataset.train_histories, len(dataset.item_ids), 8, minutes)
     return replace(batches, soft=soft)
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,6 +18,7 @@ from numpy.typing import NDArray
 from scipy import sparse
 
 from recsys.interactions import Histories
+from recsys.progress import track
 from recsys.retrieval import ItemItem, SasRec
 from recsys.retrieval.item_item import best_of
 
@@ -38,22 +40,25 @@ class SoftLabels:
     shares: NDArray[np.float32]
 
     @classmethod
-    def of(cls, histories: Histories, num_items: int, k: int = 32) -> SoftLabels:
+    def of(
+        cls, histories: Histories, num_items: int, k: int = 32, minutes: float | None = None
+    ) -> SoftLabels:
         """Labels by item-item: for each event, the k best items given the events before it.
 
         Args:
             histories: training events only.
             num_items: items of the catalog.
             k: items of each label.
+            minutes: as of `of_sasrec`.
         """
+        end = _end(minutes)
         model = ItemItem.directional(
             histories, num_items, window=WINDOW, source_damping=DAMPING, target_damping=0.0
         )
         events = len(histories.items)
         items = np.full((events, k), -1, np.int32)
         shares = np.zeros((events, k), np.float32)
-        for start in range(0, events, EVENTS_AT_A_TIME):
-            asked = np.arange(start, min(start + EVENTS_AT_A_TIME, events))
+        for asked in _until(end, np.arange(events), "soft labels"):
             evidence = _without_own(model, histories, asked)
             line, place, item, score = best_of(evidence, k)
             items[asked[line], place], shares[asked[line], place] = item, score
@@ -77,19 +82,30 @@ class SoftLabels:
         shares = np.zeros((events, k), np.float32)
         place = np.arange(events) - histories.offsets[histories.rows]
         order = np.argsort(place, kind="stable")  # equal lengths are computed together
-        order = order[place[order] > 0]
-        starts = np.arange(0, len(order), EVENTS_AT_A_TIME)
-        if minutes is not None:
-            starts = np.random.default_rng(0).permutation(starts)
-        end = time.monotonic() + 60 * (math.inf if minutes is None else minutes)
-        for start in starts.tolist():
-            if time.monotonic() > end:
-                break
-            asked = order[start : start + EVENTS_AT_A_TIME]
+        for asked in _until(_end(minutes), order[place[order] > 0], "soft labels"):
             items[asked], scores = model.rank(_before(histories, asked)[0], k, exclude_seen=True)
             likely = np.exp(scores - scores[:, :1])
             shares[asked] = np.where(items[asked] >= 0, likely, 0)
         return cls(items, _normalise(shares))
+
+
+def _end(minutes: float | None) -> float:
+    """When a time limit that begins now is over, by `time.monotonic`."""
+    return time.monotonic() + 60 * (math.inf if minutes is None else minutes)
+
+
+def _until(end: float, events: NDArray[np.int64], name: str) -> Iterator[NDArray[np.int64]]:
+    """Parts of the events in their order; with a time limit, in random order until it is over."""
+    starts = np.arange(0, len(events), EVENTS_AT_A_TIME)
+    if not math.isinf(end):
+        starts = np.random.default_rng(0).permutation(starts)
+    with track(name, len(events)) as bar:
+        for start in starts.tolist():
+            if time.monotonic() > end:
+                break
+            asked = events[start : start + EVENTS_AT_A_TIME]
+            yield asked
+            bar.advance(len(asked))
 
 
 def _normalise(shares: NDArray[np.float32]) -> NDArray[np.float32]:

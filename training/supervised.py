@@ -27,6 +27,7 @@ from recsys.training.settings import LoopConfig, SasRecConfig, SupervisedConfig
 from recsys.training.state import Checkpoints, Progress
 
 TRAINED = 0.85  # of a stage's time
+LABELS = 0.25  # of a stage's time, the most that soft labels may take
 NOTHING_TO_TRAIN_ON = (
     "no user has two training events, so there is nothing to train on. With "
     "data.split=leave-one-out, a user with three events keeps one for training, and users with "
@@ -131,6 +132,12 @@ def within_budget(config: Limited, kind: str, context: Context) -> Limited:
         return config
     share = context.share(kind)
     return config if share is None else replace(config, max_minutes=TRAINED * share)
+
+
+def labels_minutes(config: LoopConfig, kind: str, context: Context) -> float | None:
+    """Time limit of a stage's soft labels; None for no budget."""
+    share = context.share(kind) if config.max_minutes is None else config.max_minutes
+    return None if share is None else LABELS * share
 
 
 def sampled(config: Sampled, kind: str, context: Context) -> Sampled:

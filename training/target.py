@@ -31,6 +31,7 @@ from recsys.training.supervised import (
     Material,
     budget,
     describe,
+    labels_minutes,
     open_checkpoints,
     sampled,
     training_batches,
@@ -43,8 +44,6 @@ from recsys.vocabulary import Vocabulary
 
 KIND = "target"
 MODEL = "model"
-
-LABELS = 0.25  # of a target's share of the run's budget, the most that soft labels may take
 
 
 @dataclass(frozen=True)
@@ -175,8 +174,8 @@ def _batches(
     if not config.soft_labels:
         return batches
     histories = dataset.train_histories
+    minutes = labels_minutes(config, KIND, context)
     if teacher is None:
-        return replace(batches, soft=SoftLabels.of(histories, len(dataset.item_ids)))
-    share = context.share(KIND) if config.max_minutes is None else config.max_minutes
-    minutes = None if share is None else LABELS * share
+        labels = SoftLabels.of(histories, len(dataset.item_ids), minutes=minutes)
+        return replace(batches, soft=labels)
     return replace(batches, soft=SoftLabels.of_sasrec(teacher, histories, minutes=minutes))

@@ -44,6 +44,7 @@ from recsys.training.target import TrainedTarget, load_trained
 from recsys.training.tree import child_tokens, level_tokens
 
 KIND = "teacher"
+ALL = 1 << 40  # more histories than there are
 SHARDS = "shard-*.safetensors"
 
 
@@ -347,6 +348,9 @@ def stage(context: Context) -> Path:
     """
     workspace = context.workspace
     config = context.settings.section(KIND, TeacherConfig)
+    if context.minutes is not None and not context.settings.sets(KIND, "histories"):
+        wanted = config.histories or ALL
+        config = replace(config, histories=context.sample(KIND, wanted, "histories"))
     if config.level_tokens is None:
         needed = context.settings.section("draft", DraftConfig).on_levels
         config = replace(config, level_tokens=needed)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
@@ -18,7 +20,7 @@ from recsys.bundle import CATALOG, EVAL, QUANTIZER, RETRIEVAL, TARGET, VALIDATIO
 from recsys.catalog import FILE as ITEMS
 from recsys.catalog import Catalog
 from recsys.config import as_dict
-from recsys.dataset import Dataset
+from recsys.dataset import Dataset, Examples
 from recsys.devices import choose_device, typical_seconds
 from recsys.errors import ArtifactError
 from recsys.evaluation import report
@@ -46,6 +48,9 @@ KIND = "evaluation"
 # The ranker under test is `blended` if the bundle blends; the model alone is then second.
 MODEL, BLENDED = "model", "blended"
 EVERYONE = 1 << 40  # more users than any split has
+TIMED = 64  # users whose lists say how long a list takes
+RANKED = 0.5  # of the time that is left then; the rest is for new items, metrics and intervals
+LEAST_EVALUATED = 100  # users who are evaluated even if the time is spent
 JSON, HTML, USERS = "report.json", "report.html", "users.parquet"
 
 
@@ -62,6 +67,7 @@ def stage(
     terminal, if no user has enough events to hold one out.
     """
     settings, workspace = context.settings, context.workspace
+    end = context.deadline("evaluate")
     config = settings.section("evaluate", EvaluationConfig)
     stats = Dataset.manifest(dataset or workspace.dataset).info.get("stats")
     if stats is not None and not stats["splits"][config.split]["interactions"]:
@@ -80,6 +86,7 @@ def stage(
         config,
         out or workspace.report,
         force=context.force,
+        end=end if "users" not in (settings.values.get("evaluate") or {}) else math.inf,
     )
 
 
@@ -90,11 +97,13 @@ def evaluate_bundle(
     out_path: Path,
     *,
     force: bool = False,
+    end: float = math.inf,
 ) -> Path:
     """Evaluate a bundle and the baselines, and print the tables; returns `out_path`.
 
     Writes `report.json`, `report.html` and `users.parquet` there, unless a report of the same
-    bundle, data, configuration and available items exists.
+    bundle, data, configuration and available items exists. The number of users is lowered to those
+    for whom there is time until `end`, by `time.monotonic`.
 
     Raises:
         ArtifactError: a missing or damaged artifact, or a bundle of another catalog.
@@ -107,7 +116,7 @@ def evaluate_bundle(
     settings = _settings(config) | _of_today(Path(bundle_path) / CATALOG / ITEMS)
     output = Output(Path(out_path), KIND, settings, parents, force)
     if not output.is_current():
-        _write(Path(bundle_path), Path(dataset_path), config, output)
+        _write(Path(bundle_path), Path(dataset_path), config, output, end)
     _show(json.loads((Path(out_path) / JSON).read_text(encoding="utf-8")))
     return Path(out_path)
 
@@ -153,7 +162,35 @@ def _blends(recommender: Recommender) -> bool:
     return bool(retrieval and retrieval.reranker and retrieval.reranker.weights)
 
 
-def _write(bundle_path: Path, dataset_path: Path, config: EvaluationConfig, output: Output) -> None:
+def _in_time(
+    config: EvaluationConfig,
+    recommender: Recommender,
+    baselines: Mapping[str, Ranker],
+    examples: Examples,
+    end: float,
+) -> EvaluationConfig:
+    """The configuration with the users for whom there is time, by the time that some take."""
+    if math.isinf(end) or len(examples) <= LEAST_EVALUATED:
+        return config
+    some = examples.sample(TIMED).histories
+    modes = tuple(mode == "masked" for mode in config.seen_modes)
+    start = time.monotonic()
+    recommender.rank_variants(some, max(config.ks), modes, beams=config.beams)
+    for ranker in baselines.values():
+        for exclude_seen in modes:
+            ranker.rank(some, max(config.ks), exclude_seen)
+    now = time.monotonic()
+    users = int(RANKED * (end - now) * len(some) / max(now - start, 1e-6))
+    if users >= len(examples):
+        return config
+    users = max(users, LEAST_EVALUATED)
+    say(f"evaluate: {users:,} of {len(examples):,} users, for whom the budget has time")
+    return replace(config, users=users)
+
+
+def _write(
+    bundle_path: Path, dataset_path: Path, config: EvaluationConfig, output: Output, end: float
+) -> None:
     dataset = Dataset.load(dataset_path)
     recommender = _load(bundle_path, config)
     config = replace(config, device=recommender.device.type)
@@ -177,17 +214,20 @@ def _write(bundle_path: Path, dataset_path: Path, config: EvaluationConfig, outp
         alive = recommender.epoch.alive
         available = None if alive.all() else alive
         warnings += _few_users(bundle_path, known is not None)
+        trained, times = dataset.train_histories, dataset.train_times
+        others = fit_baselines(trained, len(dataset.item_ids), times)
+        if (taught_by := load_sasrec(bundle_path, len(dataset.item_ids))) is not None:
+            others["SASRec"] = taught_by
+        others = of_available(others, available)
+        everyone = select(dataset, config, available)
+        config = _in_time(config, recommender, others, everyone, end)
         examples = select(dataset, config, available)
         with Search(bundle_path, recommender, len(examples), config) as search:
             new_lists = search.begin_new_items(examples, available)
             ours = _rankers(search, recommender, examples.histories)
             new_items = new_lists()
             info["decoding_seconds"] = round(time.perf_counter() - start, 1)
-        trained, times = dataset.train_histories, dataset.train_times
-        others = fit_baselines(trained, len(dataset.item_ids), times)
-        if (taught_by := load_sasrec(bundle_path, len(dataset.item_ids))) is not None:
-            others["SASRec"] = taught_by
-        rankers = ours | of_available(others, available)
+        rankers = ours | others
         near = known.vectors if known is not None else None
         together = replace(config, batch_size=CHUNK)  # only look-ups and baselines are left
         vectors = None if near is None else near.vectors

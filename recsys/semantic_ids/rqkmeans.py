@@ -5,6 +5,7 @@ The latent space is the feature space, so only centroids are trained.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -25,6 +26,7 @@ from recsys.semantic_ids.quantizer import (
 from recsys.semantic_ids.settings import RQKMeansConfig
 
 CENTROIDS = "centroids.safetensors"
+LEAST_POINTS = 16  # items of a centroid, on average, that a time limit leaves
 
 
 class RQKMeans(Quantizer):
@@ -48,6 +50,7 @@ class RQKMeans(Quantizer):
         config: RQKMeansConfig,
         seed: int = 0,
         start: Codebooks | None = None,
+        seconds: float | None = None,
     ) -> RQKMeans:
         """Fit a codebook for each of L levels to (items, F) features.
 
@@ -57,6 +60,8 @@ class RQKMeans(Quantizer):
             config: iterations and restarts.
             seed: of the first centroids.
             start: L arrays (V_l, F), the first centroids; they are drawn from the items without it.
+            seconds: time limit; the centroids are then fitted to the sample of the items for which
+                there is time, as far as the time of one assignment of all items tells.
 
         Raises:
             ValueError: a size that does not fit the number of items.
@@ -68,6 +73,14 @@ class RQKMeans(Quantizer):
         books = []
         with track("rq-kmeans", total=len(sizes)) as bar:
             for level, size in enumerate(sizes):
+                begun = time.monotonic()
+                points = 1 << 16
+                if seconds is not None:
+                    nearest(residual, residual[:size])
+                    passes = config.iterations * config.restarts
+                    each = max(time.monotonic() - begun, 1e-9) * passes / len(residual)
+                    share = seconds / (len(sizes) - level)
+                    points = int(np.clip(share / each / size, LEAST_POINTS, points))
                 kmeans = faiss.Kmeans(
                     residual.shape[1],
                     size,
@@ -75,12 +88,14 @@ class RQKMeans(Quantizer):
                     nredo=config.restarts,
                     seed=(seed + level) % (1 << 31),  # an int in C
                     min_points_per_centroid=1,
-                    max_points_per_centroid=1 << 16,
+                    max_points_per_centroid=points,
                 )
                 kmeans.train(residual, init_centroids=None if start is None else start[level])
                 book = np.array(kmeans.centroids, np.float32)
                 residual -= book[nearest(residual, book)]
                 books.append(book)
+                if seconds is not None:
+                    seconds = max(seconds - (time.monotonic() - begun), 0.0)
                 bar.advance(error=float((residual**2).sum(axis=1).mean()))
         return cls(books)
 

@@ -10,6 +10,8 @@ encoder, the decoder and the centroids are kept.
 from __future__ import annotations
 
 import json
+import math
+import time
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -106,28 +108,32 @@ class RQVAE(Quantizer):
         sizes: Sequence[int],
         config: RQVAEConfig,
         seed: int = 0,
+        *,
+        seconds: float | None = None,
     ) -> RQVAE:
         """Train V_l = `sizes[l]` codes of each level l on the catalog's (items, F) features.
 
         Without steps, this is residual k-means of the features' principal components. The seed
         decides weights, batches, k-means and revived codes; torch's global generator is not
-        changed.
+        changed. `seconds` is a time limit, a third of it for k-means.
 
         Raises:
             ValueError: a size that does not fit the number of items.
         """
         check_sizes(len(features), sizes)
+        end = time.monotonic() + (math.inf if seconds is None else seconds)
+        first_seconds = None if seconds is None else seconds / 3
         items = torch.from_numpy(np.ascontiguousarray(features, np.float32))
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             encoder, decoder = _coders(items, config)
             model = cls(encoder, decoder, [])
             latents = model.latents(features)
-            first = RQKMeans.fit(latents, sizes, RQKMeansConfig(), seed)
+            first = RQKMeans.fit(latents, sizes, RQKMeansConfig(), seed, seconds=first_seconds)
             model.centroids = first.centroids
             if config.steps and config.passes:
                 quantizer = _residual_vq(first, latents, config)
-                _train(encoder, decoder, quantizer, items, config)
+                _train(encoder, decoder, quantizer, items, config, end)
                 # Moving averages lag behind the encoder, and a code may have died: k-means goes on
                 # from them with all items.
                 books = [book.numpy().astype(np.float32) for book in quantizer.codebooks]
@@ -208,6 +214,7 @@ def _train(
     quantizer: ResidualVQ,
     items: Tensor,
     config: RQVAEConfig,
+    end: float,
 ) -> None:
     size = min(config.batch_size, len(items))
     total = min(config.steps, config.passes * (len(items) // size))
@@ -219,6 +226,8 @@ def _train(
     order = torch.randperm(len(items))
     with track("rq-vae", total=total) as bar:
         for _ in range(total):
+            if time.monotonic() > end:
+                break
             if len(order) < size:
                 order = torch.randperm(len(items))
             batch, order = items[order[:size]], order[size:]

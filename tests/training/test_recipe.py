@@ -10,7 +10,7 @@ from recsys.config import Settings
 from recsys.errors import ConfigError
 from recsys.pipeline import Context, check
 from recsys.pipeline import run as run_stages
-from recsys.training import recipe
+from recsys.training import ids, recipe
 from recsys.training.settings import RecipeConfig
 
 SMALL = {
@@ -165,3 +165,16 @@ def test_a_wrong_trial_is_refused_before_the_first_stage(trials, message):
 
 def test_a_section_without_values_has_no_trials():
     assert RecipeConfig().trials == {}
+
+
+def test_the_run_keeps_the_ids_of_the_last_trial_if_it_would_make_the_same(home):
+    context = choose(SMALL, {"smoother": ["target.label_smoothing=0.2"]})
+    made = context.workspace.manifest("ids")
+    assert ids.stage(context.with_recipe()).is_dir()
+    assert context.workspace.manifest("ids") == made
+
+
+def test_ids_of_other_settings_are_not_kept(home, monkeypatch):
+    monkeypatch.setattr(recipe, "ERRORS", 1e9)  # no trial is
+    context = choose(SMALL, {"fewer": ["ids.levels=2"]})
+    assert context.made("ids") is None

@@ -296,3 +296,18 @@ def test_too_few_new_items_fit_no_weights_for_them():
     reranker = Reranker({"item_item.value": 1.0}, 8, 4)
     few = np.append(np.flatnonzero(~is_new), np.flatnonzero(is_new)[:20])
     assert fit_new(found.take(few), reranker) == reranker
+
+
+def test_when_time_is_over_neither_a_network_nor_a_source_is_measured(monkeypatch):
+    monkeypatch.setattr("time.monotonic", lambda: 100.0)
+    found = with_interaction(1500)
+    late = choose(found, SHAPE, {MODEL: np.full(1500, MISSED)}, end=99.0)
+    assert (late.reranker.network, late.info["without"]) == (None, {})
+
+
+def test_sources_are_measured_as_long_as_there_is_time(monkeypatch):
+    now = iter(np.arange(0.0, 1e3, 1.0))
+    monkeypatch.setattr("time.monotonic", lambda: next(now))
+    found = make({"content": 2.0}, 40)  # too few for a network, so each source asks the clock twice
+    without = choose(found, SHAPE, {MODEL: np.full(40, MISSED)}, end=8.0).info["without"]
+    assert 0 < len(without) < len(found.values)

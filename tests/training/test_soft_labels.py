@@ -51,3 +51,14 @@ def test_only_the_best_are_kept_and_share_everything():
     labels = SoftLabels.of(Histories.of([[0, 7], [0, 1], [0, 1], [0, 2]]), ITEMS, k=1)
     assert labels.items[1].tolist() == [1]
     assert labels.shares[1].tolist() == [1.0]
+
+
+@pytest.mark.parametrize("minutes", [0.0, 5.0])
+def test_within_a_time_limit_they_are_those_without_or_none(minutes, monkeypatch):
+    clock = iter(range(1000))
+    monkeypatch.setattr("time.monotonic", lambda: next(clock))
+    histories = Histories.of([[0, 7], [0, 1], [0, 1], [0, 2]])
+    whole = SoftLabels.of(histories, ITEMS, k=2)
+    some = SoftLabels.of(histories, ITEMS, k=2, minutes=minutes)
+    assert whole.shares.any()
+    assert np.array_equal(some.shares, whole.shares if minutes else np.zeros_like(whole.shares))
