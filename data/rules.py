@@ -52,9 +52,10 @@ def by_time(asked: NDArray[np.int64], dates: tuple[int, int], sessions: bool) ->
     valid, test = (datetime.fromtimestamp(date, UTC).strftime("%Y-%m-%d %H:%M") for date in dates)
     whole = "Each session is asked for items after its first event. " if sessions else ""
     return (
-        f"The events have times, so the split is by time: events before {valid} (UTC) train, those "
-        f"before {test} are validation, later ones test, with {asked[0]} and {asked[1]} users to "
-        f"ask. {whole}--set data.split=leave-one-out holds out each user's last events instead."
+        f"The events have times, so they are split by time: those before {valid} (UTC) are for "
+        f"training, those before {test} for validation, and later ones for the test. {asked[0]} "
+        f"users with a history have events in validation, and {asked[1]} in the test. {whole}--set "
+        "data.split=leave-one-out holds out each user's last events instead."
     )
 
 

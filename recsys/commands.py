@@ -311,6 +311,7 @@ def retrain(
     from recsys.config import Settings
     from recsys.errors import ConfigError
     from recsys.pipeline import SECTIONS
+    from recsys.progress import working
     from recsys.retraining import retrain as make
     from recsys.serving.client import Client, ServiceError
 
@@ -327,7 +328,8 @@ def retrain(
     with ExitStack() as stack:
         clients = [stack.enter_context(Client(one, key=key)) for one in urls]
         try:
-            outcome = make(settings, sources, clients=clients, promote=promote, force=run.force)
+            with working("retrain"):
+                outcome = make(settings, sources, clients=clients, promote=promote, force=run.force)
         except (ServiceError, httpx.TransportError) as error:
             raise ConfigError(f"--url {', '.join(urls)}: {error}; what is made stays") from error
     if as_json:

@@ -34,6 +34,7 @@ class _Shown:
     def __init__(self) -> None:
         self.at = time.monotonic()
         self.bars: list[_LineBar | _RichBar] = []
+        self.working: list[Heartbeat] = []
 
     def is_stale(self) -> bool:
         """Whether it is time for another line."""
@@ -64,6 +65,8 @@ class Heartbeat:
     def beat(self) -> None:
         """Write a line if it is time for one; a bar of a terminal moves by itself."""
         bar = _shown.bars[-1] if _shown.bars else None
+        if self is not _shown.working[-1]:  # a part of the work says more
+            return
         if not _shown.is_stale() or isinstance(bar, _RichBar):
             return
         if bar is not None:
@@ -76,7 +79,8 @@ class Heartbeat:
 def working(name: str) -> Iterator[None]:
     """While the body runs, let a thread write a line whenever nothing else was for a while.
 
-    Of several processes that train together, the first one writes.
+    Within another one, the inner name is written. Of several processes that train together, the
+    first one writes.
     """
     if os.environ.get("RANK", "0") != "0":
         yield
@@ -87,6 +91,7 @@ def working(name: str) -> Iterator[None]:
         while not ended.wait(LOOK_EVERY_S):
             heartbeat.beat()
 
+    _shown.working.append(heartbeat)
     thread = threading.Thread(target=watch, name="heartbeat", daemon=True)
     thread.start()
     try:
@@ -94,6 +99,7 @@ def working(name: str) -> Iterator[None]:
     finally:
         ended.set()
         thread.join()
+        _shown.working.remove(heartbeat)
 
 
 class Bar(Protocol):

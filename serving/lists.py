@@ -50,7 +50,7 @@ Strengths = Callable[[str], int | None]
 HOUR_MS = 3_600_000
 _NOTES: dict[ListNoteCode, str] = {
     "unknown_user": "There are no events of the user.",
-    "no_events": "There are no such events that count.",
+    "no_events": "No stored event has a type and a time that this list counts.",
     "no_dates": "No item has a date (attribute available_from), and none was added to the bundle.",
     "no_evidence": "The bundle has no evidence about the items.",
     "nothing_eligible": "None of the items passes the filter, the rules and the availability.",

@@ -35,6 +35,7 @@ FILE = "recipe.yaml"
 BEAMS = 20
 ERRORS = 2.0  # standard errors that a gain must exceed; short runs and several trials add noise
 LEAST_USERS = 50  # of validation; differences of fewer are noise
+LEAST_MINUTES = 0.05  # of a trial's training; in less time even the first one shows nothing
 LEAST_EPOCHS = 2  # of a trial; differences after less are noise, too
 FEWER = 4  # times fewer windows in the trials after one that was too slow
 TRAINED = 0.6  # of a trial's time; the rest is for IDs, soft labels and validation
@@ -113,6 +114,8 @@ class _Trials:
         # The first trial may have to be repeated on a sample.
         minutes = None if share is None else TRAINED * share / (len(trials) + 2)
         end = math.inf if share is None else time.monotonic() + 60 * share
+        if minutes is not None and minutes < LEAST_MINUTES:
+            return {}
         sample: list[str] = []
         begun = time.monotonic()
         gains, epochs = self._train(sample, minutes)
@@ -196,7 +199,9 @@ def _keep_ids(context: Context, chosen: Sequence[str], scratch: Workspace) -> No
 
 def _show(info: Mapping[str, Any]) -> None:
     if not info["trials"]:
-        say(f"recipe: no trials, since there are fewer than {LEAST_USERS} validation users")
+        few = info["users"] < LEAST_USERS
+        why = f"there are fewer than {LEAST_USERS} validation users" if few else "time is too short"
+        say(f"recipe: no trials, since {why}")
         return
     title = f"Recipe: trials on {info['users']} validation users"
     if info["window_share"] < 1:

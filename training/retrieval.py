@@ -366,6 +366,8 @@ def _report(validation: dict[str, Any]) -> None:
     """Print NDCG@10 and Recall@10 of all parts, and what each source adds."""
     table = Table("ranker", "NDCG@10", "Recall@10", title="Validation, seen items left out")
     for name, found in validation["parts"].items():
+        if name == "served":  # one of the others
+            continue
         table.add_row(name, *(f"{found[key]:.4f}" for key in ("ndcg@10", "recall@10")))
     console.print(table)
     if validation["without"]:
@@ -376,11 +378,11 @@ def _report(validation: dict[str, Any]) -> None:
         console.print(table)
     served = validation["served"]
     if served == RERANKER:
-        say("served: a blend of the model and the other sources")
+        say("The served list is the one of the reranker: a blend of the model and other sources.")
     elif served == MODEL:
-        say("served: the model's own list, which ranks better than a blend")
+        say("The served list is the model's own, which ranks better than a blend.")
     else:
-        say(f"served: the source {served!r} alone, which ranks better than a blend")
+        say(f"The served list is that of {served!r} alone, which ranks better than a blend.")
     if validation["users"] < LEAST_USERS:
         say(
             f"{validation['users']} validation users are too few to choose what is served, so it "

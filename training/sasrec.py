@@ -58,6 +58,7 @@ from recsys.training.supervised import (
 from recsys.training.validation import TOP, discounted_gains, ranking_metrics
 
 KIND = "sasrec"
+FEATURES = "item_features.npy"
 SPREAD = 0.02  # standard deviation of initial weights
 LENGTH = 2.0  # initial length of item vectors
 NOTHING = -1e9  # logit of an excluded item
@@ -65,6 +66,8 @@ NOTHING = -1e9  # logit of an excluded item
 
 def stage(context: Context) -> Path | None:
     """Write the `sasrec` artifact of a run with `SasRec.save`; without epochs return None.
+
+    `item_features.npy` has the item features, if the model has any.
 
     Raises:
         ConfigError: no user has two training events, or the data lack the features.
@@ -85,8 +88,10 @@ def stage(context: Context) -> Path | None:
     dataset = Dataset.load(workspace.dataset)
     torch.manual_seed(seed)
     served = None if parent is None else load_sasrec(parent.path, len(parent.catalog))
+    content = None
     if parent is None or served is None:
-        model = SasRecModel(len(dataset.item_ids), config, features(context, dataset))
+        content = _fit_features(context, dataset)
+        model = SasRecModel(len(dataset.item_ids), config, content)
     else:
         model = _continued(served, parent, dataset, config)
     module = SampledSoftmax(model, config, autocast_dtype(config.precision, Accelerator().device))
@@ -104,6 +109,8 @@ def stage(context: Context) -> Path | None:
     info["fitted_on"] = digest(dataset.train_histories)
     with write_trained(output, checkpoints, info) as folder:
         model.frozen().save(folder)
+        if content is not None:  # they take long, and retrieval has them, too
+            np.save(folder / FEATURES, content, allow_pickle=False)
     return output.path
 
 
@@ -154,11 +161,20 @@ def _continued(
 
 
 def features(context: Context, dataset: Dataset) -> NDArray[np.float32] | None:
-    """(items, F) item features of the run's SASRec, or None if it has none.
+    """(items, F) item features of the run's trained SASRec, or None if it has none.
 
     Raises:
         ConfigError: the data lack the features.
     """
+    file = context.workspace.run(KIND) / FEATURES
+    if file.is_file() and context.settings.section(KIND, SasRecConfig).epochs:
+        saved: NDArray[np.float32] = np.load(file, allow_pickle=False)
+        return saved
+    return _fit_features(context, dataset)
+
+
+def _fit_features(context: Context, dataset: Dataset) -> NDArray[np.float32] | None:
+    """The same, fitted to the data set."""
     config = context.settings.section(KIND, SasRecConfig)
     wanted = config.features
     weights = wanted.text_weight, wanted.attribute_weight, wanted.collaborative_weight

@@ -234,12 +234,16 @@ def headline(document: dict[str, Any]) -> list[str]:
 def _of_availability(away: dict[str, int], users: int) -> str:
     """What the figures do with items that were unavailable at the time of the report."""
     hidden = (
-        f"{away['items']:,} items were not available at the time of this report: no list has one."
+        f"{away['items']:,} items were not available when this report was made, so no list has one."
     )
+    if not away["users"]:
+        return hidden
     if away["users"] == users:
-        return f"{hidden} The next event of every user is on one of them: every list misses it."
-    left_out = f"Of {users:,} users, {away['users']:,} are left out: their next event is on one."
-    return f"{hidden} {left_out}"
+        return f"{hidden} The next event of every user is on such an item, so every list misses it."
+    return (
+        f"{hidden} {away['users']:,} of {users:,} users are left out, because their next event is "
+        "on such an item."
+    )
 
 
 def render(document: dict[str, Any]) -> str:

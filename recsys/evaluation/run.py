@@ -49,7 +49,7 @@ KIND = "evaluation"
 MODEL, BLENDED = "model", "blended"
 EVERYONE = 1 << 40  # more users than any split has
 TIMED = 64  # users whose lists say how long a list takes
-RANKED = 0.5  # of the time that is left then; the rest is for new items, metrics and intervals
+RANKED = 0.35  # of the time that is left then; the rest is for new items, metrics and intervals
 LEAST_EVALUATED = 100  # users who are evaluated even if the time is spent
 JSON, HTML, USERS = "report.json", "report.html", "users.parquet"
 
@@ -327,9 +327,9 @@ def _weaknesses(result: Result) -> list[str]:
                 worse = _worst(result, served, name, {"seen": seen, "targets": targets})
                 if worse is not None:
                     found.append(
-                        f"The served list ({served}) is worse than {name} for {meaning}, "
-                        f"seen items {seen}: {worse}. It is fitted to the next event without seen "
-                        "items; more time (--minutes) may help it."
+                        f"The served list is worse than {name} for {meaning}, seen items {seen}: "
+                        f"{worse}. It is fitted to the next event without seen items; more time "
+                        "(--minutes) may help it."
                     )
     found += _cold_weaknesses(result)
     about |= {"seen": result.config.seen_modes[0], "targets": "next"}

@@ -32,6 +32,12 @@ def lines(capsys):
     return capsys.readouterr().err.splitlines()
 
 
+def begun(name):
+    """Work without its thread."""
+    progress._shown.working.append(Heartbeat(name))
+    return progress._shown.working[-1]
+
+
 def passed(clock, heartbeat, seconds):
     """Let time pass, a second at a time."""
     for _ in range(seconds):
@@ -40,13 +46,13 @@ def passed(clock, heartbeat, seconds):
 
 
 def test_work_without_a_word_is_heard_of_within_ten_seconds(clock, capsys):
-    heartbeat = Heartbeat("ids")
+    heartbeat = begun("ids")
     passed(clock, heartbeat, 30)
     assert lines(capsys) == [f"ids: at work for {n} s" for n in (8, 16, 24)]
 
 
 def test_a_line_of_the_work_itself_puts_the_next_one_off(clock, capsys):
-    heartbeat = Heartbeat("ids")
+    heartbeat = begun("ids")
     passed(clock, heartbeat, 7)
     say("something")
     passed(clock, heartbeat, 8)
@@ -54,7 +60,7 @@ def test_a_line_of_the_work_itself_puts_the_next_one_off(clock, capsys):
 
 
 def test_the_heartbeat_shows_the_bar_that_is_open(clock, capsys):
-    heartbeat = Heartbeat("target")
+    heartbeat = begun("target")
     with track("labels", 40) as bar:
         clock.now += 2
         bar.advance(10, loss=1.5)
@@ -62,6 +68,14 @@ def test_the_heartbeat_shows_the_bar_that_is_open(clock, capsys):
         assert lines(capsys) == ["labels: 10/40 ETA 24 s loss 1.5"]
     passed(clock, heartbeat, 8)
     assert lines(capsys) == ["target: at work for 16 s"]
+
+
+def test_a_part_of_the_work_is_named(clock, capsys):
+    whole, part = begun("retrain"), begun("ids")
+    clock.now += 9
+    whole.beat()
+    part.beat()
+    assert lines(capsys) == ["ids: at work for 9 s"]
 
 
 def test_a_bar_writes_by_itself_where_nothing_else_does(clock, capsys):

@@ -178,3 +178,12 @@ def test_ids_of_other_settings_are_not_kept(home, monkeypatch):
     monkeypatch.setattr(recipe, "ERRORS", 1e9)  # no trial is
     context = choose(SMALL, {"fewer": ["ids.levels=2"]})
     assert context.made("ids") is None
+
+
+def test_a_budget_that_is_too_short_for_trials_makes_none(home, scripted, capsys):
+    tried = scripted({})
+    settings = Settings(SMALL | {"minutes": 0.5, "recipe": {"trials": TRIALS}})
+    run_stages(Context.of(settings), ("data", "recipe"))
+    assert tried == []
+    assert Context.of(settings).workspace.manifest("recipe").info["chosen"] == []
+    assert "time is too short" in capsys.readouterr().err

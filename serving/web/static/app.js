@@ -54,6 +54,7 @@ async function mount() {
       mountOptions($("side"));
     }
     document.title = state.view === "recommend" ? "recsys" : `${VIEWS[state.view][0]} · recsys`;
+    if (first) loaded().catch(() => {}); // another model may have been promoted meanwhile
     const shown = show(state.view, sections[state.view]);
     first ??= shown;
   });
@@ -84,13 +85,19 @@ async function show(view, section) {
   }
 }
 
+/** Show the name of the model that answers, and the number of items that it may recommend. */
+async function loaded() {
+  const { models } = await call("GET", "/v1/models");
+  const first = models.find((model) => model.aliases?.includes("champion")) ?? models[0];
+  render($("loaded"), h("strong", {}, first.name), ` ${number(first.items)} items · ${first.levels} levels`);
+}
+
 /** Wait for the model and show its name; the views report other problems. */
 async function ready() {
   $("body").hidden = false;
   for (;;) {
     try {
-      const [first] = (await call("GET", "/v1/models")).models;
-      render($("loaded"), h("strong", {}, first.name), ` ${number(first.items)} items · ${first.levels} levels`);
+      await loaded();
       break;
     } catch (problem) {
       if (problem.code === "unauthenticated") $("tools").firstChild.open = true; // the key is entered there

@@ -113,8 +113,8 @@ function night(line, served) {
     h("p", { class: "fine" }, [when, `continues ${line.parent}`, gate?.window && `${plural(gate.window.users, "user")} in the window`].filter(Boolean).join(" · ")),
     line.reasons?.length > 0 && h("ul", { class: "notes" }, line.reasons.map((reason) => h("li", {}, reason))),
     gate?.comparisons?.length > 0 && h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": `Comparison of ${line.version}` }, h("table", {},
-      h("caption", {}, "Challenger and champion on the newest events"),
-      h("thead", {}, h("tr", {}, ["next items", "metric", "challenger", "champion", "difference", "95 % interval"].map((text) => h("th", { scope: "col" }, text)))),
+      h("caption", {}, `${line.version} beside ${line.parent}, which it continues, on the newest events`),
+      h("thead", {}, h("tr", {}, ["next items", "metric", line.version, line.parent, "difference", "95 % interval"].map((text) => h("th", { scope: "col" }, text)))),
       h("tbody", {}, gate.comparisons.map((row) => h("tr", {},
         h("th", { scope: "row" }, row.target), h("td", {}, `${row.metric}@${row.k}`), h("td", {}, number(row.a, 4)), h("td", {}, number(row.b, 4)),
         h("td", {}, number(row.mean, 4).replace("-", "−")), h("td", {}, `${number(row.low, 4)} to ${number(row.high, 4)}`.replaceAll("-", "−"))))))));

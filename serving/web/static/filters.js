@@ -13,7 +13,7 @@ const WAIT_MS = 200;
 
 let attributes = new Map(); // name -> {type, values}
 let rows = []; // of the builder; unfinished rows are not in the filter yet
-let root, groups, clear, json, meter, verdict, total = null;
+let root, groups, clear, json, meter, verdict;
 const validate = latest();
 
 export function mountFilters(into) {
@@ -50,7 +50,6 @@ async function learnAttributes() {
   let items;
   try {
     const all = await look("");
-    total = all.total;
     const step = Math.max(1, Math.ceil(all.children.length / PLACES)); // adjacent codes have similar items: choose distant ones
     const apart = all.children.filter((_, i) => i % step === step - 1);
     items = [all, ...(await Promise.all(apart.map(({ code }) => look(code))))].flatMap((page) => page.items);
@@ -256,14 +255,9 @@ const counting = later(WAIT_MS, count);
 
 async function count() {
   const filter = rows === null ? state.filter : filterOf(rows);
-  if (!filter) {
-    meter.style.setProperty("--part", 1);
-    render(verdict, total === null ? "No filter: every item." : `No filter: all ${number(total)} items.`);
-    return;
-  }
   let answer;
   try {
-    const body = { filter, ...(state.model && { model: state.model }) };
+    const body = { filter: filter ?? {}, ...(state.model && { model: state.model }) };
     answer = await validate("POST", "/v1/filters/validate", body);
   } catch (problem) {
     render(verdict, problemBox(problem));
@@ -276,5 +270,6 @@ async function count() {
     return;
   }
   meter.style.setProperty("--part", answer.eligible_items / (answer.items || 1));
-  render(verdict, h("strong", {}, number(answer.eligible_items)), ` of ${number(answer.items)} items match.`);
+  if (!filter) render(verdict, `No filter: all ${number(answer.items)} items.`);
+  else render(verdict, h("strong", {}, number(answer.eligible_items)), ` of ${number(answer.items)} items match.`);
 }

@@ -9,11 +9,28 @@ import { FOR_A_PERSON, state, update } from "./state.js";
 
 const SIMILAR = 6;
 export const PICTURE = /^(image|picture|photo|thumbnail|img)s?(_?(url|uri|link|src)s?)?$/i; // attributes with a picture
+const PRICE = /^price$/i;
+const HIDDEN = /^available(_from|_until)?$/; // what is recommended is available
 const DATA_URL = /^data:image\/(png|jpeg|gif|webp|avif);base64,/;
 const HOSTS = document.querySelector("meta[name=image-hosts]").content.split(" ").filter(Boolean);
 
 /** The values of an attribute as a list, without empty ones. */
 export const values = (value) => (Array.isArray(value) ? value : [value]).filter((v) => v !== null && v !== undefined && v !== "");
+
+/** Whether an attribute is shown beside the others; picture, price and availability have places of their own. */
+export const isShown = (key) => !PICTURE.test(key) && !PRICE.test(key) && !HIDDEN.test(key);
+
+/** A value in words: whether something holds is the attribute's name, and no bare "true". */
+export const inWords = (key, value) => (typeof value === "boolean" ? `${value ? "" : "not "}${key}` : typeof value === "number" ? `${key} ${value}` : String(value));
+
+/** The price of an item with two decimals, in the shop's currency if the item has one; null without. */
+export function price(metadata) {
+  const [, value] = Object.entries(metadata ?? {}).find(([key]) => PRICE.test(key)) ?? [];
+  if (typeof value !== "number") return value ? h("p", { class: "price" }, String(value)) : null;
+  const { currency } = metadata;
+  const named = /^[A-Z]{3}$/.test(currency ?? "") ? { style: "currency", currency } : { minimumFractionDigits: 2, maximumFractionDigits: 2 };
+  return h("p", { class: "price", title: "price" }, h("span", { class: "sr" }, "price "), value.toLocaleString("en", named));
+}
 
 /** Open the dialog with the details of an item. */
 export async function openItem(id) {
@@ -45,7 +62,8 @@ export async function openItem(id) {
   render(box,
     h("h2", { id: "sheet-title" }, found.title || id),
     identity(found),
-    picture(found),
+    price(found.metadata),
+    picture(found) ?? missing(found),
     found.text && h("p", { class: "text" }, found.text.slice(0, 600)),
     facts(found.metadata ?? {}, sheet),
     h("div", { class: "row" },
@@ -70,24 +88,27 @@ export async function openItem(id) {
 }
 
 function facts(metadata, sheet) {
-  const known = Object.entries(metadata).filter(([key, value]) => values(value).length && !PICTURE.test(key));
+  const known = Object.entries(metadata).filter(([key, value]) => values(value).length && isShown(key));
   if (!known.length) return null;
   return h("dl", { class: "facts" }, known.map(([key, value]) => [
     h("dt", {}, key),
     h("dd", {}, values(value).map((one) => h("button", {
       type: "button", class: "tag", title: `Only items with ${key} ${one}`,
       onclick: () => (sheet.close(), onlyWith(key, one)),
-    }, String(one)))),
+    }, one === true ? "yes" : one === false ? "no" : String(one)))),
   ]));
 }
 
-/** The picture of an item, if the page may show it: a data URL, or https from a host of `image_hosts`. */
-function picture({ title, item_id, metadata }) {
-  const given = Object.entries(metadata ?? {}).filter(([key]) => PICTURE.test(key)).flatMap(([, value]) => values(value));
-  const source = given.find((url) => typeof url === "string" && (DATA_URL.test(url) || allowed(url)));
-  if (source) return h("img", { class: "picture", src: source, alt: `Picture of ${title || item_id}`, referrerpolicy: "no-referrer" });
-  return h("p", { class: "picture none" }, given.length ? "The picture is on a host that this page may not load from (image_hosts)." : "No picture");
+const pictures = (metadata) => Object.entries(metadata ?? {}).filter(([key]) => PICTURE.test(key)).flatMap(([, value]) => values(value));
+
+/** The picture of an item, if the page may show it: a data URL, or https from a host of `image_hosts`; null otherwise. */
+export function picture({ title, item_id, metadata }) {
+  const source = pictures(metadata).find((url) => typeof url === "string" && (DATA_URL.test(url) || allowed(url)));
+  return source ? h("img", { class: "picture", src: source, alt: `Picture of ${title || item_id}`, referrerpolicy: "no-referrer", loading: "lazy" }) : null;
 }
+
+const missing = ({ metadata }) =>
+  h("p", { class: "picture none" }, pictures(metadata).length ? "The picture is on a host that this page may not load from (image_hosts)." : "No picture");
 
 function allowed(url) {
   const { protocol, host } = URL.canParse(url) ? new URL(url) : {};

@@ -4,7 +4,7 @@ import { call, curl, latest, learn, remember, request, title } from "./api.js";
 import { announce, empty, h, identity, logProb, number, percent, plural, problemBox, render } from "./dom.js";
 import { onlyWith } from "./filters.js";
 import { add } from "./history.js";
-import { openItem, PICTURE, values } from "./item.js";
+import { inWords, isShown, openItem, picture, price, values } from "./item.js";
 import { state, update, watch } from "./state.js";
 
 /** Fields of the state that change an answer. */
@@ -122,6 +122,8 @@ function card(item, part, most) {
       "aria-label": `Add ${name} to the session`,
       onclick: () => add(item.item_id),
     }, name)),
+    picture(item),
+    price(item.metadata),
     identity(item),
     part !== null && h("p", { class: "score", title: `Share of the probability of the shown list: softmax over its scores. Log-probability ${logProb(item.score)}` },
       bar, h("span", {}, `${percent(part)} of this list`)),
@@ -142,14 +144,14 @@ function moved(item) {
 }
 
 function tags(item) {
-  const all = Object.entries(item.metadata ?? {}).filter(([key]) => !PICTURE.test(key)).flatMap(([key, value]) => values(value).map((one) => [key, one]));
+  const all = Object.entries(item.metadata ?? {}).filter(([key, value]) => isShown(key) && value !== false).flatMap(([key, value]) => values(value).map((one) => [key, one]));
   const first = [...new Map(all.map(([key, one]) => [key, one])), ...all]; // one value of each key, then the others
   const shown = [...new Map(first.map((pair) => [pair.join("\n"), pair])).values()].slice(0, MOST_TAGS);
   if (!shown.length) return null;
   return h("p", { class: "tags" }, shown.map(([key, one]) => h("button", {
     type: "button", class: "tag", title: `Only items with ${key} ${one}`,
     "aria-label": `Only items with ${key} ${one}`, onclick: () => onlyWith(key, one),
-  }, typeof one === "number" ? `${key} ${one}` : String(one))));
+  }, inWords(key, one))));
 }
 
 // Animation of cards to their new places

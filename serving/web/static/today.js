@@ -7,6 +7,7 @@ import { openItem } from "./item.js";
 import { state, update, watch } from "./state.js";
 
 const PERIODS = { 1: "the last 24 hours", 7: "the last 7 days" };
+const HALVED_H = 6; // hours for each day of the period, as in serving/today.py
 const EVERY_MS = 60_000;
 const ask = latest();
 let box, made, period, timer = 0;
@@ -58,7 +59,7 @@ function draw(found) {
       sparkline(`Recommendations ${each(slots.seconds)}`, [{ name: "recommendations", values: slots.answers }], { digits: 0 }),
       sparkline(`Followed ${each(slots.seconds)}`, [{ name: "followed", values: slots.followed }], { digits: 0 })),
     h("div", { class: "two" },
-      table("Trending", "What people look at and buy now, wherever they found it. Each person counts once, and for half after some hours.",
+      table("Trending", `What people look at and buy now, wherever they found it. Each person counts once for an item. This weight halves every ${HALVED_H * state.days} hours.`,
         found.trending, { people: "people", shown: "shown" }, "No events in this period."),
       table("Never shown", `${plural(coverage.never_shown, "item")} of the catalog ${coverage.never_shown === 1 ? "was" : "were"} in no recommendation; first those that people look for anyway.`,
         found.never_shown, { people: "people" }, "Every item was shown."),
