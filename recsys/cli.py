@@ -7,6 +7,7 @@ command imports torch when it runs.
 from __future__ import annotations
 
 import errno
+import gc
 import os
 import re
 import sys
@@ -99,6 +100,8 @@ def main() -> None:
         again = "then run the same command again: what is finished is kept"
         typer.echo(f"error: {reason}; make room or choose another folder, {again}", err=True)
         sys.exit(2)
+    finally:
+        gc.freeze()  # else the interpreter visits all objects at its end, for a second with torch
 
 
 def _not_writable(error: Exception) -> str | None:

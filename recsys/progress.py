@@ -23,7 +23,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-LINE_EVERY_S = 8.0  # so that no ten seconds pass on a busy machine either
+LINE_EVERY_S = 6.0  # so that no ten seconds pass while a long call keeps other threads waiting
 LOOK_EVERY_S = 1.0
 console = Console(stderr=True)
 

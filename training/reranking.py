@@ -39,6 +39,7 @@ COST = 0.02  # share of NDCG@10 that users of known items may lose to new items
 RAISE, MOST_RAISES = 0.1, 30  # steps of the weight of being new
 LEAST_HITS = 100  # of next items among the candidates; with fewer, no network is tried
 ABLATED = 10_000  # users at most, drawn, for what each source adds
+NETWORK_TIMES = 3  # that a network may take longer than what was fitted before it
 LEAST_NEW = 30  # whose next item is a new candidate; with fewer, new items get no weights
 ERRORS = 2.0  # standard errors by which the best of all sources must exceed the reranker
 
@@ -317,8 +318,8 @@ def choose(
         shape: its numbers of candidates and nodes are kept.
         alone: name -> (n,) ranks of the next items in the full lists of each part.
         ablate: also fit the reranker without each source, which takes most of the time.
-        end: when to end at the latest, by `time.monotonic`. After it no network is fitted, and
-            sources that were not measured yet are left out of `without`.
+        end: when to end at the latest, by `time.monotonic`. Without time for it no network is
+            fitted, and sources that were not measured yet are left out of `without`.
     """
     metrics = {name: _metrics(ranks) for name, ranks in alone.items()}
     servable = {
@@ -327,10 +328,12 @@ def choose(
     ranks = {name: rank_targets(found, reranker) for name, reranker in servable.items()}
     servable[MODEL], ranks[MODEL] = replace(shape, weights={}), alone[MODEL]
     best = max(servable, key=lambda name: gains(ranks[name]).mean())
+    begun = time.monotonic()
     scores, useful = _cross_score_optional(found, shape)
+    ready = time.monotonic() + NETWORK_TIMES * (time.monotonic() - begun)
     crossed, network = ranks_by(found, scores), False
     hits = np.count_nonzero(found.hits.any(axis=1))
-    if hits >= LEAST_HITS and time.monotonic() < end:
+    if hits >= LEAST_HITS and ready < end:
         with_network = cross_score(useful, shape, network=True)
         its_ranks = ranks_by(found, with_network)
         if network := _exceeds(its_ranks, crossed):

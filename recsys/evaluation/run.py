@@ -343,7 +343,7 @@ def _weaknesses(result: Result) -> list[str]:
                 found.append(
                     f"The model alone is below {name}: NDCG@{k} {own:.4f} against {theirs:.4f}. "
                     "More events, more epochs or a SASRec teacher (sasrec.epochs) may help it; the "
-                    "blended list does not depend on it alone."
+                    "served list does not depend on it alone."
                 )
     return found
 

@@ -15,7 +15,7 @@ from scipy import sparse
 from recsys.progress import track
 
 BLOCK = 16  # queries that are multiplied together
-SEARCHED = 1024  # items whose neighbours are searched at once
+SEARCHED = 256  # items whose neighbours are searched at once
 
 
 @dataclass(frozen=True, eq=False)

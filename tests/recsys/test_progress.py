@@ -48,15 +48,15 @@ def passed(clock, heartbeat, seconds):
 def test_work_without_a_word_is_heard_of_within_ten_seconds(clock, capsys):
     heartbeat = begun("ids")
     passed(clock, heartbeat, 30)
-    assert lines(capsys) == [f"ids: at work for {n} s" for n in (8, 16, 24)]
+    assert lines(capsys) == [f"ids: at work for {n} s" for n in (6, 12, 18, 24, 30)]
 
 
 def test_a_line_of_the_work_itself_puts_the_next_one_off(clock, capsys):
     heartbeat = begun("ids")
-    passed(clock, heartbeat, 7)
+    passed(clock, heartbeat, 5)
     say("something")
-    passed(clock, heartbeat, 8)
-    assert lines(capsys) == ["something", "ids: at work for 15 s"]
+    passed(clock, heartbeat, 6)
+    assert lines(capsys) == ["something", "ids: at work for 11 s"]
 
 
 def test_the_heartbeat_shows_the_bar_that_is_open(clock, capsys):
@@ -64,10 +64,10 @@ def test_the_heartbeat_shows_the_bar_that_is_open(clock, capsys):
     with track("labels", 40) as bar:
         clock.now += 2
         bar.advance(10, loss=1.5)
-        passed(clock, heartbeat, 8)
-        assert lines(capsys) == ["labels: 10/40 ETA 24 s loss 1.5"]
-    passed(clock, heartbeat, 8)
-    assert lines(capsys) == ["target: at work for 16 s"]
+        passed(clock, heartbeat, 4)
+        assert lines(capsys) == ["labels: 10/40 ETA 18 s loss 1.5"]
+    passed(clock, heartbeat, 6)
+    assert lines(capsys) == ["target: at work for 12 s"]
 
 
 def test_a_part_of_the_work_is_named(clock, capsys):
@@ -83,7 +83,7 @@ def test_a_bar_writes_by_itself_where_nothing_else_does(clock, capsys):
         for _ in range(3):
             clock.now += LINE_EVERY_S
             bar.advance()
-    assert lines(capsys) == ["users: 1/3 ETA 16 s", "users: 2/3 ETA 8 s", "users: 3/3 ETA 0 s"]
+    assert lines(capsys) == ["users: 1/3 ETA 12 s", "users: 2/3 ETA 6 s", "users: 3/3 ETA 0 s"]
 
 
 def test_the_thread_ends_with_the_work_even_if_that_fails(monkeypatch):

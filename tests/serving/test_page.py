@@ -91,10 +91,15 @@ def bundle(tmp_path_factory, random_bundle):
     about = {"metric": "recall", "k": 10, "seen": "masked", "targets": "next"}
     report = {
         "made_from": {"bundle": read_manifest(path, "bundle").digest},
-        "rankers": ["model", "popularity"],
+        "rankers": ["blended", "model", "popularity"],
+        "weaknesses": ["The served list is worse than popularity for nobody."],
+        "split": "test",
+        "name": "shop",
+        "data": {"users_evaluated": 40, "users_in_split": 1043},
         "headline": {"k": 10, "seen": "masked", "targets": "next"},
         "metrics": [
-            {**about, "ranker": "model", "mean": 0.5, "low": 0.4, "high": 0.6},
+            {**about, "ranker": "blended", "mean": 0.5, "low": 0.4, "high": 0.6},
+            {**about, "ranker": "model", "mean": 0.3, "low": 0.2, "high": 0.4},
             {**about, "ranker": "popularity", "mean": 0.1, "low": 0.05, "high": 0.15},
             {**about, "ranker": "model", "k": 5, "mean": 0.3, "low": 0.2, "high": 0.4},
         ],
@@ -373,12 +378,16 @@ def test_evaluation_and_operations_are_charts_that_can_be_read(visit, site):
     assert answer.status_code == 200
     page = visit("view=evaluation")
     captions = page.locator(".bars caption")
-    expect(captions).to_have_text(["Recall@10, with 95 % intervals", "Recall@10"])
-    expect(page.locator(".bars th")).to_have_text(
-        ["model", "popularity", "target", "retrieval, model", "retrieval, blended"]
+    expect(captions).to_have_text(["Recall@10, with 95 % intervals"])
+    expect(page.locator(".bars th")).to_have_text(["served list", "model alone", "popularity"])
+    expect(page.locator(".view.evaluation .notes li")).to_have_text(
+        ["The served list is worse than popularity for nobody."]
+    )
+    expect(page.locator(".view.evaluation section .fine").first).to_have_text(
+        "shop · 40 of 1,043 users of the test split · seen items masked"
     )
     expect(page.locator(".figure").first).to_have_text("0.500 0.400–0.600")
-    assert page.locator(".interval").count() == 2
+    assert page.locator(".interval").count() == 3
     page.click("[data-view=operations]")
     page.wait_for_selector(".spark")
     labels = page.eval_on_selector_all(".spark", "all => all.map(s => s.ariaLabel)")
@@ -627,6 +636,54 @@ def test_an_item_is_hidden_pinned_and_boosted_with_a_trail(visit, shop):
     page.click("text=Take out of the rule")
     expect(page.locator("dialog .manage")).to_contain_text("No rule concerns this item.")
     assert shop.get("/v1/rules").json()["rules"] == []
+
+
+def test_a_card_has_a_picture_a_price_and_no_nameless_value(visit):
+    only = json.dumps({"must": [{"key": "item_id", "any": ["B0007", "B0009", "B0010"]}]})
+    page = visit(f"user=bob&filter={only}")
+    assert set(listed(page)) == {"B0007", "B0009", "B0010"}
+    shown = {name: page.locator(f".card[data-id={name}]") for name in ("B0007", "B0009", "B0010")}
+    assert page.eval_on_selector(".card[data-id=B0007] .picture", "one => one.naturalWidth") == 1
+    assert shown["B0009"].locator(".picture").count() == 0
+    expect(shown["B0009"].locator(".price")).to_have_text("price 2.25")
+    expect(shown["B0009"].locator(".tag")).to_have_text(["red"])  # it is not used
+    expect(shown["B0010"].locator(".tag")).to_have_text(["green", "used"])
+
+
+def test_every_view_counts_the_items_that_can_be_recommended(visit, shop):
+    page = visit("view=catalog")
+    shop.patch("/v1/items/B0007", json={"attributes": {"available": False}}).raise_for_status()
+    try:
+        page.reload()
+        expect(page.locator("#loaded")).to_contain_text("1,199 items")
+        expect(page.locator(".verdict")).to_have_text("No filter: all 1,199 items.")
+        expect(page.locator(".view.catalog .summary")).to_have_text(
+            "1,200 items, of which 1,199 can be recommended"
+        )
+        page.click("[data-view=today]")
+        expect(page.locator(".view.today .tile").nth(3)).to_contain_text("of 1,199 items")
+        settle(page)
+        page.close()
+    finally:
+        shop.patch("/v1/items/B0007", json={"attributes": {"available": True}}).raise_for_status()
+
+
+def test_a_promoted_model_is_named_without_a_reload(visit):
+    def promoted(route):
+        answer = route.fetch().json()
+        answer["models"][0]["name"] = "shop.2"
+        route.fulfill(json=answer)
+
+    page = visit("view=catalog")
+    expect(page.locator("#loaded strong")).to_have_text("shop")
+    page.route("**/v1/models", promoted)
+    page.click("[data-view=experiments]")
+    expect(page.locator("#loaded strong")).to_have_text("shop.2")
+    heads = page.locator(".view.experiments thead th")
+    expect(heads).to_have_text(
+        ["next items", "metric", "shop.3", "shop", "difference", "95 % interval"]
+    )
+    settle(page)
 
 
 def test_a_picture_of_another_host_is_not_loaded(visit):

@@ -51,8 +51,8 @@ function report(content) {
       weak.length ? h("ul", { class: "notes" }, weak.map((text) => h("li", {}, text))) : h("p", {}, "The report names none.")),
     h("section", { class: "panel" }, h("h3", {}, "Report"),
       h("p", { class: "fine" }, [
-        content.name, content.split && `${content.split} split`, users && plural(users, "user"),
-        users && content.data.users_in_split > users && `of ${number(content.data.users_in_split)} in the split`, seen && `seen items ${seen}`,
+        content.name, users && `${number(users)} of ${plural(content.data.users_in_split ?? users, "user")} of the ${content.split} split`,
+        seen && `seen items ${seen}`,
       ].filter(Boolean).join(" · ")),
       h("div", { class: "charts" }, charts)),
   ];

@@ -146,7 +146,7 @@ function moved(item) {
 function tags(item) {
   const all = Object.entries(item.metadata ?? {}).filter(([key, value]) => isShown(key) && value !== false).flatMap(([key, value]) => values(value).map((one) => [key, one]));
   const first = [...new Map(all.map(([key, one]) => [key, one])), ...all]; // one value of each key, then the others
-  const shown = [...new Map(first.map((pair) => [pair.join("\n"), pair])).values()].slice(0, MOST_TAGS);
+  const shown = [...new Map(first.map((pair) => [inWords(...pair), pair])).values()].slice(0, MOST_TAGS);
   if (!shown.length) return null;
   return h("p", { class: "tags" }, shown.map(([key, one]) => h("button", {
     type: "button", class: "tag", title: `Only items with ${key} ${one}`,
