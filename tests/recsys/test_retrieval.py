@@ -15,6 +15,7 @@ from scipy import sparse
 from recsys.errors import ArtifactError
 from recsys.interactions import Histories
 from recsys.retrieval import ItemItem, Reranker, Retrieval, VectorIndex, decayed_counts
+from recsys.retrieval import vectors as vector_index
 from recsys.retrieval.content import ContentIndex, Terms
 from recsys.retrieval.reranker import RECENT, Network, features_of
 from recsys.retrieval.retrieval import Evidence
@@ -438,3 +439,15 @@ def test_the_largest_weights_of_a_wide_catalog_stay_in_their_rows():
     weights = sparse.csr_array((rng.random(5000) + 0.1, (rows, columns)), shape=(size, size))
     item_item = ItemItem(weights.astype(np.float32), 0.5)
     assert (item_item.pruned(20).weights != item_item.weights).nnz == 0
+
+
+def test_near_items_are_searched_until_time_is_over(monkeypatch):
+    monkeypatch.setattr(vector_index, "SEARCHED", 2)
+    index = VectorIndex.of(np.abs(np.random.default_rng(0).normal(size=(8, 3))))
+    whole = index.neighbours(3).toarray()
+    now = iter(range(100))
+    monkeypatch.setattr("time.monotonic", lambda: next(now))
+    some = index.neighbours(3, end=1e9).toarray()
+    np.testing.assert_allclose(some, whole, rtol=1e-6)
+    part = index.neighbours(3, end=-1.0).toarray()
+    assert not part.any()

@@ -252,3 +252,15 @@ def test_a_quantiser_of_the_versions_before_is_read(tmp_path):
         expected = decoder(torch.from_numpy(decode(codes, centroids.numpy()))).numpy()
     np.testing.assert_array_equal(quantizer.encode(features), codes)
     np.testing.assert_allclose(quantizer.reconstruct(codes), expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("method", ["rq-kmeans", "rq-vae"])
+def test_a_time_limit_changes_the_codes_only_where_it_is_too_short(method):
+    features, config = blobs(items=400), RQVAEConfig(latent_dim=4, hidden=(8,), steps=5)
+    options = (features, (8, 8), RQKMeansConfig() if method == "rq-kmeans" else config)
+    cls = RQKMeans if method == "rq-kmeans" else RQVAE
+    free, ample, none = (cls.fit(*options, seconds=limit) for limit in (None, 1e6, 0.0))
+    for one, other in zip(free.centroids, ample.centroids, strict=True):
+        np.testing.assert_array_equal(one, other)
+    assert [book.shape for book in none.centroids] == [book.shape for book in free.centroids]
+    assert all(np.isfinite(book).all() for book in none.centroids)

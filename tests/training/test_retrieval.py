@@ -13,6 +13,7 @@ from recsys.bundle import RETRIEVAL, Bundle
 from recsys.dataset import Dataset
 from recsys.errors import ConfigError
 from recsys.interactions import Interactions
+from recsys.pipeline import Context
 from recsys.recommender import Recommender, RecommendRequest
 from recsys.retrieval import Retrieval, digest
 from recsys.splits import TRAIN
@@ -181,3 +182,13 @@ def test_vectors_take_part_where_the_semantic_ids_have_some(context, make_contex
     mixed = Retrieval.load(path).item_item.weights
     assert mixed.nnz > plain.nnz
     np.testing.assert_allclose(mixed.sum(axis=1), plain.sum(axis=1), rtol=1e-5)
+
+
+def test_when_time_is_over_the_reranker_is_fitted_on_a_sample(context, monkeypatch):
+    monkeypatch.setattr(retrieval, "BATCH", 8)
+    monkeypatch.setattr(retrieval, "LEAST_DECODED", 16)
+    monkeypatch.setattr(Context, "deadline", lambda self, stage: 0.0)  # long ago
+    users = len(Dataset.load(context.workspace.dataset).examples("valid"))
+    info = read_manifest(retrieval.stage(context)).info
+    assert info["validation"]["users"] == 16 < users
+    assert info["validation"]["without"] == {}
