@@ -157,7 +157,7 @@ def test_targets_that_are_unavailable_now_are_left_out():
     with pytest.raises(ValueError, match="model: recommends an item that is not available"):
         evaluate({"model": Fixed([4])}, shop, config, available=available)
     page = report.document(found, shop, name="x", made_from={})
-    assert "Of 3 users, 1 are left out" in " ".join(report.headline(page))
+    assert "1 of 3 users are left out, because" in " ".join(report.headline(page))
     only = np.isin(np.arange(10), [0, 1])  # no next event is on one of these
     found = evaluate({"model": Fixed([1])}, shop, config, available=only)
     assert len(found.users) == 3

@@ -95,9 +95,7 @@ async function loadNights() {
   const lines = files.retraining ?? [];
   if (!lines.length) {
     render(nights, h("section", { class: "panel" },
-      h("p", {}, "The service sees no log of a retraining: either there was none, or its folder is on another machine. The models that it sees:"),
-      h("ul", { class: "notes" }, models.models.map((model) => h("li", {}, `${model.name}, version ${model.version.slice(0, 12)}, ${plural(model.items, "item")}, answers as ${model.aliases.join(", ") || "no alias"}`)),
-        h("li", {}, `Bundles: ${models.available.join(", ") || "none"}`))));
+      h("p", {}, "The service sees no log of a retraining: either there was none, or its folder is on another machine. Operations has the models that answer.")));
     return;
   }
   const served = new Set(models.models.map((model) => model.name));
