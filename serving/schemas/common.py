@@ -1,9 +1,11 @@
 """Parts that several schemas share: ids, limits, the example of a body, health, problems."""
 
+from functools import partial
 from types import NoneType
 from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
+from unicodedata import normalize
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints
 from pydantic.config import JsonDict
 from pydantic.fields import FieldInfo
 
@@ -31,7 +33,12 @@ PATTERNS = {  # what they stand for, in errors
     WEIGHT: "a type and its weight, such as purchase:3",
     CODES: "the first codes of a semantic ID, such as 3.0",
 }
-Id = Annotated[str, StringConstraints(min_length=1, max_length=MAX_ID, pattern=NO_CONTROLS)]
+# Both spellings of a letter in Unicode are one id, as in prepared data.
+Id = Annotated[
+    str,
+    StringConstraints(min_length=1, max_length=MAX_ID, pattern=NO_CONTROLS),
+    AfterValidator(partial(normalize, "NFC")),
+]
 ItemId = Id
 UserId = Id
 AliasName = Annotated[str, StringConstraints(pattern=NAME)]

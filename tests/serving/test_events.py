@@ -5,11 +5,13 @@ import json
 import time
 
 import pytest
+from pydantic import TypeAdapter
 
 from recsys.serving import answers
 from recsys.serving import service as service_module
 from recsys.serving.api import events as events_api
 from recsys.serving.errors import KINDS
+from recsys.serving.schemas.common import Id
 from recsys.serving.schemas.events import MAX_EVENTS
 
 URL = "/v1/events"
@@ -378,3 +380,8 @@ async def test_negative_events_of_a_request_are_no_history(client, monkeypatch, 
     assert empty["note"]["code"] == "empty_history"
     disliked = ["item-7"] if name in ("dislike", "thumbs_down") else []
     assert asked == [(["item-3", "item-4"], ["view", None], disliked), ([], [], disliked)]
+
+
+def test_both_spellings_of_a_letter_are_one_id():
+    adapter = TypeAdapter(Id)
+    assert adapter.validate_python("cafe\u0301") == adapter.validate_python("caf\u00e9") == "café"
