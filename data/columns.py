@@ -27,9 +27,9 @@ from recsys.data.availability import (
     share_of_plain_answers,
 )
 from recsys.data.column_words import EVENT_WORDS, ITEM_WORDS, UNAVAILABLE, rank
-from recsys.data.opening import as_text
 from recsys.data.ratings import share_of_points
 from recsys.data.returns import knows_order_status, read_order_status, share_of_taken_back
+from recsys.data.texts import as_text
 from recsys.data.time_formats import TimeRules, share_of_times
 from recsys.errors import DataError
 from recsys.event_names import normalised

@@ -7,7 +7,7 @@ rule to a whole source.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -22,6 +22,12 @@ from recsys.data.report import RULES
 from recsys.errors import ConfigError, DataError
 
 Duplicates = Literal["keep", "drop-exact", "keep-first", "drop-near"]
+TIME = ("timestamp", "nanosecond")
+SURE_ORDER = 0.99  # share of neighbouring rows that must be newest first
+NEWEST_FIRST = (
+    "The file is newest first, so events of a user at the same time count in the opposite order of "
+    "the file."
+)
 NEAR_S = 86_400  # events of a user on one item within a day count as one opinion
 
 
@@ -171,12 +177,67 @@ def duplicates(
 def in_time_order(raw: RawData) -> RawData:
     """Sort events by user (first appearance), then time; equal times keep the source's order.
 
-    This is the order of `Interactions.of`, so that other columns of the events remain aligned.
+    In a cleaned source that is newest first, equal times have the opposite order.
     """
-    keys = [_numbers(raw.events["user"]).astype(np.int32)]
-    if "timestamp" in raw.events.column_names:
-        keys.insert(0, raw.events["timestamp"].to_numpy())
-    return replace(raw, events=raw.events.take(pa.array(np.lexsort(keys))))  # a stable sort
+    events = raw.events
+    keys = [_numbers(events["user"]).astype(np.int32)]
+    keys += [events[name].to_numpy() for name in TIME if name in events.column_names]
+    if raw.report is not None and FileOrder().add(events).newest_first:
+        raw.report.note(NEWEST_FIRST)
+        keys.append(-np.arange(len(events), dtype=np.int64))
+    return replace(raw, events=events.take(pa.array(np.lexsort(keys[::-1]))))  # a stable sort
+
+
+class FileOrder:
+    """Finds out whether the rows of a source are newest first, from their parts in order."""
+
+    def __init__(self) -> None:
+        self._last: pa.Table | None = None
+        # Neighbours of which the second is earlier, and later: of one user, and of any.
+        self._earlier, self._later = np.zeros(2, np.int64), np.zeros(2, np.int64)
+
+    def add(self, events: pa.Table) -> FileOrder:
+        """Look at the next rows."""
+        names = [name for name in TIME if name in events.column_names]
+        if not names or not events.num_rows:
+            return self
+        rows = events.select(["user", "item", *names])
+        if self._last is not None:
+            rows = pa.concat_tables([self._last, rows], promote_options="permissive")
+        self._last = rows.slice(rows.num_rows - 1)
+        user, item = (np.diff(_numbers(rows[name])) for name in ("user", "item"))
+        same = (user == 0) & (item != 0)  # a file in order of items says nothing of users
+        step = np.zeros(len(same), np.int64)
+        for name in names:
+            times = rows[name].to_numpy()
+            step = np.where(step == 0, np.sign(np.diff(times.astype(np.int64))), step)
+        for place, among in enumerate((same, np.ones(len(same), bool))):
+            self._earlier[place] += np.count_nonzero(step[among] < 0)
+            self._later[place] += np.count_nonzero(step[among] > 0)
+        return self
+
+    @property
+    def newest_first(self) -> bool:
+        """Whether rows are newest first: those of each user, or if these do not show it, all."""
+        for earlier, later in zip(self._earlier.tolist(), self._later.tolist(), strict=True):
+            if earlier + later:
+                return bool(earlier >= SURE_ORDER * (earlier + later))
+        return False
+
+
+def ties(columns: Mapping[str, NDArray[Any]]) -> int:
+    """The number of rows that have the user and time of the row before, and another item.
+
+    Args:
+        columns: in time order.
+    """
+    if "timestamp" not in columns:
+        return 0
+    same = np.diff(columns["item"]) != 0
+    for name in ("user", *TIME):
+        if name in columns:
+            same &= np.diff(columns[name]) == 0
+    return int(np.count_nonzero(same))
 
 
 def drop_duplicates(raw: RawData, policy: Duplicates) -> RawData:

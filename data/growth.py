@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from recsys.data import memory
 from recsys.data.memory import Prepared
-from recsys.data.raw import RawData, events_table
+from recsys.data.raw import RawData, events_table, without_zeros
 from recsys.data.report import Report
 from recsys.data.rules import Rules
 from recsys.dataset import PAIR, Dataset, Disliked
@@ -32,11 +32,12 @@ COLUMNS = pa.schema(
         ("user", pa.string()),
         ("item", pa.string()),
         ("timestamp", pa.int64()),
+        ("nanosecond", pa.int32()),
         ("rating", pa.float32()),
         ("type", pa.string()),
     ]
 )
-"""New events: outside ids, unix seconds, and null for no rating or no type."""
+"""New events: outside ids, unix seconds and nanoseconds, and null for no rating or no type."""
 STANDING = pa.schema(
     [("available", pa.bool_()), ("available_from", pa.int64()), ("available_until", pa.int64())]
 )
@@ -70,11 +71,11 @@ def write(folder: Path, events: pa.Table, items: pa.Table, erased: Erased) -> No
 
     Args:
         folder: of the artifact.
-        events: with `COLUMNS`.
+        events: with `COLUMNS`; nanoseconds may be missing.
         items: new or changed ones, as `conform` makes them.
         erased: what must not be used again.
     """
-    pq.write_table(events.cast(COLUMNS), folder / EVENTS)
+    pq.write_table(_complete(events), folder / EVENTS)
     pq.write_table(items, folder / ITEMS)
     np.save(folder / ERASED_USERS, erased.users, allow_pickle=False)
     np.save(folder / ERASED_DISLIKES, erased.dislikes, allow_pickle=False)
@@ -83,7 +84,18 @@ def write(folder: Path, events: pa.Table, items: pa.Table, erased: Erased) -> No
 def read(folder: Path) -> tuple[pa.Table, Erased]:
     """The events of the artifact `events`, and what of the parent's data must not be used again."""
     places = (np.load(folder / file) for file in (ERASED_USERS, ERASED_DISLIKES))
-    return pq.read_table(folder / EVENTS), Erased(*places)
+    return _complete(pq.read_table(folder / EVENTS)), Erased(*places)
+
+
+def _complete(events: pa.Table) -> pa.Table:
+    """Events with all of `COLUMNS`, null where one is missing."""
+    columns = [
+        events[field.name].cast(field.type)
+        if field.name in events.column_names
+        else pa.nulls(events.num_rows, field.type)
+        for field in COLUMNS
+    ]
+    return pa.table(columns, schema=COLUMNS)
 
 
 def conform(items: pa.Table, schema: pa.Schema) -> pa.Table:
@@ -138,7 +150,7 @@ def grow(before: Dataset, folder: Path, rules: Rules, *, cleaned: bool = True) -
         roles = {b.name: b.role for b in before.behaviours} | dict(rules.roles)
         rules = Rules(**{**vars(rules), "roles": {n: roles[n] for n in names if n in roles}})
     raw = RawData(
-        pa.concat_tables([_old_events(before, erased), _new_events(new, names)]),
+        without_zeros(pa.concat_tables([_old_events(before, erased), _new_events(new, names)])),
         _items(before.items, pq.read_table(folder / ITEMS)),
         behaviours=tuple(names),
         report=Report() if cleaned else None,
@@ -159,12 +171,15 @@ def _old_events(before: Dataset, erased: Erased) -> pa.Table:
     }
     if rows.behaviour is not None:
         columns["behaviour"] = rows.behaviour[keep]
+    below = np.zeros(len(keep), np.int32) if rows.nanosecond is None else rows.nanosecond
+    columns["nanosecond"] = below[keep]
     return events_table(**columns)
 
 
 def _new_events(new: pa.Table, names: list[str]) -> pa.Table:
     columns: dict[str, Any] = {name: new[name] for name in ("user", "item", "timestamp")}
     columns["rating"] = pc.fill_null(new["rating"], float("nan"))
+    columns["nanosecond"] = pc.fill_null(new["nanosecond"], 0)
     if names:
         columns["behaviour"] = pc.index_in(new["type"], value_set=pa.array(names)).cast(pa.uint8())
     return events_table(**columns)

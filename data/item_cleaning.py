@@ -16,24 +16,26 @@ from recsys.data.availability import each, is_missing, read_available, read_plai
 from recsys.data.cleaning import MISSING, CleanConfig
 from recsys.data.column_words import ITEM_WORDS, rank
 from recsys.data.columns import Roles, all_of
+from recsys.data.ids import IdForms
 from recsys.data.item_texts import plain
-from recsys.data.opening import as_strings
+from recsys.data.numbers import ANSWER, NO_NUMBER, Numbers, of_numbers, read_numbers
 from recsys.data.report import EXAMPLES, Report
-from recsys.data.time_formats import TimeRules, read_times, show_day_first
+from recsys.data.texts import as_strings, as_text
+from recsys.data.time_formats import TimeRules, contradiction, read_moments, show_day_first
 from recsys.dataset import AVAILABILITY
 from recsys.errors import DataError
 from recsys.event_names import normalised
 
 MARKUP = r"<[A-Za-z/!][^>]*>|&(#\d+|#[xX][0-9a-fA-F]+|[A-Za-z]+);"
 BLANKS = r"\s+"
-WHOLE = r"^\d+\.0$"  # an id that was written as a number with a decimal place
-INTEGER = r"^-?(0|[1-9]\d{0,17})$"
-DECIMAL = r"^-?(\d{1,18})?\.?\d{1,18}([eE][-+]?\d{1,2})?$"
-ANSWER = r"(?i)^(true|false)$"
-CURRENCY = r"(?i)(€|\$|£|¥|₹|zł|kr\b|\b(EUR|USD|GBP|CHF|JPY|CAD|AUD|PLN|SEK|NOK|DKK)\b)"
-AMOUNT = r"^-?\d[\d.,'\s]*$"
 ROW_NUMBER = re.compile(r"|Unnamed: \d+|__index_level_\d+__")  # pandas writes such columns
 PATHS = (" > ", ">", " / ", "/", "|", "::")  # separators of category paths
+LISTS = frozenset(  # names of columns with lists of paths, as in WooCommerce
+    ["categories", "kategorien", "categorias", "categorie", "categorieen", "productcategories"]
+)
+LIST = r"(?<!\\),\s*"  # a comma with a backslash is part of a name
+NOTHING = pa.array(["n/a", "#n/a", "n.a.", "-", "--", "---", "–", "—", "(null)", "#null!"])
+NO_CATEGORY = pa.array(["na", "none", "?", "k.a.", "tbd"])
 
 
 def _is_of_magento(states: pa.ChunkedArray) -> bool:
@@ -50,12 +52,20 @@ class ItemCleaner:
         config: the rules.
         times: how times are read.
         report: is increased by what was done.
+        forms: of the ids of the events.
     """
 
     def __init__(
-        self, path: Path, roles: Roles, config: CleanConfig, times: TimeRules, report: Report
+        self,
+        path: Path,
+        roles: Roles,
+        config: CleanConfig,
+        times: TimeRules,
+        report: Report,
+        forms: IdForms | None = None,
     ) -> None:
         self._path, self._config, self._times, self._report = path, config, times, report
+        self._forms = IdForms(report) if forms is None else forms
         self._column = {role: found.column for role, found in roles.items()}
 
     def clean(self, table: pa.Table) -> pa.Table:
@@ -64,9 +74,7 @@ class ItemCleaner:
         Raises:
             DataError: a column of ids or texts that holds no plain values.
         """
-        ids = pc.fill_null(as_strings(table[self._column["id"]], "id", self._path), "")
-        if pc.all(pc.match_substring_regex(ids, WHOLE)).as_py():
-            ids = pc.replace_substring_regex(ids, r"\.0$", "")  # as in the events
+        ids = pc.fill_null(self._forms.read("item", table, self._column["id"], self._path), "")
         known = pc.invert(pc.is_in(pc.utf8_lower(ids), value_set=MISSING))
         self._count("item_rows_without_id_dropped", pc.invert(known), None)
         table, ids = table.filter(known), ids.filter(known)
@@ -99,6 +107,7 @@ class ItemCleaner:
             return pa.chunked_array([pa.array([""] * len(ids), pa.string())])
         texts = pc.fill_null(as_strings(table[self._column[role]], role, self._path), "")
         texts = pc.if_else(pc.is_in(pc.utf8_lower(texts), value_set=MISSING), "", texts)
+        texts = pc.fill_null(self._said(texts, NOTHING), "")
         if not self._config.item_texts:
             return texts
         clean = texts
@@ -140,14 +149,25 @@ class ItemCleaner:
         return {"available": reduce(pc.and_, allowed)}
 
     def _dates(self, table: pa.Table) -> dict[str, pa.ChunkedArray]:
+        """The first and the last moment of availability; a date ends when its day ends."""
         found: dict[str, pa.ChunkedArray] = {}
         for role in ("available_from", "available_until"):
-            if role in self._column:
-                column = table[self._column[role]]
-                shown = show_day_first([column])[1]
-                order = self._times.day_first if shown is None else shown
-                times = replace(self._times, day_first=order is not False)
-                found[role] = read_times(column, times)
+            if role not in self._column:
+                continue
+            name = self._column[role]
+            column = table[name]
+            order = show_day_first([column])
+            if order.day and order.month and self._times.day_first is None:
+                raise contradiction(f"{self._path}: column {name!r}", order)
+            first = self._times.day_first if order.day_first is None else order.day_first
+            times = replace(self._times, day_first=first is not False)
+            moments = read_moments(column, times, ends=role == "available_until")
+            found[role] = moments.second
+            self._count("last_days", moments.is_date, as_text(column))
+            texts = as_strings(column, role, self._path)
+            said = pc.invert(each(texts, lambda text: is_missing(text) or text in NO_NUMBER))
+            unread = pc.and_(pc.is_null(moments.second), pc.and_(pc.is_valid(texts), said))
+            self._count("values_not_read", unread, pc.binary_join_element_wise(name, texts, ": "))
         return found
 
     def _attribute(self, name: str, column: pa.ChunkedArray) -> dict[str, pa.ChunkedArray]:
@@ -172,10 +192,39 @@ class ItemCleaner:
             return {}
         if texts.null_count == len(texts):
             return {}
-        values = self._price(name, texts)
-        if values is None:
-            values = typed(texts)
-        return self._categories(name, values) if pa.types.is_string(values.type) else {name: values}
+        numbers = self._numbers(name, column, texts)
+        if numbers is not None:
+            bad = pc.binary_join_element_wise(name, texts, ": ")
+            self._count("values_not_read", numbers.bad, bad)
+            if numbers.money:
+                self._count("prices_read", pc.is_valid(numbers.values), texts)
+            return {name: numbers.values}
+        if self._is_price(name):
+            self._report.note(
+                f"Column {name!r} of {self._path.name} has the name of a price and stays text, "
+                "because too many of its values are none; a filter by price needs numbers."
+            )
+        answers = pc.match_substring_regex(texts, ANSWER)
+        if pc.all(answers).as_py():
+            return {name: pc.cast(pc.utf8_lower(texts), pa.bool_())}
+        return self._categories(name, self._said(texts, NOTHING))
+
+    def _numbers(
+        self, name: str, column: pa.ChunkedArray, texts: pa.ChunkedArray
+    ) -> Numbers | None:
+        if pa.types.is_integer(column.type) or pa.types.is_floating(column.type):
+            return of_numbers(column)
+        named = self._is_price(name)
+        return read_numbers(texts, named=named, prices=self._config.prices)
+
+    def _is_price(self, name: str) -> bool:
+        return name == self._column.get("price") or rank(name, ITEM_WORDS["price"]) == 0
+
+    def _said(self, texts: pa.ChunkedArray, words: pa.Array) -> pa.ChunkedArray:
+        """Texts, null where one of the words says that there is no value."""
+        empty = pc.fill_null(pc.is_in(pc.utf8_lower(texts), value_set=words), False)
+        self._count("values_that_say_nothing", empty, texts)
+        return pc.if_else(empty, None, texts)
 
     def _says_nothing(self, name: str, texts: pa.ChunkedArray) -> bool:
         if ROW_NUMBER.fullmatch(name):
@@ -183,39 +232,21 @@ class ItemCleaner:
         distinct = pc.count_distinct(texts, mode="only_valid").as_py()
         return distinct == 0 or (distinct == 1 and not texts.null_count and len(texts) > 1)
 
-    def _price(self, name: str, texts: pa.ChunkedArray) -> pa.ChunkedArray | None:
-        """Prices as numbers; None if the column holds none, or plain numbers."""
-        if not self._config.prices:
-            return None
-        filled = texts.drop_null()
-        if not pc.any(pc.match_substring_regex(filled, rf"{CURRENCY}|,\d")).as_py():
-            return None
-        bare = pc.replace_substring_regex(
-            pc.replace_substring_regex(texts, CURRENCY, ""), r"\s|'", ""
-        )
-        amount = pc.match_substring_regex(pc.fill_null(bare, ""), AMOUNT)
-        named = name == self._column.get("price") or rank(name, ITEM_WORDS["price"]) == 0
-        money = pc.match_substring_regex(pc.fill_null(texts, ""), CURRENCY)
-        share = (pc.sum(amount).as_py() or 0) / len(filled)
-        if share < 0.9 or not (named or pc.sum(money).as_py() >= 0.9 * len(filled)):
-            return None
-        bare = pc.if_else(amount, bare, None)
-        point = pc.match_substring_regex(bare, r"\.\d{1,2}$")
-        comma = pc.match_substring_regex(bare, r",\d{1,2}$")
-        if pc.any(comma).as_py():  # dots divide thousands, unless a row ends like 12.50
-            other = pc.replace_substring(pc.replace_substring(bare, ".", ""), ",", ".")
-            bare = pc.if_else(point, pc.replace_substring(bare, ",", ""), other)
-        else:
-            bare = pc.replace_substring(bare, ",", "")
-        whole = pc.match_substring_regex(bare, DECIMAL)
-        self._count("prices_read", amount, texts)
-        return pc.cast(pc.if_else(whole, bare, None), pa.float64())
-
     def _categories(self, name: str, texts: pa.ChunkedArray) -> dict[str, pa.ChunkedArray]:
         """A list for a path of categories, with its first part; a list for a text with `|`."""
         place = rank(name, ITEM_WORDS["category"])
         named = name == self._column.get("category") or place in (0, 1)
+        if named:
+            texts = self._said(texts, NO_CATEGORY)
         filled = texts.drop_null()
+        if not len(filled):
+            return {}
+        if self._config.category_paths and _has_lists(name, filled):
+            self._count("category_paths_split", pc.match_substring(texts, ">"), texts)
+            lists = [None if text is None else _paths(text) for text in texts.to_pylist()]
+            tops = [paths[0] if paths else None for paths in lists]
+            columns = {name: pa.array(lists, pa.list_(pa.string())), f"{name}_top": pa.array(tops)}
+            return {key: pa.chunked_array([column]) for key, column in columns.items()}
         for mark in PATHS if self._config.category_paths else ():
             share = pc.mean(pc.cast(pc.match_substring(filled, mark), pa.float64())).as_py()
             if share < (0.1 if named else 0.5) or (not named and mark != " > "):
@@ -231,21 +262,40 @@ class ItemCleaner:
         return {name: texts}
 
 
-def typed(texts: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Texts as integers, numbers or booleans if all of them are; `007` remains a text."""
-    filled = texts.drop_null()
-    for pattern, kind in ((INTEGER, pa.int64()), (DECIMAL, pa.float64()), (ANSWER, pa.bool_())):
-        if pc.all(pc.match_substring_regex(filled, pattern)).as_py():
-            if kind == pa.float64() and pc.any(pc.match_substring_regex(filled, r"^-?0\d")).as_py():
-                continue
-            return pc.cast(pc.utf8_lower(texts), kind)
-    return texts
-
-
 def first_of_each(column: pa.ChunkedArray) -> NDArray[np.int64]:
     """The rows at which a value appears for the first time, ascending."""
     indices = column.combine_chunks().dictionary_encode().indices.to_numpy(zero_copy_only=False)
     return np.sort(np.unique(indices, return_index=True)[1])
+
+
+def _has_lists(name: str, values: pa.ChunkedArray) -> bool:
+    """Whether values are lists of category paths, such as `Drinks > Tea, Sale` of WooCommerce.
+
+    Names such as `Food, Beverages & Tobacco` have commas, too. The name of the column says that it
+    is a list, or else what stands before the comma must be a path of other values.
+    """
+    paths, comma = pc.match_substring(values, ">"), pc.match_substring(values, ",")
+    if not (pc.any(paths).as_py() and pc.any(comma).as_py()):
+        return False
+    if normalised(name) in LISTS:
+        return True
+    known = {path for text in pc.unique(values.filter(pc.invert(comma))).to_pylist()
+             for path in _paths(text)}  # fmt: skip
+    firsts = [re.split(LIST, text)[0] for text in pc.unique(values.filter(comma)).to_pylist()]
+    return 2 * sum(_paths(first)[-1] in known for first in firsts) >= len(firsts)
+
+
+def _paths(text: str) -> list[str]:
+    """The paths in a list, each after the paths above it.
+
+    >>> _paths("Drinks > Tea, Sale")
+    ['Drinks', 'Drinks > Tea', 'Sale']
+    """
+    found: list[str] = []
+    for path in re.split(LIST, text):
+        names = re.split(r"\s*>\s*", path.replace("\\,", ",").strip())
+        found += [" > ".join(names[: end + 1]) for end in range(len(names))]
+    return list(dict.fromkeys(found)) if found else [text]
 
 
 def _literal(mark: str) -> str:

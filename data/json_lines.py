@@ -20,6 +20,8 @@ from recsys.event_names import level
 
 NAME = re.compile(rb'"([^"\\]*)"\s*:')
 CELLS_PER_BYTE, FEW_CELLS = 16, 1_000_000
+NUMERAL = rb"(-?\d[\d.eE+-]*)"
+EXACT = 2**53  # larger numbers lose digits as floating numbers
 MOST_REPEATED = 1 << 28  # bytes of records that are repeated for each entry of their lists
 
 
@@ -60,6 +62,11 @@ def json_table(block: bytes, first: int, damage: Damage, *, explode: str | None 
         if any(not field.equals(as_) for field, as_ in zip(table.schema, written_as, strict=True)):
             parsing = pa.json.ParseOptions(explicit_schema=pa.schema(written_as))
             table = pa.json.read_json(pa.BufferReader(block), options, parsing)
+        if names := _long_numbers(table, block):
+            again = _quoted(block, names)
+            if again == block:
+                raise pa.ArrowInvalid("lists in lists with long numbers")
+            return json_table(again, first, damage, explode=explode)
         return exploded(flatten(table), explode)
     except pa.ArrowInvalid:  # a damaged line, or a column of mixed types: read line by line
         rows = []
@@ -67,7 +74,7 @@ def json_table(block: bytes, first: int, damage: Damage, *, explode: str | None 
             if not line.strip():
                 continue
             try:
-                row = json.loads(line)
+                row = json.loads(line, parse_int=_Digits, parse_float=_decimal)
                 if not isinstance(row, dict):
                     raise TypeError("not an object")
                 parts = _parts(row, explode)
@@ -81,6 +88,62 @@ def json_table(block: bytes, first: int, damage: Damage, *, explode: str | None 
         return pa.table(
             {name: pa.array([row.get(name) for row in rows], pa.string()) for name in names}
         )
+
+
+class _Digits(str):
+    """A number as it is written."""
+
+
+def _decimal(written: str) -> float | _Digits:
+    """A number with decimals or an exponent; large whole ones stay as they are written."""
+    value = float(written)
+    if not value.is_integer():
+        return value
+    return _Digits(int(value)) if abs(value) < EXACT else _Digits(written)
+
+
+def _long_numbers(table: pa.Table, block: bytes) -> list[bytes]:
+    """Names of fields with whole numbers that Arrow has read as floating ones and rounded."""
+    names: dict[str, None] = {}
+    for field, column in zip(table.schema, table.columns, strict=True):
+        names |= dict.fromkeys(_rounded(field.name, field.type, column))
+    found = []
+    for name in map(str.encode, names):
+        key = rb'"%b"\s*:\s*' % re.escape(name)
+        if not re.search(key, block):
+            raise pa.ArrowInvalid("a name with escaped letters")
+        if re.search(key + rb"(?:\[[^\]]*?)?-?\d{16}", block):
+            found.append(name)
+    return found
+
+
+def _rounded(name: str, kind: pa.DataType, column: pa.ChunkedArray) -> list[str]:
+    """The names of a field or of the fields in it that have rounded numbers."""
+    if pa.types.is_struct(kind):
+        inner = zip(kind, column.flatten(), strict=True)
+        return [text for one, values in inner for text in _rounded(one.name, one.type, values)]
+    if pa.types.is_list(kind):
+        return _rounded(name, kind.value_type, pc.list_flatten(column))
+    if not pa.types.is_floating(kind):
+        return []
+    size = pc.max(pc.abs(column)).as_py()
+    return [name] if size is not None and size >= EXACT else []
+
+
+def _quoted(block: bytes, names: list[bytes]) -> bytes:
+    """A block in which the numbers of some fields are strings: their digits stay.
+
+    A name with its quotes before a colon is never inside a string, where quotes are escaped.
+    """
+    for name in names:
+        key = rb'("%b"\s*:\s*)' % re.escape(name)
+        block = re.sub(key + NUMERAL, rb'\1"\2"', block)
+        block = re.sub(
+            key + rb'(\[[^\[\]{}"]*\])',
+            lambda match: match[1] + re.sub(NUMERAL, rb'"\1"', match[2]),
+            block,
+        )
+    return block
 
 
 def _with_texts(kind: pa.DataType) -> pa.DataType:

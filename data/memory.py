@@ -86,7 +86,9 @@ def _clean_histories(
     raw = filtering.only(raw, cleaner.wanted(user), "events_of_bots_dropped")
     raw = filtering.drop_duplicates(raw, rules.duplicates)
     report.add("duplicate_rows_dropped", raw.counts["duplicate_rows_dropped"])
-    cleaned, keep, negative = cleaner.clean(filtering.as_arrays(raw.events))
+    columns = filtering.as_arrays(raw.events)
+    report.add("events_at_the_same_time", filtering.ties(columns))
+    cleaned, keep, negative = cleaner.clean(columns)
     events = raw.events
     disliked = None
     if len(negative["user"]):
@@ -138,6 +140,7 @@ def _interactions(raw: RawData, *, with_types: bool) -> Interactions:
         np.asarray(item_ids.to_pylist(), np.str_),
         has_time,
         events["behaviour"].to_numpy() if with_types else None,
+        events["nanosecond"].to_numpy() if "nanosecond" in events.column_names else None,
     )
 
 

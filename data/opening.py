@@ -7,7 +7,6 @@ it is. A damaged row is skipped and counted.
 from __future__ import annotations
 
 import codecs
-import csv
 import io
 import re
 from collections.abc import Iterable, Iterator
@@ -22,6 +21,13 @@ import pyarrow.csv
 import pyarrow.parquet as pq
 
 from recsys.data.damage import Damage
+from recsys.data.dialect import (
+    BEHIND,
+    WithDoubledQuotes,
+    has_escapes,
+    header,
+    names_of_values,
+)
 from recsys.data.files import GZIP, check_gzip
 from recsys.data.json_lines import (
     NAME,
@@ -34,10 +40,10 @@ from recsys.data.json_lines import (
     list_of_items,
     lists_of_records,
 )
+from recsys.data.texts import as_text, with_plain_texts
 from recsys.errors import DataError
 
 Kind = Literal["delimited", "json", "parquet"]
-DELIMITERS = (",", "\t", ";", "|")
 BLOCK = 1 << 20  # bytes of text read at a time
 BATCH = 1 << 18  # rows read at a time from a Parquet file
 MOST_COLUMNS = 2000  # each is looked at for every role
@@ -67,6 +73,8 @@ class TableFile:
         compression: how Arrow opens it.
         explode: the list whose records are rows (`recsys.data.json_lines.json_table`); None for
             none.
+        values: names of the values of a row of delimited text, if the header has others.
+        escaped: whether quotes in delimited text are written as a backslash and a quote.
     """
 
     path: Path
@@ -76,6 +84,8 @@ class TableFile:
     encoding: str = "utf-8"
     compression: str | None = None
     explode: str | None = None
+    values: tuple[str, ...] = ()
+    escaped: bool = False
 
     @property
     def names(self) -> list[str]:
@@ -151,20 +161,32 @@ class TableFile:
             damage.add(row.number, row.text)
             return "skip"
 
+        stream = self._open()
+        columns = list(self.values or self.columns)
         reader = pa.csv.open_csv(
-            self._open(),
-            pa.csv.ReadOptions(use_threads=False, block_size=BLOCK, encoding=self.encoding),
+            pa.PythonFile(io.BufferedReader(WithDoubledQuotes(stream)), "r")
+            if self.escaped
+            else stream,
+            pa.csv.ReadOptions(
+                use_threads=False,
+                block_size=BLOCK,
+                encoding=self.encoding,
+                column_names=columns if self.values else None,
+                skip_rows=int(bool(self.values)),
+            ),
             pa.csv.ParseOptions(
                 delimiter=self.delimiter, newlines_in_values=True, invalid_row_handler=skip
             ),
             pa.csv.ConvertOptions(
-                column_types=dict.fromkeys(self.columns, pa.string()),
-                include_columns=list(self.columns),
+                column_types=dict.fromkeys(columns, pa.string()),
+                include_columns=columns,
             ),
         )
         places = [place for place, name in enumerate(self.columns) if name in chosen]
         for batch in reader:
-            table = self._without_open_quotes(pa.Table.from_batches([batch]), damage)
+            table = pa.Table.from_batches([batch])
+            table = _without_values_behind(table, damage)
+            table = self._without_open_quotes(table, damage)
             yield table.select(places)
 
     def _without_open_quotes(self, table: pa.Table, damage: Damage) -> pa.Table:
@@ -195,29 +217,23 @@ class TableFile:
             schema = file.schema_arrow
             if not any(pa.types.is_nested(kind) for kind in schema.types):
                 for batch in file.iter_batches(BATCH, columns=chosen, use_threads=False):
-                    yield _with_plain_texts(pa.Table.from_batches([batch]))
+                    yield with_plain_texts(pa.Table.from_batches([batch]))
                 return
             wanted = [*chosen, self.explode or ""]
             stored = [n for n in schema.names if any(f"{w}.".startswith(f"{n}.") for w in wanted)]
             for batch in file.iter_batches(BATCH // 16, columns=stored, use_threads=False):
                 table = flatten(pa.Table.from_batches([batch]))
-                yield _with_plain_texts(exploded(table, self.explode).select(chosen))
+                yield with_plain_texts(exploded(table, self.explode).select(chosen))
 
 
-def _with_plain_texts(table: pa.Table) -> pa.Table:
-    """Cast the other types of texts, which pandas and polars write, to strings."""
-    fields = [
-        field.with_type(pa.string()) if _is_text(field.type) else field for field in table.schema
-    ]
-    return table.cast(pa.schema(fields))
-
-
-def _is_text(kind: pa.DataType) -> bool:
-    """Whether a type other than string holds texts."""
-    types = pa.types
-    if types.is_dictionary(kind):
-        return bool(types.is_string(kind.value_type)) or _is_text(kind.value_type)
-    return bool(types.is_large_string(kind) or types.is_string_view(kind))
+def _without_values_behind(table: pa.Table, damage: Damage) -> pa.Table:
+    """Rows without a value behind the last column, which has no name."""
+    for name in [name for name in table.column_names if name.startswith(BEHIND)]:
+        bad = pc.fill_null(pc.not_equal(table[name], ""), False)
+        for text in table[name].filter(bad).to_pylist():
+            damage.add(None, text)
+        table = table.drop_columns(name).filter(pc.invert(bad))
+    return table
 
 
 def open_table(path: Path, *, explode: bool = False) -> TableFile:
@@ -257,8 +273,21 @@ def _table_file(path: Path, explode: bool) -> TableFile:
             return _json_file(path, encoding, compression, explode)
         if text.lstrip().startswith("["):
             raise DataError(f"{path}: one JSON list; write one object on each line (JSON lines)")
-        delimiter, columns = _header(text)
-    return TableFile(path, "delimited", tuple(columns), delimiter, encoding, compression)
+        delimiter, columns = header(text)
+        values = names_of_values(text, delimiter, columns)
+        columns = list(values[: len(columns)] or columns)
+        blocks = _blocks(path, compression)
+        escaped = encoding != "utf-16" and has_escapes(blocks, text, delimiter, len(columns))
+    return TableFile(
+        path,
+        "delimited",
+        tuple(columns),
+        delimiter,
+        encoding,
+        compression,
+        values=values,
+        escaped=escaped,
+    )
 
 
 def find_tables(path: Path) -> list[Path]:
@@ -281,41 +310,6 @@ def find_tables(path: Path) -> list[Path]:
             "there (.csv, .tsv, .jsonl or .parquet)"
         )
     return next(iter(kinds.values()))
-
-
-def as_text(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Plain values as strings; large whole numbers that are stored as floats keep their digits.
-
-    A column of whole ids with one missing value is a column of floats in pandas.
-
-    >>> as_text(pa.chunked_array([[1000000000000025.0, 2.0, 0.5]])).to_pylist()
-    ['1000000000000025', '2', '0.5']
-    """
-    texts = pc.cast(column, pa.string())
-    if not pa.types.is_floating(column.type):
-        return texts
-    size = pc.abs(column)
-    large = pc.and_(pc.greater_equal(size, 1e15), pc.less(size, 2.0**63))
-    large = pc.and_(large, pc.equal(pc.floor(size), size))
-    if not pc.any(large).as_py():
-        return texts
-    whole = pc.cast(pc.cast(pc.if_else(large, column, None), pa.int64(), safe=False), pa.string())
-    return pc.coalesce(whole, texts)
-
-
-def as_strings(column: pa.ChunkedArray, name: str, path: Path) -> pa.ChunkedArray:
-    """Values as strings without blanks around them; null stays null.
-
-    Raises:
-        DataError: a column of lists or records.
-    """
-    try:
-        return pc.utf8_trim_whitespace(as_text(column))
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
-        raise DataError(
-            f"{path}: column {name!r} holds {column.type}, which is not a plain value; "
-            "choose another column or flatten the file"
-        ) from error
 
 
 def _parquet_file(path: Path, explode: bool) -> TableFile:
@@ -379,13 +373,12 @@ def _encoding(path: Path, head: bytes, compression: str | None) -> str:
         )
     for encoding in ("utf-8", "cp1252"):
         decoder = codecs.getincrementaldecoder(encoding)()
-        with pa.input_stream(str(path), compression=compression) as stream:
-            try:
-                while block := stream.read(BLOCK):
-                    decoder.decode(block)
-                decoder.decode(b"", final=True)
-            except UnicodeDecodeError:
-                continue
+        try:
+            for block in _blocks(path, compression):
+                decoder.decode(block)
+            decoder.decode(b"", final=True)
+        except UnicodeDecodeError:
+            continue
         if encoding != "utf-8":
             _check_mixed(path, compression)
         return encoding
@@ -415,18 +408,10 @@ def _check_mixed(path: Path, compression: str | None) -> None:
         )
 
 
-def _header(text: str) -> tuple[str, list[str]]:
-    """The delimiter that divides the first line into most columns, and the columns."""
-    found = {}
-    for delimiter in DELIMITERS:
-        try:
-            lines = csv.reader(
-                io.StringIO(text.replace("\0", " "), newline=""), delimiter=delimiter
-            )
-            found[delimiter] = next(lines, [])
-        except csv.Error:
-            found[delimiter] = []
-    return max(found.items(), key=lambda item: len(item[1]))
+def _blocks(path: Path, compression: str | None) -> Iterator[bytes]:
+    with pa.input_stream(str(path), compression=compression) as stream:
+        while block := bytes(stream.read(BLOCK)):
+            yield block
 
 
 @contextmanager

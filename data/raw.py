@@ -29,6 +29,7 @@ EVENT_COLUMNS = {
     "user": pa.string(),
     "item": pa.string(),
     "timestamp": pa.int64(),
+    "nanosecond": pa.int32(),
     "rating": pa.float32(),
     "split": pa.uint8(),
     "content": pa.int64(),
@@ -161,7 +162,7 @@ class EventStream:
                 parts = [_unified(parts)]
         if not parts:
             raise DataError("the source has no events")
-        events = _unified(parts)
+        events = without_zeros(_unified(parts))
         parts.clear()
         pa.default_memory_pool().release_unused()
         items, codes, counts = self.read_items(events)
@@ -176,8 +177,9 @@ class RawData:
 
     Attributes:
         events: `user` and `item` (string, or a dictionary of them), and if the source has them
-            `timestamp` (int64, unix seconds), `rating` (float32), `split` (uint8, `recsys.splits`
-            labels), `content` (int64, a number for the text of a review, 0 for an empty one, used
+            `timestamp` (int64, unix seconds), `nanosecond` (int32, after the second; left out if
+            all are 0), `rating` (float32), `split` (uint8, `recsys.splits` labels),
+            `content` (int64, a number for the text of a review, 0 for an empty one, used
             to find copied reviews) and `behaviour` (uint8, the place of the type in `behaviours`).
             Without timestamps the rows of a user are in order of time.
         items: `item_id`, `title`, `text` and attribute columns, in canonical order. It has every
@@ -239,6 +241,16 @@ def _unified(parts: list[pa.Table]) -> pa.Table:
     return pa.concat_tables(parts).unify_dictionaries().combine_chunks()
 
 
+def without_zeros(events: pa.Table) -> pa.Table:
+    """Events without the column of nanoseconds, if all times are whole seconds."""
+    if (
+        "nanosecond" in events.column_names
+        and not pc.any(pc.cast(events["nanosecond"], pa.bool_())).as_py()
+    ):
+        return events.drop_columns("nanosecond")
+    return events
+
+
 def numbered(column: pa.ChunkedArray) -> tuple[NDArray[np.int64], pa.Array]:
     """Number the distinct values by first appearance.
 
@@ -268,6 +280,7 @@ def events_table(
     item: Any,
     *,
     timestamp: Any = None,
+    nanosecond: Any = None,
     rating: Any = None,
     split: Any = None,
     content: Any = None,
@@ -278,6 +291,7 @@ def events_table(
         "user": user,
         "item": item,
         "timestamp": timestamp,
+        "nanosecond": nanosecond,
         "rating": rating,
         "split": split,
         "content": content,

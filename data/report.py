@@ -50,6 +50,14 @@ RULES: dict[str, Rule] = {
         "dropped; the same users' other events on the items stay",
         "data.clean.cancelled_orders=false keeps them as purchases",
     ),
+    "ids_with_a_decimal_place": Rule(
+        "ids are whole numbers with a decimal place, as some programs write them",
+        "the decimal place is removed, so that 100.0 is 100",
+    ),
+    "texts_in_another_spelling": Rule(
+        "ids have letters in another spelling of Unicode than NFC",
+        "brought to NFC, so that both spellings are one id",
+    ),
     "sessions_without_user": Rule(
         "rows have no user, but a session",
         "the session is taken as the user",
@@ -97,6 +105,10 @@ RULES: dict[str, Rule] = {
         "dropped",
         "data.duplicates=keep keeps them",
     ),
+    "events_at_the_same_time": Rule(
+        "events have the user and time of the event before, to the finest unit that is given",
+        "kept in the order of the file; in the opposite order if the file is newest first",
+    ),
     "near_duplicate_events_merged": Rule(
         "events follow another event of the same user on the same item within minutes",
         "merged into one step with the strongest type and the last time",
@@ -136,6 +148,11 @@ RULES: dict[str, Rule] = {
         "read as numbers",
         "data.clean.prices=false keeps the texts",
     ),
+    "values_not_read": Rule(
+        "values in columns of numbers or dates cannot be read as such",
+        "read as missing, one by one",
+    ),
+    "values_that_say_nothing": Rule("values such as N/A stand for no value", "read as missing"),
     "category_paths_split": Rule(
         "values are paths of categories",
         "split into lists; the first part is an attribute of its own",
@@ -150,6 +167,11 @@ RULES: dict[str, Rule] = {
         "items are not available",
         "kept in histories, and never recommended while they are unavailable",
         "data.columns.available=none ignores the column",
+    ),
+    "last_days": Rule(
+        "items have a last date without a time of day",
+        "available until that day ends, in data.time_zone",
+        "data.time_zone=Europe/Berlin, for example, ends the days of a place",
     ),
     "items_outside_dates": Rule(
         "items are before the first or after the last date of their availability",

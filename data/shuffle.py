@@ -1,7 +1,8 @@
 """Numbers ids and sorts rows on disk: the only step of preparing that needs all rows at once.
 
 DuckDB does it within a memory limit: users and items are numbered by first appearance; rows are
-sorted by user, then time, and equal times keep the source's order. All other steps work on parts.
+sorted by user, then time, and equal times keep the source's order (`turned`: the opposite order, if
+the source is newest first). All other steps work on parts.
 DuckDB comes with the extra `large`; only this module imports it.
 """
 
@@ -19,6 +20,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from recsys.data.filtering import TIME, FileOrder
+from recsys.data.raw import without_zeros
 from recsys.errors import ConfigError, DataError
 
 BATCH = 1 << 20  # rows of a sorted batch
@@ -37,6 +40,7 @@ class Shuffled:
         batches: columns `user` and `item` (int32) and the other columns, batch by batch.
         pairs: users, types (0 without types) and numbers of events, one for each pair that occurs.
         ratings: distinct ratings.
+        turned: whether equal times have the opposite order of the source.
     """
 
     users: pa.Array
@@ -44,16 +48,20 @@ class Shuffled:
     batches: Iterator[dict[str, NDArray[Any]]]
     pairs: tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]
     ratings: NDArray[np.float32]
+    turned: bool = False
 
 
 @contextmanager
-def shuffle(events: Iterable[pa.Table], work: Path, memory_gb: float) -> Iterator[Shuffled]:
+def shuffle(
+    events: Iterable[pa.Table], work: Path, memory_gb: float, *, turn: bool = False
+) -> Iterator[Shuffled]:
     """Number and sort events that arrive in parts.
 
     Args:
         events: tables, all with the same columns of `RawData.events`.
         work: an empty folder for temporary files, about twice the size of the events.
         memory_gb: memory limit of the whole process, in GiB.
+        turn: whether equal times of a source that is newest first have the opposite order.
 
     Raises:
         ConfigError: DuckDB is not installed.
@@ -61,7 +69,8 @@ def shuffle(events: Iterable[pa.Table], work: Path, memory_gb: float) -> Iterato
     """
     duckdb = _duckdb()
     source = work / "source.parquet"
-    columns = _spool(events, source)
+    columns, order = _spool(events, source)
+    turned = turn and order.newest_first
     connection = duckdb.connect(
         str(work / "shuffle.duckdb"),
         config={
@@ -77,14 +86,15 @@ def shuffle(events: Iterable[pa.Table], work: Path, memory_gb: float) -> Iterato
         ids = {name: _number(connection, name) for name in ("user", "item")}
         pairs, ratings = _tally(connection, columns)
         others = [f'events."{name}"' for name in columns if name not in ("user", "item")]
-        order = [f'events."{name}"' for name in ("timestamp", ROW) if name in (*columns, ROW)]
+        by = [f'events."{name}"' for name in TIME if name in columns]
+        by.append(f'events."{ROW}"' + " DESC" * turned)
         sorted_rows = connection.sql(  # the column names come from this package
             f"""
             SELECT {", ".join(["users.number AS user", "items.number AS item", *others])}
             FROM events
             JOIN users ON events."user" = users.id
             JOIN items ON events.item = items.id
-            ORDER BY users.number, {", ".join(order)}
+            ORDER BY users.number, {", ".join(by)}
             """  # noqa: S608
         )
         reader = sorted_rows.to_arrow_reader(BATCH)
@@ -100,6 +110,7 @@ def shuffle(events: Iterable[pa.Table], work: Path, memory_gb: float) -> Iterato
             ),
             pairs,
             ratings,
+            turned,
         )
     finally:
         connection.close()
@@ -150,12 +161,14 @@ def _duckdb() -> Any:
     return duckdb
 
 
-def _spool(events: Iterable[pa.Table], path: Path) -> list[str]:
-    """Write events with their row numbers to a file; return the names of their columns."""
-    writer, place, columns = None, 0, []
+def _spool(events: Iterable[pa.Table], path: Path) -> tuple[list[str], FileOrder]:
+    """Write events with their row numbers to a file; return the columns that say something."""
+    writer, place, columns, fine, order = None, 0, [], False, FileOrder()
     try:
         for table in events:
             columns = table.column_names
+            order.add(table)
+            fine = fine or "nanosecond" in without_zeros(table).column_names
             rows = pa.array(np.arange(place, place + table.num_rows))
             place += table.num_rows
             table = table.append_column(ROW, rows)
@@ -167,4 +180,4 @@ def _spool(events: Iterable[pa.Table], path: Path) -> list[str]:
             writer.close()
     if not place:
         raise DataError("the source has no events")
-    return columns
+    return [name for name in columns if fine or name != "nanosecond"], order

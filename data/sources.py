@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from uuid import UUID
 
 from recsys.artifacts import Workspace
 from recsys.errors import ConfigError, DataError, RecsysError
@@ -247,10 +248,10 @@ def _run_query(engine: Any, query: str) -> Iterator[pa.Table]:
 def _column(name: str, values: Iterable[Any]) -> pa.Array:
     import pyarrow as pa
 
-    plain = [float(value) if isinstance(value, Decimal) else value for value in values]
+    plain = [_exact(value) for value in values]
     try:
         array = pa.array(plain)
-    except (pa.ArrowInvalid, pa.ArrowTypeError):
+    except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError):
         array = pa.array([None if value is None else str(value) for value in plain])
     if pa.types.is_null(array.type):
         return array.cast(pa.string())
@@ -259,6 +260,17 @@ def _column(name: str, values: Iterable[Any]) -> pa.Array:
     if not any(is_known(array.type) for is_known in known):
         raise DataError(f"--query: column {name!r} has values of type {array.type}; cast it")
     return array
+
+
+def _exact(value: Any) -> Any:
+    """Numbers of any length, UUIDs and bytes as texts; everything else as it is."""
+    if isinstance(value, Decimal):
+        return format(value, "f")
+    if isinstance(value, (bytes, bytearray, memoryview)):
+        from recsys.data.texts import bytes_as_text
+
+        return bytes_as_text(bytes(value))
+    return str(value) if isinstance(value, UUID) else value
 
 
 def export_tables(events: Any, items: Any | None, name: str, *, force: bool = False) -> Tables:

@@ -138,8 +138,11 @@ def prepare(source: EventStream, rules: Rules, folder: Path, memory_gb: float) -
     (folder / "shuffle").mkdir()
     counts: Counter[str] = Counter()
     cleaner = None
-    with shuffle(source.events, folder / "shuffle", memory_gb) as shuffled:
+    cleaned = source.report is not None
+    with shuffle(source.events, folder / "shuffle", memory_gb, turn=cleaned) as shuffled:
         if source.report is not None:
+            if shuffled.turned:
+                source.report.note(filtering.NEWEST_FIRST)
             names = source.behaviours
             facts = Facts.of(shuffled.users, shuffled.pairs, shuffled.ratings, len(names))
             cleaner = HistoryCleaner(facts, rules.clean, names, rules.roles, source.report)
@@ -151,7 +154,8 @@ def prepare(source: EventStream, rules: Rules, folder: Path, memory_gb: float) -
     RawData(events_table(shuffled.items, shuffled.items), catalog, codes)
     counts.update(source.counts | decided)
     if source.report is not None:
-        source.report.add("duplicate_rows_dropped", counts["duplicate_rows_dropped"])
+        for rule in ("duplicate_rows_dropped", "events_at_the_same_time"):
+            source.report.add(rule, counts.pop(rule))
 
     alive = np.ones(rows.count, bool)
     if rules.k_core:
@@ -216,7 +220,7 @@ def _cleaned(
         if rules.min_rating is not None and "rating" not in columns:
             raise filtering.no_ratings(rules.min_rating)
         others = [columns["rating"].view(np.int32).astype(np.int64)] if "rating" in columns else []
-        others += [columns["behaviour"]] if "behaviour" in columns else []
+        others += [columns[name] for name in ("behaviour", "nanosecond") if name in columns]
         keep, dropped = filtering.duplicates(
             rules.duplicates,
             columns["user"],
@@ -227,7 +231,9 @@ def _cleaned(
         )
         counts.update(dropped)
         if cleaner is not None:
-            columns, keep, negative = cleaner.clean(_where(columns, keep))
+            columns = _where(columns, keep)
+            counts["events_at_the_same_time"] += filtering.ties(columns)
+            columns, keep, negative = cleaner.clean(columns)
             disliked.append(negative)
             if not keep.any():
                 continue
@@ -414,13 +420,16 @@ def _parts(
                 rating = np.full(len(user), np.nan, np.float32)
             typed = "behaviour" in rows.kinds
             behaviour = rows.read("behaviour", place)[keep] if typed else None
+            nanosecond = None
+            if "nanosecond" in rows.kinds:
+                nanosecond = rows.read("nanosecond", place)[keep]
             if dates is not None:
                 split = label_times(timestamp, dates)
             elif typed:
                 split = label_last_targets(user, _targets(rows, place, keep, target))
             else:
                 split = label_ends(user)
-            yield Events(user, item, timestamp, rating, split, behaviour)
+            yield Events(user, item, timestamp, rating, split, behaviour, nanosecond)
 
 
 def _gone(alive: NDArray[np.bool_], reason: str) -> int:

@@ -6,17 +6,31 @@ A column may mix the forms. Arrow parses them; a value that is no time becomes n
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from recsys.data.times import SECONDS_END, UNITS, TimeUnit
+from recsys.data.opening import TableFile
+from recsys.data.report import Report
+from recsys.data.times import (
+    SECONDS_END,
+    Moments,
+    TimeUnit,
+    constant,
+    in_seconds,
+    of_digits,
+    of_timestamps,
+)
+from recsys.errors import DataError
 
 EARLIEST = 631_152_000  # 1990-01-01: earlier times of a shop's events are errors
 DAY_S = 86_400
+NO_TEXTS = pa.chunked_array([], pa.string())
 NUMBER = r"^\d{1,19}(\.\d*)?([eE]\+?\d{1,2})?$"
 COMPACT = r"^(19|20)\d{2}(0[1-9]|1[0-2])(0[1-9]|[12]\d|3[01])(\d{4}|\d{6})?$"
 YEAR_FIRST = r"^\d{4}-\d{1,2}-\d{1,2}(\s|$)"
@@ -25,6 +39,7 @@ WORDS = r"^(\d{1,2}[- ][A-Za-z]{3,9}[- ]\d{4}|[A-Za-z]{3,9} \d{1,2} \d{4})"
 ZONED = r":\d{2}([.,]\d+)?\s*(Z|z|UTC|GMT|[+-]\d{2}(:?\d{2})?)$"
 SPLIT_ZONE = r"^(?P<rest>.*:\d{2}(?:[.,]\d+)?)\s*(?P<zone>Z|z|UTC|GMT|[+-]\d{2}(?::?\d{2})?)$"
 CLOCKS = ("", " %H:%M:%S", " %H:%M", " %I:%M %p", " %I:%M:%S %p")
+FRACTION = r":\d{2}[.,](?P<fraction>\d+)"
 # Replacements that bring the local forms to a few: `31.12.2024, 13:05 Uhr` -> `31-12-2024 13:05`.
 TIDY = (
     (r"^(Mon|Tue|Wed|Thu|Fri|Sat|Sun)[a-z]*,? +", ""),
@@ -62,58 +77,159 @@ class TimeRules:
 def read_times(
     column: pa.ChunkedArray, rules: TimeRules, counts: Counter[str] | None = None
 ) -> pa.ChunkedArray:
-    """Convert times to unix seconds; a value that is no time becomes null.
+    """The unix seconds of `read_moments`."""
+    return read_moments(column, rules, counts).second
+
+
+def read_moments(
+    column: pa.ChunkedArray,
+    rules: TimeRules,
+    counts: Counter[str] | None = None,
+    *,
+    ends: bool = False,
+) -> Moments:
+    """Convert times to unix seconds and nanoseconds; a value that is no time becomes null.
 
     Args:
         column: numbers, dates, times or texts.
         rules: how they are read; dates like 03/04/2024 are null while `day_first` is None.
         counts: is increased by the number of values in each unit below a second.
+        ends: whether a date without a time of day is the end of that day, not its start. Timestamps
+            of Arrow without a zone are dates if all are midnight, as in a column of pandas.
     """
     kind = column.type
     counts = Counter() if counts is None else counts
     if pa.types.is_date(kind) or pa.types.is_timestamp(kind):
-        seconds = pc.cast(column, pa.timestamp("s", getattr(kind, "tz", None)), safe=False)
-        return _as_seconds(seconds if getattr(kind, "tz", None) else _in_zone(seconds, rules.zone))
+        return _of_arrow(column, rules.zone, ends)
     if pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind):
         column = pc.cast(column, pa.string())
     if not (pa.types.is_string(column.type) or pa.types.is_large_string(column.type)):
-        return pa.chunked_array([pa.nulls(len(column), pa.int64())])
+        nothing = pa.chunked_array([pa.nulls(len(column), pa.int64())])
+        zeros = pa.chunked_array([pa.array(np.zeros(len(column), np.int32))])
+        return Moments(nothing, zeros, constant(False, len(column)))
     texts = pc.fill_null(column, "")
     compact = pc.match_substring_regex(texts, COMPACT)
     number = pc.and_(pc.match_substring_regex(texts, NUMBER), pc.invert(compact))
     found = _of_numbers(pc.if_else(number, texts, None), rules.unit, counts)
     if pc.all(number).as_py():
-        return found
-    return pc.coalesce(found, _of_texts(pc.if_else(number, "", texts), rules))
+        return Moments(*found, constant(False, len(column)))
+    other = _of_texts(pc.if_else(number, "", texts), rules, ends)
+    return Moments(
+        pc.coalesce(found[0], other.second),
+        pc.if_else(number, found[1], other.nanosecond),
+        other.is_date,
+    )
 
 
-def show_day_first(columns: Iterable[pa.ChunkedArray]) -> tuple[bool, bool | None]:
+class DayOrder(NamedTuple):
+    """What the dates like 03/04/2024 of a column show.
+
+    Attributes:
+        seen: whether there are such dates.
+        day: a value that begins with the day, such as 13/04/2024; None without any.
+        month: a value that begins with the month, such as 04/13/2024; None without any.
+    """
+
+    seen: bool
+    day: str | None
+    month: str | None
+
+    @property
+    def day_first(self) -> bool | None:
+        """Whether the day comes first; None if no value shows it, or values of both kinds."""
+        return None if (self.day is None) == (self.month is None) else self.day is not None
+
+
+def show_day_first(columns: Iterable[pa.ChunkedArray]) -> DayOrder:
     """Find out whether dates like 03/04/2024 begin with the day.
 
     Args:
-        columns: texts, part by part; reading stops at the first part that shows it.
-
-    Returns:
-        whether there are such dates, and whether the day comes first (None if no value shows it).
+        columns: texts, part by part; reading stops at a first part without such dates, and where
+            values of both kinds are known.
     """
-    seen = False
+    seen, day, month = False, None, None
+    form = r"^\s*(?P<one>\d{1,2})(?P<mark>[-/.])(?P<two>\d{1,2})[-/.]\d{2}"
     for column in columns:
-        if not pa.types.is_string(column.type):
-            continue
-        form = r"^\s*(?P<one>\d{1,2})(?P<mark>[-/.])(?P<two>\d{1,2})[-/.]\d{2}"
-        parts = pc.extract_regex(pc.fill_null(column, ""), form)
-        parts = parts.filter(pc.is_valid(parts))
+        texts = pc.fill_null(column, "") if pa.types.is_string(column.type) else NO_TEXTS
+        parts = pc.extract_regex(texts, form)
+        fitting = pc.is_valid(parts)
+        texts, parts = texts.filter(fitting), parts.filter(fitting)
         if not len(parts):
+            if not seen:
+                break
             continue
-        seen = True
         one, mark, two = (pc.struct_field(parts, name) for name in ("one", "mark", "two"))
-        days = int(pc.sum(pc.greater(pc.cast(one, pa.int64()), 12)).as_py() or 0)
-        months = int(pc.sum(pc.greater(pc.cast(two, pa.int64()), 12)).as_py() or 0)
-        if pc.all(pc.equal(mark, ".")).as_py():
-            return True, True
-        if days or months:
-            return True, days >= months
-    return seen, None
+        dotted = pc.equal(mark, ".")
+        if not seen and pc.all(dotted).as_py():
+            return DayOrder(True, texts[0].as_py(), None)
+        seen = True
+        # A date with dots begins with the day, whatever its numbers.
+        days = pc.or_(dotted, pc.greater(pc.cast(one, pa.int64()), 12))
+        months = pc.and_(pc.greater(pc.cast(two, pa.int64()), 12), pc.invert(days))
+        day = day or next(iter(texts.filter(days).slice(0, 1).to_pylist()), None)
+        month = month or next(iter(texts.filter(months).slice(0, 1).to_pylist()), None)
+        if day and month:
+            break
+    return DayOrder(seen, day, month)
+
+
+def contradiction(where: str, order: DayOrder) -> DataError:
+    """The error for dates of which some begin with the day and others with the month."""
+    return DataError(
+        f"{where} has {order.day!r}, which begins with the day, and {order.month!r}, which begins "
+        "with the month, so that dates like 03/04/2024 have no one reading; export the dates as "
+        "2024-04-03, or say what comes first with --set data.day_first=true (3 April) or --set "
+        "data.day_first=false (4 March): dates that do not fit are then counted as unreadable"
+    )
+
+
+def orders_of_days(
+    files: Sequence[TableFile], name: str | None, rules: TimeRules, report: Report
+) -> dict[Path, TimeRules]:
+    """The rules of times of each file, with the order of day and month that it shows.
+
+    A file that shows none has the order of the others.
+
+    Args:
+        files: of a source.
+        name: of the column of times; None without times.
+        rules: from the settings.
+        report: is told of files with different orders.
+
+    Raises:
+        DataError: dates of both orders in one file, or no order that is shown.
+    """
+    orders: dict[Path, DayOrder] = {}
+    if rules.day_first is None and name is not None:
+        for file in files:
+            order = show_day_first(batch[name] for batch in file.batches([name]))
+            if order.day and order.month:
+                raise contradiction(f"{file.path}: column {name!r}", order)
+            orders[file.path] = order
+    shown = {order.day_first: path for path, order in orders.items()}
+    shown.pop(None, None)
+    if len(shown) > 1:
+        day, month = shown[True], shown[False]
+        report.note(
+            f"In column {name!r}, dates begin with the day in {day.name} ({orders[day].day}) and "
+            f"with the month in {month.name} ({orders[month].month}): each file is read in its own "
+            "order."
+        )
+    common = next(iter(shown)) if len(shown) == 1 else None
+    for path, order in orders.items():
+        if order.seen and order.day_first is None and common is None:
+            beside = ", and the other files contradict each other" if shown else ""
+            raise DataError(
+                f"{path}: no value of the column {name!r} shows whether the day or the "
+                f"month comes first in a date like 03/04/2024{beside}; say it with --set "
+                "data.day_first=true (3 April) or --set data.day_first=false (4 March)"
+            )
+    own = {path: order.day_first for path, order in orders.items()}
+    usual = rules.day_first if common is None else common
+    return {
+        file.path: replace(rules, day_first=usual if own.get(file.path) is None else own[file.path])
+        for file in files
+    }
 
 
 class Zones(NamedTuple):
@@ -151,29 +267,51 @@ def share_of_times(column: pa.ChunkedArray, rules: TimeRules) -> tuple[float, fl
     if not len(filled):
         return 0.0, 0.0
     if rules.day_first is None:
-        rules = TimeRules(rules.unit, rules.zone, show_day_first([filled])[1] is not False, 0)
+        rules = TimeRules(
+            rules.unit, rules.zone, show_day_first([filled]).day_first is not False, 0
+        )
     seconds = read_times(filled, rules)
     possible = pc.greater_equal(seconds, EARLIEST)
     return 1 - seconds.null_count / len(filled), (pc.sum(possible).as_py() or 0) / len(filled)
 
 
-def _of_numbers(texts: pa.ChunkedArray, unit: TimeUnit, counts: Counter[str]) -> pa.ChunkedArray:
-    values = pc.cast(texts, pa.float64())
-    values = pc.if_else(pc.less(values, 9e18), values, None)
-    for key, (word, per_second) in UNITS.items():
-        if unit not in ("auto", key):
-            continue
-        other = pc.fill_null(pc.greater(values, float(SECONDS_END // 1_000 * per_second)), False)
-        if unit == key:
-            other = pc.is_valid(values)
-        if converted := pc.sum(other).as_py() or 0:
-            values = pc.if_else(other, pc.divide(values, float(per_second)), values)
-            counts[f"timestamps_in_{word}"] += converted
-    values = pc.if_else(pc.less_equal(values, float(SECONDS_END)), values, None)
-    return pc.cast(pc.floor(values), pa.int64())
+def _of_numbers(
+    texts: pa.ChunkedArray, unit: TimeUnit, counts: Counter[str]
+) -> tuple[pa.ChunkedArray, pa.ChunkedArray]:
+    """Seconds and nanoseconds of numbers, digit for digit unless they have an exponent."""
+    exponent = pc.fill_null(pc.match_substring_regex(texts, "[eE]"), False)
+    whole, below = of_digits(pc.if_else(exponent, None, texts))
+    if pc.any(exponent).as_py():
+        large = pc.cast(pc.if_else(exponent, texts, None), pa.float64())
+        large = pc.if_else(pc.less(large, 9e18), large, None)
+        floor = pc.floor(large)
+        whole = pc.coalesce(whole, pc.cast(floor, pa.int64()))
+        rest = pc.cast(pc.multiply(pc.subtract(large, floor), 1e9), pa.int64(), safe=False)
+        below = rest if below is None else pc.coalesce(below, rest)
+    second, nanosecond = in_seconds(whole, below, unit, counts)
+    return pc.if_else(pc.less_equal(second, SECONDS_END), second, None), nanosecond
 
 
-def _of_texts(texts: pa.ChunkedArray, rules: TimeRules) -> pa.ChunkedArray:
+def _of_arrow(column: pa.ChunkedArray, zone: str, ends: bool) -> Moments:
+    """Dates and timestamps of Arrow."""
+    found = of_timestamps(column)
+    if getattr(column.type, "tz", None):
+        return found
+    local, is_date = pc.cast(found.second, pa.timestamp("s")), found.is_date
+    if ends:
+        midnight = pc.equal(local, pc.floor_temporal(local, unit="day"))
+        if pc.all(pc.and_(midnight, pc.equal(found.nanosecond, 0))).as_py():
+            is_date = pc.is_valid(local)
+        local = pc.if_else(is_date, _next_day(local), local)
+    return Moments(_as_seconds(_in_zone(local, zone)), found.nanosecond, is_date)
+
+
+def _next_day(local: pa.ChunkedArray) -> pa.ChunkedArray:
+    """The start of the following day, without a zone: days of a change of clocks are not 24 h."""
+    return pc.add(local, pa.scalar(DAY_S, pa.duration("s")))
+
+
+def _of_texts(texts: pa.ChunkedArray, rules: TimeRules, ends: bool) -> Moments:
     """Dates and times in words and digits; empty texts become null."""
     offset = None
     texts = pc.utf8_trim_whitespace(texts)
@@ -181,9 +319,15 @@ def _of_texts(texts: pa.ChunkedArray, rules: TimeRules) -> pa.ChunkedArray:
         parts = pc.extract_regex(texts, SPLIT_ZONE)
         texts = pc.coalesce(pc.struct_field(parts, "rest"), texts)
         offset = _offset(pc.struct_field(parts, "zone"))
+    nanosecond = pa.chunked_array([pa.array(np.zeros(len(texts), np.int32))])
+    if pc.any(pc.match_substring_regex(texts, FRACTION)).as_py():
+        digits = pc.struct_field(pc.extract_regex(texts, FRACTION), "fraction")
+        digits = pc.utf8_slice_codeunits(pc.utf8_rpad(digits, 9, "0"), 0, 9)
+        nanosecond = pc.cast(pc.fill_null(digits, "0"), pa.int32())
     for pattern, new in TIDY:
         texts = pc.replace_substring_regex(texts, pattern, new)
     found = pa.chunked_array([pa.nulls(len(texts), pa.timestamp("s"))])
+    is_date = constant(False, len(texts))
     order = {True: "%d-%m-", False: "%m-%d-", None: None}[rules.day_first]
     forms = [(YEAR_FIRST, ["%Y-%m-%d"]), (COMPACT, ["%Y%m%d", "%Y%m%d%H%M", "%Y%m%d%H%M%S"])]
     if order:
@@ -197,13 +341,16 @@ def _of_texts(texts: pa.ChunkedArray, rules: TimeRules) -> pa.ChunkedArray:
         mine = pc.if_else(fitting, texts, None)
         for form in (d + c for d in dates for c in (CLOCKS if pattern != COMPACT else ("",))):
             parsed = pc.strptime(mine, format=form, unit="s", error_is_null=True)
+            if ends and "%H" not in form and "%I" not in form:
+                day = pc.and_(pc.is_null(found), pc.is_valid(parsed))
+                parsed, is_date = _next_day(parsed), pc.or_(is_date, day)
             found = pc.coalesce(found, parsed)
             if not pc.any(pc.and_(fitting, pc.is_null(found))).as_py():
                 break
     local = _as_seconds(_in_zone(found, rules.zone))
-    if offset is None:
-        return local
-    return pc.if_else(pc.is_valid(offset), pc.subtract(_as_seconds(found), offset), local)
+    if offset is not None:
+        local = pc.if_else(pc.is_valid(offset), pc.subtract(_as_seconds(found), offset), local)
+    return Moments(local, nanosecond, is_date)
 
 
 def _offset(zones: pa.ChunkedArray) -> pa.ChunkedArray:

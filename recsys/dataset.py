@@ -1,7 +1,8 @@
 """Dataset: canonical data on disk and in memory, and the examples of each split.
 
 A data set is an artifact with `interactions.parquet` (user, item, timestamp, rating, split, and
-`behaviour` if events have types, which the metadata of the file's schema describe),
+`behaviour` if events have types, which the metadata of the file's schema describe, and
+`nanosecond` if times are finer than seconds),
 `items.parquet` (item_id, title, text, then attribute columns), `users.parquet` (user_id) and
 optionally `codes.npy` (imported semantic IDs) and `disliked.parquet` (see `Disliked`). Large data
 have a folder `interactions/` with `part-00000.parquet` and so on instead of the first file. Each
@@ -50,6 +51,7 @@ class Events(NamedTuple):
         rating: (n,) float32.
         split: (n,) uint8, `recsys.splits` labels.
         behaviour: (n,) uint8, a place in `Dataset.behaviours`; None without types.
+        nanosecond: (n,) int32, after the second; None if all times are whole seconds.
     """
 
     user: NDArray[np.int32]
@@ -58,6 +60,7 @@ class Events(NamedTuple):
     rating: NDArray[np.float32]
     split: NDArray[np.uint8]
     behaviour: NDArray[np.uint8] | None = None
+    nanosecond: NDArray[np.int32] | None = None
 
 
 @dataclass(frozen=True)
@@ -234,7 +237,8 @@ class Dataset:
     def events(self) -> Events:
         """The columns of the interactions, with their split."""
         rows = self.interactions
-        return Events(rows.user, rows.item, rows.timestamp, rows.rating, self.split, rows.behaviour)
+        columns = rows.user, rows.item, rows.timestamp, rows.rating, self.split, rows.behaviour
+        return Events(*columns, rows.nanosecond)
 
     @property
     def is_target(self) -> NDArray[np.bool_]:
@@ -350,6 +354,7 @@ class Dataset:
             np.asarray(items["item_id"].to_pylist(), np.str_),
             has_time,
             events.behaviour,
+            events.nanosecond,
         )
         return cls(
             interactions,
@@ -451,6 +456,7 @@ def _read_events(path: Path) -> tuple[Events, bool, tuple[Behaviour, ...], bool]
         np.empty(total, np.float32),
         np.empty(total, np.uint8),
         np.empty(total, np.uint8) if "behaviour" in schema.names else None,
+        np.empty(total, np.int32) if "nanosecond" in schema.names else None,
     )
     start = 0
     for file, count in zip(files, rows, strict=True):
@@ -472,4 +478,5 @@ def _columns(table: pa.Table) -> Events:
         column("rating", np.float32),
         column("split", np.uint8),
         column("behaviour", np.uint8) if "behaviour" in table.column_names else None,
+        column("nanosecond", np.int32) if "nanosecond" in table.column_names else None,
     )

@@ -202,6 +202,7 @@ class Interactions:
         has_time: whether timestamps of different users can be compared.
         behaviour: (n,) uint8 type of each event, a place in `Dataset.behaviours`; None without
             types.
+        nanosecond: (n,) int32 after the second of each time; None if all times are whole seconds.
     """
 
     user: NDArray[np.int32]
@@ -212,10 +213,11 @@ class Interactions:
     item_ids: NDArray[np.str_]
     has_time: bool
     behaviour: NDArray[np.uint8] | None = None
+    nanosecond: NDArray[np.int32] | None = None
 
     def __post_init__(self) -> None:
         n = len(self.user)
-        for name in ("item", "timestamp", "rating", "behaviour"):
+        for name in ("item", "timestamp", "rating", "behaviour", "nanosecond"):
             column = getattr(self, name)
             if column is not None and len(column) != n:
                 raise ValueError(f"Interactions.{name} has {len(column)} rows, not {n}")
@@ -297,6 +299,7 @@ class Interactions:
             timestamp=self.timestamp[keep],
             rating=self.rating[keep],
             behaviour=None if self.behaviour is None else self.behaviour[keep],
+            nanosecond=None if self.nanosecond is None else self.nanosecond[keep],
         )
 
 

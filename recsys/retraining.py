@@ -36,6 +36,7 @@ from recsys.artifacts import Manifest, Workspace, write_artifact
 from recsys.bundle import Bundle
 from recsys.config import SHIPPED, Settings, as_dict
 from recsys.data import growth
+from recsys.data.filtering import in_time_order
 from recsys.data.prepare import DataConfig
 from recsys.data.readers import READERS
 from recsys.dataset import AVAILABILITY, ITEM_COLUMNS, Dataset
@@ -503,7 +504,7 @@ def _stored_events(
     Where the data have no types, events that are no part of a history are left out.
     """
     rows = [
-        (event.user, event.item, event.time_ms // 1000, None, event.type if typed else None)
+        (event.user, event.item, *_seconds(event.time_ms), None, event.type if typed else None)
         for event in store.export()
         if event.seed is None
         and event.time_ms // 1000 > since
@@ -512,6 +513,12 @@ def _stored_events(
     columns = list(zip(*rows, strict=True)) or [()] * len(growth.COLUMNS)
     return pa.table([pa.array(c, f.type) for c, f in zip(columns, growth.COLUMNS, strict=True)],
                     schema=growth.COLUMNS)  # fmt: skip
+
+
+def _seconds(time_ms: int) -> tuple[int, int]:
+    """Unix seconds, and nanoseconds after the second."""
+    second, below = divmod(time_ms, 1000)
+    return second, below * 1_000_000
 
 
 def _live_items(store: Store, bundle: Bundle, schema: pa.Schema) -> pa.Table:
@@ -550,7 +557,7 @@ def _read_files(
     }  # fmt: skip
     config = Settings({"data": section}).section("data", DataConfig)
     raw = READERS["table"].read(replace(config.reader(), new_items=True))
-    found = raw.events
+    found = in_time_order(raw).events
     if "timestamp" not in found.column_names:
         raise ConfigError(f"{path}: the events have no times, so it is not known which are new")
     events = pa.table(
@@ -558,6 +565,8 @@ def _read_files(
             "user": found["user"].cast(pa.string()),
             "item": found["item"].cast(pa.string()),
             "timestamp": found["timestamp"],
+            "nanosecond": found["nanosecond"] if "nanosecond" in found.column_names
+            else pa.nulls(found.num_rows, pa.int32()),
             "rating": found["rating"] if "rating" in found.column_names
             else pa.nulls(found.num_rows, pa.float32()),
             "type": pa.array(raw.behaviours, pa.string()).take(found["behaviour"])

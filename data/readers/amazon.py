@@ -131,8 +131,15 @@ def _table(
 ) -> pa.Table:
     user, item, time, rating, content, lines = zip(*rows, strict=True)
     times = pa.chunked_array([pa.array(time, pa.int64())])
-    seconds = unix_seconds(times, time_field, path, lines.__getitem__, config.time_unit, counts)
-    return events_table(user, item, timestamp=seconds, rating=rating, content=content)
+    found = unix_seconds(times, time_field, path, lines.__getitem__, config.time_unit, counts)
+    return events_table(
+        user,
+        item,
+        timestamp=found.second,
+        nanosecond=found.nanosecond,
+        rating=rating,
+        content=content,
+    )
 
 
 def _content(record: dict[str, Any], names: tuple[str, ...]) -> int:

@@ -118,17 +118,19 @@ def _events(path: Path, config: ReaderConfig, counts: Counter[str]) -> Iterator[
     for table in delimited_batches(path, "\t", types=types, columns=list(types), quote=False):
         table = table.rename_columns(used)
         whole = pc.and_(pc.not_equal(table[user], ""), pc.not_equal(table[item], ""))
-        times = None
+        times, below = None, None
         if time:
-            times = unix_seconds(
+            found = unix_seconds(
                 table[time], time, path, (row + 1).__add__, config.time_unit, counts
             )
-            times = times.filter(whole)
+            times, below = found.second.filter(whole), found.nanosecond.filter(whole)
         row += table.num_rows
         counts["rows_without_user_or_item_dropped"] += table.num_rows - pc.sum(whole).as_py()
         table = table.filter(whole)
         ratings = pc.cast(table[rating], pa.float32()) if rating else None
-        yield events_table(table[user], table[item], timestamp=times, rating=ratings)
+        yield events_table(
+            table[user], table[item], timestamp=times, nanosecond=below, rating=ratings
+        )
 
 
 def _catalog(paths: dict[str, Path], config: ReaderConfig, events: pa.Table) -> ItemCatalog:

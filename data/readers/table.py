@@ -33,8 +33,9 @@ from recsys.data.columns import (
     unread_exclusions,
 )
 from recsys.data.damage import Damage
-from recsys.data.item_cleaning import WHOLE, ItemCleaner
-from recsys.data.opening import TableFile, as_strings, find_tables, open_table
+from recsys.data.ids import IdForms, note_zeros
+from recsys.data.item_cleaning import ItemCleaner
+from recsys.data.opening import TableFile, find_tables, open_table
 from recsys.data.ratings import read_ratings
 from recsys.data.raw import EventStream, ItemCatalog, RawData, ReaderConfig, distinct, events_table
 from recsys.data.report import EXAMPLES, Report
@@ -44,7 +45,8 @@ from recsys.data.returns import (
     read_order_status,
     read_taken_back,
 )
-from recsys.data.time_formats import TimeRules, find_zones, read_times, show_day_first
+from recsys.data.texts import as_strings
+from recsys.data.time_formats import TimeRules, find_zones, orders_of_days, read_moments
 from recsys.dataset import AVAILABILITY, ITEM_COLUMNS
 from recsys.errors import DataError
 from recsys.event_names import level
@@ -103,17 +105,21 @@ def stream(config: ReaderConfig) -> EventStream:
             "There are no times: the rows of each user count as in order of time, events cannot be "
             "merged into steps, and the split is by each user's last events."
         )
-    times = _day_first(events, roles, times)
+    moment = roles["timestamp"].column if "timestamp" in roles else None
+    of_file = orders_of_days(events, moment, times, report)
+    orders = {rules.day_first for rules in of_file.values()}
+    times = replace(times, day_first=orders.pop() if len(orders) == 1 else None)
     _report_columns(report, sample, roles)
     for note in unread_exclusions(sample, roles) + shortened_ids(sample, roles):
         _warn(report, note)
     others = [file for file in (*events, items) if file and file.encoding != "utf-8"]
     report.add("files_not_in_utf8", len(others), [f"{f.path.name}: {f.encoding}" for f in others])
-    whole = tuple(role for role in ("user", "item") if _is_whole(sample, roles[role].column))
-    reader = _EventReader(config, roles, whole, times, report)
+    forms = IdForms(report)
+    reader = _EventReader(config, roles, of_file, report, forms)
 
     def read_items(found: pa.Table) -> ItemCatalog:
         ids = distinct(found["item"])
+        note_zeros(ids, report)
         if items is None or described is None:
             return _items(None, ids, config, report)
         mine = recognise_items(
@@ -128,7 +134,7 @@ def stream(config: ReaderConfig) -> EventStream:
         table = items.read(damage)
         damage.check(items.path, config.clean.damaged_rows)
         report.add("damaged_rows_skipped", damage.rows, damage.examples)
-        cleaner = ItemCleaner(items.path, mine, config.clean, times, report)
+        cleaner = ItemCleaner(items.path, mine, config.clean, times, report, forms)
         return _items(cleaner.clean(table), ids, config, report, items.path)
 
     sessions = reader.sessions == "users"
@@ -144,9 +150,9 @@ class _EventReader:
     Attributes:
         config: of the reader.
         roles: of the columns.
-        whole: roles of ids that were written as numbers with a decimal place.
-        times: how times are read.
+        times: how the times of each file are read.
         report: is increased by what is dropped.
+        forms: of the ids.
         counts: conversions of times.
         types: names of the event types by number, as they appear.
         last: role -> the last row read, with the state of its order.
@@ -154,9 +160,9 @@ class _EventReader:
 
     config: ReaderConfig
     roles: Roles
-    whole: tuple[str, ...]
-    times: TimeRules
+    times: dict[Path, TimeRules]
     report: Report
+    forms: IdForms
     counts: Counter[str] = field(default_factory=Counter)
     types: list[str] = field(default_factory=list)
     last: dict[str, pa.Table] = field(default_factory=dict)
@@ -175,11 +181,12 @@ class _EventReader:
         left = 0
         for file in files:
             damage = Damage()
-            cleaner = RowCleaner(file.path, self.config.clean, self.times, self.report)
+            rules = self.times[file.path]
+            cleaner = RowCleaner(file.path, self.config.clean, rules, self.report)
             for batch in file.batches(used, damage):
                 _check_names(batch, used, file.path)
                 table = self._without_open_quotes(batch, file, damage)
-                events = self._canonical(table, file.path, cleaner)
+                events = self._canonical(table, file.path, cleaner, rules)
                 if events.num_rows:
                     left += events.num_rows
                     yield events
@@ -206,19 +213,23 @@ class _EventReader:
                     table = table.filter(pc.invert(long))
         return table
 
-    def _canonical(self, table: pa.Table, path: Path, cleaner: RowCleaner) -> pa.Table:
+    def _canonical(
+        self, table: pa.Table, path: Path, cleaner: RowCleaner, rules: TimeRules
+    ) -> pa.Table:
         column = {role: table[found.column] for role, found in self.roles.items()}
-        made = {role: as_strings(column[role], role, path) for role in ("user", "item")}
+        made = {
+            role: self.forms.read(role, table, self.roles[role].column, path)
+            for role in ("user", "item")
+        }
         if self.sessions == "anonymous":
             made["user"] = self._or_session(made["user"], column["session"], path)
-        for role in self.whole:
-            made[role] = pc.replace_substring_regex(made[role], r"\.0$", "")
         if "timestamp" in self.roles:
             times = column["timestamp"]
             if "clock" in column:
                 parts = [as_strings(column[role], role, path) for role in ("timestamp", "clock")]
                 times = pc.binary_join_element_wise(*parts, " ", null_handling="replace")
-            made["timestamp"] = read_times(times, self.times, self.counts)
+            moments = read_moments(times, rules, self.counts)
+            made["timestamp"], made["nanosecond"] = moments.second, moments.nanosecond
             zones = find_zones(times)
             self.report.add("times_with_a_zone", zones.zoned, zones.names)
             self.report.add("times_without_a_zone", zones.local)
@@ -346,11 +357,6 @@ def _has_clock(times: pa.ChunkedArray) -> bool:
     return bool(pc.any(pc.match_substring_regex(times, r":|^\d{9,}")).as_py())
 
 
-def _is_whole(sample: Sample, column: str) -> bool:
-    texts = sample.texts(column)
-    return bool(len(texts) and pc.all(pc.match_substring_regex(texts, WHOLE)).as_py())
-
-
 def _check_names(table: pa.Table, used: Collection[str], path: Path) -> None:
     """Refuse a table in which a column that is used shares its name with another."""
     for name in used:
@@ -366,25 +372,6 @@ def _agree(files: list[TableFile]) -> None:
                 f"{file.path}: this file has {', '.join(file.names)}, the first file of the folder "
                 f"{', '.join(files[0].names)}; read them separately"
             )
-
-
-def _day_first(files: list[TableFile], roles: Roles, times: TimeRules) -> TimeRules:
-    """The rules of times, with the order of day and month that the data show."""
-    if times.day_first is not None or "timestamp" not in roles:
-        return times
-    name = roles["timestamp"].column
-    columns = (batch[name] for file in files for batch in file.batches([name]))
-    first = next(columns, None)
-    seen, order = (False, None) if first is None else show_day_first([first])
-    if seen and order is None:
-        seen, order = show_day_first(columns)
-        if order is None:
-            raise DataError(
-                f"{files[0].path}: no value of the column {name!r} shows whether the day or the "
-                "month comes first in a date like 03/04/2024; say it with --set "
-                "data.day_first=true (3 April) or --set data.day_first=false (4 March)"
-            )
-    return replace(times, day_first=order)
 
 
 def _warn(report: Report, note: str) -> None:

@@ -416,6 +416,8 @@ def _times(dataset: Dataset, config: EvaluationConfig, examples: Examples) -> li
             )
         ]
     same = (np.diff(events.user) == 0) & (np.diff(events.timestamp) == 0)
+    if events.nanosecond is not None:
+        same &= np.diff(events.nanosecond) == 0
     with_next, with_last = np.append(same, False), np.append(False, same)
     asked = np.flatnonzero((dataset.split == label) & dataset.is_asked)
     first = asked[np.diff(events.user[asked], prepend=-1) != 0]

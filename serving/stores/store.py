@@ -1010,19 +1010,22 @@ class Store(Database):
         known = dict.fromkeys([*users, *(row["user_id"] for row in negative)])
         erased = self._all_erased(cursor, known)
         scale = 1000 if data.has_time else 1
+        times = data.timestamp * scale
+        if data.nanosecond is not None:
+            times = times + data.nanosecond // 1_000_000
         rows = (
-            (None, users[u], items[i], kind, t * scale, None if r != r else r, None, None,
+            (None, users[u], items[i], kind, t, None if r != r else r, None, None,
              None, digest)
             for start in range(0, len(data), CHUNK)
             for u, i, t, r, kind in zip(
                 *(
                     column[start : start + CHUNK].tolist()
-                    for column in (data.user, data.item, data.timestamp, data.rating)
+                    for column in (data.user, data.item, times, data.rating)
                 ),
                 islice(types, min(CHUNK, len(data) - start)),
                 strict=True,
             )
-            if users[u] not in erased or t * scale > erased[users[u]]
+            if users[u] not in erased or t > erased[users[u]]
         )  # fmt: skip
         rest = (None, None, None, None, digest)
         hidden = (

@@ -3,10 +3,13 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
+from recsys.artifacts import read_manifest
 from recsys.config import Settings
 from recsys.data.prepare import stage
 from recsys.dataset import Dataset
@@ -46,3 +49,85 @@ def datasets() -> Path:
     if not folder.is_dir():
         pytest.skip(f"no public data sets at {folder} (set RECSYS_DATASETS)")
     return folder
+
+
+class Shop(NamedTuple):
+    """A data set that was prepared from written files.
+
+    Attributes:
+        data: the data set.
+        info: of its manifest.
+    """
+
+    data: Dataset
+    info: dict[str, Any]
+
+    @property
+    def histories(self) -> dict[str, list[str]]:
+        """The items of each user, in order."""
+        rows = self.data.interactions
+        items = self.data.item_ids[rows.item].tolist()
+        found: dict[str, list[str]] = {}
+        for user, item in zip(rows.user_ids[rows.user].tolist(), items, strict=True):
+            found.setdefault(user, []).append(item)
+        return found
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """The cases of each rule of the cleaning report."""
+        return {row["rule"]: row["count"] for row in self.info["cleaning"]["findings"]}
+
+    @property
+    def notes(self) -> str:
+        """The notes of the cleaning report."""
+        return "\n".join(self.info["cleaning"]["notes"])
+
+    def values(self, name: str) -> list[Any]:
+        """One column of the items, in the order of the items file."""
+        return self.data.items[name].to_pylist()
+
+
+@pytest.fixture(params=["memory", "stream"])
+def engine(request: pytest.FixtureRequest) -> str:
+    """Both engines that prepare data."""
+    if request.param == "stream":
+        pytest.importorskip("duckdb", reason="streaming needs pip install 'recbeam[large]'")
+    return str(request.param)
+
+
+@pytest.fixture
+def shop(home: Path, raw: Path) -> Callable[..., Shop]:
+    """Write files, prepare them as the export of a shop, and load what was stored.
+
+    Without items, there are events of two users on the items `p0`, `p1`, ... of the items file.
+    """
+
+    def run(
+        events: str | bytes | pa.Table | None = None,
+        items: str | bytes | pa.Table | None = None,
+        *,
+        file: str = "events.csv",
+        items_file: str = "items.csv",
+        **section: Any,
+    ) -> Shop:
+        if events is None:
+            events = "user,item,timestamp\n" + "".join(
+                f"u{n % 2},p{n % 4},{1_700_000_000 + 4000 * n}\n" for n in range(12)
+            )
+        for name, content in ((file, events), (items_file, items)):
+            if content is None:
+                continue
+            (raw / name).parent.mkdir(parents=True, exist_ok=True)
+            if isinstance(content, pa.Table):
+                pq.write_table(content, raw / name)
+            else:
+                given = content.encode() if isinstance(content, str) else content
+                (raw / name).write_bytes(given)
+        path = file.partition("/")[0]
+        described = {} if items is None else {"items": items_file}
+        values = {"source": "table", "path": path, **described, **section}
+        settings = Settings({"name": "t", "data": values})
+        data = Dataset.load(stage(Context.of(settings, force=True)))
+        return Shop(data, read_manifest(home / "datasets/t", "dataset").info)
+
+    return run

@@ -70,13 +70,15 @@ def test_the_unit_may_be_given() -> None:
         (["03/04/2024", "3/13/2024"], (True, False)),
         (["03/04/2024", "13/3/2024"], (True, True)),
         (["3.4.2024"], (True, True)),
+        (["3/13/2024", "13/3/2024"], (True, None)),
         (["2024-03-04"], (False, None)),
     ],
 )
 def test_the_data_show_whether_the_day_comes_first(
     texts: list[str], shown: tuple[bool, bool | None]
 ) -> None:
-    assert show_day_first([pa.chunked_array([[text]]) for text in texts]) == shown
+    found = show_day_first([pa.chunked_array([[text]]) for text in texts])
+    assert (found.seen, found.day_first) == shown
 
 
 @given(st.datetimes(min_value=__import__("datetime").datetime(1990, 1, 1)))

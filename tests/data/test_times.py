@@ -14,9 +14,8 @@ from recsys.errors import DataError
 
 def seconds(*values: str) -> list[int]:
     column = pa.chunked_array([list(values)])
-    return unix_seconds(
-        column, "at", Path("f"), range(10).__getitem__, "auto", Counter()
-    ).to_pylist()
+    found = unix_seconds(column, "at", Path("f"), range(10).__getitem__, "auto", Counter())
+    return found.second.to_pylist()
 
 
 def test_iso_texts_are_read_with_their_zone():

@@ -308,9 +308,10 @@ def random_bundle():
 
 @pytest.fixture
 def write_dataset(tmp_path):
-    def write(events, name="shop"):
+    def write(events, name="shop", nanosecond=None):
         users, items, times = zip(*events, strict=True)
         interactions = Interactions.of(list(users), list(items), list(times))
+        interactions = replace(interactions, nanosecond=nanosecond)
         table = pa.table(
             {c: pa.array(interactions.item_ids.tolist()) for c in ("item_id", "title", "text")}
         )

@@ -4,6 +4,7 @@ import asyncio
 import json
 import threading
 
+import numpy as np
 import pytest
 
 from recsys.errors import ArtifactError
@@ -445,6 +446,14 @@ async def test_seeding_twice_is_seeding_once(location, opened, write_dataset):
     assert again.seed(dataset) == 0
     assert await again.history("ada", 10) == ["y", "x", "w"]
     assert [found.time_ms for found in await again.events("ada", 9)] == [30_000, 30_000, 10_000]
+
+
+async def test_seeded_events_keep_their_milliseconds(store, event, write_dataset):
+    fine = np.array([0, 200_000_000, 700_900_000], np.int32)
+    store.seed(write_dataset([("ada", item, 50) for item in "xyz"], nanosecond=fine))
+    await store.append([event("1", item="live", time_ms=50_500)])
+    assert await store.history("ada", 10) == ["x", "y", "live", "z"]
+    assert [found.time_ms for found in await store.events("ada", 1)] == [50_700]
 
 
 async def test_seeded_events_before_1970_are_kept(location, opened, write_dataset):

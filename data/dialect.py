@@ -1,0 +1,106 @@
+"""Finds out how a program wrote delimited text: delimiter, escapes, and rows that end with one."""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from itertools import islice
+from typing import Any
+
+DELIMITERS = (",", "\t", ";", "|")
+FIRST_ROWS = 1000  # that show how a file is written
+BEHIND = "\x1f behind the last column"
+BLOCK = 1 << 20  # bytes read at a time
+ESCAPED = re.compile(rb'\\(["\\])')  # a quote or a backslash, behind a backslash
+
+
+def header(text: str) -> tuple[str, list[str]]:
+    """The delimiter that divides the first line into most columns, and the columns."""
+    found = {}
+    for delimiter in DELIMITERS:
+        try:
+            lines = csv.reader(
+                io.StringIO(text.replace("\0", " "), newline=""), delimiter=delimiter
+            )
+            found[delimiter] = next(lines, [])
+        except csv.Error:
+            found[delimiter] = []
+    return max(found.items(), key=lambda item: len(item[1]))
+
+
+def names_of_values(text: str, delimiter: str, columns: Sequence[str]) -> tuple[str, ...]:
+    """Names of the values of a row, where the header has other than most of the first rows.
+
+    Rows may end with delimiters that the header does not have, or the other way round. Empty if
+    header and rows agree, or disagree in another way.
+    """
+    if any("\n" in name for name in columns):
+        return ()
+    behind: Counter[int] = Counter()
+    for row in _rows(text, delimiter):
+        more = len(row) - len(columns)
+        behind[more if not any(row[len(columns) :]) else 0] += 1
+    more = behind.most_common(1)[0][0] if behind else 0
+    if more > 0:
+        return (*columns, *(f"{BEHIND} {place}" for place in range(more)))
+    return tuple(columns[:more]) if more < 0 and not any(columns[more:]) else ()
+
+
+def _rows(text: str, delimiter: str, **dialect: Any) -> list[list[str]]:
+    """The first rows behind the header, without the last one, which may be cut off."""
+    lines = io.StringIO(text.replace("\0", " "), newline="")
+    try:
+        rows = list(islice(csv.reader(lines, delimiter=delimiter, **dialect), 1, FIRST_ROWS))
+    except csv.Error:
+        return []
+    return [row for row in rows[: -1 if len(rows) > 1 else None] if row]
+
+
+def has_escapes(blocks: Iterable[bytes], text: str, delimiter: str, columns: int) -> bool:
+    r"""Whether quotes inside quoted values have a backslash before them, as Spark writes them.
+
+    More of the first rows then have as many values as the header, or a later quote stands where
+    none can. A backslash before the closing quote of a value is a letter of it, as in `"C:\"`.
+    """
+    if '\\"' in text:
+        escaped, doubled = (
+            sum(len(row) == columns for row in _rows(text, delimiter, **dialect))
+            for dialect in ({"doublequote": False, "escapechar": "\\"}, {})
+        )
+        if escaped != doubled:
+            return escaped > doubled
+    mark = re.escape(delimiter.encode())
+    inside = rb'(?:^|[\n%b])"(?:[^"\\\n]|\\[^"\n]|"")*\\"[^"\r\n%b]' % (mark, mark)
+    return any(b'\\"' in block and re.search(inside, block) for block in blocks)
+
+
+class WithDoubledQuotes(io.RawIOBase):
+    """Delimited text in which each quote is doubled that had a backslash before it.
+
+    Args:
+        stream: the text; a backslash there is written as two.
+    """
+
+    def __init__(self, stream: Any) -> None:
+        self._stream, self._ready, self._held = stream, b"", b""
+
+    def readable(self) -> bool:
+        """True: it can be read."""
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        """Fill a buffer with the next bytes; 0 at the end."""
+        while not self._ready:
+            block = bytes(self._stream.read(BLOCK))
+            if not (block or self._held):
+                return 0
+            whole = self._held + block
+            end = len(whole.rstrip(b"\\")) if block else len(whole)
+            whole, self._held = whole[:end], whole[end:]  # a pair may go on in the next block
+            self._ready = ESCAPED.sub(lambda pair: b'""' if pair[1] == b'"' else b"\\", whole)
+        size = min(len(buffer), len(self._ready))
+        buffer[:size], self._ready = self._ready[:size], self._ready[size:]
+        return size

@@ -1,0 +1,102 @@
+"""Brings the ids of all parts of a source to one form, or refuses forms that contradict others.
+
+`100.0` is the id `100` where a program wrote whole numbers as decimals, often in one month only,
+and a code beside `1.5`. Both spellings of a letter in Unicode are one letter.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from recsys.data.report import EXAMPLES, Report
+from recsys.data.texts import as_strings, in_nfc
+from recsys.errors import DataError
+
+NUMBER = r"^\d+\.\d+$"
+WHOLE = r"^\d+\.0+$"
+EXACT = 2.0**53  # larger floating numbers have lost digits
+
+
+@dataclass
+class IdForms:
+    """The forms of ids seen so far, by role (`user` or `item`).
+
+    Attributes:
+        report: is increased by the ids whose form was changed.
+        whole: an id that lost its decimal place, such as `1.0`, and its file.
+        decimal: an id with decimals, such as `1.5`, and its file.
+    """
+
+    report: Report
+    whole: dict[str, tuple[str, Path]] = field(default_factory=dict)
+    decimal: dict[str, tuple[str, Path]] = field(default_factory=dict)
+
+    def read(self, role: str, table: pa.Table, name: str, path: Path) -> pa.ChunkedArray:
+        """The ids of a column as texts in the agreed form; null stays null.
+
+        Raises:
+            DataError: floating numbers that have lost digits, or a form that contradicts that of an
+                earlier part.
+        """
+        column = table[name]
+        if pa.types.is_floating(column.type):
+            large = column.filter(pc.fill_null(pc.greater_equal(pc.abs(column), EXACT), False))
+            if len(large):
+                raise DataError(
+                    f"{path}: column {name!r} has {large[0].as_py():.0f} as a floating number, "
+                    "which keeps 15 digits, so that last digits of ids are lost; write the ids as "
+                    "text or as integers (in pandas: dtype 'string' or 'Int64')"
+                )
+        texts = as_strings(column, name, path)
+        self._count_spellings(column)
+        return self._agreed(role, texts, path)
+
+    def _count_spellings(self, column: pa.ChunkedArray) -> None:
+        if pa.types.is_string(column.type):
+            changed = pc.fill_null(pc.not_equal(column, in_nfc(column)), False)
+            shown = pc.unique(column.filter(changed)).slice(0, EXAMPLES).to_pylist()
+            self.report.add("texts_in_another_spelling", pc.sum(changed).as_py() or 0, shown)
+
+    def _agreed(self, role: str, texts: pa.ChunkedArray, path: Path) -> pa.ChunkedArray:
+        number = pc.fill_null(pc.match_substring_regex(texts, NUMBER), False)
+        if not pc.any(number).as_py():
+            return texts
+        whole = pc.fill_null(pc.match_substring_regex(texts, WHOLE), False)
+        decimal = texts.filter(pc.and_not(number, whole))
+        if len(decimal) and role not in self.decimal:
+            self.decimal[role] = decimal[0].as_py(), path
+        if role in self.decimal:
+            if role in self.whole:
+                (one, first), (other, second) = self.whole[role], self.decimal[role]
+                raise DataError(
+                    f"{first}: the {role} {one!r} is a whole number with a decimal place, and "
+                    f"{second} has the {role} {other!r}, so that it is not known whether {one!r} "
+                    f"and {one.partition('.')[0]!r} are one {role}; write the ids of all files as "
+                    "text, in one form"
+                )
+            return texts
+        if cases := pc.sum(whole).as_py():
+            shown = texts.filter(whole)
+            self.whole.setdefault(role, (shown[0].as_py(), path))
+            self.report.add("ids_with_a_decimal_place", cases, shown.slice(0, EXAMPLES).to_pylist())
+            texts = pc.replace_substring_regex(texts, r"^(\d+)\.0+$", r"\1")
+        return texts
+
+
+def note_zeros(ids: pa.Array, report: Report) -> None:
+    """Tell of ids that differ in nothing but zeros at their start, which spreadsheets remove."""
+    digits = ids.filter(pc.match_substring_regex(ids, r"^\d+$"))
+    bare = pc.utf8_ltrim(digits, "0")
+    both = digits.filter(pc.is_in(bare, value_set=digits.filter(pc.equal(bare, digits))))
+    padded = both.filter(pc.match_substring_regex(both, r"^0+[1-9]"))
+    if len(padded):
+        one = padded[0].as_py()
+        report.note(
+            f"{len(padded)} items differ from another one in nothing but zeros at the start, such "
+            f"as {one!r} and {one.lstrip('0')!r}, and are kept apart; if a spreadsheet removed the "
+            "zeros, export the ids as text."
+        )

@@ -1,0 +1,198 @@
+"""Reads columns of numbers and prices: a column is one if its texts survive being written again.
+
+Codes such as `007`, `1E2` and numbers of 19 digits are texts. A few values that are no numbers,
+such as `N/A`, are missing in a column of numbers; the caller counts them.
+"""
+
+from __future__ import annotations
+
+from decimal import Decimal
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+INTEGER = r"^[+-]?(0|[1-9]\d{0,17})$"  # any such number fits in 64 bits
+PLAIN = (
+    r"^[+-]?((0|[1-9]\d*)(\.\d+)?|\.\d+)$"
+    r"|^-?\d(\.\d+)?e[+-]\d{2,3}$"  # as Python writes them; 1E2 is a code
+    r"|^-?\d\.\d+E(-[4-9]|-?[1-9]\d{1,2}|[7-9])$"  # as Java does
+)
+GROUPED = r"^[+-]?[1-9]\d{0,2}(,\d{3})+(\.\d+)?$"
+CODE = r"^[+-]?0\d"
+ANSWER = r"(?i)^(true|false)$"
+LONG = 10**18  # longer numbers are ids
+DIGITS = 15  # significant digits that every floating number keeps
+CURRENCY = (
+    r"(?i)(€|\$|£|¥|₹|₺|₽|₩|zł|kč|kr\b|\b(EUR|USD|GBP|CHF|JPY|CAD|AUD|NZD|PLN|CZK|HUF|RON|SEK|NOK"
+    r"|DKK|TRY|BRL|MXN|INR|CNY|KWD|BHD|OMR|JOD|TND|IQD|LYD)\b)"
+)
+THREE_DECIMALS = r"(?i)\b(KWD|BHD|OMR|JOD|TND|IQD|LYD)\b"
+BLANKS = r"[\s\x{00A0}\x{2009}\x{202F}'\x{2019}]|[.,](-|\x{2013}|\x{2014})+$"
+POINT = r"^[+-]?(\d[\d,]*)?\.\d+$"  # a decimal point: 1,299.50
+COMMA = r"^[+-]?\d[\d.]*,\d+$"  # a decimal comma: 1.299,50
+POINTS = r"^[+-]?[1-9]\d{0,2}(\.\d{3})+$"  # 1.299.000
+COMMAS = r"^[+-]?[1-9]\d{0,2}(,\d{2,3})*,\d{3}$"  # 1,299,000
+EITHER = r"^[+-]?[1-9]\d{0,2}[.,]\d{3}$"  # 1.299: a thousand, or one and a bit
+MONEY_SHARE = 0.9  # of the numbers of a column of prices that have a currency
+MOST_BAD, MOST_BAD_PRICES = 0.05, 0.1  # share of values that are no numbers
+NO_NUMBER = frozenset(
+    ["n/a", "#n/a", "n.a.", "n. a.", "na", "nv", "n.v.", "k.a.", "k. a.", "-", "--", "---", "–",
+     "—", "?", "??", "tbd", "tba", "inf", "+inf", "-inf", "infinity", "+infinity", "-infinity",
+     "nan", "on request", "upon request", "price on request", "auf anfrage",
+     "preis auf anfrage", "sur demande", "prix sur demande", "a consultar", "consultar",
+     "su richiesta", "op aanvraag", "unknown", "unbekannt", "inconnu", "none", "null"]
+)  # fmt: skip
+
+
+class Numbers(NamedTuple):
+    """A column of numbers.
+
+    Attributes:
+        values: (rows,) int64 or float64; null where a value is missing or no number.
+        bad: (rows,) bool, whether a value was there and is no number.
+        money: whether they are prices with a currency or with a mark for thousands.
+    """
+
+    values: pa.ChunkedArray
+    bad: pa.ChunkedArray
+    money: bool = False
+
+
+def of_numbers(column: pa.ChunkedArray) -> Numbers | None:
+    """A column of Arrow's integers or floats; whole floats are integers. Infinite numbers are bad.
+
+    None if the integers are too long for numbers: they are ids.
+    """
+    bad = pa.chunked_array([np.zeros(len(column), bool)])
+    if pa.types.is_floating(column.type):
+        if column.type != pa.float64():  # as their shortest texts: .1 of 32 bits is .1
+            column = pc.cast(pc.cast(pc.cast(column, pa.float32()), pa.string()), pa.float64())
+        bad = pc.fill_null(pc.is_inf(column), False)
+        column = pc.if_else(pc.is_finite(column), column, None)
+        whole = pc.and_(pc.equal(pc.floor(column), column), pc.less(pc.abs(column), 2.0**53))
+        if not pc.all(whole, min_count=1).as_py():
+            return Numbers(column, bad)
+    ends = pc.min_max(column)
+    if max(abs(ends["min"].as_py() or 0), abs(ends["max"].as_py() or 0)) >= LONG:
+        return None
+    return Numbers(pc.cast(column, pa.int64()), bad)
+
+
+def read_numbers(texts: pa.ChunkedArray, *, named: bool, prices: bool) -> Numbers | None:
+    """A column of texts as numbers, or None if it is none.
+
+    Args:
+        texts: without blanks around them; null where missing.
+        named: whether the column has the name of a price.
+        prices: whether currencies and marks for thousands are read.
+    """
+    encoded = texts.combine_chunks().dictionary_encode()
+    words = encoded.dictionary
+    if not len(words):
+        return None
+    rows = np.bincount(encoded.indices.drop_null().to_numpy(), minlength=len(words))
+    found = _prices(words, rows, named) if prices else None
+    money = found is not None
+    if found is None:
+        found = _plain(words, rows, named)
+    if found is None:
+        return None
+    bad = pc.fill_null(pc.is_null(found).take(encoded.indices), False)
+    return Numbers(pa.chunked_array([found.take(encoded.indices)]), pa.chunked_array([bad]), money)
+
+
+def _plain(words: pa.Array, rows: NDArray[np.int64], named: bool) -> pa.Array | None:
+    """Distinct texts as numbers, null for those that are none."""
+    number = pc.match_substring_regex(words, PLAIN)
+    grouped = pc.match_substring_regex(words, GROUPED)
+    if pc.any(pc.and_(grouped, pc.match_substring(words, "."))).as_py():
+        number = pc.or_(number, grouped)
+    if pc.any(pc.match_substring_regex(words, CODE)).as_py():
+        return None
+    bad = pc.invert(number)
+    digits = pc.and_(bad, pc.match_substring_regex(words, r"\d"))
+    if (pc.any(digits).as_py() and not named) or not _few_bad(words, bad, rows, named):
+        return None
+    plain = pc.replace_substring_regex(words, r"^\+|,", "")
+    plain = pc.if_else(number, plain, None)
+    if pc.all(pc.match_substring_regex(plain, INTEGER)).as_py():
+        return pc.cast(plain, pa.int64())
+    short = pc.replace_substring_regex(plain, r"\.0+$", "")
+    values = pc.cast(plain, pa.float64())
+    if not named and len(pc.unique(short.drop_null())) > len(pc.unique(values.drop_null())):
+        return None  # 1.1 and 1.10 are versions
+    size = pc.binary_length(pc.replace_substring_regex(short, r"^[-0.]+|\.|[eE].*$", ""))
+    long = short.filter(pc.fill_null(pc.greater(size, DIGITS), False)).to_pylist()
+    if any(Decimal(repr(float(text))) != Decimal(text) for text in long):
+        return None
+    if any(len(text.partition(".")[0].lstrip("-")) > 18 for text in long):
+        return None
+    return values
+
+
+def _few_bad(words: pa.Array, bad: pa.Array, rows: NDArray[np.int64], named: bool) -> bool:
+    """Whether most rows are numbers, apart from words that say that there is none."""
+    strange = np.array(bad.to_numpy(zero_copy_only=False), bool)
+    numbers = int(rows[~strange].sum())
+    if not numbers or strange.sum() > 10_000:
+        return False
+    places = np.flatnonzero(strange)
+    texts = words.take(pa.array(places)).to_pylist()
+    unknown = [at for at, text in zip(places, texts, strict=True) if text.lower() not in NO_NUMBER]
+    share = MOST_BAD_PRICES if named else MOST_BAD
+    return int(rows[unknown].sum()) <= share * (numbers + int(rows[unknown].sum()))
+
+
+def _prices(words: pa.Array, rows: NDArray[np.int64], named: bool) -> pa.Array | None:
+    """Distinct texts as prices; None without a currency or a mark that has to be understood."""
+    money = pc.match_substring_regex(words, CURRENCY)
+    bare = pc.replace_substring_regex(pc.replace_substring_regex(words, CURRENCY, ""), BLANKS, "")
+    either = pc.match_substring_regex(bare, EITHER)
+    marked = pc.or_(money, pc.match_substring_regex(words, r",\d"))
+    if not pc.any(pc.or_(marked, either) if named else marked).as_py():
+        return None
+    form = {name: pc.match_substring_regex(bare, pattern)
+            for name, pattern in (("whole", r"^[+-]?\d+$"), ("point", POINT), ("comma", COMMA),
+                                  ("points", POINTS), ("commas", COMMAS))}  # fmt: skip
+    number = pc.or_(form["whole"], pc.or_(pc.or_(form["point"], form["comma"]),
+                                          pc.or_(form["points"], form["commas"])))  # fmt: skip
+    of = {name: int(rows[np.array(mask)].sum()) for name, mask in (("n", number), ("m", money))}
+    if not (named or of["m"] >= MONEY_SHARE * of["n"]) or not of["n"]:
+        return None
+    if not _few_bad(words, pc.invert(number), rows, named=True):
+        return None
+    clear = pc.invert(either)
+    has_point = pc.any(pc.and_(form["point"], clear)).as_py()
+    has_comma = pc.any(pc.and_(form["comma"], pc.and_(clear, pc.invert(form["commas"])))).as_py()
+    groups = {mark: pc.and_(form[name], clear) for mark, name in ((".", "points"), (",", "commas"))}
+    # Without a value that shows the form, 1.299 is a thousand in a column of money or beside 49.
+    thousand = pc.any(money).as_py() or not pc.all(either).as_py()
+    if pc.any(pc.match_substring_regex(words, THREE_DECIMALS)).as_py():
+        thousand = False
+    reading: dict[str, bool | None] = {}  # whether the mark divides thousands
+    for mark, own, other in ((".", has_point, has_comma), (",", has_comma, has_point)):
+        if own and other:
+            reading[mark] = None
+        elif pc.any(groups[mark]).as_py() or other:
+            reading[mark] = True
+        else:
+            reading[mark] = thousand and not own
+    point = pc.match_substring(bare, ".")
+    whole = pc.or_(form["whole"], pc.or_(groups["."], groups[","]))
+    result = pc.if_else(whole, pc.replace_substring_regex(bare, "[.,]", ""), None)
+    decimal = pc.if_else(
+        form["point"],
+        pc.replace_substring(bare, ",", ""),
+        pc.replace_substring(pc.replace_substring(bare, ".", ""), ",", "."),
+    )
+    fraction = pc.and_(pc.or_(form["point"], form["comma"]), clear)
+    result = pc.coalesce(result, pc.if_else(fraction, decimal, None))
+    for mark, mine in ((".", point), (",", pc.invert(point))):
+        mine = pc.and_(either, mine)
+        if reading[mark] is not None:
+            read = pc.replace_substring(bare, mark, "" if reading[mark] else ".")
+            result = pc.coalesce(result, pc.if_else(mine, read, None))
+    return pc.cast(pc.replace_substring(result, "+", ""), pa.float64())

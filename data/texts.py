@@ -1,0 +1,98 @@
+"""Makes texts of Arrow's other types, digit for digit and with one spelling of each letter."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from uuid import UUID
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from recsys.errors import DataError
+
+UUID_BYTES = 16
+
+
+def in_nfc(texts: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Texts in the usual form of Unicode (NFC), in which each letter has one spelling."""
+    if pc.all(pc.string_is_ascii(texts)).as_py() in (None, True):
+        return texts
+    return pc.utf8_normalize(texts, form="NFC")
+
+
+def as_text(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Plain values as strings in NFC; large whole numbers stored as floats keep their digits.
+
+    A column of whole ids with one missing value is a column of floats in pandas.
+
+    >>> as_text(pa.chunked_array([[1000000000000025.0, 2.0, 0.5]])).to_pylist()
+    ['1000000000000025', '2', '0.5']
+    """
+    texts = pc.cast(column, pa.string())
+    if not pa.types.is_floating(column.type):
+        return in_nfc(texts)
+    size = pc.abs(column)
+    large = pc.and_(pc.greater_equal(size, 1e15), pc.less(size, 2.0**63))
+    large = pc.and_(large, pc.equal(pc.floor(size), size))
+    if not pc.any(large).as_py():
+        return texts
+    whole = pc.cast(pc.cast(pc.if_else(large, column, None), pa.int64(), safe=False), pa.string())
+    return pc.coalesce(whole, texts)
+
+
+def as_strings(column: pa.ChunkedArray, name: str, path: Path) -> pa.ChunkedArray:
+    """Values as strings without blanks around them; null stays null.
+
+    Raises:
+        DataError: a column of lists or records.
+    """
+    try:
+        return pc.utf8_trim_whitespace(as_text(column))
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+        raise DataError(
+            f"{path}: column {name!r} holds {column.type}, which is not a plain value; "
+            "choose another column or flatten the file"
+        ) from error
+
+
+def with_plain_texts(table: pa.Table) -> pa.Table:
+    """Texts, bytes and ids of other types, which other programs write, as strings."""
+    columns = [_plain_texts(column) for column in table.columns]
+    return pa.table(columns, table.column_names)
+
+
+def _plain_texts(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    types, kind = pa.types, column.type
+    if isinstance(kind, pa.BaseExtensionType):
+        kind = kind.storage_type
+        column = column.cast(kind)
+    if types.is_dictionary(kind) or types.is_run_end_encoded(kind):
+        return _plain_texts(column.cast(kind.value_type))
+    if types.is_binary(kind) or types.is_large_binary(kind) or types.is_binary_view(kind):
+        return _bytes_as_texts(column.cast(pa.binary()))
+    if types.is_fixed_size_binary(kind):
+        return _bytes_as_texts(column)
+    if types.is_large_string(kind) or types.is_string_view(kind):
+        return column.cast(pa.string())
+    return column
+
+
+def _bytes_as_texts(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    encoded = column.combine_chunks().dictionary_encode()
+    texts = pa.array(map(bytes_as_text, encoded.dictionary.to_pylist()), pa.string())
+    return pa.chunked_array([texts.take(encoded.indices)])
+
+
+def bytes_as_text(value: bytes) -> str:
+    """Bytes that are printable UTF-8 as they are, 16 other bytes as a UUID, the rest as hex digits.
+
+    >>> bytes_as_text(b"sku-1"), bytes_as_text(bytes([0, 255]))
+    ('sku-1', '00ff')
+    """
+    try:
+        text = value.decode()
+    except UnicodeDecodeError:
+        text = "\0"
+    if text.isprintable():
+        return text
+    return str(UUID(bytes=value)) if len(value) == UUID_BYTES else value.hex()

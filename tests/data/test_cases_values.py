@@ -1,0 +1,180 @@
+"""Values of items in a shop's export of which some contradict the others, with what is right."""
+
+from __future__ import annotations
+
+import json
+
+import pyarrow as pa
+import pytest
+
+
+def described(values, name="price", quote=True) -> str:
+    texts = [f'"{v}"' if quote else str(v) for v in values]
+    rows = [f"p{n},Thing {n},{text}" for n, text in enumerate(texts)]
+    return "\n".join([f"item,title,{name}", *rows]) + "\n"
+
+
+# Prices are read in the form of their column.
+
+
+@pytest.mark.parametrize(
+    ("texts", "right"),
+    [
+        (["1.299 €", "2.050 €", "899 €", "49 €"], [1299, 2050, 899, 49]),
+        (["1.299", "2.050", "899", "49"], [1299, 2050, 899, 49]),
+        (["1.299,00 €", "12,50 €", "899 €", "1.049 €"], [1299, 12.5, 899, 1049]),
+        (["1,299 $", "2,050 $", "899 $", "49 $"], [1299, 2050, 899, 49]),
+        (["$1,299.00", "$12.50", "$1,050", "$49"], [1299, 12.5, 1050, 49]),
+        (["CHF 1'299.50", "CHF 12.00", "CHF 49", "CHF 1'000"], [1299.5, 12, 49, 1000]),
+        (["1 299,90 zł", "12,50 zł", "49 zł", "1\u00a0000 zł"], [1299.9, 12.5, 49, 1000]),
+        (["1.234.567 €", "2.000 €", "3 €", "4 €"], [1234567, 2000, 3, 4]),
+        (["0.299", "1.315", "1.299", "1.402"], [0.299, 1.315, 1.299, 1.402]),
+        (["12.50", "1.299", "3.1", "4"], [12.5, 1.299, 3.1, 4]),
+        (["12.500 KWD", "1.299 KWD", "3.100 KWD", "4.000 KWD"], [12.5, 1.299, 3.1, 4]),
+    ],
+    ids=lambda values: str(values[0]),
+)
+def test_prices_are_read_in_the_form_of_their_column(shop, texts, right):
+    assert shop(items=described(texts)).values("price") == right
+
+
+def test_numbers_of_json_are_prices_as_they_are(shop):
+    items = [{"item": f"p{n}", "title": f"T{n}", "price": p}
+             for n, p in enumerate([1.299, 2.05, 899, 49])]  # fmt: skip
+    text = "".join(json.dumps(i) + "\n" for i in items)
+    assert shop(items=text, items_file="i.jsonl").values("price") == [1.299, 2.05, 899, 49]
+
+
+def test_a_price_that_may_be_read_in_two_ways_is_missing(shop):
+    """Some prices have a decimal point and others a decimal comma, so 1.299 has no one reading."""
+    texts = ["12.50 €", "12,50 €", "1.299 €", *(f"{n},99 €" for n in range(20))]
+    found = shop(items=described(texts))
+    assert found.values("price")[:4] == [12.5, 12.5, None, 0.99]
+    assert found.counts["values_not_read"] == 1
+
+
+# One bad value costs one value.
+
+
+@pytest.mark.parametrize(
+    "bad", ["N/A", "-", "n/a", "TBD", "on request", "inf", "—", "auf Anfrage", "?", "#N/A", "NaN",
+            "call us", "1.2.3"],
+)  # fmt: skip
+def test_one_bad_price_is_one_missing_price(shop, bad):
+    texts = [f"{n}.5" for n in range(39)]
+    found = shop(items=described([*texts[:7], bad, *texts[7:]]))
+    right = [n + 0.5 for n in range(39)]
+    assert found.values("price") == [*right[:7], None, *right[7:]]
+    if bad != "NaN":
+        assert found.counts["values_not_read"] == 1
+        finding = next(
+            f for f in found.info["cleaning"]["findings"] if f["rule"] == "values_not_read"
+        )
+        assert f"price: {bad}" in finding["examples"]
+
+
+@pytest.mark.parametrize("bad", ["-", "N/A", "unbekannt"])
+def test_one_bad_weight_is_one_missing_weight(shop, bad):
+    found = shop(items=described([*range(20), bad, *range(20)], "weight"))
+    assert found.values("weight") == [*range(20), None, *range(20)]
+
+
+def test_prices_with_a_currency_and_one_without_a_price(shop):
+    texts = [*(f"{n},50 €" for n in range(12)), "auf Anfrage", "N/A"]
+    found = shop(items=described(texts))
+    assert found.values("price") == [*(n + 0.5 for n in range(12)), None, None]
+    assert found.counts["values_not_read"] == 2
+
+
+@pytest.mark.parametrize("kind", [pa.float64(), pa.float32()])
+def test_infinite_numbers_of_parquet_are_missing(shop, kind):
+    prices = pa.array([1.5, float("inf"), float("nan"), 2.5], kind)
+    table = pa.table({"item": [f"p{n}" for n in range(4)], "title": list("ABCD"), "price": prices})
+    found = shop(items=table, items_file="i.parquet")
+    assert found.values("price") == [1.5, None, None, 2.5]
+
+
+def test_infinity_of_json_is_missing(shop):
+    items = [f'{{"item": "p{n}", "title": "T{n}", "price": {p}}}\n'
+             for n, p in enumerate(["1.5", "Infinity", "NaN", "2.5"])]  # fmt: skip
+    assert shop(items="".join(items), items_file="i.jsonl").values("price") == [
+        1.5,
+        None,
+        None,
+        2.5,
+    ]
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        ["36", "37", "XL", "38", "M"],
+        ["080442957X", "1804429570", "1234567890", "1234567891"],
+        ["tea", "coffee", "3", "4"],
+    ],
+    ids=lambda sizes: sizes[0],
+)
+def test_words_among_numbers_are_not_lost(shop, sizes):
+    assert shop(items=described(sizes, "size")).values("size") == sizes
+
+
+# Categories.
+
+
+@pytest.mark.parametrize("nothing", ["N/A", "n/a", "#N/A", "n.a.", "-", "—", "NULL", "NA"])
+def test_a_category_that_says_nothing_is_missing(shop, nothing):
+    found = shop(items=described([nothing, "tea", "coffee", nothing], "category"))
+    assert found.values("category") == [None, "tea", "coffee", None]
+    assert "category_top" not in found.data.items.column_names
+
+
+def test_paths_beside_missing_categories_are_paths(shop):
+    found = shop(items=described(["N/A", "Home / Kitchen", "Home / Garden", "n/a"], "category"))
+    assert found.values("category") == [None, ["Home", "Kitchen"], ["Home", "Garden"], None]
+    assert found.values("category_top") == [None, "Home", "Home", None]
+
+
+@pytest.mark.parametrize("name", ["brand", "color", "region"])
+def test_na_may_be_a_value_elsewhere(shop, name):
+    found = shop(items=described(["NA", "EU", "N/A", "AP"], name))
+    assert found.values(name) == ["NA", "EU", None, "AP"]
+
+
+def test_a_title_that_says_nothing_is_missing(shop):
+    found = shop(items="item,title\np0,N/A\np1,-\np2,Tea\np3,NA\n")
+    assert found.values("title") == ["p0", "p1", "Tea", "NA"]
+
+
+def test_lists_of_category_paths_are_their_paths(shop):
+    texts = ["Drinks > Tea, Sale", "Drinks > Tea", "Drinks > Coffee", "Drinks > Coffee, Sale"]
+    found = shop(items=described(texts, "Categories"))
+    assert found.values("Categories") == [
+        ["Drinks", "Drinks > Tea", "Sale"], ["Drinks", "Drinks > Tea"],
+        ["Drinks", "Drinks > Coffee"], ["Drinks", "Drinks > Coffee", "Sale"],
+    ]  # fmt: skip
+    assert found.values("Categories_top") == ["Drinks"] * 4
+
+
+@pytest.mark.parametrize(
+    ("texts", "right"),
+    [
+        (["Drinks, Drinks > Tea", "Food > Nuts > Salted, Sale", "Sale", "Drinks"],
+         [["Drinks", "Drinks > Tea"],
+          ["Food", "Food > Nuts", "Food > Nuts > Salted", "Sale"], ["Sale"], ["Drinks"]]),
+        (["Food\\, Drinks > Tea, Sale", "Sale", "Food\\, Drinks", "Sale"],
+         [["Food, Drinks", "Food, Drinks > Tea", "Sale"], ["Sale"], ["Food, Drinks"], ["Sale"]]),
+    ],
+    ids=["parents", "escaped"],
+)  # fmt: skip
+def test_forms_of_lists_of_category_paths(shop, texts, right):
+    assert shop(items=described(texts, "Categories")).values("Categories") == right
+
+
+def test_commas_in_the_names_of_categories_stay(shop):
+    texts = ["Food, Beverages & Tobacco > Beverages > Tea", "Food, Beverages & Tobacco > Nuts",
+             "Home & Garden > Linens, Bedding", "Home & Garden"]  # fmt: skip
+    found = shop(items=described(texts, "google_product_category"))
+    assert found.values("google_product_category")[0] == [
+        "Food, Beverages & Tobacco", "Beverages", "Tea",
+    ]  # fmt: skip
+    assert found.values("google_product_category_top")[2] == "Home & Garden"
