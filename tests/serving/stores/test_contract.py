@@ -43,15 +43,6 @@ async def test_a_repeated_event_counts_once(store, event):
     assert store.count() == 4
 
 
-async def test_the_time_of_a_commit_is_told_to_those_who_wrote(store, event):
-    spent: list[float] = []
-    await asyncio.gather(
-        store.append([event("a")], spent.append), store.append([event("b")], spent.append)
-    )
-    assert len(spent) == 2
-    assert min(spent) > 0
-
-
 async def test_a_known_id_with_other_content_refuses_the_whole_batch(store, event):
     await store.append([event("1", item="x")])
     with pytest.raises(EventConflictError, match="event '1' has other content") as caught:
