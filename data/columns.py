@@ -26,7 +26,8 @@ from recsys.data.availability import (
     share_of_answers,
     share_of_plain_answers,
 )
-from recsys.data.column_words import EVENT_WORDS, ITEM_WORDS, UNAVAILABLE, rank
+from recsys.data.column_words import EVENT_FIELDS, EVENT_WORDS, ITEM_WORDS, UNAVAILABLE, rank
+from recsys.data.layouts import refuse_without_header
 from recsys.data.opening import as_text
 from recsys.data.ratings import share_of_points
 from recsys.data.returns import knows_order_status, read_order_status, share_of_taken_back
@@ -36,6 +37,8 @@ from recsys.event_names import normalised
 
 T = TypeVar("T")
 SAMPLE_ROWS = 100_000
+ORDER_NUMBER = r"^#?[A-Za-z]{0,6}[-_/ ]?\d{2,}[A-Za-z]?$"  # such as #1001 or RE-20251
+SHARE_OF_ONE = 0.8  # of an item's rows that have its most frequent value, in a field of items
 ENOUGH_ROWS = 50  # below this, repetition says nothing
 FILE_ORDER = "file-order"  # the value of `columns.timestamp` for a file without times
 NO_COLUMN = "none"  # the value of a setting that says that no column has the role
@@ -121,6 +124,8 @@ def recognise_events(
 ) -> Roles:
     """The roles of the columns of events: user, item, timestamp, behaviour, rating and session.
 
+    Fields of the items, such as the title, have the roles of `EVENT_FIELDS`.
+
     Args:
         sample: rows of the events.
         given: role -> column, from the settings; None means that it is to be recognised.
@@ -132,7 +137,9 @@ def recognise_events(
     """
     _check_names(sample, [name for name in given.values() if name])
     roles = _given(sample, given, EVENT_WORDS)
-    _refuse_without_header(sample, roles)
+    if items is None:  # else the names are of its columns
+        roles |= _given(sample, given, EVENT_FIELDS)
+    refuse_without_header(sample.path, sample.table, bool(roles))
     known = None if items is None else _best_ids(items, given)
 
     def fits(role: str) -> Callable[[str], bool]:
@@ -158,12 +165,13 @@ def recognise_events(
             found = _by_content(role, sample, roles, fits(role))
         _take(role, found, sample, roles, EVENT_WORDS[role])
     _take_clock(sample, given, roles)
+    _take_fields(sample, given, roles, items)
     if "user" not in roles and "session" in roles:
         session = roles["session"]
         roles["user"] = Found(session.column, "there are only sessions, so each is taken as a user")
     for role in ("user", "item"):
         if role not in roles:
-            raise _unknown(role, sample, [], _only_by_name(role, sample, roles))
+            raise _unknown(role, sample, [], _only_by_name(role, sample, roles), roles)
     if "timestamp" not in roles and given.get("timestamp") != FILE_ORDER:
         raise _without_time(sample, roles)
     return roles
@@ -187,6 +195,7 @@ def recognise_items(
     """
     _check_names(sample, sample.table.column_names)
     roles = _given(sample, given, ITEM_WORDS)
+    refuse_without_header(sample.path, sample.table, bool(roles))
 
     def fits(role: str) -> Callable[[str], bool]:
         return lambda name: _content_agrees(role, name, sample, rules)
@@ -276,6 +285,39 @@ def _take_short_text(sample: Sample, roles: Roles) -> None:
         roles["text"] = Found(taken[0], "by name and content")
 
 
+def _take_fields(
+    sample: Sample, given: Mapping[str, str | None], roles: Roles, items: Sample | None
+) -> None:
+    """Take the columns of the events that describe items, and a title as the item without an id."""
+    for role, groups in EVENT_FIELDS.items():
+        if role in roles or given.get(role) == NO_COLUMN:
+            continue
+        found = _by_name(role, groups, sample, roles, lambda name: bool(len(sample.texts(name))))
+        if "item" in roles and role != "price":  # the price of an item changes
+            sure = role == "title"  # names such as `Lineitem name`, which variants do not share
+            found = [
+                (place, n)
+                for place, n in found
+                if (sure and place == 0) or _is_of_items(sample, roles, n)
+            ]
+        if found:
+            roles[role] = Found(found[0][1], "by name: it describes the items")
+    if "item" not in roles and "title" in roles and items is None:
+        title = roles.pop("title").column
+        roles["item"] = Found(title, "there are no item ids, so the names stand for the items")
+
+
+def _is_of_items(sample: Sample, roles: Roles, name: str) -> bool:
+    """Whether a column has mostly one value for each item, and several in all."""
+    both = pa.table([sample.table[roles["item"].column], sample.table[name]], ["item", "value"])
+    both = both.filter(pc.and_(both["item"].is_valid(), both["value"].is_valid()))
+    rows = both.group_by(["item", "value"]).aggregate([([], "count_all")])
+    most = rows.group_by("item").aggregate([("count_all", "max")])
+    several = pc.count_distinct(both["value"]).as_py() > 1 or most.num_rows == 1
+    same = pc.sum(most["count_all_max"]).as_py() or 0
+    return bool(several and same >= SHARE_OF_ONE * both.num_rows)
+
+
 def _check_names(sample: Sample, named: Iterable[str]) -> None:
     for name in named:
         if sample.counts[name] > 1:
@@ -302,18 +344,6 @@ def _given(
             )
         roles[role] = Found(name, "named in the settings")
     return roles
-
-
-def _refuse_without_header(sample: Sample, roles: Roles) -> None:
-    """Refuse a file whose first line holds values: no name is known and one is a number."""
-    names = sample.table.column_names
-    known = any(rank(name, groups) is not None for name in names for groups in EVENT_WORDS.values())
-    digits = [name for name in names if name and normalised(name).isdigit()]
-    if not roles and not known and digits:
-        raise DataError(
-            f"{sample.path}: the first line holds values ({', '.join(names)[:80]}) and no names; "
-            "write a first line such as user,item,timestamp"
-        )
 
 
 def shortened_ids(sample: Sample, roles: Roles) -> list[str]:
@@ -517,6 +547,10 @@ def _content_agrees(role: str, name: str, sample: Sample, rules: TimeRules) -> b
     if not len(values):
         return role == "taken_back" and not _is_of_a_user(name)
     distinct = pc.count_distinct(values).as_py()
+    if role == "session" and rank(name, EVENT_WORDS["session"][:2]) is None:
+        return _share(values, ORDER_NUMBER) >= SURE_SHARE and distinct < len(values)
+    if role == "item" and name.rstrip().endswith("#"):
+        return False  # the number of a line
     if role in ("user", "item", "session"):
         repeats = distinct < len(values) and (distinct > 1 or role != "user")
         return bool(repeats) or len(values) < ENOUGH_ROWS
@@ -561,19 +595,34 @@ def _only_by_name(role: str, sample: Sample, roles: Roles) -> str:
     """A free column by whose name it has users or items, but without a repeated value; or ''."""
     for _, name in _free(sample, roles):
         values = sample.texts(name)
-        if rank(name, EVENT_WORDS[role]) is not None and len(values) == len(pc.unique(values)):
+        filled = len(values) > 0 and len(values) == len(pc.unique(values))
+        if rank(name, EVENT_WORDS[role]) is not None and filled:
             return name
     return ""
 
 
-def _unknown(role: str, sample: Sample, equal: list[str], like: str = "") -> DataError:
+def _most_like_ids(sample: Sample, roles: Roles) -> str:
+    """The free column with most values that repeat; `NAME` if there is none."""
+    found = {}
+    for _, name in _free(sample, roles):
+        values = sample.texts(name)
+        distinct = pc.count_distinct(values).as_py()
+        if 1 < distinct < len(values):
+            found[name] = distinct
+    return max(found, key=lambda name: found[name], default="NAME")
+
+
+def _unknown(
+    role: str, sample: Sample, equal: list[str], like: str = "", roles: Roles | None = None
+) -> DataError:
     """The error for a role that several columns, or none, could have.
 
     `like` names a column whose name fits, but which has another value in every row.
     """
     could = " and ".join(map(repr, equal))
     start = f"both {could} could be" if equal else "no column is recognised as"
-    setting = "--column " + shlex.quote(f"{role}={equal[0] if equal else like or 'NAME'}")
+    best = equal[0] if equal else like or _most_like_ids(sample, roles or {})
+    setting = "--column " + shlex.quote(f"{role}={best}")
     why = ""
     if like:
         why = (

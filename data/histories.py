@@ -38,6 +38,7 @@ TEST_USER = (
     r"|@example\.(com|org|net)$|@localhost$|\.(test|invalid|example)$"
 )
 MOST_TEST_USERS = 0.1  # of all users; if more ids look so, that is how the shop writes ids
+HIGHEST, LONG_SCALES = 10.0, (20.0, 100.0)  # ends of scales of ratings
 NUMBER_FACTOR = 5  # a number such as 0 may also be a person with a usual number of events
 
 Columns = dict[str, NDArray[Any]]
@@ -125,7 +126,8 @@ class HistoryCleaner:
         report: Report,
     ) -> None:
         self._config, self._report = config, report
-        self._unwanted = unwanted_users(facts, config, report)
+        self._rules = unwanted_by_rule(facts, config, report)
+        self._unwanted = np.logical_or.reduce(list(self._rules.values()))
         if len(self._unwanted) and self._unwanted.all():
             raise DataError(f"no events are left. {report.in_words()}")
         types = Types((), [])
@@ -137,13 +139,26 @@ class HistoryCleaner:
         self._bound = negative_rating(facts.ratings, config)
         if self._bound is not None and config.negative_feedback:
             report.note(f"Ratings of {self._bound:g} and less are negative feedback.")
+        elif are_counts(facts.ratings) and config.negative_rating is None:
+            report.note(
+                f"The ratings go from {facts.ratings[0]:g} to {facts.ratings[-1]:g}, which is no "
+                "usual scale, so they are taken as counts and none is negative; "
+                "--set data.clean.negative_rating=NUMBER says up to which one they are."
+            )
         kept = [b for b in types.all if b.role != "negative" or not config.negative_feedback]
         self.behaviours: tuple[Behaviour, ...] = tuple(kept) if len(kept) > 1 else ()
         places = {b.name: place for place, b in enumerate(self.behaviours)}
         self._place = np.array([places.get(b.name, 0) for b in types.all] or [0], np.uint8)
 
-    def wanted(self, user: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """(n,) the rows of users who are one person."""
+    def wanted(self, columns: Columns) -> NDArray[np.bool_]:
+        """(n,) the rows of users who are one person, by the columns `user` and `item`."""
+        user = columns["user"]
+        if not self._unwanted[user].any():
+            return np.ones(len(user), bool)
+        for rule, users in self._rules.items():
+            removed = self._report.removed.get(rule)
+            if removed is not None and removed.items is not None:
+                removed.items.update(np.unique(columns["item"][users[user]]).tolist())
         return np.asarray(~self._unwanted[user])
 
     def clean(self, columns: Columns) -> Cleaned:
@@ -161,15 +176,25 @@ class HistoryCleaner:
         if self._config.negative_feedback and negative.any():
             disliked = _disliked(columns, keep & negative, negative)
             earlier = before_negative(columns["user"], columns["item"], negative)
-            self._report.add("negative_events_dropped", int((keep & negative).sum()))
-            self._report.add(
-                "events_before_negative_dropped", int((keep & earlier & ~negative).sum())
-            )
-            keep &= ~(earlier | negative)
+            keep = self._remove("negative_events_dropped", columns, keep, negative)
+            keep = self._remove("events_before_negative_dropped", columns, keep, earlier)
         types = columns.pop("behaviour")
         if self.behaviours:
             columns["behaviour"] = self._place[types]
         return Cleaned(columns, keep, disliked)
+
+    def _remove(
+        self, rule: str, columns: Columns, keep: NDArray[np.bool_], bad: NDArray[np.bool_]
+    ) -> NDArray[np.bool_]:
+        """`keep` without the bad rows, which are counted."""
+        gone, left = keep & bad, keep & ~bad
+        users, items = columns["user"], columns["item"]
+        lost = np.setdiff1d(users[gone], users[left])
+        shown = [f"ratings of {self._bound:g} and less"] if self._bound is not None else []
+        self._report.remove(
+            rule, int(gone.sum()), shown, items=np.unique(items[gone]).tolist(), users=len(lost)
+        )
+        return left
 
     def _merge(
         self, columns: Columns, negative: NDArray[np.bool_]
@@ -202,30 +227,56 @@ class HistoryCleaner:
             best = np.fmax.reduceat(columns["rating"], starts)
             rating[ends] = np.where(np.isnan(rating[ends]), best, rating[ends])
             merged["rating"] = rating
-        self._report.add("near_duplicate_events_merged", int((~keep).sum()))
+        merged_items = np.unique(columns["item"][~keep]).tolist()
+        self._report.remove("near_duplicate_events_merged", int((~keep).sum()), items=merged_items)
         return merged, keep
 
 
-def unwanted_users(facts: Facts, config: CleanConfig, report: Report) -> NDArray[np.bool_]:
-    """(users,) whether a user is a placeholder or a bot."""
+def unwanted_by_rule(
+    facts: Facts, config: CleanConfig, report: Report
+) -> dict[str, NDArray[np.bool_]]:
+    """Rule -> (users,) whether it drops each user: placeholders, tests and bots."""
     events, total = facts.events_of_user, int(facts.events_of_user.sum())
     usual = float(np.quantile(events, PERCENTILE, method="lower")) if len(events) else 0.0
     many = np.flatnonzero(events > min(usual, PLACEHOLDER_SHARE * total))
+    found: dict[str, NDArray[np.bool_]] = {}
     unwanted = np.zeros(len(events), bool)
     if config.placeholder_users:
         for user in many[np.argsort(-events[many])][:1000].tolist():
             name = facts.user_ids[user].as_py()
             number = name in NUMBERS and events[user] > NUMBER_FACTOR * usual
             number = number and events[user] > PLACEHOLDER_SHARE * total  # 0 may be a person
-            unwanted[user] = normalised(name) in PLACEHOLDERS or number
-        _report_users("events_of_placeholder_users_dropped", unwanted, facts, report)
-    unwanted = unwanted | _test_users(facts, config, report, ~unwanted)
+            unwanted[user] = is_placeholder(name) or number
+        found["events_of_placeholder_users_dropped"] = unwanted
+    tests = _test_users(facts, config, report, ~unwanted)
+    found["events_of_test_users_dropped"] = tests
+    unwanted = unwanted | tests
     if config.bots and not unwanted.all():
         usual = float(np.quantile(events[~unwanted], PERCENTILE, method="lower"))
         bots = (events > max(config.bots, BOT_FACTOR * usual)) & ~unwanted
-        _report_users("events_of_bots_dropped", bots, facts, report)
-        unwanted = unwanted | bots
-    return unwanted
+        found["events_of_bots_dropped"] = bots
+    for rule, users in found.items():
+        count = int(events[users].sum())
+        report.remove(rule, count, _examples(users, facts), users=int(users.sum()))
+    return found
+
+
+def is_placeholder(name: str) -> bool:
+    """Whether a user id is a word such as `guest` or `NA`, which stands for nobody."""
+    return normalised(name) in PLACEHOLDERS
+
+
+def placeholders(users: pa.ChunkedArray) -> list[str]:
+    """The ids among the users of many rows that stand for nobody, where each row has a session."""
+    counts = {row["values"]: row["counts"] for row in pc.value_counts(users).to_pylist()}
+    persons = [n for name, n in counts.items() if name not in NUMBERS and not is_placeholder(name)]
+    usual = float(np.quantile(persons, PERCENTILE, method="lower")) if persons else 0.0
+    return [
+        name
+        for name, count in counts.items()
+        if is_placeholder(name)
+        or (name in NUMBERS and count > max(NUMBER_FACTOR * usual, PLACEHOLDER_SHARE * len(users)))
+    ]
 
 
 def _test_users(
@@ -236,8 +287,9 @@ def _test_users(
     found = np.asarray(found.to_numpy(zero_copy_only=False), bool) & free
     if found.sum() > MOST_TEST_USERS * len(found):
         return np.zeros(len(found), bool)
-    ending = "_dropped" if config.test_users else ""
-    _report_users(f"events_of_test_users{ending}", found, facts, report)
+    if not config.test_users:
+        count = int(facts.events_of_user[found].sum())
+        report.add("events_of_test_users", count, _examples(found, facts))
     return found & config.test_users
 
 
@@ -251,10 +303,23 @@ def negative_rating(ratings: NDArray[np.float32], config: CleanConfig) -> float 
     if config.negative_rating is not None:
         return config.negative_rating
     two_sided = len(ratings) > 1 and ratings[0] <= 0  # such as 0 and 1, or -1 and 1
+    if are_counts(ratings):
+        return None
     if (len(ratings) < 4 and not two_sided) or ratings[0] >= (1 + ratings[-1]) / 2:
         return None
     bound = float(ratings[0]) + 0.4 * float(ratings[-1] - ratings[0])
     return float(ratings[ratings <= bound].max())
+
+
+def are_counts(ratings: NDArray[np.float32]) -> bool:
+    """Whether numbers are no scale of ratings, whose end is at most 10, or 20 or 100.
+
+    >>> are_counts(np.float32([1, 2, 5])), are_counts(np.float32([1, 2, 60]))
+    (False, True)
+    """
+    return (
+        len(ratings) > 0 and float(ratings[-1]) > HIGHEST and float(ratings[-1]) not in LONG_SCALES
+    )
 
 
 def before_negative(
@@ -298,10 +363,8 @@ def _pairs(user: NDArray[np.int64], item: NDArray[np.int64]) -> NDArray[np.int64
     return np.asarray((user.astype(np.int64) - user[0]) * (int(item.max()) + 1) + item)
 
 
-def _report_users(rule: str, users: NDArray[np.bool_], facts: Facts, report: Report) -> None:
-    found = np.flatnonzero(users)
-    examples = [
+def _examples(users: NDArray[np.bool_], facts: Facts) -> list[str]:
+    return [
         f"{facts.user_ids[user].as_py()[:40]}: {facts.events_of_user[user]:,} events"
-        for user in found[:EXAMPLES].tolist()
+        for user in np.flatnonzero(users)[:EXAMPLES].tolist()
     ]
-    report.add(rule, int(facts.events_of_user[found].sum()), examples)

@@ -14,7 +14,7 @@ from recsys.data import filtering
 from recsys.data.histories import Facts, HistoryCleaner, disliked_table
 from recsys.data.raw import EVENT_COLUMNS, RawData, numbered
 from recsys.data.report import Report
-from recsys.data.rules import Rules, Split, by_time, too_few
+from recsys.data.rules import Rules, Split, by_time, decided_rules, too_few
 from recsys.dataset import Dataset, Disliked
 from recsys.errors import ConfigError
 from recsys.interactions import Behaviour, Interactions
@@ -71,6 +71,8 @@ def prepare(raw: RawData, rules: Rules) -> Prepared:
     dataset = Dataset(
         interactions, labels, raw.items, raw.codes, behaviours, disliked, raw.sessions
     )
+    if raw.report is not None:
+        raw.report.finish(raw.counts, len(interactions), len(np.unique(interactions.item)))
     counts = raw.counts | (raw.report.counts if raw.report else {})
     decisions = {name: count for name, count in counts.items() if count}
     return Prepared(dataset, split, decisions, raw.report)
@@ -81,23 +83,27 @@ def _clean_histories(
 ) -> tuple[RawData, tuple[Behaviour, ...], Disliked | None]:
     """Apply the rules for whole histories, and drop duplicates, to events in time order."""
     report = raw.report or Report()
-    cleaner = HistoryCleaner(_facts(raw), rules.clean, raw.behaviours, rules.roles, report)
-    user, _ = numbered(raw.events["user"])
-    raw = filtering.only(raw, cleaner.wanted(user), "events_of_bots_dropped")
+    report.rows = report.rows or len(raw.events)
+    facts = _facts(raw)
+    cleaner = HistoryCleaner(facts, rules.clean, raw.behaviours, rules.roles, report)
+    ids = {name: numbered(raw.events[name])[0] for name in ("user", "item")}
+    raw = filtering.only(raw, cleaner.wanted(ids), "events_of_bots_dropped")
+    before = len(raw.events)
     raw = filtering.drop_duplicates(raw, rules.duplicates)
-    report.add("duplicate_rows_dropped", raw.counts["duplicate_rows_dropped"])
+    report.remove("duplicate_rows_dropped", before - len(raw.events), items=None)
     cleaned, keep, negative = cleaner.clean(filtering.as_arrays(raw.events))
     events = raw.events
     disliked = None
     if len(negative["user"]):
-        ids = [numbered(events[name])[1] for name in ("user", "item")]
-        disliked = Disliked(disliked_table(negative, *ids))
+        known = [numbered(events[name])[1] for name in ("user", "item")]
+        disliked = Disliked(disliked_table(negative, *known))
     for name in ("behaviour", "rating"):
         if name in cleaned and name in events.column_names:
             place = events.column_names.index(name)
             events = events.set_column(place, name, pa.array(cleaned[name], EVENT_COLUMNS[name]))
     if "behaviour" in events.column_names and not cleaner.behaviours:
         events = events.drop_columns("behaviour")
+    report.check_removed(facts.user_ids, rules.clean.most_removed, decided_rules(rules))
     raw = filtering.only(replace(raw, events=events), keep, "negative_events_dropped")
     return raw, cleaner.behaviours, disliked
 

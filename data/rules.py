@@ -47,6 +47,12 @@ class Rules:
     roles: Mapping[str, Role] = field(default_factory=dict)
 
 
+def decided_rules(rules: Rules) -> tuple[str, ...]:
+    """The rules of cleaning of which the settings say what they remove."""
+    said = rules.clean.negative_rating is not None or "negative" in rules.roles.values()
+    return ("negative_events_dropped", "events_before_negative_dropped") if said else ()
+
+
 def by_time(asked: NDArray[np.int64], dates: tuple[int, int], sessions: bool) -> str:
     """The note for a split by time that was chosen."""
     valid, test = (datetime.fromtimestamp(date, UTC).strftime("%Y-%m-%d %H:%M") for date in dates)

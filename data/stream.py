@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from recsys.data import filtering
 from recsys.data.histories import Facts, HistoryCleaner, disliked_table
 from recsys.data.raw import EventStream, RawData, events_table
-from recsys.data.rules import Rules, Split, by_time, too_few
+from recsys.data.rules import Rules, Split, by_time, decided_rules, too_few
 from recsys.data.shuffle import shuffle
 from recsys.data.stats import Tally
 from recsys.dataset import (
@@ -45,6 +45,7 @@ from recsys.splits import (
 )
 
 PART_ROWS = 1 << 22  # rows of an output part before filtering; a long user may exceed it
+REPEATED = "repeated"  # rows that the policy for duplicates drops
 BLOCK_ROWS = 1 << 22  # rows read at a time where users may be divided
 
 
@@ -145,13 +146,16 @@ def prepare(source: EventStream, rules: Rules, folder: Path, memory_gb: float) -
             cleaner = HistoryCleaner(facts, rules.clean, names, rules.roles, source.report)
         users = len(shuffled.users)
         rows, of_user = _cleaned(shuffled.batches, users, rules, work, counts, cleaner, disliked)
+        if source.report is not None:
+            source.report.remove("duplicate_rows_dropped", counts.pop(REPEATED, 0), items=None)
+            source.report.check_removed(
+                shuffled.users, rules.clean.most_removed, decided_rules(rules)
+            )
     _write_disliked(folder / DISLIKED, disliked, shuffled.users, shuffled.items)
     catalog, codes, decided = source.read_items(pa.table({"item": shuffled.items}))
     # The same checks as in memory: each item is described exactly once.
     RawData(events_table(shuffled.items, shuffled.items), catalog, codes)
     counts.update(source.counts | decided)
-    if source.report is not None:
-        source.report.add("duplicate_rows_dropped", counts["duplicate_rows_dropped"])
 
     alive = np.ones(rows.count, bool)
     if rules.k_core:
@@ -188,6 +192,8 @@ def prepare(source: EventStream, rules: Rules, folder: Path, memory_gb: float) -
     write_catalog(folder, ids, catalog, codes)
     rows.remove()
     stats = tally.describe(users=len(ids), items=catalog, codes=codes, has_time=rows.has_time)
+    if source.report is not None:
+        source.report.finish(counts, stats["interactions"], stats["items_with_events"])
     every = dict(counts) | (source.report.counts if source.report else {})
     decisions = {name: count for name, count in every.items() if count}
     return Written(stats, decisions, "leave-one-out" if dates is None else "global-temporal")
@@ -210,7 +216,7 @@ def _cleaned(
     left = "rows_below_min_rating_dropped" if cleaner is None else "negative_events_dropped"
     for columns in _by_whole_users(batches):
         if cleaner is not None:
-            columns = _where(columns, cleaner.wanted(columns["user"]))
+            columns = _where(columns, cleaner.wanted(columns))
             if not len(columns["user"]):
                 continue
         if rules.min_rating is not None and "rating" not in columns:
@@ -227,6 +233,7 @@ def _cleaned(
         )
         counts.update(dropped)
         if cleaner is not None:
+            counts[REPEATED] += int((~keep).sum())
             columns, keep, negative = cleaner.clean(_where(columns, keep))
             disliked.append(negative)
             if not keep.any():

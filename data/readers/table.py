@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import reduce
 from pathlib import Path
@@ -21,9 +21,11 @@ from rich.markup import escape
 
 from recsys.availability import FROM, UNTIL, available_items
 from recsys.catalog import CODE_COLUMN
-from recsys.data.cleaning import MISSING, RowCleaner
+from recsys.data.cleaning import RowCleaner, is_no_id
+from recsys.data.column_words import EVENT_FIELDS, rank
 from recsys.data.columns import (
     SAMPLE_ROWS,
+    Found,
     Roles,
     Sample,
     ignored_availability,
@@ -33,7 +35,10 @@ from recsys.data.columns import (
     unread_exclusions,
 )
 from recsys.data.damage import Damage
+from recsys.data.histories import placeholders
 from recsys.data.item_cleaning import WHOLE, ItemCleaner
+from recsys.data.item_fields import FIELDS, ItemFields
+from recsys.data.layouts import item_separator, refuse_other_layouts
 from recsys.data.opening import TableFile, as_strings, find_tables, open_table
 from recsys.data.ratings import read_ratings
 from recsys.data.raw import EventStream, ItemCatalog, RawData, ReaderConfig, distinct, events_table
@@ -44,6 +49,7 @@ from recsys.data.returns import (
     read_order_status,
     read_taken_back,
 )
+from recsys.data.service_lines import ServiceLines, order_shares, wildcard
 from recsys.data.time_formats import TimeRules, find_zones, read_times, show_day_first
 from recsys.dataset import AVAILABILITY, ITEM_COLUMNS
 from recsys.errors import DataError
@@ -86,12 +92,15 @@ def stream(config: ReaderConfig) -> EventStream:
     paths = files(config)
     report = Report()
     items = open_table(paths["items"]) if "items" in paths else None
+    if items is not None:
+        refuse_other_layouts(items)
     described = None if items is None else Sample(items.path, items.sample(SAMPLE_ROWS))
     given = asdict(config.columns)
     times = TimeRules(config.time_unit, config.time_zone, config.day_first, config.now)
     ours = [path for role, path in paths.items() if role != "items"]
     for explode in (True, False):
         events = [open_table(path, explode=explode) for path in ours]
+        refuse_other_layouts(events[0])
         _agree(events)
         sample = Sample(events[0].path, events[0].sample(SAMPLE_ROWS))
         roles = recognise_events(sample, given, described, times)
@@ -111,11 +120,15 @@ def stream(config: ReaderConfig) -> EventStream:
     report.add("files_not_in_utf8", len(others), [f"{f.path.name}: {f.encoding}" for f in others])
     whole = tuple(role for role in ("user", "item") if _is_whole(sample, roles[role].column))
     reader = _EventReader(config, roles, whole, times, report)
+    reader.look_at(sample, items, described, given)
 
     def read_items(found: pa.Table) -> ItemCatalog:
         ids = distinct(found["item"])
+        if left_out := reader.service.summary():
+            _warn(report, left_out)
+            report.no_products = dict(reader.service.dropped)
         if items is None or described is None:
-            return _items(None, ids, config, report)
+            return _items(reader.described(ids), ids, config, report)
         mine = recognise_items(
             described, given, roles["item"].column, pa.chunked_array([ids]), times
         )
@@ -127,9 +140,13 @@ def stream(config: ReaderConfig) -> EventStream:
         damage = Damage()
         table = items.read(damage)
         damage.check(items.path, config.clean.damaged_rows)
-        report.add("damaged_rows_skipped", damage.rows, damage.examples)
+        report.add("damaged_item_rows_skipped", damage.rows, damage.examples)
+        table, mine = reader.filled(table, mine)
         cleaner = ItemCleaner(items.path, mine, config.clean, times, report)
-        return _items(cleaner.clean(table), ids, config, report, items.path)
+        made = cleaner.clean(table)
+        named = pa.array(sorted(reader.service.named), pa.string())
+        made = made.filter(pc.invert(pc.is_in(made["item_id"], value_set=named)))
+        return _items(made, ids, config, report, items.path, reader.fields)
 
     sessions = reader.sessions == "users"
     return EventStream(
@@ -149,6 +166,11 @@ class _EventReader:
         report: is increased by what is dropped.
         counts: conversions of times.
         types: names of the event types by number, as they appear.
+        service: finds the lines that are no products.
+        conditions: (column, pattern) by which the settings name such lines.
+        fields: of the items, as far as the events have them.
+        separator: divides the items of one cell; None where a cell is one item.
+        nobody: ids of users that stand for nobody, where each row has a session.
         last: role -> the last row read, with the state of its order.
     """
 
@@ -159,6 +181,11 @@ class _EventReader:
     report: Report
     counts: Counter[str] = field(default_factory=Counter)
     types: list[str] = field(default_factory=list)
+    service: ServiceLines = field(default_factory=ServiceLines)
+    conditions: list[tuple[str, str]] = field(default_factory=list)
+    fields: ItemFields = field(default_factory=lambda: ItemFields({}))
+    separator: str | None = None
+    nobody: list[str] = field(default_factory=list)
     last: dict[str, pa.Table] = field(default_factory=dict)
 
     @property
@@ -169,22 +196,155 @@ class _EventReader:
         same = self.roles["session"].column == self.roles["user"].column
         return "users" if same else "anonymous"
 
+    def look_at(
+        self,
+        sample: Sample,
+        items: TableFile | None,
+        described: Sample | None,
+        given: Mapping[str, str | None],
+    ) -> None:
+        """Prepare, by the first rows, what is not a matter of single rows.
+
+        Raises:
+            DataError: an item in very many orders may be no product.
+        """
+        path, clean = sample.path, self.config.clean
+        _check_names(sample.table, {found.column for found in self.roles.values()}, path)
+        self.fields = ItemFields(
+            {r: found.column for r, found in self.roles.items() if r in FIELDS}
+        )
+        first = as_strings(sample.table[self.roles["item"].column], "item", path)
+        mine: Roles = {}
+        known = pa.chunked_array([], pa.string())
+        if described is not None:
+            own = self.roles["item"].column
+            mine = recognise_items(described, given, own, first.drop_null(), self.times)
+            known = described.texts(mine["id"].column)
+        name = self.roles["item"].column
+        self.separator = item_separator(clean.item_separator, name, first.drop_null(), known)
+        if self.sessions == "anonymous" and clean.placeholder_users:
+            self.nobody = placeholders(sample.texts(self.roles["user"].column))
+        plain, self.conditions = [], []
+        by_items: list[tuple[str, str]] = []
+        for text in clean.drop_items:
+            column, _, value = text.partition("=")
+            if value and column in sample.table.column_names:
+                self.conditions.append((column, wildcard(value)))
+            elif value and items is not None and column in items.names:
+                by_items.append((column, wildcard(value)))
+            else:
+                plain.append(text)
+        orders = [self.roles[role].column for role in ("session",) if role in self.roles]
+        orders = orders or [self.roles[r].column for r in ("user", "timestamp") if r in self.roles]
+        table = sample.table
+        if self.separator is not None:
+            table = self._split(table)
+        shares, digits = order_shares(
+            [as_strings(table[column], "order", path) for column in orders],
+            as_strings(table[name], "item", path),
+        )
+        ids = set(known.to_pylist()) if described and described.table.num_rows < SAMPLE_ROWS else ()
+        self.service = ServiceLines(plain, set(), ids, shares, digits)
+        if items is not None:
+            self.service.named = self._named(items, mine, by_items)
+        titles: dict[str, str] = {}
+        for table, which in ((sample.table, self.roles), (described and described.table, mine)):
+            if table is not None and "title" in which:
+                both = [which["id" if which is mine else "item"].column, which["title"].column]
+                pairs = [as_strings(table[column], "title", path).to_pylist() for column in both]
+                titles |= {i: t or "" for i, t in zip(*pairs, strict=True) if i in shares}
+        self.service.ask(titles)
+
+    def _named(self, items: TableFile, mine: Roles, conditions: list[tuple[str, str]]) -> set[str]:
+        """The ids that the items file shows to be no products, by title or by a condition."""
+        roles = [mine[role].column for role in ("id", "title") if role in mine]
+        found: set[str] = set()
+        for batch in items.batches({*roles, *(column for column, _ in conditions)}):
+            ids, *titles = (
+                pc.fill_null(as_strings(batch[column], "id", items.path), "") for column in roles
+            )
+            for column, pattern in conditions:
+                texts = pc.fill_null(as_strings(batch[column], column, items.path), "")
+                found.update(ids.filter(pc.match_substring_regex(texts, pattern)).to_pylist())
+            texts = titles[0] if titles else ids
+            pairs = zip(ids.to_pylist(), texts.to_pylist(), strict=True)
+            found.update(item for item, title in pairs if self.service.is_service(item, title))
+        return found
+
+    def described(self, ids: pa.Array) -> pa.Table | None:
+        """The items as the events describe them; None if they do not."""
+        values = self.fields.of(ids)
+        if not values:
+            return None
+        roles = {"id": Found("item_id", ""), **{name: Found(name, "") for name in values}}
+        cleaner = ItemCleaner(self.config.path, roles, self.config.clean, self.times, self.report)
+        return cleaner.clean(pa.table({"item_id": ids, **values}))
+
+    def filled(self, items: pa.Table, mine: Roles) -> tuple[pa.Table, Roles]:
+        """The items file with the fields that it lacks and the events have."""
+        ids = pc.fill_null(as_strings(items[mine["id"].column], "id", self.config.path), "")
+        for name, values in self.fields.of(ids.combine_chunks()).items():
+            like = [c for c in items.column_names if rank(c, EVENT_FIELDS[name]) is not None]
+            column = mine[name].column if name in mine else like[0] if like else None
+            if column is None:
+                if name not in items.column_names and values.null_count < len(values):
+                    items = items.append_column(name, values)
+                    mine = {**mine, name: Found(name, "from the events")}
+                continue
+            if pa.types.is_nested(items[column].type):
+                continue
+            texts = as_strings(items[column], name, self.config.path).combine_chunks()
+            empty = pc.and_(is_no_id(texts), values.is_valid())
+            if count := pc.sum(empty).as_py():
+                self.report.add("item_fields_filled", count, values.filter(empty)[:3].to_pylist())
+                place = items.column_names.index(column)
+                items = items.set_column(place, column, pc.if_else(empty, values, texts))
+        return items, mine
+
+    def _split(self, table: pa.Table) -> pa.Table:
+        """One row for each item of a cell."""
+        name = self.roles["item"].column
+        cells = pc.fill_null(as_strings(table[name], "item", self.config.path), "")
+        parts = pc.split_pattern(cells.combine_chunks(), str(self.separator))
+        items = pc.utf8_trim_whitespace(pc.list_flatten(parts))
+        rows = pc.list_parent_indices(parts)
+        keep = pc.or_(pc.not_equal(items, ""), pc.equal(cells.take(rows), ""))
+        rows, items = rows.filter(keep.combine_chunks()), items.filter(keep.combine_chunks())
+        return table.take(rows).set_column(table.column_names.index(name), name, items)
+
     def read(self, files: list[TableFile]) -> Iterator[pa.Table]:
         """Canonical events, part by part."""
         used = {found.column for found in self.roles.values()}
+        used |= {column for column, _ in self.conditions}
         left = 0
         for file in files:
             damage = Damage()
-            cleaner = RowCleaner(file.path, self.config.clean, self.times, self.report)
+            cleaner = RowCleaner(
+                file.path, self.config.clean, self.times, self.report, self.service
+            )
             for batch in file.batches(used, damage):
                 _check_names(batch, used, file.path)
                 table = self._without_open_quotes(batch, file, damage)
+                if self.separator is not None:
+                    before, several = (
+                        table.num_rows,
+                        pc.match_substring(
+                            pc.fill_null(table[self.roles["item"].column], ""), self.separator
+                        ),
+                    )
+                    examples = table[self.roles["item"].column].filter(several)[:3].to_pylist()
+                    cells = pc.sum(several).as_py() or 0
+                    self.report.add("rows_with_several_items_split", cells, examples)
+                    table = self._split(table)
+                    self.report.split += table.num_rows - before
+                self.report.rows += table.num_rows
                 events = self._canonical(table, file.path, cleaner)
                 if events.num_rows:
                     left += events.num_rows
                     yield events
             damage.check(file.path, self.config.clean.damaged_rows)
-            self.report.add("damaged_rows_skipped", damage.rows, damage.examples)
+            self.report.rows += damage.rows
+            self.report.remove("damaged_rows_skipped", damage.rows, damage.examples, items=None)
             time = self.roles.get("timestamp")
             cleaner.finish(time.column if time else None)
         if not left:
@@ -211,6 +371,18 @@ class _EventReader:
         made = {role: as_strings(column[role], role, path) for role in ("user", "item")}
         if self.sessions == "anonymous":
             made["user"] = self._or_session(made["user"], column["session"], path)
+        for role in self.fields.columns:
+            made[role] = as_strings(column[role], role, path)
+        if "title" in made:
+            made["item"] = self._or_title(made["item"], made["title"])
+        if self.conditions:
+            masks = [
+                pc.match_substring_regex(
+                    pc.fill_null(as_strings(table[name], name, path), ""), pattern
+                )
+                for name, pattern in self.conditions
+            ]
+            made["named"] = reduce(pc.or_, masks)
         for role in self.whole:
             made[role] = pc.replace_substring_regex(made[role], r"\.0$", "")
         if "timestamp" in self.roles:
@@ -261,7 +433,7 @@ class _EventReader:
             types = _with_returns(types, reduce(pc.or_, returned))
         if types is not None:
             made["behaviour"] = self._types(types)
-        rows = cleaner.clean(pa.table(made), column)
+        rows = self.fields.take(cleaner.clean(pa.table(made), column))
         return events_table(**{name: rows[name] for name in rows.column_names})
 
     def _filled(
@@ -280,10 +452,8 @@ class _EventReader:
     ) -> pa.ChunkedArray:
         """The user of each row, or its session where there is none."""
         texts = as_strings(sessions, "session", path)
-        nobody, nothing = (
-            pc.is_in(pc.utf8_lower(pc.fill_null(ids, "")), value_set=MISSING)
-            for ids in (users, texts)
-        )
+        nobody, nothing = is_no_id(users), is_no_id(texts)
+        nobody = pc.or_(nobody, pc.is_in(users, value_set=pa.array(self.nobody, pa.string())))
         anonymous = pc.and_(nobody, pc.invert(nothing))
         self.report.add(
             "sessions_without_user",
@@ -291,6 +461,13 @@ class _EventReader:
             pc.unique(texts.filter(anonymous)).slice(0, EXAMPLES).to_pylist(),
         )
         return pc.if_else(anonymous, texts, users)
+
+    def _or_title(self, items: pa.ChunkedArray, titles: pa.ChunkedArray) -> pa.ChunkedArray:
+        """The item of each row, or its title where it has no id."""
+        by_title = pc.and_(is_no_id(items), pc.invert(is_no_id(titles)))
+        shown = pc.unique(titles.filter(by_title)).slice(0, EXAMPLES).to_pylist()
+        self.report.add("rows_named_by_title", pc.sum(by_title).as_py() or 0, shown)
+        return pc.if_else(by_title, titles, items)
 
     def _ratings(self, texts: pa.ChunkedArray) -> pa.ChunkedArray:
         filled = pc.fill_null(pc.not_equal(texts, ""), False)
@@ -420,6 +597,7 @@ def _items(
     config: ReaderConfig,
     report: Report,
     path: Path | None = None,
+    fields: ItemFields | None = None,
 ) -> ItemCatalog:
     """The items in the order of the items file, then of first appearance in the events.
 
@@ -446,7 +624,8 @@ def _items(
         reserved.remove("available")
     _check_reserved(described, reserved)
     empty = pa.array([""] * len(missing), pa.string())
-    unknown = pa.table({"item_id": missing, "title": empty, "text": empty})
+    titles = pc.fill_null((fields.of(missing) if fields else {}).get("title", empty), "")
+    unknown = pa.table({"item_id": missing, "title": titles, "text": empty})
     if path is not None and len(missing) and config.clean.unknown_items:
         report.add("unknown_items", len(missing), missing[:3].to_pylist())
         unknown = unknown.append_column("available", pa.array(np.zeros(len(missing), bool)))

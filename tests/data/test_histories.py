@@ -17,7 +17,7 @@ from recsys.data.histories import (
     HistoryCleaner,
     before_negative,
     negative_rating,
-    unwanted_users,
+    unwanted_by_rule,
 )
 from recsys.data.prepare import DataConfig, build
 from recsys.data.report import Report
@@ -30,6 +30,12 @@ HALF_HOUR = 1800
 def facts(ids: list[str], events: list[int]) -> Facts:
     none = np.zeros(0, np.int64)
     return Facts(pa.array(ids), np.array(events), none, none, np.zeros(0, np.float32))
+
+
+def unwanted(known: Facts, config: CleanConfig, report: Report) -> list[int]:
+    """The users that any rule drops."""
+    rules = unwanted_by_rule(known, config, report)
+    return sorted(user for users in rules.values() for user in np.flatnonzero(users).tolist())
 
 
 def cleaner(names: tuple[str, ...] = NAMES, **config: Any) -> tuple[HistoryCleaner, Report]:
@@ -129,28 +135,29 @@ def test_cleaning_equals_a_loop(rows: list[tuple[int, int, int, str]]) -> None:
 def test_bots_have_far_more_events_than_others() -> None:
     report = Report()
     known = facts([f"u{n}" for n in range(200)] + ["bot"], [10] * 200 + [501])
-    assert np.flatnonzero(unwanted_users(known, CleanConfig(), report)).tolist() == [200]
+    assert unwanted(known, CleanConfig(), report) == [200]
     assert report.counts == {"events_of_bots_dropped": 501}
     assert report.examples["events_of_bots_dropped"] == ["bot: 501 events"]
-    assert not unwanted_users(known, CleanConfig(bots=0), Report()).any()
-    assert not unwanted_users(known, CleanConfig(bots=502), Report()).any()
+    assert not unwanted(known, CleanConfig(bots=0), Report())
+    assert not unwanted(known, CleanConfig(bots=502), Report())
 
 
 @pytest.mark.parametrize(
-    ("name", "events", "unwanted"),
+    ("name", "events", "dropped"),
     [("guest", 100, True), ("Gast", 100, True), ("guest", 5, False), ("0", 100, True),
      ("0", 30, False), ("anna", 100, False)],
 )  # fmt: skip
-def test_a_placeholder_is_no_person(name: str, events: int, unwanted: bool) -> None:
+def test_a_placeholder_is_no_person(name: str, events: int, dropped: bool) -> None:
     known = facts([f"u{n}" for n in range(200)] + [name], [10] * 200 + [events])
-    assert unwanted_users(known, CleanConfig(), Report())[-1] == unwanted
+    assert unwanted(known, CleanConfig(), Report()) == [200] * dropped
 
 
 @pytest.mark.parametrize(
     ("ratings", "bound"),
     [([1, 2, 3, 4, 5], 2), ([0.5, 1, 2, 2.5, 3, 5], 2), (list(range(1, 11)), 4),
      ([3, 4, 4.5, 5], None), ([0, 1], 0), ([-1, 1], -1), ([-1, 0, 1], -1), ([1, 2], None),
-     ([0], None), ([1], None), ([], None)],
+     ([0], None), ([1], None), ([], None), (list(range(1, 61)), None),
+     (list(range(1, 21)), 8), (list(range(0, 101)), 40)],
 )  # fmt: skip
 def test_the_low_end_of_a_scale_is_negative(ratings: list[float], bound: float | None) -> None:
     assert negative_rating(np.array(ratings, np.float32), CleanConfig()) == bound
