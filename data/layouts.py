@@ -180,3 +180,13 @@ def item_separator(
         if plural and repeated and len(several) >= SEVERAL * len(cells):
             return mark
     return None
+
+
+def split_items(table: pa.Table, name: str, mark: str) -> pa.Table:
+    """One row for each item of the cells of a column."""
+    cells = pc.fill_null(as_text(table[name]), "").combine_chunks()
+    parts = pc.split_pattern(cells, mark)
+    items, rows = pc.utf8_trim_whitespace(pc.list_flatten(parts)), pc.list_parent_indices(parts)
+    keep = pc.or_(pc.not_equal(items, ""), pc.equal(cells.take(rows), ""))
+    made = table.take(rows.filter(keep))
+    return made.set_column(table.column_names.index(name), name, items.filter(keep))

@@ -14,7 +14,7 @@ from recsys.data import filtering
 from recsys.data.histories import Facts, HistoryCleaner, disliked_table
 from recsys.data.raw import EVENT_COLUMNS, RawData, numbered
 from recsys.data.report import Report
-from recsys.data.rules import Rules, Split, by_time, decided_rules, too_few
+from recsys.data.rules import Rules, Split, by_time, decided_rules, in_baskets, too_few
 from recsys.dataset import Dataset, Disliked
 from recsys.errors import ConfigError
 from recsys.interactions import Behaviour, Interactions
@@ -22,9 +22,11 @@ from recsys.splits import (
     ENOUGH_USERS,
     dates_of_shares,
     global_temporal,
+    label_baskets,
     label_last_targets,
     leave_one_out,
     starts_session,
+    tied_events,
     users_to_ask,
 )
 
@@ -67,10 +69,19 @@ def prepare(raw: RawData, rules: Rules) -> Prepared:
         raw = filtering.drop_short(raw, rules.min_length)
     interactions = _interactions(raw, with_types=bool(behaviours))
     split = rules.split or _default_split(interactions, raw, rules, behaviours)
+    baskets = ""
+    if raw.report is not None and interactions.has_time:
+        tied = tied_events(interactions.user, interactions.timestamp)
+        baskets = in_baskets(tied, len(interactions))
+    if baskets and raw.report is not None:
+        raw.report.note(baskets)
     labels = _labels(interactions, raw.events, split, rules, behaviours)
+    if baskets and split == "leave-one-out" and not behaviours and not raw.sessions:
+        labels = label_baskets(interactions.user, interactions.timestamp)
     dataset = Dataset(
-        interactions, labels, raw.items, raw.codes, behaviours, disliked, raw.sessions
-    )
+        interactions, labels, raw.items, raw.codes, behaviours, disliked, raw.sessions,
+        bool(baskets),
+    )  # fmt: skip
     if raw.report is not None:
         raw.report.finish(raw.counts, len(interactions), len(np.unique(interactions.item)))
     counts = raw.counts | (raw.report.counts if raw.report else {})

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from recsys.data.cleaning import CleanConfig
 from recsys.data.filtering import Duplicates
 from recsys.interactions import Role
-from recsys.splits import ENOUGH_USERS
+from recsys.splits import BASKETS, ENOUGH_USERS
 
 Split = Literal["leave-one-out", "global-temporal", "own"]
 
@@ -61,6 +61,18 @@ def by_time(asked: NDArray[np.int64], dates: tuple[int, int], sessions: bool) ->
         f"The events have times, so the split is by time: events before {valid} (UTC) train, those "
         f"before {test} are validation, later ones test, with {asked[0]} and {asked[1]} users to "
         f"ask. {whole}--set data.split=leave-one-out holds out each user's last events instead."
+    )
+
+
+def in_baskets(tied: int, events: int) -> str:
+    """The note for events that come in baskets; empty if they do not."""
+    if tied < BASKETS * events or not events:
+        return ""
+    return (
+        f"{tied / events:.0%} of the events share their time with another event of the user, as "
+        "lines of an order or days without a time of day. Which of them comes next is an accident "
+        "of the file, so the report, the fit and the choice of the recipe go by all events of the "
+        "split, and events of one time are never divided by it."
     )
 
 

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from recsys.data import filtering
 from recsys.data.histories import Facts, HistoryCleaner, disliked_table
 from recsys.data.raw import EventStream, RawData, events_table
-from recsys.data.rules import Rules, Split, by_time, decided_rules, too_few
+from recsys.data.rules import Rules, Split, by_time, decided_rules, in_baskets, too_few
 from recsys.data.shuffle import shuffle
 from recsys.data.stats import Tally
 from recsys.dataset import (
@@ -37,10 +37,12 @@ from recsys.progress import track
 from recsys.splits import (
     ENOUGH_USERS,
     dates_of_shares,
+    label_baskets,
     label_ends,
     label_last_targets,
     label_times,
     starts_session,
+    tied_events,
     users_to_ask,
 )
 
@@ -177,14 +179,17 @@ def prepare(source: EventStream, rules: Rules, folder: Path, memory_gb: float) -
     behaviours = cleaner.behaviours if cleaner else ()
     target = np.array([b.role == "target" for b in behaviours] or [True])
     dates = _split_dates(rows, alive, of_user, rules, target, source)
+    baskets = _in_baskets(rows, alive, of_user, source)
+    whole = baskets and not behaviours and not source.sessions
     tally = Tally(catalog.num_rows)
-    for part, events in enumerate(_parts(rows, alive, of_user, numbers, dates, target)):
+    for part, events in enumerate(_parts(rows, alive, of_user, numbers, dates, target, whole)):
         write_events(
             folder,
             events,
             has_time=rows.has_time,
             behaviours=behaviours,
             sessions=source.sessions,
+            baskets=baskets,
             part=part,
         )
         tally.add(events)
@@ -354,6 +359,22 @@ def _split_dates(
     return None
 
 
+def _in_baskets(
+    rows: _Rows, alive: NDArray[np.bool_], of_user: NDArray[np.int64], source: EventStream
+) -> bool:
+    """Whether events come in baskets, which a report of the source then says."""
+    if source.report is None or not rows.has_time:
+        return False
+    tied = 0
+    for place in _whole_users(of_user):
+        keep = alive[place]
+        tied += tied_events(rows.read("user", place)[keep], rows.read("timestamp", place)[keep])
+    note = in_baskets(tied, int(alive.sum()))
+    if note:
+        source.report.note(note)
+    return bool(note)
+
+
 def _dates(rows: _Rows, alive: NDArray[np.bool_], rules: Rules) -> tuple[int, int]:
     """The times at which validation and test begin."""
     if not rows.has_time:
@@ -401,8 +422,12 @@ def _parts(
     numbers: _Numbers,
     dates: tuple[int, int] | None,
     target: NDArray[np.bool_],
+    whole: bool,
 ) -> Iterator[Events]:
-    """The kept events in parts of whole users, split at `dates` or by each user's last events."""
+    """The kept events in parts of whole users, split at `dates` or by each user's last events.
+
+    With `whole`, a user's events of one time count as one.
+    """
     with track("writing parts", rows.count) as bar:
         for place in _whole_users(of_user):
             bar.advance(place.stop - place.start)
@@ -425,6 +450,8 @@ def _parts(
                 split = label_times(timestamp, dates)
             elif typed:
                 split = label_last_targets(user, _targets(rows, place, keep, target))
+            elif whole:
+                split = label_baskets(user, timestamp)
             else:
                 split = label_ends(user)
             yield Events(user, item, timestamp, rating, split, behaviour)

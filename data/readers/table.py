@@ -8,10 +8,7 @@ cleaned; `recsys.data.report` says how.
 from __future__ import annotations
 
 import time
-from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
-from dataclasses import asdict, dataclass, field, replace
-from functools import reduce
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
@@ -21,11 +18,8 @@ from rich.markup import escape
 
 from recsys.availability import FROM, UNTIL, available_items
 from recsys.catalog import CODE_COLUMN
-from recsys.data.cleaning import RowCleaner, is_no_id
-from recsys.data.column_words import EVENT_FIELDS, rank
 from recsys.data.columns import (
     SAMPLE_ROWS,
-    Found,
     Roles,
     Sample,
     ignored_availability,
@@ -35,29 +29,18 @@ from recsys.data.columns import (
     unread_exclusions,
 )
 from recsys.data.damage import Damage
-from recsys.data.histories import placeholders
+from recsys.data.event_rows import EventReader, check_names
+from recsys.data.first_rows import look_at
 from recsys.data.item_cleaning import WHOLE, ItemCleaner
-from recsys.data.item_fields import FIELDS, ItemFields
-from recsys.data.layouts import item_separator, refuse_other_layouts
-from recsys.data.opening import TableFile, as_strings, find_tables, open_table
-from recsys.data.ratings import read_ratings
-from recsys.data.raw import EventStream, ItemCatalog, RawData, ReaderConfig, distinct, events_table
-from recsys.data.report import EXAMPLES, Report
-from recsys.data.returns import (
-    fill_orders,
-    is_cancellation,
-    read_order_status,
-    read_taken_back,
-)
-from recsys.data.service_lines import ServiceLines, order_shares, wildcard
-from recsys.data.time_formats import TimeRules, find_zones, read_times, show_day_first
+from recsys.data.item_fields import ItemFields
+from recsys.data.layouts import refuse_other_layouts
+from recsys.data.opening import TableFile, find_tables, open_table
+from recsys.data.raw import EventStream, ItemCatalog, RawData, ReaderConfig, distinct
+from recsys.data.report import Report
+from recsys.data.time_formats import TimeRules, show_day_first
 from recsys.dataset import AVAILABILITY, ITEM_COLUMNS
 from recsys.errors import DataError
-from recsys.event_names import level
 from recsys.progress import say
-
-MAX_TYPES = 255
-NO_TYPE = "(empty)"
 
 
 def files(config: ReaderConfig) -> dict[str, Path]:
@@ -119,14 +102,15 @@ def stream(config: ReaderConfig) -> EventStream:
     others = [file for file in (*events, items) if file and file.encoding != "utf-8"]
     report.add("files_not_in_utf8", len(others), [f"{f.path.name}: {f.encoding}" for f in others])
     whole = tuple(role for role in ("user", "item") if _is_whole(sample, roles[role].column))
-    reader = _EventReader(config, roles, whole, times, report)
-    reader.look_at(sample, items, described, given)
+    check_names(sample.table, {found.column for found in roles.values()}, sample.path)
+    first = look_at(sample, roles, items, described, given, times, config.clean)
+    reader = EventReader(config, roles, whole, times, report, first)
 
     def read_items(found: pa.Table) -> ItemCatalog:
         ids = distinct(found["item"])
-        if left_out := reader.service.summary():
+        if left_out := first.service.summary():
             _warn(report, left_out)
-            report.no_products = dict(reader.service.dropped)
+            report.no_products = dict(first.service.dropped)
         if items is None or described is None:
             return _items(reader.described(ids), ids, config, report)
         mine = recognise_items(
@@ -144,7 +128,7 @@ def stream(config: ReaderConfig) -> EventStream:
         table, mine = reader.filled(table, mine)
         cleaner = ItemCleaner(items.path, mine, config.clean, times, report)
         made = cleaner.clean(table)
-        named = pa.array(sorted(reader.service.named), pa.string())
+        named = pa.array(sorted(first.service.named), pa.string())
         made = made.filter(pc.invert(pc.is_in(made["item_id"], value_set=named)))
         return _items(made, ids, config, report, items.path, reader.fields)
 
@@ -154,385 +138,9 @@ def stream(config: ReaderConfig) -> EventStream:
     )
 
 
-@dataclass
-class _EventReader:
-    """Reads events of which the columns are known.
-
-    Attributes:
-        config: of the reader.
-        roles: of the columns.
-        whole: roles of ids that were written as numbers with a decimal place.
-        times: how times are read.
-        report: is increased by what is dropped.
-        counts: conversions of times.
-        types: names of the event types by number, as they appear.
-        service: finds the lines that are no products.
-        conditions: (column, pattern) by which the settings name such lines.
-        fields: of the items, as far as the events have them.
-        separator: divides the items of one cell; None where a cell is one item.
-        nobody: ids of users that stand for nobody, where each row has a session.
-        last: role -> the last row read, with the state of its order.
-    """
-
-    config: ReaderConfig
-    roles: Roles
-    whole: tuple[str, ...]
-    times: TimeRules
-    report: Report
-    counts: Counter[str] = field(default_factory=Counter)
-    types: list[str] = field(default_factory=list)
-    service: ServiceLines = field(default_factory=ServiceLines)
-    conditions: list[tuple[str, str]] = field(default_factory=list)
-    fields: ItemFields = field(default_factory=lambda: ItemFields({}))
-    separator: str | None = None
-    nobody: list[str] = field(default_factory=list)
-    last: dict[str, pa.Table] = field(default_factory=dict)
-
-    @property
-    def sessions(self) -> str | None:
-        """Whether sessions are the `users`, or stand for `anonymous` ones; None without any."""
-        if "session" not in self.roles:
-            return None
-        same = self.roles["session"].column == self.roles["user"].column
-        return "users" if same else "anonymous"
-
-    def look_at(
-        self,
-        sample: Sample,
-        items: TableFile | None,
-        described: Sample | None,
-        given: Mapping[str, str | None],
-    ) -> None:
-        """Prepare, by the first rows, what is not a matter of single rows.
-
-        Raises:
-            DataError: an item in very many orders may be no product.
-        """
-        path, clean = sample.path, self.config.clean
-        _check_names(sample.table, {found.column for found in self.roles.values()}, path)
-        self.fields = ItemFields(
-            {r: found.column for r, found in self.roles.items() if r in FIELDS}
-        )
-        first = as_strings(sample.table[self.roles["item"].column], "item", path)
-        mine: Roles = {}
-        known = pa.chunked_array([], pa.string())
-        if described is not None:
-            own = self.roles["item"].column
-            mine = recognise_items(described, given, own, first.drop_null(), self.times)
-            known = described.texts(mine["id"].column)
-        name = self.roles["item"].column
-        self.separator = item_separator(clean.item_separator, name, first.drop_null(), known)
-        if self.sessions == "anonymous" and clean.placeholder_users:
-            self.nobody = placeholders(sample.texts(self.roles["user"].column))
-        plain, self.conditions = [], []
-        by_items: list[tuple[str, str]] = []
-        for text in clean.drop_items:
-            column, _, value = text.partition("=")
-            if value and column in sample.table.column_names:
-                self.conditions.append((column, wildcard(value)))
-            elif value and items is not None and column in items.names:
-                by_items.append((column, wildcard(value)))
-            else:
-                plain.append(text)
-        orders = [self.roles[role].column for role in ("session",) if role in self.roles]
-        orders = orders or [self.roles[r].column for r in ("user", "timestamp") if r in self.roles]
-        table = sample.table
-        if self.separator is not None:
-            table = self._split(table)
-        shares, digits = order_shares(
-            [as_strings(table[column], "order", path) for column in orders],
-            as_strings(table[name], "item", path),
-        )
-        ids = set(known.to_pylist()) if described and described.table.num_rows < SAMPLE_ROWS else ()
-        self.service = ServiceLines(plain, set(), ids, shares, digits)
-        if items is not None:
-            self.service.named = self._named(items, mine, by_items)
-        titles: dict[str, str] = {}
-        for table, which in ((sample.table, self.roles), (described and described.table, mine)):
-            if table is not None and "title" in which:
-                both = [which["id" if which is mine else "item"].column, which["title"].column]
-                pairs = [as_strings(table[column], "title", path).to_pylist() for column in both]
-                titles |= {i: t or "" for i, t in zip(*pairs, strict=True) if i in shares}
-        self.service.ask(titles)
-
-    def _named(self, items: TableFile, mine: Roles, conditions: list[tuple[str, str]]) -> set[str]:
-        """The ids that the items file shows to be no products, by title or by a condition."""
-        roles = [mine[role].column for role in ("id", "title") if role in mine]
-        found: set[str] = set()
-        for batch in items.batches({*roles, *(column for column, _ in conditions)}):
-            ids, *titles = (
-                pc.fill_null(as_strings(batch[column], "id", items.path), "") for column in roles
-            )
-            for column, pattern in conditions:
-                texts = pc.fill_null(as_strings(batch[column], column, items.path), "")
-                found.update(ids.filter(pc.match_substring_regex(texts, pattern)).to_pylist())
-            texts = titles[0] if titles else ids
-            pairs = zip(ids.to_pylist(), texts.to_pylist(), strict=True)
-            found.update(item for item, title in pairs if self.service.is_service(item, title))
-        return found
-
-    def described(self, ids: pa.Array) -> pa.Table | None:
-        """The items as the events describe them; None if they do not."""
-        values = self.fields.of(ids)
-        if not values:
-            return None
-        roles = {"id": Found("item_id", ""), **{name: Found(name, "") for name in values}}
-        cleaner = ItemCleaner(self.config.path, roles, self.config.clean, self.times, self.report)
-        return cleaner.clean(pa.table({"item_id": ids, **values}))
-
-    def filled(self, items: pa.Table, mine: Roles) -> tuple[pa.Table, Roles]:
-        """The items file with the fields that it lacks and the events have."""
-        ids = pc.fill_null(as_strings(items[mine["id"].column], "id", self.config.path), "")
-        for name, values in self.fields.of(ids.combine_chunks()).items():
-            like = [c for c in items.column_names if rank(c, EVENT_FIELDS[name]) is not None]
-            column = mine[name].column if name in mine else like[0] if like else None
-            if column is None:
-                if name not in items.column_names and values.null_count < len(values):
-                    items = items.append_column(name, values)
-                    mine = {**mine, name: Found(name, "from the events")}
-                continue
-            if pa.types.is_nested(items[column].type):
-                continue
-            texts = as_strings(items[column], name, self.config.path).combine_chunks()
-            empty = pc.and_(is_no_id(texts), values.is_valid())
-            if count := pc.sum(empty).as_py():
-                self.report.add("item_fields_filled", count, values.filter(empty)[:3].to_pylist())
-                place = items.column_names.index(column)
-                items = items.set_column(place, column, pc.if_else(empty, values, texts))
-        return items, mine
-
-    def _split(self, table: pa.Table) -> pa.Table:
-        """One row for each item of a cell."""
-        name = self.roles["item"].column
-        cells = pc.fill_null(as_strings(table[name], "item", self.config.path), "")
-        parts = pc.split_pattern(cells.combine_chunks(), str(self.separator))
-        items = pc.utf8_trim_whitespace(pc.list_flatten(parts))
-        rows = pc.list_parent_indices(parts)
-        keep = pc.or_(pc.not_equal(items, ""), pc.equal(cells.take(rows), ""))
-        rows, items = rows.filter(keep.combine_chunks()), items.filter(keep.combine_chunks())
-        return table.take(rows).set_column(table.column_names.index(name), name, items)
-
-    def read(self, files: list[TableFile]) -> Iterator[pa.Table]:
-        """Canonical events, part by part."""
-        used = {found.column for found in self.roles.values()}
-        used |= {column for column, _ in self.conditions}
-        left = 0
-        for file in files:
-            damage = Damage()
-            cleaner = RowCleaner(
-                file.path, self.config.clean, self.times, self.report, self.service
-            )
-            for batch in file.batches(used, damage):
-                _check_names(batch, used, file.path)
-                table = self._without_open_quotes(batch, file, damage)
-                if self.separator is not None:
-                    before, several = (
-                        table.num_rows,
-                        pc.match_substring(
-                            pc.fill_null(table[self.roles["item"].column], ""), self.separator
-                        ),
-                    )
-                    examples = table[self.roles["item"].column].filter(several)[:3].to_pylist()
-                    cells = pc.sum(several).as_py() or 0
-                    self.report.add("rows_with_several_items_split", cells, examples)
-                    table = self._split(table)
-                    self.report.split += table.num_rows - before
-                self.report.rows += table.num_rows
-                events = self._canonical(table, file.path, cleaner)
-                if events.num_rows:
-                    left += events.num_rows
-                    yield events
-            damage.check(file.path, self.config.clean.damaged_rows)
-            self.report.rows += damage.rows
-            self.report.remove("damaged_rows_skipped", damage.rows, damage.examples, items=None)
-            time = self.roles.get("timestamp")
-            cleaner.finish(time.column if time else None)
-        if not left:
-            where = files[0].path if len(files) == 1 else files[0].path.parent
-            reasons = self.report.in_words()
-            raise DataError(f"{where}: no usable rows are left" + (reasons and f". {reasons}"))
-
-    def _without_open_quotes(self, table: pa.Table, file: TableFile, damage: Damage) -> pa.Table:
-        """Drop rows in which a quote is not closed, so that a value contains other rows."""
-        if file.kind != "delimited":
-            return table
-        for role in ("user", "item", "timestamp"):
-            if role in self.roles:
-                column = table[self.roles[role].column]
-                long = pc.match_substring(pc.utf8_trim_whitespace(column), "\n")
-                if pc.any(long).as_py():
-                    for text in column.filter(long).to_pylist():
-                        damage.add(None, text, text.count("\n") + 1)
-                    table = table.filter(pc.invert(long))
-        return table
-
-    def _canonical(self, table: pa.Table, path: Path, cleaner: RowCleaner) -> pa.Table:
-        column = {role: table[found.column] for role, found in self.roles.items()}
-        made = {role: as_strings(column[role], role, path) for role in ("user", "item")}
-        if self.sessions == "anonymous":
-            made["user"] = self._or_session(made["user"], column["session"], path)
-        for role in self.fields.columns:
-            made[role] = as_strings(column[role], role, path)
-        if "title" in made:
-            made["item"] = self._or_title(made["item"], made["title"])
-        if self.conditions:
-            masks = [
-                pc.match_substring_regex(
-                    pc.fill_null(as_strings(table[name], name, path), ""), pattern
-                )
-                for name, pattern in self.conditions
-            ]
-            made["named"] = reduce(pc.or_, masks)
-        for role in self.whole:
-            made[role] = pc.replace_substring_regex(made[role], r"\.0$", "")
-        if "timestamp" in self.roles:
-            times = column["timestamp"]
-            if "clock" in column:
-                parts = [as_strings(column[role], role, path) for role in ("timestamp", "clock")]
-                times = pc.binary_join_element_wise(*parts, " ", null_handling="replace")
-            made["timestamp"] = read_times(times, self.times, self.counts)
-            zones = find_zones(times)
-            self.report.add("times_with_a_zone", zones.zoned, zones.names)
-            self.report.add("times_without_a_zone", zones.local)
-        if "rating" in self.roles:
-            made["rating"] = self._ratings(as_strings(column["rating"], "rating", path))
-        types = None
-        if "behaviour" in self.roles:
-            types = as_strings(column["behaviour"], "behaviour", path)
-        returned: list[pa.ChunkedArray] = []
-        cancelled: list[pa.ChunkedArray] = []
-        # Only lines of orders with a time of day are surely of one order.
-        is_order = (
-            types is None and "timestamp" in made and ("clock" in column or _has_clock(times))
-        )
-        for role, found in self.roles.items():
-            kind = role.partition(" ")[0]
-            if kind not in ("taken_back", "order_status"):
-                continue
-            said = as_strings(column[role], kind, path)
-            if is_order:
-                said = self._filled(role, said, made["user"], made["timestamp"])
-            if kind == "taken_back":
-                (cancelled if is_cancellation(found.column) else returned).append(
-                    read_taken_back(said)
-                )
-                continue
-            state = read_order_status(said)
-            for name, rows in (("returned", returned), ("cancelled", cancelled)):
-                rows.append(pc.fill_null(pc.equal(state, name), False))
-        if "quantity" in self.roles:
-            pieces = pc.fill_null(as_strings(column["quantity"], "quantity", path), "")
-            # -1, also with Unicode's minus, 1- of SAP, and (1) of accounting
-            negative = (
-                r"^[-\x{2212}]\s*[\d.,]*[1-9]|^[\d.,]*[1-9][\d.,]*-$|^\([\d.,]*[1-9][\d.,]*\)$"
-            )
-            returned.append(pc.match_substring_regex(pieces, negative))
-        if cancelled:
-            made["cancelled"] = pc.and_(reduce(pc.or_, cancelled), _is_positive(types))
-        if returned:
-            types = _with_returns(types, reduce(pc.or_, returned))
-        if types is not None:
-            made["behaviour"] = self._types(types)
-        rows = self.fields.take(cleaner.clean(pa.table(made), column))
-        return events_table(**{name: rows[name] for name in rows.column_names})
-
-    def _filled(
-        self, role: str, said: pa.ChunkedArray, users: pa.ChunkedArray, times: pa.ChunkedArray
-    ) -> pa.ChunkedArray:
-        """`fill_orders`, where the rows of an order may be divided between two parts of a file."""
-        rows = pa.table({"said": said, "user": users, "time": times})
-        before = self.last.get(role, rows.slice(0, 0))
-        every = pa.concat_tables([before, rows])
-        every = every.set_column(0, "said", fill_orders(*every.columns))
-        self.last[role] = every.slice(max(0, every.num_rows - 1))
-        return every["said"].slice(before.num_rows)
-
-    def _or_session(
-        self, users: pa.ChunkedArray, sessions: pa.ChunkedArray, path: Path
-    ) -> pa.ChunkedArray:
-        """The user of each row, or its session where there is none."""
-        texts = as_strings(sessions, "session", path)
-        nobody, nothing = is_no_id(users), is_no_id(texts)
-        nobody = pc.or_(nobody, pc.is_in(users, value_set=pa.array(self.nobody, pa.string())))
-        anonymous = pc.and_(nobody, pc.invert(nothing))
-        self.report.add(
-            "sessions_without_user",
-            pc.sum(anonymous).as_py() or 0,
-            pc.unique(texts.filter(anonymous)).slice(0, EXAMPLES).to_pylist(),
-        )
-        return pc.if_else(anonymous, texts, users)
-
-    def _or_title(self, items: pa.ChunkedArray, titles: pa.ChunkedArray) -> pa.ChunkedArray:
-        """The item of each row, or its title where it has no id."""
-        by_title = pc.and_(is_no_id(items), pc.invert(is_no_id(titles)))
-        shown = pc.unique(titles.filter(by_title)).slice(0, EXAMPLES).to_pylist()
-        self.report.add("rows_named_by_title", pc.sum(by_title).as_py() or 0, shown)
-        return pc.if_else(by_title, titles, items)
-
-    def _ratings(self, texts: pa.ChunkedArray) -> pa.ChunkedArray:
-        filled = pc.fill_null(pc.not_equal(texts, ""), False)
-        points = read_ratings(texts)
-        odd = pc.and_(filled, pc.is_null(points))
-        self.report.add(
-            "ratings_unreadable",
-            pc.sum(odd).as_py() or 0,
-            texts.filter(odd).slice(0, 3).to_pylist(),
-        )
-        return points
-
-    def _types(self, texts: pa.ChunkedArray) -> pa.ChunkedArray:
-        """The number of each event's type."""
-        texts = pc.fill_null(pc.if_else(pc.equal(texts, ""), NO_TYPE, texts), NO_TYPE)
-        encoded = texts.combine_chunks().dictionary_encode()
-        for name in encoded.dictionary.to_pylist():
-            if name not in self.types:
-                self.types.append(name)
-        if len(self.types) > MAX_TYPES:
-            raise DataError(
-                f"{self.config.path}: column {self.roles['behaviour'].column!r} has more than "
-                f"{MAX_TYPES} values, so it is no type of event; name another with "
-                "--column behaviour=NAME, or none"
-            )
-        numbers = [self.types.index(name) for name in encoded.dictionary.to_pylist()]
-        codes = pa.array(numbers, pa.uint8()).take(encoded.indices)
-        return pa.chunked_array([codes])
-
-
-def _with_returns(types: pa.ChunkedArray | None, back: pa.ChunkedArray) -> pa.ChunkedArray:
-    """The types of events, of which those that were taken back are returns.
-
-    A type that is negative stays.
-    """
-    if types is None:
-        return pc.if_else(back, "return", "purchase")
-    return pc.if_else(pc.and_(back, _is_positive(types)), "return", types)
-
-
-def _is_positive(types: pa.ChunkedArray | None) -> pa.ChunkedArray | pa.Scalar:
-    """Whether events of these types are no negative feedback: (rows,) bool; true without types."""
-    if types is None:
-        return pa.scalar(True)
-    positive = pa.array([n for n in pc.unique(types).to_pylist() if n and level(n) != 0])
-    return pc.is_in(types, value_set=positive.cast(pa.string()))
-
-
-def _has_clock(times: pa.ChunkedArray) -> bool:
-    """Whether times are more than dates."""
-    if not pa.types.is_string(times.type):
-        return not pa.types.is_date(times.type)
-    return bool(pc.any(pc.match_substring_regex(times, r":|^\d{9,}")).as_py())
-
-
 def _is_whole(sample: Sample, column: str) -> bool:
     texts = sample.texts(column)
     return bool(len(texts) and pc.all(pc.match_substring_regex(texts, WHOLE)).as_py())
-
-
-def _check_names(table: pa.Table, used: Collection[str], path: Path) -> None:
-    """Refuse a table in which a column that is used shares its name with another."""
-    for name in used:
-        if len(table.schema.get_all_field_indices(name)) > 1:
-            raise DataError(f"{path}: two columns are named {name!r}; rename one of them")
 
 
 def _agree(files: list[TableFile]) -> None:

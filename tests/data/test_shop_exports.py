@@ -404,6 +404,47 @@ def test_the_most_frequent_text_and_the_latest_price_describe_an_item(run: Run, 
     assert prices == {f"i{n}": n + 0.5 for n in range(8)}
 
 
+# Baskets
+
+
+def labels(data: Dataset) -> list[tuple[str, int, int]]:
+    """User, time and label of each basket."""
+    events = data.interactions
+    return sorted(
+        {
+            (str(events.user_ids[u]), int(t), int(s))
+            for u, t, s in zip(events.user, events.timestamp, data.split, strict=True)
+        }
+    )
+
+
+@pytest.mark.parametrize("engine", ["memory", "stream"])
+def test_a_basket_is_held_out_as_a_whole(run: Run, raw: Path, engine: str) -> None:
+    if engine == "stream":
+        pytest.importorskip("duckdb", reason="streaming needs pip install 'recbeam[large]'")
+    rows = [
+        {"customer": f"c{n}", "sku": f"P{(n + 3 * day + line) % 9}", "date": f"2026-01-{day:02d}"}
+        for n in range(25)
+        for day in (1, 9, 17, 25)
+        for line in range(3)
+    ]
+    file = write(raw / "orders.csv", rows)
+    options = ("--set", f"data.engine={engine}", "--set", "data.split=leave-one-out")
+    data = run(file, *options)
+    assert data.baskets
+    assert any("accident of the file" in note for note in run.info["notes"])
+    found = labels(data)
+    assert len(found) == 100  # no basket is divided
+    assert [label for _, _, label in found] == [0, 0, 1, 2] * 25
+    assert set(data.examples("test", "all").targets.lengths.tolist()) == {3}
+
+
+def test_clicks_are_no_baskets(run: Run, raw: Path) -> None:
+    data = run(write(raw / "clicks.csv", clicks()))
+    assert not data.baskets
+    assert not any("accident" in note for note in run.info["notes"])
+
+
 # Layouts
 
 
