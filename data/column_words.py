@@ -86,7 +86,7 @@ EVENT_WORDS: dict[str, tuple[str, ...]] = {
     "clock": ("uhrzeit time timeofday heure hora ora tijd zeit",),
     "quantity": (
         "quantity qty menge anzahl stueckzahl quantite cantidad quantita aantal units unidades uds"
-        " unites pezzi stuks",
+        " unites pezzi stuks quantityrefund",
     ),
     "taken_back": (
         "returned returndate returnedat refunded refunddate refundedat cancelled canceled"

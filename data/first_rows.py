@@ -4,18 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from recsys.data.cleaning import CleanConfig
+from recsys.data.cleaning import CleanConfig, is_no_id
 from recsys.data.columns import SAMPLE_ROWS, Roles, Sample, recognise_items
 from recsys.data.histories import placeholders
 from recsys.data.layouts import item_separator, split_items
 from recsys.data.opening import TableFile, as_strings
+from recsys.data.raw import ReaderConfig
 from recsys.data.service_lines import ServiceLines, order_shares, wildcard
 from recsys.data.time_formats import TimeRules
 
+# Roles of which one shows that events are lines of orders.
+ORDERS = frozenset(["session", "quantity", "order_status", "taken_back", "price"])
 Conditions = list[tuple[str, str]]
 
 
@@ -43,7 +47,7 @@ def look_at(
     described: Sample | None,
     given: Mapping[str, str | None],
     times: TimeRules,
-    clean: CleanConfig,
+    config: ReaderConfig,
 ) -> FirstRows:
     """Look at the first rows.
 
@@ -54,12 +58,12 @@ def look_at(
         described: its first rows.
         given: role -> column, from the settings.
         times: how times are read.
-        clean: the rules.
+        config: of the reader.
 
     Raises:
         DataError: an item in very many orders may be no product.
     """
-    own, path = roles["item"].column, sample.path
+    own, path, clean = roles["item"].column, sample.path, config.clean
     cells = as_strings(sample.table[own], "item", path)
     mine: Roles = {}
     known = pa.chunked_array([], pa.string())
@@ -76,16 +80,26 @@ def look_at(
     orders = [session] if session else [roles[r] for r in ("user", "timestamp") if r in roles]
     shares, digits = order_shares(
         [as_strings(rows[order.column], "order", path) for order in orders],
-        as_strings(rows[own], "item", path),
+        _ids(rows, own, roles, path),
     )
     all_known = described is not None and described.table.num_rows < SAMPLE_ROWS
     ids = frozenset(known.to_pylist()) if all_known else frozenset()
-    service = ServiceLines(plain, set(), ids, shares, digits)
+    is_order = not ORDERS.isdisjoint(roles)
+    service = ServiceLines(plain, set(), ids, shares, digits, is_order)
     if items is not None:
         service.named = _named(items, mine, by_items, service)
     titles = _titles(sample, own, roles) | (_titles(described, "", mine) if described else {})
-    service.ask({item: titles.get(item, "") for item in shares})
+    if not config.new_items:  # nobody answers at night
+        service.ask(titles)
     return FirstRows(separator, nobody, service, conditions)
+
+
+def _ids(rows: pa.Table, own: str, roles: Roles, path: Path) -> pa.ChunkedArray:
+    """The item of each row, or its title where it has no id."""
+    ids = as_strings(rows[own], "item", path)
+    if "title" not in roles:
+        return ids
+    return pc.if_else(is_no_id(ids), as_strings(rows[roles["title"].column], "title", path), ids)
 
 
 def _patterns(

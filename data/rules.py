@@ -72,7 +72,7 @@ def in_baskets(tied: int, events: int) -> str:
         f"{tied / events:.0%} of the events share their time with another event of the user, as "
         "lines of an order or days without a time of day. Which of them comes next is an accident "
         "of the file, so the report, the fit and the choice of the recipe go by all events of the "
-        "split, and events of one time are never divided by it."
+        "split."
     )
 
 

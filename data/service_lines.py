@@ -87,6 +87,8 @@ class ServiceLines:
         described: the ids of the items file, as far as they are known; empty without one.
         shares: item -> share of the orders, for items in many of them.
         with_digits: share of the lines whose id has a digit.
+        orders: whether the events are lines of orders; among ratings and clicks, an item that only
+            has the name of such a line is one of the shop, unless it stands out.
         dropped: item -> rows that were found.
     """
 
@@ -95,6 +97,7 @@ class ServiceLines:
     described: Collection[str] = ()
     shares: Mapping[str, float] = field(default_factory=dict)
     with_digits: float = 0.0
+    orders: bool = True
     dropped: Counter[str] = field(default_factory=Counter)
 
     def __post_init__(self) -> None:
@@ -143,10 +146,13 @@ class ServiceLines:
         if not self._recognises:
             return False
         said = {says(item), says(title)}
-        return "sure" in said or ("weak" in said and self._stands_out(item))
+        if "sure" in said and self.orders:
+            return True
+        return not said.isdisjoint(("sure", "weak")) and self._stands_out(item)
 
     def _stands_out(self, item: str) -> bool:
-        odd = self.with_digits >= WITH_DIGITS and not any(sign.isdigit() for sign in item)
+        numbered = self.orders and self.with_digits >= WITH_DIGITS
+        odd = numbered and not any(sign.isdigit() for sign in item)
         unknown = bool(self.described) and item not in self.described
         return odd or unknown or self.shares.get(item, 0.0) >= MANY
 

@@ -103,7 +103,7 @@ def stream(config: ReaderConfig) -> EventStream:
     report.add("files_not_in_utf8", len(others), [f"{f.path.name}: {f.encoding}" for f in others])
     whole = tuple(role for role in ("user", "item") if _is_whole(sample, roles[role].column))
     check_names(sample.table, {found.column for found in roles.values()}, sample.path)
-    first = look_at(sample, roles, items, described, given, times, config.clean)
+    first = look_at(sample, roles, items, described, given, times, config)
     reader = EventReader(config, roles, whole, times, report, first)
 
     def read_items(found: pa.Table) -> ItemCatalog:

@@ -180,7 +180,7 @@ def test_an_export_of_woocommerce(run: Run, raw: Path) -> None:
     assert "5000" in data.interactions.user_ids
     assert "c1@shop.example.org" in data.interactions.user_ids
     assert run.info["no_products"] == {"Versandkosten DHL": 67}
-    assert data.items["Category" if "Category" in data.items.column_names else "category"]
+    assert data.items["category"][0].as_py()[0] == "Drinks"
 
 
 def online_retail(orders: int = 300) -> Rows:
@@ -344,6 +344,12 @@ def test_shipping_is_in_no_history_and_in_no_list(run: Run, raw: Path) -> None:
     kept = run(file, "--items", str(own), "--drop-items", "none")
     assert "V1" in kept.item_ids
     assert len(kept.interactions) == len(data.interactions) + 50
+
+
+def test_a_film_with_the_name_of_a_line_stays(run: Run, raw: Path) -> None:
+    rows = clicks(item_id=lambda n: "Delivery" if n % 50 == 7 else f"Film {n * 5 % 17}",
+                  rating=lambda n: 3 + n % 3)  # fmt: skip
+    assert "Delivery" in run(write(raw / "ratings.csv", rows)).item_ids
 
 
 def test_a_doubtful_line_is_asked_about(run: Run, raw: Path) -> None:
