@@ -17,7 +17,7 @@ from recsys.data.columns import Found, Roles
 from recsys.data.damage import Damage
 from recsys.data.first_rows import FirstRows
 from recsys.data.item_cleaning import ItemCleaner
-from recsys.data.item_fields import FIELDS, ItemFields
+from recsys.data.item_fields import FIELDS, LATEST, ItemFields
 from recsys.data.layouts import split_items
 from recsys.data.opening import TableFile, as_strings
 from recsys.data.ratings import read_ratings
@@ -81,13 +81,23 @@ class EventReader:
         values = self.fields.of(ids)
         if not values:
             return None
+        self._say_fields("are described")
         roles = {"id": Found("item_id", ""), **{name: Found(name, "") for name in values}}
         cleaner = ItemCleaner(self.config.path, roles, self.config.clean, self.times, self.report)
         return cleaner.clean(pa.table({"item_id": ids, **values}))
 
+    def _say_fields(self, which: str) -> None:
+        said = [
+            f"the {name} is the {'latest' if name in LATEST else 'most frequent'} {column!r}"
+            for name, column in self.fields.columns.items()
+        ]
+        self.report.note(f"Items {which} by the events: {', '.join(said)}.")
+
     def filled(self, items: pa.Table, mine: Roles) -> tuple[pa.Table, Roles]:
         """The items file with the fields that it lacks and the events have."""
         ids = pc.fill_null(as_strings(items[mine["id"].column], "id", self.config.path), "")
+        if self.fields.columns:
+            self._say_fields("without such a field in the items file are described")
         for name, values in self.fields.of(ids.combine_chunks()).items():
             like = [c for c in items.column_names if rank(c, EVENT_FIELDS[name]) is not None]
             column = mine[name].column if name in mine else like[0] if like else None

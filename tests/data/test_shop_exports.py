@@ -408,6 +408,8 @@ def test_the_most_frequent_text_and_the_latest_price_describe_an_item(run: Run, 
     assert titles(data) == {f"i{n}": f"Thing {n}" for n in range(8)}
     prices = dict(zip(data.item_ids.tolist(), data.items["price"].to_pylist(), strict=True))
     assert prices == {f"i{n}": n + 0.5 for n in range(8)}
+    assert "the title is the most frequent 'description'" in " ".join(run.info["notes"])
+    assert "the price is the latest 'price'" in " ".join(run.info["notes"])
 
 
 # Baskets
@@ -590,3 +592,10 @@ def test_a_spreadsheet_is_read_with_all_its_sheets_of_events(run: Run, raw: Path
     assert titles(data)["22000"] == "Thing 0"
     assert "12346" in data.interactions.user_ids
     assert data.interactions.timestamp[0] == 1_678_881_600  # 2023-03-15 12:00
+
+
+@pytest.mark.parametrize("content", [b"", b"PK\x03\x04 cut off", b"a,b\n1,2\n"])
+def test_a_damaged_spreadsheet_is_refused_with_words(run: Run, raw: Path, content: bytes) -> None:
+    (raw / "orders.xlsx").write_bytes(content)
+    with pytest.raises(ValueError, match=r"orders.xlsx: .*(spreadsheet|empty)"):
+        run(raw / "orders.xlsx")
