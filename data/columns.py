@@ -21,12 +21,10 @@ import pyarrow.compute as pc
 from recsys.data.availability import (
     each,
     is_missing,
-    plain_answer,
-    read_available,
     share_of_answers,
     share_of_plain_answers,
 )
-from recsys.data.column_words import EVENT_FIELDS, EVENT_WORDS, ITEM_WORDS, UNAVAILABLE, rank
+from recsys.data.column_words import EVENT_FIELDS, EVENT_WORDS, ITEM_WORDS, rank
 from recsys.data.layouts import refuse_without_header
 from recsys.data.opening import as_text
 from recsys.data.ratings import share_of_points
@@ -50,7 +48,6 @@ NUMBER = r"^-?\d{1,9}([.,]\d+)?$"
 SCORE = r"^-?(\d|10|\d[.,]\d)([.,]0+)?$"  # of scores
 RATE = r"^([1-9]|10|[1-9][.,]\d)([.,]0+)?$"  # of rates that are ratings: taxes are 0, too
 CLOCK = r"^\d{1,2}:\d{2}(:\d{2}([.,]\d+)?)?( ?[AaPp][Mm])?( Uhr)?$"
-SURE_NAMES = 2  # groups of names of a column of availability that mean nothing else
 PUBLISHED = (
     "active isactive aktiv actif activo attivo actief enabled published ispublished visible status"
 )
@@ -227,55 +224,14 @@ def all_of(role: str, roles: Mapping[str, T]) -> list[T]:
     return [one for name, one in roles.items() if name.partition(" ")[0] == role]
 
 
-def ignored_availability(
-    sample: Sample, given: Mapping[str, str | None], roles: Roles
-) -> str | None:
-    """A sentence on what is not read of availability; None if all is.
-
-    A column was left alone because it allows no item, or because its values do not say yes or no.
-    """
-    if given.get("available") == NO_COLUMN:
-        return None
-    for one in all_of("available", roles):
-        values = sample.texts(one.column)
-        unread = values.filter(pc.is_null(read_available(values)))
-        if len(unread):
-            shown = ", ".join(map(repr, pc.unique(unread).to_pylist()[:3]))
-            return (
-                f"{len(unread)} values of column {one.column!r} of {sample.path.name} do not say "
-                f"whether an item is available ({shown}), so these items can be recommended; write "
-                "true and false, or a number in stock."
-            )
-    if "available" in roles:
-        return None
-    for _, name in _free(sample, roles):
-        values = sample.texts(name)
-        if rank(name, ITEM_WORDS["available"]) is None or not len(values):
-            continue
-        answers = read_available(values).drop_null()
-        if len(answers) >= SURE_SHARE * len(values) and not pc.any(answers).as_py():
-            shown = ", ".join(map(repr, pc.unique(values).to_pylist()[:3]))
-            return (
-                f"Column {name!r} of {sample.path.name} says of all {len(values)} items in the "
-                f"first rows that they are not available ({shown}), so it is ignored; correct the "
-                f"file, or let it count with --column {shlex.quote(f'available={name}')}."
-            )
-        unread = values.filter(pc.is_null(read_available(values)))
-        if len(unread) and rank(name, ITEM_WORDS["available"][:SURE_NAMES]) is not None:
-            shown = ", ".join(map(repr, pc.unique(unread).to_pylist()[:3]))
-            return (
-                f"Column {name!r} of {sample.path.name} has the name of a column of availability, "
-                f"but {len(unread)} of its {len(values)} values in the first rows do not say "
-                f"whether an item is available ({shown}), so it is ignored and every item can be "
-                "recommended; write true and false in it, or a number in stock."
-            )
-    return None
-
-
 def _take_short_text(sample: Sample, roles: Roles) -> None:
     """Take the shortest text as the title of items that have no other: often a `description`."""
     taken = [roles.pop("text").column] if "text" in roles else []
-    named = [name for _, name in _free(sample, roles) if rank(name, ITEM_WORDS["text"]) is not None]
+    named = [
+        name
+        for _, name in free_columns(sample, roles)
+        if rank(name, ITEM_WORDS["text"]) is not None
+    ]
     lengths = {n: pc.mean(pc.utf8_length(sample.texts(n))).as_py() or 0.0 for n in named}
     best = min(lengths, key=lambda name: lengths[name], default=None)
     if best is not None and lengths[best] <= TITLE_LENGTH:
@@ -346,63 +302,8 @@ def _given(
     return roles
 
 
-def shortened_ids(sample: Sample, roles: Roles) -> list[str]:
-    """Sentences on columns of ids that a spreadsheet has shortened to powers of ten."""
-    found = []
-    for role in ("user", "item", "id"):
-        if role not in roles:
-            continue
-        name = roles[role].column
-        values = sample.texts(name)
-        short = values.filter(pc.match_substring_regex(values, r"^\d[.,]\d+[Ee]\+\d+$"))
-        if len(short):
-            shown = ", ".join(map(repr, pc.unique(short).to_pylist()[:3]))
-            found.append(
-                f"Column {name!r} of {sample.path.name} has {shown} in {len(short)} of its first "
-                "rows: spreadsheets write long numbers so, and different ids become one. Export "
-                "the column as text."
-            )
-    return found
-
-
-def unread_exclusions(sample: Sample, roles: Roles) -> list[str]:
-    """Sentences on columns such as `sold_out` and `returned` whose values cannot be read as such.
-
-    They seem to say that items must not be recommended, or that events must not count.
-    """
-    found, of_items = [], "id" in roles
-    words = f"{UNAVAILABLE} deletedat" if of_items else EVENT_WORDS["taken_back"][0]
-    for _, name in _free(sample, roles):
-        key, values = normalised(name), sample.texts(name)
-        if _is_of_a_user(name):
-            continue
-        if re.sub("^(is|has)|qty|quantity", "", key) in words.split():
-            said = values.filter(each(values, _may_be_yes))
-        elif not of_items and "status" in key:
-            said = values.filter(pc.is_valid(read_order_status(values)))
-        else:
-            continue
-        if not len(said):
-            continue
-        shown = ", ".join(map(repr, pc.unique(said).to_pylist()[:3]))
-        advice = (
-            "these items are recommended as the others; say false for them in a column 'available'"
-            if of_items
-            else "these events count as the others; leave them out of the file, or say in a column "
-            "'returned' which of them were taken back as a whole: yes or no"
-        )
-        found.append(
-            f"Column {name!r} of {sample.path.name} has {shown} in {len(said)} of its first rows. "
-            f"It is not read, so {advice}."
-        )
-    return found
-
-
-def _may_be_yes(text: str) -> bool:
-    return plain_answer(text) is not False and not is_missing(text)
-
-
-def _free(sample: Sample, roles: Roles) -> list[tuple[int, str]]:
+def free_columns(sample: Sample, roles: Roles) -> list[tuple[int, str]]:
+    """(0, column) of the columns without a role, in the order of the file."""
     taken = {found.column for found in roles.values()}
     return [(0, name) for name in sample.table.column_names if name not in taken]
 
@@ -413,7 +314,7 @@ def _unnamed(
     """The free columns whose names show no role."""
     return [
         (place, name)
-        for place, name in _free(sample, roles)
+        for place, name in free_columns(sample, roles)
         if all(rank(name, groups) is None for groups in words.values())
     ]
 
@@ -423,7 +324,7 @@ def _by_name(
 ) -> list[tuple[int, str]]:
     """(rank, column) of the columns whose name fits the role and whose content agrees."""
     found = []
-    for _, name in _free(sample, roles):
+    for _, name in free_columns(sample, roles):
         place = rank(name, groups)
         if place is None:
             continue
@@ -438,7 +339,7 @@ def _by_content(
     role: str, sample: Sample, roles: Roles, fits: Callable[[str], bool]
 ) -> list[tuple[int, str]]:
     """The columns whose content alone shows the role."""
-    names = [name for _, name in _free(sample, roles) if sample.counts[name] == 1]
+    names = [name for _, name in free_columns(sample, roles) if sample.counts[name] == 1]
     return [(0, name) for name in names if fits(name)]
 
 
@@ -526,7 +427,9 @@ def _take_clock(sample: Sample, given: Mapping[str, str | None], roles: Roles) -
     if pc.any(pc.match_substring_regex(dates, r":|^\d{9,}")).as_py():
         return
     found = [
-        name for _, name in _free(sample, roles) if _share(sample.texts(name), CLOCK) >= SURE_SHARE
+        name
+        for _, name in free_columns(sample, roles)
+        if _share(sample.texts(name), CLOCK) >= SURE_SHARE
     ]
     if len(found) == 1:
         roles["clock"] = Found(found[0], "by content: the time of day of each date")
@@ -545,7 +448,7 @@ def _content_agrees(role: str, name: str, sample: Sample, rules: TimeRules) -> b
         readable, possible = share_of_times(sample.table[name], rules)
         return (possible if role == "timestamp" else readable) >= SHARE_OF_TIMES
     if not len(values):
-        return role == "taken_back" and not _is_of_a_user(name)
+        return role == "taken_back" and not is_of_a_user(name)
     distinct = pc.count_distinct(values).as_py()
     if role == "session" and rank(name, EVENT_WORDS["session"][:2]) is None:
         return _share(values, ORDER_NUMBER) >= SURE_SHARE and distinct < len(values)
@@ -564,11 +467,11 @@ def _content_agrees(role: str, name: str, sample: Sample, rules: TimeRules) -> b
         return share_of_answers(values) >= SURE_SHARE
     if role == "taken_back":
         said = share_of_taken_back(values, sample.table.num_rows) >= SURE_SHARE
-        return not _is_of_a_user(name) and (said or pc.all(each(values, is_missing)).as_py())
+        return not is_of_a_user(name) and (said or pc.all(each(values, is_missing)).as_py())
     if role == "order_status":
         back = pc.count(read_order_status(values)).as_py()
         known = back or knows_order_status(values)  # those that were cancelled may come later
-        return bool(known and back < sample.table.num_rows and not _is_of_a_user(name))
+        return bool(known and back < sample.table.num_rows and not is_of_a_user(name))
     if role == "unavailable":
         return share_of_plain_answers(values, sample.table.num_rows) >= SURE_SHARE
     if role == "price":
@@ -586,14 +489,14 @@ def _content_agrees(role: str, name: str, sample: Sample, rules: TimeRules) -> b
     return True
 
 
-def _is_of_a_user(name: str) -> bool:
+def is_of_a_user(name: str) -> bool:
     """Whether a field belongs to the record of a user, such as `customer.newsletter.status`."""
     return any(rank(part, EVENT_WORDS["user"]) is not None for part in name.split(".")[:-1])
 
 
 def _only_by_name(role: str, sample: Sample, roles: Roles) -> str:
     """A free column by whose name it has users or items, but without a repeated value; or ''."""
-    for _, name in _free(sample, roles):
+    for _, name in free_columns(sample, roles):
         values = sample.texts(name)
         filled = len(values) > 0 and len(values) == len(pc.unique(values))
         if rank(name, EVENT_WORDS[role]) is not None and filled:
@@ -604,7 +507,7 @@ def _only_by_name(role: str, sample: Sample, roles: Roles) -> str:
 def _most_like_ids(sample: Sample, roles: Roles) -> str:
     """The free column with most values that repeat; `NAME` if there is none."""
     found = {}
-    for _, name in _free(sample, roles):
+    for _, name in free_columns(sample, roles):
         values = sample.texts(name)
         distinct = pc.count_distinct(values).as_py()
         if 1 < distinct < len(values):
@@ -640,7 +543,9 @@ def _unknown(
 
 def _without_time(sample: Sample, roles: Roles) -> DataError:
     """The error for events without times; it names a column that looks like a time."""
-    like = [n for _, n in _free(sample, roles) if rank(n, EVENT_WORDS["timestamp"]) is not None]
+    like = [
+        n for _, n in free_columns(sample, roles) if rank(n, EVENT_WORDS["timestamp"]) is not None
+    ]
     hint = ""
     if like:
         hint = (

@@ -18,15 +18,13 @@ from rich.markup import escape
 
 from recsys.availability import FROM, UNTIL, available_items
 from recsys.catalog import CODE_COLUMN
+from recsys.data.column_notes import ignored_availability, shortened_ids, unread_exclusions
 from recsys.data.columns import (
     SAMPLE_ROWS,
     Roles,
     Sample,
-    ignored_availability,
     recognise_events,
     recognise_items,
-    shortened_ids,
-    unread_exclusions,
 )
 from recsys.data.damage import Damage
 from recsys.data.event_rows import EventReader, check_names
