@@ -22,7 +22,8 @@ EVENT_WORDS: dict[str, tuple[str, ...]] = {
         "customeruniqueid uniquecustomerid",
         "user userid uid customer customerid custid customerno customernumber client clientid kunde"
         " kundeid kundenid kundennummer kundennr kdnr visitor visitorid buyer buyerid shopper"
-        " shopperid member memberid reviewer reviewerid utilisateur utilisateurid idutilisateur"
+        " shopperid member memberid membernumber memberno cardnumber loyaltyid"
+        " reviewer reviewerid utilisateur utilisateurid idutilisateur"
         " idclient numeroclient numclient acheteur cliente clienteid idcliente usuario usuarioid"
         " idusuario comprador utente utenteid idutente acquirente klant klantid klantnummer"
         " gebruiker gebruikerid benutzer benutzerid nutzer nutzerid person personid besucher"
@@ -54,7 +55,8 @@ EVENT_WORDS: dict[str, tuple[str, ...]] = {
         " produktnummer productnummer referenceproduit stockcode goods goodsid"
         " lineitemsku what",
         "isbn ean gtin upc parentasin variantid offerid listingid contentid content businessid"
-        " game gameid newsid hotelid courseid recipeid animeid venueid reference",
+        " game gameid newsid hotelid courseid recipeid animeid venueid placeid restaurantid"
+        " reference",
         "items products skus articles produkte produits productos articulos prodotti articoli"
         " producten itemids productids",  # several in one cell
     ),
@@ -116,6 +118,7 @@ EVENT_FIELDS: dict[str, tuple[str, ...]] = {
     ),
     "category": (
         "category categories categorypath maincategory productcategory itemcategory kategorie"
+        " categoryname productcategoryname"
         " kategorien warengruppe categorie categoria categorias department genre genres",
     ),
     "brand": (

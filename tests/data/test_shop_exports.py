@@ -140,6 +140,17 @@ def test_an_export_of_shopify(run: Run, raw: Path) -> None:
     assert prices["SH-007"] == 17
 
 
+def test_a_streamed_export_is_the_same(run: Run, raw: Path) -> None:
+    pytest.importorskip("duckdb", reason="streaming needs pip install 'recbeam[large]'")
+    found = []
+    for name, rows in (("shopify.csv", shopify()), ("retail.csv", online_retail())):
+        for engine in ("memory", "stream"):
+            data = run(write(raw / name, rows), "--set", f"data.engine={engine}")
+            found.append((run.info, data.items.to_pylist(), [c.tolist() for c in data.events[:5]]))
+    assert repr(found[0]) == repr(found[1])
+    assert repr(found[2]) == repr(found[3])
+
+
 def test_an_export_of_guests_alone(run: Run, raw: Path) -> None:
     rows = [row | {"Lineitem sku": ""} for row in shopify(email=False)]
     data = run(write(raw / "guests.csv", rows))
@@ -341,9 +352,10 @@ def test_shipping_is_in_no_history_and_in_no_list(run: Run, raw: Path) -> None:
     data = run(file, "--items", str(own))
     assert "V1" not in data.item_ids
     assert counts(run)["rows_of_no_products_dropped"] == 50
-    kept = run(file, "--items", str(own), "--drop-items", "none")
-    assert "V1" in kept.item_ids
-    assert len(kept.interactions) == len(data.interactions) + 50
+    for option in (("--drop-items", "none"), ("--set", "data.clean.drop_items=[none]")):
+        kept = run(file, "--items", str(own), *option)
+        assert "V1" in kept.item_ids
+        assert len(kept.interactions) == len(data.interactions) + 50
 
 
 def test_a_film_with_the_name_of_a_line_stays(run: Run, raw: Path) -> None:
