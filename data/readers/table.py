@@ -110,7 +110,9 @@ def stream(config: ReaderConfig) -> EventStream:
             _warn(report, left_out)
             report.no_products = dict(first.service.dropped)
         if items is None or described is None:
-            return _items(reader.described(ids), ids, config, report)
+            # At night, a row of fields from events would replace the whole description of an item.
+            fields = None if config.new_items else reader.described(ids)
+            return _items(fields, ids, config, report)
         mine = recognise_items(
             described, given, roles["item"].column, pa.chunked_array([ids]), times
         )
