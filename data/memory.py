@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from recsys.data import filtering
-from recsys.data.histories import Facts, HistoryCleaner, disliked_table
+from recsys.data.histories import Facts, HistoryCleaner, disliked_table, pieces_table
 from recsys.data.raw import EVENT_COLUMNS, RawData, numbered
 from recsys.data.report import Report
 from recsys.data.rules import Rules, Split, by_time, too_few
@@ -55,10 +55,11 @@ def prepare(raw: RawData, rules: Rules) -> Prepared:
     raw = filtering.in_time_order(raw)
     behaviours: tuple[Behaviour, ...] = ()
     disliked: Disliked | None = None
+    pieces: pa.Table | None = None
     if raw.report is None:
         raw = filtering.drop_duplicates(raw, rules.duplicates)
     else:
-        raw, behaviours, disliked = _clean_histories(raw, rules)
+        raw, behaviours, disliked, pieces = _clean_histories(raw, rules)
     if rules.min_rating is not None:
         raw = filtering.drop_ratings_below(raw, rules.min_rating)
     if rules.k_core:
@@ -69,7 +70,7 @@ def prepare(raw: RawData, rules: Rules) -> Prepared:
     split = rules.split or _default_split(interactions, raw, rules, behaviours)
     labels = _labels(interactions, raw.events, split, rules, behaviours)
     dataset = Dataset(
-        interactions, labels, raw.items, raw.codes, behaviours, disliked, raw.sessions
+        interactions, labels, raw.items, raw.codes, behaviours, disliked, raw.sessions, pieces
     )
     counts = raw.counts | (raw.report.counts if raw.report else {})
     decisions = {name: count for name, count in counts.items() if count}
@@ -78,7 +79,7 @@ def prepare(raw: RawData, rules: Rules) -> Prepared:
 
 def _clean_histories(
     raw: RawData, rules: Rules
-) -> tuple[RawData, tuple[Behaviour, ...], Disliked | None]:
+) -> tuple[RawData, tuple[Behaviour, ...], Disliked | None, pa.Table | None]:
     """Apply the rules for whole histories, and drop duplicates, to events in time order."""
     report = raw.report or Report()
     cleaner = HistoryCleaner(_facts(raw), rules.clean, raw.behaviours, rules.roles, report)
@@ -86,20 +87,21 @@ def _clean_histories(
     raw = filtering.only(raw, cleaner.wanted(user), "events_of_bots_dropped")
     raw = filtering.drop_duplicates(raw, rules.duplicates)
     report.add("duplicate_rows_dropped", raw.counts["duplicate_rows_dropped"])
-    cleaned, keep, negative = cleaner.clean(filtering.as_arrays(raw.events))
+    cleaned, keep, negative, left = cleaner.clean(filtering.as_arrays(raw.events))
     events = raw.events
-    disliked = None
-    if len(negative["user"]):
-        ids = [numbered(events[name])[1] for name in ("user", "item")]
-        disliked = Disliked(disliked_table(negative, *ids))
+    ids = [numbered(events[name])[1] for name in ("user", "item")]
+    disliked = Disliked(disliked_table(negative, *ids)) if len(negative["user"]) else None
+    pieces = pieces_table(left, *ids) if len(left["user"]) else None
     for name in ("behaviour", "rating"):
         if name in cleaned and name in events.column_names:
             place = events.column_names.index(name)
             events = events.set_column(place, name, pa.array(cleaned[name], EVENT_COLUMNS[name]))
     if "behaviour" in events.column_names and not cleaner.behaviours:
         events = events.drop_columns("behaviour")
+    if "quantity" in events.column_names:
+        events = events.drop_columns("quantity")
     raw = filtering.only(replace(raw, events=events), keep, "negative_events_dropped")
-    return raw, cleaner.behaviours, disliked
+    return raw, cleaner.behaviours, disliked, pieces
 
 
 def _facts(raw: RawData) -> Facts:

@@ -113,6 +113,11 @@ RULES: dict[str, Rule] = {
         "not used as positives",
         "data.clean.negative_feedback=false keeps them",
     ),
+    "partial_returns_dropped": Rule(
+        "rows are returns of a part of what the user bought of the item",
+        "not used; the purchase stays until all pieces are returned",
+        "data.columns.quantity=none ignores the pieces, so that returns are not recognised by them",
+    ),
     "unknown_items": Rule(
         "items of the events are not in the items file",
         "kept in histories, and never recommended",
@@ -169,6 +174,9 @@ class Report:
         examples: rule -> up to three cases.
         notes: further sentences.
         behaviours: name, role, weight and number of events of each type.
+        mapping: what was decided about the form of the files, for later files of the same form:
+            `events` and `items` (role -> column), `day_first`, and `negative_rating` (None if no
+            rating is negative) of a source with ratings.
     """
 
     columns: list[dict[str, str]] = field(default_factory=list)
@@ -176,6 +184,7 @@ class Report:
     examples: dict[str, list[str]] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     behaviours: list[dict[str, Any]] = field(default_factory=list)
+    mapping: dict[str, Any] = field(default_factory=dict)
 
     def add(self, rule: str, count: int, examples: Iterable[str] = ()) -> None:
         """Count cases of a rule; examples are only kept if there are cases."""
@@ -220,6 +229,7 @@ class Report:
             "behaviours": self.behaviours,
             "findings": list(self.findings()),
             "notes": self.notes,
+            "mapping": self.mapping,
         }
 
 

@@ -27,6 +27,7 @@ from recsys.data.columns import (
     Roles,
     Sample,
     ignored_availability,
+    mapped,
     recognise_events,
     recognise_items,
     shortened_ids,
@@ -41,7 +42,9 @@ from recsys.data.report import EXAMPLES, Report
 from recsys.data.returns import (
     fill_orders,
     is_cancellation,
+    pieces_of_events,
     read_order_status,
+    read_pieces,
     read_taken_back,
 )
 from recsys.data.time_formats import TimeRules, find_zones, read_times, show_day_first
@@ -87,14 +90,18 @@ def stream(config: ReaderConfig) -> EventStream:
     report = Report()
     items = open_table(paths["items"]) if "items" in paths else None
     described = None if items is None else Sample(items.path, items.sample(SAMPLE_ROWS))
-    given = asdict(config.columns)
-    times = TimeRules(config.time_unit, config.time_zone, config.day_first, config.now)
+    given, known = asdict(config.columns), config.mapping
+    day_first = known["day_first"] if known and config.day_first is None else config.day_first
+    times = TimeRules(config.time_unit, config.time_zone, day_first, config.now)
     ours = [path for role, path in paths.items() if role != "items"]
     for explode in (True, False):
         events = [open_table(path, explode=explode) for path in ours]
         _agree(events)
         sample = Sample(events[0].path, events[0].sample(SAMPLE_ROWS))
-        roles = recognise_events(sample, given, described, times)
+        if known is None:
+            roles = recognise_events(sample, given, described, times)
+        else:
+            roles = mapped(sample, given, known["events"], of_items=False)
         lists = tuple(f"{file.explode}." for file in events if file.explode)
         if not lists or any(found.column.startswith(lists) for found in roles.values()):
             break  # lines of orders; other lists, such as parameters, are no rows
@@ -104,6 +111,7 @@ def stream(config: ReaderConfig) -> EventStream:
             "merged into steps, and the split is by each user's last events."
         )
     times = _day_first(events, roles, times)
+    report.mapping |= {"events": _names(roles), "day_first": times.day_first}
     _report_columns(report, sample, roles)
     for note in unread_exclusions(sample, roles) + shortened_ids(sample, roles):
         _warn(report, note)
@@ -116,9 +124,11 @@ def stream(config: ReaderConfig) -> EventStream:
         ids = distinct(found["item"])
         if items is None or described is None:
             return _items(None, ids, config, report)
+        before = None if known is None else known.get("items")
         mine = recognise_items(
-            described, given, roles["item"].column, pa.chunked_array([ids]), times
+            described, given, roles["item"].column, pa.chunked_array([ids]), times, before
         )
+        report.mapping["items"] = _names(mine)
         _report_columns(report, described, mine)
         ignored = ignored_availability(described, given, mine)
         notes = unread_exclusions(described, mine) + shortened_ids(described, mine)
@@ -248,17 +258,18 @@ class _EventReader:
             state = read_order_status(said)
             for name, rows in (("returned", returned), ("cancelled", cancelled)):
                 rows.append(pc.fill_null(pc.equal(state, name), False))
+        pieces = None
         if "quantity" in self.roles:
-            pieces = pc.fill_null(as_strings(column["quantity"], "quantity", path), "")
-            # -1, also with Unicode's minus, 1- of SAP, and (1) of accounting
-            negative = (
-                r"^[-\x{2212}]\s*[\d.,]*[1-9]|^[\d.,]*[1-9][\d.,]*-$|^\([\d.,]*[1-9][\d.,]*\)$"
-            )
-            returned.append(pc.match_substring_regex(pieces, negative))
+            texts = pc.fill_null(as_strings(column["quantity"], "quantity", path), "")
+            pieces = read_pieces(texts)
+            returned.append(pc.fill_null(pc.less(pieces, 0), False))
+        if returned:
+            back = reduce(pc.or_, returned)
+            made["quantity"] = pieces_of_events(pieces, types, back)
         if cancelled:
             made["cancelled"] = pc.and_(reduce(pc.or_, cancelled), _is_positive(types))
         if returned:
-            types = _with_returns(types, reduce(pc.or_, returned))
+            types = _with_returns(types, back)
         if types is not None:
             made["behaviour"] = self._types(types)
         rows = cleaner.clean(pa.table(made), column)
@@ -385,6 +396,11 @@ def _day_first(files: list[TableFile], roles: Roles, times: TimeRules) -> TimeRu
                 "data.day_first=true (3 April) or --set data.day_first=false (4 March)"
             )
     return replace(times, day_first=order)
+
+
+def _names(roles: Roles) -> dict[str, str]:
+    """Role -> name of the column."""
+    return {role: found.column for role, found in roles.items()}
 
 
 def _warn(report: Report, note: str) -> None:
