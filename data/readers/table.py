@@ -124,7 +124,7 @@ def stream(config: ReaderConfig) -> EventStream:
         ids = distinct(found["item"])
         if items is None or described is None:
             return _items(None, ids, config, report)
-        before = None if known is None else known.get("items")
+        before = known["items"] if known and known.get("items") else None
         mine = recognise_items(
             described, given, roles["item"].column, pa.chunked_array([ids]), times, before
         )

@@ -138,7 +138,7 @@ def test_cleaning_equals_a_loop(rows: list[tuple[int, int, int, str]]) -> None:
 
 
 def bought(rows: list[tuple[str, float]], **config: Any) -> tuple[list[int], list[float], int]:
-    """Rows that are kept of one user's (type, pieces) of one item, the pieces left, and dislikes."""
+    """Rows kept of one user's (type, pieces) of one item, the pieces left, and dislikes."""
     names = ("purchase", "return", "dislike", "partial_refund")
     made, _ = cleaner(names, **config)
     kinds = np.array([names.index(name) for name, _ in rows], np.uint8)

@@ -24,7 +24,8 @@ from recsys.config import Settings
 from recsys.fitting import table_sections
 from recsys.pipeline import Context
 from recsys.pipeline import run as run_stages
-from recsys.retraining import Sources, _gone, retrain
+from recsys.retraining import Sources, retrain
+from recsys.retraining.news import gone
 from recsys.serving.client import Client
 from recsys.serving.settings import ServingSettings
 
@@ -400,8 +401,8 @@ def test_an_erasure_during_a_retraining_is_told_of_the_promoted_version(home, se
 
 def test_events_after_an_erasure_are_those_of_a_user_who_came_back():
     table = pa.table({"user": ["a", "a", "b", "a"], "timestamp": [9, 10, 3, 11]})
-    assert _gone(table, {"a": 10_500, "c": 0}).to_pylist() == [True, True, False, False]
-    assert _gone(table, {}).to_pylist() == [False] * 4
+    assert gone(table, {"a": 10_500, "c": 0}).to_pylist() == [True, True, False, False]
+    assert gone(table, {}).to_pylist() == [False] * 4
 
 
 def test_users_whom_the_gate_cannot_compare_are_not_counted_before_training(home, service):
