@@ -23,6 +23,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pyarrow.compute as pc
+
 from recsys.artifacts import Workspace
 from recsys.bundle import Bundle
 from recsys.config import SHIPPED, Settings, as_dict
@@ -171,7 +173,7 @@ def retrain(
 def _prepare(settings: Settings, version: Workspace, champion: Workspace) -> str | None:
     """Run the stage `data` of a version; why it is too early to train, or None.
 
-    Too few users in the window of the gate decide nothing, so nothing is trained for them. A
+    Of too few users nothing is learned, and too few in the window of the gate decide nothing. A
     version whose bundle is made is judged in any case.
     """
     from recsys.evaluation.gate import count_compared
@@ -184,13 +186,15 @@ def _prepare(settings: Settings, version: Workspace, champion: Workspace) -> str
     run_stages(context, ["data"])
     least = context.settings.section("gate", GateConfig).least_users
     before = Bundle.load(champion.bundle).catalog.items
-    users = count_compared(Dataset.load(version.dataset), before, int(time.time()))
-    if users >= least:
+    compared = count_compared(Dataset.load(version.dataset), before, int(time.time()))
+    events, _ = growth.read(version.path(growth.KIND))
+    users = len(pc.unique(events["user"]))
+    if min(users, compared) >= least:
         return None
-    events = version.manifest(growth.KIND).info["events"]
     return (
-        f"{events} events are new, and {users} users can be compared on those in the window of the "
-        f"gate; {least} are needed (gate.least_users), so nothing is trained yet."
+        f"{events.num_rows} events of {users} users are new, and {compared} users can be compared "
+        f"in the window of the gate; {least} are needed of each (gate.least_users), so nothing is "
+        "trained yet."
     )
 
 
