@@ -158,7 +158,7 @@ def grow(
         names += [n for n in pc.unique(new["type"]).to_pylist() if n not in names]
     else:
         new, names = _with_one_type(new, roles, cleaned=cleaned)
-        roles |= dict.fromkeys(names[:1], "target") | dict.fromkeys(names[1:], "negative")
+        roles |= {name: "negative" if place else "target" for place, name in enumerate(names)}
     rules = replace(rules, roles={n: roles[n] for n in names if n in roles})
     counted = before.pieces is not None or new["quantity"].null_count < new.num_rows
     old = _old_events(before, erased, typed=bool(names), counted=counted)

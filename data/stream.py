@@ -148,7 +148,7 @@ def prepare(source: EventStream, rules: Rules, folder: Path, memory_gb: float) -
             cleaner = HistoryCleaner(facts, rules.clean, names, rules.roles, source.report)
         users = len(shuffled.users)
         batches = shuffled.batches
-        rows, of_user = _cleaned(batches, users, rules, work, counts, cleaner, (disliked, pieces))
+        rows, of_user = _cleaned(batches, users, rules, work, counts, cleaner, disliked, pieces)
     ids = (shuffled.users, shuffled.items)
     _write_side(folder / DISLIKED, disliked, DISLIKED_COLUMNS, lambda c: disliked_table(c, *ids))
     _write_side(folder / PIECES, pieces, PIECES_COLUMNS, lambda c: pieces_table(c, *ids))
@@ -206,11 +206,12 @@ def _cleaned(
     work: Path,
     counts: Counter[str],
     cleaner: HistoryCleaner | None,
-    beside: tuple[_Rows, _Rows],
+    disliked: _Rows,
+    left_over: _Rows,
 ) -> tuple[_Rows, NDArray[np.int64]]:
     """Write the rows without duplicates and low ratings to files; count the rows of each user.
 
-    Negative events, and the pieces that are left, are appended to the two tables `beside`.
+    Negative events are appended to `disliked`, and the pieces that are left to `left_over`.
     """
     rows, of_user = _Rows(work), np.zeros(users, np.int64)
     left = "rows_below_min_rating_dropped" if cleaner is None else "negative_events_dropped"
@@ -234,9 +235,9 @@ def _cleaned(
         )
         counts.update(dropped)
         if cleaner is not None:
-            columns, keep, *others = cleaner.clean(_where(columns, keep))
-            for table, found in zip(beside, others, strict=True):
-                table.append(found)
+            columns, keep, negative, pieces = cleaner.clean(_where(columns, keep))
+            disliked.append(negative)
+            left_over.append(pieces)
             if not keep.any():
                 continue
             left = "rows_below_min_rating_dropped"

@@ -124,10 +124,10 @@ def take(
     return None
 
 
-def roles_of(run: Workspace, dataset: Dataset) -> dict[str, str]:
+def roles_of(run: Workspace, dataset: Dataset) -> Mapping[str, str]:
     """Name of a type of events -> role, of a run's data set and its settings."""
-    given = run.manifest("dataset").config.get("behaviours") or {}
-    return {b.name: b.role for b in dataset.behaviours} | dict(given)
+    roles: dict[str, str] = {b.name: b.role for b in dataset.behaviours}
+    return roles | (run.manifest("dataset").config.get("behaviours") or {})
 
 
 def _newer(events: pa.Table, since: int, now: int) -> pa.Table:
