@@ -186,7 +186,7 @@ def mapped(
     roles = _given(sample, given, ITEM_WORDS if of_items else EVENT_WORDS)
     for role, name in mapping.items():
         kind = role.partition(" ")[0]
-        if given.get(kind) is not None:
+        if given.get(kind) is not None and not (kind in NEEDED and given[kind] == NO_COLUMN):
             continue
         if name not in sample.table.column_names:
             without = "" if kind in NEEDED else f", or go on without it: --column {kind}=none"

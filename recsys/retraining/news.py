@@ -44,6 +44,7 @@ SOURCE = frozenset(
 )  # fmt: skip
 OF_DATA = tuple(one.name for one in fields(DataConfig) if one.name not in SOURCE)
 """Settings of the section `data` that hold for new files as well: the form of the files."""
+COUNTS = ("quantity", "taken_back", "order_status")  # roles by which events have pieces
 SENT = "file-"  # begins the ids of events that were sent to the service from a file
 
 
@@ -189,7 +190,8 @@ def _read(
 
         with closing(open_store(sources.store)) as store:
             since = int(before.interactions.timestamp.max(initial=0))
-            parts.append(_stored_events(store, since, sources.not_history, before))
+            counted = not {*COUNTS}.isdisjoint((mapping or {}).get("events", ()))
+            parts.append(_stored_events(store, since, sources.not_history, before, counted=counted))
             items.append(_live_items(store, bundle, schema))
             erased = store.erased(_users(before, *parts))
     events = _once(pa.concat_tables(parts))
@@ -266,12 +268,13 @@ def _once(events: pa.Table) -> pa.Table:
 
 
 def _stored_events(
-    store: Store, since: int, not_history: tuple[str, ...], before: Dataset
+    store: Store, since: int, not_history: tuple[str, ...], before: Dataset, *, counted: bool
 ) -> pa.Table:
     """The events after a time that arrived at the service, without those of its data set.
 
     Where the data have no types, events that are no part of a history are left out, unless they
-    take back a purchase or are dislikes.
+    take back a purchase or are dislikes. The value of an event that was sent from a file is its
+    pieces if the files are `counted`, and its rating otherwise.
     """
     names = {b.name.lower(): b.name for b in before.behaviours}  # the service has lower case
     rows = []
@@ -280,10 +283,10 @@ def _stored_events(
             continue
         kind = _kind(event, not_history, names)
         if kind is not None:
-            pieces = event.value if (event.event_id or "").startswith(SENT) else None
-            rows.append(
-                (event.user, event.item, event.time_ms // 1000, None, kind or None, pieces, True)
-            )
+            value = event.value if (event.event_id or "").startswith(SENT) else None
+            rating, pieces = (None, value) if counted else (value, None)
+            at = event.time_ms // 1000
+            rows.append((event.user, event.item, at, rating, kind or None, pieces, True))
     columns = list(zip(*rows, strict=True)) or [()] * len(growth.COLUMNS)
     return pa.table([pa.array(c, f.type) for c, f in zip(columns, growth.COLUMNS, strict=True)],
                     schema=growth.COLUMNS)  # fmt: skip

@@ -14,6 +14,7 @@ from recsys.artifacts import Workspace
 from recsys.data import growth
 from recsys.dataset import PAIR, Dataset
 from recsys.errors import ConfigError
+from recsys.event_names import level
 from recsys.progress import say
 from recsys.retraining.news import SENT, roles_of
 from recsys.retraining.versions import CHAMPION
@@ -72,6 +73,8 @@ def _events(version: Workspace) -> Iterator[dict[str, Any]]:
             if not is_negative:
                 continue  # it was bought and returned
             kind = DISLIKES[0]
+        elif is_negative and level(kind) != 0:
+            continue  # the service would count it by its name
         value = row["rating"] if row["quantity"] is None else row["quantity"]
         if value is not None and np.isnan(value):
             value = None
