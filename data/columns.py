@@ -174,11 +174,44 @@ def recognise_events(
     return roles
 
 
+def mapped(
+    sample: Sample, given: Mapping[str, str | None], mapping: Mapping[str, str], *, of_items: bool
+) -> Roles:
+    """The roles that the columns had in earlier files; columns that the settings name win.
+
+    Args:
+        sample: rows of the file.
+        given: role -> column, from the settings.
+        mapping: role -> column of the earlier files.
+        of_items: whether the file describes items.
+
+    Raises:
+        DataError: the file lacks such a column.
+    """
+    roles = _given(sample, given, ITEM_WORDS if of_items else EVENT_WORDS)
+    for role, name in mapping.items():
+        kind = role.partition(" ")[0]
+        if given.get(kind) is not None and not (kind in NEEDED and given[kind] == NO_COLUMN):
+            continue
+        if name not in sample.table.column_names:
+            without = "" if kind in NEEDED else f", or go on without it: --column {kind}=none"
+            raise DataError(
+                f"{sample.path}: no column {name!r}, which is the {kind} in the data of the first "
+                f"run; if it has another name now, say so with --column {kind}=NAME{without}. The "
+                f"columns are:\n{sample.show()}"
+            )
+        roles[role] = Found(name, "as in the first run")
+    return roles
+
+
 def recognise_items(
     sample: Sample, given: Mapping[str, str | None], item: str, events: pa.ChunkedArray,
-    rules: TimeRules,
+    rules: TimeRules, mapping: Mapping[str, str] | None = None,
 ) -> Roles:  # fmt: skip
     """The roles of the columns of the items file.
+
+    With the `mapping` of an earlier file (`mapped`), only columns of availability are recognised
+    beside it, because a shop may begin to say what is in stock.
 
     Args:
         sample: rows of the items file.
@@ -186,6 +219,7 @@ def recognise_items(
         item: the column of items in the events, which the items file may have too.
         events: item ids of the events, to compare with.
         rules: how times are read.
+        mapping: role -> column of an earlier file; None recognises all.
 
     Raises:
         DataError: the id column cannot be told, or a named column does not exist.
@@ -193,13 +227,17 @@ def recognise_items(
     _check_names(sample, sample.table.column_names)
     roles = _given(sample, given, ITEM_WORDS)
     refuse_without_header(sample.path, sample.table, bool(roles))
+    words = ITEM_WORDS
+    if mapping is not None:
+        roles = mapped(sample, given, mapping, of_items=True)
+        words = {role: ITEM_WORDS[role] for role in ITEM_WORDS if "available" in role}
 
     def fits(role: str) -> Callable[[str], bool]:
         return lambda name: _content_agrees(role, name, sample, rules)
 
     if "id" not in roles and given.get("item") in sample.table.column_names:
         roles["id"] = Found(item, "named in the settings")
-    for role, groups in ITEM_WORDS.items():
+    for role, groups in words.items():
         if role in roles or given.get(role) == NO_COLUMN:
             continue
         found = _by_name(role, groups, sample, roles, fits(role))
@@ -210,7 +248,8 @@ def recognise_items(
             _take_published(found, roles)
     if "id" not in roles:
         raise _unknown("id", sample, [])
-    if "title" not in roles and given.get("title") is None and given.get("text") is None:
+    named = [role for role in ("title", "text") if given.get(role) or role in (mapping or ())]
+    if "title" not in roles and not named:
         _take_short_text(sample, roles)
     return roles
 

@@ -26,7 +26,9 @@ from recsys.data.report import EXAMPLES, Report
 from recsys.data.returns import (
     fill_orders,
     is_cancellation,
+    pieces_of_events,
     read_order_status,
+    read_pieces,
     read_taken_back,
 )
 from recsys.data.time_formats import TimeRules, find_zones, read_times
@@ -225,17 +227,18 @@ class EventReader:
             state = read_order_status(said)
             for name, rows in (("returned", returned), ("cancelled", cancelled)):
                 rows.append(pc.fill_null(pc.equal(state, name), False))
+        pieces = None
         if "quantity" in self.roles:
-            pieces = pc.fill_null(as_strings(column["quantity"], "quantity", path), "")
-            # -1, also with Unicode's minus, 1- of SAP, and (1) of accounting
-            negative = (
-                r"^[-\x{2212}]\s*[\d.,]*[1-9]|^[\d.,]*[1-9][\d.,]*-$|^\([\d.,]*[1-9][\d.,]*\)$"
-            )
-            returned.append(pc.match_substring_regex(pieces, negative))
+            texts = pc.fill_null(as_strings(column["quantity"], "quantity", path), "")
+            pieces = read_pieces(texts)
+            returned.append(pc.fill_null(pc.less(pieces, 0), False))
+        if returned:
+            back = reduce(pc.or_, returned)
+            made["quantity"] = pieces_of_events(pieces, types, back)
         if cancelled:
             made["cancelled"] = pc.and_(reduce(pc.or_, cancelled), _is_positive(types))
         if returned:
-            types = _with_returns(types, reduce(pc.or_, returned))
+            types = _with_returns(types, back)
         if types is not None:
             made["behaviour"] = self._types(types)
         rows = self.fields.take(cleaner.clean(pa.table(made), column))

@@ -64,13 +64,17 @@ def look_at(
         DataError: an item in very many orders may be no product.
     """
     own, path, clean = roles["item"].column, sample.path, config.clean
+    known_form = config.mapping or {}
     cells = as_strings(sample.table[own], "item", path)
     mine: Roles = {}
     known = pa.chunked_array([], pa.string())
     if described is not None:
-        mine = recognise_items(described, given, own, cells.drop_null(), times)
+        before = known_form.get("items") or None
+        mine = recognise_items(described, given, own, cells.drop_null(), times, before)
         known = described.texts(mine["id"].column)
-    separator = item_separator(clean.item_separator, own, cells.drop_null(), known)
+    separator = known_form.get("separator")
+    if "separator" not in known_form:
+        separator = item_separator(clean.item_separator, own, cells.drop_null(), known)
     nobody: list[str] = []
     user, session = roles["user"].column, roles.get("session")
     if clean.placeholder_users and session is not None and session.column != user:
@@ -85,6 +89,7 @@ def look_at(
     all_known = described is not None and described.table.num_rows < SAMPLE_ROWS
     ids = frozenset(known.to_pylist()) if all_known else frozenset()
     is_order = not ORDERS.isdisjoint(roles)
+    plain += known_form.get("no_products", [])
     service = ServiceLines(plain, set(), ids, shares, digits, is_order)
     if items is not None:
         service.named = _named(items, mine, by_items, service)

@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 from recsys.data.behaviours import Types, choose_types, report_types
 from recsys.data.cleaning import CleanConfig
 from recsys.data.report import EXAMPLES, Report
-from recsys.dataset import DISLIKED_COLUMNS
+from recsys.dataset import DISLIKED_COLUMNS, PIECES_COLUMNS
 from recsys.errors import DataError
-from recsys.event_names import normalised
+from recsys.event_names import PURCHASE, is_partial, is_return, level, normalised
 from recsys.interactions import Behaviour, Role
 
 PERCENTILE = 0.99
@@ -96,11 +96,13 @@ class Cleaned(NamedTuple):
         keep: (n,) the rows to keep.
         disliked: `user`, `item`, `timestamp` (if known) and `stands` of negative events; the last
             says whether the user's last event on the item is negative, too.
+        pieces: `user`, `item` and `pieces` that are left, where they are not the number of events.
     """
 
     columns: Columns
     keep: NDArray[np.bool_]
     disliked: Columns
+    pieces: Columns
 
 
 class HistoryCleaner:
@@ -135,8 +137,15 @@ class HistoryCleaner:
             types = choose_types(names, roles, facts.repeated, len(facts.user_ids))
             report_types(report, types, facts.events_of_type)
         self._negative = np.array([b.role == "negative" for b in types.all] or [False])
+        self._bought = np.array([level(b.name) == PURCHASE for b in types.all] or [True])
+        self._returned = np.array([is_return(b.name) for b in types.all] or [False])
+        self._partial = np.array([is_partial(b.name) for b in types.all] or [False])
         self._weight = np.array([b.weight for b in types.all] or [0.0])
         self._bound = negative_rating(facts.ratings, config)
+        if config.negative_rating is None and "negative_rating" in report.mapping:
+            self._bound = report.mapping["negative_rating"]  # of the scale of the first run
+        if len(facts.ratings):
+            report.mapping["negative_rating"] = self._bound
         if self._bound is not None and config.negative_feedback:
             report.note(f"Ratings of {self._bound:g} and less are negative feedback.")
         elif are_counts(facts.ratings) and config.negative_rating is None:
@@ -164,24 +173,53 @@ class HistoryCleaner:
     def clean(self, columns: Columns) -> Cleaned:
         """Merge repeated steps and drop negative feedback.
 
+        A return of a part of the pieces is dropped as well, but the purchase stays.
+
         Args:
-            columns: `user`, `item` and, if known, `timestamp`, `rating`, `behaviour`, in order.
+            columns: `user`, `item` and, if known, `timestamp`, `rating`, `behaviour` and
+                `quantity`, in order; the result lacks the last.
         """
+        columns = dict(columns)
         types = columns.get("behaviour", np.zeros(len(columns["user"]), np.uint8))
         negative = self._negative[types]
         if "rating" in columns and self._bound is not None:
             negative = negative | (columns["rating"] <= self._bound)
+        partial, pieces = negative & self._partial[types], columns.pop("quantity", None)
+        left = None
+        if pieces is not None:
+            signed = self._signed(pieces, types, negative)
+            left = pieces_left(columns["user"], columns["item"], signed)
+            partial |= negative & (left > 0)
         columns, keep = self._merge(columns | {"behaviour": types}, negative)
         disliked = _none(columns)
         if self._config.negative_feedback and negative.any():
+            negative &= ~partial
+            keep = self._remove("partial_returns_dropped", columns, keep, partial)
             disliked = _disliked(columns, keep & negative, negative)
             earlier = before_negative(columns["user"], columns["item"], negative)
             keep = self._remove("negative_events_dropped", columns, keep, negative)
             keep = self._remove("events_before_negative_dropped", columns, keep, earlier)
         types = columns.pop("behaviour")
+        rest = {n: columns[n][:0] for n in ("user", "item")} | {"pieces": np.zeros(0, np.float32)}
+        if left is not None:
+            rest = _rest(columns, keep, keep & self._bought[types], left)
         if self.behaviours:
             columns["behaviour"] = self._place[types]
-        return Cleaned(columns, keep, disliked)
+        return Cleaned(columns, keep, disliked, rest)
+
+    def _signed(
+        self,
+        pieces: NDArray[np.float32],
+        types: NDArray[np.uint8],
+        negative: NDArray[np.bool_],
+    ) -> NDArray[np.float64]:
+        """(n,) pieces that each row adds; a dislike, or a return of unknown size, takes all."""
+        known = ~np.isnan(pieces)
+        signed = np.where(known, pieces, self._bought[types].astype(np.float64))
+        whole = negative & ~(known & self._returned[types]) & ~self._partial[types]
+        signed[negative & ~known] = 0
+        signed[whole] = -np.inf
+        return signed
 
     def _remove(
         self, rule: str, columns: Columns, keep: NDArray[np.bool_], bad: NDArray[np.bool_]
@@ -322,12 +360,38 @@ def are_counts(ratings: NDArray[np.float32]) -> bool:
     )
 
 
+def pieces_left(
+    user: NDArray[np.int64], item: NDArray[np.int64], signed: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """(n,) the pieces that the user has of the item after each row; never less than none.
+
+    Args:
+        user: (n,) ascending.
+        item: (n,) dense.
+        signed: (n,) pieces that each row adds; `-inf` takes all.
+    """
+    pair = np.unique(_pairs(user, item), return_inverse=True)[1]
+    order = np.argsort(pair, kind="stable")
+    pair = pair[order]
+    starts = np.flatnonzero(np.diff(pair, prepend=-1))
+    step = np.arange(len(pair)) - starts[pair]  # of each row in its pair
+    by_step = np.argsort(step, kind="stable")
+    ends = np.cumsum(np.bincount(step))
+    left, now = np.zeros(len(pair)), np.zeros(len(starts))
+    for rows in np.split(by_step, ends[:-1]):  # the first rows of all pairs, the second ones, ...
+        now[pair[rows]] = np.maximum(0, now[pair[rows]] + signed[order[rows]])
+        left[order[rows]] = now[pair[rows]]
+    return left
+
+
 def before_negative(
     user: NDArray[np.int64], item: NDArray[np.int64], negative: NDArray[np.bool_]
 ) -> NDArray[np.bool_]:
     """(n,) whether a row comes before a negative event of the same user on the same item."""
     pair = _pairs(user, item)
     rows = np.flatnonzero(negative)
+    if not len(rows):
+        return negative
     pairs, first = np.unique(pair[rows][::-1], return_index=True)
     last = rows[::-1][first]
     place = np.searchsorted(pairs, pair).clip(max=len(pairs) - 1)
@@ -343,6 +407,12 @@ def disliked_table(disliked: Columns, user_ids: pa.Array, item_ids: pa.Array) ->
     return pa.table(columns, DISLIKED_COLUMNS.names).cast(DISLIKED_COLUMNS)
 
 
+def pieces_table(pieces: Columns, user_ids: pa.Array, item_ids: pa.Array) -> pa.Table:
+    """`Cleaned.pieces` with outside ids, as `Dataset.pieces` has it."""
+    ids = (t.take(pa.array(pieces[n])) for n, t in (("user", user_ids), ("item", item_ids)))
+    return pa.table([*ids, pa.array(pieces["pieces"])], PIECES_COLUMNS.names).cast(PIECES_COLUMNS)
+
+
 def _disliked(columns: Columns, chosen: NDArray[np.bool_], negative: NDArray[np.bool_]) -> Columns:
     """The chosen negative events, as `Cleaned.disliked`."""
     pair = _pairs(columns["user"], columns["item"])
@@ -350,6 +420,23 @@ def _disliked(columns: Columns, chosen: NDArray[np.bool_], negative: NDArray[np.
     last = negative[len(pair) - 1 - from_end]  # of each pair's last event
     found = {n: columns[n][chosen] for n in ("user", "item", "timestamp") if n in columns}
     return found | {"stands": last[place[::-1]][chosen]}
+
+
+def _rest(
+    columns: Columns,
+    keep: NDArray[np.bool_],
+    bought: NDArray[np.bool_],
+    left: NDArray[np.float64],
+) -> Columns:
+    """`Cleaned.pieces`: of the pairs with rows to keep, of which `bought` are purchases."""
+    pair = _pairs(columns["user"], columns["item"])
+    _, from_end, place = np.unique(pair[::-1], return_index=True, return_inverse=True)
+    last, place = len(pair) - 1 - from_end, place[::-1]
+    events, rows = (np.bincount(place, rows, len(last)) for rows in (bought, keep))
+    rest = last[(left[last] != events) & (rows > 0)]
+    return {n: columns[n][rest] for n in ("user", "item")} | {
+        "pieces": left[rest].astype(np.float32)
+    }
 
 
 def _none(columns: Columns) -> Columns:

@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from recsys.data import filtering
-from recsys.data.histories import Facts, HistoryCleaner, disliked_table
+from recsys.data.histories import Facts, HistoryCleaner, disliked_table, pieces_table
 from recsys.data.raw import EVENT_COLUMNS, RawData, numbered
 from recsys.data.report import Report
 from recsys.data.rules import Rules, Split, by_time, decided_rules, in_baskets, too_few
@@ -57,10 +57,11 @@ def prepare(raw: RawData, rules: Rules) -> Prepared:
     raw = filtering.in_time_order(raw)
     behaviours: tuple[Behaviour, ...] = ()
     disliked: Disliked | None = None
+    pieces: pa.Table | None = None
     if raw.report is None:
         raw = filtering.drop_duplicates(raw, rules.duplicates)
     else:
-        raw, behaviours, disliked = _clean_histories(raw, rules)
+        raw, behaviours, disliked, pieces = _clean_histories(raw, rules)
     if rules.min_rating is not None:
         raw = filtering.drop_ratings_below(raw, rules.min_rating)
     if rules.k_core:
@@ -80,7 +81,7 @@ def prepare(raw: RawData, rules: Rules) -> Prepared:
         labels = label_baskets(interactions.user, interactions.timestamp)
     dataset = Dataset(
         interactions, labels, raw.items, raw.codes, behaviours, disliked, raw.sessions,
-        bool(baskets),
+        pieces, bool(baskets),
     )  # fmt: skip
     if raw.report is not None:
         raw.report.finish(raw.counts, len(interactions), len(np.unique(interactions.item)))
@@ -91,7 +92,7 @@ def prepare(raw: RawData, rules: Rules) -> Prepared:
 
 def _clean_histories(
     raw: RawData, rules: Rules
-) -> tuple[RawData, tuple[Behaviour, ...], Disliked | None]:
+) -> tuple[RawData, tuple[Behaviour, ...], Disliked | None, pa.Table | None]:
     """Apply the rules for whole histories, and drop duplicates, to events in time order."""
     report = raw.report or Report()
     report.rows = report.rows or len(raw.events)
@@ -102,12 +103,11 @@ def _clean_histories(
     before = len(raw.events)
     raw = filtering.drop_duplicates(raw, rules.duplicates)
     report.remove("duplicate_rows_dropped", before - len(raw.events), items=None)
-    cleaned, keep, negative = cleaner.clean(filtering.as_arrays(raw.events))
+    cleaned, keep, negative, left = cleaner.clean(filtering.as_arrays(raw.events))
     events = raw.events
-    disliked = None
-    if len(negative["user"]):
-        known = [numbered(events[name])[1] for name in ("user", "item")]
-        disliked = Disliked(disliked_table(negative, *known))
+    known = [numbered(events[name])[1] for name in ("user", "item")]
+    disliked = Disliked(disliked_table(negative, *known)) if len(negative["user"]) else None
+    pieces = pieces_table(left, *known) if len(left["user"]) else None
     for name in ("behaviour", "rating"):
         if name in cleaned and name in events.column_names:
             place = events.column_names.index(name)
@@ -115,8 +115,10 @@ def _clean_histories(
     if "behaviour" in events.column_names and not cleaner.behaviours:
         events = events.drop_columns("behaviour")
     report.check_removed(facts.user_ids, rules.clean.most_removed, decided_rules(rules))
+    if "quantity" in events.column_names:
+        events = events.drop_columns("quantity")
     raw = filtering.only(replace(raw, events=events), keep, "negative_events_dropped")
-    return raw, cleaner.behaviours, disliked
+    return raw, cleaner.behaviours, disliked, pieces
 
 
 def _facts(raw: RawData) -> Facts:

@@ -33,6 +33,7 @@ EVENT_COLUMNS = {
     "split": pa.uint8(),
     "content": pa.int64(),
     "behaviour": pa.uint8(),
+    "quantity": pa.float32(),
 }
 
 
@@ -101,6 +102,8 @@ class ReaderConfig:
         clean: rules that clean a `table` source.
         now: unix seconds of the present; later events are impossible.
         new_items: whether all items of the file `items` may be without events, as at night.
+        mapping: `Report.mapping` of earlier files of the same form, which is reused; None
+            recognises the columns.
     """
 
     path: Path
@@ -114,6 +117,7 @@ class ReaderConfig:
     clean: CleanConfig = field(default_factory=CleanConfig)
     now: float = field(default_factory=time.time)
     new_items: bool = False
+    mapping: Mapping[str, Any] | None = None
 
 
 class ItemCatalog(NamedTuple):
@@ -178,7 +182,9 @@ class RawData:
         events: `user` and `item` (string, or a dictionary of them), and if the source has them
             `timestamp` (int64, unix seconds), `rating` (float32), `split` (uint8, `recsys.splits`
             labels), `content` (int64, a number for the text of a review, 0 for an empty one, used
-            to find copied reviews) and `behaviour` (uint8, the place of the type in `behaviours`).
+            to find copied reviews), `behaviour` (uint8, the place of the type in `behaviours`) and
+            `quantity` (float32: pieces bought, negative pieces returned, 0 for a purchase that was
+            returned as a whole, NaN where it is not known).
             Without timestamps the rows of a user are in order of time.
         items: `item_id`, `title`, `text` and attribute columns, in canonical order. It has every
             item of `events`, and may have items without events.
@@ -205,7 +211,7 @@ class RawData:
             kind = column.type.value_type if _is_numbered(column) else column.type
             if kind != EVENT_COLUMNS.get(name):
                 raise DataError(f"events.{name} is {kind}, not {EVENT_COLUMNS.get(name)}")
-            if name != "rating" and column.null_count:
+            if name not in ("rating", "quantity") and column.null_count:
                 raise DataError(f"events.{name} is empty in {column.null_count} rows")
         missing = [name for name in ITEM_COLUMNS if name not in self.items.column_names]
         if missing:
@@ -272,6 +278,7 @@ def events_table(
     split: Any = None,
     content: Any = None,
     behaviour: Any = None,
+    quantity: Any = None,
 ) -> pa.Table:
     """Make the table of events from array-like columns; None columns are omitted."""
     columns = {
@@ -282,6 +289,7 @@ def events_table(
         "split": split,
         "content": content,
         "behaviour": behaviour,
+        "quantity": quantity,
     }
     table = pa.table(
         {

@@ -149,6 +149,11 @@ RULES: dict[str, Rule] = {
     "rows_of_short_users_dropped": Rule(
         "events are of users with fewer events than data.min_length", "dropped", asks=False
     ),
+    "partial_returns_dropped": Rule(
+        "rows are returns of a part of what the user bought of the item",
+        "not used; the purchase stays until all pieces are returned",
+        "data.columns.quantity=none ignores the pieces, so that returns are not recognised by them",
+    ),
     "unknown_items": Rule(
         "items of the events are not in the items file",
         "kept in histories, and never recommended",
@@ -245,6 +250,10 @@ class Report:
         no_products: the lines that are no products, as rows of each item.
         removed: rule -> what it removed of them.
         left: events and items that are used in the end.
+        mapping: what was decided about the form of the files, for later files of the same form:
+            `events` and `items` (role -> column), `day_first`, `no_products` (items that are left
+            out), `separator` (of the items of a cell), and `negative_rating` (None if no rating is
+            negative) of a source with ratings.
     """
 
     columns: list[dict[str, str]] = field(default_factory=list)
@@ -257,6 +266,7 @@ class Report:
     no_products: dict[str, int] = field(default_factory=dict)
     removed: dict[str, Removed] = field(default_factory=dict)
     left: tuple[int, int] = (0, 0)
+    mapping: dict[str, Any] = field(default_factory=dict)
 
     def add(self, rule: str, count: int, examples: Iterable[str] = ()) -> None:
         """Count cases of a rule; examples are only kept if there are cases."""
@@ -379,6 +389,7 @@ class Report:
             "no_products": self.no_products,
             "findings": list(self.findings()),
             "notes": self.notes,
+            "mapping": self.mapping,
         }
 
 

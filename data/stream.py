@@ -8,7 +8,7 @@ catalog, and one byte per row that says whether the row is kept.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from recsys.data import filtering
-from recsys.data.histories import Facts, HistoryCleaner, disliked_table
+from recsys.data.histories import Facts, HistoryCleaner, disliked_table, pieces_table
 from recsys.data.raw import EventStream, RawData, events_table
 from recsys.data.rules import Rules, Split, by_time, decided_rules, in_baskets, too_few
 from recsys.data.shuffle import shuffle
@@ -28,6 +28,8 @@ from recsys.data.stats import Tally
 from recsys.dataset import (
     DISLIKED,
     DISLIKED_COLUMNS,
+    PIECES,
+    PIECES_COLUMNS,
     Events,
     write_catalog,
     write_events,
@@ -136,8 +138,9 @@ def prepare(source: EventStream, rules: Rules, folder: Path, memory_gb: float) -
     """
     work = folder / "rows"
     work.mkdir()
-    disliked = _Rows(folder / "negative")
+    disliked, pieces = (_Rows(folder / name) for name in ("negative", "left"))
     disliked.folder.mkdir()
+    pieces.folder.mkdir()
     (folder / "shuffle").mkdir()
     counts: Counter[str] = Counter()
     cleaner = None
@@ -147,13 +150,16 @@ def prepare(source: EventStream, rules: Rules, folder: Path, memory_gb: float) -
             facts = Facts.of(shuffled.users, shuffled.pairs, shuffled.ratings, len(names))
             cleaner = HistoryCleaner(facts, rules.clean, names, rules.roles, source.report)
         users = len(shuffled.users)
-        rows, of_user = _cleaned(shuffled.batches, users, rules, work, counts, cleaner, disliked)
+        batches = shuffled.batches
+        rows, of_user = _cleaned(batches, users, rules, work, counts, cleaner, disliked, pieces)
         if source.report is not None:
             source.report.remove("duplicate_rows_dropped", counts.pop(REPEATED, 0), items=None)
             source.report.check_removed(
                 shuffled.users, rules.clean.most_removed, decided_rules(rules)
             )
-    _write_disliked(folder / DISLIKED, disliked, shuffled.users, shuffled.items)
+    ids = (shuffled.users, shuffled.items)
+    _write_side(folder / DISLIKED, disliked, DISLIKED_COLUMNS, lambda c: disliked_table(c, *ids))
+    _write_side(folder / PIECES, pieces, PIECES_COLUMNS, lambda c: pieces_table(c, *ids))
     catalog, codes, decided = source.read_items(pa.table({"item": shuffled.items}))
     # The same checks as in memory: each item is described exactly once.
     RawData(events_table(shuffled.items, shuffled.items), catalog, codes)
@@ -212,10 +218,11 @@ def _cleaned(
     counts: Counter[str],
     cleaner: HistoryCleaner | None,
     disliked: _Rows,
+    left_over: _Rows,
 ) -> tuple[_Rows, NDArray[np.int64]]:
     """Write the rows without duplicates and low ratings to files; count the rows of each user.
 
-    Negative events are appended to `disliked`.
+    Negative events are appended to `disliked`, and the pieces that are left to `left_over`.
     """
     rows, of_user = _Rows(work), np.zeros(users, np.int64)
     left = "rows_below_min_rating_dropped" if cleaner is None else "negative_events_dropped"
@@ -228,6 +235,7 @@ def _cleaned(
             raise filtering.no_ratings(rules.min_rating)
         others = [columns["rating"].view(np.int32).astype(np.int64)] if "rating" in columns else []
         others += [columns["behaviour"]] if "behaviour" in columns else []
+        others += [columns["quantity"].view(np.int32)] if "quantity" in columns else []
         keep, dropped = filtering.duplicates(
             rules.duplicates,
             columns["user"],
@@ -239,8 +247,9 @@ def _cleaned(
         counts.update(dropped)
         if cleaner is not None:
             counts[REPEATED] += int((~keep).sum())
-            columns, keep, negative = cleaner.clean(_where(columns, keep))
+            columns, keep, negative, pieces = cleaner.clean(_where(columns, keep))
             disliked.append(negative)
+            left_over.append(pieces)
             if not keep.any():
                 continue
             left = "rows_below_min_rating_dropped"
@@ -257,14 +266,16 @@ def _cleaned(
     return rows, of_user
 
 
-def _write_disliked(file: Path, rows: _Rows, user_ids: pa.Array, item_ids: pa.Array) -> None:
-    """Write the negative events, if there are any, and delete their temporary files."""
+def _write_side(
+    file: Path, rows: _Rows, schema: pa.Schema, make: Callable[[dict[str, Any]], pa.Table]
+) -> None:
+    """Write a table beside the events, if it has rows, and delete its temporary files."""
     if rows.count:
-        with pq.ParquetWriter(file, DISLIKED_COLUMNS) as writer:
+        with pq.ParquetWriter(file, schema) as writer:
             for start in range(0, rows.count, BLOCK_ROWS):
                 place = slice(start, min(start + BLOCK_ROWS, rows.count))
                 columns = {name: rows.read(name, place) for name in rows.kinds}
-                writer.write_table(disliked_table(columns, user_ids, item_ids))
+                writer.write_table(make(columns))
     rows.remove()
 
 

@@ -3,10 +3,10 @@
 A data set is an artifact with `interactions.parquet` (user, item, timestamp, rating, split, and
 `behaviour` if events have types, which the metadata of the file's schema describe),
 `items.parquet` (item_id, title, text, then attribute columns), `users.parquet` (user_id) and
-optionally `codes.npy` (imported semantic IDs) and `disliked.parquet` (see `Disliked`). Large data
-have a folder `interactions/` with `part-00000.parquet` and so on instead of the first file. Each
-part holds all rows of some users, and the parts in order have the rows of the single file. Raw
-formats are read by `recsys.data`.
+optionally `codes.npy` (imported semantic IDs), `disliked.parquet` (see `Disliked`) and
+`pieces.parquet` (see `Dataset.pieces`). Large data have a folder `interactions/` with
+`part-00000.parquet` and so on instead of the first file. Each part holds all rows of some users,
+and the parts in order have the rows of the single file. Raw formats are read by `recsys.data`.
 """
 
 from __future__ import annotations
@@ -31,12 +31,13 @@ from recsys.splits import LABELS, TRAIN, SplitName, starts_session
 
 ITEM_COLUMNS = ("item_id", "title", "text")
 AVAILABILITY = ("available", "available_from", "available_until")
-DISLIKED = "disliked.parquet"
+DISLIKED, PIECES = "disliked.parquet", "pieces.parquet"
 INTERACTIONS = "interactions"  # stem of the file, or the folder of parts
 PAIR = ("user_id", "item_id")
 DISLIKED_COLUMNS = pa.schema(
     [(name, pa.string()) for name in PAIR] + [("timestamp", pa.int64()), ("stands", pa.bool_())]
 )
+PIECES_COLUMNS = pa.schema([(name, pa.string()) for name in PAIR] + [("pieces", pa.float32())])
 Targets = Literal["next", "all"]
 
 
@@ -190,6 +191,8 @@ class Dataset:
         disliked: negative events of the source, which are no interactions; None for none.
         sessions: whether each user is one session of an anonymous visitor, who is asked for items
             after the first event only.
+        pieces: `PIECES_COLUMNS`: how many pieces of an item a user has bought and not returned,
+            where that is not the number of events; None for none.
         baskets: whether many events of a user have one time, as the lines of an order or the events
             of a day, so that which of them comes next is an accident of the file.
     """
@@ -201,6 +204,7 @@ class Dataset:
     behaviours: tuple[Behaviour, ...] = ()
     disliked: Disliked | None = None
     sessions: bool = False
+    pieces: pa.Table | None = None
     baskets: bool = False
 
     def __post_init__(self) -> None:
@@ -337,6 +341,8 @@ class Dataset:
         write_catalog(folder, pa.array(self.interactions.user_ids), self.items, self.codes)
         if self.disliked is not None:
             pq.write_table(self.disliked.table, folder / DISLIKED)
+        if self.pieces is not None:
+            pq.write_table(self.pieces, folder / PIECES)
 
     @classmethod
     def load(cls, path: Path | str) -> Dataset:
@@ -378,6 +384,7 @@ class Dataset:
             _behaviours(metadata),
             Disliked.read(path),
             metadata.get(b"sessions") == b"1",
+            pq.read_table(path / PIECES) if (path / PIECES).is_file() else None,
             metadata.get(b"baskets") == b"1",
         )
 

@@ -23,6 +23,7 @@ from recsys.data.columns import (
     SAMPLE_ROWS,
     Roles,
     Sample,
+    mapped,
     recognise_events,
     recognise_items,
 )
@@ -76,15 +77,19 @@ def stream(config: ReaderConfig) -> EventStream:
     if items is not None:
         refuse_other_layouts(items)
     described = None if items is None else Sample(items.path, items.sample(SAMPLE_ROWS))
-    given = asdict(config.columns)
-    times = TimeRules(config.time_unit, config.time_zone, config.day_first, config.now)
+    given, known = asdict(config.columns), config.mapping
+    day_first = known["day_first"] if known and config.day_first is None else config.day_first
+    times = TimeRules(config.time_unit, config.time_zone, day_first, config.now)
     ours = [path for role, path in paths.items() if role != "items"]
     for explode in (True, False):
         events = [open_table(path, explode=explode) for path in ours]
         refuse_other_layouts(events[0])
         _agree(events)
         sample = Sample(events[0].path, events[0].sample(SAMPLE_ROWS))
-        roles = recognise_events(sample, given, described, times)
+        if known is None:
+            roles = recognise_events(sample, given, described, times)
+        else:
+            roles = mapped(sample, given, known["events"], of_items=False)
         lists = tuple(f"{file.explode}." for file in events if file.explode)
         if not lists or any(found.column.startswith(lists) for found in roles.values()):
             break  # lines of orders; other lists, such as parameters, are no rows
@@ -94,6 +99,7 @@ def stream(config: ReaderConfig) -> EventStream:
             "merged into steps, and the split is by each user's last events."
         )
     times = _day_first(events, roles, times)
+    report.mapping |= {"events": _names(roles), "day_first": times.day_first}
     _report_columns(report, sample, roles)
     for note in unread_exclusions(sample, roles) + shortened_ids(sample, roles):
         _warn(report, note)
@@ -106,16 +112,18 @@ def stream(config: ReaderConfig) -> EventStream:
 
     def read_items(found: pa.Table) -> ItemCatalog:
         ids = distinct(found["item"])
+        report.mapping["no_products"] = sorted(first.service.dropped)
+        report.mapping["separator"] = first.separator
         if left_out := first.service.summary():
             _warn(report, left_out)
             report.no_products = dict(first.service.dropped)
         if items is None or described is None:
-            # At night, a row of fields from events would replace the whole description of an item.
-            fields = None if config.new_items else reader.described(ids)
-            return _items(fields, ids, config, report)
+            return _items(reader.described(ids), ids, config, report)
+        before = known["items"] if known and known.get("items") else None
         mine = recognise_items(
-            described, given, roles["item"].column, pa.chunked_array([ids]), times
+            described, given, roles["item"].column, pa.chunked_array([ids]), times, before
         )
+        report.mapping["items"] = _names(mine)
         _report_columns(report, described, mine)
         ignored = ignored_availability(described, given, mine)
         notes = unread_exclusions(described, mine) + shortened_ids(described, mine)
@@ -170,6 +178,11 @@ def _day_first(files: list[TableFile], roles: Roles, times: TimeRules) -> TimeRu
                 "data.day_first=true (3 April) or --set data.day_first=false (4 March)"
             )
     return replace(times, day_first=order)
+
+
+def _names(roles: Roles) -> dict[str, str]:
+    """Role -> name of the column."""
+    return {role: found.column for role, found in roles.items()}
 
 
 def _warn(report: Report, note: str) -> None:
