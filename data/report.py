@@ -28,12 +28,15 @@ class Rule(NamedTuple):
         otherwise: the setting that chooses otherwise; empty if there is none.
         asks: whether the run stops where the rule would remove more than `most_removed`. Copies and
             repeated steps are merged, so that no user and no item is lost by it.
+        by_users: whether only the share of the users counts, because the events of one user may be
+            most of all.
     """
 
     found: str
     done: str
     otherwise: str = ""
     asks: bool = True
+    by_users: bool = False
 
 
 RULES: dict[str, Rule] = {
@@ -116,6 +119,7 @@ RULES: dict[str, Rule] = {
         "events belong to users with far more events than all others",
         "dropped as bots",
         "data.clean.bots=0 keeps them, another number sets the smallest count of a bot",
+        by_users=True,
     ),
     "duplicate_rows_dropped": Rule(
         "rows repeat the user, item, time, type and rating of another row",
@@ -315,8 +319,10 @@ class Report:
         users = len(user_ids) + by_row
         for row in self.findings():
             removed = self.removed.get(row["rule"], Removed())
-            share = max(removed.events / max(self.rows, 1), removed.users / max(users, 1))
-            asks = RULES[row["rule"]].asks and row["rule"] not in decided
+            rule, share = RULES[row["rule"]], removed.users / max(users, 1)
+            if not rule.by_users:
+                share = max(share, removed.events / max(self.rows, 1))
+            asks = rule.asks and row["rule"] not in decided
             if not asks or share <= most:
                 continue
             lost = f" and all of {removed.users:,} of {users:,} users" if removed.users else ""

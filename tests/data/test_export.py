@@ -26,7 +26,6 @@ from recsys.splits import TEST, TRAIN, VALID
 
 DAY = 86_400
 T = 1_700_000_000
-ANY = {"most_removed": 1.0}  # half of these events are of a robot
 
 
 def write(path: Path, rows: list[str]) -> None:
@@ -84,7 +83,7 @@ def export(raw: Path) -> Path:
 
 
 def test_every_kind_of_dirt_is_found(export: Path, prepare: Callable[..., Dataset]) -> None:
-    data = prepare(source="table", path="events.csv", items="items.csv", clean=ANY)
+    data = prepare(source="table", path="events.csv", items="items.csv")
     assert len(data.interactions) > 250
     users = set(data.interactions.user_ids.tolist())
     assert users == {f"k{n}" for n in range(40)}
@@ -125,9 +124,8 @@ def test_a_streamed_export_is_cleaned_the_same(
     found = []
     for engine in ("memory", "stream"):
         data = prepare(
-            source="table", path="events.csv", items="items.csv", engine=engine, force=True,
-            clean=ANY,
-        )  # fmt: skip
+            source="table", path="events.csv", items="items.csv", engine=engine, force=True
+        )
         info = read_manifest(home / "datasets/t").info
         found.append((info, data.behaviours, data.events._asdict()))
     (info, types, rows), (other_info, other_types, other_rows) = found
@@ -138,8 +136,7 @@ def test_a_streamed_export_is_cleaned_the_same(
 
 def test_items_of_an_export_are_clean(export: Path) -> None:
     path = str(export)
-    own = str(export.with_name("items.csv"))
-    data = build(DataConfig(source="table", path=path, items=own, clean=CleanConfig(**ANY)))
+    data = build(DataConfig(source="table", path=path, items=str(export.with_name("items.csv"))))
     items = {row["item_id"]: row for row in data.dataset.items.to_pylist()}
     assert items["s3"] == {
         "item_id": "s3", "title": "Thing 3 & more", "text": "", "available": False,
@@ -191,7 +188,7 @@ def test_a_row_can_be_refused_instead(export: Path, rule: str, message: str) -> 
 def test_the_report_is_a_page_and_a_table(
     export: Path, prepare: Callable[..., Dataset], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    prepare(source="table", path="events.csv", items="items.csv", clean=ANY)
+    prepare(source="table", path="events.csv", items="items.csv")
     page = (export.parents[1] / "home/datasets/t/report.html").read_text(encoding="utf-8")
     for text in ("customer_id", "robot: 700 events", "--set data.clean.bots=0", "GONE"):
         assert text in page
@@ -224,7 +221,7 @@ def test_ratings_alone_are_enough(raw: Path) -> None:
     write(raw / "r.csv", ["userId,movieId,timestamp,rating", *rows])
     with pytest.raises(DataError, match=r"384 of 960 events.* would be removed.*most_removed=1"):
         build(DataConfig(source="table", path="r.csv"))
-    made = build(DataConfig(source="table", path="r.csv", clean=CleanConfig(**ANY)))
+    made = build(DataConfig(source="table", path="r.csv", clean=CleanConfig(most_removed=1)))
     assert made.dataset.behaviours == ()
     assert np.nanmin(made.dataset.interactions.rating) == 3
     assert made.decisions["negative_events_dropped"] == 384
