@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 
 from recsys.config import check_bounds
 from recsys.data.report import EXAMPLES, Report
+from recsys.data.service_lines import ServiceLines
 from recsys.data.time_formats import EARLIEST, TimeRules
 from recsys.errors import DataError
 
@@ -29,6 +30,13 @@ class CleanConfig:
     """Section `data.clean`: how a `table` source is cleaned. Every rule can be turned off.
 
     Attributes:
+        most_removed: the largest share of events or of users that one rule may remove; where a rule
+            would remove more, nothing is written and the error names the settings that decide.
+        drop_items: lines that are no products: ids, patterns of ids with `*`, or `COLUMN=VALUE` of
+            either file. They are in no history and are never recommended. Lines that are named
+            like shipping, fees or discounts are recognised besides, unless `none` is among these.
+        item_separator: divides several items in one cell; by default it is recognised, and `none`
+            keeps each cell as one item.
         damaged_rows: largest share of rows that may be damaged; such rows are skipped.
         missing_ids: drop rows without user or item, instead of refusing the file.
         cancelled_orders: drop rows of orders that were cancelled or not paid.
@@ -47,7 +55,8 @@ class CleanConfig:
             the same item.
         negative_rating: the highest rating that is negative; None takes the lowest two fifths of a
             scale with at least four values, or with a value of 0 or less (0 and 1, -1 and 1).
-            Yes and no are 1 and 0.
+            Numbers that end neither at 10 or less nor at 20 or 100 are no scale but counts, and
+            none of them is negative. Yes and no are 1 and 0.
         unknown_items: never recommend items that the items file does not describe.
         item_texts: remove markup, entities and superfluous blanks from titles and texts.
         prices: read prices with currencies and decimal commas as numbers.
@@ -55,6 +64,9 @@ class CleanConfig:
         constant_columns: drop columns of the items file that have one value or none.
     """
 
+    most_removed: float = 0.3
+    drop_items: tuple[str, ...] = ()
+    item_separator: str | None = None
     damaged_rows: float = 0.01
     missing_ids: bool = True
     cancelled_orders: bool = True
@@ -77,7 +89,12 @@ class CleanConfig:
         check_bounds(
             self,
             "data.clean.",
-            at_least={"bots": 0, "near_duplicates_minutes": 0, "damaged_rows": 0},
+            at_least={
+                "bots": 0,
+                "near_duplicates_minutes": 0,
+                "damaged_rows": 0,
+                "most_removed": 0,
+            },
             below_one=("damaged_rows",),
         )
 
@@ -91,6 +108,7 @@ class RowCleaner:
         config: the rules.
         times: the possible times.
         report: is increased by what was dropped.
+        service: recognises the lines that are no products; None drops none.
         rows: rows seen so far.
         unreadable: rows without a readable time so far.
     """
@@ -99,6 +117,7 @@ class RowCleaner:
     config: CleanConfig
     times: TimeRules
     report: Report
+    service: ServiceLines | None = None
     rows: int = 0
     unreadable: int = 0
 
@@ -107,7 +126,9 @@ class RowCleaner:
 
         Args:
             events: `user` and `item` (string), and if known `timestamp` (int64, null where it
-                cannot be read) and `cancelled` (bool), which the result does not have.
+                cannot be read) and `cancelled` and `named` (bool), which the result does not have:
+                the order was cancelled; the line is named as no product in the settings. Other
+                columns stay.
             written: role -> the column as it stands in the file, for examples.
 
         Raises:
@@ -122,7 +143,8 @@ class RowCleaner:
             count = pc.sum(bad).as_py() or 0
             if not count:
                 return
-            rows = events["row"].filter(bad).slice(0, EXAMPLES).to_pylist()
+            gone = events.filter(bad)
+            rows = gone["row"].slice(0, EXAMPLES).to_pylist()
             values = [written[role][row - first].as_py() for row in rows]
             shown = ["" if value is None else str(value)[:40] for value in values]
             texts = [f"data row {row}: {text!r}" for row, text in zip(rows, shown, strict=True)]
@@ -131,15 +153,23 @@ class RowCleaner:
                     f"{self.path}: column of the {role}: {texts[0]} cannot be used; correct it, or "
                     "turn the rule in data.clean on that drops such rows"
                 )
-            self.report.add(rule, count, texts)
+            items, owners = (
+                ids.filter(pc.invert(is_no_id(ids))).to_pylist()
+                for ids in (pc.unique(gone["item"]), pc.unique(gone["user"]))
+            )
+            self.report.remove(rule, count, texts, items=items, owners=owners)
             events = events.filter(pc.invert(bad))
 
         if self.config.tracking:
             events = self._without_tracking(events)
         for role in ("user", "item"):
-            bad = pc.is_in(pc.utf8_lower(events[role]), value_set=MISSING)
-            bad = pc.or_(bad, pc.is_null(events[role]))
+            bad = is_no_id(events[role])
             drop(bad, "rows_without_user_or_item_dropped", role, self.config.missing_ids)
+        if self.service is not None:
+            bad = self.service.find(events)
+            drop(bad, "rows_of_no_products_dropped", "item", True)
+        if "named" in events.column_names:
+            events = events.drop_columns("named")
         if "cancelled" in events.column_names:
             if self.config.cancelled_orders:
                 drop(events["cancelled"], "rows_of_cancelled_orders_dropped", "item", True)
@@ -177,6 +207,11 @@ class RowCleaner:
                 f"column {column!r}, which is probably not the time; name another with "
                 "--column timestamp=NAME"
             )
+
+
+def is_no_id(texts: pa.ChunkedArray | pa.Array) -> pa.ChunkedArray | pa.Array:
+    """Whether texts are missing, or stand for a missing value."""
+    return pc.is_in(pc.utf8_lower(pc.fill_null(texts, "")), value_set=MISSING)
 
 
 def without_tracking(texts: pa.ChunkedArray) -> pa.ChunkedArray:

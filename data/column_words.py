@@ -18,15 +18,19 @@ UNAVAILABLE = (
 
 EVENT_WORDS: dict[str, tuple[str, ...]] = {
     "user": (
+        # Some shops give each order a customer id of its own beside the one of the person.
+        "customeruniqueid uniquecustomerid",
         "user userid uid customer customerid custid customerno customernumber client clientid kunde"
         " kundeid kundenid kundennummer kundennr kdnr visitor visitorid buyer buyerid shopper"
-        " shopperid member memberid reviewer reviewerid utilisateur utilisateurid idutilisateur"
+        " shopperid member memberid membernumber memberno cardnumber loyaltyid"
+        " reviewer reviewerid utilisateur utilisateurid idutilisateur"
         " idclient numeroclient numclient acheteur cliente clienteid idcliente usuario usuarioid"
         " idusuario comprador utente utenteid idutente acquirente klant klantid klantnummer"
         " gebruiker gebruikerid benutzer benutzerid nutzer nutzerid person personid besucher"
         " besucherid visiteur visiteurid subscriberid viewerid listenerid idvisitor"
         " who",
         "account accountid profileid username email emailaddress customeremail useremail contactid"
+        " emailbilling billingemail mail emailadresse kundenemail"
         " deviceid cookieid anonymousid userpseudoid fullvisitorid household householdid",
     ),
     "session": (
@@ -34,7 +38,11 @@ EVENT_WORDS: dict[str, tuple[str, ...]] = {
         " besuch besuchid sesion sesionid idsesion sessione idsessione sessie sessieid idsession",
         "sid order orderid orderno ordernumber invoice invoiceno invoiceid basketid cartid"
         " bestellnummer bestellid transactionid pedido pedidoid idpedido numeropedido nopedido"
-        " factura numerofactura commande numerocommande ordine numeroordine ordernummer",
+        " factura numerofactura commande numerocommande ordine numeroordine ordernummer"
+        " transaction transactionno transactionnumber ordernr orderreference receipt receiptid"
+        " receiptno receiptnumber ticketid ticketno auftrag auftragsnr auftragsnummer auftragsid"
+        " bestellnr rechnungsnr rechnungsnummer belegnr belegnummer bonnr",
+        "name",  # of an order, such as #1001, in exports of Shopify
     ),
     "item": (
         "item itemid iid itemno itemnumber itemcode product productid prodid productcode productno"
@@ -47,7 +55,10 @@ EVENT_WORDS: dict[str, tuple[str, ...]] = {
         " produktnummer productnummer referenceproduit stockcode goods goodsid"
         " lineitemsku what",
         "isbn ean gtin upc parentasin variantid offerid listingid contentid content businessid"
-        " game gameid newsid hotelid courseid recipeid animeid venueid reference",
+        " game gameid newsid hotelid courseid recipeid animeid venueid placeid restaurantid"
+        " reference",
+        "items products skus articles produkte produits productos articulos prodotti articoli"
+        " producten itemids productids",  # several in one cell
     ),
     "timestamp": (
         "timestamp ts time datetime eventtime eventtimestamp unixtime unixreviewtime epoch when"
@@ -77,7 +88,7 @@ EVENT_WORDS: dict[str, tuple[str, ...]] = {
     "clock": ("uhrzeit time timeofday heure hora ora tijd zeit",),
     "quantity": (
         "quantity qty menge anzahl stueckzahl quantite cantidad quantita aantal units unidades uds"
-        " unites pezzi stuks",
+        " unites pezzi stuks quantityrefund",
     ),
     "taken_back": (
         "returned returndate returnedat refunded refunddate refundedat cancelled canceled"
@@ -92,6 +103,30 @@ EVENT_WORDS: dict[str, tuple[str, ...]] = {
         "status fulfillmentstatus statut estado stato state",
     ),
 }
+EVENT_FIELDS: dict[str, tuple[str, ...]] = {
+    "title": (
+        "lineitemname lineitemtitle itemname itemtitle productname producttitle productdescription"
+        " itemdescription articlename artikelname artikelbezeichnung bezeichnung produktname"
+        " produktbezeichnung nomproduit nomarticle libelle designation nombreproducto"
+        " nombrearticulo nomeprodotto nomearticolo productnaam artikelnaam movietitle booktitle",
+        "description desc beschreibung artikelbeschreibung produktbeschreibung descripcion"
+        " descrizione omschrijving title titel titre titulo titolo",
+    ),
+    "price": (
+        "lineitemprice itemprice itemcost price unitprice productprice preis einzelpreis"
+        " stueckpreis prix prixunitaire precio preciounitario prezzo prezzounitario prijs",
+    ),
+    "category": (
+        "category categories categorypath maincategory productcategory itemcategory kategorie"
+        " categoryname productcategoryname"
+        " kategorien warengruppe categorie categoria categorias department genre genres",
+    ),
+    "brand": (
+        "brand vendor manufacturer maker marke hersteller marque fabricant marca fabricante"
+        " produttore merk merknaam brandname itembrand productbrand",
+    ),
+}
+"""Fields of items in the events, by role."""
 ITEM_WORDS: dict[str, tuple[str, ...]] = {
     "id": (*EVENT_WORDS["item"], "id code nummer numero key"),
     "title": (

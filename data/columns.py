@@ -21,12 +21,11 @@ import pyarrow.compute as pc
 from recsys.data.availability import (
     each,
     is_missing,
-    plain_answer,
-    read_available,
     share_of_answers,
     share_of_plain_answers,
 )
-from recsys.data.column_words import EVENT_WORDS, ITEM_WORDS, UNAVAILABLE, rank
+from recsys.data.column_words import EVENT_FIELDS, EVENT_WORDS, ITEM_WORDS, rank
+from recsys.data.layouts import refuse_without_header
 from recsys.data.ratings import share_of_points
 from recsys.data.returns import knows_order_status, read_order_status, share_of_taken_back
 from recsys.data.texts import as_text
@@ -36,6 +35,8 @@ from recsys.event_names import normalised
 
 T = TypeVar("T")
 SAMPLE_ROWS = 100_000
+ORDER_NUMBER = r"^#?[A-Za-z]{0,6}[-_/ ]?\d{2,}[A-Za-z]?$"  # such as #1001 or RE-20251
+SHARE_OF_ONE = 0.8  # of an item's rows that have its most frequent value, in a field of items
 ENOUGH_ROWS = 50  # below this, repetition says nothing
 FILE_ORDER = "file-order"  # the value of `columns.timestamp` for a file without times
 NO_COLUMN = "none"  # the value of a setting that says that no column has the role
@@ -47,7 +48,6 @@ NUMBER = r"^-?\d{1,9}([.,]\d+)?$"
 SCORE = r"^-?(\d|10|\d[.,]\d)([.,]0+)?$"  # of scores
 RATE = r"^([1-9]|10|[1-9][.,]\d)([.,]0+)?$"  # of rates that are ratings: taxes are 0, too
 CLOCK = r"^\d{1,2}:\d{2}(:\d{2}([.,]\d+)?)?( ?[AaPp][Mm])?( Uhr)?$"
-SURE_NAMES = 2  # groups of names of a column of availability that mean nothing else
 PUBLISHED = (
     "active isactive aktiv actif activo attivo actief enabled published ispublished visible status"
 )
@@ -121,6 +121,8 @@ def recognise_events(
 ) -> Roles:
     """The roles of the columns of events: user, item, timestamp, behaviour, rating and session.
 
+    Fields of the items, such as the title, have the roles of `EVENT_FIELDS`.
+
     Args:
         sample: rows of the events.
         given: role -> column, from the settings; None means that it is to be recognised.
@@ -132,7 +134,9 @@ def recognise_events(
     """
     _check_names(sample, [name for name in given.values() if name])
     roles = _given(sample, given, EVENT_WORDS)
-    _refuse_without_header(sample, roles)
+    if items is None:  # else the names are of its columns
+        roles |= _given(sample, given, EVENT_FIELDS)
+    refuse_without_header(sample.path, sample.table, bool(roles))
     known = None if items is None else _best_ids(items, given)
 
     def fits(role: str) -> Callable[[str], bool]:
@@ -158,22 +162,56 @@ def recognise_events(
             found = _by_content(role, sample, roles, fits(role))
         _take(role, found, sample, roles, EVENT_WORDS[role])
     _take_clock(sample, given, roles)
+    _take_fields(sample, given, roles, items)
     if "user" not in roles and "session" in roles:
         session = roles["session"]
         roles["user"] = Found(session.column, "there are only sessions, so each is taken as a user")
     for role in ("user", "item"):
         if role not in roles:
-            raise _unknown(role, sample, [], _only_by_name(role, sample, roles))
+            raise _unknown(role, sample, [], _only_by_name(role, sample, roles), roles)
     if "timestamp" not in roles and given.get("timestamp") != FILE_ORDER:
         raise _without_time(sample, roles)
     return roles
 
 
+def mapped(
+    sample: Sample, given: Mapping[str, str | None], mapping: Mapping[str, str], *, of_items: bool
+) -> Roles:
+    """The roles that the columns had in earlier files; columns that the settings name win.
+
+    Args:
+        sample: rows of the file.
+        given: role -> column, from the settings.
+        mapping: role -> column of the earlier files.
+        of_items: whether the file describes items.
+
+    Raises:
+        DataError: the file lacks such a column.
+    """
+    roles = _given(sample, given, ITEM_WORDS if of_items else EVENT_WORDS)
+    for role, name in mapping.items():
+        kind = role.partition(" ")[0]
+        if given.get(kind) is not None and not (kind in NEEDED and given[kind] == NO_COLUMN):
+            continue
+        if name not in sample.table.column_names:
+            without = "" if kind in NEEDED else f", or go on without it: --column {kind}=none"
+            raise DataError(
+                f"{sample.path}: no column {name!r}, which is the {kind} in the data of the first "
+                f"run; if it has another name now, say so with --column {kind}=NAME{without}. The "
+                f"columns are:\n{sample.show()}"
+            )
+        roles[role] = Found(name, "as in the first run")
+    return roles
+
+
 def recognise_items(
     sample: Sample, given: Mapping[str, str | None], item: str, events: pa.ChunkedArray,
-    rules: TimeRules,
+    rules: TimeRules, mapping: Mapping[str, str] | None = None,
 ) -> Roles:  # fmt: skip
     """The roles of the columns of the items file.
+
+    With the `mapping` of an earlier file (`mapped`), only columns of availability are recognised
+    beside it, because a shop may begin to say what is in stock.
 
     Args:
         sample: rows of the items file.
@@ -181,19 +219,25 @@ def recognise_items(
         item: the column of items in the events, which the items file may have too.
         events: item ids of the events, to compare with.
         rules: how times are read.
+        mapping: role -> column of an earlier file; None recognises all.
 
     Raises:
         DataError: the id column cannot be told, or a named column does not exist.
     """
     _check_names(sample, sample.table.column_names)
     roles = _given(sample, given, ITEM_WORDS)
+    refuse_without_header(sample.path, sample.table, bool(roles))
+    words = ITEM_WORDS
+    if mapping is not None:
+        roles = mapped(sample, given, mapping, of_items=True)
+        words = {role: ITEM_WORDS[role] for role in ITEM_WORDS if "available" in role}
 
     def fits(role: str) -> Callable[[str], bool]:
         return lambda name: _content_agrees(role, name, sample, rules)
 
     if "id" not in roles and given.get("item") in sample.table.column_names:
         roles["id"] = Found(item, "named in the settings")
-    for role, groups in ITEM_WORDS.items():
+    for role, groups in words.items():
         if role in roles or given.get(role) == NO_COLUMN:
             continue
         found = _by_name(role, groups, sample, roles, fits(role))
@@ -204,7 +248,8 @@ def recognise_items(
             _take_published(found, roles)
     if "id" not in roles:
         raise _unknown("id", sample, [])
-    if "title" not in roles and given.get("title") is None and given.get("text") is None:
+    named = [role for role in ("title", "text") if given.get(role) or role in (mapping or ())]
+    if "title" not in roles and not named:
         _take_short_text(sample, roles)
     return roles
 
@@ -218,55 +263,14 @@ def all_of(role: str, roles: Mapping[str, T]) -> list[T]:
     return [one for name, one in roles.items() if name.partition(" ")[0] == role]
 
 
-def ignored_availability(
-    sample: Sample, given: Mapping[str, str | None], roles: Roles
-) -> str | None:
-    """A sentence on what is not read of availability; None if all is.
-
-    A column was left alone because it allows no item, or because its values do not say yes or no.
-    """
-    if given.get("available") == NO_COLUMN:
-        return None
-    for one in all_of("available", roles):
-        values = sample.texts(one.column)
-        unread = values.filter(pc.is_null(read_available(values)))
-        if len(unread):
-            shown = ", ".join(map(repr, pc.unique(unread).to_pylist()[:3]))
-            return (
-                f"{len(unread)} values of column {one.column!r} of {sample.path.name} do not say "
-                f"whether an item is available ({shown}), so these items can be recommended; write "
-                "true and false, or a number in stock."
-            )
-    if "available" in roles:
-        return None
-    for _, name in _free(sample, roles):
-        values = sample.texts(name)
-        if rank(name, ITEM_WORDS["available"]) is None or not len(values):
-            continue
-        answers = read_available(values).drop_null()
-        if len(answers) >= SURE_SHARE * len(values) and not pc.any(answers).as_py():
-            shown = ", ".join(map(repr, pc.unique(values).to_pylist()[:3]))
-            return (
-                f"Column {name!r} of {sample.path.name} says of all {len(values)} items in the "
-                f"first rows that they are not available ({shown}), so it is ignored; correct the "
-                f"file, or let it count with --column {shlex.quote(f'available={name}')}."
-            )
-        unread = values.filter(pc.is_null(read_available(values)))
-        if len(unread) and rank(name, ITEM_WORDS["available"][:SURE_NAMES]) is not None:
-            shown = ", ".join(map(repr, pc.unique(unread).to_pylist()[:3]))
-            return (
-                f"Column {name!r} of {sample.path.name} has the name of a column of availability, "
-                f"but {len(unread)} of its {len(values)} values in the first rows do not say "
-                f"whether an item is available ({shown}), so it is ignored and every item can be "
-                "recommended; write true and false in it, or a number in stock."
-            )
-    return None
-
-
 def _take_short_text(sample: Sample, roles: Roles) -> None:
     """Take the shortest text as the title of items that have no other: often a `description`."""
     taken = [roles.pop("text").column] if "text" in roles else []
-    named = [name for _, name in _free(sample, roles) if rank(name, ITEM_WORDS["text"]) is not None]
+    named = [
+        name
+        for _, name in free_columns(sample, roles)
+        if rank(name, ITEM_WORDS["text"]) is not None
+    ]
     lengths = {n: pc.mean(pc.utf8_length(sample.texts(n))).as_py() or 0.0 for n in named}
     best = min(lengths, key=lambda name: lengths[name], default=None)
     if best is not None and lengths[best] <= TITLE_LENGTH:
@@ -274,6 +278,39 @@ def _take_short_text(sample: Sample, roles: Roles) -> None:
         taken = [name for name in [*taken, *named] if name != best]
     if taken:
         roles["text"] = Found(taken[0], "by name and content")
+
+
+def _take_fields(
+    sample: Sample, given: Mapping[str, str | None], roles: Roles, items: Sample | None
+) -> None:
+    """Take the columns of the events that describe items, and a title as the item without an id."""
+    for role, groups in EVENT_FIELDS.items():
+        if role in roles or given.get(role) == NO_COLUMN:
+            continue
+        found = _by_name(role, groups, sample, roles, lambda name: bool(len(sample.texts(name))))
+        if "item" in roles and role != "price":  # the price of an item changes
+            sure = role == "title"  # names such as `Lineitem name`, which variants do not share
+            found = [
+                (place, n)
+                for place, n in found
+                if (sure and place == 0) or _is_of_items(sample, roles, n)
+            ]
+        if found:
+            roles[role] = Found(found[0][1], "by name: it describes the items")
+    if "item" not in roles and "title" in roles and items is None:
+        title = roles.pop("title").column
+        roles["item"] = Found(title, "there are no item ids, so the names stand for the items")
+
+
+def _is_of_items(sample: Sample, roles: Roles, name: str) -> bool:
+    """Whether a column has mostly one value for each item, and several in all."""
+    both = pa.table([sample.table[roles["item"].column], sample.table[name]], ["item", "value"])
+    both = both.filter(pc.and_(both["item"].is_valid(), both["value"].is_valid()))
+    rows = both.group_by(["item", "value"]).aggregate([([], "count_all")])
+    most = rows.group_by("item").aggregate([("count_all", "max")])
+    several = pc.count_distinct(both["value"]).as_py() > 1 or most.num_rows == 1
+    same = pc.sum(most["count_all_max"]).as_py() or 0
+    return bool(several and same >= SHARE_OF_ONE * both.num_rows)
 
 
 def _check_names(sample: Sample, named: Iterable[str]) -> None:
@@ -304,75 +341,8 @@ def _given(
     return roles
 
 
-def _refuse_without_header(sample: Sample, roles: Roles) -> None:
-    """Refuse a file whose first line holds values: no name is known and one is a number."""
-    names = sample.table.column_names
-    known = any(rank(name, groups) is not None for name in names for groups in EVENT_WORDS.values())
-    digits = [name for name in names if name and normalised(name).isdigit()]
-    if not roles and not known and digits:
-        raise DataError(
-            f"{sample.path}: the first line holds values ({', '.join(names)[:80]}) and no names; "
-            "write a first line such as user,item,timestamp"
-        )
-
-
-def shortened_ids(sample: Sample, roles: Roles) -> list[str]:
-    """Sentences on columns of ids that a spreadsheet has shortened to powers of ten."""
-    found = []
-    for role in ("user", "item", "id"):
-        if role not in roles:
-            continue
-        name = roles[role].column
-        values = sample.texts(name)
-        short = values.filter(pc.match_substring_regex(values, r"^\d[.,]\d+[Ee]\+\d+$"))
-        if len(short):
-            shown = ", ".join(map(repr, pc.unique(short).to_pylist()[:3]))
-            found.append(
-                f"Column {name!r} of {sample.path.name} has {shown} in {len(short)} of its first "
-                "rows: spreadsheets write long numbers so, and different ids become one. Export "
-                "the column as text."
-            )
-    return found
-
-
-def unread_exclusions(sample: Sample, roles: Roles) -> list[str]:
-    """Sentences on columns such as `sold_out` and `returned` whose values cannot be read as such.
-
-    They seem to say that items must not be recommended, or that events must not count.
-    """
-    found, of_items = [], "id" in roles
-    words = f"{UNAVAILABLE} deletedat" if of_items else EVENT_WORDS["taken_back"][0]
-    for _, name in _free(sample, roles):
-        key, values = normalised(name), sample.texts(name)
-        if _is_of_a_user(name):
-            continue
-        if re.sub("^(is|has)|qty|quantity", "", key) in words.split():
-            said = values.filter(each(values, _may_be_yes))
-        elif not of_items and "status" in key:
-            said = values.filter(pc.is_valid(read_order_status(values)))
-        else:
-            continue
-        if not len(said):
-            continue
-        shown = ", ".join(map(repr, pc.unique(said).to_pylist()[:3]))
-        advice = (
-            "these items are recommended as the others; say false for them in a column 'available'"
-            if of_items
-            else "these events count as the others; leave them out of the file, or say in a column "
-            "'returned' which of them were taken back as a whole: yes or no"
-        )
-        found.append(
-            f"Column {name!r} of {sample.path.name} has {shown} in {len(said)} of its first rows. "
-            f"It is not read, so {advice}."
-        )
-    return found
-
-
-def _may_be_yes(text: str) -> bool:
-    return plain_answer(text) is not False and not is_missing(text)
-
-
-def _free(sample: Sample, roles: Roles) -> list[tuple[int, str]]:
+def free_columns(sample: Sample, roles: Roles) -> list[tuple[int, str]]:
+    """(0, column) of the columns without a role, in the order of the file."""
     taken = {found.column for found in roles.values()}
     return [(0, name) for name in sample.table.column_names if name not in taken]
 
@@ -383,7 +353,7 @@ def _unnamed(
     """The free columns whose names show no role."""
     return [
         (place, name)
-        for place, name in _free(sample, roles)
+        for place, name in free_columns(sample, roles)
         if all(rank(name, groups) is None for groups in words.values())
     ]
 
@@ -393,7 +363,7 @@ def _by_name(
 ) -> list[tuple[int, str]]:
     """(rank, column) of the columns whose name fits the role and whose content agrees."""
     found = []
-    for _, name in _free(sample, roles):
+    for _, name in free_columns(sample, roles):
         place = rank(name, groups)
         if place is None:
             continue
@@ -408,7 +378,7 @@ def _by_content(
     role: str, sample: Sample, roles: Roles, fits: Callable[[str], bool]
 ) -> list[tuple[int, str]]:
     """The columns whose content alone shows the role."""
-    names = [name for _, name in _free(sample, roles) if sample.counts[name] == 1]
+    names = [name for _, name in free_columns(sample, roles) if sample.counts[name] == 1]
     return [(0, name) for name in names if fits(name)]
 
 
@@ -496,7 +466,9 @@ def _take_clock(sample: Sample, given: Mapping[str, str | None], roles: Roles) -
     if pc.any(pc.match_substring_regex(dates, r":|^\d{9,}")).as_py():
         return
     found = [
-        name for _, name in _free(sample, roles) if _share(sample.texts(name), CLOCK) >= SURE_SHARE
+        name
+        for _, name in free_columns(sample, roles)
+        if _share(sample.texts(name), CLOCK) >= SURE_SHARE
     ]
     if len(found) == 1:
         roles["clock"] = Found(found[0], "by content: the time of day of each date")
@@ -515,8 +487,12 @@ def _content_agrees(role: str, name: str, sample: Sample, rules: TimeRules) -> b
         readable, possible = share_of_times(sample.table[name], rules)
         return (possible if role == "timestamp" else readable) >= SHARE_OF_TIMES
     if not len(values):
-        return role == "taken_back" and not _is_of_a_user(name)
+        return role == "taken_back" and not is_of_a_user(name)
     distinct = pc.count_distinct(values).as_py()
+    if role == "session" and rank(name, EVENT_WORDS["session"][:2]) is None:
+        return _share(values, ORDER_NUMBER) >= SURE_SHARE and distinct < len(values)
+    if role == "item" and name.rstrip().endswith("#"):
+        return False  # the number of a line
     if role in ("user", "item", "session"):
         repeats = distinct < len(values) and (distinct > 1 or role != "user")
         return bool(repeats) or len(values) < ENOUGH_ROWS
@@ -530,11 +506,11 @@ def _content_agrees(role: str, name: str, sample: Sample, rules: TimeRules) -> b
         return share_of_answers(values) >= SURE_SHARE
     if role == "taken_back":
         said = share_of_taken_back(values, sample.table.num_rows) >= SURE_SHARE
-        return not _is_of_a_user(name) and (said or pc.all(each(values, is_missing)).as_py())
+        return not is_of_a_user(name) and (said or pc.all(each(values, is_missing)).as_py())
     if role == "order_status":
         back = pc.count(read_order_status(values)).as_py()
         known = back or knows_order_status(values)  # those that were cancelled may come later
-        return bool(known and back < sample.table.num_rows and not _is_of_a_user(name))
+        return bool(known and back < sample.table.num_rows and not is_of_a_user(name))
     if role == "unavailable":
         return share_of_plain_answers(values, sample.table.num_rows) >= SURE_SHARE
     if role == "price":
@@ -552,28 +528,43 @@ def _content_agrees(role: str, name: str, sample: Sample, rules: TimeRules) -> b
     return True
 
 
-def _is_of_a_user(name: str) -> bool:
+def is_of_a_user(name: str) -> bool:
     """Whether a field belongs to the record of a user, such as `customer.newsletter.status`."""
     return any(rank(part, EVENT_WORDS["user"]) is not None for part in name.split(".")[:-1])
 
 
 def _only_by_name(role: str, sample: Sample, roles: Roles) -> str:
     """A free column by whose name it has users or items, but without a repeated value; or ''."""
-    for _, name in _free(sample, roles):
+    for _, name in free_columns(sample, roles):
         values = sample.texts(name)
-        if rank(name, EVENT_WORDS[role]) is not None and len(values) == len(pc.unique(values)):
+        filled = len(values) > 0 and len(values) == len(pc.unique(values))
+        if rank(name, EVENT_WORDS[role]) is not None and filled:
             return name
     return ""
 
 
-def _unknown(role: str, sample: Sample, equal: list[str], like: str = "") -> DataError:
+def _most_like_ids(sample: Sample, roles: Roles) -> str:
+    """The free column with most values that repeat; `NAME` if there is none."""
+    found = {}
+    for _, name in free_columns(sample, roles):
+        values = sample.texts(name)
+        distinct = pc.count_distinct(values).as_py()
+        if 1 < distinct < len(values):
+            found[name] = distinct
+    return max(found, key=lambda name: found[name], default="NAME")
+
+
+def _unknown(
+    role: str, sample: Sample, equal: list[str], like: str = "", roles: Roles | None = None
+) -> DataError:
     """The error for a role that several columns, or none, could have.
 
     `like` names a column whose name fits, but which has another value in every row.
     """
     could = " and ".join(map(repr, equal))
     start = f"both {could} could be" if equal else "no column is recognised as"
-    setting = "--column " + shlex.quote(f"{role}={equal[0] if equal else like or 'NAME'}")
+    best = equal[0] if equal else like or _most_like_ids(sample, roles or {})
+    setting = "--column " + shlex.quote(f"{role}={best}")
     why = ""
     if like:
         why = (
@@ -591,7 +582,9 @@ def _unknown(role: str, sample: Sample, equal: list[str], like: str = "") -> Dat
 
 def _without_time(sample: Sample, roles: Roles) -> DataError:
     """The error for events without times; it names a column that looks like a time."""
-    like = [n for _, n in _free(sample, roles) if rank(n, EVENT_WORDS["timestamp"]) is not None]
+    like = [
+        n for _, n in free_columns(sample, roles) if rank(n, EVENT_WORDS["timestamp"]) is not None
+    ]
     hint = ""
     if like:
         hint = (

@@ -6,7 +6,8 @@ continues with the same data whatever has arrived meanwhile.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,6 +24,8 @@ from recsys.data.report import Report
 from recsys.data.rules import Rules
 from recsys.dataset import PAIR, Dataset, Disliked
 from recsys.errors import DataError
+from recsys.event_names import level
+from recsys.progress import say
 
 KIND = "events"
 EVENTS, ITEMS = "events.parquet", "items.parquet"
@@ -35,9 +38,13 @@ COLUMNS = pa.schema(
         ("nanosecond", pa.int32()),
         ("rating", pa.float32()),
         ("type", pa.string()),
+        ("quantity", pa.float32()),
+        ("stored", pa.bool_()),
     ]
 )
-"""New events: outside ids, unix seconds and nanoseconds, and null for no rating or no type."""
+"""New events: outside ids, unix seconds and nanoseconds, null for no rating, type or quantity (as in
+`RawData`), and whether the store of the service has the event."""
+ONE_TYPE = "purchase"  # stands for the only type of data without types
 STANDING = pa.schema(
     [("available", pa.bool_()), ("available_from", pa.int64()), ("available_until", pa.int64())]
 )
@@ -88,7 +95,9 @@ def read(folder: Path) -> tuple[pa.Table, Erased]:
 
 
 def _complete(events: pa.Table) -> pa.Table:
-    """Events with all of `COLUMNS`, null where one is missing."""
+    """Events with all of `COLUMNS`, of an earlier program too: stored, and null for the others."""
+    if "stored" not in events.column_names:
+        events = events.append_column("stored", pa.array(np.ones(events.num_rows, np.bool_)))
     columns = [
         events[field.name].cast(field.type)
         if field.name in events.column_names
@@ -132,35 +141,76 @@ def _rules_out(items: pa.Table, name: str) -> bool:
     return not pc.all(said).as_py() if name == "available" and len(said) else len(said) > 0
 
 
-def grow(before: Dataset, folder: Path, rules: Rules, *, cleaned: bool = True) -> Prepared:
+def grow(
+    before: Dataset,
+    folder: Path,
+    rules: Rules,
+    *,
+    cleaned: bool = True,
+    mapping: Mapping[str, Any] | None = None,
+) -> Prepared:
     """The data set of the parent with what is new.
 
     Items of the parent keep their dense numbers; new ones follow. Types of events keep their roles.
+    If the parent has no types, new events are of its only type, or negative, such as returns.
 
     Args:
         before: of the parent.
         folder: the artifact `events`.
         rules: with the dates of the split.
         cleaned: whether the parent's source was cleaned; then what is new is, too.
+        mapping: `Report.mapping` of the parent's source.
     """
     new, erased = read(folder)
-    names = [b.name for b in before.behaviours]
-    if names:
+    roles = {b.name: b.role for b in before.behaviours} | dict(rules.roles)
+    if before.behaviours:
+        names = [b.name for b in before.behaviours]
         names += [n for n in pc.unique(new["type"]).to_pylist() if n not in names]
-        roles = {b.name: b.role for b in before.behaviours} | dict(rules.roles)
-        rules = Rules(**{**vars(rules), "roles": {n: roles[n] for n in names if n in roles}})
+    else:
+        new, names = _with_one_type(new, roles, cleaned=cleaned)
+        roles |= {name: "negative" if place else "target" for place, name in enumerate(names)}
+    rules = replace(rules, roles={n: roles[n] for n in names if n in roles})
+    counted = before.pieces is not None or new["quantity"].null_count < new.num_rows
+    old = _old_events(before, erased, typed=bool(names), counted=counted)
     raw = RawData(
-        without_zeros(pa.concat_tables([_old_events(before, erased), _new_events(new, names)])),
+        without_zeros(pa.concat_tables([old, _new_events(new, names, counted=counted)])),
         _items(before.items, pq.read_table(folder / ITEMS)),
         behaviours=tuple(names),
-        report=Report() if cleaned else None,
+        report=Report(mapping=dict(mapping or {})) if cleaned else None,
         sessions=before.sessions,
     )
     made = memory.prepare(raw, rules)
     return made._replace(dataset=_with_disliked(made.dataset, before, erased))
 
 
-def _old_events(before: Dataset, erased: Erased) -> pa.Table:
+def is_negative(types: pa.ChunkedArray, roles: Mapping[str, str]) -> pa.ChunkedArray:
+    """Whether events of these types, by their roles or else by their names, are negative."""
+    names = pc.unique(types).drop_null().to_pylist()
+    found = [n for n in names if roles.get(n, "negative" if level(n) == 0 else "") == "negative"]
+    return pc.is_in(types, value_set=pa.array(found, pa.string()))
+
+
+def _with_one_type(
+    new: pa.Table, roles: Mapping[str, str], *, cleaned: bool
+) -> tuple[pa.Table, list[str]]:
+    """New events of data without types, and names of types: the first one is positive.
+
+    There are none if no new event is negative. Data that are not cleaned have no place for negative
+    events, which are left out.
+    """
+    negative = is_negative(new["type"], roles)
+    count = pc.sum(negative).as_py() or 0
+    if count and not cleaned:
+        say(f"{count} new events are returns or dislikes, which these data do not have: left out")
+        new, count = new.filter(pc.invert(negative)), 0
+    if not count:
+        return new, []
+    types = pc.if_else(negative, new["type"], ONE_TYPE)
+    new = new.set_column(new.column_names.index("type"), "type", types)
+    return new, [ONE_TYPE, *(n for n in pc.unique(types).to_pylist() if n != ONE_TYPE)]
+
+
+def _old_events(before: Dataset, erased: Erased, *, typed: bool, counted: bool) -> pa.Table:
     rows = before.events
     keep = ~np.isin(rows.user, erased.users)
     columns: dict[str, Any] = {
@@ -169,19 +219,50 @@ def _old_events(before: Dataset, erased: Erased) -> pa.Table:
         "timestamp": rows.timestamp[keep],
         "rating": rows.rating[keep],
     }
-    if rows.behaviour is not None:
-        columns["behaviour"] = rows.behaviour[keep]
     below = np.zeros(len(keep), np.int32) if rows.nanosecond is None else rows.nanosecond
     columns["nanosecond"] = below[keep]
+    if typed:
+        types = np.zeros(len(rows.user), np.uint8) if rows.behaviour is None else rows.behaviour
+        columns["behaviour"] = types[keep]
+    if counted:
+        columns["quantity"] = _old_pieces(before)[keep]
     return events_table(**columns)
 
 
-def _new_events(new: pa.Table, names: list[str]) -> pa.Table:
+def _old_pieces(before: Dataset) -> NDArray[np.float32]:
+    """(n,) pieces of the parent's events: what is left of a pair, if known, is of its first one."""
+    pieces = np.full(len(before.interactions), np.nan, np.float32)
+    if before.pieces is None:
+        return pieces
+    events = before.interactions
+    names = (("user_id", events.user_ids), ("item_id", events.item_ids))
+    user, item = (
+        pc.index_in(before.pieces[name], pa.array(ids)).fill_null(-1).to_numpy().astype(np.int64)
+        for name, ids in names
+    )
+    size = len(events.item_ids)
+    pairs, left = user * size + item, before.pieces["pieces"].to_numpy()
+    known = (user >= 0) & (item >= 0)
+    order = np.argsort(pairs[known], kind="stable")
+    pairs, left = pairs[known][order], left[known][order]
+    mine = events.user.astype(np.int64) * size + events.item
+    place = np.searchsorted(pairs, mine).clip(max=max(len(pairs) - 1, 0))
+    counted = pairs[place] == mine if len(pairs) else np.zeros(len(mine), bool)
+    pieces[counted] = 0
+    first = np.unique(mine[counted], return_index=True)[1]
+    rows = np.flatnonzero(counted)[first]
+    pieces[rows] = left[place[rows]]
+    return pieces
+
+
+def _new_events(new: pa.Table, names: list[str], *, counted: bool) -> pa.Table:
     columns: dict[str, Any] = {name: new[name] for name in ("user", "item", "timestamp")}
     columns["rating"] = pc.fill_null(new["rating"], float("nan"))
     columns["nanosecond"] = pc.fill_null(new["nanosecond"], 0)
     if names:
         columns["behaviour"] = pc.index_in(new["type"], value_set=pa.array(names)).cast(pa.uint8())
+    if counted:
+        columns["quantity"] = pc.fill_null(new["quantity"], float("nan"))
     return events_table(**columns)
 
 

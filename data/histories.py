@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 from recsys.data.behaviours import Types, choose_types, report_types
 from recsys.data.cleaning import CleanConfig
 from recsys.data.report import EXAMPLES, Report
-from recsys.dataset import DISLIKED_COLUMNS
+from recsys.dataset import DISLIKED_COLUMNS, PIECES_COLUMNS
 from recsys.errors import DataError
-from recsys.event_names import normalised
+from recsys.event_names import PURCHASE, is_partial, is_return, level, normalised
 from recsys.interactions import Behaviour, Role
 
 PERCENTILE = 0.99
@@ -38,6 +38,7 @@ TEST_USER = (
     r"|@example\.(com|org|net)$|@localhost$|\.(test|invalid|example)$"
 )
 MOST_TEST_USERS = 0.1  # of all users; if more ids look so, that is how the shop writes ids
+HIGHEST, LONG_SCALES = 10.0, (20.0, 100.0)  # ends of scales of ratings
 NUMBER_FACTOR = 5  # a number such as 0 may also be a person with a usual number of events
 
 Columns = dict[str, NDArray[Any]]
@@ -95,11 +96,13 @@ class Cleaned(NamedTuple):
         keep: (n,) the rows to keep.
         disliked: `user`, `item`, `timestamp` (if known) and `stands` of negative events; the last
             says whether the user's last event on the item is negative, too.
+        pieces: `user`, `item` and `pieces` that are left, where they are not the number of events.
     """
 
     columns: Columns
     keep: NDArray[np.bool_]
     disliked: Columns
+    pieces: Columns
 
 
 class HistoryCleaner:
@@ -125,7 +128,8 @@ class HistoryCleaner:
         report: Report,
     ) -> None:
         self._config, self._report = config, report
-        self._unwanted = unwanted_users(facts, config, report)
+        self._rules = unwanted_by_rule(facts, config, report)
+        self._unwanted = np.logical_or.reduce(list(self._rules.values()))
         if len(self._unwanted) and self._unwanted.all():
             raise DataError(f"no events are left. {report.in_words()}")
         types = Types((), [])
@@ -133,43 +137,102 @@ class HistoryCleaner:
             types = choose_types(names, roles, facts.repeated, len(facts.user_ids))
             report_types(report, types, facts.events_of_type)
         self._negative = np.array([b.role == "negative" for b in types.all] or [False])
+        self._bought = np.array([level(b.name) == PURCHASE for b in types.all] or [True])
+        self._returned = np.array([is_return(b.name) for b in types.all] or [False])
+        self._partial = np.array([is_partial(b.name) for b in types.all] or [False])
         self._weight = np.array([b.weight for b in types.all] or [0.0])
         self._bound = negative_rating(facts.ratings, config)
+        if config.negative_rating is None and "negative_rating" in report.mapping:
+            self._bound = report.mapping["negative_rating"]  # of the scale of the first run
+        if len(facts.ratings):
+            report.mapping["negative_rating"] = self._bound
         if self._bound is not None and config.negative_feedback:
             report.note(f"Ratings of {self._bound:g} and less are negative feedback.")
+        elif are_counts(facts.ratings) and config.negative_rating is None:
+            report.note(
+                f"The ratings go from {facts.ratings[0]:g} to {facts.ratings[-1]:g}, which is no "
+                "usual scale, so they are taken as counts and none is negative; "
+                "--set data.clean.negative_rating=NUMBER says up to which one they are."
+            )
         kept = [b for b in types.all if b.role != "negative" or not config.negative_feedback]
         self.behaviours: tuple[Behaviour, ...] = tuple(kept) if len(kept) > 1 else ()
         places = {b.name: place for place, b in enumerate(self.behaviours)}
         self._place = np.array([places.get(b.name, 0) for b in types.all] or [0], np.uint8)
 
-    def wanted(self, user: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """(n,) the rows of users who are one person."""
+    def wanted(self, columns: Columns) -> NDArray[np.bool_]:
+        """(n,) the rows of users who are one person, by the columns `user` and `item`."""
+        user = columns["user"]
+        if not self._unwanted[user].any():
+            return np.ones(len(user), bool)
+        for rule, users in self._rules.items():
+            removed = self._report.removed.get(rule)
+            if removed is not None and removed.items is not None:
+                removed.items.update(np.unique(columns["item"][users[user]]).tolist())
         return np.asarray(~self._unwanted[user])
 
     def clean(self, columns: Columns) -> Cleaned:
         """Merge repeated steps and drop negative feedback.
 
+        A return of a part of the pieces is dropped as well, but the purchase stays.
+
         Args:
-            columns: `user`, `item` and, if known, `timestamp`, `rating`, `behaviour`, in order.
+            columns: `user`, `item` and, if known, `timestamp`, `rating`, `behaviour` and
+                `quantity`, in order; the result lacks the last.
         """
+        columns = dict(columns)
         types = columns.get("behaviour", np.zeros(len(columns["user"]), np.uint8))
         negative = self._negative[types]
         if "rating" in columns and self._bound is not None:
             negative = negative | (columns["rating"] <= self._bound)
+        partial, pieces = negative & self._partial[types], columns.pop("quantity", None)
+        left = None
+        if pieces is not None:
+            signed = self._signed(pieces, types, negative)
+            left = pieces_left(columns["user"], columns["item"], signed)
+            partial |= negative & (left > 0)
         columns, keep = self._merge(columns | {"behaviour": types}, negative)
         disliked = _none(columns)
         if self._config.negative_feedback and negative.any():
+            negative &= ~partial
+            keep = self._remove("partial_returns_dropped", columns, keep, partial)
             disliked = _disliked(columns, keep & negative, negative)
             earlier = before_negative(columns["user"], columns["item"], negative)
-            self._report.add("negative_events_dropped", int((keep & negative).sum()))
-            self._report.add(
-                "events_before_negative_dropped", int((keep & earlier & ~negative).sum())
-            )
-            keep &= ~(earlier | negative)
+            keep = self._remove("negative_events_dropped", columns, keep, negative)
+            keep = self._remove("events_before_negative_dropped", columns, keep, earlier)
         types = columns.pop("behaviour")
+        rest = {n: columns[n][:0] for n in ("user", "item")} | {"pieces": np.zeros(0, np.float32)}
+        if left is not None:
+            rest = _rest(columns, keep, keep & self._bought[types], left)
         if self.behaviours:
             columns["behaviour"] = self._place[types]
-        return Cleaned(columns, keep, disliked)
+        return Cleaned(columns, keep, disliked, rest)
+
+    def _signed(
+        self,
+        pieces: NDArray[np.float32],
+        types: NDArray[np.uint8],
+        negative: NDArray[np.bool_],
+    ) -> NDArray[np.float64]:
+        """(n,) pieces that each row adds; a dislike, or a return of unknown size, takes all."""
+        known = ~np.isnan(pieces)
+        signed = np.where(known, pieces, self._bought[types].astype(np.float64))
+        whole = negative & ~(known & self._returned[types]) & ~self._partial[types]
+        signed[negative & ~known] = 0
+        signed[whole] = -np.inf
+        return signed
+
+    def _remove(
+        self, rule: str, columns: Columns, keep: NDArray[np.bool_], bad: NDArray[np.bool_]
+    ) -> NDArray[np.bool_]:
+        """`keep` without the bad rows, which are counted."""
+        gone, left = keep & bad, keep & ~bad
+        users, items = columns["user"], columns["item"]
+        lost = np.setdiff1d(users[gone], users[left])
+        shown = [f"ratings of {self._bound:g} and less"] if self._bound is not None else []
+        self._report.remove(
+            rule, int(gone.sum()), shown, items=np.unique(items[gone]).tolist(), users=len(lost)
+        )
+        return left
 
     def _merge(
         self, columns: Columns, negative: NDArray[np.bool_]
@@ -202,30 +265,56 @@ class HistoryCleaner:
             best = np.fmax.reduceat(columns["rating"], starts)
             rating[ends] = np.where(np.isnan(rating[ends]), best, rating[ends])
             merged["rating"] = rating
-        self._report.add("near_duplicate_events_merged", int((~keep).sum()))
+        merged_items = np.unique(columns["item"][~keep]).tolist()
+        self._report.remove("near_duplicate_events_merged", int((~keep).sum()), items=merged_items)
         return merged, keep
 
 
-def unwanted_users(facts: Facts, config: CleanConfig, report: Report) -> NDArray[np.bool_]:
-    """(users,) whether a user is a placeholder or a bot."""
+def unwanted_by_rule(
+    facts: Facts, config: CleanConfig, report: Report
+) -> dict[str, NDArray[np.bool_]]:
+    """Rule -> (users,) whether it drops each user: placeholders, tests and bots."""
     events, total = facts.events_of_user, int(facts.events_of_user.sum())
     usual = float(np.quantile(events, PERCENTILE, method="lower")) if len(events) else 0.0
     many = np.flatnonzero(events > min(usual, PLACEHOLDER_SHARE * total))
+    found: dict[str, NDArray[np.bool_]] = {}
     unwanted = np.zeros(len(events), bool)
     if config.placeholder_users:
         for user in many[np.argsort(-events[many])][:1000].tolist():
             name = facts.user_ids[user].as_py()
             number = name in NUMBERS and events[user] > NUMBER_FACTOR * usual
             number = number and events[user] > PLACEHOLDER_SHARE * total  # 0 may be a person
-            unwanted[user] = normalised(name) in PLACEHOLDERS or number
-        _report_users("events_of_placeholder_users_dropped", unwanted, facts, report)
-    unwanted = unwanted | _test_users(facts, config, report, ~unwanted)
+            unwanted[user] = is_placeholder(name) or number
+        found["events_of_placeholder_users_dropped"] = unwanted
+    tests = _test_users(facts, config, report, ~unwanted)
+    found["events_of_test_users_dropped"] = tests
+    unwanted = unwanted | tests
     if config.bots and not unwanted.all():
         usual = float(np.quantile(events[~unwanted], PERCENTILE, method="lower"))
         bots = (events > max(config.bots, BOT_FACTOR * usual)) & ~unwanted
-        _report_users("events_of_bots_dropped", bots, facts, report)
-        unwanted = unwanted | bots
-    return unwanted
+        found["events_of_bots_dropped"] = bots
+    for rule, users in found.items():
+        count = int(events[users].sum())
+        report.remove(rule, count, _examples(users, facts), users=int(users.sum()))
+    return found
+
+
+def is_placeholder(name: str) -> bool:
+    """Whether a user id is a word such as `guest` or `NA`, which stands for nobody."""
+    return normalised(name) in PLACEHOLDERS
+
+
+def placeholders(users: pa.ChunkedArray) -> list[str]:
+    """The ids among the users of many rows that stand for nobody, where each row has a session."""
+    counts = {row["values"]: row["counts"] for row in pc.value_counts(users).to_pylist()}
+    persons = [n for name, n in counts.items() if name not in NUMBERS and not is_placeholder(name)]
+    usual = float(np.quantile(persons, PERCENTILE, method="lower")) if persons else 0.0
+    return [
+        name
+        for name, count in counts.items()
+        if is_placeholder(name)
+        or (name in NUMBERS and count > max(NUMBER_FACTOR * usual, PLACEHOLDER_SHARE * len(users)))
+    ]
 
 
 def _test_users(
@@ -236,8 +325,9 @@ def _test_users(
     found = np.asarray(found.to_numpy(zero_copy_only=False), bool) & free
     if found.sum() > MOST_TEST_USERS * len(found):
         return np.zeros(len(found), bool)
-    ending = "_dropped" if config.test_users else ""
-    _report_users(f"events_of_test_users{ending}", found, facts, report)
+    if not config.test_users:
+        count = int(facts.events_of_user[found].sum())
+        report.add("events_of_test_users", count, _examples(found, facts))
     return found & config.test_users
 
 
@@ -251,10 +341,47 @@ def negative_rating(ratings: NDArray[np.float32], config: CleanConfig) -> float 
     if config.negative_rating is not None:
         return config.negative_rating
     two_sided = len(ratings) > 1 and ratings[0] <= 0  # such as 0 and 1, or -1 and 1
+    if are_counts(ratings):
+        return None
     if (len(ratings) < 4 and not two_sided) or ratings[0] >= (1 + ratings[-1]) / 2:
         return None
     bound = float(ratings[0]) + 0.4 * float(ratings[-1] - ratings[0])
     return float(ratings[ratings <= bound].max())
+
+
+def are_counts(ratings: NDArray[np.float32]) -> bool:
+    """Whether numbers are no scale of ratings, whose end is at most 10, or 20 or 100.
+
+    >>> are_counts(np.float32([1, 2, 5])), are_counts(np.float32([1, 2, 60]))
+    (False, True)
+    """
+    return (
+        len(ratings) > 0 and float(ratings[-1]) > HIGHEST and float(ratings[-1]) not in LONG_SCALES
+    )
+
+
+def pieces_left(
+    user: NDArray[np.int64], item: NDArray[np.int64], signed: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """(n,) the pieces that the user has of the item after each row; never less than none.
+
+    Args:
+        user: (n,) ascending.
+        item: (n,) dense.
+        signed: (n,) pieces that each row adds; `-inf` takes all.
+    """
+    pair = np.unique(_pairs(user, item), return_inverse=True)[1]
+    order = np.argsort(pair, kind="stable")
+    pair = pair[order]
+    starts = np.flatnonzero(np.diff(pair, prepend=-1))
+    step = np.arange(len(pair)) - starts[pair]  # of each row in its pair
+    by_step = np.argsort(step, kind="stable")
+    ends = np.cumsum(np.bincount(step))
+    left, now = np.zeros(len(pair)), np.zeros(len(starts))
+    for rows in np.split(by_step, ends[:-1]):  # the first rows of all pairs, the second ones, ...
+        now[pair[rows]] = np.maximum(0, now[pair[rows]] + signed[order[rows]])
+        left[order[rows]] = now[pair[rows]]
+    return left
 
 
 def before_negative(
@@ -263,6 +390,8 @@ def before_negative(
     """(n,) whether a row comes before a negative event of the same user on the same item."""
     pair = _pairs(user, item)
     rows = np.flatnonzero(negative)
+    if not len(rows):
+        return negative
     pairs, first = np.unique(pair[rows][::-1], return_index=True)
     last = rows[::-1][first]
     place = np.searchsorted(pairs, pair).clip(max=len(pairs) - 1)
@@ -278,6 +407,12 @@ def disliked_table(disliked: Columns, user_ids: pa.Array, item_ids: pa.Array) ->
     return pa.table(columns, DISLIKED_COLUMNS.names).cast(DISLIKED_COLUMNS)
 
 
+def pieces_table(pieces: Columns, user_ids: pa.Array, item_ids: pa.Array) -> pa.Table:
+    """`Cleaned.pieces` with outside ids, as `Dataset.pieces` has it."""
+    ids = (t.take(pa.array(pieces[n])) for n, t in (("user", user_ids), ("item", item_ids)))
+    return pa.table([*ids, pa.array(pieces["pieces"])], PIECES_COLUMNS.names).cast(PIECES_COLUMNS)
+
+
 def _disliked(columns: Columns, chosen: NDArray[np.bool_], negative: NDArray[np.bool_]) -> Columns:
     """The chosen negative events, as `Cleaned.disliked`."""
     pair = _pairs(columns["user"], columns["item"])
@@ -285,6 +420,23 @@ def _disliked(columns: Columns, chosen: NDArray[np.bool_], negative: NDArray[np.
     last = negative[len(pair) - 1 - from_end]  # of each pair's last event
     found = {n: columns[n][chosen] for n in ("user", "item", "timestamp") if n in columns}
     return found | {"stands": last[place[::-1]][chosen]}
+
+
+def _rest(
+    columns: Columns,
+    keep: NDArray[np.bool_],
+    bought: NDArray[np.bool_],
+    left: NDArray[np.float64],
+) -> Columns:
+    """`Cleaned.pieces`: of the pairs with rows to keep, of which `bought` are purchases."""
+    pair = _pairs(columns["user"], columns["item"])
+    _, from_end, place = np.unique(pair[::-1], return_index=True, return_inverse=True)
+    last, place = len(pair) - 1 - from_end, place[::-1]
+    events, rows = (np.bincount(place, rows, len(last)) for rows in (bought, keep))
+    rest = last[(left[last] != events) & (rows > 0)]
+    return {n: columns[n][rest] for n in ("user", "item")} | {
+        "pieces": left[rest].astype(np.float32)
+    }
 
 
 def _none(columns: Columns) -> Columns:
@@ -298,10 +450,8 @@ def _pairs(user: NDArray[np.int64], item: NDArray[np.int64]) -> NDArray[np.int64
     return np.asarray((user.astype(np.int64) - user[0]) * (int(item.max()) + 1) + item)
 
 
-def _report_users(rule: str, users: NDArray[np.bool_], facts: Facts, report: Report) -> None:
-    found = np.flatnonzero(users)
-    examples = [
+def _examples(users: NDArray[np.bool_], facts: Facts) -> list[str]:
+    return [
         f"{facts.user_ids[user].as_py()[:40]}: {facts.events_of_user[user]:,} events"
-        for user in found[:EXAMPLES].tolist()
+        for user in np.flatnonzero(users)[:EXAMPLES].tolist()
     ]
-    report.add(rule, int(facts.events_of_user[found].sum()), examples)

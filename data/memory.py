@@ -11,10 +11,10 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from recsys.data import filtering
-from recsys.data.histories import Facts, HistoryCleaner, disliked_table
+from recsys.data.histories import Facts, HistoryCleaner, disliked_table, pieces_table
 from recsys.data.raw import EVENT_COLUMNS, RawData, numbered
 from recsys.data.report import Report
-from recsys.data.rules import Rules, Split, by_time, too_few
+from recsys.data.rules import Rules, Split, by_time, decided_rules, in_baskets, too_few
 from recsys.dataset import Dataset, Disliked
 from recsys.errors import ConfigError
 from recsys.interactions import Behaviour, Interactions
@@ -22,9 +22,11 @@ from recsys.splits import (
     ENOUGH_USERS,
     dates_of_shares,
     global_temporal,
+    label_baskets,
     label_last_targets,
     leave_one_out,
     starts_session,
+    tied_events,
     users_to_ask,
 )
 
@@ -55,10 +57,11 @@ def prepare(raw: RawData, rules: Rules) -> Prepared:
     raw = filtering.in_time_order(raw)
     behaviours: tuple[Behaviour, ...] = ()
     disliked: Disliked | None = None
+    pieces: pa.Table | None = None
     if raw.report is None:
         raw = filtering.drop_duplicates(raw, rules.duplicates)
     else:
-        raw, behaviours, disliked = _clean_histories(raw, rules)
+        raw, behaviours, disliked, pieces = _clean_histories(raw, rules)
     if rules.min_rating is not None:
         raw = filtering.drop_ratings_below(raw, rules.min_rating)
     if rules.k_core:
@@ -67,10 +70,21 @@ def prepare(raw: RawData, rules: Rules) -> Prepared:
         raw = filtering.drop_short(raw, rules.min_length)
     interactions = _interactions(raw, with_types=bool(behaviours))
     split = rules.split or _default_split(interactions, raw, rules, behaviours)
+    baskets = ""
+    if raw.report is not None and interactions.has_time:
+        tied = tied_events(interactions.user, interactions.timestamp)
+        baskets = in_baskets(tied, len(interactions))
+    if baskets and raw.report is not None:
+        raw.report.note(baskets)
     labels = _labels(interactions, raw.events, split, rules, behaviours)
+    if baskets and split == "leave-one-out" and not behaviours and not raw.sessions:
+        labels = label_baskets(interactions.user, interactions.timestamp)
     dataset = Dataset(
-        interactions, labels, raw.items, raw.codes, behaviours, disliked, raw.sessions
-    )
+        interactions, labels, raw.items, raw.codes, behaviours, disliked, raw.sessions,
+        pieces, bool(baskets),
+    )  # fmt: skip
+    if raw.report is not None:
+        raw.report.finish(raw.counts, len(interactions), len(np.unique(interactions.item)))
     counts = raw.counts | (raw.report.counts if raw.report else {})
     decisions = {name: count for name, count in counts.items() if count}
     return Prepared(dataset, split, decisions, raw.report)
@@ -78,30 +92,35 @@ def prepare(raw: RawData, rules: Rules) -> Prepared:
 
 def _clean_histories(
     raw: RawData, rules: Rules
-) -> tuple[RawData, tuple[Behaviour, ...], Disliked | None]:
+) -> tuple[RawData, tuple[Behaviour, ...], Disliked | None, pa.Table | None]:
     """Apply the rules for whole histories, and drop duplicates, to events in time order."""
     report = raw.report or Report()
-    cleaner = HistoryCleaner(_facts(raw), rules.clean, raw.behaviours, rules.roles, report)
-    user, _ = numbered(raw.events["user"])
-    raw = filtering.only(raw, cleaner.wanted(user), "events_of_bots_dropped")
+    report.rows = report.rows or len(raw.events)
+    facts = _facts(raw)
+    cleaner = HistoryCleaner(facts, rules.clean, raw.behaviours, rules.roles, report)
+    ids = {name: numbered(raw.events[name])[0] for name in ("user", "item")}
+    raw = filtering.only(raw, cleaner.wanted(ids), "events_of_bots_dropped")
+    before = len(raw.events)
     raw = filtering.drop_duplicates(raw, rules.duplicates)
-    report.add("duplicate_rows_dropped", raw.counts["duplicate_rows_dropped"])
+    report.remove("duplicate_rows_dropped", before - len(raw.events), items=None)
     columns = filtering.as_arrays(raw.events)
     report.add("events_at_the_same_time", filtering.ties(columns))
-    cleaned, keep, negative = cleaner.clean(columns)
+    cleaned, keep, negative, left = cleaner.clean(columns)
     events = raw.events
-    disliked = None
-    if len(negative["user"]):
-        ids = [numbered(events[name])[1] for name in ("user", "item")]
-        disliked = Disliked(disliked_table(negative, *ids))
+    known = [numbered(events[name])[1] for name in ("user", "item")]
+    disliked = Disliked(disliked_table(negative, *known)) if len(negative["user"]) else None
+    pieces = pieces_table(left, *known) if len(left["user"]) else None
     for name in ("behaviour", "rating"):
         if name in cleaned and name in events.column_names:
             place = events.column_names.index(name)
             events = events.set_column(place, name, pa.array(cleaned[name], EVENT_COLUMNS[name]))
     if "behaviour" in events.column_names and not cleaner.behaviours:
         events = events.drop_columns("behaviour")
+    report.check_removed(facts.user_ids, rules.clean.most_removed, decided_rules(rules))
+    if "quantity" in events.column_names:
+        events = events.drop_columns("quantity")
     raw = filtering.only(replace(raw, events=events), keep, "negative_events_dropped")
-    return raw, cleaner.behaviours, disliked
+    return raw, cleaner.behaviours, disliked, pieces
 
 
 def _facts(raw: RawData) -> Facts:

@@ -40,10 +40,11 @@ from recsys.data.json_lines import (
     list_of_items,
     lists_of_records,
 )
+from recsys.data.spreadsheets import is_spreadsheet, read_spreadsheet
 from recsys.data.texts import as_text, with_plain_texts
 from recsys.errors import DataError
 
-Kind = Literal["delimited", "json", "parquet"]
+Kind = Literal["delimited", "json", "parquet", "spreadsheet"]
 BLOCK = 1 << 20  # bytes of text read at a time
 BATCH = 1 << 18  # rows read at a time from a Parquet file
 MOST_COLUMNS = 2000  # each is looked at for every role
@@ -52,12 +53,12 @@ MAX_NULS = 0.1  # a larger share of NUL bytes means that a file is no text
 PARQUET = b"PAR1"
 MARKS = {codecs.BOM_UTF16_LE: "utf-16", codecs.BOM_UTF16_BE: "utf-16"}
 PACKED = {
-    b"PK\x03\x04": "an Excel or zip file; export the table as CSV",
-    b"\xd0\xcf\x11\xe0": "an old Excel file; export the table as CSV",
+    b"PK\x03\x04": "a zip file; unpack it, or name it .xlsx if it is a spreadsheet",
+    b"\xd0\xcf\x11\xe0": "a file of Office; name it .xls if it is a spreadsheet",
     b"\xfd7zXZ": "an xz file, which is not read; unpack it with xz -d, or compress it with gzip",
     b"7z\xbc\xaf": "a 7z file, which is not read; unpack it, or compress it with gzip",
 }
-SUFFIXES = {".csv", ".tsv", ".txt", ".jsonl", ".ndjson", ".json", ".parquet", ".pq"}
+SUFFIXES = {".csv", ".tsv", ".txt", ".jsonl", ".ndjson", ".json", ".parquet", ".pq", ".xlsx"}
 
 
 @dataclass(frozen=True)
@@ -110,7 +111,12 @@ class TableFile:
             for raw, name in zip(self.columns, self.names, strict=True)
             if used is None or name in set(used)
         ]
-        reader = {"delimited": self._text, "json": self._json, "parquet": self._parquet}[self.kind]
+        reader = {
+            "delimited": self._text,
+            "json": self._json,
+            "parquet": self._parquet,
+            "spreadsheet": self._spreadsheet,
+        }[self.kind]
         rows = 0
         with _readable(self.path):
             for batch in reader(chosen, damage):
@@ -212,6 +218,10 @@ class TableFile:
             missing = pa.nulls(table.num_rows)
             yield pa.table({n: table[n] if n in table.column_names else missing for n in chosen})
 
+    def _spreadsheet(self, chosen: list[str], _: Damage) -> Iterator[pa.Table]:
+        places = [place for place, name in enumerate(self.columns) if name in chosen]
+        yield read_spreadsheet(self.path).select(places)
+
     def _parquet(self, chosen: list[str], _: Damage) -> Iterator[pa.Table]:
         with pq.ParquetFile(self.path) as file:
             schema = file.schema_arrow
@@ -255,6 +265,8 @@ def open_table(path: Path, *, explode: bool = False) -> TableFile:
 
 
 def _table_file(path: Path, explode: bool) -> TableFile:
+    if is_spreadsheet(path):
+        return TableFile(path, "spreadsheet", tuple(read_spreadsheet(path).column_names))
     with _readable(path):
         compression = _compression(path)
         with pa.input_stream(str(path), compression=compression) as stream:

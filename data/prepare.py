@@ -244,8 +244,14 @@ def _grown(context: Context, config: DataConfig) -> Path:
         return output.path
     before = Dataset.load(context.parent.dataset)
     rules = replace(_rules(config), min_rating=None, k_core=0, min_length=0)  # items must stay
-    cleaned = "cleaning" in context.parent.manifest("dataset").info
-    made = growth.grow(before, context.workspace.path(growth.KIND), rules, cleaned=cleaned)
+    cleaning = context.parent.manifest("dataset").info.get("cleaning")
+    made = growth.grow(
+        before,
+        context.workspace.path(growth.KIND),
+        rules,
+        cleaned=cleaning is not None,
+        mapping=(cleaning or {}).get("mapping"),
+    )
     info = {"stats": describe(made.dataset), "split": made.split, "decisions": made.decisions}
     with output.write(info) as folder:
         made.dataset.save(folder)

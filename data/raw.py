@@ -34,6 +34,7 @@ EVENT_COLUMNS = {
     "split": pa.uint8(),
     "content": pa.int64(),
     "behaviour": pa.uint8(),
+    "quantity": pa.float32(),
 }
 
 
@@ -102,6 +103,8 @@ class ReaderConfig:
         clean: rules that clean a `table` source.
         now: unix seconds of the present; later events are impossible.
         new_items: whether all items of the file `items` may be without events, as at night.
+        mapping: `Report.mapping` of earlier files of the same form, which is reused; None
+            recognises the columns.
     """
 
     path: Path
@@ -115,6 +118,7 @@ class ReaderConfig:
     clean: CleanConfig = field(default_factory=CleanConfig)
     now: float = field(default_factory=time.time)
     new_items: bool = False
+    mapping: Mapping[str, Any] | None = None
 
 
 class ItemCatalog(NamedTuple):
@@ -178,9 +182,11 @@ class RawData:
     Attributes:
         events: `user` and `item` (string, or a dictionary of them), and if the source has them
             `timestamp` (int64, unix seconds), `nanosecond` (int32, after the second; left out if
-            all are 0), `rating` (float32), `split` (uint8, `recsys.splits` labels),
-            `content` (int64, a number for the text of a review, 0 for an empty one, used
-            to find copied reviews) and `behaviour` (uint8, the place of the type in `behaviours`).
+            all are 0), `rating` (float32), `split` (uint8, `recsys.splits` labels), `content`
+            (int64, a number for the text of a review, 0 for an empty one, used to find copied
+            reviews), `behaviour` (uint8, the place of the type in `behaviours`) and `quantity`
+            (float32: pieces bought, negative pieces returned, 0 for a purchase that was returned as
+            a whole, NaN where it is not known).
             Without timestamps the rows of a user are in order of time.
         items: `item_id`, `title`, `text` and attribute columns, in canonical order. It has every
             item of `events`, and may have items without events.
@@ -207,7 +213,7 @@ class RawData:
             kind = column.type.value_type if _is_numbered(column) else column.type
             if kind != EVENT_COLUMNS.get(name):
                 raise DataError(f"events.{name} is {kind}, not {EVENT_COLUMNS.get(name)}")
-            if name != "rating" and column.null_count:
+            if name not in ("rating", "quantity") and column.null_count:
                 raise DataError(f"events.{name} is empty in {column.null_count} rows")
         missing = [name for name in ITEM_COLUMNS if name not in self.items.column_names]
         if missing:
@@ -285,6 +291,7 @@ def events_table(
     split: Any = None,
     content: Any = None,
     behaviour: Any = None,
+    quantity: Any = None,
 ) -> pa.Table:
     """Make the table of events from array-like columns; None columns are omitted."""
     columns = {
@@ -296,6 +303,7 @@ def events_table(
         "split": split,
         "content": content,
         "behaviour": behaviour,
+        "quantity": quantity,
     }
     table = pa.table(
         {

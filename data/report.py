@@ -5,10 +5,15 @@ It goes to the terminal, to `report.html` beside the data set, and as JSON into 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib.resources import files
 from typing import Any, NamedTuple
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from recsys.errors import DataError
 
 EXAMPLES = 3
 TEMPLATE = "report.html.jinja"
@@ -21,11 +26,17 @@ class Rule(NamedTuple):
         found: sentence about what was found.
         done: what was done about it.
         otherwise: the setting that chooses otherwise; empty if there is none.
+        asks: whether the run stops where the rule would remove more than `most_removed`. Copies and
+            repeated steps are merged, so that no user and no item is lost by it.
+        by_users: whether only the share of the users counts, because the events of one user may be
+            most of all.
     """
 
     found: str
     done: str
     otherwise: str = ""
+    asks: bool = True
+    by_users: bool = False
 
 
 RULES: dict[str, Rule] = {
@@ -33,12 +44,29 @@ RULES: dict[str, Rule] = {
         "rows do not have the header's number of columns, or a quote in them is not closed",
         "skipped",
         "data.clean.damaged_rows=0 refuses such a file",
+        asks=False,  # it has a share of its own
+    ),
+    "rows_with_several_items_split": Rule(
+        "rows hold several items in one cell",
+        "split into a row for each item",
+        "data.clean.item_separator=none keeps the cell as one item",
+    ),
+    "rows_named_by_title": Rule(
+        "rows have no item id, but the name of an item", "the name is taken as the id"
     ),
     "files_not_in_utf8": Rule(
         "files are not in UTF-8", "read as UTF-16 (with a mark) or as Windows-1252"
     ),
     "rows_without_user_or_item_dropped": Rule(
-        "rows have no user or no item", "dropped", "data.clean.missing_ids=false refuses the file"
+        "rows have no user or no item",
+        "dropped",
+        "data.columns.session=NAME takes the number of the order or of the visit as the user; "
+        "data.clean.missing_ids=false refuses the file",
+    ),
+    "rows_of_no_products_dropped": Rule(
+        "rows are lines that are no products, such as shipping or fees",
+        "dropped, and never recommended",
+        "'data.clean.drop_items=[none]' keeps them",
     ),
     "tracking_parameters_removed": Rule(
         "items are URLs with parameters of a campaign",
@@ -99,11 +127,13 @@ RULES: dict[str, Rule] = {
         "events belong to users with far more events than all others",
         "dropped as bots",
         "data.clean.bots=0 keeps them, another number sets the smallest count of a bot",
+        by_users=True,
     ),
     "duplicate_rows_dropped": Rule(
         "rows repeat the user, item, time, type and rating of another row",
         "dropped",
         "data.duplicates=keep keeps them",
+        asks=False,
     ),
     "events_at_the_same_time": Rule(
         "events have the user and time of the event before, to the finest unit that is given",
@@ -113,6 +143,7 @@ RULES: dict[str, Rule] = {
         "events follow another event of the same user on the same item within minutes",
         "merged into one step with the strongest type and the last time",
         "data.clean.near_duplicates_minutes=0 keeps them",
+        asks=False,
     ),
     "negative_events_dropped": Rule(
         "events are dislikes, returns, removals or low ratings",
@@ -125,15 +156,37 @@ RULES: dict[str, Rule] = {
         "not used as positives",
         "data.clean.negative_feedback=false keeps them",
     ),
+    "rows_below_min_rating_dropped": Rule(
+        "events are rated below data.min_rating", "dropped", asks=False
+    ),
+    "rows_outside_core_dropped": Rule(
+        "events are of users or items with fewer events than data.k_core", "dropped", asks=False
+    ),
+    "rows_of_short_users_dropped": Rule(
+        "events are of users with fewer events than data.min_length", "dropped", asks=False
+    ),
+    "partial_returns_dropped": Rule(
+        "rows are returns of a part of what the user bought of the item",
+        "not used; the purchase stays until all pieces are returned",
+        "data.columns.quantity=none ignores the pieces, so that returns are not recognised by them",
+    ),
     "unknown_items": Rule(
         "items of the events are not in the items file",
         "kept in histories, and never recommended",
         "data.clean.unknown_items=false recommends them",
     ),
+    "damaged_item_rows_skipped": Rule(
+        "rows of the items file do not have the header's number of columns", "skipped"
+    ),
     "item_rows_without_id_dropped": Rule("rows of the items file have no id", "dropped"),
     "repeated_item_rows_dropped": Rule(
         "rows of the items file repeat an id",
         "dropped; the first row of an id counts, but an item is available if one of its rows is",
+    ),
+    "item_fields_filled": Rule(
+        "fields of the items file are empty, and the events have them",
+        "filled: titles, categories and brands with the most frequent value, prices with the "
+        "latest",
     ),
     "items_without_title": Rule(
         "items have no title", "their id is the title", "data.columns.title=NAME"
@@ -181,6 +234,33 @@ RULES: dict[str, Rule] = {
 }
 
 
+# The rules for single rows, before there are histories.
+BY_ROW = frozenset(name for name in RULES if name.startswith("rows_"))
+
+FILTERS = (
+    "rows_below_min_rating_dropped",
+    "rows_outside_core_dropped",
+    "rows_of_short_users_dropped",
+)
+
+
+@dataclass
+class Removed:
+    """What one rule removed.
+
+    Attributes:
+        events: rows of events.
+        items: the items that these rows are on; None if the rule cannot know them.
+        users: users who lost all their events by it.
+        owners: users of the rows, of whom it is not yet known whether they have other rows.
+    """
+
+    events: int = 0
+    items: set[Any] | None = field(default_factory=set)
+    users: int = 0
+    owners: set[str] = field(default_factory=set)
+
+
 @dataclass
 class Report:
     """What was found in an export and what was done.
@@ -191,6 +271,15 @@ class Report:
         examples: rule -> up to three cases.
         notes: further sentences.
         behaviours: name, role, weight and number of events of each type.
+        rows: rows of events, after cells with several items were split.
+        split: how many of these were made by splitting.
+        no_products: the lines that are no products, as rows of each item.
+        removed: rule -> what it removed of them.
+        left: events and items that are used in the end.
+        mapping: what was decided about the form of the files, for later files of the same form:
+            `events` and `items` (role -> column), `day_first`, `no_products` (items that are left
+            out), `separator` (of the items of a cell), and `negative_rating` (None if no rating is
+            negative) of a source with ratings.
     """
 
     columns: list[dict[str, str]] = field(default_factory=list)
@@ -198,6 +287,12 @@ class Report:
     examples: dict[str, list[str]] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     behaviours: list[dict[str, Any]] = field(default_factory=list)
+    rows: int = 0
+    split: int = 0
+    no_products: dict[str, int] = field(default_factory=dict)
+    removed: dict[str, Removed] = field(default_factory=dict)
+    left: tuple[int, int] = (0, 0)
+    mapping: dict[str, Any] = field(default_factory=dict)
 
     def add(self, rule: str, count: int, examples: Iterable[str] = ()) -> None:
         """Count cases of a rule; examples are only kept if there are cases."""
@@ -205,6 +300,84 @@ class Report:
             self.counts[rule] = self.counts.get(rule, 0) + count
             kept = self.examples.setdefault(rule, [])
             kept += list(examples)[: EXAMPLES - len(kept)]
+
+    def remove(
+        self,
+        rule: str,
+        count: int,
+        examples: Iterable[str] = (),
+        *,
+        items: Iterable[Any] | None = (),
+        users: int = 0,
+        owners: Iterable[str] = (),
+    ) -> None:
+        """Count events that a rule removes; the arguments are as in `Removed`."""
+        if not count:
+            return
+        self.add(rule, count, examples)
+        removed = self.removed.setdefault(rule, Removed(items=None if items is None else set()))
+        removed.events += count
+        removed.users += users
+        removed.owners.update(owners)
+        if items is not None and removed.items is not None:
+            removed.items.update(items)
+
+    def check_removed(self, user_ids: pa.Array, most: float, decided: Collection[str] = ()) -> None:
+        """Refuse to go on where one rule removes more than a share of the events or of the users.
+
+        Args:
+            user_ids: users with rows after the rules for single rows.
+            most: the share, `data.clean.most_removed`.
+            decided: rules of which the settings say what they remove.
+
+        Raises:
+            DataError: the message has the numbers, and the settings that decide.
+        """
+        for removed in self.removed.values():
+            owners = pa.array(sorted(removed.owners), pa.string())
+            removed.users += len(owners) - (pc.sum(pc.is_in(owners, user_ids)).as_py() or 0)
+            removed.owners.clear()
+        by_row = sum(self.removed[rule].users for rule in self.removed if rule in BY_ROW)
+        users = len(user_ids) + by_row
+        for row in self.findings():
+            removed = self.removed.get(row["rule"], Removed())
+            rule, share = RULES[row["rule"]], removed.users / max(users, 1)
+            if not rule.by_users:
+                share = max(share, removed.events / max(self.rows, 1))
+            asks = rule.asks and row["rule"] not in decided
+            if not asks or share <= most:
+                continue
+            lost = f" and all of {removed.users:,} of {users:,} users" if removed.users else ""
+            shown = f" (e.g. {'; '.join(row['examples'])})" if row["examples"] else ""
+            raise DataError(
+                f"{removed.events:,} of {self.rows:,} events{lost} would be removed, more than "
+                f"data.clean.most_removed={most:g} allows, so nothing is written: "
+                f"{removed.events:,} {row['found']}{shown}. See whether that is so, and decide: "
+                f"{row['otherwise'] or 'correct the file'}; --set data.clean.most_removed=1 "
+                "removes them"
+            )
+
+    def finish(self, counts: Mapping[str, int], events: int, items: int) -> None:
+        """Add what the filters of the settings dropped, and what is used in the end."""
+        for rule in FILTERS:
+            self.remove(rule, counts.get(rule, 0), items=None)
+        self.left = (events, items)
+
+    def accounts(self) -> list[dict[str, Any]]:
+        """Every row of the events: read, removed by each rule, and used; `items` may be None."""
+        if not self.rows:
+            return []
+        read = {"what": "rows were read", "events": self.rows - self.split, "items": None}
+        rows: list[dict[str, Any]] = [read]
+        if self.split:
+            what = "rows were added, one for each further item of a cell"
+            rows.append({"what": what, "events": self.split, "items": None})
+        for name, rule in RULES.items():
+            if (removed := self.removed.get(name)) is not None:
+                items = None if removed.items is None else len(removed.items)
+                rows.append({"what": rule.found, "events": -removed.events, "items": items})
+        events, items = self.left
+        return [*rows, {"what": "events are used", "events": events, "items": items}]
 
     def note(self, text: str) -> None:
         """Add a sentence, once."""
@@ -240,8 +413,11 @@ class Report:
         return {
             "columns": self.columns,
             "behaviours": self.behaviours,
+            "accounts": self.accounts(),
+            "no_products": self.no_products,
             "findings": list(self.findings()),
             "notes": self.notes,
+            "mapping": self.mapping,
         }
 
 
@@ -278,6 +454,12 @@ def show(document: dict[str, Any]) -> None:
                 escape(row["name"]), row["role"], f"{row['weight']:g}", f"{row['events']:,}"
             )
         console.print(types)
+    if document["accounts"]:
+        accounts = Table("", "events", "items", title="Rows of events", title_justify="left")
+        for row in document["accounts"]:
+            items = "" if row["items"] is None else f"{row['items']:,}"
+            accounts.add_row(row["what"], f"{row['events']:,}", items)
+        console.print(accounts)
     findings = Table("cases", "found", "done", title_justify="left")
     findings.add_column("to choose otherwise", overflow="fold")  # settings are to be copied
     findings.title = "Cleaning"

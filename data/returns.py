@@ -6,13 +6,14 @@ What was returned was bought, and is negative feedback. What was cancelled or no
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from recsys.data.availability import answers, each, is_missing, plain_answer
-from recsys.event_names import NOT, normalised
+from recsys.event_names import NOT, PURCHASE, is_partial, level, normalised
 
 DATE = re.compile(r"\d{4}-\d{1,2}-\d{1,2}|\d{1,2}[./-]\d{1,2}[./-]\d{2,4}|\d{8,13}$")
 # States of orders. A word must be whole: a returning customer has returned nothing.
@@ -50,8 +51,7 @@ CANCELLED, RETURNED, ASKED, DENIED, PAID = (
     for words in (CANCELLED_WORDS, RETURNED_WORDS, ASKED_WORDS, DENIED_WORDS, PAID_WORDS)
 )
 KEPT = PAID | frozenset(KEPT_WORDS.split())
-# The rest of the order was kept.
-PART = ("partial", "partiel", "partly", "teil", "parz", "parcial", "deels", "gedeelte")
+NEGATIVE = r"^[-\x{2212}]\s*[\d.,]*[1-9]|^[\d.,]*[1-9][\d.,]*-$|^\([\d.,]*[1-9][\d.,]*\)$"
 LINES = 0.1  # share of filled rows behind the first of an order: more, and a row has its own state
 
 
@@ -120,6 +120,45 @@ def fill_orders(
     return texts.take(pa.array(np.where(order[known] == order, known, row)))
 
 
+def read_pieces(texts: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Numbers of pieces, negative ones in the usual forms: (rows,) float32, null for no number.
+
+    The forms are -1, also with Unicode's minus, 1- of SAP, and (1) of accounting.
+
+    >>> read_pieces(pa.chunked_array([["-2", "\u22121,5", "3-", "(4)", "5", ""]])).to_pylist()
+    [-2.0, -1.5, -3.0, -4.0, 5.0, None]
+    """
+    digits = pc.struct_field(pc.extract_regex(texts, r"(?P<n>\d{1,9}(?:[.,]\d+)?)"), "n")
+    pieces = pc.cast(pc.replace_substring(digits, ",", "."), pa.float32())
+    return pc.if_else(pc.match_substring_regex(texts, NEGATIVE), pc.negate(pieces), pieces)
+
+
+def pieces_of_events(
+    pieces: pa.ChunkedArray | None, types: pa.ChunkedArray | None, back: pa.ChunkedArray
+) -> pa.ChunkedArray:
+    """The column `quantity` of events (`recsys.data.raw.RawData`): (rows,) float32.
+
+    Args:
+        pieces: of each row; None for a file that does not say them.
+        types: names of the events' types; None for a file of purchases.
+        back: (rows,) whether the row says itself that it was taken back, so that its own pieces
+            are bought and returned; negative pieces are a line beside that of the purchase.
+    """
+    if pieces is None:
+        pieces = pa.chunked_array([pa.nulls(len(back), pa.float32())])
+    counted: Any = pieces
+    if types is not None:
+        levels = {name: level(name) for name in pc.unique(types).drop_null().to_pylist()}
+        negative, bought = (
+            pc.is_in(types, pa.array([n for n, at in levels.items() if at == wanted], pa.string()))
+            for wanted in (0, PURCHASE)
+        )
+        counted = pc.if_else(negative, pc.negate(pc.abs(pieces)), None)
+        counted = pc.if_else(bought, pieces, counted)
+    less = pc.fill_null(pc.less(pieces, 0), False)
+    return pc.if_else(less, pieces, pc.if_else(back, 0, counted)).cast(pa.float32())
+
+
 def _says(text: str) -> bool | None:
     answer = plain_answer(text)
     if answer is None and DATE.match(text) and not is_missing(text):
@@ -134,7 +173,7 @@ def _words(text: str) -> list[str]:
 
 def _state(text: str) -> str | None:
     words = _words(text)
-    if "part" in words or "reversal" in words or any(word.startswith(PART) for word in words):
+    if "reversal" in words or is_partial(text):
         return None
     if not ASKED.isdisjoint(words) and not DENIED.isdisjoint(words):
         return None

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from recsys.data.cleaning import CleanConfig
 from recsys.data.filtering import Duplicates
 from recsys.interactions import Role
-from recsys.splits import ENOUGH_USERS
+from recsys.splits import BASKETS, ENOUGH_USERS
 
 Split = Literal["leave-one-out", "global-temporal", "own"]
 
@@ -47,6 +47,12 @@ class Rules:
     roles: Mapping[str, Role] = field(default_factory=dict)
 
 
+def decided_rules(rules: Rules) -> tuple[str, ...]:
+    """The rules of cleaning of which the settings say what they remove."""
+    said = rules.clean.negative_rating is not None or "negative" in rules.roles.values()
+    return ("negative_events_dropped", "events_before_negative_dropped") if said else ()
+
+
 def by_time(asked: NDArray[np.int64], dates: tuple[int, int], sessions: bool) -> str:
     """The note for a split by time that was chosen."""
     valid, test = (datetime.fromtimestamp(date, UTC).strftime("%Y-%m-%d %H:%M") for date in dates)
@@ -56,6 +62,18 @@ def by_time(asked: NDArray[np.int64], dates: tuple[int, int], sessions: bool) ->
         f"training, those before {test} for validation, and later ones for the test. {asked[0]} "
         f"users with a history have events in validation, and {asked[1]} in the test. {whole}--set "
         "data.split=leave-one-out holds out each user's last events instead."
+    )
+
+
+def in_baskets(tied: int, events: int) -> str:
+    """The note for events that come in baskets; empty if they do not."""
+    if tied < BASKETS * events or not events:
+        return ""
+    return (
+        f"{tied / events:.0%} of the events share their time with another event of the user, as "
+        "lines of an order or days without a time of day. Which of them comes next is an accident "
+        "of the file, so the report, the fit and the choice of the recipe go by all events of the "
+        "split."
     )
 
 

@@ -26,7 +26,7 @@ from recsys.raw_files import find_raw
 if TYPE_CHECKING:  # reading files needs neither
     import pyarrow as pa
 
-SUFFIXES = (".csv", ".tsv", ".txt", ".parquet", ".jsonl", ".ndjson", ".json")
+SUFFIXES = (".csv", ".tsv", ".txt", ".parquet", ".jsonl", ".ndjson", ".json", ".xlsx")
 PACKED = (".gz",)
 # Words in the name of a file that say what it holds.
 EVENT_WORDS = {
@@ -159,9 +159,9 @@ def _find(option: str, path: str, name: str, part: str) -> Path:
     found = own if own.exists() else find_raw(own)
     if found is None:
         raise ConfigError(
-            f"{option}: {path!r} is no file or folder in {Path.cwd()}; give a csv, tsv, parquet or "
-            "jsonl file, a folder of them, an object (s3://, gs://), or the URL of a database with "
-            "--query"
+            f"{option}: {path!r} is no file or folder in {Path.cwd()}; give a csv, tsv, parquet, "
+            "jsonl or xlsx file, a folder of them, an object (s3://, gs://), or the URL of a "
+            "database with --query"
         )
     return found.absolute()
 

@@ -8,7 +8,7 @@ catalog, and one byte per row that says whether the row is kept.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,14 +20,16 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from recsys.data import filtering
-from recsys.data.histories import Facts, HistoryCleaner, disliked_table
+from recsys.data.histories import Facts, HistoryCleaner, disliked_table, pieces_table
 from recsys.data.raw import EventStream, RawData, events_table
-from recsys.data.rules import Rules, Split, by_time, too_few
+from recsys.data.rules import Rules, Split, by_time, decided_rules, in_baskets, too_few
 from recsys.data.shuffle import shuffle
 from recsys.data.stats import Tally
 from recsys.dataset import (
     DISLIKED,
     DISLIKED_COLUMNS,
+    PIECES,
+    PIECES_COLUMNS,
     Events,
     write_catalog,
     write_events,
@@ -37,14 +39,18 @@ from recsys.progress import track
 from recsys.splits import (
     ENOUGH_USERS,
     dates_of_shares,
+    label_baskets,
     label_ends,
     label_last_targets,
     label_times,
     starts_session,
+    tied_events,
     users_to_ask,
 )
 
 PART_ROWS = 1 << 22  # rows of an output part before filtering; a long user may exceed it
+TIES = "ties"  # events of a user at one time
+REPEATED = "repeated"  # rows that the policy for duplicates drops
 BLOCK_ROWS = 1 << 22  # rows read at a time where users may be divided
 
 
@@ -133,8 +139,9 @@ def prepare(source: EventStream, rules: Rules, folder: Path, memory_gb: float) -
     """
     work = folder / "rows"
     work.mkdir()
-    disliked = _Rows(folder / "negative")
+    disliked, pieces = (_Rows(folder / name) for name in ("negative", "left"))
     disliked.folder.mkdir()
+    pieces.folder.mkdir()
     (folder / "shuffle").mkdir()
     counts: Counter[str] = Counter()
     cleaner = None
@@ -147,15 +154,22 @@ def prepare(source: EventStream, rules: Rules, folder: Path, memory_gb: float) -
             facts = Facts.of(shuffled.users, shuffled.pairs, shuffled.ratings, len(names))
             cleaner = HistoryCleaner(facts, rules.clean, names, rules.roles, source.report)
         users = len(shuffled.users)
-        rows, of_user = _cleaned(shuffled.batches, users, rules, work, counts, cleaner, disliked)
-    _write_disliked(folder / DISLIKED, disliked, shuffled.users, shuffled.items)
+        batches = shuffled.batches
+        rows, of_user = _cleaned(batches, users, rules, work, counts, cleaner, disliked, pieces)
+        if source.report is not None:
+            source.report.remove("duplicate_rows_dropped", counts.pop(REPEATED, 0), items=None)
+            source.report.check_removed(
+                shuffled.users, rules.clean.most_removed, decided_rules(rules)
+            )
+    ids = (shuffled.users, shuffled.items)
+    _write_side(folder / DISLIKED, disliked, DISLIKED_COLUMNS, lambda c: disliked_table(c, *ids))
+    _write_side(folder / PIECES, pieces, PIECES_COLUMNS, lambda c: pieces_table(c, *ids))
     catalog, codes, decided = source.read_items(pa.table({"item": shuffled.items}))
     # The same checks as in memory: each item is described exactly once.
     RawData(events_table(shuffled.items, shuffled.items), catalog, codes)
     counts.update(source.counts | decided)
     if source.report is not None:
-        for rule in ("duplicate_rows_dropped", "events_at_the_same_time"):
-            source.report.add(rule, counts.pop(rule))
+        source.report.add("events_at_the_same_time", counts.pop(TIES, 0))
 
     alive = np.ones(rows.count, bool)
     if rules.k_core:
@@ -177,14 +191,17 @@ def prepare(source: EventStream, rules: Rules, folder: Path, memory_gb: float) -
     behaviours = cleaner.behaviours if cleaner else ()
     target = np.array([b.role == "target" for b in behaviours] or [True])
     dates = _split_dates(rows, alive, of_user, rules, target, source)
+    baskets = _in_baskets(rows, alive, of_user, source)
+    whole = baskets and not behaviours and not source.sessions
     tally = Tally(catalog.num_rows)
-    for part, events in enumerate(_parts(rows, alive, of_user, numbers, dates, target)):
+    for part, events in enumerate(_parts(rows, alive, of_user, numbers, dates, target, whole)):
         write_events(
             folder,
             events,
             has_time=rows.has_time,
             behaviours=behaviours,
             sessions=source.sessions,
+            baskets=baskets,
             part=part,
         )
         tally.add(events)
@@ -192,6 +209,8 @@ def prepare(source: EventStream, rules: Rules, folder: Path, memory_gb: float) -
     write_catalog(folder, ids, catalog, codes)
     rows.remove()
     stats = tally.describe(users=len(ids), items=catalog, codes=codes, has_time=rows.has_time)
+    if source.report is not None:
+        source.report.finish(counts, stats["interactions"], stats["items_with_events"])
     every = dict(counts) | (source.report.counts if source.report else {})
     decisions = {name: count for name, count in every.items() if count}
     return Written(stats, decisions, "leave-one-out" if dates is None else "global-temporal")
@@ -205,22 +224,24 @@ def _cleaned(
     counts: Counter[str],
     cleaner: HistoryCleaner | None,
     disliked: _Rows,
+    left_over: _Rows,
 ) -> tuple[_Rows, NDArray[np.int64]]:
     """Write the rows without duplicates and low ratings to files; count the rows of each user.
 
-    Negative events are appended to `disliked`.
+    Negative events are appended to `disliked`, and the pieces that are left to `left_over`.
     """
     rows, of_user = _Rows(work), np.zeros(users, np.int64)
     left = "rows_below_min_rating_dropped" if cleaner is None else "negative_events_dropped"
     for columns in _by_whole_users(batches):
         if cleaner is not None:
-            columns = _where(columns, cleaner.wanted(columns["user"]))
+            columns = _where(columns, cleaner.wanted(columns))
             if not len(columns["user"]):
                 continue
         if rules.min_rating is not None and "rating" not in columns:
             raise filtering.no_ratings(rules.min_rating)
         others = [columns["rating"].view(np.int32).astype(np.int64)] if "rating" in columns else []
         others += [columns[name] for name in ("behaviour", "nanosecond") if name in columns]
+        others += [columns["quantity"].view(np.int32)] if "quantity" in columns else []
         keep, dropped = filtering.duplicates(
             rules.duplicates,
             columns["user"],
@@ -231,10 +252,12 @@ def _cleaned(
         )
         counts.update(dropped)
         if cleaner is not None:
+            counts[REPEATED] += int((~keep).sum())
             columns = _where(columns, keep)
-            counts["events_at_the_same_time"] += filtering.ties(columns)
-            columns, keep, negative = cleaner.clean(columns)
+            counts[TIES] += filtering.ties(columns)
+            columns, keep, negative, pieces = cleaner.clean(columns)
             disliked.append(negative)
+            left_over.append(pieces)
             if not keep.any():
                 continue
             left = "rows_below_min_rating_dropped"
@@ -251,14 +274,16 @@ def _cleaned(
     return rows, of_user
 
 
-def _write_disliked(file: Path, rows: _Rows, user_ids: pa.Array, item_ids: pa.Array) -> None:
-    """Write the negative events, if there are any, and delete their temporary files."""
+def _write_side(
+    file: Path, rows: _Rows, schema: pa.Schema, make: Callable[[dict[str, Any]], pa.Table]
+) -> None:
+    """Write a table beside the events, if it has rows, and delete its temporary files."""
     if rows.count:
-        with pq.ParquetWriter(file, DISLIKED_COLUMNS) as writer:
+        with pq.ParquetWriter(file, schema) as writer:
             for start in range(0, rows.count, BLOCK_ROWS):
                 place = slice(start, min(start + BLOCK_ROWS, rows.count))
                 columns = {name: rows.read(name, place) for name in rows.kinds}
-                writer.write_table(disliked_table(columns, user_ids, item_ids))
+                writer.write_table(make(columns))
     rows.remove()
 
 
@@ -353,6 +378,22 @@ def _split_dates(
     return None
 
 
+def _in_baskets(
+    rows: _Rows, alive: NDArray[np.bool_], of_user: NDArray[np.int64], source: EventStream
+) -> bool:
+    """Whether events come in baskets, which a report of the source then says."""
+    if source.report is None or not rows.has_time:
+        return False
+    tied = 0
+    for place in _whole_users(of_user):
+        keep = alive[place]
+        tied += tied_events(rows.read("user", place)[keep], rows.read("timestamp", place)[keep])
+    note = in_baskets(tied, int(alive.sum()))
+    if note:
+        source.report.note(note)
+    return bool(note)
+
+
 def _dates(rows: _Rows, alive: NDArray[np.bool_], rules: Rules) -> tuple[int, int]:
     """The times at which validation and test begin."""
     if not rows.has_time:
@@ -400,8 +441,12 @@ def _parts(
     numbers: _Numbers,
     dates: tuple[int, int] | None,
     target: NDArray[np.bool_],
+    whole: bool,
 ) -> Iterator[Events]:
-    """The kept events in parts of whole users, split at `dates` or by each user's last events."""
+    """The kept events in parts of whole users, split at `dates` or by each user's last events.
+
+    With `whole`, a user's events of one time count as one.
+    """
     with track("writing parts", rows.count) as bar:
         for place in _whole_users(of_user):
             bar.advance(place.stop - place.start)
@@ -427,6 +472,8 @@ def _parts(
                 split = label_times(timestamp, dates)
             elif typed:
                 split = label_last_targets(user, _targets(rows, place, keep, target))
+            elif whole:
+                split = label_baskets(user, timestamp)
             else:
                 split = label_ends(user)
             yield Events(user, item, timestamp, rating, split, behaviour, nanosecond)

@@ -78,8 +78,8 @@ class SourceOptions:
         str | None,
         typer.Argument(
             metavar="EVENTS",
-            help="File of events (csv, tsv, parquet, jsonl), a folder, an object (s3://, gs://), "
-            "or a database's SQLAlchemy URL; without it, the data that were prepared under "
+            help="File of events (csv, tsv, parquet, jsonl, xlsx), a folder, an object (s3://, "
+            "gs://), or a database's SQLAlchemy URL; without it, the data prepared under "
             "--name.",
         ),
     ] = None
@@ -96,6 +96,15 @@ class SourceOptions:
         list[str] | None,
         typer.Option(
             "--column", help="Name of a column, as user=customer_id or item=sku. Repeatable."
+        ),
+    ] = None
+    drop_items: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--drop-items",
+            help="Lines that are no products, such as shipping: an id, a pattern with *, or "
+            "COLUMN=VALUE. They are in no history and never recommended. 'none' keeps those that "
+            "are recognised. Repeatable.",
         ),
     ] = None
     minutes: Annotated[
@@ -121,7 +130,10 @@ class SourceOptions:
         settings = run.context(minutes=self.minutes).settings
         check_settings(settings, columns)  # before a database is read
         tables = self._find_tables(settings.name, force=run.force)
-        return run.context(minutes=self.minutes, **table_sections(tables, columns))
+        sections = table_sections(tables, columns)
+        if self.drop_items:
+            sections["data.clean"] = {"drop_items": list(self.drop_items)}
+        return run.context(minutes=self.minutes, **sections)
 
     def _find_tables(self, name: str, *, force: bool) -> Tables:
         from recsys.data.sources import Tables, export_queries, find_tables, is_url
@@ -148,7 +160,12 @@ class SourceOptions:
         """Role -> name of the column."""
         from recsys.errors import ConfigError
 
-        given = {"--items": self.items, "--query": self.query, "--column": self.column}
+        given = {
+            "--items": self.items,
+            "--query": self.query,
+            "--column": self.column,
+            "--drop-items": self.drop_items,
+        }
         for option, value in given.items():
             if value and self.events is None:
                 raise ConfigError(

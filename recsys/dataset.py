@@ -4,10 +4,10 @@ A data set is an artifact with `interactions.parquet` (user, item, timestamp, ra
 `behaviour` if events have types, which the metadata of the file's schema describe, and
 `nanosecond` if times are finer than seconds),
 `items.parquet` (item_id, title, text, then attribute columns), `users.parquet` (user_id) and
-optionally `codes.npy` (imported semantic IDs) and `disliked.parquet` (see `Disliked`). Large data
-have a folder `interactions/` with `part-00000.parquet` and so on instead of the first file. Each
-part holds all rows of some users, and the parts in order have the rows of the single file. Raw
-formats are read by `recsys.data`.
+optionally `codes.npy` (imported semantic IDs), `disliked.parquet` (see `Disliked`) and
+`pieces.parquet` (see `Dataset.pieces`). Large data have a folder `interactions/` with
+`part-00000.parquet` and so on instead of the first file. Each part holds all rows of some users,
+and the parts in order have the rows of the single file. Raw formats are read by `recsys.data`.
 """
 
 from __future__ import annotations
@@ -32,12 +32,13 @@ from recsys.splits import LABELS, TRAIN, SplitName, starts_session
 
 ITEM_COLUMNS = ("item_id", "title", "text")
 AVAILABILITY = ("available", "available_from", "available_until")
-DISLIKED = "disliked.parquet"
+DISLIKED, PIECES = "disliked.parquet", "pieces.parquet"
 INTERACTIONS = "interactions"  # stem of the file, or the folder of parts
 PAIR = ("user_id", "item_id")
 DISLIKED_COLUMNS = pa.schema(
     [(name, pa.string()) for name in PAIR] + [("timestamp", pa.int64()), ("stands", pa.bool_())]
 )
+PIECES_COLUMNS = pa.schema([(name, pa.string()) for name in PAIR] + [("pieces", pa.float32())])
 Targets = Literal["next", "all"]
 
 
@@ -193,6 +194,10 @@ class Dataset:
         disliked: negative events of the source, which are no interactions; None for none.
         sessions: whether each user is one session of an anonymous visitor, who is asked for items
             after the first event only.
+        pieces: `PIECES_COLUMNS`: how many pieces of an item a user has bought and not returned,
+            where that is not the number of events; None for none.
+        baskets: whether many events of a user have one time, as the lines of an order or the events
+            of a day, so that which of them comes next is an accident of the file.
     """
 
     interactions: Interactions
@@ -202,6 +207,8 @@ class Dataset:
     behaviours: tuple[Behaviour, ...] = ()
     disliked: Disliked | None = None
     sessions: bool = False
+    pieces: pa.Table | None = None
+    baskets: bool = False
 
     def __post_init__(self) -> None:
         if len(self.split) != len(self.interactions):
@@ -293,6 +300,21 @@ class Dataset:
         histories = replace(histories, hidden=self._disliked_before(first[users], users, histories))
         return Examples(users.astype(np.int32), histories, asked)
 
+    def validation(self) -> Examples:
+        """The validation examples with one target each, to fit and to choose on.
+
+        The target is the user's next event. With baskets it is one of all events of the split, the
+        same random one each time: its mean over users is that of all their events.
+        """
+        if not self.baskets:
+            return self.examples("valid")
+        examples = self.examples("valid", "all")
+        lengths = examples.targets.lengths
+        drawn = (np.random.default_rng(0).random(len(examples)) * lengths).astype(np.int64)
+        chosen = np.zeros(len(examples.targets.items), np.bool_)
+        chosen[examples.targets.offsets[:-1] + drawn] = True
+        return replace(examples, targets=examples.targets.where(chosen))
+
     def _disliked_before(
         self, rows: NDArray[np.int64], users: NDArray[np.int64], histories: Histories
     ) -> Histories | None:
@@ -318,10 +340,13 @@ class Dataset:
             has_time=has_time,
             behaviours=self.behaviours,
             sessions=self.sessions,
+            baskets=self.baskets,
         )
         write_catalog(folder, pa.array(self.interactions.user_ids), self.items, self.codes)
         if self.disliked is not None:
             pq.write_table(self.disliked.table, folder / DISLIKED)
+        if self.pieces is not None:
+            pq.write_table(self.pieces, folder / PIECES)
 
     @classmethod
     def load(cls, path: Path | str) -> Dataset:
@@ -342,7 +367,7 @@ class Dataset:
 
     @classmethod
     def _read(cls, path: Path) -> Dataset:
-        events, has_time, behaviours, sessions = _read_events(path)
+        events, metadata = _read_events(path)
         items = pq.read_table(path / "items.parquet")
         codes = path / "codes.npy"
         interactions = Interactions(
@@ -352,7 +377,7 @@ class Dataset:
             events.rating,
             np.asarray(pq.read_table(path / "users.parquet")["user_id"].to_pylist(), np.str_),
             np.asarray(items["item_id"].to_pylist(), np.str_),
-            has_time,
+            metadata.get(b"has_time") == b"1",
             events.behaviour,
             events.nanosecond,
         )
@@ -361,9 +386,11 @@ class Dataset:
             events.split,
             items,
             np.load(codes, allow_pickle=False) if codes.exists() else None,
-            behaviours,
+            _behaviours(metadata),
             Disliked.read(path),
-            sessions,
+            metadata.get(b"sessions") == b"1",
+            pq.read_table(path / PIECES) if (path / PIECES).is_file() else None,
+            metadata.get(b"baskets") == b"1",
         )
 
     @staticmethod
@@ -397,6 +424,7 @@ def write_events(
     has_time: bool,
     behaviours: Sequence[Behaviour] = (),
     sessions: bool = False,
+    baskets: bool = False,
     part: int | None = None,
 ) -> None:
     """Write the interactions of a data set, or a part of them, into `folder`."""
@@ -408,6 +436,8 @@ def write_events(
     metadata = {"has_time": str(int(has_time))}
     if sessions:
         metadata["sessions"] = "1"
+    if baskets:
+        metadata["baskets"] = "1"
     if behaviours:
         metadata["behaviours"] = json.dumps([b._asdict() for b in behaviours])
     pq.write_table(pa.table(columns).replace_schema_metadata(metadata), file)
@@ -434,20 +464,14 @@ def _behaviours(metadata: Mapping[bytes, bytes]) -> tuple[Behaviour, ...]:
     return tuple(Behaviour(**b) for b in json.loads(metadata.get(b"behaviours", b"[]")))
 
 
-def _read_events(path: Path) -> tuple[Events, bool, tuple[Behaviour, ...], bool]:
-    """All events, whether they have timestamps, their types, and whether users are sessions.
-
-    Parts are read into preallocated arrays.
-    """
+def _read_events(path: Path) -> tuple[Events, Mapping[bytes, bytes]]:
+    """All events, and the metadata of `write_events`; parts are read into preallocated arrays."""
     files = event_files(path)
     rows = [pq.read_metadata(file).num_rows for file in files]
     schema = pq.read_schema(files[0])
-    metadata = schema.metadata or {}
-    has_time = metadata.get(b"has_time") == b"1"
-    behaviours = _behaviours(metadata)
-    sessions = metadata.get(b"sessions") == b"1"
+    metadata: Mapping[bytes, bytes] = schema.metadata or {}
     if len(files) == 1:
-        return _columns(pq.read_table(files[0])), has_time, behaviours, sessions
+        return _columns(pq.read_table(files[0])), metadata
     total = sum(rows)
     events = Events(
         np.empty(total, np.int32),
@@ -464,7 +488,7 @@ def _read_events(path: Path) -> tuple[Events, bool, tuple[Behaviour, ...], bool]
             if column is not None:
                 getattr(events, name)[start : start + count] = column
         start += count
-    return events, has_time, behaviours, sessions
+    return events, metadata
 
 
 def _columns(table: pa.Table) -> Events:

@@ -48,6 +48,12 @@ LEVELS: tuple[tuple[int, str], ...] = (
 )
 # Those of the first line that say that the user does not want the item.
 DISLIKES = "dislike unlike unfavo thumbsdown downvote hide block notinterested naimepas nietleuk"
+# Those that take back a purchase, as a whole or in part.
+RETURNS = (
+    "return refund chargeback storno stornier retour ruckgabe rucksend ruecksend reklam erstatt"
+    " remboursement devolucion reembolso restitu rimborso terugbet"
+)
+PART = ("partial", "partiel", "partly", "teil", "parz", "parcial", "deels", "gedeelte")
 # Words of their own, which turn a like into a dislike: English, German, French, Spanish, Dutch.
 NOT = {"not", "never", "no", "non", "nicht", "kein", "keine", "nie", "pas", "ne", "niet", "geen"}
 FAILED = (
@@ -100,6 +106,26 @@ def is_dislike(name: str) -> bool:
     key = normalised(name)
     words = DISLIKES.split()
     return level(name) == 0 and (any(word in key for word in words) or _is_negated(name))
+
+
+def is_return(name: str) -> bool:
+    """Whether a negative type says that a purchase was taken back.
+
+    >>> [is_return(name) for name in ("refund", "Retoure", "thumbs_down", "remove_from_cart")]
+    [True, True, False, False]
+    """
+    return level(name) == 0 and any(word in normalised(name) for word in RETURNS.split())
+
+
+def is_partial(name: str) -> bool:
+    """Whether a name says that a part was taken back, so that the rest was kept.
+
+    >>> [is_partial(name) for name in ("partial_return", "partiallyRefunded", "refund")]
+    [True, True, False]
+    """
+    parted = re.sub(r"(?<=[a-z])(?=[A-Z])", " ", name)
+    words = [normalised(word) for word in re.split(r"[\W_]+", parted)]
+    return "part" in words or any(word.startswith(PART) for word in words)
 
 
 def _is_negated(name: str) -> bool:

@@ -12,6 +12,7 @@ from recsys.interactions import Interactions
 TRAIN, VALID, TEST = 0, 1, 2
 SplitName = Literal["valid", "test"]
 ENOUGH_USERS = 30  # validation or test users below which a split by time says little
+BASKETS = 0.2  # share of tied events from which the next event is an accident of the file
 LABELS: dict[str, int] = {"train": TRAIN, "valid": VALID, "test": TEST}
 
 
@@ -35,6 +36,31 @@ def label_ends(user: NDArray[np.int32]) -> NDArray[np.uint8]:
     labels[ends - 2] = VALID
     labels[ends - 1] = TEST
     return labels
+
+
+def label_baskets(user: NDArray[np.int32], timestamp: NDArray[np.int64]) -> NDArray[np.uint8]:
+    """`leave_one_out` of whole baskets: a user's events of one time have one label.
+
+    Args:
+        user: (n,) ascending.
+        timestamp: (n,) ascending within a user.
+
+    Returns:
+        (n,) uint8 labels. Users with fewer than three baskets only train.
+    """
+    if not len(user):
+        return np.zeros(0, np.uint8)
+    first = np.append(True, (np.diff(user) != 0) | (np.diff(timestamp) != 0))
+    return np.asarray(label_ends(user[first])[np.cumsum(first) - 1])
+
+
+def tied_events(user: NDArray[np.int32], timestamp: NDArray[np.int64]) -> int:
+    """How many events share their time with another event of the same user.
+
+    The arguments are as those of `label_baskets`.
+    """
+    same = (np.diff(user) == 0) & (np.diff(timestamp) == 0)
+    return int((np.append(same, False) | np.append(False, same))[: len(user)].sum())
 
 
 def label_last_targets(user: NDArray[np.int32], target: NDArray[np.bool_]) -> NDArray[np.uint8]:

@@ -80,7 +80,7 @@ def stage(context: Context) -> Path | None:
     users = context.sample(KIND, config.users)
     if not settings.sets(KIND, "users"):
         users = max(users // (len(trials) + 1), 2 * LEAST_USERS)
-    examples = Dataset.load(workspace.dataset).examples("valid").sample(users)
+    examples = Dataset.load(workspace.dataset).validation().sample(users)
     info: dict[str, Any] = {"chosen": [], "trials": [], "users": len(examples)}
     with output.write(info) as folder:
         if len(examples) >= LEAST_USERS:

@@ -99,7 +99,7 @@ def stage(context: Context) -> Path:
             "ignore a column"
         )
         available = None
-    examples = dataset.examples("valid").servable(available).sample(config.users)
+    examples = dataset.validation().servable(available).sample(config.users)
     info: dict[str, Any] = {"fitted_on": "train"}
     if config.tail_share is not None and not len(examples):
         raise ConfigError(
@@ -257,7 +257,7 @@ def fit_to_new(
     new = AsNew.draw(retrieval, dataset.items, codes, share=SHARE_NEW, seed=0)
     if new is None:
         return reranker
-    everyone = dataset.examples("valid").servable(available)
+    everyone = dataset.validation().servable(available)
     examples = everyone.sample(min(config.users, USERS_NEW))
     target = TrainedTarget.load(workspace)
     found, _, _ = decode_candidates(retrieval, examples, config, target, new, available, end)

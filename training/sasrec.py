@@ -95,7 +95,7 @@ def stage(context: Context) -> Path | None:
     else:
         model = _continued(served, parent, dataset, config)
     module = SampledSoftmax(model, config, autocast_dtype(config.precision, Accelerator().device))
-    validation = _Validation(model, dataset.examples("valid").sample(config.eval_users))
+    validation = _Validation(model, dataset.validation().sample(config.eval_users))
     progress = fit(
         module,
         _batches(dataset, config, context),

@@ -55,7 +55,7 @@ class Validation:
         cls, model: Any, encoder: PromptEncoder, dataset: Dataset, users: int, num_beams: int
     ) -> Validation:
         """Validate on at most `users` users."""
-        examples = dataset.examples("valid").sample(users)
+        examples = dataset.validation().sample(users)
         return cls(model, encoder, examples, ItemTrie.build(encoder.item_tokens), num_beams)
 
     def __call__(self) -> dict[str, float]:

@@ -8,10 +8,7 @@ cleaned; `recsys.data.report` says how.
 from __future__ import annotations
 
 import time
-from collections import Counter
-from collections.abc import Collection, Iterator
-from dataclasses import asdict, dataclass, field, replace
-from functools import reduce
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
@@ -21,39 +18,29 @@ from rich.markup import escape
 
 from recsys.availability import FROM, UNTIL, available_items
 from recsys.catalog import CODE_COLUMN
-from recsys.data.cleaning import MISSING, RowCleaner
+from recsys.data.column_notes import ignored_availability, shortened_ids, unread_exclusions
 from recsys.data.columns import (
     SAMPLE_ROWS,
     Roles,
     Sample,
-    ignored_availability,
+    mapped,
     recognise_events,
     recognise_items,
-    shortened_ids,
-    unread_exclusions,
 )
 from recsys.data.damage import Damage
+from recsys.data.event_rows import EventReader, check_names
+from recsys.data.first_rows import look_at
 from recsys.data.ids import IdForms, note_zeros
 from recsys.data.item_cleaning import ItemCleaner
+from recsys.data.item_fields import ItemFields
+from recsys.data.layouts import refuse_other_layouts
 from recsys.data.opening import TableFile, find_tables, open_table
-from recsys.data.ratings import read_ratings
-from recsys.data.raw import EventStream, ItemCatalog, RawData, ReaderConfig, distinct, events_table
-from recsys.data.report import EXAMPLES, Report
-from recsys.data.returns import (
-    fill_orders,
-    is_cancellation,
-    read_order_status,
-    read_taken_back,
-)
-from recsys.data.texts import as_strings
-from recsys.data.time_formats import TimeRules, find_zones, orders_of_days, read_moments
+from recsys.data.raw import EventStream, ItemCatalog, RawData, ReaderConfig, distinct
+from recsys.data.report import Report
+from recsys.data.time_formats import TimeRules, orders_of_days
 from recsys.dataset import AVAILABILITY, ITEM_COLUMNS
 from recsys.errors import DataError
-from recsys.event_names import level
 from recsys.progress import say
-
-MAX_TYPES = 255
-NO_TYPE = "(empty)"
 
 
 def files(config: ReaderConfig) -> dict[str, Path]:
@@ -88,15 +75,22 @@ def stream(config: ReaderConfig) -> EventStream:
     paths = files(config)
     report = Report()
     items = open_table(paths["items"]) if "items" in paths else None
+    if items is not None:
+        refuse_other_layouts(items)
     described = None if items is None else Sample(items.path, items.sample(SAMPLE_ROWS))
-    given = asdict(config.columns)
-    times = TimeRules(config.time_unit, config.time_zone, config.day_first, config.now)
+    given, known = asdict(config.columns), config.mapping
+    day_first = known["day_first"] if known and config.day_first is None else config.day_first
+    times = TimeRules(config.time_unit, config.time_zone, day_first, config.now)
     ours = [path for role, path in paths.items() if role != "items"]
     for explode in (True, False):
         events = [open_table(path, explode=explode) for path in ours]
+        refuse_other_layouts(events[0])
         _agree(events)
         sample = Sample(events[0].path, events[0].sample(SAMPLE_ROWS))
-        roles = recognise_events(sample, given, described, times)
+        if known is None:
+            roles = recognise_events(sample, given, described, times)
+        else:
+            roles = mapped(sample, given, known["events"], of_items=False)
         lists = tuple(f"{file.explode}." for file in events if file.explode)
         if not lists or any(found.column.startswith(lists) for found in roles.values()):
             break  # lines of orders; other lists, such as parameters, are no rows
@@ -109,22 +103,32 @@ def stream(config: ReaderConfig) -> EventStream:
     of_file = orders_of_days(events, moment, times, report)
     orders = {rules.day_first for rules in of_file.values()}
     times = replace(times, day_first=orders.pop() if len(orders) == 1 else None)
+    report.mapping |= {"events": _names(roles), "day_first": times.day_first}
     _report_columns(report, sample, roles)
     for note in unread_exclusions(sample, roles) + shortened_ids(sample, roles):
         _warn(report, note)
     others = [file for file in (*events, items) if file and file.encoding != "utf-8"]
     report.add("files_not_in_utf8", len(others), [f"{f.path.name}: {f.encoding}" for f in others])
+    check_names(sample.table, {found.column for found in roles.values()}, sample.path)
+    first = look_at(sample, roles, items, described, given, times, config)
     forms = IdForms(report)
-    reader = _EventReader(config, roles, of_file, report, forms)
+    reader = EventReader(config, roles, of_file, report, first, forms)
 
     def read_items(found: pa.Table) -> ItemCatalog:
         ids = distinct(found["item"])
         note_zeros(ids, report)
+        report.mapping["no_products"] = sorted(first.service.dropped)
+        report.mapping["separator"] = first.separator
+        if left_out := first.service.summary():
+            _warn(report, left_out)
+            report.no_products = dict(first.service.dropped)
         if items is None or described is None:
-            return _items(None, ids, config, report)
+            return _items(reader.described(ids, times), ids, config, report)
+        before = known["items"] if known and known.get("items") else None
         mine = recognise_items(
-            described, given, roles["item"].column, pa.chunked_array([ids]), times
+            described, given, roles["item"].column, pa.chunked_array([ids]), times, before
         )
+        report.mapping["items"] = _names(mine)
         _report_columns(report, described, mine)
         ignored = ignored_availability(described, given, mine)
         notes = unread_exclusions(described, mine) + shortened_ids(described, mine)
@@ -133,235 +137,18 @@ def stream(config: ReaderConfig) -> EventStream:
         damage = Damage()
         table = items.read(damage)
         damage.check(items.path, config.clean.damaged_rows)
-        report.add("damaged_rows_skipped", damage.rows, damage.examples)
+        report.add("damaged_item_rows_skipped", damage.rows, damage.examples)
+        table, mine = reader.filled(table, mine)
         cleaner = ItemCleaner(items.path, mine, config.clean, times, report, forms)
-        return _items(cleaner.clean(table), ids, config, report, items.path)
+        made = cleaner.clean(table)
+        named = pa.array(sorted(first.service.named), pa.string())
+        made = made.filter(pc.invert(pc.is_in(made["item_id"], value_set=named)))
+        return _items(made, ids, config, report, items.path, reader.fields)
 
     sessions = reader.sessions == "users"
     return EventStream(
         reader.read(events), read_items, reader.counts, reader.types, report, sessions
     )
-
-
-@dataclass
-class _EventReader:
-    """Reads events of which the columns are known.
-
-    Attributes:
-        config: of the reader.
-        roles: of the columns.
-        times: how the times of each file are read.
-        report: is increased by what is dropped.
-        forms: of the ids.
-        counts: conversions of times.
-        types: names of the event types by number, as they appear.
-        last: role -> the last row read, with the state of its order.
-    """
-
-    config: ReaderConfig
-    roles: Roles
-    times: dict[Path, TimeRules]
-    report: Report
-    forms: IdForms
-    counts: Counter[str] = field(default_factory=Counter)
-    types: list[str] = field(default_factory=list)
-    last: dict[str, pa.Table] = field(default_factory=dict)
-
-    @property
-    def sessions(self) -> str | None:
-        """Whether sessions are the `users`, or stand for `anonymous` ones; None without any."""
-        if "session" not in self.roles:
-            return None
-        same = self.roles["session"].column == self.roles["user"].column
-        return "users" if same else "anonymous"
-
-    def read(self, files: list[TableFile]) -> Iterator[pa.Table]:
-        """Canonical events, part by part."""
-        used = {found.column for found in self.roles.values()}
-        left = 0
-        for file in files:
-            damage = Damage()
-            rules = self.times[file.path]
-            cleaner = RowCleaner(file.path, self.config.clean, rules, self.report)
-            for batch in file.batches(used, damage):
-                _check_names(batch, used, file.path)
-                table = self._without_open_quotes(batch, file, damage)
-                events = self._canonical(table, file.path, cleaner, rules)
-                if events.num_rows:
-                    left += events.num_rows
-                    yield events
-            damage.check(file.path, self.config.clean.damaged_rows)
-            self.report.add("damaged_rows_skipped", damage.rows, damage.examples)
-            time = self.roles.get("timestamp")
-            cleaner.finish(time.column if time else None)
-        if not left:
-            where = files[0].path if len(files) == 1 else files[0].path.parent
-            reasons = self.report.in_words()
-            raise DataError(f"{where}: no usable rows are left" + (reasons and f". {reasons}"))
-
-    def _without_open_quotes(self, table: pa.Table, file: TableFile, damage: Damage) -> pa.Table:
-        """Drop rows in which a quote is not closed, so that a value contains other rows."""
-        if file.kind != "delimited":
-            return table
-        for role in ("user", "item", "timestamp"):
-            if role in self.roles:
-                column = table[self.roles[role].column]
-                long = pc.match_substring(pc.utf8_trim_whitespace(column), "\n")
-                if pc.any(long).as_py():
-                    for text in column.filter(long).to_pylist():
-                        damage.add(None, text, text.count("\n") + 1)
-                    table = table.filter(pc.invert(long))
-        return table
-
-    def _canonical(
-        self, table: pa.Table, path: Path, cleaner: RowCleaner, rules: TimeRules
-    ) -> pa.Table:
-        column = {role: table[found.column] for role, found in self.roles.items()}
-        made = {
-            role: self.forms.read(role, table, self.roles[role].column, path)
-            for role in ("user", "item")
-        }
-        if self.sessions == "anonymous":
-            made["user"] = self._or_session(made["user"], column["session"], path)
-        if "timestamp" in self.roles:
-            times = column["timestamp"]
-            if "clock" in column:
-                parts = [as_strings(column[role], role, path) for role in ("timestamp", "clock")]
-                times = pc.binary_join_element_wise(*parts, " ", null_handling="replace")
-            moments = read_moments(times, rules, self.counts)
-            made["timestamp"], made["nanosecond"] = moments.second, moments.nanosecond
-            zones = find_zones(times)
-            self.report.add("times_with_a_zone", zones.zoned, zones.names)
-            self.report.add("times_without_a_zone", zones.local)
-        if "rating" in self.roles:
-            made["rating"] = self._ratings(as_strings(column["rating"], "rating", path))
-        types = None
-        if "behaviour" in self.roles:
-            types = as_strings(column["behaviour"], "behaviour", path)
-        returned: list[pa.ChunkedArray] = []
-        cancelled: list[pa.ChunkedArray] = []
-        # Only lines of orders with a time of day are surely of one order.
-        is_order = (
-            types is None and "timestamp" in made and ("clock" in column or _has_clock(times))
-        )
-        for role, found in self.roles.items():
-            kind = role.partition(" ")[0]
-            if kind not in ("taken_back", "order_status"):
-                continue
-            said = as_strings(column[role], kind, path)
-            if is_order:
-                said = self._filled(role, said, made["user"], made["timestamp"])
-            if kind == "taken_back":
-                (cancelled if is_cancellation(found.column) else returned).append(
-                    read_taken_back(said)
-                )
-                continue
-            state = read_order_status(said)
-            for name, rows in (("returned", returned), ("cancelled", cancelled)):
-                rows.append(pc.fill_null(pc.equal(state, name), False))
-        if "quantity" in self.roles:
-            pieces = pc.fill_null(as_strings(column["quantity"], "quantity", path), "")
-            # -1, also with Unicode's minus, 1- of SAP, and (1) of accounting
-            negative = (
-                r"^[-\x{2212}]\s*[\d.,]*[1-9]|^[\d.,]*[1-9][\d.,]*-$|^\([\d.,]*[1-9][\d.,]*\)$"
-            )
-            returned.append(pc.match_substring_regex(pieces, negative))
-        if cancelled:
-            made["cancelled"] = pc.and_(reduce(pc.or_, cancelled), _is_positive(types))
-        if returned:
-            types = _with_returns(types, reduce(pc.or_, returned))
-        if types is not None:
-            made["behaviour"] = self._types(types)
-        rows = cleaner.clean(pa.table(made), column)
-        return events_table(**{name: rows[name] for name in rows.column_names})
-
-    def _filled(
-        self, role: str, said: pa.ChunkedArray, users: pa.ChunkedArray, times: pa.ChunkedArray
-    ) -> pa.ChunkedArray:
-        """`fill_orders`, where the rows of an order may be divided between two parts of a file."""
-        rows = pa.table({"said": said, "user": users, "time": times})
-        before = self.last.get(role, rows.slice(0, 0))
-        every = pa.concat_tables([before, rows])
-        every = every.set_column(0, "said", fill_orders(*every.columns))
-        self.last[role] = every.slice(max(0, every.num_rows - 1))
-        return every["said"].slice(before.num_rows)
-
-    def _or_session(
-        self, users: pa.ChunkedArray, sessions: pa.ChunkedArray, path: Path
-    ) -> pa.ChunkedArray:
-        """The user of each row, or its session where there is none."""
-        texts = as_strings(sessions, "session", path)
-        nobody, nothing = (
-            pc.is_in(pc.utf8_lower(pc.fill_null(ids, "")), value_set=MISSING)
-            for ids in (users, texts)
-        )
-        anonymous = pc.and_(nobody, pc.invert(nothing))
-        self.report.add(
-            "sessions_without_user",
-            pc.sum(anonymous).as_py() or 0,
-            pc.unique(texts.filter(anonymous)).slice(0, EXAMPLES).to_pylist(),
-        )
-        return pc.if_else(anonymous, texts, users)
-
-    def _ratings(self, texts: pa.ChunkedArray) -> pa.ChunkedArray:
-        filled = pc.fill_null(pc.not_equal(texts, ""), False)
-        points = read_ratings(texts)
-        odd = pc.and_(filled, pc.is_null(points))
-        self.report.add(
-            "ratings_unreadable",
-            pc.sum(odd).as_py() or 0,
-            texts.filter(odd).slice(0, 3).to_pylist(),
-        )
-        return points
-
-    def _types(self, texts: pa.ChunkedArray) -> pa.ChunkedArray:
-        """The number of each event's type."""
-        texts = pc.fill_null(pc.if_else(pc.equal(texts, ""), NO_TYPE, texts), NO_TYPE)
-        encoded = texts.combine_chunks().dictionary_encode()
-        for name in encoded.dictionary.to_pylist():
-            if name not in self.types:
-                self.types.append(name)
-        if len(self.types) > MAX_TYPES:
-            raise DataError(
-                f"{self.config.path}: column {self.roles['behaviour'].column!r} has more than "
-                f"{MAX_TYPES} values, so it is no type of event; name another with "
-                "--column behaviour=NAME, or none"
-            )
-        numbers = [self.types.index(name) for name in encoded.dictionary.to_pylist()]
-        codes = pa.array(numbers, pa.uint8()).take(encoded.indices)
-        return pa.chunked_array([codes])
-
-
-def _with_returns(types: pa.ChunkedArray | None, back: pa.ChunkedArray) -> pa.ChunkedArray:
-    """The types of events, of which those that were taken back are returns.
-
-    A type that is negative stays.
-    """
-    if types is None:
-        return pc.if_else(back, "return", "purchase")
-    return pc.if_else(pc.and_(back, _is_positive(types)), "return", types)
-
-
-def _is_positive(types: pa.ChunkedArray | None) -> pa.ChunkedArray | pa.Scalar:
-    """Whether events of these types are no negative feedback: (rows,) bool; true without types."""
-    if types is None:
-        return pa.scalar(True)
-    positive = pa.array([n for n in pc.unique(types).to_pylist() if n and level(n) != 0])
-    return pc.is_in(types, value_set=positive.cast(pa.string()))
-
-
-def _has_clock(times: pa.ChunkedArray) -> bool:
-    """Whether times are more than dates."""
-    if not pa.types.is_string(times.type):
-        return not pa.types.is_date(times.type)
-    return bool(pc.any(pc.match_substring_regex(times, r":|^\d{9,}")).as_py())
-
-
-def _check_names(table: pa.Table, used: Collection[str], path: Path) -> None:
-    """Refuse a table in which a column that is used shares its name with another."""
-    for name in used:
-        if len(table.schema.get_all_field_indices(name)) > 1:
-            raise DataError(f"{path}: two columns are named {name!r}; rename one of them")
 
 
 def _agree(files: list[TableFile]) -> None:
@@ -372,6 +159,11 @@ def _agree(files: list[TableFile]) -> None:
                 f"{file.path}: this file has {', '.join(file.names)}, the first file of the folder "
                 f"{', '.join(files[0].names)}; read them separately"
             )
+
+
+def _names(roles: Roles) -> dict[str, str]:
+    """Role -> name of the column."""
+    return {role: found.column for role, found in roles.items()}
 
 
 def _warn(report: Report, note: str) -> None:
@@ -407,6 +199,7 @@ def _items(
     config: ReaderConfig,
     report: Report,
     path: Path | None = None,
+    fields: ItemFields | None = None,
 ) -> ItemCatalog:
     """The items in the order of the items file, then of first appearance in the events.
 
@@ -433,7 +226,8 @@ def _items(
         reserved.remove("available")
     _check_reserved(described, reserved)
     empty = pa.array([""] * len(missing), pa.string())
-    unknown = pa.table({"item_id": missing, "title": empty, "text": empty})
+    titles = pc.fill_null((fields.of(missing) if fields else {}).get("title", empty), "")
+    unknown = pa.table({"item_id": missing, "title": titles, "text": empty})
     if path is not None and len(missing) and config.clean.unknown_items:
         report.add("unknown_items", len(missing), missing[:3].to_pylist())
         unknown = unknown.append_column("available", pa.array(np.zeros(len(missing), bool)))

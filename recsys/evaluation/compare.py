@@ -105,7 +105,8 @@ def compare_rankers(
 
     Returns:
         Rows as of `compare`, with `target` (`all`, or users whose next item is `cold`: without
-        training events, or `warm`) and `users`; a target without users has no rows.
+        training events, or `warm`), `users`, and `events`: a user who is asked for several events,
+        in as many rows, counts once, with the mean. A target without users has no rows.
     """
     mine, theirs = (_select(users, name, seen) for name in (a, b))
     cold = pc.equal(mine["target_popularity"], 0)
@@ -114,10 +115,11 @@ def compare_rankers(
     for target, keep in parts.items():
         tables = [t if keep is None else t.filter(keep) for t in (mine, theirs)]
         if len(tables[0]):
-            gaps = _differences(
-                *(_gains(table, k) for table in tables), resamples=resamples, seed=seed
-            )
-            about = {"target": target, "users": len(tables[0]), "seen": seen, "k": k}
+            gains = [_of_users(_gains(table, k), table["user_id"]) for table in tables]
+            gaps = _differences(*gains, resamples=resamples, seed=seed)
+            count = pc.count_distinct(tables[0]["user_id"]).as_py()
+            about = {"target": target, "users": count, "events": len(tables[0])}
+            about |= {"seen": seen, "k": k}
             rows += [{**about, **row} for row in gaps if row["targets"] == "next"]
     return rows
 
@@ -157,6 +159,13 @@ def _ranker(table: pa.Table, path: Path | str, wanted: str | None, k: int) -> st
 
 def _select(table: pa.Table, ranker: str, mode: str) -> pa.Table:
     return table.filter(pc.and_(pc.equal(table["ranker"], ranker), pc.equal(table["seen"], mode)))
+
+
+def _of_users(gains: Gains, user_ids: pa.ChunkedArray) -> Gains:
+    """The mean of each user's rows, by first appearance, because draws are of whole users."""
+    user = user_ids.combine_chunks().dictionary_encode().indices.to_numpy()
+    rows = np.bincount(user)
+    return {name: np.bincount(user, values) / rows for name, values in gains.items()}
 
 
 def _gains(table: pa.Table, k: int) -> Gains:

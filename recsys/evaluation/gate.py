@@ -2,15 +2,16 @@
 
 Both rank the test users of the run's data set, whose test events are newer than everything that the
 champion has seen. Both are as served: with retrieval and reranker, and the champion with the items
-that are newer than it, which a shop adds to the running service. The challenger is offered only if
-it is shown not to be worse (`recsys.evaluation.verdict`).
+that are newer than it, which a shop adds to the running service. Few users are asked for more of
+their events (`replays`). The challenger is offered unless it is shown to be worse
+(`recsys.evaluation.verdict`).
 """
 
 from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -35,11 +36,13 @@ from recsys.live import NewItem
 from recsys.pipeline import Context
 from recsys.progress import console, say
 from recsys.recommender import Ranked, Recommender, RecommendRequest
-from recsys.splits import TEST
+from recsys.splits import TEST, VALID
 
 KIND, SECTION, VERDICT = "evaluation", "gate", "gate.json"
 JSON, HTML, USERS = "report.json", "report.html", "users.parquet"
 MODE: Seen = "masked"  # as requests are served by default
+ENOUGH = 300  # users with an event in the window; with fewer, the window of validation counts, too
+REPLAYS = 5  # events that a user is asked for at most
 
 
 def stage(context: Context) -> Path:
@@ -74,15 +77,28 @@ def stage(context: Context) -> Path:
             seed=context.settings.seed,
         )
         rankers = {CHALLENGER: Served(challenger), CHAMPION: Served(champion)}
-        result = evaluate_alike(rankers, dataset, protocol)
-        users = report.per_user(result, dataset)
+        alive = [one.epoch.alive for one in (challenger, champion)]
+        dataset = with_enough_users(dataset, np.logical_and.reduce(alive))
+        results, left = [], config.users
+        for replay in replays(dataset) if left else [dataset]:
+            results.append(evaluate_alike(rankers, replay, replace(protocol, users=left)))
+            left = None if left is None else left - len(results[-1].users)
+            if left is not None and left <= 0:
+                break
+        result = results[0]
+        tables = [report.per_user(one, dataset) for one in results]
+        users = tables[0]
         times = measure_latency([challenger, champion], result, dataset, config)
         found = {
             CHALLENGER: {"bundle": workspace.name, "version": parents["bundle"]},
             CHAMPION: {"bundle": parent.name, "version": parents[CHAMPION]},
             "window": _window(dataset, len(result.users)),
             "comparisons": compare_rankers(
-                users, CHALLENGER, CHAMPION, k=config.k, resamples=config.resamples
+                pa.concat_tables(tables),
+                CHALLENGER,
+                CHAMPION,
+                k=config.k,
+                resamples=config.resamples,
             ),
             "coverage": compare_coverage(result, config),
             "latency_ms": dict(zip(rankers, times, strict=True)),
@@ -100,6 +116,50 @@ def stage(context: Context) -> Path:
             pq.write_table(users, folder / USERS)
     show(output.path)
     return output.path
+
+
+def with_enough_users(dataset: Dataset, available: NDArray[np.bool_]) -> Dataset:
+    """The data set with the window of validation as a part of the test, if the test has few users.
+
+    The champion has learned from neither. The challenger has been stopped by the events of
+    validation, and has not learned from them.
+
+    Args:
+        dataset: of the run.
+        available: (items,) those that both recommenders may list.
+    """
+    if _count(dataset, available) >= ENOUGH:
+        return dataset
+    return replace(
+        dataset, split=np.where(dataset.split == VALID, TEST, dataset.split).astype(np.uint8)
+    )
+
+
+def replays(dataset: Dataset) -> Iterator[Dataset]:
+    """The data set, and then the same with labels by which users are asked for a later event.
+
+    In the n-th one, each user's first n events of the test that may be asked for are history.
+    """
+    user, test = dataset.interactions.user, dataset.split == TEST
+    asked = np.flatnonzero(test & dataset.is_asked)
+    starts = np.flatnonzero(np.diff(user[asked], prepend=-1))
+    step = np.arange(len(asked)) - np.repeat(starts, np.diff(starts, append=len(asked)))
+    yield dataset
+    for number in range(1, REPLAYS):
+        first = np.full(int(user.max(initial=-1)) + 1, len(user))
+        mine = asked[step == number]
+        if not len(mine):
+            return
+        first[user[mine]] = mine
+        earlier = test & (np.arange(len(user)) < first[user])
+        yield replace(dataset, split=np.where(earlier, VALID, dataset.split).astype(np.uint8))
+
+
+def _count(dataset: Dataset, available: NDArray[np.bool_]) -> int:
+    """The users of the test whose next item is available."""
+    targets = dataset.examples("test").targets
+    # not `servable`, which leaves nobody out where no target is available
+    return int(np.count_nonzero(available[targets.items[targets.offsets[:-1]]]))
 
 
 @dataclass(frozen=True)
@@ -163,9 +223,7 @@ def count_compared(dataset: Dataset, before: pa.Table, now: int) -> int:
         found = available_items(items, now)
         if found is not None:
             available[: len(found)] &= found
-    targets = dataset.examples("test").targets
-    # not `servable`, which leaves nobody out where no target is available
-    return int(np.count_nonzero(available[targets.items[targets.offsets[:-1]]]))
+    return _count(with_enough_users(dataset, available), available)
 
 
 def with_new_items(champion: Recommender, dataset: Dataset) -> Recommender:
@@ -240,7 +298,8 @@ def show(path: Path) -> None:
     verdict = read_verdict(path)
     for row in verdict["comparisons"]:
         say(
-            f"{row['metric']}@{row['k']} of {row['target']} next items ({row['users']} users): "
+            f"{row['metric']}@{row['k']} of {row['target']} next items ({row['users']} users, "
+            f"{row['events']} events): "
             f"{row['a']:.4f} against {row['b']:.4f}, {row['mean']:+.4f} "
             f"({row['low']:+.4f} to {row['high']:+.4f})"
         )

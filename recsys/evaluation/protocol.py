@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol
 
 import numpy as np
@@ -91,7 +91,8 @@ class EvaluationConfig:
         seen: whether the items of the history may be recommended: `masked` (no), `unmasked` (yes),
             or `both`, one after the other.
         targets: targets of the headline figures: the user's `next` event, or `all` events of the
-            split. Both are measured.
+            split. Both are measured. By default `all` where events come in baskets
+            (`Dataset.baskets`), else `next`.
         users: size of a random sample of users; by default all users.
         batch_size: users per batch of the search.
         processes: processes that rank in parallel, this one among them, each with its own copy of
@@ -110,7 +111,7 @@ class EvaluationConfig:
     ks: tuple[int, ...] = (1, 5, 10, 20, 50)
     beams: int | None = None
     seen: Literal["both", "masked", "unmasked"] = "both"
-    targets: Literal["next", "all"] = "next"
+    targets: Literal["next", "all"] | None = None
     users: int | None = None
     batch_size: int = 32
     processes: int | None = None
@@ -213,6 +214,8 @@ def evaluate(
         ValueError: a ranker returned a malformed list.
     """
     check_no_leak(dataset, config.split)
+    by_default: Literal["next", "all"] = "all" if dataset.baskets else "next"
+    config = replace(config, targets=config.targets or by_default)
     next_examples = select(dataset, config, available)
     all_examples = select(dataset, config, available, "all")
     targets: dict[Targets, Histories] = {
@@ -451,6 +454,7 @@ def _facts(
         "seen_share": round(float(repeated.mean()), 6),
         "empty_history_share": round(float((histories.lengths == 0).mean()), 6),
         "train_before_split": ordered,
+        "baskets": dataset.baskets,
         "unavailable": None if available is None else _unavailable(everything, available),
     }
 

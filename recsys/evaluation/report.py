@@ -198,11 +198,18 @@ def headline(document: dict[str, Any]) -> list[str]:
     about = {"metric": "recall", **document["headline"]}
     k, model = about["k"], document["rankers"][0]
     row = find(document["metrics"], ranker=model, **about)
-    event = "the next event" if about["targets"] == "next" else "an event of the split"
+    held = f"hold the next event {row['mean']:.1%} of the time"
+    if about["targets"] == "all":
+        held = f"hold {row['mean']:.1%} of the items that a user has in the split"
     sentences = [
-        f"Recall@{k} {row['mean']:.4f}: the first {k} hold {event} {row['mean']:.1%} of the time "
+        f"Recall@{k} {row['mean']:.4f}: the first {k} {held} "
         f"(95 % interval {row['low']:.1%} to {row['high']:.1%}), seen items {about['seen']}."
     ]
+    if document["data"].get("baskets"):  # older reports do not know
+        sentences.append(
+            "Many events of a user have one time, as lines of an order, so which of them comes "
+            "next is an accident of the file: figures of all events of the split count."
+        )
     shown = {
         row["ranker"]
         for row in document["coverage"]

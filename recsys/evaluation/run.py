@@ -232,7 +232,7 @@ def _write(
         together = replace(config, batch_size=CHUNK)  # only look-ups and baselines are left
         vectors = None if near is None else near.vectors
         result = evaluate(rankers, dataset, together, vectors, available)
-        result = replace(result, config=config)
+        result = replace(result, config=replace(config, targets=result.config.targets))
         frontier = _frontier(bundle_path)
         document = report.document(
             result,
@@ -321,6 +321,7 @@ def _weaknesses(result: Result) -> list[str]:
     about: dict[str, Any] = {"metric": "ndcg", "k": k}
     served, found = next(iter(result.rankings)), []
     kinds = {"next": "the next event", "all": "all events of the split"}
+    fitted = "all events of a later time" if result.facts["baskets"] else "the next event"
     for seen in result.config.seen_modes:
         for targets, meaning in kinds.items():
             for name in result.rankings:
@@ -328,11 +329,11 @@ def _weaknesses(result: Result) -> list[str]:
                 if worse is not None:
                     found.append(
                         f"The served list is worse than {name} for {meaning}, seen items {seen}: "
-                        f"{worse}. It is fitted to the next event without seen items; more time "
+                        f"{worse}. It is fitted to {fitted} without seen items; more time "
                         "(--minutes) may help it."
                     )
     found += _cold_weaknesses(result)
-    about |= {"seen": result.config.seen_modes[0], "targets": "next"}
+    about |= {"seen": result.config.seen_modes[0], "targets": result.config.targets}
     if MODEL not in result.rankings:
         return found
     own = find(result.metrics, ranker=MODEL, **about)["mean"]

@@ -1,4 +1,8 @@
-"""The rule of the gate: when a challenger is offered. It imports no torch, for the settings."""
+"""The rule of the gate: when a challenger is offered. It imports no torch, for the settings.
+
+A challenger has learned from newer events, so it is expected to be as good as the champion, and
+what has to be shown is that it is worse.
+"""
 
 from __future__ import annotations
 
@@ -19,10 +23,11 @@ class GateConfig:
         window: share of the new events, the newest ones, on which the two are compared; as many
             events before them are validation, and the challenger learns from the rest.
         least_users: users with an event in the window below which nothing is decided.
-        users: size of a random sample of them; None takes all.
+        users: largest number of next events that are asked for: users are sampled if there are
+            more, and asked for later events as well if there are fewer; None takes all users.
         k: length of the lists.
-        margin: share of the champion's NDCG@k that the challenger may lose at the lower end of the
-            95 % interval.
+        margin: share of the champion's Recall@k, and of its figures of cold and of warm next items,
+            that the challenger may surely lose, as long as it does not surely lose NDCG@k of all.
         coverage: least share of the number of items that the champion's lists have together, or
             that the users took in the window, if these are fewer. The challenger is refused if its
             lists surely have fewer: the 95 % interval over users lies below.
@@ -32,7 +37,7 @@ class GateConfig:
     """
 
     window: float = 0.3
-    least_users: int = 100
+    least_users: int = 30
     users: int | None = 5000
     k: int = 10
     margin: float = 0.1
@@ -51,8 +56,9 @@ class GateConfig:
 def decide(found: dict[str, Any], config: GateConfig) -> list[str]:
     """Why a challenger is not offered, in sentences; empty if it is.
 
-    It must be shown not to lose more than the margin on all users, it must not be surely worse on
-    any part of them, its lists must not surely have too few items, and it must keep the latency.
+    Something must have been measured. The challenger must not be surely worse: the 95 % interval of
+    the difference lies below 0 for NDCG of all users, or below the margin for recall and for a part
+    of the users. Its lists must not surely have too few items, and it must keep the latency.
     """
     k, reasons = config.k, []
     users = found["window"]["users"]
@@ -64,14 +70,16 @@ def decide(found: dict[str, Any], config: GateConfig) -> list[str]:
     for row in found["comparisons"]:
         about = f"{row['metric']}@{k} of {row['target']} next items"
         gap = f"{row['mean']:+.4f} ({row['low']:+.4f} to {row['high']:+.4f})"
-        allowed = -config.margin * row["b"]
-        if row["high"] < 0:
-            reasons.append(f"The challenger is worse: {about} {gap}.")
-        elif row["target"] == "all" and row["metric"] == "ndcg" and row["low"] < allowed:
+        whole = row["target"] == "all" and row["metric"] == "ndcg"
+        allowed = 0.0 if whole else -config.margin * row["b"]
+        if whole and row["a"] == 0:
             reasons.append(
-                f"It is not shown that the challenger is as good: {about} {gap}; the lower end "
-                f"must be at least {allowed:+.4f} (gate.margin)."
+                f"Nothing was measured: no list of the challenger has the next item, {about} is "
+                f"0.0000 against {row['b']:.4f} of the champion. More new events decide it."
             )
+        elif row["high"] < allowed:
+            least = "" if whole else f", and {allowed:+.4f} is allowed (gate.margin)"
+            reasons.append(f"The challenger is worse: {about} {gap}{least}.")
     about = found["coverage"]
     if about["gap"]["high"] < 0:
         mine, theirs, taken = (

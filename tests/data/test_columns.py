@@ -7,14 +7,12 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
+from recsys.data.column_notes import ignored_availability, shortened_ids, unread_exclusions
 from recsys.data.columns import (
     Roles,
     Sample,
-    ignored_availability,
     recognise_events,
     recognise_items,
-    shortened_ids,
-    unread_exclusions,
 )
 from recsys.data.time_formats import TimeRules
 from recsys.errors import DataError

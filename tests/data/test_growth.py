@@ -29,7 +29,7 @@ def items(*rows):
     )
 
 
-def parent(*, types=(), disliked=None):
+def parent(*, types=(), disliked=None, pieces=None):
     """Ann, Bob and Cy, on days 0 to 3."""
     rows = [("ann", "a", 0), ("ann", "b", 1), ("bob", "b", 0), ("bob", "c", 2), ("cy", "a", 3)]
     user, item, day = zip(*rows, strict=True)
@@ -47,21 +47,30 @@ def parent(*, types=(), disliked=None):
     )
     table = items(("a", "A"), ("b", "B"), ("c", "C"))
     return Dataset(
-        interactions, np.zeros(5, np.uint8), table, behaviours=tuple(types), disliked=disliked
-    )
+        interactions, np.zeros(5, np.uint8), table, behaviours=tuple(types), disliked=disliked,
+        pieces=pieces,
+    )  # fmt: skip
 
 
 @pytest.fixture
 def grow(tmp_path):
-    def make(before, events, described, erased=(), **clean):
+    def make(
+        before, events, described, erased=(), *, roles=None, cleaned=True, mapping=None, **clean
+    ):
         columns = list(zip(*events, strict=True))
         table = pa.table(
             {
                 "user": columns[0],
                 "item": columns[1],
                 "timestamp": [START + DAY * d for d in columns[2]],
-                "rating": pa.nulls(len(events), pa.float32()),
+                "rating": pa.array(
+                    columns[5] if len(columns) > 5 else [None] * len(events), pa.float32()
+                ),
                 "type": pa.array(columns[3] if len(columns) > 3 else [None] * len(events)),
+                "quantity": pa.array(
+                    columns[4] if len(columns) > 4 else [None] * len(events), pa.float32()
+                ),
+                "stored": [False] * len(events),
             }
         )
         growth.write(tmp_path, table, described, growth.Erased.of(before, erased))
@@ -69,8 +78,9 @@ def grow(tmp_path):
             split="global-temporal",
             dates=(START + 5 * DAY, START + 6 * DAY),
             clean=CleanConfig(**clean),
+            roles=roles or {},
         )
-        return growth.grow(before, tmp_path, rules).dataset
+        return growth.grow(before, tmp_path, rules, cleaned=cleaned, mapping=mapping).dataset
 
     return make
 
@@ -107,6 +117,68 @@ def test_types_of_events_keep_their_roles_and_numbers(grow):
     grown = grow(parent(types=(view, buy)), events, items())
     assert [b.name for b in grown.behaviours] == ["view", "buy", "wishlist"]
     assert [b.role for b in grown.behaviours] == ["context", "target", "context"]
+
+
+@pytest.mark.parametrize("kind", ["return", "refunded", "thumbs_down", "Retoure"])
+def test_returns_and_dislikes_are_no_purchases_where_the_parent_has_no_types(grow, kind):
+    events = [("ann", "a", 6, kind), ("bob", "a", 6, "purchase"), ("cy", "c", 7, "buy")]
+    grown = grow(parent(), events, items())
+    assert grown.behaviours == ()
+    assert rows_of(grown) == {("ann", "b", 1, 0), ("bob", "b", 0, 0), ("bob", "c", 2, 0),
+                              ("cy", "a", 3, 0), ("bob", "a", 6, 2), ("cy", "c", 7, 2)}  # fmt: skip
+    assert grown.disliked.table.select(["user_id", "item_id"]).to_pylist() == [
+        {"user_id": "ann", "item_id": "a"}
+    ]
+
+
+def test_positive_types_are_one_type_where_the_parent_has_none(grow):
+    grown = grow(parent(), [("ann", "c", 6, "view"), ("bob", "a", 6, None)], items())
+    assert grown.behaviours == ()
+    assert {("ann", "c", 6, 2), ("bob", "a", 6, 2)} < rows_of(grown)
+
+
+def test_a_role_of_the_settings_says_what_is_negative(grow):
+    before = parent()
+    events = [("ann", "c", 6, "7"), ("bob", "a", 6, "8")]
+    assert ("ann", "c", 6, 2) in rows_of(grow(before, events, items()))
+    grown = grow(before, events, items(), roles={"7": "negative", "8": "target"})
+    assert ("ann", "c", 6, 2) not in rows_of(grown)
+    assert ("bob", "a", 6, 2) in rows_of(grown)
+
+
+def test_returns_are_left_out_of_data_that_were_not_cleaned(grow, capsys):
+    grown = grow(
+        parent(), [("ann", "a", 6, "return"), ("bob", "a", 6, "x")], items(), cleaned=False
+    )
+    assert len(rows_of(grown)) == 6
+    assert "1 new events are returns or dislikes" in capsys.readouterr().err
+
+
+def test_the_pieces_of_the_parent_and_of_the_night_are_counted_together(grow):
+    """Ann has seven pieces of a and one of b: of a, three come back, and of b the only one."""
+    schema = pa.schema(
+        [("user_id", pa.string()), ("item_id", pa.string()), ("pieces", pa.float32())]
+    )
+    left = pa.Table.from_pylist([{"user_id": "ann", "item_id": "a", "pieces": 7.0}], schema)
+    events = [("ann", "a", 6, "return", -3.0), ("ann", "b", 6, "return", -1.0),
+              ("bob", "a", 6, "purchase", 2.0), ("bob", "c", 6, "return", 0.0)]  # fmt: skip
+    grown = grow(parent(pieces=left), events, items())
+    assert rows_of(grown) == {("ann", "a", 0, 0), ("bob", "b", 0, 0), ("bob", "c", 2, 0),
+                              ("cy", "a", 3, 0), ("bob", "a", 6, 2)}  # fmt: skip
+    assert {tuple(row.values()) for row in grown.pieces.to_pylist()} == {
+        ("ann", "a", 4.0), ("bob", "a", 2.0)
+    }  # fmt: skip
+    again = grow(grown, [("ann", "a", 7, "return", -4.0)], items())
+    assert ("ann", "a", 0, 0) not in rows_of(again)
+
+
+def test_the_scale_of_ratings_is_that_of_the_first_run(grow):
+    """Without the low end, 5 to 10 would be a scale whose lower 7 are dislikes."""
+    events = [("ann", "c", 6, None, None, 5.0), ("bob", "a", 6, None, None, 10.0),
+              ("cy", "b", 6, None, None, 7.0), ("cy", "c", 6, None, None, 3.0)]  # fmt: skip
+    grown = grow(parent(), events, items(), mapping={"negative_rating": 4.0})
+    new = {row[:2] for row in rows_of(grown) if row[2] == 6}
+    assert new == {("ann", "c"), ("bob", "a"), ("cy", "b")}
 
 
 def test_a_dislike_stands_until_the_item_is_chosen(grow):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,16 +12,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from recsys.artifacts import write_artifact
 from recsys.data.cleaning import CleanConfig
 from recsys.data.histories import (
     Facts,
     HistoryCleaner,
     before_negative,
     negative_rating,
-    unwanted_users,
+    pieces_left,
+    unwanted_by_rule,
 )
-from recsys.data.prepare import DataConfig, build
+from recsys.data.prepare import DataConfig, build, write_streamed
 from recsys.data.report import Report
+from recsys.dataset import Dataset
 from recsys.errors import DataError
 
 NAMES = ("view", "cart", "purchase", "return")
@@ -30,6 +34,19 @@ HALF_HOUR = 1800
 def facts(ids: list[str], events: list[int]) -> Facts:
     none = np.zeros(0, np.int64)
     return Facts(pa.array(ids), np.array(events), none, none, np.zeros(0, np.float32))
+
+
+def unwanted(known: Facts, config: CleanConfig, report: Report) -> list[int]:
+    """The users that any rule drops."""
+    rules = unwanted_by_rule(known, config, report)
+    return sorted(user for users in rules.values() for user in np.flatnonzero(users).tolist())
+
+
+def write_artifact_of(config: DataConfig, folder: Path) -> None:
+    """Write a data set part by part."""
+    info: dict[str, Any] = {}
+    with write_artifact(folder, "dataset", info=info) as part:
+        info |= write_streamed(config, part)[0]
 
 
 def cleaner(names: tuple[str, ...] = NAMES, **config: Any) -> tuple[HistoryCleaner, Report]:
@@ -52,7 +69,7 @@ def columns(rows: list[tuple[int, int, int, str]]) -> dict[str, Any]:
 
 def steps(rows: list[tuple[int, int, int, str]], **config: Any) -> list[tuple[int, int, int, str]]:
     made, _ = cleaner(**config)
-    found, keep, _ = made.clean(columns(rows))
+    found, keep, *_ = made.clean(columns(rows))
     names = [b.name for b in made.behaviours]
     return [
         (int(u), int(i), int(t) // 60, names[b])
@@ -126,31 +143,130 @@ def test_cleaning_equals_a_loop(rows: list[tuple[int, int, int, str]]) -> None:
     assert steps(rows) == expected
 
 
-def test_bots_have_far_more_events_than_others() -> None:
-    report = Report()
-    known = facts([f"u{n}" for n in range(200)] + ["bot"], [10] * 200 + [501])
-    assert np.flatnonzero(unwanted_users(known, CleanConfig(), report)).tolist() == [200]
-    assert report.counts == {"events_of_bots_dropped": 501}
-    assert report.examples["events_of_bots_dropped"] == ["bot: 501 events"]
-    assert not unwanted_users(known, CleanConfig(bots=0), Report()).any()
-    assert not unwanted_users(known, CleanConfig(bots=502), Report()).any()
+def bought(rows: list[tuple[str, float]], **config: Any) -> tuple[list[int], list[float], int]:
+    """Rows kept of one user's (type, pieces) of one item, the pieces left, and dislikes."""
+    names = ("purchase", "return", "dislike", "partial_refund")
+    made, _ = cleaner(names, **config)
+    kinds = np.array([names.index(name) for name, _ in rows], np.uint8)
+    table = {
+        "user": np.zeros(len(rows), int), "item": np.zeros(len(rows), int),
+        "timestamp": 86_400 * np.arange(len(rows)), "behaviour": kinds,
+        "quantity": np.array([pieces for _, pieces in rows], np.float32),
+    }  # fmt: skip
+    found = made.clean(table)
+    assert "quantity" not in found.columns
+    kept = np.flatnonzero(found.keep).tolist()
+    return kept, found.pieces["pieces"].tolist(), len(found.disliked["user"])
+
+
+UNKNOWN = float("nan")
 
 
 @pytest.mark.parametrize(
-    ("name", "events", "unwanted"),
+    ("rows", "kept", "left", "disliked"),
+    [
+        # Three of ten come back: the purchase stays, and seven pieces are left.
+        ([("purchase", 10), ("return", -3)], [0], [7], 0),
+        ([("purchase", 10), ("return", -3), ("return", -7)], [], [], 1),
+        ([("purchase", 10), ("return", -12)], [], [], 1),
+        # After everything came back, a new purchase counts from nothing.
+        ([("purchase", 2), ("return", -5), ("purchase", 3), ("return", -1)], [2], [2], 1),
+        ([("purchase", 1), ("purchase", 1), ("return", -1)], [0, 1], [1], 0),
+        # A row that was taken back as a whole (0) leaves an earlier purchase as it is.
+        ([("purchase", UNKNOWN), ("return", 0)], [0], [], 0),
+        ([("return", 0)], [], [], 1),
+        # A return of unknown size is of everything, and so is a dislike.
+        ([("purchase", 10), ("return", UNKNOWN)], [], [], 1),
+        ([("purchase", 10), ("dislike", UNKNOWN)], [], [], 1),
+        ([("purchase", 10), ("partial_refund", UNKNOWN)], [0], [10], 0),
+        ([("return", -1), ("purchase", 2)], [1], [2], 1),
+    ],
+)
+def test_a_purchase_goes_when_all_of_its_pieces_are_returned(rows, kept, left, disliked) -> None:
+    assert bought(rows) == (kept, left, disliked)
+
+
+def test_returns_that_are_not_read_as_feedback_stay() -> None:
+    assert bought([("purchase", 10), ("return", -3)], negative_feedback=False)[0] == [0, 1]
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 2), st.integers(0, 2), st.sampled_from([1, 2, 5, -1, -4, -np.inf]))
+    )
+)
+def test_pieces_left_equal_a_loop(rows: list[tuple[int, int, float]]) -> None:
+    rows = sorted(rows, key=lambda row: row[0])
+    if not rows:
+        return
+    stock: dict[tuple[int, int], float] = {}
+    expected = []
+    for user, item, pieces in rows:
+        stock[user, item] = max(0.0, stock.get((user, item), 0.0) + pieces)
+        expected.append(stock[user, item])
+    user, item, signed = (np.array(column) for column in zip(*rows, strict=True))
+    assert pieces_left(user, item, signed.astype(float)).tolist() == expected
+
+
+@pytest.mark.parametrize("engine", ["memory", "stream"])
+def test_partial_returns_of_a_wholesaler(tmp_path, engine) -> None:
+    """By hand: of u0's and u1's purchases of ten pieces, three and ten are returned."""
+    rows = [f"u{n},i{n % 5},2024-01-{1 + n % 9:02} 10:00:00,10" for n in range(40)]
+    rows += [f"u{n},i{(n + 1) % 5},2024-02-{1 + n % 9:02} 10:00:00,1" for n in range(40)]
+    rows += ["u0,i0,2024-03-01 10:00:00,-3", "u1,i1,2024-03-01 10:00:00,-10"]
+    (tmp_path / "events.csv").write_text("\n".join(["customer,sku,bought_at,quantity", *rows]))
+    settings = {"source": "table", "path": str(tmp_path / "events.csv"), "engine": engine}
+    if engine == "memory":
+        made = build(DataConfig(**settings))
+        data, report = made.dataset, made.report
+    else:
+        folder = tmp_path / "made"
+        write_artifact_of(DataConfig(**settings), folder)
+        data, report = Dataset.load(folder), None
+    user, item = data.interactions.user_ids, data.item_ids
+    pairs = {(user[u], item[i]) for u, i in zip(data.events.user, data.events.item, strict=True)}
+    assert len(data.interactions) == 79, "only u1's purchase goes"
+    assert ("u0", "i0") in pairs
+    assert ("u1", "i1") not in pairs
+    assert data.disliked is not None
+    assert data.disliked.table.select(["user_id", "item_id"]).to_pylist() == [
+        {"user_id": "u1", "item_id": "i1"}
+    ]
+    assert data.pieces is not None
+    left = {(r["user_id"], r["item_id"]): r["pieces"] for r in data.pieces.to_pylist()}
+    assert len(left) == 39, "those of one piece are not written"
+    assert left["u0", "i0"] == 7
+    assert {pieces for pair, pieces in left.items() if pair != ("u0", "i0")} == {10}
+    if report is not None:
+        assert report.counts["partial_returns_dropped"] == 1
+
+
+def test_bots_have_far_more_events_than_others() -> None:
+    report = Report()
+    known = facts([f"u{n}" for n in range(200)] + ["bot"], [10] * 200 + [501])
+    assert unwanted(known, CleanConfig(), report) == [200]
+    assert report.counts == {"events_of_bots_dropped": 501}
+    assert report.examples["events_of_bots_dropped"] == ["bot: 501 events"]
+    assert not unwanted(known, CleanConfig(bots=0), Report())
+    assert not unwanted(known, CleanConfig(bots=502), Report())
+
+
+@pytest.mark.parametrize(
+    ("name", "events", "dropped"),
     [("guest", 100, True), ("Gast", 100, True), ("guest", 5, False), ("0", 100, True),
      ("0", 30, False), ("anna", 100, False)],
 )  # fmt: skip
-def test_a_placeholder_is_no_person(name: str, events: int, unwanted: bool) -> None:
+def test_a_placeholder_is_no_person(name: str, events: int, dropped: bool) -> None:
     known = facts([f"u{n}" for n in range(200)] + [name], [10] * 200 + [events])
-    assert unwanted_users(known, CleanConfig(), Report())[-1] == unwanted
+    assert unwanted(known, CleanConfig(), Report()) == [200] * dropped
 
 
 @pytest.mark.parametrize(
     ("ratings", "bound"),
     [([1, 2, 3, 4, 5], 2), ([0.5, 1, 2, 2.5, 3, 5], 2), (list(range(1, 11)), 4),
      ([3, 4, 4.5, 5], None), ([0, 1], 0), ([-1, 1], -1), ([-1, 0, 1], -1), ([1, 2], None),
-     ([0], None), ([1], None), ([], None)],
+     ([0], None), ([1], None), ([], None), (list(range(1, 61)), None),
+     (list(range(1, 21)), 8), (list(range(0, 101)), 40)],
 )  # fmt: skip
 def test_the_low_end_of_a_scale_is_negative(ratings: list[float], bound: float | None) -> None:
     assert negative_rating(np.array(ratings, np.float32), CleanConfig()) == bound
@@ -163,7 +279,7 @@ def test_a_rating_is_kept_when_steps_are_merged() -> None:
         "user": np.zeros(3, int), "item": np.zeros(3, int), "timestamp": np.array([0, 60, 120]),
         "rating": np.float32([2, 5, np.nan]),
     }  # fmt: skip
-    found, keep, _ = made.clean(rows)
+    found, keep, *_ = made.clean(rows)
     assert keep.tolist() == [False, False, True]
     assert found["rating"][2] == 5
 

@@ -84,7 +84,7 @@ def test_a_damaged_row_is_skipped_and_counted(tmp_path: Path) -> None:
         (b" \n\n", "the file is empty"),
         (b"a,b\n", "no rows in it"),
         (b"[1, 2]", "one JSON list; write one object on each line"),
-        (b"PK\x03\x04", "an Excel or zip file; export the table as CSV"),
+        (b"PK\x03\x04", "a zip file; unpack it"),
         (lzma.compress(b"a,b\n1,2\n"), "an xz file, which is not read; unpack it with xz -d"),
         (b"a,b\n\x81\xff,1\n", "neither UTF-8 nor UTF-16 nor Windows-1252"),
         (b"a\0,\0b\0\n\0", "many bytes are zero"),

@@ -280,3 +280,24 @@ def test_items_disliked_before_the_target_are_hidden(tmp_path: Path) -> None:
 def test_without_times_nothing_is_hidden_in_evaluation() -> None:
     data = dataset(disliked=disliked(("u", "c", 0, True)))
     assert data.examples("test").histories.hidden is None
+
+
+def test_validation_has_one_target_of_the_basket_for_each_user() -> None:
+    rows = [(f"u{n:03d}", item, label) for n in range(300) for item, label in
+            (("c", TRAIN), ("a", VALID), ("b", VALID))]  # fmt: skip
+    data = dataset(rows)
+    assert lists(data.validation().targets) == [[0]] * 300
+    data = replace(data, baskets=True)
+    examples = data.validation()
+    drawn = [target for (target,) in lists(examples.targets)]
+    assert set(drawn) == {0, 1}
+    assert 100 < sum(drawn) < 200  # each item of the basket is as likely
+    assert lists(examples.histories) == [[2]] * 300
+    assert lists(data.validation().targets) == lists(examples.targets)
+
+
+def test_baskets_are_kept_on_disk(tmp_path: Path) -> None:
+    for baskets in (True, False):
+        with write_artifact(tmp_path / str(baskets), "dataset") as folder:
+            dataset(baskets=baskets).save(folder)
+        assert Dataset.load(tmp_path / str(baskets)).baskets is baskets

@@ -408,7 +408,7 @@ def test_the_document_has_stable_keys_and_columns(page):
         assert all(set(row) == expected for row in page[key])
     assert set(page["data"]) == {
         "items", "users", "events", "users_in_split", "users_evaluated", "targets", "cold_share",
-        "unavailable",
+        "unavailable", "baskets",
         "seen_share", "empty_history_share", "train_before_split",
     }  # fmt: skip
     assert set(page["examples"][0]) == {
@@ -489,6 +489,24 @@ def test_both_kinds_of_targets_are_shown_where_they_differ():
     assert sum("next event" in title for title in titles) == 2
     assert sum("all events" in title for title in titles) == 2
     assert "All events of the split" in report.render(page)
+
+
+def test_figures_of_baskets_are_of_all_their_items():
+    """Each user has two items in the test basket; a list that has the second one finds half."""
+    sequences = {f"u{n}": ["i0", "i1", "i2", "i3"] for n in range(20)}
+    shop = dataset_of(sequences, split=[0, 1, 2, 2] * 20)
+    shop = replace(shop, baskets=True)
+    found = evaluate({"model": Fixed([3])}, shop, SMALL)
+    assert found.config.targets == "all"
+    page = report.document(found, shop, name="orders", made_from={})
+    first, why, *_ = report.headline(page)
+    assert "Recall@10 0.5000: the first 10 hold 50.0% of the items that a user has" in first
+    assert "accident of the file" in why
+    assert page["headline"]["targets"] == "all"
+    found = evaluate({"model": Fixed([3])}, replace(shop, baskets=False), SMALL)
+    sentences = report.headline(report.document(found, shop, name="clicks", made_from={}))
+    assert "Recall@10 0.0000: the first 10 hold the next event" in sentences[0]
+    assert "accident" not in " ".join(sentences)
 
 
 def test_headlines_say_above_below_or_level(page):

@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+import importlib.util
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pyarrow as pa
 import pytest
 
+from recsys.dataset import Dataset
 from recsys.errors import ConfigError
 from recsys.evaluation.compare import compare_rankers
-from recsys.evaluation.gate import compare_coverage
+from recsys.evaluation.gate import (
+    ENOUGH,
+    REPLAYS,
+    compare_coverage,
+    replays,
+    with_enough_users,
+)
 from recsys.evaluation.metrics import coverage_gap
 from recsys.evaluation.verdict import GateConfig, decide
+from recsys.interactions import Interactions
 
 
 def users_table(ranks_a, ranks_b, popularity):
@@ -56,8 +66,78 @@ def test_a_kind_of_target_without_users_has_no_rows():
     assert {row["target"] for row in rows} == {"all", "warm"}
 
 
-def found(low=-0.001, high=0.01, *, users=500, gap=(2.0, 12.0), p50=10.0, warm=(-0.01, 0.01)):
-    about = {"metric": "ndcg", "mean": (low + high) / 2, "a": 0.1, "b": 0.1}
+def test_a_user_who_is_asked_for_several_events_counts_once():
+    """By hand: u0 gains 1, 0 and 0.5, u1 gains 0 with a and 1 with b."""
+    rows = []
+    for ranker, ranks in (("a", [1, None, 3, None]), ("b", [None, None, None, 1])):
+        for user, rank in zip(["u0", "u0", "u0", "u1"], ranks, strict=True):
+            rows.append(
+                {"ranker": ranker, "seen": "masked", "user_id": user, "rank": rank,
+                 "target_popularity": 1, "targets": 1}
+            )  # fmt: skip
+    found = compare_rankers(pa.Table.from_pylist(rows), "a", "b", resamples=50)
+    (row,) = [r for r in found if (r["target"], r["metric"]) == ("all", "ndcg")]
+    assert (row["users"], row["events"]) == (2, 4)
+    assert (row["a"], row["b"]) == (pytest.approx(0.25), pytest.approx(0.5))
+    assert (row["low"], row["high"]) == (-1, 0.5), "draws of whole users"
+
+
+def window(*users, train=1, valid=1):
+    """A data set of one user for each number, who has that many events of the test."""
+    user = np.repeat(np.arange(len(users)), [train + valid + n for n in users]).astype(np.int32)
+    split = np.concatenate([[0] * train + [1] * valid + [2] * n for n in users]).astype(np.uint8)
+    step = np.arange(len(user)) - np.searchsorted(user, user)
+    items = [f"i{n}" for n in range(int(step.max()) + 1)]
+    interactions = Interactions(
+        user, step.astype(np.int32), 100 * step, np.full(len(user), np.nan, np.float32),
+        np.array([f"u{n}" for n in range(len(users))]), np.array(items), True,
+    )  # fmt: skip
+    table = pa.table({"item_id": items, "title": items, "text": items})
+    return Dataset(interactions, split, table)
+
+
+def asked(dataset):
+    """User -> (number of the item that is asked for, events before it)."""
+    found = dataset.examples("test")
+    places = zip(found.targets, found.histories, strict=True)
+    return {int(u): (int(t[0]), len(h)) for u, (t, h) in zip(found.users, places, strict=True)}
+
+
+def test_users_are_asked_for_later_events_with_what_came_before():
+    found = [asked(replay) for replay in replays(window(3, 1, 2))]
+    assert found == [
+        {0: (2, 2), 1: (2, 2), 2: (2, 2)},
+        {0: (3, 3), 2: (3, 3)},
+        {0: (4, 4)},
+    ]
+    assert len(list(replays(window(9)))) == REPLAYS
+    assert len(list(replays(window(0)))) == 1
+
+
+def test_the_window_of_validation_is_asked_for_where_the_test_has_few_users():
+    few, all_ = window(1, 0, valid=2), np.ones(4, bool)
+    assert asked(with_enough_users(few, all_)) == {0: (1, 1), 1: (1, 1)}
+    many = window(*[1] * ENOUGH, valid=2)
+    assert with_enough_users(many, all_) is many
+    gone = all_.copy()
+    gone[3] = False  # the next item of the test
+    assert with_enough_users(many, gone) is not many
+
+
+@pytest.mark.parametrize(("lost", "least", "most"), [(0.0, 0.93, 1.0), (0.2, 0.0, 0.01)])
+def test_a_shop_of_some_size_promotes_what_is_as_good_and_refuses_what_is_worse(lost, least, most):
+    """Draws of benchmarks/gate.py: 2,000 users who are asked for five events."""
+    path = Path(__file__).parents[2] / "benchmarks" / "gate.py"
+    spec = importlib.util.spec_from_file_location("benchmark_of_the_gate", path)
+    benchmark = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(benchmark)
+    assert least <= benchmark.share(2000, 5, lost, 60) <= most
+
+
+def found(
+    low=-0.001, high=0.01, *, users=500, gap=(2.0, 12.0), p50=10.0, warm=(-0.01, 0.01), a=0.1
+):
+    about = {"metric": "ndcg", "mean": (low + high) / 2, "a": a, "b": 0.1}
     return {
         "window": {"users": users},
         "comparisons": [
@@ -77,16 +157,18 @@ def found(low=-0.001, high=0.01, *, users=500, gap=(2.0, 12.0), p50=10.0, warm=(
 
 def test_a_challenger_that_is_as_good_is_offered():
     assert decide(found(), GateConfig()) == []
-    assert decide(found(low=-0.0099), GateConfig(margin=0.1)) == []
+    assert decide(found(low=-0.0052, high=0.0071), GateConfig()) == []
+    assert decide(found(low=-0.1, high=0.0), GateConfig()) == [], "it may be as good"
+    assert decide(found(warm=(-0.05, -0.0099)), GateConfig(margin=0.1)) == []
 
 
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ({"low": -0.0101}, "not shown"),
+        ({"low": 0.0, "high": 0.0, "a": 0.0}, "Nothing was measured"),
         ({"low": -0.005, "high": -0.001}, "The challenger is worse"),
-        ({"warm": (-0.05, -0.01)}, "worse: ndcg@10 of warm"),
-        ({"users": 99}, "Only 99 users"),
+        ({"warm": (-0.05, -0.0101)}, "worse: ndcg@10 of warm"),
+        ({"users": 29}, "Only 29 users"),
         (
             {"gap": (-4.2, -0.1)},
             "have 31 of the 100 items, those of the champion 50, and the users took 42; at least "
@@ -94,7 +176,7 @@ def test_a_challenger_that_is_as_good_is_offered():
         ),
         ({"p50": 15.1}, "15.1 ms"),
     ],
-    ids=["margin", "worse", "warm", "users", "coverage", "latency"],
+    ids=["nothing", "worse", "warm", "users", "coverage", "latency"],
 )
 def test_a_challenger_is_refused_for_a_reason_in_words(change, says):
     (reason,) = decide(found(**change), GateConfig())

@@ -11,9 +11,11 @@ from recsys.splits import (
     TRAIN,
     VALID,
     global_temporal,
+    label_baskets,
     label_ends,
     label_last_targets,
     leave_one_out,
+    tied_events,
     users_to_ask,
 )
 
@@ -44,6 +46,23 @@ def test_leave_one_out_equals_a_loop(lengths: list[int]) -> None:
     for n in lengths:
         expected += [TRAIN] * (n - 2) + [VALID, TEST] if n >= 3 else [TRAIN] * n
     assert leave_one_out(users_with(lengths)).tolist() == expected
+
+
+@given(st.lists(st.lists(st.integers(1, 4), max_size=6), max_size=6))
+def test_leave_one_out_of_baskets_equals_a_loop(users: list[list[int]]) -> None:
+    """Each user has baskets of the given sizes, one at each time."""
+    user, time, expected, tied = [], [], [], 0
+    for number, sizes in enumerate(users):
+        for place, size in enumerate(sizes):
+            last = len(sizes) - place
+            held_out = {1: TEST, 2: VALID}.get(last, TRAIN) if len(sizes) >= 3 else TRAIN
+            user += [number] * size
+            time += [7 * place] * size
+            expected += [held_out] * size
+            tied += size * (size > 1)
+    columns = np.array(user, np.int32), np.array(time, np.int64)
+    assert label_baskets(*columns).tolist() == expected
+    assert tied_events(*columns) == tied
 
 
 def test_global_temporal_by_hand() -> None:

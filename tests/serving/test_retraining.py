@@ -12,6 +12,7 @@ import signal
 import sys
 import time
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
@@ -21,10 +22,12 @@ import torch
 
 from recsys import cli
 from recsys.config import Settings
+from recsys.errors import DataError
 from recsys.fitting import table_sections
 from recsys.pipeline import Context
 from recsys.pipeline import run as run_stages
-from recsys.retraining import Sources, _gone, retrain
+from recsys.retraining import Sources, retrain
+from recsys.retraining.news import gone
 from recsys.serving.client import Client
 from recsys.serving.settings import ServingSettings
 
@@ -32,6 +35,7 @@ GROUPS, EACH, USERS = 6, 12, 90
 COLOURS = ["red", "blue", "green", "grey", "white", "black"]
 KINDS = ["kettle", "ladder", "jacket", "novel", "guitar", "tent"]
 DAY, START = 86_400, 1_700_000_000
+PIECES = 2  # of each purchase
 STEPS = ("events", "data", "sasrec", "recipe", "ids", "target", "draft", "retrieval", "bundle",
          "gate", "swap")  # fmt: skip
 SETTINGS = {
@@ -69,8 +73,8 @@ def walks(first: int, length: int, day: int, *, new: bool = False) -> pd.DataFra
             if new and step == 2 and user % 4 < 2 and f"item-{group}-new" in NEW:
                 item = f"item-{group}-new"
             at = START + day * DAY + 60 * (user * 37 % USERS) * (1 + 9 * new) + 900 * step
-            rows.append((f"u{user}", item, at))
-    return pd.DataFrame(rows, columns=["user", "item", "timestamp"])
+            rows.append((f"u{user}", item, at, PIECES))
+    return pd.DataFrame(rows, columns=["user", "item", "timestamp", "quantity"])
 
 
 @pytest.fixture(scope="module")
@@ -346,6 +350,166 @@ def test_what_is_left_of_a_version_without_events_is_removed(home, tmp_path):
     assert [path.name for path in (home / "runs" / "shop.2").iterdir()] == ["events"]
 
 
+def file_of(tmp_path, rows, name="night.csv"):
+    """A file of events that the service has not got."""
+    rows.to_csv(tmp_path / name, index=False)
+    return tmp_path / name
+
+
+def test_columns_are_those_of_the_first_run_though_each_customer_orders_once(home, tmp_path):
+    once = walks(5, 1, 10).assign(user=[f"new{n}" for n in range(USERS)])
+    with pytest.raises(StoppedError):
+        retrain(
+            Settings({"name": "shop", **QUICK}),
+            Sources(events=file_of(tmp_path, once)),
+            done=stop_after("events"),
+        )
+    events = pd.read_parquet(home / "runs" / "shop.2" / "events" / "events.parquet")
+    assert sorted(events["user"]) == sorted(once["user"])
+    assert set(events["quantity"]) == {PIECES}
+
+
+@pytest.mark.parametrize(
+    ("column", "advice"),
+    [("user", "--column user=NAME. "), ("quantity", "or go on without it: --column quantity=none")],
+)
+def test_a_file_that_lacks_a_column_of_the_first_run_is_refused(home, tmp_path, column, advice):
+    file = file_of(tmp_path, walks(5, 4, 10).rename(columns={column: "other"}))
+    with pytest.raises(DataError) as error:
+        retrain(Settings({"name": "shop", **QUICK}), Sources(events=file))
+    assert f"no column {column!r}, which is the {column} in the data of the first" in str(
+        error.value
+    )
+    assert advice in str(error.value)
+    assert "other: " in str(error.value), "the columns that there are"
+    with pytest.raises(StoppedError):
+        retrain(
+            Settings({"name": "shop", **QUICK}),
+            Sources(events=file, columns={column: "other"}),
+            done=stop_after("events"),
+        )
+
+
+BOUGHT, REFUNDED = "item-0-11", "item-1-11"
+
+
+def special(day: float) -> pd.DataFrame:
+    """A new customer buys, u0 returns all that was bought, and u6 returns one of two pieces."""
+    at = int(START + day * DAY)
+    rows = [("new", "item-0-5", at, 2), ("new", BOUGHT, at + 60, 2),
+            ("u0", BOUGHT, at, 2), ("u0", BOUGHT, at + 9000, -2),
+            ("u6", BOUGHT, at, 2), ("u6", BOUGHT, at + 9000, -1)]  # fmt: skip
+    return pd.DataFrame(rows, columns=["user", "item", "timestamp", "quantity"])
+
+
+def rows_of(home: Path, version: str, file: str) -> set[tuple[str, str]]:
+    """User and item of the rows of a data set's table."""
+    folder = home / "datasets" / version
+    table = pd.read_parquet(folder / f"{file}.parquet")
+    if "user_id" in table:
+        return {*zip(table["user_id"], table["item_id"], strict=True)}
+    users = pd.read_parquet(folder / "users.parquet")["user_id"].to_numpy()
+    items = pd.read_parquet(folder / "items.parquet")["item_id"].to_numpy()
+    return {*zip(users[table["user"]], items[table["item"]], strict=True)}
+
+
+def check_answers(client: Client) -> dict[str, int]:
+    """What was just bought is not recommended; returns the number of events of each user."""
+    for user in ("new", "u0", "u6", "u12"):
+        answer = client.recommend_for(user, k=20)
+        assert answer.items
+        assert BOUGHT not in {item.item_id for item in answer.items}, user
+    return {user: len(client.history(user).events) for user in ("new", "u0", "u6", "u12")}
+
+
+def test_the_service_knows_the_events_of_a_file_that_was_promoted(home, service, tmp_path):
+    """Order and refund by HTTP; order, return and partial return in the file; promote; restart."""
+    file = file_of(tmp_path, pd.concat([walks(5, 4, 10), special(10.1)]))
+    at = START + 10 * DAY
+    sent = [
+        {"event_id": "o", "user": "u12", "item": BOUGHT, "type": "order", "timestamp": at},
+        {"event_id": "p", "user": "u12", "item": REFUNDED, "type": "order", "timestamp": at + 1},
+        {"event_id": "r", "user": "u12", "item": REFUNDED, "type": "refund",
+         "timestamp": at + 9000},
+    ]  # fmt: skip
+    sources = replace(store_of(home), events=file, not_history=ServingSettings().not_history)
+    settings = Settings({"name": "shop", **QUICK})
+    with service() as client:
+        client.send_events(sent)
+        assert "new" not in client.users("new")
+        outcome = retrain(settings, sources, clients=[client], promote=True)
+        assert outcome.promoted, outcome.reasons
+        assert client.alias("champion").bundle == "shop.2"
+        counts = check_answers(client)
+        assert counts["new"] == 2
+        assert retrain(settings, sources, clients=[client], promote=True).version == "shop.2"
+    with service() as client:
+        assert client.alias("champion").bundle == "shop.2"
+        assert check_answers(client) == counts, "no event is stored twice or lost"
+    events, disliked = (rows_of(home, "shop.2", name) for name in ("interactions", "disliked"))
+    assert {("new", BOUGHT), ("u6", BOUGHT), ("u12", BOUGHT)} <= events
+    assert not {("u0", BOUGHT), ("u12", REFUNDED)} & events
+    assert disliked == {("u0", BOUGHT), ("u12", REFUNDED)}
+    left = pd.read_parquet(home / "datasets" / "shop.2" / "pieces.parquet")
+    pieces = dict(
+        zip(zip(left["user_id"], left["item_id"], strict=True), left["pieces"], strict=True)
+    )
+    assert ("u6", BOUGHT) not in pieces, "one piece is left, as of any event"
+    assert pieces["new", BOUGHT] == 2
+
+
+def test_events_of_a_refused_night_are_known_and_are_taken_once(home, service, tmp_path):
+    """Too few users: nothing is trained. The next file has all events again, and one more."""
+    file = file_of(tmp_path, special(10))
+    sources = replace(store_of(home), events=file)
+    settings = Settings({"name": "shop", **QUICK})
+    with service() as client:
+        outcome = retrain(settings, sources, clients=[client], promote=True)
+        assert "nothing is trained yet" in outcome.reasons[0]
+        assert len(client.history("new").events) == 2
+        with pytest.raises(StoppedError):
+            night(home, done=stop_after("events"), force=True)
+        again = pd.read_parquet(home / "runs" / "shop.2" / "events" / "events.parquet")
+        assert again["stored"].all()
+        assert again.groupby("user")["quantity"].sum().to_dict() == {"new": 4, "u0": -2, "u6": 1}
+        file_of(tmp_path, pd.concat([special(10), walks(5, 1, 11)]))
+        with pytest.raises(StoppedError):
+            retrain(settings, sources, force=True, done=stop_after("events"))
+    events = pd.read_parquet(home / "runs" / "shop.3" / "events" / "events.parquet")
+    assert len(events) == len(special(10)) + USERS
+    assert events["stored"].sum() == len(special(10)) - 1, "the purchase that was undone is not"
+
+
+def test_without_promotion_the_command_that_sends_the_events_is_named(home, tmp_path, capsys):
+    file = file_of(tmp_path, walks(5, 4, 10))
+    with pytest.raises(StoppedError):
+        retrain(Settings({"name": "shop", **QUICK}), Sources(events=file), done=stop_after("data"))
+    told = " ".join(capsys.readouterr().err.split())
+    assert f"does not know {len(walks(5, 4, 10))} events of the file" in told
+    assert f"recsys retrain {file} --name shop --store none --promote".replace(" ", "") in (
+        told.replace(" ", "")
+    )
+
+
+def test_judging_a_version_again_trains_nothing(home, service, capsys):
+    strict = {"gate": QUICK["gate"] | {"coverage": 100.0}}
+    with service() as client:
+        add_the_news(client)
+        assert night(home, clients=[client], promote=True, settings=strict).offered is False
+    trained = [
+        file
+        for place in ("runs", "bundles", "datasets")
+        for file in (home / place / "shop.2").rglob("manifest.json")
+    ]
+    stamps = {file: file.stat().st_mtime_ns for file in trained}
+    other = QUICK | {"sasrec": {"epochs": 1}, "target": {"epochs": 1}, "minutes": 1}
+    assert night(home, settings=other).offered
+    assert {file: file.stat().st_mtime_ns for file in trained} == stamps
+    assert "sasrec, target: --force makes a new version" in " ".join(
+        capsys.readouterr().err.split()
+    )
+
+
 def test_an_erased_user_is_left_out_of_the_next_version(home, service):
     with service() as client:
         add_the_news(client)
@@ -400,21 +564,24 @@ def test_an_erasure_during_a_retraining_is_told_of_the_promoted_version(home, se
 
 def test_events_after_an_erasure_are_those_of_a_user_who_came_back():
     table = pa.table({"user": ["a", "a", "b", "a"], "timestamp": [9, 10, 3, 11]})
-    assert _gone(table, {"a": 10_500, "c": 0}).to_pylist() == [True, True, False, False]
-    assert _gone(table, {}).to_pylist() == [False] * 4
+    assert gone(table, {"a": 10_500, "c": 0}).to_pylist() == [True, True, False, False]
+    assert gone(table, {}).to_pylist() == [False] * 4
 
 
 def test_users_whom_the_gate_cannot_compare_are_not_counted_before_training(home, service):
-    """The next item of some users in the window is sold out since."""
-    rows = walks(5, 4, 10, new=True).sort_values("timestamp", kind="stable")
-    start = rows["timestamp"].iloc[int(0.7 * len(rows))]
-    following = rows[rows["timestamp"] >= start].groupby("user")["item"].first()
-    gone = following.mode()[0]
-    compared = int((following != gone).sum())
-    gate = QUICK["gate"] | {"least_users": compared + 1}
+    """The next item of some users, in the windows of test and validation, is sold out since."""
     with service() as client:
         add_the_news(client)
+        gone = "item-1-5"
         client.patch_item(gone, attributes={"available": False})
+        with pytest.raises(StoppedError):
+            night(home, done=stop_after("data"))
+        events = pd.read_parquet(home / "datasets" / "shop.2" / "interactions.parquet")
+        items = pd.read_parquet(home / "datasets" / "shop.2" / "items.parquet")["item_id"]
+        following = events[events["split"] > 0].groupby("user")["item"].first()
+        compared = int((items[following] != gone).sum())
+        assert compared < len(following), "some want the item that is gone"
+        gate = QUICK["gate"] | {"least_users": compared + 1}
         outcome = night(home, settings={"gate": gate}, done=stop_after("sasrec"))
         assert outcome.version is None
         assert f"{compared} users can be compared" in outcome.reasons[0]

@@ -1,0 +1,126 @@
+"""Sentences on columns that are not read as a shop may expect."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Mapping
+
+import pyarrow.compute as pc
+
+from recsys.data.availability import each, is_missing, plain_answer, read_available
+from recsys.data.column_words import EVENT_WORDS, ITEM_WORDS, UNAVAILABLE, rank
+from recsys.data.columns import (
+    NO_COLUMN,
+    SURE_SHARE,
+    Roles,
+    Sample,
+    all_of,
+    free_columns,
+    is_of_a_user,
+)
+from recsys.data.returns import read_order_status
+from recsys.event_names import normalised
+
+SURE_NAMES = 2  # groups of names of a column of availability that mean nothing else
+
+
+def ignored_availability(
+    sample: Sample, given: Mapping[str, str | None], roles: Roles
+) -> str | None:
+    """A sentence on what is not read of availability; None if all is.
+
+    A column was left alone because it allows no item, or because its values do not say yes or no.
+    """
+    if given.get("available") == NO_COLUMN:
+        return None
+    for one in all_of("available", roles):
+        values = sample.texts(one.column)
+        unread = values.filter(pc.is_null(read_available(values)))
+        if len(unread):
+            shown = ", ".join(map(repr, pc.unique(unread).to_pylist()[:3]))
+            return (
+                f"{len(unread)} values of column {one.column!r} of {sample.path.name} do not say "
+                f"whether an item is available ({shown}), so these items can be recommended; write "
+                "true and false, or a number in stock."
+            )
+    if "available" in roles:
+        return None
+    for _, name in free_columns(sample, roles):
+        values = sample.texts(name)
+        if rank(name, ITEM_WORDS["available"]) is None or not len(values):
+            continue
+        answers = read_available(values).drop_null()
+        if len(answers) >= SURE_SHARE * len(values) and not pc.any(answers).as_py():
+            shown = ", ".join(map(repr, pc.unique(values).to_pylist()[:3]))
+            return (
+                f"Column {name!r} of {sample.path.name} says of all {len(values)} items in the "
+                f"first rows that they are not available ({shown}), so it is ignored; correct the "
+                f"file, or let it count with --column {shlex.quote(f'available={name}')}."
+            )
+        unread = values.filter(pc.is_null(read_available(values)))
+        if len(unread) and rank(name, ITEM_WORDS["available"][:SURE_NAMES]) is not None:
+            shown = ", ".join(map(repr, pc.unique(unread).to_pylist()[:3]))
+            return (
+                f"Column {name!r} of {sample.path.name} has the name of a column of availability, "
+                f"but {len(unread)} of its {len(values)} values in the first rows do not say "
+                f"whether an item is available ({shown}), so it is ignored and every item can be "
+                "recommended; write true and false in it, or a number in stock."
+            )
+    return None
+
+
+def shortened_ids(sample: Sample, roles: Roles) -> list[str]:
+    """Sentences on columns of ids that a spreadsheet has shortened to powers of ten."""
+    found = []
+    for role in ("user", "item", "id"):
+        if role not in roles:
+            continue
+        name = roles[role].column
+        values = sample.texts(name)
+        short = values.filter(pc.match_substring_regex(values, r"^\d[.,]\d+[Ee]\+\d+$"))
+        if len(short):
+            shown = ", ".join(map(repr, pc.unique(short).to_pylist()[:3]))
+            found.append(
+                f"Column {name!r} of {sample.path.name} has {shown} in {len(short)} of its first "
+                "rows: spreadsheets write long numbers so, and different ids become one. Export "
+                "the column as text."
+            )
+    return found
+
+
+def unread_exclusions(sample: Sample, roles: Roles) -> list[str]:
+    """Sentences on columns such as `sold_out` and `returned` whose values cannot be read as such.
+
+    They seem to say that items must not be recommended, or that events must not count.
+    """
+    found, of_items = [], "id" in roles
+    words = f"{UNAVAILABLE} deletedat" if of_items else EVENT_WORDS["taken_back"][0]
+    for _, name in free_columns(sample, roles):
+        key, values = normalised(name), sample.texts(name)
+        if is_of_a_user(name):
+            continue
+        if re.sub("^(is|has)|qty|quantity", "", key) in words.split():
+            said = values.filter(each(values, _may_be_yes))
+        elif not of_items and "status" in key:
+            said = values.filter(pc.is_valid(read_order_status(values)))
+        else:
+            continue
+        if not len(said):
+            continue
+        shown = ", ".join(map(repr, pc.unique(said).to_pylist()[:3]))
+        advice = (
+            "these items are recommended as the others; say false for them in a column 'available'"
+            if of_items
+            else "these events count as the others; leave them out of the file, or say in a column "
+            "'returned' which of them were taken back as a whole: yes or no"
+        )
+        found.append(
+            f"Column {name!r} of {sample.path.name} has {shown} in {len(said)} of its first rows. "
+            f"It is not read, so {advice}."
+        )
+    return found
+
+
+def _may_be_yes(text: str) -> bool:
+    return plain_answer(text) is not False and not is_missing(text)

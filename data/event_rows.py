@@ -1,0 +1,347 @@
+"""Makes canonical events of the rows of an export whose columns are known."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, field
+from functools import reduce
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from recsys.data.cleaning import RowCleaner, is_no_id
+from recsys.data.column_words import EVENT_FIELDS, rank
+from recsys.data.columns import Found, Roles
+from recsys.data.damage import Damage
+from recsys.data.first_rows import FirstRows
+from recsys.data.ids import IdForms
+from recsys.data.item_cleaning import ItemCleaner
+from recsys.data.item_fields import FIELDS, LATEST, ItemFields
+from recsys.data.layouts import split_items
+from recsys.data.opening import TableFile
+from recsys.data.ratings import read_ratings
+from recsys.data.raw import ReaderConfig, events_table
+from recsys.data.report import EXAMPLES, Report
+from recsys.data.returns import (
+    fill_orders,
+    is_cancellation,
+    pieces_of_events,
+    read_order_status,
+    read_pieces,
+    read_taken_back,
+)
+from recsys.data.texts import as_strings
+from recsys.data.time_formats import TimeRules, find_zones, read_moments
+from recsys.errors import DataError
+from recsys.event_names import level
+
+MAX_TYPES = 255
+NO_TYPE = "(empty)"
+
+
+@dataclass
+class EventReader:
+    """Reads events of which the columns are known.
+
+    Attributes:
+        config: of the reader.
+        roles: of the columns.
+        times: how the times of each file are read.
+        report: is increased by what is dropped.
+        first: what the first rows show.
+        forms: of the ids.
+        counts: conversions of times.
+        types: names of the event types by number, as they appear.
+        fields: of the items, as far as the events have them.
+        last: role -> the last row read, with the state of its order.
+    """
+
+    config: ReaderConfig
+    roles: Roles
+    times: dict[Path, TimeRules]
+    report: Report
+    first: FirstRows
+    forms: IdForms
+    counts: Counter[str] = field(default_factory=Counter)
+    types: list[str] = field(default_factory=list)
+    last: dict[str, pa.Table] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        columns = {r: found.column for r, found in self.roles.items() if r in FIELDS}
+        self.fields = ItemFields(columns)
+
+    @property
+    def sessions(self) -> str | None:
+        """Whether sessions are the `users`, or stand for `anonymous` ones; None without any."""
+        if "session" not in self.roles:
+            return None
+        same = self.roles["session"].column == self.roles["user"].column
+        return "users" if same else "anonymous"
+
+    def described(self, ids: pa.Array, times: TimeRules) -> pa.Table | None:
+        """The items as the events describe them, with these rules of times; None if they do not."""
+        values = self.fields.of(ids)
+        if not values:
+            return None
+        self._say_fields("are described")
+        roles = {"id": Found("item_id", ""), **{name: Found(name, "") for name in values}}
+        cleaner = ItemCleaner(self.config.path, roles, self.config.clean, times, self.report)
+        return cleaner.clean(pa.table({"item_id": ids, **values}))
+
+    def _say_fields(self, which: str) -> None:
+        said = [
+            f"the {name} is the {'latest' if name in LATEST else 'most frequent'} {column!r}"
+            for name, column in self.fields.columns.items()
+        ]
+        self.report.note(f"Items {which} by the events: {', '.join(said)}.")
+
+    def filled(self, items: pa.Table, mine: Roles) -> tuple[pa.Table, Roles]:
+        """The items file with the fields that it lacks and the events have."""
+        # The forms count each change of an id once: when the items are cleaned.
+        forms = IdForms(Report(), dict(self.forms.whole), dict(self.forms.decimal))
+        ids = pc.fill_null(forms.read("item", items, mine["id"].column, self.config.path), "")
+        if self.fields.columns:
+            self._say_fields("without such a field in the items file are described")
+        for name, values in self.fields.of(ids.combine_chunks()).items():
+            like = [c for c in items.column_names if rank(c, EVENT_FIELDS[name]) is not None]
+            column = mine[name].column if name in mine else like[0] if like else None
+            if column is None:
+                if name not in items.column_names and values.null_count < len(values):
+                    items = items.append_column(name, values)
+                    mine = {**mine, name: Found(name, "from the events")}
+                continue
+            if pa.types.is_nested(items[column].type):
+                continue
+            texts = as_strings(items[column], name, self.config.path).combine_chunks()
+            empty = pc.and_(is_no_id(texts), values.is_valid())
+            if count := pc.sum(empty).as_py():
+                self.report.add("item_fields_filled", count, values.filter(empty)[:3].to_pylist())
+                place = items.column_names.index(column)
+                items = items.set_column(place, column, pc.if_else(empty, values, texts))
+        return items, mine
+
+    def read(self, files: list[TableFile]) -> Iterator[pa.Table]:
+        """Canonical events, part by part."""
+        used = {found.column for found in self.roles.values()}
+        used |= {column for column, _ in self.first.conditions}
+        left = 0
+        for file in files:
+            damage = Damage()
+            rules = self.times[file.path]
+            cleaner = RowCleaner(
+                file.path, self.config.clean, rules, self.report, self.first.service
+            )
+            for batch in file.batches(used, damage):
+                check_names(batch, used, file.path)
+                table = self._without_open_quotes(batch, file, damage)
+                table = self._split(table)
+                self.report.rows += table.num_rows
+                events = self._canonical(table, file.path, cleaner, rules)
+                if events.num_rows:
+                    left += events.num_rows
+                    yield events
+            damage.check(file.path, self.config.clean.damaged_rows)
+            self.report.rows += damage.rows
+            self.report.remove("damaged_rows_skipped", damage.rows, damage.examples, items=None)
+            time = self.roles.get("timestamp")
+            cleaner.finish(time.column if time else None)
+        if not left:
+            where = files[0].path if len(files) == 1 else files[0].path.parent
+            reasons = self.report.in_words()
+            raise DataError(f"{where}: no usable rows are left" + (reasons and f". {reasons}"))
+
+    def _split(self, table: pa.Table) -> pa.Table:
+        """One row for each item, where cells hold several."""
+        mark, name = self.first.separator, self.roles["item"].column
+        if mark is None:
+            return table
+        several = pc.match_substring(pc.fill_null(table[name], ""), mark)
+        examples = table[name].filter(several)[:EXAMPLES].to_pylist()
+        self.report.add("rows_with_several_items_split", pc.sum(several).as_py() or 0, examples)
+        made = split_items(table, name, mark)
+        self.report.split += made.num_rows - table.num_rows
+        return made
+
+    def _without_open_quotes(self, table: pa.Table, file: TableFile, damage: Damage) -> pa.Table:
+        """Drop rows in which a quote is not closed, so that a value contains other rows."""
+        if file.kind != "delimited":
+            return table
+        for role in ("user", "item", "timestamp"):
+            if role in self.roles:
+                column = table[self.roles[role].column]
+                long = pc.match_substring(pc.utf8_trim_whitespace(column), "\n")
+                if pc.any(long).as_py():
+                    for text in column.filter(long).to_pylist():
+                        damage.add(None, text, text.count("\n") + 1)
+                    table = table.filter(pc.invert(long))
+        return table
+
+    def _canonical(
+        self, table: pa.Table, path: Path, cleaner: RowCleaner, rules: TimeRules
+    ) -> pa.Table:
+        column = {role: table[found.column] for role, found in self.roles.items()}
+        made = {
+            role: self.forms.read(role, table, self.roles[role].column, path)
+            for role in ("user", "item")
+        }
+        if self.sessions == "anonymous":
+            made["user"] = self._or_session(made["user"], column["session"], path)
+        for role in self.fields.columns:
+            made[role] = as_strings(column[role], role, path)
+        if "title" in made:
+            made["item"] = self._or_title(made["item"], made["title"])
+        if self.first.conditions:
+            masks = [
+                pc.match_substring_regex(
+                    pc.fill_null(as_strings(table[name], name, path), ""), pattern
+                )
+                for name, pattern in self.first.conditions
+            ]
+            made["named"] = reduce(pc.or_, masks)
+        if "timestamp" in self.roles:
+            times = column["timestamp"]
+            if "clock" in column:
+                parts = [as_strings(column[role], role, path) for role in ("timestamp", "clock")]
+                times = pc.binary_join_element_wise(*parts, " ", null_handling="replace")
+            moments = read_moments(times, rules, self.counts)
+            made["timestamp"], made["nanosecond"] = moments.second, moments.nanosecond
+            zones = find_zones(times)
+            self.report.add("times_with_a_zone", zones.zoned, zones.names)
+            self.report.add("times_without_a_zone", zones.local)
+        if "rating" in self.roles:
+            made["rating"] = self._ratings(as_strings(column["rating"], "rating", path))
+        types = None
+        if "behaviour" in self.roles:
+            types = as_strings(column["behaviour"], "behaviour", path)
+        returned: list[pa.ChunkedArray] = []
+        cancelled: list[pa.ChunkedArray] = []
+        # Only lines of orders with a time of day are surely of one order.
+        is_order = (
+            types is None and "timestamp" in made and ("clock" in column or _has_clock(times))
+        )
+        for role, found in self.roles.items():
+            kind = role.partition(" ")[0]
+            if kind not in ("taken_back", "order_status"):
+                continue
+            said = as_strings(column[role], kind, path)
+            if is_order:
+                said = self._filled(role, said, made["user"], made["timestamp"])
+            if kind == "taken_back":
+                (cancelled if is_cancellation(found.column) else returned).append(
+                    read_taken_back(said)
+                )
+                continue
+            state = read_order_status(said)
+            for name, rows in (("returned", returned), ("cancelled", cancelled)):
+                rows.append(pc.fill_null(pc.equal(state, name), False))
+        pieces = None
+        if "quantity" in self.roles:
+            texts = pc.fill_null(as_strings(column["quantity"], "quantity", path), "")
+            pieces = read_pieces(texts)
+            returned.append(pc.fill_null(pc.less(pieces, 0), False))
+        if returned:
+            back = reduce(pc.or_, returned)
+            made["quantity"] = pieces_of_events(pieces, types, back)
+        if cancelled:
+            made["cancelled"] = pc.and_(reduce(pc.or_, cancelled), _is_positive(types))
+        if returned:
+            types = _with_returns(types, back)
+        if types is not None:
+            made["behaviour"] = self._types(types)
+        rows = self.fields.take(cleaner.clean(pa.table(made), column))
+        return events_table(**{name: rows[name] for name in rows.column_names})
+
+    def _filled(
+        self, role: str, said: pa.ChunkedArray, users: pa.ChunkedArray, times: pa.ChunkedArray
+    ) -> pa.ChunkedArray:
+        """`fill_orders`, where the rows of an order may be divided between two parts of a file."""
+        rows = pa.table({"said": said, "user": users, "time": times})
+        before = self.last.get(role, rows.slice(0, 0))
+        every = pa.concat_tables([before, rows])
+        every = every.set_column(0, "said", fill_orders(*every.columns))
+        self.last[role] = every.slice(max(0, every.num_rows - 1))
+        return every["said"].slice(before.num_rows)
+
+    def _or_session(
+        self, users: pa.ChunkedArray, sessions: pa.ChunkedArray, path: Path
+    ) -> pa.ChunkedArray:
+        """The user of each row, or its session where there is none."""
+        texts = as_strings(sessions, "session", path)
+        nobody, nothing = is_no_id(users), is_no_id(texts)
+        nobody = pc.or_(nobody, pc.is_in(users, value_set=pa.array(self.first.nobody, pa.string())))
+        anonymous = pc.and_(nobody, pc.invert(nothing))
+        self.report.add(
+            "sessions_without_user",
+            pc.sum(anonymous).as_py() or 0,
+            pc.unique(texts.filter(anonymous)).slice(0, EXAMPLES).to_pylist(),
+        )
+        return pc.if_else(anonymous, texts, users)
+
+    def _or_title(self, items: pa.ChunkedArray, titles: pa.ChunkedArray) -> pa.ChunkedArray:
+        """The item of each row, or its title where it has no id."""
+        by_title = pc.and_(is_no_id(items), pc.invert(is_no_id(titles)))
+        shown = pc.unique(titles.filter(by_title)).slice(0, EXAMPLES).to_pylist()
+        self.report.add("rows_named_by_title", pc.sum(by_title).as_py() or 0, shown)
+        return pc.if_else(by_title, titles, items)
+
+    def _ratings(self, texts: pa.ChunkedArray) -> pa.ChunkedArray:
+        filled = pc.fill_null(pc.not_equal(texts, ""), False)
+        points = read_ratings(texts)
+        odd = pc.and_(filled, pc.is_null(points))
+        self.report.add(
+            "ratings_unreadable",
+            pc.sum(odd).as_py() or 0,
+            texts.filter(odd).slice(0, 3).to_pylist(),
+        )
+        return points
+
+    def _types(self, texts: pa.ChunkedArray) -> pa.ChunkedArray:
+        """The number of each event's type."""
+        texts = pc.fill_null(pc.if_else(pc.equal(texts, ""), NO_TYPE, texts), NO_TYPE)
+        encoded = texts.combine_chunks().dictionary_encode()
+        for name in encoded.dictionary.to_pylist():
+            if name not in self.types:
+                self.types.append(name)
+        if len(self.types) > MAX_TYPES:
+            raise DataError(
+                f"{self.config.path}: column {self.roles['behaviour'].column!r} has more than "
+                f"{MAX_TYPES} values, so it is no type of event; name another with "
+                "--column behaviour=NAME, or none"
+            )
+        numbers = [self.types.index(name) for name in encoded.dictionary.to_pylist()]
+        codes = pa.array(numbers, pa.uint8()).take(encoded.indices)
+        return pa.chunked_array([codes])
+
+
+def _with_returns(types: pa.ChunkedArray | None, back: pa.ChunkedArray) -> pa.ChunkedArray:
+    """The types of events, of which those that were taken back are returns.
+
+    A type that is negative stays.
+    """
+    if types is None:
+        return pc.if_else(back, "return", "purchase")
+    return pc.if_else(pc.and_(back, _is_positive(types)), "return", types)
+
+
+def _is_positive(types: pa.ChunkedArray | None) -> pa.ChunkedArray | pa.Scalar:
+    """Whether events of these types are no negative feedback: (rows,) bool; true without types."""
+    if types is None:
+        return pa.scalar(True)
+    positive = pa.array([n for n in pc.unique(types).to_pylist() if n and level(n) != 0])
+    return pc.is_in(types, value_set=positive.cast(pa.string()))
+
+
+def _has_clock(times: pa.ChunkedArray) -> bool:
+    """Whether times are more than dates."""
+    if not pa.types.is_string(times.type):
+        return not pa.types.is_date(times.type)
+    return bool(pc.any(pc.match_substring_regex(times, r":|^\d{9,}")).as_py())
+
+
+def check_names(table: pa.Table, used: Collection[str], path: Path) -> None:
+    """Refuse a table in which a column that is used shares its name with another."""
+    for name in used:
+        if len(table.schema.get_all_field_indices(name)) > 1:
+            raise DataError(f"{path}: two columns are named {name!r}; rename one of them")

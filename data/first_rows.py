@@ -1,0 +1,154 @@
+"""What the first rows of an export show that no single row does."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from recsys.data.cleaning import CleanConfig, is_no_id
+from recsys.data.columns import SAMPLE_ROWS, Roles, Sample, recognise_items
+from recsys.data.histories import placeholders
+from recsys.data.layouts import item_separator, split_items
+from recsys.data.opening import TableFile
+from recsys.data.raw import ReaderConfig
+from recsys.data.service_lines import ServiceLines, order_shares, wildcard
+from recsys.data.texts import as_strings
+from recsys.data.time_formats import TimeRules
+
+# Roles of which one shows that events are lines of orders.
+ORDERS = frozenset(["session", "quantity", "order_status", "taken_back", "price"])
+Conditions = list[tuple[str, str]]
+
+
+@dataclass(frozen=True)
+class FirstRows:
+    """What is taken from the first rows.
+
+    Attributes:
+        separator: divides the items of one cell; None where a cell is one item.
+        nobody: ids of users that stand for nobody, where each row has a session.
+        service: finds the lines that are no products.
+        conditions: (column, pattern) by which the settings name such lines in the events.
+    """
+
+    separator: str | None
+    nobody: list[str]
+    service: ServiceLines
+    conditions: Conditions
+
+
+def look_at(
+    sample: Sample,
+    roles: Roles,
+    items: TableFile | None,
+    described: Sample | None,
+    given: Mapping[str, str | None],
+    times: TimeRules,
+    config: ReaderConfig,
+) -> FirstRows:
+    """Look at the first rows.
+
+    Args:
+        sample: of the events.
+        roles: of their columns.
+        items: the items file, if there is one.
+        described: its first rows.
+        given: role -> column, from the settings.
+        times: how times are read.
+        config: of the reader.
+
+    Raises:
+        DataError: an item in very many orders may be no product.
+    """
+    own, path, clean = roles["item"].column, sample.path, config.clean
+    known_form = config.mapping or {}
+    cells = as_strings(sample.table[own], "item", path)
+    mine: Roles = {}
+    known = pa.chunked_array([], pa.string())
+    if described is not None:
+        before = known_form.get("items") or None
+        mine = recognise_items(described, given, own, cells.drop_null(), times, before)
+        known = described.texts(mine["id"].column)
+    separator = known_form.get("separator")
+    if "separator" not in known_form:
+        separator = item_separator(clean.item_separator, own, cells.drop_null(), known)
+    nobody: list[str] = []
+    user, session = roles["user"].column, roles.get("session")
+    if clean.placeholder_users and session is not None and session.column != user:
+        nobody = placeholders(sample.texts(user))
+    plain, conditions, by_items = _patterns(clean, sample, items)
+    rows = sample.table if separator is None else split_items(sample.table, own, separator)
+    orders = [session] if session else [roles[r] for r in ("user", "timestamp") if r in roles]
+    shares, digits = order_shares(
+        [as_strings(rows[order.column], "order", path) for order in orders],
+        _ids(rows, own, roles, path),
+    )
+    all_known = described is not None and described.table.num_rows < SAMPLE_ROWS
+    ids = frozenset(known.to_pylist()) if all_known else frozenset()
+    is_order = not ORDERS.isdisjoint(roles)
+    plain += known_form.get("no_products", [])
+    service = ServiceLines(plain, set(), ids, shares, digits, is_order)
+    if items is not None:
+        service.named = _named(items, mine, by_items, service)
+    titles = _titles(sample, own, roles) | (_titles(described, "", mine) if described else {})
+    if not config.new_items:  # nobody answers at night
+        service.ask(titles)
+    return FirstRows(separator, nobody, service, conditions)
+
+
+def _ids(rows: pa.Table, own: str, roles: Roles, path: Path) -> pa.ChunkedArray:
+    """The item of each row, or its title where it has no id."""
+    ids = as_strings(rows[own], "item", path)
+    if "title" not in roles:
+        return ids
+    return pc.if_else(is_no_id(ids), as_strings(rows[roles["title"].column], "title", path), ids)
+
+
+def _patterns(
+    clean: CleanConfig, sample: Sample, items: TableFile | None
+) -> tuple[list[str], Conditions, Conditions]:
+    """The patterns of ids, and the conditions on columns of the events and of the items."""
+    plain: list[str] = []
+    conditions: Conditions = []
+    by_items: Conditions = []
+    for text in clean.drop_items:
+        column, _, value = text.partition("=")
+        if value and column in sample.table.column_names:
+            conditions.append((column, wildcard(value)))
+        elif value and items is not None and column in items.names:
+            by_items.append((column, wildcard(value)))
+        else:
+            plain.append(text)
+    return plain, conditions, by_items
+
+
+def _named(
+    items: TableFile, mine: Roles, conditions: Conditions, service: ServiceLines
+) -> set[str]:
+    """The ids that the items file shows to be no products, by title or by a condition."""
+    roles = [mine[role].column for role in ("id", "title") if role in mine]
+    found: set[str] = set()
+    for batch in items.batches({*roles, *(column for column, _ in conditions)}):
+        ids, *titles = (
+            pc.fill_null(as_strings(batch[column], "id", items.path), "") for column in roles
+        )
+        for column, pattern in conditions:
+            texts = pc.fill_null(as_strings(batch[column], column, items.path), "")
+            found.update(ids.filter(pc.match_substring_regex(texts, pattern)).to_pylist())
+        texts = titles[0] if titles else ids
+        pairs = zip(ids.to_pylist(), texts.to_pylist(), strict=True)
+        found.update(item for item, title in pairs if service.is_service(item, title))
+    return found
+
+
+def _titles(sample: Sample, own: str, roles: Roles) -> dict[str, str]:
+    """Item -> title in the first rows of a file."""
+    if "title" not in roles:
+        return {}
+    names = [roles["id"].column if "id" in roles else own, roles["title"].column]
+    ids, titles = (as_strings(sample.table[n], "title", sample.path).to_pylist() for n in names)
+    return {item: title or "" for item, title in zip(ids, titles, strict=True) if item}

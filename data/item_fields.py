@@ -1,0 +1,73 @@
+"""Fields of items in the events file, such as `Description` or `Lineitem name`.
+
+The title, the category and the brand of an item are their most frequent values, the latest one
+among equals; its price is the latest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from recsys.data.cleaning import is_no_id
+
+FIELDS = ("title", "price", "category", "brand")
+LATEST = ("price",)  # the others are the most frequent value
+MOST_PARTS = 32  # that wait to be merged
+
+
+@dataclass
+class ItemFields:
+    """Gathers the fields of each item while the events are read.
+
+    Attributes:
+        columns: field -> name of its column in the events.
+        parts: field -> tables with `item`, `value`, `rows` and `last`, the time of the last row.
+        rows: events so far, which are times where there are no others.
+    """
+
+    columns: Mapping[str, str]
+    parts: dict[str, list[pa.Table]] = field(default_factory=dict)
+    rows: int = 0
+
+    def take(self, events: pa.Table) -> pa.Table:
+        """Note the columns named as `FIELDS`, and return the events without them."""
+        if not self.columns:
+            return events
+        times = pa.array(np.arange(self.rows, self.rows + events.num_rows))
+        if "timestamp" in events.column_names:
+            times = events["timestamp"]
+        self.rows += events.num_rows
+        for name in self.columns:
+            part = pa.table(
+                [events["item"], events[name], pa.array(np.ones(events.num_rows, np.int64)), times],
+                ["item", "value", "rows", "last"],
+            )
+            parts = self.parts.setdefault(name, [])
+            parts.append(_merged(part.filter(pc.invert(is_no_id(part["value"])))))
+            if len(parts) > MOST_PARTS:
+                self.parts[name] = [_merged(pa.concat_tables(parts))]
+        return events.drop_columns(list(self.columns))
+
+    def of(self, ids: pa.Array) -> dict[str, pa.Array]:
+        """Field -> the value of each item; null where the events have none."""
+        found = {}
+        for name, parts in self.parts.items():
+            rows = _merged(pa.concat_tables(parts))
+            keys = ["last", "rows"] if name in LATEST else ["rows", "last"]
+            rows = rows.sort_by([(key, "descending") for key in keys])
+            best = rows.group_by("item", use_threads=False).aggregate([("value", "first")])
+            place = pc.index_in(ids, value_set=best["item"].combine_chunks())
+            found[name] = best["value_first"].combine_chunks().take(place)
+        return found
+
+
+def _merged(part: pa.Table) -> pa.Table:
+    """One row for each item and value."""
+    grouped = part.group_by(["item", "value"], use_threads=False)
+    made = grouped.aggregate([("rows", "sum"), ("last", "max")])
+    return made.select(["item", "value", "rows_sum", "last_max"]).rename_columns(part.column_names)

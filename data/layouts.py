@@ -1,0 +1,193 @@
+"""Layouts of text files that are no tables with named columns; each is refused with a way out.
+
+The way out is a command for a shell that writes the table.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+import shlex
+from collections import Counter
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from recsys.data.column_words import EVENT_FIELDS, EVENT_WORDS, ITEM_WORDS, rank
+from recsys.data.opening import TableFile
+from recsys.data.texts import as_text
+from recsys.data.time_formats import TimeRules, share_of_times
+from recsys.errors import DataError
+
+HEAD = 1 << 16  # bytes that show the layout
+LINES = 1000
+FEW_LINES = 5  # below this, lengths of lines say nothing
+SAME_LENGTH = 0.6  # of the lines of a table
+VALUE = r"[\d.,:/ TZ+-]*\d[\d.,:/ TZ+-]*"  # a number, a date or a time is no name of a column
+NUMBERED = re.compile(r"(item|product|produkt|artikel|article|sku|producto|prodotto)s?[ _-]?\d+")
+SEPARATORS = (";", "|", ",")
+MOST_KNOWN = 0.9  # of the parts of cells that are in the items file
+SEVERAL, REPEATED = 0.1, 0.5  # shares of cells with several items, and of distinct parts in them
+MOST_NUMBERED = 3  # columns such as `Item 1`, `Item 2` from which a row is a basket
+
+
+def refuse_other_layouts(file: TableFile) -> None:
+    """Refuse a text file with `::` between its columns, or with one basket on each line.
+
+    Raises:
+        DataError: it is one; the message has a command that writes a table.
+    """
+    if file.kind != "delimited":
+        return
+    lines = _lines(file)
+    first = lines[0] if lines else ""
+    if first.count("::") >= 2 or (first.count("::") == 1 and len(file.columns) == 1):
+        raise _with_double_colons(file.path, lines)
+    numbered = [n for n, c in enumerate(file.names) if NUMBERED.fullmatch(c.lower())]
+    if len(numbered) >= MOST_NUMBERED:
+        what = (
+            f"the columns {file.names[numbered[0]]!r} to {file.names[numbered[-1]]!r} hold baskets"
+        )
+        raise _of_baskets(file, what, numbered[0] + 1, header=True)
+    rows = list(csv.reader(io.StringIO("\n".join(lines)), delimiter=file.delimiter))
+    lengths = Counter(map(len, rows))
+    if len(rows) < FEW_LINES or len(lengths) < 2:
+        return
+    if max(lengths.values()) < SAME_LENGTH * len(rows) and not _known(rows[0]):
+        what = f"the lines have {min(lengths)} to {max(lengths)} values, so each is a basket"
+        raise _of_baskets(file, what, 1, header=False)
+
+
+def refuse_without_header(path: Path, rows: pa.Table, named: bool) -> None:
+    """Refuse a file whose first line holds values instead of names.
+
+    Args:
+        path: of the file.
+        rows: its first rows, with the first line as names.
+        named: whether the settings name columns. Numbers from 0 may then be names.
+
+    Raises:
+        DataError: the message has a command that writes the file with names.
+    """
+    names = rows.column_names
+    known = _known(names)
+    counted = names == [str(place) for place in range(len(names))]
+    if known > 1 or (named and (counted or known)):
+        return
+    values = any(name and re.fullmatch(VALUE, name) for name in names)
+    again = any(
+        pc.any(pc.equal(as_text(column), name)).as_py()
+        for name, column in zip(names, rows.columns, strict=True)
+        if name and not pa.types.is_nested(column.type)
+    )
+    if values or (not known and (again or len(set(names)) < len(names))):
+        shown = ", ".join(names)[:80]
+        raise DataError(
+            f"{path}: the first line holds values ({shown}) and no names of columns; write names "
+            "above the rows, and correct them if they do not fit: "
+            + _command(path, _likely_names(rows), f"cat {shlex.quote(str(path))}", ",", ".csv")
+        )
+
+
+def _known(names: list[str]) -> int:
+    """How many names are those of a role."""
+    words = (*EVENT_WORDS.values(), *EVENT_FIELDS.values(), *ITEM_WORDS.values())
+    return sum(any(rank(name, groups) is not None for groups in words) for name in names)
+
+
+def _likely_names(rows: pa.Table) -> list[str]:
+    """Names for columns without any: the time by its content; user, item and rating in order."""
+    rules = TimeRules("auto", "UTC", None, 0)
+    free, names = iter(["user", "item", "rating"]), []
+    for place, column in enumerate(rows.columns):
+        is_time = "timestamp" not in names and share_of_times(column, rules)[1] > 0.5
+        names.append("timestamp" if is_time else next(free, f"column{place + 1}"))
+    return names
+
+
+def _command(path: Path, names: list[str], rows: str, mark: str, suffix: str) -> str:
+    """The command that writes a table with names, and what to do then."""
+    copy = shlex.quote(str(path.with_name(f"{path.name.partition('.')[0]}-table{suffix}")))
+    header = mark.join(names)
+    order = "" if "timestamp" in names else " --column timestamp=file-order"
+    return f"(printf '{header}\\n'; {rows}) > {copy} && recsys run {copy}{order}"
+
+
+def _with_double_colons(path: Path, lines: list[str]) -> DataError:
+    parts = [line.split("::") for line in lines]
+    parts = [part for part in parts if len(part) == len(parts[0])]
+    known = _known(parts[0])
+    table = pa.table([pa.array(column) for column in zip(*parts[known > 0 :], strict=True)],
+                     [str(place) for place in range(len(parts[0]))])  # fmt: skip
+    file, rows = shlex.quote(str(path)), "'{$1=$1} 1'"
+    if known:
+        rows = "'NR>1 {$1=$1; print}'"
+    names = parts[0] if known else _likely_names(table)
+    command = _command(path, names, f"awk -F:: -v 'OFS=\\t' {rows} {file}", "\\t", ".tsv")
+    return DataError(
+        f"{path}: '::' divides the columns, which is not read; divide them by tabs"
+        + ("" if known else ", with names above them (correct them if they do not fit)")
+        + f": {command}"
+    )
+
+
+def _of_baskets(file: TableFile, what: str, first: int, *, header: bool) -> DataError:
+    rows = "NR>1 " if header else ""
+    loop = f'{rows}{{for (i={first}; i<=NF; i++) if ($i != "") print NR "," $i}}'
+    divider = "" if file.delimiter == "," else f" -F'{file.delimiter}'"
+    awk = f"awk{divider or ' -F,'} '{loop}' {shlex.quote(str(file.path))}"
+    return DataError(
+        f"{file.path}: {what}; write one row for each item, with the number of the basket as the "
+        f"order: {_command(file.path, ['order', 'item'], awk, ',', '.csv')}"
+    )
+
+
+def _lines(file: TableFile) -> list[str]:
+    with pa.input_stream(str(file.path), compression=file.compression) as stream:
+        head = bytes(stream.read(HEAD))
+    lines = head.decode(file.encoding, errors="replace").removeprefix("\ufeff").splitlines()
+    return [line for line in lines[:-1] or lines if line][:LINES]
+
+
+def item_separator(
+    given: str | None, name: str, cells: pa.ChunkedArray, known: pa.ChunkedArray
+) -> str | None:
+    """What divides the items of one cell; None where each cell is one item.
+
+    Args:
+        given: by the settings; `none` keeps cells as they are.
+        name: of the column.
+        cells: of the first rows.
+        known: ids of the items file; empty without one.
+    """
+    if given is not None:
+        return None if given == "none" else given
+    for mark in SEPARATORS:
+        several = cells.filter(pc.match_substring(cells, mark)).combine_chunks()
+        if not len(several):
+            continue
+        parts = pc.utf8_trim_whitespace(pc.list_flatten(pc.split_pattern(several, mark)))
+        parts = parts.filter(pc.not_equal(parts, ""))
+        if len(known):
+            whole, each = (pc.is_in(values, value_set=known.combine_chunks())
+                           for values in (several, parts))  # fmt: skip
+            if not pc.any(whole).as_py() and pc.mean(pc.cast(each, "double")).as_py() >= MOST_KNOWN:
+                return mark
+            continue
+        plural = rank(name, EVENT_WORDS["item"]) == rank("items", EVENT_WORDS["item"])
+        repeated = pc.count_distinct(parts).as_py() <= REPEATED * len(parts)
+        if plural and repeated and len(several) >= SEVERAL * len(cells):
+            return mark
+    return None
+
+
+def split_items(table: pa.Table, name: str, mark: str) -> pa.Table:
+    """One row for each item of the cells of a column."""
+    cells = pc.fill_null(as_text(table[name]), "").combine_chunks()
+    parts = pc.split_pattern(cells, mark)
+    items, rows = pc.utf8_trim_whitespace(pc.list_flatten(parts)), pc.list_parent_indices(parts)
+    keep = pc.or_(pc.not_equal(items, ""), pc.equal(cells.take(rows), ""))
+    made = table.take(rows.filter(keep))
+    return made.set_column(table.column_names.index(name), name, items.filter(keep))

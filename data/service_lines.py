@@ -1,0 +1,219 @@
+"""Recognises lines of orders that are no products: shipping, fees, discounts, corrections.
+
+A line is recognised by its id or title, if all its words are of such lines. Words that products may
+have too count only where the line stands out: its id has no digit where others have, it is in many
+orders, or the items file does not know it. A line in very many orders with only some such words is
+asked about.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Literal
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from recsys.errors import DataError
+from recsys.event_names import normalised
+
+KEEP = "none"  # the pattern that turns the recognition off
+MANY, VERY_MANY = 0.1, 0.2  # shares of the orders
+ENOUGH_ORDERS = 50  # below this, shares say nothing
+WITH_DIGITS = 0.8  # share of lines whose id has a digit, from which an id without one stands out
+SURE = re.compile(
+    r"shipping|shipment|postage|freight|delivery|carriage|surcharges?|amazonfee|discounts?"
+    r"|adjust(ment)?s?|commissions?|rounding"
+    r"|\w*versand(kosten|gebuhr)?(pauschale)?|(liefer|fracht|nachnahme|zahlungs|service)\w*"
+    r"(kosten|gebuhr|pauschale|zuschlag)|rabatt|preisnachlass|rundung"
+    r"|livraison|frais|remise|arrondi|envios?|descuento|redondeo|spedizione|sconto|arrotondamento"
+    r"|verzend(ing|kosten)|bezorgkosten|korting|afronding"
+)
+WEAK = re.compile(
+    r"fees?|charges?|handling|vouchers?|coupons?|credits?|samples?|manual|tips?|deposits?"
+    r"|donations?|insurance|corrections?|porto|fracht|lieferung|gebuhr(en)?|gutschein|muster"
+    r"|korrektur|trinkgeld|pfand|spende|versicherung|bons?|echantillons?|correction|pourboire|don"
+    r"|consigne|assurance|gastos|cupon|muestras?|correccion|propina|donacion|seguro|spese|buono"
+    r"|campion[ei]|correzione|mancia|donazione|assicurazione|toeslag|tegoed|monsters?|correctie"
+    r"|fooi|donatie|statiegeld|verzekering"
+)
+CONTEXT_WORDS = (
+    "a and of on per by via the for to und der die das de du des la le el del di da en e und y van "
+    "bad debt standard express expres international national domestic free gratis kostenlos "
+    "gratuit gratuite flat rate economy priority next same day overnight first second class "
+    "tracked cash bank payment paypal order cost costs kosten port line item uk eu us usa dhl ups "
+    "fedex dpd gls hermes usps royal mail colissimo chronopost mondial relay post poste correos "
+    "postnl dotcom amazon ebay cruk"
+)
+CONTEXT = frozenset(CONTEXT_WORDS.split())
+Says = Literal["sure", "weak", "part"]
+
+
+def wildcard(text: str) -> str:
+    """A pattern in which `*` stands for any characters, as a regular expression for whole texts."""
+    return "(?s)^" + ".*".join(map(re.escape, text.split("*"))) + "$"
+
+
+@lru_cache(1 << 16)
+def says(text: str) -> Says | None:
+    """How far the words of an id or a title are those of a line that is no product.
+
+    >>> [says(text) for text in ("DOTCOM POSTAGE", "Versandkosten DHL", "Manual", "Delivery truck")]
+    ['sure', 'sure', 'weak', 'part']
+    >>> says("Toffee"), says("85123A")
+    (None, None)
+    """
+    words = [normalised(word) for word in re.findall(r"[^\W\d_]+", text)]
+    sure = [bool(SURE.fullmatch(word)) for word in words]
+    weak = [bool(WEAK.fullmatch(word)) for word in words]
+    known = zip(words, sure, weak, strict=True)
+    if not all(is_sure or is_weak or word in CONTEXT for word, is_sure, is_weak in known):
+        return "part" if any(sure) else None
+    return "sure" if any(sure) else "weak" if any(weak) else None
+
+
+@dataclass
+class ServiceLines:
+    """Finds such lines among events.
+
+    Attributes:
+        patterns: ids, or patterns of ids with `*`, from the settings; `none` among them turns the
+            recognition off.
+        named: ids that the items file shows to be no products.
+        described: the ids of the items file, as far as they are known; empty without one.
+        shares: item -> share of the orders, for items in many of them.
+        with_digits: share of the lines whose id has a digit.
+        orders: whether the events are lines of orders; among ratings and clicks, an item that only
+            has the name of such a line is one of the shop, unless it stands out.
+        dropped: item -> rows that were found.
+    """
+
+    patterns: Sequence[str] = ()
+    named: Collection[str] = ()
+    described: Collection[str] = ()
+    shares: Mapping[str, float] = field(default_factory=dict)
+    with_digits: float = 0.0
+    orders: bool = True
+    dropped: Counter[str] = field(default_factory=Counter)
+
+    def __post_init__(self) -> None:
+        self._by_id = [re.compile(wildcard(text)) for text in self.patterns if text != KEEP]
+        self._recognises = KEEP not in self.patterns
+        self._known: dict[tuple[str, str], bool] = {}
+
+    def find(self, events: pa.Table) -> pa.ChunkedArray:
+        """(rows,) bool: whether rows are no products.
+
+        Args:
+            events: `item`, and if known `title` and `named`, which is true for rows that the
+                settings name.
+        """
+        ids = pc.fill_null(events["item"], "").combine_chunks().dictionary_encode()
+        titles = pa.array([""] * len(ids), pa.string())
+        if "title" in events.column_names:
+            titles = pc.fill_null(events["title"], "").combine_chunks()
+        titles = titles.dictionary_encode()
+        pairs = pa.table([ids.indices, titles.indices], ["id", "title"])
+        distinct = pairs.group_by(["id", "title"], use_threads=False).aggregate([]).to_pydict()
+        texts = ids.dictionary.to_pylist(), titles.dictionary.to_pylist()
+        found = [
+            (i, t) for i, t in zip(*distinct.values(), strict=True)
+            if self.is_service(texts[0][i], texts[1][t])
+        ]  # fmt: skip
+        key = pc.add(pc.multiply(pc.cast(ids.indices, pa.int64()), len(texts[1])), titles.indices)
+        chosen = pa.array([i * len(texts[1]) + t for i, t in found], pa.int64())
+        bad = pc.is_in(key, value_set=chosen)
+        if "named" in events.column_names:
+            bad = pc.or_(bad, events["named"].combine_chunks())
+        for row in pc.value_counts(events["item"].filter(bad)).to_pylist():
+            self.dropped[row["values"]] += row["counts"]
+        return pa.chunked_array([bad])
+
+    def is_service(self, item: str, title: str = "") -> bool:
+        """Whether an item is no product, by its id or its title."""
+        key = (item, title)
+        if key not in self._known:
+            self._known[key] = self._decide(item, title)
+        return self._known[key]
+
+    def _decide(self, item: str, title: str) -> bool:
+        if item in self.named or any(pattern.match(item) for pattern in self._by_id):
+            return True
+        if not self._recognises:
+            return False
+        said = {says(item), says(title)}
+        if "sure" in said and self.orders:
+            return True
+        return not said.isdisjoint(("sure", "weak")) and self._stands_out(item)
+
+    def _stands_out(self, item: str) -> bool:
+        numbered = self.orders and self.with_digits >= WITH_DIGITS
+        odd = numbered and not any(sign.isdigit() for sign in item)
+        unknown = bool(self.described) and item not in self.described
+        return odd or unknown or self.shares.get(item, 0.0) >= MANY
+
+    def ask(self, titles: Mapping[str, str]) -> None:
+        """Stop if an item in very many orders may be no product.
+
+        Args:
+            titles: item -> title, as far as they are known.
+
+        Raises:
+            DataError: it may be; the message names the options that decide.
+        """
+        present = [item for item in self.shares if item in self.described]
+        for item, share in self.shares.items() if self._recognises else ():
+            title = titles.get(item, "")
+            missing = bool(present) and item not in self.described
+            doubtful = missing or {"part", "weak"} & {says(item), says(title)}
+            if share < VERY_MANY or not doubtful or self.is_service(item, title):
+                continue
+            name = f"{item!r} ({title})" if title and title != item else repr(item)
+            why = "is not in the items file" if missing else "has the name of a fee or of shipping"
+            raise DataError(
+                f"{name} is in {share:.0%} of the orders and {why}, so it may be no product; leave "
+                f"it out of histories and lists with --drop-items '{item}', or keep it with "
+                "--drop-items none"
+            )
+
+    def summary(self) -> str:
+        """A sentence on what was found; empty for nothing."""
+        if not self.dropped:
+            return ""
+        shown = ", ".join(
+            f"{item!r} ({rows:,} rows"
+            + (f", in {self.shares[item]:.0%} of the orders)" if item in self.shares else ")")
+            for item, rows in self.dropped.most_common(5)
+        )
+        more = f" and {len(self.dropped) - 5} more" if len(self.dropped) > 5 else ""
+        return (
+            f"Left out of histories and lists, because they are no products: {shown}{more}. "
+            "--drop-items none keeps them, --drop-items 'PATTERN' leaves out others."
+        )
+
+
+def order_shares(
+    orders: Sequence[pa.ChunkedArray], items: pa.ChunkedArray
+) -> tuple[dict[str, float], float]:
+    """The items in many orders, with their shares, and the share of lines whose id has a digit.
+
+    Args:
+        orders: columns that together tell the orders apart.
+        items: the item of each row; empty where it is missing.
+    """
+    names = [f"order{place}" for place in range(len(orders))]
+    rows = pa.table([*orders, items], [*names, "item"])
+    rows = rows.filter(pc.not_equal(pc.fill_null(rows["item"], ""), ""))
+    lines = rows.group_by([*names, "item"]).aggregate([])
+    total = lines.group_by(names).aggregate([]).num_rows
+    counts = {row["values"]: row["counts"] for row in pc.value_counts(lines["item"]).to_pylist()}
+    numbered = sum(n for item, n in counts.items() if any(sign.isdigit() for sign in item))
+    digits = numbered / max(lines.num_rows, 1)
+    if total < ENOUGH_ORDERS:
+        return {}, digits
+    shares = {item: count / total for item, count in counts.items() if count >= MANY * total}
+    return shares, digits

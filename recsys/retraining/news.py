@@ -1,0 +1,390 @@
+"""What is new since a bundle was made: events and items of the service's store and of files."""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+import time
+from collections.abc import Mapping
+from contextlib import closing
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from recsys.artifacts import Workspace, write_artifact
+from recsys.bundle import Bundle
+from recsys.config import Settings
+from recsys.data import growth
+from recsys.data.column_words import EVENT_WORDS, ITEM_WORDS
+from recsys.data.filtering import in_time_order
+from recsys.data.prepare import DataConfig
+from recsys.data.readers import READERS
+from recsys.dataset import AVAILABILITY, ITEM_COLUMNS, Dataset
+from recsys.errors import ArtifactError, ConfigError
+from recsys.event_names import level
+from recsys.live_catalog import AddedItems, NewItem
+from recsys.progress import say
+from recsys.splits import TRAIN
+
+if TYPE_CHECKING:  # imported where they are used
+    from recsys.serving.stores.records import StoredEvent
+    from recsys.serving.stores.store import Store
+
+VALIDATION = 500  # least events of validation, if the parent has not been trained on them
+OWN_COLUMNS = {"events": {"user": "user", "item": "item", "timestamp": "timestamp"}}
+"""Columns of the events that are written here, beside which a file of items is read."""
+SOURCE = frozenset(
+    ["source", "path", "attributes", "items", "index", "min_rating", "k_core", "min_length",
+     "split", "ratio", "dates", "synthetic", "engine", "memory_gb"]
+)  # fmt: skip
+OF_DATA = tuple(one.name for one in fields(DataConfig) if one.name not in SOURCE)
+"""Settings of the section `data` that hold for new files as well: the form of the files."""
+COUNTS = ("quantity", "taken_back", "order_status")  # roles by which events have pieces
+SENT = "file-"  # begins the ids of events that were sent to the service from a file
+
+
+@dataclass(frozen=True)
+class Sources:
+    """Where new events and items come from.
+
+    Attributes:
+        store: of the running service; None for none.
+        not_history: types of the store's events that are no part of a history.
+        events: a file or folder of events, as `recsys run` reads it, or None. Events that are not
+            newer than the parent's are left out, so a full export can be given.
+        items: a file of items, or None.
+        columns: role -> name of a column of these files; by default those of the parent's files.
+    """
+
+    store: str | Path | None = None
+    not_history: tuple[str, ...] = ()
+    events: Path | None = None
+    items: Path | None = None
+    columns: Mapping[str, str] = field(default_factory=dict)
+
+
+def take(
+    version: Workspace,
+    champion: Workspace,
+    sources: Sources,
+    window: float,
+    newest: int | None,
+) -> str | None:
+    """Write the artifact `events` of a version, or return why there is nothing to do.
+
+    The newest share `window` of the events becomes the window of the gate.
+    """
+    bundle, before = Bundle.load(champion.bundle), Dataset.load(champion.dataset)
+    digest = champion.manifest("dataset").digest
+    if bundle.manifest.parents.get("dataset") != digest:
+        raise ArtifactError(
+            f"{champion.dataset} is not the data set that {champion.bundle} was made from"
+        )
+    if not before.interactions.has_time:
+        raise ConfigError(
+            f"{champion.dataset} has no times, so it is not known which events are new; run again "
+            "with all events: recsys run"
+        )
+    events, items, erased = _read(sources, champion, bundle, before)
+    since, now = int(before.interactions.timestamp.max(initial=0)), int(time.time())
+    events = _newer(events, since, now)
+    known = pa.array([*before.item_ids.tolist(), *items["item_id"].to_pylist()], pa.string())
+    described = pc.is_in(events["item"], value_set=known)
+    strange = events.filter(pc.invert(described))
+    events = events.filter(described)
+    if strange.num_rows:
+        say(
+            f"{strange.num_rows} new events are on {len(strange['item'].unique())} items that "
+            "nothing describes, and are left out; --items gives the descriptions"
+        )
+    last = pc.max(events["timestamp"]).as_py()
+    if last is None or (newest is not None and last <= newest):
+        return f"Nothing is new since {champion.name if newest is None else 'the last version'}."
+    negative = growth.is_negative(events["type"], roles_of(champion, before))
+    # Returns are no targets, and may be the newest events; without others, nothing is compared.
+    asked = events.filter(pc.invert(negative)) if not pc.all(negative).as_py() else events
+    times = np.sort(asked["timestamp"].to_numpy())
+    test = int(times[int(len(times) * (1 - window))])
+    info = {
+        "events": events.num_rows,
+        "items": items.num_rows,
+        "newest": last,
+        "dates": [_validation_start(before, times, test, window), test],
+    }
+    parents = {"bundle": bundle.manifest.digest, "dataset": digest}
+    path = version.path(growth.KIND)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with write_artifact(path, growth.KIND, parents=parents, info=info) as folder:
+        growth.write(folder, events, items, erased)
+    say(f"{version.name}: {events.num_rows} new events since {champion.name}")
+    return None
+
+
+def roles_of(run: Workspace, dataset: Dataset) -> Mapping[str, str]:
+    """Name of a type of events -> role, of a run's data set and its settings."""
+    roles: dict[str, str] = {b.name: b.role for b in dataset.behaviours}
+    return roles | (run.manifest("dataset").config.get("behaviours") or {})
+
+
+def _newer(events: pa.Table, since: int, now: int) -> pa.Table:
+    """The events after a time and not after now; says how many are left out.
+
+    An event of the future, taken today, would make all events before it old tomorrow.
+    """
+    times = events["timestamp"]
+    early, late = pc.less_equal(times, since), pc.greater(times, now)
+    if count := pc.sum(early).as_py():
+        say(f"{count} events are left out: the champion's data end on {_shown(since)}")
+    if count := pc.sum(late).as_py():
+        last = _shown(pc.max(times).as_py())
+        say(
+            f"{count} events are left out because they are in the future, up to {last}; give them "
+            "again later. If the file has local times, name their zone when you run `recsys run`: "
+            "--set data.time_zone=Europe/Berlin"
+        )
+    return events.filter(pc.invert(pc.or_(early, late)))
+
+
+def _shown(seconds: int) -> str:
+    """A time to read, in UTC."""
+    return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(seconds))
+
+
+def _validation_start(before: Dataset, times: Any, test: int, window: float) -> int:
+    """When validation begins: a window before the test, and earlier if that has few events.
+
+    It never reaches back to events that the parent was trained on.
+    """
+    start = int(times[int(len(times) * (1 - 2 * window))])
+    held = before.interactions.timestamp[before.split != TRAIN]
+    trained = before.interactions.timestamp[before.split == TRAIN]
+    least = int(trained.max(initial=0)) + 1  # with a split by time, before all of `held`
+    both = np.sort(np.concatenate([held[held >= least], times[times < test]]))
+    if len(both) > VALIDATION:
+        return min(start, int(both[-VALIDATION]))
+    return min(start, int(both[0])) if len(both) else start
+
+
+def _read(
+    sources: Sources, champion: Workspace, bundle: Bundle, before: Dataset
+) -> tuple[pa.Table, pa.Table, growth.Erased]:
+    """Events, new and old, described items, and what of `before` was erased since."""
+    schema = before.items.schema.remove_metadata()
+    parts = [growth.COLUMNS.empty_table()]
+    items = [schema.empty_table()]
+    erased: dict[str, int] = {}
+    mapping = (champion.manifest("dataset").info.get("cleaning") or {}).get("mapping") or None
+    if sources.events is not None:
+        of_file, described = _read_files(
+            sources.events, None, sources.columns, champion, schema, mapping
+        )
+        parts.append(of_file)
+        # Events describe only what nothing else does: they have a few fields of an item.
+        known = pc.is_in(described["item_id"], value_set=pa.array(before.item_ids.tolist()))
+        items.append(described.filter(pc.invert(known)))
+    if sources.store is not None:
+        from recsys.serving.stores import open_store
+
+        with closing(open_store(sources.store)) as store:
+            since = int(before.interactions.timestamp.max(initial=0))
+            counted = not {*COUNTS}.isdisjoint((mapping or {}).get("events", ()))
+            parts.append(_stored_events(store, since, sources.not_history, before, counted=counted))
+            items.append(_live_items(store, bundle, schema))
+            erased = store.erased(_users(before, *parts))
+    events = _once(pa.concat_tables(parts))
+    if sources.items is not None:
+        with tempfile.TemporaryDirectory() as folder:  # the reader recognises items by events
+            file = Path(folder) / "events.parquet"
+            ids = before.interactions
+            old = pa.table(
+                {
+                    "user": ids.user_ids[ids.user],
+                    "item": ids.item_ids[ids.item],
+                    "timestamp": ids.timestamp,
+                }
+            )
+            pq.write_table(pa.concat_tables([old, events.select(old.column_names)]), file)
+            own = OWN_COLUMNS | {"day_first": None, "items": (mapping or {}).get("items")}
+            columns = {n: c for n, c in sources.columns.items() if n not in EVENT_WORDS}
+            found = _read_files(file, sources.items, columns, champion, schema, own, time_unit="s")
+            items.append(found[1])
+    events = events.filter(pc.invert(gone(events, erased)))
+    described = growth.stacked(items)
+    rows = {item_id: row for row, item_id in enumerate(described["item_id"].to_pylist())}
+    described = described.take(pa.array(list(rows.values()), pa.int64()))
+    return events, described, growth.Erased.of(before, erased)
+
+
+def erased_since(version: Workspace, champion: Workspace, sources: Sources) -> int:
+    """Number of users who were erased from the store after the events of a version were taken.
+
+    Only those count of whom the version's data have something.
+    """
+    from recsys.serving.stores import open_store
+
+    if sources.store is None:
+        return 0
+    before = Dataset.load(champion.dataset)
+    events, left_out = growth.read(version.path(growth.KIND))
+    with closing(open_store(sources.store)) as store:
+        erased = store.erased(_users(before, events))
+    places = growth.Erased.of(before, erased)
+    users = np.setdiff1d(places.users, left_out.users)
+    rows = np.setdiff1d(places.dislikes, left_out.dislikes)
+    found = {*events.filter(gone(events, erased))["user"].to_pylist()}
+    found.update(before.interactions.user_ids[users].tolist())
+    if before.disliked is not None:
+        found.update(before.disliked.table["user_id"].take(pa.array(rows)).to_pylist())
+    return len(found)
+
+
+def _users(before: Dataset, *events: pa.Table) -> set[str]:
+    """The ids of all users of a data set and of events."""
+    users = {*before.interactions.user_ids.tolist()}
+    users.update(*(part["user"].unique().to_pylist() for part in events))
+    if before.disliked is not None:
+        users.update(before.disliked.table["user_id"].to_pylist())
+    return users
+
+
+def gone(events: pa.Table, erased: Mapping[str, int]) -> pa.ChunkedArray:
+    """Whether each event is not newer than the erasure of its user (unix milliseconds)."""
+    users = pa.array(list(erased), pa.string())
+    times = pa.array(list(erased.values()), pa.int64())
+    until = times.take(pc.index_in(events["user"], value_set=users).combine_chunks())
+    return pc.fill_null(pc.less_equal(pc.multiply(events["timestamp"], 1000), until), False)
+
+
+def _once(events: pa.Table) -> pa.Table:
+    """Events without the store's copy of those of the file that were sent to it before."""
+    has = events["stored"].to_numpy(zero_copy_only=False)
+    keys = pd.MultiIndex.from_arrays([events[n].to_numpy() for n in ("user", "item", "timestamp")])
+    known = pa.array(has | keys.isin(keys[has]))
+    events = events.set_column(events.column_names.index("stored"), "stored", known)
+    return events.filter(pa.array(~(has & keys.isin(keys[~has]))))
+
+
+def _stored_events(
+    store: Store, since: int, not_history: tuple[str, ...], before: Dataset, *, counted: bool
+) -> pa.Table:
+    """The events after a time that arrived at the service, without those of its data set.
+
+    Where the data have no types, events that are no part of a history are left out, unless they
+    take back a purchase or are dislikes. The value of an event that was sent from a file is its
+    pieces if the files are `counted`, and its rating otherwise.
+    """
+    names = {b.name.lower(): b.name for b in before.behaviours}  # the service has lower case
+    rows = []
+    for event in store.export():
+        if event.seed is not None or event.time_ms // 1000 <= since:
+            continue
+        kind = _kind(event, not_history, names)
+        if kind is not None:
+            value = event.value if (event.event_id or "").startswith(SENT) else None
+            rating, pieces = (None, value) if counted else (value, None)
+            at, below = divmod(event.time_ms, 1000)
+            moment = at, below * 1_000_000  # seconds, and nanoseconds after the second
+            rows.append((event.user, event.item, *moment, rating, kind or None, pieces, True))
+    columns = list(zip(*rows, strict=True)) or [()] * len(growth.COLUMNS)
+    return pa.table([pa.array(c, f.type) for c, f in zip(columns, growth.COLUMNS, strict=True)],
+                    schema=growth.COLUMNS)  # fmt: skip
+
+
+def _kind(event: StoredEvent, not_history: tuple[str, ...], names: Mapping[str, str]) -> str | None:
+    """The type of an event among those of the data, "" where these have none; None for no event.
+
+    `names` are the data's types by their names in lower case.
+    """
+    from recsys.serving.stores.records import DISLIKES, Sign, sign_of
+
+    sign = sign_of(event.type, not_history)
+    if sign is Sign.DISLIKE:
+        return DISLIKES[0]
+    if sign is Sign.LEFT_OUT and level(event.type) != 0 and not names:
+        return None
+    if sign is Sign.PART and not names:
+        return ""
+    return names.get(event.type, event.type)
+
+
+def _live_items(store: Store, bundle: Bundle, schema: pa.Schema) -> pa.Table:
+    """The items that were added to the running service or changed there, as they are now."""
+    from recsys.serving.catalog_changes import JOURNAL
+
+    records = asyncio.run(store.journal(JOURNAL)).records
+    added, rows = AddedItems(bundle.catalog), []
+    for record in {record["item_id"]: record for record in records}.values():
+        if record["op"] != "upsert":
+            continue
+        item = NewItem(*(record[name] for name in ("item_id", "title", "text", "attributes")))
+        row = {**added.completed(item).attributes}
+        rows.append(row | {"item_id": item.item_id, "title": item.title, "text": item.text})
+    known = {field.name: field for field in (*growth.STANDING, *schema)}
+    table = pa.Table.from_pylist(rows, schema=pa.schema(list(known.values())))
+    return growth.conform(table, schema)
+
+
+def _read_files(
+    path: Path,
+    items: Path | None,
+    columns: Mapping[str, str | None],
+    champion: Workspace,
+    schema: pa.Schema,
+    mapping: Mapping[str, Any] | None,
+    **other: Any,
+) -> tuple[pa.Table, pa.Table]:
+    """Events and described items of files, read as those of the first run but for `other`.
+
+    The columns are those of the `mapping` of the first run, and nothing is guessed anew.
+    """
+    made_with = champion.manifest("dataset").config
+    known = {key: made_with[key] for key in OF_DATA if key in made_with} | other
+    named = known.get("columns", {})
+    if mapping is not None:
+        mapped = mapping.get("items") or ()
+        named = {n: c for n, c in named.items() if n in ITEM_WORDS and n not in mapped}
+    section = {
+        **known, "source": "table", "path": str(path.absolute()),
+        "clean": {**known.get("clean", {}), "constant_columns": False},
+        "columns": {**named, **columns},
+        "items": None if items is None else str(items),
+    }  # fmt: skip
+    config = Settings({"data": section}).section("data", DataConfig)
+    raw = READERS["table"].read(replace(config.reader(), new_items=True, mapping=mapping))
+    found = in_time_order(raw).events
+    if "timestamp" not in found.column_names:
+        raise ConfigError(f"{path}: the events have no times, so it is not known which are new")
+    events = pa.table(
+        {
+            "user": found["user"].cast(pa.string()),
+            "item": found["item"].cast(pa.string()),
+            "timestamp": found["timestamp"],
+            "nanosecond": found["nanosecond"] if "nanosecond" in found.column_names
+            else pa.nulls(found.num_rows, pa.int32()),
+            "rating": found["rating"] if "rating" in found.column_names
+            else pa.nulls(found.num_rows, pa.float32()),
+            "type": pa.array(raw.behaviours, pa.string()).take(found["behaviour"])
+            if "behaviour" in found.column_names
+            else pa.nulls(found.num_rows, pa.string()),
+            "quantity": found["quantity"] if "quantity" in found.column_names
+            else pa.nulls(found.num_rows, pa.float32()),
+            "stored": np.zeros(found.num_rows, np.bool_),
+        }
+    )  # fmt: skip
+    return events.cast(growth.COLUMNS), growth.conform(_described(raw.items), schema)
+
+
+def _described(items: pa.Table) -> pa.Table:
+    """The items of which more is known than the id."""
+    told = pc.and_(pc.not_equal(items["title"], ""), pc.not_equal(items["title"], items["item_id"]))
+    told = pc.or_(pc.fill_null(told, False), pc.fill_null(pc.not_equal(items["text"], ""), False))
+    for name in items.column_names:
+        if name not in (*ITEM_COLUMNS, *AVAILABILITY):
+            told = pc.or_(told, items[name].is_valid())
+    return items.filter(told)

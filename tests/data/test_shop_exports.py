@@ -1,0 +1,613 @@
+"""Exports as shop systems write them: one command, no flag, and every row accounted for."""
+
+from __future__ import annotations
+
+import csv
+import subprocess
+import zipfile
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from recsys import cli
+from recsys.artifacts import read_manifest
+from recsys.data.service_lines import says
+from recsys.dataset import Dataset
+
+DAY = 86_400
+Rows = list[dict[str, Any]]
+
+
+class Run:
+    """`recsys run EVENTS ... --until data`, and what it wrote; a refusal is a ValueError."""
+
+    def __init__(self, home: Path) -> None:
+        self.home, self.info = home, {}
+
+    def __call__(self, events: Path, *options: str) -> Dataset:
+        name = f"n{len(list(self.home.glob('datasets/*')))}"
+        command = ["run", str(events), "--until", "data", "--name", name, *options]
+        result = CliRunner().invoke(cli.app, command)
+        if result.exit_code:
+            raise ValueError(str(result.exception))
+        self.info = read_manifest(self.home / "datasets" / name).info["cleaning"]
+        return Dataset.load(self.home / "datasets" / name)
+
+
+@pytest.fixture
+def run(home: Path) -> Run:
+    return Run(home)
+
+
+def write(path: Path, rows: Rows) -> Path:
+    with path.open("w", encoding="utf-8", newline="") as stream:
+        writer = csv.DictWriter(stream, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+    return path
+
+
+def counts(run: Run) -> dict[str, int]:
+    return {row["rule"]: row["count"] for row in run.info["findings"]}
+
+
+def check_accounts(run: Run, read: int, dataset: Dataset) -> None:
+    """What was read, minus what each rule removed, is what is used."""
+    first, *others, last = run.info["accounts"]
+    assert first["events"] == read
+    assert read + sum(row["events"] for row in others) == last["events"]
+    assert last["events"] == len(dataset.interactions)
+
+
+def bought(dataset: Dataset, user: str) -> list[str]:
+    events = dataset.interactions
+    place = events.user_ids.tolist().index(user)
+    return [str(events.item_ids[i]) for i in events.item[events.user == place]]
+
+
+def titles(dataset: Dataset) -> dict[str, str]:
+    return dict(
+        zip(dataset.items["item_id"].to_pylist(), dataset.items["title"].to_pylist(), strict=True)
+    )
+
+
+def baskets(orders: int) -> Iterable[tuple[int, int, list[int]]]:
+    """Order, customer and products; every fifth order is of a guest."""
+    for order in range(orders):
+        yield order, order % 37, [(order * 7 + n * 11) % 40 for n in range(1 + order % 3)]
+
+
+# Shopify, WooCommerce and Online Retail: real names of columns, invented rows
+
+
+def shopify(orders: int = 200, *, email: bool = True) -> Rows:
+    rows: Rows = []
+    for order, customer, products in baskets(orders):
+        when = (
+            f"2026-0{1 + order % 6}-{1 + order % 28:02d} {order % 24:02d}:{order % 60:02d}:00 +0200"
+        )
+        lines = [(f"Shirt {p} - M", f"SH-{p:03d}" if p % 8 else "", 10 + p) for p in products]
+        if order % 4 == 0:
+            lines.append(("Express shipping", "", 4.9))
+        for place, (name, sku, price) in enumerate(lines):
+            first = place == 0
+            rows.append(
+                {
+                    "Name": f"#{1001 + order}",
+                    "Email": f"c{customer}@shop.example.org" if email and order % 5 else "",
+                    "Financial Status": ("refunded" if order % 20 == 1 else "paid")
+                    if first
+                    else "",
+                    "Paid at": when if first else "",
+                    "Fulfillment Status": "fulfilled" if first else "",
+                    "Currency": "EUR" if first else "",
+                    "Total": "30.00" if first else "",
+                    "Created at": when,
+                    "Lineitem quantity": 1,
+                    "Lineitem name": name,
+                    "Lineitem price": f"{price:.2f}",
+                    "Lineitem sku": sku,
+                    "Lineitem requires shipping": "true",
+                    "Vendor": "Acme" if place % 2 else "Umbra",
+                    "Cancelled at": "",
+                    "Billing Name": f"Person {customer}" if first else "",
+                    "Id": 9_000_000 + order if first else "",
+                }
+            )
+    return rows
+
+
+def test_an_export_of_shopify(run: Run, raw: Path) -> None:
+    rows = shopify()
+    data = run(write(raw / "orders_export.csv", rows))
+    check_accounts(run, len(rows), data)
+    assert titles(data)["SH-007"] == "Shirt 7 - M"
+    assert titles(data)["Shirt 8 - M"] == "Shirt 8 - M"  # there is no SKU
+    assert "#1001" in data.interactions.user_ids  # a guest is an order
+    assert "c1@shop.example.org" in data.interactions.user_ids
+    assert not [item for item in titles(data).values() if "shipping" in item.lower()]
+    found = counts(run)
+    assert found["rows_of_no_products_dropped"] == 50
+    assert found["sessions_without_user"] == sum(not row["Email"] for row in rows)
+    assert found["negative_events_dropped"] > 0
+    assert run.info["no_products"] == {"Express shipping": 50}
+    prices = dict(
+        zip(data.items["item_id"].to_pylist(), data.items["price"].to_pylist(), strict=True)
+    )
+    assert prices["SH-007"] == 17
+
+
+def test_a_streamed_export_is_the_same(run: Run, raw: Path) -> None:
+    pytest.importorskip("duckdb", reason="streaming needs pip install 'recbeam[large]'")
+    found = []
+    for name, rows in (("shopify.csv", shopify()), ("retail.csv", online_retail())):
+        for engine in ("memory", "stream"):
+            data = run(write(raw / name, rows), "--set", f"data.engine={engine}")
+            found.append((run.info, data.items.to_pylist(), [c.tolist() for c in data.events[:5]]))
+    assert repr(found[0]) == repr(found[1])
+    assert repr(found[2]) == repr(found[3])
+
+
+def test_an_export_of_guests_alone(run: Run, raw: Path) -> None:
+    rows = [row | {"Lineitem sku": ""} for row in shopify(email=False)]
+    data = run(write(raw / "guests.csv", rows))
+    check_accounts(run, len(rows), data)
+    assert set(titles(data)) == {f"Shirt {n} - M" for n in range(40)}
+    assert data.sessions
+
+
+def woocommerce(orders: int = 200) -> Rows:
+    """One row for each product, as the plugin Advanced Order Export writes them."""
+    return [
+        {
+            "Order Number": 5000 + order,
+            "Order Status": "Refunded" if order % 20 == 1 else "Completed",
+            "Order Date": f"2026-0{1 + order % 6}-{1 + order % 28:02d} {order % 24:02d}:07",
+            "First Name (Billing)": f"F{customer}",
+            "Email (Billing)": f"c{customer}@shop.example.org" if order % 5 else "",
+            "Payment Method Title": "Card",
+            "Order Total Amount": 30,
+            "SKU": f"W{p:03d}" if p >= 0 else "",
+            "Item #": place + 1,
+            "Item Name": f"Tea {p}" if p >= 0 else "Versandkosten DHL",
+            "Category": f"Drinks > Kind {p % 3}" if p >= 0 else "",
+            "Quantity (- Refund)": 1,
+            "Item Cost": 3 + p,
+        }
+        for order, customer, products in baskets(orders)
+        for place, p in enumerate(products + [-1] * (order % 3 == 0))
+    ]
+
+
+def test_an_export_of_woocommerce(run: Run, raw: Path) -> None:
+    rows = woocommerce()
+    data = run(write(raw / "orders.csv", rows))
+    check_accounts(run, len(rows), data)
+    assert titles(data)["W007"] == "Tea 7"
+    assert set(titles(data)) == {f"W{n:03d}" for n in range(40)}
+    assert "5000" in data.interactions.user_ids
+    assert "c1@shop.example.org" in data.interactions.user_ids
+    assert run.info["no_products"] == {"Versandkosten DHL": 67}
+    assert data.items["category"][0].as_py()[0] == "Drinks"
+
+
+def online_retail(orders: int = 300) -> Rows:
+    """With guests, returns, and lines that are no products."""
+    rows: Rows = []
+    special = [
+        ("POST", "POSTAGE"),
+        ("DOT", "DOTCOM POSTAGE"),
+        ("M", "Manual"),
+        ("D", "Discount"),
+        ("BANK CHARGES", "Bank Charges"),
+        ("AMAZONFEE", "AMAZON FEE"),
+        ("S", "SAMPLES"),
+    ]
+    for order, customer, products in baskets(orders):
+        lines = [(f"{22000 + p}", f"TEA LIGHT {p}", 6, 1 + p) for p in products]
+        if order % 4 == 0:
+            lines.append((*special[order // 4 % len(special)], 1, 18))
+        back = order % 23 == 7
+        rows += [
+            {
+                "InvoiceNo": f"{'C' if back else ''}{536365 + order}",
+                "StockCode": code,
+                "Description": "damaged?" if back and order % 2 else text,
+                "Quantity": -6 if back else count,
+                "InvoiceDate": f"{1 + order % 12}/{1 + order % 28}/2025 {8 + order % 9}:26",
+                "UnitPrice": price,
+                "CustomerID": 12346 + customer if order % 4 != 1 else "",
+                "Country": "United Kingdom" if customer % 2 else "France",
+            }
+            for code, text, count, price in lines
+        ]
+    return rows
+
+
+def test_an_export_like_online_retail(run: Run, raw: Path) -> None:
+    rows = online_retail()
+    data = run(write(raw / "retail.csv", rows))
+    check_accounts(run, len(rows), data)
+    assert titles(data)["22007"] == "TEA LIGHT 7"
+    assert set(titles(data)) == {str(22000 + n) for n in range(40)}
+    assert sum(run.info["no_products"].values()) == 75
+    assert "536366" in data.interactions.user_ids  # a guest's invoice
+    assert counts(run)["negative_events_dropped"] > 0
+
+
+# Rules that would remove most of the data
+
+
+def clicks(users: int = 20, **columns: Callable[[int], object]) -> Rows:
+    """Twelve clicks of each user, an hour apart."""
+    made = {
+        "user_id": lambda n: f"u{n // 12}",
+        "item_id": lambda n: f"i{n * 5 % 17}",
+        "timestamp": lambda n: 1_700_000_000 + 3600 * n,
+    } | columns
+    return [{name: value(n) for name, value in made.items()} for n in range(12 * users)]
+
+
+def test_play_counts_are_no_ratings(run: Run, raw: Path) -> None:
+    plays = (1, 1, 1, 2, 2, 3, 5, 8, 12, 20, 35, 60)
+    data = run(write(raw / "plays.csv", clicks(rating=lambda n: plays[n % 12])))
+    assert len(data.interactions) == 240
+
+
+def test_sessions_stand_for_users_that_stand_for_nobody(run: Run, raw: Path) -> None:
+    rows = clicks(
+        user_id=lambda n: ("NA", "guest", "0", f"u{n // 12}")[n % 4 if n % 4 != 2 or n > 99 else 3],
+        session_id=lambda n: f"s{n // 6}",
+    )
+    data = run(write(raw / "clicks.csv", rows))
+    assert len(data.interactions) == 240
+    assert not {"NA", "guest"} & set(data.interactions.user_ids.tolist())
+
+
+STOPPED = {
+    "counts up to ten": (
+        {"rating": lambda n: (1, 1, 1, 1, 2, 2, 2, 3, 4, 6, 8, 10)[n % 12]},
+        "data.clean.negative_feedback=false",
+    ),
+    "guests without sessions": (
+        {"user_id": lambda n: "NA" if n % 2 else f"u{n // 12}"},
+        "data.clean.placeholder_users=false",
+    ),
+    "two of five orders cancelled": (
+        {"status": lambda n: ("cancelled", "cancelled", "paid", "paid", "paid")[n % 5]},
+        "data.clean.cancelled_orders=false",
+    ),
+    "a year without a time": (
+        {"timestamp": lambda n: "soon" if n % 5 < 2 else 1_700_000_000 + n},
+        "data.clean.unreadable_times=false",
+    ),
+    "no user in two of five rows": (
+        {"user_id": lambda n: "" if n % 5 < 2 else f"u{n // 12}"},
+        "data.columns.session=NAME",
+    ),
+    "users who returned all they had": (
+        {
+            "user_id": lambda n: f"u{n // 12}" if n < 180 else f"v{n // 2}",
+            "item_id": lambda n: f"i{n * 5 % 17}" if n < 180 else f"i{n // 2 % 17}",
+            "event": lambda n: "return" if n >= 180 and n % 2 else "purchase",
+        },
+        "data.clean.negative_feedback=false",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", STOPPED)
+def test_a_rule_that_would_remove_much_stops_and_asks(run: Run, raw: Path, case: str) -> None:
+    columns, flag = STOPPED[case]
+    file = write(raw / "events.csv", clicks(**columns))
+    with pytest.raises(ValueError, match=r"would be removed, more than") as caught:
+        run(file)
+    assert f"--set {flag}" in str(caught.value)
+    removed = run(file, "--set", "data.clean.most_removed=1")
+    assert 0 < len(removed.interactions) < 240
+    check_accounts(run, 240, removed)
+    if flag.endswith("=false") and "unreadable" not in flag:
+        kept = run(file, "--set", flag)
+        assert len(kept.interactions) == 240
+
+
+# Lines that are no products
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("SHIPPING", "sure"), ("Standard shipping", "sure"), ("Versandkostenpauschale", "sure"),
+        ("Frais de port", "sure"), ("Gastos de envío", "sure"), ("Spedizione express", "sure"),
+        ("Verzendkosten", "sure"), ("Rabatt", "sure"), ("Adjust bad debt", "sure"),
+        ("Nachnahmegebühr", "sure"), ("Samples", "weak"), ("Porto", "weak"), ("Gutschein", "weak"),
+        ("Delivery truck", "part"), ("Shipping container model", "part"), ("Toffee", None),
+        ("Coffee", None), ("Gift voucher holder", None), ("85123A", None), ("", None),
+    ],
+)  # fmt: skip
+def test_words_of_lines_that_are_no_products(text: str, said: str | None) -> None:
+    assert says(text) == said
+
+
+def with_a_line(name: str, share: int = 4) -> Rows:
+    rows: Rows = []
+    for order, customer, products in baskets(200):
+        named = [f"P{p:02d}" for p in products] + [name] * (order % share == 0)
+        rows += [
+            {"order_id": order, "customer": f"c{customer}", "sku": sku, "kind": sku[:1],
+             "ordered_at": f"2026-01-{1 + order % 28:02d} {order // 28:02d}:00"}
+            for sku in named
+        ]  # fmt: skip
+    return rows
+
+
+def test_shipping_is_in_no_history_and_in_no_list(run: Run, raw: Path) -> None:
+    items = [{"sku": f"P{n:02d}", "name": f"Thing {n}"} for n in range(40)]
+    items.append({"sku": "V1", "name": "Standard shipping"})
+    file = write(raw / "orders.csv", with_a_line("V1"))
+    own = write(raw / "products.csv", items)
+    data = run(file, "--items", str(own))
+    assert "V1" not in data.item_ids
+    assert counts(run)["rows_of_no_products_dropped"] == 50
+    for option in (("--drop-items", "none"), ("--set", "data.clean.drop_items=[none]")):
+        kept = run(file, "--items", str(own), *option)
+        assert "V1" in kept.item_ids
+        assert len(kept.interactions) == len(data.interactions) + 50
+
+
+def test_a_film_with_the_name_of_a_line_stays(run: Run, raw: Path) -> None:
+    rows = clicks(item_id=lambda n: "Delivery" if n % 50 == 7 else f"Film {n * 5 % 17}",
+                  rating=lambda n: 3 + n % 3)  # fmt: skip
+    assert "Delivery" in run(write(raw / "ratings.csv", rows)).item_ids
+
+
+def test_a_doubtful_line_is_asked_about(run: Run, raw: Path) -> None:
+    file = write(raw / "orders.csv", with_a_line("Shipping box blue"))
+    message = r"'Shipping box blue' is in 25% of the orders.*--drop-items 'Shipping box blue'"
+    with pytest.raises(ValueError, match=message):
+        run(file)
+    assert "Shipping box blue" not in run(file, "--drop-items", "Shipping box blue").item_ids
+    assert "Shipping box blue" in run(file, "--drop-items", "none").item_ids
+
+
+@pytest.mark.parametrize("option", ["P0*", "kind=X"])
+def test_lines_are_dropped_by_patterns_and_columns(run: Run, raw: Path, option: str) -> None:
+    data = run(write(raw / "orders.csv", with_a_line("X-ray")), "--drop-items", option)
+    gone = {"P0*": {f"P0{n}" for n in range(10)}, "kind=X": {"X-ray"}}[option]
+    every = {f"P{n:02d}" for n in range(40)} | {"X-ray"}
+    assert set(data.item_ids.tolist()) == every - gone
+
+
+def test_a_column_of_the_items_file_names_what_is_no_product(run: Run, raw: Path) -> None:
+    items = [{"sku": f"P{n:02d}", "name": f"Thing {n}", "type": "goods"} for n in range(40)]
+    items.append({"sku": "X-ray", "name": "Help", "type": "service"})
+    own = write(raw / "products.csv", items)
+    orders = write(raw / "orders.csv", with_a_line("X-ray"))
+    data = run(orders, "--items", str(own), "--drop-items", "type=service")
+    assert "X-ray" not in data.item_ids
+
+
+# Fields of items in the events
+
+
+def test_the_events_fill_gaps_of_the_items_file(run: Run, raw: Path) -> None:
+    rows = clicks(
+        item_id=lambda n: f"i{n % 8}",
+        product_name=lambda n: f"Name {n % 8}" if n % 5 else f"Name {n % 8} (old)",
+        price=lambda n: 10 * (n % 8) + n // 100,
+        brand=lambda n: f"B{n % 8 % 3}",
+    )
+    items = [{"item_id": f"i{n}", "title": "" if n % 2 else f"Own {n}"} for n in range(6)]
+    data = run(write(raw / "e.csv", rows), "--items", str(write(raw / "i.csv", items)))
+    assert titles(data) == {
+        f"i{n}": f"Own {n}" if n % 2 == 0 and n < 6 else f"Name {n}" for n in range(8)
+    }
+    found = {row["item_id"]: row for row in data.items.to_pylist()}
+    assert (found["i1"]["price"], found["i1"]["brand"]) == (12, "B1")
+    assert found["i7"]["available"] is False  # the items file does not have it
+
+
+def test_the_most_frequent_text_and_the_latest_price_describe_an_item(run: Run, raw: Path) -> None:
+    rows = clicks(
+        item_id=lambda n: f"i{n % 8}",
+        description=lambda n: "?" if n % 48 == 0 else f"Thing {n % 8}",
+        price=lambda n: n % 8 + 0.5 if n >= 232 else 5,
+    )
+    data = run(write(raw / "e.csv", rows[::-1]))
+    assert titles(data) == {f"i{n}": f"Thing {n}" for n in range(8)}
+    prices = dict(zip(data.item_ids.tolist(), data.items["price"].to_pylist(), strict=True))
+    assert prices == {f"i{n}": n + 0.5 for n in range(8)}
+    assert "the title is the most frequent 'description'" in " ".join(run.info["notes"])
+    assert "the price is the latest 'price'" in " ".join(run.info["notes"])
+
+
+# Baskets
+
+
+def labels(data: Dataset) -> list[tuple[str, int, int]]:
+    """User, time and label of each basket."""
+    events = data.interactions
+    return sorted(
+        {
+            (str(events.user_ids[u]), int(t), int(s))
+            for u, t, s in zip(events.user, events.timestamp, data.split, strict=True)
+        }
+    )
+
+
+@pytest.mark.parametrize("engine", ["memory", "stream"])
+def test_a_basket_is_held_out_as_a_whole(run: Run, raw: Path, engine: str) -> None:
+    if engine == "stream":
+        pytest.importorskip("duckdb", reason="streaming needs pip install 'recbeam[large]'")
+    rows = [
+        {"customer": f"c{n}", "sku": f"P{(n + 3 * day + line) % 9}", "date": f"2026-01-{day:02d}"}
+        for n in range(25)
+        for day in (1, 9, 17, 25)
+        for line in range(3)
+    ]
+    file = write(raw / "orders.csv", rows)
+    options = ("--set", f"data.engine={engine}", "--set", "data.split=leave-one-out")
+    data = run(file, *options)
+    assert data.baskets
+    assert any("accident of the file" in note for note in run.info["notes"])
+    found = labels(data)
+    assert len(found) == 100  # no basket is divided
+    assert [label for _, _, label in found] == [0, 0, 1, 2] * 25
+    assert set(data.examples("test", "all").targets.lengths.tolist()) == {3}
+
+
+def test_clicks_are_no_baskets(run: Run, raw: Path) -> None:
+    data = run(write(raw / "clicks.csv", clicks()))
+    assert not data.baskets
+    assert not any("accident" in note for note in run.info["notes"])
+
+
+# Layouts
+
+
+def test_several_items_in_a_cell_are_one_basket(run: Run, raw: Path) -> None:
+    rows = [
+        {"customer": f"u{n % 4}", "items": f"p{n % 4},p{(n + 1) % 4}" if n % 2 else f"p{n % 4}",
+         "order_date": f"2024-01-{1 + n:02d}"}
+        for n in range(28)
+    ]  # fmt: skip
+    file = write(raw / "e.csv", rows)
+    items = write(raw / "i.csv", [{"item": f"p{n}", "title": f"Thing {n}"} for n in range(4)])
+    for options in ((), ("--items", str(items))):
+        data = run(file, *options)
+        assert set(data.item_ids.tolist()) == {"p0", "p1", "p2", "p3"}
+        assert bought(data, "u1")[:2] == ["p1", "p2"]
+        check_accounts(run, 28, data)
+    kept = run(file, "--set", "data.clean.item_separator=none")
+    assert "p1,p2" in kept.item_ids
+
+
+RATINGS = [
+    f"{n // 9 + 1},{100 + n * 7 % 23},{5 - n % 9 // 3},{978_300_000 + 9000 * n}" for n in range(180)
+]
+WITHOUT_A_TABLE = {
+    "ratings.dat": [row.replace(",", "::") for row in RATINGS],
+    "u.csv": RATINGS,
+    "letters.csv": [f"anna{n % 9},tea{n % 7},2024-01-{1 + n % 28:02d}" for n in range(90)],
+    "pairs.csv": [f"anna{n % 9},tea{n % 7}" for n in range(90)],
+    "groceries.csv": [",".join(f"food {(n + k) % 9}" for k in range(1 + n % 5)) for n in range(90)],
+    "wide.csv": [
+        "Member,Item 1,Item 2,Item 3",
+        *(f"m{n},tea {n % 5},{f'cake {n % 3}' if n % 2 else ''}," for n in range(90)),
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", WITHOUT_A_TABLE)
+def test_the_command_in_a_refusal_works(run: Run, raw: Path, name: str) -> None:
+    lines = WITHOUT_A_TABLE[name]
+    file = raw / name
+    file.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    with pytest.raises(ValueError, match=r"recsys run ") as caught:
+        run(file)
+    command, _, again = str(caught.value).partition(" && recsys run ")
+    subprocess.run(["sh", "-c", command[command.index("(printf") :]], check=True)
+    path, *options = again.split()
+    data = run(Path(path), *options)
+    expected = {
+        "ratings.dat": 180, "u.csv": 180, "letters.csv": 90, "pairs.csv": 90,
+        "groceries.csv": sum(1 + n % 5 for n in range(90)), "wide.csv": 135,
+    }  # fmt: skip
+    assert run.info["accounts"][0]["events"] == expected[name]
+    assert len(data.interactions) > 60
+
+
+def test_a_missing_time_ends_with_a_command_that_works(run: Run, raw: Path) -> None:
+    file = write(
+        raw / "e.csv", [{k: v for k, v in row.items() if k != "timestamp"} for row in clicks()]
+    )
+    with pytest.raises(ValueError, match=r"--column timestamp=file-order"):
+        run(file)
+    assert len(run(file, "--column", "timestamp=file-order").interactions) == 240
+
+
+@pytest.mark.parametrize(
+    ("user", "item"),
+    [
+        ("customer_unique_id", "product_id"),
+        ("Transaction", "Item"),
+        ("Auftragsnr", "Artikelnummer"),
+    ],
+)
+def test_more_names_are_known(run: Run, raw: Path, user: str, item: str) -> None:
+    rows = [
+        {user: row["user_id"], item: row["item_id"], "order_date": row["timestamp"]}
+        | ({"customer_id": f"o{n}", "order_id": f"o{n}"} if user == "customer_unique_id" else {})
+        for n, row in enumerate(clicks())
+    ]
+    data = run(write(raw / "e.csv", rows))
+    assert len(data.interactions.user_ids) == 20
+
+
+def write_xlsx(path: Path, sheets: dict[str, list[list[object]]]) -> Path:
+    """A minimal workbook; numbers above 40,000 with a fraction are times."""
+    ns = 'xmlns="http://schemas.openxmlformats.org/spreadsheetml/2006/main"'
+    rel = "http://schemas.openxmlformats.org/officeDocument/2006/relationships"
+
+    def cell(value: object) -> str:
+        if isinstance(value, str):
+            return f'<c t="inlineStr"><is><t>{value}</t></is></c>'
+        style = ' s="1"' if isinstance(value, float) and value > 40_000 else ""
+        return f"<c{style}><v>{value}</v></c>"
+
+    parts = {
+        "[Content_Types].xml": '<Types xmlns="http://schemas.openxmlformats.org/package/2006/'
+        'content-types"><Default Extension="xml" ContentType="application/xml"/><Default '
+        'Extension="rels" ContentType="application/vnd.openxmlformats-package.relationships+xml"/>'
+        "</Types>",
+        "_rels/.rels": '<Relationships xmlns="http://schemas.openxmlformats.org/package/2006/'
+        f'relationships"><Relationship Id="r1" Type="{rel}/officeDocument" Target="xl/workbook.xml"'
+        "/></Relationships>",
+        "xl/workbook.xml": f'<workbook {ns} xmlns:r="{rel}"><sheets>'
+        + "".join(f'<sheet name="{n}" sheetId="{k}" r:id="r{k}"/>' for k, n in enumerate(sheets, 1))
+        + "</sheets></workbook>",
+        "xl/_rels/workbook.xml.rels": '<Relationships xmlns="http://schemas.openxmlformats.org/'
+        'package/2006/relationships">'
+        + "".join(
+            f'<Relationship Id="r{k}" Type="{rel}/worksheet" Target="worksheets/sheet{k}.xml"/>'
+            for k in range(1, len(sheets) + 1)
+        )
+        + f'<Relationship Id="rs" Type="{rel}/styles" Target="styles.xml"/></Relationships>',
+        "xl/styles.xml": f'<styleSheet {ns}><cellXfs><xf numFmtId="0"/><xf numFmtId="22"/>'
+        "</cellXfs></styleSheet>",
+    }
+    for k, rows in enumerate(sheets.values(), 1):
+        lines = "".join(f"<row>{''.join(map(cell, row))}</row>" for row in rows)
+        parts[f"xl/worksheets/sheet{k}.xml"] = (
+            f"<worksheet {ns}><sheetData>{lines}</sheetData></worksheet>"
+        )
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, text in parts.items():
+            archive.writestr(name, text)
+    return path
+
+
+def test_a_spreadsheet_is_read_with_all_its_sheets_of_events(run: Run, raw: Path) -> None:
+    header: list[object] = ["Invoice", "StockCode", "Description", "InvoiceDate", "Customer ID"]
+    rows = [
+        [536365 + n // 3, f"P{n % 9}" if n % 9 else 22000, f"Thing {n % 9}",
+         45_000.5 + n // 3, 12346 + n // 9]
+        for n in range(180)
+    ]  # fmt: skip
+    sheets = {"notes": [["read me"]], "2024": [header, *rows[:90]], "2025": [header, *rows[90:]]}
+    data = run(write_xlsx(raw / "orders.xlsx", sheets))
+    assert run.info["accounts"][0]["events"] == 180
+    assert set(titles(data)) == {"22000", *(f"P{n}" for n in range(1, 9))}
+    assert titles(data)["22000"] == "Thing 0"
+    assert "12346" in data.interactions.user_ids
+    assert data.interactions.timestamp[0] == 1_678_881_600  # 2023-03-15 12:00
+
+
+@pytest.mark.parametrize("content", [b"", b"PK\x03\x04 cut off", b"a,b\n1,2\n"])
+def test_a_damaged_spreadsheet_is_refused_with_words(run: Run, raw: Path, content: bytes) -> None:
+    (raw / "orders.xlsx").write_bytes(content)
+    with pytest.raises(ValueError, match=r"orders.xlsx: .*(spreadsheet|empty)"):
+        run(raw / "orders.xlsx")
