@@ -97,11 +97,11 @@ class EventReader:
         ]
         self.report.note(f"Items {which} by the events: {', '.join(said)}.")
 
-    def filled(self, items: pa.Table, mine: Roles) -> tuple[pa.Table, Roles]:
+    def filled(self, items: pa.Table, mine: Roles, path: Path) -> tuple[pa.Table, Roles]:
         """The items file with the fields that it lacks and the events have."""
         # The forms count each change of an id once: when the items are cleaned.
         forms = IdForms(Report(), dict(self.forms.whole), dict(self.forms.decimal))
-        ids = pc.fill_null(forms.read("item", items, mine["id"].column, self.config.path), "")
+        ids = pc.fill_null(forms.read("item", items, mine["id"].column, path), "")
         if self.fields.columns:
             self._say_fields("without such a field in the items file are described")
         for name, values in self.fields.of(ids.combine_chunks()).items():
@@ -114,7 +114,7 @@ class EventReader:
                 continue
             if pa.types.is_nested(items[column].type):
                 continue
-            texts = as_strings(items[column], name, self.config.path).combine_chunks()
+            texts = as_strings(items[column], name, path).combine_chunks()
             empty = pc.and_(is_no_id(texts), values.is_valid())
             if count := pc.sum(empty).as_py():
                 self.report.add("item_fields_filled", count, values.filter(empty)[:3].to_pylist())

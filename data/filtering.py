@@ -180,7 +180,7 @@ def in_time_order(raw: RawData) -> RawData:
     In a cleaned source that is newest first, equal times have the opposite order.
     """
     events = raw.events
-    keys = [_numbers(events["user"]).astype(np.int32)]
+    keys: list[NDArray[Any]] = [_numbers(events["user"]).astype(np.int32)]
     keys += [events[name].to_numpy() for name in TIME if name in events.column_names]
     if raw.report is not None and FileOrder().add(events).newest_first:
         raw.report.note(NEWEST_FIRST)

@@ -42,8 +42,8 @@ COLUMNS = pa.schema(
         ("stored", pa.bool_()),
     ]
 )
-"""New events: outside ids, unix seconds and nanoseconds, null for no rating, type or quantity (as in
-`RawData`), and whether the store of the service has the event."""
+"""New events: outside ids, unix seconds and nanoseconds, null for no rating, type or quantity
+(as in `RawData`), and whether the store of the service has the event."""
 ONE_TYPE = "purchase"  # stands for the only type of data without types
 STANDING = pa.schema(
     [("available", pa.bool_()), ("available_from", pa.int64()), ("available_until", pa.int64())]

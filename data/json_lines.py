@@ -69,7 +69,7 @@ def json_table(block: bytes, first: int, damage: Damage, *, explode: str | None 
             return json_table(again, first, damage, explode=explode)
         return exploded(flatten(table), explode)
     except pa.ArrowInvalid:  # a damaged line, or a column of mixed types: read line by line
-        rows = []
+        rows: list[dict[str, Any]] = []
         for number, line in enumerate(block.splitlines(), first):
             if not line.strip():
                 continue
@@ -84,9 +84,9 @@ def json_table(block: bytes, first: int, damage: Damage, *, explode: str | None 
             except (ValueError, TypeError, RecursionError):
                 damage.add(number, line[:60].decode(errors="replace"))
         _check_repeated(sum(len(value or "") for row in rows for value in row.values()))
-        names = dict.fromkeys(name for row in rows for name in row)
+        columns = dict.fromkeys(name for row in rows for name in row)
         return pa.table(
-            {name: pa.array([row.get(name) for row in rows], pa.string()) for name in names}
+            {name: pa.array([row.get(name) for row in rows], pa.string()) for name in columns}
         )
 
 

@@ -138,7 +138,7 @@ def stream(config: ReaderConfig) -> EventStream:
         table = items.read(damage)
         damage.check(items.path, config.clean.damaged_rows)
         report.add("damaged_item_rows_skipped", damage.rows, damage.examples)
-        table, mine = reader.filled(table, mine)
+        table, mine = reader.filled(table, mine, items.path)
         cleaner = ItemCleaner(items.path, mine, config.clean, times, report, forms)
         made = cleaner.clean(table)
         named = pa.array(sorted(first.service.named), pa.string())

@@ -17,7 +17,7 @@ from recsys.data.cleaning import CleanConfig
 from recsys.data.rules import Rules
 from recsys.dataset import Dataset
 from recsys.errors import DataError
-from recsys.retraining import _read_files
+from recsys.retraining.news import _read_files
 
 T = 1_700_000_000
 DAY = 86_400
@@ -169,7 +169,7 @@ def test_a_new_file_for_a_grown_data_set_keeps_the_order_within_a_second(shop, r
     before = shop(csv([(f"u{n}", item, T - DAY) for n in range(3) for item in "abcd"])).data
     (raw / "new.csv").write_text(csv(clicks()))
     schema = before.items.schema.remove_metadata()
-    new, described = _read_files(raw / "new.csv", None, {}, Workspace.of("t"), schema)
+    new, described = _read_files(raw / "new.csv", None, {}, Workspace.of("t"), schema, None)
     growth.write(tmp_path, new, described, growth.Erased.of(before, ()))
     made = growth.grow(before, tmp_path, Rules(split="global-temporal", dates=(T, T + DAY)))
     rows = made.dataset.interactions

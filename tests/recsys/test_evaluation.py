@@ -24,7 +24,7 @@ from recsys.errors import ArtifactError, ConfigError, DataError
 from recsys.evaluation import report, run
 from recsys.evaluation.baselines import Popularity, fit_baselines, of_available
 from recsys.evaluation.compare import compare
-from recsys.evaluation.gate import count_compared, evaluate_alike
+from recsys.evaluation.gate import count_compared, evaluate_alike, with_enough_users
 from recsys.evaluation.leaks import check_no_leak
 from recsys.evaluation.protocol import EvaluationConfig, evaluate, find
 from recsys.interactions import Interactions
@@ -203,14 +203,16 @@ def test_the_users_of_the_gate_are_counted_without_models(shop):
         "champion": Stocked(np.ones(ITEMS), [2]),
     }
     config = EvaluationConfig(ks=(5,), resamples=5, seen="masked")
-    compared = len(evaluate_alike(rankers, shop, config).users)
+    available = ~np.isin(np.arange(ITEMS), [0, 1, 2])
+    asked = with_enough_users(shop, available)  # those of the validation window, too
+    compared = len(evaluate_alike(rankers, asked, config).users)
     stock = [
         shop.items.append_column("available", pa.array(~np.isin(np.arange(ITEMS), gone)))
         for gone in ([0, 1], [2])
     ]
     counted = count_compared(replace(shop, items=stock[0]), stock[1].slice(0, ITEMS - 3), now=0)
-    assert counted == compared < len(shop.examples("test"))
-    assert count_compared(shop, shop.items, now=0) == len(shop.examples("test"))
+    assert counted == compared < len(asked.examples("test"))
+    assert count_compared(shop, shop.items, now=0) == len(asked.examples("test"))
     expired = shop.items.append_column("available_until", pa.array([5.0] * ITEMS))
     assert count_compared(replace(shop, items=expired), shop.items, now=4) > 0
     assert count_compared(replace(shop, items=expired), shop.items, now=5) == 0
