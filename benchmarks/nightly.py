@@ -46,7 +46,7 @@ import numpy as np
 from recsys.artifacts import Workspace
 from recsys.benchmark.report import Line, Panel, Plot, Report, Table, begin, publish
 from recsys.evaluation.metrics import paired_bootstrap
-from recsys.serving.benchmark.process import Server, start_server
+from recsys.testing import Server, start_server
 from recsys.serving.client import Client, ServiceError
 from recsys.serving.stores import open_store
 

@@ -1,4 +1,4 @@
-"""Every search against plain enumeration (`benchmarks/random_exactness.py`)."""
+"""Every search against plain enumeration (`tests/stress/random_exactness.py`)."""
 
 import importlib.util
 import math
@@ -18,7 +18,7 @@ from recsys.decoding import SearchRequest, beam_search, speculative_beam_search
 from recsys.decoding.beam import finish
 from recsys.decoding.expand import Frontier, Step
 
-FILE = Path(__file__).parent.parent.parent / "benchmarks" / "random_exactness.py"
+FILE = Path(__file__).parent.parent.parent / "tests" / "stress" / "random_exactness.py"
 
 
 def load():

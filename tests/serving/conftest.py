@@ -38,10 +38,9 @@ from recsys.prompts import PromptConfig
 from recsys.recommender import Recommendation, RecommendRequest, RecommendResult
 from recsys.retrieval import ItemItem, Retrieval
 from recsys.serving.app import create_app
-from recsys.serving.benchmark.process import Server
 from recsys.serving.service import Phase, Service
 from recsys.serving.settings import ServingSettings
-from recsys.testing import PATIENCE_S
+from recsys.testing import PATIENCE_S, Server
 from recsys.vocabulary import Vocabulary
 
 ITEMS = 300

@@ -174,14 +174,6 @@ async def test_a_full_disk_refuses_whole_writes_until_there_is_space(
     assert await store.history("ada", 10) == ["kept", "too"]
 
 
-def test_no_acknowledged_event_is_lost_to_kill_9(python, tmp_path):
-    script = ROOT / "benchmarks" / "kill_store.py"
-    done = python(script, "--rounds", 3, "--store", tmp_path / "kill.db", PYTHONPATH=str(ROOT))
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "3 kills" in done.stdout
-    assert " 0 lost, 0 torn, 0 doubled, 0 missed" in done.stdout
-
-
 def on_disk(path):
     return b"".join(file.read_bytes() for file in path.parent.glob(f"{path.name}*"))
 
@@ -211,12 +203,13 @@ async def test_no_id_of_an_erased_user_is_left_in_the_file(path, opened, event, 
     assert await store.history(users[1], 1) == ["x"]
 
 
-def test_nothing_is_lost_if_writers_are_killed(python):
-    script = ROOT / "benchmarks" / "kill_artifacts.py"
-    done = python(script, "--kills", 14, PYTHONPATH=str(ROOT))
+@pytest.mark.parametrize(("program", "kinds", "kills"), [("store", 2, 6), ("artifacts", 5, 10)])
+def test_nothing_is_lost_if_writers_are_killed(python, program, kinds, kills):
+    script = ROOT / "tests" / "stress" / f"kill_{program}.py"
+    done = python(script, "--kills", kills, PYTHONPATH=str(ROOT))
     assert done.returncode == 0, done.stdout + done.stderr
     rows = [line.split() for line in done.stdout.splitlines()[1:]]
-    assert [row[-2:] for row in rows] == [["0", "0"]] * 7  # lost and left
+    assert [row[-2:] for row in rows] == [["0", "0"]] * kinds  # lost and left
 
 
 @pytest.fixture

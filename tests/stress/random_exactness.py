@@ -1,6 +1,6 @@
 """Random searches against plain enumeration: no excluded row, no missing row, no false certificate.
 
-    python benchmarks/random_exactness.py --cases 20000 --seed 0
+    python tests/stress/random_exactness.py --cases 20000 --seed 0
 
 A case is a random catalog (3 to 6 levels, dense and listed depths, equal and unequal lengths,
 shared leaves), a batch of prompts, and for each request a mask, exclusions of 0 to 100 %, boosts,

@@ -1,6 +1,6 @@
 """Lists of the service over REST, compared with the evaluation's, user by user.
 
-    python benchmarks/served_lists.py --name beauty --users 1000
+    python tests/stress/served_lists.py --name beauty --users 1000
 
 The service is started with the bundle of a run, and asked for the users whom the run's report has
 evaluated, with their histories in the request. Rounds of answers are compared:
@@ -41,7 +41,7 @@ from recsys.dataset import Dataset
 from recsys.live_catalog import NewItem
 from recsys.recommender import Recommender
 from recsys.requests import RecommendRequest
-from recsys.serving.benchmark.process import start_server
+from recsys.testing import start_server
 
 NEAR = 1e-4  # scores of equal items, computed in another batch
 Listed = list[tuple[str, float]]

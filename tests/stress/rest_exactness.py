@@ -1,6 +1,6 @@
 """Answers over HTTP against plain transformers: no excluded or missing item, no false certificate.
 
-    python benchmarks/rest_exactness.py --answers 2000 --seed 0
+    python tests/stress/rest_exactness.py --answers 2000 --seed 0
 
 A service is started on each of several bundles with four levels of codes and random weights. Items
 are inserted by `like` and by codes, and removed, over HTTP; requests with filters, exclusions and

@@ -1,6 +1,6 @@
 """What ordinary requests wait for while another client sends large ones, in one run.
 
-    OMP_NUM_THREADS=1 python benchmarks/large_requests.py var/bundles/beauty
+    OMP_NUM_THREADS=1 python tests/stress/large_requests.py var/bundles/beauty
 
 A server with one thread is started on the bundle. One client asks for ten items, with pauses; the
 other asks for a large list again and again, of a kind that each row names. Printed are percentiles
@@ -24,7 +24,7 @@ from rich.console import Console
 from rich.table import Table
 
 from recsys.recommender import Recommender
-from recsys.serving.benchmark.process import Server, start_server
+from recsys.testing import Server, start_server
 
 LARGE: dict[str, dict[str, Any]] = {
     "nobody": {},

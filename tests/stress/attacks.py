@@ -1,0 +1,279 @@
+"""The attacks of `abuse.py`, and the client that may do what HTTP clients do not."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import json
+import os
+import random
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+RECOMMEND, BATCH = "/v1/recommendations", "/v1/recommendations/batch"
+Attack = Callable[["Target"], Awaitable[None]]
+
+
+@dataclass
+class Target:
+    """The server as a client sees it."""
+
+    host: str
+    port: int
+    key: str
+    count: Any = None  # of what was done: connections and answers
+    source: str = "127.0.0.1"  # the client's address
+
+    def did(self) -> None:
+        """Count a connection or an answer."""
+        if self.count is not None:
+            self.count.value += 1
+
+    async def connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """A new connection."""
+        self.did()
+        source = (self.source, 0)
+        return await asyncio.open_connection(self.host, self.port, local_addr=source)
+
+    def head(self, method: str, path: str, *more: str, length: int | None = None) -> bytes:
+        """The head of a request."""
+        lines = [f"{method} {path} HTTP/1.1", "Host: localhost", *more]
+        lines += [f"Authorization: Bearer {self.key}", "Content-Type: application/json"]
+        if length is not None:
+            lines.append(f"Content-Length: {length}")
+        return ("\r\n".join(lines) + "\r\n\r\n").encode()
+
+    async def send(self, path: str, body: Any = None, method: str = "POST") -> None:
+        """Send the same request again and again on one connection, which is replaced if closed."""
+        raw = body if isinstance(body, bytes) else b"" if body is None else dump(body)
+        message = self.head(method, path, length=len(raw)) + raw
+        while True:
+            with contextlib.suppress(OSError, asyncio.IncompleteReadError):
+                reader, writer = await self.connect()
+                try:
+                    while True:
+                        writer.write(message)
+                        await read_answer(reader)
+                        self.did()
+                finally:
+                    writer.close()
+            await asyncio.sleep(0.01)
+
+
+def dump(value: Any) -> bytes:
+    """JSON without spaces."""
+    return json.dumps(value, separators=(",", ":")).encode()
+
+
+async def read_answer(reader: asyncio.StreamReader) -> int:
+    """Read one answer; its status."""
+    head = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
+    length = head.partition("content-length: ")[2].split("\r\n")[0]
+    await reader.readexactly(int(length or 0))
+    return int(head.split()[1])
+
+
+# Attacks: the first ones send the same body again and again
+
+
+def batch(count: int, request: dict[str, Any]) -> dict[str, Any]:
+    """The same request many times."""
+    return {"requests": [request] * count}
+
+
+def names_twice() -> bytes:
+    """One object with 85,000 names, the last one twice."""
+    names = [f'"n{i}":0' for i in range(85_000)]
+    return ("{" + ",".join([*names, names[-1]]) + "}").encode()
+
+
+def deep_filter() -> dict[str, Any]:
+    """Groups within groups, with quotes to escape."""
+    group: Any = {"key": '"\\' * 200, "any": ['"' * 100 + str(i) for i in range(500)]}
+    for _ in range(15):
+        group = {"must": [group]}
+    return {"history": ["B0001"], "filter": group}
+
+
+def upserted() -> dict[str, Any]:
+    """A large change of the catalog."""
+    item = {"like": "B0001", "title": "x" * 50}
+    return {"items": [{"item_id": f"N{i}", **item} for i in range(1000)]}
+
+
+GREEDY = {"history": ["B0001"] * 50, "k": 200, "diversity": 0.5, "include": ["trace"]}
+GLOBAL = {"history": ["B0002"] * 50, "k": 200, "guarantee": "global"}
+NAMES = [f"B{i:04d}" for i in range(1000)]
+BODIES: dict[str, tuple[int, str, Any]] = {  # connections, path, body
+    "names twice": (2, RECOMMEND, names_twice()),
+    "deep filters": (2, RECOMMEND, deep_filter()),
+    "greedy batches": (2, BATCH, batch(100, GREEDY)),
+    "greedy requests": (16, RECOMMEND, GLOBAL),
+    "invalid batches": (
+        4, BATCH, batch(100, {"history": [1] * 240, "exclude_items": [None] * 240})
+    ),
+    "unknown fields": (4, BATCH, batch(100, {f"f{i}": 0 for i in range(250)})),
+    "valid large batches": (
+        4, BATCH, batch(99, {"history": ["ab" * 8] * 440, "exclude_items": ["B1"] * 50})
+    ),
+    "too many values": (4, BATCH, batch(95, {"history": ["ab"] * 1900})),
+    "very many lists": (4, RECOMMEND, b"[" + b"[]," * 24_000 + b"[]]"),
+    "upserts": (4, "/v1/items", upserted()),
+    "event batches": (4, "/v1/events", {"events": [{"user": "u", "item": "B0001"}] * 5000}),
+    "large ranks": (4, "/v1/rank", {"history": NAMES[:100], "items": NAMES}),
+    "evaluations": (8, "/v1/evaluation", None),  # without a body: GET
+    "metrics": (40, "/metrics", None),
+    "statistics": (40, "/v1/stats", None),
+}  # fmt: skip
+
+
+def send_body(path: str, body: Any, to: Target) -> Awaitable[None]:
+    """One of `BODIES`."""
+    return to.send(path, body, "GET" if body is None else "POST")
+
+
+async def wide_filters(to: Target) -> None:
+    """As many clauses as a filter may have, in many boosts, different each time."""
+    for number in itertools.count():
+        clauses = [{"key": "price", "range": {"lt": i + number / 1000}} for i in range(150)]
+        boosts = [{"filter": {"should": clauses}, "weight": i / 10} for i in range(66)]
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(0.5):
+                await to.send(RECOMMEND, {"history": ["B0001"], "boosts": boosts})
+
+
+async def hostile_schemas(to: Target) -> None:
+    """Schemas for texts, each a new one: ordinary, of much memory, and of much time, by turns."""
+    for number in itertools.count():
+        names = [f"{number}-{i}" for i in range(11 if number % 3 else 6)]
+        parts: list[Any] = [
+            {"anyOf": [{"properties": {name + x: {"type": "integer"}}} for x in "ab"]}
+            for name in names
+        ]
+        if number % 3 == 2:
+            parts = [{"pattern": f"[ab]*a[ab]{{{i}}}{number}"} for i in range(5, 25)]
+        form = {"type": "json", "schema": {"allOf": parts}}
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(1):
+                await to.send("/v1/texts", {"prompt": "A", "format": form, "max_tokens": 8})
+
+
+async def histories(to: Target) -> None:
+    """The longest page of a history."""
+    events = dump({"events": [{"user": "long", "item": "B0001"}] * 1000})
+    reader, writer = await to.connect()
+    writer.write(to.head("POST", "/v1/events", length=len(events)) + events)
+    await read_answer(reader)
+    writer.close()
+    await to.send("/v1/users/long/history?limit=1000", method="GET")
+
+
+async def wrong_keys(to: Target) -> None:
+    """Guessing keys."""
+    await Target(to.host, to.port, "rk_" + "x" * 43, to.count).send("/v1/stats", method="GET")
+
+
+# These write bytes to new connections without an end
+
+
+async def endless_headers(to: Target) -> None:
+    """Header lines without an end."""
+    _, writer = await to.connect()
+    writer.write(b"GET / HTTP/1.1\r\nHost: localhost\r\n")
+    while True:
+        writer.write(b"x-name: value\r\n" * 1000)
+        await writer.drain()
+
+
+async def slow_bodies(to: Target) -> None:
+    """A body at some bytes a second, after most of it."""
+    reader, writer = await to.connect()
+    writer.write(to.head("POST", RECOMMEND, length=900_000) + b" " * 300_000)
+    while not reader.at_eof():
+        writer.write(b" ")
+        await writer.drain()
+        await asyncio.sleep(0.2)
+
+
+async def tiny_pieces(to: Target) -> None:
+    """A body in chunks of one byte."""
+    reader, writer = await to.connect()
+    writer.write(to.head("POST", RECOMMEND, "Transfer-Encoding: chunked"))
+    writer.write(b"1\r\n \r\n" * 100_000 + b"0\r\n\r\n")
+    await reader.read()
+    writer.close()
+
+
+async def pipelines(to: Target) -> None:
+    """Thousands of requests without reading an answer."""
+    _, writer = await to.connect()
+    for _ in range(2000):
+        writer.write(to.head("GET", "/v1/items?limit=200"))
+        await writer.drain()
+    writer.close()
+
+
+async def connections_without_end(to: Target) -> None:
+    """New connections, again and again."""
+    for _, writer in [await to.connect() for _ in range(20)]:
+        writer.close()
+
+
+async def garbage(to: Target) -> None:
+    """Bytes that are not HTTP."""
+    reader, writer = await to.connect()
+    writer.write(random.Random(0).randbytes(200_000))
+    await reader.read()
+    writer.close()
+
+
+async def idle_connections(to: Target) -> None:
+    """Very many connections that send nothing."""
+    held = []
+    while True:
+        with contextlib.suppress(OSError):
+            held.append(await to.connect())
+        if len(held) > 800:
+            held.pop(0)[1].close()
+        await asyncio.sleep(0.001)
+
+
+async def again(attack: Attack, to: Target) -> None:
+    """The attack again and again, whatever becomes of its connections."""
+    while True:
+        with contextlib.suppress(OSError, asyncio.IncompleteReadError):
+            await attack(to)
+        await asyncio.sleep(0.01)
+
+
+ATTACKS: dict[str, tuple[int, Attack]] = {  # connections, and what each does
+    name: (connections, partial(send_body, path, body))
+    for name, (connections, path, body) in BODIES.items()
+}
+for count_, attack_ in (
+    (2, wide_filters), (2, hostile_schemas), (40, histories), (4, wrong_keys),
+    (8, endless_headers), (1, idle_connections), (100, slow_bodies), (4, tiny_pieces),
+    (4, pipelines), (4, connections_without_end), (4, garbage),
+):  # fmt: skip
+    ATTACKS[attack_.__name__.replace("_", " ")] = count_, partial(again, attack_)
+
+
+def run_attacks(to: Target, orders: Any) -> None:
+    """The attacker's process: each order is the name of an attack, the next one ends it."""
+    os.nice(10)
+
+    async def until_ordered(name: str) -> None:
+        connections, function = ATTACKS[name]
+        tasks = [asyncio.create_task(function(to)) for _ in range(connections)]
+        await asyncio.to_thread(orders.recv)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    to.did()
+    with contextlib.suppress(EOFError):  # the measurement has ended
+        while (name := orders.recv()) is not None:
+            asyncio.run(until_ordered(name))

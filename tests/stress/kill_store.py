@@ -1,0 +1,230 @@
+"""Kill processes that write to a store: is every acknowledged event there, and no erased id?
+
+    python tests/stress/kill_store.py --kills 200
+    python tests/stress/kill_store.py --kills 100 --store postgresql://localhost/scratch
+    python tests/stress/kill_store.py --kills 0 --erase-among 1000000
+
+The kinds of rounds take turns; after each kill the next round continues with the same files:
+
+- `events`: 16 writers append batches of three events. Lost counts acknowledged batches that are not
+  stored, batches that are stored in part, batches that are stored twice after all were sent again,
+  and batches that a reader of changes, who reads on after each kill, has not read completely and
+  once.
+- `erasures`: a writer appends events of users and erases some. Lost is an acknowledged event of
+  another user. Left is the id of an erased user in the bytes of the file or its log after the next
+  start.
+
+With `--store`, there are only rounds of events, in a store whose contents do not matter. With
+`--erase-among N`, a SQLite store gets N events, and users are erased one after another: printed are
+the times of the answer and of an append after it, and how many ids are left in the bytes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import random
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+from harness import Killer, Report, event, events_of, run_rounds
+
+from recsys.serving.stores import open_store
+from recsys.serving.stores.records import content_digest
+from recsys.serving.stores.sqlite import SqliteStore
+from recsys.serving.stores.store import Store
+
+WRITERS, BATCH = 16, 3
+PATIENCE_S = 30.0  # a server may notice late that a killed process has left
+USERS, ERASED = 100_000, 20
+KILLER = Killer((), ())  # by time only: threads write
+
+
+class Events:
+    """Appends batches, one user each, from many writers of one process."""
+
+    def __init__(self, location: str) -> None:
+        self.location = location
+        self.place: tuple[int, ...] = ()  # of the reader of changes
+        open_store(location).close()
+
+    def work(self, name: str, report: Report) -> None:
+        """The child's life."""
+
+        async def writer(opened: Store, number: int) -> None:
+            for n in count():
+                user = f"{name}-{number}-{n}"
+                report("try", user)
+                await opened.append(events_of(user, BATCH))
+                report("ack", user)
+
+        async def write() -> None:
+            opened = open_store(self.location)
+            await asyncio.gather(*(writer(opened, number) for number in range(WRITERS)))
+
+        asyncio.run(write())
+
+    def round(self, number: int) -> Counter[str]:
+        """Kill the child once and count what is wrong."""
+        words = KILLER.run(self.work, number, 1, by_line=())
+        begun = sorted({user for word, user in words if word == "try"})
+        acknowledged = {user for word, user in words if word == "ack"}
+
+        async def look() -> Counter[str]:
+            opened = open_store(self.location)
+            try:
+                stored = {user: len(await opened.events(user, 2 * BATCH)) for user in begun}
+                bad = Counter(
+                    missing=sum(stored[user] == 0 for user in acknowledged),
+                    torn=sum(0 < events < BATCH for events in stored.values()),
+                )
+                for user in begun:
+                    await opened.append(events_of(user, BATCH))
+                again = [len(await opened.events(user, 2 * BATCH)) for user in begun]
+                bad["doubled"] = sum(events != BATCH for events in again)
+                bad["unread"] = await self.unread(opened, set(begun))
+                return bad
+            finally:
+                opened.close()
+
+        bad = asyncio.run(look())
+        if bad.total():
+            print(f"round {number}: {+bad}")
+        return Counter(
+            acknowledged=len(acknowledged),
+            unanswered=len(begun) - len(acknowledged),
+            lost=bad.total(),
+        )
+
+    async def unread(self, opened: Store, users: set[str]) -> int:
+        """The number of these batches that were not read completely and once."""
+        read: Counter[str] = Counter()
+        end = time.monotonic() + PATIENCE_S
+        while read.total() < len(users) * BATCH and time.monotonic() < end:
+            for change in await opened.changes(self.place, 1_000):
+                self.place = change.place
+                if change.event is not None and change.event.user in users:
+                    read[change.event.user] += 1
+        return sum(read[user] != BATCH for user in users)
+
+
+class Erasures:
+    """Appends events and erases some of their users."""
+
+    def __init__(self, folder: Path) -> None:
+        self.file = folder / "histories.db"
+        open_store(self.file).close()
+
+    def work(self, name: str, report: Report) -> None:
+        """A writer's life."""
+
+        async def write() -> None:
+            opened = open_store(self.file)
+            for n in count():
+                keep, gone = f"keep-{name}-{n}", f"gone-{name}-{n}-{os.urandom(8).hex()}"
+                report("try", keep)
+                for user in (keep, gone):
+                    await opened.append(events_of(user, 20))
+                report("ack", keep)
+                await opened.erase(gone)
+                report("erased", gone)
+
+        asyncio.run(write())
+
+    def round(self, number: int) -> Counter[str]:
+        """Kill the writer once and count what is wrong."""
+        words = KILLER.run(self.work, number, 1, by_line=())
+        acknowledged = {user for word, user in words if word == "ack"}
+        erased = [user for word, user in words if word == "erased"]
+
+        async def look() -> int:
+            opened = open_store(self.file)
+            try:
+                lost = sum([len(await opened.events(user, 99)) != 20 for user in acknowledged])
+                lost += sum([len(await opened.events(user, 99)) != 0 for user in erased])
+                await opened.state_put("round", number)  # begins with what a kill left to do
+            finally:
+                opened.close()
+            return lost
+
+        lost = asyncio.run(look())
+        return Counter(
+            acknowledged=len(acknowledged) + len(erased),
+            unanswered=sum(word == "try" for word, _ in words) - len(acknowledged),
+            lost=lost,
+            left=count_ids(self.file, erased),
+        )
+
+
+def count_ids(file: Path, users: list[str]) -> int:
+    """Number of the users whose ids are in the bytes of the file or its log."""
+    content = b"".join(part.read_bytes() for part in file.parent.glob(f"{file.name}*"))
+    return sum(user.encode() in content for user in users)
+
+
+async def erase_among(file: Path, events: int) -> None:
+    """Fill a store with so many events, erase users, and print the times."""
+    opened = SqliteStore(file)
+    draw = random.Random(0)
+    users = [f"{draw.getrandbits(64):016x}" for _ in range(USERS)]
+
+    def rows() -> Iterator[tuple[Any, ...]]:
+        for n in range(events):
+            user, item = draw.choice(users), f"item-{draw.randrange(20_000)}"
+            yield f"event-{n}", user, item, "view", n, None, None, None, content_digest(n), None
+
+    connection = opened._connect()
+    connection.execute("BEGIN")
+    opened._bulk(connection.cursor(), rows())
+    connection.execute("COMMIT")
+    connection.close()
+    size = file.stat().st_size
+    print(f"{events:,} events of {USERS:,} users, {size / 1e6:.0f} MB; {ERASED} erasures in a row")
+    times: dict[str, list[float]] = {"erasure": [], "append after it": []}
+    for n, user in enumerate(users[:ERASED]):
+        start = time.perf_counter()
+        await opened.erase(user)
+        answered = time.perf_counter()
+        await opened.append([event(f"new-{n}", "new")])
+        times["erasure"].append(answered - start)
+        times["append after it"].append(time.perf_counter() - answered)
+    last = time.perf_counter()
+    for name, seconds in times.items():
+        middle = sorted(seconds)[len(seconds) // 2]
+        print(f"{name}: median {1e3 * middle:.0f} ms, longest {1e3 * max(seconds):.0f} ms")
+    left = count_ids(file, users[:ERASED])
+    while opened._left is not None:
+        await asyncio.sleep(0.05)
+    after = count_ids(file, users[:ERASED])
+    print(f"ids left in the bytes: {left} after the last answer, ", end="")
+    print(f"{after} after {time.perf_counter() - last:.1f} s more")
+    opened.close()
+
+
+def main() -> int:
+    """Run the rounds; 1 if anything was lost or left."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--kills", type=int, default=200, help="rounds")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--store", help="path or URL: rounds of events in this store only")
+    parser.add_argument("--erase-among", type=int, metavar="N", help="events of the large store")
+    options = parser.parse_args()
+    random.seed(options.seed)
+    with tempfile.TemporaryDirectory() as folder:
+        kinds: dict[str, Any] = {"events": Events(options.store or f"{folder}/events.db")}
+        if options.store is None:
+            kinds["erasures"] = Erasures(Path(folder))
+        if options.erase_among:
+            asyncio.run(erase_among(Path(folder) / "large.db", options.erase_among))
+        return run_rounds(kinds, options.kills)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
