@@ -56,7 +56,7 @@ PRIOR = {
     "model.value": 0.07, "model.rank": -0.05, "model.gap": 0.07, "model.missing": -0.06,
 }  # fmt: skip
 """Weights of features with variance 1. They are the mean of those that fit four data sets, with up
-to 1,500 validation users each: magazines, Beauty, Sports and Yelp (`benchmarks/few_users.py`)."""
+to 1,500 validation users each: magazines, Beauty, Sports and Yelp (`docs/experiments.md`)."""
 
 
 @dataclass(frozen=True)
