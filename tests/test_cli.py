@@ -30,7 +30,7 @@ TREE = {
     "export": ("hub", "onnx"),
     "recommend": (),
     "explain": (),
-    "benchmark": ("serve", "atspeed", "capacity", "constraint", "decode"),
+    "benchmark": ("serve", "atspeed", "constraint", "decode"),
     "serve": (),
     "keys": ("create", "list", "revoke"),
     "mcp": (),
