@@ -36,7 +36,6 @@ TREE = {
     "mcp": (),
     "experiment": ("put", "list", "results", "delete"),
     "store": ("export", "import", "snapshot", "restore", "migrate"),
-    "events": ("consume",),
     "batch": ("score",),
     "doctor": (),
 }
