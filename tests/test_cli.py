@@ -30,7 +30,7 @@ TREE = {
     "export": ("hub", "onnx"),
     "recommend": (),
     "explain": (),
-    "benchmark": ("serve", "atspeed", "constraint", "decode"),
+    "benchmark": ("constraint", "decode"),
     "serve": (),
     "keys": ("create", "list", "revoke"),
     "mcp": (),

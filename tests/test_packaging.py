@@ -136,7 +136,6 @@ def test_every_public_name_exists(name):
 @pytest.mark.parametrize(
     ("package", "reader", "call", "extra"),
     [
-        ("aiohttp", "serving.benchmark.client", repr, "load"),  # importing is enough
         ("psycopg", "serving.stores.postgres", repr, "postgres"),
         ("redis", "serving.stores.cache", repr, "redis"),
         ("mcp", "serving.assistant", lambda assistant: assistant.make_server(None), "mcp"),

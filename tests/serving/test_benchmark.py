@@ -1,4 +1,4 @@
-"""`recsys benchmark serve`: loops over HTTP, requests, equality under load, soaks, errors."""
+"""`benchmarks/serve.py`: loops over HTTP, requests, equality under load, errors."""
 
 import json
 import re
@@ -8,15 +8,19 @@ from itertools import islice
 import numpy as np
 import pyarrow as pa
 import pytest
+from load_client import Client, Request, Run
+from serve import (
+    Options,
+    Workload,
+    compare,
+    draw_arrivals,
+    report,
+    serve,
+)
 
 from recsys.constraint.filters import ItemFilter
 from recsys.errors import ConfigError, RecsysError
-from recsys.serving.benchmark.client import Client, Request, Run
-from recsys.serving.benchmark.commands import serve
-from recsys.serving.benchmark.measure import Options, compare, draw_arrivals, fit_drift, soak
-from recsys.serving.benchmark.process import Server, start_server
-from recsys.serving.benchmark.report import report
-from recsys.serving.benchmark.workload import Workload
+from recsys.testing import start_server
 
 GET = Request("GET", "/")
 
@@ -165,6 +169,7 @@ def row(key, value):
     return {
         key: value, "answers": 100, "rate": value, "p50_ms": 10.0, "p95_ms": 20.0, "p99_ms": None,
         "errors": 0, "generator_cpu": 0.1, "server_cpu": 0.9, "server_cpu_ms": 9.0,
+        "server_mb": 500,
     }  # fmt: skip
 
 
@@ -185,22 +190,6 @@ def test_a_report_has_both_loops_and_the_comparison():
     ]
 
 
-def samples(rss):
-    return [
-        {"s": float(i), "rss_mb": mb, "open_files": 9, "threads": 4} for i, mb in enumerate(rss)
-    ]
-
-
-def test_memory_is_flat_or_not_after_the_warm_up():
-    found = fit_drift(samples([10.0, 60.0, *[100.0] * 8]))
-    assert (found["rss_change"], found["flat"], found["rss_mb"]) == (0.0, True, 100.0)
-    found = fit_drift(samples([100.0 + i for i in range(10)]))
-    assert found["rss_change"] == pytest.approx(7 / 105.5, abs=1e-4)  # from 102 to 109
-    assert not found["flat"]
-    with pytest.raises(ConfigError, match="too short"):
-        fit_drift(samples([1.0, 2.0]))
-
-
 def test_a_run_without_answers_has_no_percentile():
     assert (Run().percentile(50), Run().rate) == (None, 0.0)
 
@@ -211,17 +200,12 @@ async def test_a_server_that_cannot_start_reports_the_reason(tmp_path):
             pass
 
 
-async def test_a_soak_needs_a_server_of_its_own(bundle):
-    with pytest.raises(ConfigError, match="leave --url out"):
-        await soak(Server("127.0.0.1", 1), bundle, minutes=1, seed=0)
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"concurrency": "0"}, "--concurrency '0': expected numbers above 0"),
         ({"rates": "fast"}, "--rates 'fast': expected numbers above 0"),
-        ({"settings": ["port=1"]}, "this command reads serve.key=value only"),
+        ({"settings": ["port=1"]}, "this program reads serve.key=value only"),
         ({"url": "https://x"}, "expected http://HOST:PORT"),
     ],
 )

@@ -1,4 +1,4 @@
-"""`recsys benchmark atspeed`: the line-up, the figures, and a toy run of all of it."""
+"""`python benchmarks/atspeed.py`: the line-up, the figures, and a toy run of all of it."""
 
 import json
 from functools import partial
@@ -7,24 +7,24 @@ from pathlib import Path
 import numpy as np
 import pytest
 import typer
-from typer.testing import CliRunner
-
-from recsys.artifacts import Workspace
-from recsys.config import Settings
-from recsys.errors import ConfigError
-from recsys.training.atspeed import paper
-from recsys.training.atspeed.commands import atspeed
-from recsys.training.atspeed.lineup import (
+from atspeed import atspeed
+from atspeed_tables import paper
+from atspeed_tables.lineup import (
     DraftSpace,
     Limits,
     Variant,
     derive_settings,
     list_variants,
 )
-from recsys.training.atspeed.measure import Question, Sample, compare_accepted, describe
-from recsys.training.atspeed.produce import workers
-from recsys.training.atspeed.report import report
-from recsys.training.atspeed.run import PARTS, Cell, Options, list_cells, list_orders
+from atspeed_tables.measure import Question, Sample, compare_accepted, describe
+from atspeed_tables.produce import workers
+from atspeed_tables.report import report
+from atspeed_tables.run import PARTS, Cell, Options, list_cells, list_orders
+from typer.testing import CliRunner
+
+from recsys.artifacts import Workspace
+from recsys.config import Settings
+from recsys.errors import ConfigError
 from recsys.training.settings import DraftConfig, TeacherConfig
 
 HOME = Workspace(Path("home"), "shop")

@@ -1,9 +1,6 @@
-"""Load over HTTP: closed loops of a number of clients, and open loops at given times.
+"""The client of `serve.py`: closed loops of a number of clients, and open loops at given times."""
 
-In a closed loop each client sends its next request when its last one is answered, so a slow server
-gets fewer requests. In an open loop requests are sent when they are due, and their latency counts
-from then, so a server that falls behind shows it (no coordinated omission).
-"""
+from __future__ import annotations
 
 import asyncio
 import gc
@@ -14,15 +11,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
 
+import aiohttp
 import numpy as np
 
-from recsys.errors import ConfigError
-from recsys.serving.benchmark.process import Server
-
-try:
-    import aiohttp
-except ModuleNotFoundError as error:
-    raise ConfigError("a load over HTTP needs aiohttp: pip install 'recbeam[load]'") from error
+from recsys.testing import Server
 
 OK = range(200, 300)
 

@@ -16,13 +16,8 @@ from typing import Any
 
 import torch
 
-from recsys.artifacts import Workspace, read_manifest
-from recsys.errors import ConfigError
-from recsys.pipeline import Context
-from recsys.pipeline import run as run_stages
-from recsys.progress import track
-from recsys.training.atspeed import paper
-from recsys.training.atspeed.lineup import (
+from atspeed_tables import paper
+from atspeed_tables.lineup import (
     ALPHAS,
     OBJECTIVES,
     PRINTED,
@@ -38,7 +33,7 @@ from recsys.training.atspeed.lineup import (
     list_variants,
     list_weights,
 )
-from recsys.training.atspeed.measure import (
+from atspeed_tables.measure import (
     Lists,
     Question,
     Sample,
@@ -51,8 +46,13 @@ from recsys.training.atspeed.measure import (
     load_scene,
     measure_lists,
 )
-from recsys.training.atspeed.produce import Run, produce, workers
-from recsys.training.atspeed.speed import measure_walltimes, time_tree_attention
+from atspeed_tables.produce import Run, produce, workers
+from atspeed_tables.speed import measure_walltimes, time_tree_attention
+from recsys.artifacts import Workspace, read_manifest
+from recsys.errors import ConfigError
+from recsys.pipeline import Context
+from recsys.pipeline import run as run_stages
+from recsys.progress import track
 from recsys.training.target import TrainedTarget
 
 Row = dict[str, Any]

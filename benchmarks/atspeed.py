@@ -1,17 +1,30 @@
-"""`recsys benchmark atspeed`. Nothing heavy is imported at the top."""
+"""AtSpeed's tables and ablations with this project's models, beside the published figures.
+
+    python benchmarks/atspeed.py --config configs/atspeed-beauty.yaml --out var/reports/atspeed
+    python benchmarks/atspeed.py --quick
+
+The parts are in `atspeed_tables/`; docs/alignment.md says how to read the output.
+"""
 
 from __future__ import annotations
 
+import shlex
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, cast
 
 import typer
+from atspeed_tables.lineup import BUDGETS, OBJECTIVES, Budget
+from atspeed_tables.report import report as report_atspeed
+from atspeed_tables.run import PARTS, Options, experiment
 
+from recsys.benchmark import report
 from recsys.benchmark.options import Out, numbers, words
 from recsys.config import Settings
 from recsys.errors import ConfigError
 from recsys.options import ConfigFile, Force, Json, Name, Overrides, Quick
+from recsys.pipeline import SECTIONS, Context
 
 MINUTES = 1.0
 # Settings and options of a toy run, which takes seconds and learns nothing.
@@ -92,15 +105,7 @@ def atspeed(
     Makes the target, the teacher data and a draft for each objective where they are missing, and
     measures them on test users. Prints tables, and one JSON line last. Drafts and figures are kept
     as they end: a run that was stopped, or that --stop-after ended, continues where it was.
-
-    Example: recsys benchmark atspeed --config configs/atspeed-beauty.yaml --out var/reports/atspeed
     """
-    from recsys.benchmark import report
-    from recsys.pipeline import Context
-    from recsys.training.atspeed.lineup import BUDGETS, OBJECTIVES, Budget
-    from recsys.training.atspeed.report import report as report_atspeed
-    from recsys.training.atspeed.run import PARTS, Options, experiment
-
     if init not in INIT_OPTIONS:
         raise ConfigError(f"--init {init!r} is not one of {', '.join(INIT_OPTIONS)}")
     settings = _settings(config, set_, name, quick)
@@ -122,6 +127,7 @@ def atspeed(
     }  # fmt: skip
     options = replace(options, **{k: v for k, v in given.items() if v is not None})
     document = report.begin("atspeed", quick=quick, out=out)
+    document["command"] = shlex.join(["python", *sys.argv])
     document |= experiment(Context.of(settings, force=force), options)
     report.publish(document, report_atspeed(document), out, as_json=as_json)
 
@@ -129,8 +135,6 @@ def atspeed(
 def _settings(
     config: Path | None, overrides: list[str] | None, name: str | None, quick: bool
 ) -> Settings:
-    from recsys.pipeline import SECTIONS
-
     if quick and config is not None:
         raise ConfigError("--quick has a data set of its own; leave --config out")
     settings = Settings.load(config, overrides or (), known=SECTIONS, name=name)
@@ -141,3 +145,7 @@ def _settings(
         known = merged.get(key)
         merged[key] = {**known, **value} if isinstance(known, dict) else value
     return Settings(merged)
+
+
+if __name__ == "__main__":
+    typer.run(atspeed)

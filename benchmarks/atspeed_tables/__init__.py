@@ -1,4 +1,4 @@
-"""`recsys benchmark atspeed`: AtSpeed's experiments with this project's models and search.
+"""The parts of `atspeed.py`: AtSpeed's experiments with this project's models and search.
 
 `lineup` lists the drafts, `produce` trains them, `measure` and `speed` measure them, `run` puts one
 document together, `paper` has the published figures, and `report` shows both.

@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 import torch
 
+from atspeed_tables.measure import Question, Scene, ask
 from recsys.benchmark.timing import Side, compare_times, summarize, time_interleaved
 from recsys.constraint.transitions import DeviceTrie
 from recsys.decoding import Beams, SearchRequest, beam_search
 from recsys.decoding.tree import PromptBatch, TokenTree
 from recsys.models.tree_forward import TreeModel
 from recsys.training.alignment import TreeRows
-from recsys.training.atspeed.measure import Question, Scene, ask
 from recsys.training.teacher import search_trees
 from recsys.training.tree import causal_parts, descent, node_logits
 

@@ -17,11 +17,11 @@ from typing import Any
 
 import torch
 
+from atspeed_tables.lineup import DraftSpace, Limits, Variant, derive_settings
 from recsys.artifacts import read_manifest
 from recsys.pipeline import Context
 from recsys.progress import say
 from recsys.training import draft, teacher
-from recsys.training.atspeed.lineup import DraftSpace, Limits, Variant, derive_settings
 
 Run = Callable[[Sequence[Callable[[], Any]]], list[Any]]
 

@@ -1,13 +1,12 @@
-"""What `recsys benchmark atspeed` shows of its document: its tables beside the published ones."""
+"""What `atspeed.py` shows of its document: its tables beside the published ones."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from itertools import product
 
-from recsys.benchmark.report import Document, Line, Panel, Plot, Report, Row, Table
-from recsys.training.atspeed import paper
-from recsys.training.atspeed.lineup import (
+from atspeed_tables import paper
+from atspeed_tables.lineup import (
     BUDGETS,
     EPOCHS,
     INITS,
@@ -16,6 +15,7 @@ from recsys.training.atspeed.lineup import (
     STRICT,
     TITLES,
 )
+from recsys.benchmark.report import Document, Line, Panel, Plot, Report, Row, Table
 
 PAPER = "paper (7B)"
 # verification -> in words; published figures stand beside what compares with them.

@@ -1,0 +1,367 @@
+"""A service under load: latency, throughput, and answers that are equal under load and alone.
+
+    OMP_NUM_THREADS=1 python benchmarks/serve.py --bundle var/bundles/demo --out var/reports/serve
+    python benchmarks/serve.py --bundle var/bundles/demo --url http://10.0.0.7:8000 --key rk_...
+
+A server of the bundle is started with a store of its own, or one that runs is used. In a closed
+loop each client sends its next request when its last one is answered, so a slow server gets fewer
+requests. In an open loop requests are sent when they are due, and their latency counts from then,
+so a server that falls behind shows it (no coordinated omission). Server and load generator share
+the machine; the last column is the generator's share of it. Needs the `dev` extra.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shlex
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Annotated, Any
+from urllib.parse import urlsplit
+
+import numpy as np
+import pyarrow as pa
+import typer
+from load_client import OK, Client, Reply, Request, Run
+
+from recsys.artifacts import Workspace, read_manifest
+from recsys.benchmark.options import Out, ServerSettings, numbers
+from recsys.benchmark.report import Document, Line, Panel, Plot, Report, Table, begin, publish
+from recsys.bundle import CATALOG
+from recsys.catalog import CODE_COLUMN, Catalog
+from recsys.config import Settings
+from recsys.errors import ConfigError, RecsysError
+from recsys.options import Json, Name, Quick, Seed
+from recsys.progress import say
+from recsys.testing import Server, start_server
+
+Row = dict[str, Any]
+RECOMMEND = "/v1/recommendations"
+KS = (1, 5, 10, 20, 50)
+WARM_S = 2.0  # of load before anything is measured
+CHECK_LOOPS = 3  # how long requests are sent alone, in durations of a loop
+# Fields of an answer that must not depend on the load.
+COMPARED = ("items", "history_items", "unknown_items", "eligible_items", "certificate")
+PREFIX = "serve."
+_FIXED = ("item_id", "title", "text", CODE_COLUMN)
+COLUMNS = {
+    "answers": "answers", "rate": "1/s", "p50_ms": "p50 ms", "p95_ms": "p95 ms",
+    "p99_ms": "p99 ms", "errors": "errors", "server_cpu": "cores",
+    "server_cpu_ms": "CPU ms", "server_mb": "MB", "generator_cpu": "generator cores",
+}  # fmt: skip
+
+
+# Requests
+
+
+class Workload:
+    """Requests with random histories that the server has not seen; the seed decides them."""
+
+    def __init__(self, bundle: Path, seed: int = 0) -> None:
+        catalog = Catalog.load(bundle / CATALOG)
+        self.item_ids = catalog.item_ids
+        self._rng = np.random.default_rng(seed)
+        self._filters = _filters(catalog.items, self._rng)
+
+    def plain(self, k: int = 10) -> Iterator[Request]:
+        """Requests with a history of 1 to 20 items and no other fields."""
+        while True:
+            yield Request.post(RECOMMEND, {"history": self._items(1, 20), "k": k})
+
+    def mixed(self) -> Iterator[Request]:
+        """Requests with exclusions, filters, unknown items and several k, in any combination."""
+        rng = self._rng
+        while True:
+            history = self._items(0, 30)
+            if rng.random() < 0.1:
+                history.append("no-such-item")
+            body: dict[str, Any] = {
+                "history": history,
+                "k": int(rng.choice(KS)),
+                "exclude_seen": bool(rng.random() < 0.7),
+            }
+            if rng.random() < 0.3:
+                body["exclude_items"] = self._items(1, 50)
+            if self._filters and rng.random() < 0.3:
+                body["filter"] = self._filters[rng.integers(len(self._filters))]
+            yield Request.post(RECOMMEND, body)
+
+    def _items(self, least: int, most: int) -> list[str]:
+        size = int(self._rng.integers(least, most + 1))
+        return [self.item_ids[i] for i in self._rng.integers(0, len(self.item_ids), size)]
+
+
+def _filters(items: pa.Table, rng: np.random.Generator, values: int = 8) -> list[dict[str, Any]]:
+    """A few filters on each attribute, with values that occur."""
+    found: list[dict[str, Any]] = []
+    for name in items.column_names:
+        column = items[name].drop_null()
+        if name in _FIXED or not len(column):
+            continue
+        kind = column.type
+        if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+            column = pa.chunked_array([chunk.flatten() for chunk in column.chunks]).drop_null()
+            kind = column.type
+        if not len(column):
+            continue
+        some = column.take(rng.integers(0, len(column), values)).to_pylist()
+        if pa.types.is_integer(kind) or pa.types.is_floating(kind):
+            some = [value for value in some if value == value]  # not NaN
+            found += [{"must": [{"key": name, "range": {"lte": value}}]} for value in some]
+        elif pa.types.is_string(kind) or pa.types.is_large_string(kind):
+            found += [{"must": [{"key": name, "match": value}]} for value in some]
+    return found
+
+
+# What is measured and shown
+
+
+@dataclass(frozen=True)
+class Options:
+    """What to measure.
+
+    Attributes:
+        concurrencies: clients of each closed loop.
+        rates: requests a second of each open loop; 70 % of the peak is added.
+        seconds: duration of each loop.
+        checks: mixed requests whose answers under load are compared with those alone; 0 for none.
+            Fewer if they take longer alone than `CHECK_LOOPS` loops.
+    """
+
+    concurrencies: tuple[int, ...] = (1, 8, 32, 64)
+    rates: tuple[float, ...] = ()
+    seconds: float = 10.0
+    k: int = 10
+    checks: int = 5000
+    seed: int = 0
+
+
+async def measure(server: Server, bundle: Path, options: Options, key: str | None = None) -> Row:
+    """All phases.
+
+    Returns:
+        `closed` and `open`, a row for each loop, and `equality`, or None where it was left out.
+
+    Raises:
+        RecsysError: the server does not answer a plain request.
+    """
+    workload = Workload(bundle, options.seed)
+    found: Row = {"options": asdict(options), "closed": [], "open": [], "equality": None}
+    async with Client([server], key) as client:
+        first = await client.send(next(workload.plain(options.k)))
+        if first.status not in OK:
+            raise RecsysError(f"{server.url} answers {first.status}: {first.body[:300]!r}")
+        most = max(options.concurrencies, default=1)
+        await client.closed(workload.plain(options.k), most, seconds=WARM_S)
+        for clients in options.concurrencies:
+            say(f"{clients} clients ...")
+            requests = workload.plain(options.k)
+            run = await client.closed(requests, clients, seconds=options.seconds)
+            found["closed"].append({"clients": clients, **_describe(run, server)})
+        peak = max((row["rate"] for row in found["closed"]), default=0.0)
+        for rate in (*options.rates, *((0.7 * peak,) if peak else ())):
+            say(f"{rate:.0f} requests a second ...")
+            due = draw_arrivals(rate, options.seconds, options.seed)
+            run = await client.open(workload.plain(options.k), due)
+            found["open"].append({"sent_rate": round(rate, 1), **_describe(run, server)})
+        if options.checks:
+            say(f"{options.checks} answers under load and alone ...")
+            found["equality"] = await compare(client, workload, options)
+    return found
+
+
+def draw_arrivals(rate: float, seconds: float, seed: int) -> list[float]:
+    """Times at which requests are due: a Poisson process of `rate` a second."""
+    count = int(2 * rate * seconds) + 100
+    times = np.random.default_rng(seed).exponential(1 / rate, count).cumsum()
+    found: list[float] = times[times < seconds].tolist()
+    return found
+
+
+def _describe(run: Run, server: Server) -> Row:
+    usage = server.usage()
+    answers = max(1, len(run.latency_ms))
+    return {
+        "answers": len(run.latency_ms),
+        "rate": round(run.rate, 1),
+        "p50_ms": run.percentile(50),
+        "p95_ms": run.percentile(95),
+        "p99_ms": run.percentile(99),
+        "errors": run.errors,
+        "statuses": {str(status): n for status, n in sorted(run.statuses.items())},
+        "generator_cpu": round(run.generator_s / run.seconds, 3),
+        "server_cpu": round(run.server_s / run.seconds, 3),
+        "server_cpu_ms": round(run.server_s * 1000 / answers, 2),
+        "server_mb": None if usage is None else round(usage.rss_bytes / 2**20),
+    }
+
+
+async def compare(client: Client, workload: Workload, options: Options) -> Row:
+    """Send mixed requests one by one, then again under load, and compare the answers."""
+    requests: list[Request] = []
+    alone: dict[int, Row] = {}
+    refused: Counter[str] = Counter()
+    end = time.perf_counter() + CHECK_LOOPS * options.seconds
+    for request in islice(workload.mixed(), options.checks):
+        if time.perf_counter() > end:
+            break
+        requests.append(request)
+        reply = await client.send(request)
+        if reply.status in OK:
+            alone[id(request)] = _comparable(reply)
+        else:
+            refused[str(reply.status)] += 1
+    good = [request for request in requests if id(request) in alone]
+    order = np.random.default_rng(options.seed).permutation(len(good))
+    clients = max(options.concurrencies, default=1)
+    run = await client.closed(iter([good[i] for i in order]), clients, keep=True)
+    replies = [reply for reply in run.replies if reply.status in OK]
+    pairs = [(alone[id(reply.request)], _comparable(reply)) for reply in replies]
+    different = [pair for pair in pairs if pair[0] != pair[1]]
+    return {
+        "requests": len(requests),
+        "clients": clients,
+        "refused_alone": dict(refused),
+        "compared": len(pairs),
+        "different": len(different),
+        "first_different": _difference(*different[0]) if different else None,
+        "errors": run.errors,
+        "rate": round(run.rate, 1),
+        "p99_ms": run.percentile(99),
+    }
+
+
+def _comparable(reply: Reply) -> Row:
+    body = reply.json()
+    return {name: body.get(name) for name in COMPARED}
+
+
+def _difference(alone: Row, under_load: Row) -> Row:
+    name = next(name for name in COMPARED if alone[name] != under_load[name])
+    return {"field": name, "alone": alone[name], "under_load": under_load[name]}
+
+
+def report(document: Document) -> Report:
+    """The report."""
+    tables, plots = [], []
+    for name, key in (("closed", "clients"), ("open", "sent_rate")):
+        if rows := document.get(name):
+            cells = [[_cell(row[column]) for column in (key, *COLUMNS)] for row in rows]
+            columns = (key.replace("_", " "), *COLUMNS.values())
+            tables.append(Table(f"{name.capitalize()} loop", columns, cells, words=0))
+    if document.get("closed"):
+        plots.append(_plot_latency(document))
+    return Report(document["bundle"]["name"], list(_sentences(document)), tables, plots)
+
+
+def _sentences(document: Document) -> Iterator[str]:
+    if equality := document.get("equality"):
+        yield (
+            f"{equality['compared']} of {equality['requests']} mixed requests compared, "
+            f"{equality['clients']} clients against one: {equality['different']} different, "
+            f"{equality['errors']} errors."
+        )
+        if refused := equality["refused_alone"]:
+            yield f"Refused without load, by status: {refused}."
+
+
+def _plot_latency(document: Document) -> Plot:
+    lines = []
+    for name, style in (("closed", "-"), ("open", "none")):
+        rows = [row for row in document[name] if row["p50_ms"]]
+        rates = [row["rate"] for row in rows]
+        for key in ("p50_ms", "p95_ms", "p99_ms"):
+            label = f"{key[:3]}, {name} loop"
+            lines.append(Line(label, rates, [row[key] for row in rows], style=style))
+    caption = "Latency by answers a second, in closed and in open loops."
+    return Plot("latency", caption, [Panel("ms", "answers a second", lines)])
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return "-"
+    return f"{value:,.2f}" if isinstance(value, float) else f"{value:,}"
+
+
+def serve(
+    bundle: Annotated[
+        Path | None, typer.Option(help="Bundle to serve (default: that of --name).")
+    ] = None,
+    name: Name = None,
+    url: Annotated[
+        str | None,
+        typer.Option(help="A server that runs already, http://HOST:PORT, and serves --bundle."),
+    ] = None,
+    key: Annotated[
+        str | None, typer.Option(help="API key for --url.", envvar="RECSYS_API_KEY")
+    ] = None,
+    settings: ServerSettings = None,
+    concurrency: Annotated[
+        str, typer.Option(help="Clients of the closed loops, a list; empty for none.")
+    ] = "1,8,32,64",
+    rates: Annotated[
+        str,
+        typer.Option(help="Requests a second of open loops, a list; 70 % of the peak is added."),
+    ] = "",
+    seconds: Annotated[float, typer.Option(min=0.5, help="Duration of each loop.")] = 10.0,
+    k: Annotated[int, typer.Option(min=1, max=200, help="Items of a recommendation.")] = 10,
+    checks: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            help="Mixed requests compared, under load against alone; fewer if they would take "
+            "longer alone than three loops.",
+        ),
+    ] = 5000,
+    quick: Quick = False,
+    out: Out = None,
+    seed: Seed = None,
+    as_json: Json = False,
+) -> None:
+    """Measure a service under load. Prints tables, and one JSON line last."""
+    bundle = bundle or Workspace.of(Settings.load(None, name=name).name).bundle
+    version = read_manifest(bundle, "bundle").digest
+    for setting in settings or ():
+        if not setting.startswith(PREFIX):
+            raise ConfigError(f"--set {setting}: this program reads serve.key=value only")
+    own = [setting.removeprefix(PREFIX) for setting in settings or ()]
+    clients = "1,8" if quick else concurrency
+    options = Options(
+        concurrencies=numbers("--concurrency", clients) if clients else (),
+        rates=numbers("--rates", rates, float) if rates else (),
+        seconds=1.0 if quick else seconds,
+        k=k,
+        checks=30 if quick else checks,
+        seed=seed or 0,
+    )
+
+    async def start_and_measure() -> Document:
+        async with start_server(bundle, own) as server:
+            return await measure(server, bundle, options)
+
+    document = begin("serve", quick=quick, out=out)
+    document["command"] = shlex.join(["python", *sys.argv])
+    document["bundle"] = {"name": bundle.absolute().name, "version": version}
+    document["settings"] = own
+    if url is None:
+        document |= asyncio.run(start_and_measure())
+    else:
+        document |= asyncio.run(measure(server_at(url), bundle, options, key))
+    publish(document, report(document), out, as_json=as_json)
+
+
+def server_at(url: str) -> Server:
+    """A server that runs already, at http://HOST:PORT."""
+    where = urlsplit(url)
+    if where.scheme != "http" or where.hostname is None:
+        raise ConfigError(f"--url {url}: expected http://HOST:PORT")
+    return Server(where.hostname, where.port or 80)
+
+
+if __name__ == "__main__":
+    typer.run(serve)
