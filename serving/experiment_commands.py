@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated
+from urllib.parse import quote
 
 import typer
 
@@ -52,11 +53,18 @@ def put(
 
     Example: recsys experiment put homepage --arm champion=1 --arm challenger=1 --window 1h
     """
+    from recsys.serving.schemas.experiments import ExperimentInfo
+
     arms, seconds = _arms(arm), _seconds(window)
     with _client(url, key) as client:
-        info = client.put_experiment(
-            name, arms, event=event, window_s=seconds, days=days, guardrail=guardrail
-        )
+        body = {
+            "arms": [{"alias": alias, "weight": weight} for alias, weight in arms.items()],
+            "event": event,
+            "window_s": seconds,
+            "days": days,
+            "guardrail": guardrail,
+        }
+        info = client.ask(ExperimentInfo, "PUT", _path(name), json=body)
     typer.echo(_line(info))
 
 
@@ -68,8 +76,10 @@ def list_(url: Url = HERE, key: Key = None, as_json: Json = False) -> None:
     """
     import json
 
+    from recsys.serving.schemas.experiments import ExperimentList
+
     with _client(url, key) as client:
-        found = client.experiments()
+        found = client.ask(ExperimentList, "GET", "/v1/experiments").experiments
     if as_json:
         typer.echo(json.dumps([info.model_dump() for info in found]))
         return
@@ -83,8 +93,10 @@ def results(name: ExperimentName, url: Url = HERE, key: Key = None, as_json: Jso
 
     Example: recsys experiment results homepage
     """
+    from recsys.serving.schemas.experiments import ExperimentResults
+
     with _client(url, key) as client:
-        found = client.experiment_results(name)
+        found = client.ask(ExperimentResults, "GET", _path(name, "results"))
     if as_json:
         typer.echo(found.model_dump_json())
         return
@@ -104,8 +116,12 @@ def delete(name: ExperimentName, url: Url = HERE, key: Key = None) -> None:
     Example: recsys experiment delete homepage
     """
     with _client(url, key) as client:
-        existed = client.delete_experiment(name)
+        existed = client.delete(_path(name), "unknown_experiment")
     typer.echo(f"Experiment {name} {'is deleted' if existed else 'does not exist'}.")
+
+
+def _path(*parts: str) -> str:
+    return "/v1/experiments/" + "/".join(quote(part, safe="") for part in parts)
 
 
 @contextmanager

@@ -646,20 +646,21 @@ def test_the_commands_print_what_the_service_says(monkeypatch, capsys):
         def __exit__(self, *_):
             pass
 
-        def put_experiment(self, name, arms, **fields):
-            asked.append((name, arms, fields))
-            return made((3, 1), time_ms=experiments.now_ms(), window_s=3600).info()
-
-        def experiments(self):
-            return [experiment.info()]
-
-        def experiment_results(self, name):
+        def ask(self, kind, method, path, json=None):
+            if method == "PUT":
+                asked.append((path, json))
+                return made((3, 1), time_ms=experiments.now_ms(), window_s=3600).info()
+            if path == "/v1/experiments":
+                return kind(experiments=[experiment.info()])
+            assert path == "/v1/experiments/homepage/results"
             return analyse(experiment, users, 10**9)
 
     monkeypatch.setattr("recsys.serving.client.Client", Fake)
     experiment_commands.put("homepage", ["a=3", "b=1"], window="1h", url="http://x", key="rk_1")
     fields = {"event": "click", "window_s": 3600, "days": 28, "guardrail": True}
-    assert asked == [("http://x", "rk_1"), ("homepage", {"a": 3.0, "b": 1.0}, fields)]
+    arms = [{"alias": "a", "weight": 3.0}, {"alias": "b", "weight": 1.0}]
+    put = ("/v1/experiments/homepage", {"arms": arms, **fields})
+    assert asked == [("http://x", "rk_1"), put]
     experiment_commands.list_(as_json=False)
     first, second = capsys.readouterr().out.splitlines()
     assert first == "homepage\trunning\ta 75%, b 25%\tclick within 3600 s"

@@ -29,6 +29,7 @@ from recsys.pipeline import run as run_stages
 from recsys.retraining import Sources, retrain
 from recsys.retraining.news import gone
 from recsys.serving.client import Client
+from recsys.serving.schemas.items import ItemChange
 from recsys.serving.settings import ServingSettings
 
 GROUPS, EACH, USERS = 6, 12, 90
@@ -573,7 +574,9 @@ def test_users_whom_the_gate_cannot_compare_are_not_counted_before_training(home
     with service() as client:
         add_the_news(client)
         gone = "item-1-5"
-        client.patch_item(gone, attributes={"available": False})
+        client.ask(
+            ItemChange, "PATCH", f"/v1/items/{gone}", json={"attributes": {"available": False}}
+        )
         with pytest.raises(StoppedError):
             night(home, done=stop_after("data"))
         events = pd.read_parquet(home / "datasets" / "shop.2" / "interactions.parquet")
