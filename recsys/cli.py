@@ -22,7 +22,7 @@ from recsys.errors import RecsysError
 
 ORDER = (
     "quickstart", "run", "retrain", "data", "ids", "train", "bundle", "evaluate", "compare",
-    "audit", "export", "recommend", "explain", "benchmark", "serve", "keys", "mcp", "experiment",
+    "export", "recommend", "explain", "benchmark", "serve", "keys", "mcp", "experiment",
     "store", "batch", "doctor",
 )  # fmt: skip
 

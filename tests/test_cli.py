@@ -26,7 +26,6 @@ TREE = {
     "bundle": (),
     "evaluate": (),
     "compare": (),
-    "audit": (),
     "export": ("hub", "onnx"),
     "recommend": (),
     "explain": (),

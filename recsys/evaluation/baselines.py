@@ -18,7 +18,6 @@ from recsys.retrieval import ItemItem, decayed_counts
 from recsys.retrieval.popularity import DAY, RECENT_SHARE
 
 RECENT, REPEATS = "recent popularity", "repeats"
-TRIVIAL = ("popularity", RECENT, "successors", REPEATS)
 """Baselines that know nothing but counts, the last item, or the history itself."""
 MOST_HIDDEN = 1 << 23  # pairs of a user and an unavailable item at once
 
@@ -141,7 +140,7 @@ def fit_baselines(
         timestamps: unix seconds of these events, if times of different users can be compared. Then
             recent popularity is a baseline, too. Repeats are one if a history has an item twice.
     """
-    trivial = fit_heuristics(histories, num_items, timestamps)
+    trivial = _fit_heuristics(histories, num_items, timestamps)
     return {
         "popularity": trivial.pop("popularity"),
         "item-kNN": ItemItem.cosine(histories, num_items),
@@ -150,10 +149,10 @@ def fit_baselines(
     }
 
 
-def fit_heuristics(
+def _fit_heuristics(
     histories: Histories, num_items: int, timestamps: NDArray[np.int64] | None = None
 ) -> dict[str, Ranker]:
-    """Fit the `TRIVIAL` baselines alone, in time linear in the events; see `fit_baselines`."""
+    """Fit the trivial baselines, in time linear in the events; see `fit_baselines`."""
     found: dict[str, Ranker] = {
         "popularity": Popularity.fit(histories, num_items),
         "successors": _successors(histories, num_items),

@@ -1,0 +1,104 @@
+"""No file that training learns follows events of validation or test.
+
+The training stages run on copies of a data set in which one event of each user is on another item:
+a test event, a validation event, or a training event. They take the same few steps with the same
+seed, so a file that differs between two copies has learned from the changed events.
+"""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from recsys.artifacts import Workspace, read_manifest, write_artifact
+from recsys.config import Settings
+from recsys.dataset import Dataset
+from recsys.pipeline import Context, run
+from recsys.splits import LABELS
+
+STAGES = ("sasrec", "ids", "target", "draft", "retrieval")
+TRAINED = {
+    "min_steps": 0, "max_steps": 8, "max_minutes": None, "evaluate_every": 0,
+    "precision": "float32", "threads": 1,
+}  # fmt: skip
+SMALL = {"hidden_size": 32, "intermediate_size": 64}
+SETTINGS = {
+    "name": "base",
+    "data": {"source": "synthetic", "synthetic": {"users": 150, "items": 240}},
+    "sasrec": {**TRAINED, "epochs": 1},
+    "ids": {
+        "method": "rq-kmeans", "levels": 3, "codebook_size": 8,
+        "features": {"collaborative": "sasrec"},
+    },
+    "target": {
+        **TRAINED, "architecture": SMALL, "prompt": {"max_items": 6, "block": 2},
+        "soft_labels": 0.5, "soft_labels_from": "sasrec",
+    },
+    "draft": {**TRAINED, "objective": "sft", "architecture": SMALL},
+}  # fmt: skip
+# The reranker is fitted on validation, which also decides whether a source is kept.
+CHOSEN = {
+    "retrieval/retrieval.json",
+    "retrieval/reranker_network.npy",
+    "retrieval/recent_popularity.npy",
+}
+
+
+def planted(dataset: Dataset, split: str) -> Dataset:
+    """A copy in which the last event of each user within a split is on another item."""
+    events = dataset.interactions
+    rows = np.flatnonzero(dataset.split == LABELS[split])
+    last = rows[np.diff(events.user[rows], append=-1) != 0]
+    shift = np.random.default_rng(0).integers(1, len(dataset.item_ids), len(last))
+    item = events.item.copy()
+    item[last] = (item[last] + shift) % len(dataset.item_ids)
+    return replace(dataset, interactions=replace(events, item=item))
+
+
+def learned(dataset: Dataset, home: Path, name: str) -> dict[str, str]:
+    """Run the stages; returns stage/file -> SHA-256 of what they wrote."""
+    workspace = Workspace(home, name)
+    with write_artifact(workspace.dataset, "dataset") as folder:
+        dataset.save(folder)
+    results = run(Context(Settings(SETTINGS | {"name": name}), workspace), STAGES)
+    return {
+        f"{stage}/{file}": digest
+        for stage, (path, _) in results.items()
+        for file, digest in read_manifest(path).files.items()
+        if Path(file).name != "log.jsonl"  # has times of the clock
+    }
+
+
+@pytest.fixture(scope="module")
+def changed(tmp_path_factory):
+    """Files that differ from those of the base, by split; and all files."""
+    home = tmp_path_factory.mktemp("home")
+    run(Context(Settings(SETTINGS), Workspace(home, "base")), ["data"])
+    dataset = Dataset.load(Workspace(home, "base").dataset)
+    base = learned(dataset, home, "copy")
+    found = {"all": set(base)}
+    for split in LABELS:
+        other = learned(planted(dataset, split), home, split)
+        assert other.keys() - CHOSEN == base.keys() - CHOSEN
+        found[split] = {
+            file for file in base.keys() | other.keys() if base.get(file) != other.get(file)
+        }
+    return found
+
+
+@pytest.mark.slow
+def test_no_learned_file_follows_test_events(changed):
+    assert changed["test"] == set()
+
+
+@pytest.mark.slow
+def test_only_the_reranker_follows_validation_events(changed):
+    assert changed["valid"] <= CHOSEN
+    assert "retrieval/retrieval.json" in changed["valid"]
+
+
+@pytest.mark.slow
+def test_training_events_reach_every_model(changed):
+    stages = {file.split("/")[0] for file in changed["train"]}
+    assert stages == set(STAGES)
