@@ -25,23 +25,23 @@ CODE = (".py", ".c", ".h", ".js", ".css", ".html")
 PRODUCT = ("recsys", "data", "training", "serving", "benchmarks")
 # part: (ceiling, goal)
 LINES = {
-    "recsys": (36_200, 25_000),
+    "recsys": (35_900, 25_000),
     "data": (9_000, 5_500),
     "training": (6_500, 6_000),
-    "serving": (21_700, 13_000),
-    "benchmarks": (3_850, 3_500),
-    "tests": (54_100, 36_000),
+    "serving": (20_700, 13_000),
+    "benchmarks": (4_300, 3_500),
+    "tests": (53_100, 36_000),
 }
 BUDGET = {
     **{f"lines in {folder}/": limits for folder, limits in LINES.items()},
-    "lines of the product": (77_200, 53_500),
-    "lines of the largest file": (1_184, 500),
-    "lines of the largest class": (1_047, 350),
-    "words of the documents": (92_800, 50_000),
-    "words of README.md": (1_060, 900),
+    "lines of the product": (76_300, 53_500),
+    "lines of the largest file": (1_176, 500),
+    "lines of the largest class": (1_039, 350),
+    "words of the documents": (90_500, 50_000),
+    "words of README.md": (1_100, 900),
     "lines of CHANGELOG.md": (60, 60),
     "commands": (39, 26),
-    "settings": (298, 150),
+    "settings": (297, 150),
     "HTTP operations": (48, 32),
     "extras": (12, 8),
 }

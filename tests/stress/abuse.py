@@ -122,7 +122,7 @@ async def compare(names: list[str], seconds: float, folder: Path) -> dict[str, A
     write_bundle(bundle)
     attacker, victim = (auth.create(keys, name, "write") for name in ("attacker", "victim"))
     # No address is a proxy's, so that limits for each address hold.
-    settings = [f"keys={keys}", "max_connections=300", "threads=1", "forwarded_allow_ips=::1"]
+    settings = [f"keys={keys}", "threads=1", "forwarded_allow_ips=::1"]
     tiny_model("llama-gqa", 352).save_pretrained(folder / "texts")
     byte_level_tokenizer(["Thing no. 1"], 330).save_pretrained(folder / "texts")
     settings.append(f"explainer={folder / 'texts'}")

@@ -56,7 +56,7 @@ SHARE, PEAK_S = 0.7, 10.0
 
 async def soak(options: argparse.Namespace, place: Place, folder: Path) -> dict[str, Any]:
     """Run it; the verdicts."""
-    own = [f"store={place.store}", "threads=1", "max_connections=4000"]
+    own = [f"store={place.store}", "threads=1"]
     if place.redis is not None:
         own.append(f"history_cache={place.redis.url}")
     minutes: list[dict[str, Any]] = []
