@@ -34,6 +34,7 @@ PAGES = {
     "changelog.md": "CHANGELOG.md",
     "data-formats.md": "data/README.md",
     "benchmark-results.md": "benchmarks/results/README.md",
+    "benchmark-gpu-h200.md": "benchmarks/results/gpu-h200/README.md",
 }
 # What links of the repository to a document or folder mean in the site.
 PLACES = {source: page for page, source in PAGES.items()} | {
