@@ -145,7 +145,7 @@ class Service:
         self.today = Figures(self.models, self._reads, settings.not_history)
         self._shadow = Shadow(settings, self.models, self._worker, self.metrics)
         self._text_model = TextModel(settings)
-        self._texts = Texts(self._text_model)
+        self._texts = Texts(self._text_model, settings.text_formats)
         self.metrics.queue_depth = lambda: self.models.waiting
         self.metrics.filter_stats = self._filter_stats
         self.metrics.captured = self._captured
@@ -167,7 +167,7 @@ class Service:
             await self.rules.start(self._store)
             await self.experiments.start(self._store)
             await self._load()
-            await self._text_model.start()
+            await self._texts.start()
         except Exception as error:
             cause = error.__cause__ if isinstance(error, BundleRefusedError) else None
             self.failure = cause if isinstance(cause, Exception) else error
@@ -195,7 +195,6 @@ class Service:
         await self.rules.close()
         await self.experiments.close()
         await self._text_model.close()
-        self._texts.close()
         await self.models.close()
         if self._keeping is not None:
             self._keeping.cancel()

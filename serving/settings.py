@@ -9,9 +9,18 @@ import ipaddress
 import os
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    JsonValue,
+    StringConstraints,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 from pydantic_settings import BaseSettings, EnvSettingsSource, SettingsConfigDict
 
 from recsys.artifacts import Workspace
@@ -25,6 +34,7 @@ from recsys.serving.stores.records import NOT_HISTORY
 ENV_PREFIX = "RECSYS_SERVE_"
 SECTION = "serve"
 DAY_MS = 86_400_000
+FormatName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
 _HOST = r"(\*\.)?[A-Za-z0-9.-]+(:[0-9]+)?"
 
 
@@ -47,6 +57,31 @@ def _keys_in_use() -> Path | None:
     """The default file of keys if it is there, or was: then the service does not start without."""
     path = default_keys()
     return path if path.is_file() or marker(path).exists() else None
+
+
+class TextFormat(BaseModel):
+    """A form of texts: one of its fields, as the constructor of this name in `recsys.text`.
+
+    Attributes:
+        json_schema: JSON of a schema.
+        regex: texts that match a regular expression as a whole.
+        lark: texts of a context-free grammar in Lark's syntax.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    json_schema: dict[str, JsonValue] = {}
+    regex: str = ""
+    lark: str = ""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _has_one_field(cls, value: Any) -> Any:
+        if isinstance(value, dict) and not (
+            len(value) == 1 and value.keys() <= cls.model_fields.keys()
+        ):
+            raise ValueError(f"give exactly one of {', '.join(cls.model_fields)}")
+        return value
 
 
 class ServingSettings(BaseSettings):
@@ -104,6 +139,8 @@ class ServingSettings(BaseSettings):
             `*.example.org` accepts subdomains. None: pictures in data URLs only.
         explainer: folder of a text model with its tokenizer, which writes the reasons of
             `/v1/explanations` and answers `/v1/texts`; None answers neither.
+        text_formats: formats of `/v1/texts` by their names, each with one of `json_schema`, `regex`
+            and `lark`. They are compiled at the start.
         shadow_fraction: share of the requests that are run again in the background.
         shadow_alias: alias of the model for it; None for plain beam search with the same model.
         otel: export OpenTelemetry traces (extra `otel`), configured by the variables of its SDK.
@@ -145,6 +182,7 @@ class ServingSettings(BaseSettings):
     allowed_hosts: str | None = None
     image_hosts: str | None = Field(None, pattern=rf"^{_HOST}( *, *{_HOST})*$")
     explainer: Path | None = None
+    text_formats: dict[FormatName, TextFormat] = {}
     shadow_fraction: float = Field(0.0, ge=0, le=1)
     shadow_alias: str | None = None
     otel: bool = False
@@ -175,6 +213,14 @@ class ServingSettings(BaseSettings):
     @model_validator(mode="after")
     def _capture_what_can_be(self) -> Self:
         check_capture(self.capture, self.device, self.mode)
+        return self
+
+    @model_validator(mode="after")
+    def _write_with_a_model(self) -> Self:
+        if self.text_formats and self.explainer is None:
+            raise ValueError(
+                "text_formats needs a text model that writes them; explainer names its folder"
+            )
         return self
 
     @property
@@ -257,7 +303,8 @@ def _explain(error: ValidationError) -> str:
         elif not key:
             texts.append(f"{SECTION}: {found['msg'].removeprefix('Value error, ')}")
         else:
-            texts.append(f"{SECTION}.{key}: {found['msg']}, found {found['input']!r}")
+            said = found["msg"].removeprefix("Value error, ")
+            texts.append(f"{SECTION}.{key}: {said}, found {found['input']!r}")
     return "; ".join(texts)
 
 

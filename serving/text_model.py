@@ -47,6 +47,11 @@ class TextModel:
             loop = asyncio.get_running_loop()
             self._explainer = await loop.run_in_executor(self._thread, Explainer.load, self._folder)
 
+    @property
+    def explainer(self) -> "Explainer | None":
+        """The loaded model; a request uses it in `write` only."""
+        return self._explainer
+
     async def close(self) -> None:
         """Refuse new requests, answer the waiting ones, and end the thread."""
         self._closing = True

@@ -1,50 +1,101 @@
-"""Texts: titles of the catalog, quotations and JSON, written by the service's text model.
+"""Texts: titles of the catalog, quotations and named formats, written by the service's text model.
 
-Prompts, source texts and schemas come from untrusted clients, so their grammars are compiled and
-followed within the bounds of `recsys.text.untrusted`, in a process of their own.
+The operator names formats in the settings; no grammar comes from a client. A source text does: its
+parts are compiled in time and memory that grow with its length (`MAX_SOURCE`).
 """
 
-from contextlib import suppress
+import asyncio
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
+from recsys.errors import ConfigError
 from recsys.live import Epoch
 from recsys.serving.bodies import MalformedError, parse
 from recsys.serving.models import Model, UnsupportedError
 from recsys.serving.schemas.texts import (
-    JsonFormat,
     SubstringFormat,
     TextsRequest,
     TextsResponse,
     TitleFormat,
     WrittenTitle,
 )
+from recsys.serving.settings import TextFormat
 from recsys.serving.text_model import TITLE, Stopped, TextModel
 
 if TYPE_CHECKING:
     from recsys.text.explain import Explainer
-    from recsys.text.grammar import Grammar
+    from recsys.text.grammar_constraint import GrammarCompiler, GrammarConstraint
     from recsys.text.titles import TitleTrie
-    from recsys.text.untrusted import UntrustedCompiler
 
-PROMPT = 10.0  # units of work of the prompt, and of compiling a grammar
+PROMPT = 10.0  # units of work of the prompt, and of compiling a source text
 PASS = 0.5  # units of work of a token, as of those of an explanation
 MOST_TITLES = 100_000  # of a catalog; a trie of them is built again after each change
-_FIELDS = {"json_schema": "schema", "substring_of": "text"}  # by the names of grammars
+LONGEST_NAME = 64  # characters of an unknown name that an error repeats
+MOST_MASKS = 32 << 20  # bytes of the states and masks that a format keeps between requests
 
 
 class FormatError(ValueError):
     """The text model cannot write in the format; the message begins with its field."""
 
 
+class NamedFormat:
+    """A format that the operator named: compiled once, and kept with its masks."""
+
+    def __init__(self, name: str, definition: TextFormat, explainer: "Explainer") -> None:
+        """Compile it.
+
+        Raises:
+            ConfigError: the definition is malformed, matches no text, or is too large.
+        """
+        from recsys.text import GrammarCompiler, grammar
+
+        (kind,) = definition.model_fields_set
+        self.is_json = kind == "json_schema"
+        self._compiler = GrammarCompiler(explainer.tokenizer, capacity=1)
+        self._constraint: GrammarConstraint | None = None
+        try:
+            self._grammar = getattr(grammar, kind)(getattr(definition, kind))
+            self._constraint = self._compiler.constraint(self._grammar)
+        except ValueError as error:  # its text begins with the kind
+            raise ConfigError(f"serve.text_formats.{name}.{error}") from error
+
+    @contextmanager
+    def constraint(self) -> "Iterator[GrammarConstraint]":
+        """The constraint for one search, with the masks of the searches before.
+
+        It is not used again after an error, nor with more than `MOST_MASKS`.
+        """
+        constraint = self._constraint or self._compiler.constraint(self._grammar)
+        self._constraint = None
+        yield constraint
+        if constraint.nbytes <= MOST_MASKS:
+            self._constraint = constraint
+
+
 class Texts:
     """Writes texts in a format that the request names."""
 
-    def __init__(self, writer: TextModel) -> None:
-        """Use the text model of a service."""
-        self._writer = writer
-        self._compiler: UntrustedCompiler | None = None  # used on the text model's thread only
+    def __init__(self, writer: TextModel, formats: Mapping[str, TextFormat]) -> None:
+        """Use the text model of a service, and the formats of its settings."""
+        self._writer, self._definitions = writer, formats
+        self._formats: dict[str, NamedFormat] = {}  # used on the text model's thread only
+        self._parts: GrammarCompiler | None = None  # of the last source text
         self._titles: WeakKeyDictionary[Epoch, TitleTrie] = WeakKeyDictionary()  # of live epochs
+
+    async def start(self) -> None:
+        """Load the text model, if there is one, and compile the formats.
+
+        Raises:
+            ArtifactError, ConfigError: the model cannot be loaded, or a format not be compiled.
+        """
+        await self._writer.start()
+        if (explainer := self._writer.explainer) is not None:
+            for name, definition in self._definitions.items():
+                self._formats[name] = await asyncio.to_thread(
+                    NamedFormat, name, definition, explainer
+                )
 
     async def write(self, body: TextsRequest, model: Model, deadline: float) -> TextsResponse:
         """Answer one request.
@@ -55,7 +106,7 @@ class Texts:
             deadline: on the event loop's clock.
 
         Raises:
-            FormatError: the schema or the text is refused, or is more than the parser can follow.
+            FormatError: there is no format of this name, or the source text cannot be followed.
             UnsupportedError, QueueFullError, DeadlineExceededError, ClosedError: of the text model.
         """
         answer = TextsResponse.model_construct(
@@ -66,24 +117,70 @@ class Texts:
             if isinstance(body.format, TitleFormat):
                 answer.titles = self._write_titles(body, model, explainer, stopped)
             else:
-                _write_text(answer, body, explainer, self._compiler_for(explainer), stopped)
+                self._write_text(answer, body, explainer, stopped)
             return answer
 
+        if isinstance(body.format, str) and body.format not in self._formats:
+            raise FormatError(f"format: {self._unknown(body.format)}")
         texts = body.format.limit if isinstance(body.format, TitleFormat) else 1
         work = PROMPT + PASS * body.max_tokens * texts
         return await self._writer.write(write, work, deadline)
 
-    def close(self) -> None:
-        """End the process that follows grammars; the text model is closed before."""
-        if self._compiler is not None:
-            self._compiler.close()
+    def _unknown(self, name: str) -> str:
+        names = ", ".join(map(repr, self._formats)) or "none; serve.text_formats defines them"
+        return f"there is no format {name[:LONGEST_NAME]!r}; this service offers {names}"
 
-    def _compiler_for(self, explainer: "Explainer") -> "UntrustedCompiler":
-        from recsys.text.untrusted import UntrustedCompiler
+    @contextmanager
+    def _following(
+        self, form: str | SubstringFormat, explainer: "Explainer"
+    ) -> "Iterator[GrammarConstraint]":
+        """The constraint of a format for one search.
 
-        if self._compiler is None:
-            self._compiler = UntrustedCompiler(explainer.tokenizer)
-        return self._compiler
+        Raises:
+            UnsupportedError, FormatError: the parser cannot follow the named format, or the text.
+        """
+        from recsys.text import GrammarCompiler, substring_of
+
+        try:
+            if isinstance(form, str):
+                with self._formats[form].constraint() as constraint:
+                    yield constraint
+            else:
+                self._parts = self._parts or GrammarCompiler(explainer.tokenizer, capacity=1)
+                yield self._parts.constraint(substring_of(form.text, form.unit))
+        except ValueError as error:
+            field, _, said = str(error).partition(": ")
+            if field == "substring_of":
+                raise FormatError(f"format.text: {said}") from error
+            if isinstance(form, str) and field in TextFormat.model_fields:
+                raise UnsupportedError(f"The format {form!r} cannot be followed: {said}") from error
+            raise
+
+    def _write_text(
+        self, answer: TextsResponse, body: TextsRequest, explainer: "Explainer", stopped: Stopped
+    ) -> None:
+        """Write the text of a grammar, the most probable token at a time."""
+        from recsys.text.sample import sample_text
+
+        assert not isinstance(body.format, TitleFormat)  # noqa: S101 - the caller has checked
+        with self._following(body.format, explainer) as constraint:
+            (written,) = sample_text(
+                explainer.model,
+                [explainer.encode(body.prompt)],
+                constraint,
+                body.max_tokens,
+                temperature=0.0,
+                stopped=stopped,
+            )
+        answer.text = explainer.tokenizer.decode(written.tokens)
+        if not written.finished:  # a character may be cut
+            answer.text = answer.text.rstrip("\ufffd")
+        answer.finished = written.finished
+        answer.tokens, answer.forced_tokens = len(written.tokens), written.forced
+        is_json = isinstance(body.format, str) and self._formats[body.format].is_json
+        if is_json and written.finished:
+            with suppress(MalformedError):  # such as a number beyond floating point
+                answer.value = parse(answer.text.encode())
 
     def _write_titles(
         self, body: TextsRequest, model: Model, explainer: "Explainer", stopped: Stopped
@@ -133,48 +230,3 @@ class Texts:
         if not any(titles):
             return None
         return self._titles.setdefault(epoch, TitleTrie.build(titles, explainer.tokenizer.tokens))
-
-
-def _grammar(form: "SubstringFormat | JsonFormat | TitleFormat") -> "Grammar":
-    from recsys.text.grammar import substring_of
-    from recsys.text.untrusted import untrusted_schema
-
-    if isinstance(form, SubstringFormat):
-        return substring_of(form.text, form.unit)
-    assert isinstance(form, JsonFormat)  # noqa: S101 - titles have no grammar
-    return untrusted_schema(form.schema_)
-
-
-def _write_text(
-    answer: TextsResponse,
-    body: TextsRequest,
-    explainer: "Explainer",
-    compiler: "UntrustedCompiler",
-    stopped: Stopped,
-) -> None:
-    """Write the text of a grammar, the most probable token at a time."""
-    from recsys.text.sample import sample_text
-
-    try:
-        grammar = _grammar(body.format)
-        (found,) = sample_text(
-            explainer.model,
-            [explainer.encode(body.prompt)],
-            compiler.constraint(grammar),
-            body.max_tokens,
-            temperature=0.0,
-            stopped=stopped,
-        )
-    except ValueError as error:
-        field, _, said = str(error).partition(": ")
-        if field not in _FIELDS:
-            raise
-        raise FormatError(f"format.{_FIELDS[field]}: {said}") from None
-    answer.text = explainer.tokenizer.decode(found.tokens)
-    if not found.finished:  # a character may be cut
-        answer.text = answer.text.rstrip("\ufffd")
-    answer.finished = found.finished
-    answer.tokens, answer.forced_tokens = len(found.tokens), found.forced
-    if isinstance(body.format, JsonFormat) and found.finished:
-        with suppress(MalformedError):  # such as a number beyond floating point
-            answer.value = parse(answer.text.encode())

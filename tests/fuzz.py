@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 
 TESTS = Path(__file__).parent
-COVERED = ("bodies", "filters", "grammars", "readers")  # targets of `test_untrusted_input.py`
+COVERED = ("bodies", "filters", "texts", "readers")  # targets of `test_untrusted_input.py`
 LAST_TEST_S = 120  # limit for a test that began before the time was over
 
 

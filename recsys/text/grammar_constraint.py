@@ -21,7 +21,6 @@ import threading
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
-from typing import Protocol
 
 import numpy as np
 from llguidance import LLMatcher, LLParserLimits, regex_to_lark
@@ -33,13 +32,10 @@ from recsys.text.token_trie import TextTokenizer
 
 LINE_BREAKS = frozenset(b"\r\n")
 LIMITS = LLParserLimits(verbose_errors=False)
+NODE = 300  # bytes of a state in three lists and a dictionary
 LONGEST_REASON = 300  # characters of an error; some show a whole automaton
 MOST_FORCED = 4096
 """Most forced bytes that are found by masks; a grammar that forces more is refused."""
-
-
-class TooCostlyError(ValueError):
-    """A grammar takes more time or memory than it may."""
 
 
 class GrammarConstraint:
@@ -48,7 +44,7 @@ class GrammarConstraint:
     Two states are equal if their tokens are. Not safe to share between threads.
     """
 
-    def __init__(self, parser: Position, tokenizer: TextTokenizer, field: str) -> None:
+    def __init__(self, parser: Parser, tokenizer: TextTokenizer, field: str) -> None:
         """Use `parser`, which is at the beginning of a text."""
         self._parser, self._tokenizer, self._field = parser, tokenizer, field
         self.vocabulary_size = tokenizer.vocabulary_size
@@ -57,6 +53,11 @@ class GrammarConstraint:
         self._child: dict[tuple[int, int], int] = {}
         self._mask: dict[int, NDArray[np.uint8]] = {}  # bits
         self._here, self._width = 0, -(-self.vocabulary_size // 8)
+
+    @property
+    def nbytes(self) -> int:
+        """About the memory of its states and masks, which grows with each new text."""
+        return NODE * len(self._parent) + self._width * len(self._mask)
 
     def initial(self) -> int:
         """The state at the beginning of a text."""
@@ -164,16 +165,11 @@ class GrammarConstraint:
 class GrammarCompiler:
     """Compiles grammars for one tokenizer and keeps the last ones; threads may share it."""
 
-    def __init__(
-        self, tokenizer: TextTokenizer, capacity: int = 256, *, limits: LLParserLimits = LIMITS
-    ) -> None:
-        """Keep at most `capacity` grammars; the least recently used one is dropped first.
-
-        `limits` are those of the parser, in compiling and in each step.
-        """
+    def __init__(self, tokenizer: TextTokenizer, capacity: int = 256) -> None:
+        """Keep at most `capacity` grammars; the least recently used one is dropped first."""
         if capacity < 1:
             raise ValueError(f"capacity must be at least 1, got {capacity}")
-        self.tokenizer, self._limits = tokenizer, limits
+        self.tokenizer = tokenizer
         self._capacity, self._lock = capacity, threading.Lock()
         self._kept: OrderedDict[Grammar, Parser] = OrderedDict()
 
@@ -205,49 +201,19 @@ class GrammarCompiler:
             self.constraint(grammar)
 
     def _compile(self, grammar: Grammar) -> Parser:
-        parser = Parser.compile(grammar, self.tokenizer, self._limits)
-        check_parser(parser, grammar.field)
+        parser = Parser.compile(grammar, self.tokenizer)
+        trial = parser.fork()  # an error stays in this copy; what they share is warmed up
+        try:
+            is_possible = bool(trial.bits().any())
+        except ValueError:
+            is_possible = False
+        if not is_possible:
+            raise ValueError(f"{grammar.field}: matches no text")
+        if len(trial.forced()) >= MOST_FORCED:
+            raise ValueError(
+                f"{grammar.field}: begins with a text of {MOST_FORCED} bytes or more, or never ends"
+            )
         return parser
-
-
-class Position(Protocol):
-    """What a constraint needs of a parser: `Parser`, or one in another process."""
-
-    def fork(self) -> Position:
-        """A copy at the same position."""
-
-    def bits(self) -> NDArray[np.uint8]:
-        """The tokens that may follow."""
-
-    def forced(self) -> bytes:
-        """Bytes with which every text continues."""
-
-    def forth(self, tokens: list[int], /) -> None:
-        """Move forward."""
-
-    def back(self, count: int, /) -> None:
-        """Move back."""
-
-
-def check_parser(parser: Position, field: str) -> None:
-    """Check the beginning of a grammar's texts.
-
-    Raises:
-        ValueError: no text matches, or all begin with a very long one.
-    """
-    trial = parser.fork()  # an error stays in this copy; what they share is warmed up
-    try:
-        some = bool(trial.bits().any())
-    except TooCostlyError:
-        raise
-    except ValueError:
-        some = False
-    if not some:
-        raise ValueError(f"{field}: matches no text")
-    if len(trial.forced()) >= MOST_FORCED:
-        raise ValueError(
-            f"{field}: begins with a text of {MOST_FORCED} bytes or more, or never ends"
-        )
 
 
 class Parser:
@@ -258,16 +224,15 @@ class Parser:
     """
 
     @classmethod
-    def compile(
-        cls, grammar: Grammar, tokenizer: TextTokenizer, limits: LLParserLimits = LIMITS
-    ) -> Parser:
+    def compile(cls, grammar: Grammar, tokenizer: TextTokenizer) -> Parser:
         """Make a parser at the beginning of a text; threads may call this at the same time.
 
         Raises:
             ValueError: the grammar is malformed, too large, or not supported by the library.
         """
-        source = source_of(grammar, tokenizer)
-        matcher = LLMatcher(tokenizer.parser, source, log_level=0, limits=limits)
+        matcher = LLMatcher(
+            tokenizer.parser, _source(grammar, tokenizer), log_level=0, limits=LIMITS
+        )
         parser = cls(matcher, tokenizer, grammar.field)
         parser.check()
         return parser
@@ -329,7 +294,7 @@ def forced_by_masks(parser: Parser, tokenizer: TextTokenizer) -> bytes:
     return bytes(run)
 
 
-def source_of(grammar: Grammar, tokenizer: TextTokenizer) -> str:
+def _source(grammar: Grammar, tokenizer: TextTokenizer) -> str:
     """The grammar in Lark's syntax, which llguidance reads."""
     # Without the library's own forcing, which allows a single way to split forced bytes.
     return f'%llguidance {{"no_forcing": true}}\n{_plain_source(grammar, tokenizer)}'

@@ -85,7 +85,6 @@ class TextTokenizer:
     """A fast Hugging Face tokenizer, prepared for constraints.
 
     Attributes:
-        source: its JSON.
         parser: llguidance's form of it.
         end_tokens: tokens that end a text.
     """
@@ -119,8 +118,7 @@ class TextTokenizer:
         copy = type(backend).from_str(backend.to_str())
         copy.no_padding()
         copy.no_truncation()
-        self.source = copy.to_str()
-        self.parser = LLTokenizer(self.source, n_vocab=vocabulary_size, eos_token=end)
+        self.parser = LLTokenizer(copy.to_str(), n_vocab=vocabulary_size, eos_token=end)
         self.end_tokens: tuple[int, ...] = tuple(self.parser.eos_tokens)
 
     @property

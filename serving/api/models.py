@@ -29,9 +29,10 @@ CHANGE = ("unknown_bundle", "bundle_refused", "alias_conflict", "not_ready")
 @router.get("/models", response_model=ModelList, responses=documented(*QUEUE, "not_ready"))
 @requires(Scope.READ)
 async def list_models(service: Ready) -> Response:
-    """List the loaded models, and the bundles that could be loaded."""
+    """List the loaded models, the bundles that could be loaded, and the named formats of texts."""
     available = await service.reads(lambda: service.models.available)
-    return json_response(ModelList(models=service.models.info(), available=available))
+    models, formats = service.models.info(), list(service.settings.text_formats)
+    return json_response(ModelList(models=models, available=available, text_formats=formats))
 
 
 @router.get("/aliases", response_model=AliasList, responses=documented("not_ready"))

@@ -24,9 +24,10 @@ router = APIRouter(prefix="/v1", route_class=JsonRoute)
 )
 @requires(Scope.READ, tenants=True)
 async def write(body: TextsRequest, request: Request, service: Ready) -> Response:
-    """Titles of the catalog, a part of a text, or JSON, by the service's text model.
+    """Titles of the catalog, a part of a text, or a text of a named format, by the text model.
 
-    The text model is that of `serve.explainer`, if there is one. What `title` and `substring`
-    return cannot be invented; the values of `json` are the model's own.
+    The text model is that of `serve.explainer`, if there is one, and the named formats are those of
+    `serve.text_formats`. What `title` and `substring` return cannot be invented; what is written in
+    a named format is the model's own.
     """
     return json_response(await while_connected(request, service.write(body)))

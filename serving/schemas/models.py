@@ -21,10 +21,13 @@ class ModelInfo(ModelRef):
 
 
 class ModelList(Answer):
-    """The loaded models, and the bundles that an alias may be given."""
+    """The loaded models, the bundles that an alias may be given, and the formats of texts."""
 
     models: list[ModelInfo]
     available: list[str] = Field([], description="Names of bundles.", examples=[["demo", "demo-2"]])
+    text_formats: list[str] = Field(
+        [], description="Formats of /v1/texts that the operator named.", examples=[["colour"]]
+    )
 
 
 class AliasBody(Body):

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, Field, WithJsonSchema
+from pydantic import ConfigDict, Discriminator, Field, Tag
 
 from recsys.serving.schemas.common import CHAMPION, Alias, Answer, Body, ModelRef
 
@@ -10,12 +10,6 @@ MAX_PROMPT = 2_000  # characters: a prompt is one pass, which nothing interrupts
 MAX_SOURCE = 8_000  # characters
 MAX_TOKENS = 512
 MAX_TITLES = 20
-
-# Its size is checked as it is compiled (`recsys.text.untrusted`).
-Schema = Annotated[
-    dict[str, Any],
-    WithJsonSchema({"type": "object"}),
-]
 
 
 class TitleFormat(Body):
@@ -37,16 +31,25 @@ class SubstringFormat(Body):
     )
 
 
-class JsonFormat(Body):
-    """JSON of a schema. Its references stay inside it."""
+def _kind(value: Any) -> Any:
+    """Whether a format is a name, or the type of an object."""
+    if isinstance(value, dict):
+        return value.get("type")
+    return "name" if isinstance(value, str) else getattr(value, "type", None)
 
-    type: Literal["json"]
-    schema_: Schema = Field(
-        alias="schema",
-        description="A JSON schema of at most 4,096 characters; give strings a `maxLength` and "
-        "arrays a `maxItems`, or the text may end at `max_tokens`.",
-        examples=[{"enum": ["red", "green", "blue"]}],
-    )
+
+Format = Annotated[
+    Annotated[str, Tag("name")]
+    | Annotated[TitleFormat, Tag("title")]
+    | Annotated[SubstringFormat, Tag("substring")],
+    Discriminator(
+        _kind,
+        custom_error_type="format",
+        custom_error_message="give the name of a format, or an object whose type is title or "
+        "substring",
+    ),
+    Field(description="A name of `text_formats` of /v1/models, titles, or a part of a text."),
+]
 
 
 class TextsRequest(Body):
@@ -56,16 +59,13 @@ class TextsRequest(Body):
         json_schema_extra={
             "examples": [
                 {"prompt": "A gift for a gardener: ", "format": {"type": "title", "limit": 3}},
-                {
-                    "prompt": "Colour of the item, as JSON: ",
-                    "format": {"type": "json", "schema": {"enum": ["red", "green", "blue"]}},
-                },
+                {"prompt": "Colour of the item, as JSON: ", "format": "colour"},
             ]
         }
     )
 
     prompt: str = Field(min_length=1, max_length=MAX_PROMPT)
-    format: Annotated[TitleFormat | SubstringFormat | JsonFormat, Field(discriminator="type")]
+    format: Format
     max_tokens: int = Field(
         64, ge=1, le=MAX_TOKENS, description="Tokens of a text, the end token included."
     )
@@ -92,7 +92,9 @@ class TextsResponse(Answer):
     )
     text: str | None = Field(None, description="Without the prompt.")
     value: Any = Field(
-        None, description="The value of a finished JSON text, if the rules for bodies allow it."
+        None,
+        description="The value of a finished text of a JSON schema, if it keeps the rules for "
+        "bodies.",
     )
     finished: bool | None = Field(
         None, description="Whether the text is complete; otherwise it was cut at `max_tokens`."

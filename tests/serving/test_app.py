@@ -449,7 +449,11 @@ async def test_models_are_listed(client, recommender):
     body = (await client.get("/v1/models")).json()
     version = recommender.manifest.digest
     model = {"name": "demo", "version": version, "epoch": 0, "items": 300, "levels": 3}
-    assert body == {"models": [{**model, "aliases": ["champion"]}], "available": []}
+    assert body == {
+        "models": [{**model, "aliases": ["champion"]}],
+        "available": [],
+        "text_formats": [],
+    }
 
 
 async def test_other_paths_and_methods_are_problems(client):

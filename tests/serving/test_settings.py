@@ -106,6 +106,49 @@ def test_a_bad_value_is_named(override, text):
         ServingSettings.load(None, [override])
 
 
+@pytest.mark.parametrize(
+    ("override", "text"),
+    [
+        (
+            "serve.text_formats={a: {schema: {}}}",
+            r"serve\.text_formats\.a: give exactly one of json_s",
+        ),
+        (
+            "serve.text_formats={a: {regex: a, lark: a}}",
+            r"serve\.text_formats\.a: give exactly one",
+        ),
+        ("serve.text_formats={a: {}}", r"serve\.text_formats\.a: give exactly one of json_schema"),
+        ("serve.text_formats={a: {regex: null}}", r"serve\.text_formats\.a\.regex: .*string"),
+        (
+            "serve.text_formats={a: {json_schema: {enum: [2024-01-01]}}}",
+            r"a\.json_schema\.enum.*JSON",
+        ),
+        ("serve.text_formats={a b: {regex: a}}", r"serve\.text_formats\.a b.*pattern"),
+        ("serve.text_formats={a: {regex: a}}", "text_formats needs a text model .* explainer"),
+    ],
+)
+def test_a_bad_format_of_texts_is_named(override, text):
+    with pytest.raises(ConfigError, match=text):
+        ServingSettings.load(None, [override])
+
+
+def test_formats_of_texts_come_from_the_file(tmp_path):
+    file = tmp_path / "serving.yaml"
+    file.write_text(
+        "serve:\n  explainer: model\n  text_formats:\n"
+        "    colour: {json_schema: {enum: [red, green]}}\n"
+        "    date: {regex: '\\d{4}'}\n"
+        '    pairs:\n      lark: |\n        start: "a" b\n        b: "b"\n'
+    )
+    formats = ServingSettings.load(file).text_formats
+    assert formats["colour"].json_schema == {"enum": ["red", "green"]}
+    assert formats["date"].regex == r"\d{4}"
+    assert formats["pairs"].lark == 'start: "a" b\nb: "b"\n'
+    assert [made.model_fields_set for made in formats.values()] == [
+        {"json_schema"}, {"regex"}, {"lark"}
+    ]  # fmt: skip
+
+
 def test_a_name_that_leaves_its_folder_is_refused():
     with pytest.raises(ConfigError, match="not a plain word"):
         ServingSettings.load(name="../../etc")

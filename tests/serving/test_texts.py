@@ -1,7 +1,8 @@
-"""Texts over HTTP, by a small random text model: titles, quotations, JSON, and hostile bodies."""
+"""Texts over HTTP, by a small random text model: titles, quotations and named formats."""
 
 import asyncio
 import json
+import re
 import threading
 from functools import partial
 
@@ -9,12 +10,16 @@ import jsonschema
 import pytest
 import torch
 
+from recsys.errors import ConfigError
 from recsys.models.checkpoint import load_model
 from recsys.serving import auth, texts
 from recsys.serving.schemas.texts import MAX_PROMPT, MAX_SOURCE, MAX_TITLES, MAX_TOKENS
+from recsys.serving.service import Phase
+from recsys.serving.settings import TextFormat
 from recsys.serving.texts import PASS, PROMPT
-from recsys.testing import PATIENCE_S, byte_level_tokenizer, tiny_model
-from recsys.text import sample, titles, untrusted
+from recsys.testing import byte_level_tokenizer, tiny_model
+from recsys.text import json_schema, regex, sample, titles
+from recsys.text.grammar_constraint import Parser
 from recsys.text.sample import SampledText
 from recsys.text.stopping import StoppedError
 from recsys.text.token_trie import TextTokenizer
@@ -189,12 +194,12 @@ async def test_a_substring_is_in_its_text(on, recommender, running, unit):
             assert "titles" not in answer
 
 
-SCHEMAS = [
-    {"enum": ["red", "green", "blue"]},
-    {"type": "null"},
-    {"type": "integer", "minimum": 3, "maximum": 40, "multipleOf": 5},
-    {"type": "string", "pattern": "^[a-c]{2,4}$"},
-    {
+SCHEMAS = {
+    "colour": {"enum": ["red", "green", "blue"]},
+    "nothing": {"type": "null"},
+    "size": {"type": "integer", "minimum": 3, "maximum": 40, "multipleOf": 5},
+    "code": {"type": "string", "pattern": "^[a-c]{2,4}$"},
+    "gift": {
         "type": "object",
         "properties": {"kind": {"const": "gift"}, "sizes": {"$ref": "#/$defs/sizes"}},
         "required": ["kind", "sizes"],
@@ -203,18 +208,117 @@ SCHEMAS = [
             "sizes": {"type": "array", "items": {"type": "boolean"}, "minItems": 1, "maxItems": 3}
         },
     },
-]
+}
+LARK = 'start: "a" more\nmore: "b" more "b" | "c"'
 
 
-@pytest.mark.parametrize("schema", SCHEMAS)
-async def test_json_is_valid(on, recommender, running, schema):
-    form = {"type": "json", "schema": schema}
+def named(settings, **formats):
+    made = {name: TextFormat(**definition) for name, definition in formats.items()}
+    return settings.model_copy(update={"text_formats": made})
+
+
+async def test_named_formats_are_offered_and_obeyed(on, recommender, running):
+    schemas = {name: {"json_schema": schema} for name, schema in SCHEMAS.items()}
+    on = named(on, **schemas, date={"regex": r"20\d\d-[01]\d"}, pairs={"lark": LARK})
     async with running(on, recommender=recommender) as (client, _):
-        answer = await found(client, form, max_tokens=128)
-    assert answer["finished"]
-    assert json.loads(answer["text"]) == answer["value"]
-    assert "value" in answer
-    jsonschema.validate(answer["value"], schema)
+        offered = (await client.get("/v1/models")).json()["text_formats"]
+        assert offered == [*SCHEMAS, "date", "pairs"]
+        for name, schema in SCHEMAS.items():
+            answer = await found(client, name, max_tokens=128)
+            assert answer["finished"]
+            assert json.loads(answer["text"]) == answer["value"]
+            jsonschema.validate(answer["value"], schema)
+        date = await found(client, "date")
+        assert re.fullmatch(r"20\d\d-[01]\d", date["text"])
+        assert "value" not in date
+        pairs = await found(client, "pairs", max_tokens=MAX_TOKENS)
+        assert re.fullmatch("a(b*)c?(b*)", pairs["text"])
+        if pairs["finished"]:
+            assert pairs["text"].strip("a").partition("c")[::2] in [
+                (n * "b",) * 2 for n in range(300)
+            ]
+
+
+async def test_a_name_that_is_not_offered_is_refused_with_those_that_are(on, recommender, running):
+    for formats, offered in (
+        ({"colour": {"regex": "red"}, "size": {"regex": "1"}}, "offers 'colour', 'size'"),
+        ({}, "offers none; serve.text_formats defines them"),
+    ):
+        async with running(named(on, **formats), recommender=recommender) as (client, _):
+            response = await client.post(PATH, json=ask("poem" * 50))
+        assert (response.status_code, response.json()["code"]) == (422, "invalid_request")
+        (error,) = response.json()["errors"]
+        assert error["pointer"] == "/format"
+        assert offered in error["detail"]
+        assert len(error["detail"]) < 200
+
+
+@pytest.mark.parametrize(
+    ("definition", "reason"),
+    [
+        ({"json_schema": {"type": "elephant"}}, "json_schema: "),
+        ({"json_schema": {"enum": []}}, "json_schema: "),
+        ({"json_schema": {"$ref": "http://127.0.0.1:9/schema.json"}}, "json_schema: "),
+        ({"regex": "(?=a)b"}, "regex: "),
+        ({"regex": "("}, "regex: "),
+        ({"lark": "start: nobody"}, "lark: "),
+    ],
+)
+async def test_a_bad_format_ends_the_start(on, recommender, running, definition, reason):
+    bad = named(on, good={"regex": "a"}, bad=definition)
+    async with running(bad, recommender=recommender) as (_, service):
+        assert service.phase is Phase.FAILED
+        assert isinstance(service.failure, ConfigError)
+        assert str(service.failure).startswith(f"serve.text_formats.bad.{reason}")
+
+
+async def test_a_format_is_compiled_once_and_keeps_its_masks(on, recommender, running, monkeypatch):
+    compiled, masks, compile_, bits = [], [], Parser.compile, Parser.bits
+    monkeypatch.setattr(
+        Parser,
+        "compile",
+        lambda grammar, *more: compiled.append(grammar) or compile_(grammar, *more),
+    )
+    monkeypatch.setattr(Parser, "bits", lambda self: masks.append(self) or bits(self))
+    on = named(on, size={"regex": "[0-9]{3}"}, colour={"json_schema": SCHEMAS["colour"]})
+    formats = {regex("[0-9]{3}"), json_schema(SCHEMAS["colour"])}
+    async with running(on, recommender=recommender) as (client, _):
+        assert len(set(compiled) & formats) == 2
+        at_start = len(compiled)
+        answers = [await found(client, "size") for _ in range(3)]
+        assert answers[0] == answers[1] == answers[2]
+        asked = len(masks)
+        await found(client, "size")
+        assert len(masks) == asked  # the masks of an equal text are not computed again
+        await found(client, "colour")
+        assert len(compiled) == at_start
+
+
+async def test_masks_beyond_their_bound_are_not_kept(on, recommender, running, monkeypatch):
+    monkeypatch.setattr(texts, "MOST_MASKS", 0)
+    async with running(named(on, size={"regex": "[0-9]{3}"}), recommender=recommender) as (
+        client,
+        service,
+    ):
+        answers = [await found(client, "size") for _ in range(2)]
+        assert answers[0] == answers[1]
+        assert service._texts._formats["size"]._constraint is None
+
+
+async def test_a_format_works_after_an_error(on, recommender, running, monkeypatch):
+    def fail(self, tokens):
+        raise ValueError("regex: too many states")
+
+    async with running(named(on, size={"regex": "[0-9]{3}"}), recommender=recommender) as (
+        client,
+        _,
+    ):
+        with monkeypatch.context() as patch:
+            patch.setattr(Parser, "forth", fail)
+            response = await client.post(PATH, json=ask("size"))
+        assert (response.status_code, response.json()["code"]) == (409, "unsupported_by_model")
+        assert "'size' cannot be followed: too many states" in response.json()["detail"]
+        assert re.fullmatch("[0-9]{3}", (await found(client, "size"))["text"])
 
 
 async def test_a_cut_substring_ends_with_a_whole_character(on, recommender, running):
@@ -232,16 +336,16 @@ async def test_a_value_that_no_body_may_have_is_left_out(
     made = SampledText([], True, 0.0, 0, None)
     monkeypatch.setattr(sample, "sample_text", lambda *a, **more: [made])
     monkeypatch.setattr(TextTokenizer, "decode", lambda self, tokens: written)
-    form = {"type": "json", "schema": {"type": "number"}}
+    on = named(on, number={"json_schema": {"type": "number"}})
     async with running(on, recommender=recommender) as (client, _):
-        answer = await found(client, form, max_tokens=MAX_TOKENS)
+        answer = await found(client, "number", max_tokens=MAX_TOKENS)
     assert "value" not in answer
 
 
 async def test_a_text_that_is_cut_has_no_value(on, recommender, running):
-    form = {"type": "json", "schema": {"type": "string", "minLength": 500}}
+    on = named(on, long={"json_schema": {"type": "string", "minLength": 500}})
     async with running(on, recommender=recommender) as (client, _):
-        answer = await found(client, form, max_tokens=6)
+        answer = await found(client, "long", max_tokens=6)
     assert (answer["finished"], answer["tokens"]) == (False, 6)
     assert "value" not in answer
 
@@ -263,9 +367,8 @@ async def test_a_text_that_is_cut_has_no_value(on, recommender, running):
         ({"format": {"type": "substring"}}, "/format/text"),
         ({"format": {"type": "substring", "text": "x" * (MAX_SOURCE + 1)}}, "/format/text"),
         ({"format": {"type": "substring", "text": "a", "unit": "lines"}}, "/format/unit"),
-        ({"format": {"type": "json"}}, "/format/schema"),
-        ({"format": {"type": "json", "schema": True}}, "/format/schema"),
-        ({"format": {"type": "json", "schema": "{}"}}, "/format/schema"),
+        ({"format": {"type": "json", "schema": {"type": "null"}}}, "/format"),
+        ({"format": 3}, "/format"),
     ],
 )
 async def test_what_is_wrong_with_a_request_is_named(on, recommender, running, change, pointer):
@@ -273,94 +376,6 @@ async def test_what_is_wrong_with_a_request_is_named(on, recommender, running, c
         response = await client.post(PATH, json=ask(TITLES) | change)
     assert (response.status_code, response.json()["code"]) == (422, "invalid_request")
     assert response.json()["errors"][0]["pointer"] == pointer
-
-
-def nested(levels, inner):
-    for _ in range(levels):
-        inner = {"anyOf": [inner, {"type": "integer"}]}
-    return inner
-
-
-REFUSED = {
-    "too large": {"enum": [f"{i:06d}" for i in range(600)]},
-    "a loop": {"$ref": "#"},
-    "a loop of two": {"$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}},
-                      "$ref": "#/$defs/a"},
-    "a loop with siblings": {"$defs": {"a": {"allOf": [{"$ref": "#/$defs/a"}, {"type": "null"}]}},
-                             "$ref": "#/$defs/a"},
-    "no end": {"type": "object", "properties": {"a": {"$ref": "#"}}, "required": ["a"]},
-    "a reference elsewhere": {"$ref": "http://127.0.0.1:9/schema.json"},
-    "a file": {"$ref": "file:///etc/passwd"},
-    "many states": {"type": "integer", "multipleOf": 999_983},
-    "many states together": {"allOf": [{"multipleOf": 997}, {"multipleOf": 991}]},
-    "huge multiples": {"multipleOf": int("9" * 300)},
-    "tiny multiples": {"anyOf": [{"multipleOf": 1e-300}, {"multipleOf": 7}]},
-    "forced texts": {"type": "array", "minItems": 1000, "items": {"type": "array", "minItems": 1000,
-                     "items": {"type": "null"}}},
-    "intersections": {"allOf": [{"type": "string", "pattern": f".*{c}.{{{20 + i}}}"}
-                                for i, c in enumerate("abcdefgh")]},
-    "products": {"allOf": [{"anyOf": [{"type": "string", "pattern": f"a{i}.*b{j}"}
-                                      for j in range(8)]} for i in range(8)]},
-    "look-ahead": {"type": "string", "pattern": "(?=a)b"},
-    "no type": {"type": "elephant"},
-    "nothing": {"enum": []},
-    "negative": {"type": "string", "minLength": -1},
-}  # fmt: skip
-BOUNDED = {
-    "many states in a fraction": {"type": "number", "multipleOf": 0.999983},
-    "long text": {"type": "string", "maxLength": 10**9},
-    "least length": {"type": "string", "minLength": 10**9},
-    "items": {"type": "array", "items": {"type": "string"}, "minItems": 10**9},
-    "repetitions": {"type": "string", "pattern": "(a{1000}){1000}"},
-    "more repetitions": {"type": "string", "pattern": "((a{1000}){1000}){1000}"},
-    "automaton": {"type": "string", "pattern": "(a|b)*a(a|b){30}"},
-    "deep": nested(28, {"type": "null"}),
-    "wide": {"$defs": {f"a{i}": {"anyOf": [{"$ref": f"#/$defs/a{i + 1}"}] * 3} for i in range(30)}
-             | {"a30": {"type": "null"}}, "$ref": "#/$defs/a0"},
-    "multiples": {"type": "integer", "multipleOf": 9_973},
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", REFUSED)
-async def test_a_hostile_schema_is_refused_by_its_field(on, recommender, running, name):
-    async with running(on, recommender=recommender) as (client, _):
-        body = ask({"type": "json", "schema": REFUSED[name]}, max_tokens=MAX_TOKENS)
-        async with asyncio.timeout(PATIENCE_S):
-            response = await client.post(PATH, json=body)
-        assert (response.status_code, response.json()["code"]) == (422, "invalid_request")
-        (error,) = response.json()["errors"]
-        assert error["pointer"] == "/format/schema"
-        assert error["detail"]
-        usual = await client.post(PATH, json=ask({"type": "json", "schema": {"type": "null"}}))
-        assert usual.json()["value"] is None
-
-
-@pytest.mark.parametrize("name", BOUNDED)
-async def test_a_large_schema_is_written_in_bounds(on, recommender, running, name):
-    form = {"type": "json", "schema": BOUNDED[name]}
-    async with running(on, recommender=recommender) as (client, _):
-        async with asyncio.timeout(PATIENCE_S):
-            response = await client.post(PATH, json=ask(form))
-    assert response.status_code == 200, response.text
-    assert response.json()["tokens"] <= 24
-
-
-async def test_what_the_parser_cannot_follow_is_named(on, recommender, running, monkeypatch):
-    """The automaton is made as the text is written, and may become too large then."""
-    few = {"verbose_errors": False, "max_lexer_states": 300}
-    monkeypatch.setattr(untrusted, "LIMITS", few)
-    form = {"type": "json", "schema": {"type": "integer", "multipleOf": 997, "minimum": 10**12}}
-    async with running(on, recommender=recommender) as (client, _):
-        response = await client.post(PATH, json=ask(form, max_tokens=MAX_TOKENS))
-    assert (response.status_code, response.json()["code"]) == (422, "invalid_request")
-    assert response.json()["errors"][0]["pointer"] == "/format/schema"
-
-
-async def test_deep_bodies_are_malformed(on, recommender, running):
-    async with running(on, recommender=recommender) as (client, _):
-        body = ask({"type": "json", "schema": nested(40, {"type": "null"})})
-        response = await client.post(PATH, json=body)
-    assert (response.status_code, response.json()["code"]) == (400, "malformed_body")
 
 
 async def test_without_a_text_model_the_setting_is_named(settings, recommender, running):
@@ -429,7 +444,7 @@ async def test_texts_and_explanations_share_thread_and_queue(on, recommender, ru
         assert (await first).status_code == 200
 
 
-@pytest.mark.parametrize("form", [TITLES, {"type": "json", "schema": {"type": "null"}}])
+@pytest.mark.parametrize("form", [TITLES, {"type": "substring", "text": SOURCE}])
 async def test_a_text_costs_its_work(on, recommender, running, form):
     texts_written = form.get("limit", 1)
     work = PROMPT + PASS * MAX_TOKENS * texts_written
@@ -447,7 +462,7 @@ async def test_every_key_may_read_texts_and_nobody_without_one(on, recommender, 
     keys = [auth.create(file, scope, scope) for scope in ("read", "write", "admin")]
     keys.append(auth.create(file, "shop", "read", tenant="shop"))
     guarded = on.model_copy(update={"keys": file})
-    body = ask({"type": "json", "schema": {"type": "null"}})
+    body = ask({"type": "substring", "text": SOURCE})
     async with running(guarded, recommender=recommender) as (client, _):
         for key in keys:
             headers = {"Authorization": f"Bearer {key}"}

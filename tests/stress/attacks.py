@@ -145,17 +145,10 @@ async def wide_filters(to: Target) -> None:
                 await to.send(RECOMMEND, {"history": ["B0001"], "boosts": boosts})
 
 
-async def hostile_schemas(to: Target) -> None:
-    """Schemas for texts, each a new one: ordinary, of much memory, and of much time, by turns."""
+async def long_sources(to: Target) -> None:
+    """Parts of the longest texts, each a new one."""
     for number in itertools.count():
-        names = [f"{number}-{i}" for i in range(11 if number % 3 else 6)]
-        parts: list[Any] = [
-            {"anyOf": [{"properties": {name + x: {"type": "integer"}}} for x in "ab"]}
-            for name in names
-        ]
-        if number % 3 == 2:
-            parts = [{"pattern": f"[ab]*a[ab]{{{i}}}{number}"} for i in range(5, 25)]
-        form = {"type": "json", "schema": {"allOf": parts}}
+        form = {"type": "substring", "text": f"{number} {'é' * 7_900}", "unit": "words"}
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(1):
                 await to.send("/v1/texts", {"prompt": "A", "format": form, "max_tokens": 8})
@@ -254,7 +247,7 @@ ATTACKS: dict[str, tuple[int, Attack]] = {  # connections, and what each does
     for name, (connections, path, body) in BODIES.items()
 }
 for count_, attack_ in (
-    (2, wide_filters), (2, hostile_schemas), (40, histories), (4, wrong_keys),
+    (2, wide_filters), (2, long_sources), (40, histories), (4, wrong_keys),
     (8, endless_headers), (1, idle_connections), (100, slow_bodies), (4, tiny_pieces),
     (4, pipelines), (4, connections_without_end), (4, garbage),
 ):  # fmt: skip

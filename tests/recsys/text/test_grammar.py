@@ -26,7 +26,7 @@ from recsys.text.grammar import (
     substring_of,
     text_until,
 )
-from recsys.text.grammar_constraint import GrammarCompiler, Parser
+from recsys.text.grammar_constraint import GrammarCompiler, Parser, explained
 from recsys.text.token_trie import TextTokenizer
 
 TOKENIZER = TextTokenizer(byte_level_tokenizer(["the quick brown fox", '{"a":[1,2]}'] * 3, 290))
@@ -318,6 +318,11 @@ def test_bad_grammars_are_named(make, message):
         COMPILER.constraint(make())
     assert "<state>" not in str(error.value)
     assert len(str(error.value)) < 600
+
+
+def test_an_assertion_of_the_library_is_no_part_of_the_message():
+    message = "panic: assertion failed: grammar.symbols.len() < MAX <backtrace> /tmp/python/x.c:9"
+    assert explained(message) == "is too large for the library that compiles it"
 
 
 def test_a_bad_grammar_is_not_kept():
