@@ -39,17 +39,13 @@ class TextModel:
         self._asked, self._closing, self._idle = 0, False, asyncio.Event()
         self._idle.set()
 
-    async def start(self) -> None:
-        """Load the text model, if there is one; `ArtifactError` if it cannot be."""
+    async def start(self) -> "Explainer | None":
+        """Load the text model, if there is one, and return it; `ArtifactError` if it cannot be."""
         if self._folder is not None:
             from recsys.text.explain import Explainer  # with the parser, only where it is used
 
             loop = asyncio.get_running_loop()
             self._explainer = await loop.run_in_executor(self._thread, Explainer.load, self._folder)
-
-    @property
-    def explainer(self) -> "Explainer | None":
-        """The loaded model; a request uses it in `write` only."""
         return self._explainer
 
     async def close(self) -> None:

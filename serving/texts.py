@@ -90,8 +90,8 @@ class Texts:
         Raises:
             ArtifactError, ConfigError: the model cannot be loaded, or a format not be compiled.
         """
-        await self._writer.start()
-        if (explainer := self._writer.explainer) is not None:
+        explainer = await self._writer.start()
+        if explainer is not None:
             for name, definition in self._definitions.items():
                 self._formats[name] = await asyncio.to_thread(
                     NamedFormat, name, definition, explainer
