@@ -303,7 +303,8 @@ async def test_typed_histories_are_those_of_the_store(tmp_path, parts):
         if parts > 1:
             (folder / "interactions.parquet").unlink()
             for part, rows in enumerate((slice(0, 2), slice(2, None))):
-                some = Events(*(column[rows] for column in data.events))
+                columns = (None if each is None else each[rows] for each in data.events)
+                some = Events(*columns)
                 write_events(folder, some, has_time=True, behaviours=types, part=part)
     chosen = write_users(tmp_path / "c.parquet", [*"abcd"], None)
     ids, histories = open_users(chosen, tmp_path / "data").read(0, 4)
