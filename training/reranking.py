@@ -283,8 +283,6 @@ class Choice:
 
     Attributes:
         reranker: what to serve, fitted on all users.
-        scores: (n, w) of the candidates, by what is served; those of a fitted reranker are
-            cross-fitted. None if the model's own list is served.
         info: for the manifest: `users`, and what is `served`; as `parts` the metrics of the
             reranker (cross-fitted) and of each part (with a network, `linear` is the reranker
             without it); and `without`, for each source: the `ndcg@10` that the reranker has without
@@ -293,7 +291,6 @@ class Choice:
     """
 
     reranker: Reranker
-    scores: NDArray[np.float64] | None
     info: dict[str, Any]
 
 
@@ -334,10 +331,9 @@ def choose(
     crossed, network = ranks_by(found, scores), False
     hits = np.count_nonzero(found.hits.any(axis=1))
     if hits >= LEAST_HITS and ready < end:
-        with_network = cross_score(useful, shape, network=True)
-        its_ranks = ranks_by(found, with_network)
+        its_ranks = cross_fit(useful, shape, network=True)
         if network := _exceeds(its_ranks, crossed):
-            metrics[LINEAR], scores, crossed = _metrics(crossed), with_network, its_ranks
+            metrics[LINEAR], crossed = _metrics(crossed), its_ranks
     servable[RERANKER], ranks[RERANKER] = fit(useful, shape, network=network), crossed
     metrics[RERANKER] = _metrics(crossed)
     without = _ablate(useful, shape, crossed, network=network, end=end) if ablate else {}
@@ -346,11 +342,7 @@ def choose(
         best = RERANKER
     metrics["served"] = _metrics(ranks[best])
     info = {"users": len(found.targets), "served": best, "parts": metrics, "without": without}
-    served = servable[best]
-    if best == RERANKER:
-        return Choice(served, scores, info)
-    blends = bool(served.weights)
-    return Choice(served, served.score(found.values, found.there) if blends else None, info)
+    return Choice(servable[best], info)
 
 
 def _ablate(

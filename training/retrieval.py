@@ -40,9 +40,8 @@ from recsys.retrieval.retrieval import FORMAT
 from recsys.semantic_ids.encoder import PLACED
 from recsys.splits import TRAIN
 from recsys.training import sasrec
-from recsys.training.reranking import MISSED, RERANKER, Candidates, Choice, choose, fit_new
+from recsys.training.reranking import MISSED, RERANKER, Candidates, choose, fit_new
 from recsys.training.settings import RetrievalConfig
-from recsys.training.tail import constrain, measure_frontier
 from recsys.training.target import TrainedTarget
 from recsys.training.validation import TOP
 
@@ -63,8 +62,7 @@ def stage(context: Context) -> Path:
     part.
 
     Raises:
-        ConfigError: the semantic IDs need a SASRec model that these settings do not have, or
-            `tail_share` cannot be met.
+        ConfigError: the semantic IDs need a SASRec model that these settings do not have.
         ArtifactError: the data set, the semantic IDs or the target are missing.
     """
     config = context.settings.section(KIND, RetrievalConfig)
@@ -101,11 +99,6 @@ def stage(context: Context) -> Path:
         available = None
     examples = dataset.validation().servable(available).sample(config.users)
     info: dict[str, Any] = {"fitted_on": "train"}
-    if config.tail_share is not None and not len(examples):
-        raise ConfigError(
-            "retrieval.tail_share: there are no validation users to choose the penalty on; leave "
-            "it out, or prepare the data with a validation split (and retrieval.users above 0)"
-        )
     if len(examples):
         if known is not None:
             retrieval = replace(retrieval, sasrec=known[0])
@@ -126,7 +119,6 @@ def stage(context: Context) -> Path:
         _report(choice.info)
         if RECENT not in reranker.sources:
             retrieval = replace(retrieval, recent=None)
-        reranker = _meet_tail(choice, found, dataset, config)
         if reranker.weights:
             reranker = fit_to_new(
                 retrieval, reranker, dataset, config, workspace, available, end=by(FITTED_TO_NEW)
@@ -136,40 +128,6 @@ def stage(context: Context) -> Path:
     with output.write(info) as folder:
         retrieval.save(folder)
     return output.path
-
-
-def _meet_tail(
-    choice: Choice, found: Candidates, dataset: Dataset, config: RetrievalConfig
-) -> Reranker:
-    """The reranker with the penalty that `config.tail_share` wants, if it wants one.
-
-    `choice.info` gets the `frontier`, and `tail`, the point on it that was chosen.
-
-    Raises:
-        ConfigError: the bounds cannot be met.
-    """
-    reranker, validation = choice.reranker, choice.info
-    if choice.scores is None:
-        if config.tail_share is not None:
-            raise ConfigError(
-                "retrieval.tail_share: on validation, the model's own list is better than every "
-                "blend, and it has no weight of popularity; leave tail_share out"
-            )
-        return reranker
-    size = len(dataset.item_ids)
-    trained = np.bincount(dataset.train_histories.items, minlength=size)
-    points = measure_frontier(found, choice.scores, trained)
-    validation["frontier"] = points
-    if config.tail_share is None:
-        return reranker
-    penalised, point = constrain(reranker, points, config.tail_share, config.tail_loss)
-    validation["tail"] = {**point, "wanted": config.tail_share, "loss": config.tail_loss}
-    validation["parts"]["served"] = {"ndcg@10": point["ndcg"], "recall@10": point["recall"]}
-    say(
-        f"tail: {point['tail_share']:.1%} of the places, "
-        f"NDCG@10 {point['ndcg']:.4f} ({points[0]['ndcg']:.4f} without a penalty)"
-    )
-    return penalised
 
 
 def fit(

@@ -518,10 +518,6 @@ class RetrievalConfig:
         users: validation users for fitting the reranker, at most; 0 fits none.
         ablate: whether to measure what each source adds to the reranker, which takes several times
             as long as the rest of the stage. For those who study the sources; lists do not change.
-        tail_share: least share of the first ten places with items from the tail, those outside the
-            fewest items that hold half of the training events; None sets no bound. It is met by a
-            penalty on popularity that is chosen on validation (`recsys.training.tail`).
-        tail_loss: most share of NDCG@10 that `tail_share` may cost on validation.
     """
 
     window: int = 5
@@ -539,14 +535,9 @@ class RetrievalConfig:
     beams: int = 20
     users: int = 10_000
     ablate: bool = False
-    tail_share: float | None = None
-    tail_loss: float = 0.02
 
     def __post_init__(self) -> None:
         if not 0 <= self.near_share <= 1:
             raise ConfigError(f"near_share: expected 0 <= near_share <= 1, got {self.near_share}")
-        for name in ("tail_share", "tail_loss"):
-            if not 0 <= (value := getattr(self, name) or 0) < 1:
-                raise ConfigError(f"{name}: expected 0 <= {name} < 1, got {value}")
         least = {"near": 1, "candidates": 0, "nodes": 0, "beams": 1, "users": 0}
         check_bounds(self, at_least=least)

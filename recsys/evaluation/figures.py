@@ -102,28 +102,6 @@ def coverage(document: dict[str, Any]) -> str:
     return svg(draw, "coverage", "Line chart: catalog coverage of each recommender by K.")
 
 
-def frontier(found: dict[str, Any]) -> str:
-    """NDCG, coverage, Gini and novelty on validation by the share of places from the tail."""
-    points, chosen = found["points"], found["chosen"]
-    panels = (("ndcg", "NDCG@10"), ("coverage", "coverage"), ("gini", "Gini"), ("novelty", "bits"))
-
-    def draw(figure: Figure) -> None:
-        for axes, (key, label) in zip(figure.subplots(1, 4), panels, strict=True):
-            shares = [point["tail_share"] for point in points]
-            values = [point[key] for point in points]
-            axes.plot(shares, values, color=SERIES[0], linewidth=1.4, label="penalties")
-            marked = {"no penalty": points[0]} | ({"chosen": chosen} if chosen else {})
-            for i, (name, point) in enumerate(marked.items(), start=1):
-                place = [point["tail_share"]], [point[key]]
-                axes.plot(*place, MARKERS[i], color=SERIES[i], label=name)
-            axes.set_title(label, loc="left")
-            axes.set_xlabel("share of the tail")
-            axes.xaxis.set_major_formatter(PercentFormatter(1, decimals=0))
-
-    label = "Line charts: NDCG, coverage, Gini and novelty by the share of places from the tail."
-    return svg(draw, "frontier", label)
-
-
 def _pick(rows: Rows, document: dict[str, Any], **wanted: object) -> Rows:
     """The rows of the headline mode with these values."""
     wanted["seen"] = document["headline"]["seen"]

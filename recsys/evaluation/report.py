@@ -35,7 +35,6 @@ def document(
     made_from: Mapping[str, str],
     semantic_ids: Mapping[str, Any] | None = None,
     new_items: Mapping[str, Any] | None = None,
-    frontier: Mapping[str, Any] | None = None,
     warnings: Sequence[str] = (),
     weaknesses: Sequence[str] = (),
 ) -> dict[str, Any]:
@@ -48,8 +47,6 @@ def document(
         made_from: name -> digest of bundle and data set.
         semantic_ids: statistics of the catalog's semantic IDs, if it has any.
         new_items: figures of items without events (`recsys.evaluation.new_items`), if there are.
-        frontier: `points` of `recsys.training.tail`, and the one `chosen` or None, if the bundle
-            has them.
         warnings: reasons to doubt the figures.
         weaknesses: what is worse than a simpler ranker, in words.
     """
@@ -75,7 +72,6 @@ def document(
         "segments": result.segments,
         "semantic_ids": dict(semantic_ids) if semantic_ids is not None else None,
         "new_items": dict(new_items) if new_items is not None else None,
-        "frontier": dict(frontier) if frontier is not None else None,
         "examples": _examples(result, dataset),
     }
 
@@ -271,8 +267,6 @@ def render(document: dict[str, Any]) -> str:
         "target_popularity": figures.by_segment(document, "target_popularity"),
         "history_length": figures.by_segment(document, "history_length"),
     }
-    if document.get("frontier"):  # older reports have none
-        drawings["frontier"] = figures.frontier(document["frontier"])
     folder = files("recsys.evaluation")
     template = folder.joinpath(TEMPLATE).read_text(encoding="utf-8")
     return environment.from_string(template).render(

@@ -233,7 +233,6 @@ def _write(
         vectors = None if near is None else near.vectors
         result = evaluate(rankers, dataset, together, vectors, available)
         result = replace(result, config=replace(config, targets=result.config.targets))
-        frontier = _frontier(bundle_path)
         document = report.document(
             result,
             dataset,
@@ -241,9 +240,8 @@ def _write(
             made_from=parents,
             semantic_ids=health(recommender.bundle.catalog.codes),
             new_items=measure_new_items(new_items, result),
-            frontier=frontier,
             warnings=warnings,
-            weaknesses=_weaknesses(result) + _short_of_tail(result, frontier),
+            weaknesses=_weaknesses(result),
         )
         text = json.dumps(document, indent=1, ensure_ascii=False)
         (folder / JSON).write_text(text + "\n", encoding="utf-8")
@@ -367,30 +365,6 @@ def _few_users(bundle: Path, has_retrieval: bool) -> list[str]:
         f"{users} validation users are too few to choose what is served (fewer than "
         f"{LEAST_USERS}), so it may be below popularity by chance. More users with three events "
         "or more help."
-    ]
-
-
-def _frontier(bundle: Path) -> dict[str, Any] | None:
-    """What validation said of the share of the tail, from the bundle; None for older bundles."""
-    parts = _validation(bundle)
-    if parts is None or "frontier" not in parts:
-        return None
-    return {"points": parts["frontier"], "chosen": parts.get("tail")}
-
-
-def _short_of_tail(result: Result, frontier: dict[str, Any] | None) -> list[str]:
-    """Say so if the served lists have fewer places from the tail than the settings want."""
-    chosen = frontier and frontier["chosen"]
-    if not chosen or "masked" not in result.config.seen_modes:
-        return []
-    k = result.config.headline_k
-    row = find(result.coverage, ranker=next(iter(result.rankings)), seen="masked", k=k)
-    if row["tail_share"] >= chosen["wanted"]:
-        return []
-    return [
-        f"{row['tail_share']:.1%} of the first {k} places are from the tail; "
-        f"retrieval.tail_share wants {chosen['wanted']:.1%}, which validation users had "
-        f"({chosen['tail_share']:.1%})."
     ]
 
 

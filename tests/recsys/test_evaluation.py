@@ -30,6 +30,7 @@ from recsys.evaluation.protocol import EvaluationConfig, evaluate, find
 from recsys.interactions import Interactions
 from recsys.pipeline import Context
 from recsys.retrieval import Reranker, digest
+from recsys.retrieval.popularity import tail_of
 from recsys.splits import leave_one_out
 
 ITEMS, USERS = 40, 60
@@ -394,7 +395,7 @@ def test_the_document_has_stable_keys_and_columns(page):
     assert set(page) == {
         "schema", "name", "split", "made_from", "warnings", "weaknesses", "protocol", "headline",
         "data", "rankers", "metrics", "comparisons", "coverage", "segments", "semantic_ids",
-        "new_items", "frontier", "examples",
+        "new_items", "examples",
     }  # fmt: skip
     assert page["schema"] == 1
     about = {"seen", "metric", "k", "mean", "low", "high"}
@@ -610,6 +611,13 @@ def test_a_baseline_that_is_better_where_little_is_known_is_named():
     assert all("worse than popularity: Recall@2 -1.0000" in line for line in told)
 
 
+def test_the_head_holds_half_of_the_events():
+    assert tail_of(np.array([6, 0, 3, 2, 1])).tolist() == [False, True, True, True, True]
+    assert tail_of(np.array([2, 2, 2, 2])).tolist() == [False, False, True, True]
+    assert tail_of(np.array([5, 3, 2])).tolist() == [False, True, True]
+    assert tail_of(np.zeros(3)).tolist() == [True, True, True]
+
+
 def test_places_from_the_tail_are_counted():
     """Training: i5 six times, i0 and i1 once each. i5 alone holds half, so all others are tail."""
     shop = dataset_of({"a": ["i5"] * 6 + ["i0", "i1", "i2", "i3"]}, items=8)
@@ -617,45 +625,6 @@ def test_places_from_the_tail_are_counted():
     found = evaluate({"model": Fixed([5, 4])}, shop, config)
     shares = [find(found.coverage, ranker="model", k=k)["tail_share"] for k in (1, 2)]
     assert shares == [0.0, 0.5]
-
-
-def frontier_of(chosen):
-    points = [
-        {"penalty": p, "tail_share": 0.1 + p, "ndcg": 0.2 - p / 10, "recall": 0.3,
-         "coverage": 0.4 + p, "gini": 0.7 - p, "novelty": 9.0 + p}
-        for p in (0.0, 0.1, 0.2)
-    ]  # fmt: skip
-    told = {**points[2], "wanted": 0.3, "loss": 0.125}
-    return {"points": points, "chosen": told if chosen else None}
-
-
-@pytest.mark.parametrize("chosen", [False, True])
-def test_the_page_shows_what_places_from_the_tail_cost(page, text, chosen):
-    assert "What places from the tail cost" not in text
-    shown = report.render({**page, "frontier": frontier_of(chosen)})
-    Page(shown)
-    section = shown[shown.index("What places from the tail cost</h2>") :].split("</section>")[0]
-    assert ("at least 30.0 %" in section) == ("at most 12.5 %" in section) == chosen
-    assert section.count("<tr") == 4
-    assert "0.1800" in section
-
-
-def test_a_bundle_without_enough_places_from_the_tail_is_named(context, result):
-    bundle = context.workspace.bundle
-    assert run._frontier(bundle) is None
-    frontier = frontier_of(True)
-    stored = {"frontier": frontier["points"], "tail": frontier["chosen"]}
-    with write_artifact(bundle, "bundle") as folder:
-        (folder / "eval").mkdir()
-        (folder / "eval" / "validation.json").write_text(json.dumps({"retrieval": stored}))
-    assert run._frontier(bundle) == frontier
-    share = find(result.coverage, ranker="model", seen="masked", k=10)["tail_share"]
-    frontier["chosen"]["wanted"] = share
-    assert run._short_of_tail(result, frontier) == []
-    frontier["chosen"]["wanted"] = share + 0.01
-    (line,) = run._short_of_tail(result, frontier)
-    assert f"{share:.1%} of the first 10 places are from the tail" in line
-    assert run._short_of_tail(result, {"points": [], "chosen": None}) == []
 
 
 def test_examples_are_half_hits_and_mark_the_very_item(page):

@@ -80,74 +80,18 @@ def test_a_current_artifact_is_kept_and_no_users_fit_nothing(context, make_conte
     assert Retrieval.load(path).reranker is None
 
 
-def served_tail(context, split="valid", sold_out=None):
-    """Share of the places from the tail in the lists that the bundle serves, counted by hand."""
-    dataset = Dataset.load(context.workspace.dataset)
-    trained = np.bincount(dataset.train_histories.items, minlength=len(dataset.item_ids)).tolist()
-    order = sorted(range(len(trained)), key=lambda item: (-trained[item], item))
-    head, held = set(), 0
-    for item in order:
-        if 2 * held < sum(trained):
-            head.add(str(dataset.item_ids[item]))
-        held += trained[item]
-    sold_out = sold_out or set()
-    examples = dataset.examples(split)
-    kept = [row for row, items in enumerate(examples.targets) if items[0] not in sold_out]
-    examples = examples.take(np.array(kept))
-    requests = [RecommendRequest([str(dataset.item_ids[i]) for i in h]) for h in examples.histories]
-    recommender = Recommender.load(bundle.stage(context))
-    shown = [
-        one.item_id
-        for result in recommender.recommend_batch(requests)
-        for one in result.recommendations[:10]
-    ]
-    return sum(item not in head for item in shown) / len(shown)
-
-
-def test_lists_are_served_with_the_wanted_share_of_the_tail(context, make_context):
-    draft.stage(context)
-    plain = Retrieval.load(retrieval.stage(context)).reranker
-    points = read_manifest(retrieval.stage(context)).info["validation"]["frontier"]
-    before = served_tail(context)
-    assert before == pytest.approx(points[0]["tail_share"], abs=0.02)
-    wanted = (points[0]["tail_share"] + points[-1]["tail_share"]) / 2
-    assert wanted > points[0]["tail_share"] + 0.05
-    options = {**FAST, "tail_share": wanted, "tail_loss": 0.99}
-    changed = make_context(retrieval=options)
-    path = retrieval.stage(changed)
-    point = read_manifest(path).info["validation"]["tail"]
-    found = Retrieval.load(path).reranker
-    lowered = plain.weights["popularity"] - found.weights["popularity"]
-    assert lowered == pytest.approx(point["penalty"])
-    assert {**plain.weights, "popularity": 0} == {**found.weights, "popularity": 0}
-    assert point["tail_share"] >= wanted
-    assert served_tail(changed) == pytest.approx(point["tail_share"], abs=0.02)
-    with pytest.raises(ConfigError, match=r"tail_share.*Set tail_share to at most"):
-        retrieval.stage(make_context(retrieval={**options, "tail_share": 0.999}))
-    with pytest.raises(ConfigError, match="no validation users"):
-        retrieval.stage(make_context(retrieval={**options, "users": 0}))
-
-
-def test_the_tail_is_chosen_on_items_that_are_available(context, make_context, shop):
+def test_validation_users_whose_next_item_is_sold_out_are_left_out(context, shop):
     dataset = shop.chain_dataset()
     trained = np.bincount(dataset.train_histories.items, minlength=shop.ITEMS)
     gone = np.argsort(-trained)[1:20:2]
     available = pa.array(~np.isin(np.arange(shop.ITEMS), gone))
-    sold_out = Dataset(
-        dataset.interactions, dataset.split, dataset.items.append_column("available", available)
-    )
+    items = dataset.items.append_column("available", available)
+    sold_out = Dataset(dataset.interactions, dataset.split, items)
     shop.write_parents(context.workspace, dataset=sold_out, centroids=True)
     target.stage(context)
-    draft.stage(context)
     validation = read_manifest(retrieval.stage(context)).info["validation"]
     wanted = dataset.examples("valid").targets.items
     assert validation["users"] == int((~np.isin(wanted, gone)).sum()) < len(wanted)
-    points = validation["frontier"]
-    share = (points[0]["tail_share"] + points[-1]["tail_share"]) / 2
-    changed = make_context(retrieval={**FAST, "tail_share": share, "tail_loss": 0.99})
-    point = read_manifest(retrieval.stage(changed)).info["validation"]["tail"]
-    found = served_tail(changed, sold_out=set(gone.tolist()))
-    assert found == pytest.approx(point["tail_share"], abs=0.02)
 
 
 def test_where_no_item_is_available_the_reranker_is_fitted_as_if_all_were(context, shop, capsys):
