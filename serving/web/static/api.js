@@ -107,7 +107,6 @@ export function remember(items) {
 }
 
 /** Fetch an item again when it is needed: it was changed. */
-export const forget = (id) => known.delete(id);
 
 export const title = (id) => known.get(id)?.title || id;
 export const remembered = (id) => known.get(id);

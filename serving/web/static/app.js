@@ -14,8 +14,6 @@ const VIEWS = {
   compare: ["Compare", async () => (await import("./compare.js")).mountCompare],
   catalog: ["Catalog", async () => (await import("./catalog.js")).mountCatalog],
   experiments: ["Experiments", async () => (await import("./experiments.js")).mountExperiments],
-  evaluation: ["Evaluation", async () => (await import("./evaluation.js")).mountEvaluation],
-  operations: ["Operations", async () => (await import("./operations.js")).mountOperations],
   decode: ["Inside the decode", async () => (await import("./decode.js")).mountDecode],
 };
 const THEMES = { "": "As the system", light: "Light", dark: "Dark" };

@@ -1,4 +1,4 @@
-// Experiments with users, and the verdicts of retraining.
+// Experiments with users, the report of `recsys evaluate`, and the verdicts of retraining.
 
 import { at, call } from "./api.js";
 import { bars } from "./charts.js";
@@ -6,18 +6,20 @@ import { empty, h, moment, number, plural, problemBox, render, svg } from "./dom
 import { state, watch } from "./state.js";
 
 const [WIDE, HIGH] = [600, 160];
-let list, nights;
+const METRICS = { recall: "Recall", ndcg: "NDCG", mrr: "MRR" };
+let list, quality, nights;
 
 export function mountExperiments(root) {
   list = h("div", { class: "stack" });
+  quality = h("div", { class: "stack" });
   nights = h("div", { class: "stack" });
   root.append(h("h2", {}, "Experiments"),
     h("p", { class: "lead" }, "Users are divided among aliases. Intervals hold at every time, so you may look as often as you like."),
-    list, h("h2", {}, "Retraining"), nights);
+    list, h("h2", {}, "Evaluation"), quality, h("h2", {}, "Retraining"), nights);
   watch(["view", "model"], () => {
     if (state.view !== "experiments") return;
     load();
-    loadNights();
+    loadFiles();
   });
 }
 
@@ -81,25 +83,49 @@ function course(arm, results) {
         h("td", {}, points(look.difference)), h("td", {}, points(look.low)), h("td", {}, points(look.high)))))))));
 }
 
-// Retraining
+// What was measured without users
 
-async function loadNights() {
+async function loadFiles() {
   let files, models;
   try {
     ({ files } = await call("GET", at("/v1/evaluation", { model: state.model })));
     models = await call("GET", "/v1/models");
   } catch (problem) {
-    render(nights, problemBox(problem, loadNights));
+    render(quality, problemBox(problem, loadFiles));
+    render(nights);
     return;
   }
+  render(quality, files.report ? report(files.report) : empty("Not measured", "This bundle has no report; `recsys evaluate` makes one."));
   const lines = files.retraining ?? [];
   if (!lines.length) {
     render(nights, h("section", { class: "panel" },
-      h("p", {}, "The service sees no log of a retraining: either there was none, or its folder is on another machine. Operations has the models that answer.")));
+      h("p", {}, "The service sees no log of a retraining: either there was none, or its folder is on another machine.")));
     return;
   }
   const served = new Set(models.models.map((model) => model.name));
   render(nights, lines.map((line) => night(line, served)));
+}
+
+/** What is served, and the model alone, in words; baselines keep their names. */
+const inWords = (ranker, served) => (ranker === served ? "served list" : ranker === "model" ? "model alone" : ranker);
+
+/** Weaknesses, and the rankers with 95 % intervals over users. */
+function report({ name, split, data, headline, metrics, rankers, warnings = [], weaknesses = [] }) {
+  const { seen, targets, k } = headline;
+  const weak = [...warnings, ...weaknesses];
+  const rows = metrics.filter((row) => row.k === k && row.seen === seen && row.targets === targets);
+  const shown = Object.keys(METRICS).filter((metric) => rows.some((row) => row.metric === metric));
+  const cell = (ranker, metric) => {
+    const row = rows.find((one) => one.ranker === ranker && one.metric === metric);
+    return h("td", {}, row ? `${number(row.mean, 3)} (${number(row.low, 3)}–${number(row.high, 3)})` : "–");
+  };
+  return h("section", { class: "panel" }, h("h3", {}, name),
+    h("p", { class: "fine" }, `${number(data.users_evaluated)} of ${plural(data.users_in_split, "user")} of the ${split} split · seen items ${seen} · report.html has the charts`),
+    weak.length > 0 && h("ul", { class: "notes" }, weak.map((text) => h("li", {}, text))),
+    h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Quality by recommender" }, h("table", {},
+      h("caption", {}, "On events that the model had not seen, with 95 % intervals"),
+      h("thead", {}, h("tr", {}, h("th", { scope: "col" }, "recommender"), shown.map((metric) => h("th", { scope: "col" }, `${METRICS[metric]}@${k}`)))),
+      h("tbody", {}, rankers.map((ranker) => h("tr", {}, h("th", { scope: "row" }, inWords(ranker, rankers[0])), shown.map((metric) => cell(ranker, metric))))))));
 }
 
 function night(line, served) {

@@ -4,7 +4,6 @@ import { at, call, item, remember } from "./api.js";
 import { byKey, h, identity, number, problemBox, render } from "./dom.js";
 import { onlyWith } from "./filters.js";
 import { add } from "./history.js";
-import { manage } from "./manage.js";
 import { FOR_A_PERSON, state, update } from "./state.js";
 
 const SIMILAR = 6;
@@ -72,7 +71,6 @@ export async function openItem(id) {
         type: "button",
         onclick: () => (sheet.close(), update({ view: "catalog", q: "", prefix: found.semantic_id.slice(0, -1).join(".") })),
       }, "Neighbours by code")),
-    manage(found, () => openItem(id)),
     h("h3", {}, "Similar items"), similar);
   try {
     const answer = await call("GET", at(`/v1/items/${encodeURIComponent(id)}/similar`, { k: SIMILAR, model: state.model }));

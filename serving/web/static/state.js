@@ -20,7 +20,7 @@ const DEFAULTS = {
   other: "", // the alias that `model` is compared with
 };
 export const MOST_HISTORY = 200; // largest number of items of a session; the model uses fewer
-const VIEWS = ["today", "recommend", "compare", "catalog", "experiments", "evaluation", "operations", "decode"];
+const VIEWS = ["today", "recommend", "compare", "catalog", "experiments", "decode"];
 export const FOR_A_PERSON = ["recommend", "compare", "catalog", "decode"]; // views for a user or session
 const MODES = ["auto", "strict", "relaxed", "beam"];
 
