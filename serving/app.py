@@ -82,7 +82,7 @@ def create_app(
         middleware=around(settings, service.metrics, telemetry),
     )
     app.state.service = service
-    app.state.kept = {}  # of `operations`
+    app.state.exposition = (0.0, b"")  # of `operations`, and when it was made
     app.state.documents = {}  # of `pages`
     errors.install(app)
     openapi.install(app)

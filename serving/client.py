@@ -20,7 +20,6 @@ from urllib.parse import quote
 import httpx
 from pydantic import BaseModel
 
-from recsys.serving.schemas.changes import EventRecord
 from recsys.serving.schemas.common import CHAMPION, Problem
 from recsys.serving.schemas.events import EventsResponse, UserHistory
 from recsys.serving.schemas.items import Item, ItemChange, ItemPage, RankResponse, SimilarResponse
@@ -148,19 +147,6 @@ class Client:
     def forget(self, user: str) -> None:
         """Erase a user."""
         self._send("DELETE", _path("users", user))
-
-    def event_changes(self, after: str = "", page: int = 1_000) -> Iterator[EventRecord]:
-        """Iterate over stored events and erasures of users after a `cursor`, up to now."""
-        while True:
-            query = {"limit": page, "after": after}
-            lines = self._send("GET", "/v1/event-changes", params=query).content.splitlines()
-            for line in lines:
-                record = EventRecord.model_validate_json(line)
-                after = record.cursor
-                if record.op != "skip":
-                    yield record
-            if not lines:
-                return
 
     def models(self) -> ModelList:
         """The loaded models."""

@@ -1,4 +1,4 @@
-"""Lists for a storefront: what is trending, new, bought together, like what a user viewed, or open.
+"""Lists for a storefront: what is trending, new, or bought together.
 
 They need no decoding: they are of the store's events, of the catalog's dates and of the bundle's
 retrieval. Availability and filters hold as for recommendations, and so do filters and caps of the
@@ -25,9 +25,8 @@ from recsys.serving.catalog_changes import metadata
 from recsys.serving.models import Model, Models
 from recsys.serving.reads import Reads
 from recsys.serving.rules import Rules
-from recsys.serving.schemas.common import MAX_HISTORY, made
+from recsys.serving.schemas.common import made
 from recsys.serving.schemas.lists import (
-    ItemRef,
     ListedItem,
     ListName,
     ListNote,
@@ -36,20 +35,14 @@ from recsys.serving.schemas.lists import (
     ListResponse,
     TogetherQuery,
     TrendingQuery,
-    UserListQuery,
 )
-from recsys.serving.stores.records import DISLIKES, StoredEvent, TypedHistory
 from recsys.serving.stores.store import Store
 from recsys.serving.tenants import TENANT
 
-EVENTS = 200  # of a user, the newest, that a list of them is made from
-ANCHORS = 10  # items of a user that are tried
-SIMILAR = 1_000  # items from which a list with caps is chosen
-NEGATIVE, VIEW, CART, LIKE, PURCHASE = range(5)  # of `recsys.event_names.level`
+NEGATIVE, VIEW = range(2)  # of `recsys.event_names.level`
 Strengths = Callable[[str], int | None]
 HOUR_MS = 3_600_000
 _NOTES: dict[ListNoteCode, str] = {
-    "unknown_user": "There are no events of the user.",
     "no_events": "No stored event has a type and a time that this list counts.",
     "no_dates": "No item has a date (attribute available_from), and none was added to the bundle.",
     "no_evidence": "The bundle has no evidence about the items.",
@@ -153,57 +146,7 @@ class Lists:
             "together", query, wanted, rank, {"exclude_items": [*dict.fromkeys(query.item)]}
         )
 
-    async def because_viewed(
-        self, query: UserListQuery, wanted: Mapping[str, Any] | None
-    ) -> ListResponse:
-        """Items like one that the user viewed and did not buy: the newest that has such items."""
-        events, history = await self._of_user(query.user)
-
-        def rank(batch: Batch, model: Model) -> Ranking:
-            epoch, retrieval = batch.epoch, model.retrieval
-            wanted = (None, VIEW, CART, LIKE)
-            anchors = self._still_open(events, history, _strengths(model), wanted)
-            rows = epoch.catalog.index([event.item for event in anchors])
-            rows = rows[(rows >= 0) & (rows < len(retrieval))]
-            allowed = batch.open_items(0)[: len(retrieval)]
-            k = query.k if batch.caps[0] is None else SIMILAR
-            for row in rows[epoch.alive[rows]][:ANCHORS].tolist():
-                items, scores = retrieval.similar(np.array([row]), k, allowed)
-                if items[0, 0] >= 0:
-                    return _like(epoch, row, items[0][items[0] >= 0], scores[0].tolist())
-            return Ranking(np.zeros(0, np.int32), "no_evidence" if events else "unknown_user")
-
-        seen = self._models.get(query.model).recommender.seen(history.earlier)
-        options = {
-            "history": history.items,
-            "history_types": history.types,
-            "exclude_items": [*history.disliked, *seen],
-        }
-        return await self._list("because-viewed", query, wanted, rank, options)
-
-    async def left(self, query: UserListQuery, wanted: Mapping[str, Any] | None) -> ListResponse:
-        """Items that the user viewed or put in the cart and did not buy, the last first."""
-        events, history = await self._of_user(query.user)
-
-        def rank(batch: Batch, model: Model) -> Ranking:
-            found = self._still_open(events, history, _strengths(model), (VIEW, CART))
-            rows = batch.epoch.catalog.index([event.item for event in found])
-            listed = [event for event, row in zip(found, rows, strict=True) if row >= 0]
-            return Ranking(
-                rows[rows >= 0],
-                "no_events" if events else "unknown_user",
-                lambda place: {"time": listed[place].time_ms / 1000, "type": listed[place].type},
-            )
-
-        return await self._list("continue", query, wanted, rank)
-
     # Internals
-
-    async def _of_user(self, user: str) -> tuple[list[StoredEvent], TypedHistory]:
-        """A user's newest events, newest first, and the history that recommendations are for."""
-        store = self._open()
-        history = await store.typed_history(user, MAX_HISTORY)
-        return await store.events(user, EVENTS), history or TypedHistory([], [])
 
     def _open(self) -> Store:
         assert self.store is not None  # noqa: S101 - the routes need a service that is ready
@@ -256,32 +199,6 @@ class Lists:
             return WEIGHTS[VIEW if strength is None else strength]
 
         return weigh
-
-    def _still_open(
-        self,
-        events: Sequence[StoredEvent],
-        history: TypedHistory,
-        strengths: Strengths,
-        wanted: Collection[int | None],
-    ) -> list[StoredEvent]:
-        """The newest event of a wanted strength on each item that was not bought, newest first.
-
-        Items that the user has put aside since, such as by a dislike or out of the cart, are left
-        out. `events` are newest first.
-        """
-        typed = zip(history.items, history.types, strict=True)
-        closed = {item for item, name in typed if name and strengths(name) == PURCHASE}
-        closed |= {event.item for event in events if strengths(event.type) == PURCHASE}
-        found: dict[str, StoredEvent] = {}
-        for event in events:
-            if event.item in closed or event.item in found:
-                continue
-            strength = strengths(event.type)
-            if event.type in DISLIKES or strength == NEGATIVE:
-                closed.add(event.item)
-            elif event.type not in self._not_history and strength in wanted:
-                found[event.item] = event
-        return list(found.values())
 
     def _rows_of(
         self, recommender: Recommender, epoch: Epoch, activity: Activity
@@ -356,9 +273,3 @@ def _strengths(model: Model) -> Strengths:
     retrieval = model.recommender.retrieval
     types = None if retrieval is None else retrieval.types
     return level if types is None else types.strength
-
-
-def _like(epoch: Epoch, row: int, found: NDArray[np.int32], scores: Sequence[float]) -> Ranking:
-    """The items that are like one, which the answer names."""
-    named = ItemRef(item_id=epoch.catalog.item_id(row), title=epoch.catalog.title(row))
-    return Ranking(found, "no_evidence", lambda place: {"score": scores[place]}, {"because": named})

@@ -1,11 +1,10 @@
-"""Metrics of one application, as Prometheus text and as short series for the page.
+"""Metrics of one application, as Prometheus text.
 
 Each application has its own registry, so two applications of one process (in tests) share nothing.
 The values of labels come from closed sets or from names that an administrator chose, never from a
 request, so their number is bounded.
 """
 
-import time
 from collections import Counter as Tally
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -23,7 +22,6 @@ from prometheus_client import (
 )
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from recsys.serving.series import Series
 from recsys.serving.telemetry import Telemetry
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -44,7 +42,6 @@ class Metrics:
 
     Attributes:
         registry: of Prometheus.
-        series: the last ten minutes, for `/v1/stats`.
         telemetry: receives the stages of each answer; by default it traces nothing.
         queue_depth: returns the number of waiting requests.
         captured: returns the `recsys.decoding.engine.EngineStatistics` of the loaded models, by
@@ -53,11 +50,10 @@ class Metrics:
             answers, or None.
     """
 
-    def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
-        """Start with empty metrics; `clock` returns seconds and never goes back."""
+    def __init__(self) -> None:
+        """Start with empty metrics."""
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self.telemetry = Telemetry()
-        self.series = Series(clock)
         self.queue_depth: Callable[[], int] = lambda: 0
         self.filter_stats: Callable[[], Any] = lambda: None
         self.captured: Callable[[], Mapping[str, Any]] = dict
@@ -125,7 +121,6 @@ class Metrics:
     def error(self, code: str) -> None:
         """Count a response with the problem `code`."""
         self._errors.labels(code).inc()
-        self.series.count(errors=1)
 
     def answered(
         self,
@@ -157,7 +152,6 @@ class Metrics:
         self._labelled(self._answers, model, certificate or "none").inc()
         for source, items in Tally(sources).items():
             self._labelled(self._items, source).inc(items)
-        self.series.observe(seconds["total"] * 1000)
         if stats is None:
             return
         passes = stats.get("target_passes", 0)
@@ -165,36 +159,30 @@ class Metrics:
         self._tokens.inc(stats.get("target_tokens", 0))
         self._padded.inc(stats.get("padded_tokens", 0))
         self._cached.inc(stats.get("cached_tokens", 0))
-        self.series.count(passes=passes, decoded=1)
         if stats.get("drafted_nodes", 0) and levels > 1:
             accepted = min(int(stats.get("accepted_levels", 0)), levels - 1)
             for level in range(1, levels):
                 self._labelled(self._drafted, str(level)).inc()
                 if level <= accepted:
                     self._labelled(self._accepted, str(level)).inc()
-            self.series.count(drafted=levels - 1, accepted=accepted)
 
     def batch(self, size: int, seconds: float) -> None:
         """Count a batch of `size` requests that took `seconds`."""
         self._batch_sizes.observe(size)
         self._batch_seconds.observe(seconds)
-        self.series.count(batches=1, batched=size)
 
     def fallback(self, source: str) -> None:
         """Count an answer from a fallback: `retrieval` or `popular`."""
         self._fallbacks.labels(source).inc()
-        self.series.count(fallbacks=1)
 
-    def shadow(self, overlap: float, accepted: float, seconds: float, *, passes: float = 0) -> None:
+    def shadow(self, overlap: float, seconds: float, *, passes: float = 0) -> None:
         """Count a sampled request that was run again in the background.
 
-        `overlap` is the share of the answer's items that the shadow's answer has, `accepted` the
-        number of drafted levels that its first pass accepted.
+        `overlap` is the share of the answer's items that the shadow's answer has.
         """
         self._shadow_overlap.observe(overlap)
         self._shadow_seconds.observe(seconds)
         self._shadow_passes.inc(passes)
-        self.series.count(shadowed=1, overlap=overlap, shadow_accepted=accepted)
 
     def history_cache(self, *, hit: bool) -> None:
         """Count a lookup in the history cache (`Observer`)."""
@@ -208,7 +196,6 @@ class Metrics:
         """Count events of a batch."""
         self._events.labels("accepted").inc(accepted)
         self._events.labels("duplicate").inc(duplicates)
-        self.series.count(events=accepted)
 
     def models(self, loaded: Iterable[tuple[str, str, str]]) -> None:
         """Replace the loaded models by these (model, version, alias or "")."""

@@ -21,7 +21,7 @@ from recsys.serving.following import Followed
 from recsys.serving.models import Model, Models, UnknownModelError
 from recsys.serving.reads import Reads
 from recsys.serving.schemas.common import CHAMPION
-from recsys.serving.schemas.rules import RuleBody, RuleChange, RuleInfo, RuleList, RuleParts
+from recsys.serving.schemas.rules import RuleBody, RuleInfo, RuleList
 
 logger = logging.getLogger("recsys.serving.rules")
 JOURNAL = "rules"  # written in stores
@@ -146,11 +146,6 @@ class Rules(Followed):
                 raise RuleReferenceError(
                     f"the rule {name!r} does not fit the model {model.name!r}: {error}"
                 ) from None
-
-    async def changes(self, name: str | None, limit: int) -> list[RuleChange]:
-        """The last changes that had an effect, newest first; of one rule, if it is named."""
-        journal = await self._open().journal(JOURNAL, limited=True)
-        return await self._reads(_audit, journal.records, name, limit)
 
     # Changes
 
@@ -292,20 +287,3 @@ def _check_together(rules: Iterable[Rule]) -> None:
             f"the standing rules of an alias have {len(whole.boosts)} boosts together; want at "
             f"most {STANDING_BOOSTS}, so that requests can have some, too"
         )
-
-
-def _audit(records: Sequence[Mapping[str, Any]], name: str | None, limit: int) -> list[RuleChange]:
-    state, found = State(), []
-    for record in records:
-        op, changed = record["op"], record["name"]
-        value: Any = record.get("value")
-        concerned = {changed} if op != "alias" else {*value, *state.aliases.get(changed, [])}
-        if not state.apply(record) or not (name is None or name in concerned):
-            continue
-        values: dict[str, Any] = {key: record[key] for key in ("id", "time_ms", "by", "op", "name")}
-        if op == "put":
-            values["rule"] = RuleParts.model_validate(value)
-        elif op == "alias":
-            values["rules"] = value
-        found.append(RuleChange(**values))
-    return found[: -limit - 1 : -1]

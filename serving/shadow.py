@@ -105,10 +105,5 @@ class Shadow:
         assert isinstance(result, RecommendResult)  # noqa: S101 - of a request for one
         found = {item.item_id for item in result.recommendations}
         overlap = len(sample.items & found) / len(sample.items) if sample.items else 1.0
-        stats = result.stats
-        self._metrics.shadow(
-            overlap,
-            stats.get("accepted_levels", 0),
-            seconds,
-            passes=stats.get("target_passes", 0),
-        )
+        passes = result.stats.get("target_passes", 0)
+        self._metrics.shadow(overlap, seconds, passes=passes)

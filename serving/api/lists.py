@@ -6,19 +6,17 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query, Request, Response
 
 from recsys.errors import FilterError
-from recsys.serving.api.caching import CACHED, OF_TENANT, PRIVATE, SHARED, cached, tag_of
-from recsys.serving.api.routing import OnceRoute, Ready, in_time, pay_for, while_connected
+from recsys.serving.api.caching import CACHED, OF_TENANT, SHARED, cached, tag_of
+from recsys.serving.api.routing import OnceRoute, Ready, in_time, while_connected
 from recsys.serving.auth import Scope, requires
 from recsys.serving.bodies import MalformedError, parse
 from recsys.serving.errors import ProblemError, documented
-from recsys.serving.lists import EVENTS
 from recsys.serving.schemas.common import InvalidField
 from recsys.serving.schemas.lists import (
     ListQuery,
     ListResponse,
     TogetherQuery,
     TrendingQuery,
-    UserListQuery,
 )
 from recsys.serving.service import Service
 from recsys.serving.tenants import TENANT
@@ -65,34 +63,6 @@ async def items_bought_together(
 ) -> Response:
     """Items that are bought together with an item, or with those of a basket."""
     return await _answer(request, service, query, service.lists.together, SHARED)
-
-
-@router.get(
-    "/because-viewed",
-    response_model=ListResponse,
-    responses=CACHED | documented("store_unavailable", "unsupported_by_model", *ANY),
-)
-@requires(Scope.READ, tenants=True)
-async def because_you_viewed(
-    query: Annotated[UserListQuery, Query()], request: Request, service: Ready
-) -> Response:
-    """Items like one that the user viewed of late and did not buy; `because` names it."""
-    pay_for(EVENTS)
-    return await _answer(request, service, query, service.lists.because_viewed, PRIVATE)
-
-
-@router.get(
-    "/continue",
-    response_model=ListResponse,
-    responses=CACHED | documented("store_unavailable", *ANY),
-)
-@requires(Scope.READ, tenants=True)
-async def continue_where_you_left_off(
-    query: Annotated[UserListQuery, Query()], request: Request, service: Ready
-) -> Response:
-    """Items that the user viewed or put in the cart and did not buy, the last first."""
-    pay_for(EVENTS)
-    return await _answer(request, service, query, service.lists.left, PRIVATE)
 
 
 async def _answer(

@@ -9,8 +9,6 @@ from recsys.serving.auth import Scope, requires
 from recsys.serving.errors import documented
 from recsys.serving.schemas.rules import (
     RuleBody,
-    RuleChanges,
-    RuleChangesQuery,
     RuleInfo,
     RuleList,
     RuleName,
@@ -69,18 +67,3 @@ async def delete_rule(name: PathRule, service: Ready, by: By) -> Response:
     """Delete a rule that no alias has."""
     await service.rules.delete(name, by)
     return Response(status_code=204)
-
-
-@router.get(
-    "/rule-changes",
-    response_model=RuleChanges,
-    responses=documented("invalid_request", "store_unavailable", *QUEUE, "not_ready"),
-)
-@requires(Scope.WRITE)
-async def list_rule_changes(
-    query: Annotated[RuleChangesQuery, Query()], service: Ready
-) -> Response:
-    """Read who changed which rule when, and to what; newest first."""
-    pay_for(query.limit)
-    changes = await service.rules.changes(query.name, query.limit)
-    return await service.reads(json_response, RuleChanges(changes=changes))

@@ -23,7 +23,7 @@ MAX_WEIGHTS = 20
 DAY_H = 24.0
 LONGEST_H = 30 * DAY_H
 
-ListName = Literal["trending", "latest", "together", "because-viewed", "continue"]
+ListName = Literal["trending", "latest", "together"]
 FilterText = Annotated[
     str,
     StringConstraints(min_length=2, max_length=MAX_FILTER),
@@ -90,12 +90,6 @@ class TogetherQuery(ListQuery):
     )
 
 
-class UserListQuery(ListQuery):
-    """Query parameters of a list for a user."""
-
-    user: UserId = Field(description="A user whose events the service has.", examples=["A1"])
-
-
 class RecommendationsQuery(UserQuery):
     """Query parameters of recommendations: for a user, or for a session."""
 
@@ -124,28 +118,20 @@ class ListedItem(BaseModel):
     score: float | None = Field(
         None,
         description="The higher the better, within one list. `trending`: decayed weights of its "
-        "users; `together`: share of the evidence; `because-viewed`: similarity.",
+        "users; `together`: share of the evidence.",
     )
     time: float | None = Field(
         None,
         description="Unix seconds. `latest`: since when it is available, null if it was added "
         "without a date; `continue`: of the user's last event on it.",
     )
-    type: str | None = Field(None, description="`continue`: the type of this event.")
     because: str | None = Field(
         None, description="`together`: the given item with the most evidence for it."
     )
     metadata: dict[str, Any] | None = Field(None, description="Attributes, if asked for.")
 
 
-class ItemRef(BaseModel):
-    """An item by name."""
-
-    item_id: str = Field(examples=["B0012"])
-    title: str = Field(examples=["Almond soap"])
-
-
-ListNoteCode = Literal["unknown_user", "no_events", "no_dates", "no_evidence", "nothing_eligible"]
+ListNoteCode = Literal["no_events", "no_dates", "no_evidence", "nothing_eligible"]
 
 
 class ListNote(BaseModel):
@@ -165,9 +151,6 @@ class ListResponse(Answer):
         description="Items that could have been listed, whatever is known of them.", examples=[598]
     )
     note: ListNote | None = Field(description="Why the list is empty.")
-    because: ItemRef | None = Field(
-        None, description="`because-viewed`: the user's item that the list is about."
-    )
     since: float | None = Field(
         None, description="`trending`: events from then on count, in unix seconds."
     )

@@ -1,6 +1,6 @@
 """Business rules on the wire; `recsys.rules` defines their meaning."""
 
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Self
 
 from pydantic import BaseModel, Field, StringConstraints, model_validator
 
@@ -9,7 +9,6 @@ from recsys.serving.schemas.common import MAX_K, NAME, Answer, Body, Id, ItemId,
 from recsys.serving.schemas.filters import EXAMPLE, MAX_BOOSTS, Boost, Filter
 
 MAX_RULES = 16  # of one request, or of one alias
-MAX_CHANGES = 1_000
 MAX_PAGE = 200
 RuleName = Annotated[str, StringConstraints(pattern=NAME), Field(examples=["summer"])]
 RuleNames = Annotated[list[RuleName], Field(max_length=MAX_RULES)]
@@ -86,38 +85,3 @@ class RulesQuery(Query):
     cursor: Annotated[str, StringConstraints(pattern=r"^([a-z0-9][a-z0-9_-]{0,63})?$")] = Field(
         "", description="`next` of the previous page."
     )
-
-
-class RuleChange(BaseModel):
-    """A change of a rule, or of the standing rules of an alias."""
-
-    id: str = Field(examples=["0b9c6a5c7f0e4c7c8d0f6a54f2f0a6f1"])
-    time_ms: int = Field(description="Unix milliseconds.", examples=[1_700_000_000_000])
-    by: str | None = Field(
-        description="Name of the key; null without keys. The key itself is stored nowhere.",
-        examples=["shop"],
-    )
-    op: Literal["put", "delete", "alias"] = Field(
-        description="`put` and `delete` of a rule; `alias`: other standing rules of an alias.",
-        examples=["put"],
-    )
-    name: str = Field(description="The rule, or the alias.", examples=["summer"])
-    rule: RuleParts | None = Field(
-        None, description="The rule as it was put.", examples=[{"max_per": {"brand": 2}}]
-    )
-    rules: list[str] | None = Field(None, description="The standing rules of the alias from then.")
-
-
-class RuleChanges(Answer):
-    """Changes, newest first."""
-
-    changes: list[RuleChange]
-
-
-class RuleChangesQuery(Query):
-    """Which changes to read."""
-
-    name: RuleName | None = Field(
-        None, description="Only changes of this rule, and of aliases that got it."
-    )
-    limit: int = Field(100, ge=1, le=MAX_CHANGES)

@@ -20,7 +20,6 @@ from recsys.serving.schemas import (
     filters,
     items,
     models,
-    operations,
     recommendations,
 )
 from recsys.serving.service import Phase
@@ -262,7 +261,7 @@ async def test_of_a_list_only_the_first_refused_entry_is_reported(client):
         ("/v1/users/ada/recommendations?k=1&k=2", "/k"),
         ("/v1/recommendations?user=ada&user=bob", "/user"),
         ("/v1/lists/trending?k=3&%6b=3", "/k"),
-        ("/v1/event-changes?after=&after=", "/after"),
+        ("/v1/item-changes?after=&after=", "/after"),
         ("/v1/today?days=1&days=7", "/days"),
         (f"/v1/users/{'u' * 257}/recommendations", "/user_id"),
         (f"/v1/items/{'i' * 257}", "/item_id"),
@@ -787,7 +786,7 @@ async def test_every_code_is_documented_or_belongs_to_no_route(client):
 
 
 def wire_models():
-    modules = (common, events, filters, items, models, operations, recommendations)
+    modules = (common, events, filters, items, models, recommendations)
     found = [value for module in modules for value in vars(module).values()]
     kinds = {kind for kind in found if isinstance(kind, type) and issubclass(kind, BaseModel)}
     return sorted((k for k in kinds if "json_schema_extra" in k.model_config), key=str)

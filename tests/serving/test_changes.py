@@ -1,25 +1,16 @@
-"""Changes of events and items over HTTP: cursors, waits, tenants, and the client that follows."""
+"""Changes of items over HTTP: cursors that do not fit, waits, and keys that are lost meanwhile."""
 
 import asyncio
 import itertools
 import json
-import re
-import shutil
-import sqlite3
-from pathlib import Path
 
 import pytest
 
 from recsys.serving import auth
 from recsys.serving import changes as changes_module
-from recsys.serving.client import Client, ServiceError
 from recsys.serving.limits import CALLER, Caller
-from recsys.serving.schemas.changes import EventRecord
-from recsys.serving.stores import store as store_module
-from recsys.serving.stores.records import user_hash
 
-URL = "/v1/event-changes"
-STORES = Path(__file__).parents[2] / "docs" / "stores.md"
+URL = "/v1/item-changes"
 
 
 async def changes(client, after="", **query):
@@ -30,86 +21,44 @@ async def changes(client, after="", **query):
     return [json.loads(line) for line in response.text.splitlines()]
 
 
-async def send(client, *events):
-    response = await client.post("/v1/events", json={"events": list(events)})
+async def add(client, item_id, **more):
+    response = await client.put(f"/v1/items/{item_id}", json={"like": "item-1"}, **more)
     assert response.status_code == 200, response.text
 
 
-async def test_events_and_erasures_are_followed_by_a_cursor(client, service):
-    assert await changes(client) == []  # without the data set
-    await send(
-        client,
-        {"event_id": "1", "user": "ada", "item": "item-1", "timestamp": 5},
-        {"event_id": "2", "user": "eve", "item": "né", "type": "buy", "value": 2.5,
-         "recommendation_id": "r", "timestamp": 7.25},
-    )  # fmt: skip
-    first, second = await changes(client)
-    salt = service.store.salt
-    assert first | {"cursor": ""} == {
-        "cursor": "", "op": "append", "user_hash": user_hash("ada", salt)[:32], "user": "ada",
-        "event_id": "1", "item": "item-1", "type": "view", "timestamp": 5.0,
-    }  # fmt: skip
-    assert second | {"cursor": ""} == {
-        "cursor": "", "op": "append", "user_hash": user_hash("eve", salt)[:32], "user": "eve",
-        "event_id": "2", "item": "né", "type": "buy", "timestamp": 7.25, "value": 2.5,
-        "recommendation_id": "r",
-    }  # fmt: skip
-    assert await changes(client, limit=1) == [first]
-    assert await changes(client, first["cursor"]) == [second]
-    assert await changes(client, second["cursor"]) == []
-    await client.delete("/v1/users/ada")
-    (erased,) = await changes(client, second["cursor"])
-    assert (erased["op"], erased["user_hash"]) == ("erase", first["user_hash"])
-    assert erased["timestamp"] == service.store.erased(["ada"])["ada"] / 1000
-    assert set(erased) == {"cursor", "op", "user_hash", "timestamp"}
-    assert await changes(client) == [second, erased]
-
-
-async def test_cursors_that_are_not_of_the_store_s_events_are_refused(client, service):
-    await send(client, {"user": "ada", "item": "item-1"})
-    await client.put("/v1/items/new", json={"like": "item-1"})
-    (item,) = (await client.get("/v1/item-changes")).text.splitlines()
-    (event,) = await changes(client)
-    assert event["cursor"].startswith(json.loads(item)["cursor"][:17])
-    own, place = event["cursor"].split("-")
-    assert place == "e4"  # after the data set
-    wrong = ["x", own, f"{own}-", f"{own}-4", f"{own}-e4.2", f"{own}-e5", f"{own}-e1.2.3"]
-    wrong += [f"{'0' * 16}-e1", json.loads(item)["cursor"], f"{own}-e{'9' * 19}"]
+async def test_cursors_that_are_not_of_the_store_are_refused(client):
+    await add(client, "new")
+    (item,) = await changes(client)
+    own, position = item["cursor"].split("-")
+    wrong = ["x", own, f"{own}-", f"{own}-e{position}", f"{own}-{'9' * 19}", f"{'0' * 16}-1"]
     for after in wrong:
         response = await client.get(URL, params={"after": after})
         assert (response.status_code, response.json()["code"]) == (422, "invalid_request"), after
         assert response.json()["errors"][0]["pointer"] == "/after"
-    assert "begin again" in (await client.get(URL, params={"after": f"{own}-e5"})).text
-    response = await client.get("/v1/item-changes", params={"after": event["cursor"]})
-    assert response.status_code == 422
 
 
-@pytest.mark.parametrize("query", ["limit=0", "limit=1001", "wait=-1", "wait=31", "other=1"])
+@pytest.mark.parametrize("query", ["limit=0", "limit=201", "wait=-1", "wait=31", "other=1"])
 async def test_the_query_is_bounded(client, query):
     assert (await client.get(f"{URL}?{query}")).status_code == 422
 
 
-@pytest.mark.parametrize("path", [URL, "/v1/item-changes"])
-async def test_an_answer_waits_for_a_line(client, service, monkeypatch, until, path):
+async def test_an_answer_waits_for_a_line(client, service, monkeypatch, until):
     monkeypatch.setattr(changes_module, "LOOK_S", 0.01)
-    looks = itertools.count(1)
+    read, looks = service.store.journal_page, itertools.count()
     seen = 0
-    for name in ("changes", "journal_page"):
-        read = getattr(service.store, name)
 
-        async def looking(*arguments, read=read):
-            nonlocal seen
-            seen = next(looks)
-            return await read(*arguments)
+    async def looking(*arguments):
+        nonlocal seen
+        seen = next(looks)
+        return await read(*arguments)
 
-        monkeypatch.setattr(service.store, name, looking)
-    waiting = asyncio.create_task(client.get(path, params={"wait": 30}))
+    monkeypatch.setattr(service.store, "journal_page", looking)
+    waiting = asyncio.create_task(changes(client, wait=30))
     await until(lambda: seen > 2)
     assert not waiting.done()
-    await send(client, {"user": "ada", "item": "item-1"})
-    await client.put("/v1/items/new", json={"like": "item-1"})
-    (line,) = (await waiting).text.splitlines()
-    assert json.loads(line)["op"] in ("append", "upsert")
+    await add(client, "new")
+    (line,) = await waiting
+    assert (line["op"], line["item_id"]) == ("upsert", "new")
 
 
 async def test_a_wait_ends_before_the_deadline(settings, recommender, running):
@@ -156,102 +105,11 @@ async def test_a_key_that_is_revoked_during_a_wait_reads_nothing(
     )
     guarded = settings.model_copy(update={"keys": file})
     async with running(guarded, recommender=recommender) as (client, service):
+        assert (await client.get(URL)).status_code == 401
         waiting = asyncio.create_task(client.get(URL, params={"wait": 30}, headers=lost))
         await until(lambda: service.metrics.in_flight._value.get() == 1)
         auth.revoke(file, "lost")
-        body = {"events": [{"event_id": "1", "user": "ada", "item": "item-1"}]}
-        assert (await client.post("/v1/events", json=body, headers=other)).is_success
+        await add(client, "new", headers=other)
         response = await waiting
         assert (response.status_code, response.json()["code"]) == (401, "unauthenticated")
-        assert "ada" not in response.text
-
-
-async def test_keys_read_the_users_of_their_tenant(settings, recommender, running, monkeypatch):
-    monkeypatch.setattr(store_module, "PASSED", 2)
-    file = settings.bundle.parent.parent / "keys.json"
-    keys = {
-        tenant: auth.create(file, tenant or "all", "write", tenant=tenant)
-        for tenant in (None, "shop1", "shop2")
-    }
-    guarded = settings.model_copy(update={"keys": file})
-    async with running(guarded, recommender=recommender) as (client, _):
-        headers = {tenant: {"Authorization": f"Bearer {key}"} for tenant, key in keys.items()}
-        assert (await client.get(URL)).status_code == 401
-        for number in range(4):
-            body = {"events": [{"event_id": f"{number}", "user": "ada", "item": "item-1"}]}
-            await client.post("/v1/events", json=body, headers=headers["shop2"])
-        body = {"events": [{"event_id": "1", "user": "ada", "item": "item-2"}]}
-        await client.post("/v1/events", json=body, headers=headers["shop1"])
-        await client.delete("/v1/users/ada", headers=headers["shop2"])
-        await client.delete("/v1/users/eve", headers=headers["shop1"])
-
-        async def read(tenant, after=""):
-            response = await client.get(URL, params={"after": after}, headers=headers[tenant])
-            assert tenant is None or tenant not in response.text
-            return [json.loads(line) for line in response.text.splitlines()]
-
-        event, erased = await read("shop1")
-        assert (event["event_id"], event["user"], event["item"]) == ("1", "ada", "item-2")
-        assert erased["op"] == "erase"
-        assert [line["op"] for line in await read("shop2")] == ["erase"]
-        everything = await read(None)
-        assert [line.get("user") for line in everything] == ["shop1:ada", None, None]
-        body = {"events": [{"event_id": f"b{n}", "user": "bob", "item": "x"} for n in range(9)]}
-        await client.post("/v1/events", json=body, headers=headers["shop1"])
-        (passed,) = await read("shop2", everything[-1]["cursor"])
-        assert set(passed) == {"cursor", "op"}
-        assert passed["op"] == "skip"
-
-
-async def test_a_file_that_was_put_back_to_a_copy_is_read_from_the_start(
-    settings, recommender, running, tmp_path
-):
-    path = tmp_path / "histories.db"
-    given = settings.model_copy(update={"store": path})
-    async with running(given, recommender=recommender) as (client, _):
-        await send(client, {"user": "ada", "item": "item-1"})
-    shutil.copy(path, tmp_path / "copy.db")
-    async with running(given, recommender=recommender) as (client, _):
-        await send(client, {"user": "ada", "item": "item-2"})
-        (*_, last) = await changes(client)
-    copied = given.model_copy(update={"store": tmp_path / "copy.db"})
-    async with running(copied, recommender=recommender) as (client, _):
-        response = await client.get(URL, params={"after": last["cursor"]})
-        assert response.status_code == 422
-        assert "begin again" in response.json()["detail"]
-
-
-def test_the_client_reads_changes(settings, recommender, serving):
-    with serving(settings, recommender=recommender) as url, Client(url) as client:
-        assert list(client.event_changes()) == []
-        client.send_events([{"event_id": f"{n}", "user": f"u{n}", "item": "x"} for n in range(5)])
-        read = list(client.event_changes(page=2))
-        assert [record.event_id for record in read] == ["0", "1", "2", "3", "4"]
-        assert all(isinstance(record, EventRecord) for record in read)
-        later = client.event_changes(read[2].cursor, page=1)
-        assert [record.event_id for record in later] == ["3", "4"]
-        client.forget("u1")
-        (erased,) = client.event_changes(read[-1].cursor)
-        assert (erased.op, erased.user_hash) == ("erase", read[1].user_hash)
-        with pytest.raises(ServiceError, match="begin again"):
-            next(client.event_changes("0123456789abcdef-e1"))
-
-
-def test_the_program_of_the_docs_keeps_a_copy(settings, recommender, serving, tmp_path):
-    (program,) = re.findall(r"```python\n(.*?)```", STORES.read_text(encoding="utf-8"), flags=re.S)
-    with serving(settings, recommender=recommender) as url, Client(url) as client:
-        here = program.replace("http://127.0.0.1:8000", url)
-        here = here.replace("warehouse.db", str(tmp_path / "warehouse.db"))
-
-        def copied():
-            exec(compile(here, str(STORES), "exec"), {})
-            with sqlite3.connect(tmp_path / "warehouse.db") as copy:
-                rows = copy.execute("SELECT user, item, value FROM events ORDER BY rowid")
-                return rows.fetchall()
-
-        assert copied() == []
-        client.send_events([{"user": "ada", "item": "x"}, {"user": "bob", "item": "y", "value": 2}])
-        assert copied() == [("ada", "x", None), ("bob", "y", 2.0)]
-        client.forget("ada")
-        client.send_events([{"user": "bob", "item": "z"}])
-        assert copied() == copied() == [("bob", "y", 2.0), ("bob", "z", None)]
+        assert "new" not in response.text

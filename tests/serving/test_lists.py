@@ -19,8 +19,6 @@ LISTS = {
     "trending": {},
     "latest": {},
     "together": {"item": "item-20"},
-    "because-viewed": {"user": "zoe"},
-    "continue": {"user": "zoe"},
 }  # with the query that `fill` has an answer to
 EACH = pytest.mark.parametrize("name", LISTS)
 HOUR = 3600
@@ -124,8 +122,6 @@ async def test_events_of_an_erased_user_do_not_count(client):
     await send(client, ("eve", "item-3", "cart", 0))
     assert (await client.delete("/v1/users/eve")).status_code == 204
     assert ids(await ask(client, "trending")) == ["item-2"]
-    for name in ("continue", "because-viewed"):
-        assert (await ask(client, name, user="eve"))["note"]["code"] == "unknown_user"
 
 
 async def test_trending_items_are_kept_for_a_short_time(client, monkeypatch):
@@ -189,75 +185,14 @@ async def test_unknown_items_have_no_companions(client):
     assert (found["items"], found["note"]["code"]) == ([], "no_evidence")
 
 
-# Lists of a user
-
-
-async def test_the_list_names_the_newest_item_not_bought(client):
-    await send(
-        client, ("zoe", "item-50", "view", 5), ("zoe", "item-60", "cart", 4),
-        ("zoe", "item-70", "view", 3), ("zoe", "item-70", "purchase", 2),
-        ("zoe", "item-80", "impression", 1), ("zoe", "gone", "view", 0),
-    )  # fmt: skip
-    found = await ask(client, "because-viewed", user="zoe")
-    assert found["because"] == {"item_id": "item-60", "title": "Thing no. 60"}
-    assert ids(found) == ["item-61", "item-62"]
-    await send(client, ("zoe", "item-61", "view", 0))
-    found = await ask(client, "because-viewed", user="zoe")
-    assert found["because"]["item_id"] == "item-61"
-    assert ids(found) == ["item-62", "item-63"]
-    await send(client, ("zoe", "item-62", "dislike", 0))
-    assert ids(await ask(client, "because-viewed", user="zoe")) == ["item-63"]
-
-
-async def test_an_item_without_similar_ones_is_not_named(client):
-    await send(client, ("zoe", "item-50", "view", 1), ("zoe", "item-299", "view", 0))
-    found = await ask(client, "because-viewed", user="zoe")
-    assert found["because"]["item_id"] == "item-50"
-
-
-async def test_who_only_bought_has_no_list_of_viewed_items(client):
-    await send(client, ("zoe", "item-50", "purchase", 1))
-    found = await ask(client, "because-viewed", user="zoe")
-    assert (found["items"], found["note"]["code"]) == ([], "no_evidence")
-
-
 async def test_types_of_the_data_set_have_its_meaning(client, recommender):
     of = [("stage1", "context", 0.2), ("stage2", "target", 1.0)]
     behaviours = tuple(Behaviour(*one) for one in of)
     chain = recommender.retrieval
     types = EventTypes(behaviours, chain.item_item, chain.counts)
     recommender.retrieval = replace(chain, types=types)
-    await send(
-        client, ("zoe", "item-5", "stage1", 3), ("zoe", "item-50", "stage1", 2),
-        ("zoe", "item-60", "stage2", 1),
-    )  # fmt: skip
-    assert ids(await ask(client, "continue", user="zoe")) == ["item-50", "item-5"]
-    found = await ask(client, "because-viewed", user="zoe")
-    assert found["because"]["item_id"] == "item-50"
-    assert ids(await ask(client, "trending"))[0] == "item-60"
-
-
-async def test_what_was_left_open_is_listed_last_first(client):
-    await send(
-        client, ("zoe", "item-1", "view", 9), ("zoe", "item-2", "cart", 8),
-        ("zoe", "item-3", "purchase", 7), ("zoe", "item-3", "view", 6),
-        ("zoe", "item-4", "cart", 5), ("zoe", "item-4", "remove_from_cart", 4),
-        ("zoe", "item-1", "view", 3), ("zoe", "item-5", "rating", 2), ("zoe", "gone", "view", 1),
-        ("zoe", "item-6", "impression", 0), ("zoe", "item-7", "view", 2),
-        ("zoe", "item-7", "dismiss", 1), ("zoe", "item-8", "dismiss", 2),
-        ("zoe", "item-8", "view", 1), ("max", "item-9", "view", 0),
-    )  # fmt: skip
-    found = await ask(client, "continue", user="zoe")
-    assert ids(found) == ["item-8", "item-1", "item-2"]
-    assert [item["type"] for item in found["items"]] == ["view", "view", "cart"]
-    assert found["items"][1]["time"] == pytest.approx(time.time() - 3 * HOUR, abs=60)
-    assert ids(await ask(client, "continue", user="zoe", k=1)) == ["item-8"]
-
-
-@pytest.mark.parametrize("name", ["continue", "because-viewed"])
-async def test_an_unknown_user_has_an_empty_list(client, name):
-    found = await ask(client, name, user="nobody")
-    assert (found["items"], found["note"]["code"]) == ([], "unknown_user")
+    await send(client, ("zoe", "item-50", "stage1", 1), ("zoe", "item-60", "stage2", 2))
+    assert ids(await ask(client, "trending")) == ["item-60", "item-50"]
 
 
 # All lists
@@ -314,7 +249,6 @@ OF_ALL = {
     "filter={": "/filter", "filter=[]": "/filter", f"filter={'x' * 4001}": "/filter",
     "include=trace": "/include/0", "model=A": "/model",
 }  # fmt: skip
-OF_USERS = {"user=": "/user", f"user={LONG}": "/user", "user=%0a": "/user", "": "/user"}
 OF_ONE = {
     "trending": {
         "half_life_h=0": "/half_life_h", "half_life_h=721": "/half_life_h",
@@ -328,8 +262,6 @@ OF_ONE = {
         "": "/item", "item=": "/item/0", f"item={LONG}": "/item/0", "item=a%00": "/item/0",
         "&".join(["item=a"] * 51): "/item",
     },
-    "because-viewed": OF_USERS,
-    "continue": OF_USERS,
 }  # fmt: skip
 
 
@@ -355,10 +287,9 @@ async def test_a_filter_that_does_not_fit_is_a_problem(client, name):
     assert (response.status_code, response.json()["code"]) == (404, "unknown_model")
 
 
-@pytest.mark.parametrize("name", ["together", "because-viewed"])
-async def test_a_bundle_without_retrieval_is_a_problem(client, recommender, name):
+async def test_a_bundle_without_retrieval_is_a_problem(client, recommender):
     recommender.retrieval = None
-    response = await get(client, name)
+    response = await get(client, "together")
     assert (response.status_code, response.json()["code"]) == (409, "unsupported_by_model")
     assert (await client.get("/v1/lists/trending")).status_code == 200
 
@@ -370,8 +301,7 @@ async def test_a_bundle_without_retrieval_is_a_problem(client, recommender, name
 async def test_lists_can_be_kept_and_checked(client, name):
     await fill(client)
     response = await get(client, name)
-    shared = name in ("trending", "latest", "together")
-    assert response.headers["cache-control"] == (SHARED if shared else PRIVATE)
+    assert response.headers["cache-control"] == SHARED
     assert (f"max-age={MAX_AGE_S}" in SHARED, "private" in PRIVATE) == (True, True)
     assert response.headers["vary"] == "Authorization"
     tag = response.headers["etag"]
@@ -418,10 +348,6 @@ async def test_tenants_do_not_see_each_other_s_events(shops):
     assert found == {
         "one": {"item-5", "item-6"}, "two": {"item-7"}, "all": {"item-5", "item-6", "item-7"}
     }  # fmt: skip
-    left = {name: ids(await ask(shop, "continue", user="ada")) for name, shop in shops.items()}
-    assert left == {"one": ["item-5", "item-6"], "two": ["item-7"], "all": []}
-    named = [(await ask(shops[n], "because-viewed", user="ada")).get("because") for n in shops]
-    assert [one and one["item_id"] for one in named] == ["item-2", "item-5", "item-7"]
 
 
 async def test_no_shared_cache_keeps_what_is_of_a_tenant(shops):
@@ -429,8 +355,8 @@ async def test_no_shared_cache_keeps_what_is_of_a_tenant(shops):
         name: [(await get(shop, path)).headers["cache-control"] for path in LISTS]
         for name, shop in shops.items()
     }
-    assert policies["all"] == [SHARED, SHARED, SHARED, PRIVATE, PRIVATE]
-    assert policies["one"] == [OF_TENANT, SHARED, SHARED, PRIVATE, PRIVATE]
+    assert policies["all"] == [SHARED, SHARED, SHARED]
+    assert policies["one"] == [OF_TENANT, SHARED, SHARED]
     assert "private" in OF_TENANT
 
 
@@ -527,21 +453,3 @@ async def test_problems_by_get_are_those_by_post(client):
     ):
         response = await client.get("/v1/recommendations", params=query)
         assert (response.status_code, response.json()["code"]) == (status, code)
-
-
-async def test_old_dislikes_and_purchases_count_for_users_of_many_events(client):
-    many = [("ada", f"item-{i % 4 + 20}", "view", 40) for i in range(250)]
-    first = ids(await ask(client, "because-viewed", user=await viewer(client, "eve")))
-    await send(client, ("ada", first[0], "dislike", 90), ("ada", first[1], "purchase", 90))
-    for start in range(0, 250, 50):
-        await send(client, *many[start : start + 50])
-    await send(client, ("ada", "item-1", "view", 1), ("ada", first[1], "view", 2))
-    found = await ask(client, "because-viewed", user="ada")
-    assert found["because"]["item_id"] != first[1]
-    assert not {first[0], first[1]} & set(ids(found))
-    assert first[1] not in ids(await ask(client, "continue", user="ada", k=50))
-
-
-async def viewer(client, name):
-    await send(client, (name, "item-1", "view", 1))
-    return name

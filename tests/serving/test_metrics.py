@@ -6,7 +6,6 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from recsys.decoding.engine import EngineStatistics
 from recsys.serving.metrics import Metrics
-from recsys.serving.series import SLOT_S, SLOTS
 
 
 def samples(metrics):
@@ -49,7 +48,6 @@ def test_an_answer_is_counted_in_every_respect():
     accepted = [value(metrics, "accepted_levels_total", level=str(i)) for i in (1, 2)]
     assert accepted == [1, 1]
     assert ("recsys_accepted_levels_total", (("level", "3"),)) not in samples(metrics)
-    assert metrics.series.snapshot()["last_minute"]["acceptance"] == pytest.approx(2 / 6, abs=1e-3)
 
 
 def test_answers_without_model_or_draft_count_no_pass_or_level():
@@ -57,14 +55,13 @@ def test_answers_without_model_or_draft_count_no_pass_or_level():
     metrics.answered({"total": 0.001}, sources=["popular"])
     metrics.answered({"total": 0.001}, stats={"target_passes": 4}, levels=4)
     assert value(metrics, "target_passes_count") == 1
-    assert metrics.series.snapshot()["last_minute"]["acceptance"] is None
 
 
 def test_the_rest_is_counted():
     metrics = Metrics()
     metrics.batch(8, 0.2)
     metrics.fallback("retrieval")
-    metrics.shadow(0.9, 2, 0.05, passes=2)
+    metrics.shadow(0.9, 0.05, passes=2)
     metrics.history_cache(hit=True)
     metrics.history_cache(hit=False)
     assert value(metrics, "batch_size_sum") == 8
@@ -124,26 +121,6 @@ def test_two_applications_share_no_counter():
     assert (value(first, "erasures_total"), value(second, "erasures_total")) == (1, 0)
 
 
-def test_the_series_has_a_slot_for_each_period_and_is_limited(clock):
-    metrics = Metrics(clock=clock)
-    for ms in range(1, 101):
-        metrics.answered({"total": ms / 1000})
-    clock.now = 2 * SLOT_S + 1
-    metrics.answered({"total": 1.0})
-    found = metrics.series.snapshot()
-    assert found["answers"] == [100, 0, 1]
-    assert found["qps"] == [20.0, 0.0, 1.0]  # the last slot is a second old
-    assert found["ago_seconds"] == [10.0, 5.0, 0.0]
-    assert 50 <= found["p50_ms"][0] <= 50 * 1.1
-    assert 99 <= found["p99_ms"][0] <= 99 * 1.1
-    assert found["p50_ms"][1] is None
-    assert found["last_minute"]["answers"] == 101
-    clock.now += 10 * SLOTS * SLOT_S
-    found = metrics.series.snapshot()
-    assert len(found["answers"]) == SLOTS
-    assert sum(found["answers"]) == 0
-
-
 async def test_the_endpoint_speaks_prometheus(client):
     await client.get("/v1/models")
     await client.get("/v1/nothing/at/all")
@@ -157,22 +134,3 @@ async def test_the_endpoint_speaks_prometheus(client):
     (errors,) = families["recsys_errors"].samples
     assert errors.labels == {"code": "not_found"}
     assert "process_resident_memory_bytes" in families
-
-
-async def test_stats_have_phase_models_process_and_series(client):
-    body = (await client.get("/v1/stats")).json()
-    assert body["phase"] == "ready"
-    assert body["models"][0]["name"] == "demo"
-    assert body["queue"]["depth"] == 0
-    assert body["process"]["rss_bytes"] > 10**6
-    assert body["process"]["threads"] >= 1
-    lengths = {len(v) for v in body["series"].values() if isinstance(v, list)}
-    assert len(lengths) == 1
-
-
-async def test_stats_answer_while_the_model_is_loaded(settings, recommender, running):
-    recommender.gate.clear()
-    async with running(settings, recommender=recommender, wait=False) as (client, _):
-        body = (await client.get("/v1/stats")).json()
-        assert (body["phase"], body["models"]) == ("starting", [])
-        recommender.gate.set()

@@ -81,22 +81,6 @@ async def ask_by_get(call, user):
     return await call("GET", f"/v1/recommendations?user={user}&fallback=false&k=5")
 
 
-async def ask_list(call, user, name):
-    response = await call("GET", f"/v1/lists/{name}?user={user}")
-    note = response.json().get("note")
-    if note is not None and note["code"] == "unknown_user":
-        response.status_code = 404
-    return response
-
-
-async def ask_viewed(call, user):
-    return await ask_list(call, user, "because-viewed")
-
-
-async def ask_left(call, user):
-    return await ask_list(call, user, "continue")
-
-
 async def ask_rank(call, user):
     return await call("POST", "/v1/rank", json={"user": user, "items": ["item-9"]})
 
@@ -117,8 +101,6 @@ PROBES = {
     ("POST", "/v1/recommendations/batch"): ask_batch,
     ("GET", "/v1/users/{user_id}/recommendations"): ask_by_path,
     ("GET", "/v1/recommendations"): ask_by_get,
-    ("GET", "/v1/lists/because-viewed"): ask_viewed,
-    ("GET", "/v1/lists/continue"): ask_left,
     ("POST", "/v1/rank"): ask_rank,
     ("GET", "/v1/users/{user_id}/history"): ask_history,
     ("GET", "/v1/users"): ask_users,
@@ -190,12 +172,6 @@ async def test_a_tenant_reads_its_own_users(shops, recommender, probe):
             assert [event["item"] for event in answers[tenant]["events"]] == items[::-1]
             assert answers[tenant]["user"] == "ada"
         assert [event["event_id"] for event in answers["shop2"]["events"]] == ["ada-1", "ada-0"]
-    if probe is ask_viewed:
-        named = [answers[tenant]["because"]["item_id"] for tenant in HISTORIES]
-        assert named == [items[-1] for items in HISTORIES.values()]
-    if probe is ask_left:
-        for tenant in ("shop1", "shop2"):
-            assert recommended(answers[tenant]) == HISTORIES[tenant][::-1]
     if probe is ask_rank:
         assert [answers[tenant]["history_items"] for tenant in HISTORIES] == [2, 1, 2]
     if probe is ask_users:
@@ -250,7 +226,7 @@ async def test_feedback_is_linked_within_a_tenant(shops, until):
 async def test_an_id_that_is_too_long_with_its_tenant_is_invalid(shops):
     longest = "x" * (MAX_ID - len("shop1:"))
     assert (await post(shops["shop1"], longest, ["item-1"]))["accepted"] == 1
-    for probe in (ask, ask_batch, ask_by_path, ask_by_get, ask_viewed, ask_rank, ask_history):
+    for probe in (ask, ask_batch, ask_by_path, ask_by_get, ask_rank, ask_history):
         assert (await probe(shops["shop1"], longest)).status_code == 200, probe
         assert (await probe(shops["shop1"], longest + "x")).status_code == 422, probe
     assert (await post(shops["shop1"], longest + "x", ["item-1"]))["code"] == "invalid_request"

@@ -126,7 +126,6 @@ BODIES: dict[str, tuple[int, str, Any]] = {  # connections, path, body
     "large ranks": (4, "/v1/rank", {"history": NAMES[:100], "items": NAMES}),
     "evaluations": (8, "/v1/evaluation", None),  # without a body: GET
     "metrics": (40, "/metrics", None),
-    "statistics": (40, "/v1/stats", None),
 }  # fmt: skip
 
 
@@ -166,7 +165,7 @@ async def histories(to: Target) -> None:
 
 async def wrong_keys(to: Target) -> None:
     """Guessing keys."""
-    await Target(to.host, to.port, "rk_" + "x" * 43, to.count).send("/v1/stats", method="GET")
+    await Target(to.host, to.port, "rk_" + "x" * 43, to.count).send("/metrics", method="GET")
 
 
 # These write bytes to new connections without an end
