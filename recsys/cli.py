@@ -21,9 +21,8 @@ from recsys import __version__
 from recsys.errors import RecsysError
 
 ORDER = (
-    "quickstart", "run", "retrain", "data", "ids", "train", "bundle", "evaluate", "compare",
-    "export", "recommend", "explain", "benchmark", "serve", "keys", "mcp", "experiment",
-    "store", "batch", "doctor",
+    "quickstart", "run", "retrain", "data", "ids", "train", "bundle", "evaluate", "export",
+    "recommend", "benchmark", "serve", "keys", "experiment", "store", "batch", "doctor",
 )  # fmt: skip
 
 

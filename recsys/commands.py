@@ -19,9 +19,7 @@ from recsys.options import Json, Name, RunOptions, Seed, expand_options
 if TYPE_CHECKING:  # the command loads these when it runs
     from recsys.data.sources import Tables
     from recsys.pipeline import Context
-    from recsys.recommender import Recommender
     from recsys.retraining import Sources
-    from recsys.text.explain import Explainer
 
 SERVICE = "http://127.0.0.1:8000"
 REFUSED = 3  # exit status of a retraining whose result is refused by the gate
@@ -392,10 +390,15 @@ def evaluate(
     bundle: BundleFolder = None,
     dataset: DatasetFolder = None,
     out: Annotated[Path | None, typer.Option(help="Where the report goes.")] = None,
+    against: Annotated[
+        Path | None, typer.Option(help="Folder of a report on the same users to compare with.")
+    ] = None,
     run: RunOptions,
     as_json: Json = False,
 ) -> None:
     """Measure Recall@K, NDCG@K and more by full ranking, next to baselines, with 95 % intervals.
+
+    With --against, also prints paired differences to another report, with 95 % intervals.
 
     Example: recsys evaluate --config configs/beauty.yaml --set evaluate.split=valid
     """
@@ -404,41 +407,31 @@ def evaluate(
     path = stage(run.context(), bundle=bundle, dataset=dataset, out=out)
     if path is None:
         raise typer.Exit(2)
-    if as_json:
+    if against is not None:
+        _compare(path, against, as_json=as_json)
+    elif as_json:
         typer.echo((path / "report.json").read_text(encoding="utf-8"))
     else:
         typer.echo(f"report: {path / 'report.html'}")
 
 
-def compare(
-    a: Annotated[Path, typer.Argument(help="Folder of a report, as `recsys evaluate` writes it.")],
-    b: Annotated[Path, typer.Argument(help="Folder of another; the same one for two rankers.")],
-    k: Annotated[int, typer.Option("-k", "--k", min=1, help="Length of the lists.")] = 10,
-    ranker_a: Annotated[
-        str | None, typer.Option(help="Of the first: blended, model, or a baseline's name.")
-    ] = None,
-    ranker_b: Annotated[str | None, typer.Option(help="Of the second.")] = None,
-    as_json: Json = False,
-) -> None:
-    """Compare two reports of the same users: paired differences with 95 % intervals.
-
-    Example: recsys compare var/reports/beauty var/reports/beauty --ranker-b model
-    """
+def _compare(report: Path, against: Path, *, as_json: bool) -> None:
+    """Print what `recsys.evaluation.compare` finds, as a table or as JSON."""
     from rich.console import Console
     from rich.table import Table
 
-    from recsys.evaluation.compare import compare as compare_reports
+    from recsys.evaluation.compare import compare
 
-    found = compare_reports(a, b, k=k, ranker_a=ranker_a, ranker_b=ranker_b)
+    comparison = compare(report, against)
     if as_json:
-        typer.echo(json.dumps(found))
+        typer.echo(json.dumps(comparison))
         return
-    names = [f"{found[side]['report']}: {found[side]['ranker']}" for side in ("a", "b")]
+    names = [f"{comparison[side]['report']}: {comparison[side]['ranker']}" for side in ("a", "b")]
     table = Table(
         "seen", "metric", "A", "B", "A - B", "95 %", "",
-        title=f"A = {names[0]}, B = {names[1]}, {found['users']:,} users",
+        title=f"A = {names[0]}, B = {names[1]}, {comparison['users']:,} users",
     )  # fmt: skip
-    for row in found["rows"]:
+    for row in comparison["rows"]:
         verdict = "A" if row["low"] > 0 else "B" if row["high"] < 0 else "level"
         table.add_row(
             row["seen"],
@@ -459,113 +452,6 @@ def recommend(*, whose: HistoryOptions, k: Length = 10, as_json: Json = False) -
     """
     user, items = whose.find()
     _show(whose.find_bundle(), user, items, k=k, as_json=as_json)
-
-
-@expand_options
-def explain(
-    *,
-    whose: HistoryOptions,
-    k: Length = 3,
-    model: Annotated[
-        Path | None,
-        typer.Option(
-            help="Local folder of a Hugging Face text model that writes the reasons; by default "
-            "the target, if it has a tokenizer."
-        ),
-    ] = None,
-    temperature: Annotated[
-        float, typer.Option(min=0, help="Of the words; 0 takes the most probable.")
-    ] = 0.0,
-    longest: Annotated[int, typer.Option(min=1, help="Characters of a reason, at most.")] = 160,
-    as_json: Json = False,
-) -> None:
-    """Recommend, and let a text model write a reason for each item, as JSON of a fixed form.
-
-    The item and the quoted titles of the history are constrained to real ones; the other words are
-    the model's own. Also prints how many tokens were forced and needed no forward pass.
-
-    Example: recsys explain --name beauty --user 42 --model path/to/llama
-    """
-    from recsys.bundle import Bundle
-    from recsys.devices import CPU
-    from recsys.recommender import Recommender
-    from recsys.text.explain import Explainer
-
-    bundle = whose.find_bundle()
-    options: dict[str, Any] = {"longest_reason": longest}
-    writer = None if model is None else Explainer.load(model, **options)
-    if writer is None and not (bundle / "target" / "tokenizer_config.json").is_file():
-        Explainer.load(Bundle.load(bundle, check=False).target)  # the error says what is missing
-    user, items = whose.find()
-    recommender = Recommender.load(bundle, device=CPU)  # for one list, nothing is measured
-    if writer is None:
-        writer = Explainer.load(recommender.bundle.target, model=recommender.model, **options)
-    document = {
-        "user": user,
-        "history": items,
-        "model": str(model or bundle / "target"),
-        **_explained(recommender, writer, items, k, temperature, whose.seed or 0),
-    }
-    if as_json:
-        typer.echo(json.dumps(document, ensure_ascii=False))
-    else:
-        _show_reasons(document)
-
-
-def _explained(
-    recommender: Recommender,
-    writer: Explainer,
-    history: list[str],
-    k: int,
-    temperature: float,
-    seed: int,
-) -> dict[str, Any]:
-    """The top-K of a history, a reason for each item, and counts of the generated tokens."""
-    from recsys.recommender import RecommendRequest
-
-    (result,) = recommender.recommend_batch([RecommendRequest(history, k)])
-    catalog = recommender.catalog
-    known = [(i, row) for i, row in zip(history, catalog.index(history), strict=True) if row >= 0]
-    titles = {i: str(catalog.titles[row]) or i for i, row in known}
-    found = writer.explain(
-        list(titles.values()),
-        [r.title or r.item_id for r in result.recommendations],
-        temperature=temperature,
-        seed=seed,
-    )
-    ids = {title: i for i, title in titles.items()}
-    return {
-        "unknown_items": result.unknown_items,
-        "explanations": [
-            {
-                "item_id": r.item_id,
-                "title": r.title,
-                "score": r.score,
-                "because": [{"item_id": ids[t], "title": t} for t in f.explanation.because],
-                "reason": f.explanation.reason,
-            }
-            for r, f in zip(result.recommendations, found, strict=True)
-        ],
-        "tokens": sum(len(f.written.tokens) for f in found),
-        "forced": sum(f.written.forced for f in found),
-        "forwards": sum(f.written.stats.target_passes for f in found),
-    }
-
-
-def _show_reasons(document: dict[str, Any]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    user = document["user"] or "this session"
-    table = Table("#", "item", "because", "reason", title=f"Reasons for {user}")
-    for rank, row in enumerate(document["explanations"], 1):
-        because = "; ".join(part["title"] for part in row["because"])
-        table.add_row(str(rank), row["title"] or row["item_id"], because, row["reason"])
-    Console().print(table)
-    typer.echo(
-        f"{document['tokens']} tokens in {document['forwards']} forwards; {document['forced']} "
-        "were forced and cost none."
-    )
 
 
 def _show(

@@ -1,4 +1,4 @@
-"""`recsys serve`, `mcp` and `keys`. `recsys --help` reads this module: nothing heavy at the top."""
+"""`recsys serve` and `keys`. `recsys --help` reads this module: nothing heavy at the top."""
 
 import os
 from pathlib import Path
@@ -83,43 +83,6 @@ def serve(
     from recsys.serving.server import serve as run
 
     run(settings, listener)
-
-
-def mcp(
-    url: Annotated[str, typer.Option(help="URL of the running service.")] = "http://127.0.0.1:8000",
-    key_file: Annotated[
-        Path | None,
-        typer.Option(help="File with the API key (default: RECSYS_API_KEY); scope read is enough."),
-    ] = None,
-    schema: Annotated[
-        bool, typer.Option("--schema", help="Print the tools for OpenAI-style requests, and end.")
-    ] = False,
-) -> None:
-    """Offer a running service to an assistant, as tools of the Model Context Protocol.
-
-    The assistant starts this command and talks to it over standard input and output. The tools
-    recommend, explain and search; none of them changes anything. Needs the extra 'mcp'.
-
-    Example: recsys mcp --url http://127.0.0.1:8000 --key-file key.txt
-    """
-    import json
-
-    from recsys.errors import ConfigError
-    from recsys.serving.assistant import openai_tools
-    from recsys.serving.assistant import serve as run
-    from recsys.serving.client import Client
-
-    if schema:
-        typer.echo(json.dumps(openai_tools(), indent=2, ensure_ascii=False))
-        return
-    key = os.environ.get("RECSYS_API_KEY")
-    if key_file is not None:
-        try:
-            key = key_file.read_text(encoding="utf-8").strip()
-        except (OSError, ValueError) as error:
-            raise ConfigError(f"--key-file {key_file}: {error}") from error
-    with Client(url, key=key or None) as client:
-        run(client)
 
 
 keys = typer.Typer(no_args_is_help=True, add_completion=False)

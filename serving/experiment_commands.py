@@ -68,25 +68,6 @@ def put(
     typer.echo(_line(info))
 
 
-@app.command("list")
-def list_(url: Url = HERE, key: Key = None, as_json: Json = False) -> None:
-    """List the experiments: name, status, arms with their shares, event.
-
-    Example: recsys experiment list
-    """
-    import json
-
-    from recsys.serving.schemas.experiments import ExperimentList
-
-    with _client(url, key) as client:
-        found = client.ask(ExperimentList, "GET", "/v1/experiments").experiments
-    if as_json:
-        typer.echo(json.dumps([info.model_dump() for info in found]))
-        return
-    for info in found:
-        typer.echo(_line(info))
-
-
 @app.command("results")
 def results(name: ExperimentName, url: Url = HERE, key: Key = None, as_json: Json = False) -> None:
     """Compare the arms with the first one. The intervals hold however often you look.

@@ -68,12 +68,10 @@ def test_optional_packages_are_imported_on_use_only():
         "opentelemetry.sdk",
         "tensorboard",
         "locust",
-        "mcp",
     )
     code = (
         f"import sys; sys.modules.update(dict.fromkeys({blocked!r}))\n"
         "import recsys.serving.app, recsys.serving.service, recsys.data.prepare\n"
-        "import recsys.serving.assistant\n"
         "import recsys.training.loop, recsys.commands, recsys.serving.commands\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
@@ -138,7 +136,6 @@ def test_every_public_name_exists(name):
     [
         ("psycopg", "serving.stores.postgres", repr, "postgres"),
         ("redis", "serving.stores.cache", repr, "redis"),
-        ("mcp", "serving.assistant", lambda assistant: assistant.make_server(None), "mcp"),
         ("ray.serve", "serving.cluster.ray", lambda ray: ray.import_ray("serve"), "ray"),
         (
             "opentelemetry.exporter.otlp.proto.http.trace_exporter",

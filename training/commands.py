@@ -165,29 +165,6 @@ def ids_report(name: Name = None, config: ConfigFile = None, as_json: Json = Fal
     print_report(context.workspace.run("ids"), as_json)
 
 
-@train.command("sasrec")
-@expand_options
-def train_sasrec(
-    *,
-    epochs: Epochs = None,
-    max_minutes: MaxMinutes = None,
-    run: RunOptions,
-    as_json: Json = False,
-) -> None:
-    """Train SASRec to predict the next item. Semantic IDs and the target may learn from it.
-
-    Example: recsys train sasrec --config configs/beauty.yaml --epochs 20
-    """
-    context = run.context(sasrec={"epochs": epochs, "max_minutes": max_minutes})
-    from recsys.errors import ConfigError
-    from recsys.training.sasrec import stage
-
-    path = context.run(stage)
-    if path is None:
-        raise ConfigError("sasrec.epochs: 0 makes no model; give --epochs, 20 for a start")
-    _report(path, "sasrec", as_json)
-
-
 @train.command("target")
 @expand_options
 def train_target(*, own: TargetOptions, run: RunOptions, as_json: Json = False) -> None:
@@ -246,19 +223,6 @@ def train_draft(
     from recsys.training.draft import stage
 
     _report(context.run(stage), "draft", as_json)
-
-
-@train.command("retrieval")
-@expand_options
-def train_retrieval(run: RunOptions) -> None:
-    """Fit neighbours and popularity, and choose on validation how lists are blended with them.
-
-    Example: recsys train retrieval --config configs/beauty.yaml
-    """
-    context = run.context().with_recipe()
-    from recsys.training.retrieval import stage
-
-    typer.echo(f"retrieval: {context.run(stage)}")
 
 
 @expand_options

@@ -209,11 +209,11 @@ def wanted(context: Context, key: str) -> tuple[SasRec, str]:
 def _load(context: Context) -> tuple[SasRec, str]:
     path = context.workspace.run(KIND)
     if not path.is_dir():
-        raise ArtifactError(f"{path} is not there; run `recsys train sasrec` first")
+        raise ArtifactError(f"{path} is not there; `recsys run --until sasrec` makes it")
     manifest = context.workspace.manifest(KIND)
     if manifest.parents["dataset"] != context.workspace.manifest("dataset").digest:
         raise ArtifactError(
-            f"{path} was made from another dataset; run `recsys train sasrec` again"
+            f"{path} was made from another dataset; run `recsys run --until sasrec` again"
         )
     try:
         return SasRec.load(path), manifest.digest

@@ -2,7 +2,7 @@
 
 A model that writes text keeps its own tokenizer. A `Constraint` says which tokens may follow, and
 `generate_text` and `sample_text` obey it. The recommender does not import this package; only
-`recsys explain` and the text model of a service do.
+the text model of a service does.
 """
 
 from __future__ import annotations

@@ -118,7 +118,7 @@ class Explainer:
         if not (folder / "tokenizer_config.json").is_file():
             raise ArtifactError(
                 f"{folder} has no tokenizer, so it writes no text; only a text model explains: "
-                "name one, a local Hugging Face folder, with --model or a service's serve.explainer"
+                "name one, a local Hugging Face folder, with a service's serve.explainer"
             )
         try:
             with quiet():

@@ -16,6 +16,7 @@ import pytest
 import torch
 from rich.console import Console
 
+from recsys import commands
 from recsys.artifacts import Workspace, read_manifest, verify, write_artifact
 from recsys.catalog import Catalog
 from recsys.config import Settings, build
@@ -873,6 +874,16 @@ def test_two_rankers_of_a_report_are_compared_user_by_user(context, monkeypatch)
         compare(path, path, ranker_a="nobody")
     with pytest.raises(DataError, match="lists of 10"):
         compare(path, path, k=50)
+
+
+def test_the_command_prints_differences_to_another_report(context, capsys):
+    path = run.stage(context)
+    commands._compare(path, path, as_json=True)
+    assert json.loads(capsys.readouterr().out) == compare(path, path)
+    commands._compare(path, path, as_json=False)
+    text = capsys.readouterr().out
+    assert "A - B" in text
+    assert "level" in text
 
 
 def test_all_events_are_compared_where_users_have_several(context, shop, monkeypatch, tmp_path):

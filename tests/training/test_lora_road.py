@@ -17,6 +17,7 @@ from recsys.models.checkpoint import quiet
 from recsys.serving.app import create_app
 from recsys.serving.settings import ServingSettings
 from recsys.testing import huggingface_beam_search, same_list
+from recsys.text.explain import Explainer
 
 HISTORIES, K = 100, 10
 BEAMS = 20  # of the service, where k is not larger
@@ -119,11 +120,8 @@ def test_lists_of_the_service_are_those_of_peft(
                 differing[mode] += not same_list(mine, theirs[place], exact[place])
     assert differing == {"beam": 0, "draft": 0}
 
-    ids = [f"i{item}" for item in histories[0]]
-    asked = ("--history", ",".join(ids), "-k", 2, "--longest", 20, "--json")
-    document = json.loads(recsys("explain", "--name", "toy", *asked))
-    found = [row["item_id"] for row in document["explanations"]]
-    assert found == [item for item, _ in exact[0][:2]]
-    for row in document["explanations"]:
-        assert {part["item_id"] for part in row["because"]} <= set(ids)
-        assert 1 <= len(row["reason"]) <= 20
+    liked, best = ["a kettle", "a pot"], ["a cup", "a mug"]
+    for row in Explainer.load(bundle / "target", longest_reason=20).explain(liked, best):
+        assert row.explanation.item in best
+        assert set(row.explanation.because) <= set(liked)
+        assert 1 <= len(row.explanation.reason) <= 20

@@ -1,32 +1,17 @@
 """Explanations: valid JSON that names the item and the history, whatever the model is like."""
 
 import json
-import sys
 
-import numpy as np
-import pyarrow as pa
 import pytest
-from tokenizers import AddedToken
 
-from recsys import cli
-from recsys.artifacts import write_artifact
-from recsys.bundle import CATALOG, KIND, PROMPTS, TARGET
-from recsys.catalog import Catalog
 from recsys.errors import ArtifactError, RequestError
-from recsys.models.checkpoint import save_model
-from recsys.prompts import PromptConfig
 from recsys.testing import byte_level_tokenizer, tiny_model
 from recsys.text.explain import PROMPT, Explainer
 from recsys.text.stopping import StoppedError
-from recsys.vocabulary import Vocabulary
 
 HISTORY = ["Heat", 'Say "Hi" \\', "Häuser 🎬", "Alien", "Heat"]
 ITEMS = ["Toy Story", "Up {really}", "Ünder\nlines 🎬 \\", "Toy Story"]
 FAST = byte_level_tokenizer([*HISTORY, *ITEMS, "because it is much like the others"], 330)
-
-
-TITLES = ["Heat", 'Say "Hi" \\', "Häuser 🎬", "Alien", "", "Toy Story"]
-CODES = np.stack(np.unravel_index(np.arange(6), (3, 2)), axis=1).astype(np.int32)
 
 
 def explainer(seed=0, **options):
@@ -158,71 +143,9 @@ def test_an_item_needs_a_title():
         explainer().explain(HISTORY, ["Up", ""])
 
 
-def bundle(path, *, writes):
-    """A bundle of six items; its target is a text model with semantic tokens behind its words."""
-    vocabulary = Vocabulary((3, 2), (330, 333), 336)
-    items = {"item_id": [f"i{n}" for n in range(6)], "title": TITLES, "text": [""] * 6}
-    with write_artifact(path, KIND) as folder:
-        save_model(tiny_model("llama-gqa", 336), folder / TARGET)
-        if writes:
-            fast = byte_level_tokenizer([*HISTORY, *ITEMS, "because it is much like them"], 330)
-            fast.add_tokens([AddedToken(f"<{n}>") for n in ("a_0", "a_1", "a_2", "b_0", "b_1")])
-            fast.save_pretrained(folder / TARGET)
-        (folder / CATALOG).mkdir()
-        Catalog(pa.table(items), CODES).save(folder / CATALOG)
-        vocabulary.save(folder)
-        (folder / PROMPTS).write_text(json.dumps(PromptConfig(max_items=4, block=2).as_dict()))
-    return path
-
-
-@pytest.fixture
-def command(monkeypatch, capsys, tmp_path):
-    monkeypatch.setenv("RECSYS_HOME", str(tmp_path / "var"))
-
-    def command(*arguments):
-        monkeypatch.setattr(sys, "argv", ["recsys", "explain", *map(str, arguments)])
-        with pytest.raises(SystemExit) as caught:
-            cli.main()
-        out, err = capsys.readouterr()
-        return int(caught.value.code or 0), out, err
-
-    return command
-
-
-@pytest.mark.parametrize("own", [True, False])
-def test_the_command_writes_a_json_reason_for_each_item(command, tmp_path, own):
-    path, others = bundle(tmp_path / "b", writes=own), []
-    if not own:
-        save_model(tiny_model("llama-gqa", 352), tmp_path / "text")
-        FAST.save_pretrained(tmp_path / "text")
-        others = ["--model", tmp_path / "text"]
-    asked = ("--bundle", path, "--history", "i0,i1,i9", "-k", 4, "--longest", 20, *others)
-    status, out, err = command(*asked, "--json", "--temperature", 2)
-    assert (status, err) == (0, "")
-    document = json.loads(out)
-    rows = document["explanations"]
-    assert sorted(row["item_id"] for row in rows) == ["i2", "i3", "i4", "i5"]
-    assert document["unknown_items"] == ["i9"]
-    for row in rows:
-        assert row["title"] == TITLES[int(row["item_id"][1])]
-        assert {part["item_id"] for part in row["because"]} <= {"i0", "i1"}
-        assert 1 <= len(row["reason"]) <= 20
-        assert "<a_" not in row["reason"]
-        assert "<b_" not in row["reason"]
-    assert document["tokens"] == document["forced"] + document["forwards"]
-    assert document["forced"] > 4 * 10
-    status, out, _ = command(*asked)
-    assert status == 0
-    assert "were forced and cost none." in out
-
-
-def test_a_bundle_whose_target_writes_no_text_names_the_way_out(command, tmp_path):
-    path = bundle(tmp_path / "b", writes=False)
-    status, out, err = command("--bundle", path, "--history", "i0")
-    assert (status, out) == (2, "")
-    assert err.startswith(f"error: {path / 'target'} has no tokenizer, so it writes no text; ")
-    assert "a local Hugging Face folder, with --model" in err
-    assert err.count("\n") == 1
+def test_a_folder_without_a_tokenizer_names_the_way_out(tmp_path):
+    with pytest.raises(ArtifactError, match=r"has no tokenizer, so .*explainer"):
+        Explainer.load(tmp_path)
 
 
 def test_a_tokenizer_that_cannot_serve_is_named(tmp_path):
