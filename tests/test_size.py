@@ -25,25 +25,25 @@ CODE = (".py", ".c", ".h", ".js", ".css", ".html")
 PRODUCT = ("recsys", "data", "training", "serving", "benchmarks")
 # part: (ceiling, goal)
 LINES = {
-    "recsys": (36_300, 25_000),
+    "recsys": (36_010, 25_000),
     "data": (10_000, 5_500),
-    "training": (6_650, 6_000),
-    "serving": (20_800, 13_000),
+    "training": (6_410, 6_000),
+    "serving": (19_610, 13_000),
     "benchmarks": (4_300, 3_500),
-    "tests": (55_300, 36_000),
+    "tests": (55_220, 36_000),
 }
 BUDGET = {
     **{f"lines in {folder}/": limits for folder, limits in LINES.items()},
     "lines of the product": (77_900, 53_500),
     "lines of the largest file": (1_179, 500),
     "lines of the largest class": (1_042, 350),
-    "words of the documents": (58_000, 50_000),
-    "words of README.md": (900, 900),
+    "words of the documents": (90_150, 50_000),
+    "words of README.md": (1_100, 900),
     "lines of CHANGELOG.md": (60, 60),
-    "commands": (39, 26),
+    "commands": (33, 26),
     "settings": (298, 150),
-    "HTTP operations": (48, 32),
-    "extras": (12, 8),
+    "HTTP operations": (43, 32),
+    "extras": (11, 8),
 }
 
 
