@@ -240,18 +240,7 @@ def cross_fit(
     *,
     network: bool = False,
 ) -> NDArray[np.int64]:
-    """(n,) rank of each user's next item by a reranker that was fitted on other users."""
-    return ranks_by(found, cross_score(found, shape, sources, network=network))
-
-
-def cross_score(
-    found: Candidates,
-    shape: Reranker,
-    sources: Sequence[str] | None = None,
-    *,
-    network: bool = False,
-) -> NDArray[np.float64]:
-    """(n, w) scores of each user's candidates by a reranker that `fit` made of other users."""
+    """(n,) rank of each user's next item by a reranker that `fit` made of other users."""
     fold = np.random.default_rng(0).permutation(len(found.targets)) % FOLDS
     scores = np.zeros(found.items.shape)
     for number in range(FOLDS):
@@ -259,7 +248,7 @@ def cross_score(
         reranker = fit(found.take(others), shape, sources, network=network)
         own = found.take(rows)
         scores[rows] = reranker.score(own.values, own.there)
-    return scores
+    return ranks_by(found, scores)
 
 
 def rank_targets(found: Candidates, reranker: Reranker) -> NDArray[np.int64]:
@@ -326,9 +315,9 @@ def choose(
     servable[MODEL], ranks[MODEL] = replace(shape, weights={}), alone[MODEL]
     best = max(servable, key=lambda name: gains(ranks[name]).mean())
     begun = time.monotonic()
-    scores, useful = _cross_score_optional(found, shape)
+    crossed, useful = _cross_fit_optional(found, shape)
     ready = time.monotonic() + NETWORK_TIMES * (time.monotonic() - begun)
-    crossed, network = ranks_by(found, scores), False
+    network = False
     hits = np.count_nonzero(found.hits.any(axis=1))
     if hits >= LEAST_HITS and ready < end:
         its_ranks = cross_fit(useful, shape, network=True)
@@ -371,19 +360,15 @@ def _ablate(
     return without
 
 
-def _cross_score_optional(
-    found: Candidates, shape: Reranker
-) -> tuple[NDArray[np.float64], Candidates]:
-    """Scores as by `cross_score`, and the candidates with the sources that are worth having."""
-    scores = cross_score(found, shape)
+def _cross_fit_optional(found: Candidates, shape: Reranker) -> tuple[NDArray[np.int64], Candidates]:
+    """Ranks as by `cross_fit`, and the candidates with the sources that are worth having."""
+    ranks = cross_fit(found, shape)
     if RECENT not in found.values:
-        return scores, found
+        return ranks, found
     rest = {source: values for source, values in found.values.items() if source != RECENT}
     fewer = replace(found, values=rest)
-    others = cross_score(fewer, shape)
-    if _exceeds(ranks_by(found, scores), ranks_by(found, others)):
-        return scores, found
-    return others, fewer
+    others = cross_fit(fewer, shape)
+    return (ranks, found) if _exceeds(ranks, others) else (others, fewer)
 
 
 def _exceeds(ranks: NDArray[np.int64], others: NDArray[np.int64], errors: float = 1.0) -> bool:

@@ -8,8 +8,8 @@ from recsys.serving.api.routing import QUEUE, OnceRoute, Ready, in_time, pay_for
 from recsys.serving.auth import Scope, requires
 from recsys.serving.changes import CursorError, wait_for_any
 from recsys.serving.errors import ProblemError, documented
-from recsys.serving.schemas.changes import ItemChangesQuery
 from recsys.serving.schemas.common import InvalidField
+from recsys.serving.schemas.items import ItemChangesQuery
 
 LINES = "application/x-ndjson"
 

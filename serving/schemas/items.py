@@ -184,6 +184,22 @@ class ItemRecord(BaseModel):
     attributes: dict[str, Any] | None = None
 
 
+class ItemChangesQuery(Query):
+    """Query parameters of changes of items."""
+
+    after: Annotated[str, StringConstraints(pattern=r"^([0-9a-f]{16}-[0-9]{1,18})?$")] = Field(
+        "", description="`cursor` of the last line that was read; by default from the beginning."
+    )
+    limit: int = Field(100, ge=1, le=200, description="Lines at most.")
+    wait: float = Field(
+        0.0,
+        ge=0,
+        le=30,
+        description="Seconds to wait if there is no line yet. The answer comes earlier where the "
+        "deadline of requests ends earlier.",
+    )
+
+
 class SimilarQuery(Query):
     """Query parameters of similar items."""
 
