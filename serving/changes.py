@@ -70,8 +70,6 @@ def event_record(store: Store, change: Change) -> EventRecord:
     """A change of events as clients read it."""
     cursor = write_cursor(store, EVENT + ".".join(map(str, change.place)))
     event, name = change.event, change.user_hash
-    if name is None:
-        return EventRecord.model_construct(cursor=cursor, op="skip")
     if event is None:
         assert change.erased_ms is not None  # noqa: S101 - it is an erasure
         return EventRecord.model_construct(

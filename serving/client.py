@@ -157,8 +157,7 @@ class Client:
             for line in lines:
                 record = EventRecord.model_validate_json(line)
                 after = record.cursor
-                if record.op != "skip":
-                    yield record
+                yield record
             if not lines:
                 return
 

@@ -147,10 +147,6 @@ def create_key(
         int | None,
         typer.Option(help="Units of work a minute (default: the service's rate limit)."),
     ] = None,
-    tenant: Annotated[
-        str | None,
-        typer.Option(help="Only users of this tenant, whose ids are its own (default: all users)."),
-    ] = None,
     file: KeysFile = None,
     config: ConfigFile = None,
 ) -> None:
@@ -165,11 +161,10 @@ def create_key(
     from recsys.serving import auth
 
     place = _keys_file(file, config).absolute()
-    typer.echo(auth.create(place, name, scope, expires, quota=quota, tenant=tenant))
+    typer.echo(auth.create(place, name, scope, expires, quota=quota))
     limits = [
         f", for {expires}" if expires else "",
         f", {quota} units a minute" if quota else "",
-        f", of tenant {tenant}" if tenant else "",
     ]
     say(f"Key {name} ({scope}{''.join(limits)}) is in {place}, as a hash.")
     say("Send it as 'Authorization: Bearer KEY'.")
@@ -177,7 +172,7 @@ def create_key(
 
 @keys.command("list")
 def list_keys(file: KeysFile = None, config: ConfigFile = None, as_json: Json = False) -> None:
-    """List the keys: name, scope, date of creation and, if any, end, quota and tenant.
+    """List the keys: name, scope, date of creation and, if any, end and quota.
 
     Example: recsys keys list
     """
@@ -187,15 +182,14 @@ def list_keys(file: KeysFile = None, config: ConfigFile = None, as_json: Json = 
 
     found = auth.read(_keys_file(file, config))
     if as_json:
-        fields = ("name", "scope", "created", "expires", "quota", "tenant")
+        fields = ("name", "scope", "created", "expires", "quota")
         rows = [{field: getattr(key, field) for field in fields} for key in found]
         typer.echo(json.dumps(rows))
         return
     for key in found:
         end = f"\t{'expired' if key.is_expired else 'until'} {key.expires}" if key.expires else ""
         quota = f"\t{key.quota} units a minute" if key.quota else ""
-        tenant = f"\ttenant {key.tenant}" if key.tenant else ""
-        typer.echo(f"{key.name}\t{key.scope}\t{key.created}{end}{quota}{tenant}")
+        typer.echo(f"{key.name}\t{key.scope}\t{key.created}{end}{quota}")
 
 
 @keys.command("revoke")

@@ -40,7 +40,6 @@ from recsys.serving.schemas.lists import (
 )
 from recsys.serving.stores.records import DISLIKES, StoredEvent, TypedHistory
 from recsys.serving.stores.store import Store
-from recsys.serving.tenants import TENANT
 
 EVENTS = 200  # of a user, the newest, that a list of them is made from
 ANCHORS = 10  # items of a user that are tried
@@ -97,8 +96,8 @@ class Lists:
     async def trending(
         self, query: TrendingQuery, wanted: Mapping[str, Any] | None
     ) -> ListResponse:
-        """Items by the decayed events of all users, or of the users of the tenant who asks."""
-        activity, tenant = await self._recent(self._open()), TENANT.get()
+        """Items by the decayed events of all users."""
+        activity = await self._recent(self._open())
         half_life_ms, window_ms = query.half_life_h * HOUR_MS, query.window_h * HOUR_MS
         given = query.weights
         since_ms = max(activity.since_ms, activity.until_ms - window_ms)
@@ -106,7 +105,7 @@ class Lists:
         def rank(batch: Batch, model: Model) -> Ranking:
             usual = self._weights(_strengths(model))
             weigh = (lambda name: given.get(name.lower(), 0.0)) if given else usual
-            found, scores = activity.trending(weigh, half_life_ms, window_ms, tenant)
+            found, scores = activity.trending(weigh, half_life_ms, window_ms)
             rows = self._rows_of(model.recommender, batch.epoch, activity)[found]
             known = rows >= 0
             listed = scores[known].tolist()

@@ -39,7 +39,7 @@ def _documented(record: str) -> dict[int | str, dict[str, Any]]:
 
 
 @router.get("/item-changes", response_class=Response, responses=_documented("ItemRecord"))
-@requires(Scope.READ, tenants=True)
+@requires(Scope.READ)
 async def list_item_changes(
     query: Annotated[ItemChangesQuery, Query()], request: Request, service: Ready
 ) -> Response:
@@ -54,7 +54,7 @@ async def list_item_changes(
 
 
 @router.get("/event-changes", response_class=Response, responses=_documented("EventRecord"))
-@requires(Scope.READ, tenants=True)
+@requires(Scope.READ)
 async def list_event_changes(
     query: Annotated[EventChangesQuery, Query()], request: Request, service: AnyPhase
 ) -> Response:

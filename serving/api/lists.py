@@ -6,7 +6,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query, Request, Response
 
 from recsys.errors import FilterError
-from recsys.serving.api.caching import CACHED, OF_TENANT, PRIVATE, SHARED, cached, tag_of
+from recsys.serving.api.caching import CACHED, PRIVATE, SHARED, cached, tag_of
 from recsys.serving.api.routing import OnceRoute, Ready, in_time, pay_for, while_connected
 from recsys.serving.auth import Scope, requires
 from recsys.serving.bodies import MalformedError, parse
@@ -21,7 +21,6 @@ from recsys.serving.schemas.lists import (
     UserListQuery,
 )
 from recsys.serving.service import Service
-from recsys.serving.tenants import TENANT
 
 router = APIRouter(prefix="/v1/lists", route_class=OnceRoute)
 ANY = (
@@ -36,17 +35,16 @@ Wanted = Mapping[str, Any] | None
     response_model=ListResponse,
     responses=CACHED | documented("store_unavailable", *ANY),
 )
-@requires(Scope.READ, tenants=True)
+@requires(Scope.READ)
 async def trending_items(
     query: Annotated[TrendingQuery, Query()], request: Request, service: Ready
 ) -> Response:
     """Items by the events of the last days, of which newer ones count more."""
-    policy = SHARED if TENANT.get() is None else OF_TENANT
-    return await _answer(request, service, query, service.lists.trending, policy)
+    return await _answer(request, service, query, service.lists.trending, SHARED)
 
 
 @router.get("/latest", response_model=ListResponse, responses=CACHED | documented(*ANY))
-@requires(Scope.READ, tenants=True)
+@requires(Scope.READ)
 async def latest_items(
     query: Annotated[ListQuery, Query()], request: Request, service: Ready
 ) -> Response:
@@ -59,7 +57,7 @@ async def latest_items(
     response_model=ListResponse,
     responses=CACHED | documented("unsupported_by_model", *ANY),
 )
-@requires(Scope.READ, tenants=True)
+@requires(Scope.READ)
 async def items_bought_together(
     query: Annotated[TogetherQuery, Query()], request: Request, service: Ready
 ) -> Response:
@@ -72,7 +70,7 @@ async def items_bought_together(
     response_model=ListResponse,
     responses=CACHED | documented("store_unavailable", "unsupported_by_model", *ANY),
 )
-@requires(Scope.READ, tenants=True)
+@requires(Scope.READ)
 async def because_you_viewed(
     query: Annotated[UserListQuery, Query()], request: Request, service: Ready
 ) -> Response:
@@ -86,7 +84,7 @@ async def because_you_viewed(
     response_model=ListResponse,
     responses=CACHED | documented("store_unavailable", *ANY),
 )
-@requires(Scope.READ, tenants=True)
+@requires(Scope.READ)
 async def continue_where_you_left_off(
     query: Annotated[UserListQuery, Query()], request: Request, service: Ready
 ) -> Response:

@@ -45,9 +45,8 @@ class EventRecord(BaseModel):
     """A line of changes of events: an event that was stored, or the erasure of a user."""
 
     cursor: str = Field(examples=["3f2a9c0d1b7e4a55-e17"])
-    op: Literal["append", "erase", "skip"] = Field(
-        description="`append`: an event. `erase`: delete all earlier events with this `user_hash`. "
-        "`skip`: there is nothing for this key up to here; read on."
+    op: Literal["append", "erase"] = Field(
+        description="`append`: an event. `erase`: delete all earlier events with this `user_hash`."
     )
     user_hash: str | None = Field(
         None,

@@ -14,9 +14,8 @@ from pydantic import (
     WithJsonSchema,
 )
 
-from recsys.serving.schemas.common import EVENT_TYPE, Answer, Body, First, Id, Query
+from recsys.serving.schemas.common import EVENT_TYPE, MAX_ID, Answer, Body, First, Id, Query
 from recsys.serving.stores.records import Event, StoredEvent, content_digest
-from recsys.serving.tenants import MAX_ID
 
 MAX_EVENTS = 5_000
 MAX_PAGE = 1_000

@@ -142,13 +142,13 @@ class StoredEvent(Event):
 
 
 class Change(NamedTuple):
-    """An event or an erasure of a store; with neither, a place up to which there is none.
+    """An event or an erasure of a store.
 
     `user_hash` is that of the event's user, or of the erased one; `erased_ms` is its time.
     """
 
     place: tuple[int, ...]
-    user_hash: str | None = None
+    user_hash: str
     event: StoredEvent | None = None
     erased_ms: int | None = None
 

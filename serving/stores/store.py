@@ -15,9 +15,6 @@ from abc import abstractmethod
 from collections import deque
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextvars import copy_context
-from dataclasses import replace
-from functools import partial
 from itertools import chain, groupby, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
@@ -49,14 +46,12 @@ from recsys.serving.stores.records import (
     sign_of,
     user_hash,
 )
-from recsys.serving.tenants import TENANT, inside, own, stored
 
 if TYPE_CHECKING:  # redis is an optional dependency
     from recsys.serving.stores.cache import HistoryCache
 
 logger = logging.getLogger("recsys.serving.stores")
 T = TypeVar("T")
-EventT = TypeVar("EventT", bound=Event)
 Run = Callable[[Callable[[], Any]], Awaitable[Any]]  # calls a function on another thread
 CHUNK = 50_000
 EARLIER = 20_000  # of a user, the newest events that decide what is not recommended
@@ -65,7 +60,6 @@ SERVED_WAITING = 10_000  # of them, not yet written
 DROPPED_AT_ONCE = 2_000  # exposures in a transaction, about 0.03 s
 EXPOSURES_OF_USER = 100  # in one experiment; later answers do not count
 RACES = 5
-PASSED = 10_000  # events of other tenants, read at once
 SALTED = 4  # schema since which hashes of erased users are salted
 SEEDING, JOURNAL, ERASING = range(3)  # activities of one process at a time
 SKEW_MS = 3_600_000  # by which the clock of whoever reports feedback may be behind
@@ -103,8 +97,7 @@ class RefusedError(StoreError):
 class Store(Database):
     """A store in a SQL database. Every call may raise `StoreError`.
 
-    Whatever an awaited write has returned for is on disk. Users, events and answers that a call is
-    about have ids of the current tenant (`tenants`).
+    Whatever an awaited write has returned for is on disk.
     """
 
     readers: ClassVar[int]
@@ -201,8 +194,7 @@ class Store(Database):
 
     async def typed_history(self, user_id: str, limit: int) -> TypedHistory | None:
         """As `history`, with the type of each event, and the items that the user dislikes."""
-        user = stored(user_id)
-        return await self._reading("history", lambda: self._history(user, limit), limited=True)
+        return await self._reading("history", lambda: self._history(user_id, limit), limited=True)
 
     async def events(
         self, user_id: str, limit: int, before: tuple[int, int] | None = None
@@ -213,17 +205,17 @@ class Store(Database):
         """
         if "\0" in user_id:
             return []
-        clause, user = "", stored(user_id)
-        parameters: tuple[Any, ...] = (user, limit)
+        clause = ""
+        parameters: tuple[Any, ...] = (user_id, limit)
         if before is not None:
-            clause, parameters = " AND (time_ms, id) < (?, ?)", (user, *before, limit)
+            clause, parameters = " AND (time_ms, id) < (?, ?)", (user_id, *before, limit)
         query = (
             f"SELECT {', '.join(EVENT_COLUMNS)}, id FROM events WHERE user_id = ?{clause}"  # noqa: S608
             " ORDER BY time_ms DESC, id DESC LIMIT ?"
         )
 
         def read() -> list[StoredEvent]:
-            return _renamed([_stored(row) for row in self._query(query, parameters)], own)
+            return [_stored(row) for row in self._query(query, parameters)]
 
         return await self._reading("events", read, limited=True)
 
@@ -235,11 +227,10 @@ class Store(Database):
             "SELECT DISTINCT user_id FROM events WHERE user_id >= ? AND user_id <= ?"
             " ORDER BY user_id LIMIT ?"
         )
-        first = inside(prefix, TENANT.get())
-        bounds = (first, first + LAST_CHARACTER, limit)
+        bounds = (prefix, prefix + LAST_CHARACTER, limit)
 
         def read() -> list[str]:
-            return [own(user) for (user,) in self._query(query, bounds)]
+            return [user for (user,) in self._query(query, bounds)]
 
         return await self._reading("users", read, limited=True)
 
@@ -260,10 +251,7 @@ class Store(Database):
         return await self._reading("acts", read, limited=True)
 
     async def acts(self, first: int, last: int, since_ms: int) -> list[Act]:
-        """Events at the places `first` to `last` that happened since a time, of all users.
-
-        Users have their stored ids, whatever the tenant.
-        """
+        """Events at the places `first` to `last` that happened since a time, of all users."""
         query = (
             "SELECT user_id, item_id, type, time_ms, recommendation_id FROM events"
             " WHERE id >= ? AND id <= ? AND time_ms >= ?"
@@ -276,12 +264,11 @@ class Store(Database):
         return await self._reading("acts", read, limited=True)
 
     async def changes(self, after: tuple[int, ...], limit: int) -> list[Change]:
-        """Events and erasures after a place, of the current tenant: at most `limit`.
+        """Events and erasures after a place: at most `limit`.
 
         Reading on after the last place misses nothing, whatever the order in which transactions
         are committed: an event appears once everything before it is complete. Events of a data set
-        are left out. An empty list means that there is no more; a change without event and user
-        that there is none among the `PASSED` events up to its place.
+        are left out. An empty list means that there is no more.
 
         `after` is the place of a change, or `()` to begin.
 
@@ -289,19 +276,14 @@ class Store(Database):
             AheadError: the place is behind all that was written.
             RestoredError: a snapshot was restored since this process began.
         """
-        tenant = TENANT.get()
 
         def read() -> list[Change]:
             start, end = after or (0,) * len(self.order), self._settled()
             if start > end:
                 self._require_id()
                 raise AheadError
-            passed = None if tenant is None else self._place_after(PASSED, start, end)
-            bounds = (start, passed or end)
-            found = self._appended(bounds, tenant, limit) + self._erasures(bounds, tenant, limit)
+            found = self._appended((start, end), limit) + self._erasures((start, end), limit)
             self._require_id()
-            if passed is not None and not found:
-                return [Change(passed)]
             return sorted(found, key=lambda change: change.place)[:limit]
 
         return await self._reading("changes", read, limited=True)
@@ -352,7 +334,7 @@ class Store(Database):
     async def exposed(
         self, experiment: str, event: str, window_ms: int, after: str, limit: int
     ) -> list[Exposed]:
-        """Users of an experiment, by their stored ids: at most `limit` after an id.
+        """Users of an experiment, by their ids: at most `limit` after an id.
 
         An answer is followed if the user sent an event of this type with its `recommendation_id`
         that happened at most `window_ms` later.
@@ -406,11 +388,7 @@ class Store(Database):
 
         An `EventConflictError` tells that an event with this id has other content.
         """
-        write = Write(events=_renamed(events, stored))
-        try:
-            result: Appended = await self._writing("append", write)
-        except EventConflictError as error:
-            raise EventConflictError([own(name) for name in error.event_ids]) from error
+        result: Appended = await self._writing("append", Write(events=events))
         return result
 
     async def erase(self, user_id: str) -> None:
@@ -421,37 +399,30 @@ class Store(Database):
         """
         if "\0" in user_id:
             return
-        user = stored(user_id)
 
         # A repeated erasure has the place of the last one.
         renewed = ", ".join(f"{name} = excluded.{name}" for name in ("erased_ms", *self.order))
-        tenant, colon, _ = user.partition(":")
-        tenant_hash = user_hash(tenant + colon, self.salt) if colon else None
 
         def forget(cursor: Any) -> None:
             new_id = self._next_id(cursor)  # above those that are deleted
             for table in ("events", "recommendations", "exposures"):
                 cursor.execute(
                     self._sql(f"DELETE FROM {table} WHERE user_id = ?"),  # noqa: S608
-                    (user,),
+                    (user_id,),
                 )
             cursor.execute(
                 self._sql(
-                    "INSERT INTO erasures (salted_hash, erased_ms, id, tenant_hash)"  # noqa: S608
-                    f" VALUES (?, ?, ?, ?) ON CONFLICT (salted_hash) DO UPDATE SET {renewed}"
+                    "INSERT INTO erasures (salted_hash, erased_ms, id) VALUES (?, ?, ?)"  # noqa: S608
+                    f" ON CONFLICT (salted_hash) DO UPDATE SET {renewed}"
                 ),
-                (user_hash(user, self.salt), now_ms(), new_id, tenant_hash),
+                (user_hash(user_id, self.salt), now_ms(), new_id),
             )
             self._leave_bytes(cursor)
 
-        await self._writing("erase", Write(operation=forget, user=user))
+        await self._writing("erase", Write(operation=forget, user=user_id))
 
     def remember(self, served: Served) -> None:
         """Remember an answer: it is written in the background, and the oldest are dropped."""
-        if TENANT.get() is not None:
-            user = None if served.user is None else stored(served.user)
-            name = stored(served.recommendation_id)
-            served = replace(served, user=user, recommendation_id=name)
         self._remembered.append(served)
 
     async def journal_append(self, model: str, records: Sequence[Mapping[str, Any]]) -> Journaled:
@@ -736,12 +707,11 @@ class Store(Database):
     async def _reading(self, operation: str, read: Callable[[], T], *, limited: bool = False) -> T:
         """Read on another thread; `limited` if clients ask for it, whose reads are limited.
 
-        Rows become objects in `read`, on that thread, which knows the tenant too.
+        Rows become objects in `read`, on that thread.
         """
         start = time.perf_counter()
-        run = partial(copy_context().run, read)
         try:
-            found: T = await (self._run if limited else self._at_once)(run)
+            found: T = await (self._run if limited else self._at_once)(read)
             return found
         finally:
             self._observe(operation, start)
@@ -940,51 +910,31 @@ class Store(Database):
             )
 
     def _between(
-        self, what: str, conditions: Sequence[str], bounds: Sequence[tuple[int, ...]]
+        self, what: str, condition: str, bounds: Sequence[tuple[int, ...]]
     ) -> tuple[str, list[Any]]:
         """A query for what lies after the first place and not after the last, and parameters."""
         place = ", ".join(self.order)
         marks = ", ".join("?" * len(self.order))
-        within = " AND ".join((*conditions, f"({place}) > ({marks})", f"({place}) <= ({marks})"))
+        within = f"{condition} AND ({place}) > ({marks}) AND ({place}) <= ({marks})"
         query = f"SELECT {place}{what} WHERE {within} ORDER BY {place} LIMIT ?"
         return query, [number for bound in bounds for number in bound]
 
-    def _place_after(
-        self, count: int, start: tuple[int, ...], end: tuple[int, ...]
-    ) -> tuple[int, ...] | None:
-        """The place of the event that is `count` events after another, or None."""
-        query, places = self._between(" FROM events", ("seed IS NULL",), (start, end))
-        rows = self._query(f"{query} OFFSET ?", (*places, 1, count - 1))
-        return tuple(rows[0]) if rows else None
-
-    def _appended(
-        self, bounds: Sequence[tuple[int, ...]], tenant: str | None, limit: int
-    ) -> list[Change]:
-        conditions, users = ["seed IS NULL"], []
-        if tenant is not None:
-            conditions += ["user_id >= ?", "user_id < ?"]
-            first = inside("", tenant)
-            users = [first, first[:-1] + chr(ord(first[-1]) + 1)]
+    def _appended(self, bounds: Sequence[tuple[int, ...]], limit: int) -> list[Change]:
         what = f", {', '.join(EVENT_COLUMNS)}, id FROM events"
-        query, places = self._between(what, conditions, bounds)
-        rows = self._query(query, (*users, *places, limit))
+        query, places = self._between(what, "seed IS NULL", bounds)
+        rows = self._query(query, (*places, limit))
         length = len(self.order)
         events = [_stored(row[length:]) for row in rows]
         hashes = {user: user_hash(user, self.salt) for user in {event.user for event in events}}
         return [
-            Change(tuple(row[:length]), hashes[event.user], named)
-            for row, event, named in zip(rows, events, _renamed(events, own), strict=True)
+            Change(tuple(row[:length]), hashes[event.user], event)
+            for row, event in zip(rows, events, strict=True)
         ]
 
-    def _erasures(
-        self, bounds: Sequence[tuple[int, ...]], tenant: str | None, limit: int
-    ) -> list[Change]:
-        conditions, hashes = ["id IS NOT NULL"], []
-        if tenant is not None:
-            conditions.append("tenant_hash = ?")
-            hashes.append(user_hash(inside("", tenant), self.salt))
-        query, places = self._between(", salted_hash, erased_ms FROM erasures", conditions, bounds)
-        rows = self._query(query, (*hashes, *places, limit))
+    def _erasures(self, bounds: Sequence[tuple[int, ...]], limit: int) -> list[Change]:
+        what = ", salted_hash, erased_ms FROM erasures"
+        query, places = self._between(what, "id IS NOT NULL", bounds)
+        rows = self._query(query, (*places, limit))
         return [Change(tuple(place), name, None, ms) for *place, name, ms in rows]
 
     def _last_place(self, cursor: Any, model: str) -> int:
@@ -1156,19 +1106,6 @@ def _row(event: Event, answers: Collection[str]) -> tuple[Any, ...]:
         event.event_id, event.user, event.item, event.type, event.time_ms, event.value, answer,
         linked, event.digest, event.seed,
     )  # fmt: skip
-
-
-def _renamed(events: Sequence[EventT], name: Callable[[str], str]) -> list[EventT]:
-    """Events with other names of their users, answers and themselves, if a tenant asks."""
-    if TENANT.get() is None:
-        return list(events)
-
-    def renamed(event: EventT) -> EventT:
-        event_id = None if event.event_id is None else name(event.event_id)
-        answer = None if event.recommendation_id is None else name(event.recommendation_id)
-        return replace(event, user=name(event.user), event_id=event_id, recommendation_id=answer)
-
-    return [renamed(event) for event in events]
 
 
 def _stored(row: Sequence[Any]) -> StoredEvent:

@@ -93,15 +93,26 @@ def test_an_expired_key_is_not_found(file, monkeypatch):
 
 def test_a_key_has_what_it_was_given_and_the_file_nothing_else(file):
     auth.create(file, "a", "read")
-    secret = auth.create(file, "b", "write", quota=600, tenant="shop1")
+    secret = auth.create(file, "b", "write", quota=600)
     plain, limited = json.loads(file.read_text())["keys"]
     assert plain.keys() == {"name", "scope", "sha256", "created"}  # earlier versions read it
-    assert (limited["quota"], limited["tenant"]) == (600, "shop1")
+    assert limited["quota"] == 600
     found = Keyring(file).find(secret)
-    assert (found.quota, found.tenant) == (600, "shop1")
+    assert found.quota == 600
     for wrong in (0, -1, True, 1.5):
         with pytest.raises(ConfigError, match="not a number of units a minute"):
             auth.create(file, "c", "read", quota=wrong)
+
+
+def test_a_key_with_a_limit_that_is_not_known_is_refused(file):
+    auth.create(file, "partner", "read")
+    document = json.loads(file.read_text())
+    document["keys"][0]["tenant"] = "shop1"
+    file.write_text(json.dumps(document))
+    with pytest.raises(
+        ConfigError, match=r"'partner' has the field 'tenant'.*`recsys keys create`"
+    ):
+        Keyring(file)
 
 
 @pytest.mark.usefixtures("check_at_once")
@@ -325,14 +336,12 @@ def test_the_commands_make_list_and_revoke(python, tmp_path):
     assert json.loads(run("list", "--json").stdout)[0]["scope"] == "write"
     run("create", "--name", "guest", "--expires", "90d")
     assert "\tuntil 2" in run("list").stdout.splitlines()[1]
-    run("create", "--name", "partner", "--quota", "600", "--tenant", "shop1")
+    run("create", "--name", "partner", "--quota", "600")
     line = run("list").stdout.splitlines()[2]
     assert line.startswith("partner\tread\t")
-    assert line.endswith("\t600 units a minute\ttenant shop1")
+    assert line.endswith("\t600 units a minute")
     listed = json.loads(run("list", "--json").stdout)
-    assert [(key["quota"], key["tenant"]) for key in listed] == [
-        (None, None), (None, None), (600, "shop1"),
-    ]  # fmt: skip
+    assert [key["quota"] for key in listed] == [None, None, 600]
     for name in ("guest", "shop", "partner"):
         run("revoke", name)
     assert auth.read(file) == []

@@ -1,4 +1,4 @@
-"""Changes of events and items over HTTP: cursors, waits, tenants, and the client that follows."""
+"""Changes of events and items over HTTP: cursors, waits, and the client that follows."""
 
 import asyncio
 import itertools
@@ -15,7 +15,6 @@ from recsys.serving import changes as changes_module
 from recsys.serving.client import Client, ServiceError
 from recsys.serving.limits import CALLER, Caller
 from recsys.serving.schemas.changes import EventRecord
-from recsys.serving.stores import store as store_module
 from recsys.serving.stores.records import user_hash
 
 URL = "/v1/event-changes"
@@ -164,43 +163,6 @@ async def test_a_key_that_is_revoked_during_a_wait_reads_nothing(
         response = await waiting
         assert (response.status_code, response.json()["code"]) == (401, "unauthenticated")
         assert "ada" not in response.text
-
-
-async def test_keys_read_the_users_of_their_tenant(settings, recommender, running, monkeypatch):
-    monkeypatch.setattr(store_module, "PASSED", 2)
-    file = settings.bundle.parent.parent / "keys.json"
-    keys = {
-        tenant: auth.create(file, tenant or "all", "write", tenant=tenant)
-        for tenant in (None, "shop1", "shop2")
-    }
-    guarded = settings.model_copy(update={"keys": file})
-    async with running(guarded, recommender=recommender) as (client, _):
-        headers = {tenant: {"Authorization": f"Bearer {key}"} for tenant, key in keys.items()}
-        assert (await client.get(URL)).status_code == 401
-        for number in range(4):
-            body = {"events": [{"event_id": f"{number}", "user": "ada", "item": "item-1"}]}
-            await client.post("/v1/events", json=body, headers=headers["shop2"])
-        body = {"events": [{"event_id": "1", "user": "ada", "item": "item-2"}]}
-        await client.post("/v1/events", json=body, headers=headers["shop1"])
-        await client.delete("/v1/users/ada", headers=headers["shop2"])
-        await client.delete("/v1/users/eve", headers=headers["shop1"])
-
-        async def read(tenant, after=""):
-            response = await client.get(URL, params={"after": after}, headers=headers[tenant])
-            assert tenant is None or tenant not in response.text
-            return [json.loads(line) for line in response.text.splitlines()]
-
-        event, erased = await read("shop1")
-        assert (event["event_id"], event["user"], event["item"]) == ("1", "ada", "item-2")
-        assert erased["op"] == "erase"
-        assert [line["op"] for line in await read("shop2")] == ["erase"]
-        everything = await read(None)
-        assert [line.get("user") for line in everything] == ["shop1:ada", None, None]
-        body = {"events": [{"event_id": f"b{n}", "user": "bob", "item": "x"} for n in range(9)]}
-        await client.post("/v1/events", json=body, headers=headers["shop1"])
-        (passed,) = await read("shop2", everything[-1]["cursor"])
-        assert set(passed) == {"cursor", "op"}
-        assert passed["op"] == "skip"
 
 
 async def test_a_file_that_was_put_back_to_a_copy_is_read_from_the_start(
