@@ -96,7 +96,6 @@ class Key:
         sha256: hash of the whole key.
         created: its date in ISO 8601.
         expires: the date from which it is refused.
-        quota: units of work a minute, in place of the service's rate limit.
     """
 
     name: str
@@ -104,7 +103,6 @@ class Key:
     sha256: str
     created: str
     expires: str | None = None
-    quota: int | None = None
 
     @property
     def may(self) -> Scope:
@@ -122,24 +120,16 @@ class Key:
 KEY_FIELDS = {field.name for field in fields(Key)}
 
 
-def create(
-    file: Path,
-    name: str,
-    scope: str,
-    expires: str | None = None,
-    *,
-    quota: int | None = None,
-) -> str:
+def create(file: Path, name: str, scope: str, expires: str | None = None) -> str:
     """Create a key and add it to the file (mode 0600), which is created if needed.
 
-    It can be used for the time `expires`, as `90d` or `12h`, or without limit. `quota` is that
-    of `Key`.
+    It can be used for the time `expires`, as `90d` or `12h`, or without limit.
 
     Returns the key itself, which is stored nowhere and cannot be shown again.
 
     Raises:
-        ConfigError: the name is taken or malformed, the scope or the time is unknown, the quota
-            is malformed, or the file is.
+        ConfigError: the name is taken or malformed, the scope or the time is unknown, or the file
+            is malformed.
         LockedError: another process has been changing the file for `LOCK_WAIT_S` seconds.
     """
     if not _NAME.fullmatch(name):
@@ -149,11 +139,7 @@ def create(
     secret = PREFIX + secrets.token_urlsafe(32)
     now = datetime.now(UTC).replace(microsecond=0)
     until = None if expires is None else (now + _duration(expires)).isoformat()
-    key = Key(name, scope, _digest(secret), now.isoformat(), until, quota)
-    try:
-        _check(key)
-    except ValueError as error:
-        raise ConfigError(str(error)) from None
+    key = Key(name, scope, _digest(secret), now.isoformat(), until)
     with _changing(file) as place:
         keys = read(place) if place.exists() else []
         if any(key.name == name for key in keys):
@@ -241,16 +227,9 @@ def _parse(file: Path, content: bytes) -> list[Key]:
         keys = [Key(**entry) for entry in document["keys"]]
         for key in keys:
             _ = key.may, bytes.fromhex(key.sha256), key.is_expired
-            _check(key)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise ConfigError(f"keys {file}: not a file of `recsys keys`: {error}") from error
     return keys
-
-
-def _check(key: Key) -> None:
-    """Check what a key is limited to; `ValueError` names what is wrong."""
-    if key.quota is not None and not (type(key.quota) is int and key.quota > 0):
-        raise ValueError(f"quota {key.quota!r} is not a number of units a minute, such as 600")
 
 
 @contextmanager
@@ -336,7 +315,6 @@ def _change(action: str, key: Key) -> Change:
         "key": key.name,
         "scope": key.scope,
         "expires": key.expires,
-        "quota": key.quota,
         "by": by or f"uid {os.getuid()}",
         "host": socket.gethostname(),
     }

@@ -26,7 +26,7 @@ from starlette.types import Scope as AsgiScope
 
 from recsys.serving import audit, logs
 from recsys.serving.api.routes import find_route
-from recsys.serving.auth import Key, Keyring, Scope, scope_of
+from recsys.serving.auth import Keyring, Scope, scope_of
 from recsys.serving.batcher import DeadlineExceededError, until
 from recsys.serving.bodies import LARGE
 from recsys.serving.errors import ProblemError, problem_of, problem_response
@@ -192,7 +192,6 @@ class Guard:
         `hosts` are the accepted values of the header Host, in lower case, without port.
         """
         self.app, self.metrics, self.keys, self.limit, self.hosts = app, metrics, keys, limit, hosts
-        self._quotas: dict[tuple[str, int], RateLimit] = {}  # by name of the key, and quota
 
     async def __call__(self, scope: AsgiScope, receive: Receive, send: Send) -> None:
         """Serve one request."""
@@ -231,10 +230,9 @@ class Guard:
             scope["state"]["key"] = key.name
             scope["state"]["check_again"] = partial(self._check_again, shown)
         client = f"key {key.name}" if key is not None else _address(scope)
-        limit = self._limit_of(key)
-        if limit is not None:
-            self._refuse(limit.take(client))
-            scope["state"]["charge"] = partial(self._charge, limit, client)
+        if self.limit is not None:
+            self._refuse(self.limit.take(client))
+            scope["state"]["charge"] = partial(self._charge, self.limit, client)
         if self.keys is None:
             return
         needed = Scope.READ if route is None else scope_of(route.endpoint)
@@ -279,15 +277,6 @@ class Guard:
             "unknown_host",
             f"The host {host[:60]!r} is not a name of this service (allowed_hosts).",
         )
-
-    def _limit_of(self, key: Key | None) -> RateLimit | None:
-        """The limit of a key with a quota, or else that of all clients."""
-        if key is None or key.quota is None:
-            return self.limit
-        found = self._quotas.get((key.name, key.quota))
-        if found is None:
-            found = self._quotas[key.name, key.quota] = RateLimit(key.quota / 60, key.quota)
-        return found
 
     def _charge(self, limit: RateLimit, client: str, work: float) -> None:
         self._refuse(limit.charge(client, work))
