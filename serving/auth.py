@@ -169,25 +169,6 @@ def revoke(file: Path, name: str) -> None:
         mark(file)
 
 
-def restore(file: Path, content: bytes) -> bool:
-    """Write a file of keys from a snapshot, unless there is one; returns whether it was written.
-
-    An existing file is kept: keys that were revoked since the snapshot shall stay revoked.
-
-    Raises:
-        ConfigError: the content is not a file of keys, or the place cannot be written.
-        LockedError: as `create`.
-    """
-    keys = _parse(file, content)
-    with _changing(file) as place:
-        if place.exists():
-            return False
-        restored = [_change("restore key", key) for key in keys]
-        _write(place, keys, *restored)
-        mark(file)
-    return True
-
-
 def marker(file: Path) -> Path:
     """The file which tells that a service had the keys of `file`, even if `file` is deleted."""
     return file.with_name(f".{file.name}.in-use")

@@ -153,6 +153,14 @@ class Change(NamedTuple):
     erased_ms: int | None = None
 
 
+class Erasure(NamedTuple):
+    """The erasure of a user, by a hash with the `salt` of a store (`user_hash`)."""
+
+    user_hash: str
+    erased_ms: int
+    salt: str
+
+
 class Act(NamedTuple):
     """What an event of a store says about the interest in an item, and in an answer."""
 
@@ -276,11 +284,6 @@ def user_hash(user_id: str, salt: bytes) -> str:
     match each other.
     """
     plain = hashlib.sha256(user_id.encode("utf-8", "surrogatepass")).hexdigest()
-    return salted(plain, salt)
-
-
-def salted(plain: str, salt: bytes) -> str:
-    """The salted hash of an unsalted one, which stores had up to schema 3."""
     return hmac.digest(salt, plain.encode(), "sha256").hex()
 
 

@@ -300,31 +300,6 @@ async def test_a_database_copied_from_another_server_is_read_from_the_start(
     assert opened(postgres.url).store_id == again.store_id
 
 
-async def test_events_from_before_the_migration_are_read(location, opened, event):
-    old = opened(location, schema=5)
-    with old._connected() as connection:
-        for number in range(3):
-            insert = INSERT if hasattr(connection, "pgconn") else INSERT.replace("%s", "?")
-            connection.execute(insert, (f"{number}", "ada"))
-        connection.execute("INSERT INTO erasures VALUES ('0', 5)")
-    store = opened(location)
-    changes = await store.changes((), 10)
-    assert names(changes) == ["0", "1", "2"]
-    await store.append([event("3")])
-    assert names(await store.changes(changes[-1].place, 10)) == ["3"]
-    assert names(await store.changes((), 10)) == ["0", "1", "2", "3"]
-
-
-async def test_a_snapshot_is_read_from_the_start(location, tmp_path, opened, event):
-    store = opened(location)
-    await store.append([event("1"), event("2", user="bob")])
-    await store.erase("bob")
-    other = opened(tmp_path / "other.db")
-    other.load(store.dump())
-    assert other.store_id != store.store_id
-    assert names(await other.changes((), 10)) == ["1"]
-
-
 @pytest.mark.parametrize("location", ["postgres"], indirect=True)
 async def test_an_erasure_waits_for_events_of_the_user_that_are_being_written(
     location, opened, event, monkeypatch, raw
