@@ -256,7 +256,6 @@ def _write(file: Path, keys: Sequence[Key], *changes: Change) -> None:
     before = _changes(file.read_bytes()) if file.exists() else []
     document = {
         "version": FORMAT_VERSION,
-        # without what it has not, as earlier versions can read it
         "keys": [{n: v for n, v in asdict(key).items() if v is not None} for key in keys],
         "changes": [*before, *changes][-KEPT_CHANGES:],
     }
