@@ -25,22 +25,22 @@ CODE = (".py", ".c", ".h", ".js", ".css", ".html")
 PRODUCT = ("recsys", "data", "training", "serving", "benchmarks")
 # part: (ceiling, goal)
 LINES = {
-    "recsys": (36_300, 25_000),
+    "recsys": (36_200, 25_000),
     "data": (10_000, 5_500),
     "training": (6_650, 6_000),
-    "serving": (20_800, 13_000),
+    "serving": (20_050, 13_000),
     "benchmarks": (4_300, 3_500),
-    "tests": (55_300, 36_000),
+    "tests": (55_200, 36_000),
 }
 BUDGET = {
     **{f"lines in {folder}/": limits for folder, limits in LINES.items()},
     "lines of the product": (77_900, 53_500),
-    "lines of the largest file": (1_179, 500),
-    "lines of the largest class": (1_042, 350),
+    "lines of the largest file": (1_030, 500),
+    "lines of the largest class": (928, 350),
     "words of the documents": (91_200, 50_000),
     "words of README.md": (1_100, 900),
     "lines of CHANGELOG.md": (60, 60),
-    "commands": (39, 26),
+    "commands": (37, 26),
     "settings": (298, 150),
     "HTTP operations": (48, 32),
     "extras": (12, 8),
