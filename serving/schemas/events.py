@@ -126,9 +126,9 @@ class StoredEventRow(EventIn):
 class ErasureRow(Body):
     """The erasure of a user in an exported file, by a hash with the salt of the store."""
 
-    erased: Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
-    timestamp: float = Field(ge=0, le=LATEST_S)
-    salt: Annotated[str, StringConstraints(pattern=r"^([0-9a-f]{2}){16,64}$")]
+    erased: str = Field(pattern=r"^[0-9a-f]{64}$", examples=["9b1f0c6d" * 8])
+    timestamp: float = Field(ge=0, le=LATEST_S, examples=[1795167000.0])
+    salt: str = Field(pattern=r"^([0-9a-f]{2}){16,64}$", examples=["3f2a9c0d" * 8])
 
     def to_erasure(self) -> Erasure:
         """Convert to the erasure that was exported."""
