@@ -78,33 +78,36 @@ def write(folder: Path, events: pa.Table, items: pa.Table, erased: Erased) -> No
 
     Args:
         folder: of the artifact.
-        events: with `COLUMNS`; nanoseconds may be missing.
+        events: with columns of `COLUMNS`; missing ones become null.
         items: new or changed ones, as `conform` makes them.
         erased: what must not be used again.
     """
-    pq.write_table(_complete(events), folder / EVENTS)
-    pq.write_table(items, folder / ITEMS)
-    np.save(folder / ERASED_USERS, erased.users, allow_pickle=False)
-    np.save(folder / ERASED_DISLIKES, erased.dislikes, allow_pickle=False)
-
-
-def read(folder: Path) -> tuple[pa.Table, Erased]:
-    """The events of the artifact `events`, and what of the parent's data must not be used again."""
-    places = (np.load(folder / file) for file in (ERASED_USERS, ERASED_DISLIKES))
-    return _complete(pq.read_table(folder / EVENTS)), Erased(*places)
-
-
-def _complete(events: pa.Table) -> pa.Table:
-    """Events with all of `COLUMNS`, of an earlier program too: stored, and null for the others."""
-    if "stored" not in events.column_names:
-        events = events.append_column("stored", pa.array(np.ones(events.num_rows, np.bool_)))
     columns = [
         events[field.name].cast(field.type)
         if field.name in events.column_names
         else pa.nulls(events.num_rows, field.type)
         for field in COLUMNS
     ]
-    return pa.table(columns, schema=COLUMNS)
+    pq.write_table(pa.table(columns, schema=COLUMNS), folder / EVENTS)
+    pq.write_table(items, folder / ITEMS)
+    np.save(folder / ERASED_USERS, erased.users, allow_pickle=False)
+    np.save(folder / ERASED_DISLIKES, erased.dislikes, allow_pickle=False)
+
+
+def read(folder: Path) -> tuple[pa.Table, Erased]:
+    """The events of the artifact `events`, and what of the parent's data must not be used again.
+
+    Raises:
+        DataError: another version of this program wrote the events.
+    """
+    events = pq.read_table(folder / EVENTS)
+    if not events.schema.equals(COLUMNS):
+        raise DataError(
+            f"{folder}: another version of recsys wrote these events; remove the folder, and run "
+            "`recsys retrain` again"
+        )
+    places = (np.load(folder / file) for file in (ERASED_USERS, ERASED_DISLIKES))
+    return events, Erased(*places)
 
 
 def conform(items: pa.Table, schema: pa.Schema) -> pa.Table:

@@ -33,31 +33,23 @@ class Activity:
         until_ms: when they were read.
         items: outside ids of the distinct items.
         types: the distinct types.
-        tenants: number of each tenant that users may be of, by the text before the first colon.
         type: (events,) place in `types`.
         time_ms: (events,) unix milliseconds.
         starts: (pairs,) the first event of each pair.
         item: (pairs,) place in `items`.
-        tenant: (pairs,) number in `tenants`, -1 for none.
     """
 
     since_ms: int
     until_ms: int
     items: list[str]
     types: list[str]
-    tenants: dict[str, int]
     type: NDArray[np.int32]
     time_ms: NDArray[np.int64]
     starts: NDArray[np.int64]
     item: NDArray[np.int32]
-    tenant: NDArray[np.int32]
 
     def trending(
-        self,
-        weigh: Callable[[str], float],
-        half_life_ms: float,
-        window_ms: float,
-        tenant: str | None = None,
+        self, weigh: Callable[[str], float], half_life_ms: float, window_ms: float
     ) -> tuple[NDArray[np.intp], NDArray[np.float64]]:
         """Items by the events of the last `window_ms`, and their scores, best first.
 
@@ -74,8 +66,6 @@ class Activity:
         weights = np.array([weigh(name) for name in self.types], np.float64)
         value = np.where(age <= window_ms, weights[self.type] * np.exp2(-age / half_life_ms), 0.0)
         best = np.maximum.reduceat(value, self.starts)
-        if tenant is not None:
-            best[self.tenant != self.tenants.get(tenant, -2)] = 0
         scores = np.bincount(self.item, best, minlength=len(self.items)).astype(np.float64)
         order = np.argsort(-scores, kind="stable")
         order = order[: np.count_nonzero(scores > 0)]
@@ -116,23 +106,15 @@ class Tally:
         user, item = user[order], place[item[order]]
         changes = (np.diff(user, prepend=-1) != 0) | (np.diff(item, prepend=-1) != 0)
         starts = np.flatnonzero(changes)
-        tenants: dict[str, int] = {}
-        of_user = np.full(len(self._users), -1, np.int32)
-        for number, name in enumerate(self._users):
-            tenant, colon, _ = name.partition(":")
-            if colon:
-                of_user[number] = tenants.setdefault(tenant, len(tenants))
         return Activity(
             since_ms,
             until_ms,
             names,
             list(self._types),
-            tenants,
             kind[order].astype(np.int32),
             time_ms[order],
             starts,
             item[starts].astype(np.int32),
-            of_user[user[starts]],
         )
 
 
@@ -160,7 +142,7 @@ class Recent:
         if self._kept is not None and now < self._until:
             return self._kept
         if self._reading is None or self._reading.done():
-            # Of no client and no tenant, and not given up with the request that begins it.
+            # Of no client, and not given up with the request that begins it.
             self._reading = asyncio.create_task(
                 self._read(store), name="activity", context=contextvars.Context()
             )

@@ -15,7 +15,6 @@ from starlette.types import Scope
 
 from recsys.serving.auth import is_audited
 from recsys.serving.stores.records import user_hash
-from recsys.serving.tenants import inside
 
 logger = logging.getLogger("recsys.serving.audit")
 HASH_DIGITS = 32
@@ -35,8 +34,6 @@ def record(scope: Scope, status: int) -> None:
         return
     given: dict[str, Any] = dict(route.matches(scope)[1].get("path_params", {}))
     given |= state.get("audit", {})
-    if "user_id" in given:
-        given["user_id"] = inside(given["user_id"], state.get("tenant"))
     client = scope.get("client")
     fields = {
         "action": f"{scope['method']} {route.path_format}",

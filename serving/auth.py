@@ -23,7 +23,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from datetime import UTC, datetime, timedelta
 from enum import IntEnum
 from pathlib import Path
@@ -32,7 +32,6 @@ from typing import Any, TypeVar
 from recsys.artifacts import sync_folder
 from recsys.errors import ConfigError
 from recsys.locks import lock_file, locked
-from recsys.serving.tenants import NAME as TENANT_NAME
 
 PREFIX = "rk_"
 FORMAT_VERSION = 1
@@ -64,19 +63,15 @@ class Scope(IntEnum):
         return self.name.lower()
 
 
-def requires(
-    scope: Scope, *, audited: bool = True, tenants: bool = False
-) -> Callable[[EndpointT], EndpointT]:
+def requires(scope: Scope, *, audited: bool = True) -> Callable[[EndpointT], EndpointT]:
     """Declare the scope that a route's endpoint needs; put it below the route's own decorator.
 
-    Changes that need more than `read` are `audited`, unless the route says otherwise. Keys of
-    `tenants` are refused, unless the route says that it shows and changes nothing of other users.
+    Changes that need more than `read` are `audited`, unless the route says otherwise.
     """
 
     def declare(endpoint: EndpointT) -> EndpointT:
         endpoint.scope = scope  # type: ignore[attr-defined]
         endpoint.audited = audited  # type: ignore[attr-defined]
-        endpoint.tenants = tenants  # type: ignore[attr-defined]
         return endpoint
 
     return declare
@@ -85,11 +80,6 @@ def requires(
 def scope_of(endpoint: Callable[..., Any]) -> Scope:
     """The scope that an endpoint needs: the declared one, or `admin` where none is declared."""
     return getattr(endpoint, "scope", Scope.ADMIN)
-
-
-def is_for_tenants(endpoint: Callable[..., Any]) -> bool:
-    """Whether keys of tenants may use an endpoint."""
-    return getattr(endpoint, "tenants", False)
 
 
 def is_audited(endpoint: Callable[..., Any], method: str) -> bool:
@@ -106,8 +96,6 @@ class Key:
         sha256: hash of the whole key.
         created: its date in ISO 8601.
         expires: the date from which it is refused.
-        quota: units of work a minute, in place of the service's rate limit.
-        tenant: the tenant whose users it reads and writes; None for all users.
     """
 
     name: str
@@ -115,8 +103,6 @@ class Key:
     sha256: str
     created: str
     expires: str | None = None
-    quota: int | None = None
-    tenant: str | None = None
 
     @property
     def may(self) -> Scope:
@@ -131,25 +117,19 @@ class Key:
         )
 
 
-def create(
-    file: Path,
-    name: str,
-    scope: str,
-    expires: str | None = None,
-    *,
-    quota: int | None = None,
-    tenant: str | None = None,
-) -> str:
+KEY_FIELDS = {field.name for field in fields(Key)}
+
+
+def create(file: Path, name: str, scope: str, expires: str | None = None) -> str:
     """Create a key and add it to the file (mode 0600), which is created if needed.
 
-    It can be used for the time `expires`, as `90d` or `12h`, or without limit. `quota` and `tenant`
-    are those of `Key`.
+    It can be used for the time `expires`, as `90d` or `12h`, or without limit.
 
     Returns the key itself, which is stored nowhere and cannot be shown again.
 
     Raises:
-        ConfigError: the name is taken or malformed, the scope or the time is unknown, the quota or
-            the tenant is malformed, or the file is.
+        ConfigError: the name is taken or malformed, the scope or the time is unknown, or the file
+            is malformed.
         LockedError: another process has been changing the file for `LOCK_WAIT_S` seconds.
     """
     if not _NAME.fullmatch(name):
@@ -159,11 +139,7 @@ def create(
     secret = PREFIX + secrets.token_urlsafe(32)
     now = datetime.now(UTC).replace(microsecond=0)
     until = None if expires is None else (now + _duration(expires)).isoformat()
-    key = Key(name, scope, _digest(secret), now.isoformat(), until, quota, tenant)
-    try:
-        _check(key)
-    except ValueError as error:
-        raise ConfigError(str(error)) from None
+    key = Key(name, scope, _digest(secret), now.isoformat(), until)
     with _changing(file) as place:
         keys = read(place) if place.exists() else []
         if any(key.name == name for key in keys):
@@ -191,25 +167,6 @@ def revoke(file: Path, name: str) -> None:
             raise ConfigError(f"{file}: there is no key {name!r}; known: {known}")
         _write(place, left, *(_change("revoke key", key) for key in keys if key not in left))
         mark(file)
-
-
-def restore(file: Path, content: bytes) -> bool:
-    """Write a file of keys from a snapshot, unless there is one; returns whether it was written.
-
-    An existing file is kept: keys that were revoked since the snapshot shall stay revoked.
-
-    Raises:
-        ConfigError: the content is not a file of keys, or the place cannot be written.
-        LockedError: as `create`.
-    """
-    keys = _parse(file, content)
-    with _changing(file) as place:
-        if place.exists():
-            return False
-        restored = [_change("restore key", key) for key in keys]
-        _write(place, keys, *restored)
-        mark(file)
-    return True
 
 
 def marker(file: Path) -> Path:
@@ -241,25 +198,19 @@ def _parse(file: Path, content: bytes) -> list[Key]:
         document = json.loads(content)
         if document["version"] != FORMAT_VERSION:
             raise ValueError(f"version {document['version']!r} is not {FORMAT_VERSION}")
+        for entry in document["keys"]:
+            # A limit that this program does not know is not dropped: the key would do more.
+            for field in entry.keys() - KEY_FIELDS:
+                raise ValueError(
+                    f"key {entry.get('name')!r} has the field {field!r}, which keys do not have; "
+                    "delete its entry from the file and make another key (`recsys keys create`)"
+                )
         keys = [Key(**entry) for entry in document["keys"]]
         for key in keys:
             _ = key.may, bytes.fromhex(key.sha256), key.is_expired
-            _check(key)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise ConfigError(f"keys {file}: not a file of `recsys keys`: {error}") from error
     return keys
-
-
-def _check(key: Key) -> None:
-    """Check what a key is limited to; `ValueError` names what is wrong."""
-    if key.quota is not None and not (type(key.quota) is int and key.quota > 0):
-        raise ValueError(f"quota {key.quota!r} is not a number of units a minute, such as 600")
-    if key.tenant is not None and not TENANT_NAME.fullmatch(key.tenant):
-        raise ValueError(
-            f"tenant {key.tenant!r} is not a plain word (letters, digits, '.', '_', '-')"
-        )
-    if key.tenant is not None and key.may is Scope.ADMIN:
-        raise ValueError("a key of a tenant has the scope read or write; aliases are for all users")
 
 
 @contextmanager
@@ -305,7 +256,6 @@ def _write(file: Path, keys: Sequence[Key], *changes: Change) -> None:
     before = _changes(file.read_bytes()) if file.exists() else []
     document = {
         "version": FORMAT_VERSION,
-        # without what it has not, as earlier versions can read it
         "keys": [{n: v for n, v in asdict(key).items() if v is not None} for key in keys],
         "changes": [*before, *changes][-KEPT_CHANGES:],
     }
@@ -345,8 +295,6 @@ def _change(action: str, key: Key) -> Change:
         "key": key.name,
         "scope": key.scope,
         "expires": key.expires,
-        "quota": key.quota,
-        "tenant": key.tenant,
         "by": by or f"uid {os.getuid()}",
         "host": socket.gethostname(),
     }

@@ -1,7 +1,7 @@
 """Changes of items, which other programs read by a cursor.
 
-A cursor names the store and a place in it. A store has another name after a snapshot was restored,
-so cursors from before are refused.
+A cursor names the store and a place in it. A restored store has another name, so cursors from
+before are refused.
 """
 
 import asyncio
@@ -21,8 +21,8 @@ class CursorError(ValueError):
 
     def __init__(self) -> None:
         super().__init__(
-            "is of another store, or of this one before a snapshot was restored; forget what was "
-            "read, and begin again without it"
+            "is of another store, or of this one before it was restored; forget what was read, "
+            "and begin again without it"
         )
 
 

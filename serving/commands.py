@@ -106,14 +106,6 @@ def create_key(
     expires: Annotated[
         str | None, typer.Option(help="How long it can be used: 90d or 12h (default: no limit).")
     ] = None,
-    quota: Annotated[
-        int | None,
-        typer.Option(help="Units of work a minute (default: the service's rate limit)."),
-    ] = None,
-    tenant: Annotated[
-        str | None,
-        typer.Option(help="Only users of this tenant, whose ids are its own (default: all users)."),
-    ] = None,
     file: KeysFile = None,
     config: ConfigFile = None,
 ) -> None:
@@ -128,19 +120,15 @@ def create_key(
     from recsys.serving import auth
 
     place = _keys_file(file, config).absolute()
-    typer.echo(auth.create(place, name, scope, expires, quota=quota, tenant=tenant))
-    limits = [
-        f", for {expires}" if expires else "",
-        f", {quota} units a minute" if quota else "",
-        f", of tenant {tenant}" if tenant else "",
-    ]
-    say(f"Key {name} ({scope}{''.join(limits)}) is in {place}, as a hash.")
+    typer.echo(auth.create(place, name, scope, expires))
+    limit = f", for {expires}" if expires else ""
+    say(f"Key {name} ({scope}{limit}) is in {place}, as a hash.")
     say("Send it as 'Authorization: Bearer KEY'.")
 
 
 @keys.command("list")
 def list_keys(file: KeysFile = None, config: ConfigFile = None, as_json: Json = False) -> None:
-    """List the keys: name, scope, date of creation and, if any, end, quota and tenant.
+    """List the keys: name, scope, date of creation and, if any, end.
 
     Example: recsys keys list
     """
@@ -150,15 +138,13 @@ def list_keys(file: KeysFile = None, config: ConfigFile = None, as_json: Json = 
 
     found = auth.read(_keys_file(file, config))
     if as_json:
-        fields = ("name", "scope", "created", "expires", "quota", "tenant")
+        fields = ("name", "scope", "created", "expires")
         rows = [{field: getattr(key, field) for field in fields} for key in found]
         typer.echo(json.dumps(rows))
         return
     for key in found:
         end = f"\t{'expired' if key.is_expired else 'until'} {key.expires}" if key.expires else ""
-        quota = f"\t{key.quota} units a minute" if key.quota else ""
-        tenant = f"\ttenant {key.tenant}" if key.tenant else ""
-        typer.echo(f"{key.name}\t{key.scope}\t{key.created}{end}{quota}{tenant}")
+        typer.echo(f"{key.name}\t{key.scope}\t{key.created}{end}")
 
 
 @keys.command("revoke")

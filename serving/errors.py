@@ -36,7 +36,6 @@ from recsys.serving.rules import RuleInUseError, RuleReferenceError, UnknownRule
 from recsys.serving.schemas.common import PATTERNS, InvalidField
 from recsys.serving.service import InvalidError, NotReadyError, UnknownUserError
 from recsys.serving.stores.records import StoreError
-from recsys.serving.tenants import LongIdError
 from recsys.serving.texts import FormatError
 
 MEDIA_TYPE = "application/problem+json"
@@ -129,7 +128,6 @@ _OF_EXCEPTION: dict[type[Exception], tuple[str, str | None]] = {
     FormatError: ("invalid_request", None),
     UnsupportedError: ("unsupported_by_model", None),
     InvalidError: ("invalid_request", None),
-    LongIdError: ("invalid_request", None),
     ItemError: ("invalid_item", None),
     FilterError: ("invalid_filter", None),
 }

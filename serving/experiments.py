@@ -40,7 +40,6 @@ from recsys.serving.schemas.experiments import (
 )
 from recsys.serving.stores.records import Exposed, Exposure, StoreError
 from recsys.serving.stores.store import now_ms
-from recsys.serving.tenants import stored
 
 logger = logging.getLogger("recsys.serving.experiments")
 JOURNAL = "experiments"  # written in stores
@@ -92,7 +91,7 @@ class Experiment:
         return self.time_ms + self.body.days * DAY_MS
 
     def arm_of(self, user: str, salt: bytes) -> str:
-        """The alias that a user (a stored id) falls to, before any arm was stopped."""
+        """The alias that a user falls to, before any arm was stopped."""
         key = f"{self.id}\0{user}".encode("utf-8", "surrogatepass")
         digest = hmac.digest(salt, key, "sha256")
         place = (int.from_bytes(digest[:8], "big") >> 11) / 2**53  # below 1, unlike 64 bits / 2**64
@@ -189,7 +188,7 @@ class Experiments(Followed):
         first = Assignment(ExperimentRef.model_construct(name=name, arm=found.aliases[0]), None)
         if user is None or now_ms() >= found.ends_ms:
             return first
-        arm = found.arm_of(stored(user), self._open().salt)
+        arm = found.arm_of(user, self._open().salt)
         if arm in found.stopped:
             return first
         try:

@@ -37,7 +37,6 @@ from recsys.serving.schemas.lists import (
     TrendingQuery,
 )
 from recsys.serving.stores.store import Store
-from recsys.serving.tenants import TENANT
 
 NEGATIVE, VIEW = range(2)  # of `recsys.event_names.level`
 Strengths = Callable[[str], int | None]
@@ -90,8 +89,8 @@ class Lists:
     async def trending(
         self, query: TrendingQuery, wanted: Mapping[str, Any] | None
     ) -> ListResponse:
-        """Items by the decayed events of all users, or of the users of the tenant who asks."""
-        activity, tenant = await self._recent(self._open()), TENANT.get()
+        """Items by the decayed events of all users."""
+        activity = await self._recent(self._open())
         half_life_ms, window_ms = query.half_life_h * HOUR_MS, query.window_h * HOUR_MS
         given = query.weights
         since_ms = max(activity.since_ms, activity.until_ms - window_ms)
@@ -99,7 +98,7 @@ class Lists:
         def rank(batch: Batch, model: Model) -> Ranking:
             usual = self._weights(_strengths(model))
             weigh = (lambda name: given.get(name.lower(), 0.0)) if given else usual
-            found, scores = activity.trending(weigh, half_life_ms, window_ms, tenant)
+            found, scores = activity.trending(weigh, half_life_ms, window_ms)
             rows = self._rows_of(model.recommender, batch.epoch, activity)[found]
             known = rows >= 0
             listed = scores[known].tolist()

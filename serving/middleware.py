@@ -26,7 +26,7 @@ from starlette.types import Scope as AsgiScope
 
 from recsys.serving import audit, logs
 from recsys.serving.api.routes import find_route
-from recsys.serving.auth import Key, Keyring, Scope, is_for_tenants, scope_of
+from recsys.serving.auth import Keyring, Scope, scope_of
 from recsys.serving.batcher import DeadlineExceededError, until
 from recsys.serving.bodies import LARGE
 from recsys.serving.errors import ProblemError, problem_of, problem_response
@@ -34,7 +34,6 @@ from recsys.serving.limits import CALLER, Caller, RateLimit
 from recsys.serving.metrics import Metrics
 from recsys.serving.settings import ServingSettings
 from recsys.serving.telemetry import Telemetry
-from recsys.serving.tenants import TENANT
 
 REQUEST_ID = "x-request-id"
 _GOOD_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
@@ -193,7 +192,6 @@ class Guard:
         `hosts` are the accepted values of the header Host, in lower case, without port.
         """
         self.app, self.metrics, self.keys, self.limit, self.hosts = app, metrics, keys, limit, hosts
-        self._quotas: dict[tuple[str, int], RateLimit] = {}  # by name of the key, and quota
 
     async def __call__(self, scope: AsgiScope, receive: Receive, send: Send) -> None:
         """Serve one request."""
@@ -230,13 +228,11 @@ class Guard:
         key = None if self.keys is None or shown is None else self.keys.find(shown)
         if key is not None:
             scope["state"]["key"] = key.name
-            scope["state"]["tenant"] = key.tenant
             scope["state"]["check_again"] = partial(self._check_again, shown)
         client = f"key {key.name}" if key is not None else _address(scope)
-        limit = self._limit_of(key)
-        if limit is not None:
-            self._refuse(limit.take(client))
-            scope["state"]["charge"] = partial(self._charge, limit, client)
+        if self.limit is not None:
+            self._refuse(self.limit.take(client))
+            scope["state"]["charge"] = partial(self._charge, self.limit, client)
         if self.keys is None:
             return
         needed = Scope.READ if route is None else scope_of(route.endpoint)
@@ -254,9 +250,6 @@ class Guard:
         if key.may < needed:
             detail = f"{scope['method']} {route.path_format} needs a key of scope {needed.word}."
             raise ProblemError("forbidden", f"{detail} This one is of scope {key.scope}.")
-        if key.tenant is not None and not is_for_tenants(route.endpoint):
-            detail = f"{scope['method']} {route.path_format} is not for keys of a tenant."
-            raise ProblemError("forbidden", detail)
 
     def _check_again(self, shown: str | None) -> None:
         """Refuse a key that was revoked, or has expired, while its request was waiting."""
@@ -284,15 +277,6 @@ class Guard:
             "unknown_host",
             f"The host {host[:60]!r} is not a name of this service (allowed_hosts).",
         )
-
-    def _limit_of(self, key: Key | None) -> RateLimit | None:
-        """The limit of a key with a quota, or else that of all clients."""
-        if key is None or key.quota is None:
-            return self.limit
-        found = self._quotas.get((key.name, key.quota))
-        if found is None:
-            found = self._quotas[key.name, key.quota] = RateLimit(key.quota / 60, key.quota)
-        return found
 
     def _charge(self, limit: RateLimit, client: str, work: float) -> None:
         self._refuse(limit.charge(client, work))
@@ -395,7 +379,7 @@ def _is_address(host: str) -> bool:
 
 
 class Deadline:
-    """Ends every request some time after its head, and sets its `CALLER` and `TENANT`.
+    """Ends every request some time after its head, and sets its `CALLER`.
 
     Routes know the deadline and answer by it. What is still not answered `ANSWER_S` later is
     cancelled, unless its route is `unhurried`.
@@ -415,7 +399,7 @@ class Deadline:
             state.get("charge", Caller.charge),
         )
         is_unhurried = getattr(getattr(state["route"], "endpoint", None), "unhurried", False)
-        token, tenant = CALLER.set(caller), TENANT.set(state.get("tenant"))
+        token = CALLER.set(caller)
         try:
             if is_unhurried:
                 await self.app(scope, receive, send)
@@ -424,7 +408,6 @@ class Deadline:
                     await self.app(scope, receive, send)
         finally:
             CALLER.reset(token)
-            TENANT.reset(tenant)
 
 
 class BodyLimit:

@@ -18,14 +18,11 @@ Location = Annotated[
     str | None,
     typer.Option("--store", help="Path or URL of the store (default: serve.store)."),
 ]
-KeysFile = Annotated[
-    Path | None, typer.Option("--keys", help="File of API keys (default: serve.keys).")
-]
 
 
 @app.callback()
 def _store() -> None:
-    """Snapshot, restore and migrate the service's store; export and import its events."""
+    """Back up the service's store; export and import its events and erasures."""
 
 
 @app.command("export")
@@ -42,7 +39,7 @@ def export(
     config: ConfigFile = None,
     set_: Overrides = None,
 ) -> None:
-    """Write all events to a file. The service may be running.
+    """Write all events and erasures to a file. The service may be running.
 
     Example: recsys store export events.parquet
     """
@@ -69,7 +66,9 @@ def import_(
     config: ConfigFile = None,
     set_: Overrides = None,
 ) -> None:
-    """Append the events of a file. Stored ones are skipped, so the command can be repeated.
+    """Take over the erasures of a file, and append its events.
+
+    Stored events are skipped, so the command can be repeated.
 
     Example: recsys store import events.parquet --store postgresql://localhost/shop
     """
@@ -88,100 +87,43 @@ def import_(
     typer.echo(
         f"{done.accepted} events imported, {done.duplicates} were there, {done.ignored} of erased "
         f"users left out"
+        + (f", {done.erasures} erasures taken over" if done.erasures else "")
         + (f", {done.seeded} of a data set left out: the store has its own" if done.seeded else "")
     )
 
 
-@app.command("snapshot")
-def snapshot(
+@app.command("backup")
+def backup(
     file: Annotated[
         str,
-        typer.Argument(
-            metavar="FILE", help="File or object to write or replace, for example shop.zip."
-        ),
+        typer.Argument(metavar="FILE", help="File or object to write, for example shop.db."),
     ],
     store: Location = None,
-    keys: KeysFile = None,
     name: Name = None,
     config: ConfigFile = None,
     set_: Overrides = None,
 ) -> None:
-    """Write the whole store and the hashes of the keys to one file. The service may be running.
+    """Write a copy of a store in SQLite to one file. The service may be running.
 
-    Example: recsys store snapshot backup.zip, or recsys store snapshot s3://backups/shop.zip
+    To restore it, stop the service and put the file in the place of the store.
+
+    Example: recsys store backup backup.db, or recsys store backup s3://backups/shop.db
     """
     from contextlib import closing
 
+    from recsys.errors import ConfigError
     from recsys.object_stores import shown, writing
-    from recsys.serving.snapshots import write_snapshot
+    from recsys.serving.stores.sqlite import SqliteStore
 
-    place = keys or _settings(store, name, config, set_).keys
-    with closing(_open_old(store, name, config, set_)) as opened, writing(file) as path:
-        count = write_snapshot(opened, path, place)
-    typer.echo(f"{count} events and {'the' if place else 'no'} keys are in {shown(file)}")
-
-
-@app.command("restore")
-def restore(
-    file: Annotated[str, typer.Argument(metavar="FILE", help="File or object of `snapshot`.")],
-    store: Location = None,
-    keys: KeysFile = None,
-    replace: Annotated[
-        bool, typer.Option("--replace", help="Lose what the store has, except its erasures.")
-    ] = False,
-    name: Name = None,
-    config: ConfigFile = None,
-    set_: Overrides = None,
-) -> None:
-    """Fill an empty store from a snapshot: all of it or nothing.
-
-    Keys are written if there are none. Restart a service that has the store open.
-
-    Example: recsys store restore backup.zip --store postgresql://localhost/shop
-    """
-    from contextlib import closing
-
-    from recsys.object_stores import reading
-    from recsys.serving.settings import default_keys
-    from recsys.serving.snapshots import restore_snapshot
-
-    settings = _settings(store, name, config, set_)
-    is_chosen = "keys" in settings.model_fields_set
-    place = keys or (settings.keys if is_chosen else default_keys())
-    with reading(file) as path, closing(_open(store, name, config, set_)) as opened:
-        done = restore_snapshot(opened, path, place, replace=replace)
-    typer.echo(
-        f"{done.events} events of {done.created} restored, {done.left_out} of erased users left out"
-        + (f"; keys are in {place}" if done.keys else "; keys were not written")
-    )
-
-
-@app.command("migrate")
-def migrate(
-    to: Annotated[
-        int | None, typer.Option("--to", help="Version (default: the last that is known).")
-    ] = None,
-    store: Location = None,
-    name: Name = None,
-    config: ConfigFile = None,
-    set_: Overrides = None,
-) -> None:
-    """Bring the schema of a store to this program's version, or back to the one before it.
-
-    Forward, every command and the service do it by themselves. Back is for the last program: stop
-    all services, migrate, and install it.
-
-    Example: recsys store migrate --to 5
-    """
-    from recsys.serving.stores import open_store
-    from recsys.serving.stores.database import SCHEMA_VERSION
-
-    version = SCHEMA_VERSION if to is None else to
-    place = _settings(store, name, config, set_).store
-    _require(place)
-    opened = open_store(place, schema=version)
-    opened.close()
-    typer.echo(f"{opened.place} has schema {version}")
+    with closing(_open_old(store, name, config, set_)) as opened:
+        if not isinstance(opened, SqliteStore):
+            raise ConfigError(
+                f"store {opened.place}: back it up by `pg_dump --format=custom --file=FILE URL`, "
+                "with the URL of serve.store"
+            )
+        with writing(file) as path:
+            opened.back_up(path)
+        typer.echo(f"{opened.count()} events are in {shown(file)}")
 
 
 def _settings(
@@ -189,7 +131,7 @@ def _settings(
 ) -> ServingSettings:
     from recsys.serving.settings import ServingSettings
 
-    # keys may be missing before they are restored
+    # the store can be moved before there are keys
     return ServingSettings.load(
         config, overrides or (), name=name, store=store, insecure_listen=True
     )

@@ -1,8 +1,9 @@
-"""Export and import of events as NDJSON or parquet, streamed, with the fields of the wire format.
+"""Export and import of events and erasures as NDJSON or parquet, streamed.
 
-A row is an event as in `POST /v1/events`, with two more columns: `digest` (by which repeated events
-are recognised) and `seed` (the data set that it was imported from). Every exported event has an id,
-so an interrupted import can be repeated.
+Erasures come first, so what they erase does not return: in NDJSON a line each, in parquet in the
+metadata of the file. Another row is an event as in `POST /v1/events`, with two more columns:
+`digest` (by which repeated events are recognised) and `seed` (the data set that it was imported
+from). Every exported event has an id, so an interrupted import can be repeated.
 """
 
 import json
@@ -10,7 +11,7 @@ import os
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
-from itertools import islice
+from itertools import groupby, islice
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +22,14 @@ from pydantic import ValidationError
 from recsys.errors import DataError
 from recsys.progress import Bar, track
 from recsys.serving.bodies import MalformedError, parse
-from recsys.serving.schemas.events import StoredEventRow
-from recsys.serving.stores.records import Appended, EventConflictError, StoredEvent
+from recsys.serving.schemas.events import ErasureRow, StoredEventRow
+from recsys.serving.stores.records import Appended, Erasure, EventConflictError, StoredEvent
 from recsys.serving.stores.store import Store, now_ms
 
 CHUNK = 5_000
 TEXTS = (".ndjson", ".jsonl")
+ERASURES = b"recsys.erasures"  # key of the metadata of a parquet file
+Row = ErasureRow | StoredEventRow
 COLUMNS = pa.schema(
     [
         ("event_id", pa.string()),
@@ -48,13 +51,15 @@ class Imported(Appended):
 
     Attributes:
         seeded: number of events of a data set, left out because the store has imported one itself.
+        erasures: number of erasures that the store did not know.
     """
 
     seeded: int = 0
+    erasures: int = 0
 
 
 def export_events(store: Store, path: Path) -> int:
-    """Write all events to a file, atomically; returns their number.
+    """Write all events and erasures to a file, atomically; returns the number of events.
 
     Raises:
         DataError: the suffix of the file is unknown, or it is a folder.
@@ -66,7 +71,7 @@ def export_events(store: Store, path: Path) -> int:
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
         with track("export", store.count()) as bar:
-            rows = _counted(map(_row, store.export()), bar)
+            rows = _counted(store.dump(), bar)
             count = _write_text(partial, rows) if is_text else _write_parquet(partial, rows)
         partial.replace(path)
     finally:
@@ -75,9 +80,10 @@ def export_events(store: Store, path: Path) -> int:
 
 
 async def import_events(store: Store, path: Path) -> Imported:
-    """Append the events of a file; stored ones are counted and skipped.
+    """Take over the erasures of a file, and append its events; stored ones are skipped.
 
     Raises:
+        StoreError: the erasures are of another store, and this one has its own (`add_erasures`).
         DataError: a row is malformed, or an event is stored with other content; earlier rows are
             written.
     """
@@ -91,8 +97,12 @@ async def import_events(store: Store, path: Path) -> Imported:
     read = _read_text(path) if _is_text(path) else _read_parquet(path)
     with track("import", size) as bar:
         while chunk := list(islice(read, CHUNK)):
-            rows = [row for row, _ in chunk if row.seed is None or not was_seeded]
-            totals["seeded"] += len(chunk) - len(rows)
+            erasures = [row.to_erasure() for row, _ in chunk if isinstance(row, ErasureRow)]
+            events = [row for row, _ in chunk if isinstance(row, StoredEventRow)]
+            for _, of_one_store in groupby(erasures, key=lambda erasure: erasure.salt):
+                totals["erasures"] += store.add_erasures(list(of_one_store))
+            rows = [row for row in events if row.seed is None or not was_seeded]
+            totals["seeded"] += len(events) - len(rows)
             seeds.update(row.seed for row in rows if row.seed is not None)
             now = now_ms()
             try:
@@ -113,7 +123,10 @@ def _is_text(path: Path) -> bool:
     raise DataError(f"{path}: the name must end with .ndjson, .jsonl or .parquet")
 
 
-def _row(event: StoredEvent) -> dict[str, Any]:
+def _row(row: Erasure | StoredEvent) -> dict[str, Any]:
+    if isinstance(row, Erasure):
+        return {"erased": row.user_hash, "timestamp": row.erased_ms / 1000, "salt": row.salt}
+    event = row
     return {
         # an event of a data set gets an id that is the same in every export
         "event_id": event.event_id or f"seed-{str(event.seed)[:16]}-{event.place}",
@@ -128,34 +141,39 @@ def _row(event: StoredEvent) -> dict[str, Any]:
     }
 
 
-def _counted(rows: Iterable[dict[str, Any]], bar: Bar) -> Iterator[dict[str, Any]]:
+def _counted(rows: Iterable[Erasure | StoredEvent], bar: Bar) -> Iterator[Erasure | StoredEvent]:
     for row in rows:
         yield row
-        bar.advance()
+        if isinstance(row, StoredEvent):
+            bar.advance()
 
 
-def _write_text(path: Path, rows: Iterable[dict[str, Any]]) -> int:
+def _write_text(path: Path, rows: Iterable[Erasure | StoredEvent]) -> int:
     count = 0
     with path.open("w", encoding="utf-8") as file:
         for row in rows:
-            given = {name: value for name, value in row.items() if value is not None}
+            given = {name: value for name, value in _row(row).items() if value is not None}
             file.write(json.dumps(given, ensure_ascii=False) + "\n")
-            count += 1
+            count += isinstance(row, StoredEvent)
         file.flush()
         os.fsync(file.fileno())
     return count
 
 
-def _write_parquet(path: Path, rows: Iterator[dict[str, Any]]) -> int:
+def _write_parquet(path: Path, rows: Iterator[Erasure | StoredEvent]) -> int:
     count = 0
+    erasures: list[dict[str, Any]] = []
     with pq.ParquetWriter(path, COLUMNS) as writer:
         while chunk := list(islice(rows, 20 * CHUNK)):
-            writer.write_table(pa.Table.from_pylist(chunk, COLUMNS))
-            count += len(chunk)
+            events = [_row(row) for row in chunk if isinstance(row, StoredEvent)]
+            erasures += [_row(row) for row in chunk if isinstance(row, Erasure)]
+            writer.write_table(pa.Table.from_pylist(events, COLUMNS))
+            count += len(events)
+        writer.add_key_value_metadata({ERASURES: json.dumps(erasures).encode()})
     return count
 
 
-def _read_text(path: Path) -> Iterator[tuple[StoredEventRow, int]]:
+def _read_text(path: Path) -> Iterator[tuple[Row, int]]:
     """Rows, each with its size in bytes."""
     with path.open("rb") as file:
         for number, line in enumerate(file, start=1):
@@ -163,11 +181,14 @@ def _read_text(path: Path) -> Iterator[tuple[StoredEventRow, int]]:
                 yield _checked(path, f"line {number}", line), len(line)
 
 
-def _read_parquet(path: Path) -> Iterator[tuple[StoredEventRow, int]]:
+def _read_parquet(path: Path) -> Iterator[tuple[Row, int]]:
     """Rows, each with size 1."""
     number = 0
     try:
         with pq.ParquetFile(path) as file:
+            erasures = (file.metadata.metadata or {}).get(ERASURES, b"[]")
+            for row in json.loads(erasures):
+                yield _checked(path, "metadata", row), 0
             for batch in file.iter_batches(CHUNK):
                 for row in batch.to_pylist():
                     number += 1
@@ -177,9 +198,11 @@ def _read_parquet(path: Path) -> Iterator[tuple[StoredEventRow, int]]:
         raise DataError(f"{path}, after row {number}: {error}") from error
 
 
-def _checked(path: Path, where: str, row: bytes | dict[str, Any]) -> StoredEventRow:
+def _checked(path: Path, where: str, row: bytes | dict[str, Any]) -> Row:
     try:
-        return StoredEventRow.model_validate(parse(row) if isinstance(row, bytes) else row)
+        value = parse(row) if isinstance(row, bytes) else row
+        kind = ErasureRow if isinstance(value, dict) and "erased" in value else StoredEventRow
+        return kind.model_validate(value)
     except ValidationError as error:
         first = error.errors()[0]
         field = ".".join(str(part) for part in first["loc"]) or "the row"

@@ -31,7 +31,7 @@ TREE = {
     "serve": (),
     "keys": ("create", "list", "revoke"),
     "experiment": ("put", "results", "delete"),
-    "store": ("export", "import", "snapshot", "restore", "migrate"),
+    "store": ("export", "import", "backup"),
     "batch": ("score",),
     "doctor": (),
 }
@@ -298,9 +298,9 @@ def test_a_run_prints_only_json_on_standard_output(invoke, tmp_path):
     assert "data →" in err
 
 
-def test_a_store_that_is_not_there_is_not_made_by_a_migration(invoke, tmp_path):
+def test_a_store_that_is_not_there_is_not_made_by_a_backup(invoke, tmp_path):
     missing = tmp_path / "typo.db"
-    code, _, err = invoke("store", "migrate", "--store", str(missing))
+    code, _, err = invoke("store", "backup", str(tmp_path / "b.db"), "--store", str(missing))
     assert (code, missing.exists()) == (2, False)
     assert "there is no store" in err
     assert "--store" in err

@@ -258,7 +258,7 @@ def test_events_and_items_of_a_run(store, home):
     assert sources.events.read_bytes() == EVENTS
 
 
-def test_a_store_is_exported_and_restored_through_objects(store, home, tmp_path):
+def test_a_store_is_exported_and_backed_up_through_objects(store, home, tmp_path):
     def run(*arguments):
         result = CliRunner().invoke(app, arguments)
         assert result.exit_code == 0, result.output
@@ -274,8 +274,8 @@ def test_a_store_is_exported_and_restored_through_objects(store, home, tmp_path)
     table = pq.read_table(pa.BufferReader(over_http(store, "shop/out.parquet")))
     assert table["event_id"].to_pylist() == [event["event_id"] for event in events]
     assert "50 events imported" in run("import", "s3://shop/out.parquet", "--store", second)
-    run("snapshot", "s3://shop/backup.zip", "--store", second)
-    assert "50 events" in run("restore", "s3://shop/backup.zip", "--store", third)
+    assert "50 events" in run("backup", "s3://shop/backup.db", "--store", second)
+    (tmp_path / "3.db").write_bytes(over_http(store, "shop/backup.db"))
     run("export", str(tmp_path / "a.ndjson"), "--store", first)
     run("export", str(tmp_path / "b.ndjson"), "--store", third)
     assert (tmp_path / "a.ndjson").read_bytes() == (tmp_path / "b.ndjson").read_bytes()

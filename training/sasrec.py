@@ -120,8 +120,7 @@ def _continued(
     """The parent's model for the items of a data set, to be trained further.
 
     Item vectors have no features beside them: the parent's contain them already. A new item starts
-    with the vectors of the items with the nearest content, as the service ranks it. If the parent's
-    vectors have several lengths, as in older bundles, all get the mean one.
+    with the vectors of the items with the nearest content, as the service ranks it.
 
     Raises:
         ConfigError: the settings have other sizes than the parent's model.

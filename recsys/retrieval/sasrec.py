@@ -149,8 +149,13 @@ class SasRec:
 
         try:
             with safe_open(folder / FILE, "numpy") as file:
-                about = file.metadata() or {}
-                about = json.loads(about[ABOUT]) if ABOUT in about else about  # older files
+                metadata = file.metadata() or {}
+                if ABOUT not in metadata:
+                    raise ValueError(
+                        f"{FILE} is of another version of recsys; `recsys train sasrec` makes it "
+                        "anew"
+                    )
+                about = json.loads(metadata[ABOUT])
                 weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
             window = PromptConfig(int(about["max_items"]), int(about["block"]))
             found = cls(weights, int(about["heads"]), window)

@@ -92,9 +92,10 @@ def centroid_tensors(centroids: Iterable[T]) -> dict[str, T]:
     return {f"centroids.{level}": book for level, book in enumerate(centroids)}
 
 
+ANEW = "the stage `ids` of `recsys run --force` makes it anew"
+
+
 def pop_centroids(tensors: dict[str, Any]) -> list[Any]:
     """Take the centroids of all levels out of a file's tensors; KeyError if there are none."""
-    if "centroids" in tensors:  # earlier versions: (L, V, D)
-        return list(tensors.pop("centroids"))
     levels = sum(name.startswith("centroids.") for name in tensors)
     return [tensors.pop(f"centroids.{level}") for level in range(max(levels, 1))]

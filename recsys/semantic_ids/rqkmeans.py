@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from recsys.errors import ArtifactError
 from recsys.progress import track
 from recsys.semantic_ids.quantizer import (
+    ANEW,
     Codebooks,
     Quantizer,
     centroid_tensors,
@@ -123,4 +124,6 @@ class RQKMeans(Quantizer):
         try:
             return cls(pop_centroids(load_file(folder / CENTROIDS)))
         except (OSError, KeyError, SafetensorError) as error:
-            raise ArtifactError(f"{folder}: unreadable rq-kmeans quantiser: {error}") from error
+            raise ArtifactError(
+                f"{folder}: unreadable rq-kmeans quantiser: {error}; {ANEW}"
+            ) from error

@@ -26,6 +26,7 @@ from vector_quantize_pytorch import ResidualVQ
 from recsys.errors import ArtifactError
 from recsys.progress import track
 from recsys.semantic_ids.quantizer import (
+    ANEW,
     Codebooks,
     Quantizer,
     centroid_tensors,
@@ -163,7 +164,7 @@ class RQVAE(Quantizer):
         tensors |= centroid_tensors(torch.from_numpy(book) for book in self.centroids)
         save_file(tensors, folder / WEIGHTS)
         layers = [m for m in self.encoder.modules() if isinstance(m, nn.Linear)]
-        widths = [m.in_features for m in layers[isinstance(self.encoder, Coder) :]]
+        widths = [m.in_features for m in layers[1:]]  # without the affine map
         text = json.dumps({"widths": [*widths, self.centroids[0].shape[1]]})
         (folder / CONFIG).write_text(text + "\n", encoding="utf-8")
 
@@ -177,13 +178,10 @@ class RQVAE(Quantizer):
             widths = json.loads((folder / CONFIG).read_text(encoding="utf-8"))["widths"]
             tensors = load_file(folder / WEIGHTS)
             centroids = [book.numpy() for book in pop_centroids(tensors)]
-            encoder: nn.Module = _mlp(widths)
-            decoder: nn.Module = _mlp(widths[::-1])
-            if "encoder.linear.weight" in tensors:  # older files have none
-                encoder, decoder = _empty(widths), _empty(widths[::-1])
+            encoder, decoder = _empty(widths), _empty(widths[::-1])
             nn.ModuleDict({"encoder": encoder, "decoder": decoder}).load_state_dict(tensors)
         except (OSError, KeyError, TypeError, ValueError, RuntimeError, SafetensorError) as error:
-            raise ArtifactError(f"{folder}: unreadable RQ-VAE: {error}") from error
+            raise ArtifactError(f"{folder}: unreadable RQ-VAE: {error}; {ANEW}") from error
         return cls(encoder, decoder, centroids)
 
 

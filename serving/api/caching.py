@@ -13,7 +13,6 @@ from fastapi import Request, Response
 MAX_AGE_S = 60
 PRIVATE = "private, no-cache"
 SHARED = f"public, max-age={MAX_AGE_S}"
-OF_TENANT = f"private, max-age={MAX_AGE_S}"
 _HEADERS = {
     "ETag": {"schema": {"type": "string"}, "description": "For `If-None-Match`."},
     "Cache-Control": {"schema": {"type": "string"}, "description": "Who may keep it how long."},

@@ -27,7 +27,7 @@ router = APIRouter(prefix="/v1", route_class=OnceRoute)
         **documented("invalid_request", "store_unavailable", *QUEUE, "not_ready"),
     },
 )
-@requires(Scope.READ, tenants=True)
+@requires(Scope.READ)
 async def list_item_changes(
     query: Annotated[ItemChangesQuery, Query()], request: Request, service: Ready
 ) -> Response:

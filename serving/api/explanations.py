@@ -24,7 +24,7 @@ router = APIRouter(prefix="/v1", route_class=JsonRoute)
         *BODY, "unknown_user", "unsupported_by_model", "store_unavailable", *RECOMMEND
     ),
 )
-@requires(Scope.READ, tenants=True)
+@requires(Scope.READ)
 async def explain(body: ExplanationsRequest, request: Request, service: Ready) -> Response:
     """Reasons in words for items, by the service's text model (`serve.explainer`), if it has one.
 

@@ -13,7 +13,7 @@ router = APIRouter(prefix="/v1/filters", route_class=JsonRoute)
 
 
 @router.post("/validate", responses=documented(*BODY, *RECOMMEND))
-@requires(Scope.READ, tenants=True)
+@requires(Scope.READ)
 async def validate_filter(body: FilterCheck, request: Request, service: Ready) -> FilterReport:
     """Count the items that match a filter, or report what is wrong with it."""
     try:

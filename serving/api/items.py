@@ -46,7 +46,7 @@ CHANGE = (
     response_model=ItemPage,
     responses=documented("invalid_request", *RECOMMEND),
 )
-@requires(Scope.READ, tenants=True)
+@requires(Scope.READ)
 async def browse_items(
     query: Annotated[ItemQuery, Query()], request: Request, service: Ready
 ) -> Response:
@@ -70,7 +70,7 @@ async def upsert_items(body: UpsertBody, request: Request, service: Ready) -> Re
     response_model=SimilarResponse,
     responses=documented("unknown_item", "unsupported_by_model", "invalid_request", *RECOMMEND),
 )
-@requires(Scope.READ, tenants=True)
+@requires(Scope.READ)
 async def similar_items(
     item_id: PathId, query: Annotated[SimilarQuery, Query()], request: Request, service: Ready
 ) -> Response:
@@ -87,7 +87,7 @@ async def similar_items(
     response_model=DescribedItem,
     responses=documented("unknown_item", "unknown_model", "invalid_request", "not_ready"),
 )
-@requires(Scope.READ, tenants=True)
+@requires(Scope.READ)
 async def get_item(item_id: PathId, service: Ready, model: Alias = CHAMPION) -> Response:
     """Get an item of the catalog: title, text, semantic ID, attributes."""
     return json_response(service.item(item_id, model))
@@ -131,7 +131,7 @@ async def delete_item(item_id: PathId, service: Ready) -> Response:
     response_model=RankResponse,
     responses=documented(*BODY, "unknown_user", "store_unavailable", *RECOMMEND),
 )
-@requires(Scope.READ, tenants=True)
+@requires(Scope.READ)
 async def rank(body: RankBody, request: Request, service: Ready) -> Response:
     """Rank given items by their probability, with exact scores."""
     answer = await while_connected(request, service.rank(body))

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query, Request, Response
 
 from recsys.errors import FilterError
-from recsys.serving.api.caching import CACHED, OF_TENANT, SHARED, cached, tag_of
+from recsys.serving.api.caching import CACHED, SHARED, cached, tag_of
 from recsys.serving.api.routing import OnceRoute, Ready, in_time, while_connected
 from recsys.serving.auth import Scope, requires
 from recsys.serving.bodies import MalformedError, parse
@@ -19,7 +19,6 @@ from recsys.serving.schemas.lists import (
     TrendingQuery,
 )
 from recsys.serving.service import Service
-from recsys.serving.tenants import TENANT
 
 router = APIRouter(prefix="/v1/lists", route_class=OnceRoute)
 ANY = (
@@ -34,17 +33,16 @@ Wanted = Mapping[str, Any] | None
     response_model=ListResponse,
     responses=CACHED | documented("store_unavailable", *ANY),
 )
-@requires(Scope.READ, tenants=True)
+@requires(Scope.READ)
 async def trending_items(
     query: Annotated[TrendingQuery, Query()], request: Request, service: Ready
 ) -> Response:
     """Items by the events of the last days, of which newer ones count more."""
-    policy = SHARED if TENANT.get() is None else OF_TENANT
-    return await _answer(request, service, query, service.lists.trending, policy)
+    return await _answer(request, service, query, service.lists.trending, SHARED)
 
 
 @router.get("/latest", response_model=ListResponse, responses=CACHED | documented(*ANY))
-@requires(Scope.READ, tenants=True)
+@requires(Scope.READ)
 async def latest_items(
     query: Annotated[ListQuery, Query()], request: Request, service: Ready
 ) -> Response:
@@ -57,7 +55,7 @@ async def latest_items(
     response_model=ListResponse,
     responses=CACHED | documented("unsupported_by_model", *ANY),
 )
-@requires(Scope.READ, tenants=True)
+@requires(Scope.READ)
 async def items_bought_together(
     query: Annotated[TogetherQuery, Query()], request: Request, service: Ready
 ) -> Response:

@@ -6,7 +6,7 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
 from recsys.serving.api.routes import ROUTES, methods_of
-from recsys.serving.auth import Scope, is_for_tenants, scope_of
+from recsys.serving.auth import Scope, scope_of
 from recsys.serving.errors import documented
 from recsys.serving.schemas.common import Problem
 
@@ -47,7 +47,6 @@ def _document(app: FastAPI) -> dict[str, Any]:
             for method in methods_of(route):
                 operation = document["paths"][route.path_format][method.lower()]
                 _describe(operation, method, scope_of(route.endpoint))
-                operation["x-tenants"] = is_for_tenants(route.endpoint)
     return document
 
 

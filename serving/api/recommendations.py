@@ -43,7 +43,7 @@ AT_ONCE = 16
     response_model=RecommendationsResponse,
     responses=documented(*BODY, "invalid_filter", "unknown_user", "store_unavailable", *RECOMMEND),
 )
-@requires(Scope.READ, tenants=True)
+@requires(Scope.READ)
 async def recommend(body: RecommendationsRequest, request: Request, service: Ready) -> Response:
     """Top-k items for a history given inline, or for a user whose history the service has."""
     return json_response(await while_connected(request, service.recommend(body)))
@@ -57,7 +57,7 @@ async def recommend(body: RecommendationsRequest, request: Request, service: Rea
         "unknown_user", "invalid_request", "invalid_filter", "store_unavailable", *RECOMMEND
     ),
 )
-@requires(Scope.READ, tenants=True)
+@requires(Scope.READ)
 async def get_recommendations(
     query: Annotated[RecommendationsQuery, Query()], request: Request, service: Ready
 ) -> Response:
@@ -74,7 +74,7 @@ async def get_recommendations(
     response_model=BatchResponse,
     responses=documented(*BODY, "not_ready"),
 )
-@requires(Scope.READ, tenants=True)
+@requires(Scope.READ)
 async def recommend_batch(body: BatchRequest, request: Request, service: Ready) -> Response:
     """Several requests at once; the result of one does not affect the others."""
     request_id = request.scope["state"].get("request_id")
@@ -99,7 +99,7 @@ async def recommend_batch(body: BatchRequest, request: Request, service: Ready) 
     responses=CACHED
     | documented("unknown_user", "invalid_request", "store_unavailable", *RECOMMEND),
 )
-@requires(Scope.READ, tenants=True)
+@requires(Scope.READ)
 async def recommend_for_user(
     user_id: PathId, query: Annotated[UserQuery, Query()], request: Request, service: Ready
 ) -> Response:

@@ -20,9 +20,8 @@ from recsys.serving.batcher import until
 from recsys.serving.bodies import MalformedError, parse, read
 from recsys.serving.errors import ProblemError
 from recsys.serving.limits import CALLER
-from recsys.serving.schemas.common import NO_CONTROLS
+from recsys.serving.schemas.common import MAX_ID, NO_CONTROLS
 from recsys.serving.service import Service
-from recsys.serving.tenants import MAX_ID
 
 T = TypeVar("T")
 ModelT = TypeVar("ModelT", bound=BaseModel)

@@ -22,7 +22,7 @@ router = APIRouter(prefix="/v1", route_class=JsonRoute)
     response_model=TextsResponse,
     responses=documented(*BODY, "unsupported_by_model", *RECOMMEND),
 )
-@requires(Scope.READ, tenants=True)
+@requires(Scope.READ)
 async def write(body: TextsRequest, request: Request, service: Ready) -> Response:
     """Titles of the catalog, a part of a text, or a text of a named format, by the text model.
 

@@ -29,7 +29,7 @@ router = APIRouter(prefix="/v1/users", route_class=IdRoute)
 
 
 @router.get("", responses=documented("queue_full", *STORE))
-@requires(Scope.READ, tenants=True)
+@requires(Scope.READ)
 async def list_users(query: Annotated[UsersQuery, Query()], service: AnyPhase) -> UserList:
     """List some users with events, sorted by id."""
     pay_for(query.limit)
@@ -42,7 +42,7 @@ async def list_users(query: Annotated[UsersQuery, Query()], service: AnyPhase) -
     response_model=UserHistory,
     responses=documented("unknown_user", "queue_full", *STORE),
 )
-@requires(Scope.READ, tenants=True)
+@requires(Scope.READ)
 async def get_history(
     user_id: PathId, query: Annotated[HistoryQuery, Query()], service: AnyPhase
 ) -> Response:
@@ -69,7 +69,7 @@ async def get_history(
     responses=documented(*STORE),
     response_class=Response,
 )
-@requires(Scope.WRITE, tenants=True)
+@requires(Scope.WRITE)
 async def erase_user(user_id: PathId, service: AnyPhase) -> Response:
     """Erase a user: events, remembered recommendations, cached history. It can be repeated.
 

@@ -9,8 +9,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstra
 from pydantic.config import JsonDict
 from pydantic.fields import FieldInfo
 
-from recsys.serving.tenants import MAX_ID
-
+MAX_ID = 256
 MAX_K = 200
 MAX_HISTORY = 2_000
 CHAMPION = "champion"

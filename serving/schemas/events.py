@@ -14,9 +14,8 @@ from pydantic import (
     WithJsonSchema,
 )
 
-from recsys.serving.schemas.common import EVENT_TYPE, Answer, Body, First, Id, Query
-from recsys.serving.stores.records import Event, StoredEvent, content_digest
-from recsys.serving.tenants import MAX_ID
+from recsys.serving.schemas.common import EVENT_TYPE, MAX_ID, Answer, Body, First, Id, Query
+from recsys.serving.stores.records import Erasure, Event, StoredEvent, content_digest
 
 MAX_EVENTS = 5_000
 MAX_PAGE = 1_000
@@ -122,6 +121,18 @@ class StoredEventRow(EventIn):
         """Convert to an event with the digest and the seed that it had when it was exported."""
         event = super().to_event(now_ms)
         return replace(event, digest=self.digest or event.digest, seed=self.seed)
+
+
+class ErasureRow(Body):
+    """The erasure of a user in an exported file, by a hash with the salt of the store."""
+
+    erased: str = Field(pattern=r"^[0-9a-f]{64}$", examples=["9b1f0c6d" * 8])
+    timestamp: float = Field(ge=0, le=LATEST_S, examples=[1795167000.0])
+    salt: str = Field(pattern=r"^([0-9a-f]{2}){16,64}$", examples=["3f2a9c0d" * 8])
+
+    def to_erasure(self) -> Erasure:
+        """Convert to the erasure that was exported."""
+        return Erasure(self.erased, round(self.timestamp * 1000), self.salt)
 
 
 class EventsBody(Body):

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from recsys.errors import ConfigError
-from recsys.serving.stores.database import SCHEMA_VERSION
 from recsys.serving.stores.records import NOT_HISTORY, Observer
 from recsys.serving.stores.sqlite import SqliteStore
 from recsys.serving.stores.store import Store
@@ -32,7 +31,6 @@ def open_store(
     history_cache: str | None = None,
     not_history: Collection[str] = NOT_HISTORY,
     observer: Observer | None = None,
-    schema: int = SCHEMA_VERSION,
 ) -> Store:
     """Open the store at a path or URL, whose calls `observer` counts.
 
@@ -42,13 +40,12 @@ def open_store(
         history_cache: `redis://...`, or None.
         not_history: types of events that are not part of a history.
         observer: counts every call.
-        schema: version that the store is brought to; after another than the last, only close it.
 
     Raises:
         ConfigError: a URL of an unknown kind, or a package that it needs is missing.
     """
     url = str(location)
-    options: dict[str, Any] = {"not_history": not_history, "observer": observer, "schema": schema}
+    options: dict[str, Any] = {"not_history": not_history, "observer": observer}
     store: Store
     if url.startswith(POSTGRES):
         from recsys.serving.stores.postgres import PostgresStore

@@ -70,7 +70,7 @@ class HistoryCache:
             )
         except ValueError as error:
             raise ConfigError(f"serve.history_cache: {error}") from error
-        self._prefix = f"recsys:{store_id}:"
+        self.belong_to(store_id)
         self._observer = observer
         # Number of writes that Redis missed, and how many of them were followed by an invalidation
         # of everything. A flag would not do: a write may be missed during the invalidation.
@@ -78,6 +78,10 @@ class HistoryCache:
         self._settled = 0
         self._away_until = 0.0
         self._is_away = False
+
+    def belong_to(self, store_id: str) -> None:
+        """Cache histories of the store with this id."""
+        self._prefix = f"recsys:{store_id}:"
 
     def look(self, user_id: str, limit: int) -> Look:
         """Look up a user's history of at most `limit` items."""

@@ -10,22 +10,22 @@ import secrets
 import threading
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, ClassVar
 
 from recsys.serving.stores.records import StoreAwayError, StoreError
 
 logger = logging.getLogger("recsys.serving.stores")
-SCHEMA_VERSION = 6
+SCHEMA_VERSION = 7
 STORE_ID, SALT = "store_id", "erasure_salt"  # keys of `state`
-# The store gets a new id with the next migration, and refuses cursors with the old one.
+# The store gets a new id when it is opened next, and refuses cursors with the old one.
 FORGET_CURSORS = f"DELETE FROM state WHERE key = '{STORE_ID}'"  # noqa: S608
 LEFT_BYTES = "left_bytes"  # key of `state` while bytes of erased users may be on the disk
 
 
 class Database(ABC):
-    """A SQL database whose schema is up to date.
+    """A SQL database with the schema of this program.
 
     Cursors are those of sqlite3 or psycopg.
 
@@ -35,31 +35,26 @@ class Database(ABC):
         salt: random bytes of the hashes of erased users, the same for every process.
     """
 
-    migrations: ClassVar[Mapping[int, Sequence[str]]]
-    back: ClassVar[Mapping[int, Sequence[str]]]  # undoes the last migration
-    write_version: ClassVar[str]
+    schema: ClassVar[Sequence[str]]  # statements that make the tables, and write the version
     begin: ClassVar[str]
     begin_snapshot: ClassVar[str]
     failures: ClassVar[tuple[type[Exception], ...]]
     unavailable: ClassVar[tuple[type[Exception], ...]]
-    refusals: ClassVar[tuple[type[Exception], ...]]  # of what a row holds
     outdated: ClassVar[tuple[type[Exception], ...]] = ()  # a new connection may have no such error
     is_remote: ClassVar[bool] = False  # it may be away for a while
 
-    def __init__(self, place: str, schema: int = SCHEMA_VERSION) -> None:
-        """Open the database and bring its schema to a version: the last one, or the one before it.
-
-        With the one before it, nothing can be done but `close`.
+    def __init__(self, place: str) -> None:
+        """Open the database, and make its tables where there are none.
 
         Raises:
-            StoreError: the schema is newer than this program, or cannot be brought to the version.
+            StoreError: the schema is that of another version of this program.
         """
         self.place = place
         self._local = threading.local()
         self._connections: list[Any] = []
         self._fails = self._is_away = False
         with self._explained(), self._connected() as connection:
-            self._migrate(connection, schema)
+            self._prepare(connection)
             self.store_id = self._constant(connection, STORE_ID)
             self.salt = bytes.fromhex(self._constant(connection, SALT))
 
@@ -91,8 +86,8 @@ class Database(ABC):
         return nullcontext()
 
     @abstractmethod
-    def _migrate(self, connection: Any, to: int) -> None:
-        """Bring the schema to a version (`_change_schema`), in one transaction."""
+    def _prepare(self, connection: Any) -> None:
+        """Make or check the tables (`_make_or_check`), in one transaction."""
 
     def _sql(self, query: str) -> str:
         """Translate a query with `?` for parameters."""
@@ -130,37 +125,22 @@ class Database(ABC):
 
     # The schema
 
-    def _change_schema(self, connection: Any, version: int, to: int) -> None:
-        """Run the migrations from one version to another, within a transaction."""
-        if to not in (SCHEMA_VERSION, SCHEMA_VERSION - 1):
-            raise StoreError(
-                f"{self.place}: schema {to} is not {SCHEMA_VERSION} or {SCHEMA_VERSION - 1}, the "
-                "versions that this program can bring a store to; use the program of that version"
-            )
-        if version > SCHEMA_VERSION:
-            raise StoreError(
-                f"{self.place}: schema {version} is newer than this program's {SCHEMA_VERSION}; "
-                "upgrade recsys, or go back to the snapshot from before the upgrade with "
-                "`recsys store restore SNAPSHOT --store EMPTY_STORE`"
-            )
-        for number in range(version + 1, to + 1):
-            for statement in self.migrations[number]:
+    def _make_or_check(self, connection: Any, version: int | None) -> None:
+        """Make the tables if there is no version; within a transaction."""
+        if version is None:
+            for statement in self.schema:
                 connection.execute(statement)
-            connection.execute(self.write_version.format(number))
-        for number in range(version, to, -1):
-            for statement in self.back[number]:
-                connection.execute(statement)
-            connection.execute(self.write_version.format(number - 1))
+        elif version != SCHEMA_VERSION:
+            raise StoreError(
+                f"{self.place}: schema {version}, and this program has {SCHEMA_VERSION}; run "
+                "`recsys store export events.ndjson` with the recsys that wrote it, and with this "
+                "one `recsys store import events.ndjson --store EMPTY_STORE`"
+            )
         for key, value in ((STORE_ID, uuid.uuid4().hex), (SALT, secrets.token_hex(32))):
             connection.execute(
                 self._sql("INSERT INTO state VALUES (?, ?) ON CONFLICT DO NOTHING"),
                 (key, json.dumps(value)),
             )
-        self._migrated(connection, version, to)
-
-    @abstractmethod
-    def _migrated(self, connection: Any, version: int, to: int) -> None:
-        """Finish migrations with what SQL cannot do, in their transaction."""
 
     def _constant(self, connection: Any, key: str) -> str:
         query = self._sql("SELECT value FROM state WHERE key = ?")

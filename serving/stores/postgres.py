@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from recsys.errors import ConfigError
 from recsys.serving.stores.breaker import Breaker, Watch
-from recsys.serving.stores.database import FORGET_CURSORS
+from recsys.serving.stores.database import FORGET_CURSORS, SCHEMA_VERSION
 from recsys.serving.stores.locations import place_of
 from recsys.serving.stores.store import EVENT_COLUMNS, SEEDING, RaceError, Store
 
@@ -20,88 +20,65 @@ except ImportError as error:
 
 from collections.abc import Iterable, Iterator, Sequence
 
-# Numbered like SQLite's, so that a number identifies a schema; PostgreSQL starts at 2.
-MIGRATIONS = {
-    2: (
-        # Ids are compared byte by byte, as in SQLite, whatever the locale of the database.
-        """CREATE TABLE events (
-            id BIGINT GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
-            event_id TEXT COLLATE "C",
-            user_id TEXT COLLATE "C" NOT NULL,
-            item_id TEXT COLLATE "C" NOT NULL,
-            type TEXT NOT NULL,
-            time_ms BIGINT NOT NULL,
-            value DOUBLE PRECISION,
-            recommendation_id TEXT COLLATE "C",
-            linked SMALLINT,
-            digest TEXT,
-            seed TEXT
-        )""",
-        "CREATE INDEX events_by_user ON events (user_id, time_ms, id)",
-        # Not a partial index: PostgreSQL does not use one for ids in a parameter.
-        "CREATE UNIQUE INDEX events_by_event_id ON events (event_id)",
-        "CREATE TABLE seeds (digest TEXT PRIMARY KEY, events BIGINT NOT NULL)",
-        """CREATE TABLE recommendations (
-            id BIGINT GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
-            recommendation_id TEXT COLLATE "C" NOT NULL UNIQUE,
-            user_id TEXT COLLATE "C",
-            model TEXT NOT NULL,
-            items TEXT NOT NULL,
-            time_ms BIGINT NOT NULL
-        )""",
-        "CREATE INDEX recommendations_by_user ON recommendations (user_id)",
-        "CREATE TABLE erasures (user_hash TEXT PRIMARY KEY, erased_ms BIGINT NOT NULL)",
-        """CREATE TABLE journal (
-            id BIGINT GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
-            model TEXT NOT NULL,
-            record TEXT NOT NULL
-        )""",
-        "CREATE INDEX journal_by_model ON journal (model, id)",
-        "CREATE TABLE state (key TEXT PRIMARY KEY, value TEXT NOT NULL)",
-    ),
-    3: (
-        "ALTER TABLE journal ADD COLUMN key TEXT",  # of the item that a record is about
-        "CREATE INDEX journal_by_key ON journal (model, key)",
-    ),
-    # The hashes are salted by `Store`. The new name stops processes that would not salt them.
-    4: ("ALTER TABLE erasures RENAME COLUMN user_hash TO salted_hash",),
-    5: (
-        """CREATE TABLE exposures (
-            id BIGINT GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
-            experiment TEXT NOT NULL,
-            user_id TEXT COLLATE "C" NOT NULL,
-            arm TEXT NOT NULL,
-            recommendation_id TEXT COLLATE "C" NOT NULL,
-            time_ms BIGINT NOT NULL
-        )""",
-        "CREATE INDEX exposures_by_experiment ON exposures (experiment, user_id, time_ms)",
-        "CREATE INDEX exposures_by_user ON exposures (user_id)",
-    ),
-    # Ids become visible in another order than they are given; transactions tell what is complete.
-    6: (
-        *(
-            statement
-            for table in ("events", "erasures")
-            for statement in (
-                f"ALTER TABLE {table} ADD COLUMN transaction BIGINT NOT NULL DEFAULT 0",
-                f"ALTER TABLE {table} ALTER COLUMN transaction"
-                " SET DEFAULT pg_current_xact_id()::text::bigint",
-            )
-        ),
-        # Of the ids that events have; NULL before this version.
-        "ALTER TABLE erasures ADD COLUMN id BIGINT",
-        "ALTER TABLE erasures ADD COLUMN tenant_hash TEXT",
-        "CREATE INDEX erasures_by_transaction ON erasures (transaction, id)",
-        "CREATE INDEX events_to_follow ON events (transaction, id) WHERE seed IS NULL",
-    ),
-}
-BACK = {
-    6: (
-        "ALTER TABLE events DROP COLUMN transaction",  # and the indexes that have it
-        "ALTER TABLE erasures DROP COLUMN transaction, DROP COLUMN id, DROP COLUMN tenant_hash",
-        FORGET_CURSORS,
-    )
-}
+# Ids are compared byte by byte, as in SQLite, whatever the locale of the database. They become
+# visible in another order than they are given; transactions tell what is complete.
+SCHEMA = (
+    """CREATE TABLE events (
+        id BIGINT GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+        event_id TEXT COLLATE "C",
+        user_id TEXT COLLATE "C" NOT NULL,
+        item_id TEXT COLLATE "C" NOT NULL,
+        type TEXT NOT NULL,
+        time_ms BIGINT NOT NULL,
+        value DOUBLE PRECISION,
+        recommendation_id TEXT COLLATE "C",
+        linked SMALLINT,
+        digest TEXT,
+        seed TEXT,
+        transaction BIGINT NOT NULL DEFAULT pg_current_xact_id()::text::bigint
+    )""",
+    "CREATE INDEX events_by_user ON events (user_id, time_ms, id)",
+    # Not a partial index: PostgreSQL does not use one for ids in a parameter.
+    "CREATE UNIQUE INDEX events_by_event_id ON events (event_id)",
+    "CREATE INDEX events_to_follow ON events (transaction, id) WHERE seed IS NULL",
+    "CREATE TABLE seeds (digest TEXT PRIMARY KEY, events BIGINT NOT NULL)",
+    """CREATE TABLE recommendations (
+        id BIGINT GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+        recommendation_id TEXT COLLATE "C" NOT NULL UNIQUE,
+        user_id TEXT COLLATE "C",
+        model TEXT NOT NULL,
+        items TEXT NOT NULL,
+        time_ms BIGINT NOT NULL
+    )""",
+    "CREATE INDEX recommendations_by_user ON recommendations (user_id)",
+    """CREATE TABLE erasures (
+        salted_hash TEXT PRIMARY KEY,
+        erased_ms BIGINT NOT NULL,
+        id BIGINT NOT NULL,  -- of the ids that events have
+        transaction BIGINT NOT NULL DEFAULT pg_current_xact_id()::text::bigint
+    )""",
+    "CREATE INDEX erasures_by_transaction ON erasures (transaction, id)",
+    """CREATE TABLE journal (
+        id BIGINT GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+        model TEXT NOT NULL,
+        key TEXT,  -- of the item that a record is about
+        record TEXT NOT NULL
+    )""",
+    "CREATE INDEX journal_by_model ON journal (model, id)",
+    "CREATE INDEX journal_by_key ON journal (model, key)",
+    """CREATE TABLE exposures (
+        id BIGINT GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+        experiment TEXT NOT NULL,
+        user_id TEXT COLLATE "C" NOT NULL,
+        arm TEXT NOT NULL,
+        recommendation_id TEXT COLLATE "C" NOT NULL,
+        time_ms BIGINT NOT NULL
+    )""",
+    "CREATE INDEX exposures_by_experiment ON exposures (experiment, user_id, time_ms)",
+    "CREATE INDEX exposures_by_user ON exposures (user_id)",
+    "CREATE TABLE state (key TEXT PRIMARY KEY, value TEXT NOT NULL)",
+    f"INSERT INTO recsys_schema VALUES ({SCHEMA_VERSION})",  # noqa: S608 - our own number
+)
 # Whether rows are of transactions that this server has not begun yet.
 FOREIGN = """SELECT greatest(
     (SELECT max(transaction) FROM events WHERE seed IS NULL),
@@ -116,7 +93,6 @@ INSERT = (  # one array per column: ten times as fast as one statement per row
     f" SELECT * FROM unnest({', '.join(f'%s::{kind}' for kind in ARRAYS)})"
     " ON CONFLICT DO NOTHING"
 )
-FOLLOWED = 6  # schema since which rows have their transactions
 LOCK = 0x7265637379  # first key of pg_advisory_xact_lock
 LARGEST_ID = 2**63 - 1
 CONNECT_TIMEOUT_S = 3
@@ -137,17 +113,12 @@ class PostgresStore(Store):
 
     is_remote: ClassVar[bool] = True
 
-    migrations = MIGRATIONS
-    back = BACK
+    schema = SCHEMA
     order: ClassVar[tuple[str, ...]] = ("transaction", "id")
-    write_version: ClassVar[str] = (
-        "WITH old AS (DELETE FROM recsys_schema) INSERT INTO recsys_schema VALUES ({})"
-    )
     readers: ClassVar[int] = 4
     begin: ClassVar[str] = "BEGIN"
     begin_snapshot: ClassVar[str] = "BEGIN ISOLATION LEVEL REPEATABLE READ"
     failures: ClassVar[tuple[type[Exception], ...]] = (psycopg.Error, OSError)
-    refusals: ClassVar[tuple[type[Exception], ...]] = (psycopg.IntegrityError, psycopg.DataError)
     unavailable: ClassVar[tuple[type[Exception], ...]] = (
         psycopg.OperationalError,
         psycopg.InterfaceError,
@@ -229,20 +200,18 @@ class PostgresStore(Store):
         self._breaker.worked()
         super()._works()
 
-    def _migrate(self, connection: Any, to: int) -> None:
+    def _prepare(self, connection: Any) -> None:
         connection.execute(self.begin)
         with self._committed(connection):
             self._lock(connection.cursor(), SEEDING)
             connection.execute("CREATE TABLE IF NOT EXISTS recsys_schema (version INT NOT NULL)")
-            (version,) = connection.execute(
-                "SELECT coalesce(max(version), 1) FROM recsys_schema"
-            ).fetchone()
-            if version >= FOLLOWED and connection.execute(FOREIGN).fetchone()[0]:
+            (version,) = connection.execute("SELECT max(version) FROM recsys_schema").fetchone()
+            if version == SCHEMA_VERSION and connection.execute(FOREIGN).fetchone()[0]:
                 # The database was copied here by dump and restore: order its rows by their ids.
                 connection.execute("UPDATE events SET transaction = 0 WHERE seed IS NULL")
                 connection.execute("UPDATE erasures SET transaction = 0")
                 connection.execute(FORGET_CURSORS)
-            self._change_schema(connection, version, to)
+            self._make_or_check(connection, version)
 
     def _lock(self, cursor: Any, what: int, *, shared: bool = False) -> None:
         function = f"pg_advisory_xact_lock{'_shared' if shared else ''}"
@@ -273,28 +242,10 @@ class PostgresStore(Store):
         ((oldest,),) = self._query(query, ())
         return oldest - 1, LARGEST_ID
 
-    def _bulk(
-        self,
-        cursor: Any,
-        rows: Iterable[Sequence[Any]],
-        table: str = "events",
-        columns: Sequence[str] = EVENT_COLUMNS,
-    ) -> None:
-        # Other than INSERT, COPY accepts ids for identity columns.
-        with cursor.copy(f"COPY {table} ({', '.join(columns)}) FROM STDIN") as copy:
+    def _bulk(self, cursor: Any, rows: Iterable[Sequence[Any]]) -> None:
+        with cursor.copy(f"COPY events ({', '.join(EVENT_COLUMNS)}) FROM STDIN") as copy:
             for row in rows:
                 copy.write_row(row)
-
-    def _exclude_writers(self, cursor: Any) -> None:
-        # Every transaction that writes reads `state` first.
-        cursor.execute("LOCK TABLE state IN ACCESS EXCLUSIVE MODE")
-
-    def _continue_ids(self, cursor: Any, table: str) -> None:
-        # Never back: a rollback would not undo it, and then new rows would get ids of old ones.
-        sequence = f"pg_get_serial_sequence('{table}', 'id')"
-        cursor.execute(
-            f"SELECT setval({sequence}, greatest(max(id), nextval({sequence}))) FROM {table}"  # noqa: S608
-        )
 
     def _is_lost(self, connection: Any) -> bool:
         return bool(connection.closed)

@@ -142,15 +142,23 @@ class StoredEvent(Event):
 
 
 class Change(NamedTuple):
-    """An event or an erasure of a store; with neither, a place up to which there is none.
+    """An event or an erasure of a store.
 
     `user_hash` is that of the event's user, or of the erased one; `erased_ms` is its time.
     """
 
     place: tuple[int, ...]
-    user_hash: str | None = None
+    user_hash: str
     event: StoredEvent | None = None
     erased_ms: int | None = None
+
+
+class Erasure(NamedTuple):
+    """The erasure of a user, by a hash with the `salt` of a store (`user_hash`)."""
+
+    user_hash: str
+    erased_ms: int
+    salt: str
 
 
 class Act(NamedTuple):
@@ -276,11 +284,6 @@ def user_hash(user_id: str, salt: bytes) -> str:
     match each other.
     """
     plain = hashlib.sha256(user_id.encode("utf-8", "surrogatepass")).hexdigest()
-    return salted(plain, salt)
-
-
-def salted(plain: str, salt: bytes) -> str:
-    """The salted hash of an unsalted one, which stores had up to schema 3."""
     return hmac.digest(salt, plain.encode(), "sha256").hex()
 
 

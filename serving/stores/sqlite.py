@@ -2,92 +2,78 @@
 
 import json
 import logging
+import os
 import sqlite3
 import time
 import uuid
 from collections.abc import Iterable, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any, ClassVar
 
-from recsys.serving.stores.database import FORGET_CURSORS, LEFT_BYTES
-from recsys.serving.stores.records import SEED_TYPE, StoreError
+from recsys.artifacts import sync_folder
+from recsys.errors import DataError
+from recsys.locks import locked
+from recsys.serving.stores.database import LEFT_BYTES, SCHEMA_VERSION, STORE_ID
+from recsys.serving.stores.records import StoreError
 from recsys.serving.stores.store import EVENT_COLUMNS, Store
 
 logger = logging.getLogger("recsys.serving.stores")
 
-# Numbered, all in one transaction; `BACK` undoes the last. Released ones are never edited.
-MIGRATIONS = {
-    1: (
-        """CREATE TABLE events (
-            id INTEGER PRIMARY KEY,      -- order of arrival, which breaks ties of time
-            user_id TEXT NOT NULL,
-            item_id TEXT NOT NULL,
-            timestamp INTEGER NOT NULL,  -- unix seconds, or the place in a sequence without times
-            seed TEXT                    -- digest of the data set it was imported from, else NULL
-        ) STRICT""",
-        "CREATE INDEX events_by_user ON events (user_id, timestamp)",
-        "CREATE TABLE seeds (digest TEXT PRIMARY KEY, events INTEGER NOT NULL) STRICT",
-    ),
-    2: (
-        "ALTER TABLE events RENAME COLUMN timestamp TO time_ms",
-        "UPDATE events SET time_ms = time_ms * 1000",
-        "ALTER TABLE events ADD COLUMN event_id TEXT",
-        f"ALTER TABLE events ADD COLUMN type TEXT NOT NULL DEFAULT '{SEED_TYPE}'",
-        "ALTER TABLE events ADD COLUMN value REAL",
-        "ALTER TABLE events ADD COLUMN recommendation_id TEXT",
-        "ALTER TABLE events ADD COLUMN linked INTEGER",  # 1: the recommendation was remembered
-        "ALTER TABLE events ADD COLUMN digest TEXT",
-        "CREATE UNIQUE INDEX events_by_event_id ON events (event_id) WHERE event_id IS NOT NULL",
-        """CREATE TABLE recommendations (
-            id INTEGER PRIMARY KEY,
-            recommendation_id TEXT NOT NULL UNIQUE,
-            user_id TEXT,
-            model TEXT NOT NULL,
-            items TEXT NOT NULL,
-            time_ms INTEGER NOT NULL
-        ) STRICT""",
-        "CREATE INDEX recommendations_by_user ON recommendations (user_id)",
-        "CREATE TABLE erasures (user_hash TEXT PRIMARY KEY, erased_ms INTEGER NOT NULL) STRICT",
-        "CREATE TABLE journal (id INTEGER PRIMARY KEY, model TEXT NOT NULL, record TEXT NOT NULL)"
-        " STRICT",
-        "CREATE INDEX journal_by_model ON journal (model, id)",
-        "CREATE TABLE state (key TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT",
-    ),
-    3: (
-        "ALTER TABLE journal ADD COLUMN key TEXT",  # of the item that a record is about
-        "CREATE INDEX journal_by_key ON journal (model, key)",
-    ),
-    # The hashes are salted by `Store`. The new name stops processes that would not salt them.
-    4: ("ALTER TABLE erasures RENAME COLUMN user_hash TO salted_hash",),
-    5: (
-        """CREATE TABLE exposures (
-            id INTEGER PRIMARY KEY,
-            experiment TEXT NOT NULL,
-            user_id TEXT NOT NULL,
-            arm TEXT NOT NULL,
-            recommendation_id TEXT NOT NULL,
-            time_ms INTEGER NOT NULL
-        ) STRICT""",
-        "CREATE INDEX exposures_by_experiment ON exposures (experiment, user_id, time_ms)",
-        "CREATE INDEX exposures_by_user ON exposures (user_id)",
-    ),
-    6: (
-        # Of the ids that events have; NULL before this version.
-        "ALTER TABLE erasures ADD COLUMN id INTEGER",
-        "ALTER TABLE erasures ADD COLUMN tenant_hash TEXT",
-        "CREATE INDEX erasures_by_id ON erasures (id)",
-        "CREATE INDEX events_to_follow ON events (id) WHERE seed IS NULL",
-    ),
-}
-BACK = {
-    6: (
-        "DROP INDEX events_to_follow",
-        "DROP INDEX erasures_by_id",
-        "ALTER TABLE erasures DROP COLUMN tenant_hash",
-        "ALTER TABLE erasures DROP COLUMN id",
-        FORGET_CURSORS,
-    )
-}
+SCHEMA = (
+    """CREATE TABLE events (
+        id INTEGER PRIMARY KEY,  -- order of arrival, which breaks ties of time
+        event_id TEXT,
+        user_id TEXT NOT NULL,
+        item_id TEXT NOT NULL,
+        type TEXT NOT NULL,
+        time_ms INTEGER NOT NULL,
+        value REAL,
+        recommendation_id TEXT,
+        linked INTEGER,          -- 1: the recommendation was remembered
+        digest TEXT,
+        seed TEXT                -- digest of the data set it was imported from, else NULL
+    ) STRICT""",
+    "CREATE INDEX events_by_user ON events (user_id, time_ms)",
+    "CREATE UNIQUE INDEX events_by_event_id ON events (event_id) WHERE event_id IS NOT NULL",
+    "CREATE INDEX events_to_follow ON events (id) WHERE seed IS NULL",
+    "CREATE TABLE seeds (digest TEXT PRIMARY KEY, events INTEGER NOT NULL) STRICT",
+    """CREATE TABLE recommendations (
+        id INTEGER PRIMARY KEY,
+        recommendation_id TEXT NOT NULL UNIQUE,
+        user_id TEXT,
+        model TEXT NOT NULL,
+        items TEXT NOT NULL,
+        time_ms INTEGER NOT NULL
+    ) STRICT""",
+    "CREATE INDEX recommendations_by_user ON recommendations (user_id)",
+    """CREATE TABLE erasures (
+        salted_hash TEXT PRIMARY KEY,
+        erased_ms INTEGER NOT NULL,
+        id INTEGER NOT NULL      -- of the ids that events have
+    ) STRICT""",
+    "CREATE INDEX erasures_by_id ON erasures (id)",
+    """CREATE TABLE journal (
+        id INTEGER PRIMARY KEY,
+        model TEXT NOT NULL,
+        key TEXT,                -- of the item that a record is about
+        record TEXT NOT NULL
+    ) STRICT""",
+    "CREATE INDEX journal_by_model ON journal (model, id)",
+    "CREATE INDEX journal_by_key ON journal (model, key)",
+    """CREATE TABLE exposures (
+        id INTEGER PRIMARY KEY,
+        experiment TEXT NOT NULL,
+        user_id TEXT NOT NULL,
+        arm TEXT NOT NULL,
+        recommendation_id TEXT NOT NULL,
+        time_ms INTEGER NOT NULL
+    ) STRICT""",
+    "CREATE INDEX exposures_by_experiment ON exposures (experiment, user_id, time_ms)",
+    "CREATE INDEX exposures_by_user ON exposures (user_id)",
+    "CREATE TABLE state (key TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT",
+    f"PRAGMA user_version = {SCHEMA_VERSION}",
+)
 INSERT = (
     f"INSERT INTO events (id, {', '.join(EVENT_COLUMNS)})"  # noqa: S608 - our own names
     f" VALUES (?, {', '.join('?' * len(EVENT_COLUMNS))})"
@@ -116,17 +102,14 @@ class SqliteStore(Store):
     for what is left to do, over a restart.
     """
 
-    migrations = MIGRATIONS
-    back = BACK
+    schema = SCHEMA
     order: ClassVar[tuple[str, ...]] = ("id",)
-    write_version: ClassVar[str] = "PRAGMA user_version = {}"
     readers: ClassVar[int] = 2
     # The write lock is taken at once, so rows read in the transaction do not change.
     begin: ClassVar[str] = "BEGIN IMMEDIATE"
     begin_snapshot: ClassVar[str] = "BEGIN"
     failures: ClassVar[tuple[type[Exception], ...]] = (sqlite3.Error, OSError)
     unavailable: ClassVar[tuple[type[Exception], ...]] = (sqlite3.OperationalError, OSError)
-    refusals: ClassVar[tuple[type[Exception], ...]] = (sqlite3.IntegrityError, sqlite3.DataError)
 
     def __init__(self, path: Path, **options: Any) -> None:
         """Open the file with options of `Store`, creating it where there is none."""
@@ -165,16 +148,40 @@ class SqliteStore(Store):
             raise
         return connection
 
-    def _migrate(self, connection: sqlite3.Connection, to: int) -> None:
+    def _prepare(self, connection: sqlite3.Connection) -> None:
         if _version(connection) == 0:
             (tables,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
             if tables and not _version(connection):
                 raise StoreError(f"{self._path} is another program's database; {self.advice}")
-            connection.execute("PRAGMA journal_mode = WAL")
+        connection.execute("PRAGMA journal_mode = WAL")  # a backup has another one
         connection.execute(self.begin)
         with self._committed(connection):
-            # another process may have migrated it meanwhile
-            self._change_schema(connection, _version(connection), to)
+            # another process may have made the tables meanwhile
+            self._make_or_check(connection, _version(connection) or None)
+
+    def back_up(self, file: Path) -> None:
+        """Write a copy of the store to a new file, atomically; other processes may use the store.
+
+        The copy gets an id of its own when it is opened, so that no cursor and no cached history
+        from before is taken for one of it. Its owner alone can read it.
+
+        Raises:
+            DataError: there is a file already.
+            LockedError: another process writes it.
+        """
+        with locked(file), self._explained(), self._connected() as connection:
+            if file.exists():
+                raise DataError(f"{file} is there already; name another file")
+            partial = file.with_name(f".{file.name}.partial")
+            partial.unlink(missing_ok=True)  # of a killed process
+            partial.touch(mode=0o600)
+            connection.execute("VACUUM INTO ?", (str(partial),))
+            with closing(sqlite3.connect(partial)) as copy, copy:
+                copy.execute("DELETE FROM state WHERE key IN (?, ?)", (STORE_ID, LEFT_BYTES))
+            with partial.open("rb") as written:
+                os.fsync(written.fileno())
+            partial.replace(file)
+            sync_folder(file.parent)
 
     def _among(self, column: str, values: Iterable[str]) -> tuple[str, Any]:
         condition = f"{column} IN (SELECT value FROM json_each(?))"  # noqa: S608
@@ -194,15 +201,9 @@ class SqliteStore(Store):
         ((last,),) = self._query(LAST_ID, ())
         return (last,)
 
-    def _bulk(
-        self,
-        cursor: Any,
-        rows: Iterable[Sequence[Any]],
-        table: str = "events",
-        columns: Sequence[str] = EVENT_COLUMNS,
-    ) -> None:
-        marks = ", ".join("?" * len(columns))
-        query = f"INSERT INTO {table} ({', '.join(columns)}) VALUES ({marks})"  # noqa: S608
+    def _bulk(self, cursor: Any, rows: Iterable[Sequence[Any]]) -> None:
+        marks = ", ".join("?" * len(EVENT_COLUMNS))
+        query = f"INSERT INTO events ({', '.join(EVENT_COLUMNS)}) VALUES ({marks})"  # noqa: S608
         cursor.executemany(query, rows)
 
     def _roll_back(self, connection: Any) -> None:

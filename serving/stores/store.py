@@ -15,15 +15,12 @@ from abc import abstractmethod
 from collections import deque
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextvars import copy_context
-from dataclasses import replace
-from functools import partial
 from itertools import chain, groupby, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from recsys.serving.stores.admission import admit
-from recsys.serving.stores.database import LEFT_BYTES, SALT, SCHEMA_VERSION, STORE_ID, Database
+from recsys.serving.stores.database import SALT, STORE_ID, Database
 from recsys.serving.stores.group import GroupWriter, Write
 from recsys.serving.stores.records import (
     DISLIKES,
@@ -33,6 +30,7 @@ from recsys.serving.stores.records import (
     AheadError,
     Appended,
     Change,
+    Erasure,
     Event,
     EventConflictError,
     Exposed,
@@ -45,18 +43,15 @@ from recsys.serving.stores.records import (
     StoredEvent,
     StoreError,
     TypedHistory,
-    salted,
     sign_of,
     user_hash,
 )
-from recsys.serving.tenants import TENANT, inside, own, stored
 
 if TYPE_CHECKING:  # redis is an optional dependency
     from recsys.serving.stores.cache import HistoryCache
 
 logger = logging.getLogger("recsys.serving.stores")
 T = TypeVar("T")
-EventT = TypeVar("EventT", bound=Event)
 Run = Callable[[Callable[[], Any]], Awaitable[Any]]  # calls a function on another thread
 CHUNK = 50_000
 EARLIER = 20_000  # of a user, the newest events that decide what is not recommended
@@ -65,8 +60,6 @@ SERVED_WAITING = 10_000  # of them, not yet written
 DROPPED_AT_ONCE = 2_000  # exposures in a transaction, about 0.03 s
 EXPOSURES_OF_USER = 100  # in one experiment; later answers do not count
 RACES = 5
-PASSED = 10_000  # events of other tenants, read at once
-SALTED = 4  # schema since which hashes of erased users are salted
 SEEDING, JOURNAL, ERASING = range(3)  # activities of one process at a time
 SKEW_MS = 3_600_000  # by which the clock of whoever reports feedback may be behind
 UNDER_WAY_MS = 60_000  # an answer this soon after an erasure may be of the old history
@@ -74,17 +67,6 @@ EVENT_COLUMNS = (
     "event_id", "user_id", "item_id", "type", "time_ms", "value", "recommendation_id", "linked",
     "digest", "seed",
 )  # fmt: skip
-# Tables of a snapshot and their columns, the primary key first.
-TABLES: Mapping[str, Sequence[str]] = {
-    "state": ("key", "value"),
-    "erasures": ("salted_hash", "erased_ms"),
-    "seeds": ("digest", "events"),
-    "journal": ("id", "model", "key", "record"),
-    "recommendations": ("id", "recommendation_id", "user_id", "model", "items", "time_ms"),
-    "exposures": ("id", "experiment", "user_id", "arm", "recommendation_id", "time_ms"),
-    "events": ("id", *EVENT_COLUMNS),
-}
-NOT_COPIED = (STORE_ID, LEFT_BYTES)  # keys of `state` that belong to one database
 LAST_CHARACTER = "\U0010ffff"
 
 
@@ -93,18 +75,13 @@ class RaceError(Exception):
 
 
 class RestoredError(StoreError):
-    """A snapshot was restored into the database while this process had it open."""
-
-
-class RefusedError(StoreError):
-    """The database refuses rows of a snapshot, for example because two have the same id."""
+    """The store got another id while this process had it open."""
 
 
 class Store(Database):
     """A store in a SQL database. Every call may raise `StoreError`.
 
-    Whatever an awaited write has returned for is on disk. Users, events and answers that a call is
-    about have ids of the current tenant (`tenants`).
+    Whatever an awaited write has returned for is on disk.
     """
 
     readers: ClassVar[int]
@@ -116,17 +93,16 @@ class Store(Database):
         *,
         not_history: Collection[str] = NOT_HISTORY,
         observer: Observer | None = None,
-        schema: int = SCHEMA_VERSION,
     ) -> None:
-        """Open the database and bring its schema to a version (`Database`).
+        """Open the database (`Database`).
 
         `place` is the name of the store in messages, without secrets; events of the types
         `not_history` are not part of a history.
 
         Raises:
-            StoreError: not a store, a store of a newer version, or unreachable.
+            StoreError: not a store, a store of another version, or unreachable.
         """
-        super().__init__(place, schema)
+        super().__init__(place)
         self._not_history = sorted(not_history)
         self._observer = observer
         self._cache: HistoryCache | None = None
@@ -146,14 +122,8 @@ class Store(Database):
         """Insert rows of `EVENT_COLUMNS` whose event id is new; return their number."""
 
     @abstractmethod
-    def _bulk(
-        self,
-        cursor: Any,
-        rows: Iterable[Sequence[Any]],
-        table: str = "events",
-        columns: Sequence[str] = EVENT_COLUMNS,
-    ) -> None:
-        """Insert many new rows of these columns."""
+    def _bulk(self, cursor: Any, rows: Iterable[Sequence[Any]]) -> None:
+        """Insert many new rows of `EVENT_COLUMNS`."""
 
     @abstractmethod
     def _next_id(self, cursor: Any) -> int:
@@ -165,12 +135,6 @@ class Store(Database):
 
         It does not decrease.
         """
-
-    def _exclude_writers(self, cursor: Any) -> None:
-        """Exclude all other writers until the transaction ends; SQLite's `begin` does that."""
-
-    def _continue_ids(self, cursor: Any, table: str) -> None:
-        """Let the database number new rows after those that were inserted with their ids."""
 
     def _lock(self, cursor: Any, what: int, *, shared: bool = False) -> None:
         """Exclude other processes from an activity (`SEEDING`, ...) until the transaction ends.
@@ -201,8 +165,7 @@ class Store(Database):
 
     async def typed_history(self, user_id: str, limit: int) -> TypedHistory | None:
         """As `history`, with the type of each event, and the items that the user dislikes."""
-        user = stored(user_id)
-        return await self._reading("history", lambda: self._history(user, limit), limited=True)
+        return await self._reading("history", lambda: self._history(user_id, limit), limited=True)
 
     async def events(
         self, user_id: str, limit: int, before: tuple[int, int] | None = None
@@ -213,17 +176,17 @@ class Store(Database):
         """
         if "\0" in user_id:
             return []
-        clause, user = "", stored(user_id)
-        parameters: tuple[Any, ...] = (user, limit)
+        clause = ""
+        parameters: tuple[Any, ...] = (user_id, limit)
         if before is not None:
-            clause, parameters = " AND (time_ms, id) < (?, ?)", (user, *before, limit)
+            clause, parameters = " AND (time_ms, id) < (?, ?)", (user_id, *before, limit)
         query = (
             f"SELECT {', '.join(EVENT_COLUMNS)}, id FROM events WHERE user_id = ?{clause}"  # noqa: S608
             " ORDER BY time_ms DESC, id DESC LIMIT ?"
         )
 
         def read() -> list[StoredEvent]:
-            return _renamed([_stored(row) for row in self._query(query, parameters)], own)
+            return [_stored(row) for row in self._query(query, parameters)]
 
         return await self._reading("events", read, limited=True)
 
@@ -235,11 +198,10 @@ class Store(Database):
             "SELECT DISTINCT user_id FROM events WHERE user_id >= ? AND user_id <= ?"
             " ORDER BY user_id LIMIT ?"
         )
-        first = inside(prefix, TENANT.get())
-        bounds = (first, first + LAST_CHARACTER, limit)
+        bounds = (prefix, prefix + LAST_CHARACTER, limit)
 
         def read() -> list[str]:
-            return [own(user) for (user,) in self._query(query, bounds)]
+            return [user for (user,) in self._query(query, bounds)]
 
         return await self._reading("users", read, limited=True)
 
@@ -260,10 +222,7 @@ class Store(Database):
         return await self._reading("acts", read, limited=True)
 
     async def acts(self, first: int, last: int, since_ms: int) -> list[Act]:
-        """Events at the places `first` to `last` that happened since a time, of all users.
-
-        Users have their stored ids, whatever the tenant.
-        """
+        """Events at the places `first` to `last` that happened since a time, of all users."""
         query = (
             "SELECT user_id, item_id, type, time_ms, recommendation_id FROM events"
             " WHERE id >= ? AND id <= ? AND time_ms >= ?"
@@ -276,32 +235,26 @@ class Store(Database):
         return await self._reading("acts", read, limited=True)
 
     async def changes(self, after: tuple[int, ...], limit: int) -> list[Change]:
-        """Events and erasures after a place, of the current tenant: at most `limit`.
+        """Events and erasures after a place: at most `limit`.
 
         Reading on after the last place misses nothing, whatever the order in which transactions
         are committed: an event appears once everything before it is complete. Events of a data set
-        are left out. An empty list means that there is no more; a change without event and user
-        that there is none among the `PASSED` events up to its place.
+        are left out. An empty list means that there is no more.
 
         `after` is the place of a change, or `()` to begin.
 
         Raises:
             AheadError: the place is behind all that was written.
-            RestoredError: a snapshot was restored since this process began.
+            RestoredError: the store got another id since this process began.
         """
-        tenant = TENANT.get()
 
         def read() -> list[Change]:
             start, end = after or (0,) * len(self.order), self._settled()
             if start > end:
                 self._require_id()
                 raise AheadError
-            passed = None if tenant is None else self._place_after(PASSED, start, end)
-            bounds = (start, passed or end)
-            found = self._appended(bounds, tenant, limit) + self._erasures(bounds, tenant, limit)
+            found = self._appended((start, end), limit) + self._erasures((start, end), limit)
             self._require_id()
-            if passed is not None and not found:
-                return [Change(passed)]
             return sorted(found, key=lambda change: change.place)[:limit]
 
         return await self._reading("changes", read, limited=True)
@@ -328,7 +281,7 @@ class Store(Database):
 
         Raises:
             AheadError: the place is behind all that was written.
-            RestoredError: a snapshot was restored since this process began.
+            RestoredError: the store got another id since this process began.
         """
         query = "SELECT id, record FROM journal WHERE model = ? AND id > ? ORDER BY id LIMIT ?"
         bounds = (model, after, limit)
@@ -352,7 +305,7 @@ class Store(Database):
     async def exposed(
         self, experiment: str, event: str, window_ms: int, after: str, limit: int
     ) -> list[Exposed]:
-        """Users of an experiment, by their stored ids: at most `limit` after an id.
+        """Users of an experiment, by their ids: at most `limit` after an id.
 
         An answer is followed if the user sent an event of this type with its `recommendation_id`
         that happened at most `window_ms` later.
@@ -406,11 +359,7 @@ class Store(Database):
 
         An `EventConflictError` tells that an event with this id has other content.
         """
-        write = Write(events=_renamed(events, stored))
-        try:
-            result: Appended = await self._writing("append", write)
-        except EventConflictError as error:
-            raise EventConflictError([own(name) for name in error.event_ids]) from error
+        result: Appended = await self._writing("append", Write(events=events))
         return result
 
     async def erase(self, user_id: str) -> None:
@@ -421,37 +370,20 @@ class Store(Database):
         """
         if "\0" in user_id:
             return
-        user = stored(user_id)
-
-        # A repeated erasure has the place of the last one.
-        renewed = ", ".join(f"{name} = excluded.{name}" for name in ("erased_ms", *self.order))
-        tenant, colon, _ = user.partition(":")
-        tenant_hash = user_hash(tenant + colon, self.salt) if colon else None
 
         def forget(cursor: Any) -> None:
-            new_id = self._next_id(cursor)  # above those that are deleted
+            self._keep_erasure(cursor, user_hash(user_id, self.salt), now_ms())
             for table in ("events", "recommendations", "exposures"):
                 cursor.execute(
                     self._sql(f"DELETE FROM {table} WHERE user_id = ?"),  # noqa: S608
-                    (user,),
+                    (user_id,),
                 )
-            cursor.execute(
-                self._sql(
-                    "INSERT INTO erasures (salted_hash, erased_ms, id, tenant_hash)"  # noqa: S608
-                    f" VALUES (?, ?, ?, ?) ON CONFLICT (salted_hash) DO UPDATE SET {renewed}"
-                ),
-                (user_hash(user, self.salt), now_ms(), new_id, tenant_hash),
-            )
             self._leave_bytes(cursor)
 
-        await self._writing("erase", Write(operation=forget, user=user))
+        await self._writing("erase", Write(operation=forget, user=user_id))
 
     def remember(self, served: Served) -> None:
         """Remember an answer: it is written in the background, and the oldest are dropped."""
-        if TENANT.get() is not None:
-            user = None if served.user is None else stored(served.user)
-            name = stored(served.recommendation_id)
-            served = replace(served, user=user, recommendation_id=name)
         self._remembered.append(served)
 
     async def journal_append(self, model: str, records: Sequence[Mapping[str, Any]]) -> Journaled:
@@ -586,83 +518,61 @@ class Store(Database):
         )
 
     def export(self) -> Iterator[StoredEvent]:
-        """Iterate over a snapshot of all events, in order of arrival."""
+        """Iterate over one state of all events, in order of arrival."""
+        return (row for row in self.dump() if isinstance(row, StoredEvent))
+
+    def dump(self) -> Iterator[Erasure | StoredEvent]:
+        """Iterate over one state of all erasures, and then of all events in order of arrival."""
         with self._explained(), self._connected() as connection:
             cursor = connection.cursor()
             cursor.execute(self.begin_snapshot)  # ends with its connection
-            for rows in self._parts(cursor, "events", "id", (*EVENT_COLUMNS, "id")):
+            salt = self._constant(connection, SALT)
+            cursor.execute("SELECT salted_hash, erased_ms FROM erasures ORDER BY salted_hash")
+            yield from [Erasure(name, erased_ms, salt) for name, erased_ms in cursor.fetchall()]
+            for rows in self._parts(cursor):
                 yield from map(_stored, rows)
 
-    def dump(self) -> Iterator[tuple[str, list[Sequence[Any]]]]:
-        """Iterate over one snapshot of the whole store.
+    def add_erasures(self, erasures: Sequence[Erasure]) -> int:
+        """Take over erasures of another store with one salt, and delete what they erase.
 
-        Yields the name of each of `TABLES` with rows of it, in parts; without rows at least once.
-        """
-        with self._explained(), self._connected() as connection:
-            cursor = connection.cursor()
-            cursor.execute(self.begin_snapshot)  # ends with its connection
-            for table, columns in TABLES.items():
-                yield table, []
-                for rows in self._parts(cursor, table, columns[0], columns):
-                    yield table, rows
+        Erasures are compared by salted hashes. A store in which nothing depends on its salt gets
+        that of the erasures, and another id: processes that have it open must be restarted.
 
-    def load(
-        self,
-        parts: Iterable[tuple[str, Iterable[Sequence[Any]]]],
-        *,
-        replace: bool = False,
-        last: Callable[[], object] = lambda: None,
-    ) -> int:
-        """Fill the store with what `dump` yielded, in one transaction.
-
-        Erasures that this store knows stay, and what is older of their users is left out. Processes
-        that have the store open can write again after a restart.
-
-        Args:
-            parts: names of tables and rows of them; an exception rolls everything back.
-            replace: whether a store that is not empty is emptied first.
-            last: called when everything is inserted, just before the commit.
-
-        Returns the number of events that were left out.
+        Returns the number of erasures that were not known.
 
         Raises:
-            RefusedError: rows contradict each other.
-            StoreError: the store is not empty, or its erasures cannot be compared with the rows
-                because they have another salt.
+            StoreError: this store has another salt, and erasures or exposures that depend on it.
         """
+        salt, store_id = bytes.fromhex(erasures[0].salt), self.store_id
         with self._explained(), self._connected() as connection:
             cursor = connection.cursor()
             cursor.execute(self.begin)
             with self._committed(connection):
-                self._lock(cursor, SEEDING)
-                self._exclude_writers(cursor)
-                erased = self._emptied(cursor, replace=replace)
-                left_out = sum(self._load(cursor, *part, erased) for part in parts)
-                salt = self._constant(connection, SALT)
-                if erased and salt != self.salt.hex():
-                    raise StoreError(
-                        f"store {self.place} has erasures of its own, which cannot be compared "
-                        "with a snapshot of another store; restore into an empty store"
-                    )
-                cursor.executemany(
-                    self._sql(
-                        "INSERT INTO erasures (salted_hash, erased_ms) VALUES (?, ?)"
-                        " ON CONFLICT (salted_hash) DO UPDATE SET erased_ms = excluded.erased_ms"
-                        " WHERE erasures.erased_ms < excluded.erased_ms"
-                    ),
-                    list(erased.items()),
-                )
-                store_id = uuid.uuid4().hex  # histories that are cached for the old one are stale
-                cursor.execute(
-                    self._sql("UPDATE state SET value = ? WHERE key = ?"),
-                    (json.dumps(store_id), STORE_ID),
-                )
-                for table, columns in TABLES.items():
-                    if columns[0] == "id":
-                        self._continue_ids(cursor, table)
-                last()
-        self.store_id, self.salt = store_id, bytes.fromhex(salt)
-        return left_out
+                self._lock(cursor, ERASING)
+                self._check_id(cursor)
+                if salt != self.salt:
+                    self._require_no_use_of_salt(cursor)
+                    store_id = uuid.uuid4().hex
+                    query = self._sql("UPDATE state SET value = ? WHERE key = ?")
+                    rows = ((json.dumps(salt.hex()), SALT), (json.dumps(store_id), STORE_ID))
+                    cursor.executemany(query, list(rows))
+                cursor.execute("SELECT salted_hash, erased_ms FROM erasures")
+                known = dict(cursor.fetchall())
+                fresh = {
+                    name: erased_ms
+                    for name, erased_ms, _ in erasures
+                    if erased_ms > known.get(name, -1)
+                }
+                for name, erased_ms in fresh.items():
+                    self._keep_erasure(cursor, name, erased_ms)
+                if fresh:
+                    self._delete_erased(cursor, fresh, salt)
+                    self._leave_bytes(cursor)
+        self.store_id, self.salt = store_id, salt
+        if self._cache is not None:
+            self._cache.belong_to(store_id)
+            self._cache.invalidate_all()
+        return len(fresh)
 
     def erased(self, users: Iterable[str]) -> dict[str, int]:
         """Time of erasure, in unix milliseconds, of those of `users` who were erased."""
@@ -736,12 +646,11 @@ class Store(Database):
     async def _reading(self, operation: str, read: Callable[[], T], *, limited: bool = False) -> T:
         """Read on another thread; `limited` if clients ask for it, whose reads are limited.
 
-        Rows become objects in `read`, on that thread, which knows the tenant too.
+        Rows become objects in `read`, on that thread.
         """
         start = time.perf_counter()
-        run = partial(copy_context().run, read)
         try:
-            found: T = await (self._run if limited else self._at_once)(run)
+            found: T = await (self._run if limited else self._at_once)(read)
             return found
         finally:
             self._observe(operation, start)
@@ -939,52 +848,30 @@ class Store(Database):
                 rows,
             )
 
-    def _between(
-        self, what: str, conditions: Sequence[str], bounds: Sequence[tuple[int, ...]]
-    ) -> tuple[str, list[Any]]:
+    def _between(self, what: str, bounds: Sequence[tuple[int, ...]]) -> tuple[str, list[Any]]:
         """A query for what lies after the first place and not after the last, and parameters."""
         place = ", ".join(self.order)
         marks = ", ".join("?" * len(self.order))
-        within = " AND ".join((*conditions, f"({place}) > ({marks})", f"({place}) <= ({marks})"))
-        query = f"SELECT {place}{what} WHERE {within} ORDER BY {place} LIMIT ?"
+        within = f"({place}) > ({marks}) AND ({place}) <= ({marks})"
+        query = f"SELECT {place}{what} {within} ORDER BY {place} LIMIT ?"
         return query, [number for bound in bounds for number in bound]
 
-    def _place_after(
-        self, count: int, start: tuple[int, ...], end: tuple[int, ...]
-    ) -> tuple[int, ...] | None:
-        """The place of the event that is `count` events after another, or None."""
-        query, places = self._between(" FROM events", ("seed IS NULL",), (start, end))
-        rows = self._query(f"{query} OFFSET ?", (*places, 1, count - 1))
-        return tuple(rows[0]) if rows else None
-
-    def _appended(
-        self, bounds: Sequence[tuple[int, ...]], tenant: str | None, limit: int
-    ) -> list[Change]:
-        conditions, users = ["seed IS NULL"], []
-        if tenant is not None:
-            conditions += ["user_id >= ?", "user_id < ?"]
-            first = inside("", tenant)
-            users = [first, first[:-1] + chr(ord(first[-1]) + 1)]
-        what = f", {', '.join(EVENT_COLUMNS)}, id FROM events"
-        query, places = self._between(what, conditions, bounds)
-        rows = self._query(query, (*users, *places, limit))
+    def _appended(self, bounds: Sequence[tuple[int, ...]], limit: int) -> list[Change]:
+        what = f", {', '.join(EVENT_COLUMNS)}, id FROM events WHERE seed IS NULL AND"
+        query, places = self._between(what, bounds)
+        rows = self._query(query, (*places, limit))
         length = len(self.order)
         events = [_stored(row[length:]) for row in rows]
         hashes = {user: user_hash(user, self.salt) for user in {event.user for event in events}}
         return [
-            Change(tuple(row[:length]), hashes[event.user], named)
-            for row, event, named in zip(rows, events, _renamed(events, own), strict=True)
+            Change(tuple(row[:length]), hashes[event.user], event)
+            for row, event in zip(rows, events, strict=True)
         ]
 
-    def _erasures(
-        self, bounds: Sequence[tuple[int, ...]], tenant: str | None, limit: int
-    ) -> list[Change]:
-        conditions, hashes = ["id IS NOT NULL"], []
-        if tenant is not None:
-            conditions.append("tenant_hash = ?")
-            hashes.append(user_hash(inside("", tenant), self.salt))
-        query, places = self._between(", salted_hash, erased_ms FROM erasures", conditions, bounds)
-        rows = self._query(query, (*hashes, *places, limit))
+    def _erasures(self, bounds: Sequence[tuple[int, ...]], limit: int) -> list[Change]:
+        what = ", salted_hash, erased_ms FROM erasures WHERE"
+        query, places = self._between(what, bounds)
+        rows = self._query(query, (*places, limit))
         return [Change(tuple(place), name, None, ms) for *place, name, ms in rows]
 
     def _last_place(self, cursor: Any, model: str) -> int:
@@ -1049,26 +936,62 @@ class Store(Database):
         names = ((user, user_hash(user, self.salt)) for user in users)
         return {user: erased[name] for user, name in names if name in erased}
 
-    def _parts(
-        self, cursor: Any, table: str, key: str, columns: Sequence[str]
-    ) -> Iterator[list[Any]]:
-        """Rows of a table in the order of its key, in parts."""
-        place = list(columns).index(key)
-        after: tuple[Any, ...] = ()
+    def _parts(self, cursor: Any) -> Iterator[list[Any]]:
+        """Events in order of arrival, in parts."""
+        after = 0
         while True:
-            where = f"WHERE {key} > ?" if after else ""
             cursor.execute(
                 self._sql(
-                    f"SELECT {', '.join(columns)} FROM {table} {where}"  # noqa: S608
-                    f" ORDER BY {key} LIMIT {CHUNK}"
+                    f"SELECT {', '.join(EVENT_COLUMNS)}, id FROM events WHERE id > ?"  # noqa: S608
+                    f" ORDER BY id LIMIT {CHUNK}"
                 ),
-                after,
+                (after,),
             )
             rows = cursor.fetchall()
             if not rows:
                 return
             yield rows
-            after = (rows[-1][place],)
+            after = rows[-1][-1]
+
+    def _keep_erasure(self, cursor: Any, name: str, erased_ms: int) -> None:
+        """Record the erasure of the user with this hash, before the user's rows are deleted.
+
+        The id is above those of the rows. A repeated erasure has the place of the last one.
+        """
+        renewed = ", ".join(
+            f"{column} = excluded.{column}" for column in ("erased_ms", *self.order)
+        )
+        cursor.execute(
+            self._sql(
+                "INSERT INTO erasures (salted_hash, erased_ms, id) VALUES (?, ?, ?)"  # noqa: S608
+                f" ON CONFLICT (salted_hash) DO UPDATE SET {renewed}"
+            ),
+            (name, erased_ms, self._next_id(cursor)),
+        )
+
+    def _delete_erased(self, cursor: Any, erased: Mapping[str, int], salt: bytes) -> None:
+        """Delete what is older than the erasure of its user; `erased` has the times by hash."""
+        for table, more in (
+            ("events", 0),
+            ("recommendations", UNDER_WAY_MS),
+            ("exposures", UNDER_WAY_MS),
+        ):
+            cursor.execute(f"SELECT DISTINCT user_id FROM {table} WHERE user_id IS NOT NULL")  # noqa: S608
+            names = ((user, user_hash(user, salt)) for (user,) in cursor.fetchall())
+            rows = [(user, erased[name] + more) for user, name in names if name in erased]
+            cursor.executemany(
+                self._sql(f"DELETE FROM {table} WHERE user_id = ? AND time_ms <= ?"),  # noqa: S608
+                rows,
+            )
+
+    def _require_no_use_of_salt(self, cursor: Any) -> None:
+        for table in ("erasures", "exposures"):
+            cursor.execute(f"SELECT 1 FROM {table} LIMIT 1")  # noqa: S608
+            if cursor.fetchone() is not None:
+                raise StoreError(
+                    f"store {self.place} has {table} of its own, with which erasures of another "
+                    "store cannot be compared; import the file into an empty store"
+                )
 
     def _require_id(self) -> None:
         """As `_check_id`, after reading."""
@@ -1076,72 +999,13 @@ class Store(Database):
             self._check_id(connection.cursor())
 
     def _check_id(self, cursor: Any) -> None:
-        """RestoredError if the store was restored: salt, aliases and journal may be others."""
+        """RestoredError if the store has another id: its salt may be another, too."""
         cursor.execute(self._sql("SELECT value FROM state WHERE key = ?"), (STORE_ID,))
         if json.loads(cursor.fetchone()[0]) != self.store_id:
             raise RestoredError(
-                f"store {self.place}: a snapshot was restored into it; restart this process"
+                f"store {self.place}: it was restored, or has the erasures of another store by "
+                "`recsys store import`; restart this process"
             )
-
-    def _emptied(self, cursor: Any, *, replace: bool) -> dict[str, int]:
-        """Delete everything but what is of this database only; returns the erasures.
-
-        Raises:
-            StoreError: the store is not empty, and it is not to be replaced.
-        """
-        cursor.execute("SELECT salted_hash, erased_ms FROM erasures")
-        erased = dict(cursor.fetchall())
-        for table in TABLES:
-            kept: tuple[str, ...] = ()
-            where = ""
-            if table == "state":
-                kept, where = (*NOT_COPIED, SALT), " WHERE key NOT IN (?, ?, ?)"
-            cursor.execute(self._sql(f"SELECT 1 FROM {table}{where} LIMIT 1"), kept)  # noqa: S608
-            if cursor.fetchone() is not None and not replace:
-                raise StoreError(
-                    f"store {self.place} is not empty; restore into an empty store, or add "
-                    "--replace to lose what it has"
-                )
-            cursor.execute(self._sql(f"DELETE FROM {table}{where}"), kept)  # noqa: S608
-        cursor.execute(self._sql("DELETE FROM state WHERE key = ?"), (SALT,))
-        return erased
-
-    def _load(
-        self, cursor: Any, table: str, rows: Iterable[Sequence[Any]], erased: Mapping[str, int]
-    ) -> int:
-        """Insert rows of a table of another store; returns how many events were left out."""
-        columns, rows = TABLES[table], list(rows)
-        kept = rows
-        if table == "state":
-            kept = [row for row in rows if row[0] not in NOT_COPIED]
-        elif erased and "user_id" in columns:
-            user, time_ms = columns.index("user_id"), columns.index("time_ms")
-            more = 0 if table == "events" else UNDER_WAY_MS  # of answers
-            names = {row[user] for row in rows if row[user] is not None}
-            gone = {name: erased.get(user_hash(name, self.salt), -1 - more) for name in names}
-            kept = [
-                row for row in rows if row[user] is None or row[time_ms] > gone[row[user]] + more
-            ]
-        try:
-            self._bulk(cursor, kept, table, columns)
-        except self.refusals as error:
-            reason = " ".join(str(error).split())
-            raise RefusedError(
-                f"store {self.place} refuses rows of the table {table}: {reason}"
-            ) from error
-        return len(rows) - len(kept) if table == "events" else 0
-
-    def _migrated(self, connection: Any, version: int, to: int) -> None:
-        if not version < SALTED <= to:
-            return
-        cursor = connection.cursor()
-        cursor.execute("SELECT salted_hash FROM erasures")
-        salt = bytes.fromhex(self._constant(connection, SALT))
-        rows = [(salted(plain, salt), plain) for (plain,) in cursor.fetchall()]
-        if rows:
-            query = "UPDATE erasures SET salted_hash = ? WHERE salted_hash = ?"
-            cursor.executemany(self._sql(query), rows)
-            self._leave_bytes(cursor)
 
 
 def now_ms() -> int:
@@ -1156,19 +1020,6 @@ def _row(event: Event, answers: Collection[str]) -> tuple[Any, ...]:
         event.event_id, event.user, event.item, event.type, event.time_ms, event.value, answer,
         linked, event.digest, event.seed,
     )  # fmt: skip
-
-
-def _renamed(events: Sequence[EventT], name: Callable[[str], str]) -> list[EventT]:
-    """Events with other names of their users, answers and themselves, if a tenant asks."""
-    if TENANT.get() is None:
-        return list(events)
-
-    def renamed(event: EventT) -> EventT:
-        event_id = None if event.event_id is None else name(event.event_id)
-        answer = None if event.recommendation_id is None else name(event.recommendation_id)
-        return replace(event, user=name(event.user), event_id=event_id, recommendation_id=answer)
-
-    return [renamed(event) for event in events]
 
 
 def _stored(row: Sequence[Any]) -> StoredEvent:

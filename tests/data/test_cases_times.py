@@ -153,6 +153,7 @@ def test_a_grown_data_set_keeps_the_order_within_a_second(shop, tmp_path):
             "nanosecond": [600_000_000, 400_000_000, 200_000_000, 0],
             "rating": pa.nulls(4, pa.float32()),
             "type": pa.nulls(4, pa.string()),
+            "stored": [True] * 4,
         }
     )
     growth.write(tmp_path, new, before.items.slice(0, 0), growth.Erased.of(before, ()))

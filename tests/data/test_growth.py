@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from recsys.availability import available_items
@@ -191,6 +192,12 @@ def test_a_dislike_stands_until_the_item_is_chosen(grow):
     assert grown.disliked is not None
     found = {row["user_id"]: row["stands"] for row in grown.disliked.table.to_pylist()}
     assert found == {"ann": True, "bob": False, "eve": True}
+
+
+def test_events_of_another_version_are_refused(tmp_path):
+    pq.write_table(pa.table({"user": ["bob"]}), tmp_path / growth.EVENTS)
+    with pytest.raises(DataError, match="remove the folder, and run `recsys retrain` again"):
+        growth.read(tmp_path)
 
 
 def test_items_take_the_schema_of_the_parent():

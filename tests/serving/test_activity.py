@@ -28,11 +28,11 @@ ACTS = st.lists(
 )
 
 
-def by_hand(acts, half_life, window, tenant):
+def by_hand(acts, half_life, window):
     best: defaultdict[tuple[str, str], float] = defaultdict(float)
     for user, item, kind, then, _ in acts:
         age = max(0, NOW - then)
-        if age > window or (tenant is not None and not user.startswith(f"{tenant}:")):
+        if age > window:
             continue
         value = WEIGHTS.get(kind, 0.0) * 0.5 ** (age / half_life)
         best[user, item] = max(best[user, item], value)
@@ -46,17 +46,14 @@ def by_hand(acts, half_life, window, tenant):
     pages=st.lists(ACTS, max_size=3),
     half_life=st.floats(1, 500),
     window=st.integers(1, 2000),
-    tenant=st.sampled_from([None, "s1", "s2", "s3", ""]),
 )
-def test_scores_are_those_of_counting_by_hand(pages, half_life, window, tenant):
+def test_scores_are_those_of_counting_by_hand(pages, half_life, window):
     tally = Tally()
     for page in pages:
         tally.add(page)
     activity = tally.activity(0, NOW)
-    found, scores = activity.trending(
-        lambda kind: WEIGHTS.get(kind, 0.0), half_life, window, tenant
-    )
-    expected = by_hand([act for page in pages for act in page], half_life, window, tenant)
+    found, scores = activity.trending(lambda kind: WEIGHTS.get(kind, 0.0), half_life, window)
+    expected = by_hand([act for page in pages for act in page], half_life, window)
     named = {activity.items[i]: s for i, s in zip(found.tolist(), scores.tolist(), strict=True)}
     assert named == pytest.approx(expected)
     assert (np.diff(scores) <= 0).all()

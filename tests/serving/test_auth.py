@@ -85,23 +85,21 @@ def test_an_expired_key_is_not_found(file, monkeypatch):
     assert found_after(hours=12) == [False, True, True]
     assert found_after(days=89) == [False, True, True]
     assert found_after(days=90) == [False, False, True]
-    assert "expires" not in json.loads(file.read_text())["keys"][2]  # earlier versions read it
+    assert "expires" not in json.loads(file.read_text())["keys"][2]
     for wrong in ("90", "0d", "d", "-1d", "1w", "99999d", "1.5h"):
         with pytest.raises(ConfigError, match="not a number of days or hours, such as 90d"):
             auth.create(file, "d", "read", wrong)
 
 
-def test_a_key_has_what_it_was_given_and_the_file_nothing_else(file):
-    auth.create(file, "a", "read")
-    secret = auth.create(file, "b", "write", quota=600, tenant="shop1")
-    plain, limited = json.loads(file.read_text())["keys"]
-    assert plain.keys() == {"name", "scope", "sha256", "created"}  # earlier versions read it
-    assert (limited["quota"], limited["tenant"]) == (600, "shop1")
-    found = Keyring(file).find(secret)
-    assert (found.quota, found.tenant) == (600, "shop1")
-    for wrong in (0, -1, True, 1.5):
-        with pytest.raises(ConfigError, match="not a number of units a minute"):
-            auth.create(file, "c", "read", quota=wrong)
+def test_a_key_with_a_limit_that_is_not_known_is_refused(file):
+    auth.create(file, "partner", "read")
+    document = json.loads(file.read_text())
+    document["keys"][0]["tenant"] = "shop1"
+    file.write_text(json.dumps(document))
+    with pytest.raises(
+        ConfigError, match=r"'partner' has the field 'tenant'.*`recsys keys create`"
+    ):
+        Keyring(file)
 
 
 @pytest.mark.usefixtures("check_at_once")
@@ -325,15 +323,7 @@ def test_the_commands_make_list_and_revoke(python, tmp_path):
     assert json.loads(run("list", "--json").stdout)[0]["scope"] == "write"
     run("create", "--name", "guest", "--expires", "90d")
     assert "\tuntil 2" in run("list").stdout.splitlines()[1]
-    run("create", "--name", "partner", "--quota", "600", "--tenant", "shop1")
-    line = run("list").stdout.splitlines()[2]
-    assert line.startswith("partner\tread\t")
-    assert line.endswith("\t600 units a minute\ttenant shop1")
-    listed = json.loads(run("list", "--json").stdout)
-    assert [(key["quota"], key["tenant"]) for key in listed] == [
-        (None, None), (None, None), (600, "shop1"),
-    ]  # fmt: skip
-    for name in ("guest", "shop", "partner"):
+    for name in ("guest", "shop"):
         run("revoke", name)
     assert auth.read(file) == []
 

@@ -9,7 +9,6 @@ import pytest
 
 from recsys.errors import RequestError
 from recsys.recommender import RecommendRequest
-from recsys.serving import auth
 from recsys.serving.explanations import EVENTS, WORK
 from recsys.serving.schemas.explanations import MAX_EXPLAINED
 from recsys.serving.service import Phase
@@ -281,23 +280,3 @@ async def test_an_explanation_costs_its_work(on, recommender, running, scripted)
         assert (await client.post(PATH, json=body)).status_code == 200
         response = await client.post("/v1/recommendations", json={"history": ["item-1"]})
     assert (response.status_code, response.json()["code"]) == (429, "rate_limited")
-
-
-async def test_a_tenant_explains_to_its_own_users(on, recommender, running, scripted, tmp_path):
-    scripted.gate.set()
-    file = tmp_path / "keys.json"
-    shops = {name: auth.create(file, name, "write", tenant=name) for name in ("shop1", "shop2")}
-    headers = {name: {"Authorization": f"Bearer {key}"} for name, key in shops.items()}
-    event = {"event_id": "e", "user": "ida", "item": "item-8", "timestamp": 5}
-    body = {"user": "ida", "items": ["item-2"]}
-    guarded = on.model_copy(update={"keys": file})
-    async with running(guarded, recommender=recommender) as (client, _):
-        sent = {"events": [event]}
-        assert (await client.post("/v1/events", json=sent, headers=headers["shop1"])).is_success
-        own = await client.post(PATH, json=body, headers=headers["shop1"])
-        other = await client.post(PATH, json=body, headers=headers["shop2"])
-        nobody = await client.post(PATH, json=body)
-    assert own.status_code == 200
-    assert own.json()["explanations"][0]["because"][0]["item_id"] == "item-8"
-    assert (other.status_code, other.json()["code"]) == (404, "unknown_user")
-    assert nobody.status_code == 401

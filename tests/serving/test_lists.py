@@ -11,7 +11,7 @@ import pytest
 from recsys.interactions import Behaviour
 from recsys.retrieval.event_types import EventTypes
 from recsys.serving import activity, auth
-from recsys.serving.api.caching import MAX_AGE_S, OF_TENANT, PRIVATE, SHARED
+from recsys.serving.api.caching import MAX_AGE_S, PRIVATE, SHARED
 from recsys.serving.app import create_app
 from recsys.serving.stores.records import Event
 
@@ -317,52 +317,13 @@ async def test_lists_can_be_kept_and_checked(client, name):
     assert again.headers["etag"] != tag
 
 
-class Shop:
-    """A client with a key."""
-
-    def __init__(self, client, key):
-        self.client, self.headers = client, {"Authorization": f"Bearer {key}"}
-
-    async def get(self, path, **more):
-        return await self.client.get(path, headers=self.headers, **more)
-
-    async def post(self, path, **more):
-        return await self.client.post(path, headers=self.headers, **more)
-
-
-@pytest.fixture
-async def shops(settings, recommender, running, tmp_path):
-    """Clients of one service: of all users, and of two tenants."""
+async def test_lists_need_a_key(settings, recommender, running, tmp_path):
     file = tmp_path / "keys.json"
-    tenants = {"all": None, "one": "one", "two": "two"}
-    keys = {name: auth.create(file, name, "write", tenant=of) for name, of in tenants.items()}
+    headers = {"Authorization": f"Bearer {auth.create(file, 'shop', 'read')}"}
     guarded = settings.model_copy(update={"keys": file})
     async with running(guarded, recommender=recommender) as (client, _):
-        yield {name: Shop(client, key) for name, key in keys.items()}
-
-
-async def test_tenants_do_not_see_each_other_s_events(shops):
-    await send(shops["one"], ("ada", "item-5", "view", 0), ("ada", "item-6", "cart", 1))
-    await send(shops["two"], ("ada", "item-7", "view", 0))
-    found = {name: set(ids(await ask(shop, "trending"))) for name, shop in shops.items()}
-    assert found == {
-        "one": {"item-5", "item-6"}, "two": {"item-7"}, "all": {"item-5", "item-6", "item-7"}
-    }  # fmt: skip
-
-
-async def test_no_shared_cache_keeps_what_is_of_a_tenant(shops):
-    policies = {
-        name: [(await get(shop, path)).headers["cache-control"] for path in LISTS]
-        for name, shop in shops.items()
-    }
-    assert policies["all"] == [SHARED, SHARED, SHARED]
-    assert policies["one"] == [OF_TENANT, SHARED, SHARED]
-    assert "private" in OF_TENANT
-
-
-async def test_lists_need_a_key(shops):
-    assert (await shops["all"].get("/v1/lists/latest")).status_code == 200
-    refused = await shops["all"].client.get("/v1/lists/latest")
+        assert (await client.get("/v1/lists/latest", headers=headers)).status_code == 200
+        refused = await client.get("/v1/lists/latest")
     assert (refused.status_code, refused.headers["cache-control"]) == (401, "no-store")
 
 

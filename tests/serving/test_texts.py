@@ -460,7 +460,6 @@ async def test_a_text_costs_its_work(on, recommender, running, form):
 async def test_every_key_may_read_texts_and_nobody_without_one(on, recommender, running, tmp_path):
     file = tmp_path / "keys.json"
     keys = [auth.create(file, scope, scope) for scope in ("read", "write", "admin")]
-    keys.append(auth.create(file, "shop", "read", tenant="shop"))
     guarded = on.model_copy(update={"keys": file})
     body = ask({"type": "substring", "text": SOURCE})
     async with running(guarded, recommender=recommender) as (client, _):

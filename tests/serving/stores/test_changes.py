@@ -10,9 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from recsys.serving.stores import store as store_module
 from recsys.serving.stores.records import AheadError, user_hash
-from recsys.serving.tenants import TENANT
 from recsys.testing import PATIENCE_S
 
 NUMBERS = itertools.count()
@@ -141,56 +139,6 @@ async def test_places_hold_after_a_restart(location, opened, event):
     assert names(await again.changes(first.place, 10)) == [None]
     await again.append([event("3", user="bob")])
     assert names(await again.changes(first.place, 10)) == [None, "3"]
-
-
-async def test_a_tenant_reads_changes_of_its_users_only(store, event, monkeypatch):
-    monkeypatch.setattr(store_module, "PASSED", 4)
-
-    async def tenant(name, call):
-        token = TENANT.set(name)
-        try:
-            return await call()
-        finally:
-            TENANT.reset(token)
-
-    for number in range(3):
-        one = event(f"{number}")
-        await tenant("shop1", lambda one=one: store.append([one]))
-        more = [event(f"{number}-{n}") for n in range(5)]
-        await tenant("shop10", lambda more=more: store.append(more))
-        await store.append([event(f"all-{number}", user="shop")])
-    await store.erase("shop1:ada")  # by someone who sees all users
-    await tenant("shop10", lambda: store.erase("ada"))
-    await store.erase("a:b")
-    await store.erase("shop1")
-    late = event("late", user="bob", time_ms=10**15)
-    await tenant("shop1", lambda: store.append([late]))
-
-    async def read(limit):
-        place, found, passed = (), [], 0
-        while changes := await store.changes(place, limit):
-            assert all(change.place > place for change in changes)
-            place = changes[-1].place
-            if changes[-1].user_hash is None:
-                passed += len(changes)
-            else:
-                found += changes
-        return found, passed
-
-    for limit in (1, 2, 100):
-        found, passed = await tenant("shop1", lambda limit=limit: read(limit))
-        assert names(found) == [None, "late"]
-        assert found[0].user_hash == user_hash("shop1:ada", store.salt)
-        assert (found[1].event.user, found[1].user_hash) == (
-            "bob", user_hash("shop1:bob", store.salt)
-        )  # fmt: skip
-        found, _ = await tenant("shop10", lambda limit=limit: read(limit))
-        assert names(found) == [None]
-        found, passed = await tenant("other", lambda limit=limit: read(limit))
-        assert (found, passed) == ([], 1)  # four events are left
-        found, passed = await read(limit)
-        assert names(found) == ["all-0", "all-1", "all-2", None, None, None, None, "shop1:late"]
-        assert passed == 0
 
 
 async def test_events_of_processes_that_write_at_once_are_all_read(location, opened, event):
@@ -350,45 +298,6 @@ async def test_a_database_copied_from_another_server_is_read_from_the_start(
     await again.append([event("3")])
     assert names(await again.changes(changes[-1].place, 10)) == ["3"]
     assert opened(postgres.url).store_id == again.store_id
-
-
-async def test_events_from_before_the_migration_are_read(location, opened, event):
-    old = opened(location, schema=5)
-    with old._connected() as connection:
-        for number in range(3):
-            insert = INSERT if hasattr(connection, "pgconn") else INSERT.replace("%s", "?")
-            connection.execute(insert, (f"{number}", "ada"))
-        connection.execute("INSERT INTO erasures VALUES ('0', 5)")
-    store = opened(location)
-    changes = await store.changes((), 10)
-    assert names(changes) == ["0", "1", "2"]
-    await store.append([event("3")])
-    assert names(await store.changes(changes[-1].place, 10)) == ["3"]
-    assert names(await store.changes((), 10)) == ["0", "1", "2", "3"]
-
-
-async def test_a_snapshot_is_read_from_the_start(location, tmp_path, opened, event):
-    store = opened(location)
-    await store.append([event("1"), event("2", user="bob")])
-    await store.erase("bob")
-    other = opened(tmp_path / "other.db")
-    other.load(store.dump())
-    assert other.store_id != store.store_id
-    assert names(await other.changes((), 10)) == ["1"]
-
-
-async def test_a_tenant_reads_every_id_of_its_users(store, event):
-    last = "\U0010ffff"
-    users = {name: f"shop:{name}" for name in ("", "a", last, f"{last}{last}z")}
-    others = ["shop", "shop;", "shop;a", "shoq:a"]
-    await store.append([event(f"{n}", user=user) for n, user in enumerate(users.values())])
-    await store.append([event(f"other-{n}", user=user) for n, user in enumerate(others)])
-    token = TENANT.set("shop")
-    try:
-        found = await store.changes((), 100)
-    finally:
-        TENANT.reset(token)
-    assert names(change for change in found if change.event) == [f"{n}" for n in range(len(users))]
 
 
 @pytest.mark.parametrize("location", ["postgres"], indirect=True)

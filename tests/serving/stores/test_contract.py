@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 from recsys.errors import ArtifactError
-from recsys.serving.store_commands import migrate
 from recsys.serving.stores import open_store
 from recsys.serving.stores import store as store_module
 from recsys.serving.stores.database import SCHEMA_VERSION
 from recsys.serving.stores.records import (
     NOT_HISTORY,
     Appended,
+    Erasure,
     EventConflictError,
     Exposure,
     Journal,
@@ -539,55 +539,89 @@ async def test_a_cancelled_write_in_the_queue_is_dropped(store, event, monkeypat
     assert await store.history("ada", 10) == ["first", "third"]
 
 
-def shape(store):
-    """Columns and indexes of a database."""
-    with store._connected() as connection:
-        if hasattr(connection, "pgconn"):
-            columns = (
-                "SELECT table_name, column_name, data_type, is_nullable"
-                " FROM information_schema.columns WHERE table_schema = 'public'"
-            )
-            indexes = "SELECT indexdef FROM pg_indexes WHERE schemaname = 'public'"
-        else:
-            columns = (
-                'SELECT m.name, c.name, c.type, c."notnull" FROM sqlite_master m'
-                " JOIN pragma_table_info(m.name) c WHERE m.type = 'table'"
-            )
-            indexes = "SELECT name, sql FROM sqlite_master WHERE type = 'index'"
-        return [sorted(map(str, connection.execute(q).fetchall())) for q in (columns, indexes)]
-
-
-async def test_a_schema_goes_back_by_a_version_and_on_again(location, opened, event, capsys):
-    before = shape(opened(location, schema=SCHEMA_VERSION - 1))
+@pytest.mark.parametrize("version", [SCHEMA_VERSION - 1, SCHEMA_VERSION + 1])
+async def test_a_store_of_another_version_is_refused_and_left_as_it_is(
+    location, opened, event, version
+):
     store = opened(location)
-    assert shape(store) != before
-    await store.append([event("1", item="x")])
-    await store.state_put("aliases", {"champion": "demo"})
-    await store.journal_append("catalog", [{"op": "remove", "item_id": "x"}])
-    store.close()
-    migrate(to=SCHEMA_VERSION - 1, store=location)
-    assert f"has schema {SCHEMA_VERSION - 1}" in capsys.readouterr().out
-    migrate(to=SCHEMA_VERSION - 1, store=location)  # it is there already
-    assert shape(opened(location, schema=SCHEMA_VERSION - 1)) == before
-    migrate(store=location)
+    await store.append([event("1")])
+
+    def set_version(version):
+        with store._connected() as connection:
+            remote = hasattr(connection, "pgconn")
+            update = "UPDATE recsys_schema SET version =" if remote else "PRAGMA user_version ="
+            connection.execute(f"{update} {version}")
+
+    set_version(version)
+    with pytest.raises(
+        StoreError,
+        match=rf"schema {version}, and this program has {SCHEMA_VERSION}; run `recsys store export "
+        r"events\.ndjson` .* `recsys store import events\.ndjson --store EMPTY_STORE`",
+    ):
+        open_store(location)
+    set_version(SCHEMA_VERSION)
+    assert await opened(location).history("ada", 10) == ["x"]
+
+
+async def test_erasures_of_another_store_are_taken_over(location, tmp_path, opened, event):
+    source = opened(tmp_path / "source.db")
+    for user in ("ada", "bob"):
+        await source.erase(user)
+    erasures = [row for row in source.dump() if isinstance(row, Erasure)]
+    erased_ms = source.erased(["ada"])["ada"]
+    store, before = opened(location), opened(location)
+    late = event("2", time_ms=erased_ms + 1)
+    await store.append([event("1"), late, event("3", user="eve")])
+    store.remember(Served("r", "ada", "m@1", ("x",), erased_ms))
+    await store.state_put("a", 1)  # writes the answer, too
+    assert store.add_erasures(erasures) == 2
+    assert (store.salt, store.erased(["ada", "eve"])) == (source.salt, {"ada": erased_ms})
+    assert store.store_id not in (before.store_id, source.store_id)
+    assert [e.event_id for e in store.export()] == ["2", "3"]
+    assert store._query("SELECT 1 FROM recommendations", ()) == []
+    assert await store.append([event("4")]) == Appended(ignored=1)
+    with pytest.raises(StoreError, match="restart this process"):
+        await before.append([event("5", user="eve")])
     again = opened(location)
-    assert again.store_id != store.store_id  # so cursors from before are refused
-    assert again.salt == store.salt
-    assert await again.history("ada", 10) == ["x"]
-    assert await again.state_get("aliases") == {"champion": "demo"}
-    assert (await again.journal("catalog")).records == [{"op": "remove", "item_id": "x"}]
+    assert (again.salt, again.store_id) == (store.salt, store.store_id)
+    assert [change.erased_ms for change in await again.changes((), 9) if change.event is None] == [
+        row.erased_ms for row in erasures
+    ]
 
 
-def test_a_schema_goes_back_by_one_version_only(location, opened):
-    store = opened(location)
-    for version in (0, SCHEMA_VERSION - 2, SCHEMA_VERSION + 1):
-        with pytest.raises(StoreError, match=f"schema {version} is not 6 or 5, the versions"):
-            open_store(location, schema=version)
-    assert store.count() == 0
+async def test_erasures_of_one_store_are_compared_by_their_times(store, event):
+    await store.erase("ada")
+    ((name, erased_ms, salt),) = [row for row in store.dump() if isinstance(row, Erasure)]
+    later = erased_ms + 1000
+    await store.append([event("1", time_ms=later), event("2", time_ms=later + 1)])
+    before = await store.changes((), 10)
+    assert store.add_erasures([Erasure(name, erased_ms, salt)]) == 0
+    assert store.add_erasures([Erasure(name, erased_ms - 1, salt)]) == 0
+    assert store.erased(["ada"]) == {"ada": erased_ms}
+    assert store.add_erasures([Erasure(name, later, salt)]) == 1
+    assert [e.event_id for e in store.export()] == ["2"]
+    (change,) = await store.changes(before[-1].place, 10)  # readers are told
+    assert (change.user_hash, change.erased_ms) == (name, later)
 
 
-def test_the_last_migration_can_be_undone(store):
-    assert [*store.back] == [SCHEMA_VERSION]
+@pytest.mark.parametrize("what", ["erasures", "exposures"])
+async def test_a_store_that_uses_its_salt_refuses_that_of_another(
+    store, tmp_path, opened, event, what
+):
+    source = opened(tmp_path / "source.db")
+    await source.erase("bob")
+    (erasure,) = source.dump()
+    if what == "erasures":
+        await store.erase("ada")
+    else:
+        shown = Exposure("e", "a", 1000)
+        store.remember(Served("r", "ada", "m@1", ("x",), 1_500_000_000_000, shown))
+    await store.append([event("1", user="bob")])
+    salt = store.salt
+    with pytest.raises(StoreError, match=f"has {what} of its own.*import the file into an empty"):
+        store.add_erasures([erasure])
+    assert (store.salt, store.erased(["bob"])) == (salt, {})
+    assert await store.append([event("2", user="bob")]) == Appended(accepted=1)
 
 
 async def test_the_newest_events_are_found_by_their_places(store, event):

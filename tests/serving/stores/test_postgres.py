@@ -1,6 +1,5 @@
 import asyncio
 import contextlib
-import hashlib
 from contextlib import closing
 
 import pytest
@@ -8,7 +7,7 @@ import pytest
 from recsys.errors import ConfigError
 from recsys.serving.stores import open_store
 from recsys.serving.stores import postgres as postgres_module
-from recsys.serving.stores.records import Appended, StoreAwayError, StoreError, user_hash
+from recsys.serving.stores.records import Appended, StoreAwayError, StoreError
 from recsys.testing import PATIENCE_S
 
 
@@ -166,32 +165,6 @@ async def test_ids_are_ordered_by_bytes_in_any_locale(postgres, opened, event):
     store = opened(postgres.url)
     await store.append([event(name, user=name) for name in ("a", "B", "ä", "_")])
     assert await store.users(9) == ["B", "_", "a", "ä"]
-
-
-async def test_a_newer_schema_is_refused(postgres, opened):
-    store = opened(postgres.url)
-    connection = store._connect()
-    connection.execute("INSERT INTO recsys_schema VALUES (99)")
-    connection.close()
-    with pytest.raises(StoreError, match="schema 99 is newer than this program's 6; upgrade"):
-        opened(postgres.url)
-
-
-async def test_hashes_of_erased_users_are_salted_by_the_migration(postgres, opened, event):
-    connection = opened(postgres.url, schema=5)._connect()
-    connection.execute("DROP TABLE exposures")
-    connection.execute("ALTER TABLE erasures RENAME COLUMN salted_hash TO user_hash")
-    connection.execute("UPDATE recsys_schema SET version = 3")
-    plain = hashlib.sha256(b"ada").hexdigest()
-    connection.execute("INSERT INTO erasures VALUES (%s, 5000)", (plain,))
-    connection.execute("DELETE FROM state WHERE key = 'erasure_salt'")
-    store = opened(postgres.url)
-    rows = connection.execute("SELECT salted_hash, erased_ms FROM erasures").fetchall()
-    connection.close()
-    assert rows == [(user_hash("ada", store.salt), 5000)] != [(plain, 5000)]
-    assert await store.append([event("1", time_ms=4000)]) == Appended(ignored=1)
-    assert await store.append([event("2", time_ms=6000)]) == Appended(accepted=1)
-    assert opened(postgres.url).salt == store.salt
 
 
 def test_the_error_of_an_unreachable_server_hides_its_password():

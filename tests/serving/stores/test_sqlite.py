@@ -1,5 +1,4 @@
 import contextlib
-import hashlib
 import math
 import random
 import sqlite3
@@ -10,21 +9,9 @@ import pytest
 
 from recsys.serving.stores import open_store
 from recsys.serving.stores import sqlite as sqlite_module
-from recsys.serving.stores.records import Appended, Served, StoreError, user_hash
-from recsys.serving.stores.sqlite import SqliteStore
-from recsys.serving.stores.store import TABLES
+from recsys.serving.stores.records import Served, StoreError, user_hash
 
 ROOT = Path(__file__).parents[3]
-SCHEMA_1 = """
-CREATE TABLE events (id INTEGER PRIMARY KEY, user_id TEXT NOT NULL, item_id TEXT NOT NULL,
-    timestamp INTEGER NOT NULL, seed TEXT) STRICT;
-CREATE INDEX events_by_user ON events (user_id, timestamp);
-CREATE TABLE seeds (digest TEXT PRIMARY KEY, events INTEGER NOT NULL) STRICT;
-INSERT INTO events VALUES (1, 'ada', 'x', 30, 'd'), (2, 'ada', 'y', 10, 'd');
-INSERT INTO events VALUES (3, 'bob', 'z', 5, NULL);
-INSERT INTO seeds VALUES ('d', 2);
-PRAGMA user_version = 1;
-"""
 
 
 @pytest.fixture
@@ -44,47 +31,6 @@ def script(path, sql):
     connection = sqlite3.connect(path)
     connection.executescript(sql)
     connection.close()
-
-
-async def test_the_first_schema_is_migrated_with_its_histories(path, opened, event):
-    script(path, SCHEMA_1)
-    store = opened(path)
-    assert await store.history("ada", 10) == ["y", "x"]
-    assert [(e.type, e.time_ms, e.seed) for e in await store.events("ada", 9)] == [
-        ("interaction", 30_000, "d"), ("interaction", 10_000, "d"),
-    ]  # fmt: skip
-    assert await store.append([event("1", item="new", time_ms=40_000)]) == Appended(accepted=1)
-    assert await store.history("ada", 10) == ["y", "x", "new"]
-    assert store.seeds() == {"d"}
-    assert query(path, "PRAGMA user_version") == [(6,)]
-    again = opened(path)
-    assert await again.history("ada", 10) == ["y", "x", "new"]
-    assert again.store_id == store.store_id
-
-
-def test_a_migrated_store_and_a_new_one_have_the_same_columns(path, opened):
-    script(path, SCHEMA_1)
-    opened(path)
-    other = path.with_name("new.db")
-    opened(other)
-    for table in TABLES:
-        columns = f"SELECT name, type, \"notnull\" FROM pragma_table_info('{table}') ORDER BY name"
-        assert query(path, columns) == query(other, columns) != []
-
-
-def test_a_failed_migration_changes_nothing(path, opened):
-    script(path, SCHEMA_1 + "CREATE TABLE journal (mine);")  # its last steps cannot be done
-    with pytest.raises(StoreError, match="table journal already exists"):
-        opened(path)
-    assert query(path, "PRAGMA user_version") == [(1,)]
-    assert query(path, "SELECT timestamp FROM events ORDER BY id") == [(30,), (10,), (5,)]
-
-
-def test_a_store_of_a_newer_version_is_refused(path, opened):
-    SqliteStore(path).close()
-    script(path, "PRAGMA user_version = 99")
-    with pytest.raises(StoreError, match="schema 99 is newer than this program's 6; upgrade"):
-        opened(path)
 
 
 def test_a_file_that_is_no_store_is_refused_with_its_name(path, opened):
@@ -203,7 +149,7 @@ async def test_no_id_of_an_erased_user_is_left_in_the_file(path, opened, event, 
     assert await store.history(users[1], 1) == ["x"]
 
 
-@pytest.mark.parametrize(("program", "kinds", "kills"), [("store", 2, 6), ("artifacts", 5, 10)])
+@pytest.mark.parametrize(("program", "kinds", "kills"), [("store", 2, 6), ("artifacts", 4, 10)])
 def test_nothing_is_lost_if_writers_are_killed(python, program, kinds, kills):
     script = ROOT / "tests" / "stress" / f"kill_{program}.py"
     done = python(script, "--kills", kills, PYTHONPATH=str(ROOT))
@@ -292,26 +238,6 @@ async def test_a_failure_after_an_erasure_does_not_undo_it(
     assert "after an erasure: database or disk is full" in caplog.text
     assert left_to_do(path)
     assert store._own_connection().execute("PRAGMA busy_timeout").fetchone() == (4_000,)
-
-
-async def test_hashes_of_erased_users_are_salted_by_the_migration(path, opened, event):
-    plain = hashlib.sha256(b"ada").hexdigest()
-    connection = sqlite3.connect(path)
-    for number in (1, 2, 3):
-        for statement in sqlite_module.MIGRATIONS[number]:
-            connection.execute(statement)
-    connection.execute("INSERT INTO erasures VALUES (?, 5000)", (plain,))
-    connection.execute("PRAGMA user_version = 3")
-    connection.commit()
-    connection.close()
-    store = opened(path)
-    hashes = query(path, "SELECT salted_hash, erased_ms FROM erasures")
-    assert hashes == [(user_hash("ada", store.salt), 5000)]
-    assert await store.append([event("1", time_ms=4000)]) == Appended(ignored=1)
-    assert await store.append([event("2", time_ms=6000)]) == Appended(accepted=1)
-    assert plain.encode() not in on_disk(path)
-    assert opened(path).salt == store.salt
-    assert opened(path.with_name("other.db")).salt != store.salt
 
 
 async def test_remembered_answers_survive_an_outage_and_a_bad_answer(

@@ -53,6 +53,23 @@ async def test_an_export_imported_elsewhere_is_the_same_store(
 
 
 @pytest.mark.parametrize("name", FORMATS)
+async def test_an_export_carries_erasures(full, name, tmp_path, opened, event):
+    for user in ("bob", "eve"):
+        await full.erase(user)
+    assert export_events(full, tmp_path / name) == 4
+    other = opened(tmp_path / "other.db")
+    await other.append([event("4", user="eve"), event("5", user="guy")])
+    assert await import_events(other, tmp_path / name) == Imported(
+        accepted=4, unlinked=1, erasures=2
+    )
+    assert other.erased(["bob", "eve", "guy"]) == full.erased(["bob", "eve"])
+    assert {user for user, *_ in facts(other)} == {"ada", "guy"}
+    assert (await other.append([event("late", user="bob")])).ignored == 1
+    again = await import_events(other, tmp_path / name)
+    assert (again.erasures, again.accepted) == (0, 0)
+
+
+@pytest.mark.parametrize("name", FORMATS)
 async def test_an_interrupted_import_is_finished_by_running_it_again(
     full, name, tmp_path, opened, monkeypatch
 ):
@@ -135,7 +152,7 @@ def test_a_failed_export_leaves_no_file(store, tmp_path, monkeypatch):
     def failing():
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(store, "export", failing)
+    monkeypatch.setattr(store, "dump", failing)
     with pytest.raises(KeyboardInterrupt):
         export_events(store, tmp_path / "out" / "events.ndjson")
     assert list((tmp_path / "out").iterdir()) == []
