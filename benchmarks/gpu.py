@@ -20,13 +20,15 @@ and of `kept` ones all but the last item is in the prefix cache. Ways:
 - `planned`: what the engine chooses with this draft; its beam searches are whole graphs where
   `decode-graph` is measured, too.
 
-Answers to at least 8 requests are checked before a way is timed. In float32 they must be those of
-`eager`. In bfloat16, where rounding depends on the kernel, scores must be about as near to float32
-as those of `eager` or of Hugging Face (`gpu_gate.py`), and the share of items that are in the list
-of `eager`, too, is only reported (`in_common`). A row says whether it passed (`gate`), and is timed
-if it did not, too. A way that raises has a row that says so, and costs the others nothing. Each row
-is written to `--out` at once, as a line of JSON, so whatever ends the run, what was measured is
-there. `--quick` runs everything in toy sizes, on a CPU too.
+Answers to at least 8 requests, each of which excludes the item that would be its best, are checked
+before a way is timed (`gpu_gate.py`). A list has distinct items of the catalog, none excluded, by
+descending scores. In float32 it must be that of `eager`. In bfloat16, where rounding depends on the
+kernel, scores must be about as near to float32 as those of `eager` or of Hugging Face, and no item
+may be missing that float32 puts far above another; the share of items that `eager` lists, too, is
+only reported (`in_common`). A row says whether it passed (`gate`), and is timed if it did not, too.
+A way that raises has a row that says so, and costs the others nothing. Each row is written to
+`--out` at once, as a line of JSON, so whatever ends the run, what was measured is there.
+`--quick` runs everything in toy sizes, on a CPU too.
 """
 
 from __future__ import annotations
@@ -51,12 +53,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from gpu_bench import EAGER, HUGGING_FACE, MOST, QUICK, WAYS, Bench, Row, Sizes
-from gpu_gate import Scorer, judge
+from gpu_gate import Scorer, allowance, find_fault, find_row, judge
 
 from recsys.benchmark.decode import HF_ROUNDING, ROUNDING, Agreement, Answer
 from recsys.benchmark.environment import environment
 from recsys.benchmark.timing import summarize
 from recsys.benchmark.workload import SHAPES
+from recsys.decoding import SearchRequest
 
 # Of beam searches and of drafts that are right; for `Sizes()` alone.
 GOALS = {
@@ -140,7 +143,7 @@ class Case:
     def __init__(self, bench: Bench, reuse: str, batch: int, deadline: float) -> None:
         """Measure until `deadline`, of `time.monotonic`."""
         self.bench, self.reuse, self.batch, self.deadline = bench, reuse, batch, deadline
-        self._scorer = Scorer(bench.work.target)
+        self._scorer = Scorer(bench.work.target, bench.trie.rows, bench.sizes.beams)
         self._expected: dict[bool, list[Answer]] = {}
         self._trusted: dict[str, float] = {}
 
@@ -155,21 +158,37 @@ class Case:
     def check(self, way: str) -> Row:
         """How far the answers of a way agree with those of `eager`, and what the gate says."""
         theirs = way == HUGGING_FACE
-        found = self._answers(way, without=theirs)
-        if theirs not in self._expected:
-            self._expected[theirs] = self._answers(EAGER, without=theirs)
+        found, expected = self._answers(way, without=theirs), self._eager(without=theirs)
         rounding = HF_ROUNDING if theirs else ROUNDING
-        pairs = [
-            (f.rankings, e.rankings) for f, e in zip(found, self._expected[theirs], strict=True)
-        ]
+        pairs = [(f.rankings, e.rankings) for f, e in zip(found, expected, strict=True)]
         agreement = Agreement.join([Agreement.of(*pair, *rounding) for pair in pairs])
-        if self.bench.exact:
-            gate: Row = {"passed": agreement.requests == 1}
+        excluded = [
+            [[]] * self.batch if theirs else self._exclude(number) for number in range(len(pairs))
+        ]
+        if faults := self._faults(pairs, excluded):
+            gate: Row = {"passed": False, "error": faults[0]}
+        elif self.bench.exact:
+            gate = {"passed": agreement.requests == 1}
         else:
-            gate = judge(self._error(found), self._trust())
-            if any(list(map(len, mine)) != list(map(len, eager)) for mine, eager in pairs):
-                gate |= {"passed": False, "error": "lists have other lengths"}
+            gate = judge(self._error(found), self._shortfall(found, excluded), self._trust())
         return {"in_common": agreement.items, "score_gap": agreement.gap, "gate": gate}
+
+    def _faults(self, pairs: Sequence[tuple[Any, Any]], excluded: Sequence[Any]) -> list[str]:
+        """What is wrong with lists, whatever their scores are."""
+        lists = [
+            one
+            for (mine, theirs), rows in zip(pairs, excluded, strict=True)
+            for one in zip(mine, theirs, rows, strict=True)
+        ]
+        found = [find_fault(self.bench.trie.rows, *one) for one in lists]
+        return [fault for fault in found if fault]
+
+    def _exclude(self, number: int) -> list[list[int]]:
+        """What checked requests exclude: more than those that are timed, their best item."""
+        answer = self._eager(without=True)[number]
+        best = [find_row(self.bench.trie.rows, ranking[0][0]) for ranking in answer.rankings]
+        excluded = self.bench.request(number, self.batch).exclude or []
+        return [sorted({*map(int, rows), row}) for rows, row in zip(excluded, best, strict=True)]
 
     def _time(self, way: str) -> Row:
         """Times of the rounds, and what was counted."""
@@ -205,15 +224,17 @@ class Case:
             row["plans"] = sorted(plans)
         return row | failure
 
-    def once(self, way: str, number: int, *, without: bool = False) -> tuple[float, Answer]:
+    def once(
+        self, way: str, number: int, request: SearchRequest | None = None
+    ) -> tuple[float, Answer]:
         """Seconds of one decode, with what it queued on the device, and the answer.
 
-        Requests have exclusions, but for Hugging Face, whose constraint has none, and `without`.
+        Requests have exclusions, but for Hugging Face, whose constraint has none.
         """
         bench = self.bench
         bench.prepare(way, self.reuse, number, self.batch)
-        request = bench.request(number, self.batch)
-        if without or way == HUGGING_FACE:
+        request = request or bench.request(number, self.batch)
+        if way == HUGGING_FACE:
             request = replace(request, exclude=None)
         start = time.perf_counter()
         answer = WAYS[way](bench, request)
@@ -244,9 +265,19 @@ class Case:
         return float(event.self_device_time_total if on_gpu else event.self_cpu_time_total)
 
     def _answers(self, way: str, *, without: bool) -> list[Answer]:
-        """To the requests that are compared."""
-        rounds = range(-(-GATED // self.batch))
-        return [self.once(way, number, without=without)[1] for number in rounds]
+        """To the requests that are compared, without exclusions or with them."""
+        answers = []
+        for number in range(-(-GATED // self.batch)):
+            request = self.bench.request(number, self.batch)
+            request = replace(request, exclude=None if without else self._exclude(number))
+            answers.append(self.once(way, number, request)[1])
+        return answers
+
+    def _eager(self, *, without: bool) -> list[Answer]:
+        """The answers of `eager`, found once."""
+        if without not in self._expected:
+            self._expected[without] = self._answers(EAGER, without=without)
+        return self._expected[without]
 
     def _error(self, answers: Sequence[Answer]) -> float:
         """The largest difference of their scores from those in float32."""
@@ -254,13 +285,23 @@ class Case:
         pairs = zip(prompts, answers, strict=True)
         return max(self._scorer.error(batch, answer.rankings) for batch, answer in pairs)
 
+    def _shortfall(self, answers: Sequence[Answer], excluded: Sequence[Any]) -> float:
+        """How much better a missing item is than a listed one, at most."""
+        most = allowance(self._trust())
+        return max(
+            self._scorer.shortfall(
+                self.bench.prompts(number, self.batch), answer.rankings, rows, most
+            )
+            for number, (answer, rows) in enumerate(zip(answers, excluded, strict=True))
+        )
+
     def _trust(self) -> dict[str, float]:
         """Errors of `eager` and, where it is small enough for that, of Hugging Face."""
         if not self._trusted:
-            sizes, trusted = self.bench.sizes, [EAGER]
+            sizes, trusted = self.bench.sizes, {EAGER: self._eager(without=False)}
             if self.batch * sizes.beams <= HF_ROWS and sizes.items <= HF_ITEMS:
-                trusted.append(HUGGING_FACE)
-            self._trusted = {way: self._error(self._answers(way, without=False)) for way in trusted}
+                trusted[HUGGING_FACE] = self._answers(HUGGING_FACE, without=True)
+            self._trusted = {way: self._error(answers) for way, answers in trusted.items()}
         return self._trusted
 
 

@@ -417,7 +417,8 @@ class Agreement:
             same += same_ranking(mine, theirs, tolerance=tolerance, tie=tie)
             scores = dict(theirs)
             gaps = [abs(score - scores[key]) for key, score in mine if key in scores]
-            gap, common, total = max([gap, *gaps]), common + len(gaps), total + len(theirs)
+            gap, total = max([gap, *gaps]), total + len(theirs)
+            common += len(dict(mine).keys() & scores.keys())
         return cls(same / len(expected), common / max(1, total), gap)
 
     @classmethod

@@ -131,6 +131,30 @@ def test_in_bfloat16_ways_are_judged_by_their_error(gpu, monkeypatch):
     assert (gate["passed"], gate["error"]) == (False, "lists have other lengths")
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_wrong_selections_with_right_scores_are_refused(gpu, monkeypatch, dtype):
+    bench = gpu.Bench("toy", gpu.QUICK, [("cold", 3)], dtype)
+    case, right = gpu.Case(bench, "cold", 3, float("inf")), gpu.WAYS["eager"]
+
+    def refused(way):
+        monkeypatch.setitem(gpu.WAYS, "exhaustive", way)
+        found = case.check("exhaustive")
+        assert not found["gate"]["passed"]
+        return found["in_common"], found["gate"]["error"]
+
+    def first_item_only(bench, request):
+        answer = right(bench, request)
+        return replace(answer, rankings=[r[:1] * len(r) for r in answer.rankings])
+
+    def without_exclusions(bench, request):
+        return right(bench, replace(request, exclude=None))
+
+    assert case.check("eager")["gate"]["passed"]
+    assert refused(first_item_only) == (0.2, "an item is listed twice")
+    in_common, error = refused(without_exclusions)
+    assert (in_common < 1, error) == (True, "an excluded item is listed")
+
+
 def test_all_ways_answer_alike_and_meet_no_toy_goal(gpu, tmp_path):
     found = [r for r in rows(gpu, tmp_path, "--cases", "kept:2") if r["kind"] == "row"]
     assert {r["way"] for r in found} == set(gpu.WAYS)
