@@ -29,13 +29,19 @@ def faster_device(*, cpu_s: float, gpu_s: float) -> str:
 
 
 def choose_device(device: str, weights: Path, measure: Callable[[str], float]) -> str:
-    """The device that `device` names; for `auto`, what is faster here. The reason is logged.
+    """The device that `device` names; for `auto`, what is faster here.
+
+    The reason is logged. Nothing is if the device is named or torch finds no GPU. A GPU that raises
+    when it is measured is not taken, and a warning names the error.
 
     Args:
         device: a torch device, or `auto`.
         weights: the folder of the model's weights.
         measure: the seconds of the work that is planned, on `cpu` or `cuda`. It is called only for
             `auto` on a machine with a GPU.
+
+    Raises:
+        Exception: what `measure` raises on the CPU.
     """
     if device != AUTO:
         return device
@@ -47,7 +53,16 @@ def choose_device(device: str, weights: Path, measure: Callable[[str], float]) -
     fields: dict[str, object] = {"weights": str(weights), "bytes": size}
     chosen = GPU
     if size < LARGE_BYTES:
-        seconds = {name: measure(name) for name in (CPU, GPU)}
+        seconds = {CPU: measure(CPU)}
+        try:
+            seconds[GPU] = measure(GPU)
+        except Exception as error:
+            fields |= {"device": CPU, "error": f"{type(error).__name__}: {error}"}
+            logger.warning(
+                "the GPU is not used, since it could not be measured; device=cuda asks for it all "
+                "the same, and device=cpu for none: %s", fields, extra={"fields": fields},
+            )  # fmt: skip
+            return CPU
         fields |= {f"{name}_ms": round(1000 * taken, 2) for name, taken in seconds.items()}
         chosen = faster_device(cpu_s=seconds[CPU], gpu_s=seconds[GPU])
     fields["device"] = chosen

@@ -21,7 +21,7 @@ from recsys.catalog import FILE as ITEMS
 from recsys.catalog import Catalog
 from recsys.config import as_dict
 from recsys.dataset import Dataset, Examples
-from recsys.devices import choose_device, typical_seconds
+from recsys.devices import CPU, choose_device, typical_seconds
 from recsys.errors import ArtifactError
 from recsys.evaluation import report
 from recsys.evaluation.baselines import fit_baselines, of_available
@@ -48,6 +48,7 @@ KIND = "evaluation"
 # The ranker under test is `blended` if the bundle blends; the model alone is then second.
 MODEL, BLENDED = "model", "blended"
 EVERYONE = 1 << 40  # more users than any split has
+MEASURED = 8  # users of a batch that says how fast the CPU is
 TIMED = 64  # users whose lists say how long a list takes
 RANKED = 0.35  # of the time that is left then; the rest is for new items, metrics and intervals
 LEAST_EVALUATED = 100  # users who are evaluated even if the time is spent
@@ -263,16 +264,19 @@ def _load(bundle: Path, config: EvaluationConfig) -> Recommender:
     load = cache(partial(Recommender.load, bundle, dtype=config.dtype))
 
     def seconds(device: str) -> float:
+        """Time of a batch; on a CPU, which takes each user about as long, by that of a few."""
         found = load(device=device)
+        few = min(config.batch_size, MEASURED) if device == CPU else config.batch_size
         items = np.random.default_rng(0).integers(
-            0, len(found.catalog), (config.batch_size, found.encoder.config.max_items)
+            0, len(found.catalog), (few, found.encoder.config.max_items)
         )
         k, users = max(config.ks), Histories.of(items.tolist())
-        return typical_seconds(
+        taken = typical_seconds(
             lambda: found.rank_variants(
-                users, k=k, exclude_seen=(True,), beams=config.beams, batch_size=config.batch_size
+                users, k=k, exclude_seen=(True,), beams=config.beams, batch_size=few
             )
         )
+        return taken * config.batch_size / few
 
     return load(device=choose_device(config.device, bundle / TARGET, seconds))
 

@@ -3,6 +3,7 @@
 import logging
 
 import pytest
+import torch
 
 from recsys import devices
 from recsys.devices import choose_device
@@ -43,6 +44,25 @@ def test_the_faster_one_is_taken_and_the_times_are_logged(
         "weights": str(weights), "bytes": 1000, "device": chosen,
         "cpu_ms": 1000 * cpu_s, "cuda_ms": 1000 * gpu_s,
     }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "error", [RuntimeError("CUDA error: no kernel image"), torch.OutOfMemoryError("out of memory")]
+)
+def test_a_gpu_that_raises_is_not_taken_and_a_warning_names_the_error(
+    weights, claimed_gpu, caplog, error
+):
+    def measure(device):
+        if device == "cuda":
+            raise error
+        return 0.003
+
+    with claimed_gpu(), caplog.at_level(logging.INFO, "recsys.devices"):
+        assert choose_device("auto", weights, measure) == "cpu"
+    (line,) = caplog.records
+    assert line.levelname == "WARNING"
+    for text in (f"{type(error).__name__}: {error}", "device=cuda", "device=cpu"):
+        assert text in line.getMessage()
 
 
 def test_large_weights_are_not_measured(weights, claimed_gpu, monkeypatch, caplog):
