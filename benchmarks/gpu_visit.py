@@ -7,7 +7,9 @@ project's own among them, which are installed into a temporary folder without th
 is a process with a time limit of its own, and ends when that is over or the whole time is spent; a
 part that fails costs the others nothing. Rows are added to `--out` as they are measured, as lines
 of JSON: those of a part, then one of the kind `part` that says how it ended, with the end of its
-output. `--quick` runs toy sizes, on a CPU too. The status is 1 if a part failed or was stopped.
+output. The limits of the parts add up to more than the whole: they stop a part that hangs, and
+parts usually end sooner; the last ones are left out if the time is spent. `--quick` runs toy sizes,
+on a CPU too. The status is 1 if a part failed or was stopped.
 """
 
 from __future__ import annotations
@@ -186,6 +188,11 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="toy sizes, on a CPU too")
     parser.add_argument("--out", type=Path, required=True, help="rows are added to this file")
     args = parser.parse_args()
+    try:
+        args.out.open("a", encoding="utf-8").close()
+    except OSError as error:
+        reason = f"--out {args.out}: {error.strerror}; name a file that can be written"
+        raise SystemExit(reason) from error
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped"))  # ends the running part, too
     if failures := visit(args.out.resolve(), args.seconds, args.wheels, quick=args.quick):
         raise SystemExit(f"{failures} parts failed, or were stopped or left out")

@@ -109,6 +109,15 @@ def test_the_options_of_all_parts_are_understood(visit, tmp_path):
     assert all(Path(FOLDER.parent, test).is_file() for test in full["tests"].command[-3:])
 
 
+def test_a_file_that_cannot_be_written_is_refused_before_anything_runs(
+    visit, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(visit, "visit", lambda *_, **__: pytest.fail("it runs"))
+    monkeypatch.setattr(sys, "argv", ["gpu_visit.py", "--out", str(tmp_path)])
+    with pytest.raises(SystemExit, match=r"--out .*: Is a directory; name a file"):
+        visit.main()
+
+
 def test_wheels_are_installed_beside_the_machine_s_own_packages(visit, begin, tmp_path):
     about = "brought-1.0.dist-info"
     with zipfile.ZipFile(tmp_path / "brought-1.0-py3-none-any.whl", "w") as wheel:
