@@ -92,6 +92,21 @@ def test_requests_add_nodes_at_own_depths_and_leave_the_batch(borrowed):
     torch.testing.assert_close(tree.forward()[0, 0], plain, atol=1e-10, rtol=1e-8)
 
 
+@pytest.mark.parametrize("own_forward", [False, True])
+def test_a_node_does_not_see_an_ancestor_that_its_window_has_left(own_forward, borrowed):
+    """A chain of six nodes with a window of three: nodes leave it one by one."""
+    model = tiny_model("mistral", dtype=torch.float64, sliding_window=3, num_hidden_layers=1)
+    ready = TreeModel(model, own_forward=own_forward)
+    tree = borrowed.enter_context(TokenTree(ready, PromptBatch.of(PROMPTS, ready), 6))
+    for depth, token in enumerate(TOKENS, 1):
+        tree.add(both([token]), both([depth - 2 if depth > 1 else ROOT]), depth)
+    logits = tree.forward()
+    for b, prompt in enumerate(PROMPTS):
+        with torch.inference_mode():
+            plain = model(torch.tensor([[*prompt.tolist(), *TOKENS]])).logits[0]
+        torch.testing.assert_close(logits[b, -6:], plain[-6:], atol=1e-10, rtol=1e-8)
+
+
 def test_attention_that_ignores_masks_is_refused():
     model = tiny_model()
     model.config._attn_implementation = "flex_attention"
