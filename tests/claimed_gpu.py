@@ -1,10 +1,12 @@
 """A GPU that is not there: tensors that claim to be on `cuda`, and are computed on the CPU.
 
 Values are right. What CUDA refuses is refused: an operation on tensors of two devices, `numpy()` of
-a tensor that was not copied to the host, and random numbers from a generator of another device.
+a tensor that was not copied to the host, its address, which native code could read here, and random
+numbers from a generator of another device.
 A CUDA graph runs its computation again, and no Triton kernel is compiled.
 """
 
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
@@ -27,6 +29,9 @@ COPIES = {aten.copy_, aten._copy_from, aten._foreach_copy_}  # from one device t
 # CUDA takes indices from the host, and elsewhere a tensor with one value and no dimension.
 HOST_INDICES = {aten.index, aten.index_put, aten.index_put_, aten._index_put_impl_}
 NO_HOST_VALUE = {aten.cat, aten.stack, aten.index_select, aten.gather, aten.embedding}
+
+# Libraries that compare addresses when they save weights, and read nothing there.
+COMPARE_ADDRESSES = {"transformers", "safetensors"}
 
 
 class ClaimedMemory:
@@ -155,6 +160,8 @@ class _Names(TorchFunctionMode):
                 f"can't convert {GPU} device type tensor to numpy. "
                 "Use Tensor.cpu() to copy the tensor to host memory first."
             )
+        if on_gpu and name == "data_ptr" and _caller() not in COMPARE_ADDRESSES:
+            raise RuntimeError(f"an address on {GPU} was asked for, which native code cannot read")
         asked = kwargs.get("device")
         if asked is not None:
             asked = GPU if isinstance(asked, int) else torch.device(asked)
@@ -172,6 +179,11 @@ class _Names(TorchFunctionMode):
             made = [tensor for tensor in _tensors(found) if _address(tensor) not in before]
             MEMORY.put(made, on_gpu=on_gpu)
         return found
+
+
+def _caller():
+    """The package whose function called what a mode sees."""
+    return sys._getframe(2).f_globals["__name__"].partition(".")[0]
 
 
 def _move(tensor, name, *positional, **options):

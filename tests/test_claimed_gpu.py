@@ -47,6 +47,15 @@ def test_an_array_needs_a_copy_on_the_host(read):
     assert read(there.cpu()).tolist() == there.tolist() == [0, 1, 2]
 
 
+def test_native_code_gets_no_address():
+    there = torch.ones(3, device="cuda")
+    with pytest.raises(RuntimeError, match="which native code cannot read"):
+        there.data_ptr()
+    with pytest.raises(RuntimeError, match="which native code cannot read"):
+        list(map(torch.Tensor.data_ptr, [there[1:]]))
+    assert there.cpu().data_ptr()
+
+
 def test_what_cuda_takes_from_the_host_is_taken():
     there = torch.arange(4.0, device="cuda")
     assert (there + torch.tensor(1.0)).tolist() == [1, 2, 3, 4]

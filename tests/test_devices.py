@@ -35,6 +35,7 @@ from recsys.interactions import Histories
 from recsys.models.tree_forward import TreeModel
 from recsys.pipeline import STAGES, Context, load_stage
 from recsys.plugins.next_tokens import NextTokens
+from recsys.prompts import PromptConfig
 from recsys.recommender import Recommender, RecommendRequest
 from recsys.serving.app import create_app
 from recsys.serving.batch.job import Job
@@ -46,6 +47,11 @@ from recsys.text.explain import Explainer
 from recsys.text.sample import TextDraft, sample_text
 from recsys.text.titles import TitleTrie, generate_titles
 from recsys.text.token_trie import TextTokenizer
+from recsys.training.batches import TrainingBatches
+from recsys.training.loop import fit
+from recsys.training.objective import NextToken
+from recsys.training.settings import LoopConfig
+from recsys.training.state import Checkpoints
 
 SMALL = {
     "name": "road",
@@ -147,6 +153,48 @@ def test_a_run_continues_the_bundle_of_its_parent(home, road, claimed_gpu, updat
         for name in ("sasrec", "ids", "target", "draft", "retrieval", "bundle"):
             run.run(load_stage(name))
     assert (run.workspace.bundle / "manifest.json").is_file()
+
+
+class Stopped(Exception):  # noqa: N818 - it is no error here
+    """Stands for a crash."""
+
+
+class Batches:
+    """Batches of training, which end in a crash when one of a number is asked for."""
+
+    def __init__(self, crash=None):
+        histories = Histories.of([list(range(first, first + 6)) for first in range(12)])
+        self.crash, self.batches = crash, TrainingBatches.of(
+            histories, PromptConfig(8, 4), TRIE.rows.astype(np.int64),
+            prefix=(1,), pad=0, max_tokens=60,
+        )  # fmt: skip
+        self.count = self.batches.count
+
+    def epoch(self, epoch, start=0):
+        for number, batch in enumerate(self.batches.epoch(epoch, start)):
+            if number == self.crash:
+                raise Stopped
+            yield batch
+
+
+def test_a_training_that_stopped_continues_to_the_same_weights(claimed_gpu, tmp_path):
+    config = LoopConfig(
+        epochs=2, warmup_steps=1, evaluate_every=0, checkpoint_minutes=0, precision="float32"
+    )
+
+    def train(folder, seed, crash=None):
+        module = NextToken(tiny_model("llama", seed=seed))
+        fit(module, Batches(crash), config, Checkpoints(tmp_path / folder, {}), name="toy")
+        return [parameter.detach().cpu() for parameter in module.parameters()]
+
+    with claimed_gpu() as memory:
+        expected = train("straight", 0)
+        assert memory.operations
+        with pytest.raises(Stopped):
+            train("stopped", 0, crash=2)
+        assert (tmp_path / "stopped" / "step-2").is_dir()
+        found = train("stopped", 9)
+    torch.testing.assert_close(found, expected)
 
 
 # Decoding: the same values as on the CPU.
