@@ -41,9 +41,16 @@ def repeated_rows(
         timestamp: (n,) ascending within a user.
         others: (n,) arrays of the remaining columns.
     """
-    again = np.zeros(len(user), bool)
+    return first_equal(user, timestamp, others) != np.arange(len(user))
+
+
+def first_equal(
+    user: NDArray[np.int64], timestamp: NDArray[np.int64], others: Iterable[NDArray[Any]]
+) -> NDArray[np.int64]:
+    """(n,) the place of the first row that equals each row; arguments as for `repeated_rows`."""
+    places = np.arange(len(user))
     if not len(user):
-        return again
+        return places
     same = (np.diff(user) == 0) & (np.diff(timestamp) == 0)
     # Equal rows have the same user and time, so they are in one run; few rows are in a run.
     run = np.flatnonzero(np.concatenate([[False], same]) | np.concatenate([same, [False]]))
@@ -51,10 +58,34 @@ def repeated_rows(
     for column in others:
         values = np.unique(column[run], return_inverse=True)[1]
         row = np.unique(row * (values.max(initial=0) + 1) + values, return_inverse=True)[1]
-    first = np.unique(row, return_index=True)[1]
-    again[run] = True
-    again[run[first]] = False
-    return again
+    _, first, number = np.unique(row, return_index=True, return_inverse=True)
+    places[run] = run[first[number]]
+    return places
+
+
+def added_pieces(
+    policy: Duplicates,
+    columns: Mapping[str, NDArray[Any]],
+    others: Iterable[NDArray[Any]],
+    pieces: NDArray[np.float32],
+) -> tuple[NDArray[np.float32], int]:
+    """Pieces of which the first of equal rows has those of all, and how many rows were added.
+
+    Rows of an export with pieces that are equal are lines of orders, and each counts, although
+    one event stays of them.
+
+    Args:
+        policy: as for `duplicates`; only policies that drop exact duplicates add.
+        columns: `user`, `item` and, if known, `timestamp`, as for `duplicates`.
+        others: (n,) further columns that exact duplicates share, also the pieces.
+        pieces: (n,) of each row; NaN where they are not known, which is not added.
+    """
+    if policy not in ("drop-exact", "drop-near") or "timestamp" not in columns:
+        return pieces, 0
+    first = first_equal(columns["user"], columns["timestamp"], [columns["item"], *others])
+    rows = np.bincount(first, minlength=len(first)).astype(np.float32)
+    more = (rows > 1) & ~np.isnan(pieces) & (pieces != 0)
+    return np.where(more, pieces * rows, pieces), int((rows[more] - 1).sum())
 
 
 def later_pairs(user: NDArray[np.int64], item: NDArray[np.int64]) -> NDArray[np.bool_]:
@@ -241,7 +272,7 @@ def ties(columns: Mapping[str, NDArray[Any]]) -> int:
 
 
 def drop_duplicates(raw: RawData, policy: Duplicates) -> RawData:
-    """Apply `duplicates` to events in time order, and drop the column of contents."""
+    """Apply `duplicates` and `added_pieces` to events in time order, and drop the contents."""
     events = raw.events
     columns = {
         name: _numbers(events[name]).astype(np.int32)
@@ -253,16 +284,20 @@ def drop_duplicates(raw: RawData, policy: Duplicates) -> RawData:
         for name in ("timestamp", "content")
         if name in events.column_names
     }
+    ids = {name: columns.pop(name) for name in ("user", "item")}
+    others = list(columns.values())
     keep, counts = duplicates(
-        policy,
-        columns.pop("user"),
-        columns.pop("item"),
-        given.get("timestamp"),
-        list(columns.values()),
-        given.get("content"),
+        policy, *ids.values(), given.get("timestamp"), others, given.get("content")
     )
+    if "quantity" in events.column_names:
+        place, old = events.column_names.index("quantity"), events["quantity"].to_numpy()
+        pieces, added = added_pieces(policy, ids | given, others, old)
+        events = events.set_column(place, "quantity", pa.array(pieces))
+        if raw.report is not None:
+            raw.report.add("pieces_of_equal_rows_added", added)
     if "content" in given:
-        raw = replace(raw, events=events.drop_columns("content"))
+        events = events.drop_columns("content")
+    raw = replace(raw, events=events)
     return replace(_keep(raw, keep, "duplicate_rows_dropped"), counts=raw.counts | counts)
 
 

@@ -135,6 +135,11 @@ RULES: dict[str, Rule] = {
         "data.duplicates=keep keeps them",
         asks=False,
     ),
+    "pieces_of_equal_rows_added": Rule(
+        "of the rows that repeat another one have pieces, as equal lines of orders",
+        "added to the pieces of the row that stays, so that returns are counted against all",
+        asks=False,
+    ),
     "events_at_the_same_time": Rule(
         "events have the user and time of the event before, to the finest unit that is given",
         "kept in the order of the file; in the opposite order if the file is newest first",

@@ -51,6 +51,7 @@ from recsys.splits import (
 PART_ROWS = 1 << 22  # rows of an output part before filtering; a long user may exceed it
 TIES = "ties"  # events of a user at one time
 REPEATED = "repeated"  # rows that the policy for duplicates drops
+ADDED = "pieces_of_equal_rows_added"
 BLOCK_ROWS = 1 << 22  # rows read at a time where users may be divided
 
 
@@ -158,6 +159,7 @@ def prepare(source: EventStream, rules: Rules, folder: Path, memory_gb: float) -
         rows, of_user = _cleaned(batches, users, rules, work, counts, cleaner, disliked, pieces)
         if source.report is not None:
             source.report.remove("duplicate_rows_dropped", counts.pop(REPEATED, 0), items=None)
+            source.report.add(ADDED, counts.pop(ADDED, 0))
             source.report.check_removed(
                 shuffled.users, rules.clean.most_removed, decided_rules(rules)
             )
@@ -251,6 +253,12 @@ def _cleaned(
             columns.pop("content", None),
         )
         counts.update(dropped)
+        if "quantity" in columns:
+            pieces, added = filtering.added_pieces(
+                rules.duplicates, columns, others, columns["quantity"]
+            )
+            columns = columns | {"quantity": pieces}
+            counts[ADDED] += added
         if cleaner is not None:
             counts[REPEATED] += int((~keep).sum())
             columns = _where(columns, keep)

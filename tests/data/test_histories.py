@@ -241,6 +241,33 @@ def test_partial_returns_of_a_wholesaler(tmp_path, engine) -> None:
         assert report.counts["partial_returns_dropped"] == 1
 
 
+@pytest.mark.parametrize("engine", ["memory", "stream"])
+def test_equal_lines_add_their_pieces(tmp_path, engine) -> None:
+    """By hand: b buys p1 on two equal lines and returns one; c returns both pieces of p2."""
+    rows = [f"{n},2026-01-{1 + n % 9:02} 10:00,u{n},i{n % 5},1" for n in range(40)]
+    rows += ["900,2026-02-01 10:00,b,p1,1"] * 2 + ["901,2026-02-02 10:00,b,p1,-1"]
+    rows += ["902,2026-02-01 10:00,c,p2,2"] + ["903,2026-02-02 10:00,c,p2,-1"] * 2
+    file = tmp_path / "orders.csv"
+    file.write_text("\n".join(["order_id,date,customer,sku,quantity", *rows]))
+    config = DataConfig(source="table", path=str(file), engine=engine)
+    if engine == "memory":
+        made = build(config)
+        data, decisions = made.dataset, made.decisions
+    else:
+        info: dict[str, Any] = {}
+        with write_artifact(tmp_path / "made", "dataset", info=info) as part:
+            info |= write_streamed(config, part)[0]
+        decisions = info["decisions"]
+        data = Dataset.load(tmp_path / "made")
+    user, item = data.interactions.user_ids, data.item_ids
+    pairs = {(user[u], item[i]) for u, i in zip(data.events.user, data.events.item, strict=True)}
+    assert ("b", "p1") in pairs
+    assert ("c", "p2") not in pairs
+    assert data.disliked is not None
+    assert data.disliked.table["item_id"].to_pylist() == ["p2"]
+    assert decisions["pieces_of_equal_rows_added"] == 2
+
+
 def test_bots_have_far_more_events_than_others() -> None:
     report = Report()
     known = facts([f"u{n}" for n in range(200)] + ["bot"], [10] * 200 + [501])
