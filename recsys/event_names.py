@@ -22,7 +22,9 @@ LEVELS: tuple[tuple[int, str], ...] = (
         " refund chargeback cancel hide block notinterested complaint storno stornier retour"
         " ruckgabe rucksend ruecksend reklamation reklamier entfern loesch naimepas nietleuk"
         " remboursement annul supprim devolucion reembolso elimin restitu rimborso rimoss"
-        " verwijder terugbet",
+        " verwijder terugbet erstatt creditnot creditmemo creditinvoice creditfactu notadecredito"
+        " notadicredito notacredito notedecredit gutschrift rechnungskorrektur reversal reversed"
+        " anulac anulad rectificativ",
     ),
     (
         4,
@@ -51,8 +53,17 @@ DISLIKES = "dislike unlike unfavo thumbsdown downvote hide block notinterested n
 # Those that take back a purchase, as a whole or in part.
 RETURNS = (
     "return refund chargeback storno stornier retour ruckgabe rucksend ruecksend reklam erstatt"
-    " remboursement devolucion reembolso restitu rimborso terugbet"
+    " remboursement devolucion reembolso restitu rimborso terugbet creditnot creditmemo"
+    " creditinvoice creditfactu notadecredito notadicredito notacredito notedecredit gutschrift"
+    " rechnungskorrektur reversal reversed rectificativ anulac anulad"
 )
+# The same as words of their own: `reso` is in `resource`, and `avoir` in `savoir plus`.
+RETURN_WORDS = frozenset(["void", "voided", "avoir", "avoirs", "reso", "resi", "abono", "abonos"])
+# Words of their own that are purchases where a name has no word of `LEVELS`.
+SALES = frozenset(
+    ["sale", "sales", "vente", "ventes", "venta", "ventas", "vendita", "vendite", "verkoop",
+     "invoice", "rechnung", "facture", "factura", "fattura", "factuur", "receipt"]
+)  # fmt: skip
 PART = ("partial", "partiel", "partly", "teil", "parz", "parcial", "deels", "gedeelte")
 # Words of their own, which turn a like into a dislike: English, German, French, Spanish, Dutch.
 NOT = {"not", "never", "no", "non", "nicht", "kein", "keine", "nie", "pas", "ne", "niet", "geen"}
@@ -86,15 +97,18 @@ def level(name: str) -> int | None:
     >>> [level(name) for name in ("Gefällt mir nicht", "notLiked", "nicht gekauft", "order_failed")]
     [0, 0, None, None]
     """
-    key = normalised(name)
+    key, parts = normalised(name), _parts(name)
     for number, words in LEVELS:
-        if not any(word in key for word in words.split()):
+        if not any(word in key for word in words.split()) and not (
+            number == 0 and not RETURN_WORDS.isdisjoint(parts)
+        ):
             continue
         if number == 0 or not _is_negated(name):
             failed = number == PURCHASE and any(word in key for word in FAILED.split())
             return None if failed else number
         return 0 if number == LIKE else None
-    return None
+    failed = any(word in key for word in FAILED.split()) or _is_negated(name)
+    return None if failed or SALES.isdisjoint(parts) else PURCHASE
 
 
 def is_dislike(name: str) -> bool:
@@ -111,10 +125,14 @@ def is_dislike(name: str) -> bool:
 def is_return(name: str) -> bool:
     """Whether a negative type says that a purchase was taken back.
 
-    >>> [is_return(name) for name in ("refund", "Retoure", "thumbs_down", "remove_from_cart")]
+    >>> [is_return(name) for name in ("refund", "Credit memo", "thumbs_down", "remove_from_cart")]
     [True, True, False, False]
     """
-    return level(name) == 0 and any(word in normalised(name) for word in RETURNS.split())
+    key = normalised(name)
+    taken = any(word in key for word in RETURNS.split()) or not RETURN_WORDS.isdisjoint(
+        _parts(name)
+    )
+    return level(name) == 0 and taken
 
 
 def is_partial(name: str) -> bool:
@@ -123,9 +141,14 @@ def is_partial(name: str) -> bool:
     >>> [is_partial(name) for name in ("partial_return", "partiallyRefunded", "refund")]
     [True, True, False]
     """
-    parted = re.sub(r"(?<=[a-z])(?=[A-Z])", " ", name)
-    words = [normalised(word) for word in re.split(r"[\W_]+", parted)]
+    words = _parts(name)
     return "part" in words or any(word.startswith(PART) for word in words)
+
+
+def _parts(name: str) -> list[str]:
+    """The words of a name such as `partialRefund` or `Facture d'avoir`, each `normalised`."""
+    parted = re.sub(r"(?<=[a-z])(?=[A-Z])", " ", name)
+    return [normalised(word) for word in re.split(r"[\W_]+", parted)]
 
 
 def _is_negated(name: str) -> bool:

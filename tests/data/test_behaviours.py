@@ -7,7 +7,7 @@ import pytest
 
 from recsys.data.behaviours import check_roles, choose_types
 from recsys.errors import ConfigError, DataError
-from recsys.event_names import is_dislike, level
+from recsys.event_names import is_dislike, is_return, level
 
 
 def roles(counts: dict[str, int], users: int = 100, **given: str) -> dict[str, str]:
@@ -35,6 +35,36 @@ def roles(counts: dict[str, int], users: int = 100, **given: str) -> dict[str, s
     ],
 )  # fmt: skip
 def test_usual_names_have_a_strength(name: str, expected: int | None) -> None:
+    assert level(name) == expected
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["CREDIT NOTE", "Credit note", "Credit Memo", "creditmemo", "Void", "Reversal", "Avoir",
+     "Facture d'avoir", "Note de crédit", "Gutschrift", "Retoure", "Storno", "Stornorechnung",
+     "Rechnungskorrektur", "Rimborso", "Reso", "Nota di credito", "Devolución", "Abono",
+     "Nota de crédito", "Factura rectificativa", "Creditnota", "Rückerstattung"],
+)  # fmt: skip
+def test_documents_of_returns_are_returns(name: str) -> None:
+    assert level(name) == 0
+    assert is_return(name)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["Vente", "Venta", "Vendita", "Verkauf", "Verkoop", "Rechnung", "Invoice", "Sale", "Facture",
+     "Factura", "Fattura"],
+)  # fmt: skip
+def test_documents_of_sales_are_purchases(name: str) -> None:
+    assert level(name) == 4
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [("en savoir plus", None), ("resource_view", 1), ("avoided", None), ("view_invoice", 1),
+     ("invoice_failed", None), ("abonnement", None)],
+)  # fmt: skip
+def test_words_inside_others_are_no_documents(name: str, expected: int | None) -> None:
     assert level(name) == expected
 
 
