@@ -6,6 +6,7 @@ import re
 import shlex
 from collections.abc import Mapping
 
+import pyarrow as pa
 import pyarrow.compute as pc
 
 from recsys.data.availability import each, is_missing, plain_answer, read_available
@@ -19,7 +20,7 @@ from recsys.data.columns import (
     free_columns,
     is_of_a_user,
 )
-from recsys.data.returns import read_order_status
+from recsys.data.returns import names_of_returns, read_order_status
 from recsys.event_names import normalised
 
 SURE_NAMES = 2  # groups of names of a column of availability that mean nothing else
@@ -89,11 +90,15 @@ def shortened_ids(sample: Sample, roles: Roles) -> list[str]:
     return found
 
 
-def unread_exclusions(sample: Sample, roles: Roles) -> list[str]:
+def unread_exclusions(
+    sample: Sample, roles: Roles, given: Mapping[str, str | None] | None = None
+) -> list[str]:
     """Sentences on columns such as `sold_out` and `returned` whose values cannot be read as such.
 
-    They seem to say that items must not be recommended, or that events must not count.
+    They seem to say that items must not be recommended, or that events must not count. So does a
+    column with values that name returns, unless the settings (`given`) say that none is read.
     """
+    by_value = (given or {}).get("behaviour") != NO_COLUMN
     found, of_items = [], "id" in roles
     words = f"{UNAVAILABLE} deletedat" if of_items else EVENT_WORDS["taken_back"][0]
     for _, name in free_columns(sample, roles):
@@ -104,6 +109,9 @@ def unread_exclusions(sample: Sample, roles: Roles) -> list[str]:
             said = values.filter(each(values, _may_be_yes))
         elif not of_items and "status" in key:
             said = values.filter(pc.is_valid(read_order_status(values)))
+        elif not of_items and by_value:
+            back = pa.array(names_of_returns(values), pa.string())
+            said = values.filter(pc.is_in(values, value_set=back))
         else:
             continue
         if not len(said):
@@ -115,6 +123,9 @@ def unread_exclusions(sample: Sample, roles: Roles) -> list[str]:
             else "these events count as the others; leave them out of the file, or say in a column "
             "'returned' which of them were taken back as a whole: yes or no"
         )
+        if not of_items and "behaviour" not in roles and names_of_returns(values):
+            flag = shlex.quote(f"behaviour={name}")
+            advice += f"; if it says what kind of event a row is, read it with --column {flag}"
         found.append(
             f"Column {name!r} of {sample.path.name} has {shown} in {len(said)} of its first rows. "
             f"It is not read, so {advice}."

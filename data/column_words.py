@@ -93,7 +93,10 @@ EVENT_WORDS: dict[str, tuple[str, ...]] = {
     "taken_back": (
         "returned returndate returnedat refunded refunddate refundedat cancelled canceled"
         " cancelledat canceledat cancelleddate storniert storno stornodatum retourniert retoure"
-        " zuruckgegeben isreturned isrefunded iscancelled iscanceled",
+        " zuruckgegeben isreturned isrefunded iscancelled iscanceled isvoid isvoided voided"
+        " isreturn isrefund isreturnline isrefundline iscreditnote iscreditmemo isreversal return"
+        " refund returnflag refundflag isretoure istretoure isstorno iststorno istgutschrift"
+        " estretour estavoir esdevolucion esabono ereso isretour",
     ),
     "order_status": (
         "financialstatus paymentstatus orderstatus bestellstatus zahlungsstatus statutcommande"

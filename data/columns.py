@@ -27,7 +27,12 @@ from recsys.data.availability import (
 from recsys.data.column_words import EVENT_FIELDS, EVENT_WORDS, ITEM_WORDS, rank
 from recsys.data.layouts import refuse_without_header
 from recsys.data.ratings import share_of_points
-from recsys.data.returns import knows_order_status, read_order_status, share_of_taken_back
+from recsys.data.returns import (
+    are_kinds,
+    knows_order_status,
+    read_order_status,
+    share_of_taken_back,
+)
 from recsys.data.texts import as_text
 from recsys.data.time_formats import TimeRules, share_of_times
 from recsys.errors import DataError
@@ -160,6 +165,8 @@ def recognise_events(
             found = _by_overlap(found, _unnamed(sample, roles, EVENT_WORDS), sample, known)
         if role == "timestamp" and not found:
             found = _by_content(role, sample, roles, fits(role))
+        if role == "behaviour" and not found:
+            found = [(0, name) for _, name in free_columns(sample, roles) if _is_kind(sample, name)]
         _take(role, found, sample, roles, EVENT_WORDS[role])
     _take_clock(sample, given, roles)
     _take_fields(sample, given, roles, items)
@@ -300,6 +307,14 @@ def _take_fields(
     if "item" not in roles and "title" in roles and items is None:
         title = roles.pop("title").column
         roles["item"] = Found(title, "there are no item ids, so the names stand for the items")
+
+
+def _is_kind(sample: Sample, name: str) -> bool:
+    """Whether the values of a column show that it says which lines are sales and returns."""
+    states = (EVENT_WORDS["order_status"], EVENT_WORDS["taken_back"])
+    named = any(rank(name, words) is not None for words in states)
+    once = sample.counts[name] == 1
+    return once and not named and not is_of_a_user(name) and are_kinds(sample.texts(name))
 
 
 def _is_of_items(sample: Sample, roles: Roles, name: str) -> bool:

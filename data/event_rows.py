@@ -27,6 +27,7 @@ from recsys.data.report import EXAMPLES, Report
 from recsys.data.returns import (
     fill_orders,
     is_cancellation,
+    is_return_line,
     pieces_of_events,
     read_order_status,
     read_pieces,
@@ -217,6 +218,7 @@ class EventReader:
             types = as_strings(column["behaviour"], "behaviour", path)
         returned: list[pa.ChunkedArray] = []
         cancelled: list[pa.ChunkedArray] = []
+        lines: pa.ChunkedArray | pa.Scalar = pa.scalar(False)
         # Only lines of orders with a time of day are surely of one order.
         is_order = (
             types is None and "timestamp" in made and ("clock" in column or _has_clock(times))
@@ -226,6 +228,10 @@ class EventReader:
             if kind not in ("taken_back", "order_status"):
                 continue
             said = as_strings(column[role], kind, path)
+            if kind == "taken_back" and is_return_line(found.column):
+                returned.append(read_taken_back(said))
+                lines = pc.or_(lines, returned[-1])
+                continue
             if is_order:
                 said = self._filled(role, said, made["user"], made["timestamp"])
             if kind == "taken_back":
@@ -243,7 +249,7 @@ class EventReader:
             returned.append(pc.fill_null(pc.less(pieces, 0), False))
         if returned:
             back = reduce(pc.or_, returned)
-            made["quantity"] = pieces_of_events(pieces, types, back)
+            made["quantity"] = pieces_of_events(pieces, types, back, lines)
         if cancelled:
             made["cancelled"] = pc.and_(reduce(pc.or_, cancelled), _is_positive(types))
         if returned:

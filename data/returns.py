@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from recsys.data.availability import answers, each, is_missing, plain_answer
-from recsys.event_names import NOT, PURCHASE, is_partial, level, normalised
+from recsys.event_names import NOT, PURCHASE, is_partial, is_return, level, normalised
 
 DATE = re.compile(r"\d{4}-\d{1,2}-\d{1,2}|\d{1,2}[./-]\d{1,2}[./-]\d{2,4}|\d{8,13}$")
 # States of orders. A word must be whole: a returning customer has returned nothing.
@@ -52,6 +52,15 @@ CANCELLED, RETURNED, ASKED, DENIED, PAID = (
 )
 KEPT = PAID | frozenset(KEPT_WORDS.split())
 NEGATIVE = r"^[-\x{2212}]\s*[\d.,]*[1-9]|^[\d.,]*[1-9][\d.,]*-$|^\([\d.,]*[1-9][\d.,]*\)$"
+# Columns that say that a line is a return, and not that the purchase of the line was returned.
+RETURN_LINES = frozenset(
+    ["isreturn", "isrefund", "isreturnline", "isrefundline", "iscreditnote", "iscreditmemo",
+     "isreversal", "return", "refund", "returnflag", "refundflag", "isretoure", "istretoure",
+     "isstorno", "iststorno", "istgutschrift", "estretour", "estavoir", "esdevolucion", "esabono",
+     "ereso", "isretour"]
+)  # fmt: skip
+MOST_KINDS = 20  # distinct values of a column that says what kind of document a line is of
+SURE_KINDS = 0.9  # share of the rows with a kind of a known strength
 LINES = 0.1  # share of filled rows behind the first of an order: more, and a row has its own state
 
 
@@ -76,7 +85,49 @@ def is_cancellation(name: str) -> bool:
     >>> is_cancellation("Storno-Datum"), is_cancellation("returned")
     (True, False)
     """
-    return any(word in normalised(name) for word in ("cancel", "storn", "annul", "anul"))
+    return any(word in normalised(name) for word in ("cancel", "storn", "annul", "anul", "void"))
+
+
+def is_return_line(name: str) -> bool:
+    """Whether a column such as `is_return`, by its name, marks lines that are returns.
+
+    >>> is_return_line("is_return"), is_return_line("returned")
+    (True, False)
+    """
+    return normalised(name) in RETURN_LINES
+
+
+def names_of_returns(texts: pa.ChunkedArray) -> list[str]:
+    """The values of a column with few distinct ones that name a return or a cancellation.
+
+    >>> names_of_returns(pa.chunked_array([["Verkauf", "Gutschrift", "Cancellation", "Web"]]))
+    ['Gutschrift', 'Cancellation']
+    """
+    kinds = pc.unique(texts)
+    if len(kinds) > MOST_KINDS:
+        return []
+    found = [kind for kind in kinds.to_pylist() if kind and level(kind) == 0]
+    return [kind for kind in found if is_return(kind) or is_cancellation(kind)]
+
+
+def are_kinds(texts: pa.ChunkedArray) -> bool:
+    """Whether the values of a column are kinds of lines: sales and returns, as in a ledger.
+
+    States of orders, such as paid and refunded, are not: there, a sale was taken back itself.
+
+    >>> are_kinds(pa.chunked_array([["Sale", "Credit note"]]))
+    True
+    >>> are_kinds(pa.chunked_array([["paid", "refunded"]])), are_kinds(pa.chunked_array([["Sale"]]))
+    (False, False)
+    """
+    if not names_of_returns(texts):
+        return False
+    counts = {row["values"]: row["counts"] for row in pc.value_counts(texts).to_pylist()}
+    if any(not KEPT.isdisjoint(_words(kind)) for kind in counts):
+        return False
+    known = sum(count for kind, count in counts.items() if level(kind) is not None)
+    sold = any(level(kind) == PURCHASE for kind in counts)
+    return sold and known >= SURE_KINDS * len(texts)
 
 
 def read_order_status(texts: pa.ChunkedArray) -> pa.ChunkedArray:
@@ -134,7 +185,10 @@ def read_pieces(texts: pa.ChunkedArray) -> pa.ChunkedArray:
 
 
 def pieces_of_events(
-    pieces: pa.ChunkedArray | None, types: pa.ChunkedArray | None, back: pa.ChunkedArray
+    pieces: pa.ChunkedArray | None,
+    types: pa.ChunkedArray | None,
+    back: pa.ChunkedArray,
+    lines: pa.ChunkedArray | pa.Scalar,
 ) -> pa.ChunkedArray:
     """The column `quantity` of events (`recsys.data.raw.RawData`): (rows,) float32.
 
@@ -143,9 +197,13 @@ def pieces_of_events(
         types: names of the events' types; None for a file of purchases.
         back: (rows,) whether the row says itself that it was taken back, so that its own pieces
             are bought and returned; negative pieces are a line beside that of the purchase.
+        lines: (rows,) whether the row is such a line by a column such as `is_return`, so that its
+            pieces are negative, whatever their sign.
     """
     if pieces is None:
         pieces = pa.chunked_array([pa.nulls(len(back), pa.float32())])
+    pieces = pc.if_else(lines, pc.negate(pc.abs(pieces)), pieces)
+    back = pc.and_(back, pc.invert(lines))
     counted: Any = pieces
     if types is not None:
         levels = {name: level(name) for name in pc.unique(types).drop_null().to_pylist()}

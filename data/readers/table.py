@@ -105,7 +105,7 @@ def stream(config: ReaderConfig) -> EventStream:
     times = replace(times, day_first=orders.pop() if len(orders) == 1 else None)
     report.mapping |= {"events": _names(roles), "day_first": times.day_first}
     _report_columns(report, sample, roles)
-    for note in unread_exclusions(sample, roles) + shortened_ids(sample, roles):
+    for note in unread_exclusions(sample, roles, given) + shortened_ids(sample, roles):
         _warn(report, note)
     others = [file for file in (*events, items) if file and file.encoding != "utf-8"]
     report.add("files_not_in_utf8", len(others), [f"{f.path.name}: {f.encoding}" for f in others])

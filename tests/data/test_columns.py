@@ -227,6 +227,9 @@ def test_a_column_by_which_nothing_is_gone_is_not_named(value) -> None:
         ("status", ("approved", "rejected"), None),  # of a review
         ("returned", ("false", "true"), "taken_back"),
         ("returned", ("0.0", "1.0"), "taken_back"),
+        ("is_return", ("0", "1"), "taken_back"),
+        ("Is Refund", ("false", "true"), "taken_back"),
+        ("is_void", ("0", "1"), "taken_back"),
         ("Cancelled at", ("", "2025-05-05"), "taken_back"),
         ("cancelled", ("0000-00-00", "2025-05-05"), "taken_back"),
         ("returned", ("true", "true"), None),  # nothing would be left
@@ -243,6 +246,33 @@ def test_columns_of_what_was_taken_back_have_a_role(column, values, role) -> Non
     assert [name for name, found in roles.items() if found.column == column] == [role] * bool(role)
     said = unread_exclusions(events, roles)
     assert [column in sentence for sentence in said] == [True] * (column == "returned" and not role)
+
+
+@pytest.mark.parametrize(
+    ("column", "values", "is_read"),
+    [
+        ("Vorgangsart", ("Verkauf", "Retoure"), True),
+        ("Belegart", ("Rechnung", "Gutschrift"), True),
+        ("Art", ("Verkauf", "Storno"), True),
+        ("tipo_movimento", ("Vendita", "Reso"), True),
+        ("Doc Type", ("Invoice", "Credit note"), True),
+        ("Kanal", ("Filiale", "Retoure"), False),  # half of the rows have an unknown kind
+        ("Zahlung", ("paid", "refunded"), False),  # states of orders
+        ("Kanal", ("Web", "Filiale"), None),
+    ],
+)
+def test_values_that_name_returns_are_read_or_named(column, values, is_read) -> None:
+    events = sample(
+        "events.csv", 60, user=lambda row: f"u{row % 9}", item=lambda row: f"s{row % 7}",
+        ts=lambda row: str(1_700_000_000 + row), **{column: lambda row: values[row % 2]},
+    )  # fmt: skip
+    roles = recognise_events(events, {}, None, RULES)
+    found = [name for name, found in roles.items() if found.column == column]
+    assert found == (["behaviour"] if is_read else [])
+    said = unread_exclusions(events, roles)
+    assert len(said) == (is_read is False)
+    assert all(f"behaviour={column}" in sentence for sentence in said)
+    assert unread_exclusions(events, roles, {"behaviour": "none"}) == []
 
 
 @pytest.mark.parametrize(

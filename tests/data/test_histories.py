@@ -268,6 +268,26 @@ def test_equal_lines_add_their_pieces(tmp_path, engine) -> None:
     assert decisions["pieces_of_equal_rows_added"] == 2
 
 
+@pytest.mark.parametrize(
+    ("column", "sale", "back"),
+    [("is_return", "0", "1"), ("Belegart", "Rechnung", "Gutschrift"), ("Type", "Sale", "Void")],
+)
+@pytest.mark.parametrize("pieces", ["", ",quantity"])
+def test_lines_that_are_returns_by_a_column(tmp_path, column, sale, back, pieces) -> None:
+    """By hand: b returns p1 as a whole; c, where there are pieces, one of the three of p2."""
+    rows = [(f"u{n}", f"i{n % 5}", f"2026-01-{1 + n % 9:02} 10:00", sale, "1") for n in range(40)]
+    rows += [("b", "p1", "2026-02-01 10:00", sale, "2"), ("b", "p1", "2026-02-03 10:00", back, "2")]
+    rows += [("c", "p2", "2026-02-01 10:00", sale, "3"), ("c", "p2", "2026-02-03 10:00", back, "1")]
+    lines = [",".join(row if pieces else row[:-1]) for row in rows]
+    file = tmp_path / "orders.csv"
+    file.write_text("\n".join([f"customer,sku,date,{column}{pieces}", *lines]))
+    data = build(DataConfig(source="table", path=str(file))).dataset
+    user, item = data.interactions.user_ids, data.item_ids
+    pairs = {(user[u], item[i]) for u, i in zip(data.events.user, data.events.item, strict=True)}
+    assert ("b", "p1") not in pairs
+    assert (("c", "p2") in pairs) == bool(pieces)
+
+
 def test_bots_have_far_more_events_than_others() -> None:
     report = Report()
     known = facts([f"u{n}" for n in range(200)] + ["bot"], [10] * 200 + [501])
