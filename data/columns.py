@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -209,6 +209,43 @@ def mapped(
             )
         roles[role] = Found(name, "as in the first run")
     return roles
+
+
+def check_new_columns(
+    sample: Sample,
+    given: Mapping[str, str | None],
+    roles: Roles,
+    before: Collection[str],
+    rules: TimeRules,
+) -> None:
+    """Refuse a column that the first run did not have, and that may say which rows are returns.
+
+    Args:
+        sample: rows of the events.
+        given: role -> column, from the settings.
+        roles: of the columns, from `mapped`.
+        before: the columns without a role in the files of the first run.
+        rules: how times are read.
+
+    Raises:
+        DataError: such a column, with the settings that decide.
+    """
+    for role in ("behaviour", "quantity", "taken_back", "order_status"):
+        if given.get(role) is not None or (role in roles and role not in SEVERAL):
+            continue
+        for _, name in free_columns(sample, roles):
+            fits = role == "behaviour" and _is_kind(sample, name)
+            if name not in before and rank(name, EVENT_WORDS[role]) is not None:
+                fits = fits or _content_agrees(role, name, sample, rules)
+            if fits:
+                shown = ", ".join(map(repr, pc.unique(sample.texts(name)).to_pylist()[:3]))
+                flag = shlex.quote(f"{role}={name}")
+                raise DataError(
+                    f"{sample.path}: column {name!r} ({shown}) looks like the {role} of the "
+                    "events, and was not read in the first run, so that returns could be taken "
+                    f"for purchases; read it with --column {flag}, or go on without it: --column "
+                    f"{role}={NO_COLUMN}"
+                )
 
 
 def recognise_items(

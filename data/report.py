@@ -282,9 +282,9 @@ class Report:
         removed: rule -> what it removed of them.
         left: events and items that are used in the end.
         mapping: what was decided about the form of the files, for later files of the same form:
-            `events` and `items` (role -> column), `day_first`, `no_products` (items that are left
-            out), `separator` (of the items of a cell), and `negative_rating` (None if no rating is
-            negative) of a source with ratings.
+            `events` and `items` (role -> column), `unused` (other columns of the events),
+            `day_first`, `no_products` (items that are left out), `separator` (of the items of a
+            cell), and `negative_rating` (None if no rating is negative) of a source with ratings.
     """
 
     columns: list[dict[str, str]] = field(default_factory=list)

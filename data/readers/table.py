@@ -23,6 +23,8 @@ from recsys.data.columns import (
     SAMPLE_ROWS,
     Roles,
     Sample,
+    check_new_columns,
+    free_columns,
     mapped,
     recognise_events,
     recognise_items,
@@ -91,6 +93,8 @@ def stream(config: ReaderConfig) -> EventStream:
             roles = recognise_events(sample, given, described, times)
         else:
             roles = mapped(sample, given, known["events"], of_items=False)
+            before = known.get("unused", sample.table.column_names)
+            check_new_columns(sample, given, roles, before, times)
         lists = tuple(f"{file.explode}." for file in events if file.explode)
         if not lists or any(found.column.startswith(lists) for found in roles.values()):
             break  # lines of orders; other lists, such as parameters, are no rows
@@ -103,7 +107,8 @@ def stream(config: ReaderConfig) -> EventStream:
     of_file = orders_of_days(events, moment, times, report)
     orders = {rules.day_first for rules in of_file.values()}
     times = replace(times, day_first=orders.pop() if len(orders) == 1 else None)
-    report.mapping |= {"events": _names(roles), "day_first": times.day_first}
+    unused = [name for _, name in free_columns(sample, roles)]
+    report.mapping |= {"events": _names(roles), "unused": unused, "day_first": times.day_first}
     _report_columns(report, sample, roles)
     for note in unread_exclusions(sample, roles, given) + shortened_ids(sample, roles):
         _warn(report, note)

@@ -22,6 +22,7 @@ from recsys.bundle import Bundle
 from recsys.config import Settings
 from recsys.data import growth
 from recsys.data.column_words import EVENT_WORDS, ITEM_WORDS
+from recsys.data.columns import NO_COLUMN
 from recsys.data.filtering import in_time_order
 from recsys.data.prepare import DataConfig
 from recsys.data.readers import READERS
@@ -348,7 +349,11 @@ def _read_files(
     named = known.get("columns", {})
     if mapping is not None:
         mapped = mapping.get("items") or ()
-        named = {n: c for n, c in named.items() if n in ITEM_WORDS and n not in mapped}
+        named = {
+            n: c
+            for n, c in named.items()
+            if c == NO_COLUMN or (n in ITEM_WORDS and n not in mapped)
+        }
     section = {
         **known, "source": "table", "path": str(path.absolute()),
         "clean": {**known.get("clean", {}), "constant_columns": False},

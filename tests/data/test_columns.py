@@ -11,6 +11,8 @@ from recsys.data.column_notes import ignored_availability, shortened_ids, unread
 from recsys.data.columns import (
     Roles,
     Sample,
+    check_new_columns,
+    mapped,
     recognise_events,
     recognise_items,
 )
@@ -273,6 +275,19 @@ def test_values_that_name_returns_are_read_or_named(column, values, is_read) -> 
     assert len(said) == (is_read is False)
     assert all(f"behaviour={column}" in sentence for sentence in said)
     assert unread_exclusions(events, roles, {"behaviour": "none"}) == []
+
+
+def test_a_column_that_the_first_run_had_is_not_new() -> None:
+    events = sample(
+        "events.csv", 60, user=lambda row: f"u{row % 9}", item=lambda row: f"s{row % 7}",
+        ts=lambda row: str(1_700_000_000 + row), type=lambda row: ("web", "app")[row % 2],
+    )  # fmt: skip
+    mapping = {"user": "user", "item": "item", "timestamp": "ts"}
+    roles = mapped(events, {}, mapping, of_items=False)
+    check_new_columns(events, {}, roles, ["type"], RULES)
+    check_new_columns(events, {"behaviour": "none"}, roles, [], RULES)
+    with pytest.raises(DataError, match="--column behaviour=type, or go on without it"):
+        check_new_columns(events, {}, roles, [], RULES)
 
 
 @pytest.mark.parametrize(

@@ -391,6 +391,26 @@ def test_a_file_that_lacks_a_column_of_the_first_run_is_refused(home, tmp_path, 
         )
 
 
+@pytest.mark.parametrize(
+    ("role", "column", "sale", "back"),
+    [("taken_back", "is_return", 0, 1), ("behaviour", "Belegart", "Rechnung", "Gutschrift")],
+)
+def test_a_new_column_of_returns_is_asked_about(home, tmp_path, role, column, sale, back):
+    """Its pieces are positive, so that without the column each return would be a purchase."""
+    rows = walks(5, 4, 10)
+    rows[column] = [back if row % 4 == 3 else sale for row in range(len(rows))]
+    file, settings = file_of(tmp_path, rows), Settings({"name": "shop", **QUICK})
+    with pytest.raises(DataError) as error:
+        retrain(settings, Sources(events=file))
+    for part in (f"--column {role}={column}", f"--column {role}=none"):
+        assert part in str(error.value)
+    sources = Sources(events=file, columns={role: column})
+    with pytest.raises(StoppedError):
+        retrain(settings, sources, done=stop_after("events"))
+    events = pd.read_parquet(home / "runs" / "shop.2" / "events" / "events.parquet")
+    assert sum(events["quantity"] < 0) == len(rows) // 4
+
+
 BOUGHT, REFUNDED = "item-0-11", "item-1-11"
 
 
