@@ -100,3 +100,30 @@ def note_zeros(ids: pa.Array, report: Report) -> None:
             f"as {one!r} and {one.lstrip('0')!r}, and are kept apart; if a spreadsheet removed the "
             "zeros, export the ids as text."
         )
+
+
+def refuse_lost_zeros(role: str, ids: pa.Array, known: pa.Array, path: Path) -> None:
+    """Refuse new ids that differ from known ones in nothing but zeros at their start.
+
+    Args:
+        role: `user` or `item`, for the error.
+        ids: of a new file.
+        known: of the data before it.
+        path: of the file.
+
+    Raises:
+        DataError: such ids, with examples.
+    """
+    ids, known = (pc.unique(texts.filter(pc.match_substring_regex(texts, r"^\d+$")))
+                  for texts in (ids, known))  # fmt: skip
+    new = ids.filter(pc.invert(pc.is_in(ids, value_set=known)))
+    place = pc.index_in(pc.utf8_ltrim(new, "0"), value_set=pc.utf8_ltrim(known, "0"))
+    both = new.filter(place.is_valid())
+    if len(both):
+        other = known[place.drop_null()[0].as_py()].as_py()
+        raise DataError(
+            f"{path}: {len(both)} ids of {role}s differ from known ones in nothing but zeros at "
+            f"the start, such as {both[0].as_py()!r} and {other!r}; if a spreadsheet removed the "
+            f"zeros, export the ids as text; if they are other {role}s, run from the beginning "
+            "with all events: recsys run"
+        )

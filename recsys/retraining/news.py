@@ -24,6 +24,7 @@ from recsys.data import growth
 from recsys.data.column_words import EVENT_WORDS, ITEM_WORDS
 from recsys.data.columns import NO_COLUMN
 from recsys.data.filtering import in_time_order
+from recsys.data.ids import refuse_lost_zeros
 from recsys.data.prepare import DataConfig
 from recsys.data.readers import READERS
 from recsys.dataset import AVAILABILITY, ITEM_COLUMNS, Dataset
@@ -185,6 +186,9 @@ def _read(
         of_file, described = _read_files(
             sources.events, None, sources.columns, champion, schema, mapping
         )
+        for role, ids in (("user", before.interactions.user_ids), ("item", before.item_ids)):
+            known_ids = pa.array(ids.tolist(), pa.string())
+            refuse_lost_zeros(role, of_file[role].combine_chunks(), known_ids, sources.events)
         parts.append(of_file)
         # Events describe only what nothing else does: they have a few fields of an item.
         known = pc.is_in(described["item_id"], value_set=pa.array(before.item_ids.tolist()))
