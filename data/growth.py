@@ -179,7 +179,7 @@ def grow(
         without_zeros(pa.concat_tables([old, _new_events(new, names, counted=counted)])),
         _items(before.items, pq.read_table(folder / ITEMS)),
         behaviours=tuple(names),
-        report=Report(mapping=dict(mapping or {})) if cleaned else None,
+        report=Report(old=old.num_rows, mapping=dict(mapping or {})) if cleaned else None,
         sessions=before.sessions,
     )
     made = memory.prepare(raw, rules)

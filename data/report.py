@@ -278,6 +278,7 @@ class Report:
         behaviours: name, role, weight and number of events of each type.
         rows: rows of events, after cells with several items were split.
         split: how many of these were made by splitting.
+        old: how many of these are of the data before, in a run with a parent.
         no_products: the lines that are no products, as rows of each item.
         removed: rule -> what it removed of them.
         left: events and items that are used in the end.
@@ -294,6 +295,7 @@ class Report:
     behaviours: list[dict[str, Any]] = field(default_factory=list)
     rows: int = 0
     split: int = 0
+    old: int = 0
     no_products: dict[str, int] = field(default_factory=dict)
     removed: dict[str, Removed] = field(default_factory=dict)
     left: tuple[int, int] = (0, 0)
@@ -372,8 +374,12 @@ class Report:
         """Every row of the events: read, removed by each rule, and used; `items` may be None."""
         if not self.rows:
             return []
-        read = {"what": "rows were read", "events": self.rows - self.split, "items": None}
+        what = "new events were taken" if self.old else "rows were read"
+        read = {"what": what, "events": self.rows - self.split - self.old, "items": None}
         rows: list[dict[str, Any]] = [read]
+        if self.old:
+            what = "events are of the data before"
+            rows.insert(0, {"what": what, "events": self.old, "items": None})
         if self.split:
             what = "rows were added, one for each further item of a cell"
             rows.append({"what": what, "events": self.split, "items": None})
@@ -383,6 +389,23 @@ class Report:
                 rows.append({"what": rule.found, "events": -removed.events, "items": items})
         events, items = self.left
         return [*rows, {"what": "events are used", "events": events, "items": items}]
+
+    def rows_in_words(self) -> str:
+        """How many rows of a file were read, and how many each rule left out, as one line.
+
+        >>> report = Report(rows=9)
+        >>> report.remove("ratings_unreadable", 2)
+        >>> report.rows_in_words()
+        '9 rows were read; 2 left out: ratings are not numbers'
+        """
+        read = self.rows - self.split
+        parts = [f"{read:,} rows were read"]
+        if self.split:
+            parts.append(f"{self.split:,} were added, one for each further item of a cell")
+        for name, rule in RULES.items():
+            if removed := self.removed.get(name):
+                parts.append(f"{removed.events:,} left out: {rule.found}")
+        return "; ".join(parts)
 
     def note(self, text: str) -> None:
         """Add a sentence, once."""

@@ -16,6 +16,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
+from rich.markup import escape
 
 from recsys.artifacts import Workspace, write_artifact
 from recsys.bundle import Bundle
@@ -366,6 +367,8 @@ def _read_files(
     }  # fmt: skip
     config = Settings({"data": section}).section("data", DataConfig)
     raw = READERS["table"].read(replace(config.reader(), new_items=True, mapping=mapping))
+    if raw.report is not None and items is None:  # else these are the events of `OWN_COLUMNS`
+        say(f"{escape(path.name)}: {raw.report.rows_in_words()}")
     found = in_time_order(raw).events
     if "timestamp" not in found.column_names:
         raise ConfigError(f"{path}: the events have no times, so it is not known which are new")

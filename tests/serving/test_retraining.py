@@ -323,6 +323,23 @@ def test_events_of_the_future_wait_until_their_time_has_come(home, tmp_path, cap
     assert f"{len(walks(0, 5, 0))} events are left out: the champion's data end on" in told
 
 
+def test_the_summary_tells_the_rows_of_the_file_from_the_old_events(home, tmp_path, capsys):
+    old, new = walks(0, 5, 0), walks(5, 4, 10)
+    nobody = new.head(2).assign(user="")
+    with pytest.raises(StoppedError):
+        retrain(
+            Settings({"name": "shop", **QUICK}),
+            Sources(events=file_of(tmp_path, pd.concat([new, nobody]))),
+            done=stop_after("data"),
+        )
+    told = " ".join(capsys.readouterr().err.split())
+    assert f"night.csv: {len(new) + 2} rows were read; 2 left out: rows have no user" in told
+    document = json.loads((home / "datasets" / "shop.2" / "manifest.json").read_text())
+    first, second, *_ = document["info"]["cleaning"]["accounts"]
+    assert (first["what"], first["events"]) == ("events are of the data before", len(old))
+    assert (second["what"], second["events"]) == ("new events were taken", len(new))
+
+
 def test_a_file_of_new_items_alone_may_come_with_the_events_of_the_night(home, tmp_path):
     walks(5, 4, 10, new=False).to_csv(tmp_path / "night.csv", index=False)
     pd.DataFrame([product(int(item[5]), "new") for item in NEW]).to_csv(
