@@ -94,6 +94,7 @@ class EventReader:
     def _say_fields(self, which: str) -> None:
         said = [
             f"the {name} is the {'latest' if name in LATEST else 'most frequent'} {column!r}"
+            + " above 0 of a line that is no return" * (name in LATEST)
             for name, column in self.fields.columns.items()
         ]
         self.report.note(f"Items {which} by the events: {', '.join(said)}.")
@@ -247,6 +248,11 @@ class EventReader:
             texts = pc.fill_null(as_strings(column["quantity"], "quantity", path), "")
             pieces = read_pieces(texts)
             returned.append(pc.fill_null(pc.less(pieces, 0), False))
+        if "price" in made:  # of lines of returns it is not the price of today
+            bought = _is_positive(types)
+            if pieces is not None:
+                bought = pc.and_(bought, pc.fill_null(pc.greater_equal(pieces, 0), True))
+            made["price"] = pc.if_else(bought, made["price"], None)
         if returned:
             back = reduce(pc.or_, returned)
             made["quantity"] = pieces_of_events(pieces, types, back, lines)

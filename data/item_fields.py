@@ -1,7 +1,7 @@
 """Fields of items in the events file, such as `Description` or `Lineitem name`.
 
 The title, the category and the brand of an item are their most frequent values, the latest one
-among equals; its price is the latest.
+among equals; its price is the latest one above 0, and 0 only if it has no other.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from recsys.data.cleaning import is_no_id
 
 FIELDS = ("title", "price", "category", "brand")
 LATEST = ("price",)  # the others are the most frequent value
+NEGATIVE = r"^\D*[-\x{2212}(]\D*\d|\d-$"  # prices of lines of returns, 12,90- in those of SAP
 MOST_PARTS = 32  # that wait to be merged
 
 
@@ -47,8 +48,11 @@ class ItemFields:
                 [events["item"], events[name], pa.array(np.ones(events.num_rows, np.int64)), times],
                 ["item", "value", "rows", "last"],
             )
+            left_out = is_no_id(part["value"])
+            if name in LATEST:
+                left_out = pc.or_(left_out, pc.match_substring_regex(part["value"], NEGATIVE))
             parts = self.parts.setdefault(name, [])
-            parts.append(_merged(part.filter(pc.invert(is_no_id(part["value"])))))
+            parts.append(_merged(part.filter(pc.invert(left_out))))
             if len(parts) > MOST_PARTS:
                 self.parts[name] = [_merged(pa.concat_tables(parts))]
         return events.drop_columns(list(self.columns))
@@ -58,7 +62,11 @@ class ItemFields:
         found = {}
         for name, parts in self.parts.items():
             rows = _merged(pa.concat_tables(parts))
-            keys = ["last", "rows"] if name in LATEST else ["rows", "last"]
+            keys = ["rows", "last"]
+            if name in LATEST:
+                paid = pc.match_substring_regex(rows["value"], "[1-9]")
+                rows = rows.append_column("paid", pc.cast(paid, pa.int8()))
+                keys = ["paid", "last", "rows"]
             rows = rows.sort_by([(key, "descending") for key in keys])
             best = rows.group_by("item", use_threads=False).aggregate([("value", "first")])
             place = pc.index_in(ids, value_set=best["item"].combine_chunks())

@@ -421,7 +421,22 @@ def test_the_most_frequent_text_and_the_latest_price_describe_an_item(run: Run, 
     prices = dict(zip(data.item_ids.tolist(), data.items["price"].to_pylist(), strict=True))
     assert prices == {f"i{n}": n + 0.5 for n in range(8)}
     assert "the title is the most frequent 'description'" in " ".join(run.info["notes"])
-    assert "the price is the latest 'price'" in " ".join(run.info["notes"])
+    assert "the price is the latest 'price' above 0 of a line" in " ".join(run.info["notes"])
+
+
+@pytest.mark.parametrize("returned", ["-12.90", "12.90-", "12.90"])
+def test_returns_and_gifts_do_not_set_the_price(run: Run, raw: Path, returned: str) -> None:
+    """The last lines of an item are a return, with a price of another sign or not, and a gift."""
+    rows = clicks(
+        item_id=lambda n: f"i{n % 8}",
+        price=lambda n: (
+            {0: "9.50", 1: returned, 2: "0.00"}[max(0, (n - 216) // 8)] if n % 8 else "0.00"
+        ),
+        quantity=lambda n: -1 if 224 <= n < 232 else 1,
+    )
+    data = run(write(raw / "e.csv", rows))
+    prices = dict(zip(data.item_ids.tolist(), data.items["price"].to_pylist(), strict=True))
+    assert prices == {f"i{n}": 9.5 if n else 0 for n in range(8)}
 
 
 # Baskets
