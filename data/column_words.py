@@ -10,6 +10,18 @@ from functools import lru_cache
 
 from recsys.event_names import normalised
 
+MORE_PRICES = (
+    "currentprice finalprice saleprice salesprice sellingprice retailprice grossprice pricegross"
+    " regularprice listprice baseprice netprice pricenet originalprice specialprice variantprice"
+    " compareatprice variantcompareatprice msrp rrp priceeur priceusd pricegbp preiseur"
+    " einzelpreis verkaufspreis vkpreis vk vkbrutto vknetto bruttopreis preisbrutto endpreis"
+    " ladenpreis listenpreis nettopreis preisnetto uvp uvppreis aktionspreis sonderpreis"
+    " prixttc prixdevente prixvente prixpublic prixunitairettc prixht"
+    " pvp precioventa preciodeventa precioconiva preciofinal preciounidad"
+    " prezzovendita prezzodivendita prezzolistino prezzodilistino prezzounitario prezzoivato"
+    " verkoopprijs stukprijs eenheidsprijs adviesprijs prijsinclbtw"
+)
+CURRENCY_AT_END = r"(?i)[\W_]+(eur|euro|usd|gbp|chf|pln|sek|dkk|nok|czk)\W*$"  # Preis (EUR)
 UNAVAILABLE = (
     "soldout outofstock unavailable discontinued deleted removed hidden archived blocked disabled"
     " inactive delisted retired ausverkauft vergriffen geloscht geloescht gesperrt ausgelistet"
@@ -118,6 +130,7 @@ EVENT_FIELDS: dict[str, tuple[str, ...]] = {
     "price": (
         "lineitemprice itemprice itemcost price unitprice productprice preis einzelpreis"
         " stueckpreis prix prixunitaire precio preciounitario prezzo prezzounitario prijs",
+        MORE_PRICES,
     ),
     "category": (
         "category categories categorypath maincategory productcategory itemcategory kategorie"
@@ -148,7 +161,7 @@ ITEM_WORDS: dict[str, tuple[str, ...]] = {
     "price": (
         "price unitprice listprice saleprice retailprice productprice preis verkaufspreis"
         " bruttopreis stueckpreis prix prixunitaire precio preciounitario prezzo prijs",
-        "priceeur priceusd pricegbp preiseur cost",
+        f"{MORE_PRICES} cost",
     ),
     "category": (
         "category categories categorypath maincategory productcategory kategorie kategorien"

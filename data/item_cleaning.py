@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from dataclasses import replace
 from functools import reduce
 from pathlib import Path
@@ -14,7 +15,7 @@ from numpy.typing import NDArray
 
 from recsys.data.availability import each, is_missing, read_available, read_plain_yes
 from recsys.data.cleaning import MISSING, CleanConfig
-from recsys.data.column_words import ITEM_WORDS, rank
+from recsys.data.column_words import CURRENCY_AT_END, ITEM_WORDS, rank
 from recsys.data.columns import Roles, all_of
 from recsys.data.ids import IdForms
 from recsys.data.item_texts import plain
@@ -29,6 +30,8 @@ from recsys.event_names import normalised
 MARKUP = r"<[A-Za-z/!][^>]*>|&(#\d+|#[xX][0-9a-fA-F]+|[A-Za-z]+);"
 BLANKS = r"\s+"
 ROW_NUMBER = re.compile(r"|Unnamed: \d+|__index_level_\d+__")  # pandas writes such columns
+LIKE_A_NUMBER = r"^[+-]?\d[\d.,' \x{00A0}\x{202F}]*$"
+CODE_OR_LONG = r"^0\d|^\d{16,}$"  # articles' numbers, which are texts
 PATHS = (" > ", ">", " / ", "/", "|", "::")  # separators of category paths
 LISTS = frozenset(  # names of columns with lists of paths, as in WooCommerce
     ["categories", "kategorien", "categorias", "categorie", "categorieen", "productcategories"]
@@ -197,13 +200,10 @@ class ItemCleaner:
             bad = pc.binary_join_element_wise(name, texts, ": ")
             self._count("values_not_read", numbers.bad, bad)
             if numbers.money:
+                self._count("prices_of_thousands", numbers.thousands, texts)
                 self._count("prices_read", pc.is_valid(numbers.values), texts)
             return {name: numbers.values}
-        if self._is_price(name):
-            self._report.note(
-                f"Column {name!r} of {self._path.name} has the name of a price and stays text, "
-                "because too many of its values are none; a filter by price needs numbers."
-            )
+        self._note_text(name, texts)
         answers = pc.match_substring_regex(texts, ANSWER)
         if pc.all(answers).as_py():
             return {name: pc.cast(pc.utf8_lower(texts), pa.bool_())}
@@ -217,8 +217,31 @@ class ItemCleaner:
         named = self._is_price(name)
         return read_numbers(texts, named=named, prices=self._config.prices)
 
+    def _note_text(self, name: str, texts: pa.ChunkedArray) -> None:
+        """Say that a column stays text although it has the name of a price or many numbers."""
+        if self._is_price(name):
+            self._report.note(
+                f"Column {name!r} of {self._path.name} has the name of a price and stays text, "
+                "because too many of its values are none; a filter by price needs numbers."
+            )
+            return
+        filled = texts.drop_null()
+        alike = filled.filter(pc.match_substring_regex(filled, LIKE_A_NUMBER))
+        codes = pc.match_substring_regex(filled, CODE_OR_LONG)
+        if 2 * len(alike) <= len(filled) or pc.any(codes).as_py():
+            return
+        self._report.note(
+            f"Column {name!r} of {self._path.name} stays text, although most of its values look "
+            f"like numbers (e.g. {', '.join(pc.unique(alike).to_pylist()[:EXAMPLES])}): they have "
+            "other marks than a decimal point, or too many others are none. A filter by a range "
+            "needs numbers, written as 1299.50; if it is a price, --column "
+            f"{shlex.quote(f'price={name}')} reads it as one."
+        )
+
     def _is_price(self, name: str) -> bool:
-        return name == self._column.get("price") or rank(name, ITEM_WORDS["price"]) == 0
+        if name == self._column.get("price"):
+            return True
+        return rank(re.sub(CURRENCY_AT_END, "", name), ITEM_WORDS["price"]) in (0, 1)
 
     def _said(self, texts: pa.ChunkedArray, words: pa.Array) -> pa.ChunkedArray:
         """Texts, null where one of the words says that there is no value."""

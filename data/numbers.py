@@ -47,6 +47,9 @@ NO_NUMBER = frozenset(
 )  # fmt: skip
 
 
+NO_ROWS = pa.chunked_array([], pa.bool_())
+
+
 class Numbers(NamedTuple):
     """A column of numbers.
 
@@ -54,11 +57,14 @@ class Numbers(NamedTuple):
         values: (rows,) int64 or float64; null where a value is missing or no number.
         bad: (rows,) bool, whether a value was there and is no number.
         money: whether they are prices with a currency or with a mark for thousands.
+        thousands: (rows,) bool, whether nothing in the column but the name of a price decides that
+            the mark of the value divides thousands, as in 1.299 beside 2.499.
     """
 
     values: pa.ChunkedArray
     bad: pa.ChunkedArray
     money: bool = False
+    thousands: pa.ChunkedArray = NO_ROWS
 
 
 def of_numbers(column: pa.ChunkedArray) -> Numbers | None:
@@ -101,7 +107,19 @@ def read_numbers(texts: pa.ChunkedArray, *, named: bool, prices: bool) -> Number
     if found is None:
         return None
     bad = pc.fill_null(pc.is_null(found).take(encoded.indices), False)
-    return Numbers(pa.chunked_array([found.take(encoded.indices)]), pa.chunked_array([bad]), money)
+    guessed = pa.array([False] * len(words))
+    if money and not pc.any(pc.match_substring_regex(words, CURRENCY)).as_py():
+        bare = pc.replace_substring_regex(words, BLANKS, "")
+        either = pc.or_(pc.match_substring_regex(bare, EITHER), pc.is_null(found))
+        if pc.all(either).as_py():
+            guessed = pc.is_valid(found)
+    made = [[values.take(encoded.indices)] for values in (found, guessed)]
+    return Numbers(
+        pa.chunked_array(made[0]),
+        pa.chunked_array([bad]),
+        money,
+        pc.fill_null(pa.chunked_array(made[1]), False),
+    )
 
 
 def _plain(words: pa.Array, rows: NDArray[np.int64], named: bool) -> pa.Array | None:
@@ -168,10 +186,8 @@ def _prices(words: pa.Array, rows: NDArray[np.int64], named: bool) -> pa.Array |
     has_point = pc.any(pc.and_(form["point"], clear)).as_py()
     has_comma = pc.any(pc.and_(form["comma"], pc.and_(clear, pc.invert(form["commas"])))).as_py()
     groups = {mark: pc.and_(form[name], clear) for mark, name in ((".", "points"), (",", "commas"))}
-    # Without a value that shows the form, 1.299 is a thousand in a column of money or beside 49.
-    thousand = pc.any(money).as_py() or not pc.all(either).as_py()
-    if pc.any(pc.match_substring_regex(words, THREE_DECIMALS)).as_py():
-        thousand = False
+    # Without a value that shows the form, 1.299 is a thousand, because prices have two decimals.
+    thousand = not pc.any(pc.match_substring_regex(words, THREE_DECIMALS)).as_py()
     reading: dict[str, bool | None] = {}  # whether the mark divides thousands
     for mark, own, other in ((".", has_point, has_comma), (",", has_comma, has_point)):
         if own and other:

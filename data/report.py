@@ -206,6 +206,12 @@ RULES: dict[str, Rule] = {
         "read as numbers",
         "data.clean.prices=false keeps the texts",
     ),
+    "prices_of_thousands": Rule(
+        "prices have three digits after the only mark, as 1.299, and no other price of the column "
+        "shows what the mark means",
+        "read as thousands, because prices have two decimals",
+        "data.clean.prices=false reads a dot as the decimal point",
+    ),
     "values_not_read": Rule(
         "values in columns of numbers or dates cannot be read as such",
         "read as missing, one by one",

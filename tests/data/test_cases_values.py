@@ -38,6 +38,37 @@ def test_prices_are_read_in_the_form_of_their_column(shop, texts, right):
     assert shop(items=described(texts)).values("price") == right
 
 
+PRICES = """VK-Preis,VK,UVP,Einzelpreis,Preis brutto,prix_ttc,Prix TTC,PVP,regular_price,Preis (EUR)
+VK (EUR),Prezzo di vendita,verkoopprijs,Variant Price,price_gross"""
+
+
+@pytest.mark.parametrize("name", PRICES.replace("\n", ",").split(","))
+def test_usual_names_of_prices(shop, name):
+    assert shop(items=described(["1.299,50", "809,00"] * 2, name)).values(name) == [1299.5, 809] * 2
+    found = shop(items=described(["1.299", "809", "2.050", "49"], name))
+    assert found.values(name) == [1299, 809, 2050, 49]
+
+
+@pytest.mark.parametrize("mark", [".", ","])
+def test_prices_with_nothing_but_a_mark_before_three_digits(shop, mark):
+    texts = [f"{n}{mark}299" for n in range(1, 5)]
+    found = shop(items=described(texts, "Preis (EUR)"))
+    assert found.values("Preis (EUR)") == [1299, 2299, 3299, 4299]
+    assert found.counts["prices_of_thousands"] == 4
+    if mark == ".":
+        plain = shop(items=described(texts, "Preis (EUR)"), clean={"prices": False})
+        assert plain.values("Preis (EUR)") == [1.299, 2.299, 3.299, 4.299]
+        assert "prices_of_thousands" not in plain.counts
+
+
+def test_a_column_of_numbers_that_stays_text_is_told(shop):
+    found = shop(items=described(["12,5", "3,25", "1,0", "2,75"], "weight"))
+    assert found.values("weight") == ["12,5", "3,25", "1,0", "2,75"]
+    assert "Column 'weight' of items.csv stays text" in found.notes
+    codes = shop(items=described(["00123", "00124", "12345", "12346"], "ean"))
+    assert "stays text" not in codes.notes
+
+
 def test_numbers_of_json_are_prices_as_they_are(shop):
     items = [{"item": f"p{n}", "title": f"T{n}", "price": p}
              for n, p in enumerate([1.299, 2.05, 899, 49])]  # fmt: skip
