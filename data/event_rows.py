@@ -247,6 +247,9 @@ class EventReader:
         if "quantity" in self.roles:
             texts = pc.fill_null(as_strings(column["quantity"], "quantity", path), "")
             pieces = read_pieces(texts)
+            odd = pc.and_(pc.is_null(pieces), pc.invert(is_no_id(texts)))
+            shown = texts.filter(odd).slice(0, EXAMPLES).to_pylist()
+            self.report.add("quantities_unreadable", pc.sum(odd).as_py() or 0, shown)
             returned.append(pc.fill_null(pc.less(pieces, 0), False))
         if "price" in made:  # of lines of returns it is not the price of today
             bought = _is_positive(types)

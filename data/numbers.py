@@ -22,6 +22,7 @@ PLAIN = (
 )
 GROUPED = r"^[+-]?[1-9]\d{0,2}(,\d{3})+(\.\d+)?$"
 CODE = r"^[+-]?0\d"
+LONG_WHOLE = r"^\d{5,}$"
 ANSWER = r"(?i)^(true|false)$"
 LONG = 10**18  # longer numbers are ids
 DIGITS = 15  # significant digits that every floating number keeps
@@ -132,8 +133,9 @@ def _plain(words: pa.Array, rows: NDArray[np.int64], named: bool) -> pa.Array | 
         return None
     bad = pc.invert(number)
     digits = pc.and_(bad, pc.match_substring_regex(words, r"\d"))
-    if (pc.any(digits).as_py() and not named) or not _few_bad(words, bad, rows, named):
-        return None
+    codes = pc.all(pc.match_substring_regex(words.filter(number), LONG_WHOLE)).as_py()
+    if (pc.any(digits).as_py() and codes and not named) or not _few_bad(words, bad, rows, named):
+        return None  # 080442957X among other numbers of books is none of them
     plain = pc.replace_substring_regex(words, r"^\+|,", "")
     plain = pc.if_else(number, plain, None)
     if pc.all(pc.match_substring_regex(plain, INTEGER)).as_py():

@@ -107,6 +107,9 @@ RULES: dict[str, Rule] = {
         "dropped",
         "data.clean.impossible_times=false keeps them",
     ),
+    "quantities_unreadable": Rule(
+        "numbers of pieces cannot be read as such", "the events count, without a number of pieces"
+    ),
     "ratings_unreadable": Rule("ratings are not numbers", "read as missing"),
     "events_of_placeholder_users_dropped": Rule(
         "events belong to a user such as 'guest', who is not one person",

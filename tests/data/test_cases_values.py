@@ -104,10 +104,25 @@ def test_one_bad_price_is_one_missing_price(shop, bad):
         assert f"price: {bad}" in finding["examples"]
 
 
-@pytest.mark.parametrize("bad", ["-", "N/A", "unbekannt"])
+@pytest.mark.parametrize("bad", ["-", "N/A", "unbekannt", "1.2.3", "12,5O"])
 def test_one_bad_weight_is_one_missing_weight(shop, bad):
     found = shop(items=described([*range(20), bad, *range(20)], "weight"))
     assert found.values("weight") == [*range(20), None, *range(20)]
+    assert found.counts["values_not_read"] == 1
+
+
+def test_a_code_among_numbers_is_not_lost(shop):
+    codes = [*(str(1804429570 + n) for n in range(40)), "080442957X", "180442957X"]
+    assert shop(items=described(codes, "isbn_of_print")).values("isbn_of_print") == codes
+    assert shop(items=described(codes[:40] + codes[41:], "code")).values("code")[-1] == codes[-1]
+
+
+def test_a_number_of_pieces_in_words_is_counted(shop):
+    pieces = ["zwei", "", *["1"] * 22]
+    rows = [f"u{n % 3},p{n % 4},{1_700_000_000 + 5000 * n},{q}\n" for n, q in enumerate(pieces)]
+    found = shop("user,item,timestamp,qty\n" + "".join(rows))
+    assert found.counts["quantities_unreadable"] == 1
+    assert found.data.interactions.item.size == 24
 
 
 def test_prices_with_a_currency_and_one_without_a_price(shop):
