@@ -214,8 +214,11 @@ def in_time_order(raw: RawData) -> RawData:
     keys: list[NDArray[Any]] = [_numbers(events["user"]).astype(np.int32)]
     keys += [events[name].to_numpy() for name in TIME if name in events.column_names]
     if raw.report is not None and FileOrder().add(events).newest_first:
-        raw.report.note(NEWEST_FIRST)
         keys.append(-np.arange(len(events), dtype=np.int64))
+        events = events.take(pa.array(np.lexsort(keys[::-1])))
+        if ties(as_arrays(events)):
+            raw.report.note(NEWEST_FIRST)
+        return replace(raw, events=events)
     return replace(raw, events=events.take(pa.array(np.lexsort(keys[::-1]))))  # a stable sort
 
 

@@ -71,14 +71,15 @@ def prepare(raw: RawData, rules: Rules) -> Prepared:
     interactions = _interactions(raw, with_types=bool(behaviours))
     split = rules.split or _default_split(interactions, raw, rules, behaviours)
     baskets = ""
+    times = interactions.user, interactions.timestamp, interactions.nanosecond
     if raw.report is not None and interactions.has_time:
-        tied = tied_events(interactions.user, interactions.timestamp)
+        tied = tied_events(*times)
         baskets = in_baskets(tied, len(interactions))
     if baskets and raw.report is not None:
         raw.report.note(baskets)
     labels = _labels(interactions, raw.events, split, rules, behaviours)
     if baskets and split == "leave-one-out" and not behaviours and not raw.sessions:
-        labels = label_baskets(interactions.user, interactions.timestamp)
+        labels = label_baskets(*times)
     dataset = Dataset(
         interactions, labels, raw.items, raw.codes, behaviours, disliked, raw.sessions,
         pieces, bool(baskets),

@@ -149,8 +149,6 @@ def prepare(source: EventStream, rules: Rules, folder: Path, memory_gb: float) -
     cleaned = source.report is not None
     with shuffle(source.events, folder / "shuffle", memory_gb, turn=cleaned) as shuffled:
         if source.report is not None:
-            if shuffled.turned:
-                source.report.note(filtering.NEWEST_FIRST)
             names = source.behaviours
             facts = Facts.of(shuffled.users, shuffled.pairs, shuffled.ratings, len(names))
             cleaner = HistoryCleaner(facts, rules.clean, names, rules.roles, source.report)
@@ -158,6 +156,8 @@ def prepare(source: EventStream, rules: Rules, folder: Path, memory_gb: float) -
         batches = shuffled.batches
         rows, of_user = _cleaned(batches, users, rules, work, counts, cleaner, disliked, pieces)
         if source.report is not None:
+            if shuffled.turned and counts[TIES]:
+                source.report.note(filtering.NEWEST_FIRST)
             source.report.remove("duplicate_rows_dropped", counts.pop(REPEATED, 0), items=None)
             source.report.add(ADDED, counts.pop(ADDED, 0))
             source.report.check_removed(
@@ -395,7 +395,8 @@ def _in_baskets(
     tied = 0
     for place in _whole_users(of_user):
         keep = alive[place]
-        tied += tied_events(rows.read("user", place)[keep], rows.read("timestamp", place)[keep])
+        names = [name for name in ("user", *filtering.TIME) if name in rows.kinds]
+        tied += tied_events(*(rows.read(name, place)[keep] for name in names))
     note = in_baskets(tied, int(alive.sum()))
     if note:
         source.report.note(note)
@@ -481,7 +482,7 @@ def _parts(
             elif typed:
                 split = label_last_targets(user, _targets(rows, place, keep, target))
             elif whole:
-                split = label_baskets(user, timestamp)
+                split = label_baskets(user, timestamp, nanosecond)
             else:
                 split = label_ends(user)
             yield Events(user, item, timestamp, rating, split, behaviour, nanosecond)

@@ -38,29 +38,46 @@ def label_ends(user: NDArray[np.int32]) -> NDArray[np.uint8]:
     return labels
 
 
-def label_baskets(user: NDArray[np.int32], timestamp: NDArray[np.int64]) -> NDArray[np.uint8]:
+def label_baskets(
+    user: NDArray[np.int32],
+    timestamp: NDArray[np.int64],
+    nanosecond: NDArray[np.int32] | None = None,
+) -> NDArray[np.uint8]:
     """`leave_one_out` of whole baskets: a user's events of one time have one label.
 
     Args:
         user: (n,) ascending.
         timestamp: (n,) ascending within a user.
+        nanosecond: (n,) after the second; None for whole seconds.
 
     Returns:
         (n,) uint8 labels. Users with fewer than three baskets only train.
     """
     if not len(user):
         return np.zeros(0, np.uint8)
-    first = np.append(True, (np.diff(user) != 0) | (np.diff(timestamp) != 0))
+    first = np.append(True, ~_same_time(user, timestamp, nanosecond))
     return np.asarray(label_ends(user[first])[np.cumsum(first) - 1])
 
 
-def tied_events(user: NDArray[np.int32], timestamp: NDArray[np.int64]) -> int:
+def tied_events(
+    user: NDArray[np.int32],
+    timestamp: NDArray[np.int64],
+    nanosecond: NDArray[np.int32] | None = None,
+) -> int:
     """How many events share their time with another event of the same user.
 
     The arguments are as those of `label_baskets`.
     """
-    same = (np.diff(user) == 0) & (np.diff(timestamp) == 0)
+    same = _same_time(user, timestamp, nanosecond)
     return int((np.append(same, False) | np.append(False, same))[: len(user)].sum())
+
+
+def _same_time(
+    user: NDArray[np.int32], timestamp: NDArray[np.int64], nanosecond: NDArray[np.int32] | None
+) -> NDArray[np.bool_]:
+    """(n - 1,) whether an event has the user and the time of the one before."""
+    same = (np.diff(user) == 0) & (np.diff(timestamp) == 0)
+    return np.asarray(same if nanosecond is None else same & (np.diff(nanosecond) == 0))
 
 
 def label_last_targets(user: NDArray[np.int32], target: NDArray[np.bool_]) -> NDArray[np.uint8]:

@@ -191,6 +191,16 @@ def test_ties_of_a_newest_first_file_are_turned_round(shop, engine):
     assert "newest first" in found.notes
 
 
+@pytest.mark.parametrize("sign", [1, -1], ids=["oldest-first", "newest-first"])
+def test_events_within_a_second_are_no_ties_and_no_baskets(shop, engine, sign):
+    found = shop(csv([(u, i, ms * 1000 + 7) for u, i, ms in clicks()[::sign]]), engine=engine)
+    assert found.histories == RIGHT
+    assert "newest first" not in found.notes
+    assert "share their time" not in found.notes
+    assert not found.data.baskets
+    assert "events_at_the_same_time" not in found.counts
+
+
 def test_ties_of_an_oldest_first_file_stay(shop, engine):
     rows = [(user, item, ms // 1000) for user, item, ms in reversed(clicks())]
     found = shop(csv(rows), engine=engine)

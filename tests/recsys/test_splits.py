@@ -63,6 +63,9 @@ def test_leave_one_out_of_baskets_equals_a_loop(users: list[list[int]]) -> None:
     columns = np.array(user, np.int32), np.array(time, np.int64)
     assert label_baskets(*columns).tolist() == expected
     assert tied_events(*columns) == tied
+    fine = np.arange(len(user), dtype=np.int32)  # after the second: no event shares its time
+    assert tied_events(*columns, fine) == 0
+    assert label_baskets(*columns, fine).tolist() == label_ends(columns[0]).tolist()
 
 
 def test_global_temporal_by_hand() -> None:
