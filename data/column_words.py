@@ -120,9 +120,10 @@ EVENT_WORDS: dict[str, tuple[str, ...]] = {
 }
 EVENT_FIELDS: dict[str, tuple[str, ...]] = {
     "title": (
-        "lineitemname lineitemtitle itemname itemtitle productname producttitle productdescription"
-        " itemdescription articlename artikelname artikelbezeichnung bezeichnung produktname"
-        " produktbezeichnung nomproduit nomarticle libelle designation nombreproducto"
+        "lineitemname lineitemtitle lineitemsname lineitemstitle itemsname itemstitle linesname"
+        " linestitle productsname productstitle itemname itemtitle productname producttitle"
+        " productdescription itemdescription articlename artikelname artikelbezeichnung bezeichnung"
+        " produktname produktbezeichnung nomproduit nomarticle libelle designation nombreproducto"
         " nombrearticulo nomeprodotto nomearticolo productnaam artikelnaam movietitle booktitle",
         "description desc beschreibung artikelbeschreibung produktbeschreibung descripcion"
         " descrizione omschrijving title titel titre titulo titolo",

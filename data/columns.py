@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -163,6 +163,8 @@ def recognise_events(
         found = _by_name(role, EVENT_WORDS[role], sample, roles, fits(role))
         if role == "item" and known is not None:
             found = _by_overlap(found, _unnamed(sample, roles, EVENT_WORDS), sample, known)
+        if role == "item" and not _only(found):
+            found = _without_titles(found, sample)
         if role == "timestamp" and not found:
             found = _by_content(role, sample, roles, fits(role))
         if role == "behaviour" and not found:
@@ -332,6 +334,8 @@ def _take_fields(
         if role in roles or given.get(role) == NO_COLUMN:
             continue
         found = _by_name(role, groups, sample, roles, lambda name: bool(len(sample.texts(name))))
+        if role == "title" and "item" in roles and not any(place == 0 for place, _ in found):
+            found += _titles_under_names_of_items(sample, roles)
         if "item" in roles and role != "price":  # the price of an item changes
             sure = role == "title"  # names such as `Lineitem name`, which variants do not share
             found = [
@@ -352,6 +356,39 @@ def _is_kind(sample: Sample, name: str) -> bool:
     named = any(rank(name, words) is not None for words in states)
     once = sample.counts[name] == 1
     return once and not named and not is_of_a_user(name) and are_kinds(sample.texts(name))
+
+
+def _without_titles(found: list[tuple[int, str]], sample: Sample) -> list[tuple[int, str]]:
+    """Of the surest columns of items, the one with codes, if all others have titles.
+
+    `SKU` is the item and `Product` its title, or the other way round.
+    """
+    surest = [pair for pair in found if pair[0] == found[0][0]]
+    kinds = [_looks_like(sample.texts(name)) for _, name in surest]
+    if kinds.count("codes") == 1 and kinds.count("titles") == len(kinds) - 1:
+        return [surest[kinds.index("codes")]]
+    return found
+
+
+def _titles_under_names_of_items(sample: Sample, roles: Roles) -> list[tuple[int, str]]:
+    """(1, column) of the free columns such as `Product` that hold titles of items with codes."""
+    if _looks_like(sample.texts(roles["item"].column)) != "codes":
+        return []
+    return [
+        (1, name)
+        for _, name in free_columns(sample, roles)
+        if rank(name, EVENT_WORDS["item"]) == 0 and _looks_like(sample.texts(name)) == "titles"
+    ]
+
+
+def _looks_like(values: pa.ChunkedArray) -> Literal["codes", "titles"] | None:
+    """Codes have digits and no blanks; most titles have a blank between words, or no digits."""
+    if not len(values):
+        return None
+    blanks, digits = _share(values, r"\S\s+\S"), _share(values, r"\d")
+    if digits >= SURE_SHARE and blanks <= 1 - SURE_SHARE:
+        return "codes"
+    return "titles" if blanks >= 0.5 or digits <= 0.5 else None
 
 
 def _is_of_items(sample: Sample, roles: Roles, name: str) -> bool:
