@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from recsys.options import Force, Json, Name, RunOptions, Seed, expand_options
+from recsys.options import (
+    ColumnNames,
+    Force,
+    Json,
+    Name,
+    RunOptions,
+    Seed,
+    expand_options,
+    read_columns,
+)
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -33,6 +43,7 @@ def prepare(
         Path | None,
         typer.Option("--path", help="File or folder, under $RECSYS_DATASETS, var/raw or here."),
     ] = None,
+    column: ColumnNames = None,
     run: RunOptions,
     as_json: Json = False,
 ) -> None:
@@ -40,7 +51,7 @@ def prepare(
 
     Example: recsys data prepare --source s3rec --path s3rec-beauty/Beauty.txt --name beauty
     """
-    _prepare(run, {"source": source, "path": path}, as_json)
+    _prepare(run, {"source": source, "path": path}, as_json, read_columns(column or ()))
 
 
 @app.command()
@@ -121,8 +132,13 @@ def stats(
     _report(path or RunOptions(name=name).context().workspace.dataset, as_json)
 
 
-def _prepare(run: RunOptions, own: dict[str, object], as_json: bool) -> None:
-    context = run.context(data=own)
+def _prepare(
+    run: RunOptions,
+    own: Mapping[str, object],
+    as_json: bool,
+    columns: Mapping[str, str] | None = None,
+) -> None:
+    context = run.context(**{"data": own, "data.columns": columns or {}})
     from recsys.data.prepare import stage
 
     _report(context.run(stage), as_json)

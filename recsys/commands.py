@@ -6,7 +6,6 @@ Nothing heavy is imported at the top, because `recsys --help` reads this module.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -14,7 +13,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from recsys import __version__
-from recsys.options import Json, Name, RunOptions, Seed, expand_options
+from recsys.options import (
+    ColumnNames,
+    Json,
+    Name,
+    RunOptions,
+    Seed,
+    expand_options,
+    read_columns,
+)
 
 if TYPE_CHECKING:  # the command loads these when it runs
     from recsys.data.sources import Tables
@@ -90,12 +97,7 @@ class SourceOptions:
     items_query: Annotated[
         str | None, typer.Option("--items-query", help="SQL query for the items of a database.")
     ] = None
-    column: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--column", help="Name of a column, as user=customer_id or item=sku. Repeatable."
-        ),
-    ] = None
+    column: ColumnNames = None
     drop_items: Annotated[
         list[str] | None,
         typer.Option(
@@ -187,10 +189,7 @@ class NewsOptions:
         ),
     ] = None
     items: Annotated[str | None, typer.Option("--items", help="File that describes items.")] = None
-    column: Annotated[
-        list[str] | None,
-        typer.Option("--column", help="Name of a column, as item=sku. Repeatable."),
-    ] = None
+    column: ColumnNames = None
     store: Annotated[
         str | None,
         typer.Option(help="Store of the service: a path or URL; 'none' for files alone."),
@@ -225,23 +224,6 @@ class NewsOptions:
         events = None if self.events is None else local(self.events, name, "events")
         items = None if self.items is None else local(self.items, name, "items")
         return Sources(store, served.not_history, events, items, columns)
-
-
-def read_columns(given: Sequence[str]) -> dict[str, str]:
-    """Role -> name of the column, of options such as `item=sku`.
-
-    Raises:
-        ConfigError: a malformed option.
-    """
-    from recsys.errors import ConfigError
-
-    columns = {}
-    for text in given:
-        role, sign, column = text.partition("=")
-        if not (sign and role and column):
-            raise ConfigError(f"--column {text!r}: expected ROLE=NAME, such as item=sku")
-        columns[role.strip()] = column
-    return columns
 
 
 @expand_options

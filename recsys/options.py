@@ -8,7 +8,7 @@ Imports nothing heavy: `recsys --help` reads this module.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -37,6 +37,10 @@ Force = Annotated[bool, typer.Option("--force", help="Make it again even if it i
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document for programs.")]
 Quick = Annotated[
     bool, typer.Option("--quick", help="A smoke run in seconds; its figures mean nothing.")
+]
+ColumnNames = Annotated[
+    list[str] | None,
+    typer.Option("--column", help="Name of a column, as user=customer_id or item=sku. Repeatable."),
 ]
 
 
@@ -73,6 +77,23 @@ class RunOptions:
             minutes=minutes,
         )
         return Context.of(settings, force=self.force)
+
+
+def read_columns(given: Sequence[str]) -> dict[str, str]:
+    """Role -> name of the column, of options such as `item=sku`.
+
+    Raises:
+        ConfigError: a malformed option.
+    """
+    from recsys.errors import ConfigError
+
+    columns = {}
+    for text in given:
+        role, sign, column = text.partition("=")
+        if not (sign and role and column):
+            raise ConfigError(f"--column {text!r}: expected ROLE=NAME, such as item=sku")
+        columns[role.strip()] = column
+    return columns
 
 
 def expand_options(command: Callable[..., None]) -> Callable[..., None]:

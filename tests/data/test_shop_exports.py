@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 import subprocess
 import zipfile
 from collections.abc import Callable, Iterable
@@ -437,6 +438,51 @@ def test_returns_and_gifts_do_not_set_the_price(run: Run, raw: Path, returned: s
     data = run(write(raw / "e.csv", rows))
     prices = dict(zip(data.item_ids.tolist(), data.items["price"].to_pylist(), strict=True))
     assert prices == {f"i{n}": 9.5 if n else 0 for n in range(8)}
+
+
+@pytest.mark.parametrize("option", [(), ("--column", "item=SKU")], ids=["recognised", "named"])
+@pytest.mark.parametrize("name", [lambda n: f"Tea pot {n}", lambda n: "TABCDEFGHI"[n]])
+def test_a_column_of_products_beside_their_numbers_has_the_titles(
+    run: Run, raw: Path, option: tuple[str, ...], name: Callable[[int], str]
+) -> None:
+    rows = clicks(Product=lambda n: name(n % 8), SKU=lambda n: f"{n % 8:05d}")
+    rows = [{key: value for key, value in row.items() if key != "item_id"} for row in rows]
+    data = run(write(raw / "e.csv", rows), *option)
+    assert titles(data) == {f"{n:05d}": name(n) for n in range(8)}
+
+
+def test_prepare_has_the_option_that_its_errors_advise(run: Run, raw: Path) -> None:
+    rows = clicks(product=lambda n: f"P{n % 8}", sku=lambda n: f"{n % 16:05d}")
+    rows = [{key: value for key, value in row.items() if key != "item_id"} for row in rows]
+    command = ["data", "prepare", "--source", "table", "--path", str(write(raw / "e.csv", rows))]
+    result = CliRunner().invoke(cli.app, [*command, "--name", "p"])
+    assert "--column item=product" in str(result.exception)
+    result = CliRunner().invoke(cli.app, [*command, "--name", "p", "--column", "item=sku"])
+    assert result.exit_code == 0
+    assert set(Dataset.load(run.home / "datasets/p").item_ids) == {f"{n:05d}" for n in range(16)}
+
+
+def test_two_columns_of_codes_are_asked_about(run: Run, raw: Path) -> None:
+    rows = clicks(product=lambda n: f"P{n % 8}", sku=lambda n: f"{n % 16:05d}")
+    rows = [{key: value for key, value in row.items() if key != "item_id"} for row in rows]
+    with pytest.raises(ValueError, match="both 'product' and 'sku' could be the item"):
+        run(write(raw / "e.csv", rows))
+
+
+def test_names_in_lists_of_lines_are_titles(run: Run, raw: Path) -> None:
+    rows = [
+        {
+            "customer": f"c{n % 5}",
+            "created_at": f"2026-01-{1 + n % 28:02d}T10:{n % 60:02d}:00Z",
+            "line_items": [
+                {"sku": f"s{i}", "name": f"Thing {i}", "price": "9.50"} for i in (n % 7, n % 4 + 7)
+            ],
+        }
+        for n in range(60)
+    ]
+    (raw / "e.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    data = run(raw / "e.jsonl")
+    assert titles(data) == {f"s{n}": f"Thing {n}" for n in range(11)}
 
 
 # Baskets
