@@ -52,6 +52,7 @@ SURE_SHARE = 0.9  # of values that must look like numbers, clocks or answers
 NUMBER = r"^-?\d{1,9}([.,]\d+)?$"
 SCORE = r"^-?(\d|10|\d[.,]\d)([.,]0+)?$"  # of scores
 RATE = r"^([1-9]|10|[1-9][.,]\d)([.,]0+)?$"  # of rates that are ratings: taxes are 0, too
+EXCEL_DAY = r"^[2-6]\d{4}([.,]\d+)?$"  # 33000 is in 1990, and 46000 in 2025
 CLOCK = r"^\d{1,2}:\d{2}(:\d{2}([.,]\d+)?)?( ?[AaPp][Mm])?( Uhr)?$"
 PUBLISHED = (
     "active isactive aktiv actif activo attivo actief enabled published ispublished visible status"
@@ -679,8 +680,16 @@ def _without_time(sample: Sample, roles: Roles) -> DataError:
         hint = (
             f" The name {like[0]!r} looks like a time, but most of its values are not times after "
             "1990 in a known form; correct them, or name it with --column "
-            f"{shlex.quote(f'timestamp={like[0]}')} and see which rows cannot be read."
+            f"{shlex.quote(f'timestamp={like[0]}')} and see which rows cannot be read. A form that "
+            "is always read is 2026-01-31 14:05:00; months in words are not."
         )
+        values = sample.texts(like[0])
+        if _share(values, EXCEL_DAY) >= SURE_SHARE:
+            hint = (
+                f" The values of {like[0]!r}, such as {values[0]}, are days since 1900, as "
+                "spreadsheets store times: give the column the format yyyy-mm-dd hh:mm:ss there, "
+                "and export the file again, or take the .xlsx file itself."
+            )
     return DataError(
         f"{sample.path}: no column holds the time of the events.{hint} Name the column with "
         "--column timestamp=NAME (data.columns.timestamp). If the rows of each user are in order "

@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 from recsys.data.cleaning import CleanConfig, is_no_id
 from recsys.data.columns import SAMPLE_ROWS, Roles, Sample, recognise_items
 from recsys.data.histories import placeholders
-from recsys.data.layouts import item_separator, split_items
+from recsys.data.layouts import item_separator, refuse_pieces_in_cells, split_items
 from recsys.data.opening import TableFile
 from recsys.data.raw import ReaderConfig
 from recsys.data.service_lines import ServiceLines, order_shares, wildcard
@@ -75,6 +75,7 @@ def look_at(
         known = described.texts(mine["id"].column)
     separator = known_form.get("separator")
     if "separator" not in known_form:
+        refuse_pieces_in_cells(path, own, cells.drop_null())
         separator = item_separator(clean.item_separator, own, cells.drop_null(), known)
     nobody: list[str] = []
     user, session = roles["user"].column, roles.get("session")

@@ -30,6 +30,7 @@ NUMBERED = re.compile(r"(item|product|produkt|artikel|article|sku|producto|prodo
 SEPARATORS = (";", "|", ",")
 MOST_KNOWN = 0.9  # of the parts of cells that are in the items file
 SEVERAL, REPEATED = 0.1, 0.5  # shares of cells with several items, and of distinct parts in them
+PIECES = r"^[^\s,;|]+ ?[xX×*] ?\d+(\s*[,;|]\s*[^\s,;|]+ ?[xX×*] ?\d+)+$"  # p0 x2, p6 x1
 MOST_NUMBERED = 3  # columns such as `Item 1`, `Item 2` from which a row is a basket
 
 
@@ -181,6 +182,26 @@ def item_separator(
         if plural and repeated and len(several) >= SEVERAL * len(cells):
             return mark
     return None
+
+
+def refuse_pieces_in_cells(path: Path, name: str, cells: pa.ChunkedArray) -> None:
+    """Refuse cells such as `p0 x2, p6 x1`: several items with numbers of pieces.
+
+    Raises:
+        DataError: the message has a command that leaves the numbers out.
+    """
+    several = cells.filter(pc.match_substring_regex(cells, PIECES))
+    if len(several) < SEVERAL * len(cells) or not len(several):
+        return
+    mark = re.findall(r"[,;|]", several[0].as_py())[-1]
+    copy = shlex.quote(str(path.with_name(f"{path.name.partition('.')[0]}-items{path.suffix}")))
+    expression = r"s/ ?[xX×*] ?[0-9]+( *[],;|\t\"]|$)/\1/g"
+    raise DataError(
+        f"{path}: cells of column {name!r} hold items with numbers of pieces ({several[0]}), which "
+        "are not read; leave the numbers out, or write one row for each item with a column "
+        f"'quantity': sed -E '{expression}' {shlex.quote(str(path))} > {copy} && recsys run {copy} "
+        f"--set 'data.clean.item_separator=\"{mark}\"'"
+    )
 
 
 def split_items(table: pa.Table, name: str, mark: str) -> pa.Table:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import codecs
 import io
 import re
+import shlex
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -76,6 +77,7 @@ class TableFile:
             none.
         values: names of the values of a row of delimited text, if the header has others.
         escaped: whether quotes in delimited text are written as a backslash and a quote.
+        renamed: names of the columns, if they are called otherwise than in the file.
     """
 
     path: Path
@@ -87,11 +89,12 @@ class TableFile:
     explode: str | None = None
     values: tuple[str, ...] = ()
     escaped: bool = False
+    renamed: tuple[str, ...] = ()
 
     @property
     def names(self) -> list[str]:
         """The names of the columns without blanks around them."""
-        return [name.strip() for name in self.columns]
+        return list(self.renamed) or [name.strip() for name in self.columns]
 
     def batches(
         self, used: Iterable[str] | None = None, damage: Damage | None = None
@@ -117,13 +120,14 @@ class TableFile:
             "parquet": self._parquet,
             "spreadsheet": self._spreadsheet,
         }[self.kind]
+        names = dict(zip(self.columns, self.names, strict=True))
         rows = 0
         with _readable(self.path):
             for batch in reader(chosen, damage):
                 rows += batch.num_rows
                 damage.good += batch.num_rows
                 if batch.num_rows:
-                    yield batch.rename_columns([name.strip() for name in batch.column_names])
+                    yield batch.rename_columns([names[name] for name in batch.column_names])
         if not rows and not damage.rows:
             raise DataError(f"{self.path}: no rows in it")
 
@@ -284,7 +288,7 @@ def _table_file(path: Path, explode: bool) -> TableFile:
         if text.lstrip().startswith("{"):
             return _json_file(path, encoding, compression, explode)
         if text.lstrip().startswith("["):
-            raise DataError(f"{path}: one JSON list; write one object on each line (JSON lines)")
+            raise _json_list(path, compression)
         delimiter, columns = header(text)
         values = names_of_values(text, delimiter, columns)
         columns = list(values[: len(columns)] or columns)
@@ -299,6 +303,20 @@ def _table_file(path: Path, explode: bool) -> TableFile:
         compression,
         values=values,
         escaped=escaped,
+    )
+
+
+def _json_list(path: Path, compression: str | None) -> DataError:
+    copy = shlex.quote(str(path.with_name(f"{path.name.partition('.')[0]}-lines.jsonl")))
+    text = f"{'gzip -dc' if compression == 'gzip' else 'cat'} {shlex.quote(str(path))}"
+    # Numbers with a decimal point stay as they are written.
+    program = (
+        "import json; [print(json.dumps(row)) for row in "
+        'json.loads(open(0, encoding="utf-8-sig").read(), parse_float=str)]'
+    )
+    return DataError(
+        f"{path}: one JSON list; write one object on each line (JSON lines), and read that file: "
+        f"{text} | python3 -c '{program}' > {copy}"
     )
 
 

@@ -7,6 +7,7 @@ cleaned; `recsys.data.report` says how.
 
 from __future__ import annotations
 
+import shlex
 import time
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -87,7 +88,7 @@ def stream(config: ReaderConfig) -> EventStream:
     for explode in (True, False):
         events = [open_table(path, explode=explode) for path in ours]
         refuse_other_layouts(events[0])
-        _agree(events)
+        events = _agreed(events)
         sample = Sample(events[0].path, events[0].sample(SAMPLE_ROWS))
         if known is None:
             roles = recognise_events(sample, given, described, times)
@@ -156,14 +157,30 @@ def stream(config: ReaderConfig) -> EventStream:
     )
 
 
-def _agree(files: list[TableFile]) -> None:
-    """Check that all files of a folder have the same columns."""
+def _agreed(files: list[TableFile]) -> list[TableFile]:
+    """The files of a folder, all with the names of the columns of the first one.
+
+    Their order and upper or lower case may differ.
+
+    Raises:
+        DataError: a file has other columns.
+    """
+    names = files[0].names
+    by_key = {name.lower(): name for name in names}
+    made = files[:1]
     for file in files[1:]:
-        if sorted(file.names) != sorted(files[0].names):
+        if sorted(file.names) == sorted(names):
+            made.append(file)
+            continue
+        keys = [name.lower() for name in file.names]
+        if sorted(keys) != sorted(by_key) or len(by_key) < len(names):
             raise DataError(
                 f"{file.path}: this file has {', '.join(file.names)}, the first file of the folder "
-                f"{', '.join(files[0].names)}; read them separately"
+                f"{', '.join(names)}; give the columns the same names in all files, or read one "
+                f"file: recsys run {shlex.quote(str(file.path))}"
             )
+        made.append(replace(file, renamed=tuple(by_key[key] for key in keys)))
+    return made
 
 
 def _names(roles: Roles) -> dict[str, str]:
@@ -220,6 +237,12 @@ def _items(
         zeros = ""
         if pc.any(pc.is_in(bare[0], value_set=bare[1].combine_chunks())).as_py():
             zeros = "; without leading zeros they agree, so export both columns as text, or else "
+        lower = [pc.utf8_lower(values) for values in (ids, described["item_id"])]
+        if pc.any(pc.is_in(lower[0], value_set=lower[1].combine_chunks())).as_py():
+            zeros = (
+                "; but for upper and lower case they agree, so write the ids in one case in both "
+                "files, or else "
+            )
         raise DataError(
             f"{path}: no item of the events is in this file; the events have "
             f"{', '.join(ids[:3].to_pylist())}, the file {theirs}{zeros or '; '}"

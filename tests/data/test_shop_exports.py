@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import shlex
 import subprocess
 import zipfile
 from collections.abc import Callable, Iterable
@@ -579,6 +580,68 @@ def test_the_command_in_a_refusal_works(run: Run, raw: Path, name: str) -> None:
     }  # fmt: skip
     assert run.info["accounts"][0]["events"] == expected[name]
     assert len(data.interactions) > 60
+
+
+def test_the_command_for_a_json_list_works(run: Run, raw: Path) -> None:
+    rows = [row | {"price": 8.5 + (row["item_id"] == "i1")} for row in clicks()]
+    (raw / "e.json").write_text(json.dumps(rows, indent=1), encoding="utf-8")
+    with pytest.raises(ValueError, match="one JSON list") as caught:
+        run(raw / "e.json")
+    _, sign, command = str(caught.value).partition(": cat ")
+    subprocess.run(["sh", "-c", sign[2:] + command], check=True)
+    data = run(raw / "e-lines.jsonl")
+    assert len(data.interactions) == 240
+    assert set(data.items["price"].to_pylist()) == {8.5, 9.5}
+
+
+def test_the_command_for_cells_with_pieces_works(run: Run, raw: Path) -> None:
+    rows = [
+        {"customer": f"u{n % 9}", "items": f"p{n % 7} x2, p{n % 5 + 7} x1",
+         "date": f"2026-01-{1 + n % 28:02d}"} for n in range(60)
+    ]  # fmt: skip
+    with pytest.raises(ValueError, match=r"numbers of pieces \(p0 x2, p7 x1\)") as caught:
+        run(write(raw / "e.csv", rows))
+    _, sign, rest = str(caught.value).partition("sed -E")
+    command, _, again = rest.partition(" && recsys run ")
+    subprocess.run(["sh", "-c", sign + command], check=True)
+    path, *options = shlex.split(again)
+    data = run(Path(path), *options)
+    assert set(data.item_ids.tolist()) == {f"p{n}" for n in range(12)}
+
+
+def test_files_of_a_folder_may_differ_in_order_and_case(run: Run, raw: Path) -> None:
+    (raw / "parts").mkdir()
+    rows = clicks()
+    write(raw / "parts/a.csv", rows[:120])
+    later = [{key.upper(): row[key] for key in reversed(row)} for row in rows[120:]]
+    write(raw / "parts/b.csv", later)
+    data = run(raw / "parts")
+    assert len(data.interactions) == 240
+    assert set(data.item_ids.tolist()) == {f"i{n}" for n in range(17)}
+    write(raw / "parts/c.csv", [{"a": 1, "b": 2}])
+    with pytest.raises(ValueError, match=r"same names in all files, or read one file: recsys run"):
+        run(raw / "parts", "--force")
+
+
+@pytest.mark.parametrize(
+    ("value", "advice"),
+    [
+        (lambda n: f"{46027 + n / 24:.6f}", "are days since 1900, as spreadsheets store times"),
+        (lambda n: f"{1 + n % 28:02d} janv. 2026 à 14:40", "is always read is 2026-01-31 14:05:00"),
+    ],
+)
+def test_other_forms_of_times_end_with_advice(
+    run: Run, raw: Path, value: Callable[[int], str], advice: str
+) -> None:
+    with pytest.raises(ValueError, match=advice):
+        run(write(raw / "e.csv", clicks(timestamp=value)))
+
+
+def test_ids_in_another_case_are_told(run: Run, raw: Path) -> None:
+    items = write(raw / "i.csv", [{"item": f"SKU-P{n}", "title": f"T {n}"} for n in range(17)])
+    file = write(raw / "e.csv", clicks(item_id=lambda n: f"sku-p{n % 17}"))
+    with pytest.raises(ValueError, match="but for upper and lower case they agree"):
+        run(file, "--items", str(items))
 
 
 def test_a_missing_time_ends_with_a_command_that_works(run: Run, raw: Path) -> None:
