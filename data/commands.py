@@ -138,7 +138,8 @@ def _prepare(
     as_json: bool,
     columns: Mapping[str, str] | None = None,
 ) -> None:
-    context = run.context(**{"data": own, "data.columns": columns or {}})
+    sections: dict[str, Mapping[str, object]] = {"data": own, "data.columns": columns or {}}
+    context = run.context(minutes=None, **sections)
     from recsys.data.prepare import stage
 
     _report(context.run(stage), as_json)

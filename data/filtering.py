@@ -41,7 +41,7 @@ def repeated_rows(
         timestamp: (n,) ascending within a user.
         others: (n,) arrays of the remaining columns.
     """
-    return first_equal(user, timestamp, others) != np.arange(len(user))
+    return np.asarray(first_equal(user, timestamp, others) != np.arange(len(user)))
 
 
 def first_equal(
@@ -290,7 +290,7 @@ def drop_duplicates(raw: RawData, policy: Duplicates) -> RawData:
     ids = {name: columns.pop(name) for name in ("user", "item")}
     others = list(columns.values())
     keep, counts = duplicates(
-        policy, *ids.values(), given.get("timestamp"), others, given.get("content")
+        policy, ids["user"], ids["item"], given.get("timestamp"), others, given.get("content")
     )
     if "quantity" in events.column_names:
         place, old = events.column_names.index("quantity"), events["quantity"].to_numpy()

@@ -254,10 +254,10 @@ def _cleaned(
         )
         counts.update(dropped)
         if "quantity" in columns:
-            pieces, added = filtering.added_pieces(
+            summed, added = filtering.added_pieces(
                 rules.duplicates, columns, others, columns["quantity"]
             )
-            columns = columns | {"quantity": pieces}
+            columns = columns | {"quantity": summed}
             counts[ADDED] += added
         if cleaner is not None:
             counts[REPEATED] += int((~keep).sum())

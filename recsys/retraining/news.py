@@ -207,12 +207,12 @@ def _read(
     if sources.items is not None:
         with tempfile.TemporaryDirectory() as folder:  # the reader recognises items by events
             file = Path(folder) / "events.parquet"
-            ids = before.interactions
+            events_before = before.interactions
             old = pa.table(
                 {
-                    "user": ids.user_ids[ids.user],
-                    "item": ids.item_ids[ids.item],
-                    "timestamp": ids.timestamp,
+                    "user": events_before.user_ids[events_before.user],
+                    "item": events_before.item_ids[events_before.item],
+                    "timestamp": events_before.timestamp,
                 }
             )
             pq.write_table(pa.concat_tables([old, events.select(old.column_names)]), file)

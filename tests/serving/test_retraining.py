@@ -28,7 +28,7 @@ from recsys.pipeline import Context
 from recsys.pipeline import run as run_stages
 from recsys.retraining import Sources, retrain
 from recsys.retraining.news import gone
-from recsys.serving.client import Client
+from recsys.serving.client import Client, ServiceError
 from recsys.serving.schemas.items import ItemChange
 from recsys.serving.settings import ServingSettings
 
@@ -454,7 +454,7 @@ def rows_of(home: Path, version: str, file: str) -> set[tuple[str, str]]:
 def check_answers(client: Client) -> dict[str, int]:
     """What was just bought is not recommended; returns the number of events of each user."""
     for user in ("new", "u0", "u6", "u12"):
-        answer = client.recommend_for(user, k=20)
+        answer = client.recommend(user=user, k=20)
         assert answer.items
         assert BOUGHT not in {item.item_id for item in answer.items}, user
     return {user: len(client.history(user).events) for user in ("new", "u0", "u6", "u12")}
@@ -474,7 +474,8 @@ def test_the_service_knows_the_events_of_a_file_that_was_promoted(home, service,
     settings = Settings({"name": "shop", **QUICK})
     with service() as client:
         client.send_events(sent)
-        assert "new" not in client.users("new")
+        with pytest.raises(ServiceError, match="unknown_user"):
+            client.history("new")
         outcome = retrain(settings, sources, clients=[client], promote=True)
         assert outcome.promoted, outcome.reasons
         assert client.alias("champion").bundle == "shop.2"
