@@ -423,9 +423,7 @@ async def test_shadows_run_while_idle_and_are_counted(models, running, until):
     sampled = models.model_copy(update={"shadow_fraction": 1.0})
     async with running(sampled) as (client, service):
         seen: list[tuple[float, float]] = []
-        service.metrics.shadow = lambda overlap, accepted, seconds, passes: seen.append(
-            (overlap, passes)
-        )
+        service.metrics.shadow = lambda overlap, seconds, passes: seen.append((overlap, passes))
         for number in range(5):
             await client.post(URL, json={**ASK, "history": [f"B{number:04d}"]})
         await until(lambda: len(seen) == 5)
