@@ -77,9 +77,10 @@ def write_parents(workspace: Workspace, *, centroids=True, dataset=None):
         np.save(folder / "codes.npy", unique_codes())
         if centroids:
             values = np.random.default_rng(1).normal(size=(LEVELS, CODES, 5)).astype(np.float32)
-            save_file({"centroids": values}, folder / "centroids.safetensors")
+            books = {f"centroids.{level}": book for level, book in enumerate(values)}
+            save_file(books, folder / "centroids.safetensors")
             (folder / "quantizer").mkdir()
-            save_file({"centroids": values}, folder / "quantizer" / "centroids.safetensors")
+            save_file(books, folder / "quantizer" / "centroids.safetensors")
 
 
 SMALL = {
