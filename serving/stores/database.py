@@ -17,10 +17,8 @@ from typing import Any, ClassVar
 from recsys.serving.stores.records import StoreAwayError, StoreError
 
 logger = logging.getLogger("recsys.serving.stores")
-SCHEMA_VERSION = 7
+SCHEMA_VERSION = 8
 STORE_ID, SALT = "store_id", "erasure_salt"  # keys of `state`
-# The store gets a new id when it is opened next, and refuses cursors with the old one.
-FORGET_CURSORS = f"DELETE FROM state WHERE key = '{STORE_ID}'"  # noqa: S608
 LEFT_BYTES = "left_bytes"  # key of `state` while bytes of erased users may be on the disk
 
 

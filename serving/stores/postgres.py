@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from recsys.errors import ConfigError
 from recsys.serving.stores.breaker import Breaker, Watch
-from recsys.serving.stores.database import FORGET_CURSORS, SCHEMA_VERSION
+from recsys.serving.stores.database import SCHEMA_VERSION
 from recsys.serving.stores.locations import place_of
 from recsys.serving.stores.store import EVENT_COLUMNS, SEEDING, RaceError, Store
 
@@ -20,8 +20,7 @@ except ImportError as error:
 
 from collections.abc import Iterable, Iterator, Sequence
 
-# Ids are compared byte by byte, as in SQLite, whatever the locale of the database. They become
-# visible in another order than they are given; transactions tell what is complete.
+# Ids are compared byte by byte, as in SQLite, whatever the locale of the database.
 SCHEMA = (
     """CREATE TABLE events (
         id BIGINT GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
@@ -34,13 +33,11 @@ SCHEMA = (
         recommendation_id TEXT COLLATE "C",
         linked SMALLINT,
         digest TEXT,
-        seed TEXT,
-        transaction BIGINT NOT NULL DEFAULT pg_current_xact_id()::text::bigint
+        seed TEXT
     )""",
     "CREATE INDEX events_by_user ON events (user_id, time_ms, id)",
     # Not a partial index: PostgreSQL does not use one for ids in a parameter.
     "CREATE UNIQUE INDEX events_by_event_id ON events (event_id)",
-    "CREATE INDEX events_to_follow ON events (transaction, id) WHERE seed IS NULL",
     "CREATE TABLE seeds (digest TEXT PRIMARY KEY, events BIGINT NOT NULL)",
     """CREATE TABLE recommendations (
         id BIGINT GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
@@ -53,11 +50,8 @@ SCHEMA = (
     "CREATE INDEX recommendations_by_user ON recommendations (user_id)",
     """CREATE TABLE erasures (
         salted_hash TEXT PRIMARY KEY,
-        erased_ms BIGINT NOT NULL,
-        id BIGINT NOT NULL,  -- of the ids that events have
-        transaction BIGINT NOT NULL DEFAULT pg_current_xact_id()::text::bigint
+        erased_ms BIGINT NOT NULL
     )""",
-    "CREATE INDEX erasures_by_transaction ON erasures (transaction, id)",
     """CREATE TABLE journal (
         id BIGINT GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
         model TEXT NOT NULL,
@@ -79,11 +73,6 @@ SCHEMA = (
     "CREATE TABLE state (key TEXT PRIMARY KEY, value TEXT NOT NULL)",
     f"INSERT INTO recsys_schema VALUES ({SCHEMA_VERSION})",  # noqa: S608 - our own number
 )
-# Whether rows are of transactions that this server has not begun yet.
-FOREIGN = """SELECT greatest(
-    (SELECT max(transaction) FROM events WHERE seed IS NULL),
-    (SELECT max(transaction) FROM erasures)
-) >= pg_snapshot_xmax(pg_current_snapshot())::text::bigint"""
 ARRAYS = (
     "text[]", "text[]", "text[]", "text[]", "bigint[]", "float8[]", "text[]", "smallint[]",
     "text[]", "text[]",
@@ -94,7 +83,6 @@ INSERT = (  # one array per column: ten times as fast as one statement per row
     " ON CONFLICT DO NOTHING"
 )
 LOCK = 0x7265637379  # first key of pg_advisory_xact_lock
-LARGEST_ID = 2**63 - 1
 CONNECT_TIMEOUT_S = 3
 AWAY_S = 1.0
 # An event is acknowledged after it is on the disk, whatever the database's default is.
@@ -114,7 +102,6 @@ class PostgresStore(Store):
     is_remote: ClassVar[bool] = True
 
     schema = SCHEMA
-    order: ClassVar[tuple[str, ...]] = ("transaction", "id")
     readers: ClassVar[int] = 4
     begin: ClassVar[str] = "BEGIN"
     begin_snapshot: ClassVar[str] = "BEGIN ISOLATION LEVEL REPEATABLE READ"
@@ -206,11 +193,6 @@ class PostgresStore(Store):
             self._lock(connection.cursor(), SEEDING)
             connection.execute("CREATE TABLE IF NOT EXISTS recsys_schema (version INT NOT NULL)")
             (version,) = connection.execute("SELECT max(version) FROM recsys_schema").fetchone()
-            if version == SCHEMA_VERSION and connection.execute(FOREIGN).fetchone()[0]:
-                # The database was copied here by dump and restore: order its rows by their ids.
-                connection.execute("UPDATE events SET transaction = 0 WHERE seed IS NULL")
-                connection.execute("UPDATE erasures SET transaction = 0")
-                connection.execute(FORGET_CURSORS)
             self._make_or_check(connection, version)
 
     def _lock(self, cursor: Any, what: int, *, shared: bool = False) -> None:
@@ -232,15 +214,6 @@ class PostgresStore(Store):
         except psycopg.errors.DeadlockDetected as error:
             raise RaceError from error
         return int(cursor.rowcount)
-
-    def _next_id(self, cursor: Any) -> int:
-        cursor.execute("SELECT nextval(pg_get_serial_sequence('events', 'id'))")
-        return int(cursor.fetchone()[0])
-
-    def _settled(self) -> tuple[int, ...]:
-        query = "SELECT pg_snapshot_xmin(pg_current_snapshot())::text::bigint"
-        ((oldest,),) = self._query(query, ())
-        return oldest - 1, LARGEST_ID
 
     def _bulk(self, cursor: Any, rows: Iterable[Sequence[Any]]) -> None:
         with cursor.copy(f"COPY events ({', '.join(EVENT_COLUMNS)}) FROM STDIN") as copy:

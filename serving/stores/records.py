@@ -141,18 +141,6 @@ class StoredEvent(Event):
     linked: bool | None = None
 
 
-class Change(NamedTuple):
-    """An event or an erasure of a store.
-
-    `user_hash` is that of the event's user, or of the erased one; `erased_ms` is its time.
-    """
-
-    place: tuple[int, ...]
-    user_hash: str
-    event: StoredEvent | None = None
-    erased_ms: int | None = None
-
-
 class Erasure(NamedTuple):
     """The erasure of a user, by a hash with the `salt` of a store (`user_hash`)."""
 

@@ -36,7 +36,6 @@ SCHEMA = (
     ) STRICT""",
     "CREATE INDEX events_by_user ON events (user_id, time_ms)",
     "CREATE UNIQUE INDEX events_by_event_id ON events (event_id) WHERE event_id IS NOT NULL",
-    "CREATE INDEX events_to_follow ON events (id) WHERE seed IS NULL",
     "CREATE TABLE seeds (digest TEXT PRIMARY KEY, events INTEGER NOT NULL) STRICT",
     """CREATE TABLE recommendations (
         id INTEGER PRIMARY KEY,
@@ -49,10 +48,8 @@ SCHEMA = (
     "CREATE INDEX recommendations_by_user ON recommendations (user_id)",
     """CREATE TABLE erasures (
         salted_hash TEXT PRIMARY KEY,
-        erased_ms INTEGER NOT NULL,
-        id INTEGER NOT NULL      -- of the ids that events have
+        erased_ms INTEGER NOT NULL
     ) STRICT""",
-    "CREATE INDEX erasures_by_id ON erasures (id)",
     """CREATE TABLE journal (
         id INTEGER PRIMARY KEY,
         model TEXT NOT NULL,
@@ -75,12 +72,9 @@ SCHEMA = (
     f"PRAGMA user_version = {SCHEMA_VERSION}",
 )
 INSERT = (
-    f"INSERT INTO events (id, {', '.join(EVENT_COLUMNS)})"  # noqa: S608 - our own names
-    f" VALUES (?, {', '.join('?' * len(EVENT_COLUMNS))})"
+    f"INSERT INTO events ({', '.join(EVENT_COLUMNS)})"  # noqa: S608 - our own names
+    f" VALUES ({', '.join('?' * len(EVENT_COLUMNS))})"
 )
-LAST_ID = """SELECT max(
-    coalesce((SELECT max(id) FROM events), 0), coalesce((SELECT max(id) FROM erasures), 0)
-)"""
 BUSY_TIMEOUT_S = 4.0  # of a call that a request waits for; less than the deadline of requests
 PATIENT_S = 30.0  # of bulk work
 OVERWRITE_WAIT_MS = 100  # for a reader or another writer, before overwriting is put off
@@ -103,7 +97,6 @@ class SqliteStore(Store):
     """
 
     schema = SCHEMA
-    order: ClassVar[tuple[str, ...]] = ("id",)
     readers: ClassVar[int] = 2
     # The write lock is taken at once, so rows read in the transaction do not change.
     begin: ClassVar[str] = "BEGIN IMMEDIATE"
@@ -188,23 +181,11 @@ class SqliteStore(Store):
         return condition, json.dumps(list(values))
 
     def _insert(self, cursor: Any, rows: Sequence[Sequence[Any]]) -> int:
-        # SQLite itself would give the ids of erased events again.
-        numbered = ((id_, *row) for id_, row in enumerate(rows, start=self._next_id(cursor)))
-        cursor.executemany(f"{INSERT} ON CONFLICT DO NOTHING", numbered)
+        cursor.executemany(f"{INSERT} ON CONFLICT DO NOTHING", rows)
         return int(cursor.rowcount)
 
-    def _next_id(self, cursor: Any) -> int:
-        (last,) = cursor.execute(LAST_ID).fetchone()
-        return int(last) + 1
-
-    def _settled(self) -> tuple[int, ...]:
-        ((last,),) = self._query(LAST_ID, ())
-        return (last,)
-
     def _bulk(self, cursor: Any, rows: Iterable[Sequence[Any]]) -> None:
-        marks = ", ".join("?" * len(EVENT_COLUMNS))
-        query = f"INSERT INTO events ({', '.join(EVENT_COLUMNS)}) VALUES ({marks})"  # noqa: S608
-        cursor.executemany(query, rows)
+        cursor.executemany(INSERT, rows)
 
     def _roll_back(self, connection: Any) -> None:
         if connection.in_transaction:  # SQLite rolls back itself if the disk is full

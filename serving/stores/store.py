@@ -29,7 +29,6 @@ from recsys.serving.stores.records import (
     Act,
     AheadError,
     Appended,
-    Change,
     Erasure,
     Event,
     EventConflictError,
@@ -85,7 +84,6 @@ class Store(Database):
     """
 
     readers: ClassVar[int]
-    order: ClassVar[tuple[str, ...]]  # columns of the place of an event or erasure among changes
 
     def __init__(
         self,
@@ -124,17 +122,6 @@ class Store(Database):
     @abstractmethod
     def _bulk(self, cursor: Any, rows: Iterable[Sequence[Any]]) -> None:
         """Insert many new rows of `EVENT_COLUMNS`."""
-
-    @abstractmethod
-    def _next_id(self, cursor: Any) -> int:
-        """An id for an erasure, of those for events, which are never given again."""
-
-    @abstractmethod
-    def _settled(self) -> tuple[int, ...]:
-        """The last place among changes up to which no more of them can appear.
-
-        It does not decrease.
-        """
 
     def _lock(self, cursor: Any, what: int, *, shared: bool = False) -> None:
         """Exclude other processes from an activity (`SEEDING`, ...) until the transaction ends.
@@ -233,31 +220,6 @@ class Store(Database):
             return [Act(*row) for row in self._query(query, bounds)]
 
         return await self._reading("acts", read, limited=True)
-
-    async def changes(self, after: tuple[int, ...], limit: int) -> list[Change]:
-        """Events and erasures after a place: at most `limit`.
-
-        Reading on after the last place misses nothing, whatever the order in which transactions
-        are committed: an event appears once everything before it is complete. Events of a data set
-        are left out. An empty list means that there is no more.
-
-        `after` is the place of a change, or `()` to begin.
-
-        Raises:
-            AheadError: the place is behind all that was written.
-            RestoredError: the store got another id since this process began.
-        """
-
-        def read() -> list[Change]:
-            start, end = after or (0,) * len(self.order), self._settled()
-            if start > end:
-                self._require_id()
-                raise AheadError
-            found = self._appended((start, end), limit) + self._erasures((start, end), limit)
-            self._require_id()
-            return sorted(found, key=lambda change: change.place)[:limit]
-
-        return await self._reading("changes", read, limited=True)
 
     async def journal(self, model: str, after: int = 0, *, limited: bool = False) -> Journal:
         """Changes of a model's catalog after a place; `limited` with the reads of clients.
@@ -848,32 +810,6 @@ class Store(Database):
                 rows,
             )
 
-    def _between(self, what: str, bounds: Sequence[tuple[int, ...]]) -> tuple[str, list[Any]]:
-        """A query for what lies after the first place and not after the last, and parameters."""
-        place = ", ".join(self.order)
-        marks = ", ".join("?" * len(self.order))
-        within = f"({place}) > ({marks}) AND ({place}) <= ({marks})"
-        query = f"SELECT {place}{what} {within} ORDER BY {place} LIMIT ?"
-        return query, [number for bound in bounds for number in bound]
-
-    def _appended(self, bounds: Sequence[tuple[int, ...]], limit: int) -> list[Change]:
-        what = f", {', '.join(EVENT_COLUMNS)}, id FROM events WHERE seed IS NULL AND"
-        query, places = self._between(what, bounds)
-        rows = self._query(query, (*places, limit))
-        length = len(self.order)
-        events = [_stored(row[length:]) for row in rows]
-        hashes = {user: user_hash(user, self.salt) for user in {event.user for event in events}}
-        return [
-            Change(tuple(row[:length]), hashes[event.user], event)
-            for row, event in zip(rows, events, strict=True)
-        ]
-
-    def _erasures(self, bounds: Sequence[tuple[int, ...]], limit: int) -> list[Change]:
-        what = ", salted_hash, erased_ms FROM erasures WHERE"
-        query, places = self._between(what, bounds)
-        rows = self._query(query, (*places, limit))
-        return [Change(tuple(place), name, None, ms) for *place, name, ms in rows]
-
     def _last_place(self, cursor: Any, model: str) -> int:
         cursor.execute(
             self._sql("SELECT coalesce(max(id), 0) FROM journal WHERE model = ?"), (model,)
@@ -954,19 +890,13 @@ class Store(Database):
             after = rows[-1][-1]
 
     def _keep_erasure(self, cursor: Any, name: str, erased_ms: int) -> None:
-        """Record the erasure of the user with this hash, before the user's rows are deleted.
-
-        The id is above those of the rows. A repeated erasure has the place of the last one.
-        """
-        renewed = ", ".join(
-            f"{column} = excluded.{column}" for column in ("erased_ms", *self.order)
-        )
+        """Record the erasure of the user with this hash."""
         cursor.execute(
             self._sql(
-                "INSERT INTO erasures (salted_hash, erased_ms, id) VALUES (?, ?, ?)"  # noqa: S608
-                f" ON CONFLICT (salted_hash) DO UPDATE SET {renewed}"
+                "INSERT INTO erasures (salted_hash, erased_ms) VALUES (?, ?)"
+                " ON CONFLICT (salted_hash) DO UPDATE SET erased_ms = excluded.erased_ms"
             ),
-            (name, erased_ms, self._next_id(cursor)),
+            (name, erased_ms),
         )
 
     def _delete_erased(self, cursor: Any, erased: Mapping[str, int], salt: bytes) -> None:

@@ -7,9 +7,8 @@
 The kinds of rounds take turns; after each kill the next round continues with the same files:
 
 - `events`: 16 writers append batches of three events. Lost counts acknowledged batches that are not
-  stored, batches that are stored in part, batches that are stored twice after all were sent again,
-  and batches that a reader of changes, who reads on after each kill, has not read completely and
-  once.
+  stored, batches that are stored in part, and batches that are stored twice after all were sent
+  again.
 - `erasures`: a writer appends events of users and erases some. Lost is an acknowledged event of
   another user. Left is the id of an erased user in the bytes of the file or its log after the next
   start.
@@ -42,7 +41,6 @@ from recsys.serving.stores.sqlite import SqliteStore
 from recsys.serving.stores.store import Store
 
 WRITERS, BATCH = 16, 3
-PATIENCE_S = 30.0  # a server may notice late that a killed process has left
 USERS, ERASED = 100_000, 20
 KILLER = Killer((), ())  # by time only: threads write
 
@@ -52,7 +50,6 @@ class Events:
 
     def __init__(self, location: str) -> None:
         self.location = location
-        self.place: tuple[int, ...] = ()  # of the reader of changes
         open_store(location).close()
 
     def work(self, name: str, report: Report) -> None:
@@ -89,7 +86,6 @@ class Events:
                     await opened.append(events_of(user, BATCH))
                 again = [len(await opened.events(user, 2 * BATCH)) for user in begun]
                 bad["doubled"] = sum(events != BATCH for events in again)
-                bad["unread"] = await self.unread(opened, set(begun))
                 return bad
             finally:
                 opened.close()
@@ -102,17 +98,6 @@ class Events:
             unanswered=len(begun) - len(acknowledged),
             lost=bad.total(),
         )
-
-    async def unread(self, opened: Store, users: set[str]) -> int:
-        """The number of these batches that were not read completely and once."""
-        read: Counter[str] = Counter()
-        end = time.monotonic() + PATIENCE_S
-        while read.total() < len(users) * BATCH and time.monotonic() < end:
-            for change in await opened.changes(self.place, 1_000):
-                self.place = change.place
-                if change.event is not None and change.event.user in users:
-                    read[change.event.user] += 1
-        return sum(read[user] != BATCH for user in users)
 
 
 class Erasures:

@@ -1,5 +1,6 @@
 import asyncio
 import contextlib
+import threading
 from contextlib import closing
 
 import pytest
@@ -154,6 +155,35 @@ async def test_processes_that_deadlock_on_events_both_succeed(postgres, opened, 
         done = await asyncio.gather(here.append(batch), there.append(batch[::-1]))
         assert sum(outcome.accepted for outcome in done) == 2000
         assert sum(outcome.duplicates for outcome in done) == 2000
+
+
+async def test_an_erasure_waits_for_events_of_the_user_that_are_being_written(
+    postgres, opened, event, monkeypatch
+):
+    """Otherwise they would stay, since it is committed without having seen them."""
+    import psycopg
+
+    writer, eraser = opened(postgres.url), opened(postgres.url)
+    written, goes_on, insert = threading.Event(), threading.Event(), writer._insert
+
+    def slow(cursor, rows):
+        count = insert(cursor, rows)
+        written.set()
+        goes_on.wait(PATIENCE_S)
+        return count
+
+    monkeypatch.setattr(writer, "_insert", slow)
+    appending = asyncio.create_task(writer.append([event("1")]))
+    await asyncio.to_thread(written.wait, PATIENCE_S)
+    erasing = asyncio.create_task(eraser.erase("ada"))
+    waiting = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"
+    with psycopg.connect(postgres.url) as watcher:
+        while not erasing.done() and not watcher.execute(waiting).fetchone()[0]:
+            watcher.rollback()
+            await asyncio.sleep(0)
+    goes_on.set()
+    await asyncio.gather(appending, erasing)
+    assert await eraser.history("ada", 10) is None
 
 
 async def test_many_processes_may_start_at_once_on_an_empty_database(postgres, opened):
