@@ -1,12 +1,14 @@
 """The device `auto`: a GPU where there is one and the model is worth it, or else the CPU.
 
 A small model on a few cores answers before a GPU has been told what to do. So both are measured,
-except for large weights and where there is no GPU.
+except for large models and where there is no GPU. Service, evaluation and training have this rule;
+each measures its own work.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import statistics
 import time
 from collections.abc import Callable
@@ -15,6 +17,7 @@ from pathlib import Path
 AUTO, CPU, GPU = "auto", "cpu", "cuda"
 LARGE_BYTES = 1 << 30  # of weights; no CPU is measured with as many, which would take a while
 ROUNDS = 7
+BY_NAME = "device=cuda asks for it all the same, and device=cpu for none"
 
 logger = logging.getLogger("recsys.devices")
 
@@ -28,7 +31,20 @@ def faster_device(*, cpu_s: float, gpu_s: float) -> str:
     return GPU if gpu_s < cpu_s else CPU
 
 
-def choose_device(device: str, weights: Path, measure: Callable[[str], float]) -> str:
+def is_large(weights: Path) -> bool:
+    """Whether the weights in a folder are too many to be measured on a CPU."""
+    sizes = (file.stat().st_size for file in weights.glob("*.safetensors"))
+    return sum(sizes) >= LARGE_BYTES
+
+
+def choose_device(
+    device: str,
+    work: str,
+    measure: Callable[[str], float],
+    *,
+    large: bool,
+    by_name: str = BY_NAME,
+) -> str:
     """The device that `device` names; for `auto`, what is faster here.
 
     The reason is logged. Nothing is if the device is named or torch finds no GPU. A GPU that raises
@@ -36,9 +52,11 @@ def choose_device(device: str, weights: Path, measure: Callable[[str], float]) -
 
     Args:
         device: a torch device, or `auto`.
-        weights: the folder of the model's weights.
+        work: what is measured, for the log.
         measure: the seconds of the work that is planned, on `cpu` or `cuda`. It is called only for
             `auto` on a machine with a GPU.
+        large: the work takes too long on a CPU to be measured there, so the GPU is taken.
+        by_name: how to have a device without a measurement, for the warning.
 
     Raises:
         Exception: what `measure` raises on the CPU.
@@ -49,18 +67,17 @@ def choose_device(device: str, weights: Path, measure: Callable[[str], float]) -
 
     if not torch.cuda.is_available():
         return CPU
-    size = sum(file.stat().st_size for file in weights.glob("*.safetensors"))
-    fields: dict[str, object] = {"weights": str(weights), "bytes": size}
+    fields: dict[str, object] = {"work": work, "large": large}
     chosen = GPU
-    if size < LARGE_BYTES:
+    if not large:
         seconds = {CPU: measure(CPU)}
         try:
             seconds[GPU] = measure(GPU)
         except Exception as error:
             fields |= {"device": CPU, "error": f"{type(error).__name__}: {error}"}
             logger.warning(
-                "the GPU is not used, since it could not be measured; device=cuda asks for it all "
-                "the same, and device=cpu for none: %s", fields, extra={"fields": fields},
+                "the GPU is not used, since it could not be measured; %s: %s",
+                by_name, fields, extra={"fields": fields},
             )  # fmt: skip
             return CPU
         fields |= {f"{name}_ms": round(1000 * taken, 2) for name, taken in seconds.items()}
@@ -70,11 +87,16 @@ def choose_device(device: str, weights: Path, measure: Callable[[str], float]) -
     return chosen
 
 
-def typical_seconds(run: Callable[[], object]) -> float:
-    """The median time of `run`, which ends when its device has ended, after two runs to warm up."""
-    taken = []
-    for _ in range(2 + ROUNDS):
+def typical_seconds(run: Callable[[], object], limit_s: float = math.inf) -> float:
+    """The median time of `run`, which ends when its device has ended, after two runs to warm up.
+
+    No run begins after `limit_s`; if there was none but those to warm up, it is the time of the
+    last.
+    """
+    taken: list[float] = []
+    end = time.perf_counter() + limit_s
+    while len(taken) < 2 + ROUNDS and (not taken or time.perf_counter() < end):
         start = time.perf_counter()
         run()
         taken.append(time.perf_counter() - start)
-    return statistics.median(taken[2:])
+    return statistics.median(taken[2:] or taken[-1:])

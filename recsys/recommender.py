@@ -30,7 +30,7 @@ from recsys.decoding.output import Beams, Certificate, DecodeStats
 from recsys.decoding.planner import Plan
 from recsys.decoding.request import SearchRequest
 from recsys.decoding.shared import shared_beam_search
-from recsys.devices import AUTO, choose_device, typical_seconds
+from recsys.devices import AUTO, choose_device, is_large, typical_seconds
 from recsys.errors import ArtifactError, RequestError
 from recsys.hub import find_bundle
 from recsys.interactions import NEGATIVE_TYPE, Histories, count_as_seen
@@ -168,7 +168,12 @@ class Recommender:
 
         def read() -> Recommender:
             bundle = Bundle.load(path, check=check)
-            place = choose_device(device, bundle.target, partial(_seconds_to_answer, bundle, dtype))
+            place = choose_device(
+                device,
+                f"answers of {path}",
+                partial(_seconds_to_answer, bundle, dtype),
+                large=is_large(bundle.target),
+            )
             on_cpu = torch.device(place).type == "cpu"
             chosen = (Mode.BEAM if on_cpu else Mode.PLANNED) if mode == Mode.AUTO else mode
             if mode == Mode.DRAFT and bundle.draft is None:

@@ -31,6 +31,7 @@ from recsys.decoding import (
     shared_beam_search,
     speculative_beam_search,
 )
+from recsys.devices import faster_device
 from recsys.interactions import Histories
 from recsys.models.tree_forward import TreeModel
 from recsys.pipeline import STAGES, Context, load_stage
@@ -47,6 +48,7 @@ from recsys.text.explain import Explainer
 from recsys.text.sample import TextDraft, sample_text
 from recsys.text.titles import TitleTrie, generate_titles
 from recsys.text.token_trie import TextTokenizer
+from recsys.training import device as training_device
 from recsys.training.batches import TrainingBatches
 from recsys.training.loop import fit
 from recsys.training.objective import NextToken
@@ -74,7 +76,7 @@ SMALL = {
     "teacher": {"histories": 40, "beams": 4},
     "evaluate": {"ks": [1, 10], "resamples": 10, "users": 20},
 }  # fmt: skip
-ON_GPU = ("sasrec", "recipe", "target", "draft", "evaluate")
+ON_GPU = ("sasrec", "recipe", "target", "draft", "retrieval", "evaluate")
 
 
 def context(*, force=False, **sections):
@@ -195,6 +197,91 @@ def test_a_training_that_stopped_continues_to_the_same_weights(claimed_gpu, tmp_
         assert (tmp_path / "stopped" / "step-2").is_dir()
         found = train("stopped", 9)
     torch.testing.assert_close(found, expected)
+
+
+# Training: the device where a step takes less time.
+
+
+def weights_after(folder):
+    """The device that training takes, and the weights at the end."""
+    config = LoopConfig(epochs=1, evaluate_every=0, checkpoint_minutes=0, precision="float32")
+    torch.manual_seed(0)
+    batches, models = Batches(), [tiny_model("llama", seed=0)]
+
+    def make(device, model):
+        return NextToken(model, dropout=0.3)
+
+    module, device = training_device.on_chosen_device("toy", models, make, batches, config)
+    fit(module, batches, config, Checkpoints(folder, {}), name="toy", device=device)
+    return device.type, [parameter.detach().cpu() for parameter in module.parameters()]
+
+
+@pytest.mark.parametrize(("cpu_s", "gpu_s", "chosen"), [(0.08, 0.02, "cuda"), (0.01, 0.02, "cpu")])
+def test_training_takes_the_device_of_the_shorter_steps(
+    claimed_gpu, monkeypatch, tmp_path, capsys, cpu_s, gpu_s, chosen
+):
+    _, expected = weights_after(tmp_path / "without a GPU")
+    losses, scripted = [], [cpu_s, gpu_s]
+
+    def scripted_seconds(run, limit_s):
+        losses.append(run())
+        return scripted.pop(0)
+
+    monkeypatch.setattr(training_device, "typical_seconds", scripted_seconds)
+    monkeypatch.setattr("recsys.devices.faster_device", faster_device)  # not that of `road`
+    with claimed_gpu():
+        device, weights = weights_after(tmp_path / "with a GPU")
+    assert device == chosen
+    assert losses[0] == pytest.approx(losses[1])
+    # Measured steps are no part of the training, whose dropout is what it was.
+    torch.testing.assert_close(weights, expected, rtol=0, atol=0)
+    shown = " ".join(capsys.readouterr().err.split())
+    assert f"a step takes {1e3 * cpu_s:.1f} ms on cpu, {1e3 * gpu_s:.1f} ms on cuda" in shown
+    assert f"toy: on {chosen}" in shown
+
+
+def test_training_falls_back_to_the_cpu_if_a_step_on_the_gpu_raises(
+    claimed_gpu, monkeypatch, tmp_path, caplog
+):
+    right = training_device.step_seconds
+
+    def broken(module, batches, config, device):
+        if device.type == "cuda":
+            raise RuntimeError("CUDA error: no kernel image")
+        return right(module, batches, config, device)
+
+    monkeypatch.setattr(training_device, "step_seconds", broken)
+    with claimed_gpu():
+        assert weights_after(tmp_path)[0] == "cpu"
+    assert "no kernel image" in caplog.text
+    assert "ACCELERATE_USE_CPU=no" in caplog.text
+
+
+@pytest.mark.parametrize("case", ["launched", "large"])
+def test_training_does_not_measure_where_the_device_is_clear(
+    claimed_gpu, monkeypatch, tmp_path, case
+):
+    monkeypatch.setattr(training_device, "step_seconds", lambda *_: pytest.fail("it is measured"))
+    if case == "launched":
+        monkeypatch.setenv("ACCELERATE_USE_CPU", "false")
+    else:
+        monkeypatch.setattr(training_device, "LARGE_STEP", 1)
+    with claimed_gpu():
+        assert weights_after(tmp_path)[0] == "cuda"
+
+
+def test_a_target_that_was_trained_on_the_cpu_ranks_there(home, claimed_gpu, monkeypatch):
+    """Its steps are measured on both devices, and `retrieval` follows it."""
+    monkeypatch.setattr("recsys.devices.faster_device", lambda **times: "cpu")
+    run = context(force=True)
+    with claimed_gpu() as memory:
+        before = memory.operations
+        run.run(load_stage("target"))
+        assert memory.operations > before
+        assert run.workspace.manifest("target").info["device"] == "cpu"
+        before = memory.operations
+        run.run(load_stage("retrieval"))
+        assert memory.operations == before
 
 
 # Decoding: the same values as on the CPU.

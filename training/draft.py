@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate import Accelerator
+from torch import nn
 
 from recsys.bundle import DRAFT
 from recsys.config import as_dict
@@ -28,6 +28,7 @@ from recsys.pipeline import Context
 from recsys.prompts import PromptEncoder
 from recsys.training import teacher
 from recsys.training.alignment import TreeAlignment, TreeBatches, WordDistillation
+from recsys.training.device import on_chosen_device
 from recsys.training.initialise import initialise_from_centroids, initialise_from_model
 from recsys.training.loop import Data, fit
 from recsys.training.objective import NextToken
@@ -178,14 +179,14 @@ def train_draft(
     """
     if config.objective in ON_TREES and data is None:
         raise ValueError(f"objective {config.objective!r} learns from teacher data; pass `data`")
-    target = target.to(Accelerator().device)  # where `fit` puts the draft
+    trie = ItemTrie.build(encoder.item_tokens)
     validations: list[Callable[[], dict[str, float]]] = []
     if config.objective == "sft":
         ranking = Validation.of(model, encoder, dataset, config.eval_users, config.eval_beams)
         validations += [ranking] if len(ranking.examples) else []
     examples = dataset.examples("valid").sample(config.accept_users)
     if len(examples):
-        prompts, trie = encoder.encode_all(examples.histories), ItemTrie.build(encoder.item_tokens)
+        prompts = encoder.encode_all(examples.histories)
         validations.append(
             Acceptance(target, model, prompts, trie, config.accept_beams, config.accept_nodes)
         )
@@ -193,60 +194,51 @@ def train_draft(
     def validate() -> dict[str, float]:
         return {name: value for measure in validations for name, value in measure().items()}
 
-    module: torch.nn.Module
-    batches: Data
-    if data is not None:
-        module, batches = _tree_alignment(model, target, encoder, config, data, checkpoints, seed)
-    else:
-        batches = training_batches(dataset, encoder, config, seed)
+    def make(device: torch.device, model: Any, target: Any) -> nn.Module:
+        target.to(device)
+        dtype, smoothing = training_dtype(model, config, device), config.label_smoothing
+        if data is not None:
+            return TreeAlignment(
+                model, DeviceTrie.of(trie, device), config,
+                target=None if config.constrained else target,
+                label_smoothing=smoothing, dtype=dtype,
+            )  # fmt: skip
         if config.objective in ON_WORDS:
-            module = WordDistillation(
-                model, target, config,
-                label_smoothing=config.label_smoothing, dtype=training_dtype(model, config),
-            )  # fmt: skip
-        else:
-            module = NextToken(
-                model, label_smoothing=config.label_smoothing, dropout=config.embedding_dropout,
-                dtype=training_dtype(model, config),
-            )  # fmt: skip
+            return WordDistillation(model, target, config, label_smoothing=smoothing, dtype=dtype)
+        return NextToken(
+            model, label_smoothing=smoothing, dropout=config.embedding_dropout, dtype=dtype
+        )
+
+    batches: Data
+    if data is None:
+        batches = training_batches(dataset, encoder, config, seed)
+    else:
+        batches = _tree_batches(trie, encoder, config, data, seed)
+    module, device = on_chosen_device(KIND, [model, target], make, batches, config)
+    if data is not None and config.on_policy:
+        batches = OnPolicyBatches(
+            batches, target, model, checkpoints.folder,
+            every=config.on_policy, num_beams=data.config.beams, mixture=data.config.mixture,
+        )  # fmt: skip
     return fit(
         module, batches, config, checkpoints,
-        name=KIND, validate=validate if validations else None, seed=seed,
+        name=KIND, validate=validate if validations else None, seed=seed, device=device,
     )  # fmt: skip
 
 
-def _tree_alignment(
-    model: Any,
-    target: Any,
-    encoder: PromptEncoder,
-    config: DraftConfig,
-    data: Teacher,
-    checkpoints: Checkpoints,
-    seed: int,
-) -> tuple[TreeAlignment, Data]:
-    """The loss module and the batches of an objective that learns from the teacher's trees."""
+def _tree_batches(
+    trie: ItemTrie, encoder: PromptEncoder, config: DraftConfig, data: Teacher, seed: int
+) -> TreeBatches:
+    """The batches of an objective that learns from the teacher's trees."""
     if config.on_levels and not data.config.level_tokens:
         raise ConfigError(
             "teacher.level_tokens: the teacher data lack the tokens of the levels, which "
             "objective atspeed-s compares; make them with true, or set draft.level_tokens: false"
         )
-    trie = ItemTrie.build(encoder.item_tokens)
-    trees = TreeBatches(
+    return TreeBatches(
         data.prompts, data.trees, encoder, trie, config.batch_tokens, config.min_context, seed,
         config.on_levels,
     )  # fmt: skip
-    batches: Data = trees
-    if config.on_policy:
-        batches = OnPolicyBatches(
-            trees, target, model, checkpoints.folder,
-            every=config.on_policy, num_beams=data.config.beams, mixture=data.config.mixture,
-        )  # fmt: skip
-    module = TreeAlignment(
-        model, DeviceTrie.of(trie, target.device), config,
-        target=None if config.constrained else target, label_smoothing=config.label_smoothing,
-        dtype=training_dtype(model, config),
-    )  # fmt: skip
-    return module, batches
 
 
 def cut(target: Any, layers: int) -> Any:

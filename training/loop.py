@@ -1,7 +1,6 @@
 """The training loop: steps, schedule, validation, checkpoints, log.
 
-`fit` takes a loss module, batches and a validation callback. accelerate places the model and
-connects processes, so the same program runs on a CPU, a GPU, or several under `accelerate launch`:
+`fit` takes a loss module, batches and a validation callback. accelerate connects processes, so the same program runs on a CPU, a GPU, or several under `accelerate launch`:
 each process has all parameters (DDP), or a shard of them (FSDP, torch's `fully_shard` per layer).
 """
 
@@ -85,6 +84,7 @@ def fit(
     name: str,
     validate: Callable[[], dict[str, float]] | None = None,
     seed: int = 0,
+    device: torch.device | None = None,
 ) -> Progress:
     """Train `module` in place.
 
@@ -102,6 +102,7 @@ def fit(
         validate: called on the main process with the module in evaluation mode; returns metrics.
             Larger values of the first one are better; it selects the weights and is shown.
         seed: of dropout inside the model.
+        device: of a single process (`recsys.training.device`); None is what accelerate chooses.
 
     Returns:
         Progress at the end, with the metrics of the selected weights.
@@ -109,7 +110,8 @@ def fit(
     Raises:
         ConfigError: the loss is not finite, or TensorBoard is not installed but required.
     """
-    return _Run(module, data, config, checkpoints, name, validate, seed).train()
+    device = device or Accelerator().device
+    return _Run(module, data, config, checkpoints, name, validate, seed, device).train()
 
 
 @dataclass
@@ -123,6 +125,7 @@ class _Run:
     name: str
     validate: Callable[[], dict[str, float]] | None
     seed: int
+    device: torch.device
 
     def __post_init__(self) -> None:
         module, config, checkpoints = self.module, self.config, self.checkpoints
@@ -135,18 +138,20 @@ class _Run:
         self.sharded = self.world > 1 and os.environ.get(SHARDED, "").lower() == "true"
         if self.sharded:
             # Frozen parameters need no higher precision than the matrix products.
-            dtype = autocast_dtype(config.precision, self.accelerator.device)
-            _shard(module, self.accelerator.device, frozen=dtype)
-        self.optimizer = _optimizer(module.to(self.accelerator.device), config)
+            dtype = autocast_dtype(config.precision, self.device)
+            _shard(module, self.device, frozen=dtype)
+        self.optimizer = make_optimizer(module.to(self.device), config)
         resumed = checkpoints.load(module, self.optimizer)
         self.progress, self.best = resumed or (Progress(), {})
         if resumed:
             at, spent = self.progress.step, self.progress.seconds
             say(f"{self.name}: resuming at step {at} after {spent:.0f} s")
         if self.main:
-            say(f"{self.name}: on {self.accelerator.device}")
-        self.wrapped: Any = module if self.sharded else self.accelerator.prepare(module)
-        self.loss = torch.tensor(self.progress.loss_sum, device=self.accelerator.device)
+            say(f"{self.name}: on {self.device}")
+        self.wrapped: Any = module
+        if not self.sharded:
+            self.wrapped = self.accelerator.prepare(module, device_placement=[False])
+        self.loss = torch.tensor(self.progress.loss_sum, device=self.device)
         self.start = time.monotonic() - self.progress.seconds
         in_epoch = -(-self.data.count() // (config.accumulate * self.world))
         epochs = max(config.epochs, -(-config.min_steps // in_epoch))
@@ -216,8 +221,7 @@ class _Run:
             parameters["lr"] = rate
         for number, batch in enumerate(mine, 1):
             inputs = [
-                torch.from_numpy(array).to(accelerator.device, non_blocking=True)
-                for array in batch.inputs
+                torch.from_numpy(array).to(self.device, non_blocking=True) for array in batch.inputs
             ]
             # Gradients are synchronised once per step, with its last batch.
             with self._synchronise(number == len(mine)):
@@ -360,7 +364,7 @@ def _unshard(module: nn.Module) -> None:
             owner._parameters[name] = made[id(parameter)]
 
 
-def _optimizer(module: nn.Module, config: LoopConfig) -> torch.optim.Optimizer:
+def make_optimizer(module: nn.Module, config: LoopConfig) -> torch.optim.Optimizer:
     """AdamW with weight decay on matrices only."""
     trained = [p for p in module.parameters() if p.requires_grad]
     groups = [

@@ -153,7 +153,7 @@ class _Trials:
         trained = target.TrainedTarget.load(context.workspace)
         dataset = Dataset.load(context.workspace.dataset)
         validation = Validation.of(
-            trained.load_model(), trained.encoder, dataset, self.users, BEAMS
+            trained.load_model(trained.device), trained.encoder, dataset, self.users, BEAMS
         )
         epochs = context.workspace.manifest(target.KIND).info["epochs"]
         return validation.gains(), epochs

@@ -256,7 +256,7 @@ def decode_candidates(
         limits = {"later": new.later}
     tokens = encoder.item_tokens
     trie = ItemTrie.build(tokens) if alive is None else build_trie(tokens, alive)
-    model = TreeModel.of(target.load_model())
+    model = TreeModel.of(target.load_model(target.device))
     unions, alone, decoded = [], [], []
     starts = np.arange(0, len(examples), BATCH)
     if not math.isinf(end):

@@ -26,7 +26,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import torch
-from accelerate import Accelerator
 from numpy.typing import NDArray
 from torch import nn
 
@@ -39,6 +38,7 @@ from recsys.retrieval import SasRec, digest
 from recsys.retrieval.sasrec import ITEMS, NORM, POSITIONS
 from recsys.semantic_ids.features import build_features
 from recsys.training.batches import TrainingBatches
+from recsys.training.device import on_chosen_device
 from recsys.training.loop import autocast_dtype, fit
 from recsys.training.objective import soft_cross_entropy
 from recsys.training.parent import open_parent
@@ -94,16 +94,22 @@ def stage(context: Context) -> Path | None:
         model = SasRecModel(len(dataset.item_ids), config, content)
     else:
         model = _continued(served, parent, dataset, config)
-    module = SampledSoftmax(model, config, autocast_dtype(config.precision, Accelerator().device))
+
+    def make(device: torch.device, model: SasRecModel) -> SampledSoftmax:
+        return SampledSoftmax(model, config, autocast_dtype(config.precision, device))
+
+    batches = _batches(dataset, config, context)
+    module, device = on_chosen_device(KIND, [model], make, batches, config)
     validation = _Validation(model, dataset.validation().sample(config.eval_users))
     progress = fit(
         module,
-        _batches(dataset, config, context),
+        batches,
         within_budget(config, KIND, context),
         checkpoints,
         name=KIND,
         validate=validation if len(validation.examples) else None,
         seed=seed,
+        device=device,
     )
     info = describe(progress, config.eval_users, model)
     info["fitted_on"] = digest(dataset.train_histories)

@@ -97,12 +97,11 @@ def training_batches(
     return batches
 
 
-def training_dtype(model: Any, config: LoopConfig) -> torch.dtype:
+def training_dtype(model: Any, config: LoopConfig, device: torch.device) -> torch.dtype:
     """The type of matrix products; on a CPU, also select the model's faster attention.
 
     On a CPU in bf16, the backward pass of torch's fused attention takes ten times as long as eager.
     """
-    device = Accelerator().device
     if device.type == "cpu":
         causal = model.get_base_model() if hasattr(model, "get_base_model") else model
         causal.set_attn_implementation("eager")
@@ -110,7 +109,7 @@ def training_dtype(model: Any, config: LoopConfig) -> torch.dtype:
 
 
 def describe(progress: Progress, eval_users: int, model: Any) -> dict[str, Any]:
-    """The `info` of the manifest of a trained model."""
+    """The `info` of the manifest of a trained model; `device` is where it was trained."""
     validation = {**progress.best, "users": eval_users, "seen_items": "masked"}
     return {
         "parameters": sum(p.numel() for p in model.parameters()),
@@ -118,6 +117,7 @@ def describe(progress: Progress, eval_users: int, model: Any) -> dict[str, Any]:
         "epochs": progress.epoch,
         "steps": progress.step,
         "seconds": round(progress.seconds, 1),
+        "device": next(model.parameters()).device.type,
         "validation": validation if progress.best else {},
     }
 

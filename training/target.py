@@ -8,11 +8,13 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
 
 from recsys.artifacts import Workspace
 from recsys.bundle import Bundle
 from recsys.config import as_dict
 from recsys.dataset import Dataset
+from recsys.devices import CPU
 from recsys.models.architecture import architecture
 from recsys.models.checkpoint import build, load_model, save_model
 from recsys.pipeline import Context
@@ -20,6 +22,7 @@ from recsys.prompts import PromptConfig, PromptEncoder
 from recsys.retrieval import SasRec
 from recsys.training import sasrec
 from recsys.training.batches import TrainingBatches
+from recsys.training.device import on_chosen_device
 from recsys.training.initialise import initialise_from_centroids
 from recsys.training.loop import fit
 from recsys.training.objective import NextToken
@@ -54,11 +57,13 @@ class TrainedTarget:
         folder: the artifact.
         vocabulary: codes <-> tokens.
         encoder: history -> prompt, over the items of the run.
+        device: where it was trained, if there still is such a device, or else the CPU.
     """
 
     folder: Path
     vocabulary: Vocabulary
     encoder: PromptEncoder
+    device: str = CPU
 
     @classmethod
     def load(cls, workspace: Workspace) -> TrainedTarget:
@@ -67,11 +72,13 @@ class TrainedTarget:
         Raises:
             ArtifactError: the target or the semantic IDs are missing or damaged.
         """
-        prompt = PromptConfig(**workspace.manifest(KIND).config["prompt"])
+        manifest = workspace.manifest(KIND)
+        prompt = PromptConfig(**manifest.config["prompt"])
         folder = workspace.run(KIND)
         vocabulary = Vocabulary.load(folder)
         codes = np.load(workspace.run("ids") / "codes.npy", allow_pickle=False)
-        return cls(folder, vocabulary, PromptEncoder.of(vocabulary, codes, prompt))
+        device = manifest.info.get("device", CPU) if torch.cuda.is_available() else CPU
+        return cls(folder, vocabulary, PromptEncoder.of(vocabulary, codes, prompt), device)
 
     def load_model(self, device: torch.device | str = "cpu") -> Any:
         """The model in float32."""
@@ -116,19 +123,25 @@ def stage(context: Context) -> Path:
     if config.base is not None or (parent is not None and config.update == "lora"):
         model = add_lora(model, vocabulary, config.lora)
         validate = replace(validate, model=model)
-    module = NextToken(
-        model, label_smoothing=config.label_smoothing, dropout=config.embedding_dropout,
-        dtype=training_dtype(model, config), exit_layer=config.exit_layer,
-        agreement=config.agreement, soft_labels=config.soft_labels,
-    )  # fmt: skip
+
+    def make(device: torch.device, model: Any) -> nn.Module:
+        return NextToken(
+            model, label_smoothing=config.label_smoothing, dropout=config.embedding_dropout,
+            dtype=training_dtype(model, config, device), exit_layer=config.exit_layer,
+            agreement=config.agreement, soft_labels=config.soft_labels,
+        )  # fmt: skip
+
+    batches = _batches(material.dataset, encoder, config, teacher, context)
+    module, device = on_chosen_device(KIND, [model], make, batches, config)
     progress = fit(
         module,
-        _batches(material.dataset, encoder, config, teacher, context),
+        batches,
         within_budget(config, KIND, context),
         checkpoints,
         name=KIND,
         validate=validate if len(validate.examples) else None,
         seed=seed,
+        device=device,
     )
     info = describe(progress, config.eval_users, model)
     if before:

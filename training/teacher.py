@@ -373,12 +373,13 @@ def stage(context: Context) -> Path:
         torch.set_num_threads(config.threads)
     target = TrainedTarget.load(workspace)
     prompts = _draw_prompts(workspace, config, context.settings.seed)
+    device = accelerator.device if accelerator.num_processes > 1 else torch.device(target.device)
     search = _Search(
         config,
         target.encoder,
-        DeviceTrie.of(ItemTrie.build(target.encoder.item_tokens), accelerator.device),
-        target.load_model(accelerator.device),
-        load_trained(folder, accelerator.device) if config.source == "mixture" else None,
+        DeviceTrie.of(ItemTrie.build(target.encoder.item_tokens), device),
+        target.load_model(device),
+        load_trained(folder, device) if config.source == "mixture" else None,
     )
     starts = range(0, len(prompts), config.shard)
     mine = {

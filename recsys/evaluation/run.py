@@ -21,7 +21,7 @@ from recsys.catalog import FILE as ITEMS
 from recsys.catalog import Catalog
 from recsys.config import as_dict
 from recsys.dataset import Dataset, Examples
-from recsys.devices import CPU, choose_device, typical_seconds
+from recsys.devices import CPU, choose_device, is_large, typical_seconds
 from recsys.errors import ArtifactError
 from recsys.evaluation import report
 from recsys.evaluation.baselines import fit_baselines, of_available
@@ -278,7 +278,10 @@ def _load(bundle: Path, config: EvaluationConfig) -> Recommender:
         )
         return taken * config.batch_size / few
 
-    return load(device=choose_device(config.device, bundle / TARGET, seconds))
+    large = is_large(bundle / TARGET)
+    return load(
+        device=choose_device(config.device, f"evaluation of {bundle}", seconds, large=large)
+    )
 
 
 def _settings(config: EvaluationConfig) -> dict[str, Any]:

@@ -6,42 +6,38 @@ import pytest
 import torch
 
 from recsys import devices
-from recsys.devices import choose_device
+from recsys.devices import choose_device, is_large
 
 
 def never(device):
     pytest.fail(f"{device} is measured")
 
 
-@pytest.fixture
-def weights(tmp_path):
-    (tmp_path / "model.safetensors").write_bytes(bytes(1000))
-    return tmp_path
-
-
-def test_without_a_gpu_it_is_the_cpu_and_nothing_is_measured(weights, monkeypatch):
+def test_without_a_gpu_it_is_the_cpu_and_nothing_is_measured(monkeypatch):
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    assert choose_device("auto", weights, never) == "cpu"
+    for large in (False, True):
+        assert choose_device("auto", "work", never, large=large) == "cpu"
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda:1", "meta"])
-def test_a_device_that_is_named_is_not_measured(weights, claimed_gpu, device):
+def test_a_device_that_is_named_is_not_measured(claimed_gpu, device):
     with claimed_gpu():
-        assert choose_device(device, weights, never) == device
+        assert choose_device(device, "work", never, large=False) == device
 
 
 @pytest.mark.parametrize(
     ("cpu_s", "gpu_s", "chosen"), [(0.0023, 0.00505, "cpu"), (0.9, 0.009, "cuda"), (1, 1, "cpu")]
 )
 def test_the_faster_one_is_taken_and_the_times_are_logged(
-    weights, claimed_gpu, caplog, cpu_s, gpu_s, chosen
+    claimed_gpu, caplog, cpu_s, gpu_s, chosen
 ):
     with claimed_gpu(), caplog.at_level(logging.INFO, "recsys.devices"):
-        found = choose_device("auto", weights, {"cpu": cpu_s, "cuda": gpu_s}.__getitem__)
+        measure = {"cpu": cpu_s, "cuda": gpu_s}.__getitem__
+        found = choose_device("auto", "work", measure, large=False)
     assert found == chosen
     (line,) = caplog.records
     assert vars(line)["fields"] == {
-        "weights": str(weights), "bytes": 1000, "device": chosen,
+        "work": "work", "large": False, "device": chosen,
         "cpu_ms": 1000 * cpu_s, "cuda_ms": 1000 * gpu_s,
     }  # fmt: skip
 
@@ -49,26 +45,27 @@ def test_the_faster_one_is_taken_and_the_times_are_logged(
 @pytest.mark.parametrize(
     "error", [RuntimeError("CUDA error: no kernel image"), torch.OutOfMemoryError("out of memory")]
 )
-def test_a_gpu_that_raises_is_not_taken_and_a_warning_names_the_error(
-    weights, claimed_gpu, caplog, error
-):
+def test_a_gpu_that_raises_is_not_taken_and_a_warning_names_the_error(claimed_gpu, caplog, error):
     def measure(device):
         if device == "cuda":
             raise error
         return 0.003
 
     with claimed_gpu(), caplog.at_level(logging.INFO, "recsys.devices"):
-        assert choose_device("auto", weights, measure) == "cpu"
+        assert choose_device("auto", "work", measure, large=False) == "cpu"
     (line,) = caplog.records
     assert line.levelname == "WARNING"
     for text in (f"{type(error).__name__}: {error}", "device=cuda", "device=cpu"):
         assert text in line.getMessage()
 
 
-def test_large_weights_are_not_measured(weights, claimed_gpu, monkeypatch, caplog):
+def test_large_weights_are_not_measured(tmp_path, claimed_gpu, monkeypatch, caplog):
     monkeypatch.setattr(devices, "LARGE_BYTES", 1000)
+    for size in (999, 1000):
+        (tmp_path / "model.safetensors").write_bytes(bytes(size))
+        assert is_large(tmp_path) == (size == 1000)
     with claimed_gpu(), caplog.at_level(logging.INFO, "recsys.devices"):
-        assert choose_device("auto", weights, never) == "cuda"
+        assert choose_device("auto", "work", never, large=True) == "cuda"
     assert len(caplog.records) == 1
 
 
@@ -81,4 +78,19 @@ def test_a_typical_time_is_the_median_of_warm_runs(monkeypatch):
         clock[0] += times.pop(0)
 
     assert devices.typical_seconds(run) == 4.0
+    assert not times
+
+
+@pytest.mark.parametrize(
+    ("times", "limit_s", "typical"), [([9.0], 5, 9.0), ([2.0, 2.0, 1.0], 5, 1.0)]
+)
+def test_no_run_begins_behind_the_limit(monkeypatch, times, limit_s, typical):
+    """With too few runs to warm up, the last one counts."""
+    clock = [0.0]
+    monkeypatch.setattr("recsys.devices.time.perf_counter", lambda: clock[0])
+
+    def run():
+        clock[0] += times.pop(0)
+
+    assert devices.typical_seconds(run, limit_s) == typical
     assert not times

@@ -360,7 +360,7 @@ def test_a_loss_that_is_not_finite_says_what_to_change(tmp_path, monkeypatch):
 
 
 def test_norms_are_not_decayed():
-    groups = recsys.training.loop._optimizer(make_module(), CONFIG).param_groups
+    groups = recsys.training.loop.make_optimizer(make_module(), CONFIG).param_groups
     assert {p.ndim for p in groups[0]["params"]} == {2}
     assert {p.ndim for p in groups[1]["params"]} == {1}
     assert groups[1]["weight_decay"] == 0
