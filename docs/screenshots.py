@@ -1,6 +1,7 @@
 """Make the pictures of docs/page.md from a running service: python docs/screenshots.py [URL].
 
-It sends events, and sets up a rule, an alias and an experiment: use a service with an empty store.
+It sends events, and sets up a rule, an alias and an experiment: use that of `make serve` with an
+empty store.
 Needs the `dev` extra and a Chromium on the path.
 """
 
@@ -86,9 +87,9 @@ def live(browser: Browser, url: str, users: list[str]) -> str:
 def challenge(browser: Browser, url: str, item: str) -> None:
     """Set up an experiment: the champion's bundle with a rule against the champion."""
     api = browser.new_context(base_url=url).request
-    bundle = api.get("/v1/aliases/champion").json()["bundle"]
+    (model,) = api.get("/v1/models").json()["models"]
     api.put("/v1/rules/merchandising", data={"pin": [item]})
-    api.put("/v1/aliases/challenger", data={"bundle": bundle})
+    api.put("/v1/aliases/challenger", data={"bundle": model["name"]})
     api.put("/v1/aliases/challenger", data={"rules": ["merchandising"]})
     arms = [{"alias": "champion", "weight": 1}, {"alias": "challenger", "weight": 1}]
     api.put("/v1/experiments/homepage", data={"arms": arms})
@@ -101,7 +102,7 @@ def main(url: str) -> None:
         browser = started.chromium.launch(
             executable_path=shutil.which("chromium"), args=["--no-sandbox"]
         )
-        users = browser.new_context(base_url=url).request.get("/v1/users?limit=100").json()["users"]
+        users = [f"u{number:04}" for number in range(1, 101)]  # of `make quickstart`
         desk = (1360, 900)
 
         page = visit(browser, url, "light", desk, user=users[3], k="12")

@@ -26,7 +26,6 @@ from recsys.live import Epoch, NewItem
 from recsys.live_catalog import EpochCatalog
 from recsys.recommender import Recommender
 from recsys.serving.batcher import QueueFullError
-from recsys.serving.changes import CursorError, read_cursor, write_cursor
 from recsys.serving.following import follow
 from recsys.serving.metrics import Metrics
 from recsys.serving.models import Model, Models
@@ -35,20 +34,17 @@ from recsys.serving.schemas.items import (
     Branch,
     DescribedItem,
     Item,
+    ItemBody,
     ItemPage,
     ItemPatch,
     ItemQuery,
-    ItemRecord,
-    NewItemBody,
 )
-from recsys.serving.stores.records import AheadError
 from recsys.serving.stores.store import Store
 
 logger = logging.getLogger("recsys.serving.catalog_changes")
 JOURNAL = "catalogue"  # written in stores: changing it loses what they hold
 NEAR, NEAR_ROWS = 3, 64
 MAX_CHANGES = 32  # waiting and under way
-PAGE_BYTES, PAGE_ROWS = 1 << 20, 50  # of changes: the size of a page, and what is read at once
 T = TypeVar("T")
 
 
@@ -210,7 +206,7 @@ class CatalogChanges:
                 self._page, model.recommender, prefix, query.q, query.cursor, query.limit
             )
 
-    async def upsert(self, items: Sequence[NewItemBody]) -> tuple[int, list[DescribedItem]]:
+    async def upsert(self, items: Sequence[ItemBody]) -> tuple[int, list[DescribedItem]]:
         """Add items to the catalog or replace them: all or, on an error, none.
 
         Returns the epoch of the champion that has them, and the items.
@@ -243,32 +239,6 @@ class CatalogChanges:
         """
         await self._finish(self._remove(item_id))
 
-    async def since(self, cursor: str, limit: int) -> list[ItemRecord]:
-        """Changes of items after a cursor, oldest first: at most `limit`, or about `PAGE_BYTES`.
-
-        Only the last change of each item is there. Reading on after the last one misses nothing.
-
-        Raises:
-            CursorError: the cursor is of another store, of the store before it was restored, or of
-                a state that this one is behind.
-            StoreError: the store cannot be read.
-        """
-        assert self.store is not None  # noqa: S101 - the routes need a service that is ready
-        after, size = int(read_cursor(self.store, cursor) or 0), 0
-        found: list[ItemRecord] = []
-        while len(found) < limit and size < PAGE_BYTES:
-            few = min(PAGE_ROWS, limit - len(found))
-            try:
-                records = await self.store.journal_page(JOURNAL, after, few)
-            except AheadError:
-                raise CursorError from None
-            for after, record in records:
-                found.append(_wire(write_cursor(self.store, str(after)), record))
-                size += len(record.get("text", "")) + 2_000  # the rest is seldom more
-            if len(records) < few:
-                break
-        return found
-
     async def _finish(self, change: Coroutine[Any, Any, T]) -> T:
         """Make a change, which goes on when its caller is cancelled: half of it would be wrong."""
         if len(self._changes) >= MAX_CHANGES:
@@ -279,7 +249,7 @@ class CatalogChanges:
         task.add_done_callback(self._changes.discard)
         return await asyncio.shield(task)
 
-    async def _upsert(self, items: Sequence[NewItemBody]) -> tuple[int, list[DescribedItem]]:
+    async def _upsert(self, items: Sequence[ItemBody]) -> tuple[int, list[DescribedItem]]:
         news = [
             NewItem(i.item_id, i.title, i.text, i.attributes, i.semantic_id, i.like) for i in items
         ]
@@ -418,13 +388,6 @@ def _record(model: Model, epoch: Epoch, new: NewItem, placed: Item) -> dict[str,
         "like": new.like,
         "near": _near(model, epoch, new.item_id),
     }
-
-
-def _wire(cursor: str, record: dict[str, Any]) -> ItemRecord:
-    """A record of the journal as clients read it."""
-    names = ("op", "item_id", "title", "text", "attributes")
-    known = {name: record[name] for name in names if name in record}
-    return ItemRecord.model_construct(cursor=cursor, **known)
 
 
 def _near(model: Model, epoch: Epoch, item_id: str) -> list[str]:

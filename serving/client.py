@@ -22,8 +22,14 @@ from pydantic import BaseModel
 
 from recsys.serving.schemas.common import CHAMPION, Problem
 from recsys.serving.schemas.events import EventsResponse, UserHistory
-from recsys.serving.schemas.items import Item, ItemChange, ItemPage, RankResponse, SimilarResponse
-from recsys.serving.schemas.models import AliasInfo, AliasList, ModelList
+from recsys.serving.schemas.items import (
+    Item,
+    ItemPage,
+    RankResponse,
+    SimilarResponse,
+    UpsertResponse,
+)
+from recsys.serving.schemas.models import AliasInfo, ModelList
 from recsys.serving.schemas.recommendations import RecommendationsResponse
 
 AnswerT = TypeVar("AnswerT", bound=BaseModel)
@@ -128,7 +134,9 @@ class Client:
 
     def put_item(self, item_id: str, **fields: Any) -> Item:
         """Add or replace an item; `fields` are those of `ItemBody`."""
-        return self.ask(ItemChange, "PUT", _path("items", item_id), json=fields).item
+        body = {"items": [{"item_id": item_id, **fields}]}
+        (item,) = self.ask(UpsertResponse, "POST", _path("items"), json=body).items
+        return item
 
     def delete_item(self, item_id: str) -> bool:
         """Remove an item; returns whether it existed."""
@@ -149,16 +157,12 @@ class Client:
         self._send("DELETE", _path("users", user))
 
     def models(self) -> ModelList:
-        """The loaded models."""
+        """The loaded models, the aliases and the experiments."""
         return self.ask(ModelList, "GET", "/v1/models")
 
-    def aliases(self) -> list[AliasInfo]:
-        """All aliases and their bundles."""
-        return self.ask(AliasList, "GET", "/v1/aliases").aliases
-
     def alias(self, name: str) -> AliasInfo:
-        """An alias, with the outcome of a change in the background."""
-        return self.ask(AliasInfo, "GET", _path("aliases", name))
+        """An alias, with the outcome of a change in the background; `KeyError` if there is none."""
+        return {alias.name: alias for alias in self.models().aliases}[name]
 
     def set_alias(self, name: str, bundle: str, *, timeout_s: float = 600.0) -> AliasInfo:
         """Let an alias stand for a bundle; returns when the model of the bundle answers."""

@@ -168,14 +168,6 @@ class Experiments(Followed):
         """Describe all experiments, sorted by name."""
         return [self._experiments[name].info() for name in sorted(self._experiments)]
 
-    def info(self, name: str) -> ExperimentInfo:
-        """Describe an experiment.
-
-        Raises:
-            UnknownExperimentError: there is none of this name.
-        """
-        return self._find(name).info()
-
     def assign(self, name: str, user: str | None) -> Assignment | None:
         """The arm of a request to `name`; None if that is no experiment.
 

@@ -228,7 +228,6 @@ class Guard:
         key = None if self.keys is None or shown is None else self.keys.find(shown)
         if key is not None:
             scope["state"]["key"] = key.name
-            scope["state"]["check_again"] = partial(self._check_again, shown)
         client = f"key {key.name}" if key is not None else _address(scope)
         if self.limit is not None:
             self._refuse(self.limit.take(client))
@@ -250,11 +249,6 @@ class Guard:
         if key.may < needed:
             detail = f"{scope['method']} {route.path_format} needs a key of scope {needed.word}."
             raise ProblemError("forbidden", f"{detail} This one is of scope {key.scope}.")
-
-    def _check_again(self, shown: str | None) -> None:
-        """Refuse a key that was revoked, or has expired, while its request was waiting."""
-        if self.keys is None or shown is None or self.keys.find(shown) is None:
-            raise _unauthenticated("The key was revoked or has expired.")
 
     def _check_host(self, headers: Headers, path: str) -> None:
         """Refuse host names that are not this service's (DNS rebinding).

@@ -111,10 +111,6 @@ class Rules(Followed):
         last = names[limit - 1] if len(names) > limit else None
         return lambda: RuleList(rules=[describe() for describe in shown], next=last)
 
-    def info(self, name: str) -> RuleInfo:
-        """Describe a rule; `UnknownRuleError` if there is none of this name."""
-        return self._describing(name)()
-
     def standing(self, alias: str) -> list[str]:
         """Names of the rules that apply to all requests of an alias."""
         return self._state.aliases.get(alias, [])
@@ -169,7 +165,7 @@ class Rules(Followed):
                 )
             if kept is None or kept.value != value:
                 await self._write({"op": "put", "name": name, "value": value}, by)
-            return self.info(name)
+            return self._describing(name)()
 
     async def delete(self, name: str, by: str | None) -> None:
         """Delete a rule.

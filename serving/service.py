@@ -20,7 +20,6 @@ from recsys.rules import Rule, apply_rules
 from recsys.serving import answers
 from recsys.serving.batcher import Answer, QueueFullError, until
 from recsys.serving.catalog_changes import CatalogChanges, described, find
-from recsys.serving.evaluations import Evaluations
 from recsys.serving.experiments import Experiments
 from recsys.serving.explanations import explain
 from recsys.serving.limits import CALLER, work_of
@@ -31,7 +30,6 @@ from recsys.serving.reads import Reads
 from recsys.serving.rules import RuleReferenceError, Rules
 from recsys.serving.schemas.common import CHAMPION, MAX_HISTORY
 from recsys.serving.schemas.explanations import ExplanationsRequest, ExplanationsResponse
-from recsys.serving.schemas.filters import FilterCheck, FilterReport
 from recsys.serving.schemas.items import (
     DescribedItem,
     RankBody,
@@ -121,7 +119,6 @@ class Service:
         self.on_phase: Callable[[Service], None] = lambda service: None
         self.metrics = Metrics()
         self._store, self._given = store, recommender
-        self._evaluations = Evaluations()
         self._interrupted = asyncio.Event()
         self._waits_for_store = False
         self._unrestored: dict[str, KeptAlias] = {}  # their bundles could not be loaded
@@ -402,38 +399,10 @@ class Service:
                 ],
             )
 
-    async def check_filter(self, body: FilterCheck) -> FilterReport:
-        """Check a filter and boosts, and count the items that match."""
-        with self.models.lease(body.model) as model:
-
-            def report() -> FilterReport:
-                boosts = [boost.model_dump() for boost in body.boosts]
-                request = RecommendRequest([], filter=body.filter, boosts=boosts)
-                count = model.recommender.eligible(request)
-                items = model.recommender.epoch.num_items
-                return FilterReport(
-                    valid=True,
-                    eligible_items=items if count is None else count,
-                    items=items,
-                    canonical=request.item_filter.expression,
-                    problems=[],
-                )
-
-            return await self._reads(report)
-
     def item(self, item_id: str, alias: str = CHAMPION) -> DescribedItem:
         """An item of the catalog; `UnknownItemError` if there is none of this id."""
         catalog = self.models.get(alias).recommender.catalog
         return described(catalog, find(catalog, item_id))
-
-    async def evaluation(self, alias: str) -> str:
-        """The files about a bundle's quality, its metrics and its report: an `Evaluation` as JSON.
-
-        They may have some megabytes, which are read on a helper thread when they have changed.
-        """
-        model = self.models.get(alias)
-        files = await self._reads(self._evaluations, model.recommender.bundle)
-        return f'{{"model":{model.ref(alias).model_dump_json()},"files":{files}}}'
 
     # Internals
 

@@ -30,7 +30,6 @@ TREE = {
     "benchmark": ("constraint", "decode"),
     "serve": (),
     "keys": ("create", "list", "revoke"),
-    "experiment": ("put", "results", "delete"),
     "store": ("export", "import", "backup"),
     "batch": ("score",),
     "doctor": (),

@@ -136,8 +136,6 @@ def answer_over_http(bundle: Path, history: list[str], store: Path) -> list[dict
         answer = client.post("/v1/recommendations", json={"history": history, "k": 5})
         assert answer.status_code == 200
         check_lists(client, history)
-        by_get = client.get("/v1/recommendations", params={"history": history, "k": 5})
-        assert by_get.json()["items"] == answer.json()["items"]
     return answer.json()["items"]
 
 

@@ -35,7 +35,6 @@ from recsys.serving.api.routing import document, validated
 from recsys.serving.bodies import MalformedError, parse
 from recsys.serving.errors import ProblemError
 from recsys.serving.schemas.events import EventsBody
-from recsys.serving.schemas.filters import FilterCheck
 from recsys.serving.schemas.items import ItemBody, ItemPatch, RankBody, UpsertBody
 from recsys.serving.schemas.models import AliasBody
 from recsys.serving.schemas.recommendations import BatchRequest, RecommendationsRequest
@@ -51,8 +50,8 @@ FIRST_S = {"readers": 1.0}  # each column of a table is looked at for every role
 MEMORY, MEMORY_PER_BYTE = 64 << 20, 2000
 MOST = 64 << 10
 BODIES: tuple[type[BaseModel], ...] = (
-    RecommendationsRequest, BatchRequest, RankBody, FilterCheck, EventsBody, UpsertBody, ItemBody,
-    ItemPatch, AliasBody, RuleBody, TextsRequest,
+    RecommendationsRequest, BatchRequest, RankBody, EventsBody, UpsertBody, ItemBody, ItemPatch,
+    AliasBody, RuleBody, TextsRequest,
 )  # fmt: skip
 
 

@@ -129,7 +129,7 @@ def remove_old(
         return
     needed = {base.name, version.name, champion.name}
     for client in clients:
-        for alias in client.aliases():
+        for alias in client.models().aliases:
             needed |= {str(alias.bundle), str(alias.previous)}
     for number in numbers(base)[:-KEPT]:
         old = replace(base, name=f"{base.name}.{number}")

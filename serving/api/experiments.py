@@ -11,7 +11,6 @@ from recsys.serving.errors import documented
 from recsys.serving.schemas.experiments import (
     ExperimentBody,
     ExperimentInfo,
-    ExperimentList,
     ExperimentName,
     ExperimentResults,
 )
@@ -19,20 +18,6 @@ from recsys.serving.schemas.experiments import (
 router = APIRouter(prefix="/v1/experiments", route_class=JsonRoute)
 PathExperiment = Annotated[ExperimentName, Path(description="Name of an experiment.")]
 UNKNOWN = ("unknown_experiment", "invalid_request")
-
-
-@router.get("", response_model=ExperimentList, responses=documented("not_ready"))
-@requires(Scope.READ)
-async def list_experiments(service: Ready) -> Response:
-    """List the experiments."""
-    return json_response(ExperimentList(experiments=service.experiments.all()))
-
-
-@router.get("/{name}", response_model=ExperimentInfo, responses=documented(*UNKNOWN, "not_ready"))
-@requires(Scope.READ)
-async def get_experiment(name: PathExperiment, service: Ready) -> Response:
-    """Get an experiment and the state of its arms."""
-    return json_response(service.experiments.info(name))
 
 
 @router.put(

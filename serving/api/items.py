@@ -21,12 +21,10 @@ from recsys.serving.errors import documented
 from recsys.serving.schemas.common import CHAMPION, Alias
 from recsys.serving.schemas.items import (
     DescribedItem,
-    ItemBody,
     ItemChange,
     ItemPage,
     ItemPatch,
     ItemQuery,
-    NewItemBody,
     RankBody,
     RankResponse,
     SimilarQuery,
@@ -91,15 +89,6 @@ async def similar_items(
 async def get_item(item_id: PathId, service: Ready, model: Alias = CHAMPION) -> Response:
     """Get an item of the catalog: title, text, semantic ID, attributes."""
     return json_response(service.item(item_id, model))
-
-
-@router.put("/items/{item_id:id}", response_model=ItemChange, responses=documented(*BODY, *CHANGE))
-@requires(Scope.WRITE)
-async def put_item(item_id: PathId, body: ItemBody, service: Ready) -> Response:
-    """Add an item to the catalog, or replace it."""
-    item = NewItemBody.model_construct(item_id=item_id, **dict(body))
-    epoch, (found,) = await service.catalog_changes.upsert([item])
-    return json_response(ItemChange.model_construct(epoch=epoch, item=found))
 
 
 @router.patch(

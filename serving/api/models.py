@@ -7,7 +7,6 @@ from fastapi import APIRouter, Path, Request, Response
 from recsys.serving.api.routing import (
     BODY,
     QUEUE,
-    RECOMMEND,
     By,
     JsonRoute,
     Ready,
@@ -18,8 +17,8 @@ from recsys.serving.audit import note
 from recsys.serving.auth import Scope, requires
 from recsys.serving.errors import documented
 from recsys.serving.models import UnknownModelError
-from recsys.serving.schemas.common import CHAMPION, Alias, AliasName
-from recsys.serving.schemas.models import AliasBody, AliasInfo, AliasList, Evaluation, ModelList
+from recsys.serving.schemas.common import AliasName
+from recsys.serving.schemas.models import AliasBody, AliasInfo, ModelList
 
 router = APIRouter(prefix="/v1", route_class=JsonRoute)
 PathAlias = Annotated[AliasName, Path(description="`champion`, `shadow`, or any other name.")]
@@ -29,28 +28,16 @@ CHANGE = ("unknown_bundle", "bundle_refused", "alias_conflict", "not_ready")
 @router.get("/models", response_model=ModelList, responses=documented(*QUEUE, "not_ready"))
 @requires(Scope.READ)
 async def list_models(service: Ready) -> Response:
-    """List the loaded models, the bundles that could be loaded, and the named formats of texts."""
+    """List models, aliases, experiments, loadable bundles, and the named formats of texts."""
     available = await service.reads(lambda: service.models.available)
-    models, formats = service.models.info(), list(service.settings.text_formats)
-    return json_response(ModelList(models=models, available=available, text_formats=formats))
-
-
-@router.get("/aliases", response_model=AliasList, responses=documented("not_ready"))
-@requires(Scope.READ)
-async def list_aliases(service: Ready) -> Response:
-    """List the aliases and their bundles. The default alias of requests is `champion`."""
-    return json_response(AliasList(aliases=service.models.aliases()))
-
-
-@router.get(
-    "/aliases/{name}",
-    response_model=AliasInfo,
-    responses=documented("unknown_model", "invalid_request", "not_ready"),
-)
-@requires(Scope.READ)
-async def get_alias(name: PathAlias, service: Ready) -> Response:
-    """Get an alias, with the outcome of a change in the background."""
-    return json_response(service.models.alias(name))
+    answer = ModelList(
+        models=service.models.info(),
+        aliases=service.models.aliases(),
+        experiments=service.experiments.all(),
+        available=available,
+        text_formats=list(service.settings.text_formats),
+    )
+    return json_response(answer)
 
 
 @router.put(
@@ -114,15 +101,3 @@ async def delete_alias(name: PathAlias, service: Ready, by: By) -> Response:
             raise
     await service.rules.stand(name, [], by)
     return Response(status_code=204)
-
-
-@router.get(
-    "/evaluation",
-    response_model=Evaluation,
-    responses=documented("invalid_request", *RECOMMEND),
-)
-@requires(Scope.READ)
-async def evaluation(service: Ready, model: Alias = CHAMPION) -> Response:
-    """Get the measured quality of a model: the files of its bundle's folder `eval`."""
-    text = await service.evaluation(model)
-    return Response(text, media_type="application/json")

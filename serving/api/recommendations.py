@@ -6,9 +6,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query, Request, Response
 
-from recsys.errors import FilterError
 from recsys.serving.api.caching import CACHED, PRIVATE, cached, has, tag_of
-from recsys.serving.api.lists import of_query, parse_filter
 from recsys.serving.api.routing import (
     BODY,
     RECOMMEND,
@@ -22,7 +20,6 @@ from recsys.serving.auth import Scope, requires
 from recsys.serving.errors import documented, problem_body, problem_of
 from recsys.serving.limits import CALLER
 from recsys.serving.schemas.common import Problem
-from recsys.serving.schemas.lists import RecommendationsQuery
 from recsys.serving.schemas.recommendations import (
     BatchRequest,
     BatchResponse,
@@ -47,26 +44,6 @@ AT_ONCE = 16
 async def recommend(body: RecommendationsRequest, request: Request, service: Ready) -> Response:
     """Top-k items for a history given inline, or for a user whose history the service has."""
     return json_response(await while_connected(request, service.recommend(body)))
-
-
-@router.get(
-    "/recommendations",
-    response_model=RecommendationsResponse,
-    responses=CACHED
-    | documented(
-        "unknown_user", "invalid_request", "invalid_filter", "store_unavailable", *RECOMMEND
-    ),
-)
-@requires(Scope.READ)
-async def get_recommendations(
-    query: Annotated[RecommendationsQuery, Query()], request: Request, service: Ready
-) -> Response:
-    """Top-k items for a user, or for the items of a session, in a form that can be cached."""
-    given = query.model_dump() | {"filter": parse_filter(query.filter)}
-    if query.user is not None:
-        given["history"] = None
-    body = RecommendationsRequest.model_construct(**given)
-    return await _cached(body, request, service)
 
 
 @router.post(
@@ -105,11 +82,6 @@ async def recommend_for_user(
 ) -> Response:
     """Top-k items for a user whose history the service has."""
     body = RecommendationsRequest.model_construct(user=user_id, **query.model_dump())
-    return await _cached(body, request, service)
-
-
-async def _cached(body: RecommendationsRequest, request: Request, service: Service) -> Response:
-    """The answer; 304 if the client has one with the same list, whose id it goes on to use."""
     tag = ""
 
     def is_known(answer: RecommendationsResponse) -> bool:
@@ -118,10 +90,8 @@ async def _cached(body: RecommendationsRequest, request: Request, service: Servi
         tag = tag_of(answer.model_dump_json(exclude=told, exclude_unset=True))
         return has(request, tag)
 
-    try:
-        answer = await while_connected(request, service.recommend(body, is_known))
-    except FilterError as error:
-        raise of_query(error) from error
+    # The client goes on to use the id of a list that it has.
+    answer = await while_connected(request, service.recommend(body, is_known))
     text = answer.model_dump_json(exclude_unset=True, by_alias=True)
     return cached(request, text, tag, PRIVATE)
 

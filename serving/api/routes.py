@@ -5,11 +5,9 @@ from starlette.routing import Match
 from starlette.types import Scope
 
 from recsys.serving.api import (
-    changes,
     events,
     experiments,
     explanations,
-    filters,
     health,
     items,
     lists,
@@ -23,8 +21,8 @@ from recsys.serving.api import (
 )
 
 _MODULES = (
-    recommendations, explanations, texts, lists, items, filters, rules, experiments, events, users,
-    changes, models, operations, health, pages,
+    recommendations, explanations, texts, lists, items, rules, experiments, events, users, models,
+    operations, health, pages,
 )  # fmt: skip
 ROUTES = [
     route for module in _MODULES for route in module.router.routes if isinstance(route, APIRoute)

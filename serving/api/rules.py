@@ -26,22 +26,11 @@ PathRule = Annotated[RuleName, Path(description="Name of a rule.")]
 )
 @requires(Scope.READ)
 async def list_rules(query: Annotated[RulesQuery, Query()], service: Ready) -> Response:
-    """List the rules page by page, sorted by name."""
+    """List the rules page by page, sorted by name, with their last changes and their aliases."""
     pay_for(query.limit)
     page = service.rules.page(query.cursor, query.limit)
     # A rule may have a megabyte.
     return await service.reads(lambda: json_response(page()))
-
-
-@router.get(
-    "/rules/{name}",
-    response_model=RuleInfo,
-    responses=documented("unknown_rule", "invalid_request", "not_ready"),
-)
-@requires(Scope.READ)
-async def get_rule(name: PathRule, service: Ready) -> Response:
-    """Get a rule, its last change, and the aliases that always apply it."""
-    return json_response(service.rules.info(name))
 
 
 @router.put(

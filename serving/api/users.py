@@ -17,8 +17,6 @@ from recsys.serving.errors import documented
 from recsys.serving.schemas.events import (
     HistoryQuery,
     UserHistory,
-    UserList,
-    UsersQuery,
     page,
 )
 from recsys.serving.service import Phase, Service, UnknownUserError
@@ -26,15 +24,6 @@ from recsys.serving.service import Phase, Service, UnknownUserError
 STORE = ("invalid_request", "store_unavailable", "not_ready", "deadline_exceeded")
 
 router = APIRouter(prefix="/v1/users", route_class=IdRoute)
-
-
-@router.get("", responses=documented("queue_full", *STORE))
-@requires(Scope.READ)
-async def list_users(query: Annotated[UsersQuery, Query()], service: AnyPhase) -> UserList:
-    """List some users with events, sorted by id."""
-    pay_for(query.limit)
-    users = await in_time(service, service.store.users(query.limit, query.prefix))
-    return UserList(users=users)
 
 
 @router.get(

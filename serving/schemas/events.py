@@ -188,19 +188,6 @@ class HistoryQuery(Query):
     )
 
 
-class UserList(Answer):
-    """Some users with events, by id."""
-
-    users: list[str] = Field(examples=[["A1", "A2"]])
-
-
-class UsersQuery(Query):
-    """Query parameters of the list of users."""
-
-    limit: int = Field(20, ge=1, le=MAX_PAGE)
-    prefix: str = Field("", max_length=MAX_ID, description="First characters of their ids.")
-
-
 def page(
     user_id: str, events: list[StoredEvent], limit: int, titles: dict[str, str]
 ) -> UserHistory:

@@ -101,12 +101,6 @@ class ExperimentInfo(Answer):
     )
 
 
-class ExperimentList(Answer):
-    """All experiments, sorted by name."""
-
-    experiments: list[ExperimentInfo]
-
-
 class Look(BaseModel):
     """The comparison with the first arm as it was after a number of users."""
 

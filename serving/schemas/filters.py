@@ -4,7 +4,7 @@ from typing import Annotated, Any
 
 from pydantic import Field, WithJsonSchema
 
-from recsys.serving.schemas.common import CHAMPION, Alias, Answer, Body, First, InvalidField
+from recsys.serving.schemas.common import Body
 
 MAX_BOOSTS = 100
 EXAMPLE: dict[str, Any] = {
@@ -34,26 +34,3 @@ class Boost(Body):
 
     filter: Filter
     weight: float = Field(ge=-1000, le=1000, description="Added to the log-probability.")
-
-
-class FilterCheck(Body):
-    """A filter and boosts to check."""
-
-    filter: Filter = Field({}, description="An empty filter allows every item.", examples=[EXAMPLE])
-    boosts: Annotated[list[Boost], First] = Field([], max_length=MAX_BOOSTS)
-    model: Alias = CHAMPION
-
-
-class FilterReport(Answer):
-    """What a filter matches. An invalid filter is reported here and is not an error."""
-
-    valid: bool = Field(examples=[True])
-    eligible_items: int | None = Field(
-        description="Number of items that match; null if the filter is not valid.", examples=[120]
-    )
-    items: int = Field(description="Number of items in the catalog.", examples=[600])
-    canonical: dict[str, Any] | None = Field(
-        description="An equal filter in canonical form: sorted, without repetitions.",
-        examples=[EXAMPLE],
-    )
-    problems: list[InvalidField] = Field(examples=[[]])

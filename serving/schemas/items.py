@@ -1,6 +1,6 @@
 """Items on the wire: reading, changing and ranking the catalog."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import (
     BaseModel,
@@ -113,6 +113,7 @@ class ItemPage(Answer):
 class ItemBody(Body):
     """An item to add or to replace."""
 
+    item_id: ItemId = Field(examples=["B9001"])
     title: str = Field("", max_length=10_000, examples=["Rose hand cream"])
     text: str = Field(
         "",
@@ -147,16 +148,10 @@ class ItemPatch(Body):
     )
 
 
-class NewItemBody(ItemBody):
-    """An item with its id."""
-
-    item_id: ItemId = Field(examples=["B9001"])
-
-
 class UpsertBody(Body):
     """Items to add or to replace: all of them, or none if one is refused."""
 
-    items: Annotated[list[NewItemBody], First] = Field(min_length=1, max_length=MAX_UPSERT)
+    items: Annotated[list[ItemBody], First] = Field(min_length=1, max_length=MAX_UPSERT)
 
 
 class UpsertResponse(Answer):
@@ -171,33 +166,6 @@ class ItemChange(Answer):
 
     epoch: int = Field(description="Version of the catalog with this item.", examples=[4])
     item: DescribedItem
-
-
-class ItemRecord(BaseModel):
-    """The last change of an item: what it is since, or that it was removed."""
-
-    cursor: str = Field(description="Place of the change.", examples=["3f2a9c0d1b7e4a55-17"])
-    op: Literal["upsert", "remove"]
-    item_id: str = Field(examples=["B0077"])
-    title: str | None = None
-    text: str | None = None
-    attributes: dict[str, Any] | None = None
-
-
-class ItemChangesQuery(Query):
-    """Query parameters of changes of items."""
-
-    after: Annotated[str, StringConstraints(pattern=r"^([0-9a-f]{16}-[0-9]{1,18})?$")] = Field(
-        "", description="`cursor` of the last line that was read; by default from the beginning."
-    )
-    limit: int = Field(100, ge=1, le=200, description="Lines at most.")
-    wait: float = Field(
-        0.0,
-        ge=0,
-        le=30,
-        description="Seconds to wait if there is no line yet. The answer comes earlier where the "
-        "deadline of requests ends earlier.",
-    )
 
 
 class SimilarQuery(Query):

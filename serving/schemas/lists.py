@@ -1,8 +1,8 @@
 """Lists for a storefront on the wire."""
 
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, Field, StringConstraints, model_validator
+from pydantic import BaseModel, Field, StringConstraints
 
 from recsys.serving.schemas.common import (
     CHAMPION,
@@ -13,9 +13,7 @@ from recsys.serving.schemas.common import (
     K,
     ModelRef,
     Query,
-    UserId,
 )
-from recsys.serving.schemas.recommendations import UserQuery
 
 MAX_FILTER = 4_000  # characters; a target has 8 KiB
 MAX_GIVEN = 50  # items of a basket or of a session in a query
@@ -88,25 +86,6 @@ class TogetherQuery(ListQuery):
         description="An item, or each of a basket; what the model does not know is ignored.",
         examples=["B0012"],
     )
-
-
-class RecommendationsQuery(UserQuery):
-    """Query parameters of recommendations: for a user, or for a session."""
-
-    user: UserId | None = Field(None, description="A user whose history the service has.")
-    history: list[ItemId] = Field(
-        [],
-        max_length=MAX_GIVEN,
-        description="Items of a session, oldest first; not with `user`. With neither, the answer "
-        "is that for a new visitor.",
-    )
-    filter: FilterText | None = None
-
-    @model_validator(mode="after")
-    def _one_source(self) -> Self:
-        if self.user is not None and self.history:
-            raise ValueError("give one of 'user' and 'history'")
-        return self
 
 
 class ListedItem(BaseModel):

@@ -1,10 +1,11 @@
 """Models and aliases on the wire."""
 
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, StringConstraints, model_validator
 
 from recsys.serving.schemas.common import BUNDLE_NAME, AliasName, Answer, Body, ModelRef
+from recsys.serving.schemas.experiments import ExperimentInfo
 from recsys.serving.schemas.rules import RuleNames
 
 BundleName = Annotated[str, StringConstraints(pattern=BUNDLE_NAME, max_length=128)]
@@ -17,16 +18,6 @@ class ModelInfo(ModelRef):
     levels: int = Field(description="Number of codes in a semantic ID.", examples=[3])
     aliases: list[str] = Field(
         [], description="Aliases that stand for it.", examples=[["champion"]]
-    )
-
-
-class ModelList(Answer):
-    """The loaded models, the bundles that an alias may be given, and the formats of texts."""
-
-    models: list[ModelInfo]
-    available: list[str] = Field([], description="Names of bundles.", examples=[["demo", "demo-2"]])
-    text_formats: list[str] = Field(
-        [], description="Formats of /v1/texts that the operator named.", examples=[["colour"]]
     )
 
 
@@ -75,19 +66,13 @@ class AliasInfo(Answer):
     )
 
 
-class AliasList(Answer):
-    """All aliases."""
+class ModelList(Answer):
+    """What answers, the bundles that an alias may be given, and the formats of texts."""
 
+    models: list[ModelInfo]
     aliases: list[AliasInfo]
-
-
-class Evaluation(Answer):
-    """The measured quality of a model."""
-
-    model: ModelRef
-    files: dict[str, Any] = Field(
-        description="JSON files of the bundle's folder `eval`, by name; as `report` what "
-        "`recsys evaluate` measured for this bundle; and as `retraining` the last verdicts and "
-        "promotions of `recsys retrain`, newest first, each verdict with its `gate`.",
-        examples=[{"validation": {"recall@10": 0.09}}],
+    experiments: list[ExperimentInfo] = Field(description="Sorted by name.")
+    available: list[str] = Field([], description="Names of bundles.", examples=[["demo", "demo-2"]])
+    text_formats: list[str] = Field(
+        [], description="Formats of /v1/texts that the operator named.", examples=[["colour"]]
     )

@@ -389,13 +389,31 @@ def answering():
     return answer_http
 
 
+class ShopClient(httpx.AsyncClient):
+    """A client of the service; the service lists what these methods return one of."""
+
+    async def put_item(self, item_id, fields):
+        """Add or replace one item."""
+        return await self.post("/v1/items", json={"items": [{"item_id": item_id, **fields}]})
+
+    async def named(self, kind, name):
+        """One of the `aliases` or `experiments` of this name, or None."""
+        listed = (await self.get("/v1/models")).json()[kind]
+        return next((one for one in listed if one["name"] == name), None)
+
+    async def rule(self, name):
+        """The rule of this name, or None."""
+        listed = (await self.get("/v1/rules", params={"limit": 200})).json()["rules"]
+        return next((one for one in listed if one["name"] == name), None)
+
+
 @asynccontextmanager
 async def run_app(settings, *, wait=True, **parts):
     app = create_app(settings, **parts)
     transport = httpx.ASGITransport(app)
     async with (
         app.router.lifespan_context(app),
-        httpx.AsyncClient(transport=transport, base_url="http://localhost") as client,
+        ShopClient(transport=transport, base_url="http://localhost") as client,
     ):
         service: Service = app.state.service
         if wait:

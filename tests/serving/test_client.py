@@ -3,7 +3,7 @@ import pytest
 
 from recsys.serving import client as client_module
 from recsys.serving.client import Client, ServiceError
-from recsys.serving.schemas.filters import FilterReport
+from recsys.serving.schemas.rules import RuleList
 
 PROBLEM = {
     "type": "urn:recsys:problem:queue_full",
@@ -35,15 +35,14 @@ def test_every_method_calls_the_service(settings, recommender, serving):
         with pytest.raises(ServiceError, match="unknown_user"):
             client.history("zoe")
         assert client.models().models[0].name == "demo"
-        assert [alias.name for alias in client.aliases()] == ["champion"]
+        assert [alias.name for alias in client.models().aliases] == ["champion"]
         assert client.alias("champion").bundle == "demo"
         with pytest.raises(ServiceError) as refused:
             client.set_alias("champion", "nothing")
         assert (refused.value.status, refused.value.code) == (404, "unknown_bundle")
         with pytest.raises(ServiceError, match="alias_conflict"):
             client.rollback("champion")
-        body = {"filter": {"must": [{"key": "price", "range": {"lt": 5}}]}}
-        assert client.ask(FilterReport, "POST", "/v1/filters/validate", json=body).valid
+        assert client.ask(RuleList, "GET", "/v1/rules").rules == []
 
 
 def scripted(answers, asked):
@@ -71,7 +70,7 @@ def full(after):
 
 def test_refused_calls_are_repeated_after_retry_after(slept):
     asked = []
-    models = httpx.Response(200, json={"models": [], "available": []})
+    models = httpx.Response(200, json={"models": [], "aliases": [], "experiments": []})
     with scripted([full("2"), httpx.ConnectError("no"), models], asked) as client:
         assert client.models().models == []
     assert len(asked) == 3

@@ -73,7 +73,6 @@ async def test_a_page_of_events_is_written_beside_the_event_loop(client, monkeyp
     [
         ("/v1/users/ada/history", 1),
         ("/v1/users/ada/history?limit=1000", 10),
-        ("/v1/users?limit=1000", 10),
         ("/v1/rules?limit=200", 2),
         ("/v1/items?limit=200", 2),
     ],

@@ -68,20 +68,11 @@ async def test_a_body_that_does_not_end_is_not_awaited_for_ever(hurried):
     assert (status, answer["code"]) == (504, "deadline_exceeded")
 
 
-async def test_an_evaluation_that_takes_long_ends_at_the_deadline(hurried, monkeypatch):
-    client, service = hurried
-    free = threading.Event()
-    monkeypatch.setattr(service, "_evaluations", lambda bundle: free.wait(PATIENCE_S) and "{}")
-    response = await client.get("/v1/evaluation")
-    free.set()
-    assert (response.status_code, response.json()["code"]) == (504, "deadline_exceeded")
-
-
 async def test_a_change_goes_on_after_its_deadline(hurried, recommender, until):
     client, service = hurried
     free, upsert = threading.Event(), recommender.upsert
     recommender.upsert = lambda items: free.wait(PATIENCE_S) and upsert(items)
-    response = await client.put("/v1/items/new", json={"like": "item-1"})
+    response = await client.put_item("new", {"like": "item-1"})
     assert (response.status_code, response.json()["code"]) == (504, "deadline_exceeded")
     free.set()
     await until(lambda: not service.catalog_changes._changes)
@@ -94,7 +85,7 @@ async def test_changes_of_the_catalog_are_bounded(hurried, recommender, monkeypa
     monkeypatch.setattr(catalog_changes, "MAX_CHANGES", 2)
     free, upsert = threading.Event(), recommender.upsert
     recommender.upsert = lambda items: free.wait(PATIENCE_S) and upsert(items)
-    asked = [client.put(f"/v1/items/n{i}", json={"like": "item-1"}) for i in range(4)]
+    asked = [client.put_item(f"n{i}", {"like": "item-1"}) for i in range(4)]
     codes = sorted(answer.json()["code"] for answer in await asyncio.gather(*asked))
     assert codes == ["deadline_exceeded"] * 2 + ["queue_full"] * 2
     free.set()

@@ -3,7 +3,6 @@
 import asyncio
 import hashlib
 import hmac
-import json
 import random
 import time
 from contextlib import asynccontextmanager
@@ -12,8 +11,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from recsys.errors import ConfigError
-from recsys.serving import auth, experiment_commands, experiments
+from recsys.serving import auth, experiments
 from recsys.serving.experiments import DAY_MS, Experiment, analyse
 from recsys.serving.schemas.experiments import ExperimentBody
 from recsys.serving.sequential import compare
@@ -201,7 +199,7 @@ async def test_an_experiment_ends_with_the_first_arm(shop, monkeypatch):
     now = experiments.now_ms()
     monkeypatch.setattr(experiments, "now_ms", lambda: now + 2 * DAY_MS)
     assert set(await arms_of(client, users)) == {"champion"}
-    assert (await client.get("/v1/experiments/homepage")).json()["status"] == "ended"
+    assert (await client.named("experiments", "homepage"))["status"] == "ended"
     after = (await results(client))["arms"]
     assert sum(arm["exposures"] + arm["waiting"] for arm in after) == 12
     assert sum(arm["waiting"] for arm in before) == 12
@@ -223,7 +221,7 @@ async def test_an_arm_without_a_model_is_answered_by_the_first(shop):
 
 async def test_an_experiment_is_put_read_listed_and_deleted(shop):
     client, _ = shop
-    assert (await client.get("/v1/experiments")).json() == {"experiments": []}
+    assert (await client.get("/v1/models")).json()["experiments"] == []
     info = await put(client, event="Purchase", window_s=7200, days=7)
     assert [(arm["alias"], arm["share"]) for arm in info["arms"]] == [
         ("champion", 0.5), ("other", 0.5)
@@ -231,13 +229,13 @@ async def test_an_experiment_is_put_read_listed_and_deleted(shop):
     assert (info["event"], info["window_s"], info["status"]) == ("purchase", 7200, "running")
     assert info["ends_ms"] - info["started_ms"] == 7 * DAY_MS
     assert await put(client, event="purchase", window_s=7200, days=7) == info  # it is a repetition
-    assert (await client.get("/v1/experiments/homepage")).json() == info
+    assert (await client.named("experiments", "homepage")) == info
     second = await put(client, "about")
-    listed = (await client.get("/v1/experiments")).json()["experiments"]
+    listed = (await client.get("/v1/models")).json()["experiments"]
     assert listed == [second, info]
     assert (await client.delete("/v1/experiments/homepage")).status_code == 204
-    for path in ("/v1/experiments/homepage", "/v1/experiments/homepage/results"):
-        assert code(await client.get(path)) == (404, "unknown_experiment")
+    path = "/v1/experiments/homepage/results"
+    assert code(await client.get(path)) == (404, "unknown_experiment")
     assert code(await client.delete("/v1/experiments/homepage")) == (404, "unknown_experiment")
     body = {"user": "ada", "model": "homepage"}
     assert code(await client.post(URL, json=body)) == (404, "unknown_model")
@@ -249,7 +247,7 @@ async def test_an_experiment_is_not_changed(shop):
     for changed in ({"event": "cart"}, {"arms": TWO["arms"][::-1]}, {"days": 3}):
         response = await client.put("/v1/experiments/homepage", json=TWO | changed)
         assert code(response) == (409, "experiment_conflict")
-    assert (await client.get("/v1/experiments/homepage")).json() == info
+    assert (await client.named("experiments", "homepage")) == info
 
 
 A, B = TWO["arms"]
@@ -273,7 +271,7 @@ async def test_a_wrong_experiment_is_refused(shop, case):
     client, _ = shop
     response = await client.put("/v1/experiments/homepage", json=REFUSED[case])
     assert code(response) == (422, "invalid_request")
-    assert (await client.get("/v1/experiments")).json() == {"experiments": []}
+    assert (await client.get("/v1/models")).json()["experiments"] == []
 
 
 async def test_names_of_aliases_and_experiments_are_distinct(shop, monkeypatch):
@@ -305,7 +303,7 @@ async def test_records_that_cannot_take_effect_have_none(shop):
         {"op": "unheard-of", "name": "homepage", "experiment": ident},
     ):
         assert not await service.experiments._write(record, None)
-    assert (await client.get("/v1/experiments")).json() == {"experiments": [info]}
+    assert (await client.get("/v1/models")).json()["experiments"] == [info]
 
 
 # Results
@@ -479,7 +477,7 @@ async def test_the_guardrail_stops_a_losing_arm(run, until, caplog, monkeypatch)
         await until(lambda: "other" in service.experiments._find("homepage").stopped)
         await until(lambda: "other" in second.experiments._find("homepage").stopped)
         for one in (client, beside):
-            first, other = (await one.get("/v1/experiments/homepage")).json()["arms"]
+            first, other = (await one.named("experiments", "homepage"))["arms"]
             assert (first["share"], other["share"]) == (1.0, 0.0)
             assert other["stopped_ms"] is not None is first["stopped_ms"]
             assert set(await arms_of(one, users)) == {"champion"}
@@ -575,7 +573,7 @@ async def test_experiments_are_changed_by_admins_and_read_by_every_key(run, tmp_
             for method in ("PUT", "DELETE"):
                 assert (await ask(key, method, path, json=TWO)).status_code == 403
         assert (await ask("admin", "PUT", path, json=TWO)).json()["by"] == "admin"
-        for read in ("/v1/experiments", path, f"{path}/results"):
+        for read in ("/v1/models", f"{path}/results"):
             assert (await ask("read", "GET", read)).status_code == 200
         experiment = service.experiments._find("homepage")
         users = [f"user-{n}" for n in range(10)]
@@ -601,76 +599,6 @@ async def test_changes_of_experiments_are_audited(shop, caplog):
         ("PUT", "homepage", 200), ("DELETE", "homepage", 204)
     ]  # fmt: skip
     assert lines[0]["arms"] == {"champion": 1.0, "other": 1.0}
-
-
-# The command
-
-
-def test_the_commands_speak_to_a_service(settings, recommender, serving, capsys):
-    with serving(settings, recommender=recommender) as url:
-        with pytest.raises(ConfigError, match="there is no alias 'other'"):
-            experiment_commands.put("homepage", ["champion=1", "other=3"], url=url)
-        with pytest.raises(ConfigError, match="unknown_experiment: There is no experiment 'x'"):
-            experiment_commands.results("x", url=url)
-        experiment_commands.delete("x", url=url)
-        assert capsys.readouterr().out == "Experiment x does not exist.\n"
-    with pytest.raises(ConfigError, match="start the service, or give its --url"):
-        experiment_commands.results("x", url=url)
-
-
-def test_the_commands_print_what_the_service_says(monkeypatch, capsys):
-    asked = []
-    experiment = made((3, 1), time_ms=experiments.now_ms(), window_s=3600, stopped={"b": 5})
-    users = draw_users({"a": 0.1, "b": 0.1}, 50, (3, 1))
-
-    class Fake:
-        def __init__(self, url, key=None):
-            asked.append((url, key))
-
-        def __enter__(self):
-            return self
-
-        def __exit__(self, *_):
-            pass
-
-        def ask(self, kind, method, path, json=None):
-            if method == "PUT":
-                asked.append((path, json))
-                return made((3, 1), time_ms=experiments.now_ms(), window_s=3600).info()
-            assert path == "/v1/experiments/homepage/results"
-            return analyse(experiment, users, 10**9)
-
-    monkeypatch.setattr("recsys.serving.client.Client", Fake)
-    experiment_commands.put("homepage", ["a=3", "b=1"], window="1h", url="http://x", key="rk_1")
-    fields = {"event": "click", "window_s": 3600, "days": 28, "guardrail": True}
-    arms = [{"alias": "a", "weight": 3.0}, {"alias": "b", "weight": 1.0}]
-    put = ("/v1/experiments/homepage", {"arms": arms, **fields})
-    assert asked == [("http://x", "rk_1"), put]
-    first = capsys.readouterr().out.strip()
-    assert first == "homepage\trunning\ta 75%, b 25%\tclick within 3600 s"
-    experiment_commands.results("homepage", as_json=False)
-    lines = capsys.readouterr().out.splitlines()
-    assert [line.split("\t")[0] for line in lines[:2]] == ["a", "b"]
-    assert lines[2].startswith("b: no user has been observed")
-    experiment_commands.results("homepage", as_json=True)
-    assert json.loads(capsys.readouterr().out)["name"] == "homepage"
-
-
-@pytest.mark.parametrize(
-    ("arms", "window", "message"),
-    [
-        (["champion"], "1h", "--arm champion: write ALIAS=WEIGHT"),
-        (["a=x"], "1h", "--arm a=x: write ALIAS=WEIGHT"),
-        (["a=nan", "b=1"], "1h", "--arm a=nan: the weight must be a finite number"),
-        (["a=1", "b=inf"], "1h", "--arm b=inf: the weight must be a finite number"),
-        (["a=1", "b=1", "a=2"], "1h", "--arm a=2: a has a weight already"),
-        (["a=1", "b=1"], "1 hour", "--window 1 hour: write a number"),
-        (["a=1", "b=1"], "", "--window : write a number"),
-    ],
-)
-def test_wrong_options_are_refused_before_a_request(arms, window, message):
-    with pytest.raises(ConfigError, match=message):
-        experiment_commands.put("homepage", arms, window=window, url="http://127.0.0.1:1")
 
 
 async def test_looks_end_with_the_results_and_grow_with_the_users(shop):

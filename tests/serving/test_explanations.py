@@ -113,7 +113,7 @@ async def test_unknown_removed_untitled_and_repeated_items(on, recommender, runn
     async with running(on, recommender=recommender) as (client, _):
         for name, title in (("untitled", ""), ("long", long)):
             put = {"title": title, "semantic_id": [0, 0, 1]}
-            assert (await client.put(f"/v1/items/{name}", json=put)).status_code == 200
+            assert (await client.put_item(name, put)).status_code == 200
         assert (await client.delete("/v1/items/item-4")).status_code == 204
         items = ["item-4", "item-1", "gone", "untitled", "item-1", "long"]
         body = {"history": ["item-4", "item-2"], "items": items}
@@ -134,7 +134,7 @@ async def test_a_quoted_title_is_complete_and_in_the_place_of_its_last_item(
     async with running(on, recommender=recommender) as (client, _):
         for name in ("red", "blue"):
             put = {"title": long, "semantic_id": [0, 0, 1]}
-            assert (await client.put(f"/v1/items/{name}", json=put)).status_code == 200
+            assert (await client.put_item(name, put)).status_code == 200
         body = {"history": ["red", "item-2", "blue"], "items": ["item-1"]}
         found = (await client.post(PATH, json=body)).json()
     assert scripted.asked[0][0] == ["Thing no. 2", long[:TITLE]]

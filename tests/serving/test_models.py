@@ -8,7 +8,6 @@ import weakref
 
 import pytest
 
-from recsys.retraining import LOG
 from recsys.serving.service import Phase
 from recsys.serving.settings import ServingSettings
 from recsys.serving.stores.records import StoreError
@@ -82,42 +81,11 @@ async def test_an_alias_is_set_listed_used_and_removed(client, service):
         "one": ["champion"],
         "two": ["next"],
     }
-    names = [a["name"] for a in (await client.get("/v1/aliases")).json()["aliases"]]
-    assert names == ["champion", "next"]
-    evaluation = (await client.get("/v1/evaluation?model=next")).json()
-    assert evaluation["files"] == {"validation": {"seed": 1}}
+    assert [alias["name"] for alias in listed["aliases"]] == ["champion", "next"]
     assert (await client.delete("/v1/aliases/next")).status_code == 204
     assert [m.name for m in service.models.loaded] == ["one"]
-    assert code(await client.get("/v1/aliases/next")) == (404, "unknown_model")
+    assert await client.named("aliases", "next") is None
     assert code(await client.delete("/v1/aliases/champion")) == (409, "alias_conflict")
-
-
-async def test_the_evaluation_has_the_last_retrainings(client, tmp_path, monkeypatch):
-    monkeypatch.setenv("RECSYS_HOME", str(tmp_path))
-    log = tmp_path / "runs" / "one" / LOG
-    log.parent.mkdir(parents=True)
-    gate = tmp_path / "reports" / "one.2" / "gate.json"
-    gate.parent.mkdir(parents=True)
-    gate.write_text('{"offered": false}')
-    (tmp_path / "gate.json").write_text('{"secret": 1}')
-    lines = [
-        {"step": "judged", "version": f"one.{n}", "parent": "one", "offered": False, "reasons": []}
-        for n in (2, 3)
-    ]
-    strange = {"step": "judged", "version": "../..", "offered": True, "reasons": []}
-
-    async def nights():
-        return (await client.get("/v1/evaluation")).json()["files"].get("retraining")
-
-    assert await nights() is None
-    log.write_text("".join(json.dumps(line) + "\n" for line in (*lines, strange)) + '{"step": "j')
-    assert await nights() == [
-        strange | {"gate": None},
-        lines[1] | {"gate": None},
-        lines[0] | {"gate": {"offered": False}},
-    ]
-    log.write_text("\n".join(json.dumps({"step": "promoted", "version": n}) for n in range(90)))
-    assert [night["version"] for night in await nights()] == [*range(89, 39, -1)]
 
 
 async def test_a_bundle_that_is_loaded_is_not_loaded_again(client, service, models, make_bundle):
@@ -215,7 +183,7 @@ async def test_a_damaged_bundle_is_refused_and_the_old_one_stays(client, models,
     assert named in response.json()["detail"]
     assert str(bad.parent) not in response.text
     assert await answered_by(client) == "one"
-    alias = (await client.get("/v1/aliases/champion")).json()
+    alias = await client.named("aliases", "champion")
     assert (alias["bundle"], alias["status"]) == ("one", "ready")
     assert named in alias["refused"]
     # without waiting
@@ -250,7 +218,7 @@ async def test_a_rollback_needs_a_previous_version(client):
 
 
 async def test_a_rollback_restores_the_exact_version_or_fails(client, models, make_bundle):
-    first = (await client.get("/v1/aliases/champion")).json()["version"]
+    first = (await client.named("aliases", "champion"))["version"]
     models.bundle.rename(models.bundle.parent / "kept")
     make_bundle(models.bundle, 5)  # of the same name, and another model
     put = (await client.put("/v1/aliases/champion", json={"bundle": "one"})).json()
@@ -263,7 +231,7 @@ async def test_a_rollback_restores_the_exact_version_or_fails(client, models, ma
     response = await client.post("/v1/aliases/champion/rollback")
     assert code(response) == (409, "alias_conflict")
     assert first in response.json()["detail"]
-    now = (await client.get("/v1/aliases/champion")).json()
+    now = await client.named("aliases", "champion")
     assert (now["version"], now["previous_version"]) == (put["version"], first)
     assert await answered_by(client) == "one"
 
@@ -282,7 +250,7 @@ async def test_absurd_sizes_are_refused_without_waiting(
         response = await client.put("/v1/aliases/champion", json={"bundle": "two"})
     assert code(response) == (409, "bundle_refused")
     assert f"two/target: config.json: {name} {value} does not fit" in response.json()["detail"]
-    alias = (await client.get("/v1/aliases/champion")).json()
+    alias = await client.named("aliases", "champion")
     assert alias["bundle"] == "one"
     assert name in alias["refused"]
     assert await answered_by(client) == "one"
@@ -363,7 +331,7 @@ async def test_a_lost_version_becomes_a_previous_one_at_restart(
     shutil.rmtree(models.bundle.parent / "two")
     make_bundle(models.bundle.parent / "two", 5)
     async with running(models) as (client, _):
-        now = (await client.get("/v1/aliases/champion")).json()
+        now = await client.named("aliases", "champion")
         assert now["bundle"] == "two"
         assert now["version"] != two["version"]
         assert now["previous_version"] == two["version"]

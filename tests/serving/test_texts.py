@@ -87,7 +87,7 @@ def log_probs(model, prompt, texts):
 async def test_titles_are_those_of_the_live_catalog(on, recommender, running, text_model):
     async with running(on, recommender=recommender) as (client, _):
         twin = {"title": "Thing no. 7", "semantic_id": [0, 0, 1]}
-        assert (await client.put("/v1/items/twin", json=twin)).status_code == 200
+        assert (await client.put_item("twin", twin)).status_code == 200
         answer = await found(client, TITLES)
         again = await found(client, TITLES)
     assert answer == again
@@ -114,7 +114,7 @@ async def test_all_items_of_one_title_are_named(on, recommender, running):
         for name in ids[2:]:
             assert (await client.delete(f"/v1/items/{name}")).status_code == 204
         twin = {"title": "Thing no. 1", "semantic_id": [0, 0, 1]}
-        assert (await client.put("/v1/items/twin", json=twin)).status_code == 200
+        assert (await client.put_item("twin", twin)).status_code == 200
         answer = await found(client, TITLES)
     named = {one["title"]: one["item_ids"] for one in answer["titles"]}
     assert named == {"Thing no. 0": ["item-0"], "Thing no. 1": ["item-1", "twin"]}
@@ -128,7 +128,7 @@ async def test_removed_hidden_untitled_and_long_titles_never_come(on, recommende
         assert (await client.delete("/v1/items/item-0")).status_code == 204
         new = {"semantic_id": [0, 0, 1]}
         for name, title in (("untitled", ""), ("long", "x" * 201), ("just", "x" * 2)):
-            put = await client.put(f"/v1/items/{name}", json={**new, "title": title})
+            put = await client.put_item(name, {**new, "title": title})
             assert put.status_code == 200
         found_titles = {one["title"] for one in (await found(client, TITLES))["titles"]}
         assert found_titles == {"Thing no. 1", "Thing no. 2", "Thing no. 3", "xx"}

@@ -124,8 +124,7 @@ BODIES: dict[str, tuple[int, str, Any]] = {  # connections, path, body
     "upserts": (4, "/v1/items", upserted()),
     "event batches": (4, "/v1/events", {"events": [{"user": "u", "item": "B0001"}] * 5000}),
     "large ranks": (4, "/v1/rank", {"history": NAMES[:100], "items": NAMES}),
-    "evaluations": (8, "/v1/evaluation", None),  # without a body: GET
-    "metrics": (40, "/metrics", None),
+    "metrics": (40, "/metrics", None),  # without a body: GET
 }  # fmt: skip
 
 

@@ -1,6 +1,6 @@
 // The catalog by semantic ID, code by code, and by words.
 
-import { at, call, latest, remember } from "./api.js";
+import { at, latest, remember } from "./api.js";
 import { empty, h, identity, number, plural, problemBox, render } from "./dom.js";
 import { add } from "./history.js";
 import { openItem } from "./item.js";
@@ -49,19 +49,11 @@ async function load(next = false) {
     list.children[first]?.querySelector("button")?.focus();
   } else {
     total.textContent = plural(answer.total, "item");
-    if (!state.prefix && !state.q) available(answer.total);
     crumb();
     branch(answer.children);
     render(list, answer.items.length ? answer.items.map(line) : h("li", { class: "wide" }, empty("Nothing here", "No item has this prefix and these words.")));
   }
   more.hidden = !cursor;
-}
-
-/** Say how many of all items can be recommended, if that is not all of them. */
-async function available(all) {
-  const body = { filter: {}, ...(state.model && { model: state.model }) };
-  const { items } = await call("POST", "/v1/filters/validate", { body }).catch(() => ({ items: all }));
-  if (items < all && !state.prefix && !state.q) total.textContent = `${plural(all, "item")}, of which ${number(items)} can be recommended`;
 }
 
 function crumb() {

@@ -8,7 +8,7 @@ import { state, update, watch } from "./state.js";
 
 const CHAMPION = "champion";
 const asks = [latest(), latest()];
-let box, about, fields, aliases = [];
+let box, about, fields;
 
 export function mountCompare(root) {
   about = h("p", { class: "facts-line", role: "status" });
@@ -24,8 +24,9 @@ const field = (id, name, changes) => h("p", { class: "field" }, h("label", { for
   h("select", { id, onchange: (event) => update(changes(event.target.value)) }));
 
 async function load() {
+  let aliases, available;
   try {
-    ({ aliases } = await call("GET", "/v1/aliases"));
+    ({ aliases, available } = await call("GET", "/v1/models"));
   } catch (problem) {
     render(box, problemBox(problem, load));
     return;
@@ -39,7 +40,7 @@ async function load() {
     select.value = [left, right][i];
     part.hidden = names.length < 2;
   });
-  if (!right) return alone();
+  if (!right) return alone(available);
   about.textContent = "";
   let answers;
   try {
@@ -52,14 +53,8 @@ async function load() {
 }
 
 /** There is no second model: say what can be done. */
-async function alone() {
+function alone(available) {
   about.textContent = "";
-  let available = [];
-  try {
-    ({ available } = await call("GET", "/v1/models"));
-  } catch {
-    // the text below is enough
-  }
   render(box, empty("There is one model", "Give a second bundle an alias, for example with PUT /v1/aliases/challenger. ",
     available.length ? `Bundles: ${available.join(", ")}.` : ""));
 }

@@ -35,15 +35,6 @@ export function byKey(parent, key) {
   return parent.querySelector(`[data-key="${CSS.escape(key)}"]`);
 }
 
-/** Returns a function that runs `act` once it has not been called for `ms` milliseconds. */
-export function later(ms, act) {
-  let timer = 0;
-  return (...given) => {
-    clearTimeout(timer);
-    timer = setTimeout(act, ms, ...given);
-  };
-}
-
 let speaker;
 
 /** Announce a text to screen readers; it is not shown. */

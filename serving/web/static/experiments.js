@@ -1,34 +1,27 @@
-// Experiments with users, the report of `recsys evaluate`, and the verdicts of retraining.
+// Experiments with users.
 
-import { at, call } from "./api.js";
+import { call } from "./api.js";
 import { bars } from "./charts.js";
 import { empty, h, moment, number, plural, problemBox, render, svg } from "./dom.js";
 import { state, watch } from "./state.js";
 
 const [WIDE, HIGH] = [600, 160];
-const METRICS = { recall: "Recall", ndcg: "NDCG", mrr: "MRR" };
-let list, quality, nights;
+let list;
 
 export function mountExperiments(root) {
   list = h("div", { class: "stack" });
-  quality = h("div", { class: "stack" });
-  nights = h("div", { class: "stack" });
   root.append(h("h2", {}, "Experiments"),
     h("p", { class: "lead" }, "Users are divided among aliases. Intervals hold at every time, so you may look as often as you like."),
-    list, h("h2", {}, "Evaluation"), quality, h("h2", {}, "Retraining"), nights);
-  watch(["view", "model"], () => {
-    if (state.view !== "experiments") return;
-    load();
-    loadFiles();
-  });
+    list);
+  watch(["view"], () => state.view === "experiments" && load());
 }
 
 async function load() {
   try {
-    const { experiments } = await call("GET", "/v1/experiments");
+    const { experiments } = await call("GET", "/v1/models");
     const results = await Promise.all(experiments.map((one) => call("GET", `/v1/experiments/${one.name}/results`).catch((problem) => problem)));
     render(list, experiments.length ? experiments.map((one, i) => panel(one, results[i]))
-      : empty("No experiment", "One is started with: recsys experiment put homepage --arm champion=1 --arm challenger=1"));
+      : empty("No experiment", "PUT /v1/experiments/NAME starts one."));
   } catch (problem) {
     render(list, problemBox(problem, load));
   }
@@ -81,65 +74,4 @@ function course(arm, results) {
       h("thead", {}, h("tr", {}, ["until", "users", "difference", "from", "to"].map((text) => h("th", { scope: "col" }, text)))),
       h("tbody", {}, looks.map((look) => h("tr", {}, h("th", { scope: "row" }, moment(look.time_ms)), h("td", {}, number(look.observed)),
         h("td", {}, points(look.difference)), h("td", {}, points(look.low)), h("td", {}, points(look.high)))))))));
-}
-
-// What was measured without users
-
-async function loadFiles() {
-  let files, models;
-  try {
-    ({ files } = await call("GET", at("/v1/evaluation", { model: state.model })));
-    models = await call("GET", "/v1/models");
-  } catch (problem) {
-    render(quality, problemBox(problem, loadFiles));
-    render(nights);
-    return;
-  }
-  render(quality, files.report ? report(files.report) : empty("Not measured", "This bundle has no report; `recsys evaluate` makes one."));
-  const lines = files.retraining ?? [];
-  if (!lines.length) {
-    render(nights, h("section", { class: "panel" },
-      h("p", {}, "The service sees no log of a retraining: either there was none, or its folder is on another machine.")));
-    return;
-  }
-  const served = new Set(models.models.map((model) => model.name));
-  render(nights, lines.map((line) => night(line, served)));
-}
-
-/** What is served, and the model alone, in words; baselines keep their names. */
-const inWords = (ranker, served) => (ranker === served ? "served list" : ranker === "model" ? "model alone" : ranker);
-
-/** Weaknesses, and the rankers with 95 % intervals over users. */
-function report({ name, split, data, headline, metrics, rankers, warnings = [], weaknesses = [] }) {
-  const { seen, targets, k } = headline;
-  const weak = [...warnings, ...weaknesses];
-  const rows = metrics.filter((row) => row.k === k && row.seen === seen && row.targets === targets);
-  const shown = Object.keys(METRICS).filter((metric) => rows.some((row) => row.metric === metric));
-  const cell = (ranker, metric) => {
-    const row = rows.find((one) => one.ranker === ranker && one.metric === metric);
-    return h("td", {}, row ? `${number(row.mean, 3)} (${number(row.low, 3)}–${number(row.high, 3)})` : "–");
-  };
-  return h("section", { class: "panel" }, h("h3", {}, name),
-    h("p", { class: "fine" }, `${number(data.users_evaluated)} of ${plural(data.users_in_split, "user")} of the ${split} split · seen items ${seen} · report.html has the charts`),
-    weak.length > 0 && h("ul", { class: "notes" }, weak.map((text) => h("li", {}, text))),
-    h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Quality by recommender" }, h("table", {},
-      h("caption", {}, "On events that the model had not seen, with 95 % intervals"),
-      h("thead", {}, h("tr", {}, h("th", { scope: "col" }, "recommender"), shown.map((metric) => h("th", { scope: "col" }, `${METRICS[metric]}@${k}`)))),
-      h("tbody", {}, rankers.map((ranker) => h("tr", {}, h("th", { scope: "row" }, inWords(ranker, rankers[0])), shown.map((metric) => cell(ranker, metric))))))));
-}
-
-function night(line, served) {
-  const when = line.time ? moment(1000 * line.time) : "";
-  if (line.step !== "judged") return h("p", { class: "promoted" }, `${when}: ${line.version} was promoted.`);
-  const gate = line.gate;
-  return h("section", { class: "panel" },
-    h("h3", {}, line.version, " ", h("span", { class: `mark-${line.offered ? "good" : "off"}` }, line.offered ? "offered" : "refused"), served.has(line.version) && h("span", { class: "fine" }, " loaded now")),
-    h("p", { class: "fine" }, [when, `continues ${line.parent}`, gate?.window && `${plural(gate.window.users, "user")} in the window`].filter(Boolean).join(" · ")),
-    line.reasons?.length > 0 && h("ul", { class: "notes" }, line.reasons.map((reason) => h("li", {}, reason))),
-    gate?.comparisons?.length > 0 && h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": `Comparison of ${line.version}` }, h("table", {},
-      h("caption", {}, `${line.version} beside ${line.parent}, which it continues, on the newest events`),
-      h("thead", {}, h("tr", {}, ["next items", "metric", line.version, line.parent, "difference", "95 % interval"].map((text) => h("th", { scope: "col" }, text)))),
-      h("tbody", {}, gate.comparisons.map((row) => h("tr", {},
-        h("th", { scope: "row" }, row.target), h("td", {}, `${row.metric}@${row.k}`), h("td", {}, number(row.a, 4)), h("td", {}, number(row.b, 4)),
-        h("td", {}, number(row.mean, 4).replace("-", "−")), h("td", {}, `${number(row.low, 4)} to ${number(row.high, 4)}`.replaceAll("-", "−"))))))));
 }

@@ -1,32 +1,28 @@
-// The filter builder: rows of must, should and must_not over the catalog's attributes, the filter as
-// JSON, and the number of matching items.
+// The filter builder: rows of must, should and must_not over the catalog's attributes, and the filter
+// as JSON.
 
-import { at, call, latest } from "./api.js";
-import { h, later, number, problemBox, render } from "./dom.js";
+import { at, call } from "./api.js";
+import { h, problemBox, render } from "./dom.js";
 import { FOR_A_PERSON, state, update, watch } from "./state.js";
 
 const GROUPS = { must: "All of", should: "At least one of", must_not: "None of" };
 const TESTS = { match: "is", any: "is one of", range: "is between", exists: "is known" };
 const [PLACES, SAMPLE] = [6, 40]; // number of places in the catalog to read attributes from, and items at each
 const MOST_OFFERED = 60; // values of an attribute
-const WAIT_MS = 200;
 
 let attributes = new Map(); // name -> {type, values}
 let rows = []; // of the builder; unfinished rows are not in the filter yet
-let root, groups, clear, json, meter, verdict;
-const validate = latest();
+let root, groups, clear, json, wrong;
 
 export function mountFilters(into) {
   root = into;
   groups = h("div", {});
-  verdict = h("p", { class: "verdict", role: "status" });
-  meter = h("div", { class: "bar meter", "aria-hidden": "true" });
+  wrong = h("div", { role: "status" });
   clear = h("button", { type: "button", class: "quiet", onclick: () => ((rows = []), update({ filter: null }), draw()) }, "Clear the filter");
   json = h("textarea", { id: "filter-json", rows: 8, spellcheck: "false", onchange: takeJson });
   root.append(h("details", { class: "panel", id: "filter-panel", open: matchMedia("(min-width: 960px)").matches },
     h("summary", {}, h("h2", {}, "Filter")),
-    verdict, meter, groups,
-    clear,
+    wrong, groups, clear,
     h("details", { class: "inner" }, h("summary", {}, "As JSON"),
       h("label", { class: "fine", for: "filter-json" }, "Groups may be nested; the rows show flat filters only."), json)));
   watch(["filter"], show);
@@ -69,7 +65,6 @@ async function learnAttributes() {
   found.set("item_id", { type: "string", values: new Set(items.map((item) => item.item_id)) });
   attributes = found;
   draw();
-  count();
 }
 
 // From the filter to rows
@@ -79,7 +74,6 @@ function show() {
   if (JSON.stringify(made) !== JSON.stringify(state.filter)) rows = rowsOf(state.filter);
   json.value = state.filter ? JSON.stringify(state.filter, null, 1) : "";
   draw();
-  count();
 }
 
 /** The rows of a filter; null if it has nested groups. */
@@ -125,12 +119,12 @@ function takeJson() {
     if (filter !== null && (typeof filter !== "object" || Array.isArray(filter))) throw new Error("A filter is an object.");
   } catch (error) {
     json.setAttribute("aria-invalid", "true");
-    render(verdict, problemBox({ title: "This is not JSON", code: "malformed_body", detail: error.message }));
+    render(wrong, problemBox({ title: "This is not JSON", code: "malformed_body", detail: error.message }));
     return;
   }
   json.removeAttribute("aria-invalid");
-  if (JSON.stringify(filter) === JSON.stringify(state.filter)) count();
-  else update({ filter });
+  render(wrong);
+  update({ filter });
 }
 
 // Rows
@@ -211,7 +205,6 @@ function bound(row, i, name) {
       delete next[kept];
       if (event.target.value !== "") next[kept] = Number(event.target.value);
       row.value = next;
-      counting();
     },
     onchange: changed,
   });
@@ -247,29 +240,4 @@ function typed(text, kind) {
   if (kind === "number" && text !== "" && !Number.isNaN(Number(text))) return Number(text);
   if (kind === "boolean" && (text === "true" || text === "false")) return text === "true";
   return text;
-}
-
-// Number of matching items
-
-const counting = later(WAIT_MS, count);
-
-async function count() {
-  const filter = rows === null ? state.filter : filterOf(rows);
-  let answer;
-  try {
-    const body = { filter: filter ?? {}, ...(state.model && { model: state.model }) };
-    answer = await validate("POST", "/v1/filters/validate", body);
-  } catch (problem) {
-    render(verdict, problemBox(problem));
-    return;
-  }
-  if (!answer) return;
-  if (!answer.valid) {
-    const detail = answer.problems.map((one) => one.detail).join(" ");
-    render(verdict, problemBox({ title: "The filter is not valid for this catalog", code: "invalid_request", detail }));
-    return;
-  }
-  meter.style.setProperty("--part", answer.eligible_items / (answer.items || 1));
-  if (!filter) render(verdict, `No filter: all ${number(answer.items)} items.`);
-  else render(verdict, h("strong", {}, number(answer.eligible_items)), ` of ${number(answer.items)} items match.`);
 }

@@ -1,30 +1,25 @@
 // The user or session to recommend for, and the strip with the items of the history.
 
-import { call, history, learn, remembered, title } from "./api.js";
+import { history, learn, remembered, title } from "./api.js";
 import { announce, byKey, empty, h, plural, problemBox, render } from "./dom.js";
 import { openItem } from "./item.js";
 import { askAgain } from "./results.js";
 import { MOST_HISTORY, state, update, watch } from "./state.js";
 
-const SAMPLES = 50; // number of users to choose from
-const SHORT = 4; // number of them shown as buttons
 const SHOWN = 40; // number of newest items; of the others only the count is shown
 let strip, count, field, shown = []; // ids of the history on the page, oldest first
 let loading = Promise.resolve();
 
 export function mountHistory(root) {
   field = h("input", {
-    id: "user", list: "users", autocomplete: "off", spellcheck: "false", placeholder: "user id",
+    id: "user", autocomplete: "off", spellcheck: "false", placeholder: "user id",
     "aria-describedby": "user-help",
   });
-  const samples = h("datalist", { id: "users" });
-  const chips = h("div", { class: "samples", role: "group", "aria-label": "Some users" });
   strip = h("ol", { class: "strip", role: "list", "aria-label": "History, oldest first" });
   count = h("p", { class: "fine strip-count" });
   const form = h("form", { class: "who", onsubmit: pick },
     h("label", { for: "user" }, "Recommend for"),
-    h("div", { class: "field" }, field, h("button", { class: "primary" }, "Go")),
-    samples, chips);
+    h("div", { class: "field" }, field, h("button", { class: "primary" }, "Go")));
   root.append(
     h("h2", { class: "sr", id: "session-title" }, "User or session"),
     form,
@@ -36,7 +31,6 @@ export function mountHistory(root) {
         h("kbd", {}, "Alt"), " + ", h("kbd", {}, "←"), h("kbd", {}, "→"), " moves an item, ",
         h("kbd", {}, "Del"), " removes it.")));
   strip.addEventListener("keydown", keys);
-  offer(samples, chips);
   watch(["user", "history"], show);
 }
 
@@ -58,23 +52,6 @@ export async function add(id) {
   await loading;
   update({ history: [...shown, id].slice(-MOST_HISTORY) });
   announce(`Added ${title(id)} to the history.`);
-}
-
-async function offer(samples, chips) {
-  let users;
-  try {
-    users = (await call("GET", `/v1/users?limit=${SAMPLES}`)).users;
-  } catch {
-    return; // ids can still be typed
-  }
-  samples.append(...users.map((value) => h("option", { value })));
-  for (const user of users.slice(0, SHORT)) {
-    chips.append(h("button", { type: "button", class: "chip", onclick: () => choose(user, null) }, user));
-  }
-  if (users.length > SHORT) {
-    const any = () => choose(users[Math.floor(Math.random() * users.length)], null);
-    chips.append(h("button", { type: "button", class: "chip", onclick: any }, "any"));
-  }
 }
 
 function show() {

@@ -221,7 +221,7 @@ export function mountOptions(root) {
 
 async function offerModels(field) {
   try {
-    const { aliases } = await call("GET", "/v1/aliases");
+    const { aliases } = await call("GET", "/v1/models");
     for (const { name } of aliases) {
       if (name !== "champion") field.append(h("option", { value: name }, name));
     }

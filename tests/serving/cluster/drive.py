@@ -191,8 +191,9 @@ async def drive(cluster, right):
             homes.append((await handle.ask(call, user)).replica)
         saw["homes"] = [homes[:12], homes[12:]]
 
-        refused = await client.put("/v1/items/B9999", json={"title": "New"})
-        put = await client.put("/v1/items/B9999", json={"title": "New", "like": "B0001"})
+        new = {"item_id": "B9999", "title": "New"}
+        refused = await client.post("/v1/items", json={"items": [new]})
+        put = await client.post("/v1/items", json={"items": [new | {"like": "B0001"}]})
         # whoever answers, the item is there
         got = [await client.get("/v1/items/B9999", headers={"x-session-id": u}) for u in "abcdef"]
         saw["items"] = [response.status_code for response in (refused, put, *got)]

@@ -118,7 +118,7 @@ async def test_the_door_refuses_a_large_body(client, replicas):
 
 @pytest.mark.parametrize(
     ("method", "path"),
-    [("PUT", "/v1/items/a/b"), ("POST", "/v1/items"), ("PUT", "/v1/aliases/champion")],
+    [("PATCH", "/v1/items/a/b"), ("POST", "/v1/items"), ("PUT", "/v1/aliases/champion")],
 )
 async def test_a_change_goes_to_all_replicas_and_fails_if_one_refuses(
     client, replicas, method, path
