@@ -8,7 +8,6 @@ that a list is short only if nothing more may follow.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -17,16 +16,13 @@ from numpy.typing import NDArray
 from recsys.constraint.caps import Caps
 from recsys.constraint.mask import RowMask
 from recsys.decoding.output import DecodeStats
-from recsys.interactions import Histories
-from recsys.listing import Batch, Found, Lists
+from recsys.listing import Batch, Lists, certificate
 
 MOST_BEAMS = 256
-Search = Callable[[Batch, int, Sequence[int]], Found]
-"""Searches a batch with a width, for the requests at these places of the whole batch."""
 
 
 @dataclass
-class Capped:
+class CappedList:
     """The list of one request, while it grows.
 
     Attributes:
@@ -45,80 +41,93 @@ class Capped:
     stats: DecodeStats | None = None
     proven: bool = True
 
-    def take(self, found: Found, place: int, caps: Caps) -> bool:
-        """Add items of the list at a place of `found`; returns whether there were any."""
-        lists, trie, before = found.lists, found.trie, len(self.items)
-        count = int((lists.items[place] >= 0).sum())
-        listed = lists.items[place, :count]
+    def take(self, batch: Batch, lists: Lists, i: int, caps: Caps) -> bool:
+        """Add items of list i, one of a search of `batch`; returns whether there were any."""
+        before, count = len(self.items), int((lists.items[i] >= 0).sum())
+        listed = lists.items[i, :count]
         seen = 0
         # one after another, since what is left out does not count; a list is at most 256 long
-        for item, at in zip(listed.tolist(), trie.item_places(listed).tolist(), strict=True):
+        order = batch.epoch.trie.item_places(listed).tolist()
+        for item, at in zip(listed.tolist(), order, strict=True):
             if len(self.items) == self.places:
                 break
             if caps.admit(at):
                 self.items.append(item)
-                self.scores.append(float(lists.scores[place, seen]))
-                self.source.append(int(lists.source[place, seen]))
+                self.scores.append(float(lists.scores[i, seen]))
+                self.source.append(int(lists.source[i, seen]))
             seen += 1
-        self.proven &= found.certificate(place, seen) == "global-exact"
-        if found.beams is not None:
-            more = found.beams.stats[place]
-            self.stats = more if self.stats is None else self.stats.plus(more)
+        self.proven &= certificate(batch, lists, i, seen) == "global-exact"
+        if lists.stats:
+            self.stats = lists.stats[i] if self.stats is None else self.stats.plus(lists.stats[i])
         return len(self.items) > before
 
 
-def fill(batch: Batch, places: Sequence[int], width: int, search: Search) -> list[Capped]:
-    """Fill the lists of requests that all have caps, which then count the items of the lists.
+class CappedLists:
+    """The lists of requests that all have caps, which then count the items of the lists.
 
+    While `part` has requests, it is to be searched with a `width`, and `take` gets what is found.
     The first search has the given width; each further one is twice as wide, up to 256.
     """
-    lists = [Capped(count) for count in places]
-    rows = list(range(len(lists)))
-    # Pinned items may have closed values already, of which a search would then find nothing else.
-    part = replace(batch, masks=[_left(batch, row) for row in rows])
-    while rows:
-        found, following = search(part, width, rows), []
-        for place, row in enumerate(rows):
-            one, caps = lists[row], batch.caps[row]
+
+    def __init__(self, batch: Batch, width: int) -> None:
+        """Begin without items."""
+        self.width = width
+        self._batch = batch
+        self._lists = [CappedList(places) for places in batch.places]
+        self._requests = list(range(len(self._lists)))  # those of `part`, by their place
+        # Pinned items may have closed values already, of which a search would find nothing else.
+        self.part = replace(batch, masks=[_left(batch, i) for i in self._requests])
+        self._first: Lists | None = None
+
+    def __bool__(self) -> bool:
+        """Whether there is more to search for."""
+        return bool(self._requests)
+
+    def take(self, found: Lists) -> None:
+        """Add what a search of `part` found, and make the next part."""
+        batch, following = self._batch, []
+        self._first = self._first or found
+        for place, request in enumerate(self._requests):
+            one, caps = self._lists[request], batch.caps[request]
             assert caps is not None  # noqa: S101 - all requests have caps
-            if one.take(found, place, caps) and len(one.items) < one.places:
-                following.append(row)
-        masks = [_left(batch, row) for row in following]
-        excluded = [
-            np.append(batch.excluded[row], lists[row].items).astype(np.int32) for row in following
-        ]
-        left = [
-            place
-            for place, (mask, items) in enumerate(zip(masks, excluded, strict=True))
-            if batch.epoch.count_eligible(items, mask)
-        ]
-        rows = [following[place] for place in left]
-        part = replace(
-            batch,
-            histories=batch.histories.take(rows),
-            excluded=Histories.of([excluded[place] for place in left]),
-            masks=[masks[place] for place in left],
-            boosts=[batch.boosts[row] for row in rows],
+            if one.take(self.part, found, place, caps) and len(one.items) < one.places:
+                following.append(request)
+        self._requests, excluded, masks = [], [], []
+        for request in following:
+            mask, own = _left(batch, request), self._lists[request].items
+            hidden = np.append(batch.excluded[request], own).astype(np.int32)
+            if batch.epoch.count_eligible(hidden, mask):
+                self._requests.append(request)
+                excluded.append(hidden)
+                masks.append(mask)
+        self.part = batch.take(self._requests, excluded, masks)
+        self.width = max(self.width, min(2 * self.width, MOST_BEAMS))
+
+    def lists(self) -> Lists:
+        """The lists, as many columns as the longest may have."""
+        items = np.full((len(self._lists), max(self._batch.k)), -1, np.int32)
+        scores = np.full(items.shape, -np.inf, np.float32)
+        source = np.zeros(items.shape, np.int8)
+        for i, one in enumerate(self._lists):
+            columns = slice(len(one.items))
+            items[i, columns], scores[i, columns] = one.items, one.scores
+            source[i, columns] = one.source
+        first = self._first
+        return Lists(
+            items,
+            scores,
+            source,
+            None if first is None else first.beams,
+            blended=first is not None and first.blended,
+            certificates=["global-exact" if one.proven else "approximate" for one in self._lists],
+            stats=[one.stats for one in self._lists if one.stats is not None],
         )
-        width = max(width, min(2 * width, MOST_BEAMS))
-    return lists
 
 
-def as_lists(capped: Sequence[Capped], k: int) -> Lists:
-    """The lists as arrays of k columns."""
-    items = np.full((len(capped), k), -1, np.int32)
-    scores = np.full(items.shape, -np.inf, np.float32)
-    source = np.zeros(items.shape, np.int8)
-    for i, one in enumerate(capped):
-        count = len(one.items)
-        items[i, :count], scores[i, :count], source[i, :count] = one.items, one.scores, one.source
-    return Lists(items, scores, source)
-
-
-def _left(batch: Batch, row: int) -> RowMask | None:
+def _left(batch: Batch, i: int) -> RowMask | None:
     """What a request may still get; None for all items."""
-    caps, mask = batch.caps[row], batch.masks[row]
-    assert caps is not None  # noqa: S101 - as in `fill`
+    caps, mask = batch.caps[i], batch.masks[i]
+    assert caps is not None  # noqa: S101 - all requests have caps
     items: NDArray[np.bool_] = ~caps.closed()
     if items.all():
         return mask

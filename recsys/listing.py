@@ -1,6 +1,7 @@
 """Listing: requests as one epoch understands them, and lists of items from what a search finds.
 
-A blended list is the union of the beams and of retrieval's candidates, ranked by the reranker.
+A list is made in four steps: `Batch.of` looks up the items of requests, `Engine.decode` searches,
+`rank` puts items in order, with those of retrieval in a blended list, and `describe` adds titles.
 """
 
 from __future__ import annotations
@@ -17,18 +18,14 @@ from recsys.constraint import ItemTrie
 from recsys.constraint.boost import Boost
 from recsys.constraint.caps import Caps
 from recsys.constraint.mask import RowMask
-from recsys.decoding.output import Beams, Certificate, Trace
+from recsys.decoding.output import Beams, Certificate, DecodeStats, Trace
 from recsys.decoding.request import SearchRequest
 from recsys.interactions import NEGATIVE_TYPE, Histories, count_as_seen
 from recsys.live import Epoch
-from recsys.live_catalog import EpochCatalog
-from recsys.requests import SOURCES, Recommendation, RecommendRequest
-from recsys.retrieval import Candidates, Proposals, Reranker, Retrieval
+from recsys.requests import SOURCES, Recommendation, RecommendRequest, RecommendResult
+from recsys.retrieval import Candidates, Pool, Proposals, Reranker, Retrieval
 from recsys.retrieval.event_types import EventTypes
-from recsys.retrieval.native import NativeRetrieval, covers
-from recsys.retrieval.reranker import MODEL as MODEL_SOURCE
-
-MODEL, RETRIEVAL, POPULAR, PINNED = 0, 1, 2, 3
+from recsys.retrieval.pool import OF_MODEL, OF_POPULAR, OF_RETRIEVAL, PINNED
 
 
 @dataclass(frozen=True)
@@ -40,21 +37,27 @@ class Batch:
         histories: items of the histories that the model knows, oldest first.
         excluded: items that each request must not get, or has pinned.
         masks: what each request may get; None for everything.
-        boosts: what each request's items gain; None for nothing.
+        boosts: what each request's items gain; None for nothing. Empty if there are none in any.
+        k: length of each list.
         unknown: ids of each history that the model does not know.
-        pinned: items that take the first places of each list; empty if there are none in any.
+        pinned: items that take the first places of each list.
         caps: how many items of one value each list may have, the pinned ones counted; None for any
             number.
+        seeds: one a request, to draw samples; empty to search for the best.
+        temperature: of the samples.
     """
 
     epoch: Epoch
     histories: Histories
     excluded: Histories
     masks: Sequence[RowMask | None]
-    boosts: Sequence[Boost | None]
+    boosts: Sequence[Boost | None] = ()
+    k: Sequence[int] = ()
     unknown: Sequence[list[str]] = ()
     pinned: Sequence[NDArray[np.int32]] = ()
     caps: Sequence[Caps | None] = ()
+    seeds: Sequence[int] = ()
+    temperature: float = 1.0
 
     @classmethod
     def of(
@@ -90,39 +93,59 @@ class Batch:
         histories = Histories.of(known)
         if types is not None and requests:
             histories = replace(histories, behaviours=np.concatenate(numbers))
+        boosts = [boost_of(epoch, request) for request in requests]
         return cls(
             epoch,
             histories,
             Histories.of(excluded),
             masks,
-            [boost_of(epoch, request) for request in requests],
+            boosts if any(boosts) else (),
+            [request.k for request in requests],
             unknown,
             pinned,
             caps,
+            [request.seed for request in requests if request.seed is not None],
+            requests[0].temperature if requests else 1.0,
+        )
+
+    def take(
+        self,
+        requests: Sequence[int],
+        excluded: Sequence[NDArray[np.int32]],
+        masks: Sequence[RowMask | None],
+    ) -> Batch:
+        """Some of the requests, with other items that they must not and may get."""
+        return replace(
+            self,
+            histories=self.histories.take(requests),
+            excluded=Histories.of(excluded),
+            masks=masks,
+            boosts=[self.boosts[i] for i in requests] if self.boosts else (),
+            k=[self.k[i] for i in requests],
+            unknown=[self.unknown[i] for i in requests],
+            pinned=[self.pinned[i] for i in requests],
+            caps=[self.caps[i] for i in requests],
+            seeds=[self.seeds[i] for i in requests] if self.seeds else (),
         )
 
     def search_request(
-        self,
-        candidates: Proposals | None = None,
-        candidate_nodes: int | None = None,
-        *,
-        seeds: Sequence[int] | None = None,
-        temperature: float = 1.0,
+        self, proposals: Proposals | None = None, nodes: int | None = None
     ) -> SearchRequest:
-        """The search request for this batch; `candidates` are scored in the first pass."""
-        excluded = [
-            self.epoch.excluded_rows(items, mask)
-            for items, mask in zip(self.excluded, self.masks, strict=True)
-        ]
+        """The request for a search; proposals are scored in its first pass, in so many nodes."""
+        trie = self.epoch.trie
+        candidates = None if proposals is None else candidate_rows(trie, proposals.items)
         return SearchRequest(
             self.epoch.encoder.encode_all(self.histories),
-            exclude=excluded,
+            exclude=[
+                self.epoch.excluded_rows(items, mask)
+                for items, mask in zip(self.excluded, self.masks, strict=True)
+            ],
             masks=self.masks,
-            boosts=self.boosts,
-            seeds=seeds,
-            temperature=temperature,
-            candidates=None if candidates is None else candidate_rows(self.epoch.trie, candidates),
-            candidate_nodes=candidate_nodes,
+            boosts=self.boosts or None,
+            seeds=self.seeds or None,
+            temperature=self.temperature,
+            candidates=candidates,
+            candidate_nodes=nodes,
         )
 
     def candidates(self, retrieval: Retrieval, k: int) -> Candidates:
@@ -133,7 +156,9 @@ class Batch:
         """What the sources of retrieval propose to each request (`Retrieval.propose`)."""
         later = self.epoch.catalog.later
         size = len(retrieval) + (0 if later is None else len(later))
-        return retrieval.propose(self.histories, k, **self._limits(size), later=later)
+        grown = len(self.epoch.catalog) > len(retrieval)
+        limits = self._limits(size)
+        return retrieval.propose(self.histories, k, **limits, later=later, grown=grown)
 
     def _limits(self, size: int) -> dict[str, Any]:
         """What each request may get of the first `size` items, which retrieval knows."""
@@ -169,238 +194,195 @@ class Batch:
         admitted = (p for p, place in zip(places.tolist(), at, strict=True) if caps.admit(place))
         return np.fromiter(islice(admitted, k), np.intp)
 
-    def places(self, requests: Sequence[RecommendRequest]) -> list[int]:
-        """How many places of each request's list are left behind the pinned items."""
-        return [one.k - len(first) for one, first in zip(requests, self.pinned, strict=True)]
+    @property
+    def places(self) -> list[int]:
+        """How many places of each list are left behind the pinned items."""
+        return [k - len(first) for k, first in zip(self.k, self.pinned, strict=True)]
 
     def count_eligible(self, i: int) -> int:
         """Number of items that request i could get, the pinned ones among them."""
         left = self.epoch.count_eligible(self.excluded[i], self.masks[i])
         return left + len(self.pinned[i])
 
-    def lists(self, beams: Beams, k: int, *, boosted: bool = True) -> Lists:
-        """The k best items that the search found for each request."""
-        trie, rows, scores = self.epoch.trie, beams.rows.cpu().numpy(), beams.scores.cpu().numpy()
-        boosted = boosted and any(self.boosts)
-        if trie.num_rows == len(trie.row_items) and not boosted:  # a row is an item
-            width = min(k, rows.shape[1])
-            items = np.full((len(rows), k), -1, np.int32)
-            own = np.full(items.shape, -np.inf, np.float32)
-            items[:, :width] = np.where(rows >= 0, trie.row_items[rows], -1)[:, :width]
-            own[:, :width] = scores[:, :width]
-            return Lists.of_model(items, own)
-        return items_of_rows(
-            trie,
-            rows,
-            scores,
-            k,
-            excluded=self.excluded,
-            masks=self.masks,
-            boosts=self.boosts if boosted else (),
-        )
-
-    def blended(
-        self, beams: Beams, k: int, candidates: Proposals, retrieval: Retrieval, reranker: Reranker
-    ) -> tuple[Lists, Lists]:
-        """The k best of the search's and retrieval's items, and the model's own, without boosts."""
-        assert beams.candidate_scores is not None  # noqa: S101 - the search got the candidates
-        own = self.lists(beams, max(k, beams.rows.shape[1]), boosted=False)
-        scored = beams.candidate_scores.cpu().numpy()
-        # An item that was added may be among the beams, though retrieval knows nothing of it.
-        grown = len(self.epoch.catalog) > len(retrieval)
-        native = None if grown else candidates.evidence.native
-        if native is not None and covers(reranker):
-            return self._best(native, own, k, candidates, scored, reranker), own.first(k)
-        union = Union.of(
-            own,
-            candidates,
-            scored,
-            retrieval,
-            self.histories,
-            trie=self.epoch.trie,
-            boosts=self.boosts,
-            sources=reranker.sources,
-        )
-        return union.best(reranker, k), own.first(k)
-
-    def _best(
-        self,
-        native: NativeRetrieval,
-        own: Lists,
-        k: int,
-        candidates: Proposals,
-        scored: NDArray[np.floating[Any]],
-        reranker: Reranker,
-    ) -> Lists:
-        """`Union.best` in the native library."""
-        first, evidence = own.items.shape[1], candidates.evidence
-        items = np.concatenate([own.items, candidates.items], axis=1)
-        log_probs = np.full(items.shape, -np.inf, np.float32)
-        log_probs[:, :first] = own.scores
-        log_probs[:, first : first + scored.shape[1]] = scored
-        source = np.full(items.shape, MODEL, np.int8)
-        source[:, first:] = np.where(candidates.supported, RETRIEVAL, POPULAR)
-        found = native.rank(
-            reranker,
-            k,
-            self.histories,
-            None if evidence.retrieval.sasrec is None else evidence.states,
-            items=items,
-            log_probs=log_probs,
-            source=source,
-            gains=_gains(items, self.boosts, self.epoch.trie) if any(self.boosts) else None,
-        )
-        return Lists(*found)
+    def gains(self, items: NDArray[np.int32]) -> NDArray[np.float64] | None:
+        """(n, w) what items gain by boosts, 0 where there is no item; None without boosts."""
+        if not self.boosts:
+            return None
+        gains = np.zeros(items.shape)
+        for i, boost in enumerate(self.boosts):
+            if boost is not None:
+                real = np.flatnonzero(items[i] >= 0)
+                gains[i, real] = boost.items[self.epoch.trie.item_places(items[i, real])]
+        return gains
 
 
 @dataclass(frozen=True)
 class Lists:
-    """Items of n requests, best first.
+    """Items of n requests, best first, and how they were found.
 
     Attributes:
         items: (n, k) int32, -1 where there are no more.
         scores: (n, k) float32, -inf there.
-        source: (n, k) int8, what proposed each: `MODEL`, `RETRIEVAL`, `POPULAR` or `PINNED`.
+        source: (n, k) int8, what proposed each (`recsys.retrieval.pool`).
+        beams: the search, or the first of several; None without a model.
+        blended: whether retrieval took part.
+        certificates: how good each list is; of `rank`, its places that are not pinned.
+        stats: counters of each request.
     """
 
     items: NDArray[np.int32]
     scores: NDArray[np.float32]
     source: NDArray[np.int8]
-
-    @classmethod
-    def of_model(cls, items: NDArray[np.int32], scores: NDArray[np.float32]) -> Lists:
-        """Lists of the model's own items."""
-        return cls(items, scores, np.full(items.shape, MODEL, np.int8))
-
-    def first(self, k: int) -> Lists:
-        """The first k places."""
-        return Lists(self.items[:, :k], self.scores[:, :k], self.source[:, :k])
+    beams: Beams | None = None
+    blended: bool = False
+    certificates: Sequence[Certificate] = ()
+    stats: Sequence[DecodeStats] = ()
 
     def behind(self, pinned: Sequence[NDArray[np.int32]]) -> Lists:
         """Each list behind its pinned items, which have the score 0, cut to as many columns."""
         if not any(len(first) for first in pinned):
             return self
-        made = Lists(self.items.copy(), self.scores.copy(), self.source.copy())
+        parts = self.items.copy(), self.scores.copy(), self.source.copy()
         for i, first in enumerate(pinned):
             if count := len(first):
-                for line, value in ((made.items, first), (made.scores, 0), (made.source, PINNED)):
+                for line, value in zip(parts, (first, 0, PINNED), strict=True):
                     line[i, count:] = line[i, :-count].copy()
                     line[i, :count] = value
-        return made
+        items, scores, source = parts
+        return replace(self, items=items, scores=scores, source=source)
 
 
-@dataclass(frozen=True)
-class Found:
-    """What one search found for the requests of a batch.
+def rank(
+    batch: Batch,
+    beams: Beams,
+    k: int,
+    proposals: Proposals | None = None,
+    reranker: Reranker | None = None,
+) -> Lists:
+    """The k best items of each request.
 
-    Attributes:
-        lists: their items.
-        trie: the catalog.
-        boosts: what each request's items gain.
-        beams: the search; None without a model.
-        blended: whether retrieval took part.
+    They are the search's own, or in a blended list the search's and the `proposals`, ranked by the
+    reranker.
     """
+    if proposals is None or reranker is None:
+        items, scores = best_items(batch, beams, k)
+        lists = Lists(items, scores, np.full(items.shape, OF_MODEL, np.int8), beams)
+    else:
+        assert beams.candidate_scores is not None  # noqa: S101 - the search got the proposals
+        width = max(k, beams.rows.shape[1])
+        items, scores = best_items(batch, beams, width, boosted=False)
+        pool = Pool.of(items, scores, proposals, beams.candidate_scores.cpu().numpy())
+        pool = replace(pool, gains=batch.gains(pool.items))
+        lists = Lists(*pool.rank(reranker, k), beams, blended=True)
+    certificates = [certificate(batch, lists, i, count) for i, count in enumerate(batch.places)]
+    return replace(lists, certificates=certificates, stats=beams.stats)
 
-    lists: Lists
-    trie: ItemTrie
-    boosts: Sequence[Boost | None] = ()
-    beams: Beams | None = None
-    blended: bool = False
 
-    def certificate(self, i: int, places: int) -> Certificate:
-        """How good the first places of list i are."""
-        if self.beams is None or self.blended:
+def most_likely(batch: Batch, retrieval: Retrieval, k: int) -> Lists:
+    """The k best items of each request by retrieval alone."""
+    found = batch.candidates(retrieval, k)
+    source = np.where(found.supported, OF_RETRIEVAL, OF_POPULAR).astype(np.int8)
+    return Lists(
+        found.items, found.log_probs, source, certificates=["approximate"] * len(batch.histories)
+    )
+
+
+def certificate(batch: Batch, lists: Lists, i: int, count: int) -> Certificate:
+    """How good the first `count` items of list i are.
+
+    A search's certificate is about leaves. A leaf that several items share is ranked by the largest
+    boost of its items. So the last item may score less than the last leaf found, and less than an
+    item of a leaf that was not.
+    """
+    beams, trie = lists.beams, batch.epoch.trie
+    if beams is None or lists.blended:
+        return "approximate"
+    boost, row = (batch.boosts[i] if batch.boosts else None), int(beams.rows[i, -1])
+    if boost is not None and row >= 0 and trie.num_rows != trie.num_items:
+        most = boost.most[trie.depth_start[trie.num_levels] + row]
+        last = lists.scores[i, max(count, 1) - 1]
+        if last < np.float32(float(beams.scores[i, -1]) + most):
             return "approximate"
-        last = self.lists.scores[i, max(places, 1) - 1]
-        exact = covers_items(self.trie, self.beams, i, self.boosts[i], last)
-        return self.beams.certificates[i] if exact else "approximate"
+    return beams.certificates[i]
 
 
-@dataclass(frozen=True)
-class Union:
-    """The items of the model's beams and of retrieval, with the values that each source gives them.
+def describe(
+    batch: Batch, lists: Lists, level_sizes: Sequence[int], retrieval: Retrieval | None = None
+) -> list[RecommendResult]:
+    """The answers: lists behind their pinned items, with titles and codes.
 
-    Attributes:
-        items: (n, w) int32, -1 for padding and repeated items.
-        values: source -> (n, w), for `Reranker.score`.
-        gains: (n, w) float64 of the requests' boosts.
-        source: (n, w) int8, as in `Lists`.
+    With `retrieval`, each item has its reason. `level_sizes` are those of the vocabulary, to count
+    what is closed in traces.
     """
-
-    items: NDArray[np.int32]
-    values: dict[str, NDArray[np.float64]]
-    gains: NDArray[np.float64]
-    source: NDArray[np.int8]
-
-    @classmethod
-    def of(
-        cls,
-        model: Lists,
-        candidates: Proposals,
-        candidate_scores: NDArray[np.floating[Any]],
-        retrieval: Retrieval,
-        histories: Histories,
-        *,
-        trie: ItemTrie,
-        boosts: Sequence[Boost | None] = (),
-        sources: Sequence[str] | None = None,
-    ) -> Union:
-        """Put both together.
-
-        Args:
-            model: items that the search found, with log-probabilities without boosts.
-            candidates: items that retrieval proposes.
-            candidate_scores: (n, c) the model's log-probabilities of the first c candidates; -inf
-                for those that were not scored.
-            retrieval: gives the values of all sources but the model.
-            histories: the n histories.
-            trie: the catalog, for the boosts.
-            boosts: what each request's items gain; empty for nothing.
-            sources: what is computed about the items; None for all that there is.
-        """
-        proposed = candidates.items
-        again = (proposed[:, :, None] == model.items[:, None, :]).any(-1)
-        items = np.concatenate([model.items, np.where(again, -1, proposed)], axis=1)
-        missing = proposed.shape[1] - candidate_scores.shape[1]
-        scored = np.pad(candidate_scores, ((0, 0), (0, missing)), constant_values=-np.inf)
-        log_probs = np.concatenate([model.scores, scored], axis=1).astype(np.float64)
-        values = retrieval.values(candidates.evidence, items, sources or retrieval.sources)
-        values[MODEL_SOURCE] = np.where(log_probs > -np.inf, log_probs, np.nan)
-        source = np.concatenate(
-            [model.source, np.where(candidates.supported, RETRIEVAL, POPULAR)], axis=1
+    lists, beams = lists.behind(batch.pinned), lists.beams
+    because = np.full(lists.items.shape, -1, np.int64)
+    if retrieval is not None:
+        because = retrieval.because(batch.histories, lists.items)
+    results = []
+    for i, (k, mask) in enumerate(zip(batch.k, batch.masks, strict=True)):
+        stats: dict[str, int] = {}
+        trace = None
+        if beams is not None:
+            stats = {"beams": beams.rows.shape[1], **vars(lists.stats[i])}
+            if beams.traces:
+                trace = count_items(beams.traces[i], batch.epoch.trie, level_sizes, mask)
+        result = RecommendResult(
+            recommendations=_described(batch.epoch, lists, i, k, because),
+            unknown_items=batch.unknown[i],
+            epoch=batch.epoch,
+            eligible_items=batch.count_eligible(i),
+            stats=stats,
+            certificate=lists.certificates[i],
+            trace=trace,
+            blended=lists.blended,
         )
-        return cls(items, values, _gains(items, boosts, trie), source.astype(np.int8))
+        results.append(result)
+    return results
 
-    def best(self, reranker: Reranker, k: int) -> Lists:
-        """The k best items; ties keep the model's order, with the model's items first."""
-        scores = reranker.score(self.values, self.items >= 0) + self.gains
-        order = np.argsort(-scores, axis=1, kind="stable")[:, :k]
-        items = np.take_along_axis(self.items, order, axis=1)
-        source = np.take_along_axis(self.source, order, axis=1)
-        scores = np.take_along_axis(scores, order, axis=1)
-        missing = ((0, 0), (0, k - items.shape[1]))
-        return Lists(
-            np.pad(np.where(scores > -np.inf, items, -1), missing, constant_values=-1),
-            np.pad(scores, missing, constant_values=-np.inf).astype(np.float32),
-            np.pad(source, missing),
+
+def _described(
+    epoch: Epoch, lists: Lists, i: int, k: int, because: NDArray[np.int64]
+) -> list[Recommendation]:
+    """The first k items of list i; `because` is the item of the history that explains each."""
+    catalog, there = epoch.catalog, np.flatnonzero(lists.items[i, :k] >= 0)
+    columns = lists.items, lists.scores, lists.source, because
+    items, scores, sources, reasons = (column[i, there].tolist() for column in columns)
+    codes = map(tuple, catalog.codes[items].tolist())
+    parts = zip(catalog.described(items), scores, codes, sources, reasons, strict=True)
+    return [
+        Recommendation(
+            item_id,
+            score,
+            title,
+            code,
+            SOURCES[source],
+            catalog.item_id(reason) if reason >= 0 else None,
         )
+        for (item_id, title), score, code, source, reason in parts
+    ]
 
 
-def _gains(
-    items: NDArray[np.int32], boosts: Sequence[Boost | None], trie: ItemTrie
-) -> NDArray[np.float64]:
-    """(n, w) what items gain by the requests' boosts; 0 where there is no item."""
-    gains = np.zeros(items.shape)
-    for i, boost in enumerate(boosts):
-        if boost is not None:
-            real = np.flatnonzero(items[i] >= 0)
-            gains[i, real] = boost.items[trie.item_places(items[i, real])]
-    return gains
+def best_items(
+    batch: Batch, beams: Beams, k: int, *, boosted: bool = True
+) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+    """The k best items that a search found for each request, and their scores, (n, k) each."""
+    trie, rows, scores = batch.epoch.trie, beams.rows.cpu().numpy(), beams.scores.cpu().numpy()
+    boosts = batch.boosts if boosted else ()
+    if trie.num_rows != len(trie.row_items) or boosts:
+        return items_of_rows(
+            trie, rows, scores, k, excluded=batch.excluded, masks=batch.masks, boosts=boosts
+        )
+    width = min(k, rows.shape[1])  # a row is an item
+    items = np.full((len(rows), k), -1, np.int32)
+    own = np.full(items.shape, -np.inf, np.float32)
+    items[:, :width] = np.where(rows >= 0, trie.row_items[rows], -1)[:, :width]
+    own[:, :width] = scores[:, :width]
+    return items, own
 
 
-def candidate_rows(trie: ItemTrie, candidates: Proposals) -> list[NDArray[np.int32]]:
-    """Trie rows of each request's candidates, in their order."""
-    return [trie.item_row[items[items >= 0]] for items in candidates.items]
+def candidate_rows(trie: ItemTrie, items: NDArray[np.int32]) -> list[NDArray[np.int32]]:
+    """Trie rows of each request's items, in their order."""
+    return [trie.item_row[line[line >= 0]] for line in items]
 
 
 def mask_of(epoch: Epoch, request: RecommendRequest) -> RowMask | None:
@@ -449,11 +431,11 @@ def items_of_rows(
     excluded: Histories,
     masks: Sequence[RowMask | None] = (),
     boosts: Sequence[Boost | None] = (),
-) -> Lists:
-    """Items of the rows (n, K), best first; a shared leaf gives its items one by one.
+) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+    """(n, k) items of the rows (n, K), best first, and their scores.
 
-    Those that are excluded, or that the request's mask hides, are left out. Boosts count for items
-    one by one, and may change their order.
+    A shared leaf gives its items one by one. Those that are excluded, or that the request's mask
+    hides, are left out. Boosts count for items one by one, and may change their order.
     """
     n, width = rows.shape
     items = np.full((n, k), -1, np.int32)
@@ -483,51 +465,7 @@ def items_of_rows(
     kept = place < k
     items[owner[kept], place[kept]] = flat[kept]
     scores[owner[kept], place[kept]] = flat_scores[kept]
-    return Lists.of_model(items, scores)
-
-
-def covers_items(trie: ItemTrie, beams: Beams, i: int, boost: Boost | None, last: float) -> bool:
-    """Whether the certificate of answer i, which is about leaves, holds for its items too.
-
-    A leaf that several items share is ranked by the largest boost of its items. The last item may
-    therefore score less than the last leaf found, and less than an item of a leaf that was not.
-    """
-    row = int(beams.rows[i, -1])
-    if boost is None or row < 0 or trie.num_rows == trie.num_items:
-        return True
-    most = boost.most[trie.depth_start[trie.num_levels] + row]
-    return bool(last >= np.float32(float(beams.scores[i, -1]) + most))
-
-
-def describe(
-    catalog: EpochCatalog,
-    found: Lists,
-    request: int,
-    k: int,
-    because: NDArray[np.int64] | None = None,
-) -> list[Recommendation]:
-    """The first k items of the request at a place in `found`, as recommendations.
-
-    `because` is (n, k), the item of the history with the most evidence for each, -1 for none.
-    """
-    there = np.flatnonzero(found.items[request, :k] >= 0)
-    items, scores, sources = (
-        part[request, there].tolist() for part in (found.items, found.scores, found.source)
-    )
-    reasons = [-1] * len(items) if because is None else because[request, there].tolist()
-    codes = map(tuple, catalog.codes[items].tolist())
-    parts = zip(catalog.described(items), scores, codes, sources, reasons, strict=True)
-    return [
-        Recommendation(
-            item_id,
-            score,
-            title,
-            code,
-            SOURCES[source],
-            catalog.item_id(reason) if reason >= 0 else None,
-        )
-        for (item_id, title), score, code, source, reason in parts
-    ]
+    return items, scores
 
 
 def count_items(

@@ -21,30 +21,26 @@ from numpy.typing import NDArray
 
 from recsys.artifacts import Manifest, read_whole
 from recsys.bundle import Bundle
-from recsys.capped import as_lists, fill
+from recsys.capped import CappedLists
 from recsys.constraint import ItemTrie
 from recsys.constraint.filter_cache import FilterCache
 from recsys.constraint.transitions import DeviceTrie
 from recsys.decoding.engine import Engine
-from recsys.decoding.output import Beams, Certificate, DecodeStats
 from recsys.decoding.planner import Plan
-from recsys.decoding.request import SearchRequest
-from recsys.decoding.shared import shared_beam_search
 from recsys.devices import AUTO, choose_device, is_large, typical_seconds
 from recsys.errors import ArtifactError, RequestError
 from recsys.hub import find_bundle
 from recsys.interactions import NEGATIVE_TYPE, Histories, count_as_seen
 from recsys.listing import (
-    POPULAR,
-    RETRIEVAL,
     Batch,
-    Found,
     Lists,
+    best_items,
     boost_of,
     caps_of,
-    count_items,
     describe,
     mask_of,
+    most_likely,
+    rank,
 )
 from recsys.live import Epoch, Epochs, NewItem
 from recsys.live_catalog import EpochCatalog
@@ -56,6 +52,7 @@ from recsys.prompts import PromptEncoder
 from recsys.requests import Recommendation, RecommendRequest, RecommendResult, Source
 from recsys.retrieval import Reranker, Retrieval
 from recsys.retrieval.event_types import EventTypes
+from recsys.retrieval.related import similar
 from recsys.rules import Rule, apply_rules
 
 Ranked = tuple[NDArray[np.int32], NDArray[np.float32]]
@@ -288,15 +285,40 @@ class Recommender:
                 none; `eligible` checks this, too.
         """
         epoch = self._begin()
-        results: dict[int, RecommendResult] = {}
         groups: dict[_Kind, list[int]] = {}
         for place, request in enumerate(requests):
             kind = _Kind.of(request, self._blends(request))
             groups.setdefault(kind, []).append(place)
+        results: dict[int, RecommendResult] = {}
         for kind, places in groups.items():
-            group = [requests[i] for i in places]
-            results |= zip(places, self._decode(epoch, group, kind), strict=True)
+            batch = Batch.of(epoch, [requests[i] for i in places], self._types)
+            if kind.capped:
+                capped = CappedLists(batch, kind.beams)
+                while capped:
+                    wider = replace(kind, beams=capped.width)
+                    capped.take(self._search(capped.part, wider, capped.width))
+                lists = capped.lists()
+            else:
+                lists = self._search(batch, kind, max(batch.k))
+            sizes = self.bundle.vocabulary.level_sizes
+            results |= zip(places, describe(batch, lists, sizes, self.retrieval), strict=True)
         return [results[i] for i in range(len(requests))]
+
+    def _search(self, batch: Batch, kind: _Kind, k: int) -> Lists:
+        """The k best items of each request, by one search."""
+        proposals = nodes = None
+        reranker = self._reranker if kind.blend else None
+        if reranker is not None and self.retrieval is not None:
+            proposals = batch.proposals(self.retrieval, max(reranker.candidates, kind.beams))
+            nodes = reranker.nodes
+        found = self.engine.decode(
+            batch.search_request(proposals, nodes),
+            kind.beams,
+            mode=self._mode(kind.mode),
+            until_global=kind.guarantee == "global",
+            traced=kind.trace,
+        )
+        return rank(batch, found.beams, k, proposals, reranker)
 
     def eligible(self, request: RecommendRequest) -> int | None:
         """How many items the request's filter allows; None without a filter.
@@ -352,8 +374,6 @@ class Recommender:
 
         Items that are not available now are in no list, as in serving. Neither are the hidden items
         of the histories.
-        All lists come from one search (`recsys.decoding.shared`), which costs little more than the
-        search for one of them.
 
         Args:
             histories: n sequences.
@@ -384,17 +404,14 @@ class Recommender:
         for start in range(0, len(order), batch_size):
             places = order[start : start + batch_size]
             group = histories.take(places)
-            owner = np.tile(np.arange(len(group)), variants)
-            hidden = Histories.of(
-                items for with_seen in exclude_seen for items in group.left_out(with_seen)
-            )
-            nothing = [None] * len(owner)
-            batch = Batch(epoch, group.take(owner), hidden, [epoch.mask] * len(owner), nothing)
-            best, own, _ = self._rank(batch, k, kind, partial(self._search_shared, kind))
-            for which, lists in enumerate((best, own)):
-                here = (slice(None), which, places)
-                items[here] = lists.items.reshape(variants, len(group), k)
-                scores[here] = lists.scores.reshape(variants, len(group), k)
+            masks = [epoch.mask] * len(group)
+            for variant, with_seen in enumerate(exclude_seen):
+                batch = Batch(epoch, group, group.left_out(with_seen), masks)
+                lists = self._search(batch, kind, k)
+                items[variant, 0, places], scores[variant, 0, places] = lists.items, lists.scores
+                assert lists.beams is not None  # noqa: S101 - it is a search's
+                own = best_items(batch, lists.beams, k)
+                items[variant, 1, places], scores[variant, 1, places] = own
             if advance is not None:
                 advance(len(places))
         return [((i[0], s[0]), (i[1], s[1])) for i, s in zip(items, scores, strict=True)]
@@ -431,8 +448,8 @@ class Recommender:
         if self.retrieval is not None and reranker is not None:
             most = max(reranker.candidates, MIN_BEAMS)
             batch = Batch.of(self.epoch, [RecommendRequest([])], self._types)
-            found = batch.proposals(self.retrieval, most).items.shape[1]
-            size = found + most, reranker.nodes  # those that items added later propose, too
+            proposed = batch.proposals(self.retrieval, most).items.shape[1]
+            size = proposed + most, reranker.nodes  # those that items added later propose, too
         sizes = self.max_batch, self.encoder.max_tokens, MIN_BEAMS
         engine.capture(*sizes, plans, spare=size[1])
         whole = [plan for plan in plans if plan.mode != Mode.EXHAUSTIVE]
@@ -478,7 +495,7 @@ class Recommender:
         return [line[: len(found)] for line, found in zip(scores, wanted, strict=True)]
 
     def similar(self, item_id: str, k: int) -> list[tuple[str, float]]:
-        """The k items most similar to one item, with scores, best first (`Retrieval.similar`).
+        """The k items most similar to one item, with scores, best first.
 
         For items that were added after the bundle was made, these are the items with the nearest
         semantic IDs; the score is then the share of leading codes in common.
@@ -493,7 +510,7 @@ class Recommender:
         found = np.zeros(0, np.int32)
         if item < len(retrieval):
             alive = epoch.alive[: len(retrieval)]
-            named, rated = retrieval.similar(np.array([item]), k, alive)
+            named, rated = similar(retrieval, np.array([item]), k, alive)
             found, scores = named[0][named[0] >= 0], rated[0]
         if not len(found):
             codes = epoch.catalog.codes
@@ -517,23 +534,15 @@ class Recommender:
         """
         retrieval, epoch = self._need_retrieval(), self.epoch
         batch = Batch.of(epoch, [replace(request, boosts=())], self._types)
-
-        def search(part: Batch, width: int, _: Sequence[int]) -> Found:
-            found = part.candidates(retrieval, width)
-            source = np.where(found.supported, RETRIEVAL, POPULAR).astype(np.int8)
-            return Found(Lists(found.items, found.log_probs, source), epoch.trie)
-
         if request.max_per:
-            lists = as_lists(fill(batch, batch.places([request]), request.k, search), request.k)
+            capped = CappedLists(batch, request.k)
+            while capped:
+                capped.take(most_likely(capped.part, retrieval, capped.width))
+            lists = capped.lists()
         else:
-            lists = search(batch, request.k, [0]).lists
-        return RecommendResult(
-            recommendations=describe(epoch.catalog, lists.behind(batch.pinned), 0, request.k),
-            unknown_items=batch.unknown[0],
-            epoch=epoch,
-            eligible_items=batch.count_eligible(0),
-            certificate="approximate",
-        )
+            lists = most_likely(batch, retrieval, request.k)
+        (result,) = describe(batch, lists, self.bundle.vocabulary.level_sizes)
+        return result
 
     def _need_retrieval(self) -> Retrieval:
         if self.retrieval is None:
@@ -572,99 +581,6 @@ class Recommender:
                 "mode 'relaxed' needs a draft model, and this bundle has none; ask for 'strict'"
             )
         return self.mode if mode == Mode.AUTO else Mode(mode)
-
-    def _decode(
-        self, epoch: Epoch, requests: Sequence[RecommendRequest], kind: _Kind
-    ) -> list[RecommendResult]:
-        """Answer requests of one kind."""
-        batch, k = Batch.of(epoch, requests, self._types), max(request.k for request in requests)
-        places = batch.places(requests)
-        first, lists, certificates, stats = self._lists(batch, k, places, requests, kind)
-        found = lists.behind(batch.pinned)
-        because = None
-        if self.retrieval is not None:
-            because = self.retrieval.because(batch.histories, found.items)
-        sizes = self.bundle.vocabulary.level_sizes
-        return [
-            RecommendResult(
-                recommendations=describe(epoch.catalog, found, i, request.k, because),
-                unknown_items=batch.unknown[i],
-                epoch=epoch,
-                eligible_items=batch.count_eligible(i),
-                stats={"beams": kind.beams, **vars(stats[i])},
-                certificate=certificates[i],
-                trace=count_items(first.traces[i], epoch.trie, sizes, mask) if kind.trace else None,
-                blended=kind.blend,
-            )
-            for i, (request, mask) in enumerate(zip(requests, batch.masks, strict=True))
-        ]
-
-    def _lists(
-        self,
-        batch: Batch,
-        k: int,
-        places: Sequence[int],
-        requests: Sequence[RecommendRequest],
-        kind: _Kind,
-    ) -> tuple[Beams, Lists, list[Certificate], list[DecodeStats]]:
-        """The first search, lists of k columns, and the certificate and counters of each.
-
-        `places` is the number of items in each list without the pinned ones.
-        """
-        searches: list[Beams] = []
-
-        def search(part: Batch, width: int, rows: Sequence[int]) -> Found:
-            seeds = [seed for row in rows if (seed := requests[row].seed) is not None] or None
-            as_wide = replace(kind, beams=width) if kind.capped else kind
-            found, _, beams = self._rank(
-                part, width, as_wide, partial(self._search, as_wide), seeds
-            )
-            searches.append(beams)
-            return Found(found, part.epoch.trie, part.boosts, beams, kind.blend)
-
-        if kind.capped:
-            capped = fill(batch, places, kind.beams, search)
-            certificates: list[Certificate] = [
-                "global-exact" if one.proven else "approximate" for one in capped
-            ]
-            stats = [one.stats for one in capped if one.stats is not None]
-            return searches[0], as_lists(capped, k), certificates, stats
-        found = search(batch, k, range(len(batch.histories)))
-        certificates = [found.certificate(i, count) for i, count in enumerate(places)]
-        return searches[0], found.lists, certificates, searches[0].stats
-
-    def _rank(
-        self,
-        batch: Batch,
-        k: int,
-        kind: _Kind,
-        search: Callable[[SearchRequest], Beams],
-        seeds: Sequence[int] | None = None,
-    ) -> tuple[Lists, Lists, Beams]:
-        """The best k of each request, the model's own k, and the search that they are from.
-
-        Both lists are the same without a blend; the model's own list of a blend has no boosts.
-        """
-        reranker = self._reranker if kind.blend else None
-        if self.retrieval is None or reranker is None:
-            beams = search(batch.search_request(seeds=seeds, temperature=kind.temperature))
-            own = batch.lists(beams, k)
-            return own, own, beams
-        candidates = batch.proposals(self.retrieval, max(reranker.candidates, kind.beams))
-        beams = search(batch.search_request(candidates, reranker.nodes))
-        return *batch.blended(beams, k, candidates, self.retrieval, reranker), beams
-
-    def _search(self, kind: _Kind, request: SearchRequest) -> Beams:
-        return self.engine.decode(
-            request,
-            kind.beams,
-            mode=self._mode(kind.mode),
-            until_global=kind.guarantee == "global",
-            traced=kind.trace,
-        ).beams
-
-    def _search_shared(self, kind: _Kind, request: SearchRequest) -> Beams:
-        return shared_beam_search(self.engine.target, request, self.engine.trie, kind.beams)
 
     @property
     def _types(self) -> EventTypes | None:

@@ -19,6 +19,7 @@ from recsys.event_names import WEIGHTS, level
 from recsys.listing import Batch
 from recsys.live import Epoch
 from recsys.recommender import Recommender, RecommendRequest
+from recsys.retrieval.related import together
 from recsys.rules import Rule, apply_rules
 from recsys.serving.activity import Activity, Recent
 from recsys.serving.catalog_changes import metadata
@@ -132,7 +133,7 @@ class Lists:
         def rank(batch: Batch, model: Model) -> Ranking:
             catalog = batch.epoch.catalog
             rows = catalog.known(query.item)
-            found = model.retrieval.together(rows)
+            found = together(model.retrieval, rows)
             unknown = [name for name, row in zip(query.item, rows, strict=True) if row < 0]
 
             def fields(place: int) -> dict[str, Any]:

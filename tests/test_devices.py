@@ -28,7 +28,6 @@ from recsys.decoding import (
     beam_search,
     complete,
     score_rows,
-    shared_beam_search,
     speculative_beam_search,
 )
 from recsys.devices import faster_device
@@ -315,7 +314,6 @@ WAYS = {
     "complete": lambda target, draft, request: complete(
         target, beam_search(target, request, TRIE, K), request, TRIE
     ),
-    "shared": lambda target, draft, request: shared_beam_search(target, request, TRIE, K),
     "relaxed": lambda target, draft, request: speculative_beam_search(
         target, ModelDrafter(draft, 20), request, TRIE, K, "relaxed"
     ),

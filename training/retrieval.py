@@ -26,11 +26,19 @@ from recsys.config import as_dict
 from recsys.dataset import Dataset, Examples
 from recsys.errors import ConfigError
 from recsys.evaluation.baselines import fit_baselines, of_available
-from recsys.listing import Union, candidate_rows, items_of_rows
+from recsys.listing import candidate_rows, items_of_rows
 from recsys.live import build_trie
 from recsys.pipeline import Context
 from recsys.progress import console, say, track
-from recsys.retrieval import ItemItem, Reranker, Retrieval, VectorIndex, decayed_counts, digest
+from recsys.retrieval import (
+    ItemItem,
+    Pool,
+    Reranker,
+    Retrieval,
+    VectorIndex,
+    decayed_counts,
+    digest,
+)
 from recsys.retrieval.as_new import AsNew
 from recsys.retrieval.content import ContentIndex
 from recsys.retrieval.event_types import EventTypes
@@ -257,7 +265,7 @@ def decode_candidates(
     tokens = encoder.item_tokens
     trie = ItemTrie.build(tokens) if alive is None else build_trie(tokens, alive)
     model = TreeModel.of(target.load_model(target.device))
-    unions, alone, decoded = [], [], []
+    pools, alone, decoded = [], [], []
     starts = np.arange(0, len(examples), BATCH)
     if not math.isinf(end):
         starts = np.random.default_rng(0).permutation(starts)
@@ -276,22 +284,20 @@ def decode_candidates(
             request = SearchRequest(
                 encoder.encode_all(histories),
                 exclude=[trie.excluded_rows(items) for items in seen],
-                candidates=candidate_rows(trie, candidates),
+                candidates=candidate_rows(trie, candidates.items),
                 candidate_nodes=config.nodes,
             )
             beams = beam_search(model, request, trie, config.beams)
             found, scores = beams.rows.cpu().numpy(), beams.scores.cpu().numpy()
-            own = items_of_rows(trie, found, scores, config.beams, excluded=seen)
-            alone.append(_rank_of(own.items, wanted))
+            items, own = items_of_rows(trie, found, scores, config.beams, excluded=seen)
+            alone.append(_rank_of(items, wanted))
             scored = np.full((len(rows), 0), -np.inf, np.float32)  # without any candidate
             if beams.candidate_scores is not None:
                 scored = beams.candidate_scores.cpu().numpy()
-            union = Union.of(
-                own, candidates, scored, retrieval, histories, trie=trie, sources=sources
-            )
-            unions.append(union)
+            pool = Pool.of(items, own, candidates, scored)
+            pools.append((pool.distinct, pool.values(sources)))
             bar.advance(len(rows))
-    width = max(union.items.shape[1] for union in unions)
+    width = max(items.shape[1] for items, _ in pools)
 
     def together(parts: list[NDArray[Any]], fill: float) -> NDArray[Any]:
         wide = [((0, 0), (0, width - part.shape[1])) for part in parts]
@@ -300,10 +306,10 @@ def decode_candidates(
         )
 
     values = {
-        source: together([u.values[source].astype(np.float32) for u in unions], 0)
-        for source in unions[0].values
+        source: together([given[source].astype(np.float32) for _, given in pools], 0)
+        for source in pools[0][1]
     }
-    items = together([union.items for union in unions], -1)
+    items = together([items for items, _ in pools], -1)
     examples = examples.take(np.concatenate(decoded))
     return Candidates(items, values, examples.targets.items), np.concatenate(alone), examples
 

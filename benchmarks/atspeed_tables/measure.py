@@ -245,7 +245,7 @@ def _items(found: Beams, trie: ItemTrie, k: int) -> NDArray[np.int32]:
     """(B, k) items of the rows, best first, -1 behind the end; samples come in another order."""
     scores, order = found.scores.sort(dim=1, descending=True, stable=True)
     rows = found.rows.gather(1, order).cpu().numpy()
-    return items_of_rows(trie, rows, scores.cpu().numpy(), k, excluded=Histories.of([])).items
+    return items_of_rows(trie, rows, scores.cpu().numpy(), k, excluded=Histories.of([]))[0]
 
 
 def compare_accuracy(

@@ -16,7 +16,6 @@ from recsys.decoding.output import Beams, DecodeStats, Trace, TraceNode
 from recsys.decoding.planner import Plan
 from recsys.decoding.request import Search, SearchRequest
 from recsys.decoding.score import score_rows
-from recsys.decoding.shared import shared_beam_search
 from recsys.decoding.speculative import speculative_beam_search
 from recsys.modes import Mode
 
@@ -39,6 +38,5 @@ __all__ = [
     "beam_search",
     "complete",
     "score_rows",
-    "shared_beam_search",
     "speculative_beam_search",
 ]

@@ -68,13 +68,6 @@ class PromptBatch:
             self.host_tokens[requests], self.host_lengths[requests], self.upload, self.slots
         )
 
-    def distinct(self) -> tuple[PromptBatch, NDArray[np.int64]]:
-        """Each prompt once, in order of first appearance, and (B,) which one each request has."""
-        keys = np.column_stack([self.host_lengths, self.host_tokens])
-        _, first, which = np.unique(keys, axis=0, return_index=True, return_inverse=True)
-        place = first.argsort().argsort()  # np.unique sorts the prompts; keep their order
-        return self.take(np.sort(first).tolist()), place[which.reshape(-1)]
-
     @classmethod
     def of(
         cls,

@@ -5,10 +5,11 @@ This package does not import torch.
 
 from recsys.retrieval.item_item import ItemItem as ItemItem
 from recsys.retrieval.later import LaterItems as LaterItems
+from recsys.retrieval.pool import Pool as Pool
+from recsys.retrieval.pool import Proposals as Proposals
 from recsys.retrieval.popularity import decayed_counts as decayed_counts
 from recsys.retrieval.reranker import Reranker as Reranker
 from recsys.retrieval.retrieval import Candidates as Candidates
-from recsys.retrieval.retrieval import Proposals as Proposals
 from recsys.retrieval.retrieval import Retrieval as Retrieval
 from recsys.retrieval.retrieval import digest as digest
 from recsys.retrieval.sasrec import SasRec as SasRec
@@ -18,6 +19,7 @@ __all__ = [
     "Candidates",
     "ItemItem",
     "LaterItems",
+    "Pool",
     "Proposals",
     "Reranker",
     "Retrieval",

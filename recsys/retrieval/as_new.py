@@ -13,10 +13,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
+from scipy import sparse
 
 from recsys.dataset import Examples
+from recsys.retrieval.item_item import ItemItem
 from recsys.retrieval.later import LaterItems
 from recsys.retrieval.retrieval import Retrieval
+from recsys.retrieval.vectors import VectorIndex
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,7 +65,7 @@ class AsNew:
         if not count:
             return None
         chosen = np.sort(np.random.default_rng(seed).choice(known, count, replace=False))
-        rest = retrieval.without(chosen)
+        rest = without(retrieval, chosen)
         later = rest.describe(items.take(pa.array(chosen)))
         return None if later is None else cls(chosen, placed[chosen], rest, later)
 
@@ -86,3 +89,40 @@ class AsNew:
             histories=histories.where(old),
             targets=replace(targets, items=number[targets.items]),
         )
+
+
+def without(retrieval: Retrieval, items: NDArray[np.integer]) -> Retrieval:
+    """The same as if these items had never been in the catalog; their rows are empty."""
+    there = np.ones(len(retrieval), np.float32)
+    there[items] = 0
+    keep = sparse.diags_array(there, format="csr")
+
+    def blanked(model: ItemItem) -> ItemItem:
+        weights = sparse.csr_array(keep @ model.weights @ keep)
+        weights.eliminate_zeros()
+        return replace(model, weights=weights.astype(np.float32))
+
+    types, content = retrieval.types, retrieval.content
+    if types is not None:
+        to_targets = blanked(types.to_targets)
+        types = replace(types, to_targets=to_targets, counts=types.counts * there)
+    if content is not None:
+        rows = sparse.csr_array(keep @ content.rows)
+        rows.eliminate_zeros()
+        content = replace(content, rows=rows)
+    vectors, sasrec = retrieval.vectors, retrieval.sasrec
+    if vectors is not None:
+        vectors = VectorIndex(vectors.vectors * there[:, None])
+    if sasrec is not None:
+        sasrec = sasrec.without(items)
+    return replace(
+        retrieval,
+        item_item=blanked(retrieval.item_item),
+        counts=retrieval.counts * there,
+        vectors=vectors,
+        content=content,
+        neighbors=None if retrieval.neighbors is None else blanked(retrieval.neighbors),
+        sasrec=sasrec,
+        types=types,
+        recent=None if retrieval.recent is None else retrieval.recent * there,
+    )

@@ -76,22 +76,17 @@ class NativeRetrieval:
         self._own = threading.local()
 
     def propose(
-        self,
-        histories: Histories,
-        k: int,
-        blocked: NDArray[np.bool_],
-        states: NDArray[np.float32] | None,
+        self, evidence: Any, k: int, blocked: NDArray[np.bool_]
     ) -> tuple[NDArray[np.int32], NDArray[np.bool_]]:
         """Items and `supported` of `Retrieval.propose`, (n, w) each.
 
         Args:
-            histories: n sequences.
+            evidence: of n histories.
             k: items by evidence.
             blocked: (n, items) which items each history may not get.
-            states: (n, D) last states of SASRec; None without one.
         """
-        n, fitted, half, quarter = len(histories), self._fitted, -(-k // 2), k // 4
-        asked, kept = self._asked(histories, blocked, states)
+        n, fitted, half, quarter = len(evidence.histories), self._fitted, -(-k // 2), k // 4
+        asked, kept = self._asked(evidence.histories, blocked, self._states(evidence))
         width = k + half * self._parts + quarter * self._orders
         items, supported = np.empty((n, width), np.int32), np.empty((n, width), np.bool_)
         call = library.Proposals(
@@ -116,39 +111,21 @@ class NativeRetrieval:
         return items, supported
 
     def rank(
-        self,
-        reranker: Reranker,
-        k: int,
-        histories: Histories,
-        states: NDArray[np.float32] | None,
-        *,
-        items: NDArray[np.int32],
-        log_probs: NDArray[np.float32],
-        source: NDArray[np.int8],
-        gains: NDArray[np.float64] | None,
+        self, pool: Any, reranker: Reranker, k: int
     ) -> tuple[NDArray[np.int32], NDArray[np.float32], NDArray[np.int8]]:
-        """The k best items by the reranker, their scores and sources, (n, k) each.
-
-        Args:
-            reranker: the weights.
-            k: number of items.
-            histories: n sequences.
-            states: as in `propose`.
-            items: (n, w), -1 for none; of equal items the first counts.
-            log_probs: (n, w) of the model, -inf where it has not scored.
-            source: (n, w).
-            gains: (n, w) boosts, or None.
+        """`Pool.rank`.
 
         Raises:
             ValueError: arrays of other sizes.
         """
-        n, width = items.shape
-        if not n == len(histories) or not log_probs.shape == source.shape == items.shape:
+        n, width = pool.items.shape
+        histories = pool.evidence.histories
+        if n != len(histories) or not pool.log_probs.shape == pool.source.shape == pool.items.shape:
             raise ValueError(f"arrays of {n} requests do not fit {len(histories)} histories")
-        asked, _ = self._asked(histories, None, states)
-        items = np.ascontiguousarray(items, np.int32)
-        log_probs = np.ascontiguousarray(log_probs, np.float32)
-        source = np.ascontiguousarray(source, np.int8)
+        asked, _ = self._asked(histories, None, self._states(pool.evidence))
+        items = np.ascontiguousarray(pool.items, np.int32)
+        log_probs = np.ascontiguousarray(pool.log_probs, np.float32)
+        source = np.ascontiguousarray(pool.source, np.int8)
         best, score = np.empty((n, k), np.int32), np.empty((n, k), np.float32)
         best_source = np.empty((n, k), np.int8)
         ranks = _log_ranks(width)
@@ -156,7 +133,8 @@ class NativeRetrieval:
         call = library.Ranking.from_buffer_copy(packed.call)
         call.width, call.k, call.log_rank = width, k, ranks.ctypes.data
         call.items, call.log_probs = items.ctypes.data, log_probs.ctypes.data
-        call.source, call.gains = source.ctypes.data, None if gains is None else gains.ctypes.data
+        call.source = source.ctypes.data
+        call.gains = None if pool.gains is None else pool.gains.ctypes.data
         call.best, call.score = best.ctypes.data, score.ctypes.data
         call.best_source = best_source.ctypes.data
         self._library.rank(
@@ -193,6 +171,11 @@ class NativeRetrieval:
             self._keep(matrix.indices, np.int32),
             self._keep(matrix.data, np.float32),
         )
+
+    def _states(self, evidence: Any) -> NDArray[np.float32] | None:
+        """Last states of SASRec; None without one."""
+        states: NDArray[np.float32] | None = evidence.states if self._fitted.state_size else None
+        return states
 
     def _asked(
         self,

@@ -16,30 +16,28 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
-from scipy import sparse
 
 from recsys.errors import ArtifactError
 from recsys.interactions import Behaviour, Histories
 from recsys.native.library import find_library
-from recsys.retrieval.content import ContentIndex, Terms, cosines
+from recsys.retrieval.content import ContentIndex, Terms
 from recsys.retrieval.event_types import SEEN_DECAY, EventTypes
+from recsys.retrieval.evidence import Evidence
 from recsys.retrieval.files import read_array, read_matrix, save_matrix
-from recsys.retrieval.item_item import ItemItem, best_items, best_of
+from recsys.retrieval.item_item import ItemItem, best_items
 from recsys.retrieval.later import LaterItems, describe
 from recsys.retrieval.native import NativeRetrieval
+from recsys.retrieval.pool import Proposals
 from recsys.retrieval.reranker import (
-    MODEL,
-    NEW,
-    POPULARITY,
     RECENT,
     SASREC,
     SEEN,
@@ -48,7 +46,7 @@ from recsys.retrieval.reranker import (
     Network,
     Reranker,
 )
-from recsys.retrieval.rows import Entries, WeightedItems, blocked_items, unit, without_repeats
+from recsys.retrieval.rows import WeightedItems, blocked_items, without_repeats
 from recsys.retrieval.sasrec import SasRec
 from recsys.retrieval.vectors import VectorIndex, best_entries, nearest, product
 
@@ -65,160 +63,18 @@ ITEM_ITEM, NEIGHBORS, CONTENT, TO_TARGETS = "item_item", "neighbors", "content",
 
 
 class Candidates(NamedTuple):
-    """Proposals of retrieval for n histories, best first.
+    """The most probable items for n histories, best first.
 
     Attributes:
         items: (n, k) int32, padded with -1.
         log_probs: (n, k) float32, padded with -inf.
         supported: (n, k) bool, whether the history has evidence for the item; otherwise it is
             proposed because it is popular.
-        evidence: of the histories, for `log_prob`.
     """
 
     items: NDArray[np.int32]
     log_probs: NDArray[np.float32]
     supported: NDArray[np.bool_]
-    evidence: Evidence
-
-
-class Proposals(NamedTuple):
-    """Items for the reranker to n histories.
-
-    Attributes:
-        items: (n, w) int32, in no order, padded with -1.
-        supported: (n, w) bool, whether the history has evidence for the item or a source other than
-            popularity proposes it.
-        evidence: of the histories, for `values`.
-    """
-
-    items: NDArray[np.int32]
-    supported: NDArray[np.bool_]
-    evidence: Evidence
-
-
-class Companions(NamedTuple):
-    """What is chosen together with some items, best first.
-
-    Attributes:
-        items: (n,) int32 dense items.
-        shares: (n,) float64 share of each in the evidence.
-        because: (n,) int64 which of the given items has the most evidence for each.
-    """
-
-    items: NDArray[np.int32]
-    shares: NDArray[np.float64]
-    because: NDArray[np.int64]
-
-
-@dataclass(frozen=True, eq=False)
-class Evidence:
-    """The evidence of n histories; each part is computed once, when it is first used.
-
-    Attributes:
-        retrieval: the fitted parts.
-        histories: n sequences, oldest first. Items beyond the catalog count for content alone, and
-            only if they are among the later items.
-        later: the items that follow those of the catalog, if anything is known of them.
-    """
-
-    retrieval: Retrieval
-    histories: Histories
-    later: LaterItems | None = None
-
-    @property
-    def native(self) -> NativeRetrieval | None:
-        """The fitted parts in the native library; None where it does not cover what is asked."""
-        if self.later is not None and len(self.later):
-            return None
-        return self.retrieval.native
-
-    @cached_property
-    def recency(self) -> WeightedItems:
-        """The items of the histories, decayed."""
-        source = self.retrieval
-        return WeightedItems.decayed(self.histories, len(source), source.item_item.decay)
-
-    @cached_property
-    def last(self) -> WeightedItems:
-        """The last items."""
-        return WeightedItems.decayed(self._last, len(self.retrieval), 1.0)
-
-    @cached_property
-    def _last(self) -> Histories:
-        return self.histories.last
-
-    @cached_property
-    def shares(self) -> Entries:
-        """(n, items) share of each item in the evidence of each history."""
-        return self.recency.sums(self.retrieval.item_item.weights).normalised()
-
-    @cached_property
-    def last_shares(self) -> Entries:
-        """The same given the last items alone."""
-        return self.last.sums(self.retrieval.item_item.weights).normalised()
-
-    @cached_property
-    def common(self) -> Entries:
-        """(n, items) scores by common users."""
-        neighbors = self.retrieval.neighbors
-        assert neighbors is not None  # noqa: S101 - the caller has looked
-        recency = WeightedItems.decayed(self.histories, len(neighbors), neighbors.decay)
-        return recency.sums(neighbors.weights)
-
-    @cached_property
-    def to_targets(self) -> Entries:
-        """(n, items) share of each item in the evidence of the next target event."""
-        assert self.retrieval.types is not None  # noqa: S101 - the caller has looked
-        return self.recency.sums(self.retrieval.types.to_targets.weights).normalised()
-
-    @cached_property
-    def states(self) -> NDArray[np.float32]:
-        """(n, D) last states of SASRec."""
-        assert self.retrieval.sasrec is not None  # noqa: S101 - the caller has looked
-        return self.retrieval.sasrec.states(self.histories)
-
-    @cached_property
-    def vectors(self) -> NDArray[np.float32]:
-        """(n, D) unit vectors of the histories."""
-        assert self.retrieval.vectors is not None  # noqa: S101 - the caller has looked
-        return self.recency.mean(self.retrieval.vectors.vectors)
-
-    @cached_property
-    def last_vectors(self) -> NDArray[np.float32]:
-        """(n, D) unit vectors of the last items."""
-        assert self.retrieval.vectors is not None  # noqa: S101 - the caller has looked
-        return self.last.mean(self.retrieval.vectors.vectors)
-
-    @cached_property
-    def content(self) -> NDArray[np.float32]:
-        """(2 n, terms) unit vectors of the contents of the histories, then of the last items."""
-        of_last = self._content(self._last, self.last, 1.0)
-        of_all = self._content(self.histories, self.recency, self.retrieval.item_item.decay)
-        return unit(np.concatenate([of_all, of_last]))
-
-    @cached_property
-    def cosines(self) -> NDArray[np.float32]:
-        """(2 n, items) their cosines with the catalog's contents."""
-        assert self.retrieval.content is not None  # noqa: S101 - the caller has looked
-        return self.retrieval.content.cosines(self.content)
-
-    @cached_property
-    def later_cosines(self) -> NDArray[np.float32] | None:
-        """(2 n, later) the same with the contents of the later items."""
-        return None if self.later is None else cosines(self.later.content, self.content)
-
-    def _content(
-        self, histories: Histories, recency: WeightedItems, decay: float
-    ) -> NDArray[np.float64]:
-        """(n, terms) sums of contents; `recency` has the items of the catalog."""
-        retrieval, later = self.retrieval, self.later
-        assert retrieval.content is not None  # noqa: S101 - the caller has looked
-        size, found = len(retrieval), recency.dense(retrieval.content.rows)
-        is_later = histories.items >= size
-        if later is None or not is_later.any():
-            return found
-        own = WeightedItems.decayed(histories, size + len(later), decay, is_later)
-        return found + replace(own, items=own.items - size).dense(later.content)
 
 
 @dataclass(frozen=True, eq=False)
@@ -348,19 +204,7 @@ class Retrieval:
             log_probs = np.log(np.take_along_axis(probs, order, axis=1)).astype(np.float32)
         supported = np.take_along_axis(share > 0, order, axis=1)
         items = np.take_along_axis(items, order, axis=1)
-        return Candidates(items, log_probs, supported, evidence)
-
-    def log_prob(self, evidence: Evidence, items: NDArray[np.integer]) -> NDArray[np.float32]:
-        """Log-probabilities of given items after each history; finite for every item.
-
-        Args:
-            evidence: of n histories.
-            items: (n, c) dense items; those beyond the catalog have no events.
-        """
-        shares = evidence.shares
-        known = np.where((items >= 0) & (items < len(self)), items, len(self))
-        probs = self._mixed(shares.at(known), self.popularity[known], shares.filled[:, None])
-        return np.log(probs).astype(np.float32)
+        return Candidates(items, log_probs, supported)
 
     def propose(
         self,
@@ -371,6 +215,7 @@ class Retrieval:
         excluded: Histories | None = None,
         allowed: Sequence[NDArray[np.bool_] | None] | None = None,
         later: LaterItems | None = None,
+        grown: bool = False,
     ) -> Proposals:
         """Items for the reranker: those of `candidates`, then k/2 of each further source.
 
@@ -378,13 +223,13 @@ class Retrieval:
         nearest by content and by SASRec (or by vectors without one), and k/4 popular items (and k/4
         recently popular ones, if times are known). Of the
         `later` items, which `allowed` then includes, it is the nearest by content and by SASRec.
+        `grown` as in `Evidence`.
         """
         size = len(self) + (0 if later is None else len(later))
         free = self._blocked(histories, exclude_seen, excluded, allowed, size)
-        blocked, evidence = free[:, : len(self)], Evidence(self, histories, later)
+        blocked, evidence = free[:, : len(self)], Evidence(self, histories, later, grown)
         if (native := evidence.native) is not None:
-            states = None if self.sasrec is None else evidence.states
-            return Proposals(*native.propose(histories, k, free, states), evidence)
+            return Proposals(*native.propose(evidence, k, free), evidence)
         first, half = self._candidates(evidence, k, blocked), -(-k // 2)
         found = [first.items, best_items(evidence.last_shares, half, blocked)]
         if self.neighbors is not None:
@@ -443,193 +288,6 @@ class Retrieval:
             None if self.vectors is None else self.vectors.vectors,
             None if self.sasrec is None else self.sasrec.vectors,
         )
-
-    def without(self, items: NDArray[np.integer]) -> Retrieval:
-        """The same as if these items had never been in the catalog; their rows are empty."""
-        there = np.ones(len(self), np.float32)
-        there[items] = 0
-        keep = sparse.diags_array(there, format="csr")
-
-        def blanked(model: ItemItem) -> ItemItem:
-            weights = sparse.csr_array(keep @ model.weights @ keep)
-            weights.eliminate_zeros()
-            return replace(model, weights=weights.astype(np.float32))
-
-        types, content = self.types, self.content
-        if types is not None:
-            to_targets = blanked(types.to_targets)
-            types = replace(types, to_targets=to_targets, counts=types.counts * there)
-        if content is not None:
-            rows = sparse.csr_array(keep @ content.rows)
-            rows.eliminate_zeros()
-            content = replace(content, rows=rows)
-        vectors, sasrec = self.vectors, self.sasrec
-        if vectors is not None:
-            vectors = VectorIndex(vectors.vectors * there[:, None])
-        if sasrec is not None:
-            sasrec = sasrec.without(items)
-        return replace(
-            self,
-            item_item=blanked(self.item_item),
-            counts=self.counts * there,
-            vectors=vectors,
-            content=content,
-            neighbors=None if self.neighbors is None else blanked(self.neighbors),
-            sasrec=sasrec,
-            types=types,
-            recent=None if self.recent is None else self.recent * there,
-        )
-
-    def values(
-        self, evidence: Evidence, items: NDArray[np.integer], sources: Sequence[str]
-    ) -> dict[str, NDArray[np.float64]]:
-        """The values that sources of retrieval give to items.
-
-        Args:
-            evidence: of n histories.
-            items: (n, c) dense items; -1 for none.
-            sources: the sources that are wanted; the model is left out.
-
-        Returns:
-            source -> (n, c) values. Later items have no evidence and no events (0). Their cosines
-            and logits are those of `Evidence.later`, and NaN where nothing is known of them. A
-            source that this retrieval does not have is NaN everywhere.
-        """
-        known = np.where((items >= 0) & (items < len(self)), items, len(self))
-        counts, later, n = np.append(self.counts, 0.0), evidence.later, len(items)
-        compute: dict[str, Callable[[], NDArray[Any]]] = {
-            "item_item": lambda: evidence.shares.at(known),
-            "last_item": lambda: evidence.last_shares.at(known),
-            POPULARITY: lambda: np.log1p(counts[known]),
-            NEW: lambda: counts[known] == 0,
-        }
-        if self.neighbors is not None:
-            compute["neighbors"] = lambda: evidence.common.at(known)
-        if (recent := self.recent) is not None:
-            compute[RECENT] = lambda: np.log1p(np.append(recent, 0.0)[known])
-        if (types := self.types) is not None:
-            compute["to_targets"] = lambda: evidence.to_targets.at(known)
-            compute[TARGET_POPULARITY] = lambda: np.log1p(np.append(types.counts, 0.0)[known])
-            for name in types.numbers:
-                seen = partial(types.recency, evidence.histories, name)
-                compute[f"{SEEN}{name}"] = partial(lambda seen: seen().at(known), seen)
-        if (vectors := self.vectors) is not None:
-            rows = None if later is None else later.vectors
-            near = partial(self._of_both, items=items, fitted=vectors.vectors, later=rows)
-            compute["vectors"] = lambda: near(evidence.vectors)
-            compute["last_vectors"] = lambda: near(evidence.last_vectors)
-        if self.content is not None:
-            alike = partial(self._alike, evidence, items)
-            compute["content"] = lambda: alike(slice(None, n))
-            compute["last_content"] = lambda: alike(slice(n, None))
-        if (sasrec := self.sasrec) is not None:
-            rows = None if later is None else later.sasrec
-            compute[SASREC] = partial(self._of_both, evidence.states, items, sasrec.vectors, rows)
-        found = {}
-        for source in sources:
-            if source in compute:
-                found[source] = compute[source]().astype(np.float64)
-            elif source != MODEL:
-                found[source] = np.full(items.shape, np.nan)
-        return found
-
-    def _alike(
-        self, evidence: Evidence, items: NDArray[np.integer], which: slice
-    ) -> NDArray[np.float32]:
-        """(n, c) cosines of contents, of some rows of `evidence.cosines`; NaN outside the items."""
-        inside = (items >= 0) & (items < len(self))
-        near = np.take_along_axis(evidence.cosines[which], np.where(inside, items, 0), axis=1)
-        found = np.where(inside, near, np.float32(np.nan))
-        if (later := evidence.later_cosines) is not None:
-            row, place = np.nonzero((items >= len(self)) & (items < len(self) + later.shape[1]))
-            found[row, place] = later[which][row, items[row, place] - len(self)]
-        return found
-
-    def _of_both(
-        self,
-        queries: NDArray[np.float32],
-        items: NDArray[np.integer],
-        fitted: NDArray[np.float32],
-        later: NDArray[np.float32] | None,
-    ) -> NDArray[np.float32]:
-        """(n, c) products of (n, D) queries and the items' vectors; NaN for items without any."""
-        inside = (items >= 0) & (items < len(self))
-        found = np.einsum("nd,ncd->nc", queries, fitted[np.where(inside, items, 0)])
-        found = np.where(inside, found, np.float32(np.nan))
-        if later is not None:
-            row, place = np.nonzero((items >= len(self)) & (items < len(self) + len(later)))
-            theirs = later[items[row, place] - len(self)]
-            found[row, place] = np.einsum("md,md->m", queries[row], theirs)
-        return np.asarray(found)
-
-    def popular(self, k: int) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
-        """The k items with the most events and their log-probabilities."""
-        items = self.popular_order[:k]
-        return items.astype(np.int32), np.log(self.popularity[items]).astype(np.float32)
-
-    def similar(
-        self, items: NDArray[np.integer], k: int, allowed: NDArray[np.bool_] | None = None
-    ) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
-        """Items similar to each of `items`, by co-occurrence and by vectors.
-
-        Args:
-            items: (m,) dense items.
-            k: number of similar items.
-            allowed: (items,) bool, the items to choose from; None for all.
-
-        Returns:
-            (m, k) items, best first, padded with -1, and their scores in (0, 2]: the weight of the
-            pair divided by the largest weight of the row, plus the cosine.
-        """
-        rows = self.item_item.weights[np.asarray(items, np.int64)].tocoo()
-        line, other = rows.coords
-        most = np.zeros(len(items), np.float32)
-        np.maximum.at(most, line, rows.data)
-        value = rows.data / most[line]
-        if self.vectors is not None:
-            spare = 0 if allowed is None else int(np.count_nonzero(~allowed))
-            near, cosine = self.vectors.near(items, min(len(self), k + 1 + spare))
-            near_line, place = np.nonzero(near >= 0)
-            line = np.append(line, near_line)
-            other = np.append(other, near[near_line, place])
-            value = np.append(value, cosine[near_line, place])
-        keep = other != np.asarray(items)[line]
-        if allowed is not None:
-            keep &= allowed[other]
-        shape = (len(items), len(self))
-        both = sparse.csr_array((value[keep], (line[keep], other[keep])), shape=shape)
-        both = sparse.csr_array(both.astype(np.float32))
-        found = np.full((len(items), k), -1, np.int32)
-        scores = np.zeros((len(items), k), np.float32)
-        at, place, item, score = best_of(both, k)
-        found[at, place], scores[at, place] = item, score
-        return found, scores
-
-    def together(self, items: NDArray[np.integer]) -> Companions:
-        """What is chosen together with some items, whatever their order.
-
-        The evidence is that of pairs which end in a target event, such as a purchase; without types
-        of events, or if there is no such pair, it is that of all pairs (`ItemItem.directional`).
-
-        Args:
-            items: dense items; those beyond the catalog have no evidence.
-        """
-        given = np.unique(np.asarray(items, np.int64))
-        given = given[(given >= 0) & (given < len(self))]
-        targets = [] if self.types is None else [self.types.to_targets]
-        for source in (*targets, self.item_item):
-            rows = source.weights[given].tocoo()
-            row, other = rows.coords
-            keep = ~np.isin(other, given)
-            row, other, weight = row[keep], other[keep], rows.data[keep].astype(np.float64)
-            if len(other):
-                break
-        order = np.lexsort((row, -weight, other))  # by item, the strongest reason first
-        row, other, weight = row[order], other[order], weight[order]
-        found, first = np.unique(other, return_index=True)
-        shares = np.add.reduceat(weight, first) / weight.sum() if len(first) else np.zeros(0)
-        best = np.argsort(-shares, kind="stable")
-        return Companions(found[best].astype(np.int32), shares[best], given[row[first[best]]])
 
     def because(self, histories: Histories, items: NDArray[np.integer]) -> NDArray[np.int64]:
         """For each item, the item of the history with the most evidence for it, or -1.

@@ -41,13 +41,18 @@ def blocked_items(
     return blocked
 
 
-def without_repeats(items: NDArray[np.int32]) -> NDArray[np.int32]:
-    """(n, w) the first place of each item, in order, filled up with -1."""
+def repeated(items: NDArray[np.int32]) -> NDArray[np.bool_]:
+    """(n, w) which places hold no item, or one that stands before."""
     order = np.argsort(items, axis=1, kind="stable")
     ordered = np.take_along_axis(items, order, axis=1)
     again = np.zeros(items.shape, np.bool_)
     np.put_along_axis(again, order[:, 1:], ordered[:, 1:] == ordered[:, :-1], axis=1)
-    again |= items < 0
+    return np.asarray(again | (items < 0))
+
+
+def without_repeats(items: NDArray[np.int32]) -> NDArray[np.int32]:
+    """(n, w) the first place of each item, in order, filled up with -1."""
+    again = repeated(items)
     to_left = np.argsort(again, axis=1, kind="stable")
     return np.take_along_axis(np.where(again, -1, items), to_left, axis=1)
 

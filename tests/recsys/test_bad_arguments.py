@@ -18,7 +18,6 @@ from recsys.decoding import (
     beam_search,
     complete,
     score_rows,
-    shared_beam_search,
     speculative_beam_search,
 )
 from recsys.requests import RecommendRequest
@@ -111,10 +110,6 @@ def test_errors_of_a_search_name_the_argument(search, options, message):
         (lambda: score_rows(MODEL, [[1]], TRIE, [[0.5]]), "rows of request 0 must hold integers"),
         (lambda: score_rows(MODEL, [[1]], TRIE, [[0], [1]]), "rows has 2 entries for 1 prompts"),
         (
-            lambda: shared_beam_search(MODEL, SearchRequest([[1]], seeds=[1]), TRIE),
-            "a shared search has no seeds",
-        ),
-        (
             lambda: complete(MODEL, plain(num_beams=1), [[1], [2]], TRIE),
             "beams of 1 requests for 2 prompts",
         ),
@@ -149,7 +144,6 @@ SEARCHES = {
     "beam": lambda request: beam_search(MODEL, request, TRIE, 5),
     "strict": lambda request: speculative_beam_search(MODEL, None, request, TRIE, 5),
     "relaxed": lambda request: speculative_beam_search(MODEL, MODEL, request, TRIE, 5, "relaxed"),
-    "shared": lambda request: shared_beam_search(MODEL, SearchRequest([]), TRIE, 5),
 }
 
 

@@ -15,15 +15,14 @@ from recsys.bundle import CATALOG, EVAL, KIND, PROMPTS, RETRIEVAL, TARGET
 from recsys.catalog import Catalog
 from recsys.errors import ArtifactError, RequestError
 from recsys.interactions import Histories
-from recsys.listing import MODEL, Lists, Union
 from recsys.live import NewItem
 from recsys.models.checkpoint import save_model
 from recsys.prompts import PromptConfig
 from recsys.recommender import Recommender, RecommendRequest
-from recsys.retrieval import ItemItem, Reranker, Retrieval, VectorIndex, decayed_counts
+from recsys.retrieval import ItemItem, Pool, Reranker, Retrieval, VectorIndex, decayed_counts
 from recsys.retrieval.content import ContentIndex, Terms
+from recsys.retrieval.evidence import Evidence
 from recsys.retrieval.reranker import FEATURES, Network
-from recsys.retrieval.retrieval import Evidence
 from recsys.testing import assert_as_exact, tiny_model
 from recsys.training.sasrec import SasRecConfig, SasRecModel
 from recsys.vocabulary import Vocabulary
@@ -319,7 +318,7 @@ def test_a_fallback_lists_related_then_popular_items(rec):
     assert all(IDS.index(name) % 2 == 0 for name in names)
     assert not {"id-3", "id-9", "id-2"} & set(names)
     assert {one.source for one in found} == {"retrieval", "popular"}
-    best = [IDS[i] for i in rec.retrieval.popular(3)[0]]
+    best = [IDS[i] for i in rec.retrieval.popular_order[:3]]
     unknown = rec.fallback(RecommendRequest(["nobody"], 3))
     assert ids_of(unknown) == best
     assert {one.source for one in unknown.recommendations} == {"popular"}
@@ -378,15 +377,11 @@ def test_evaluation_ranks_the_lists_that_requests_get(rec):
     assert (plain != items).any()
 
 
-def test_a_union_without_items_has_an_empty_list():
-    none = np.full((1, 2), -1, np.int32)
-    model = Lists.of_model(none, np.full((1, 2), -np.inf, np.float32))
-    assert (model.source == MODEL).all()
-    retrieval = make_retrieval()
-    asked = Histories.of([[]])
-    candidates = retrieval.candidates(asked, 3, allowed=[np.zeros(ITEMS, bool)])
-    scores = np.zeros((1, 0))
-    union = Union.of(model, candidates, scores, retrieval, asked, trie=None, sources=BLEND.sources)
-    best = union.best(BLEND, 4)
-    assert best.items.tolist() == [[-1] * 4]
-    assert (best.scores == -np.inf).all()
+def test_a_pool_without_items_has_an_empty_list():
+    none, unscored = np.full((1, 2), -1, np.int32), np.full((1, 2), -np.inf, np.float32)
+    asked, nothing = Histories.of([[]]), [np.zeros(ITEMS, bool)]
+    proposals = make_retrieval().propose(asked, 3, allowed=nothing)
+    pool = Pool.of(none, unscored, proposals, np.zeros((1, 0)))
+    items, scores, _ = pool.rank(BLEND, 4)
+    assert items.tolist() == [[-1] * 4]
+    assert (scores == -np.inf).all()

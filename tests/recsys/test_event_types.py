@@ -18,7 +18,8 @@ from recsys.models.checkpoint import save_model
 from recsys.recommender import Recommender, RecommendRequest
 from recsys.retrieval import ItemItem, Reranker, Retrieval, decayed_counts
 from recsys.retrieval.event_types import EventTypes
-from recsys.retrieval.retrieval import Evidence
+from recsys.retrieval.evidence import Evidence
+from recsys.retrieval.related import together
 from recsys.splits import leave_one_out
 from recsys.testing import tiny_model
 from recsys.vocabulary import Vocabulary
@@ -161,8 +162,8 @@ def test_what_is_known_of_types_is_saved(tmp_path):
     asked = replace(Histories.of([[0, 1]]), behaviours=np.array([0, 1], np.uint8))
     items = np.arange(ITEMS)[None]
     for one, other in zip(
-        (retrieval.values(Evidence(retrieval, asked), items, retrieval.sources)).values(),
-        (again.values(Evidence(again, asked), items, again.sources)).values(),
+        (Evidence(retrieval, asked).values(items, retrieval.sources)).values(),
+        (Evidence(again, asked).values(items, again.sources)).values(),
         strict=True,
     ):
         np.testing.assert_array_equal(one, other)
@@ -193,12 +194,12 @@ def test_every_baseline_leaves_out_what_counts_as_seen_only():
 def test_companions_are_those_that_were_bought():
     retrieval = make_retrieval()
     # 0 was followed by purchases of 2 and 5; that 1 was viewed after it does not count.
-    found = retrieval.together(np.array([0]))
+    found = together(retrieval, np.array([0]))
     assert set(found.items.tolist()) == {2, 5}
     assert found.because.tolist() == [0, 0]
     # No purchase followed 2 or 4, so all pairs count.
-    assert set(retrieval.together(np.array([2, 4])).items.tolist()) == {0, 1, 3}
-    assert len(retrieval.together(np.array([11])).items) == 0
+    assert set(together(retrieval, np.array([2, 4])).items.tolist()) == {0, 1, 3}
+    assert len(together(retrieval, np.array([11])).items) == 0
 
 
 def test_a_type_is_as_strong_as_its_name_or_its_weight():

@@ -12,10 +12,10 @@ import pytest
 from recsys.dataset import Examples
 from recsys.interactions import Histories
 from recsys.retrieval import ItemItem, Retrieval, VectorIndex, decayed_counts
-from recsys.retrieval.as_new import AsNew
+from recsys.retrieval.as_new import AsNew, without
 from recsys.retrieval.content import ContentIndex
+from recsys.retrieval.evidence import Evidence
 from recsys.retrieval.later import POWER
-from recsys.retrieval.retrieval import Evidence
 from recsys.testing import assert_as_exact
 from recsys.training.sasrec import SasRecConfig, SasRecModel
 
@@ -82,7 +82,7 @@ def test_later_items_have_the_cosines_of_their_own_words():
     later = retrieval.describe(LATER)
     evidence = Evidence(retrieval, Histories.of([[3, 7]]), later)
     items = np.array([[2, ITEMS, ITEMS + 1, ITEMS + 2, ITEMS + 3, -1]])
-    found = retrieval.values(evidence, items, ["content", "last_content", "new", "item_item"])
+    found = evidence.values(items, ["content", "last_content", "new", "item_item"])
     rows, new = rows_of(TABLE), rows_of(LATER)
     wanted = [dot(rows[7], row) for row in (rows[2], *new)]
     np.testing.assert_allclose(found["last_content"][0, :4], wanted, atol=1e-6)
@@ -111,7 +111,7 @@ def test_later_items_have_the_mean_vector_of_their_like():
         np.testing.assert_allclose(later.sasrec[place], weights @ SASREC.vectors, atol=1e-5)
     evidence = Evidence(retrieval, Histories.of([[3, 7]]), later)
     items = np.array([[5, ITEMS, ITEMS + 1, ITEMS + 2]])
-    found = retrieval.values(evidence, items, ["vectors", "sasrec"])
+    found = evidence.values(items, ["vectors", "sasrec"])
     products = later.vectors @ evidence.vectors[0]
     exact = later.vectors.astype(np.float64) @ evidence.vectors[0].astype(np.float64)
     assert_as_exact(found["vectors"][0, 1:], products, exact)
@@ -148,7 +148,7 @@ def test_a_later_item_in_a_history_counts_by_its_content():
     evidence = Evidence(retrieval, Histories.of([[2, ITEMS]]), later)
     items = np.array([[0, 1]])
     rows, new = rows_of(TABLE), rows_of(LATER)
-    found = retrieval.values(evidence, items, ["last_content", "last_item"])
+    found = evidence.values(items, ["last_content", "last_item"])
     wanted = [dot(new[0], rows[0]), dot(new[0], rows[1])]
     np.testing.assert_allclose(found["last_content"][0], wanted, atol=1e-6)
     assert not found["last_item"].any()
@@ -168,7 +168,7 @@ def test_items_described_together_or_one_by_one_are_the_same():
 
 def test_nothing_is_left_of_items_treated_as_new():
     retrieval, gone = fitted(), np.array([2, 5])
-    rest = retrieval.without(gone)
+    rest = without(retrieval, gone)
     for model in (rest.item_item, rest.neighbors):
         dense = model.weights.toarray()
         assert not dense[gone].any()

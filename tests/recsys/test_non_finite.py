@@ -15,7 +15,6 @@ from recsys.decoding import (
     beam_search,
     complete,
     score_rows,
-    shared_beam_search,
     speculative_beam_search,
 )
 from recsys.errors import NonFiniteError
@@ -54,7 +53,6 @@ SEARCHES = {
         m, m, SearchRequest(p, seeds=range(len(p))), TRIE, 8, "relaxed"
     ),
     "sample": lambda m, p: beam_search(m, SearchRequest(p, seeds=range(len(p))), TRIE, 8),
-    "shared": lambda m, p: shared_beam_search(m, p, TRIE, 8),
     "rows": lambda m, p: score_rows(m, p, TRIE, [[0, 1]] * len(p)),
     "text": lambda m, p: generate_text(m, p, BeamSettings(3, 6)),
     "constrained text": lambda m, p: sample_text(m, p, TEXTS, 8),
@@ -107,7 +105,7 @@ def test_prompts_that_are_not_finite_are_never_stored():
     assert tree.prefixes.statistics().used == 0
 
 
-@pytest.mark.parametrize("way", ["beam", "candidates", "exhaustive", "draft", "shared", "relaxed"])
+@pytest.mark.parametrize("way", ["beam", "candidates", "exhaustive", "draft", "relaxed"])
 @pytest.mark.parametrize("bad", [0, 1, 9])
 def test_tokens_outside_all_beams_are_never_run(way, bad):
     """Places without a beam once ran another token, whose keys could break the request."""
@@ -125,8 +123,6 @@ def test_tokens_outside_all_beams_are_never_run(way, bad):
     elif way == "candidates":
         request = replace(request, candidates=[expected, expected[:1]])
         found = beam_search(broken, request, trie, 8)
-    elif way == "shared":
-        found = shared_beam_search(broken, request, trie, 8)
     elif way == "relaxed":
         request = replace(request, seeds=[1, 2])
         found = speculative_beam_search(broken, broken, request, trie, 8, "relaxed")

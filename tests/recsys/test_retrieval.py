@@ -16,9 +16,11 @@ from recsys.errors import ArtifactError
 from recsys.interactions import Histories
 from recsys.retrieval import ItemItem, Reranker, Retrieval, VectorIndex, decayed_counts
 from recsys.retrieval import vectors as vector_index
+from recsys.retrieval.as_new import without
 from recsys.retrieval.content import ContentIndex, Terms
+from recsys.retrieval.evidence import Evidence
+from recsys.retrieval.related import similar, together
 from recsys.retrieval.reranker import RECENT, Network, features_of
-from recsys.retrieval.retrieval import Evidence
 from recsys.retrieval.rows import WeightedItems, unit
 
 ITEMS = 9
@@ -58,7 +60,7 @@ def test_companions_are_counted_over_pairs_of_events(trained, basket):
                     if a in given_ and b not in given_:
                         pairs[a, b] = pairs.get((a, b), 0) + value / count[a] ** 0.5
     total = sum(pairs.values())
-    found = fitted(trained).together(np.array(basket, np.int64))
+    found = together(fitted(trained), np.array(basket, np.int64))
     shares = dict(zip(found.items.tolist(), found.shares.tolist(), strict=True))
     expected = {b: sum(v for (_, c), v in pairs.items() if c == b) / total for _, b in pairs}
     assert shares == pytest.approx(expected, rel=1e-5)
@@ -95,11 +97,11 @@ def test_candidates_are_the_most_probable_of_what_is_allowed(trained, asked, k, 
 @settings(max_examples=40, deadline=None)
 def test_probabilities_of_all_items_add_up_to_one(trained, asked):
     retrieval = fitted(trained)
-    everything = np.tile(np.arange(ITEMS), (len(asked), 1))
-    log_probs = retrieval.log_prob(Evidence(retrieval, asked), everything)
-    np.testing.assert_allclose(np.exp(log_probs).sum(1), 1, rtol=1e-5)
-    wanted = [slow_probabilities(retrieval, history) for history in asked]
-    np.testing.assert_allclose(np.exp(log_probs), wanted, rtol=1e-4)
+    found = retrieval.candidates(asked, ITEMS, exclude_seen=False)
+    np.testing.assert_allclose(np.exp(found.log_probs).sum(1), 1, rtol=1e-5)
+    for items, log_probs, history in zip(found.items, found.log_probs, asked, strict=True):
+        wanted = np.array(slow_probabilities(retrieval, history))[items]
+        np.testing.assert_allclose(np.exp(log_probs), wanted, rtol=1e-4)
 
 
 def test_evidence_of_very_long_ago_is_none():
@@ -115,9 +117,6 @@ def test_evidence_of_very_long_ago_is_none():
 def test_items_beyond_the_catalog_have_no_events_and_say_nothing():
     retrieval = fitted(Histories.of([[0, 1, 2], [0, 1]]))
     asked = Histories.of([[0, ITEMS + 3]])
-    new = retrieval.log_prob(Evidence(retrieval, asked), np.array([[ITEMS, ITEMS + 3, 8]]))[0]
-    assert np.isfinite(new).all()
-    assert new[0] == new[1] == new[2]  # item 8 has no events either
     assert retrieval.candidates(asked, 3).items.max() < ITEMS
     assert because(retrieval, [ITEMS + 1], [1]) == [-1]
     assert because(retrieval, [0], [ITEMS, 1]) == [-1, 0]
@@ -128,9 +127,7 @@ def test_a_user_without_history_is_given_what_is_popular():
     found = retrieval.candidates(Histories.of([[]]), 3)
     assert found.items[0].tolist() == [3, 4, 5]
     assert not found.supported.any()
-    items, log_probs = retrieval.popular(2)
-    assert items.tolist() == [3, 4]
-    np.testing.assert_allclose(np.exp(log_probs), [4 / 15, 3 / 15], rtol=1e-6)
+    np.testing.assert_allclose(np.exp(found.log_probs[0, :2]), [4 / 15, 3 / 15], rtol=1e-6)
 
 
 def because(retrieval, history, items):
@@ -157,11 +154,11 @@ def test_similar_items_are_those_that_follow_or_that_lie_near():
     weights[0, 2], weights[0, 3] = 2.0, 1.0
     index = VectorIndex.of(vectors)
     retrieval = Retrieval(ItemItem(sparse.csr_array(weights), 0.6), np.ones(4), 0.1, index)
-    items, scores = retrieval.similar(np.array([0, 2]), 3)
+    items, scores = similar(retrieval, np.array([0, 2]), 3)
     assert items.tolist() == [[2, 1, 3], [-1, -1, -1]]  # item 2 follows nothing, has no vector
     np.testing.assert_allclose(scores[0], [1.0, 0.6, 0.5], rtol=1e-6)
     allowed = np.array([True, True, False, True])
-    items, _ = retrieval.similar(np.array([0]), 3, allowed)
+    items, _ = similar(retrieval, np.array([0]), 3, allowed)
     assert items.tolist() == [[1, 3, -1]]
 
 
@@ -181,7 +178,7 @@ def test_later_items_have_no_vector_and_rank_last():
     retrieval = fitted(Histories.of([[0, 1, 2], [2, 3]]), vectors=vectors)
     items = np.array([[1, ITEMS, ITEMS + 4, -1]])
     sources = ["item_item", "popularity", "vectors", "sasrec"]
-    found = retrieval.values(Evidence(retrieval, Histories.of([[0]])), items, sources)
+    found = Evidence(retrieval, Histories.of([[0]])).values(items, sources)
     assert np.isnan(found["vectors"][0]).tolist() == [False, True, True, True]
     assert np.isnan(found["sasrec"]).all()  # this retrieval has none
     assert found["item_item"][0, 1:].tolist() == found["popularity"][0, 1:].tolist() == [0, 0, 0]
@@ -195,10 +192,10 @@ def test_recently_popular_items_are_proposed_and_valued():
     retrieval = replace(fitted(Histories.of([[0, 1, 2], [2, 3]])), recent=recent)
     proposed = retrieval.propose(Histories.of([[0]]), 4).items[0]
     assert 5 in proposed
-    found = retrieval.values(Evidence(retrieval, Histories.of([[0]])), np.array([[5, 1]]), [RECENT])
+    found = Evidence(retrieval, Histories.of([[0]])).values(np.array([[5, 1]]), [RECENT])
     np.testing.assert_allclose(found[RECENT], [[np.log(5), 0]])
     assert RECENT in retrieval.sources
-    assert retrieval.without(np.array([5])).recent[5] == 0
+    assert without(retrieval, np.array([5])).recent[5] == 0
 
 
 def test_what_is_saved_is_what_is_loaded(tmp_path):
@@ -230,7 +227,6 @@ def test_what_is_saved_is_what_is_loaded(tmp_path):
     a, b = retrieval.candidates(asked, 5), again.candidates(asked, 5)
     np.testing.assert_array_equal(a.items, b.items)
     np.testing.assert_array_equal(a.log_probs, b.log_probs)
-    np.testing.assert_array_equal(a.evidence.shares.toarray(), b.evidence.shares.toarray())
     assert replace(again.reranker, network=None) == replace(retrieval.reranker, network=None)
     assert again.reranker.network.features == ("popularity", "seen:view")
     np.testing.assert_array_equal(again.reranker.network.units, UNITS)

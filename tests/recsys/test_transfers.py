@@ -28,7 +28,6 @@ from recsys.decoding import (
     complete,
     expand,
     score_rows,
-    shared_beam_search,
     speculative_beam_search,
 )
 from recsys.decoding.captured import DecodeGraphs
@@ -126,19 +125,10 @@ def test_packed_copies_change_no_sample(request, verification):
     same(sample(), expected)
 
 
-def test_packed_copies_change_no_score_and_no_shared_search(request):
-    def both():
-        scores = score_rows(TARGET, PROMPTS, TRIE, EXCLUDE)
-        twice = SearchRequest(
-            [*PROMPTS, *PROMPTS], exclude=[*EXCLUDE, *[[]] * 5], candidates=[*EXCLUDE, *EXCLUDE]
-        )
-        return scores, shared_beam_search(TARGET, twice, TRIE, K)
-
-    expected = both()
+def test_packed_copies_change_no_score(request):
+    expected = score_rows(TARGET, PROMPTS, TRIE, EXCLUDE)
     request.getfixturevalue("as_on_a_device")
-    found = both()
-    assert torch.equal(found[0], expected[0])
-    same(found[1], expected[1])
+    assert torch.equal(score_rows(TARGET, PROMPTS, TRIE, EXCLUDE), expected)
 
 
 @given(st.lists(st.tuples(st.integers(0, 70), st.booleans(), st.booleans()), max_size=12))

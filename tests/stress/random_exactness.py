@@ -38,7 +38,6 @@ from recsys.decoding import (
     ModelDrafter,
     SearchRequest,
     beam_search,
-    shared_beam_search,
     speculative_beam_search,
 )
 from recsys.decoding.planner import Plan
@@ -442,17 +441,8 @@ class Checker:
         self.check("planned", engine.decode(request, K, mode="planned").beams)
         whole = engine.decode(request, K, mode="beam", until_global=True).beams
         self.check("complete", whole, complete=True)
-        self.shared()
         self.samples(plain)
         return self.faults
-
-    def shared(self) -> None:
-        """Check several requests that share a prompt and a tree."""
-        case, prompt = self.case, self.case.requests[0].prompt
-        same = replace(case, requests=tuple(replace(r, prompt=prompt) for r in case.requests))
-        request = SearchRequest(self.prompts[:1] * len(case.requests), **self.limits)
-        found = shared_beam_search(self.target, request, self.trie, case.num_beams)
-        self.check("shared", found, case=same)
 
     def samples(self, plain: dict[str, Any]) -> None:
         """Check samples by seed: plain and speculative ones are the oracle's."""
@@ -481,11 +471,9 @@ class Checker:
             if len(rows) != min(K, len(allowed)):
                 self.faults.append(f"relaxed: request {i} has {len(rows)} of {len(allowed)} rows")
 
-    def check(
-        self, way: str, beams: Any, *, complete: bool = False, case: Case | None = None
-    ) -> None:
+    def check(self, way: str, beams: Any, *, complete: bool = False) -> None:
         """Compare an answer with the oracle's."""
-        case = case or self.case
+        case = self.case
         for i, request in enumerate(case.requests):
             self.ways[way] += 1
             want = self.oracle.beams(request, case.num_beams)

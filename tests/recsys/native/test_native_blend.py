@@ -8,18 +8,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import sparse
 
-from recsys.constraint import ItemTrie
 from recsys.interactions import Histories
-from recsys.listing import MODEL, POPULAR, RETRIEVAL, Lists, Union
 from recsys.native import library
 from recsys.prompts import PromptConfig
-from recsys.retrieval import ItemItem, Proposals, Reranker, Retrieval, VectorIndex
+from recsys.retrieval import ItemItem, Pool, Proposals, Reranker, Retrieval, VectorIndex
 from recsys.retrieval.content import ContentIndex, Terms
 from recsys.retrieval.event_types import EventTypes
 from recsys.retrieval.later import LaterItems
 from recsys.retrieval.native import covers
 from recsys.retrieval.reranker import FEATURES, Network
-from recsys.testing import assert_as_exact, random_catalog
+from recsys.testing import assert_as_exact
 from recsys.training.sasrec import SasRecConfig, SasRecModel
 
 pytestmark = pytest.mark.skipif(
@@ -138,46 +136,22 @@ def test_lists_are_those_of_the_arrays(monkeypatch):
         own[:, 5:] = -1  # fewer than wanted
         scores = np.where(own >= 0, -rng.random(own.shape), -np.inf).astype(np.float32)
         scored = -rng.random((n, 3)).astype(np.float32)[:, : proposals.items.shape[1]]
-        trie = ItemTrie.build(random_catalog(rng, size, 2))
-        union = Union.of(
-            Lists.of_model(own, scores),
-            proposals,
-            scored,
-            retrieval,
-            histories,
-            trie=trie,
-            sources=reranker.sources,
-        )
-        gains = rng.integers(0, 3, union.items.shape) * (boosted * 2.0)
-        expected = Union(union.items, union.values, gains, union.source).best(reranker, k)
-        items = np.concatenate([own, proposals.items], axis=1)
-        log_probs = np.full(items.shape, -np.inf, np.float32)
-        log_probs[:, : own.shape[1]] = scores
-        log_probs[:, own.shape[1] : own.shape[1] + scored.shape[1]] = scored
-        source = np.where(proposals.supported, RETRIEVAL, POPULAR)
-        source = np.concatenate([np.full(own.shape, MODEL), source], axis=1).astype(np.int8)
-        states = None if retrieval.sasrec is None else proposals.evidence.states
+        pool = Pool.of(own, scores, proposals, scored)
+        if boosted:
+            pool = replace(pool, gains=rng.integers(0, 3, pool.items.shape) * 2.0)
         assert covers(reranker)
-        found, score, origin = retrieval.native.rank(
-            reranker,
-            k,
-            histories,
-            states,
-            items=items,
-            log_probs=log_probs,
-            source=source,
-            gains=gains if boosted else None,
-        )
-        real = expected.items >= 0
+        found, score, origin = retrieval.native.rank(pool, reranker, k)
+        items, expected, sources = by_arrays(monkeypatch, pool.rank, reranker, k)
+        real = items >= 0
         np.testing.assert_array_equal(found >= 0, real)
-        np.testing.assert_allclose(score[real], expected.scores[real], rtol=1e-4, atol=1e-4)
+        np.testing.assert_allclose(score[real], expected[real], rtol=1e-4, atol=1e-4)
         assert (score[~real] == -np.inf).all()
         # Of equal scores, rounding may decide.
-        plain = np.where(real, expected.scores, -1e30)
+        plain = np.where(real, expected, -1e30)
         clear = real & (np.diff(plain, axis=1, append=-1e31) < -1e-3)
         clear &= np.diff(plain, axis=1, prepend=1e31) < -1e-3
-        np.testing.assert_array_equal(found[clear], expected.items[clear])
-        np.testing.assert_array_equal(origin[clear], expected.source[clear])
+        np.testing.assert_array_equal(found[clear], items[clear])
+        np.testing.assert_array_equal(origin[clear], sources[clear])
 
     check()
 
@@ -185,20 +159,9 @@ def test_lists_are_those_of_the_arrays(monkeypatch):
 def answers(retrieval, histories, reranker):
     """Bytes of proposals, lists and reasons of each history."""
     proposals = retrieval.propose(histories, 20, True)
-    items = proposals.items
-    log_probs = np.full(items.shape, -1.5, np.float32)
-    states = None if retrieval.sasrec is None else proposals.evidence.states
-    source = proposals.supported.astype(np.int8)
-    found = retrieval.native.rank(
-        reranker,
-        10,
-        histories,
-        states,
-        items=items,
-        log_probs=log_probs,
-        source=source,
-        gains=None,
-    )
+    items, source = proposals.items, proposals.supported.astype(np.int8)
+    pool = Pool(items, np.full(items.shape, -1.5, np.float32), source, proposals.evidence)
+    found = retrieval.native.rank(pool, reranker, 10)
     parts = (items, *found, retrieval.because(histories, found[0]))
     return [tuple(part[i].tobytes() for part in parts) for i in range(len(histories))]
 

@@ -1,0 +1,221 @@
+"""Evidence: what a retrieval knows of some histories, and the values of items given them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from recsys.interactions import Histories
+from recsys.retrieval.content import cosines
+from recsys.retrieval.later import LaterItems
+from recsys.retrieval.native import NativeRetrieval
+from recsys.retrieval.reranker import (
+    MODEL,
+    NEW,
+    POPULARITY,
+    RECENT,
+    SASREC,
+    SEEN,
+    TARGET_POPULARITY,
+)
+from recsys.retrieval.rows import Entries, WeightedItems, unit
+
+
+@dataclass(frozen=True, eq=False)
+class Evidence:
+    """The evidence of n histories; each part is computed once, when it is first used.
+
+    Attributes:
+        retrieval: the fitted parts, a `Retrieval`.
+        histories: n sequences, oldest first. Items beyond the catalog count for content alone, and
+            only if they are among the later items.
+        later: the items that follow those of the catalog, if anything is known of them.
+        grown: whether the catalog has items that the fitted parts do not know.
+    """
+
+    retrieval: Any
+    histories: Histories
+    later: LaterItems | None = None
+    grown: bool = False
+
+    @property
+    def native(self) -> NativeRetrieval | None:
+        """The fitted parts in the native library; None where it does not cover what is asked."""
+        if self.grown or (self.later is not None and len(self.later)):
+            return None
+        return self.retrieval.native
+
+    @cached_property
+    def recency(self) -> WeightedItems:
+        """The items of the histories, decayed."""
+        source = self.retrieval
+        return WeightedItems.decayed(self.histories, len(source), source.item_item.decay)
+
+    @cached_property
+    def last(self) -> WeightedItems:
+        """The last items."""
+        return WeightedItems.decayed(self._last, len(self.retrieval), 1.0)
+
+    @cached_property
+    def _last(self) -> Histories:
+        return self.histories.last
+
+    @cached_property
+    def shares(self) -> Entries:
+        """(n, items) share of each item in the evidence of each history."""
+        return self.recency.sums(self.retrieval.item_item.weights).normalised()
+
+    @cached_property
+    def last_shares(self) -> Entries:
+        """The same given the last items alone."""
+        return self.last.sums(self.retrieval.item_item.weights).normalised()
+
+    @cached_property
+    def common(self) -> Entries:
+        """(n, items) scores by common users."""
+        neighbors = self.retrieval.neighbors
+        assert neighbors is not None  # noqa: S101 - the caller has looked
+        recency = WeightedItems.decayed(self.histories, len(neighbors), neighbors.decay)
+        return recency.sums(neighbors.weights)
+
+    @cached_property
+    def to_targets(self) -> Entries:
+        """(n, items) share of each item in the evidence of the next target event."""
+        assert self.retrieval.types is not None  # noqa: S101 - the caller has looked
+        return self.recency.sums(self.retrieval.types.to_targets.weights).normalised()
+
+    @cached_property
+    def states(self) -> NDArray[np.float32]:
+        """(n, D) last states of SASRec."""
+        assert self.retrieval.sasrec is not None  # noqa: S101 - the caller has looked
+        return self.retrieval.sasrec.states(self.histories)
+
+    @cached_property
+    def vectors(self) -> NDArray[np.float32]:
+        """(n, D) unit vectors of the histories."""
+        assert self.retrieval.vectors is not None  # noqa: S101 - the caller has looked
+        return self.recency.mean(self.retrieval.vectors.vectors)
+
+    @cached_property
+    def last_vectors(self) -> NDArray[np.float32]:
+        """(n, D) unit vectors of the last items."""
+        assert self.retrieval.vectors is not None  # noqa: S101 - the caller has looked
+        return self.last.mean(self.retrieval.vectors.vectors)
+
+    @cached_property
+    def content(self) -> NDArray[np.float32]:
+        """(2 n, terms) unit vectors of the contents of the histories, then of the last items."""
+        of_last = self._content(self._last, self.last, 1.0)
+        of_all = self._content(self.histories, self.recency, self.retrieval.item_item.decay)
+        return unit(np.concatenate([of_all, of_last]))
+
+    @cached_property
+    def cosines(self) -> NDArray[np.float32]:
+        """(2 n, items) their cosines with the catalog's contents."""
+        assert self.retrieval.content is not None  # noqa: S101 - the caller has looked
+        return self.retrieval.content.cosines(self.content)
+
+    @cached_property
+    def later_cosines(self) -> NDArray[np.float32] | None:
+        """(2 n, later) the same with the contents of the later items."""
+        return None if self.later is None else cosines(self.later.content, self.content)
+
+    def _content(
+        self, histories: Histories, recency: WeightedItems, decay: float
+    ) -> NDArray[np.float64]:
+        """(n, terms) sums of contents; `recency` has the items of the catalog."""
+        retrieval, later = self.retrieval, self.later
+        assert retrieval.content is not None  # noqa: S101 - the caller has looked
+        size, found = len(retrieval), recency.dense(retrieval.content.rows)
+        is_later = histories.items >= size
+        if later is None or not is_later.any():
+            return found
+        own = WeightedItems.decayed(histories, size + len(later), decay, is_later)
+        return found + replace(own, items=own.items - size).dense(later.content)
+
+    def values(
+        self, items: NDArray[np.integer], sources: Sequence[str]
+    ) -> dict[str, NDArray[np.float64]]:
+        """The values that sources of retrieval give to items.
+
+        Args:
+            items: (n, c) dense items; -1 for none.
+            sources: the sources that are wanted; the model is left out.
+
+        Returns:
+            source -> (n, c) values. Later items have no evidence and no events (0). Their cosines
+            and logits are those of `Evidence.later`, and NaN where nothing is known of them. A
+            source that this retrieval does not have is NaN everywhere.
+        """
+        retrieval = self.retrieval
+        known = np.where((items >= 0) & (items < len(retrieval)), items, len(retrieval))
+        counts, later, n = np.append(retrieval.counts, 0.0), self.later, len(items)
+        compute: dict[str, Callable[[], NDArray[Any]]] = {
+            "item_item": lambda: self.shares.at(known),
+            "last_item": lambda: self.last_shares.at(known),
+            POPULARITY: lambda: np.log1p(counts[known]),
+            NEW: lambda: counts[known] == 0,
+        }
+        if retrieval.neighbors is not None:
+            compute["neighbors"] = lambda: self.common.at(known)
+        if (recent := retrieval.recent) is not None:
+            compute[RECENT] = lambda: np.log1p(np.append(recent, 0.0)[known])
+        if (types := retrieval.types) is not None:
+            compute["to_targets"] = lambda: self.to_targets.at(known)
+            compute[TARGET_POPULARITY] = lambda: np.log1p(np.append(types.counts, 0.0)[known])
+            for name in types.numbers:
+                seen = partial(types.recency, self.histories, name)
+                compute[f"{SEEN}{name}"] = partial(lambda seen: seen().at(known), seen)
+        if (vectors := retrieval.vectors) is not None:
+            rows = None if later is None else later.vectors
+            near = partial(self._of_both, items=items, fitted=vectors.vectors, later=rows)
+            compute["vectors"] = lambda: near(self.vectors)
+            compute["last_vectors"] = lambda: near(self.last_vectors)
+        if retrieval.content is not None:
+            alike = partial(self._alike, items)
+            compute["content"] = lambda: alike(slice(None, n))
+            compute["last_content"] = lambda: alike(slice(n, None))
+        if (sasrec := retrieval.sasrec) is not None:
+            rows = None if later is None else later.sasrec
+            compute[SASREC] = partial(self._of_both, self.states, items, sasrec.vectors, rows)
+        found = {}
+        for source in sources:
+            if source in compute:
+                found[source] = compute[source]().astype(np.float64)
+            elif source != MODEL:
+                found[source] = np.full(items.shape, np.nan)
+        return found
+
+    def _alike(self, items: NDArray[np.integer], which: slice) -> NDArray[np.float32]:
+        """(n, c) cosines of contents, of some rows of `self.cosines`; NaN outside the items."""
+        size = len(self.retrieval)
+        inside = (items >= 0) & (items < size)
+        near = np.take_along_axis(self.cosines[which], np.where(inside, items, 0), axis=1)
+        found = np.where(inside, near, np.float32(np.nan))
+        if (later := self.later_cosines) is not None:
+            row, place = np.nonzero((items >= size) & (items < size + later.shape[1]))
+            found[row, place] = later[which][row, items[row, place] - size]
+        return found
+
+    def _of_both(
+        self,
+        queries: NDArray[np.float32],
+        items: NDArray[np.integer],
+        fitted: NDArray[np.float32],
+        later: NDArray[np.float32] | None,
+    ) -> NDArray[np.float32]:
+        """(n, c) products of (n, D) queries and the items' vectors; NaN for items without any."""
+        size = len(self.retrieval)
+        inside = (items >= 0) & (items < size)
+        found = np.einsum("nd,ncd->nc", queries, fitted[np.where(inside, items, 0)])
+        found = np.where(inside, found, np.float32(np.nan))
+        if later is not None:
+            row, place = np.nonzero((items >= size) & (items < size + len(later)))
+            theirs = later[items[row, place] - size]
+            found[row, place] = np.einsum("md,md->m", queries[row], theirs)
+        return np.asarray(found)

@@ -1,0 +1,114 @@
+"""Pool: the items of a search and of retrieval for some histories, which are ranked together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from recsys.retrieval.evidence import Evidence
+from recsys.retrieval.native import covers
+from recsys.retrieval.reranker import MODEL, Reranker
+from recsys.retrieval.rows import repeated
+
+OF_MODEL, OF_RETRIEVAL, OF_POPULAR, PINNED = range(4)
+"""What proposed an item; `recsys.requests.SOURCES` has the names."""
+
+Ranked = tuple[NDArray[np.int32], NDArray[np.float32], NDArray[np.int8]]
+
+
+class Proposals(NamedTuple):
+    """Items that retrieval proposes for n histories.
+
+    Attributes:
+        items: (n, w) int32, in no order, padded with -1.
+        supported: (n, w) bool, whether the history has evidence for the item or a source other than
+            popularity proposes it.
+        evidence: of the histories.
+    """
+
+    items: NDArray[np.int32]
+    supported: NDArray[np.bool_]
+    evidence: Evidence
+
+
+@dataclass(frozen=True, eq=False)
+class Pool:
+    """Items for n histories.
+
+    Attributes:
+        items: (n, w) int32, -1 for none; of equal items the first counts.
+        log_probs: (n, w) float32 of the model, -inf where it has not scored an item.
+        source: (n, w) int8, what proposed each.
+        evidence: of the histories.
+        gains: (n, w) float64, what is added to the score of each; None for nothing.
+    """
+
+    items: NDArray[np.int32]
+    log_probs: NDArray[np.float32]
+    source: NDArray[np.int8]
+    evidence: Evidence
+    gains: NDArray[np.float64] | None = None
+
+    @classmethod
+    def of(
+        cls,
+        found: NDArray[np.int32],
+        log_probs: NDArray[np.floating[Any]],
+        proposals: Proposals,
+        scored: NDArray[np.floating[Any]],
+    ) -> Pool:
+        """The items that a search found, and then what retrieval proposes.
+
+        Args:
+            found: (n, a) items, with `log_probs` (n, a) of the model.
+            log_probs: of `found`.
+            proposals: (n, w) items.
+            scored: (n, c) the model's log-probabilities of the first c proposals; -inf for those
+                that it has not scored.
+        """
+        items = np.concatenate([found, proposals.items], axis=1)
+        values = np.full(items.shape, -np.inf, np.float32)
+        values[:, : found.shape[1]] = log_probs
+        values[:, found.shape[1] : found.shape[1] + scored.shape[1]] = scored
+        source = np.full(items.shape, OF_MODEL, np.int8)
+        source[:, found.shape[1] :] = np.where(proposals.supported, OF_RETRIEVAL, OF_POPULAR)
+        return cls(items, values, source, proposals.evidence)
+
+    def rank(self, reranker: Reranker, k: int) -> Ranked:
+        """The k best items, their scores and sources, (n, k) each.
+
+        Ties keep the order of the pool. The arrays end with -1, -inf and 0.
+        """
+        native = self.evidence.native
+        if native is not None and covers(reranker):
+            return native.rank(self, reranker, k)
+        scores = reranker.score(self.values(reranker.sources), self.distinct >= 0)
+        if self.gains is not None:
+            scores = scores + self.gains
+        order = np.argsort(-scores, axis=1, kind="stable")[:, :k]
+        items = np.take_along_axis(self.distinct, order, axis=1)
+        source = np.take_along_axis(self.source, order, axis=1)
+        scores = np.take_along_axis(scores, order, axis=1)
+        missing = ((0, 0), (0, k - items.shape[1]))
+        return (
+            np.pad(np.where(scores > -np.inf, items, -1), missing, constant_values=-1),
+            np.pad(scores, missing, constant_values=-np.inf).astype(np.float32),
+            np.pad(source, missing),
+        )
+
+    @cached_property
+    def distinct(self) -> NDArray[np.int32]:
+        """(n, w) the items, -1 where one stands again."""
+        return np.where(repeated(self.items), np.int32(-1), self.items)
+
+    def values(self, sources: Sequence[str]) -> dict[str, NDArray[np.float64]]:
+        """What sources and the model say of the `distinct` items, for `Reranker.score`."""
+        values = self.evidence.values(self.distinct, sources)
+        log_probs = self.log_probs.astype(np.float64)
+        values[MODEL] = np.where(log_probs > -np.inf, log_probs, np.nan)
+        return values

@@ -1,0 +1,97 @@
+"""Related items: those that are similar to one, and those that are chosen together with some."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import sparse
+
+from recsys.retrieval.item_item import best_of
+from recsys.retrieval.retrieval import Retrieval
+
+
+class Companions(NamedTuple):
+    """What is chosen together with some items, best first.
+
+    Attributes:
+        items: (n,) int32 dense items.
+        shares: (n,) float64 share of each in the evidence.
+        because: (n,) int64 which of the given items has the most evidence for each.
+    """
+
+    items: NDArray[np.int32]
+    shares: NDArray[np.float64]
+    because: NDArray[np.int64]
+
+
+def similar(
+    retrieval: Retrieval,
+    items: NDArray[np.integer],
+    k: int,
+    allowed: NDArray[np.bool_] | None = None,
+) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+    """Items similar to each of `items`, by co-occurrence and by vectors.
+
+    Args:
+        retrieval: the fitted parts.
+        items: (m,) dense items.
+        k: number of similar items.
+        allowed: (items,) bool, the items to choose from; None for all.
+
+    Returns:
+        (m, k) items, best first, padded with -1, and their scores in (0, 2]: the weight of the
+        pair divided by the largest weight of the row, plus the cosine.
+    """
+    rows = retrieval.item_item.weights[np.asarray(items, np.int64)].tocoo()
+    line, other = rows.coords
+    most = np.zeros(len(items), np.float32)
+    np.maximum.at(most, line, rows.data)
+    value = rows.data / most[line]
+    if retrieval.vectors is not None:
+        spare = 0 if allowed is None else int(np.count_nonzero(~allowed))
+        near, cosine = retrieval.vectors.near(items, min(len(retrieval), k + 1 + spare))
+        near_line, place = np.nonzero(near >= 0)
+        line = np.append(line, near_line)
+        other = np.append(other, near[near_line, place])
+        value = np.append(value, cosine[near_line, place])
+    keep = other != np.asarray(items)[line]
+    if allowed is not None:
+        keep &= allowed[other]
+    shape = (len(items), len(retrieval))
+    both = sparse.csr_array((value[keep], (line[keep], other[keep])), shape=shape)
+    both = sparse.csr_array(both.astype(np.float32))
+    found = np.full((len(items), k), -1, np.int32)
+    scores = np.zeros((len(items), k), np.float32)
+    at, place, item, score = best_of(both, k)
+    found[at, place], scores[at, place] = item, score
+    return found, scores
+
+
+def together(retrieval: Retrieval, items: NDArray[np.integer]) -> Companions:
+    """What is chosen together with some items, whatever their order.
+
+    The evidence is that of pairs which end in a target event, such as a purchase; without types
+    of events, or if there is no such pair, it is that of all pairs (`ItemItem.directional`).
+
+    Args:
+        retrieval: the fitted parts.
+        items: dense items; those beyond the catalog have no evidence.
+    """
+    given = np.unique(np.asarray(items, np.int64))
+    given = given[(given >= 0) & (given < len(retrieval))]
+    targets = [] if retrieval.types is None else [retrieval.types.to_targets]
+    for source in (*targets, retrieval.item_item):
+        rows = source.weights[given].tocoo()
+        row, other = rows.coords
+        keep = ~np.isin(other, given)
+        row, other, weight = row[keep], other[keep], rows.data[keep].astype(np.float64)
+        if len(other):
+            break
+    order = np.lexsort((row, -weight, other))  # by item, the strongest reason first
+    row, other, weight = row[order], other[order], weight[order]
+    found, first = np.unique(other, return_index=True)
+    shares = np.add.reduceat(weight, first) / weight.sum() if len(first) else np.zeros(0)
+    best = np.argsort(-shares, kind="stable")
+    return Companions(found[best].astype(np.int32), shares[best], given[row[first[best]]])
