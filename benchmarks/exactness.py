@@ -9,16 +9,14 @@ within 1e-5 of each other, and scores must agree within 1e-4. The last line is J
 
 from __future__ import annotations
 
-import argparse
 import itertools
-import json
 import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
-from rich.console import Console
-from rich.table import Table
+from reporting import Report, Table, begin, publish, read_options
 
-from recsys.benchmark.environment import environment
 from recsys.constraint import ItemTrie
 from recsys.decoding import beam_search
 from recsys.testing import (
@@ -34,15 +32,25 @@ BEAMS, LEVELS = (1, 5, 20, 50), (2, 3, 4, 6)
 CATALOGS = (1, 12, 150, 600)
 
 
-def main() -> None:
+@dataclass(frozen=True)
+class Options:
+    """How much is compared.
+
+    Attributes:
+        seeds: models and catalogs of each architecture, K and L.
+    """
+
+    seeds: int = 4
+
+
+def main(argv: Sequence[str] | None = None) -> None:
     """Run all cases, print a table and one JSON line; exit status 1 if any case disagrees."""
-    arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    arguments.add_argument("--seeds", type=int, default=4)
-    seeds = arguments.parse_args().seeds
+    options, run = read_options(Options, __doc__, {"seeds": 1}, argv)
+    document = begin("exactness", options, run)
     failures, largest = [], 0.0
     counts = dict.fromkeys(ARCHITECTURES, 0)
     requests = 0
-    for architecture, seed in itertools.product(ARCHITECTURES, range(seeds)):
+    for architecture, seed in itertools.product(ARCHITECTURES, range(options.seeds)):
         model = tiny_model(architecture, seed=seed)
         for beams, levels in itertools.product(BEAMS, LEVELS):
             case = (architecture, seed, beams, levels)
@@ -65,19 +73,18 @@ def main() -> None:
             counts[architecture] += 1
             if not agrees:
                 failures.append(case)
-    table = Table("architecture", "cases", "disagree", title="Ours against Hugging Face generate")
-    for architecture, count in counts.items():
-        table.add_row(architecture, str(count), str(sum(f[0] == architecture for f in failures)))
-    Console().print(table)
-    result = {
-        "benchmark": "exactness",
+    rows = [
+        [architecture, str(count), str(sum(f[0] == architecture for f in failures))]
+        for architecture, count in counts.items()
+    ]
+    document |= {
         "cases": sum(counts.values()),
         "requests": requests,
         "disagreements": failures,
         "largest_score_gap": largest,
-        **environment(),
     }
-    print(json.dumps(result))
+    columns = ("architecture", "cases", "disagree")
+    publish(document, Report([Table("Ours against Hugging Face", columns, rows)]), run.out)
     sys.exit(bool(failures))
 
 

@@ -10,13 +10,14 @@ event, or for up to five (`recsys.evaluation.gate.replays`); a user's hits are a
 
 from __future__ import annotations
 
-import json
-from typing import Annotated
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import product
 
 import numpy as np
 import pyarrow as pa
-import typer
 from numpy.typing import NDArray
+from reporting import Report, Table, begin, publish, read_options
 
 from recsys.evaluation.compare import compare_rankers
 from recsys.evaluation.verdict import CHALLENGER, CHAMPION, GateConfig, decide
@@ -70,21 +71,30 @@ def share(users: int, events: int, lost: float, draws: int, seed: int = 0) -> fl
     return float(np.mean([offered(rng, users, events, lost) for _ in range(draws)]))
 
 
-def main(
-    draws: Annotated[
-        int, typer.Option(help="Draws for each figure, a quarter for the largest shop.")
-    ] = 400,
-) -> None:
-    """Print the share of draws in which the gate offers the challenger."""
-    table = []
-    for events in EVENTS:
-        for users in USERS:
-            count = draws if users < max(USERS) else draws // 4  # a draw takes its time
-            found = {f"{-lost:+.0%}": share(users, events, lost, count) for lost in LOST}
-            table.append({"events": events, "users": users, **found})
-            print(f"{users:6} users, {events} events each: {found}", flush=True)
-    print(json.dumps({"draws": draws, "offered": table}))
+@dataclass(frozen=True)
+class Options:
+    """How much is drawn.
+
+    Attributes:
+        draws: for each figure; a quarter of them for the largest shop.
+    """
+
+    draws: int = 400
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Print the share of draws in which the gate offers the challenger, and one JSON line."""
+    options, run = read_options(Options, __doc__, {"draws": 4}, argv)
+    document = begin("gate", options, run)
+    document["offered"], lines = [], []
+    for events, users in product(EVENTS, USERS):
+        count = options.draws if users < max(USERS) else options.draws // 4  # a draw takes its time
+        shares = {f"{-lost:+.0%}": share(users, events, lost, count) for lost in LOST}
+        document["offered"].append({"events": events, "users": users, **shares})
+        lines.append([str(users), str(events), *(f"{value:.2f}" for value in shares.values())])
+    table = Table("Challenger offered", ("users", "events", *shares), lines)
+    publish(document, Report([table]), run.out)
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    main()

@@ -52,13 +52,12 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
+from answers import HF_ROUNDING, ROUNDING, Agreement, Answer
 from gpu_bench import EAGER, HUGGING_FACE, MOST, QUICK, WAYS, Bench, Row, Sizes
 from gpu_gate import Scorer, allowance, find_fault, find_row, judge
+from measuring import environment, summarize
+from workload import SHAPES
 
-from recsys.benchmark.decode import HF_ROUNDING, ROUNDING, Agreement, Answer
-from recsys.benchmark.environment import environment
-from recsys.benchmark.timing import summarize
-from recsys.benchmark.workload import SHAPES
 from recsys.decoding import SearchRequest
 
 # Of beam searches and of drafts that are right; for `Sizes()` alone.

@@ -12,9 +12,9 @@ from unittest.mock import patch
 
 import numpy as np
 import torch
+from answers import Answer, PerfectDraft
+from workload import Setup, Workload, make_random_workload, make_shape_workload
 
-from recsys.benchmark.decode import Answer, PerfectDraft
-from recsys.benchmark.workload import Setup, Workload, make_random_workload, make_shape_workload
 from recsys.decoding import (
     Engine,
     Search,

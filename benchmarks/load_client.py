@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import json
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Self
 
@@ -20,43 +19,20 @@ OK = range(200, 300)
 
 
 @dataclass(frozen=True)
-class Request:
-    """A request to one of the servers: `server` is its place among those of the client.
-
-    The `label` is of the sender; it is not sent.
-    """
-
-    method: str
-    path: str
-    body: bytes = b""
-    server: int = 0
-    label: str = ""
-
-    @classmethod
-    def post(cls, path: str, body: Any, server: int = 0, label: str = "") -> Self:
-        """A POST of a JSON value."""
-        return cls("POST", path, json.dumps(body).encode(), server, label)
-
-
-@dataclass(frozen=True)
 class Reply:
     """The answer to a request.
 
     Attributes:
-        request: that was sent.
+        request: the JSON that was sent.
         status: of HTTP; 0 where the connection broke.
         body: of the answer.
         latency_ms: from when the request was due until the whole answer was there.
     """
 
-    request: Request
+    request: bytes
     status: int
     body: bytes
     latency_ms: float
-
-    def json(self) -> Any:
-        """The body as JSON."""
-        return json.loads(self.body)
 
 
 @dataclass
@@ -65,7 +41,7 @@ class Run:
 
     Attributes:
         generator_s: processor seconds of this process.
-        server_s: processor seconds of the servers; 0 for servers that we did not start.
+        server_s: processor seconds of the server; 0 for one that we did not start.
         latency_ms: of the good answers, in the order in which they arrived.
         replies: all answers in that order, if they were to be kept.
     """
@@ -93,10 +69,10 @@ class Run:
 
 
 class Client:
-    """Sends requests to servers over connections that are kept. Use it as a context manager."""
+    """Posts JSON to one address over connections that are kept. Use it as a context manager."""
 
-    def __init__(self, servers: Sequence[Server], key: str | None = None) -> None:
-        self._servers = servers
+    def __init__(self, server: Server, path: str, key: str | None = None) -> None:
+        self._server, self._url = server, server.url + path
         self._headers = {"Content-Type": "application/json"}
         if key is not None:
             self._headers["Authorization"] = f"Bearer {key}"
@@ -112,12 +88,11 @@ class Client:
     async def __aexit__(self, *_: object) -> None:
         await self._session.close()
 
-    async def send(self, request: Request, due: float | None = None) -> Reply:
+    async def send(self, request: bytes, due: float | None = None) -> Reply:
         """Send a request that was due at a time of `time.perf_counter`, by default now."""
         due = time.perf_counter() if due is None else due
-        url = self._servers[request.server].url + request.path
         try:
-            async with self._session.request(request.method, url, data=request.body) as answer:
+            async with self._session.post(self._url, data=request) as answer:
                 status, body = answer.status, await answer.read()
         except (aiohttp.ClientError, OSError):
             status, body = 0, b""
@@ -125,18 +100,17 @@ class Client:
 
     async def closed(
         self,
-        requests: Iterator[Request],
+        requests: Iterator[bytes],
         clients: int,
         *,
-        seconds: float | None = None,
+        seconds: float = float("inf"),
         keep: bool = False,
     ) -> Run:
         """Send requests from so many clients until the time is over or the requests end.
 
         The clients share the requests; `keep` keeps the replies.
         """
-        end = float("inf") if seconds is None else time.perf_counter() + seconds
-        run = Run()
+        end, run = time.perf_counter() + seconds, Run()
 
         async def repeat() -> None:
             while time.perf_counter() < end and (request := next(requests, None)) is not None:
@@ -144,26 +118,22 @@ class Client:
 
         return await self._timed(run, asyncio.gather(*(repeat() for _ in range(clients))))
 
-    async def open(
-        self, requests: Iterable[Request], due: Iterable[float], *, keep: bool = False
-    ) -> Run:
+    async def open(self, requests: Iterable[bytes], due: Iterable[float]) -> Run:
         """Send each request when it is due, whatever the answers to the others do.
 
         There are at least as many requests as times; `due` are seconds from now, ascending.
         """
-        run, start, tasks = Run(), time.perf_counter(), set()
+        run, start = Run(), time.perf_counter()
 
-        async def one(request: Request, at: float) -> None:
-            _note(run, await self.send(request, at), keep)
+        async def one(request: bytes, at: float) -> None:
+            _note(run, await self.send(request, at), keep=False)
 
         async def send_all() -> None:
-            for at, request in zip(due, requests, strict=False):
-                if (wait := start + at - time.perf_counter()) > 0:
-                    await asyncio.sleep(wait)
-                task = asyncio.create_task(one(request, start + at))
-                tasks.add(task)
-                task.add_done_callback(tasks.discard)
-            await asyncio.gather(*tasks)
+            async with asyncio.TaskGroup() as tasks:
+                for at, request in zip(due, requests, strict=False):
+                    if (wait := start + at - time.perf_counter()) > 0:
+                        await asyncio.sleep(wait)
+                    tasks.create_task(one(request, start + at))
 
         return await self._timed(run, send_all())
 
@@ -181,8 +151,8 @@ class Client:
         return run
 
     def _server_s(self) -> float:
-        usages = [server.usage() for server in self._servers]
-        return sum(usage.cpu_s for usage in usages if usage is not None)
+        usage = self._server.usage()
+        return 0.0 if usage is None else usage.cpu_s
 
 
 def _note(run: Run, reply: Reply, keep: bool) -> None:

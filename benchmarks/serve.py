@@ -1,7 +1,7 @@
 """A service under load: latency, throughput, and answers that are equal under load and alone.
 
     OMP_NUM_THREADS=1 python benchmarks/serve.py --bundle var/bundles/demo --out var/reports/serve
-    python benchmarks/serve.py --bundle var/bundles/demo --url http://10.0.0.7:8000 --key rk_...
+    RECSYS_API_KEY=rk_... python benchmarks/serve.py --bundle var/bundles/demo --url http://10.0.0.7:8000
 
 A server of the bundle is started with a store of its own, or one that runs is used. In a closed
 loop each client sends its next request when its last one is answered, so a slow server gets fewer
@@ -13,41 +13,36 @@ the machine; the last column is the generator's share of it. Needs the `dev` ext
 from __future__ import annotations
 
 import asyncio
-import shlex
-import sys
+import json
+import os
 import time
 from collections import Counter
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 from urllib.parse import urlsplit
 
 import numpy as np
 import pyarrow as pa
-import typer
-from load_client import OK, Client, Reply, Request, Run
+from load_client import OK, Client, Reply, Run
+from measuring import Row
+from reporting import Report, Table, begin, publish, read_options
 
-from recsys.artifacts import Workspace, read_manifest
-from recsys.benchmark.options import Out, ServerSettings, numbers
-from recsys.benchmark.report import Document, Line, Panel, Plot, Report, Table, begin, publish
+from recsys.artifacts import read_manifest
 from recsys.bundle import CATALOG
 from recsys.catalog import CODE_COLUMN, Catalog
-from recsys.config import Settings
 from recsys.errors import ConfigError, RecsysError
-from recsys.options import Json, Name, Quick, Seed
 from recsys.progress import say
 from recsys.testing import Server, start_server
 
-Row = dict[str, Any]
 RECOMMEND = "/v1/recommendations"
 KS = (1, 5, 10, 20, 50)
 WARM_S = 2.0  # of load before anything is measured
 CHECK_LOOPS = 3  # how long requests are sent alone, in durations of a loop
 # Fields of an answer that must not depend on the load.
 COMPARED = ("items", "history_items", "unknown_items", "eligible_items", "certificate")
-PREFIX = "serve."
 _FIXED = ("item_id", "title", "text", CODE_COLUMN)
 COLUMNS = {
     "answers": "answers", "rate": "1/s", "p50_ms": "p50 ms", "p95_ms": "p95 ms",
@@ -68,12 +63,12 @@ class Workload:
         self._rng = np.random.default_rng(seed)
         self._filters = _filters(catalog.items, self._rng)
 
-    def plain(self, k: int = 10) -> Iterator[Request]:
+    def plain(self, k: int = 10) -> Iterator[bytes]:
         """Requests with a history of 1 to 20 items and no other fields."""
         while True:
-            yield Request.post(RECOMMEND, {"history": self._items(1, 20), "k": k})
+            yield json.dumps({"history": self._items(1, 20), "k": k}).encode()
 
-    def mixed(self) -> Iterator[Request]:
+    def mixed(self) -> Iterator[bytes]:
         """Requests with exclusions, filters, unknown items and several k, in any combination."""
         rng = self._rng
         while True:
@@ -89,7 +84,7 @@ class Workload:
                 body["exclude_items"] = self._items(1, 50)
             if self._filters and rng.random() < 0.3:
                 body["filter"] = self._filters[rng.integers(len(self._filters))]
-            yield Request.post(RECOMMEND, body)
+            yield json.dumps(body).encode()
 
     def _items(self, least: int, most: int) -> list[str]:
         size = int(self._rng.integers(least, most + 1))
@@ -123,25 +118,55 @@ def _filters(items: pa.Table, rng: np.random.Generator, values: int = 8) -> list
 
 @dataclass(frozen=True)
 class Options:
-    """What to measure.
+    """What is measured.
 
     Attributes:
-        concurrencies: clients of each closed loop.
+        bundle: that is served.
+        url: a server of the bundle that runs already, http://HOST:PORT; else one is started. It
+            gets the API key $RECSYS_API_KEY.
+        settings: of the server that is started, as key=value of the section `serve`.
+        concurrency: clients of each closed loop.
         rates: requests a second of each open loop; 70 % of the peak is added.
         seconds: duration of each loop.
+        k: items of a recommendation.
         checks: mixed requests whose answers under load are compared with those alone; 0 for none.
             Fewer if they take longer alone than `CHECK_LOOPS` loops.
+        seed: of the requests.
     """
 
-    concurrencies: tuple[int, ...] = (1, 8, 32, 64)
-    rates: tuple[float, ...] = ()
+    bundle: Path = Path("var/bundles/demo")
+    url: str | None = field(default=None, metadata={"type": str})
+    settings: tuple[str, ...] = field(default=(), metadata={"type": str})
+    concurrency: tuple[int, ...] = (1, 8, 32, 64)
+    rates: tuple[float, ...] = field(default=(), metadata={"type": float})
     seconds: float = 10.0
     k: int = 10
     checks: int = 5000
     seed: int = 0
 
 
-async def measure(server: Server, bundle: Path, options: Options, key: str | None = None) -> Row:
+def main(argv: Sequence[str] | None = None) -> None:
+    """Measure, print tables and one JSON line."""
+    quick = {"concurrency": (1, 8), "seconds": 1.0, "checks": 30}
+    options, run = read_options(Options, __doc__, quick, argv)
+    document = begin("serve", options, run)
+    document["version"] = read_manifest(options.bundle, "bundle").digest
+    document |= asyncio.run(start_and_measure(options))
+    publish(document, report(document), run.out)
+
+
+async def start_and_measure(options: Options) -> Row:
+    """Measure the server of `options.url`, or one that is started for it."""
+    if options.url is None:
+        async with start_server(options.bundle, options.settings) as server:
+            return await measure(server, options)
+    where = urlsplit(options.url)
+    if where.scheme != "http" or where.hostname is None:
+        raise ConfigError(f"--url {options.url}: expected http://HOST:PORT")
+    return await measure(Server(where.hostname, where.port or 80), options)
+
+
+async def measure(server: Server, options: Options) -> Row:
     """All phases.
 
     Returns:
@@ -150,29 +175,29 @@ async def measure(server: Server, bundle: Path, options: Options, key: str | Non
     Raises:
         RecsysError: the server does not answer a plain request.
     """
-    workload = Workload(bundle, options.seed)
-    found: Row = {"options": asdict(options), "closed": [], "open": [], "equality": None}
-    async with Client([server], key) as client:
+    workload = Workload(options.bundle, options.seed)
+    phases: Row = {"closed": [], "open": [], "equality": None}
+    async with Client(server, RECOMMEND, os.environ.get("RECSYS_API_KEY")) as client:
         first = await client.send(next(workload.plain(options.k)))
         if first.status not in OK:
             raise RecsysError(f"{server.url} answers {first.status}: {first.body[:300]!r}")
-        most = max(options.concurrencies, default=1)
+        most = max(options.concurrency, default=1)
         await client.closed(workload.plain(options.k), most, seconds=WARM_S)
-        for clients in options.concurrencies:
+        for clients in options.concurrency:
             say(f"{clients} clients ...")
             requests = workload.plain(options.k)
             run = await client.closed(requests, clients, seconds=options.seconds)
-            found["closed"].append({"clients": clients, **_describe(run, server)})
-        peak = max((row["rate"] for row in found["closed"]), default=0.0)
+            phases["closed"].append({"clients": clients, **_describe(run, server)})
+        peak = max((row["rate"] for row in phases["closed"]), default=0.0)
         for rate in (*options.rates, *((0.7 * peak,) if peak else ())):
             say(f"{rate:.0f} requests a second ...")
             due = draw_arrivals(rate, options.seconds, options.seed)
             run = await client.open(workload.plain(options.k), due)
-            found["open"].append({"sent_rate": round(rate, 1), **_describe(run, server)})
+            phases["open"].append({"sent_rate": round(rate, 1), **_describe(run, server)})
         if options.checks:
             say(f"{options.checks} answers under load and alone ...")
-            found["equality"] = await compare(client, workload, options)
-    return found
+            phases["equality"] = await compare(client, workload, options)
+    return phases
 
 
 def draw_arrivals(rate: float, seconds: float, seed: int) -> list[float]:
@@ -203,28 +228,26 @@ def _describe(run: Run, server: Server) -> Row:
 
 async def compare(client: Client, workload: Workload, options: Options) -> Row:
     """Send mixed requests one by one, then again under load, and compare the answers."""
-    requests: list[Request] = []
-    alone: dict[int, Row] = {}
+    alone: dict[bytes, Row] = {}
     refused: Counter[str] = Counter()
-    end = time.perf_counter() + CHECK_LOOPS * options.seconds
+    sent, end = 0, time.perf_counter() + CHECK_LOOPS * options.seconds
     for request in islice(workload.mixed(), options.checks):
         if time.perf_counter() > end:
             break
-        requests.append(request)
+        sent += 1
         reply = await client.send(request)
         if reply.status in OK:
-            alone[id(request)] = _comparable(reply)
+            alone[request] = _comparable(reply)
         else:
             refused[str(reply.status)] += 1
-    good = [request for request in requests if id(request) in alone]
-    order = np.random.default_rng(options.seed).permutation(len(good))
-    clients = max(options.concurrencies, default=1)
-    run = await client.closed(iter([good[i] for i in order]), clients, keep=True)
+    order = np.random.default_rng(options.seed).permutation(len(alone))
+    requests, clients = list(alone), max(options.concurrency, default=1)
+    run = await client.closed(iter([requests[i] for i in order]), clients, keep=True)
     replies = [reply for reply in run.replies if reply.status in OK]
-    pairs = [(alone[id(reply.request)], _comparable(reply)) for reply in replies]
+    pairs = [(alone[reply.request], _comparable(reply)) for reply in replies]
     different = [pair for pair in pairs if pair[0] != pair[1]]
     return {
-        "requests": len(requests),
+        "requests": sent,
         "clients": clients,
         "refused_alone": dict(refused),
         "compared": len(pairs),
@@ -237,7 +260,7 @@ async def compare(client: Client, workload: Workload, options: Options) -> Row:
 
 
 def _comparable(reply: Reply) -> Row:
-    body = reply.json()
+    body = json.loads(reply.body)
     return {name: body.get(name) for name in COMPARED}
 
 
@@ -246,40 +269,23 @@ def _difference(alone: Row, under_load: Row) -> Row:
     return {"field": name, "alone": alone[name], "under_load": under_load[name]}
 
 
-def report(document: Document) -> Report:
-    """The report."""
-    tables, plots = [], []
+def report(document: Row) -> Report:
+    """What is shown: a table for each kind of loop, and how answers under load compare."""
+    tables, sentences = [], []
     for name, key in (("closed", "clients"), ("open", "sent_rate")):
-        if rows := document.get(name):
+        if rows := document[name]:
             cells = [[_cell(row[column]) for column in (key, *COLUMNS)] for row in rows]
             columns = (key.replace("_", " "), *COLUMNS.values())
             tables.append(Table(f"{name.capitalize()} loop", columns, cells, words=0))
-    if document.get("closed"):
-        plots.append(_plot_latency(document))
-    return Report(document["bundle"]["name"], list(_sentences(document)), tables, plots)
-
-
-def _sentences(document: Document) -> Iterator[str]:
-    if equality := document.get("equality"):
-        yield (
+    if equality := document["equality"]:
+        sentences.append(
             f"{equality['compared']} of {equality['requests']} mixed requests compared, "
             f"{equality['clients']} clients against one: {equality['different']} different, "
             f"{equality['errors']} errors."
         )
         if refused := equality["refused_alone"]:
-            yield f"Refused without load, by status: {refused}."
-
-
-def _plot_latency(document: Document) -> Plot:
-    lines = []
-    for name, style in (("closed", "-"), ("open", "none")):
-        rows = [row for row in document[name] if row["p50_ms"]]
-        rates = [row["rate"] for row in rows]
-        for key in ("p50_ms", "p95_ms", "p99_ms"):
-            label = f"{key[:3]}, {name} loop"
-            lines.append(Line(label, rates, [row[key] for row in rows], style=style))
-    caption = "Latency by answers a second, in closed and in open loops."
-    return Plot("latency", caption, [Panel("ms", "answers a second", lines)])
+            sentences.append(f"Refused without load, by status: {refused}.")
+    return Report(tables, sentences)
 
 
 def _cell(value: Any) -> str:
@@ -288,80 +294,5 @@ def _cell(value: Any) -> str:
     return f"{value:,.2f}" if isinstance(value, float) else f"{value:,}"
 
 
-def serve(
-    bundle: Annotated[
-        Path | None, typer.Option(help="Bundle to serve (default: that of --name).")
-    ] = None,
-    name: Name = None,
-    url: Annotated[
-        str | None,
-        typer.Option(help="A server that runs already, http://HOST:PORT, and serves --bundle."),
-    ] = None,
-    key: Annotated[
-        str | None, typer.Option(help="API key for --url.", envvar="RECSYS_API_KEY")
-    ] = None,
-    settings: ServerSettings = None,
-    concurrency: Annotated[
-        str, typer.Option(help="Clients of the closed loops, a list; empty for none.")
-    ] = "1,8,32,64",
-    rates: Annotated[
-        str,
-        typer.Option(help="Requests a second of open loops, a list; 70 % of the peak is added."),
-    ] = "",
-    seconds: Annotated[float, typer.Option(min=0.5, help="Duration of each loop.")] = 10.0,
-    k: Annotated[int, typer.Option(min=1, max=200, help="Items of a recommendation.")] = 10,
-    checks: Annotated[
-        int,
-        typer.Option(
-            min=0,
-            help="Mixed requests compared, under load against alone; fewer if they would take "
-            "longer alone than three loops.",
-        ),
-    ] = 5000,
-    quick: Quick = False,
-    out: Out = None,
-    seed: Seed = None,
-    as_json: Json = False,
-) -> None:
-    """Measure a service under load. Prints tables, and one JSON line last."""
-    bundle = bundle or Workspace.of(Settings.load(None, name=name).name).bundle
-    version = read_manifest(bundle, "bundle").digest
-    for setting in settings or ():
-        if not setting.startswith(PREFIX):
-            raise ConfigError(f"--set {setting}: this program reads serve.key=value only")
-    own = [setting.removeprefix(PREFIX) for setting in settings or ()]
-    clients = "1,8" if quick else concurrency
-    options = Options(
-        concurrencies=numbers("--concurrency", clients) if clients else (),
-        rates=numbers("--rates", rates, float) if rates else (),
-        seconds=1.0 if quick else seconds,
-        k=k,
-        checks=30 if quick else checks,
-        seed=seed or 0,
-    )
-
-    async def start_and_measure() -> Document:
-        async with start_server(bundle, own) as server:
-            return await measure(server, bundle, options)
-
-    document = begin("serve", quick=quick, out=out)
-    document["command"] = shlex.join(["python", *sys.argv])
-    document["bundle"] = {"name": bundle.absolute().name, "version": version}
-    document["settings"] = own
-    if url is None:
-        document |= asyncio.run(start_and_measure())
-    else:
-        document |= asyncio.run(measure(server_at(url), bundle, options, key))
-    publish(document, report(document), out, as_json=as_json)
-
-
-def server_at(url: str) -> Server:
-    """A server that runs already, at http://HOST:PORT."""
-    where = urlsplit(url)
-    if where.scheme != "http" or where.hostname is None:
-        raise ConfigError(f"--url {url}: expected http://HOST:PORT")
-    return Server(where.hostname, where.port or 80)
-
-
 if __name__ == "__main__":
-    typer.run(serve)
+    main()

@@ -20,23 +20,22 @@ from typer.core import TyperGroup
 from recsys import __version__
 from recsys.errors import RecsysError
 
+COMMANDS = "recsys.commands"  # entry points
 ORDER = (
     "quickstart", "run", "retrain", "data", "ids", "train", "bundle", "evaluate", "export",
-    "recommend", "benchmark", "serve", "keys", "experiment", "store", "batch", "doctor",
+    "recommend", "serve", "keys", "experiment", "store", "batch", "doctor",
 )  # fmt: skip
 
 
 class _Commands(TyperGroup):
     """A group whose commands are entry points: a typer app, or a function."""
 
-    group = "recsys.commands"
-
     def list_commands(self, ctx: Context) -> list[str]:
-        names = {e.name for e in entry_points(group=self.group)}
+        names = {e.name for e in entry_points(group=COMMANDS)}
         return [n for n in ORDER if n in names] + sorted(names - set(ORDER))
 
     def get_command(self, ctx: Context, cmd_name: str) -> Command | None:
-        found = entry_points(group=self.group, name=cmd_name)
+        found = entry_points(group=COMMANDS, name=cmd_name)
         if not found:
             return None
         loaded = next(iter(found)).load()
@@ -47,10 +46,6 @@ class _Commands(TyperGroup):
         command = typer.main.get_command(loaded)
         command.name = cmd_name
         return command
-
-
-class _Benchmarks(_Commands):
-    group = "recsys.benchmarks"
 
 
 app = typer.Typer(
@@ -75,14 +70,6 @@ def _root(
     version: bool = typer.Option(False, "--version", callback=_version, is_eager=True),
 ) -> None:
     pass
-
-
-benchmark = typer.Typer(cls=_Benchmarks, no_args_is_help=True, add_completion=False)
-
-
-@benchmark.callback()
-def _benchmark() -> None:
-    """Measure speed on this machine beside other implementations, after comparing their answers."""
 
 
 def main() -> None:

@@ -35,7 +35,7 @@ FIRST = [  # files with tests or fixtures that take long, the longest first
     "test_atspeed.py",
     "test_batch.py",
     "test_ids.py",
-    "test_benchmark_commands.py",
+    "test_benchmark_reports.py",
     "test_distributed.py",
 ]
 

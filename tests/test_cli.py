@@ -27,7 +27,6 @@ TREE = {
     "evaluate": (),
     "export": ("hub", "onnx"),
     "recommend": (),
-    "benchmark": ("constraint", "decode"),
     "serve": (),
     "keys": ("create", "list", "revoke"),
     "store": ("export", "import", "backup"),

@@ -21,7 +21,6 @@ GROUPS = (
     "recsys.commands",
     "recsys.stages",
     "recsys.sections",
-    "recsys.benchmarks",
 )  # of entry points
 PLUGINS = ("recsys.plugins.sglang", "recsys.plugins.vllm")  # import engines that are not installed
 

@@ -1,12 +1,12 @@
-"""The drafts that are compared: every objective, its ablations and weights, from two starts.
+"""The drafts that are compared: every objective, AtSpeed's ablations and weights of its loss.
 
-A variant is a name and settings. All variants share the target and the seeds, and those that are
-compared have the same time for training, or the same number of steps.
+A variant is a name and settings. All variants of a run share the target, the seeds, the starting
+point, and the time of training or the number of steps.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
 from pathlib import Path
@@ -23,6 +23,7 @@ PUBLISHED = ("sft", "wordkd", "tvdkd", "seqkd", "atspeed-s", "atspeed-s-eq4", "a
 OURS = tuple(name for name in get_args(Objective) if name not in PUBLISHED)
 OBJECTIVES = (*PUBLISHED, *OURS)
 TITLES = {
+    "target": "target",
     "sft": "SFT", "wordkd": "WordKD", "tvdkd": "TVDKD", "seqkd": "SeqKD",
     "atspeed-s": "AtSpeed-S", "atspeed-s-eq4": "AtSpeed-S, eq. 4", "atspeed-r": "AtSpeed-R",
 }  # fmt: skip
@@ -68,21 +69,29 @@ SCRATCH: dict[str, Any] = {
 }
 
 
+def title_of(objective: str) -> str:
+    """An objective's name in tables."""
+    return TITLES.get(objective, f"{objective} (ours)")
+
+
 @dataclass(frozen=True)
 class Limits:
-    """How long drafts are trained.
+    """What the drafts of a run have in common.
 
     Attributes:
-        minutes: of a draft in equal time.
-        steps: of a draft in equal steps.
+        budget: `time` or `steps`, whichever is equal.
+        minutes: training of a draft, in equal time.
+        steps: training of a draft, in equal steps.
     """
 
+    budget: Budget
     minutes: float
     steps: int
 
-    def settings(self, budget: Budget) -> dict[str, Any]:
+    @property
+    def settings(self) -> dict[str, Any]:
         """The same as settings of section `draft`."""
-        if budget == "steps":
+        if self.budget == "steps":
             steps = {"min_steps": self.steps, "max_steps": self.steps}
             return {"epochs": 1, "max_minutes": None, **steps}
         return {"epochs": EPOCHS, "max_minutes": self.minutes, "min_steps": 0, "max_steps": None}
@@ -123,7 +132,7 @@ class Variant:
     @property
     def title(self) -> str:
         """Name in tables."""
-        own = TITLES.get(self.objective, f"{self.objective} (ours)")
+        own = title_of(self.objective)
         return f"{own}, {self.change}" if self.change else own
 
     @property
@@ -175,7 +184,7 @@ def derive_settings(
         draft |= SCRATCH if draft.get("init_from_target", True) else {"init_from_target": False}
     else:
         draft["init_from_target"] = True
-    draft |= {**limits.settings(variant.budget), **variant.options}
+    draft |= {**limits.settings, **variant.options}
     draft["objective"] = variant.objective
     # One set of teacher data for all objectives that search the target.
     teacher = {**values.get("teacher", {}), "source": "target", "level_tokens": True}
@@ -187,42 +196,21 @@ def derive_settings(
     return Settings({**values, "seed": variant.seed, "draft": draft, "teacher": teacher})
 
 
-def list_plain(
-    inits: Iterable[Init], seeds: Iterable[int], budgets: Iterable[Budget] = ("time",)
-) -> list[Variant]:
-    """Every objective without changes."""
-    return [
-        Variant(objective, init, seed, budget=budget)
-        for budget, init, objective, seed in product(budgets, inits, OBJECTIVES, seeds)
-    ]
-
-
-def list_ablations(
-    init: Init, seeds: Iterable[int], budgets: Iterable[Budget] = ("time",)
-) -> list[Variant]:
-    """AtSpeed's objectives with one part removed."""
-    return [
-        Variant(objective, init, seed, change, options, budget)
-        for budget, seed, (objective, changes) in product(budgets, seeds, ABLATIONS.items())
-        for change, options in changes.items()
-    ]
-
-
-def list_weights(init: Init, seeds: Iterable[int], budget: Budget = "time") -> list[Variant]:
-    """AtSpeed-S and AtSpeed-R with other weights of the alignment loss."""
-    return [
-        Variant(objective, init, seed, f"alpha {alpha}", {"alpha": alpha}, budget)
-        for seed, objective, alpha in product(seeds, (STRICT, RELAXED), ALPHAS)
-    ]
-
-
-def list_variants(
-    parts: Sequence[str], inits: Sequence[Init], seeds: Sequence[int], budgets: Sequence[Budget]
-) -> list[Variant]:
-    """All drafts that the parts of an experiment need; studies use the first starting point."""
-    found = list_plain(inits, seeds, budgets)
+def list_variants(parts: Sequence[str], init: Init, budget: Budget) -> list[Variant]:
+    """All drafts that the parts of an experiment need, of one seed."""
+    changes: list[tuple[str, str, dict[str, Any]]] = [(name, "", {}) for name in OBJECTIVES]
     if "ablations" in parts:
-        found += list_ablations(inits[0], seeds, budgets)
+        changes += [
+            (objective, change, options)
+            for objective, ablations in ABLATIONS.items()
+            for change, options in ablations.items()
+        ]
     if "effects" in parts:
-        found += list_weights(inits[0], seeds, budgets[0])
-    return found
+        changes += [
+            (objective, f"alpha {alpha}", {"alpha": alpha})
+            for objective, alpha in product((STRICT, RELAXED), ALPHAS)
+        ]
+    return [
+        Variant(objective, init, 0, change, options, budget)
+        for objective, change, options in changes
+    ]

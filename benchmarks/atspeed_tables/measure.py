@@ -15,11 +15,11 @@ from typing import Any
 
 import numpy as np
 import torch
+from answers import ROUNDING, Agreement, Answer
 from numpy.typing import NDArray
 
 from atspeed_tables.lineup import DraftSpace
 from recsys.artifacts import Workspace, read_manifest
-from recsys.benchmark.decode import ROUNDING, Agreement, Answer
 from recsys.constraint import ItemTrie
 from recsys.dataset import Dataset
 from recsys.decoding import Beams, ModelDrafter, SearchRequest, beam_search, speculative_beam_search
@@ -39,13 +39,15 @@ class Scene:
     """A target and test users.
 
     Attributes:
-        target: the model, in float32.
+        model: of Hugging Face, in float32.
+        target: the same as the searches use it.
         catalog: (items, L) tokens.
         trie: of the catalog.
         prompts: of the users, sorted by length.
         targets: test items of the users.
     """
 
+    model: Any
     target: TreeModel
     catalog: NDArray[np.int64]
     trie: ItemTrie
@@ -72,11 +74,12 @@ def load_draft(workspace: Workspace) -> TreeModel:
 @lru_cache(maxsize=2)
 def load_scene(workspace: Workspace, users: int) -> Scene:
     """The target and at most `users` users of the test split, always the same ones."""
-    target = TrainedTarget.load(workspace)
-    encoder = target.encoder
+    trained = TrainedTarget.load(workspace)
+    encoder, model = trained.encoder, trained.load_model(device())
     examples = Dataset.load(workspace.dataset).examples("test", "all").sample(users)
     return Scene(
-        TreeModel.of(target.load_model(device())),
+        model,
+        TreeModel.of(model),
         encoder.item_tokens,
         ItemTrie.build(encoder.item_tokens),
         encoder.encode_all(examples.histories),

@@ -10,8 +10,10 @@ KS = (1, 3, 5, 10, 20)
 TARGET_PARAMETERS, DRAFT_PARAMETERS = 6_738_000_000, 68_000_000
 DRAFTS = 40
 
-# verification -> objective -> figures by K.
-ACCEPTED: dict[str, dict[str, tuple[float, ...]]] = {
+Figures = dict[str, dict[str, tuple[float, ...]]]
+"""verification -> objective -> figures by K."""
+
+ACCEPTED: Figures = {
     "strict": {
         "sft": (2.19, 1.66, 1.32, 0.66, 0.09),
         "wordkd": (2.33, 1.89, 1.60, 1.03, 0.16),
@@ -29,7 +31,7 @@ ACCEPTED: dict[str, dict[str, tuple[float, ...]]] = {
         "atspeed-r": (2.37, 2.19, 2.13, 2.10, 1.77),
     },
 }
-SPEEDUP: dict[str, dict[str, tuple[float, ...]]] = {
+SPEEDUP: Figures = {
     "strict": {
         "sft": (1.88, 1.55, 1.43, 1.37, 1.55),
         "wordkd": (2.02, 1.70, 1.58, 1.52, 1.58),
@@ -57,9 +59,7 @@ RECALL: dict[tuple[str, float], dict[int, float]] = {
 }
 
 
-def figure(
-    table: dict[str, dict[str, tuple[float, ...]]], verification: str, objective: str, k: int
-) -> float | None:
+def figure(table: Figures, verification: str, objective: str, k: int) -> float | None:
     """A cell of table 1; None where the paper has none.
 
     Its relaxed levels compare with those counted as `released`, and its times with `relaxed`.

@@ -1,15 +1,14 @@
 """Training of the drafts and their teacher data, in several processes.
 
 Each task is one stage of one variant. A stage whose artifact is up to date returns at once, so an
-experiment that was stopped continues where it was. No task is begun after the deadline.
+experiment that was stopped continues where it was.
 """
 
 from __future__ import annotations
 
-import math
 import multiprocessing
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from functools import partial
@@ -27,22 +26,18 @@ Run = Callable[[Sequence[Callable[[], Any]]], list[Any]]
 
 
 @contextmanager
-def workers(count: int, deadline: float = math.inf) -> Iterator[Run]:
-    """Runs tasks in processes of one thread each; with one worker, in this process.
-
-    The result of a task that would begin after `deadline`, in seconds of `time.time`, is None.
-    """
-    call = partial(_call, deadline)
+def workers(count: int) -> Iterator[Run]:
+    """Runs tasks in processes of one thread each; with one worker, in this process."""
     if count == 1:
-        yield lambda tasks: [call(task) for task in tasks]
+        yield lambda tasks: [task() for task in tasks]
         return
     spawn = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(count, spawn, torch.set_num_threads, (1,)) as pool:
-        yield lambda tasks: list(pool.map(call, tasks))
+        yield lambda tasks: list(pool.map(_call, tasks))
 
 
-def _call(deadline: float, task: Callable[[], Any]) -> Any:
-    return task() if time.time() < deadline else None
+def _call(task: Callable[[], Any]) -> Any:
+    return task()
 
 
 def run_stage(kind: str, variant: Variant, context: Context, limits: Limits) -> dict[str, Any]:
@@ -66,8 +61,6 @@ def run_stage(kind: str, variant: Variant, context: Context, limits: Limits) -> 
             "draft": variant.key,
             "objective": variant.objective,
             "title": variant.title,
-            "init": variant.init,
-            "budget": variant.budget,
             "seed": variant.seed,
             **{k: info[k] for k in ("parameters", "epochs", "steps", "seconds")},
         }
@@ -82,22 +75,13 @@ def produce(
     """Make all teachers and drafts, in waves: each needs only what an earlier one made.
 
     Returns:
-        A row for each task that was begun in time: its name and size, its time now (`spent`) and,
-        for drafts, its training time (`seconds`).
+        A row for each task: its name and size, its time now (`spent`) and, for drafts, its training
+        time (`seconds`).
     """
     rows: list[dict[str, Any]] = []
     for wave in range(3):
-        ahead = _first_of_teacher(v for v in variants if v.wave == wave + 1)
-        stages = [("teacher", v) for v in ahead]
+        teachers = {v.teacher: v for v in variants if v.wave == wave + 1}
+        stages = [("teacher", v) for v in teachers.values()]
         stages += [("draft", v) for v in variants if v.wave == wave]
-        made = run([partial(run_stage, kind, v, context, limits) for kind, v in stages])
-        rows += [row for row in made if row is not None]
+        rows += run([partial(run_stage, kind, v, context, limits) for kind, v in stages])
     return rows
-
-
-def _first_of_teacher(variants: Iterable[Variant]) -> list[Variant]:
-    """One variant for each teacher that they need."""
-    found: dict[str, Variant] = {}
-    for variant in variants:
-        found.setdefault(variant.teacher, variant)
-    return list(found.values())

@@ -3,20 +3,22 @@
 import json
 from dataclasses import replace
 
+import decode
 import numpy as np
 import pyarrow as pa
 import pytest
 import torch
+import workload
+from answers import Agreement
+from decode import Options, measure
 from numpy.testing import assert_array_equal
 
 from recsys.artifacts import write_artifact
-from recsys.benchmark import decode, workload
-from recsys.benchmark.decode import Agreement, Options, measure
 from recsys.bundle import CATALOG, DRAFT, KIND, PROMPTS, TARGET
 from recsys.catalog import Catalog
 from recsys.dataset import Dataset
 from recsys.decoding import speculative_beam_search
-from recsys.errors import ConfigError, RecsysError
+from recsys.errors import ArtifactError, ConfigError, RecsysError
 from recsys.interactions import Interactions
 from recsys.models.architecture import Architecture
 from recsys.models.checkpoint import save_model
@@ -215,8 +217,9 @@ def home(tmp_path_factory):
     return folder
 
 
-def test_a_bundle_gets_the_test_users_of_its_data_set(home):
-    data = workload.load_bundle_workload(home / "bundles/shop", home / "datasets/shop", SETUP)
+def test_a_bundle_gets_the_test_users_of_its_data_set(home, monkeypatch):
+    monkeypatch.setenv("RECSYS_HOME", str(home))
+    data = workload.load_bundle_workload(home / "bundles/shop", SETUP)
     assert data.facts["prompts"] == "test users"
     # items 0, 1, 2 have codes (0, 0), (0, 1), (0, 2); level 2 starts at token 6
     assert [p.tolist() for p in data.prompts] == [[1, 2, 6, 2, 7, 2, 8]]
@@ -224,8 +227,7 @@ def test_a_bundle_gets_the_test_users_of_its_data_set(home):
     assert TreeModel.of(data.draft).vocabulary_size == 16
 
 
-def test_without_its_data_set_histories_are_random(home, capsys):
-    data = workload.load_bundle_workload(home / "bundles/shop", home / "datasets/none", SETUP)
-    assert data.facts["prompts"] == "random histories"
-    assert len(data.prompts) == 6
-    assert "not this bundle's data set" in capsys.readouterr().err
+def test_a_bundle_without_its_data_set_is_refused(home, monkeypatch, tmp_path):
+    monkeypatch.setenv("RECSYS_HOME", str(tmp_path))
+    with pytest.raises(ArtifactError, match="shop"):
+        workload.load_bundle_workload(home / "bundles/shop", SETUP)

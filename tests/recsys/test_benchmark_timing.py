@@ -1,8 +1,7 @@
 """A fair clock: every side once a round, ratios within rounds."""
 
 import pytest
-
-from recsys.benchmark.timing import Side, compare_times, summarize, time_interleaved
+from measuring import Side, compare_times, summarize, time_interleaved
 
 
 def test_every_side_is_prepared_and_run_once_a_round():
@@ -31,7 +30,7 @@ def test_a_side_of_few_rounds_takes_part_in_the_first():
 
 def test_preparation_is_not_timed(monkeypatch):
     now = [0.0]
-    monkeypatch.setattr("recsys.benchmark.timing.time.perf_counter", lambda: now[0])
+    monkeypatch.setattr("measuring.time.perf_counter", lambda: now[0])
 
     def wait(seconds):
         now[0] += seconds

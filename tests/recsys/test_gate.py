@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pyarrow as pa
 import pytest
+from gate import share
 
 from recsys.dataset import Dataset
 from recsys.errors import ConfigError
@@ -127,11 +126,7 @@ def test_the_window_of_validation_is_asked_for_where_the_test_has_few_users():
 @pytest.mark.parametrize(("lost", "least", "most"), [(0.0, 0.93, 1.0), (0.2, 0.0, 0.01)])
 def test_a_shop_of_some_size_promotes_what_is_as_good_and_refuses_what_is_worse(lost, least, most):
     """Draws of benchmarks/gate.py: 2,000 users who are asked for five events."""
-    path = Path(__file__).parents[2] / "benchmarks" / "gate.py"
-    spec = importlib.util.spec_from_file_location("benchmark_of_the_gate", path)
-    benchmark = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(benchmark)
-    assert least <= benchmark.share(2000, 5, lost, 60) <= most
+    assert least <= share(2000, 5, lost, 60) <= most
 
 
 def found(

@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from answers import Answer
 
-from recsys.benchmark.decode import Answer
 from recsys.constraint import ItemTrie
 from recsys.decoding import (
     ModelDrafter,

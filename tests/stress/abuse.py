@@ -27,9 +27,8 @@ from typing import Any
 
 import numpy as np
 from attacks import ATTACKS, RECOMMEND, Target, dump, read_answer, run_attacks
-from harness import ITEMS, write_bundle
+from harness import ITEMS, environment, write_bundle
 
-from recsys.benchmark.environment import environment
 from recsys.serving import auth
 from recsys.testing import Server, byte_level_tokenizer, start_server, tiny_model
 

@@ -26,6 +26,10 @@ from recsys.models.checkpoint import build, save_model
 from recsys.serving.stores.records import Event, content_digest
 from recsys.vocabulary import Vocabulary
 
+sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
+
+from measuring import environment as environment
+
 ITEMS, CODES = 2_000, 16
 # Kinds of random lines: of all (a bit more than writing an artifact executes), and of the functions
 # that `move` files.

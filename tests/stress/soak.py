@@ -42,12 +42,11 @@ from typing import Any
 
 import aiohttp
 import torch
-from harness import write_bundle
+from harness import environment, write_bundle
 from soak_faults import BUNDLES, Fault, Place, faults, placed, start_again
 from soak_load import ALLOWED, FIRST, LAST, Load, Minute, User
 from soak_oracle import replay
 
-from recsys.benchmark.environment import environment
 from recsys.serving.stores import open_store
 from recsys.testing import start_server
 

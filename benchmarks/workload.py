@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,9 +17,6 @@ from recsys.models.architecture import PRESETS, Architecture
 from recsys.models.checkpoint import build, load_model
 from recsys.prompts import PromptConfig, PromptEncoder
 from recsys.vocabulary import Vocabulary
-
-if TYPE_CHECKING:
-    from recsys.bundle import Bundle
 
 LEVELS, CODES = 4, 256
 LOGITS = 3.0  # standard deviation of a random model's logits, so that scores rarely tie
@@ -82,49 +79,32 @@ class Setup:
     seed: int
 
 
-def load_bundle_workload(path: Path, dataset: Path, setup: Setup) -> Workload:
-    """A bundle's models and catalog, and the test users of its data set.
+def load_bundle_workload(path: Path, setup: Setup) -> Workload:
+    """A bundle's models and catalog, and test users of the data set of its name.
 
-    Without the bundle's data set, users have random histories.
+    Users have at least two events before the test event.
 
     Raises:
-        ArtifactError: not a bundle.
-        DataError: a broken data set.
+        ArtifactError: not a bundle, or no data set.
+        ConfigError: the data set is not the bundle's.
     """
-    from recsys.bundle import Bundle  # random workloads need none of its dependencies
-    from recsys.progress import say
+    from recsys.artifacts import Workspace  # random workloads need none of these
+    from recsys.bundle import Bundle
+    from recsys.dataset import Dataset
 
     bundle = Bundle.load(path)
     target, draft = (
         None if folder is None else load_model(folder, dtype=setup.dtype, device=setup.device)
         for folder in (bundle.target, bundle.draft)
     )
-    rng = np.random.default_rng(setup.seed)
-    histories, source = _test_histories(bundle, dataset, setup.users, rng), "test users"
-    if histories is None:
-        say(f"{dataset} is not this bundle's data set: histories are random")
-        lengths = rng.integers(2, bundle.prompt.max_items + 1, setup.users)
-        items = [rng.integers(0, len(bundle.catalog), n).tolist() for n in lengths]
-        histories, source = Histories.of(items), "random histories"
-    facts = {"weights": path.name, "bundle": bundle.manifest.digest, "prompts": source}
-    return _workload(target, draft, bundle.encoder, histories, facts)
-
-
-def _test_histories(
-    bundle: Bundle, dataset: Path, users: int, rng: np.random.Generator
-) -> Histories | None:
-    """Histories of users with at least two events before the test event."""
-    from recsys.artifacts import MANIFEST
-    from recsys.dataset import Dataset
-
-    if not (dataset / MANIFEST).is_file():
-        return None
-    data = Dataset.load(dataset)
+    folder = Workspace.of(path.resolve().name).dataset
+    data = Dataset.load(folder)
     if data.item_ids.tolist() != list(bundle.catalog.item_ids):
-        return None
+        raise ConfigError(f"{folder} is not the data set of {path}: set RECSYS_HOME to its home")
     histories = data.examples("test").histories
-    fit = rng.permutation(np.flatnonzero(histories.lengths > 1))[:users]
-    return histories.take(fit) if len(fit) else None
+    users = np.random.default_rng(setup.seed).permutation(np.flatnonzero(histories.lengths > 1))
+    facts = {"weights": path.name, "bundle": bundle.manifest.digest, "prompts": "test users"}
+    return _workload(target, draft, bundle.encoder, histories.take(users[: setup.users]), facts)
 
 
 def make_shape_workload(shape: str, setup: Setup, *, items: int, history: int) -> Workload:

@@ -1,8 +1,11 @@
 """The cost of decoding: every mode against plain beam search and Hugging Face's `generate`.
 
+    python benchmarks/decode.py --bundle var/bundles/beauty --threads 1 --out var/reports/decode
+    python benchmarks/decode.py --shape small --history 50 --beams 20 --batches 1 8
+
 A cell is one K, one batch size, and prompts that are new (`cold`) or known but for the last item
 (`warm`). All modes of a cell answer the same users. Their answers are compared with plain beam
-search's before anything is timed.
+search's before anything is timed. docs/benchmarks.md says how to read the output.
 """
 
 from __future__ import annotations
@@ -10,65 +13,77 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field
 from functools import partial
-from typing import Any, Literal
+from itertools import product
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
+from answers import HF_ROUNDING, ROUNDING, Agreement, Answer, PerfectDraft
+from measuring import Row, Side, Times, compare_times, milliseconds, time_interleaved
+from reporting import Report, Table, begin, publish, read_options
+from workload import SHAPES, Setup, Workload, load_bundle_workload, make_shape_workload
 
-from recsys.benchmark.timing import Side, Times, compare_times, summarize, time_interleaved
-from recsys.benchmark.workload import Workload
-from recsys.constraint.trie import NO_STATE
 from recsys.decoding import (
-    Beams,
-    DecodeStats,
     Engine,
     ModelDrafter,
-    Proposal,
     Search,
     SearchRequest,
     beam_search,
     speculative_beam_search,
 )
-from recsys.decoding.expand import Frontier, Step
 from recsys.decoding.tree import PromptBatch, TokenTree
 from recsys.errors import RecsysError
 from recsys.models.cache import key_value_shape
 from recsys.models.tree_forward import TreeModel
-from recsys.testing import allowed_tokens, huggingface_beam_search, same_ranking
+from recsys.progress import track
+from recsys.testing import allowed_tokens, huggingface_beam_search
 
-Reuse = Literal["cold", "warm"]
-Ranking = list[tuple[tuple[int, ...], float]]
-Row = dict[str, Any]
 MODES = ("exhaustive", "draft", "perfect", "planned")
 BEAM, HUGGING_FACE, PLANNED = "beam", "huggingface", "planned"
 HF_BATCHES = (1, 8)  # batch sizes at which Hugging Face is timed
-# Largest difference of a score, and of scores whose places may be exchanged.
-ROUNDING = (1e-4, 1e-5)
-HF_ROUNDING = (1e-3, 1e-4)  # Hugging Face pads on the left and sums in another order
+DTYPES = ("float32", "bfloat16", "float64")
+QUICK = {
+    "shape": "tiny", "items": 2_000, "beams": (5,), "batches": (1, 2), "repeats": 1, "hf_repeats": 1
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Options:
-    """What is compared.
+    """What is decoded and compared.
 
     Attributes:
+        bundle: its models, catalog and users are decoded; None for random weights.
+        shape: of random weights.
+        items: of a random catalog.
+        history: items of a random user's history, 4 tokens each.
+        dtype: of the models.
+        threads: of torch; 0 for its own choice.
         beams: K.
         batches: requests decoded together.
         nodes: sizes of draft trees.
         reuse: kinds of prompts.
-        modes: of `MODES`; plain beam search is always measured.
+        modes: that are compared; plain beam search is always measured.
         repeats: rounds of batches of eight requests or more; smaller batches get more rounds.
         hf_repeats: rounds of Hugging Face, likewise; 0 leaves it out.
-        seed: of the order of the modes.
+        seed: of everything random, and of the order of the modes.
     """
 
+    bundle: Path | None = field(default=None, metadata={"type": Path})
+    shape: str = field(default="small", metadata={"choices": tuple(SHAPES)})
+    items: int = 12_000
+    history: int = 20
+    dtype: str = field(default="float32", metadata={"choices": DTYPES})
+    threads: int = 0
     beams: tuple[int, ...] = (5, 10, 20, 50)
     batches: tuple[int, ...] = (1, 2, 4, 8, 32)
     nodes: tuple[int, ...] = (128, 256)
-    reuse: tuple[Reuse, ...] = ("cold", "warm")
-    modes: tuple[str, ...] = ("exhaustive", "draft", "planned")
+    reuse: tuple[str, ...] = field(default=("cold", "warm"), metadata={"choices": ("cold", "warm")})
+    modes: tuple[str, ...] = field(
+        default=("exhaustive", "draft", "planned"), metadata={"choices": MODES}
+    )
     repeats: int = 15
     hf_repeats: int = 3
     seed: int = 0
@@ -77,21 +92,27 @@ class Options:
         """Rounds of batches of this size, so that small batches cover as many users."""
         return repeats * max(1, 8 // batch)
 
-    @property
-    def cells(self) -> int:
-        """Number of cells."""
-        return len(self.beams) * len(self.batches) * len(self.reuse)
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Measure, print tables and one JSON line."""
+    options, run = read_options(Options, __doc__, QUICK, argv)
+    if options.threads:
+        torch.set_num_threads(options.threads)
+    document = begin("decode", options, run)
+    users = min(512, options.repeats * max(options.batches))
+    setup = Setup(users, "cpu", getattr(torch, options.dtype), options.seed)
+    if options.bundle is not None:
+        workload = load_bundle_workload(options.bundle, setup)
+    else:
+        workload = make_shape_workload(
+            options.shape, setup, items=options.items, history=options.history
+        )
+    document |= {"workload": workload.facts, **measure(workload, options)}
+    publish(document, report(document), run.out)
 
 
-def measure(
-    workload: Workload, options: Options, advance: Callable[[], object] = lambda: None
-) -> Row:
+def measure(workload: Workload, options: Options) -> Row:
     """Time every cell.
-
-    Args:
-        workload: what is decoded.
-        options: what is compared.
-        advance: called after each cell.
 
     Returns:
         `rows`, one for each cell and mode, and `warm_ups`, the seconds that the planner took to
@@ -103,8 +124,9 @@ def measure(
     """
     rows: list[Row] = []
     warm_ups: list[Row] = []
-    for reuse in options.reuse:
-        for beams in options.beams:
+    cells = list(product(options.reuse, options.beams))
+    with track("cells", total=len(cells) * len(options.batches)) as bar:
+        for reuse, beams in cells:
             engine = _engine(workload, options, reuse)
             if PLANNED in options.modes:
                 start = time.perf_counter()
@@ -113,11 +135,11 @@ def measure(
                 warm_ups.append({"reuse": reuse, "beams": beams, "seconds": seconds})
             for batch in options.batches:
                 rows += _Cell(workload, options, engine, reuse, beams, batch).measure()
-                advance()
+                bar.advance()
     return {"rows": rows, "warm_ups": warm_ups}
 
 
-def _engine(workload: Workload, options: Options, reuse: Reuse) -> Engine:
+def _engine(workload: Workload, options: Options, reuse: str) -> Engine:
     """An engine that keeps the prompts of a whole batch where they are warm."""
     room = 0
     if reuse == "warm":
@@ -134,95 +156,20 @@ def _engine(workload: Workload, options: Options, reuse: Reuse) -> Engine:
     )
 
 
-@dataclass(frozen=True)
-class Answer:
-    """What a mode returned in one round.
-
-    Attributes:
-        rankings: (sequence, score) of each request, best first.
-        stats: of each request; empty for Hugging Face.
-        plan: that the planner chose; "" for other modes.
-    """
-
-    rankings: list[Ranking]
-    stats: Sequence[DecodeStats] = ()
-    plan: str = ""
-
-    @classmethod
-    def of(cls, beams: Beams, plan: str = "") -> Answer:
-        """The answer of a search of this project."""
-        columns = (beams.tokens.tolist(), beams.scores.tolist(), beams.rows.tolist())
-        lists = [
-            [(tuple(t), s) for t, s, row in zip(*request, strict=True) if row >= 0]
-            for request in zip(*columns, strict=True)
-        ]
-        return cls(lists, beams.stats, plan)
-
-
-class PerfectDraft(ModelDrafter):
-    """Runs the draft, then proposes the tree that the target itself drafts in `find`.
-
-    The tree lies in the same tensors each time, where a captured decode reads it. Its states are
-    kept as numbers within their depth: a captured decode has room between depths (`FixedTrie`).
-    """
-
-    def __init__(self, draft: Any, target: TreeModel, nodes: int, batch: int) -> None:
-        """Propose trees of `nodes` nodes for at most `batch` requests."""
-        super().__init__(draft, nodes)
-        self._target, self._batch = ModelDrafter(target, nodes), batch
-        self._found: list[Frontier] = []
-
-    @torch.inference_mode()
-    def find(self, search: Search, num_beams: int) -> None:
-        """Keep the tree to propose next."""
-        levels = self._target.propose(search.prompts, search.step, num_beams).levels
-        starts = search.step.trie.source.depth_start[1:]
-        for kept, level, first in zip(self._kept(levels), levels, starts, strict=False):
-            for old, new in zip(kept, _moved(level, -first), strict=True):
-                old[: len(new)] = new
-                old[len(new) :] = new[-1]  # requests that fill up a shape repeat the last one
-
-    def draft(self, tree: TokenTree, step: Step, widths: Sequence[int]) -> Proposal:
-        """See `ModelDrafter`."""
-        proposal, batch = super().draft(tree, step, widths), len(tree.lengths)
-        kept = self._kept(proposal.levels)
-        levels = [Frontier(*(part[:batch] for part in level)) for level in kept]
-        starts = step.trie.source.depth_start[1:]
-        levels = [_moved(level, first) for level, first in zip(levels, starts, strict=False)]
-        return replace(proposal, levels=levels)
-
-    def _kept(self, levels: Sequence[Frontier]) -> list[Frontier]:
-        """Tensors for levels of these widths, made in the first call."""
-        if not self._found:
-            self._found = [
-                Frontier(*(part.new_zeros((self._batch, part.shape[1])) for part in level))
-                for level in levels
-            ]
-        return self._found
-
-
-def _moved(level: Frontier, by: int) -> Frontier:
-    """A level with other numbers of states."""
-    states = level.states
-    return level._replace(states=torch.where(states == NO_STATE, states, states + by))
-
-
+@dataclass
 class _Cell:
-    """One K, batch size and kind of prompts."""
+    """One kind of prompts, K and batch size."""
 
-    def __init__(
-        self,
-        workload: Workload,
-        options: Options,
-        engine: Engine,
-        reuse: Reuse,
-        beams: int,
-        batch: int,
-    ) -> None:
-        self.workload, self.options, self.engine = workload, options, engine
-        self.reuse, self.beams, self.batch = reuse, beams, batch
-        self.rounds = options.rounds(options.repeats, batch)
-        self.hf_rounds = options.rounds(options.hf_repeats, batch)
+    workload: Workload
+    options: Options
+    engine: Engine
+    reuse: str
+    beams: int
+    batch: int
+
+    def __post_init__(self) -> None:
+        self.rounds = self.options.rounds(self.options.repeats, self.batch)
+        self.hf_rounds = self.options.rounds(self.options.hf_repeats, self.batch)
         self._perfect: dict[str, PerfectDraft] = {}
 
     def measure(self) -> list[Row]:
@@ -238,7 +185,7 @@ class _Cell:
 
         sides = {name: side(name) for name in modes}
         times = time_interleaved(sides, self.rounds, seed=self.options.seed)
-        base, theirs = times[BEAM], times.get(HUGGING_FACE, Times())
+        own, theirs = times[BEAM], times.get(HUGGING_FACE, Times())
         first = answers[BEAM][0].stats[0]
         bytes_per_slot = first.kv_bytes // first.kv_slots
         rows = []
@@ -253,10 +200,10 @@ class _Cell:
                 "batch": self.batch,
                 "mode": name,
                 "rounds": len(taken.wall),
-                "ms": summarize([1e3 * s for s in taken.wall]),
-                "cpu_ms": summarize([1e3 * s for s in taken.cpu]),
-                "ws_beam": compare_times(base.wall, taken.wall),
-                "ws_beam_cpu": compare_times(base.cpu, taken.cpu),
+                "ms": milliseconds(taken.wall),
+                "cpu_ms": milliseconds(taken.cpu),
+                "ws_beam": compare_times(own.wall, taken.wall),
+                "ws_beam_cpu": compare_times(own.cpu, taken.cpu),
                 "ws_huggingface": compare_times(theirs.wall, taken.wall),
                 "ws_huggingface_cpu": compare_times(theirs.cpu, taken.cpu),
                 **work,
@@ -270,29 +217,28 @@ class _Cell:
 
     def _modes(self) -> dict[str, Callable[[int], Answer]]:
         """Name of a mode -> the function that answers round r."""
-        engine, wanted, nodes = self.engine, self.options.modes, self.options.nodes
+        engine, names = self.engine, self.options.modes
         modes: dict[str, Callable[[int], Answer]] = {BEAM: self._search}
         if self.batch in HF_BATCHES and self.options.hf_repeats:
             allowed = allowed_tokens(self.workload.item_tokens)
             modes[HUGGING_FACE] = partial(self._generate, allowed=allowed)
-        if "exhaustive" in wanted:
+        if "exhaustive" in names:
             modes["exhaustive"] = partial(self._speculate, drafter=None)
-        for n in nodes if engine.draft is not None else ():
-            if "draft" in wanted:
+        for n in self.options.nodes if engine.draft is not None else ():
+            if "draft" in names:
                 drafter = ModelDrafter(engine.draft, n)
                 modes[f"draft-{n}"] = partial(self._speculate, drafter=drafter)
-            if "perfect" in wanted:
-                name = f"perfect-{n}"
-                self._perfect[name] = PerfectDraft(engine.draft, engine.target, n, self.batch)
-                modes[name] = partial(self._speculate, drafter=self._perfect[name])
-        if PLANNED in wanted:
+            if "perfect" in names:
+                perfect = PerfectDraft(engine.draft, engine.target, n, self.batch)
+                self._perfect[f"perfect-{n}"] = perfect
+                modes[f"perfect-{n}"] = partial(self._speculate, drafter=perfect)
+        if PLANNED in names:
             modes[PLANNED] = self._plan
         return modes
 
     def _search(self, number: int) -> Answer:
-        engine = self.engine
-        found = beam_search(engine.target, self._request(number), engine.trie, self.beams)
-        return self._finish(found)
+        engine, request = self.engine, self._request(number)
+        return Answer.of(beam_search(engine.target, request, engine.trie, self.beams))
 
     def _generate(self, number: int, allowed: dict[tuple[int, ...], list[int]]) -> Answer:
         prompts = self._prompts(number)
@@ -300,22 +246,13 @@ class _Cell:
 
     def _speculate(self, number: int, drafter: Any) -> Answer:
         engine, request = self.engine, self._request(number)
-        return self._finish(
+        return Answer.of(
             speculative_beam_search(engine.target, drafter, request, engine.trie, self.beams)
         )
 
     def _plan(self, number: int) -> Answer:
         decoded = self.engine.decode(self._prompts(number), self.beams)
-        return self._finish(decoded.beams, str(decoded.plan))
-
-    def _finish(self, beams: Beams, plan: str = "") -> Answer:
-        """The answer, once the device has computed it."""
-        self._wait()
-        return Answer.of(beams, plan)
-
-    def _wait(self) -> None:
-        if self.engine.target.device.type == "cuda":
-            torch.cuda.synchronize(self.engine.target.device)
+        return Answer.of(decoded.beams, str(decoded.plan))
 
     def _request(self, number: int) -> SearchRequest:
         return SearchRequest(self._prompts(number), prompt_slots=self.engine.prompt_slots)
@@ -336,12 +273,11 @@ class _Cell:
             if model is not None:
                 with TokenTree(model, PromptBatch.of(earlier, model), 0) as tree:
                     tree.note(tree.forward().amax(-1))
-        self._wait()
 
     def _compare(self, modes: dict[str, Callable[[int], Answer]]) -> dict[str, Row]:
         """How far every mode agrees with plain beam search, over the rounds to be timed."""
         exact = self.engine.target.dtype in (torch.float32, torch.float64)
-        found: dict[str, list[Agreement]] = {name: [] for name in modes}
+        agreements: dict[str, list[Agreement]] = {name: [] for name in modes}
         for number in range(self.rounds):
             self._prepare(BEAM, number)
             expected = modes[BEAM](number).rankings
@@ -357,8 +293,8 @@ class _Cell:
                         f"{name} at K = {self.beams}, B = {self.batch}, {self.reuse}: an answer is "
                         f"not beam search's ({agreement}); nothing was timed"
                     )
-                found[name].append(agreement)
-        return {name: asdict(Agreement.join(parts)) for name, parts in found.items()}
+                agreements[name].append(agreement)
+        return {name: asdict(Agreement.join(parts)) for name, parts in agreements.items()}
 
     def _count_hugging_face(self, bytes_per_slot: int) -> Row:
         """Computed, not measured: every beam has its own cache, padded to the longest prompt."""
@@ -392,40 +328,67 @@ def _count(answers: Sequence[Answer]) -> Row:
     return {"passes": means.pop("target_passes"), **means, "kv_bytes": round(means["kv_bytes"])}
 
 
-@dataclass(frozen=True)
-class Agreement:
-    """How far answers agree with beam search's.
+NAMES = {BEAM: "own beams", HUGGING_FACE: "Hugging Face"}
+COLUMNS = ("B", "mode", "ms", "IQR", "p99", "WS", "WS HF", "AS", "pass", "tokens", "KV")
+MEANINGS = (
+    "ms: median of a batch, then its interquartile range. WS: own beams' time over this one's, "
+    "WS HF: Hugging Face's; medians of the ratios within rounds. AS: levels accepted of what was "
+    "drafted. pass, tokens: of the target, a request. KV: bytes held over those of one beam."
+)
 
-    Attributes:
-        requests: share of lists that are the same, up to places within rounding.
-        items: share of items in common.
-        gap: largest difference of a common item's score.
-    """
 
-    requests: float
-    items: float
-    gap: float
+def report(document: Row) -> Report:
+    """What is shown: a table for each K and kind of prompts."""
+    cells: dict[tuple[int, str], list[list[str]]] = {}
+    for row in document["rows"]:
+        cells.setdefault((row["beams"], row["reuse"]), []).append(_line(row))
+    tables = [
+        Table(f"K = {beams}, prompts {reuse}", COLUMNS, lines, words=2)
+        for (beams, reuse), lines in cells.items()
+    ]
+    return Report(tables, [MEANINGS, *_sentences(document)])
 
-    @classmethod
-    def of(
-        cls, found: list[Ranking], expected: list[Ranking], tolerance: float, tie: float
-    ) -> Agreement:
-        """Compare the lists of a batch (`recsys.testing.same_ranking`)."""
-        same = common = total = 0
-        gap = 0.0
-        for mine, theirs in zip(found, expected, strict=True):
-            same += same_ranking(mine, theirs, tolerance=tolerance, tie=tie)
-            scores = dict(theirs)
-            gaps = [abs(score - scores[key]) for key, score in mine if key in scores]
-            gap, total = max([gap, *gaps]), total + len(theirs)
-            common += len(dict(mine).keys() & scores.keys())
-        return cls(same / len(expected), common / max(1, total), gap)
 
-    @classmethod
-    def join(cls, parts: Sequence[Agreement]) -> Agreement:
-        """The agreement of batches of one size."""
-        return cls(
-            round(float(np.mean([p.requests for p in parts])), 4),
-            round(float(np.mean([p.items for p in parts])), 4),
-            float(f"{max(p.gap for p in parts):.2g}"),
+def _line(row: Row) -> list[str]:
+    ms, against = row["ms"], row["ws_huggingface"]
+    plan, count = next(iter(row.get("plans", {}).items()), ("", 0))
+    share = "" if count in (0, row["rounds"]) else f" {count / row['rounds']:.0%}"
+    name = str(NAMES.get(row["mode"], row["mode"]))
+    return [
+        str(row["batch"]) if row["mode"] == BEAM else "",
+        f"{name}: {plan}{share}" if plan else name,
+        f"{ms['p50']:.2f}",
+        f"{ms['p75'] - ms['p25']:.2f}",
+        f"{ms['p99']:.2f}",
+        f"{row['ws_beam']['p50']:.2f}",
+        "" if against is None else f"{against['p50']:.1f}",
+        f"{row['accepted_levels']:.2f}" if row["drafted_nodes"] else "",
+        f"{row['passes']:.2f}",
+        f"{row['target_tokens']:.0f}",
+        f"{row['kv_to_greedy']:.2f}",
+    ]
+
+
+def _sentences(document: Row) -> list[str]:
+    sentences = [f"Weights: {document['workload']['weights']}."]
+    planned = [row for row in document["rows"] if row["mode"] == PLANNED]
+    if planned:
+        worst = min(planned, key=lambda row: row["ws_beam"]["p50"])
+        wall, cpu = (1 / worst[ws]["p50"] for ws in ("ws_beam", "ws_beam_cpu"))
+        sentences.append(
+            f"Planned decoding takes {wall:.2f} times as long as own beams at its worst "
+            f"(K = {worst['beams']}, B = {worst['batch']}, {worst['reuse']}), {cpu:.2f} times the "
+            "processor time."
         )
+    rounded = [row["agreement"] for row in document["rows"] if row["agreement"]["requests"] < 1]
+    if rounded:
+        lists, items = (min(row[key] for row in rounded) for key in ("requests", "items"))
+        sentences.append(
+            f"Some lists are not beam search's: at worst {lists:.1%} are, {items:.1%} of items are "
+            f"in common, and a score differs by {max(row['gap'] for row in rounded)}."
+        )
+    return sentences
+
+
+if __name__ == "__main__":
+    main()
