@@ -1,4 +1,4 @@
-"""Which lists are right: the rule of `benchmarks/gpu.py`.
+"""Which lists are right: the rule of `gpu.py`.
 
 In every type a list has distinct items of the catalog, none that its request excludes, by
 descending scores, and as many as eager beam search lists (`find_fault`).
@@ -16,14 +16,14 @@ up to the allowance (`shortfall`).
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch.func import functional_call
 
 Sequences = Sequence[tuple[int, ...]]
 Ranking = Sequence[tuple[tuple[int, ...], float]]
@@ -39,13 +39,8 @@ def judge(error: float, shortfall: float, trusted: Mapping[str, float]) -> dict[
     >>> judge(0.5, 0.1, {"eager": 0.1, "huggingface": 0.2})["passed"]
     False
 
-    Args:
-        error: of a way, a difference of log-probabilities.
-        shortfall: of its lists (`Scorer.shortfall`), likewise.
-        trusted: errors of other ways on the same prompts.
-
-    Returns:
-        All of them, and `passed`.
+    Both are differences of log-probabilities (`Scorer`), as are the errors of the `trusted` ways on
+    the same prompts. Returns all of them, and `passed`.
     """
     numbers = {"error": error, "shortfall": shortfall, **trusted}
     rounded = {name: float(f"{value:.3g}") for name, value in numbers.items()}
@@ -66,11 +61,8 @@ def find_fault(
 ) -> str | None:
     """What is wrong with a list in any type; None if nothing is.
 
-    Args:
-        rows: (R, L) sorted sequences of the catalog.
-        ranking: the list.
-        expected: that of eager beam search.
-        excluded: rows that the request excludes.
+    The catalog has the (R, L) sorted sequences `rows`, of which the request excludes some;
+    `expected` is the list of eager beam search.
     """
     if len(ranking) != len(expected):
         return "lists have other lengths"
@@ -110,12 +102,9 @@ class Scorer:
     """Scores in float32 of items that were listed for a prompt, and what should be listed."""
 
     def __init__(self, model: Any, rows: NDArray[np.integer], beams: int) -> None:
-        """Judge lists of `beams` items of a catalog.
+        """Judge lists of `beams` items, by the weights of a Hugging Face causal LM.
 
-        Args:
-            model: a Hugging Face decoder-only causal LM, whose weights are used.
-            rows: (R, L) sorted sequences of the catalog.
-            beams: K.
+        The catalog has the (R, L) sorted sequences `rows`.
         """
         self._model, self._rows, self._beams = model, rows, beams
         self._known: dict[tuple[int, ...], dict[tuple[int, ...], float]] = {}
@@ -208,38 +197,14 @@ def log_probabilities(model: Any, prompt: Sequence[int], prefixes: Sequences) ->
     seen = (places <= places[:, None]) & ((branch == -1) | (branch == branch[:, None]))
     mask = torch.zeros(seen.shape, device=device)
     mask = mask.masked_fill(~seen, torch.finfo(mask.dtype).min)[None, None]
-    with widened(model):
-        logits = model(
-            torch.cat([start, behind])[None], attention_mask=mask, position_ids=places[None],
-            use_cache=False,
-        ).logits[0]  # fmt: skip
+    weights = {name: parameter.float() for name, parameter in model.named_parameters()}
+    inputs = {
+        "input_ids": torch.cat([start, behind])[None],
+        "attention_mask": mask,
+        "position_ids": places[None],
+        "use_cache": False,
+    }
+    logits = functional_call(model, weights, kwargs=inputs).logits[0]
     root = logits[first - 1].expand(count, 1, -1)
     steps = torch.cat([root, logits[first:].view(count, length, root.shape[-1])], dim=1)
     return steps.double().log_softmax(-1)
-
-
-@contextmanager
-def widened(model: Any) -> Iterator[None]:
-    """The weights of a module are float32 while it runs, so one layer is held twice at a time."""
-    decoder = model.get_decoder()
-    modules = [decoder.embed_tokens, *decoder.layers, decoder.norm, model.get_output_embeddings()]
-    kept: list[tuple[torch.nn.Parameter, torch.Tensor]] = []
-
-    def widen(module: torch.nn.Module, _: Any) -> None:
-        for parameter in module.parameters():
-            kept.append((parameter, parameter.data))
-            parameter.data = parameter.data.float()
-
-    def restore(*_: Any) -> None:
-        while kept:
-            parameter, data = kept.pop()
-            parameter.data = data
-
-    handles = [module.register_forward_pre_hook(widen) for module in modules]
-    handles += [module.register_forward_hook(restore) for module in modules]
-    try:
-        yield
-    finally:
-        restore()
-        for handle in handles:
-            handle.remove()

@@ -4,11 +4,7 @@ Triton's interpreter must be chosen before triton is imported, so these tests ha
 their own, with TRITON_INTERPRET=1.
 """
 
-import json
 import os
-import runpy
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -300,13 +296,3 @@ def test_samples_boosts_and_doubles_are_left_to_the_tensor_code():
     logits = TokenLogits.of(torch.zeros((1, 1, 64)), trie)
     assert Step(trie)._kernels(root, logits, 0) is level_kernel
     assert Step(trie, normalize="allowed")._kernels(root, logits, 0) is None
-
-
-def test_the_benchmark_of_kernels_finds_no_difference(tmp_path, monkeypatch):
-    file = Path(__file__).parents[2] / "benchmarks" / "level_kernel.py"
-    monkeypatch.setattr("sys.argv", [str(file), "--quick", "--out", str(tmp_path / "rows.jsonl")])
-    monkeypatch.setattr("sys.path", list(sys.path))
-    runpy.run_path(str(file), run_name="__main__")
-    rows = [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text().splitlines()]
-    assert [(row["beams"], row["depth"]) for row in rows[4:]] == [(20, d) for d in range(4)]
-    assert all(row["total_gap"] < 1e-5 for row in rows)  # of totals of about 10

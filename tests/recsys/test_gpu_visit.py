@@ -27,7 +27,7 @@ def load(name):
 def visit():
     before = set(sys.modules)
     yield load("gpu_visit")
-    for name in {"gpu_visit", "gpu_service", "gpu", "gpu_bench", "gpu_gate"} - before:
+    for name in {"gpu_visit", "gpu_service", "gpu", "gpu_bench", "gpu_gate", "gpu_rows"} - before:
         sys.modules.pop(name, None)
 
 
@@ -36,7 +36,8 @@ def begin(visit, tmp_path):
     """A function that begins a visit of so many seconds."""
 
     def begin(seconds=300.0, **environment):
-        return visit.Visit(tmp_path / "rows.jsonl", seconds, {**os.environ, **environment})
+        file = visit.Rows(tmp_path / "rows.jsonl")
+        return visit.Visit(file, seconds, {**os.environ, **environment})
 
     return begin
 
@@ -90,29 +91,43 @@ def test_the_whole_ends_at_its_limit_and_names_what_it_left_out(
 
 
 def test_a_toy_model_writes_its_rows(visit, begin, tmp_path):
-    part = visit.benchmarks(tmp_path / "rows.jsonl", quick=True)["7B"]
+    parts = visit.list_parts(tmp_path / "rows.jsonl", tmp_path, None, quick=True)
+    part = next(part for part in parts if part.name == "7B")
     assert begin().run(part), rows(tmp_path)
     kinds = [row["kind"] for row in rows(tmp_path)]
-    assert kinds == ["begin", "capture", "row", "end", "part"]
+    assert kinds == ["begin", "capture", "row", "model", "end", "part"]
 
 
 def test_the_options_of_all_parts_are_understood(visit, tmp_path):
-    """Each benchmark ends by itself before it is stopped."""
     gpu = load("gpu")
     for quick in (True, False):
-        for part in visit.benchmarks(tmp_path / "rows.jsonl", quick=quick).values():
-            if part.name != "tests":
-                args = gpu.parse(part.command[1:])
-                assert args.budget < part.seconds
-                assert args.quick == quick
-    full = visit.benchmarks(tmp_path, quick=False)
-    assert all(Path(FOLDER.parent, test).is_file() for test in full["tests"].command[-3:])
+        parts = visit.list_parts(tmp_path / "rows.jsonl", tmp_path, None, quick=quick)
+        commands = [p.command[1:] for p in parts if p.command[0].endswith("gpu.py")]
+        assert [gpu.parse(command).quick for command in commands] == [quick] * 5
+    assert all(Path(FOLDER.parent, test).is_file() for test in visit.GPU_TESTS)
+
+
+@pytest.mark.parametrize("succeeds", ["quickstart", "quickstart without the GPU"])
+def test_a_quickstart_that_failed_is_repeated_without_the_gpu(
+    visit, tmp_path, monkeypatch, succeeds
+):
+    ran = []
+
+    def run(self, part):
+        ran.append(part.name)
+        if part.name == succeeds:
+            Path(self._environment["RECSYS_HOME"], "bundles", "demo").mkdir(parents=True)
+
+    monkeypatch.setattr(visit.Visit, "run", run)
+    visit.visit(tmp_path / "rows.jsonl", 60, None, quick=True)
+    assert ("quickstart without the GPU" in ran) == (succeeds != "quickstart")
+    assert {"tests", "1.1B", "7B", "service", "10 million items"} <= set(ran)
 
 
 def test_a_file_that_cannot_be_written_is_refused_before_anything_runs(
     visit, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(visit, "visit", lambda *_, **__: pytest.fail("it runs"))
+    monkeypatch.setattr(visit.Visit, "run", lambda *_: pytest.fail("it runs"))
     monkeypatch.setattr(sys, "argv", ["gpu_visit.py", "--out", str(tmp_path)])
     with pytest.raises(SystemExit, match=r"--out .*: Is a directory; name a file"):
         visit.main()

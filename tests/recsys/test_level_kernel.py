@@ -13,9 +13,9 @@ import torch
 
 from recsys.constraint import ItemTrie
 from recsys.constraint.mask import RowMask
-from recsys.constraint.restrictions import Allowed
+from recsys.constraint.restrictions import Allowed, Excluded
 from recsys.constraint.transitions import DeviceTrie
-from recsys.decoding.expand import Frontier, TokenLogits
+from recsys.decoding.expand import Frontier, Step, TokenLogits
 from recsys.kernels import find_kernels
 from recsys.transfers import Upload
 
@@ -97,3 +97,52 @@ def test_a_machine_without_a_compiler_uses_the_tensor_code(module, monkeypatch):
             assert find_kernels(module, torch.device("cpu")) is None
     finally:
         find_kernels.cache_clear()
+
+
+class TensorStep(Step):
+    """A step without kernels."""
+
+    def _kernels(self, frontier, logits, depth):
+        return None
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize(("batch", "width"), [(1, 20), (32, 20), (8, 256)])
+@torch.inference_mode()
+def test_kernels_on_a_gpu_have_the_bits_of_the_tensor_code(batch, width):
+    """At each depth, called and replayed from a CUDA graph, on random logits and on ties."""
+    rng, device = np.random.default_rng(0), torch.device("cuda")
+    assert find_kernels(KERNELS[0], device) is not None
+    codes = rng.integers(0, 256, (12_000, 4)) + 256 * np.arange(4)
+    host, upload = ItemTrie.build(codes), Upload(device)
+    rows = [rng.integers(0, host.num_rows, 50) for _ in range(batch)]
+    trie, excluded = DeviceTrie.of(host, device), Excluded.of(host, upload, rows)
+    upload.send()
+    steps = Step(trie, excluded), TensorStep(trie, excluded)
+    for depth in range(4):
+        first, last = host.depth_start[depth : depth + 2]
+        beams = min(width, last - first)
+        chosen = [rng.permutation(last - first)[:beams] + first for _ in range(batch)]
+        states = torch.from_numpy(np.sort(np.stack(chosen))).to(device)
+        sums = -torch.rand(states.shape, device=device)
+        frontier = Frontier(states, sums, states, states, sums, sums[:, :1] - 30)
+        random = torch.randn((*states.shape, 33_024), device=device)
+        given = [TokenLogits.of(values, trie) for values in (random, random.mul(2).round())]
+        expected = [steps[1].expand(frontier, logits, depth, width) for logits in given]
+        for logits, found in zip(given, expected, strict=True):
+            assert_same_bits(steps[0].expand(frontier, logits, depth, width), found)
+        fixed, graph = TokenLogits(*(part.clone() for part in given[0])), torch.cuda.CUDAGraph()
+        torch.cuda.synchronize()
+        with torch.cuda.graph(graph):
+            captured = steps[0].expand(frontier, fixed, depth, width)
+        for logits, found in zip(given, expected, strict=True):
+            for part, new in zip(fixed, logits, strict=True):
+                part.copy_(new)
+            graph.replay()
+            assert_same_bits(captured, found)
+
+
+def assert_same_bits(found, expected):
+    for mine, theirs in zip(found, expected, strict=True):
+        assert torch.equal(mine, theirs)
