@@ -39,16 +39,18 @@ FIRST = [  # files with tests or fixtures that take long, the longest first
     "test_distributed.py",
 ]
 
-slow = [HealthCheck.too_slow]  # depends on the machine
+# How slow a test is depends on the machine; a test of a suite runs in each of its subclasses.
+unchecked = [HealthCheck.too_slow, HealthCheck.differing_executors]
 # What `make test` runs: the same examples on every machine, in every run and in any order.
 settings.register_profile(
-    "test", derandomize=True, database=None, deadline=None, suppress_health_check=slow
+    "test", derandomize=True, database=None, deadline=None, suppress_health_check=unchecked
 )
 # What `make fuzz` runs: fresh ones, each failure with what reproduces it.
 settings.register_profile(
-    "fuzz", database=None, deadline=None, print_blob=True, suppress_health_check=slow
+    "fuzz", database=None, deadline=None, print_blob=True, suppress_health_check=unchecked
 )
 settings.load_profile("test")
+pytest.register_assert_rewrite("captured_suite", "search_suite")
 
 
 def pytest_configure(config: pytest.Config) -> None:

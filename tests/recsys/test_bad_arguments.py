@@ -140,30 +140,15 @@ def test_numpy_integers_and_empty_lists_are_accepted(search):
     assert torch.equal(found.rows, plain().rows)
 
 
-SEARCHES = {
-    "beam": lambda request: beam_search(MODEL, request, TRIE, 5),
-    "strict": lambda request: speculative_beam_search(MODEL, None, request, TRIE, 5),
-    "relaxed": lambda request: speculative_beam_search(MODEL, MODEL, request, TRIE, 5, "relaxed"),
-}
+def test_a_relaxed_search_takes_empty_batches_and_more_beams_than_rows():
+    def relaxed(prompts, beams):
+        request = SearchRequest(prompts, seeds=[1] * len(prompts))
+        return speculative_beam_search(MODEL, MODEL, request, TRIE, beams, "relaxed").rows
 
-
-@pytest.mark.parametrize("search", SEARCHES)
-def test_an_empty_batch_returns_an_empty_answer(search):
-    found = SEARCHES[search](SearchRequest([], seeds=[]))
-    assert found.rows.shape == (0, 5)
-    assert found.tokens.shape == (0, 5, 3)
-
-
-@pytest.mark.parametrize("mode", ["strict", "relaxed"])
-def test_beams_beyond_the_catalog_cost_no_memory(mode):
-    """100,000 beams over four rows once asked for 40 GB."""
-    request = SearchRequest([[1, 2]], seeds=[1] if mode == "relaxed" else None)
-    found = speculative_beam_search(MODEL, MODEL, request, TRIE, 100_000, mode)
-    assert sorted(found.rows[0, :4].tolist()) == [0, 1, 2, 3]
-    assert (found.rows[0, 4:] == -1).all()
-    plain_ = beam_search(MODEL, [[1, 2]], TRIE, 100_000)
-    whole = complete(MODEL, plain_, [[1, 2]], TRIE, max_nodes=4096)
-    assert sorted(whole.rows[0, :4].tolist()) == [0, 1, 2, 3]
+    assert relaxed([], 5).shape == (0, 5)
+    (rows,) = relaxed([[1, 2]], 100_000).tolist()
+    assert sorted(rows[:4]) == [0, 1, 2, 3]
+    assert set(rows[4:]) == {-1}
 
 
 COLLIDING = ItemTrie.build([[1, 2, 3], [1, 2, 3], [1, 2, 4], [5, 2, 4]])

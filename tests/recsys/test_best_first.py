@@ -3,11 +3,9 @@
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from recsys.constraint import ItemTrie
-from recsys.decoding import SearchRequest, beam_search, complete, speculative_beam_search
+from recsys.decoding import SearchRequest, beam_search, complete
 from recsys.testing import random_catalog, random_prompts, tiny_model
 
 TARGET = tiny_model("llama-gqa", dtype=torch.float64)
@@ -17,43 +15,6 @@ def everything(prompts, trie, exclude, normalize):
     """All sequences by falling score: a beam search that prunes nothing."""
     return beam_search(
         TARGET, SearchRequest(prompts, exclude=exclude, normalize=normalize), trie, trie.num_rows
-    )
-
-
-@given(
-    seed=st.integers(0, 100_000),
-    items=st.sampled_from([1, 5, 60, 300]),
-    levels=st.integers(1, 5),
-    beams=st.integers(1, 12),
-    pass_nodes=st.sampled_from([1, 8, 64]),
-    batch=st.integers(1, 4),
-    excluded=st.sampled_from([0.0, 0.5, 1.0]),
-    normalize=st.sampled_from(["vocabulary", "allowed"]),
-)
-@settings(max_examples=75, deadline=None)
-def test_completed_lists_are_global_and_certificates_are_true(
-    seed, items, levels, beams, pass_nodes, batch, excluded, normalize
-):
-    rng = np.random.default_rng(seed)
-    trie = ItemTrie.build(random_catalog(rng, items, levels))
-    prompts = random_prompts(rng, batch, 12)
-    exclude = [
-        trie.excluded_rows(np.flatnonzero(rng.random(items) < excluded)) for _ in range(batch)
-    ]
-    request = SearchRequest(prompts, exclude=exclude, normalize=normalize)
-    expected = beam_search(TARGET, request, trie, trie.num_rows)
-    width = min(beams, trie.num_rows)
-    found = speculative_beam_search(TARGET, None, request, trie, beams)
-    for i, certificate in enumerate(found.certificates):
-        same = torch.equal(found.rows[i, :width], expected.rows[i, :width])
-        assert same or certificate == "beam-exact"
-    best = complete(TARGET, found, request, trie, pass_nodes=pass_nodes, max_nodes=3000)
-    assert best.certificates == ["global-exact"] * batch
-    assert torch.equal(best.rows[:, :width], expected.rows[:, :width])
-    alive = best.scores > -torch.inf
-    assert alive[:, width:].sum() == 0
-    torch.testing.assert_close(
-        best.scores[alive], expected.scores[:, :beams][alive[:, :width]], atol=1e-10, rtol=0
     )
 
 

@@ -3,13 +3,10 @@
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from recsys.constraint import ItemTrie
-from recsys.decoding import Mode, SearchRequest, beam_search
+from recsys.decoding import SearchRequest, beam_search
 from recsys.decoding.engine import Engine
-from recsys.decoding.planner import Plan
 from recsys.testing import random_catalog, random_prompts, tiny_model
 
 TARGET = tiny_model("llama-gqa", dtype=torch.float64)
@@ -23,43 +20,10 @@ def engine(**settings_):
     return Engine(TARGET, TRIE, draft=DRAFT, **settings_)
 
 
-@pytest.fixture(scope="module")
-def planned():
-    """An engine that plans, with a small prefix store that must evict."""
-    warm = engine(prefix_bytes=60_000, draft_nodes=30)
-    warm.warm_up(PROMPTS[:4], 5, batches=(1, 4))
-    return warm
-
-
 def same(found, expected):
     assert torch.equal(found.rows, expected.rows)
     alive = expected.scores > -torch.inf
     torch.testing.assert_close(found.scores[alive], expected.scores[alive], atol=1e-10, rtol=0)
-
-
-@given(
-    seed=st.integers(0, 10_000),
-    mode=st.sampled_from(["planned", "planned", "beam", "exhaustive", "draft"]),
-    beams=st.integers(1, 12),
-    excluded=st.sampled_from([0.0, 0.3]),
-    force=st.sampled_from([None, "beam", "exhaustive", "draft"]),
-)
-@settings(max_examples=100, deadline=None)
-def test_every_mode_gives_the_answer_of_beam_search(planned, seed, mode, beams, excluded, force):
-    """Planned or not, with prompts seen before or not."""
-    rng = np.random.default_rng(seed)
-    group = [PROMPTS[i] for i in rng.integers(0, len(PROMPTS), rng.integers(1, 6))]
-    group = [p[: rng.integers(1, len(p) + 1)] for p in group]
-    exclude = [TRIE.excluded_rows(np.flatnonzero(rng.random(300) < excluded)) for _ in group]
-    if force is not None and mode == "planned":  # whatever the times say here, try each plan
-        planned.planner.choose = lambda _: Plan(Mode(force), 20 if force == "draft" else 0)
-    try:
-        found = planned.decode(SearchRequest(group, exclude=exclude), beams, mode=mode)
-    finally:
-        vars(planned.planner).pop("choose", None)
-    same(found.beams, beam_search(TARGET, SearchRequest(group, exclude=exclude), TRIE, beams))
-    assert planned.target.pool.lent == planned.draft.pool.lent == 0
-    assert planned.target.prefixes.pinned == planned.draft.prefixes.pinned == 0
 
 
 def test_stored_prompts_change_no_bit_and_are_not_run_again():

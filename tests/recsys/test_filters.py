@@ -9,7 +9,6 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pyarrow as pa
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -18,9 +17,7 @@ from recsys.constraint.attributes import Attributes
 from recsys.constraint.filter_cache import FilterCache
 from recsys.constraint.filters import MOST_PARTS, ItemBoosts, ItemFilter
 from recsys.constraint.mask import RowMask
-from recsys.decoding import ModelDrafter, SearchRequest, beam_search, speculative_beam_search
 from recsys.errors import FilterError
-from recsys.testing import random_catalog, random_prompts, tiny_model
 
 ITEMS = [
     {"brand": "Acme", "price": 5.0, "year": 2001, "stock": True, "tags": ["a", "b"], "sizes": [1]},
@@ -303,58 +300,6 @@ def test_ten_thousand_mutations_give_an_answer_or_a_filter_error():
             messages.append(str(error))
     assert all(text.startswith("filter") and len(text) < 400 for text in messages)
     assert 1000 < answers < 9000
-
-
-TARGET = tiny_model("llama-gqa", dtype=torch.float64)
-DRAFT = tiny_model("llama", layers=1, seed=9, dtype=torch.float64)
-
-
-@given(
-    seed=st.integers(0, 100_000),
-    items=st.sampled_from([1, 3, 20, 150]),
-    levels=st.integers(1, 4),
-    beams=st.integers(1, 12),
-    shares=st.lists(st.sampled_from([None, 0.0, 0.05, 0.5, 1.0]), min_size=1, max_size=4),
-    excluded=st.sampled_from([0.0, 0.1, 0.8]),
-    how=st.sampled_from(["beam", "exhaustive", "draft"]),
-    normalize=st.sampled_from(["vocabulary", "allowed"]),
-)
-@settings(max_examples=200, deadline=None)
-def test_filtered_decoding_equals_decoding_over_allowed_items(
-    seed, items, levels, beams, shares, excluded, how, normalize
-):
-    rng = np.random.default_rng(seed)
-    tokens = random_catalog(rng, items, levels)
-    trie = ItemTrie.build(tokens)
-    prompts = random_prompts(rng, len(shares), 8)
-    kept = [np.ones(items, bool) if s is None else rng.random(items) < s for s in shares]
-    masks = [
-        None if s is None else RowMask.of(trie, kept[i][trie.row_items])
-        for i, s in enumerate(shares)
-    ]
-    listed = [np.flatnonzero(rng.random(items) < excluded) for _ in shares]
-    rows = [
-        trie.excluded_rows(gone) if mask is None else mask.excluded_rows(gone)
-        for gone, mask in zip(listed, masks, strict=True)
-    ]
-    request = SearchRequest(prompts, exclude=rows, masks=masks, normalize=normalize)
-    if how == "beam":
-        found = beam_search(TARGET, request, trie, beams)
-    else:
-        drafter = ModelDrafter(DRAFT, 20) if how == "draft" else None
-        found = speculative_beam_search(TARGET, drafter, request, trie, beams)
-    for i, prompt in enumerate(prompts):
-        left = kept[i] & ~np.isin(np.arange(items), listed[i])
-        wanted = min(beams, len(np.unique(tokens[left], axis=0)))
-        assert (found.rows[i] >= 0).sum() == wanted
-        if not wanted:
-            continue
-        alone = SearchRequest([prompt], normalize=normalize)
-        small = beam_search(TARGET, alone, ItemTrie.build(tokens[left]), beams)
-        assert torch.equal(found.tokens[i, :wanted], small.tokens[0, :wanted])
-        torch.testing.assert_close(
-            found.scores[i, :wanted], small.scores[0, :wanted], atol=1e-10, rtol=0
-        )
 
 
 def test_an_excluded_item_takes_the_row_that_it_alone_held_open():

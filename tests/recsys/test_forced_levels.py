@@ -3,70 +3,15 @@
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from recsys.constraint import ItemTrie
-from recsys.constraint.mask import RowMask
 from recsys.decoding import SearchRequest, beam_search
 from recsys.decoding.draft import ModelDrafter
-from recsys.decoding.expand import Step
 from recsys.decoding.speculative import speculative_beam_search
-from recsys.testing import random_prompts, reference_beam_search, tiny_model
+from recsys.testing import reference_beam_search, tiny_model
 
 TARGET = tiny_model("llama-gqa", dtype=torch.float64)
 DRAFT = tiny_model("llama", layers=1, seed=9, dtype=torch.float64)
-
-
-def thin_catalog(rng, items, levels):
-    """Sequences that part at a few levels only, so that most states have an only child."""
-    codes = rng.integers(1, 60, (items, levels))
-    for level in np.flatnonzero(rng.random(levels) < 0.6):
-        # a token that follows from those before it
-        codes[:, level] = 1 + (codes[:, :level].sum(1) * 7 + level) % 59
-    return codes
-
-
-def without_forced(search, *args, **options):
-    """The slow twin: every level is run."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Step, "forced", lambda self, states, depth: None)
-        return search(*args, **options)
-
-
-@given(
-    seed=st.integers(0, 100_000),
-    items=st.sampled_from([1, 2, 5, 40]),
-    levels=st.integers(1, 5),
-    beams=st.integers(1, 8),
-    shares=st.lists(st.sampled_from([None, 0.05, 0.5]), min_size=1, max_size=3),
-)
-@settings(max_examples=60, deadline=None)
-def test_skipping_forced_levels_changes_no_answer(seed, items, levels, beams, shares):
-    rng = np.random.default_rng(seed)
-    trie = ItemTrie.build(thin_catalog(rng, items, levels))
-    prompts = random_prompts(rng, len(shares), 8)
-    masks = [
-        None if share is None else RowMask.of(trie, rng.random(items) < share) for share in shares
-    ]
-    exclude = [rng.permutation(trie.num_rows)[: rng.integers(0, 3)] for _ in shares]
-    request = SearchRequest(prompts, exclude=exclude, masks=masks, normalize="allowed")
-    args = TARGET, request, trie, beams
-    found, slow = beam_search(*args), without_forced(beam_search, *args)
-    assert torch.equal(found.rows, slow.rows)
-    torch.testing.assert_close(found.scores, slow.scores, atol=1e-10, rtol=0)
-    torch.testing.assert_close(found.is_global, slow.is_global)
-    for stats, all_ in zip(found.stats, slow.stats, strict=True):
-        assert stats.target_passes + stats.forced_levels == all_.target_passes == levels
-        assert stats.target_tokens <= all_.target_tokens
-        assert all_.forced_levels == 0
-    for drafter in (None, ModelDrafter(DRAFT, 12)):
-        quick = speculative_beam_search(TARGET, drafter, request, trie, beams)
-        assert torch.equal(found.rows, quick.rows)
-        torch.testing.assert_close(found.scores, quick.scores, atol=1e-10, rtol=0)
-        twin = without_forced(speculative_beam_search, TARGET, drafter, request, trie, beams)
-        for stats, all_ in zip(quick.stats, twin.stats, strict=True):
-            assert stats.target_passes <= all_.target_passes
 
 
 def test_only_levels_with_a_choice_are_run():

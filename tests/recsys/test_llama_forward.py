@@ -8,15 +8,12 @@ from collections import Counter
 from importlib.util import find_spec
 from pathlib import Path
 
-import numpy as np
 import peft
 import pytest
 import torch
 import transformers
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from recsys.constraint import ItemTrie
-from recsys.decoding import SearchRequest, beam_search
 from recsys.models import llama
 from recsys.models.graphs import PassGraphs, PassShape
 from recsys.models.mask import prompt_mask, tree_mask
@@ -25,10 +22,7 @@ from recsys.native.library import OFF
 from recsys.testing import (
     EPSILON,
     assert_as_exact,
-    exact_scores,
     exact_twin,
-    random_catalog,
-    random_prompts,
     tiny_model,
 )
 
@@ -255,19 +249,6 @@ def test_a_merged_model_can_be_trained():
         model(tokens, labels=tokens).loss.backward()
         optimizer.step()
     as_transformers(ready, model.eval())
-
-
-def test_whole_searches_give_the_same_lists():
-    rng = np.random.default_rng(0)
-    trie = ItemTrie.build(random_catalog(rng, 80, 4))
-    request = SearchRequest(random_prompts(rng, 5, 12))
-    model = tiny_model("qwen3-sliding")
-    expected = beam_search(TreeModel(model, own_forward=False), request, trie, 8)
-    found = beam_search(TreeModel(model, own_forward=True), request, trie, 8)
-    assert torch.equal(found.rows, expected.rows)
-    assert_as_exact(
-        found.scores, expected.scores, exact_scores(model, request.prompts, trie, found.rows)
-    )
 
 
 def test_captured_passes_have_the_same_logits():

@@ -10,12 +10,9 @@ from hypothesis import strategies as st
 from recsys.constraint import ItemTrie
 from recsys.constraint.transitions import DeviceTrie
 from recsys.decoding import (
-    ExhaustiveDrafter,
-    ModelDrafter,
     SearchRequest,
     beam_search,
     score_rows,
-    speculative_beam_search,
 )
 from recsys.decoding.row_tree import RowTree
 from recsys.testing import random_catalog, random_prompts, tiny_model
@@ -24,7 +21,6 @@ ARCHITECTURES = ["llama-gqa", "mistral-window"]
 MODELS = {name: tiny_model(name, dtype=torch.float64) for name in ARCHITECTURES}
 TARGET = MODELS["llama-gqa"]
 VOCABULARY = 64
-DRAFT = tiny_model("llama", layers=1, seed=9, dtype=torch.float64)
 
 
 def teacher_forced(model, prompt, tokens, end=None) -> float:
@@ -70,25 +66,6 @@ def test_tokens_behind_the_end_of_a_sequence_score_zero():
     scores = score_rows(TARGET, [prompt], trie, [np.arange(trie.num_rows)])
     wanted = [teacher_forced(TARGET, prompt, row.tolist(), end) for row in trie.rows]
     np.testing.assert_allclose(scores[0], wanted, atol=1e-9)
-
-
-@given(st.integers(0, 10**6))
-@settings(max_examples=25, deadline=None)
-def test_candidates_are_scored_without_changing_the_search(seed):
-    rng, trie, prompts, rows = random_case(seed)
-    k = int(rng.integers(1, 9))
-    alone = score_rows(TARGET, prompts, trie, rows)
-    plain = beam_search(TARGET, prompts, trie, k)
-    assert plain.candidate_scores is None
-    request = SearchRequest(prompts, candidates=rows)
-    searches = [beam_search(TARGET, request, trie, k)]
-    for drafter in (ExhaustiveDrafter(), ModelDrafter(DRAFT, 20)):
-        searches.append(speculative_beam_search(TARGET, drafter, request, trie, k, traced=True))
-    for found in searches:
-        torch.testing.assert_close(found.candidate_scores, alone, rtol=0, atol=1e-9)
-        torch.testing.assert_close(found.scores, plain.scores, rtol=0, atol=1e-9)
-        assert torch.equal(found.rows, plain.rows)
-        assert [s.target_passes <= trie.num_levels for s in found.stats]
 
 
 @given(st.integers(0, 10**6), st.integers(0, 12))

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from recsys.constraint import ItemTrie
+from recsys.constraint.boost import Boost
 from recsys.constraint.mask import RowMask
 from recsys.constraint.restrictions import Allowed, Excluded
 from recsys.constraint.transitions import DeviceTrie
@@ -195,3 +196,45 @@ def test_reachable_rows_are_allowed_and_not_excluded(tokens, requests, data):
             trie, excluded.take(here), None if allowed is None else allowed.take(here)
         )
         assert found == {tuple(row) for row in tokens[items].tolist()}
+
+
+def test_a_state_has_the_largest_boost_below_it():
+    trie = ItemTrie.build(np.array([[9, 1], [5, 7], [5, 3], [5, 7]]))  # rows 53, 57 (two), 91
+    boost = Boost.of(trie, np.array([-1, 2, 3, 0.5], np.float32))  # of items 2, 1, 3, 0
+    assert boost.most.tolist() == [3, 3, 0.5, -1, 3, 0.5]
+
+
+# Sequences of unequal length; the suite of searches searches them.
+
+END = 63
+
+sequences = st.lists(st.lists(st.integers(0, 5), min_size=1, max_size=4), min_size=1, max_size=25)
+
+
+@given(sequences)
+def test_shorter_sequences_are_filled_with_their_end(items):
+    trie = ItemTrie.build(items, end=END)
+    longest = max(map(len, items))
+    filled = [[*s, *[END] * (longest - len(s))] for s in items]
+    assert trie.rows[trie.item_row].tolist() == filled
+    assert trie.end == END
+
+
+def test_the_end_token_is_saved(tmp_path):
+    ItemTrie.build([[1], [2, 3]], end=END).save(tmp_path)
+    assert ItemTrie.open(tmp_path).end == END
+
+
+@pytest.mark.parametrize(
+    ("items", "says"),
+    [
+        ([], "items, L >= 1"),
+        ([[1], []], "item 1 has an empty sequence"),
+        ([[1], [2, END, 3]], "item 1 has the token 63, which ends sequences"),
+        ([[1], [2, -3]], "item 1 has token -3 at level 2"),
+        ([[1.5], [2]], "must be integers"),
+    ],
+)
+def test_impossible_ends_are_refused(items, says):
+    with pytest.raises(ValueError, match=says):
+        ItemTrie.build(items, end=END)

@@ -23,7 +23,6 @@ from recsys.native import library
 from recsys.testing import (
     ARCHITECTURES,
     assert_as_exact,
-    exact_scores,
     exact_twin,
     random_catalog,
     random_prompts,
@@ -176,19 +175,6 @@ def test_a_request_has_the_same_bits_alone(model, seed, lengths, widths):
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_every_architecture_equals_torch(architecture):
-    model = tiny_model(architecture, hidden=48)
-    prompts = random_prompts(np.random.default_rng(1), 6, 30)
-    levels = random_tree(1, 6, [9, 20, 5])
-    ready = native_of(model)
-    found = logits_of(ready, prompts, levels)
-    check_against_torch(found, model, prompts, levels)
-    for i in range(6):
-        own = [(tokens[i : i + 1], parents[i : i + 1], depth) for tokens, parents, depth in levels]
-        assert torch.equal(logits_of(ready, [prompts[i]], own)[0], found[i])
-
-
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_kept_histories_change_no_bit(architecture):
     ready = native_of(tiny_model(architecture))
     trie = ItemTrie.build(random_catalog(np.random.default_rng(0), 200, 4))
@@ -228,17 +214,6 @@ def test_the_torch_path_keeps_its_bits_in_a_batch(architecture):
         alone = beam_search(ready, SearchRequest([prompt], prompt_slots=48), trie, 8)
         assert torch.equal(alone.scores[0], beside.scores[i])
         assert torch.equal(alone.rows[0], beside.rows[i])
-
-
-def test_restrictions_are_those_of_the_torch_path():
-    model = tiny_model("llama-gqa")
-    trie = ItemTrie.build(random_catalog(np.random.default_rng(0), 200, 4))
-    request = SearchRequest([[1, 2, 3], [4, 5]], exclude=[[0, 7, 9], []], candidates=[[3, 4], [8]])
-    found = beam_search(native_of(model), request, trie, 6)
-    expected = beam_search(torch_twin(model), request, trie, 6)
-    assert torch.equal(found.rows, expected.rows)
-    exact = exact_scores(model, request.prompts, trie, found.rows)
-    assert_as_exact(found.scores, expected.scores, exact)
 
 
 def test_several_threads_change_no_bit():
