@@ -59,6 +59,7 @@ def test_exactness_does_not_depend_on_the_processor(level):
             "ONEDNN_MAX_CPU_ISA": names["oneDNN"],
             "MKL_ENABLE_INSTRUCTIONS": names["MKL"],
             "OPENBLAS_CORETYPE": names["OpenBLAS"],
+            "OMP_NUM_THREADS": "1",
         },
         capture_output=True,
         text=True,
