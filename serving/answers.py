@@ -1,17 +1,25 @@
 """Answers: a body becomes a request of the library, and its result a response."""
 
 import uuid
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from recsys.decoding.output import Trace
 from recsys.live_catalog import EpochCatalog
-from recsys.recommender import Recommendation, Recommender, RecommendRequest, RecommendResult
+from recsys.recommender import (
+    Recommendation,
+    Recommender,
+    RecommendRequest,
+    RecommendResult,
+    Source,
+)
 from recsys.serving import diversity
 from recsys.serving.batcher import Answer
 from recsys.serving.catalog_changes import metadata
 from recsys.serving.models import Model
 from recsys.serving.schemas.common import made
+from recsys.serving.schemas.items import RankBody, RankResponse, ScoredItem
 from recsys.serving.schemas.recommendations import (
     DecodedNode,
     DecodedTree,
@@ -42,6 +50,51 @@ _NOTES: dict[NoteCode, str] = {
 _OF_THE_MODEL: dict[str, Any] = {
     "mode": "auto", "guarantee": "beam", "seed": None, "boosts": [], "diversity": 0.0,
 }  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A request with all that it refers to.
+
+    Attributes:
+        body: as it was sent.
+        alias: of the model; the arm of an experiment.
+        model: that answers.
+        request: the library's.
+        rules: names of the rules that are applied.
+        unusual: what is unusual about the history.
+        deadline: on the event loop's clock.
+        start: monotonic time.
+        read_s: seconds that reading the history took.
+    """
+
+    body: RecommendationsRequest
+    alias: str
+    model: Model
+    request: RecommendRequest
+    rules: tuple[str, ...]
+    unusual: NoteCode | None
+    deadline: float
+    start: float
+    read_s: float
+
+
+@dataclass(frozen=True)
+class Answered:
+    """The result of a request; without `decoded`, no model was used."""
+
+    result: RecommendResult
+    decoded: Answer[Done] | None = None
+    is_fallback: bool = False
+
+    def times(self, read_s: float, total_s: float) -> dict[str, float]:
+        """Seconds of each stage, in the order of `Timing`."""
+        return {
+            "total": total_s,
+            "history": read_s,
+            "queue": 0.0 if self.decoded is None else self.decoded.queue_s,
+            "compute": 0.0 if self.decoded is None else self.decoded.compute_s,
+        }
 
 
 def to_request(
@@ -136,41 +189,74 @@ def items_of(
     return answer
 
 
-def response(
-    body: RecommendationsRequest,
-    request: RecommendRequest,
-    result: RecommendResult,
-    model: Model,
-    remark: Note | None,
-) -> RecommendationsResponse:
-    """The answer of a model or of a fallback."""
+def response(asked: Asked, answered: Answered) -> RecommendationsResponse:
+    """The answer on the wire, without its times."""
+    body, result = asked.body, answered.result
+    remark = note(
+        asked.unusual,
+        fallback=answered.is_fallback,
+        filled_up=answered.is_fallback and answered.decoded is not None,
+    )
     values: dict[str, Any] = {
         "recommendation_id": uuid.uuid4().hex,
-        "model": model.ref(body.model, result.epoch_number),
+        "model": asked.model.ref(asked.alias, result.epoch_number),
         "items": items_of(chosen(result, body), result.epoch.catalog, body.include),
         "certificate": "approximate" if body.diversity else result.certificate,
-        "history_items": len(request.history) - len(result.unknown_items),
+        "history_items": len(asked.request.history) - len(result.unknown_items),
         "unknown_items": result.unknown_items,
         "eligible_items": result.eligible_items,
         "note": _NOTHING if remark is None and result.eligible_items == 0 else remark,
     }
+    if asked.rules:
+        values["rules"] = list(asked.rules)
     if result.trace is not None:
-        first_tokens = model.recommender.bundle.vocabulary.level_offsets
+        first_tokens = asked.model.recommender.bundle.vocabulary.level_offsets
         values["trace"] = trace_of(result.trace, first_tokens)
     return made(RecommendationsResponse, values)
 
 
-def timing(
-    answer: Answer[Done] | None, stats: dict[str, int], history_s: float, total_s: float
-) -> Timing:
-    """The times of one request."""
+def ranking(
+    body: RankBody,
+    model: Model,
+    history: Sequence[str],
+    known: Sequence[str],
+    scores: Sequence[float],
+) -> RankResponse:
+    """The answer to `rank`: the items that the catalog knows, best first."""
+    catalog = model.recommender.catalog
+    order = sorted(zip(scores, known, strict=True), key=lambda pair: -pair[0])
+    there = set(known)
+    return RankResponse.model_construct(
+        model=model.ref(body.model),
+        items=[
+            scored(catalog, name, score, rank, "model")
+            for rank, (score, name) in enumerate(order, start=1)
+        ],
+        unknown_items=[name for name in dict.fromkeys(body.items) if name not in there],
+        history_items=int((catalog.known(history) >= 0).sum()),
+    )
+
+
+def scored(
+    catalog: EpochCatalog, item_id: str, score: float, rank: int, source: Source
+) -> ScoredItem:
+    """An item of a ranked list, on the wire."""
+    row = catalog.find(item_id)
+    return ScoredItem.model_construct(
+        item_id=item_id,
+        score=score,
+        title="" if row < 0 else catalog.title(row),  # removed meanwhile
+        rank=rank,
+        source=source,
+    )
+
+
+def timing(answered: Answered, times: Mapping[str, float]) -> Timing:
+    """The times of one request, given in seconds."""
     return Timing.model_construct(
-        total_ms=round(total_s * 1000, 3),
-        history_ms=round(history_s * 1000, 3),
-        queue_ms=0.0 if answer is None else round(answer.queue_s * 1000, 3),
-        compute_ms=0.0 if answer is None else round(answer.compute_s * 1000, 3),
-        batch_size=0 if answer is None else answer.batch_size,
-        decode={key: float(value) for key, value in stats.items()},
+        **{f"{stage}_ms": round(seconds * 1000, 3) for stage, seconds in times.items()},
+        batch_size=0 if answered.decoded is None else answered.decoded.batch_size,
+        decode={key: float(value) for key, value in answered.result.stats.items()},
     )
 
 

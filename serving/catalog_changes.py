@@ -175,9 +175,9 @@ class Shelf:
 class CatalogChanges:
     """Reads and changes the catalogs of all loaded models."""
 
-    def __init__(self, models: Models, metrics: Metrics, reads: Reads) -> None:
-        """Use these models; changes are kept once `store` is set."""
-        self.store: Store | None = None
+    def __init__(self, store: Store, models: Models, metrics: Metrics, reads: Reads) -> None:
+        """Change the catalogs of these models; the store keeps the changes."""
+        self._store = store
         self._models, self._metrics, self._reads = models, metrics, reads
         self._changing = asyncio.Lock()
         self._seen = 0  # place in the journal of the last change that the models have
@@ -300,9 +300,7 @@ class CatalogChanges:
 
     async def _is_unkept(self, item_id: str) -> bool:
         """Whether an earlier removal of the item could not be written to the journal."""
-        if self.store is None:
-            return False
-        journal = await self.store.journal(JOURNAL)
+        journal = await self._store.journal(JOURNAL)
         last = {record["item_id"]: record["op"] for record in journal.records}.get(item_id)
         catalogs = [model.recommender.catalog for model in self._models.loaded]
         return last == "upsert" or (
@@ -312,19 +310,16 @@ class CatalogChanges:
     async def replay(self, model: Model) -> None:
         """Replay the journal on a model that was just loaded."""
         async with self._changing:
-            if self.store is not None:
-                journal = await self.store.journal(JOURNAL)
-                if journal.records:
-                    await asyncio.to_thread(_apply, model, journal.records)
-                if not self._models.loaded:
-                    self._seen = journal.place
+            journal = await self._store.journal(JOURNAL)
+            if journal.records:
+                await asyncio.to_thread(_apply, model, journal.records)
+            if not self._models.loaded:
+                self._seen = journal.place
         self._count(model)
 
     async def _catch_up(self) -> None:
         """Make the changes of other processes since the last call; the caller holds the lock."""
-        if self.store is None:
-            return
-        journal = await self.store.journal(JOURNAL, self._seen)
+        journal = await self._store.journal(JOURNAL, self._seen)
         if not journal.records:
             return
         for model in self._models.loaded:
@@ -354,10 +349,9 @@ class CatalogChanges:
     async def _keep(self, records: list[dict[str, Any]]) -> None:
         for model in self._models.loaded:
             self._count(model)
-        if self.store is not None:
-            written = await self.store.journal_append(JOURNAL, records)
-            if written.before == self._seen:  # otherwise there are changes of others between
-                self._seen = written.last
+        written = await self._store.journal_append(JOURNAL, records)
+        if written.before == self._seen:  # otherwise there are changes of others between
+            self._seen = written.last
 
     def _count(self, model: Model) -> None:
         epoch = model.recommender.epoch

@@ -39,7 +39,7 @@ from recsys.serving.schemas.experiments import (
     ExperimentResults,
 )
 from recsys.serving.stores.records import Exposed, Exposure, StoreError
-from recsys.serving.stores.store import now_ms
+from recsys.serving.stores.store import Store, now_ms
 
 logger = logging.getLogger("recsys.serving.experiments")
 JOURNAL = "experiments"  # written in stores
@@ -140,9 +140,9 @@ class Assignment:
 class Experiments(Followed):
     """The experiments of all processes that share a store."""
 
-    def __init__(self, models: Models, reads: Reads) -> None:
-        """Without experiments; changes are possible after `start`."""
-        super().__init__(JOURNAL, logger)
+    def __init__(self, store: Store, models: Models, reads: Reads) -> None:
+        """Without experiments; `start` reads them."""
+        super().__init__(store, JOURNAL, logger)
         self._models, self._reads = models, reads
         self._experiments: dict[str, Experiment] = {}
         self._full: set[str] = set()  # ids of those with `MOST_EXPOSURES`
@@ -180,7 +180,7 @@ class Experiments(Followed):
         first = Assignment(ExperimentRef.model_construct(name=name, arm=found.aliases[0]), None)
         if user is None or now_ms() >= found.ends_ms:
             return first
-        arm = found.arm_of(user, self._open().salt)
+        arm = found.arm_of(user, self._store.salt)
         if arm in found.stopped:
             return first
         try:
@@ -279,7 +279,7 @@ class Experiments(Followed):
                 f"There are {MOST_EXPERIMENTS} experiments already, the most that a service has; "
                 "delete one."
             )
-        aliases = [alias.name for alias in self._models.aliases()]
+        aliases = sorted(self._models.aliases)
         if name in aliases:
             raise ExperimentConflictError(
                 f"There is an alias {name!r}, and requests name both by `model`; choose another "
@@ -336,7 +336,7 @@ class Experiments(Followed):
     async def _results(self, experiment: Experiment) -> ExperimentResults:
         body, rows, after, last = experiment.body, [], "", PAGE
         while last == PAGE:
-            page = await self._open().exposed(
+            page = await self._store.exposed(
                 experiment.id, body.event, body.window_s * 1000, after, PAGE
             )
             rows.append(page)
@@ -362,13 +362,13 @@ class Experiments(Followed):
             with contextlib.suppress(StoreError):
                 await self._drop_deleted()
                 if time.monotonic() > pruned + PRUNE_S:
-                    await self._open().drop_old_exposures(now_ms() - KEPT_DAYS * DAY_MS)
+                    await self._store.drop_old_exposures(now_ms() - KEPT_DAYS * DAY_MS)
                     pruned = time.monotonic()
 
     async def _drop_deleted(self) -> None:
         """Delete exposures of deleted experiments, also those that other processes wrote since."""
         for ident in [*self._deleted]:
-            await self._open().drop_exposures(ident)
+            await self._store.drop_exposures(ident)
             self._deleted.discard(ident)
 
     async def _check_arms(self, name: str) -> None:

@@ -40,17 +40,15 @@ class Followed(ABC):
     has none in any process. Changes are made while holding `changing`.
     """
 
-    def __init__(self, journal: str, logger: logging.Logger) -> None:
-        """Without records; changes are possible after `start`."""
-        self._journal, self._logger = journal, logger
-        self._store: Store | None = None
+    def __init__(self, store: Store, journal: str, logger: logging.Logger) -> None:
+        """Without records; `start` reads them."""
+        self._store, self._journal, self._logger = store, journal, logger
         self._seen = 0  # place in the journal of the last record that was applied
         self._changing = asyncio.Lock()
         self._following: asyncio.Task[None] | None = None
 
-    async def start(self, store: Store) -> None:
-        """Read the records of a store, and follow the changes of other processes."""
-        self._store = store
+    async def start(self) -> None:
+        """Read the records, and follow the changes of other processes."""
         await self._catch_up()
         self._following = asyncio.create_task(
             follow(self._changing, self._catch_up, self._logger), name=self._journal
@@ -66,20 +64,15 @@ class Followed(ABC):
     def _apply(self, record: Mapping[str, Any]) -> bool:
         """Make a change; returns whether it had an effect."""
 
-    def _open(self) -> Store:
-        if self._store is None:
-            raise StoreError(f"the store of the {self._journal} is not open yet; try again")
-        return self._store
-
     async def _write(self, change: Mapping[str, Any], by: str | None) -> bool:
         """Write a change durably and make it; returns whether it had an effect."""
         record = {"id": uuid.uuid4().hex, "time_ms": now_ms(), "by": by, **change}
-        await self._open().journal_append(self._journal, [record])
+        await self._store.journal_append(self._journal, [record])
         return record["id"] in await self._catch_up()
 
     async def _catch_up(self) -> set[str]:
         """Make the changes since the last call; returns the ids of those that had an effect."""
-        journal = await self._open().journal(self._journal, self._seen)
+        journal = await self._store.journal(self._journal, self._seen)
         done = {record["id"] for record in journal.records if self._apply(record)}
         self._seen = journal.place
         return done

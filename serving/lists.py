@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recsys.availability import FROM
-from recsys.errors import FilterError
+from recsys.errors import FilterError, RequestError
 from recsys.event_names import WEIGHTS, level
 from recsys.listing import Batch
 from recsys.live import Epoch
@@ -22,11 +22,13 @@ from recsys.recommender import Recommender, RecommendRequest
 from recsys.retrieval.related import together
 from recsys.rules import Rule, apply_rules
 from recsys.serving.activity import Activity, Recent
-from recsys.serving.catalog_changes import metadata
+from recsys.serving.answers import scored
+from recsys.serving.catalog_changes import find, metadata
 from recsys.serving.models import Model, Models
 from recsys.serving.reads import Reads
 from recsys.serving.rules import Rules
 from recsys.serving.schemas.common import made
+from recsys.serving.schemas.items import SimilarResponse
 from recsys.serving.schemas.lists import (
     ListedItem,
     ListName,
@@ -68,13 +70,18 @@ class Ranking:
 
 
 class Lists:
-    """Makes the lists of a service; `store` is set when it is open."""
+    """Makes the lists of a service."""
 
     def __init__(
-        self, models: Models, rules: Rules, reads: Reads, not_history: Collection[str]
+        self,
+        store: Store,
+        models: Models,
+        rules: Rules,
+        reads: Reads,
+        not_history: Collection[str],
     ) -> None:
         """Events of the types `not_history` are no sign of interest."""
-        self.store: Store | None = None
+        self._store = store
         self._models, self._rules, self._reads = models, rules, reads
         self._not_history = frozenset(not_history)
         self._recent = Recent(reads)
@@ -91,7 +98,7 @@ class Lists:
         self, query: TrendingQuery, wanted: Mapping[str, Any] | None
     ) -> ListResponse:
         """Items by the decayed events of all users."""
-        activity = await self._recent(self._open())
+        activity = await self._recent(self._store)
         half_life_ms, window_ms = query.half_life_h * HOUR_MS, query.window_h * HOUR_MS
         given = query.weights
         since_ms = max(activity.since_ms, activity.until_ms - window_ms)
@@ -146,11 +153,32 @@ class Lists:
             "together", query, wanted, rank, {"exclude_items": [*dict.fromkeys(query.item)]}
         )
 
-    # Internals
+    async def similar(self, item_id: str, k: int, alias: str) -> SimilarResponse:
+        """The items most similar to one item.
 
-    def _open(self) -> Store:
-        assert self.store is not None  # noqa: S101 - the routes need a service that is ready
-        return self.store
+        Raises:
+            UnknownItemError: there is no item of this id.
+            UnsupportedError: the bundle has no part `retrieval`.
+        """
+        with self._models.lease(alias) as model:
+            recommender = model.recommender
+            find(recommender.catalog, item_id)
+            _ = model.retrieval  # fail if there is none
+            try:
+                found = await self._reads(recommender.similar, item_id, k)
+            except RequestError:
+                find(recommender.catalog, item_id)  # raises if it was removed meanwhile
+                raise
+            return SimilarResponse.model_construct(
+                model=model.ref(alias),
+                item_id=item_id,
+                items=[
+                    scored(recommender.catalog, name, score, rank, "retrieval")
+                    for rank, (name, score) in enumerate(found, start=1)
+                ],
+            )
+
+    # Internals
 
     async def _list(
         self,

@@ -31,7 +31,6 @@ SECONDS = (
 STAGES = ("history", "queue", "compute", "total")  # of an answer; `compute` is its whole batch
 SIZES = (1, 2, 4, 8, 16, 32, 64, 128)
 PASSES = (1, 2, 3, 4, 5, 6, 8, 12, 16)
-SHARES = (0.0, 0.2, 0.4, 0.6, 0.8, 0.9, 0.999)
 
 
 class Metrics:
@@ -94,12 +93,6 @@ class Metrics:
         self._batch_sizes = histogram("batch_size", "Requests per batch.", SIZES)
         self._batch_seconds = histogram("batch_seconds", "Time per batch.", SECONDS)
         self._fallbacks = counter("fallbacks", "Answers filled up from a fallback.", "source")
-        self._shadow_overlap = histogram(
-            "shadow_overlap", "Share of an answer's items that its shadow has.", SHARES
-        )
-        self._shadow_seconds = histogram("shadow_seconds", "Time per shadow answer.", SECONDS)
-        self._shadow_passes = counter("shadow_target_passes", "Target passes of shadow answers.")
-        self.shadow_drops = counter("shadow_drops", "Samples not run, by reason.", "reason")
         # Store
         self._history_cache = counter("history_cache", "Lookups in the history cache.", "result")
         self._store_seconds = histogram("store_seconds", "Time per call.", SECONDS, "operation")
@@ -174,15 +167,6 @@ class Metrics:
     def fallback(self, source: str) -> None:
         """Count an answer from a fallback: `retrieval` or `popular`."""
         self._fallbacks.labels(source).inc()
-
-    def shadow(self, overlap: float, seconds: float, *, passes: float = 0) -> None:
-        """Count a sampled request that was run again in the background.
-
-        `overlap` is the share of the answer's items that the shadow's answer has.
-        """
-        self._shadow_overlap.observe(overlap)
-        self._shadow_seconds.observe(seconds)
-        self._shadow_passes.inc(passes)
 
     def history_cache(self, *, hit: bool) -> None:
         """Count a lookup in the history cache (`Observer`)."""

@@ -19,9 +19,9 @@ from recsys.requests import RecommendRequest
 from recsys.rules import Rule, apply_rules
 from recsys.serving.following import Followed
 from recsys.serving.models import Model, Models, UnknownModelError
-from recsys.serving.reads import Reads
 from recsys.serving.schemas.common import CHAMPION
 from recsys.serving.schemas.rules import RuleBody, RuleInfo, RuleList
+from recsys.serving.stores.store import Store
 
 logger = logging.getLogger("recsys.serving.rules")
 JOURNAL = "rules"  # written in stores
@@ -94,10 +94,10 @@ class State:
 class Rules(Followed):
     """The rules of all processes that share a store."""
 
-    def __init__(self, models: Models, reads: Reads) -> None:
-        """Without rules; changes are possible after `start`."""
-        super().__init__(JOURNAL, logger)
-        self._models, self._reads, self._state = models, reads, State()
+    def __init__(self, store: Store, models: Models) -> None:
+        """Without rules; `start` reads them."""
+        super().__init__(store, JOURNAL, logger)
+        self._models, self._state = models, State()
 
     # Readers
 

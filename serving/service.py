@@ -1,6 +1,6 @@
-"""Service: the state of one serving process, from start to stop, and its answers.
+"""Service: one serving process, from start to stop, and its answers.
 
-It combines models, catalog, shadow and store. It uses the wire schemas, but no HTTP.
+It uses the wire schemas, but no HTTP.
 """
 
 import asyncio
@@ -15,27 +15,22 @@ from typing import Any
 
 from recsys.errors import FilterError, RecsysError, RequestError
 from recsys.live_catalog import EpochCatalog
-from recsys.recommender import Recommender, RecommendRequest, RecommendResult, Source
+from recsys.recommender import Recommender, RecommendRequest, RecommendResult
 from recsys.rules import Rule, apply_rules
 from recsys.serving import answers
-from recsys.serving.batcher import Answer, QueueFullError, until
-from recsys.serving.catalog_changes import CatalogChanges, described, find
-from recsys.serving.experiments import Experiments
+from recsys.serving.answers import Answered, Asked
+from recsys.serving.batcher import QueueFullError, until
+from recsys.serving.experiments import Assignment
 from recsys.serving.explanations import explain
 from recsys.serving.limits import CALLER, work_of
-from recsys.serving.lists import Lists
 from recsys.serving.metrics import Metrics
-from recsys.serving.models import BundleRefusedError, KeptAlias, Model, Models
+from recsys.serving.models import BundleRefusedError, Model
 from recsys.serving.reads import Reads
-from recsys.serving.rules import RuleReferenceError, Rules
-from recsys.serving.schemas.common import CHAMPION, MAX_HISTORY
+from recsys.serving.schemas.common import MAX_HISTORY
 from recsys.serving.schemas.explanations import ExplanationsRequest, ExplanationsResponse
 from recsys.serving.schemas.items import (
-    DescribedItem,
     RankBody,
     RankResponse,
-    ScoredItem,
-    SimilarResponse,
 )
 from recsys.serving.schemas.models import ModelInfo
 from recsys.serving.schemas.recommendations import (
@@ -45,26 +40,17 @@ from recsys.serving.schemas.recommendations import (
 )
 from recsys.serving.schemas.texts import TextsRequest, TextsResponse
 from recsys.serving.settings import ServingSettings
-from recsys.serving.shadow import Shadow
+from recsys.serving.state import State
 from recsys.serving.stores import open_store
-from recsys.serving.stores.records import (
-    Served,
-    StoreAwayError,
-    StoreError,
-    TypedHistory,
-    told_history,
-)
+from recsys.serving.stores.records import Served, StoreAwayError, TypedHistory, told_history
 from recsys.serving.stores.store import Store
 from recsys.serving.text_model import TextModel
 from recsys.serving.texts import Texts
-from recsys.serving.today import Figures
-from recsys.serving.worker import DecodeWorker, Done, ScoreRequest, Work
+from recsys.serving.worker import DecodeWorker, ScoreRequest
 
 logger = logging.getLogger("recsys.serving.service")
-ALIASES = "aliases"
 LARGE_K = 50  # items of an answer that take some milliseconds to describe
 SHORT = 200  # items of a request that take no time worth mentioning
-KEEP_S = 1.0  # between attempts to keep the aliases
 RETRIES_S = (0.5, 1.0, 2.0, 5.0, 10.0)  # pauses between attempts to reach the store
 
 
@@ -97,9 +83,12 @@ _UNREADY = {
 
 
 class Service:
-    """Models and histories of one process, and the answers that need both.
+    """One serving process, and the answers that need models and histories.
 
-    `failure` is the error of a failed start; `on_phase` is called after each change of phase.
+    Attributes:
+        failure: the error of a failed start.
+        on_phase: called after each change of phase.
+        reads: calls on the helper threads.
     """
 
     def __init__(
@@ -119,33 +108,13 @@ class Service:
         self.on_phase: Callable[[Service], None] = lambda service: None
         self.metrics = Metrics()
         self._store, self._given = store, recommender
+        self._state: State | None = None
         self._interrupted = asyncio.Event()
         self._waits_for_store = False
-        self._unrestored: dict[str, KeptAlias] = {}  # their bundles could not be loaded
-        self._unkept: Mapping[str, Any] | None = None  # aliases that the store could not take
-        self._keeping: asyncio.Task[None] | None = None
-        self._worker = DecodeWorker(settings)
-        self.models = Models(
-            settings,
-            self._worker,
-            self.metrics,
-            prepare=self._prepare,
-            changed=self._keep_aliases,
-            check=self._check_rules,
-            standing=lambda alias: self.rules.standing(alias),
-        )
-        self._reads = Reads(settings, self._worker.read)
-        self.rules = Rules(self.models, self._reads)
-        self.lists = Lists(self.models, self.rules, self._reads, settings.not_history)
-        self.experiments = Experiments(self.models, self._reads)
-        self.catalog_changes = CatalogChanges(self.models, self.metrics, self._reads)
-        self.today = Figures(self.models, self._reads, settings.not_history)
-        self._shadow = Shadow(settings, self.models, self._worker, self.metrics)
+        self._worker = DecodeWorker(settings, self.metrics)
+        self.reads = Reads(settings, self._worker.read)
         self._text_model = TextModel(settings)
         self._texts = Texts(self._text_model, settings.text_formats)
-        self.metrics.queue_depth = lambda: self.models.waiting
-        self.metrics.filter_stats = self._filter_stats
-        self.metrics.captured = self._captured
 
     # Start and stop
 
@@ -155,47 +124,31 @@ class Service:
         A store on a server that is away is waited for until `interrupt`.
         """
         try:
-            if self._store is None:
-                self._store = await self._reach_store()
-            if self._store is None:
+            self._store = store = self._store or await self._reach_store()
+            if store is None:
                 return  # stopped meanwhile
-            self._store.limit_reads(partial(Reads, self.settings))
-            self.catalog_changes.store = self.lists.store = self._store
-            await self.rules.start(self._store)
-            await self.experiments.start(self._store)
-            await self._load()
+            store.limit_reads(partial(Reads, self.settings))
+            self._state = State.of(self.settings, store, self._worker, self.metrics, self.reads)
+            await self._state.start(self._given)
             await self._texts.start()
         except Exception as error:
             cause = error.__cause__ if isinstance(error, BundleRefusedError) else None
             self.failure = cause if isinstance(cause, Exception) else error
-            expected = isinstance(
-                self.failure, RecsysError
-            )  # its text is enough, without a traceback
-            logger.error(
-                "start failed: %s", self.failure, exc_info=None if expected else self.failure
-            )
+            is_expected = isinstance(self.failure, RecsysError)  # its text is enough
+            trace = None if is_expected else self.failure
+            logger.error("start failed: %s", self.failure, exc_info=trace)
             self._enter(Phase.FAILED)
             return
         self._worker.freeze()
-        self._shadow.start()
-        self.catalog_changes.start()
-        self.experiments.guard()
+        self._state.follow()
         self._enter(Phase.READY)
 
     async def stop(self) -> None:
         """Answer the waiting requests, then close everything."""
         self._enter(Phase.STOPPING)
-        await self._shadow.close()
-        await self.today.close()
-        await self.lists.close()
-        await self.catalog_changes.close()
-        await self.rules.close()
-        await self.experiments.close()
         await self._text_model.close()
-        await self.models.close()
-        if self._keeping is not None:
-            self._keeping.cancel()
-            await asyncio.gather(self._keeping, return_exceptions=True)
+        if self._state is not None:
+            await self._state.close()
         self._worker.close()
         if self._store is not None:
             self._store.close()
@@ -221,28 +174,28 @@ class Service:
             raise NotReadyError(self.phase)
 
     @property
-    def reads(self) -> Reads:
-        """Calls on the helper threads."""
-        return self._reads
+    def state(self) -> State:
+        """What it serves with; `NotReadyError` until the store is open."""
+        if self._state is None:
+            raise NotReadyError(self.phase)
+        return self._state
 
     @property
     def store(self) -> Store:
         """The store of histories, events and state; `NotReadyError` until it is open."""
-        if self._store is None:
-            raise NotReadyError(self.phase)
-        return self._store
+        return self.state.store
 
     @property
     def catalog(self) -> EpochCatalog:
         """Items of the champion."""
-        return self.models.get().recommender.catalog
+        return self.state.models.get().recommender.catalog
 
     @property
     def model(self) -> ModelInfo:
         """The champion; `NotReadyError` until it is loaded."""
-        if not self.models.loaded:
+        if not self.state.models.loaded:
             raise NotReadyError(self.phase)
-        return self.models.info()[0]
+        return self.state.models.info()[0]
 
     # Recommendations
 
@@ -262,64 +215,105 @@ class Service:
             InvalidError, FilterError, RuleReferenceError: the request cannot be served as it is.
             QueueFullError, DeadlineExceededError, ClosedError, StoreError: of batcher and store.
         """
-        clock = asyncio.get_running_loop().time
-        start = clock()
-        deadline = self.deadline
-        assigned = self.experiments.assign(body.model, body.user)
-        if assigned is not None:
-            body = body.model_copy(update={"model": assigned.ref.arm})
-        self.models.get(body.model)  # fail fast on an unknown alias
-        rules = self.rules.of(body.model, body.rules)
-        known = await self._history(body, deadline)
-        read = clock()
-        history = None if known is None else known.items
-        if known is None and not body.fallback:
+        assigned = self.state.experiments.assign(body.model, body.user)
+        alias = body.model if assigned is None else assigned.ref.arm
+        with self.state.models.lease(alias) as model:
+            asked = await self._resolve(body, alias, model)
+            answered = await self._answer(asked)
+            response = await self._respond(asked, answered, assigned)
+        if not is_known(response):
+            self.store.remember(
+                Served(
+                    response.recommendation_id,
+                    body.user,
+                    f"{model.name}@{model.version}",
+                    tuple(item.item_id for item in response.items),
+                    time.time_ns() // 1_000_000,
+                    None if assigned is None else assigned.exposure,
+                )
+            )
+        return response
+
+    async def _resolve(self, body: RecommendationsRequest, alias: str, model: Model) -> Asked:
+        """The library's request: with the history of the user, and with the rules by their names.
+
+        What takes long is made on a helper thread, with its masks.
+        """
+        start, deadline = time.monotonic(), self.deadline
+        rules = self.state.rules.of(alias, body.rules)
+        history = await self._history(body, deadline)
+        read_s = time.monotonic() - start
+        if history is None and not body.fallback:
             raise _unknown_user(body)
-        with self.models.lease(body.model) as model:
-            request = await self._request(
-                body, known or TypedHistory([], []), rules, model, deadline
-            )
-            answer: Answer[Done] | None = None
-            unknown = answers.note_code(model.recommender.catalog, history)
-            result = None
-            if unknown is not None and not answers.for_the_model(body) and not request.boosts:
-                result = await self._fallback(model, request, deadline)
-            fallback = result is not None
-            if result is not None and result.is_short(request.k):
-                answer, result = await self._filled_up(model, request, result, deadline)
-            elif result is None:
-                answer = await self._decode(model, request, deadline)
-                assert isinstance(answer.result, RecommendResult)  # noqa: S101 - asked for one
-                result = answer.result
-            remark = answers.note(
-                unknown, fallback=fallback, filled_up=fallback and answer is not None
-            )
-            make = partial(answers.response, body, request, result, model, remark)
-            # A trace has thousands of nodes, for which the event loop should not stand still.
-            is_large = request.trace or request.k > LARGE_K
-            response = await self._reads(make, deadline=deadline) if is_large else make()
-            if rules:
-                response.rules = list(rules)
-            if assigned is not None:
-                response.experiment = assigned.ref
-            if not fallback:
-                found = [one.item_id for one in result.recommendations]
-                self._shadow.offer(body.model, request, found, blended=result.blended)
-        total = clock() - start
-        if "timing" in body.include:
-            response.timing = answers.timing(answer, result.stats, read - start, total)
-        self._count(response, result, answer, read - start, total, model)
-        if is_known(response):
-            return response
-        self.store.remember(
-            Served(
-                response.recommendation_id,
-                body.user,
-                f"{model.name}@{model.version}",
-                tuple(item.item_id for item in response.items),
-                time.time_ns() // 1_000_000,
-                None if assigned is None else assigned.exposure,
-            )
+        known = history or TypedHistory([], [])
+        is_plain = body.filter is None and not (
+            rules or body.boosts or body.blend or body.mode == "relaxed"
+        )
+        parts = known.items, known.disliked, known.earlier, body.exclude_items
+        make = partial(_request, body, known, rules, model.recommender, is_plain=is_plain)
+        try:
+            if is_plain and sum(map(len, parts)) <= SHORT:
+                request = make()
+            else:
+                request = await self.reads(make)
+        except FilterError:  # it has its own problem, unless a rule is the reason
+            self.state.rules.check(rules, model)
+            raise
+        except RequestError as error:
+            raise InvalidError(str(error)) from error
+        except RecsysError:
+            raise
+        except ValueError as error:
+            applied = f" (applied rules: {', '.join(rules)})" if rules else ""
+            raise InvalidError(f"{error}{applied}") from error
+        catalog = model.recommender.catalog
+        unusual = answers.note_code(catalog, None if history is None else history.items)
+        return Asked(body, alias, model, request, tuple(rules), unusual, deadline, start, read_s)
+
+    async def _answer(self, asked: Asked) -> Answered:
+        """The model's list; for a history that it does not know, that of retrieval if it may be.
+
+        Retrieval knows the bundle's items only. The model also knows those that were added since,
+        and adds what is missing.
+        """
+        request, recommender = asked.request, asked.model.recommender
+        may_fall_back = recommender.retrieval is not None and not request.boosts
+        if asked.unusual is None or not may_fall_back or answers.for_the_model(asked.body):
+            return await self._decode(asked, request)
+        found = await self.reads(recommender.fallback, request)
+        sources = (one.source for one in found.recommendations if one.source != "pinned")
+        self.metrics.fallback(next(sources, "popular"))
+        if not found.is_short(request.k):
+            return Answered(found, is_fallback=True)
+        try:
+            more = await self._decode(asked, request.after(found))
+        except QueueFullError:
+            return Answered(found, is_fallback=True)  # a short list is better than none
+        result = await self.reads(found.followed_by, more.result)
+        return Answered(result, more.decoded, is_fallback=True)
+
+    async def _respond(
+        self, asked: Asked, answered: Answered, assigned: Assignment | None
+    ) -> RecommendationsResponse:
+        """The answer on the wire, and its metrics."""
+        request, result = asked.request, answered.result
+        # A trace has thousands of nodes, for which the event loop should not stand still.
+        if request.trace or request.k > LARGE_K:
+            response = await self.reads(answers.response, asked, answered)
+        else:
+            response = answers.response(asked, answered)
+        if assigned is not None:
+            response.experiment = assigned.ref
+        times = answered.times(asked.read_s, time.monotonic() - asked.start)
+        if "timing" in asked.body.include:
+            response.timing = answers.timing(answered, times)
+        self.metrics.answered(
+            times,
+            stats=None if answered.decoded is None else result.stats,
+            levels=asked.model.recommender.catalog.codes.shape[1],
+            model=asked.model.name,
+            certificate=response.certificate,
+            sources=[item.source for item in response.items],
         )
         return response
 
@@ -330,12 +324,12 @@ class Service:
         history = None if found is None else found.items
         if history is None:
             raise _unknown_user(body)
-        with self.models.lease(body.model) as model:
+        with self.state.models.lease(body.model) as model:
             given = list(dict.fromkeys(body.items))
             known, scores = await self._rated(model, history, given, deadline)
             # A thousand items take some milliseconds, for which the event loop must not stand.
-            make = partial(_ranking, body, model, history, known, scores)
-            return await self._reads(make, deadline=deadline)
+            make = partial(answers.ranking, body, model, history, known, scores)
+            return await self.reads(make)
 
     async def _rated(
         self, model: Model, history: Sequence[str], given: Sequence[str], deadline: float
@@ -351,7 +345,8 @@ class Service:
                 return [], []
             try:
                 scored = ScoreRequest(history, known)
-                answer = await self._submit(model, scored, deadline, 1 + len(known) / 100)
+                work = 1 + len(known) / 100
+                answer = await model.submit(scored, deadline=deadline, work=work)
             except RequestError:
                 if (model.recommender.catalog.index(known) >= 0).all():
                     raise
@@ -365,44 +360,14 @@ class Service:
         found = await self._history(body, deadline)
         if found is None:
             raise _unknown_user(body)
-        with self.models.lease(body.model) as model:
+        with self.state.models.lease(body.model) as model:
             return await explain(body, found.items, model, self._text_model, deadline)
 
     async def write(self, body: TextsRequest) -> TextsResponse:
         """Write a text after a prompt; errors are those of `Texts`."""
         deadline = self.deadline
-        with self.models.lease(body.model) as model:
+        with self.state.models.lease(body.model) as model:
             return await self._texts.write(body, model, deadline)
-
-    async def similar(self, item_id: str, k: int, alias: str) -> SimilarResponse:
-        """The items most similar to one item.
-
-        Raises:
-            UnknownItemError: there is no item of this id.
-            UnsupportedError: the bundle has no part `retrieval`.
-        """
-        with self.models.lease(alias) as model:
-            recommender = model.recommender
-            find(recommender.catalog, item_id)
-            _ = model.retrieval  # fail if there is none
-            try:
-                found = await self._reads(recommender.similar, item_id, k)
-            except RequestError:
-                find(recommender.catalog, item_id)  # raises if it was removed meanwhile
-                raise
-            return SimilarResponse.model_construct(
-                model=model.ref(alias),
-                item_id=item_id,
-                items=[
-                    _scored(recommender.catalog, name, score, rank, "retrieval")
-                    for rank, (name, score) in enumerate(found, start=1)
-                ],
-            )
-
-    def item(self, item_id: str, alias: str = CHAMPION) -> DescribedItem:
-        """An item of the catalog; `UnknownItemError` if there is none of this id."""
-        catalog = self.models.get(alias).recommender.catalog
-        return described(catalog, find(catalog, item_id))
 
     # Internals
 
@@ -414,80 +379,11 @@ class Service:
             return given
         return asyncio.get_running_loop().time() + self.settings.deadline_ms / 1000
 
-    async def _decode(
-        self, model: Model, request: RecommendRequest, deadline: float
-    ) -> Answer[Done]:
-        most = model.recommender.bundle.prompt.max_items
-        return await self._submit(model, request, deadline, work_of(request, most))
-
-    async def _submit(
-        self, model: Model, request: Work, deadline: float, work: float
-    ) -> Answer[Done]:
-        """Let the worker answer; the caller pays for the work, of which it has paid one unit."""
-        CALLER.get().charge(work - 1)
-        return await model.submit(request, deadline=deadline, work=work)
-
-    async def _request(
-        self,
-        body: RecommendationsRequest,
-        history: TypedHistory,
-        rules: Mapping[str, Rule],
-        model: Model,
-        deadline: float,
-    ) -> RecommendRequest:
-        """The library's request; what takes long is made on a helper thread, with its masks."""
-
-        def make() -> RecommendRequest:
-            request = apply_rules(
-                answers.to_request(body, history, model.recommender), rules.values()
-            )
-            if not is_plain:
-                model.recommender.eligible(request)
-            return request
-
-        is_plain = body.filter is None and not (
-            rules or body.boosts or body.blend or body.mode == "relaxed"
-        )
-        items = (history.items, history.disliked, history.earlier, body.exclude_items)
-        is_short = sum(map(len, items)) <= SHORT
-        try:
-            return make() if is_plain and is_short else await self._reads(make, deadline=deadline)
-        except FilterError:  # it has its own problem, unless a rule is the reason
-            self.rules.check(rules, model)
-            raise
-        except RequestError as error:
-            raise InvalidError(str(error)) from error
-        except RecsysError:
-            raise
-        except ValueError as error:
-            applied = f" (applied rules: {', '.join(rules)})" if rules else ""
-            raise InvalidError(f"{error}{applied}") from error
-
-    async def _fallback(
-        self, model: Model, request: RecommendRequest, deadline: float
-    ) -> RecommendResult | None:
-        """An answer without the model; None if the bundle has no part `retrieval`."""
-        if model.recommender.retrieval is None:
-            return None
-        result = await self._reads(model.recommender.fallback, request, deadline=deadline)
-        sources = (one.source for one in result.recommendations if one.source != "pinned")
-        self.metrics.fallback(next(sources, "popular"))
-        return result
-
-    async def _filled_up(
-        self, model: Model, request: RecommendRequest, found: RecommendResult, deadline: float
-    ) -> tuple[Answer[Done] | None, RecommendResult]:
-        """A fallback that is too short, followed by the model's answer to what is missing.
-
-        Retrieval knows the bundle's items only; the model also knows those that were added since.
-        """
-        try:
-            answer = await self._decode(model, request.after(found), deadline)
-            more = answer.result
-            assert isinstance(more, RecommendResult)  # noqa: S101 - asked for one
-            return answer, await self._reads(found.followed_by, more, deadline=deadline)
-        except QueueFullError:
-            return None, found  # a short list is better than none
+    async def _decode(self, asked: Asked, request: RecommendRequest) -> Answered:
+        work = work_of(request, asked.model.recommender.bundle.prompt.max_items)
+        decoded = await asked.model.submit(request, deadline=asked.deadline, work=work)
+        assert isinstance(decoded.result, RecommendResult)  # noqa: S101 - asked for one
+        return Answered(decoded.result, decoded)
 
     async def _history(self, body: Subject, deadline: float) -> TypedHistory | None:
         """The history of a request; None if the store has none of its user."""
@@ -496,34 +392,11 @@ class Service:
         async with until(deadline):
             return await self.store.typed_history(str(body.user), MAX_HISTORY)
 
-    def _count(
-        self,
-        response: RecommendationsResponse,
-        result: RecommendResult,
-        answer: Answer[Done] | None,
-        history_s: float,
-        total_s: float,
-        model: Model,
-    ) -> None:
-        self.metrics.answered(
-            {
-                "total": total_s,
-                "history": history_s,
-                "queue": 0.0 if answer is None else answer.queue_s,
-                "compute": 0.0 if answer is None else answer.compute_s,
-            },
-            stats=None if answer is None else result.stats,
-            levels=model.recommender.catalog.codes.shape[1],
-            model=model.name,
-            certificate=response.certificate,
-            sources=[item.source for item in response.items],
-        )
-
     async def _reach_store(self) -> Store | None:
         """Open the store, again and again while its server is away; None if interrupted."""
         for pause in itertools.chain(RETRIES_S, itertools.repeat(RETRIES_S[-1])):
             try:
-                return await asyncio.to_thread(self._open_store)
+                return await asyncio.to_thread(_open_store, self.settings, self.metrics)
             except StoreAwayError as error:
                 self._waits_for_store = True
                 logger.warning("the store is away, next try in %g s: %s", pause, error)
@@ -534,107 +407,25 @@ class Service:
                 return None
         raise AssertionError  # pragma: no cover - the loop has no end
 
-    async def _load(self) -> None:
-        """Load the models of the stored aliases, or the bundle of the settings."""
-        own = self.settings.bundle.absolute()
-        state = await self.store.state_get(ALIASES) or {}
-        kept = state.get("aliases", {}) if state.get("bundle") == str(own) else {}
-        aliases = {name: KeptAlias.model_validate(value) for name, value in kept.items()}
-        champion = aliases.pop(CHAMPION, None)
-        if self._given is not None:
-            await self.models.put(CHAMPION, own.name, loaded=self._given)
-        elif champion is not None:
-            await self._restore(CHAMPION, champion)
-        if not self.models.loaded:
-            await self.models.put(CHAMPION, own.name)
-        for alias, value in aliases.items():
-            await self._restore(alias, value)
-
-    async def _restore(self, alias: str, kept: KeptAlias) -> None:
-        """Restore an alias, or log that its bundle cannot be loaded any more."""
-        try:
-            await self.models.restore(alias, kept)
-        except Exception as error:
-            logger.error("alias %s is not restored: %s", alias, error)
-            self._unrestored[alias] = kept
-
-    async def _keep_aliases(self, changed: str, aliases: Mapping[str, KeptAlias]) -> None:
-        """Keep all aliases after a change of one; one that was not restored stays as it was."""
-        if self.phase is not Phase.READY:
-            return  # the stored aliases are being restored
-        self._unrestored.pop(changed, None)
-        aliases = {**aliases, **self._unrestored}
-        kept = {name: alias.model_dump(mode="json") for name, alias in aliases.items()}
-        bundle = str(self.settings.bundle.absolute())
-        self._unkept = {"bundle": bundle, "aliases": kept}
-        try:
-            await self._keep()
-        except StoreError as error:  # the change is in effect, until a restart
-            logger.error("aliases are not kept yet: %s", error)
-            if self._keeping is None or self._keeping.done():
-                self._keeping = asyncio.create_task(self._keep_later(), name="aliases")
-
-    async def _keep(self) -> None:
-        """Write the aliases to the store, unless that is done; `StoreError` if it cannot be."""
-        state = self._unkept
-        if state is not None:
-            await self.store.state_put(ALIASES, state)
-            if self._unkept is state:
-                self._unkept = None
-
-    async def _keep_later(self) -> None:
-        """Try again until the store has the aliases: it may have been full, or away."""
-        while self._unkept is not None:
-            await asyncio.sleep(KEEP_S)
-            with contextlib.suppress(StoreError):
-                await self._keep()
-        logger.info("aliases are kept")
-
-    async def _check_rules(self, alias: str, model: Model) -> None:
-        """Refuse a model that an alias's standing rules do not fit, except while starting."""
-        if self.phase is not Phase.READY:
-            return
-        try:
-            await asyncio.to_thread(self.rules.check, self.rules.of(alias, ()), model)
-        except RuleReferenceError as error:
-            raise BundleRefusedError(
-                f"{error}; change the rule, or take it out of the 'rules' of the alias {alias!r}."
-            ) from error
-
-    async def _prepare(self, model: Model) -> None:
-        await self.catalog_changes.replay(model)
-
-    def _filter_stats(self) -> Any:
-        return self.models.get().recommender.epoch.filters.stats if self.models.loaded else None
-
-    def _captured(self) -> dict[str, Any]:
-        return {
-            model.name: model.recommender.engine.statistics()
-            for model in self.models.loaded
-            if model.recommender.device.type != "cpu"
-        }
-
-    def _open_store(self) -> Store:
-        settings = self.settings
-        store = open_store(
-            settings.store,
-            history_cache=settings.history_cache,
-            not_history=settings.not_history,
-            observer=self.metrics,
-        )
-        try:
-            if settings.histories is not None:
-                events = store.seed(settings.histories)
-                logger.info("histories", extra={"fields": {"imported": events}})
-        except BaseException:
-            store.close()
-            raise
-        return store
-
     def _enter(self, phase: Phase) -> None:
         self.phase = phase
         self.metrics.ready(phase is Phase.READY)
         self.on_phase(self)
+
+
+def _request(
+    body: RecommendationsRequest,
+    history: TypedHistory,
+    rules: Mapping[str, Rule],
+    recommender: Recommender,
+    *,
+    is_plain: bool,
+) -> RecommendRequest:
+    """The library's request; the masks of one that is not plain are made now."""
+    request = apply_rules(answers.to_request(body, history, recommender), rules.values())
+    if not is_plain:
+        recommender.eligible(request)
+    return request
 
 
 def _unknown_user(body: Subject) -> UnknownUserError:
@@ -642,36 +433,19 @@ def _unknown_user(body: Subject) -> UnknownUserError:
     return UnknownUserError(text)
 
 
-def _ranking(
-    body: RankBody,
-    model: Model,
-    history: Sequence[str],
-    known: Sequence[str],
-    scores: Sequence[float],
-) -> RankResponse:
-    """The answer to `rank`: the items that the catalog knows, best first."""
-    catalog = model.recommender.catalog
-    order = sorted(zip(scores, known, strict=True), key=lambda pair: -pair[0])
-    there = set(known)
-    return RankResponse.model_construct(
-        model=model.ref(body.model),
-        items=[
-            _scored(catalog, name, score, rank, "model")
-            for rank, (score, name) in enumerate(order, start=1)
-        ],
-        unknown_items=[name for name in dict.fromkeys(body.items) if name not in there],
-        history_items=int((catalog.known(history) >= 0).sum()),
+def _open_store(settings: ServingSettings, metrics: Metrics) -> Store:
+    """The store of the settings, with the histories that they name."""
+    store = open_store(
+        settings.store,
+        history_cache=settings.history_cache,
+        not_history=settings.not_history,
+        observer=metrics,
     )
-
-
-def _scored(
-    catalog: EpochCatalog, item_id: str, score: float, rank: int, source: Source
-) -> ScoredItem:
-    row = catalog.find(item_id)
-    return ScoredItem.model_construct(
-        item_id=item_id,
-        score=score,
-        title="" if row < 0 else catalog.title(row),  # removed meanwhile
-        rank=rank,
-        source=source,
-    )
+    try:
+        if settings.histories is not None:
+            events = store.seed(settings.histories)
+            logger.info("histories", extra={"fields": {"imported": events}})
+    except BaseException:
+        store.close()
+        raise
+    return store

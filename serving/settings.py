@@ -141,8 +141,6 @@ class ServingSettings(BaseSettings):
             `/v1/explanations` and answers `/v1/texts`; None answers neither.
         text_formats: formats of `/v1/texts` by their names, each with one of `json_schema`, `regex`
             and `lark`. They are compiled at the start.
-        shadow_fraction: share of the requests that are run again in the background.
-        shadow_alias: alias of the model for it; None for plain beam search with the same model.
         otel: export OpenTelemetry traces (extra `otel`), configured by the variables of its SDK.
         gc_freeze: exclude the objects of loaded models from garbage collection, and collect less
             often.
@@ -183,8 +181,6 @@ class ServingSettings(BaseSettings):
     image_hosts: str | None = Field(None, pattern=rf"^{_HOST}( *, *{_HOST})*$")
     explainer: Path | None = None
     text_formats: dict[FormatName, TextFormat] = {}
-    shadow_fraction: float = Field(0.0, ge=0, le=1)
-    shadow_alias: str | None = None
     otel: bool = False
     gc_freeze: bool = True
 

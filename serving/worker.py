@@ -23,6 +23,7 @@ from recsys.devices import AUTO, CPU
 from recsys.errors import ConfigError
 from recsys.native.decoder import set_threads
 from recsys.recommender import Recommender, RecommendRequest, RecommendResult
+from recsys.serving.metrics import Metrics
 from recsys.serving.settings import ServingSettings
 
 logger = logging.getLogger("recsys.serving.worker")
@@ -57,8 +58,9 @@ class DecodeWorker:
     torch is warm.
     """
 
-    def __init__(self, settings: ServingSettings) -> None:
-        self._settings = settings
+    def __init__(self, settings: ServingSettings, metrics: Metrics) -> None:
+        """Make the threads; `metrics` counts the batches."""
+        self._settings, self._metrics = settings, metrics
         self._collected_after = gc.get_threshold()
         self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="engine")
         self._aside = ThreadPoolExecutor(max_workers=1, thread_name_prefix="aside")
@@ -87,8 +89,10 @@ class DecodeWorker:
             self._next_trim = time.monotonic() + TRIM_S
             self.read(trim_memory)
         thread, answer = (self._aside, _answer_aside) if aside else (self._worker, _answer)
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(thread, answer, recommender, batch)
+        start = time.monotonic()
+        done = await asyncio.get_running_loop().run_in_executor(thread, answer, recommender, batch)
+        self._metrics.batch(len(batch), time.monotonic() - start)
+        return done
 
     def read(self, function: Callable[..., T], *arguments: Any) -> Future[T]:
         """Call a function that needs no device, on a helper thread."""

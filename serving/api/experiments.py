@@ -31,7 +31,7 @@ async def put_experiment(
 ) -> Response:
     """Start an experiment; from the response on, requests may have its name as `model`."""
     note(request.scope, arms={arm.alias: arm.weight for arm in body.arms})
-    return json_response(await service.experiments.put(name, body, by))
+    return json_response(await service.state.experiments.put(name, body, by))
 
 
 @router.delete(
@@ -42,7 +42,7 @@ async def put_experiment(
 @requires(Scope.ADMIN)
 async def delete_experiment(name: PathExperiment, service: Ready, by: By) -> Response:
     """Delete an experiment and what is known about its users' answers."""
-    await service.experiments.delete(name, by)
+    await service.state.experiments.delete(name, by)
     return Response(status_code=204)
 
 
@@ -54,4 +54,4 @@ async def delete_experiment(name: PathExperiment, service: Ready, by: By) -> Res
 @requires(Scope.READ)
 async def get_results(name: PathExperiment, service: Ready) -> Response:
     """Compare the arms with the first one. It may be called as often as you like."""
-    return json_response(await in_time(service, service.experiments.results(name)))
+    return json_response(await in_time(service, service.state.experiments.results(name)))

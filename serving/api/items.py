@@ -17,6 +17,7 @@ from recsys.serving.api.routing import (
 )
 from recsys.serving.audit import note
 from recsys.serving.auth import Scope, requires
+from recsys.serving.catalog_changes import described, find
 from recsys.serving.errors import documented
 from recsys.serving.schemas.common import CHAMPION, Alias
 from recsys.serving.schemas.items import (
@@ -50,7 +51,9 @@ async def browse_items(
 ) -> Response:
     """Browse the catalog page by page, by the first codes of the semantic ID and by words."""
     pay_for(query.limit)
-    return json_response(await while_connected(request, service.catalog_changes.browse(query)))
+    return json_response(
+        await while_connected(request, service.state.catalog_changes.browse(query))
+    )
 
 
 @router.post("/items", response_model=UpsertResponse, responses=documented(*BODY, *CHANGE))
@@ -58,7 +61,7 @@ async def browse_items(
 async def upsert_items(body: UpsertBody, request: Request, service: Ready) -> Response:
     """Add or replace items, all or none; from the response on they can be recommended."""
     note(request.scope, item_ids=[item.item_id for item in body.items])
-    epoch, items = await service.catalog_changes.upsert(body.items)
+    epoch, items = await service.state.catalog_changes.upsert(body.items)
     answer = UpsertResponse.model_construct(epoch=epoch, items=[*items])
     return await asyncio.to_thread(json_response, answer)
 
@@ -76,7 +79,7 @@ async def similar_items(
 
     An id that itself ends with `/similar` is written with `%2F`.
     """
-    answer = service.similar(item_id, query.k, query.model)
+    answer = service.state.lists.similar(item_id, query.k, query.model)
     return json_response(await while_connected(request, answer))
 
 
@@ -88,7 +91,8 @@ async def similar_items(
 @requires(Scope.READ)
 async def get_item(item_id: PathId, service: Ready, model: Alias = CHAMPION) -> Response:
     """Get an item of the catalog: title, text, semantic ID, attributes."""
-    return json_response(service.item(item_id, model))
+    catalog = service.state.models.get(model).recommender.catalog
+    return json_response(described(catalog, find(catalog, item_id)))
 
 
 @router.patch(
@@ -99,7 +103,7 @@ async def get_item(item_id: PathId, service: Ready, model: Alias = CHAMPION) -> 
 @requires(Scope.WRITE)
 async def patch_item(item_id: PathId, body: ItemPatch, service: Ready) -> Response:
     """Change a part of an item, such as whether it is available."""
-    epoch, found = await service.catalog_changes.patch(item_id, body)
+    epoch, found = await service.state.catalog_changes.patch(item_id, body)
     return json_response(ItemChange.model_construct(epoch=epoch, item=found))
 
 
@@ -111,7 +115,7 @@ async def patch_item(item_id: PathId, body: ItemPatch, service: Ready) -> Respon
 @requires(Scope.WRITE)
 async def delete_item(item_id: PathId, service: Ready) -> Response:
     """Remove an item; from the response on it is not recommended."""
-    await service.catalog_changes.remove(item_id)
+    await service.state.catalog_changes.remove(item_id)
     return Response(status_code=204)
 
 

@@ -38,7 +38,7 @@ async def trending_items(
     query: Annotated[TrendingQuery, Query()], request: Request, service: Ready
 ) -> Response:
     """Items by the events of the last days, of which newer ones count more."""
-    return await _answer(request, service, query, service.lists.trending, SHARED)
+    return await _answer(request, service, query, service.state.lists.trending, SHARED)
 
 
 @router.get("/latest", response_model=ListResponse, responses=CACHED | documented(*ANY))
@@ -47,7 +47,7 @@ async def latest_items(
     query: Annotated[ListQuery, Query()], request: Request, service: Ready
 ) -> Response:
     """The newest items: those added last, then by the attribute `available_from`."""
-    return await _answer(request, service, query, service.lists.latest, SHARED)
+    return await _answer(request, service, query, service.state.lists.latest, SHARED)
 
 
 @router.get(
@@ -60,7 +60,7 @@ async def items_bought_together(
     query: Annotated[TogetherQuery, Query()], request: Request, service: Ready
 ) -> Response:
     """Items that are bought together with an item, or with those of a basket."""
-    return await _answer(request, service, query, service.lists.together, SHARED)
+    return await _answer(request, service, query, service.state.lists.together, SHARED)
 
 
 async def _answer(

@@ -21,7 +21,7 @@ from recsys.serving.schemas.common import AliasName
 from recsys.serving.schemas.models import AliasBody, AliasInfo, ModelList
 
 router = APIRouter(prefix="/v1", route_class=JsonRoute)
-PathAlias = Annotated[AliasName, Path(description="`champion`, `shadow`, or any other name.")]
+PathAlias = Annotated[AliasName, Path(description="`champion`, or any other name.")]
 CHANGE = ("unknown_bundle", "bundle_refused", "alias_conflict", "not_ready")
 
 
@@ -29,11 +29,11 @@ CHANGE = ("unknown_bundle", "bundle_refused", "alias_conflict", "not_ready")
 @requires(Scope.READ)
 async def list_models(service: Ready) -> Response:
     """List models, aliases, experiments, loadable bundles, and the named formats of texts."""
-    available = await service.reads(lambda: service.models.available)
+    available = await service.reads(lambda: service.state.aliases.available)
     answer = ModelList(
-        models=service.models.info(),
-        aliases=service.models.aliases(),
-        experiments=service.experiments.all(),
+        models=service.state.models.info(),
+        aliases=service.state.aliases.all(),
+        experiments=service.state.experiments.all(),
         available=available,
         text_formats=list(service.settings.text_formats),
     )
@@ -58,17 +58,17 @@ async def put_alias(
     Its standing rules stay, unless `rules` sets others; without `bundle` its bundle stays.
     """
     note(request.scope, bundle=body.bundle, rules=body.rules)
-    models, rules = service.models, service.rules
-    service.experiments.check_name(name)
+    aliases, rules = service.state.aliases, service.state.rules
+    service.state.experiments.check_name(name)
     if body.bundle is not None and not body.wait:
-        return json_response(models.put_later(name, body.bundle), 202)
+        return json_response(aliases.put_later(name, body.bundle), 202)
     if body.rules is not None:
         await rules.require(body.rules)  # unknown ones are refused before a bundle is loaded
     if body.bundle is not None:
-        await models.put(name, body.bundle)
+        await aliases.put(name, body.bundle)
     if body.rules is not None:
         await rules.stand(name, body.rules, by)
-    return json_response(models.alias(name))
+    return json_response(aliases.info(name))
 
 
 @router.post(
@@ -80,7 +80,7 @@ async def put_alias(
 @unhurried
 async def rollback_alias(name: PathAlias, service: Ready) -> Response:
     """Let an alias stand for the bundle that it stood for before."""
-    return json_response(await service.models.rollback(name))
+    return json_response(await service.state.aliases.rollback(name))
 
 
 @router.delete(
@@ -93,11 +93,12 @@ async def rollback_alias(name: PathAlias, service: Ready) -> Response:
 @requires(Scope.ADMIN)
 async def delete_alias(name: PathAlias, service: Ready, by: By) -> Response:
     """Remove an alias and its standing rules; an unused model is unloaded."""
-    service.experiments.check_unused(name)
+    aliases, rules = service.state.aliases, service.state.rules
+    service.state.experiments.check_unused(name)
     try:
-        await service.models.remove(name)
+        await aliases.remove(name)
     except UnknownModelError:
-        if not service.rules.standing(name):  # an earlier call may have failed to remove them
+        if not rules.standing(name):  # an earlier call may have failed to remove them
             raise
-    await service.rules.stand(name, [], by)
+    await rules.stand(name, [], by)
     return Response(status_code=204)

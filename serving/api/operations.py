@@ -42,5 +42,5 @@ async def today(query: Annotated[TodayQuery, Query()], service: Ready) -> Respon
 
     Figures are kept for ten seconds, or longer if making them took long.
     """
-    text = await in_time(service, service.today(service.store, query.days))
+    text = await in_time(service, service.state.today(service.store, query.days))
     return Response(text, media_type="application/json")

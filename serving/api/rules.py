@@ -28,7 +28,7 @@ PathRule = Annotated[RuleName, Path(description="Name of a rule.")]
 async def list_rules(query: Annotated[RulesQuery, Query()], service: Ready) -> Response:
     """List the rules page by page, sorted by name, with their last changes and their aliases."""
     pay_for(query.limit)
-    page = service.rules.page(query.cursor, query.limit)
+    page = service.state.rules.page(query.cursor, query.limit)
     # A rule may have a megabyte.
     return await service.reads(lambda: json_response(page()))
 
@@ -41,7 +41,7 @@ async def list_rules(query: Annotated[RulesQuery, Query()], service: Ready) -> R
 @requires(Scope.WRITE)
 async def put_rule(name: PathRule, body: RuleBody, service: Ready, by: By) -> Response:
     """Add a rule, or replace it; from the response on it applies to requests that name it."""
-    return json_response(await service.rules.put(name, body, by))
+    return json_response(await service.state.rules.put(name, body, by))
 
 
 @router.delete(
@@ -54,5 +54,5 @@ async def put_rule(name: PathRule, body: RuleBody, service: Ready, by: By) -> Re
 @requires(Scope.WRITE)
 async def delete_rule(name: PathRule, service: Ready, by: By) -> Response:
     """Delete a rule that no alias has."""
-    await service.rules.delete(name, by)
+    await service.state.rules.delete(name, by)
     return Response(status_code=204)

@@ -64,7 +64,7 @@ class Replica:
             if self._stands_for(alias, bundle):
                 continue
             try:
-                await self._service.models.put(alias, bundle)
+                await self._service.state.aliases.put(alias, bundle)
             except (AliasConflictError, BundleRefusedError, UnknownBundleError) as error:
                 logger.error("alias %s is not changed to %s: %s", alias, bundle, error)
 
@@ -86,7 +86,7 @@ class Replica:
     def _stands_for(self, alias: str, bundle: str) -> bool:
         """Whether an alias stands for the version of a bundle that is on disk now."""
         try:
-            model = self._service.models.get(alias)
+            model = self._service.state.models.get(alias)
         except UnknownModelError:
             return False
         if model.name != bundle:

@@ -176,7 +176,7 @@ async def test_a_fallback_stays_short_if_the_queue_is_full(settings, recommender
         first = asyncio.create_task(client.post(URL, json={"history": ["item-1"]}))
         await until(lambda: recommender.busy)
         second = asyncio.create_task(client.post(URL, json={"history": ["item-2"]}))
-        await until(lambda: service.models.waiting == 1)
+        await until(lambda: service.state.models.queue_depth() == 1)
         answer = await client.post(URL, json={"user": "eve", "k": 5})
         assert ids(answer) == ["item-0", "item-1"]
         recommender.gate.set()
@@ -564,7 +564,7 @@ async def test_stopping_answers_the_requests_under_way(client, service, recommen
     await until(lambda: recommender.busy)
     for i in range(1, 9):
         asked.append(asyncio.create_task(client.post(URL, json={"history": [f"item-{i}"]})))
-    await until(lambda: service.models.waiting == 8)
+    await until(lambda: service.state.models.queue_depth() == 8)
     stopping = asyncio.create_task(service.stop())
     await until(lambda: service.phase is Phase.STOPPING)
     is_problem(await client.post(URL, json={"history": ["item-0"]}), "not_ready")
@@ -623,15 +623,15 @@ async def test_many_clients_that_leave_do_not_affect_the_others(
     stay = [
         asyncio.create_task(client.post(URL, json={"history": [f"item-{i}"]})) for i in range(1, 21)
     ]
-    await until(lambda: service.models.waiting == 120)
+    await until(lambda: service.state.models.queue_depth() == 120)
     left.set()
     await asyncio.gather(*gone)
-    assert service.models.waiting == 20
+    assert service.state.models.queue_depth() == 20
     recommender.gate.set()
     for i, response in enumerate(await asyncio.gather(first, *stay)):
         assert ids(response) == recommender.expected([f"item-{i}"])
     assert sum(recommender.batches) == 21
-    assert service.models.get().leases == 0
+    assert service.state.models.get().leases == 0
     lines = [r for r in caplog.records if r.name == "recsys.serving.access"]
     assert [r.fields["status"] for r in lines] == [499] * 100 + [200] * 21
     assert "recsys_http_in_flight 1.0" in (await client.get("/metrics")).text  # this one
@@ -646,7 +646,7 @@ async def test_a_jump_of_the_wall_clock_ends_no_request(
         asked = [
             asyncio.create_task(client.post(URL, json={"history": [f"item-{i}"]})) for i in range(5)
         ]
-        await until(lambda: service.models.waiting + recommender.busy >= 1)
+        await until(lambda: service.state.models.queue_depth() + recommender.busy >= 1)
         with monkeypatch.context() as jumped:
             jumped.setattr(time, "time_ns", lambda day=day: real_ns() + day * 86_400 * 10**9)
             jumped.setattr(time, "time", lambda day=day: real_s() + day * 86_400)
@@ -664,7 +664,7 @@ async def test_a_bad_request_does_not_affect_its_batch_or_leak(
     await until(lambda: recommender.busy)
     for history in histories[1:]:
         asked.append(asyncio.create_task(client.post(URL, json={"history": history})))
-    await until(lambda: service.models.waiting == 3)
+    await until(lambda: service.state.models.queue_depth() == 3)
     recommender.gate.set()
     responses = await asyncio.gather(*asked)
     for history, response in zip(histories, responses, strict=True):

@@ -12,8 +12,7 @@ import pytest
 from recsys.catalog import Catalog
 from recsys.errors import RequestError
 from recsys.live import Epochs
-from recsys.serving import catalog_changes
-from recsys.serving import service as service_module
+from recsys.serving import answers, catalog_changes
 from recsys.serving.api import items as items_api
 from recsys.serving.stores.records import StoreError
 from recsys.testing import PATIENCE_S
@@ -337,14 +336,14 @@ async def test_many_items_do_not_occupy_the_event_loop(client, monkeypatch):
     for module, name in (
         (catalog_changes, "item_of"),
         (catalog_changes, "_record"),
-        (service_module, "_scored"),
+        (answers, "scored"),
         (items_api, "json_response"),
     ):
         spy(module, name)
     items = [{"item_id": f"n{i}", "like": "item-7"} for i in range(3)]
     assert (await client.post("/v1/items", json={"items": items})).status_code == 200
     await client.post("/v1/rank", json={"history": ["item-1"], "items": ["item-2"]})
-    names = ("item_of", "_record", "_scored", "json_response")
+    names = ("item_of", "_record", "scored", "json_response")
     assert at_work == {(name, False) for name in names}
 
 
@@ -486,8 +485,8 @@ async def test_own_changes_are_not_made_twice(client, service, until, monkeypatc
     monkeypatch.setattr(service.store, "journal", watched)
     await until(lambda: len(places) > 2)
     assert min(places) > 0
-    assert service.catalog is service.models.get().recommender.catalog
-    assert service.models.get().recommender.epoch.number == 2
+    assert service.catalog is service.state.models.get().recommender.catalog
+    assert service.state.models.get().recommender.epoch.number == 2
 
 
 async def test_a_change_that_is_not_stored_is_not_acknowledged(

@@ -75,7 +75,7 @@ async def test_a_change_goes_on_after_its_deadline(hurried, recommender, until):
     response = await client.put_item("new", {"like": "item-1"})
     assert (response.status_code, response.json()["code"]) == (504, "deadline_exceeded")
     free.set()
-    await until(lambda: not service.catalog_changes._changes)
+    await until(lambda: not service.state.catalog_changes._changes)
     assert (await client.get("/v1/items/new")).status_code == 200
     assert (await service.store.journal(catalog_changes.JOURNAL)).records  # it is durable too
 
@@ -89,7 +89,7 @@ async def test_changes_of_the_catalog_are_bounded(hurried, recommender, monkeypa
     codes = sorted(answer.json()["code"] for answer in await asyncio.gather(*asked))
     assert codes == ["deadline_exceeded"] * 2 + ["queue_full"] * 2
     free.set()
-    await until(lambda: not service.catalog_changes._changes)
+    await until(lambda: not service.state.catalog_changes._changes)
 
 
 async def test_a_batch_enters_the_queue_one_by_one(client, service, recommender, until):
@@ -99,7 +99,7 @@ async def test_a_batch_enters_the_queue_one_by_one(client, service, recommender,
     await until(lambda: recommender.busy)
     for _ in range(100):
         await asyncio.sleep(0)
-    assert service.models.waiting <= AT_ONCE
+    assert service.state.models.queue_depth() <= AT_ONCE
     recommender.gate.set()
     results = (await asked).json()["results"]
     assert max(recommender.batches) <= AT_ONCE

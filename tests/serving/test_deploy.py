@@ -59,7 +59,6 @@ def test_commented_settings_of_the_example_are_valid(tmp_path, monkeypatch):
     file.write_text(re.sub(r"^  # (\w+: )", r"  \1", text, flags=re.M))
     settings = ServingSettings.load(file)
     assert settings.rate_limit == 50
-    assert settings.shadow_alias == "shadow"
 
 
 def instructions():

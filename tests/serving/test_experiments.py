@@ -37,7 +37,7 @@ def run(settings, fake, running):
         mine = settings.model_copy(update=changed)
         async with running(mine, recommender=fake("demo")) as (client, service):
             for alias in ("other", "third"):
-                await service.models.put(alias, "demo", loaded=fake("demo"))
+                await service.state.aliases.put(alias, "demo", loaded=fake("demo"))
             yield client, service
 
     return run
@@ -91,7 +91,7 @@ async def results(client, name="homepage"):
 
 async def observe(service, name, rates, users=400, hours=3, event="click"):
     """Answers of some hours ago to users in the arms of a hash, who follow them at given rates."""
-    experiment = service.experiments._find(name)
+    experiment = service.state.experiments._find(name)
     window_ms = experiment.body.window_s * 1000
     past = time.time_ns() // 1_000_000 - hours * HOUR_MS
     draw = random.Random(7)
@@ -210,7 +210,7 @@ async def test_an_arm_without_a_model_is_answered_by_the_first(shop):
     await put(client)
     users = [f"user-{n}" for n in range(20)]
     arms = await arms_of(client, users)
-    await service.models.remove("other")  # as in a process that could not load its bundle
+    await service.state.aliases.remove("other")  # as in a process that could not load its bundle
     assert set(await arms_of(client, users)) == {"champion"}
     waiting = {arm["alias"]: arm["waiting"] for arm in (await results(client))["arms"]}
     assert waiting == {alias: arms.count(alias) for alias in ("champion", "other")}
@@ -293,7 +293,7 @@ async def test_names_of_aliases_and_experiments_are_distinct(shop, monkeypatch):
 async def test_records_that_cannot_take_effect_have_none(shop):
     client, service = shop
     info = await put(client)
-    ident = service.experiments._find("homepage").id
+    ident = service.state.experiments._find("homepage").id
     for record in (
         {"op": "put", "name": "homepage", "value": TWO | {"days": 1}},
         {"op": "put", "name": "later", "value": {"arms": "of another version"}},
@@ -302,7 +302,7 @@ async def test_records_that_cannot_take_effect_have_none(shop):
         {"op": "stop", "name": "nothing", "experiment": ident, "arm": "other"},
         {"op": "unheard-of", "name": "homepage", "experiment": ident},
     ):
-        assert not await service.experiments._write(record, None)
+        assert not await service.state.experiments._write(record, None)
     assert (await client.get("/v1/models")).json()["experiments"] == [info]
 
 
@@ -440,7 +440,7 @@ async def test_results_are_computed_once_for_all_who_ask(shop, monkeypatch):
     monkeypatch.setattr(experiments, "REST", 1e6)
     first, *others = await asyncio.gather(*(results(client) for _ in range(5)))
     assert (others, len(calls)) == ([first] * 4, 1)
-    await service.experiments._check_arms("homepage")
+    await service.state.experiments._check_arms("homepage")
     assert (await results(client))["verdict"].endswith("was stopped.")  # it is another state
     await client.delete("/v1/experiments/homepage")
     await put(client)
@@ -474,8 +474,8 @@ async def test_the_guardrail_stops_a_losing_arm(run, until, caplog, monkeypatch)
     caplog.set_level("INFO", "recsys.serving.audit")
     users = [f"u{n}" for n in range(20)]
     async with losing(run) as (client, service), run() as (beside, second):
-        await until(lambda: "other" in service.experiments._find("homepage").stopped)
-        await until(lambda: "other" in second.experiments._find("homepage").stopped)
+        await until(lambda: "other" in service.state.experiments._find("homepage").stopped)
+        await until(lambda: "other" in second.state.experiments._find("homepage").stopped)
         for one in (client, beside):
             first, other = (await one.named("experiments", "homepage"))["arms"]
             assert (first["share"], other["share"]) == (1.0, 0.0)
@@ -496,9 +496,9 @@ async def test_users_of_a_stopped_arm_no_longer_count(run):
     users = [f"new-{n}" for n in range(20)]
     async with losing(run) as (client, service):
         before = (await results(client))["arms"]
-        experiment = service.experiments._find("homepage")
+        experiment = service.state.experiments._find("homepage")
         expected = [experiment.arm_of(user, service.store.salt) for user in users]
-        await service.experiments._check_arms("homepage")
+        await service.state.experiments._check_arms("homepage")
         assert set(await arms_of(client, users)) == {"champion"}
         first, other = (await results(client))["arms"]
         assert first["waiting"] == expected.count("champion")
@@ -521,13 +521,13 @@ async def test_one_experiment_that_fails_does_not_hold_up_others(run, until, mon
         await put(client, "about")
         await put(client, window_s=60)
         await send(client, await observe(service, "homepage", {"champion": 0.6, "other": 0.1}))
-        await until(lambda: service.experiments._find("homepage").stopped)
+        await until(lambda: service.state.experiments._find("homepage").stopped)
     assert "experiment about could not be compared" in caplog.text
 
 
 async def test_without_a_guardrail_a_losing_arm_goes_on(run):
     async with losing(run, guardrail=False) as (client, service):
-        await service.experiments._check_arms("homepage")
+        await service.state.experiments._check_arms("homepage")
         assert (await results(client))["arms"][1]["verdict"] == "worse"
         assert set(await arms_of(client, [f"u{n}" for n in range(12)])) == {"champion", "other"}
 
@@ -536,9 +536,9 @@ async def test_a_winning_arm_goes_on(run):
     async with run() as (client, service):
         await put(client, window_s=60)
         await send(client, await observe(service, "homepage", {"champion": 0.1, "other": 0.6}))
-        await service.experiments._check_arms("homepage")
+        await service.state.experiments._check_arms("homepage")
         assert (await results(client))["arms"][1]["verdict"] == "better"
-        assert service.experiments._find("homepage").stopped == {}
+        assert service.state.experiments._find("homepage").stopped == {}
 
 
 # Who may see what
@@ -554,7 +554,7 @@ async def test_exposures_go_with_their_user_and_their_experiment(shop):
     for name in ("homepage", "about"):
         assert sum(arm["waiting"] for arm in (await results(client, name))["arms"]) == 1
     await client.delete("/v1/experiments/about")
-    await service.experiments._drop_deleted()
+    await service.state.experiments._drop_deleted()
     rows = service.store._query("SELECT user_id FROM exposures", ())
     assert [tuple(row) for row in rows] == [("bob",)]
 
@@ -575,7 +575,7 @@ async def test_experiments_are_changed_by_admins_and_read_by_every_key(run, tmp_
         assert (await ask("admin", "PUT", path, json=TWO)).json()["by"] == "admin"
         for read in ("/v1/models", f"{path}/results"):
             assert (await ask("read", "GET", read)).status_code == 200
-        experiment = service.experiments._find("homepage")
+        experiment = service.state.experiments._find("homepage")
         users = [f"user-{n}" for n in range(10)]
         for user in users:
             response = await ask("write", "POST", URL, json={"user": user, "model": "homepage"})

@@ -337,7 +337,7 @@ async def test_a_list_that_takes_too_long_is_a_problem(settings, recommender, ru
             await free.wait()
             return await reads(*arguments, **more)
 
-        service.lists._reads = service.lists._recent._reads = slow
+        service.state.lists._reads = service.state.lists._recent._reads = slow
         response = await get(client, name)
         assert (response.status_code, response.json()["code"]) == (504, "deadline_exceeded")
         assert response.headers["cache-control"] == "no-store"

@@ -61,12 +61,10 @@ def test_the_rest_is_counted():
     metrics = Metrics()
     metrics.batch(8, 0.2)
     metrics.fallback("retrieval")
-    metrics.shadow(0.9, 0.05, passes=2)
     metrics.history_cache(hit=True)
     metrics.history_cache(hit=False)
     assert value(metrics, "batch_size_sum") == 8
     assert value(metrics, "fallbacks_total", source="retrieval") == 1
-    assert value(metrics, "shadow_overlap_sum") == 0.9
     assert value(metrics, "history_cache_total", result="hit") == 1
 
 

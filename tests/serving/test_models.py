@@ -83,18 +83,18 @@ async def test_an_alias_is_set_listed_used_and_removed(client, service):
     }
     assert [alias["name"] for alias in listed["aliases"]] == ["champion", "next"]
     assert (await client.delete("/v1/aliases/next")).status_code == 204
-    assert [m.name for m in service.models.loaded] == ["one"]
+    assert [m.name for m in service.state.models.loaded] == ["one"]
     assert await client.named("aliases", "next") is None
     assert code(await client.delete("/v1/aliases/champion")) == (409, "alias_conflict")
 
 
 async def test_a_bundle_that_is_loaded_is_not_loaded_again(client, service, models, make_bundle):
     await client.put("/v1/aliases/next", json={"bundle": "one"})
-    assert len(service.models.loaded) == 1
+    assert len(service.state.models.loaded) == 1
     shutil.rmtree(models.bundle)
     make_bundle(models.bundle, 5)  # of the same name, and another model
     await client.put("/v1/aliases/next", json={"bundle": "one"})
-    assert len(service.models.loaded) == 2
+    assert len(service.state.models.loaded) == 2
 
 
 async def test_swaps_and_rollbacks_under_load_fail_no_request(client, service, until):
@@ -118,8 +118,8 @@ async def test_swaps_and_rollbacks_under_load_fail_no_request(client, service, u
     stop = True
     await asyncio.gather(*asking)
     assert set(names) == {"one", "two"}
-    await until(lambda: not service.models._retiring)
-    assert [model.name for model in service.models.loaded] == ["one"]
+    await until(lambda: not service.state.models.retiring)
+    assert [model.name for model in service.state.models.loaded] == ["one"]
 
 
 async def test_an_old_model_stays_until_its_last_request_is_answered(models, fake, running, until):
@@ -129,7 +129,7 @@ async def test_an_old_model_stays_until_its_last_request_is_answered(models, fak
         old = asyncio.create_task(client.post(URL, json={"history": ["item-1"]}))
         await until(lambda: recommender.busy)
         waiting = asyncio.create_task(client.post(URL, json={"history": ["item-2"]}))
-        await until(lambda: service.models.waiting == 1)
+        await until(lambda: service.state.models.queue_depth() == 1)
         loading = service._worker.load
 
         async def load(bundle, loaded=None):
@@ -142,13 +142,13 @@ async def test_an_old_model_stays_until_its_last_request_is_answered(models, fak
         assert (await swap).json()["bundle"] == "two"
         for answer in (await old, await waiting):
             assert (answer.status_code, answer.json()["model"]["name"]) == (200, "one")
-        await until(lambda: not service.models._retiring)
+        await until(lambda: not service.state.models.retiring)
 
 
 async def test_a_replaced_model_is_freed_without_a_collection(client, service, until, monkeypatch):
     await client.get("/v1/items")
     await answered_by(client)
-    old = service.models.get().recommender
+    old = service.state.models.get().recommender
     parts = [weakref.ref(part) for part in (old, old.model, old.trie)]
     del old
     monkeypatch.setattr("gc.collect", lambda: 0)  # it would walk all there is, and hold up all
@@ -203,7 +203,7 @@ async def test_only_bundles_of_the_folder_can_be_loaded(client, name, status):
 async def test_the_alias_reports_the_outcome_of_a_background_change(client, service, until):
     response = await client.put("/v1/aliases/next", json={"bundle": "two", "wait": False})
     assert response.status_code == 202
-    await until(lambda: service.models.alias("next").status == "ready")
+    await until(lambda: service.state.aliases.info("next").status == "ready")
     assert await answered_by(client, model="next") == "two"
 
 
@@ -246,7 +246,7 @@ async def test_absurd_sizes_are_refused_without_waiting(
     file = models.bundle.parent / "two" / "target" / "config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {name: value}))
     monkeypatch.setattr(service._worker, "load", None)  # nothing is allocated
-    async with service.models._changing:  # another change is under way
+    async with service.state.aliases._changing:  # another change is under way
         response = await client.put("/v1/aliases/champion", json={"bundle": "two"})
     assert code(response) == (409, "bundle_refused")
     assert f"two/target: config.json: {name} {value} does not fit" in response.json()["detail"]
@@ -271,7 +271,7 @@ async def test_a_bundle_that_changes_during_its_rollback_is_refused(
     response = await client.post("/v1/aliases/champion/rollback")
     assert code(response) == (409, "alias_conflict")
     assert await answered_by(client) == "two"
-    await until(lambda: not service.models._retiring)
+    await until(lambda: not service.state.models.retiring)
 
 
 async def test_a_swap_holds_without_the_store_and_is_logged(client, service, monkeypatch, caplog):
@@ -297,10 +297,10 @@ async def test_a_swap_without_the_store_is_kept_when_it_is_back(
         await put(key, value)
 
     monkeypatch.setattr(service.store, "state_put", away)
-    monkeypatch.setattr("recsys.serving.service.KEEP_S", 0.01)
+    monkeypatch.setattr("recsys.serving.aliases.KEEP_S", 0.01)
     await client.put("/v1/aliases/champion", json={"bundle": "two"})
     await client.put("/v1/aliases/other", json={"bundle": "one"})
-    await until(lambda: service._unkept is None)
+    await until(lambda: service.state.aliases._unkept is None)
     kept = (await service.store.state_get("aliases"))["aliases"]
     assert {name: alias["bundle"] for name, alias in kept.items()} == {
         "champion": "two",
@@ -338,23 +338,13 @@ async def test_a_lost_version_becomes_a_previous_one_at_restart(
     assert f"version {two['version']} of bundle two is gone" in caplog.text
 
 
-async def test_aliases_of_older_stores_are_read(models, running):
-    async with running(models) as (_, service):
-        names = {"champion": "two", "next": "one"}
-        kept = {"bundle": str(models.bundle), "aliases": names}
-        await service.store.state_put("aliases", kept)
-    async with running(models) as (client, _):
-        assert await answered_by(client) == "two"
-        assert await answered_by(client, model="next") == "one"
-
-
 async def test_aliases_survive_a_restart_and_a_lost_bundle_falls_back(models, running, caplog):
     async with running(models) as (client, _):
         await client.put("/v1/aliases/champion", json={"bundle": "two"})
-        await client.put("/v1/aliases/shadow", json={"bundle": "one"})
+        await client.put("/v1/aliases/third", json={"bundle": "one"})
     async with running(models) as (client, _):
         assert await answered_by(client) == "two"
-        assert await answered_by(client, model="shadow") == "one"
+        assert await answered_by(client, model="third") == "one"
     shutil.rmtree(models.bundle.parent / "two")
     async with running(models) as (client, service):
         assert service.phase is Phase.READY
@@ -364,7 +354,7 @@ async def test_aliases_survive_a_restart_and_a_lost_bundle_falls_back(models, ru
 
 async def test_an_alias_whose_bundle_is_away_is_kept_until_it_is_changed(models, running):
     async with running(models) as (client, _):
-        for alias in ("champion", "shadow", "other"):
+        for alias in ("champion", "third", "other"):
             await client.put(f"/v1/aliases/{alias}", json={"bundle": "two"})
     two, away = models.bundle.parent / "two", models.bundle.parent.parent / "away"
     two.rename(away)  # such as a volume that is mounted late
@@ -374,7 +364,7 @@ async def test_an_alias_whose_bundle_is_away_is_kept_until_it_is_changed(models,
             await client.put(f"/v1/aliases/{alias}", json={"bundle": "one"})
     away.rename(two)
     async with running(models) as (client, _):
-        for alias, bundle in {"champion": "two", "shadow": "two", "other": "one"}.items():
+        for alias, bundle in {"champion": "two", "third": "two", "other": "one"}.items():
             assert await answered_by(client, model=alias) == bundle
         back = await client.post("/v1/aliases/champion/rollback")
         assert back.json()["bundle"] == "one"
@@ -385,47 +375,3 @@ async def test_an_alias_whose_bundle_is_away_is_kept_until_it_is_changed(models,
     away.rename(two)
     async with running(models) as (client, _):
         assert await answered_by(client) == "one"
-
-
-async def test_shadows_run_while_idle_and_are_counted(models, running, until):
-    sampled = models.model_copy(update={"shadow_fraction": 1.0})
-    async with running(sampled) as (client, service):
-        seen: list[tuple[float, float]] = []
-        service.metrics.shadow = lambda overlap, seconds, passes: seen.append((overlap, passes))
-        for number in range(5):
-            await client.post(URL, json={**ASK, "history": [f"B{number:04d}"]})
-        await until(lambda: len(seen) == 5)
-        assert all(overlap == 1.0 for overlap, _ in seen)  # plain beam search is what answered
-        assert all(passes > 0 for _, passes in seen)
-
-
-def dropped(service):
-    registry = service.metrics.registry
-    name = "recsys_shadow_drops_total"
-    return lambda reason: registry.get_sample_value(name, {"reason": reason}) or 0
-
-
-async def test_a_shadow_model_is_compared_and_a_missing_one_counted(models, running, until):
-    sampled = models.model_copy(update={"shadow_fraction": 1.0, "shadow_alias": "shadow"})
-    async with running(sampled) as (client, service):
-        drops = dropped(service)
-        seen: list[float] = []
-        service.metrics.shadow = lambda overlap, *_, **__: seen.append(overlap)
-        await client.post(URL, json=ASK)
-        await until(lambda: drops("failed") == 1)
-        await client.put("/v1/aliases/shadow", json={"bundle": "two"})
-        await client.post(URL, json=ASK)
-        await until(lambda: len(seen) == 1)
-        assert seen[0] < 1
-
-
-async def test_a_full_backlog_drops_the_oldest_and_never_delays(models, fake, running, monkeypatch):
-    monkeypatch.setattr("recsys.serving.shadow.BACKLOG", 2)
-    sampled = models.model_copy(update={"shadow_fraction": 1.0})
-    async with running(sampled, recommender=fake("one")) as (client, service):
-        drops = dropped(service)
-        monkeypatch.setattr(type(service.models), "idle", False)  # always somebody waits
-        for _ in range(4):
-            assert (await client.post(URL, json={"history": ["item-1"]})).status_code == 200
-        assert drops("busy") == 2
-        assert len(service._shadow._samples) == 2

@@ -380,7 +380,7 @@ async def test_processes_over_one_store_have_the_same_rules(neighbours, until):
     one, two, service = neighbours
     await put(one, "first", {"pin": ["item-5"]})
     await stand(one, "champion", "first")
-    await until(lambda: service.rules.standing("champion") == ["first"])
+    await until(lambda: service.state.rules.standing("champion") == ["first"])
     found = (await two.post(URL, json={"history": ["item-1"]})).json()
     assert (found["items"][0]["item_id"], found["rules"]) == ("item-5", ["first"])
     await put(one, "second", {"pin": ["item-6"]})

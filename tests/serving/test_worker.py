@@ -12,6 +12,7 @@ import pytest
 
 from recsys.errors import ConfigError
 from recsys.serving import worker
+from recsys.serving.metrics import Metrics
 from recsys.serving.settings import ServingSettings
 from recsys.serving.worker import DecodeWorker, trim_memory
 
@@ -42,7 +43,7 @@ def test_memory_is_trimmed_once_a_minute(monkeypatch: pytest.MonkeyPatch):
     clock, trimmed = [1000.0], []
     monkeypatch.setattr(worker, "time", SimpleNamespace(monotonic=lambda: clock[0]))
     monkeypatch.setattr(worker, "trim_memory", lambda: trimmed.append(clock[0]))
-    decode = DecodeWorker(ServingSettings())
+    decode = DecodeWorker(ServingSettings(), Metrics())
     monkeypatch.setattr(decode, "read", lambda function: function())  # a thread reads a later clock
     model: Any = SimpleNamespace(recommend_batch=lambda batch: batch)
     for clock[0] in (1000.0, 1059.0, 1060.5, 1061.0, 1119.0, 1121.0, 1300.0):
@@ -56,7 +57,7 @@ def test_what_a_model_captured_is_logged(caplog: pytest.LogCaptureFixture):
     engine = SimpleNamespace(statistics=lambda: told)
     gpu = SimpleNamespace(type="cuda")
     model: Any = SimpleNamespace(engine=engine, device=gpu, warm_up=lambda: None)
-    decode = DecodeWorker(ServingSettings(device="cuda", capture="decodes"))
+    decode = DecodeWorker(ServingSettings(device="cuda", capture="decodes"), Metrics())
     with caplog.at_level("INFO", "recsys.serving.worker"):
         assert decode._load(Path("bundles/shop"), model) is model
     decode.close()
@@ -69,7 +70,7 @@ def test_what_a_model_captured_is_logged(caplog: pytest.LogCaptureFixture):
 
 @pytest.mark.parametrize("device", ["garbage", "cpux:1"])
 async def test_a_device_that_is_not_there_is_named(device: str):
-    there = DecodeWorker(ServingSettings(device=device))
+    there = DecodeWorker(ServingSettings(device=device), Metrics())
     with pytest.raises(ConfigError, match=rf"serve\.device '{device}': "):
         await there.load(Path("nowhere"), None)
     there.close()

@@ -130,7 +130,7 @@ async def test_a_change_goes_to_all_replicas_and_fails_if_one_refuses(
     assert replicas.asked == []
 
 
-@pytest.mark.parametrize("path", ["/v1/items/a", "/v1/aliases/shadow"])
+@pytest.mark.parametrize("path", ["/v1/items/a", "/v1/aliases/next"])
 @pytest.mark.parametrize(
     ("statuses", "told"),
     [((204, 404), 204), ((404, 204), 204), ((404, 404), 404), ((404, 503), 503), ((204, 409), 409)],
@@ -146,7 +146,7 @@ async def test_an_item_is_deleted_though_a_replica_knew_before(bundles, tmp_path
     class Two(FakeReplicas):
         async def ask_all(self, call):
             first = await one.answer(call)
-            await other._service.catalog_changes._catch_up()
+            await other._service.state.catalog_changes._catch_up()
             return [first, await other.answer(call)]
 
     settings = {"bundle": bundles / "one", "histories": None, "store": tmp_path / "h.db"}

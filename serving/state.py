@@ -1,0 +1,81 @@
+"""State: what a process serves with. It is made once, when the store is open, and never changes.
+
+Each part knows those before it, and none behind it.
+"""
+
+from dataclasses import dataclass
+from typing import Self
+
+from recsys.recommender import Recommender
+from recsys.serving.aliases import Aliases
+from recsys.serving.catalog_changes import CatalogChanges
+from recsys.serving.experiments import Experiments
+from recsys.serving.lists import Lists
+from recsys.serving.metrics import Metrics
+from recsys.serving.models import Models
+from recsys.serving.reads import Reads
+from recsys.serving.rules import Rules
+from recsys.serving.settings import ServingSettings
+from recsys.serving.stores.store import Store
+from recsys.serving.today import Figures
+from recsys.serving.worker import DecodeWorker
+
+
+@dataclass(frozen=True)
+class State:
+    """The store, and what is made of it and of the loaded models."""
+
+    store: Store
+    models: Models
+    rules: Rules
+    experiments: Experiments
+    catalog_changes: CatalogChanges
+    aliases: Aliases
+    lists: Lists
+    today: Figures
+
+    @classmethod
+    def of(
+        cls,
+        settings: ServingSettings,
+        store: Store,
+        worker: DecodeWorker,
+        metrics: Metrics,
+        reads: Reads,
+    ) -> Self:
+        """Make the parts; nothing is loaded before `start`."""
+        models = Models()
+        rules = Rules(store, models)
+        changes = CatalogChanges(store, models, metrics, reads)
+        metrics.queue_depth, metrics.captured = models.queue_depth, models.captured
+        metrics.filter_stats = models.filter_stats
+        return cls(
+            store=store,
+            models=models,
+            rules=rules,
+            experiments=Experiments(store, models, reads),
+            catalog_changes=changes,
+            aliases=Aliases(settings, store, worker, metrics, models, rules, changes),
+            lists=Lists(store, models, rules, reads, settings.not_history),
+            today=Figures(models, reads, settings.not_history),
+        )
+
+    async def start(self, recommender: Recommender | None) -> None:
+        """Read rules and experiments, and load the models; a loaded recommender is the champion."""
+        await self.rules.start()
+        await self.experiments.start()
+        await self.aliases.start(recommender)
+
+    def follow(self) -> None:
+        """Begin what runs beside the requests."""
+        self.catalog_changes.start()
+        self.experiments.guard()
+
+    async def close(self) -> None:
+        """Answer the waiting requests, and end what runs beside them."""
+        await self.today.close()
+        await self.lists.close()
+        await self.catalog_changes.close()
+        await self.rules.close()
+        await self.experiments.close()
+        await self.aliases.close()
