@@ -28,12 +28,11 @@ from recsys.models.prefix_store import Block
 from recsys.native.library import OFF, find_library
 from recsys.prompts import PromptConfig
 from recsys.recommender import Recommender, RecommendRequest
-from recsys.testing import allowed_error, assert_as_exact, tiny_model
+from recsys.testing import PATIENCE_S, allowed_error, assert_as_exact, tiny_model
 from recsys.vocabulary import Vocabulary
 
 ITEMS = 48
 LEVELS = (5, 4, 3)
-HANG_S = 120
 PROMPT = PromptConfig(max_items=6, block=2)
 # Items 44 and 45 share the leaf of item 0, item 46 that of item 7, and 47 that of 46.
 CODES = np.stack(np.unravel_index(np.arange(ITEMS), LEVELS), axis=1).astype(np.int32)
@@ -647,7 +646,7 @@ def test_closing_frees_stored_prompts_without_collection(bundle):
 def test_a_forked_process_gives_the_answers_of_its_parent(bundle, monkeypatch, native):
     """As workers that a server forks after it has loaded the bundle; only a hang ends by time."""
     monkeypatch.setenv(OFF, native)
-    threads, large = torch.get_num_threads(), torch.ones(1 << 20)
+    threads, large = torch.get_num_threads(), torch.ones(1 << 20, dtype=torch.float64)
     torch.set_num_threads(2)
     try:
         shop, context = Recommender.load(bundle), multiprocessing.get_context("fork")
@@ -660,7 +659,7 @@ def test_a_forked_process_gives_the_answers_of_its_parent(bundle, monkeypatch, n
         child = context.Process(target=answer)
         child.start()
         try:
-            assert receive.poll(HANG_S)
+            assert receive.poll(PATIENCE_S)
             items, its_total = receive.recv()
         finally:
             child.kill()

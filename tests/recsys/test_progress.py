@@ -7,8 +7,7 @@ import pytest
 
 from recsys import progress
 from recsys.progress import LINE_EVERY_S, Heartbeat, say, track, working
-
-HANG_S = 120
+from recsys.testing import PATIENCE_S
 
 
 class Clock:
@@ -93,7 +92,7 @@ def test_the_thread_ends_with_the_work_even_if_that_fails(monkeypatch):
 
     def fail():
         with working("ids"):
-            assert beaten.wait(HANG_S)
+            assert beaten.wait(PATIENCE_S)
             raise KeyError
 
     with pytest.raises(KeyError):

@@ -62,7 +62,7 @@ async def test_a_replicas_spans_are_in_the_trace_of_the_client(
     with_traces = settings.model_copy(update={"otel": True})
     async with running(with_traces, recommender=recommender) as (client, _):
         app = client._transport.app
-        transport = httpx.ASGITransport(Door(Replicas(), deadline_ms=5000, max_body_bytes=2000))
+        transport = httpx.ASGITransport(Door(Replicas(), deadline_ms=60_000, max_body_bytes=2000))
         async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as outside:
             parent = f"00-{'a' * 32}-{'b' * 16}-01"
             body = {"history": ["item-1"], "k": 3}

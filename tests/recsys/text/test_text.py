@@ -143,6 +143,7 @@ def test_it_equals_hugging_face_generate(architecture, seed, batch, every, rules
     inside = torch.arange(tokens.shape[-1]) < found.lengths.unsqueeze(-1)
     assert torch.equal(found.tokens, tokens * inside)
     if scores is not None:
+        # `generate` rounds logits to float32, once a token.
         torch.testing.assert_close(found.scores, scores.double(), atol=1e-5, rtol=1e-5)
 
 

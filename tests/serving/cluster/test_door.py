@@ -61,8 +61,9 @@ def replicas():
 
 
 @pytest.fixture
-async def client(replicas):
-    door = Door(replicas, deadline_ms=200, max_body_bytes=2000)
+async def client(request, replicas):
+    """A client of a door with a deadline in milliseconds, which most tests do not wait for."""
+    door = Door(replicas, deadline_ms=getattr(request, "param", 60_000), max_body_bytes=2000)
     transport = httpx.ASGITransport(door)
     async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
         yield client
@@ -92,6 +93,7 @@ async def test_a_request_is_sent_again_only_where_that_is_right(
     assert len({call.header(b"x-request-id") for call, _ in replicas.asked}) == 1
 
 
+@pytest.mark.parametrize("client", [200], indirect=True)
 async def test_a_door_without_replicas_gives_up_at_the_deadline(client, replicas):
     replicas.outcomes = [ReplicaLostError()]
     response = await client.post(
@@ -154,7 +156,7 @@ async def test_an_item_is_deleted_though_a_replica_knew_before(bundles, tmp_path
     one, other = Replica(settings), Replica(settings)
     for replica in (one, other):
         await replica.reconfigure({})
-    door = httpx.ASGITransport(Door(Two(), deadline_ms=2000, max_body_bytes=2000))
+    door = httpx.ASGITransport(Door(Two(), deadline_ms=60_000, max_body_bytes=2000))
     async with httpx.AsyncClient(transport=door, base_url="http://localhost") as client:
         statuses = [(await client.delete("/v1/items/B0003")).status_code for _ in range(2)]
     assert statuses == [204, 404]
@@ -246,7 +248,7 @@ async def test_the_door_that_rays_proxies_ask_gives_the_same():
 
     served = ServedDoor.__new__(ServedDoor)
     replicas = FakeReplicas()
-    served._door = Door(replicas, deadline_ms=200, max_body_bytes=2000)
+    served._door = Door(replicas, deadline_ms=60_000, max_body_bytes=2000)
     sent = call("GET", "/health/live")
     scope = {
         "type": "http",

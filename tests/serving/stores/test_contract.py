@@ -531,7 +531,7 @@ async def test_a_cancelled_write_in_the_queue_is_dropped(store, event, monkeypat
 
     def slow(group, remembered):
         loop.call_soon_threadsafe(entered.set)
-        asyncio.run_coroutine_threadsafe(leave.wait(), loop).result(5)
+        asyncio.run_coroutine_threadsafe(leave.wait(), loop).result(PATIENCE_S)
         return write(group, remembered)
 
     monkeypatch.setattr(store, "_write", slow)
