@@ -17,9 +17,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from recsys.data import memory
-from recsys.data.memory import Prepared
-from recsys.data.raw import RawData, events_table, without_zeros
+from recsys.data.engine import Prepared, collect
+from recsys.data.raw import RawData, events_table
 from recsys.data.report import Report
 from recsys.data.rules import Rules
 from recsys.dataset import PAIR, Dataset, Disliked
@@ -176,13 +175,13 @@ def grow(
     counted = before.pieces is not None or new["quantity"].null_count < new.num_rows
     old = _old_events(before, erased, typed=bool(names), counted=counted)
     raw = RawData(
-        without_zeros(pa.concat_tables([old, _new_events(new, names, counted=counted)])),
+        pa.concat_tables([old, _new_events(new, names, counted=counted)]),
         _items(before.items, pq.read_table(folder / ITEMS)),
         behaviours=tuple(names),
         report=Report(old=old.num_rows, mapping=dict(mapping or {})) if cleaned else None,
         sessions=before.sessions,
     )
-    made = memory.prepare(raw, rules)
+    made = collect(raw.stream(), rules)
     return made._replace(dataset=_with_disliked(made.dataset, before, erased))
 
 

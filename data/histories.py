@@ -1,7 +1,6 @@
 """Cleans whole histories of a shop's export: placeholder users, bots, repeated steps, dislikes.
 
-The rules work on arrays of dense numbers in the order of user and time, so that the same code
-cleans data in memory and data in parts.
+The rules work on arrays of dense numbers in the order of user and time, of all or some users.
 """
 
 from __future__ import annotations
@@ -18,7 +17,6 @@ from numpy.typing import NDArray
 from recsys.data.behaviours import Types, choose_types, report_types
 from recsys.data.cleaning import CleanConfig
 from recsys.data.report import EXAMPLES, Report
-from recsys.dataset import DISLIKED_COLUMNS, PIECES_COLUMNS
 from recsys.errors import DataError
 from recsys.event_names import PURCHASE, is_partial, is_return, level, normalised
 from recsys.interactions import Behaviour, Role
@@ -128,9 +126,9 @@ class HistoryCleaner:
         report: Report,
     ) -> None:
         self._config, self._report = config, report
-        self._rules = unwanted_by_rule(facts, config, report)
-        self._unwanted = np.logical_or.reduce(list(self._rules.values()))
-        if len(self._unwanted) and self._unwanted.all():
+        self.unwanted = unwanted_by_rule(facts, config, report)
+        unwanted = np.logical_or.reduce(list(self.unwanted.values()))
+        if len(unwanted) and unwanted.all():
             raise DataError(f"no events are left. {report.in_words()}")
         types = Types((), [])
         if names:
@@ -158,17 +156,6 @@ class HistoryCleaner:
         self.behaviours: tuple[Behaviour, ...] = tuple(kept) if len(kept) > 1 else ()
         places = {b.name: place for place, b in enumerate(self.behaviours)}
         self._place = np.array([places.get(b.name, 0) for b in types.all] or [0], np.uint8)
-
-    def wanted(self, columns: Columns) -> NDArray[np.bool_]:
-        """(n,) the rows of users who are one person, by the columns `user` and `item`."""
-        user = columns["user"]
-        if not self._unwanted[user].any():
-            return np.ones(len(user), bool)
-        for rule, users in self._rules.items():
-            removed = self._report.removed.get(rule)
-            if removed is not None and removed.items is not None:
-                removed.items.update(np.unique(columns["item"][users[user]]).tolist())
-        return np.asarray(~self._unwanted[user])
 
     def clean(self, columns: Columns) -> Cleaned:
         """Merge repeated steps and drop negative feedback.
@@ -228,7 +215,9 @@ class HistoryCleaner:
         gone, left = keep & bad, keep & ~bad
         users, items = columns["user"], columns["item"]
         lost = np.setdiff1d(users[gone], users[left])
-        shown = [f"ratings of {self._bound:g} and less"] if self._bound is not None else []
+        shown = []
+        if self._bound is not None and rule not in self._report.counts:  # said once for all parts
+            shown = [f"ratings of {self._bound:g} and less"]
         self._report.remove(
             rule, int(gone.sum()), shown, items=np.unique(items[gone]).tolist(), users=len(lost)
         )
@@ -396,21 +385,6 @@ def before_negative(
     last = rows[::-1][first]
     place = np.searchsorted(pairs, pair).clip(max=len(pairs) - 1)
     return np.asarray((pairs[place] == pair) & (np.arange(len(pair)) <= last[place]))
-
-
-def disliked_table(disliked: Columns, user_ids: pa.Array, item_ids: pa.Array) -> pa.Table:
-    """`Cleaned.disliked` with outside ids, as `recsys.dataset.Disliked` has it."""
-    n = len(disliked["stands"])
-    times = pa.array(disliked["timestamp"]) if "timestamp" in disliked else pa.nulls(n)
-    ids = (ids.take(pa.array(disliked[n])) for n, ids in (("user", user_ids), ("item", item_ids)))
-    columns = [*ids, times, pa.array(disliked["stands"])]
-    return pa.table(columns, DISLIKED_COLUMNS.names).cast(DISLIKED_COLUMNS)
-
-
-def pieces_table(pieces: Columns, user_ids: pa.Array, item_ids: pa.Array) -> pa.Table:
-    """`Cleaned.pieces` with outside ids, as `Dataset.pieces` has it."""
-    ids = (t.take(pa.array(pieces[n])) for n, t in (("user", user_ids), ("item", item_ids)))
-    return pa.table([*ids, pa.array(pieces["pieces"])], PIECES_COLUMNS.names).cast(PIECES_COLUMNS)
 
 
 def _disliked(columns: Columns, chosen: NDArray[np.bool_], negative: NDArray[np.bool_]) -> Columns:

@@ -5,38 +5,35 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 from zoneinfo import ZoneInfo
 
 from recsys.artifacts import MANIFEST, Output, read_manifest, sha256
 from recsys.config import as_dict
-from recsys.data import filtering, growth, memory, stream, synthetic, times
+from recsys.data import engine, growth, synthetic, times
 from recsys.data import report as reports
 from recsys.data.behaviours import check_roles
 from recsys.data.cleaning import CleanConfig
-from recsys.data.memory import Prepared
-from recsys.data.raw import Columns, RawData, ReaderConfig
-from recsys.data.readers import READERS, STREAMING
+from recsys.data.engine import Prepared
+from recsys.data.raw import Columns, EventStream, ReaderConfig
+from recsys.data.readers import READERS
 from recsys.data.report import Report
-from recsys.data.rules import Rules, Split
+from recsys.data.rules import Duplicates, Rules, Split
 from recsys.data.stats import describe
 from recsys.data.synthetic import SyntheticConfig
 from recsys.dataset import Dataset
-from recsys.errors import ArtifactError, ConfigError, DataError, RecsysError
+from recsys.errors import ArtifactError, ConfigError, DataError
 from recsys.pipeline import Context
 from recsys.progress import say
 from recsys.raw_files import find_raw, raw_folders
 
 SYNTHETIC = "synthetic"
-Engine = Literal["auto", "memory", "stream"]
-STREAM_BYTES = 1 << 29  # of interactions; in memory they may need ten times as much
 MIN_MEMORY_GB = 1.0
 REPORT = "report.html"
 OFTEN_REPEATED = 0.2  # share of events; goods that are bought again and again
 LEAST_ITEMS = 2
-EVENTS_ROLE = "interactions"  # the role of a file of events, or the start of the role
 # These settings do not change the data set, so it is not made again when they change.
-MEANS = ("engine", "memory_gb")
+MEANS = ("memory_gb",)
 WITH_COLUMNS = ("table", "recbole")  # sources that read `data.columns`
 
 
@@ -71,9 +68,7 @@ class DataConfig:
         ratio: shares of training and validation events under `global-temporal`.
         dates: start of validation and test (ISO dates in UTC, or unix seconds), instead of `ratio`.
         synthetic: size of the synthetic shop.
-        engine: `memory`; `stream` for data that do not fit in memory (DuckDB, on disk, in parts);
-            or `auto`, which streams files of at least `STREAM_BYTES` if the reader supports it.
-        memory_gb: memory for `stream`, in GiB.
+        memory_gb: memory limit, in GiB; what does not fit goes to files beside the data set.
     """
 
     source: str = SYNTHETIC
@@ -87,7 +82,7 @@ class DataConfig:
     day_first: bool | None = None
     clean: CleanConfig = field(default_factory=CleanConfig)
     behaviours: dict[Any, str] = field(default_factory=dict)
-    duplicates: filtering.Duplicates = "drop-exact"
+    duplicates: Duplicates = "drop-exact"
     min_rating: float | None = None
     k_core: int = 0
     min_length: int = 0
@@ -95,8 +90,7 @@ class DataConfig:
     ratio: tuple[float, float] = (0.8, 0.1)
     dates: tuple[Any, ...] | None = None
     synthetic: SyntheticConfig = field(default_factory=SyntheticConfig)
-    engine: Engine = "auto"
-    memory_gb: float = 8.0
+    memory_gb: float = engine.MEMORY_GB
 
     def __post_init__(self) -> None:
         known = [SYNTHETIC, *READERS]
@@ -118,11 +112,6 @@ class DataConfig:
             )
         if self.dates is not None and len(self.dates) != 2:
             raise ConfigError(f"data.dates: expected two moments, found {list(self.dates)}")
-        if self.engine == "stream" and self.source not in STREAMING:
-            raise ConfigError(
-                f"data.engine: source {self.source!r} is read in memory only "
-                f"({', '.join(STREAMING)} can stream); remove data.engine"
-            )
         check_roles(self.behaviours)
         try:
             ZoneInfo(self.time_zone)
@@ -176,33 +165,21 @@ def stage(context: Context) -> Path:
     for name in MEANS:
         del settings[name]
     parents: dict[str, str] = {}
-    large = False
     if config.source != SYNTHETIC:
         inputs = READERS[config.source].files(config.reader())
         for role, file in inputs.items():
             if not file.is_file():
                 raise DataError(f"{file}: no such file ({config.source} reads its {role} there)")
             parents[role] = sha256(file)
-        size = sum(f.stat().st_size for role, f in inputs.items() if role.startswith(EVENTS_ROLE))
-        large = config.source in STREAMING and size >= STREAM_BYTES
     output = context.output("dataset", settings, parents)
     if output.is_current():
         return output.path
     _check_same_source(output)
-    if config.engine == "stream" or (config.engine == "auto" and large):
-        info: dict[str, Any] = {}
-        with output.write(info) as folder:
-            made, report = write_streamed(config, folder)
-            info |= made
-            _check_size(info["stats"])
-            _write_report(report, info, folder, context.settings.name)
-        return output.path
-    dataset, split, decisions, report = build(config, seed)
-    info = {"stats": describe(dataset), "split": split, "decisions": decisions}
-    _check_size(info["stats"])
+    source, info = _source(config, seed), dict[str, Any]()
     with output.write(info) as folder:
-        dataset.save(folder)
-        _write_report(report, info, folder, context.settings.name)
+        info |= engine.prepare(source, _rules(config), folder, config.memory_gb)._asdict()
+        _check_size(info["stats"])
+        _write_report(source.report, info, folder, context.settings.name)
     return output.path
 
 
@@ -342,31 +319,12 @@ def _with(value: object) -> str:
     return "without it" if value is None else f"from {value!r}"
 
 
-def write_streamed(config: DataConfig, folder: Path) -> tuple[dict[str, Any], Report | None]:
-    """Write the data set of a large source into `folder`, part by part.
-
-    Returns:
-        the `info` of the manifest, and the report of a source that was cleaned.
-    """
-    if config.split == "own":
-        raise ConfigError(f"data.split: source {config.source!r} has no split of its own")
-    source = STREAMING[config.source].stream(config.reader())
-    try:
-        made = stream.prepare(source, _rules(config), folder, config.memory_gb)
-    except ValueError as error:
-        if isinstance(error, RecsysError):
-            raise
-        raise ConfigError(f"data.split: {error}") from error
-    return made._asdict(), source.report
-
-
 def build(config: DataConfig, seed: int = 0) -> Prepared:
     """Read, filter and split, in memory."""
-    rules = _rules(config)
-    return memory.prepare(_read(config, seed), rules)  # no name here keeps the raw events alive
+    return engine.collect(_source(config, seed), _rules(config))
 
 
-def _read(config: DataConfig, seed: int) -> RawData:
+def _source(config: DataConfig, seed: int) -> EventStream:
     if config.source == SYNTHETIC:
         return synthetic.generate(config.synthetic, seed)
     return READERS[config.source].read(config.reader())

@@ -24,7 +24,6 @@ from recsys.data.times import TimeUnit
 from recsys.dataset import ITEM_COLUMNS
 from recsys.errors import DataError
 
-UNIFY_ROWS = 1 << 17
 EVENT_COLUMNS = {
     "user": pa.string(),
     "item": pa.string(),
@@ -158,21 +157,15 @@ class EventStream:
 
     def gather(self) -> RawData:
         """Read the whole source into memory."""
-        parts: list[pa.Table] = []
-        for part in self.events:
-            parts.append(_with_numbers(part))
-            # Ids repeat in the dictionaries of the parts until these are unified.
-            if sum(p.num_rows for p in parts[1:]) >= max(UNIFY_ROWS, parts[0].num_rows // 4):
-                parts = [_unified(parts)]
+        parts = list(self.events)
         if not parts:
             raise DataError("the source has no events")
-        events = without_zeros(_unified(parts))
-        parts.clear()
-        pa.default_memory_pool().release_unused()
+        events = pa.concat_tables(parts)
         items, codes, counts = self.read_items(events)
-        counts = self.counts | counts
         names = tuple(self.behaviours)
-        return RawData(events, items, codes, counts, names, self.report, self.sessions)
+        return RawData(
+            events, items, codes, self.counts | counts, names, self.report, self.sessions
+        )
 
 
 @dataclass(frozen=True)
@@ -180,7 +173,7 @@ class RawData:
     """A data set as its source has it, over outside ids.
 
     Attributes:
-        events: `user` and `item` (string, or a dictionary of them), and if the source has them
+        events: `user` and `item` (string), and if the source has them
             `timestamp` (int64, unix seconds), `nanosecond` (int32, after the second; left out if
             all are 0), `rating` (float32), `split` (uint8, `recsys.splits` labels), `content`
             (int64, a number for the text of a review, 0 for an empty one, used to find copied
@@ -210,75 +203,48 @@ class RawData:
             if name not in self.events.column_names:
                 raise DataError(f"events lack the column {name!r}")
         for name, column in zip(self.events.column_names, self.events.columns, strict=True):
-            kind = column.type.value_type if _is_numbered(column) else column.type
-            if kind != EVENT_COLUMNS.get(name):
-                raise DataError(f"events.{name} is {kind}, not {EVENT_COLUMNS.get(name)}")
+            if column.type != EVENT_COLUMNS.get(name):
+                raise DataError(f"events.{name} is {column.type}, not {EVENT_COLUMNS.get(name)}")
             if name not in ("rating", "quantity") and column.null_count:
                 raise DataError(f"events.{name} is empty in {column.null_count} rows")
-        missing = [name for name in ITEM_COLUMNS if name not in self.items.column_names]
-        if missing:
-            raise DataError(f"items lack the columns {missing}")
-        ids = self.items["item_id"]
-        if pc.count_distinct(ids).as_py() != len(ids):
-            repeated = pc.value_counts(ids).filter(pc.greater(pc.value_counts(ids).field(1), 1))
-            raise DataError(f"item {repeated[0]['values'].as_py()!r} is described twice")
-        found = distinct(self.events["item"])
-        known = pc.is_in(found, value_set=ids.combine_chunks())
-        if not pc.all(known).as_py() and len(found):
-            unknown = found.filter(pc.invert(known))[0].as_py()
-            raise DataError(f"item {unknown!r} occurs in events but not among the items")
-        if self.codes is not None and len(self.codes) != self.items.num_rows:
-            raise DataError(f"codes: {len(self.codes)} rows for {self.items.num_rows} items")
+        check_items(self.events["item"].unique(), self.items, self.codes)
+
+    def stream(self) -> EventStream:
+        """The same source in one part."""
+        return EventStream(
+            iter([self.events]),
+            lambda _: ItemCatalog(self.items, self.codes, {}),
+            self.counts,
+            list(self.behaviours),
+            self.report,
+            self.sessions,
+        )
 
 
-def _is_numbered(column: pa.ChunkedArray) -> bool:
-    return bool(pa.types.is_dictionary(column.type))
+def check_items(ids: pa.Array, items: pa.Table, codes: NDArray[np.int32] | None) -> None:
+    """Refuse a catalog that does not describe each item of the events exactly once.
 
+    Args:
+        ids: distinct items of the events.
+        items: as in `RawData`.
+        codes: as in `RawData`.
 
-def _with_numbers(events: pa.Table) -> pa.Table:
-    """Events whose ids are dictionaries: four bytes for each row instead of the string."""
-    for name in ("user", "item"):
-        place = events.column_names.index(name)
-        events = events.set_column(place, name, events[name].dictionary_encode())
-    return events
-
-
-def _unified(parts: list[pa.Table]) -> pa.Table:
-    return pa.concat_tables(parts).unify_dictionaries().combine_chunks()
-
-
-def without_zeros(events: pa.Table) -> pa.Table:
-    """Events without the column of nanoseconds, if all times are whole seconds."""
-    if (
-        "nanosecond" in events.column_names
-        and not pc.any(pc.cast(events["nanosecond"], pa.bool_())).as_py()
-    ):
-        return events.drop_columns("nanosecond")
-    return events
-
-
-def numbered(column: pa.ChunkedArray) -> tuple[NDArray[np.int64], pa.Array]:
-    """Number the distinct values by first appearance.
-
-    Returns:
-        (n,) numbers, and the values by number; ids are strings.
+    Raises:
+        DataError: the message names the item.
     """
-    encoded = column.combine_chunks()
-    if not _is_numbered(column):
-        encoded = encoded.dictionary_encode("encode")
-    numbers = np.asarray(encoded.indices.to_numpy(zero_copy_only=False), np.int64)
-    if not _is_numbered(column):
-        return numbers, encoded.dictionary
-    used, first = np.unique(numbers, return_index=True)
-    order = np.argsort(first)
-    rank = np.zeros(len(encoded.dictionary), np.int64)
-    rank[used[order]] = np.arange(len(used))
-    return rank[numbers], encoded.dictionary.take(pa.array(used[order]))
-
-
-def distinct(column: pa.ChunkedArray) -> pa.Array:
-    """The distinct values by first appearance."""
-    return numbered(column)[1]
+    missing = [name for name in ITEM_COLUMNS if name not in items.column_names]
+    if missing:
+        raise DataError(f"items lack the columns {missing}")
+    described = items["item_id"]
+    if pc.count_distinct(described).as_py() != len(described):
+        counts = pc.value_counts(described)
+        repeated = counts.filter(pc.greater(counts.field(1), 1))
+        raise DataError(f"item {repeated[0]['values'].as_py()!r} is described twice")
+    unknown = ids.filter(pc.invert(pc.is_in(ids, value_set=described.combine_chunks())))
+    if len(unknown):
+        raise DataError(f"item {unknown[0].as_py()!r} occurs in events but not among the items")
+    if codes is not None and len(codes) != items.num_rows:
+        raise DataError(f"codes: {len(codes)} rows for {items.num_rows} items")
 
 
 def events_table(
@@ -343,7 +309,7 @@ def describe_all(described: Iterable[str], events: pa.Table) -> tuple[list[str],
     """
     ids = dict.fromkeys(described)
     known = len(ids)
-    ids.update(dict.fromkeys(distinct(events["item"]).to_pylist()))
+    ids.update(dict.fromkeys(events["item"].unique().to_pylist()))
     return list(ids), len(ids) - known
 
 

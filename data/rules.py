@@ -1,4 +1,4 @@
-"""The rules by which events are filtered and split, in memory and in parts."""
+"""The rules by which events are filtered and split."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recsys.data.cleaning import CleanConfig
-from recsys.data.filtering import Duplicates
 from recsys.interactions import Role
 from recsys.splits import BASKETS, ENOUGH_USERS
 
 Split = Literal["leave-one-out", "global-temporal", "own"]
+Duplicates = Literal["keep", "drop-exact", "keep-first", "drop-near"]
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from recsys.data.raw import RawData, events_table
+from recsys.data.raw import EventStream, RawData, events_table
 from recsys.data.shop import WORDS, Department, Genre
 
 SHELVES = [(department, genre) for department in WORDS.departments for genre in department.genres]
@@ -113,7 +113,7 @@ class _People:
     tier: NDArray[np.int64]
 
 
-def generate(config: SyntheticConfig, seed: int = 0) -> RawData:
+def generate(config: SyntheticConfig, seed: int = 0) -> EventStream:
     """Generate a catalog and the purchases of its customers.
 
     Args:
@@ -133,7 +133,7 @@ def generate(config: SyntheticConfig, seed: int = 0) -> RawData:
         timestamp=seconds,
         rating=rating,
     )
-    return RawData(events, items)
+    return RawData(events, items).stream()
 
 
 def _open(num_items: int, rng: np.random.Generator) -> _Shop:

@@ -359,14 +359,15 @@ class Dataset:
         path = Path(path)
         read_manifest(path, "dataset")
         try:
-            return read_whole(path, lambda: cls._read(path))
+            return read_whole(path, lambda: cls.read(path))
         except DataError:
             raise
         except (KeyError, OSError, ValueError) as error:  # Arrow's errors are ValueErrors
             raise DataError(f"{path}: {error}; prepare the data set again") from error
 
     @classmethod
-    def _read(cls, path: Path) -> Dataset:
+    def read(cls, path: Path) -> Dataset:
+        """Read the files of a data set, which may be no artifact yet."""
         events, metadata = _read_events(path)
         items = pq.read_table(path / "items.parquet")
         codes = path / "codes.npy"

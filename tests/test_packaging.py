@@ -64,7 +64,6 @@ def test_optional_packages_are_imported_on_use_only():
         "redis",
         "psycopg",
         "ray",
-        "duckdb",
         "opentelemetry.sdk",
         "tensorboard",
         "locust",

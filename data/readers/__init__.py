@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Protocol
 
-from recsys.data.raw import EventStream, RawData, ReaderConfig
+from recsys.data.raw import EventStream, ReaderConfig
 from recsys.data.readers import amazon, atspeed, lcrec, minionerec, movielens, recbole, s3rec, table
 
 
@@ -15,15 +15,8 @@ class Reader(Protocol):
     def files(self, config: ReaderConfig) -> dict[str, Path]:
         """The files that `read` reads, by role; they are not opened."""
 
-    def read(self, config: ReaderConfig) -> RawData:
-        """Read the files."""
-
-
-class StreamingReader(Reader, Protocol):
-    """The interface of a reader module whose source may not fit in memory."""
-
-    def stream(self, config: ReaderConfig) -> EventStream:
-        """Read the files part by part."""
+    def read(self, config: ReaderConfig) -> EventStream:
+        """Read the files; events may be read while they are iterated."""
 
 
 READERS: dict[str, Reader] = {
@@ -36,4 +29,3 @@ READERS: dict[str, Reader] = {
     "recbole": recbole,
     "table": table,
 }
-STREAMING: dict[str, StreamingReader] = {"amazon": amazon, "recbole": recbole, "table": table}

@@ -24,7 +24,6 @@ from recsys.data.item_texts import plain
 from recsys.data.raw import (
     EventStream,
     ItemCatalog,
-    RawData,
     ReaderConfig,
     describe_all,
     events_table,
@@ -54,20 +53,12 @@ def files(config: ReaderConfig) -> dict[str, Path]:
     return found
 
 
-def read(config: ReaderConfig) -> RawData:
-    """Read reviews and metadata.
+def read(config: ReaderConfig) -> EventStream:
+    """Read reviews part by part; the metadata must fit in memory.
 
     Raises:
-        DataError: a line that is not a record, a field of the wrong type, or a truncated file.
-    """
-    return stream(config).gather()
-
-
-def stream(config: ReaderConfig) -> EventStream:
-    """Read reviews that do not fit in memory part by part; metadata must fit.
-
-    Raises:
-        DataError: as `read`, when the iteration reaches the error.
+        DataError: a line that is not a record, a field of the wrong type, or a truncated file, when
+            the iteration reaches the error.
     """
     paths = files(config)
     counts: Counter[str] = Counter()

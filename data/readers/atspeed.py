@@ -14,7 +14,7 @@ import numpy as np
 
 from recsys.data.files import is_cut, read_integer_lines
 from recsys.data.item_texts import numbered_items, read_item_texts
-from recsys.data.raw import RawData, ReaderConfig, events_table
+from recsys.data.raw import EventStream, RawData, ReaderConfig, events_table
 from recsys.data.semantic_index import read_index
 from recsys.errors import ConfigError, DataError
 from recsys.splits import LABELS
@@ -46,7 +46,7 @@ def files(config: ReaderConfig) -> dict[str, Path]:
     return found
 
 
-def read(config: ReaderConfig) -> RawData:
+def read(config: ReaderConfig) -> EventStream:
     """Read an AtSpeed data set with its split and its semantic IDs.
 
     Raises:
@@ -95,7 +95,7 @@ def read(config: ReaderConfig) -> RawData:
             "items_without_metadata": len(set(numbers) - set(described)),
             "items_sharing_codes": int((sizes[leaf.reshape(-1)] > 1).sum()),
         },
-    )
+    ).stream()
 
 
 def _only_json(folder: Path) -> Path:

@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from recsys.data.files import MAX_DIGITS, find_one, read_json
 from recsys.data.item_texts import ItemText, numbered_items, read_item_texts
-from recsys.data.raw import RawData, ReaderConfig, events_table
+from recsys.data.raw import EventStream, RawData, ReaderConfig, events_table
 from recsys.data.semantic_index import aligned, read_index
 from recsys.errors import DataError
 
@@ -35,7 +35,7 @@ def files(config: ReaderConfig) -> dict[str, Path]:
     return found
 
 
-def read(config: ReaderConfig) -> RawData:
+def read(config: ReaderConfig) -> EventStream:
     """Read an LC-Rec data set; the semantic IDs of the index are imported.
 
     Raises:
@@ -65,7 +65,7 @@ def read(config: ReaderConfig) -> RawData:
             "users_without_items": int((lengths == 0).sum()),
             "items_without_metadata": int(np.isin(numbers, list(described), invert=True).sum()),
         },
-    )
+    ).stream()
 
 
 def _is_number(item: object) -> bool:

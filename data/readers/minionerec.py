@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from recsys.data.files import MAX_DIGITS, read_lines
 from recsys.data.item_texts import numbered_items, read_item_texts
-from recsys.data.raw import RawData, ReaderConfig, events_table
+from recsys.data.raw import EventStream, RawData, ReaderConfig, events_table
 from recsys.data.semantic_index import aligned, read_index
 from recsys.errors import DataError
 from recsys.splits import LABELS
@@ -55,7 +55,7 @@ def files(config: ReaderConfig) -> dict[str, Path]:
     return found
 
 
-def read(config: ReaderConfig) -> RawData:
+def read(config: ReaderConfig) -> EventStream:
     """Read a MiniOneRec data set with its split; the semantic IDs of the index are imported.
 
     Raises:
@@ -98,7 +98,7 @@ def read(config: ReaderConfig) -> RawData:
             "histories_that_leave_a_gap": gaps,
             "items_without_metadata": len(set(numbers.tolist()) - set(described)),
         },
-    )
+    ).stream()
 
 
 def _overlap(items: list[int], history: list[int]) -> int:

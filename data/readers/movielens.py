@@ -12,7 +12,14 @@ from pathlib import Path
 import pyarrow as pa
 
 from recsys.data.delimited import first_line, read_delimited
-from recsys.data.raw import RawData, ReaderConfig, describe_all, events_table, items_table
+from recsys.data.raw import (
+    EventStream,
+    RawData,
+    ReaderConfig,
+    describe_all,
+    events_table,
+    items_table,
+)
 from recsys.errors import DataError
 
 # In the order of the flags in u.item (file u.genre).
@@ -47,7 +54,7 @@ def files(config: ReaderConfig) -> dict[str, Path]:
     )
 
 
-def read(config: ReaderConfig) -> RawData:
+def read(config: ReaderConfig) -> EventStream:
     """Read a MovieLens data set.
 
     Raises:
@@ -89,7 +96,7 @@ def read(config: ReaderConfig) -> RawData:
         events,
         items_table(ids, titles, {}, attributes),
         counts={"items_without_metadata": missing},
-    )
+    ).stream()
 
 
 def _movies_100k(path: Path) -> dict[str, tuple[str, list[str]]]:

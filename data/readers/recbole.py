@@ -21,7 +21,6 @@ from recsys.data.files import find_one
 from recsys.data.raw import (
     EventStream,
     ItemCatalog,
-    RawData,
     ReaderConfig,
     describe_all,
     events_table,
@@ -54,20 +53,12 @@ def files(config: ReaderConfig) -> dict[str, Path]:
     return found
 
 
-def read(config: ReaderConfig) -> RawData:
-    """Read atomic files.
+def read(config: ReaderConfig) -> EventStream:
+    """Read interactions part by part; the items must fit in memory.
 
     Raises:
-        DataError: a header without types, a missing field, or a value of the wrong type.
-    """
-    return stream(config).gather()
-
-
-def stream(config: ReaderConfig) -> EventStream:
-    """Read interactions that do not fit in memory part by part.
-
-    Raises:
-        DataError: as `read`, when the iteration reaches the error.
+        DataError: a header without types, a missing field, or a value of the wrong type, when the
+            iteration reaches the error.
     """
     paths = files(config)
     counts: Counter[str] = Counter()

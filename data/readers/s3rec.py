@@ -17,7 +17,7 @@ import pyarrow as pa
 from recsys.data import idgenrec
 from recsys.data.files import is_cut, number, read_integer_lines, read_json
 from recsys.data.item_texts import ItemText, names, numbered_items, read_item_texts
-from recsys.data.raw import RawData, ReaderConfig, events_table
+from recsys.data.raw import EventStream, RawData, ReaderConfig, events_table
 from recsys.data.semantic_index import aligned, read_index
 from recsys.errors import DataError
 
@@ -42,7 +42,7 @@ def files(config: ReaderConfig) -> dict[str, Path]:
     return {role: path for role, path in found.items() if path is not None}
 
 
-def read(config: ReaderConfig) -> RawData:
+def read(config: ReaderConfig) -> EventStream:
     """Read an S3-Rec data set.
 
     Raises:
@@ -80,7 +80,7 @@ def read(config: ReaderConfig) -> RawData:
         ),
         codes,
         counts,
-    )
+    ).stream()
 
 
 def _read_attributes(path: Path) -> dict[int, list[str]]:

@@ -38,7 +38,7 @@ from recsys.data.item_cleaning import ItemCleaner
 from recsys.data.item_fields import ItemFields
 from recsys.data.layouts import refuse_other_layouts
 from recsys.data.opening import TableFile, find_tables, open_table
-from recsys.data.raw import EventStream, ItemCatalog, RawData, ReaderConfig, distinct
+from recsys.data.raw import EventStream, ItemCatalog, ReaderConfig
 from recsys.data.report import Report
 from recsys.data.time_formats import TimeRules, orders_of_days
 from recsys.dataset import AVAILABILITY, ITEM_COLUMNS
@@ -60,20 +60,12 @@ def files(config: ReaderConfig) -> dict[str, Path]:
     return found
 
 
-def read(config: ReaderConfig) -> RawData:
-    """Read an export into memory.
-
-    Raises:
-        DataError: a column that cannot be recognised, or a file that is not a table.
-    """
-    return stream(config).gather()
-
-
-def stream(config: ReaderConfig) -> EventStream:
+def read(config: ReaderConfig) -> EventStream:
     """Read an export part by part; the first rows show the columns.
 
     Raises:
-        DataError: as `read`; an error in a later row when the iteration reaches it.
+        DataError: a column that cannot be recognised, or a file that is not a table; an error in a
+            later row when the iteration reaches it.
     """
     paths = files(config)
     report = Report()
@@ -121,7 +113,7 @@ def stream(config: ReaderConfig) -> EventStream:
     reader = EventReader(config, roles, of_file, report, first, forms)
 
     def read_items(found: pa.Table) -> ItemCatalog:
-        ids = distinct(found["item"])
+        ids = found["item"].unique()
         note_zeros(ids, report)
         report.mapping["no_products"] = sorted(first.service.dropped)
         report.mapping["separator"] = first.separator

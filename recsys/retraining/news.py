@@ -24,7 +24,7 @@ from recsys.config import Settings
 from recsys.data import growth
 from recsys.data.column_words import EVENT_WORDS, ITEM_WORDS
 from recsys.data.columns import NO_COLUMN
-from recsys.data.filtering import in_time_order
+from recsys.data.engine import in_time_order
 from recsys.data.ids import refuse_lost_zeros
 from recsys.data.prepare import DataConfig
 from recsys.data.readers import READERS
@@ -44,7 +44,7 @@ OWN_COLUMNS = {"events": {"user": "user", "item": "item", "timestamp": "timestam
 """Columns of the events that are written here, beside which a file of items is read."""
 SOURCE = frozenset(
     ["source", "path", "attributes", "items", "index", "min_rating", "k_core", "min_length",
-     "split", "ratio", "dates", "synthetic", "engine", "memory_gb"]
+     "split", "ratio", "dates", "synthetic", "memory_gb"]
 )  # fmt: skip
 OF_DATA = tuple(one.name for one in fields(DataConfig) if one.name not in SOURCE)
 """Settings of the section `data` that hold for new files as well: the form of the files."""
@@ -366,16 +366,16 @@ def _read_files(
         "items": None if items is None else str(items),
     }  # fmt: skip
     config = Settings({"data": section}).section("data", DataConfig)
-    raw = READERS["table"].read(replace(config.reader(), new_items=True, mapping=mapping))
+    raw = READERS["table"].read(replace(config.reader(), new_items=True, mapping=mapping)).gather()
     if raw.report is not None and items is None:  # else these are the events of `OWN_COLUMNS`
         say(f"{escape(path.name)}: {raw.report.rows_in_words()}")
-    found = in_time_order(raw).events
+    found = in_time_order(raw)
     if "timestamp" not in found.column_names:
         raise ConfigError(f"{path}: the events have no times, so it is not known which are new")
     events = pa.table(
         {
-            "user": found["user"].cast(pa.string()),
-            "item": found["item"].cast(pa.string()),
+            "user": found["user_id"],
+            "item": found["item_id"],
             "timestamp": found["timestamp"],
             "nanosecond": found["nanosecond"] if "nanosecond" in found.column_names
             else pa.nulls(found.num_rows, pa.int32()),

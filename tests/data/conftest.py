@@ -87,14 +87,6 @@ class Shop(NamedTuple):
         return self.data.items[name].to_pylist()
 
 
-@pytest.fixture(params=["memory", "stream"])
-def engine(request: pytest.FixtureRequest) -> str:
-    """Both engines that prepare data."""
-    if request.param == "stream":
-        pytest.importorskip("duckdb", reason="streaming needs pip install 'recbeam[large]'")
-    return str(request.param)
-
-
 @pytest.fixture
 def shop(home: Path, raw: Path) -> Callable[..., Shop]:
     """Write files, prepare them as the export of a shop, and load what was stored.

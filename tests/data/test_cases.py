@@ -48,15 +48,15 @@ def json_lines(items, **more) -> str:
     )
 
 
-def test_json_numbers_beyond_63_bits_keep_their_digits(shop, engine):
+def test_json_numbers_beyond_63_bits_keep_their_digits(shop):
     ids = [str(9_224_372_036_854_775_808 + 500 * n) for n in range(6)]
-    assert items_of(shop(json_lines(ids), file="e.jsonl", engine=engine)) == ids
+    assert items_of(shop(json_lines(ids), file="e.jsonl")) == ids
 
 
-def test_json_numbers_beside_a_decimal_keep_their_digits(shop, engine):
+def test_json_numbers_beside_a_decimal_keep_their_digits(shop):
     ids = [str(1_730_000_000_000_000_000 + 7 * n) for n in range(6)]
     rows = json_lines(ids) + f'{{"user": "u1", "item": 1.5, "ts": {T}}}\n'
-    assert items_of(shop(rows, file="e.jsonl", engine=engine)) == ["1.5", *ids]
+    assert items_of(shop(rows, file="e.jsonl")) == ["1.5", *ids]
 
 
 def test_json_numbers_beside_texts_keep_their_digits(shop):
@@ -107,28 +107,26 @@ def month(number: int, end: str, missing: bool) -> str:
 
 
 @pytest.mark.parametrize("first", ["", ".0"], ids=["January", "February"])
-def test_ids_that_pandas_wrote_as_floats_in_one_month_are_the_same(shop, raw, engine, first):
+def test_ids_that_pandas_wrote_as_floats_in_one_month_are_the_same(shop, raw, first):
     (raw / "exports").mkdir()
     (raw / "exports/1.csv").write_text(month(1, first, missing=bool(first)))
     second = month(2, "" if first else ".0", missing=not first)
     described = csv([(100 + n, f"Thing {n}") for n in range(6)], "sku,title")
-    found = shop(second, described, file="exports/2.csv", engine=engine)
+    found = shop(second, described, file="exports/2.csv")
     assert sorted(found.histories) == ["0", "1", "2", "3"]
     assert found.data.item_ids.tolist() == [str(100 + n) for n in range(6)]
     assert found.counts["ids_with_a_decimal_place"] == 24 * 2 + 1
     assert "unknown_items" not in found.counts
 
 
-def test_ids_that_are_floats_in_one_half_of_a_file_are_the_same(shop, engine):
+def test_ids_that_are_floats_in_one_half_of_a_file_are_the_same(shop):
     rows = events(["100", "101", "102"]) + events(["100.0", "101.0", "102.0"])
-    found = shop(
-        csv(rows), csv([("100.0", "A"), (101, "B"), (102, "C")], "item,title"), engine=engine
-    )
+    found = shop(csv(rows), csv([("100.0", "A"), (101, "B"), (102, "C")], "item,title"))
     assert found.data.item_ids.tolist() == ["100", "101", "102"]
 
 
-def test_versions_are_no_whole_numbers(shop, engine):
-    assert items_of(shop(csv(events(["1.0", "1.5", "2.0"])), engine=engine)) == [
+def test_versions_are_no_whole_numbers(shop):
+    assert items_of(shop(csv(events(["1.0", "1.5", "2.0"])))) == [
         "1.0",
         "1.5",
         "2.0",
@@ -157,12 +155,12 @@ def test_ids_that_lost_their_zeros_in_one_file_are_told(shop, raw):
 
 
 @pytest.mark.parametrize("form", ["NFC", "NFD"])
-def test_spellings_of_a_letter_are_one_id(shop, engine, form):
+def test_spellings_of_a_letter_are_one_id(shop, form):
     other = "NFD" if form == "NFC" else "NFC"
     ids = [f"café{n}" for n in range(4)]
     written = [unicodedata.normalize(form, text) for text in ids]
     described = csv([(unicodedata.normalize(other, i), f"Cup {i}") for i in ids], "item,title")
-    found = shop(csv(events(written)), described, engine=engine)
+    found = shop(csv(events(written)), described)
     assert found.data.item_ids.tolist() == ids
     assert found.counts["texts_in_another_spelling"] == (24 if form == "NFD" else 4)
     assert "unknown_items" not in found.counts
@@ -199,12 +197,12 @@ def test_spellings_of_users_and_brands_are_one(shop):
     ids=["uuid", "fixed", "bytes", "hex", "dictionary-bytes", "dictionary-int", "uint64",
          "decimal", "decimal-2"],
 )  # fmt: skip
-def test_ids_of_parquet_are_texts_of_every_type(shop, engine, items, right):
+def test_ids_of_parquet_are_texts_of_every_type(shop, items, right):
     rows = [(f"u{n % 3}", n % 4, T + 4000 * n) for n in range(24)]
     users, places, times = zip(*rows, strict=True)
     table = pa.table({"user": users, "item": items.take(pa.array(places)), "ts": times})
     described = pa.table({"item": items, "title": ["A", "B", "C", "D"]})
-    found = shop(table, described, file="e.parquet", items_file="i.parquet", engine=engine)
+    found = shop(table, described, file="e.parquet", items_file="i.parquet")
     assert found.data.item_ids.tolist() == right
     assert "unknown_items" not in found.counts
 
@@ -315,9 +313,9 @@ def test_numbers_are_numbers(shop, texts, numbers):
 
 
 @pytest.mark.parametrize("mark", [",", ";", "\t"])
-def test_a_comma_at_the_end_of_each_row_is_no_value(shop, engine, mark):
+def test_a_comma_at_the_end_of_each_row_is_no_value(shop, mark):
     text = csv([(*row, "") for row in events(["p0", "p1", '"p 2"'])]).replace(",", mark)
-    found = shop(text, engine=engine)
+    found = shop(text)
     assert items_of(found) == ["p 2", "p0", "p1"]
     assert len(found.data.interactions) == 24
     assert "damaged_rows_skipped" not in found.counts

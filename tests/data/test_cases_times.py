@@ -56,17 +56,17 @@ FORMS = {
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_events_within_a_second_keep_their_order(shop, engine, form):
+def test_events_within_a_second_keep_their_order(shop, form):
     rows = [(user, item, FORMS[form](ms)) for user, item, ms in clicks()]
-    assert shop(csv(rows), engine=engine).histories == RIGHT
+    assert shop(csv(rows)).histories == RIGHT
 
 
 @pytest.mark.parametrize("kind", ["number", "text"])
-def test_events_of_json_within_a_second_keep_their_order(shop, engine, kind):
+def test_events_of_json_within_a_second_keep_their_order(shop, kind):
     form = FORMS["ms" if kind == "number" else "zone"]
     rows = [{"user": user, "item": item, "ts": form(ms)} for user, item, ms in clicks()]
     text = "".join(json.dumps(row) + "\n" for row in rows)
-    assert shop(text, file="e.jsonl", engine=engine).histories == RIGHT
+    assert shop(text, file="e.jsonl").histories == RIGHT
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,7 @@ def test_events_of_json_within_a_second_keep_their_order(shop, engine, kind):
      pa.float64(), pa.decimal128(20, 3)],
     ids=str,
 )  # fmt: skip
-def test_events_of_parquet_within_a_second_keep_their_order(shop, engine, kind):
+def test_events_of_parquet_within_a_second_keep_their_order(shop, kind):
     users, items, times = zip(*clicks(), strict=True)
     column = pa.array(times, pa.int64())
     if pa.types.is_timestamp(kind):
@@ -83,7 +83,7 @@ def test_events_of_parquet_within_a_second_keep_their_order(shop, engine, kind):
     elif kind != pa.int64():
         column = pa.array([ms / 1000 for ms in times]).cast(kind)
     table = pa.table({"user": users, "item": items, "ts": column})
-    assert shop(table, file="e.parquet", engine=engine).histories == RIGHT
+    assert shop(table, file="e.parquet").histories == RIGHT
 
 
 def test_events_of_pandas_within_a_second_keep_their_order(shop, home):
@@ -124,21 +124,21 @@ def shop_of(raw, source, path):
     return found
 
 
-def test_an_item_that_comes_again_within_a_second_is_no_duplicate(shop, engine):
+def test_an_item_that_comes_again_within_a_second_is_no_duplicate(shop):
     rows = [("u0", item, 1000 * T + 200 * n) for n, item in enumerate("abab")]
     rows += [("u1", "a", 1000 * T), ("u1", "b", 1000 * T), ("u1", "a", 1000 * T)]
-    found = shop(csv(rows), engine=engine)
+    found = shop(csv(rows))
     assert found.histories == {"u0": ["a", "b", "a", "b"], "u1": ["a", "b"]}
     assert found.counts["duplicate_rows_dropped"] == 1
 
 
-def test_a_data_set_keeps_what_is_below_a_second(shop, engine, tmp_path):
-    found = shop(csv(clicks()), engine=engine).data
+def test_a_data_set_keeps_what_is_below_a_second(shop, tmp_path):
+    found = shop(csv(clicks())).data
     times = np.repeat([T + 2 * DAY, T + DAY, T], 4)  # users are numbered by first appearance
     assert found.interactions.timestamp.tolist() == times.tolist()
     assert found.interactions.nanosecond.tolist() == [200_000_000 * n for n in range(4)] * 3
     found.save(tmp_path)
-    whole = shop(csv([(u, i, ms // 1000) for u, i, ms in clicks()]), engine=engine).data
+    whole = shop(csv([(u, i, ms // 1000) for u, i, ms in clicks()])).data
     assert whole.interactions.nanosecond is None
     assert whole.events.nanosecond is None
 
@@ -183,17 +183,17 @@ def test_a_new_file_for_a_grown_data_set_keeps_the_order_within_a_second(shop, r
 # Ties: what the finest time does not decide.
 
 
-def test_ties_of_a_newest_first_file_are_turned_round(shop, engine):
+def test_ties_of_a_newest_first_file_are_turned_round(shop):
     rows = [(user, item, ms // 1000) for user, item, ms in clicks()]
-    found = shop(csv(rows), engine=engine)
+    found = shop(csv(rows))
     assert found.histories == RIGHT
     assert found.counts["events_at_the_same_time"] == 9
     assert "newest first" in found.notes
 
 
 @pytest.mark.parametrize("sign", [1, -1], ids=["oldest-first", "newest-first"])
-def test_events_within_a_second_are_no_ties_and_no_baskets(shop, engine, sign):
-    found = shop(csv([(u, i, ms * 1000 + 7) for u, i, ms in clicks()[::sign]]), engine=engine)
+def test_events_within_a_second_are_no_ties_and_no_baskets(shop, sign):
+    found = shop(csv([(u, i, ms * 1000 + 7) for u, i, ms in clicks()[::sign]]))
     assert found.histories == RIGHT
     assert "newest first" not in found.notes
     assert "share their time" not in found.notes
@@ -201,18 +201,18 @@ def test_events_within_a_second_are_no_ties_and_no_baskets(shop, engine, sign):
     assert "events_at_the_same_time" not in found.counts
 
 
-def test_ties_of_an_oldest_first_file_stay(shop, engine):
+def test_ties_of_an_oldest_first_file_stay(shop):
     rows = [(user, item, ms // 1000) for user, item, ms in reversed(clicks())]
-    found = shop(csv(rows), engine=engine)
+    found = shop(csv(rows))
     assert found.histories == RIGHT
     assert found.counts["events_at_the_same_time"] == 9
     assert "newest first" not in found.notes
 
 
-def test_ties_of_a_file_in_no_order_stay(shop, engine):
+def test_ties_of_a_file_in_no_order_stay(shop):
     times = [T + DAY * ((7 * n) % 10) for n in range(20)]
     rows = [(f"u{n % 2}", item, time) for n, time in enumerate(times) for item in "ab"]
-    found = shop(csv(rows), engine=engine)
+    found = shop(csv(rows))
     assert "newest first" not in found.notes
     assert all(items[:2] == ["a", "b"] for items in found.histories.values())
 
@@ -233,10 +233,10 @@ def test_days_and_months_that_contradict_each_other_are_refused(shop):
     assert found.counts["rows_with_unreadable_times_dropped"] == 7
 
 
-def test_each_file_has_its_own_order_of_day_and_month(shop, raw, engine):
+def test_each_file_has_its_own_order_of_day_and_month(shop, raw):
     (raw / "exports").mkdir()
     (raw / "exports/1.csv").write_text(csv(dates("%d/%m/%Y", range(1, 29))))
-    found = shop(csv(dates("%m/%d/%Y", range(1, 29), 4)), file="exports/2.csv", engine=engine)
+    found = shop(csv(dates("%m/%d/%Y", range(1, 29), 4)), file="exports/2.csv")
     times = np.unique(found.data.interactions.timestamp).astype("datetime64[s]")
     assert {str(time)[:7] for time in times} == {"2024-03", "2024-04"}
     assert len(times) == 56

@@ -117,23 +117,6 @@ def test_every_kind_of_dirt_is_found(export: Path, prepare: Callable[..., Datase
     }  # fmt: skip
 
 
-def test_a_streamed_export_is_cleaned_the_same(
-    export: Path, prepare: Callable[..., Dataset], home: Path
-) -> None:
-    pytest.importorskip("duckdb", reason="streaming needs pip install 'recbeam[large]'")
-    found = []
-    for engine in ("memory", "stream"):
-        data = prepare(
-            source="table", path="events.csv", items="items.csv", engine=engine, force=True
-        )
-        info = read_manifest(home / "datasets/t").info
-        found.append((info, data.behaviours, data.events._asdict()))
-    (info, types, rows), (other_info, other_types, other_rows) = found
-    assert (info, types) == (other_info, other_types)
-    for name, column in rows.items():
-        np.testing.assert_array_equal(column, other_rows[name], name)
-
-
 def test_items_of_an_export_are_clean(export: Path) -> None:
     path = str(export)
     data = build(DataConfig(source="table", path=path, items=str(export.with_name("items.csv"))))
@@ -433,12 +416,9 @@ def test_a_small_export_is_split_by_user(raw: Path) -> None:
     assert "fewer than 30" in made.report.notes[-1]
 
 
-@pytest.mark.parametrize("engine", ["memory", "stream"])
 def test_what_users_saw_after_their_last_purchase_is_kept(
-    raw: Path, prepare: Callable[..., Dataset], engine: str
+    raw: Path, prepare: Callable[..., Dataset]
 ) -> None:
-    if engine == "stream":
-        pytest.importorskip("duckdb", reason="streaming needs pip install 'recbeam[large]'")
     told = ["view a", "purchase b", "view c", "purchase d", "view e", "view f"]
     rows = [
         f"u{user},{item}{user % 3},{T + 90 * DAY * user + 3600 * n},{kind}"
@@ -446,7 +426,7 @@ def test_what_users_saw_after_their_last_purchase_is_kept(
         for n, (kind, item) in enumerate(map(str.split, told))
     ]
     write(raw / "e.csv", ["user,item,ts,event", *rows])
-    made = prepare(source="table", path="e.csv", split="leave-one-out", engine=engine)
+    made = prepare(source="table", path="e.csv", split="leave-one-out")
     for user in range(9):
         own = made.interactions.user == made.interactions.user_ids.tolist().index(f"u{user}")
         items = made.item_ids[made.interactions.item[own]].tolist()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,7 +11,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recsys.artifacts import write_artifact
 from recsys.data.cleaning import CleanConfig
 from recsys.data.histories import (
     Facts,
@@ -22,9 +20,8 @@ from recsys.data.histories import (
     pieces_left,
     unwanted_by_rule,
 )
-from recsys.data.prepare import DataConfig, build, write_streamed
+from recsys.data.prepare import DataConfig, build
 from recsys.data.report import Report
-from recsys.dataset import Dataset
 from recsys.errors import DataError
 
 NAMES = ("view", "cart", "purchase", "return")
@@ -40,13 +37,6 @@ def unwanted(known: Facts, config: CleanConfig, report: Report) -> list[int]:
     """The users that any rule drops."""
     rules = unwanted_by_rule(known, config, report)
     return sorted(user for users in rules.values() for user in np.flatnonzero(users).tolist())
-
-
-def write_artifact_of(config: DataConfig, folder: Path) -> None:
-    """Write a data set part by part."""
-    info: dict[str, Any] = {}
-    with write_artifact(folder, "dataset", info=info) as part:
-        info |= write_streamed(config, part)[0]
 
 
 def cleaner(names: tuple[str, ...] = NAMES, **config: Any) -> tuple[HistoryCleaner, Report]:
@@ -208,21 +198,14 @@ def test_pieces_left_equal_a_loop(rows: list[tuple[int, int, float]]) -> None:
     assert pieces_left(user, item, signed.astype(float)).tolist() == expected
 
 
-@pytest.mark.parametrize("engine", ["memory", "stream"])
-def test_partial_returns_of_a_wholesaler(tmp_path, engine) -> None:
+def test_partial_returns_of_a_wholesaler(tmp_path) -> None:
     """By hand: of u0's and u1's purchases of ten pieces, three and ten are returned."""
     rows = [f"u{n},i{n % 5},2024-01-{1 + n % 9:02} 10:00:00,10" for n in range(40)]
     rows += [f"u{n},i{(n + 1) % 5},2024-02-{1 + n % 9:02} 10:00:00,1" for n in range(40)]
     rows += ["u0,i0,2024-03-01 10:00:00,-3", "u1,i1,2024-03-01 10:00:00,-10"]
     (tmp_path / "events.csv").write_text("\n".join(["customer,sku,bought_at,quantity", *rows]))
-    settings = {"source": "table", "path": str(tmp_path / "events.csv"), "engine": engine}
-    if engine == "memory":
-        made = build(DataConfig(**settings))
-        data, report = made.dataset, made.report
-    else:
-        folder = tmp_path / "made"
-        write_artifact_of(DataConfig(**settings), folder)
-        data, report = Dataset.load(folder), None
+    made = build(DataConfig(source="table", path=str(tmp_path / "events.csv")))
+    data, report = made.dataset, made.report
     user, item = data.interactions.user_ids, data.item_ids
     pairs = {(user[u], item[i]) for u, i in zip(data.events.user, data.events.item, strict=True)}
     assert len(data.interactions) == 79, "only u1's purchase goes"
@@ -237,28 +220,19 @@ def test_partial_returns_of_a_wholesaler(tmp_path, engine) -> None:
     assert len(left) == 39, "those of one piece are not written"
     assert left["u0", "i0"] == 7
     assert {pieces for pair, pieces in left.items() if pair != ("u0", "i0")} == {10}
-    if report is not None:
-        assert report.counts["partial_returns_dropped"] == 1
+    assert report is not None
+    assert report.counts["partial_returns_dropped"] == 1
 
 
-@pytest.mark.parametrize("engine", ["memory", "stream"])
-def test_equal_lines_add_their_pieces(tmp_path, engine) -> None:
+def test_equal_lines_add_their_pieces(tmp_path) -> None:
     """By hand: b buys p1 on two equal lines and returns one; c returns both pieces of p2."""
     rows = [f"{n},2026-01-{1 + n % 9:02} 10:00,u{n},i{n % 5},1" for n in range(40)]
     rows += ["900,2026-02-01 10:00,b,p1,1"] * 2 + ["901,2026-02-02 10:00,b,p1,-1"]
     rows += ["902,2026-02-01 10:00,c,p2,2"] + ["903,2026-02-02 10:00,c,p2,-1"] * 2
     file = tmp_path / "orders.csv"
     file.write_text("\n".join(["order_id,date,customer,sku,quantity", *rows]))
-    config = DataConfig(source="table", path=str(file), engine=engine)
-    if engine == "memory":
-        made = build(config)
-        data, decisions = made.dataset, made.decisions
-    else:
-        info: dict[str, Any] = {}
-        with write_artifact(tmp_path / "made", "dataset", info=info) as part:
-            info |= write_streamed(config, part)[0]
-        decisions = info["decisions"]
-        data = Dataset.load(tmp_path / "made")
+    made = build(DataConfig(source="table", path=str(file)))
+    data, decisions = made.dataset, made.decisions
     user, item = data.interactions.user_ids, data.item_ids
     pairs = {(user[u], item[i]) for u, i in zip(data.events.user, data.events.item, strict=True)}
     assert ("b", "p1") in pairs

@@ -25,7 +25,7 @@ from recsys.splits import TEST, TRAIN, VALID
 
 
 def read(source: str, path: str, **section: Any) -> RawData:
-    return READERS[source].read(DataConfig(source=source, path=path, **section).reader())
+    return READERS[source].read(DataConfig(source=source, path=path, **section).reader()).gather()
 
 
 def files(source: str, path: str, **section: Any) -> dict[str, str]:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from recsys.data.memory import Prepared
+from recsys.data.engine import Prepared
 from recsys.data.prepare import DataConfig, build
 from recsys.data.stats import describe
 from recsys.errors import DataError

@@ -142,17 +142,6 @@ def test_an_export_of_shopify(run: Run, raw: Path) -> None:
     assert prices["SH-007"] == 17
 
 
-def test_a_streamed_export_is_the_same(run: Run, raw: Path) -> None:
-    pytest.importorskip("duckdb", reason="streaming needs pip install 'recbeam[large]'")
-    found = []
-    for name, rows in (("shopify.csv", shopify()), ("retail.csv", online_retail())):
-        for engine in ("memory", "stream"):
-            data = run(write(raw / name, rows), "--set", f"data.engine={engine}")
-            found.append((run.info, data.items.to_pylist(), [c.tolist() for c in data.events[:5]]))
-    assert repr(found[0]) == repr(found[1])
-    assert repr(found[2]) == repr(found[3])
-
-
 def test_an_export_of_guests_alone(run: Run, raw: Path) -> None:
     rows = [row | {"Lineitem sku": ""} for row in shopify(email=False)]
     data = run(write(raw / "guests.csv", rows))
@@ -500,10 +489,7 @@ def labels(data: Dataset) -> list[tuple[str, int, int]]:
     )
 
 
-@pytest.mark.parametrize("engine", ["memory", "stream"])
-def test_a_basket_is_held_out_as_a_whole(run: Run, raw: Path, engine: str) -> None:
-    if engine == "stream":
-        pytest.importorskip("duckdb", reason="streaming needs pip install 'recbeam[large]'")
+def test_a_basket_is_held_out_as_a_whole(run: Run, raw: Path) -> None:
     rows = [
         {"customer": f"c{n}", "sku": f"P{(n + 3 * day + line) % 9}", "date": f"2026-01-{day:02d}"}
         for n in range(25)
@@ -511,8 +497,7 @@ def test_a_basket_is_held_out_as_a_whole(run: Run, raw: Path, engine: str) -> No
         for line in range(3)
     ]
     file = write(raw / "orders.csv", rows)
-    options = ("--set", f"data.engine={engine}", "--set", "data.split=leave-one-out")
-    data = run(file, *options)
+    data = run(file, "--set", "data.split=leave-one-out")
     assert data.baskets
     assert any("accident of the file" in note for note in run.info["notes"])
     found = labels(data)

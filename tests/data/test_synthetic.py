@@ -21,7 +21,7 @@ def shop() -> Dataset:
 
 
 def test_one_seed_gives_one_shop() -> None:
-    one, same, other = (generate(SMALL, seed) for seed in (1, 1, 2))
+    one, same, other = (generate(SMALL, seed).gather() for seed in (1, 1, 2))
     assert one.events.equals(same.events)
     assert one.items.equals(same.items)
     assert not one.events.equals(other.events)
@@ -29,7 +29,7 @@ def test_one_seed_gives_one_shop() -> None:
 
 @pytest.mark.parametrize(("users", "items"), [(1, 240), (50, 241), (300, 5_000)])
 def test_the_shop_has_the_size_that_was_asked_for(users: int, items: int) -> None:
-    raw = generate(SyntheticConfig(users=users, items=items))
+    raw = generate(SyntheticConfig(users=users, items=items)).gather()
     assert raw.items.num_rows == items
     assert len(raw.events["user"].unique()) == users
     titles = raw.items["title"].to_pylist()

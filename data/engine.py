@@ -1,0 +1,365 @@
+"""Prepares the events of a source: cleans, filters, splits and writes them.
+
+Everything that needs all events at once is done by DuckDB (`recsys.data.event_table`); the rules
+for histories and the splits see whole users, part by part. Memory holds a part of the rows, a few
+numbers per user and item, and the catalog, so that data of any size take the same path.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from recsys.data import event_table
+from recsys.data.event_table import EventTable, connected
+from recsys.data.histories import Cleaned, Facts, HistoryCleaner
+from recsys.data.raw import EVENT_COLUMNS, EventStream, ItemCatalog, RawData, check_items
+from recsys.data.report import Report
+from recsys.data.rules import Rules, Split, by_time, decided_rules, in_baskets, too_few
+from recsys.data.stats import Tally
+from recsys.dataset import (
+    DISLIKED,
+    DISLIKED_COLUMNS,
+    PIECES,
+    PIECES_COLUMNS,
+    Dataset,
+    Events,
+    write_catalog,
+    write_events,
+)
+from recsys.errors import ConfigError
+from recsys.interactions import Behaviour
+from recsys.progress import track
+from recsys.splits import (
+    ENOUGH_USERS,
+    dates_of_shares,
+    label_baskets,
+    label_ends,
+    label_last_targets,
+    label_times,
+    starts_session,
+    tied_events,
+    users_to_ask,
+)
+
+MEMORY_GB = 8.0
+NEWEST_FIRST = (
+    "The file is newest first, so events of a user at the same time count in the opposite order of "
+    "the file."
+)
+SIDES = {
+    "disliked": (DISLIKED, DISLIKED_COLUMNS, {"timestamp": "BIGINT", "stands": "BOOLEAN"}),
+    "pieces": (PIECES, PIECES_COLUMNS, {"pieces": "FLOAT"}),
+}
+"""Tables beside the events: file, columns, and types of those in DuckDB besides the ids."""
+
+
+class Written(NamedTuple):
+    """What was written.
+
+    Attributes:
+        stats: as from `recsys.data.stats.describe`.
+        decisions: the count of each decision that was taken; zero counts are omitted.
+        split: the kind of split that was used.
+    """
+
+    stats: dict[str, Any]
+    decisions: dict[str, int]
+    split: Split
+
+
+class Prepared(NamedTuple):
+    """A data set in memory.
+
+    Attributes:
+        dataset: the canonical data.
+        split: the kind of split that was used.
+        decisions: as in `Written`.
+        report: of a source that was cleaned.
+    """
+
+    dataset: Dataset
+    split: Split
+    decisions: dict[str, int]
+    report: Report | None = None
+
+
+def collect(source: EventStream, rules: Rules) -> Prepared:
+    """Prepare a source as `prepare` does, and read the data set into memory."""
+    with tempfile.TemporaryDirectory(prefix="recsys-data-") as folder:
+        written = prepare(source, rules, Path(folder), MEMORY_GB)
+        dataset = Dataset.read(Path(folder))
+    return Prepared(dataset, written.split, written.decisions, source.report)
+
+
+def in_time_order(raw: RawData) -> pa.Table:
+    """The events of an export by user, then time, with `user_id` and `item_id`."""
+    with (
+        tempfile.TemporaryDirectory(prefix="recsys-data-") as folder,
+        connected(Path(folder), MEMORY_GB) as connection,
+    ):
+        events = EventTable(connection, [raw.events])
+        _sort(events, raw.report or Report())
+        others = [name for name in EVENT_COLUMNS if name in events.columns][2:]
+        return events.with_ids("events", others).read_all()
+
+
+def prepare(source: EventStream, rules: Rules, folder: Path, memory_gb: float) -> Written:
+    """Write the data set of a source into `folder` (an artifact being written).
+
+    Args:
+        source: its events are read once.
+        rules: how rows are filtered and split.
+        folder: gets the files of a data set (`recsys.dataset`), with more than one file of events
+            if there are many; temporary files are written here too.
+        memory_gb: memory limit of the process, in GiB.
+
+    Raises:
+        ConfigError: a rule that cannot be applied to this source.
+        DataError: a malformed source, or no rows are left.
+    """
+    with connected(folder / "spilled", memory_gb) as connection:
+        events = EventTable(connection, source.events)
+        catalog = source.read_items(pa.table({"item": events.items}))
+        check_items(events.items, catalog.items, catalog.codes)
+        if rules.min_rating is not None and "rating" not in events.columns:
+            raise ConfigError(
+                f"data.min_rating={rules.min_rating}: this source has no ratings; leave it out"
+            )
+        behaviours = _histories(events, source, rules, folder)
+        if rules.min_rating is not None:
+            events.drop_ratings_below(rules.min_rating)
+        if rules.k_core:
+            events.k_core(rules.k_core)
+            catalog = _in_core(catalog, events)
+        if rules.min_length:
+            events.drop_short(rules.min_length)
+        return _Writer(events, catalog, source, rules, behaviours).write(folder)
+
+
+def _histories(
+    events: EventTable, source: EventStream, rules: Rules, folder: Path
+) -> tuple[Behaviour, ...]:
+    """Sort the events and drop duplicates; apply the rules for whole histories to exports.
+
+    Returns:
+        the types of events that are left.
+    """
+    report = source.report
+    if report is None:
+        events.sort()
+        events.drop_duplicates(rules.duplicates)
+        events.check("duplicate_rows_dropped")
+        return ()
+    report.rows = report.rows or events.rows
+    _sort(events, report)
+    names = source.behaviours
+    facts = Facts.of(events.users, events.kinds(), events.ratings(), len(names))
+    cleaner = HistoryCleaner(facts, rules.clean, names, rules.roles, report)
+    for rule, users in cleaner.unwanted.items():
+        if users.any():
+            items = events.drop_users(np.flatnonzero(users))
+            report.removed[rule].items = set(items.tolist())
+    events.check("events_of_bots_dropped")
+    before = events.rows
+    events.drop_duplicates(rules.duplicates)
+    report.remove("duplicate_rows_dropped", before - events.rows, items=None)
+    report.add("pieces_of_equal_rows_added", events.counts.pop("pieces_of_equal_rows_added", 0))
+    report.add("events_at_the_same_time", events.ties)
+    for name, (_, _, kinds) in SIDES.items():
+        events.create(name, user="INTEGER", item="INTEGER", **kinds)
+    columns = events.columns - {"behaviour", "quantity", "content"}
+    columns |= {"behaviour"} if cleaner.behaviours else set()
+    events.replace(_cleaned(events, cleaner), columns)
+    report.check_removed(events.users, rules.clean.most_removed, decided_rules(rules))
+    events.check("negative_events_dropped")
+    for name, (file, schema, _) in SIDES.items():
+        if events.value(f"SELECT count(*) FROM {name}"):  # noqa: S608
+            with pq.ParquetWriter(folder / file, schema) as writer:
+                for batch in events.with_ids(name, schema.names[2:]):
+                    writer.write_table(pa.Table.from_batches([batch]).cast(schema))
+    return cleaner.behaviours
+
+
+def _sort(events: EventTable, report: Report) -> None:
+    """Sort the events of an export, which may be newest first."""
+    turned = events.newest_first
+    events.sort(turned=turned)
+    if turned and events.ties:
+        report.note(NEWEST_FIRST)
+
+
+def _cleaned(events: EventTable, cleaner: HistoryCleaner) -> Iterator[dict[str, NDArray[Any]]]:
+    """The rows that are kept, part by part; disliked items and pieces go to their tables."""
+    for part in events.parts():
+        part.pop("content", None)
+        found: Cleaned = cleaner.clean(part)
+        events.insert("disliked", pa.table(found.disliked))
+        events.insert("pieces", pa.table(found.pieces))
+        yield {name: values[found.keep] for name, values in found.columns.items()}
+
+
+def _in_core(catalog: ItemCatalog, events: EventTable) -> ItemCatalog:
+    """The items that have events, with their codes."""
+    known = events.items.filter(pa.array(events.events_of("item") > 0))
+    stays = pc.is_in(catalog.items["item_id"], value_set=known)
+    counts = {"items_outside_core_dropped": pc.sum(pc.invert(stays)).as_py() or 0}
+    codes = None if catalog.codes is None else catalog.codes[stays.to_numpy()]
+    return ItemCatalog(catalog.items.filter(stays), codes, catalog.counts | counts)
+
+
+@dataclass
+class _Writer:
+    """Splits and writes events that are cleaned and filtered."""
+
+    events: EventTable
+    catalog: ItemCatalog
+    source: EventStream
+    rules: Rules
+    behaviours: tuple[Behaviour, ...]
+
+    def __post_init__(self) -> None:
+        self.has_time = "timestamp" in self.events.columns
+        self.is_target = np.array([b.role == "target" for b in self.behaviours] or [True])
+
+    def write(self, folder: Path) -> Written:
+        """Write the files of the data set."""
+        left = self.events.events_of("user")
+        ids = self.catalog.items["item_id"].combine_chunks()
+        user_numbers = (np.cumsum(left > 0) - 1).astype(np.int32)
+        item_numbers = np.asarray(
+            pc.fill_null(pc.index_in(self.events.items, value_set=ids), -1), np.int32
+        )
+        split, dates = self._split()
+        baskets = self._in_baskets()
+        tally, several = Tally(len(ids)), self.events.rows > event_table.PART_ROWS
+        with track("writing events", self.events.rows) as bar:
+            for number, columns in enumerate(self.events.parts()):
+                columns["user"] = user_numbers[columns["user"]]
+                columns["item"] = item_numbers[columns["item"]]
+                part = self._events(columns, split, dates, baskets)
+                write_events(
+                    folder,
+                    part,
+                    has_time=self.has_time,
+                    behaviours=self.behaviours,
+                    sessions=self.source.sessions,
+                    baskets=baskets,
+                    part=number if several else None,
+                )
+                tally.add(part)
+                bar.advance(len(part.user))
+        users = self.events.users.filter(pa.array(left > 0))
+        write_catalog(folder, users, self.catalog.items, self.catalog.codes)
+        stats = tally.describe(
+            users=len(users),
+            items=self.catalog.items,
+            codes=self.catalog.codes,
+            has_time=self.has_time,
+        )
+        return Written(stats, self._decisions(stats), split)
+
+    def _decisions(self, stats: dict[str, Any]) -> dict[str, int]:
+        """The counts of the reader, the rules and the report, which is finished."""
+        counts = Counter(self.source.counts) | self.catalog.counts | self.events.counts
+        report = self.source.report
+        if report is not None:
+            report.finish(counts, stats["interactions"], stats["items_with_events"])
+        every = dict(counts) | (report.counts if report else {})
+        return {name: count for name, count in every.items() if count}
+
+    def _split(self) -> tuple[Split, tuple[int, int] | None]:
+        """The kind of the split, and of one by time the times of validation and test.
+
+        By default it is the split of the source; else by time for an export with enough users to
+        ask; else leave-one-out.
+        """
+        split, report = self.rules.split, self.source.report
+        if split is None and "split" in self.events.columns:
+            return "own", None
+        if split == "own" and "split" not in self.events.columns:
+            raise ConfigError("data.split: this source has no split of its own")
+        if split == "global-temporal":
+            return split, self._dates()
+        if split is not None or report is None or not self.has_time:
+            return split or "leave-one-out", None
+        dates, sessions = self._dates(), self.source.sessions
+        asked = np.zeros(2, np.int64)
+        for columns in self.events.parts():
+            user, target = columns["user"], self._targets(columns)
+            target &= ~starts_session(user, sessions)
+            asked += users_to_ask(user, label_times(columns["timestamp"], dates), target)
+        if asked.min() < ENOUGH_USERS:
+            report.note(too_few(asked))
+            return "leave-one-out", None
+        report.note(by_time(asked, dates, sessions))
+        return "global-temporal", dates
+
+    def _dates(self) -> tuple[int, int]:
+        """The times at which validation and test begin."""
+        if not self.has_time:
+            raise ConfigError(
+                "data.split: a global-temporal split needs timestamps; this data set has only order"
+            )
+        try:
+            dates = self.rules.dates or dates_of_shares(self.events.times(), self.rules.ratio)
+            label_times(np.zeros(0, np.int64), dates)  # checks their order
+        except ValueError as error:
+            raise ConfigError(f"data.split: {error}") from error
+        return dates
+
+    def _in_baskets(self) -> bool:
+        """Whether events come in baskets, which a report of the source then says."""
+        report = self.source.report
+        if report is None or not self.has_time:
+            return False
+        tied = 0
+        for columns in self.events.parts():
+            tied += tied_events(columns["user"], columns["timestamp"], columns.get("nanosecond"))
+        note = in_baskets(tied, self.events.rows)
+        if note:
+            report.note(note)
+        return bool(note)
+
+    def _targets(self, columns: dict[str, NDArray[Any]]) -> NDArray[np.bool_]:
+        """(n,) whether each event is a target."""
+        if not self.behaviours:
+            return np.ones(len(columns["user"]), bool)
+        return np.asarray(self.is_target[columns["behaviour"]])
+
+    def _events(
+        self,
+        columns: dict[str, NDArray[Any]],
+        split: Split,
+        dates: tuple[int, int] | None,
+        baskets: bool,
+    ) -> Events:
+        """Events of whole users with their labels; with baskets, those of one time count as one."""
+        user = columns["user"]
+        nanosecond, behaviour = columns.get("nanosecond"), columns.get("behaviour")
+        if self.has_time:
+            timestamp = columns["timestamp"]
+        else:
+            timestamp = np.arange(len(user)) - np.searchsorted(user, user)
+        if split == "own":
+            labels = columns["split"]
+        elif dates is not None:
+            labels = label_times(timestamp, dates)
+        elif self.behaviours:
+            labels = label_last_targets(user, self._targets(columns))
+        elif baskets and not self.source.sessions:
+            labels = label_baskets(user, timestamp, nanosecond)
+        else:
+            labels = label_ends(user)
+        rating = columns.get("rating", np.full(len(user), np.nan, np.float32))
+        return Events(user, columns["item"], timestamp, rating, labels, behaviour, nanosecond)
