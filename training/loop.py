@@ -1,7 +1,8 @@
 """The training loop: steps, schedule, validation, checkpoints, log.
 
-`fit` takes a loss module, batches and a validation callback. accelerate connects processes, so the same program runs on a CPU, a GPU, or several under `accelerate launch`:
-each process has all parameters (DDP), or a shard of them (FSDP, torch's `fully_shard` per layer).
+`fit` takes a loss module, batches and a validation callback. accelerate connects processes, so the
+same program runs on a CPU, a GPU, or several under `accelerate launch`: each process has all
+parameters (DDP), or a shard of them (FSDP, torch's `fully_shard` per layer).
 """
 
 from __future__ import annotations
