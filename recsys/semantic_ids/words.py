@@ -9,10 +9,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from scipy import sparse
-from scipy.linalg import svd
-from scipy.sparse.linalg import LinearOperator, eigsh
 
 COMMON = 4096  # terms from which features of items are predicted
+# Passes of the randomised SVD over the matrix and further columns of its sketch: a bound on its
+# time, which methods that iterate until they converge do not have.
+POWER_ITERATIONS = 4
+OVERSAMPLING = 32
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,13 +86,24 @@ def truncated_svd(
 ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
     """(n, <=dim) left singular vectors times the square roots of their singular values.
 
-    Random vectors are drawn from the seed and the largest entry of each column is made positive, so
+    A large matrix is decomposed by the randomised method of Halko, Martinsson and Tropp, "Finding
+    structure with randomness" (2011), which passes a fixed number of times over the matrix. Its
+    random vectors are drawn from the seed and the largest entry of each column is made positive, so
     the result is deterministic. Also returns the (m, <=dim) matrix that maps rows of `matrix` to
     rows of the result.
     """
+    from sklearn.utils.extmath import randomized_svd
+
     matrix = matrix.astype(np.float64)
     if dim < min(matrix.shape):
-        left, values, right = _svds(matrix, dim, np.random.default_rng(seed))
+        left, values, right = randomized_svd(
+            matrix,
+            dim,
+            n_oversamples=OVERSAMPLING,
+            n_iter=POWER_ITERATIONS,
+            random_state=seed,
+            flip_sign=False,
+        )
     else:
         left, values, right = np.linalg.svd(matrix.toarray(), full_matrices=False)
     keep = values > values[0] * 1e-6
@@ -98,29 +111,6 @@ def truncated_svd(
     sign = np.sign(left[np.abs(left).argmax(axis=0), np.arange(left.shape[1])])
     root = np.sqrt(values)
     return np.asarray(left * sign * root, np.float32), np.asarray(right.T * sign / root, np.float32)
-
-
-def _svds(
-    matrix: sparse.csr_array, dim: int, rng: np.random.Generator
-) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
-    """The `dim` largest singular values with their vectors, by ARPACK, the largest first.
-
-    As `scipy.sparse.linalg.svds`, which does not pass its generator on: ARPACK draws new vectors
-    where the rank of the matrix is low, and the result would differ from call to call.
-    """
-    wide = matrix.shape[0] < matrix.shape[1]
-    tall = matrix.T if wide else matrix
-    size, back = tall.shape[1], tall.T
-
-    def apply(x: NDArray[np.float64]) -> NDArray[np.float64]:
-        return np.asarray(back @ (tall @ x))
-
-    gram = LinearOperator((size, size), matvec=apply, matmat=apply, dtype=np.float64)
-    start = rng.standard_normal(size)
-    found = np.linalg.qr(eigsh(gram, k=dim, v0=start, rng=rng)[1])[0]
-    left, values, turn = svd(tall @ found, full_matrices=False)
-    right = turn @ found.T
-    return (right.T, values, left.T) if wide else (left, values, right)
 
 
 def unit_rows(matrix: NDArray[np.floating]) -> NDArray[np.float32]:

@@ -14,7 +14,7 @@ from recsys.interactions import Histories
 from recsys.semantic_ids.collaborative import ppmi_block, predict, sasrec_block
 from recsys.semantic_ids.features import build_features
 from recsys.semantic_ids.settings import FeatureConfig
-from recsys.semantic_ids.words import truncated_svd
+from recsys.semantic_ids.words import POWER_ITERATIONS, truncated_svd
 
 NOTHING = Histories.of([])
 
@@ -155,13 +155,31 @@ def test_the_ppmi_block_is_the_svd_of_a_plain_python_ppmi(seed, users, window):
 
 
 def test_a_matrix_of_low_rank_gives_the_same_svd_each_time():
-    """Twenty equal blocks: rank 20, asked for 40 values, which ARPACK cannot find in one go."""
+    """Twenty equal blocks: rank 20, asked for 40 values."""
     blocks = sparse.csr_array(np.kron(np.diag(np.arange(1.0, 21)), np.ones((10, 10))))
     first, again = truncated_svd(blocks, 40, 0), truncated_svd(blocks, 40, 0)
     assert first[0].tobytes() == again[0].tobytes()
     assert first[1].tobytes() == again[1].tobytes()
     assert first[0].shape == (200, 20)
     np.testing.assert_allclose(first[0] @ first[0].T, blocks.toarray(), atol=1e-4)
+
+
+class Counted(sparse.csr_array):
+    """A matrix that counts how often it is multiplied."""
+
+    products = 0
+
+    def __matmul__(self, other):
+        Counted.products += 1
+        return super().__matmul__(other)
+
+
+def test_the_svd_of_a_matrix_without_large_values_has_a_bound_on_its_work():
+    """All singular values are nearly equal, so methods that iterate until they converge do not."""
+    values = 1 + np.random.default_rng(0).random(3000) * 1e-3
+    rows, _ = truncated_svd(Counted(sparse.diags_array(values).tocsr()), 64, 0)
+    assert rows.shape == (3000, 64)
+    assert Counted.products <= 2 * (POWER_ITERATIONS + 2)
 
 
 def slow_ridge(content, collaborative, new):
