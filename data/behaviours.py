@@ -48,7 +48,11 @@ def check_roles(given: Mapping[object, object]) -> dict[str, Role]:
 
 
 def choose_types(
-    names: Sequence[str], given: Mapping[str, Role], repeated: NDArray[np.int64], users: int
+    names: Sequence[str],
+    given: Mapping[str, Role],
+    repeated: NDArray[np.int64],
+    users: int,
+    column: str = "",
 ) -> Types:
     """The role and weight of each type.
 
@@ -60,6 +64,7 @@ def choose_types(
         given: name -> role, from the settings.
         repeated: (types,) users with at least two events of the type.
         users: number of users.
+        column: the column of the types, for the error.
 
     Raises:
         DataError: the types are numbers of which the settings do not say the meaning.
@@ -75,24 +80,19 @@ def choose_types(
         example = ", ".join(f"{name}: context" for name in numbers[1:])
         example = f"{numbers[0]}: target" + (f", {example}" if example else "")
         raise DataError(
-            f"the types of events are numbers ({', '.join(numbers)}); say what they are with "
-            f"--set 'data.behaviours={{{example}}}' (target, context or negative)"
+            f"the types of events in column {column!r} are numbers ({', '.join(numbers)}); say "
+            f"what they are with --set 'data.behaviours={{{example}}}' (target, context or "
+            "negative), or ignore the column with --set data.columns.behaviour=none"
         )
     levels = [_level(name, given.get(name)) for name in names]
-    notes = [
-        f"The event type {name!r} has no usual name and is taken as context; "
-        f"--set 'data.behaviours={{{name}: target}}' or negative changes that."
-        for name in names
-        if name not in given and level(name) is None
-    ]
+    notes = []
     if "target" in given.values():
         roles = [
             given.get(name, "context" if at else "negative")
             for name, at in zip(names, levels, strict=True)
         ]
     else:
-        floor, note = _target_level(names, given, levels, repeated, users)
-        notes += note
+        floor, notes = _target_level(names, given, levels, repeated, users)
         roles = [
             given.get(name, "negative" if not at else "target" if at >= floor else "context")
             for name, at in zip(names, levels, strict=True)
@@ -102,6 +102,13 @@ def choose_types(
             f"data.behaviours: no type is a target among {', '.join(names)}; name one, for example "
             f"--set 'data.behaviours={{{names[0]}: target}}'"
         )
+    notes += [
+        f"The event type {name!r} has no usual name and is taken as {role}; --set "
+        f"'data.behaviours={{{name}: {'context' if role == 'target' else 'target'}}}' or negative "
+        "changes that."
+        for name, role in zip(names, roles, strict=True)
+        if name not in given and level(name) is None
+    ]
     types = tuple(
         Behaviour(name, role, WEIGHTS[at])
         for name, role, at in zip(names, roles, levels, strict=True)

@@ -17,12 +17,14 @@ import pyarrow.compute as pc
 from recsys.config import check_bounds
 from recsys.data.report import EXAMPLES, Report
 from recsys.data.service_lines import ServiceLines
+from recsys.data.texts import MISSING, NOTHING
 from recsys.data.time_formats import EARLIEST, TimeRules
 from recsys.errors import DataError
 
 TRACKED = r"(?:utm_\w+|gclid|gbraid|wbraid|dclid|fbclid|msclkid|mc_cid|mc_eid|_ga|_gl|yclid)"
 TRACKING = rf"([?&])(?:{TRACKED}=[^&#]*&?)+"
-MISSING = pa.array(["", "null", "none", "nan", "undefined", r"\n", "<na>"])
+NO_ID = pa.concat_arrays([MISSING, NOTHING])
+SHORT_CODE = r"^[A-Za-z]{2,3}$"  # among such codes, NA is one
 
 
 @dataclass(frozen=True)
@@ -111,6 +113,8 @@ class RowCleaner:
         service: recognises the lines that are no products; None drops none.
         rows: rows seen so far.
         unreadable: rows without a readable time so far.
+        short_codes: whether ids of items are short codes, of which NA may be one; None before the
+            first rows.
     """
 
     path: Path
@@ -120,6 +124,7 @@ class RowCleaner:
     service: ServiceLines | None = None
     rows: int = 0
     unreadable: int = 0
+    short_codes: bool | None = None
 
     def clean(self, events: pa.Table, written: Mapping[str, pa.ChunkedArray]) -> pa.Table:
         """The rows that can be used.
@@ -164,6 +169,10 @@ class RowCleaner:
             events = self._without_tracking(events)
         for role in ("user", "item"):
             bad = is_no_id(events[role])
+            if role == "item":
+                if self.short_codes is None:
+                    self.short_codes = are_short_codes(events["item"])
+                bad = is_no_item(events["item"], self.short_codes)
             drop(bad, "rows_without_user_or_item_dropped", role, self.config.missing_ids)
         if self.service is not None:
             bad = self.service.find(events)
@@ -211,7 +220,26 @@ class RowCleaner:
 
 def is_no_id(texts: pa.ChunkedArray | pa.Array) -> pa.ChunkedArray | pa.Array:
     """Whether texts are missing, or stand for a missing value."""
-    return pc.is_in(pc.utf8_lower(pc.fill_null(texts, "")), value_set=MISSING)
+    return pc.is_in(pc.utf8_lower(pc.fill_null(texts, "")), value_set=NO_ID)
+
+
+def are_short_codes(items: pa.ChunkedArray) -> bool:
+    """Whether most ids are codes of two or three letters.
+
+    >>> are_short_codes(pa.chunked_array([["DE", "NA", "FR"]]))
+    True
+    """
+    ids = pc.unique(items)
+    short = pc.fill_null(pc.match_substring_regex(ids, SHORT_CODE), False)
+    return 2 * (pc.sum(short).as_py() or 0) > len(ids)
+
+
+def is_no_item(items: pa.ChunkedArray, short_codes: bool) -> pa.ChunkedArray:
+    """`is_no_id` for ids of items: NA stands for none, unless it may be one of `short_codes`."""
+    missing = is_no_id(items)
+    if short_codes:
+        return missing
+    return pc.or_(missing, pc.equal(pc.utf8_lower(pc.fill_null(items, "")), "na"))
 
 
 def without_tracking(texts: pa.ChunkedArray) -> pa.ChunkedArray:

@@ -100,7 +100,7 @@ def unread_exclusions(
     """
     by_value = (given or {}).get("behaviour") != NO_COLUMN
     found, of_items = [], "id" in roles
-    words = f"{UNAVAILABLE} deletedat" if of_items else EVENT_WORDS["taken_back"][0]
+    words = f"{UNAVAILABLE} deletedat" if of_items else EVENT_WORDS["taken_back"][0].words
     for _, name in free_columns(sample, roles):
         key, values = normalised(name), sample.texts(name)
         if is_of_a_user(name):

@@ -24,13 +24,23 @@ from recsys.data.availability import (
     share_of_answers,
     share_of_plain_answers,
 )
-from recsys.data.column_words import EVENT_FIELDS, EVENT_WORDS, ITEM_WORDS, rank
+from recsys.data.column_words import (
+    EVENT_FIELDS,
+    EVENT_WORDS,
+    ITEM_WORDS,
+    ITEMS,
+    USERS,
+    Groups,
+    order,
+    rank,
+)
 from recsys.data.layouts import refuse_without_header
 from recsys.data.ratings import share_of_points
 from recsys.data.returns import (
     are_kinds,
     knows_order_status,
     read_order_status,
+    share_of_events,
     share_of_taken_back,
 )
 from recsys.data.texts import as_text
@@ -48,10 +58,13 @@ NO_COLUMN = "none"  # the value of a setting that says that no column has the ro
 MAX_TYPES = 60  # distinct names of event types
 MAX_RATINGS = 101  # distinct values of a rating
 SHARE_OF_TIMES = 0.5
+SHARE_OF_EVENTS = 0.5  # of the values of a column such as `type` that must name events
+BLANKS, SHARE_OF_WORDS = r"\S\s+\S", 0.5  # of titles that have a blank between words
 SURE_SHARE = 0.9  # of values that must look like numbers, clocks or answers
 NUMBER = r"^-?\d{1,9}([.,]\d+)?$"
 SCORE = r"^-?(\d|10|\d[.,]\d)([.,]0+)?$"  # of scores
 RATE = r"^([1-9]|10|[1-9][.,]\d)([.,]0+)?$"  # of rates that are ratings: taxes are 0, too
+DECIMAL = r"^-?\d+[.,]\d{1,2}$"
 EXCEL_DAY = r"^[2-6]\d{4}([.,]\d+)?$"  # 33000 is in 1990, and 46000 in 2025
 CLOCK = r"^\d{1,2}:\d{2}(:\d{2}([.,]\d+)?)?( ?[AaPp][Mm])?( Uhr)?$"
 PUBLISHED = (
@@ -144,6 +157,7 @@ def recognise_events(
         roles |= _given(sample, given, EVENT_FIELDS)
     refuse_without_header(sample.path, sample.table, bool(roles))
     known = None if items is None else _best_ids(items, given)
+    doubts: dict[str, list[str]] = {}
 
     def fits(role: str) -> Callable[[str], bool]:
         return lambda name: _content_agrees(role, name, sample, rules)
@@ -170,17 +184,15 @@ def recognise_events(
             found = _by_content(role, sample, roles, fits(role))
         if role == "behaviour" and not found:
             found = [(0, name) for _, name in free_columns(sample, roles) if _is_kind(sample, name)]
-        _take(role, found, sample, roles, EVENT_WORDS[role])
+        doubts |= _take(role, found, roles, EVENT_WORDS[role])
     _take_clock(sample, given, roles)
-    _take_fields(sample, given, roles, items)
-    if "user" not in roles and "session" in roles:
+    _take_fields(sample, given, roles, named_items=items is None and "item" not in doubts)
+    if "user" not in roles and "user" not in doubts and "session" in roles:
         session = roles["session"]
         roles["user"] = Found(session.column, "there are only sessions, so each is taken as a user")
-    for role in ("user", "item"):
-        if role not in roles:
-            raise _unknown(role, sample, [], _only_by_name(role, sample, roles), roles)
-    if "timestamp" not in roles and given.get("timestamp") != FILE_ORDER:
-        raise _without_time(sample, roles)
+    needed = ["user", "item"] + ["timestamp"] * (given.get("timestamp") != FILE_ORDER)
+    if missing := [role for role in needed if role not in roles]:
+        raise _unknown(missing, sample, doubts, roles)
     return roles
 
 
@@ -290,11 +302,13 @@ def recognise_items(
         found = _by_name(role, groups, sample, roles, fits(role))
         if role == "id":
             found = _by_overlap(found, _unnamed(sample, roles, ITEM_WORDS), sample, events)
-        _take(role, found, sample, roles, groups)
+        if role == "title" and not found and "id" in roles:
+            found = _titles_under_names_of_items(sample, roles, "id")
+        doubts = _take(role, found, roles, groups)
+        if role == "id" and "id" not in roles:
+            raise _unknown(["id"], sample, doubts, roles)
         if role == "available" and found:
             _take_published(found, roles)
-    if "id" not in roles:
-        raise _unknown("id", sample, [])
     named = [role for role in ("title", "text") if given.get(role) or role in (mapping or ())]
     if "title" not in roles and not named:
         _take_short_text(sample, roles)
@@ -328,7 +342,7 @@ def _take_short_text(sample: Sample, roles: Roles) -> None:
 
 
 def _take_fields(
-    sample: Sample, given: Mapping[str, str | None], roles: Roles, items: Sample | None
+    sample: Sample, given: Mapping[str, str | None], roles: Roles, *, named_items: bool
 ) -> None:
     """Take the columns of the events that describe items, and a title as the item without an id."""
     for role, groups in EVENT_FIELDS.items():
@@ -336,7 +350,7 @@ def _take_fields(
             continue
         found = _by_name(role, groups, sample, roles, lambda name: bool(len(sample.texts(name))))
         if role == "title" and "item" in roles and not any(place == 0 for place, _ in found):
-            found += _titles_under_names_of_items(sample, roles)
+            found += _titles_under_names_of_items(sample, roles, "item")
         if "item" in roles and role != "price":  # the price of an item changes
             sure = role == "title"  # names such as `Lineitem name`, which variants do not share
             found = [
@@ -346,7 +360,7 @@ def _take_fields(
             ]
         if found:
             roles[role] = Found(found[0][1], "by name: it describes the items")
-    if "item" not in roles and "title" in roles and items is None:
+    if "item" not in roles and "title" in roles and named_items:
         title = roles.pop("title").column
         roles["item"] = Found(title, "there are no item ids, so the names stand for the items")
 
@@ -371,25 +385,26 @@ def _without_titles(found: list[tuple[int, str]], sample: Sample) -> list[tuple[
     return found
 
 
-def _titles_under_names_of_items(sample: Sample, roles: Roles) -> list[tuple[int, str]]:
-    """(1, column) of the free columns such as `Product` that hold titles of items with codes."""
-    if _looks_like(sample.texts(roles["item"].column)) != "codes":
-        return []
-    return [
-        (1, name)
-        for _, name in free_columns(sample, roles)
-        if rank(name, EVENT_WORDS["item"]) == 0 and _looks_like(sample.texts(name)) == "titles"
-    ]
+def _titles_under_names_of_items(sample: Sample, roles: Roles, role: str) -> list[tuple[int, str]]:
+    """(1, column) of the free columns such as `Product` that hold titles beside a column of ids."""
+    codes = _looks_like(sample.texts(roles[role].column)) == "codes"
+    found = []
+    for _, name in free_columns(sample, roles):
+        if rank(name, EVENT_WORDS["item"]) == 0:
+            values = sample.texts(name)
+            words = codes or _share(values, BLANKS) >= SHARE_OF_WORDS
+            found += [(1, name)] if words and _looks_like(values) == "titles" else []
+    return found
 
 
 def _looks_like(values: pa.ChunkedArray) -> Literal["codes", "titles"] | None:
     """Codes have digits and no blanks; most titles have a blank between words, or no digits."""
     if not len(values):
         return None
-    blanks, digits = _share(values, r"\S\s+\S"), _share(values, r"\d")
+    blanks, digits = _share(values, BLANKS), _share(values, r"\d")
     if digits >= SURE_SHARE and blanks <= 1 - SURE_SHARE:
         return "codes"
-    return "titles" if blanks >= 0.5 or digits <= 0.5 else None
+    return "titles" if blanks >= SHARE_OF_WORDS or digits <= 0.5 else None
 
 
 def _is_of_items(sample: Sample, roles: Roles, name: str) -> bool:
@@ -413,9 +428,7 @@ def _repeated(path: Path, name: str, times: int) -> DataError:
     return DataError(f"{path}: {times} columns are called {name!r}; rename all but one")
 
 
-def _given(
-    sample: Sample, given: Mapping[str, str | None], words: Mapping[str, tuple[str, ...]]
-) -> Roles:
+def _given(sample: Sample, given: Mapping[str, str | None], words: Mapping[str, Groups]) -> Roles:
     """The roles that the settings name."""
     roles = {}
     for role in words:
@@ -437,9 +450,7 @@ def free_columns(sample: Sample, roles: Roles) -> list[tuple[int, str]]:
     return [(0, name) for name in sample.table.column_names if name not in taken]
 
 
-def _unnamed(
-    sample: Sample, roles: Roles, words: Mapping[str, tuple[str, ...]]
-) -> list[tuple[int, str]]:
+def _unnamed(sample: Sample, roles: Roles, words: Mapping[str, Groups]) -> list[tuple[int, str]]:
     """The free columns whose names show no role."""
     return [
         (place, name)
@@ -449,7 +460,7 @@ def _unnamed(
 
 
 def _by_name(
-    role: str, groups: tuple[str, ...], sample: Sample, roles: Roles, fits: Callable[[str], bool]
+    role: str, groups: Groups, sample: Sample, roles: Roles, fits: Callable[[str], bool]
 ) -> list[tuple[int, str]]:
     """(rank, column) of the columns whose name fits the role and whose content agrees."""
     found = []
@@ -511,32 +522,26 @@ def _only(found: list[tuple[int, str]]) -> bool:
 
 
 def _take(
-    role: str,
-    found: list[tuple[int, str]],
-    sample: Sample,
-    roles: Roles,
-    groups: tuple[str, ...],
-) -> None:
+    role: str, found: list[tuple[int, str]], roles: Roles, groups: Groups
+) -> dict[str, list[str]]:
     """Give the role to the surest candidate; to all, as `role`, `role 2`, ..., if it is `SEVERAL`.
 
-    Raises:
-        DataError: several equal candidates for a needed role.
+    Returns:
+        role -> equal candidates for a needed role, which nobody gets.
     """
     if not found:
-        return
-    if role in NEEDED and not _only(found):
-        raise _unknown(role, sample, [name for place, name in found if place == found[0][0]])
+        return {}
+    equal = [name for place, name in found if place == found[0][0]]
+    if role in NEEDED and len(equal) > 1:
+        return {role: equal}
     if role in SEVERAL:
         for number, (_, name) in enumerate(found, 1):
             roles[role if number == 1 else f"{role} {number}"] = Found(name, "by name and content")
-        return
-    words = " ".join(groups).split()
-    equal = [name for place, name in found if place == found[0][0]]
-    name = min(
-        equal, key=lambda n: words.index(normalised(n)) if normalised(n) in words else len(words)
-    )
+        return {}
+    name = min(equal, key=lambda name: order(name, groups))
     why = "by name and content" if rank(name, groups) is not None else "by content"
     roles[role] = Found(name, why)
+    return {}
 
 
 def _take_published(found: list[tuple[int, str]], roles: Roles) -> None:
@@ -591,7 +596,9 @@ def _content_agrees(role: str, name: str, sample: Sample, rules: TimeRules) -> b
     if role == "behaviour":
         longest = pc.max(pc.utf8_length(values)).as_py()
         few = distinct <= max(2, len(values) // 2) or len(values) < ENOUGH_ROWS
-        return bool(distinct <= MAX_TYPES and longest <= 60 and few)
+        sure = rank(name, EVENT_WORDS["behaviour"][:1]) is not None
+        said = sure or _share(values, r"^\d+$") == 1 or share_of_events(values) >= SHARE_OF_EVENTS
+        return bool(distinct <= MAX_TYPES and longest <= 60 and few and said)
     if role == "available":
         return share_of_answers(values) >= SURE_SHARE
     if role == "taken_back":
@@ -623,75 +630,79 @@ def is_of_a_user(name: str) -> bool:
     return any(rank(part, EVENT_WORDS["user"]) is not None for part in name.split(".")[:-1])
 
 
-def _only_by_name(role: str, sample: Sample, roles: Roles) -> str:
-    """A free column by whose name it has users or items, but without a repeated value; or ''."""
-    for _, name in free_columns(sample, roles):
-        values = sample.texts(name)
-        filled = len(values) > 0 and len(values) == len(pc.unique(values))
-        if rank(name, EVENT_WORDS[role]) is not None and filled:
-            return name
-    return ""
-
-
-def _most_like_ids(sample: Sample, roles: Roles) -> str:
-    """The free column with most values that repeat; `NAME` if there is none."""
-    found = {}
-    for _, name in free_columns(sample, roles):
-        values = sample.texts(name)
-        distinct = pc.count_distinct(values).as_py()
-        if 1 < distinct < len(values):
-            found[name] = distinct
-    return max(found, key=lambda name: found[name], default="NAME")
-
-
 def _unknown(
-    role: str, sample: Sample, equal: list[str], like: str = "", roles: Roles | None = None
+    missing: list[str], sample: Sample, doubts: Mapping[str, list[str]], roles: Roles
 ) -> DataError:
-    """The error for a role that several columns, or none, could have.
-
-    `like` names a column whose name fits, but which has another value in every row.
-    """
-    could = " and ".join(map(repr, equal))
-    start = f"both {could} could be" if equal else "no column is recognised as"
-    best = equal[0] if equal else like or _most_like_ids(sample, roles or {})
-    setting = "--column " + shlex.quote(f"{role}={best}")
-    why = ""
-    if like:
-        why = (
-            f" (the name of {like!r} fits, but no value of it occurs twice in the first rows, and "
-            f"recommendations are learned from {NEEDED[role]} of several events)"
+    """The error for roles that no column, or several columns, could have: all of them at once."""
+    reasons, named = [], dict(roles)
+    for role in missing:
+        reason, column = _why_unknown(role, sample, doubts.get(role, []), named)
+        reasons.append(reason)
+        named[role] = Found(column, "")
+    options = " ".join(
+        f"--column {shlex.quote(f'{role}={named[role].column}')}" for role in missing
+    )
+    settings = ", ".join(f"data.columns.{role}" for role in missing)
+    order_of_file = title = ""
+    if "timestamp" in missing:
+        order_of_file = (
+            f" {FILE_ORDER!r} says that the rows of each user are in order of time; a column of "
+            "times is named in its place."
         )
-    title = ""
     if sample.table.num_columns == 1:
         title = " If lines such as a title stand above the names of the columns, delete them."
     return DataError(
-        f"{sample.path}: {start} {NEEDED[role]}{why}; name the column with {setting} "
-        f"(data.columns.{role}).{title} The columns are:\n{sample.show()}"
+        f"{sample.path}: {'; '.join(reasons)}. Say it with {options} ({settings}); see whether "
+        f"these are the right columns.{order_of_file}{title} The columns are:\n{sample.show()}"
     )
 
 
-def _without_time(sample: Sample, roles: Roles) -> DataError:
-    """The error for events without times; it names a column that looks like a time."""
+def _why_unknown(role: str, sample: Sample, equal: list[str], roles: Roles) -> tuple[str, str]:
+    """Why a role is not known, and the column that a command may name."""
+    if role == "timestamp":
+        return _without_time(sample, roles), FILE_ORDER
+    what = NEEDED[role]
+    if equal:
+        return f"both {' and '.join(map(repr, equal))} could be {what}", equal[0]
+    free = {name: sample.texts(name) for _, name in free_columns(sample, roles)}
+    for name, values in free.items():
+        unique = len(values) > 0 and len(values) == len(pc.unique(values))
+        if rank(name, (ITEM_WORDS if role == "id" else EVENT_WORDS)[role]) is not None and unique:
+            why = (
+                f"no column is recognised as {what} (the name of {name!r} fits, but no value of it "
+                "occurs twice in the first rows, and recommendations are learned from "
+                f"{what} of several events)"
+            )
+            return why, name
+    distinct = {name: pc.count_distinct(values).as_py() for name, values in free.items()}
+    repeated = [
+        name
+        for name, values in free.items()
+        if 1 < distinct[name] < len(values) and _share(values, DECIMAL) < SURE_SHARE
+    ]
+    nouns = [noun for noun in (USERS if role == "user" else ITEMS).split() if len(noun) > 3]
+    alike = [name for name in repeated if any(noun in normalised(name) for noun in nouns)]
+    others = list(free) if len(free) > 1 else []
+    best = max(alike or repeated or others, key=lambda name: distinct[name], default="NAME")
+    return f"no column is recognised as {what}", best
+
+
+def _without_time(sample: Sample, roles: Roles) -> str:
+    """Why events have no time; it names a column that looks like a time."""
     like = [
         n for _, n in free_columns(sample, roles) if rank(n, EVENT_WORDS["timestamp"]) is not None
     ]
-    hint = ""
-    if like:
-        hint = (
-            f" The name {like[0]!r} looks like a time, but most of its values are not times after "
-            "1990 in a known form; correct them, or name it with --column "
-            f"{shlex.quote(f'timestamp={like[0]}')} and see which rows cannot be read. A form that "
-            "is always read is 2026-01-31 14:05:00; months in words are not."
-        )
-        values = sample.texts(like[0])
-        if _share(values, EXCEL_DAY) >= SURE_SHARE:
-            hint = (
-                f" The values of {like[0]!r}, such as {values[0]}, are days since 1900, as "
-                "spreadsheets store times: give the column the format yyyy-mm-dd hh:mm:ss there, "
-                "and export the file again, or take the .xlsx file itself."
-            )
-    return DataError(
-        f"{sample.path}: no column holds the time of the events.{hint} Name the column with "
-        "--column timestamp=NAME (data.columns.timestamp). If the rows of each user are in order "
-        f"of time, say so with --column timestamp={FILE_ORDER}. The columns are:\n{sample.show()}"
+    if not like:
+        return "no column holds the time of the events"
+    values = sample.texts(like[0])
+    hint = (
+        "most of its values are not times after 1990 in a known form; a form that is always read "
+        "is 2026-01-31 14:05:00; months in words are not"
     )
+    if _share(values, EXCEL_DAY) >= SURE_SHARE:
+        hint = (
+            f"its values, such as {values[0]}, are days since 1900, as spreadsheets store times: "
+            "give the column the format yyyy-mm-dd hh:mm:ss there, and export the file again, or "
+            "take the .xlsx file itself"
+        )
+    return f"no column holds the time of the events: {like[0]!r} looks like a time, but {hint}"

@@ -19,7 +19,7 @@ from recsys.data.service_lines import ServiceLines, order_shares, wildcard
 from recsys.data.texts import as_strings
 from recsys.data.time_formats import TimeRules
 
-# Roles of which one shows that events are lines of orders.
+# Roles of which one shows that events are lines of orders; so do events without rating and type.
 ORDERS = frozenset(["session", "quantity", "order_status", "taken_back", "price"])
 Conditions = list[tuple[str, str]]
 
@@ -90,7 +90,7 @@ def look_at(
     )
     all_known = described is not None and described.table.num_rows < SAMPLE_ROWS
     ids = frozenset(known.to_pylist()) if all_known else frozenset()
-    is_order = not ORDERS.isdisjoint(roles)
+    is_order = not ORDERS.isdisjoint(roles) or {"rating", "behaviour"}.isdisjoint(roles)
     plain += known_form.get("no_products", [])
     service = ServiceLines(plain, set(), ids, shares, digits, is_order)
     if items is not None:

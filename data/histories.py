@@ -132,7 +132,8 @@ class HistoryCleaner:
             raise DataError(f"no events are left. {report.in_words()}")
         types = Types((), [])
         if names:
-            types = choose_types(names, roles, facts.repeated, len(facts.user_ids))
+            column = report.mapping.get("events", {}).get("behaviour", "")
+            types = choose_types(names, roles, facts.repeated, len(facts.user_ids), column)
             report_types(report, types, facts.events_of_type)
         self._negative = np.array([b.role == "negative" for b in types.all] or [False])
         self._bought = np.array([level(b.name) == PURCHASE for b in types.all] or [True])
@@ -168,9 +169,10 @@ class HistoryCleaner:
         """
         columns = dict(columns)
         types = columns.get("behaviour", np.zeros(len(columns["user"]), np.uint8))
-        negative = self._negative[types]
+        negative, low = self._negative[types], np.zeros(len(types), np.bool_)
         if "rating" in columns and self._bound is not None:
-            negative = negative | (columns["rating"] <= self._bound)
+            low = ~negative & (columns["rating"] <= self._bound)
+            negative = negative | low
         partial, pieces = negative & self._partial[types], columns.pop("quantity", None)
         left = None
         if pieces is not None:
@@ -184,6 +186,7 @@ class HistoryCleaner:
             keep = self._remove("partial_returns_dropped", columns, keep, partial)
             disliked = _disliked(columns, keep & negative, negative)
             earlier = before_negative(columns["user"], columns["item"], negative)
+            keep = self._remove("low_ratings_dropped", columns, keep, negative & low)
             keep = self._remove("negative_events_dropped", columns, keep, negative)
             keep = self._remove("events_before_negative_dropped", columns, keep, earlier)
         types = columns.pop("behaviour")
@@ -215,8 +218,9 @@ class HistoryCleaner:
         gone, left = keep & bad, keep & ~bad
         users, items = columns["user"], columns["item"]
         lost = np.setdiff1d(users[gone], users[left])
+        by_rating = self._bound is not None and rule != "negative_events_dropped"
         shown = []
-        if self._bound is not None and rule not in self._report.counts:  # said once for all parts
+        if by_rating and rule not in self._report.counts:  # said once for all parts
             shown = [f"ratings of {self._bound:g} and less"]
         self._report.remove(
             rule, int(gone.sum()), shown, items=np.unique(items[gone]).tolist(), users=len(lost)

@@ -14,14 +14,14 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from recsys.data.availability import each, is_missing, read_available, read_plain_yes
-from recsys.data.cleaning import MISSING, CleanConfig
+from recsys.data.cleaning import CleanConfig, are_short_codes, is_no_item
 from recsys.data.column_words import CURRENCY_AT_END, ITEM_WORDS, rank
 from recsys.data.columns import Roles, all_of
 from recsys.data.ids import IdForms
 from recsys.data.item_texts import plain
 from recsys.data.numbers import ANSWER, NO_NUMBER, Numbers, of_numbers, read_numbers
 from recsys.data.report import EXAMPLES, Report
-from recsys.data.texts import as_strings, as_text
+from recsys.data.texts import MISSING, NOTHING, as_strings, as_text
 from recsys.data.time_formats import TimeRules, contradiction, read_moments, show_day_first
 from recsys.dataset import AVAILABILITY
 from recsys.errors import DataError
@@ -37,7 +37,6 @@ LISTS = frozenset(  # names of columns with lists of paths, as in WooCommerce
     ["categories", "kategorien", "categorias", "categorie", "categorieen", "productcategories"]
 )
 LIST = r"(?<!\\),\s*"  # a comma with a backslash is part of a name
-NOTHING = pa.array(["n/a", "#n/a", "n.a.", "-", "--", "---", "–", "—", "(null)", "#null!"])
 NO_CATEGORY = pa.array(["na", "none", "?", "k.a.", "tbd"])
 
 
@@ -56,6 +55,7 @@ class ItemCleaner:
         times: how times are read.
         report: is increased by what was done.
         forms: of the ids of the events.
+        prices: of the same shop, elsewhere; they show what the marks in prices mean.
     """
 
     def __init__(
@@ -66,8 +66,10 @@ class ItemCleaner:
         times: TimeRules,
         report: Report,
         forms: IdForms | None = None,
+        prices: pa.Array | None = None,
     ) -> None:
         self._path, self._config, self._times, self._report = path, config, times, report
+        self._prices = pa.array([], pa.string()) if prices is None else prices
         self._forms = IdForms(report) if forms is None else forms
         self._column = {role: found.column for role, found in roles.items()}
 
@@ -78,7 +80,7 @@ class ItemCleaner:
             DataError: a column of ids or texts that holds no plain values.
         """
         ids = pc.fill_null(self._forms.read("item", table, self._column["id"], self._path), "")
-        known = pc.invert(pc.is_in(pc.utf8_lower(ids), value_set=MISSING))
+        known = pc.invert(is_no_item(ids, are_short_codes(ids)))
         self._count("item_rows_without_id_dropped", pc.invert(known), None)
         table, ids = table.filter(known), ids.filter(known)
         first = first_of_each(ids)
@@ -91,6 +93,7 @@ class ItemCleaner:
         self._count("items_without_title", pc.equal(columns["title"], ""), ids)
         columns["text"] = self._words("text", table, ids)
         columns |= available | self._dates(table)
+        self._prices = pa.concat_arrays([self._prices, *self._own_prices(table)])
         taken = {self._column.get(role) for role in ("id", "title", "text", *AVAILABILITY)}
         taken.update(all_of("unavailable", self._column))
         taken.update(all_of("available", self._column))
@@ -199,9 +202,8 @@ class ItemCleaner:
         if numbers is not None:
             bad = pc.binary_join_element_wise(name, texts, ": ")
             self._count("values_not_read", numbers.bad, bad)
-            if numbers.money:
-                self._count("prices_of_thousands", numbers.thousands, texts)
-                self._count("prices_read", pc.is_valid(numbers.values), texts)
+            self._count("prices_of_thousands", numbers.thousands, texts)
+            self._count("prices_read", numbers.converted, texts)
             return {name: numbers.values}
         self._note_text(name, texts)
         answers = pc.match_substring_regex(texts, ANSWER)
@@ -215,7 +217,12 @@ class ItemCleaner:
         if pa.types.is_integer(column.type) or pa.types.is_floating(column.type):
             return of_numbers(column)
         named = self._is_price(name)
-        return read_numbers(texts, named=named, prices=self._config.prices)
+        return read_numbers(texts, named=named, prices=self._config.prices, others=self._prices)
+
+    def _own_prices(self, table: pa.Table) -> list[pa.Array]:
+        """The distinct texts of each column of prices."""
+        columns = [table[n] for n in dict.fromkeys(table.column_names) if self._is_price(n)]
+        return [pc.unique(texts).drop_null() for texts in columns if pa.types.is_string(texts.type)]
 
     def _note_text(self, name: str, texts: pa.ChunkedArray) -> None:
         """Say that a column stays text although it has the name of a price or many numbers."""

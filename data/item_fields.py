@@ -57,6 +57,12 @@ class ItemFields:
                 self.parts[name] = [_merged(pa.concat_tables(parts))]
         return events.drop_columns(list(self.columns))
 
+    def texts(self, name: str) -> pa.Array:
+        """The distinct values of a field."""
+        parts = [part["value"] for part in self.parts.get(name, [])]
+        chunks = [chunk for part in parts for chunk in part.chunks]
+        return pc.unique(pa.chunked_array(chunks, pa.string()))
+
     def of(self, ids: pa.Array) -> dict[str, pa.Array]:
         """Field -> the value of each item; null where the events have none."""
         found = {}

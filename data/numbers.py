@@ -14,6 +14,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from recsys.data.texts import NOTHING
+
 INTEGER = r"^[+-]?(0|[1-9]\d{0,17})$"  # any such number fits in 64 bits
 PLAIN = (
     r"^[+-]?((0|[1-9]\d*)(\.\d+)?|\.\d+)$"
@@ -40,15 +42,12 @@ EITHER = r"^[+-]?[1-9]\d{0,2}[.,]\d{3}$"  # 1.299: a thousand, or one and a bit
 MONEY_SHARE = 0.9  # of the numbers of a column of prices that have a currency
 MOST_BAD, MOST_BAD_PRICES = 0.05, 0.1  # share of values that are no numbers
 NO_NUMBER = frozenset(
-    ["n/a", "#n/a", "n.a.", "n. a.", "na", "nv", "n.v.", "k.a.", "k. a.", "-", "--", "---", "–",
-     "—", "?", "??", "tbd", "tba", "inf", "+inf", "-inf", "infinity", "+infinity", "-infinity",
-     "nan", "on request", "upon request", "price on request", "auf anfrage",
-     "preis auf anfrage", "sur demande", "prix sur demande", "a consultar", "consultar",
-     "su richiesta", "op aanvraag", "unknown", "unbekannt", "inconnu", "none", "null"]
+    [*NOTHING.to_pylist(), "n. a.", "na", "nv", "n.v.", "k.a.", "k. a.", "?", "??", "tbd", "tba",
+     "inf", "+inf", "-inf", "infinity", "+infinity", "-infinity", "nan", "on request",
+     "upon request", "price on request", "auf anfrage", "preis auf anfrage", "sur demande",
+     "prix sur demande", "a consultar", "consultar", "su richiesta", "op aanvraag", "unknown",
+     "unbekannt", "inconnu", "none", "null"]
 )  # fmt: skip
-
-
-NO_ROWS = pa.chunked_array([], pa.bool_())
 
 
 class Numbers(NamedTuple):
@@ -57,15 +56,16 @@ class Numbers(NamedTuple):
     Attributes:
         values: (rows,) int64 or float64; null where a value is missing or no number.
         bad: (rows,) bool, whether a value was there and is no number.
-        money: whether they are prices with a currency or with a mark for thousands.
-        thousands: (rows,) bool, whether nothing in the column but the name of a price decides that
-            the mark of the value divides thousands, as in 1.299 beside 2.499.
+        converted: (rows,) bool, whether a value is a number that is written in another way, as
+            prices with a currency are.
+        thousands: (rows,) bool, whether nothing but the name of a price decides that the mark of
+            the value divides thousands, as in 1.299 beside 2.499.
     """
 
     values: pa.ChunkedArray
     bad: pa.ChunkedArray
-    money: bool = False
-    thousands: pa.ChunkedArray = NO_ROWS
+    converted: pa.ChunkedArray
+    thousands: pa.ChunkedArray
 
 
 def of_numbers(column: pa.ChunkedArray) -> Numbers | None:
@@ -73,7 +73,7 @@ def of_numbers(column: pa.ChunkedArray) -> Numbers | None:
 
     None if the integers are too long for numbers: they are ids.
     """
-    bad = pa.chunked_array([np.zeros(len(column), bool)])
+    bad = none = pa.chunked_array([np.zeros(len(column), bool)])
     if pa.types.is_floating(column.type):
         if column.type != pa.float64():  # as their shortest texts: .1 of 32 bits is .1
             column = pc.cast(pc.cast(pc.cast(column, pa.float32()), pa.string()), pa.float64())
@@ -81,46 +81,72 @@ def of_numbers(column: pa.ChunkedArray) -> Numbers | None:
         column = pc.if_else(pc.is_finite(column), column, None)
         whole = pc.and_(pc.equal(pc.floor(column), column), pc.less(pc.abs(column), 2.0**53))
         if not pc.all(whole, min_count=1).as_py():
-            return Numbers(column, bad)
+            return Numbers(column, bad, none, none)
     ends = pc.min_max(column)
     if max(abs(ends["min"].as_py() or 0), abs(ends["max"].as_py() or 0)) >= LONG:
         return None
-    return Numbers(pc.cast(column, pa.int64()), bad)
+    return Numbers(pc.cast(column, pa.int64()), bad, none, none)
 
 
-def read_numbers(texts: pa.ChunkedArray, *, named: bool, prices: bool) -> Numbers | None:
+def read_numbers(
+    texts: pa.ChunkedArray, *, named: bool, prices: bool, others: pa.Array | None = None
+) -> Numbers | None:
     """A column of texts as numbers, or None if it is none.
 
     Args:
         texts: without blanks around them; null where missing.
         named: whether the column has the name of a price.
         prices: whether currencies and marks for thousands are read.
+        others: prices of the same shop; they show what a mark means where the column does not.
     """
     encoded = texts.combine_chunks().dictionary_encode()
     words = encoded.dictionary
     if not len(words):
         return None
     rows = np.bincount(encoded.indices.drop_null().to_numpy(), minlength=len(words))
-    found = _prices(words, rows, named) if prices else None
+    marks = decimal_marks(pa.array([], pa.string()) if others is None else others)
+    found = _prices(words, rows, named, marks) if prices else None
     money = found is not None
     if found is None:
         found = _plain(words, rows, named)
     if found is None:
         return None
     bad = pc.fill_null(pc.is_null(found).take(encoded.indices), False)
-    guessed = pa.array([False] * len(words))
-    if money and not pc.any(pc.match_substring_regex(words, CURRENCY)).as_py():
+    guessed = converted = pa.array([False] * len(words))
+    if money:
+        plain = pc.if_else(pc.match_substring_regex(words, PLAIN), words, None)
+        plain = pc.cast(pc.replace_substring_regex(plain, r"^\+", ""), pa.float64())
+        converted = pc.and_(pc.is_valid(found), pc.fill_null(pc.not_equal(plain, found), True))
+    if money and len(marks) != 1 and not pc.any(pc.match_substring_regex(words, CURRENCY)).as_py():
         bare = pc.replace_substring_regex(words, BLANKS, "")
         either = pc.or_(pc.match_substring_regex(bare, EITHER), pc.is_null(found))
         if pc.all(either).as_py():
             guessed = pc.is_valid(found)
-    made = [[values.take(encoded.indices)] for values in (found, guessed)]
+    made = [pc.fill_null(values.take(encoded.indices), False) for values in (converted, guessed)]
     return Numbers(
-        pa.chunked_array(made[0]),
+        pa.chunked_array([found.take(encoded.indices)]),
         pa.chunked_array([bad]),
-        money,
-        pc.fill_null(pa.chunked_array(made[1]), False),
+        *(pa.chunked_array([values]) for values in made),
     )
+
+
+def decimal_marks(prices: pa.Array) -> str:
+    """The marks that surely stand before decimals: a point, a comma, both, or none.
+
+    >>> decimal_marks(pa.array(["1.299", "12.50"])), decimal_marks(pa.array(["1.299,00 €", "8"]))
+    ('.', ',')
+    >>> decimal_marks(pa.array(["1.299", "8,250"]))
+    ''
+    """
+    bare = _bare(prices)
+    clear = bare.filter(pc.invert(pc.match_substring_regex(bare, f"{EITHER}|{COMMAS}")))
+    forms = ((".", POINT), (",", COMMA))
+    return "".join(m for m, form in forms if pc.any(pc.match_substring_regex(clear, form)).as_py())
+
+
+def _bare(prices: pa.Array) -> pa.Array:
+    """Prices without currencies and blanks."""
+    return pc.replace_substring_regex(pc.replace_substring_regex(prices, CURRENCY, ""), BLANKS, "")
 
 
 def _plain(words: pa.Array, rows: NDArray[np.int64], named: bool) -> pa.Array | None:
@@ -166,10 +192,13 @@ def _few_bad(words: pa.Array, bad: pa.Array, rows: NDArray[np.int64], named: boo
     return int(rows[unknown].sum()) <= share * (numbers + int(rows[unknown].sum()))
 
 
-def _prices(words: pa.Array, rows: NDArray[np.int64], named: bool) -> pa.Array | None:
-    """Distinct texts as prices; None without a currency or a mark that has to be understood."""
+def _prices(words: pa.Array, rows: NDArray[np.int64], named: bool, marks: str) -> pa.Array | None:
+    """Distinct texts as prices; None without a currency or a mark that has to be understood.
+
+    `marks` are those that stand before decimals in other prices of the shop.
+    """
     money = pc.match_substring_regex(words, CURRENCY)
-    bare = pc.replace_substring_regex(pc.replace_substring_regex(words, CURRENCY, ""), BLANKS, "")
+    bare = _bare(words)
     either = pc.match_substring_regex(bare, EITHER)
     marked = pc.or_(money, pc.match_substring_regex(words, r",\d"))
     if not pc.any(pc.or_(marked, either) if named else marked).as_py():
@@ -185,13 +214,15 @@ def _prices(words: pa.Array, rows: NDArray[np.int64], named: bool) -> pa.Array |
     if not _few_bad(words, pc.invert(number), rows, named=True):
         return None
     clear = pc.invert(either)
-    has_point = pc.any(pc.and_(form["point"], clear)).as_py()
-    has_comma = pc.any(pc.and_(form["comma"], pc.and_(clear, pc.invert(form["commas"])))).as_py()
     groups = {mark: pc.and_(form[name], clear) for mark, name in ((".", "points"), (",", "commas"))}
+    own_marks = decimal_marks(words)
+    if not own_marks and len(marks) == 1 and not pc.any(pc.or_(groups["."], groups[","])).as_py():
+        own_marks = marks
     # Without a value that shows the form, 1.299 is a thousand, because prices have two decimals.
     thousand = not pc.any(pc.match_substring_regex(words, THREE_DECIMALS)).as_py()
     reading: dict[str, bool | None] = {}  # whether the mark divides thousands
-    for mark, own, other in ((".", has_point, has_comma), (",", has_comma, has_point)):
+    for mark, other_mark in ((".", ","), (",", ".")):
+        own, other = mark in own_marks, other_mark in own_marks
         if own and other:
             reading[mark] = None
         elif pc.any(groups[mark]).as_py() or other:

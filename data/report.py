@@ -30,6 +30,8 @@ class Rule(NamedTuple):
             repeated steps are merged, so that no user and no item is lost by it.
         by_users: whether only the share of the users counts, because the events of one user may be
             most of all.
+        most: the share up to which the rule never asks, whatever `most_removed` is.
+        roles: of the columns that say which events the rule removes.
     """
 
     found: str
@@ -37,6 +39,8 @@ class Rule(NamedTuple):
     otherwise: str = ""
     asks: bool = True
     by_users: bool = False
+    most: float = 0.0
+    roles: tuple[str, ...] = ()
 
 
 RULES: dict[str, Rule] = {
@@ -60,7 +64,6 @@ RULES: dict[str, Rule] = {
     "rows_without_user_or_item_dropped": Rule(
         "rows have no user or no item",
         "dropped",
-        "data.columns.session=NAME takes the number of the order or of the visit as the user; "
         "data.clean.missing_ids=false refuses the file",
     ),
     "rows_of_no_products_dropped": Rule(
@@ -77,6 +80,7 @@ RULES: dict[str, Rule] = {
         "rows are of orders that were cancelled or not paid",
         "dropped; the same users' other events on the items stay",
         "data.clean.cancelled_orders=false keeps them as purchases",
+        roles=("taken_back", "order_status"),
     ),
     "ids_with_a_decimal_place": Rule(
         "ids are whole numbers with a decimal place, as some programs write them",
@@ -153,16 +157,25 @@ RULES: dict[str, Rule] = {
         "data.clean.near_duplicates_minutes=0 keeps them",
         asks=False,
     ),
-    "negative_events_dropped": Rule(
-        "events are dislikes, returns, removals or low ratings",
+    "low_ratings_dropped": Rule(
+        "events have low ratings",
         "not used as positives",
-        "data.clean.negative_feedback=false keeps them; data.behaviours and "
-        "data.clean.negative_rating say what is negative",
+        "data.clean.negative_feedback=false keeps them; data.clean.negative_rating says which "
+        "ratings are low",
+        most=0.5,  # the lower two fifths of a scale are ordinary among reviews
+        roles=("rating",),
+    ),
+    "negative_events_dropped": Rule(
+        "events are dislikes, returns or removals",
+        "not used as positives",
+        "data.clean.negative_feedback=false keeps them; data.behaviours says what is negative",
+        roles=("behaviour", "taken_back", "order_status", "quantity"),
     ),
     "events_before_negative_dropped": Rule(
         "earlier events of the same users are on items that they then disliked or returned",
         "not used as positives",
         "data.clean.negative_feedback=false keeps them",
+        roles=("rating", "behaviour", "taken_back", "order_status", "quantity"),
     ),
     "rows_below_min_rating_dropped": Rule(
         "events are rated below data.min_rating", "dropped", asks=False
@@ -205,12 +218,12 @@ RULES: dict[str, Rule] = {
         "data.clean.item_texts=false keeps them",
     ),
     "prices_read": Rule(
-        "prices have a currency or a decimal comma",
+        "prices have a currency, a decimal comma or a mark for thousands",
         "read as numbers",
         "data.clean.prices=false keeps the texts",
     ),
     "prices_of_thousands": Rule(
-        "prices have three digits after the only mark, as 1.299, and no other price of the column "
+        "prices have three digits after the only mark, as 1.299, and no other price of the shop "
         "shows what the mark means",
         "read as thousands, because prices have two decimals",
         "data.clean.prices=false reads a dot as the decimal point",
@@ -361,7 +374,7 @@ class Report:
             if not rule.by_users:
                 share = max(share, removed.events / max(self.rows, 1))
             asks = rule.asks and row["rule"] not in decided
-            if not asks or share <= most:
+            if not asks or share <= max(most, rule.most):
                 continue
             lost = f" and all of {removed.users:,} of {users:,} users" if removed.users else ""
             shown = f" (e.g. {'; '.join(row['examples'])})" if row["examples"] else ""
@@ -425,14 +438,24 @@ class Report:
         """The cases of each rule with its words, in the order of the rules."""
         for name, rule in RULES.items():
             if name in self.counts:
+                own = [f"--set {rule.otherwise}"] if rule.otherwise else []
                 yield {
                     "rule": name,
                     "count": self.counts[name],
                     "found": rule.found,
                     "done": rule.done,
-                    "otherwise": f"--set {rule.otherwise}" if rule.otherwise else "",
+                    "otherwise": "; ".join([*self._other_columns(rule), *own]),
                     "examples": self.examples.get(name, []),
                 }
+
+    def _other_columns(self, rule: Rule) -> list[str]:
+        """The settings by which the columns are ignored that say what a rule removes."""
+        columns = self.mapping.get("events", {})
+        return [
+            f"--set data.columns.{role.partition(' ')[0]}=none ignores column {column!r}"
+            for role, column in columns.items()
+            if role.partition(" ")[0] in rule.roles
+        ]
 
     def in_words(self) -> str:
         """Why rows were left out, as one line, for an error."""

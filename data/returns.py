@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from recsys.data.availability import answers, each, is_missing, plain_answer
+from recsys.data.column_words import RETURN_LINES
 from recsys.event_names import NOT, PURCHASE, is_partial, is_return, level, normalised
 
 DATE = re.compile(r"\d{4}-\d{1,2}-\d{1,2}|\d{1,2}[./-]\d{1,2}[./-]\d{2,4}|\d{8,13}$")
@@ -46,19 +47,25 @@ KEPT_WORDS = (
     "authorized versendet geliefert abgeschlossen livree expediee enviado entregado "
     "completado spedito consegnato completato verzonden geleverd afgerond"
 )
-CANCELLED, RETURNED, ASKED, DENIED, PAID = (
+# Words of means of payment and of kinds of products: a `Refund voucher` takes nothing back.
+NO_EVENT_WORDS = (
+    "card karte carte tarjeta carta cartao kaart karta paypal visa mastercard klarna cash bank"
+    " transfer wallet prepaid voucher gutschein bono buono simple bundle configurable grouped"
+    " virtual downloadable variable gift geschenk cadeau regalo"
+)
+CANCELLED, RETURNED, ASKED, DENIED, PAID, NO_EVENTS = (
     frozenset(words.split())
-    for words in (CANCELLED_WORDS, RETURNED_WORDS, ASKED_WORDS, DENIED_WORDS, PAID_WORDS)
+    for words in (
+        CANCELLED_WORDS,
+        RETURNED_WORDS,
+        ASKED_WORDS,
+        DENIED_WORDS,
+        PAID_WORDS,
+        NO_EVENT_WORDS,
+    )
 )
 KEPT = PAID | frozenset(KEPT_WORDS.split())
 NEGATIVE = r"^[-\x{2212}]\s*[\d.,]*[1-9]|^[\d.,]*[1-9][\d.,]*-$|^\([\d.,]*[1-9][\d.,]*\)$"
-# Columns that say that a line is a return, and not that the purchase of the line was returned.
-RETURN_LINES = frozenset(
-    ["isreturn", "isrefund", "isreturnline", "isrefundline", "iscreditnote", "iscreditmemo",
-     "isreversal", "return", "refund", "returnflag", "refundflag", "isretoure", "istretoure",
-     "isstorno", "iststorno", "istgutschrift", "estretour", "estavoir", "esdevolucion", "esabono",
-     "ereso", "isretour"]
-)  # fmt: skip
 MOST_KINDS = 20  # distinct values of a column that says what kind of document a line is of
 SURE_KINDS = 0.9  # share of the rows with a kind of a known strength
 LINES = 0.1  # share of filled rows behind the first of an order: more, and a row has its own state
@@ -94,7 +101,7 @@ def is_return_line(name: str) -> bool:
     >>> is_return_line("is_return"), is_return_line("returned")
     (True, False)
     """
-    return normalised(name) in RETURN_LINES
+    return normalised(name) in RETURN_LINES.split()
 
 
 def names_of_returns(texts: pa.ChunkedArray) -> list[str]:
@@ -122,12 +129,21 @@ def are_kinds(texts: pa.ChunkedArray) -> bool:
     """
     if not names_of_returns(texts):
         return False
-    counts = {row["values"]: row["counts"] for row in pc.value_counts(texts).to_pylist()}
-    if any(not KEPT.isdisjoint(_words(kind)) for kind in counts):
+    kinds = pc.unique(texts).to_pylist()
+    if any(not KEPT.isdisjoint(_words(kind)) for kind in kinds):
         return False
-    known = sum(count for kind, count in counts.items() if level(kind) is not None)
-    sold = any(level(kind) == PURCHASE for kind in counts)
-    return sold and known >= SURE_KINDS * len(texts)
+    sold = any(level(kind) == PURCHASE for kind in kinds)
+    return sold and share_of_events(texts) >= SURE_KINDS
+
+
+def share_of_events(texts: pa.ChunkedArray) -> float:
+    """The share of values that name an event, such as `purchase`, and nothing else.
+
+    >>> share_of_events(pa.chunked_array([["view", "purchase", "Refundable voucher", "Card sale"]]))
+    0.5
+    """
+    known = each(texts, lambda text: level(text) is not None and NO_EVENTS.isdisjoint(_words(text)))
+    return float(pc.mean(pc.cast(known, pa.float64())).as_py() or 0.0)
 
 
 def read_order_status(texts: pa.ChunkedArray) -> pa.ChunkedArray:

@@ -49,8 +49,12 @@ class Rules:
 
 def decided_rules(rules: Rules) -> tuple[str, ...]:
     """The rules of cleaning of which the settings say what they remove."""
-    said = rules.clean.negative_rating is not None or "negative" in rules.roles.values()
-    return ("negative_events_dropped", "events_before_negative_dropped") if said else ()
+    decided = []
+    if rules.clean.negative_rating is not None:
+        decided.append("low_ratings_dropped")
+    if "negative" in rules.roles.values():
+        decided.append("negative_events_dropped")
+    return (*decided, "events_before_negative_dropped") if decided else ()
 
 
 def by_time(asked: NDArray[np.int64], dates: tuple[int, int], sessions: bool) -> str:

@@ -30,8 +30,9 @@ SURE = re.compile(
     r"|adjust(ment)?s?|commissions?|rounding"
     r"|\w*versand(kosten|gebuhr)?(pauschale)?|(liefer|fracht|nachnahme|zahlungs|service)\w*"
     r"(kosten|gebuhr|pauschale|zuschlag)|rabatt|preisnachlass|rundung"
-    r"|livraison|frais|remise|arrondi|envios?|descuento|redondeo|spedizione|sconto|arrotondamento"
-    r"|verzend(ing|kosten)|bezorgkosten|korting|afronding"
+    r"|livraison|frais|expedition|remise|arrondi|envios?|descuentos?|redondeo|spedizion[ei]"
+    r"|consegna|sconto|arrotondamento|verzend(ing|kosten)|bezorg(ing|kosten)|korting|afronding"
+    r"|frete|desconto|arredondamento|wysylk[ai]|dostaw[ay]|przesylk[ai]|rabat|zaokraglenie"
 )
 WEAK = re.compile(
     r"fees?|charges?|handling|vouchers?|coupons?|credits?|samples?|manual|tips?|deposits?"
@@ -39,7 +40,15 @@ WEAK = re.compile(
     r"|korrektur|trinkgeld|pfand|spende|versicherung|bons?|echantillons?|correction|pourboire|don"
     r"|consigne|assurance|gastos|cupon|muestras?|correccion|propina|donacion|seguro|spese|buono"
     r"|campion[ei]|correzione|mancia|donazione|assicurazione|toeslag|tegoed|monsters?|correctie"
-    r"|fooi|donatie|statiegeld|verzekering"
+    r"|fooi|donatie|statiegeld|verzekering|giftcards?|geschenkkarten?|geschenkgutscheine?"
+    r"|cadeaubon(nen)?|cadeaukaart(en)?|portes|transportes?|transporti?|trasporto|taxas?|amostras?|gorjeta"
+    r"|doacao|prowizja|oplat[ay]|probk[ai]|napiwek|kaucja"
+)
+GIFT_CARDS = re.compile(
+    r"(?i)\be?[ -]?gift[ -]?(card|voucher|certificate)s?\b"
+    r"|\b(cartes?|bons?|ch[eè]ques?)[ -]cadeaux?\b"
+    r"|\btarjetas? (de )?regalo\b|\b(cart[ae]|buon[oi])[ -]regalo\b|\bcart(ão|ao|ões) presente\b"
+    r"|\bkart[ay] podarunkow[ae]\b"
 )
 CONTEXT_WORDS = (
     "a and of on per by via the for to und der die das de du des la le el del di da en e und y van "
@@ -47,7 +56,7 @@ CONTEXT_WORDS = (
     "gratuit gratuite flat rate economy priority next same day overnight first second class "
     "tracked cash bank payment paypal order cost costs kosten port line item uk eu us usa dhl ups "
     "fedex dpd gls hermes usps royal mail colissimo chronopost mondial relay post poste correos "
-    "postnl dotcom amazon ebay cruk"
+    "postnl dotcom amazon ebay cruk koszt koszty do za na os as portes"
 )
 CONTEXT = frozenset(CONTEXT_WORDS.split())
 Says = Literal["sure", "weak", "part"]
@@ -67,6 +76,7 @@ def says(text: str) -> Says | None:
     >>> says("Toffee"), says("85123A")
     (None, None)
     """
+    text = GIFT_CARDS.sub(" giftcard ", text)
     words = [normalised(word) for word in re.findall(r"[^\W\d_]+", text)]
     sure = [bool(SURE.fullmatch(word)) for word in words]
     weak = [bool(WEAK.fullmatch(word)) for word in words]
@@ -90,6 +100,7 @@ class ServiceLines:
         orders: whether the events are lines of orders; among ratings and clicks, an item that only
             has the name of such a line is one of the shop, unless it stands out.
         dropped: item -> rows that were found.
+        kept: item -> rows of items that are named like such lines, and do not stand out.
     """
 
     patterns: Sequence[str] = ()
@@ -99,6 +110,7 @@ class ServiceLines:
     with_digits: float = 0.0
     orders: bool = True
     dropped: Counter[str] = field(default_factory=Counter)
+    kept: Counter[str] = field(default_factory=Counter)
 
     def __post_init__(self) -> None:
         self._by_id = [re.compile(wildcard(text)) for text in self.patterns if text != KEEP]
@@ -129,8 +141,13 @@ class ServiceLines:
         bad = pc.is_in(key, value_set=chosen)
         if "named" in events.column_names:
             bad = pc.or_(bad, events["named"].combine_chunks())
-        for row in pc.value_counts(events["item"].filter(bad)).to_pylist():
-            self.dropped[row["values"]] += row["counts"]
+        named = pa.array([texts[0][i] for i, t in zip(*distinct.values(), strict=True)
+                          if self._recognises and not {says(texts[0][i]), says(texts[1][t])}
+                          .isdisjoint(("sure", "weak"))], pa.string())  # fmt: skip
+        left = pc.and_(pc.invert(bad), pc.is_in(events["item"], value_set=named))
+        for counter, rows in ((self.dropped, bad), (self.kept, left)):
+            for row in pc.value_counts(events["item"].filter(rows)).to_pylist():
+                counter[row["values"]] += row["counts"]
         return pa.chunked_array([bad])
 
     def is_service(self, item: str, title: str = "") -> bool:
@@ -181,19 +198,29 @@ class ServiceLines:
             )
 
     def summary(self) -> str:
-        """A sentence on what was found; empty for nothing."""
-        if not self.dropped:
-            return ""
+        """What was left out, and what was kept although it has such a name; empty for nothing."""
+        told = []
+        if self.dropped:
+            told.append(
+                "Left out of histories and lists, because they are no products: "
+                f"{self._shown(self.dropped)}. --drop-items none keeps them, --drop-items "
+                "'PATTERN' leaves out others."
+            )
+        if self.kept:
+            told.append(
+                "Kept as items, although they are named like lines that are no products: "
+                f"{self._shown(self.kept)}. --drop-items '{next(iter(self.kept))}', for example, "
+                "leaves one out."
+            )
+        return " ".join(told)
+
+    def _shown(self, lines: Counter[str]) -> str:
         shown = ", ".join(
             f"{item!r} ({rows:,} rows"
             + (f", in {self.shares[item]:.0%} of the orders)" if item in self.shares else ")")
-            for item, rows in self.dropped.most_common(5)
+            for item, rows in lines.most_common(5)
         )
-        more = f" and {len(self.dropped) - 5} more" if len(self.dropped) > 5 else ""
-        return (
-            f"Left out of histories and lists, because they are no products: {shown}{more}. "
-            "--drop-items none keeps them, --drop-items 'PATTERN' leaves out others."
-        )
+        return shown + (f" and {len(lines) - 5} more" if len(lines) > 5 else "")
 
 
 def order_shares(

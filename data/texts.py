@@ -11,6 +11,13 @@ import pyarrow.compute as pc
 from recsys.errors import DataError
 
 UUID_BYTES = 16
+MISSING = pa.array(["", "null", "none", "nan", "undefined", r"\n", "<na>"])
+"""Texts that programs write for no value, in lower case."""
+NOTHING = pa.array(
+    ["n/a", "#n/a", "n.a.", "-", "--", "---", "–", "—", "(null)", "#null!", "(none)", "(not set)",
+     "(empty)", "[null]"]
+)  # fmt: skip
+"""Texts that people write for no value, in lower case; `NA` may be a code."""
 
 
 def in_nfc(texts: pa.ChunkedArray) -> pa.ChunkedArray:

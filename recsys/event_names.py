@@ -72,7 +72,12 @@ FAILED = (
     " unbezahlt echou fallid impagad fallit mislukt"
 )
 PURCHASE, LIKE = 4, 3
+# Words such as `refundable`, `stornierbar` and `rimborsabile` say what may happen, not what did.
+MAY_HAPPEN = re.compile(
+    r"\w{4}(ables?|ibles?|abil[ei]|ibil[ei]|bar|bare[nmrs]?|baar|a?e?hige?[nmrs]?)$"
+)
 RECBOLE = re.compile(r":(token|float)(_seq)?$")
+LETTERS = str.maketrans({"ß": "ss", "ł": "l", "Ł": "l", "ø": "o", "æ": "ae", "œ": "oe"})
 WEIGHTS = (0.0, 0.2, 0.5, 0.8, 1.0)  # by level
 
 
@@ -82,7 +87,7 @@ def normalised(name: str) -> str:
     >>> normalised("Kunden-Nr."), normalised("userId:token"), normalised("order:refunded")
     ('kundennr', 'userid', 'orderrefunded')
     """
-    plain = unicodedata.normalize("NFKD", RECBOLE.sub("", name)).replace("ß", "ss")
+    plain = unicodedata.normalize("NFKD", RECBOLE.sub("", name)).translate(LETTERS)
     return re.sub(r"[^a-z0-9]", "", plain.lower())
 
 
@@ -97,7 +102,7 @@ def level(name: str) -> int | None:
     >>> [level(name) for name in ("Gefällt mir nicht", "notLiked", "nicht gekauft", "order_failed")]
     [0, 0, None, None]
     """
-    key, parts = normalised(name), _parts(name)
+    key, parts = _key(name), _parts(name)
     for number, words in LEVELS:
         if not any(word in key for word in words.split()) and not (
             number == 0 and not RETURN_WORDS.isdisjoint(parts)
@@ -117,7 +122,7 @@ def is_dislike(name: str) -> bool:
     >>> [is_dislike(name) for name in ("thumbs_down", "did not like", "Retoure", "view")]
     [True, True, False, False]
     """
-    key = normalised(name)
+    key = _key(name)
     words = DISLIKES.split()
     return level(name) == 0 and (any(word in key for word in words) or _is_negated(name))
 
@@ -128,7 +133,7 @@ def is_return(name: str) -> bool:
     >>> [is_return(name) for name in ("refund", "Credit memo", "thumbs_down", "remove_from_cart")]
     [True, True, False, False]
     """
-    key = normalised(name)
+    key = _key(name)
     taken = any(word in key for word in RETURNS.split()) or not RETURN_WORDS.isdisjoint(
         _parts(name)
     )
@@ -143,6 +148,15 @@ def is_partial(name: str) -> bool:
     """
     words = _parts(name)
     return "part" in words or any(word.startswith(PART) for word in words)
+
+
+def _key(name: str) -> str:
+    """A name as `normalised`, without the words that say what may happen.
+
+    >>> _key("Refundable voucher"), _key("add_to_cart")
+    ('voucher', 'addtocart')
+    """
+    return "".join(word for word in _parts(name) if not MAY_HAPPEN.search(word))
 
 
 def _parts(name: str) -> list[str]:

@@ -280,7 +280,7 @@ def test_values_that_name_returns_are_read_or_named(column, values, is_read) -> 
 def test_a_column_that_the_first_run_had_is_not_new() -> None:
     events = sample(
         "events.csv", 60, user=lambda row: f"u{row % 9}", item=lambda row: f"s{row % 7}",
-        ts=lambda row: str(1_700_000_000 + row), type=lambda row: ("web", "app")[row % 2],
+        ts=lambda row: str(1_700_000_000 + row), type=lambda row: ("view", "purchase")[row % 2],
     )  # fmt: skip
     mapping = {"user": "user", "item": "item", "timestamp": "ts"}
     roles = mapped(events, {}, mapping, of_items=False)

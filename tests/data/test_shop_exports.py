@@ -277,7 +277,7 @@ STOPPED = {
     ),
     "no user in two of five rows": (
         {"user_id": lambda n: "" if n % 5 < 2 else f"u{n // 12}"},
-        "data.columns.session=NAME",
+        "data.clean.most_removed=1",
     ),
     "users who returned all they had": (
         {

@@ -1,0 +1,288 @@
+"""Kinds of exports that were read wrongly once, each with several inputs and what is right."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Iterable
+
+import pytest
+from typer.testing import CliRunner
+
+from recsys import cli
+from recsys.data.service_lines import says
+from recsys.errors import DataError
+from recsys.event_names import is_return, level
+
+T = 1_700_000_000
+
+
+def table(head: str, rows: Iterable[Iterable[object]], mark: str = ",") -> str:
+    return "\n".join([head, *(mark.join(map(str, row)) for row in rows)]) + "\n"
+
+
+def events(n: int = 180, *more: Callable[[int], object], head: str = "user,item,timestamp") -> str:
+    """Rows of 20 users and 11 items, more than an hour apart, with further columns."""
+    rows = (
+        (f"u{k % 20}", f"p{k * 7 % 11}", T + 5000 * k, *(value(k) for value in more))
+        for k in range(n)
+    )
+    return table(head, rows)
+
+
+# Titles under the name of an item, in the items file
+
+
+@pytest.mark.parametrize(
+    ("ids", "name"),
+    [("SKU", "Product"), ("Artikelnummer", "Artikel"), ("Référence", "Produit"),
+     ("Codice articolo", "Articolo"), ("Código", "Producto"), ("ID", "Towar"), ("isbn", "Book")],
+)  # fmt: skip
+@pytest.mark.parametrize("title", ["Tea pot {}", "Tea {}"])
+def test_titles_of_the_items_file_may_be_called_product(shop, ids, name, title):
+    items = table(f"{ids},{name}", [(f"p{n}", title.format("ABCDEFGHIJK"[n])) for n in range(11)])
+    found = shop(events(), items)
+    assert found.values("title")[:2] == [title.format("A"), title.format("B")]
+    assert name not in found.data.items.column_names
+
+
+def test_titles_beside_ids_in_words(shop):
+    names = [f"{colour} pot" for colour in ("Red", "Blue", "Green", "Grey")]
+    items = table("slug,Product", [(name.lower().replace(" ", "-"), name) for name in names])
+    rows = [(f"u{n % 5}", f"{names[n % 4].lower().replace(' ', '-')}", T + n) for n in range(60)]
+    assert shop(table("user,slug,timestamp", rows), items).values("title") == names
+
+
+# Names of columns in the main languages
+
+
+@pytest.mark.parametrize(
+    "head",
+    ["Codice cliente;Codice articolo;Data ordine;Quantità;Prezzo",
+     "Código de cliente;Código del artículo;Fecha de pedido;Cantidad;Precio unitario",
+     "Numéro client;Réf. article;Date de la commande;Qté;Prix unitaire TTC",
+     "N° de client;Code de l'article;Date d'achat;Quantité;Prix",
+     "Kundennummer;Art.-Nr.;Bestelldatum;Menge;Einzelpreis",
+     "Klantnummer;Nummer van de artikel;Besteldatum;Aantal;Stukprijs",
+     "Código do cliente;Ref. produto;Data do pedido;Quantidade;Preço de venda",
+     "Identyfikator klienta;Kod produktu;Data zamówienia;Ilość;Cena jednostkowa",
+     "Customer No.;Item Code;Purchase Date;Qty ordered;Unit Price"],
+)  # fmt: skip
+def test_columns_are_recognised_in_eight_languages(shop, head):
+    rows = [
+        (f"C{n % 20:03d}", f"A{n * 7 % 11:03d}", f"2026-01-{1 + n % 28:02d} {n % 24:02d}:00", 1,
+         "12.50") for n in range(180)
+    ]  # fmt: skip
+    found = shop(table(head, rows, ";"))
+    roles = {row["role"]: row["column"] for row in found.info["cleaning"]["columns"]}
+    wanted = ("user", "item", "timestamp", "quantity", "price")
+    assert roles == dict(zip(wanted, head.split(";"), strict=True))
+
+
+@pytest.mark.parametrize(
+    ("head", "options"),
+    [
+        ("Wer,Was,Preis", "user=Wer item=Was timestamp=file-order"),
+        ("alpha,beta,gamma", "user=alpha item=beta timestamp=file-order"),
+        ("customer_id,visitor_id,thing", "user=customer_id item=visitor_id timestamp=file-order"),
+        ("Cliente fedele,Vecchio articolo web,x",
+         "'user=Cliente fedele' 'item=Vecchio articolo web' timestamp=file-order"),
+    ],
+)  # fmt: skip
+def test_one_refusal_names_all_columns_with_a_command_that_works(home, raw, head, options):
+    rows = [(f"c{n % 23}", f"a{n % 19}", f"{n % 7}.5") for n in range(120)]
+    (raw / "e.csv").write_text(table(head, rows), encoding="utf-8")
+    command = ["data", "prepare", "--source", "table", "--path", "e.csv", "--name", "p"]
+    refused = CliRunner().invoke(cli.app, command)
+    assert isinstance(refused.exception, DataError)
+    said = str(refused.exception)
+    advice = said.partition("Say it with ")[2].partition(" (data.columns")[0]
+    assert advice == " ".join(f"--column {option}" for option in shlex_parts(options))
+    assert CliRunner().invoke(cli.app, [*command, *shlex.split(advice)]).exit_code == 0
+
+
+def shlex_parts(options: str) -> list[str]:
+    return [shlex.quote(part) for part in shlex.split(options)]
+
+
+# Columns of payments and of kinds of products are no types of events
+
+
+@pytest.mark.parametrize(
+    "values",
+    [("Credit card", "Refundable voucher"), ("simple", "bundle", "gift return"),
+     ("PayPal", "Kreditkarte", "Storno-Versicherung"), ("web", "app", "Retourenportal"),
+     ("configurable", "virtual", "returnable bottle"), ("Card payment", "Refund voucher")],
+)  # fmt: skip
+@pytest.mark.parametrize("column", ["type", "kind", "Typ"])
+def test_kinds_of_products_and_payments_are_no_returns(shop, column, values):
+    found = shop(
+        events(180, lambda n: values[n % len(values)], head=f"user,item,timestamp,{column}")
+    )
+    assert "behaviour" not in {row["role"] for row in found.info["cleaning"]["columns"]}
+    assert found.data.interactions.item.size == 180
+
+
+@pytest.mark.parametrize(
+    ("name", "is_one"),
+    [("Refundable voucher", False), ("stornierbar", False), ("non-returnable", False),
+     ("rimborsabile", False), ("refund", True), ("Order returned", True), ("cancelled", True),
+     ("Stornorechnung", True)],
+)  # fmt: skip
+def test_what_may_be_returned_was_not(name, is_one):
+    assert (level(name) == 0) == is_one
+    assert is_return(name) == (is_one and name != "cancelled")
+
+
+@pytest.mark.parametrize(
+    ("column", "values", "setting"),
+    [("type", ("sale", "return"), "behaviour"), ("type", ("0", "1"), "behaviour"),
+     ("event", ("purchase", "refund"), "behaviour"), ("returned", ("yes", "no"), "taken_back"),
+     ("status", ("paid", "refunded"), "order_status"),
+     ("rating", (1, 2, 1, 2, 1, 2, 2, 5, 4, 3), "rating")],
+)  # fmt: skip
+def test_a_stop_names_the_column_and_a_setting_that_works(shop, column, values, setting):
+    text = events(180, lambda n: values[n % len(values)], head=f"user,item,timestamp,{column}")
+    with pytest.raises(DataError) as refused:
+        shop(text)
+    assert f"column '{column}'" in str(refused.value)
+    assert f"--set data.columns.{setting}=none" in str(refused.value)
+    assert shop(text, columns={setting: "none"}).data.interactions.item.size == 180
+
+
+def test_the_note_on_an_unknown_type_agrees_with_its_role(shop):
+    names = ("banner", "bundle", "view")
+    found = shop(events(180, lambda n: names[n % 3], head="user,item,timestamp,event"))
+    types = {row["name"]: row["role"] for row in found.info["cleaning"]["behaviours"]}
+    for name in ("banner", "bundle"):
+        assert f"{name!r} has no usual name and is taken as {types[name]}" in found.notes
+
+
+# Ratings
+
+
+@pytest.mark.parametrize(
+    "scale",
+    [(1, 2, 3, 4, 5), range(1, 11), [n / 2 for n in range(1, 11)], (0, 25, 50, 75, 100), (1, 0)],
+    ids=str,
+)
+def test_uniform_ratings_are_ordinary(shop, scale):
+    values = list(scale)
+    text = events(200, lambda n: values[n * 3 % len(values)], head="user,item,timestamp,rating")
+    found = shop(text)
+    low = found.counts["low_ratings_dropped"]
+    assert found.data.interactions.item.size + low + found.counts.get(
+        "events_before_negative_dropped", 0
+    ) == 200  # fmt: skip
+
+
+@pytest.mark.parametrize("high", [10, 8, 100])
+def test_counts_of_which_nearly_all_would_vanish_still_stop(shop, high):
+    counts = [1] * 29 + [2, high // 2, high]
+    text = events(192, lambda n: counts[n % 32], head="user,item,timestamp,rating")
+    with pytest.raises(DataError, match=r"would be removed.*data\.clean\.negative_rating"):
+        shop(text)
+
+
+# One notation of prices in a shop
+
+
+@pytest.mark.parametrize(
+    ("own", "others", "right"),
+    [
+        (["1.250", "2.500", "3.125"], ["0.250", "0.990"], [1.25, 2.5, 3.125]),
+        (["1.250", "2.500", "3.125"], ["12.5", "7.75"], [1.25, 2.5, 3.125]),
+        (["1.250", "2.500", "3.125"], ["12,50", "7,75"], [1250, 2500, 3125]),
+        (["1,250", "2,500", "3,125"], ["0,25", "0,99"], [1.25, 2.5, 3.125]),
+        (["1,250", "2,500", "3,125"], ["0.25", "0.99"], [1250, 2500, 3125]),
+    ],
+)
+def test_the_prices_of_events_show_the_notation_of_the_items(shop, own, others, right):
+    items = table("item;title;price", [(f"p{n}", f"T{n}", own[n % 3]) for n in range(11)], ";")
+    rows = [(f"u{n % 20}", f"p{n * 7 % 11}", T + 5000 * n, others[n % 2]) for n in range(120)]
+    found = shop(table("user;item;timestamp;price", rows, ";"), items)
+    assert found.values("price")[:3] == right
+    assert "prices_of_thousands" not in found.counts
+
+
+def test_another_column_of_the_items_shows_the_notation(shop):
+    items = table("item,title,price,list_price", [(f"p{n}", "T", f"{n}.250", f"{n}.5")
+                                                  for n in range(1, 12)])  # fmt: skip
+    assert shop(items=items).values("price")[:2] == [1.25, 2.25]
+
+
+def test_prices_that_contradict_each_other_are_counted(shop):
+    items = table("item;title;price", [(f"p{n}", "T", f"{n + 1}.250") for n in range(11)], ";")
+    rows = [(f"u{n % 20}", f"p{n * 7 % 11}", T + n, ("0.25", "0,25")[n % 2]) for n in range(99)]
+    found = shop(table("user;item;timestamp;price", rows, ";"), items)
+    assert found.counts["prices_of_thousands"] == 11
+
+
+@pytest.mark.parametrize(
+    ("prices", "converted"),
+    [(["1.299", "12.50", "3", "4.5"], 0), (["1,5", "12,50", "3", "4,50 €"], 3), (["1.5", "$2"], 1)],
+)
+def test_only_prices_in_another_notation_are_reported(shop, prices, converted):
+    items = table("item;title;price", [(f"p{n}", "T", p) for n, p in enumerate(prices)], ";")
+    assert shop(items=items).counts.get("prices_read", 0) == converted
+
+
+# Lines that are no products, in a small catalogue
+
+
+LINES = ["Frais de port", "Spedizione", "Versand", "Portes de envío", "Verzendkosten",
+         "Koszty wysyłki", "Frete", "Gastos de envío", "Spese di spedizione"]  # fmt: skip
+
+
+@pytest.mark.parametrize("line", LINES)
+@pytest.mark.parametrize("head", ["user,item,timestamp", "client,produit,date"])
+def test_lines_of_shipping_are_no_items_of_a_small_catalogue(shop, head, line):
+    rows = [
+        (f"u{n % 20}", line if n % 11 == 5 else f"Thé {'ABCDEFGHIJKLM'[n * 7 % 13]}", T + 5000 * n)
+        for n in range(180)
+    ]
+    found = shop(table(head, rows))
+    assert line not in found.data.item_ids
+    assert found.counts["rows_of_no_products_dropped"] == sum(n % 11 == 5 for n in range(180))
+
+
+@pytest.mark.parametrize("line", ["Gift card", "Carte cadeau", "Porto", "Tarjeta regalo"])
+def test_a_line_that_may_be_a_product_is_kept_with_a_word(shop, line):
+    assert says(line) == "weak"
+    rows = [
+        (f"u{n % 20}", line if n % 11 == 5 else f"Tea {'ABCDEFGHIJKLM'[n * 7 % 13]}", T + 5000 * n)
+        for n in range(180)
+    ]
+    found = shop(table("user,item,timestamp", rows))
+    assert (line in found.data.item_ids) == (f"--drop-items '{line}'" in found.notes)
+    assert repr(line) in found.notes
+    dropped = shop(table("user,item,timestamp", rows), clean={"drop_items": [line]})
+    assert line not in dropped.data.item_ids
+
+
+# Missing ids
+
+
+@pytest.mark.parametrize("nothing", ["N/A", "null", "None", "-", "NA", "n.a.", "(not set)", "--"])
+def test_an_item_that_says_nothing_is_missing(shop, engine, nothing):
+    rows = [
+        (f"u{n % 20}", nothing if n % 18 == 5 else f"p{n * 7 % 11}", T + 5000 * n)
+        for n in range(180)
+    ]
+    items = table("item,title", [*((f"p{n}", f"T{n}") for n in range(11)), (nothing, "Nothing")])
+    found = shop(table("user,item,timestamp", rows), items, engine=engine)
+    assert nothing not in found.data.item_ids
+    assert found.counts["rows_without_user_or_item_dropped"] == 10
+    assert found.counts["item_rows_without_id_dropped"] == 1
+
+
+@pytest.mark.parametrize("codes", [("DE", "FR", "NA", "IT"), ("USD", "NA", "EUR", "CHF")])
+def test_na_among_short_codes_is_a_code(shop, codes):
+    rows = [(f"u{n % 20}", codes[n % 4], T + 5000 * n) for n in range(180)]
+    assert "NA" in shop(table("user,item,timestamp", rows)).data.item_ids
+
+
+def test_many_missing_items_stop_without_advice_on_columns_that_do_not_exist(shop):
+    rows = [(f"u{n % 20}", "N/A" if n % 2 else f"p{n % 11}", T + 5000 * n) for n in range(180)]
+    with pytest.raises(DataError, match=r"90 of 180 events.* would be removed") as refused:
+        shop(table("user,item,timestamp", rows))
+    assert "=NAME" not in str(refused.value)
