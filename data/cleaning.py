@@ -33,7 +33,8 @@ class CleanConfig:
 
     Attributes:
         most_removed: the largest share of events or of users that one rule may remove; where a rule
-            would remove more, nothing is written and the error names the settings that decide.
+            would remove more, nothing is written and the error names the settings that decide. Low
+            ratings may be half of all, because the lower part of a scale is ordinary in reviews.
         drop_items: lines that are no products: ids, patterns of ids with `*`, or `COLUMN=VALUE` of
             either file. They are in no history and are never recommended. Lines that are named
             like shipping, fees or discounts are recognised besides, unless `none` is among these.

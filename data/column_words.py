@@ -121,6 +121,7 @@ class Names:
 
 Groups = tuple[Names, ...]
 ITEM_IDS = (
+    Names("biblionumber bibnumber bibid titleid"),  # a title of a library has several copies
     Names(
         f"{ITEMS} iid stockcode asin goods goodsid lineitemsku what",
         ((ITEMS, IDS),),
@@ -128,7 +129,7 @@ ITEM_IDS = (
     Names(
         "isbn ean gtin upc barcode parentasin variantid offerid listingid content contentid"
         " businessid game gameid newsid hotelid courseid recipeid animeid venueid placeid"
-        " restaurantid biblionumber reference slug handle"
+        " restaurantid reference slug handle"
     ),
     Names(  # several in one cell
         "items products skus articles artikels produkte produits productos articulos prodotti"
@@ -220,10 +221,14 @@ EVENT_FIELDS: dict[str, Groups] = {
             ((f"{ITEMS} {LINES}", TITLES), (ITEMS, DESCRIPTIONS)),
         ),
         Names(f"{DESCRIPTIONS} title titel titre titulo titolo tytul"),
+        Names(TITLES),  # such names alone may be those of customers
     ),
     "price": (
         Names(f"lineitemprice itemprice itemcost {PRICES}", ((OWN_PRICES, PRICES),)),
-        Names("vk vkbrutto vknetto uvp msrp rrp pvp", ((OTHER_PRICES, PRICES),)),
+        Names(
+            "vk vkbrutto vknetto uvp msrp rrp pvp unitpricetaxincl unitpricetaxexcl",
+            ((OTHER_PRICES, PRICES),),
+        ),
     ),
     "category": (
         Names(

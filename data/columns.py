@@ -184,7 +184,7 @@ def recognise_events(
             found = _by_content(role, sample, roles, fits(role))
         if role == "behaviour" and not found:
             found = [(0, name) for _, name in free_columns(sample, roles) if _is_kind(sample, name)]
-        doubts |= _take(role, found, roles, EVENT_WORDS[role])
+        doubts |= _take(role, _without_twins(found, sample), roles, EVENT_WORDS[role])
     _take_clock(sample, given, roles)
     _take_fields(sample, given, roles, named_items=items is None and "item" not in doubts)
     if "user" not in roles and "user" not in doubts and "session" in roles:
@@ -360,7 +360,8 @@ def _take_fields(
             ]
         if found:
             roles[role] = Found(found[0][1], "by name: it describes the items")
-    if "item" not in roles and "title" in roles and named_items:
+    bare = "title" in roles and rank(roles["title"].column, EVENT_FIELDS["title"][:2]) is None
+    if "item" not in roles and "title" in roles and named_items and not bare:
         title = roles.pop("title").column
         roles["item"] = Found(title, "there are no item ids, so the names stand for the items")
 
@@ -385,12 +386,25 @@ def _without_titles(found: list[tuple[int, str]], sample: Sample) -> list[tuple[
     return found
 
 
+def _without_twins(found: list[tuple[int, str]], sample: Sample) -> list[tuple[int, str]]:
+    """The candidates, of which the surest are one if each has one value for each of the others."""
+    if not found:
+        return found
+    surest = [name for place, name in found if place == found[0][0]]
+    columns = [sample.table[name] for name in surest]
+    if len(surest) < 2 or any(pa.types.is_nested(column.type) for column in columns):
+        return found
+    rows = pa.table(columns, surest).group_by(surest).aggregate([]).num_rows
+    same = all(len(pc.unique(column)) == rows for column in columns)
+    return found[:1] + found[len(surest) :] if same else found
+
+
 def _titles_under_names_of_items(sample: Sample, roles: Roles, role: str) -> list[tuple[int, str]]:
     """(1, column) of the free columns such as `Product` that hold titles beside a column of ids."""
     codes = _looks_like(sample.texts(roles[role].column)) == "codes"
     found = []
     for _, name in free_columns(sample, roles):
-        if rank(name, EVENT_WORDS["item"]) == 0:
+        if rank(name, EVENT_WORDS["item"]) in (0, 1):
             values = sample.texts(name)
             words = codes or _share(values, BLANKS) >= SHARE_OF_WORDS
             found += [(1, name)] if words and _looks_like(values) == "titles" else []

@@ -378,12 +378,16 @@ class Report:
                 continue
             lost = f" and all of {removed.users:,} of {users:,} users" if removed.users else ""
             shown = f" (e.g. {'; '.join(row['examples'])})" if row["examples"] else ""
+            ignored = "".join(
+                f"--set data.columns.{role}=none ignores column {column!r}; "
+                for column, role in self._columns_of(rule).items()
+            )
             raise DataError(
                 f"{removed.events:,} of {self.rows:,} events{lost} would be removed, more than "
                 f"data.clean.most_removed={most:g} allows, so nothing is written: "
                 f"{removed.events:,} {row['found']}{shown}. See whether that is so, and decide: "
-                f"{row['otherwise'] or 'correct the file'}; --set data.clean.most_removed=1 "
-                "removes them"
+                f"{ignored}{row['otherwise'] or 'correct the file'}; --set "
+                "data.clean.most_removed=1 removes them"
             )
 
     def finish(self, counts: Mapping[str, int], events: int, items: int) -> None:
@@ -438,24 +442,23 @@ class Report:
         """The cases of each rule with its words, in the order of the rules."""
         for name, rule in RULES.items():
             if name in self.counts:
-                own = [f"--set {rule.otherwise}"] if rule.otherwise else []
                 yield {
                     "rule": name,
                     "count": self.counts[name],
-                    "found": rule.found,
+                    "found": rule.found + self._by_columns(rule),
                     "done": rule.done,
-                    "otherwise": "; ".join([*self._other_columns(rule), *own]),
+                    "otherwise": f"--set {rule.otherwise}" if rule.otherwise else "",
                     "examples": self.examples.get(name, []),
                 }
 
-    def _other_columns(self, rule: Rule) -> list[str]:
-        """The settings by which the columns are ignored that say what a rule removes."""
-        columns = self.mapping.get("events", {})
-        return [
-            f"--set data.columns.{role.partition(' ')[0]}=none ignores column {column!r}"
-            for role, column in columns.items()
-            if role.partition(" ")[0] in rule.roles
-        ]
+    def _columns_of(self, rule: Rule) -> dict[str, str]:
+        """Column -> role of the columns that say which events a rule removes."""
+        roles = {c: r.partition(" ")[0] for r, c in self.mapping.get("events", {}).items()}
+        return {column: role for column, role in roles.items() if role in rule.roles}
+
+    def _by_columns(self, rule: Rule) -> str:
+        columns = self._columns_of(rule)
+        return f", by {' and '.join(map(repr, columns))}" if columns else ""
 
     def in_words(self) -> str:
         """Why rows were left out, as one line, for an error."""

@@ -44,11 +44,11 @@ WEAK = re.compile(
     r"|cadeaubon(nen)?|cadeaukaart(en)?|portes|transportes?|transporti?|trasporto|taxas?|amostras?|gorjeta"
     r"|doacao|prowizja|oplat[ay]|probk[ai]|napiwek|kaucja"
 )
-GIFT_CARDS = re.compile(
+COMPOUNDS = re.compile(
     r"(?i)\be?[ -]?gift[ -]?(card|voucher|certificate)s?\b"
     r"|\b(cartes?|bons?|ch[eè]ques?)[ -]cadeaux?\b"
     r"|\btarjetas? (de )?regalo\b|\b(cart[ae]|buon[oi])[ -]regalo\b|\bcart(ão|ao|ões) presente\b"
-    r"|\bkart[ay] podarunkow[ae]\b"
+    r"|\bkart[ay] podarunkow[ae]\b|\bcustom amounts?\b|\bmontants? personnalis[eé]s?\b"
 )
 CONTEXT_WORDS = (
     "a and of on per by via the for to und der die das de du des la le el del di da en e und y van "
@@ -76,7 +76,7 @@ def says(text: str) -> Says | None:
     >>> says("Toffee"), says("85123A")
     (None, None)
     """
-    text = GIFT_CARDS.sub(" giftcard ", text)
+    text = COMPOUNDS.sub(" voucher ", text)
     words = [normalised(word) for word in re.findall(r"[^\W\d_]+", text)]
     sure = [bool(SURE.fullmatch(word)) for word in words]
     weak = [bool(WEAK.fullmatch(word)) for word in words]

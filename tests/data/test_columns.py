@@ -82,7 +82,7 @@ def test_a_time_is_recognised_by_its_content_alone() -> None:
 
 def test_the_items_file_decides_between_two_columns() -> None:
     items = sample("items.csv", 11, sku=item, name=lambda row: f"Thing {row}")
-    columns = {"user": user, "ts": time, "sku": item, "product_id": lambda row: row % 11 + 7000}
+    columns = {"user": user, "ts": time, "sku": item, "product_id": lambda row: row % 12 + 7000}
     assert events(items=items, **columns)["item"].column == "sku"
     with pytest.raises(DataError, match=r"both 'sku' and 'product_id' could be the item.*--column"):
         events(**columns)
