@@ -9,24 +9,10 @@ from collections.abc import Callable
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from recsys.data.column_words import words
 from recsys.event_names import normalised
 
-YES_WORDS = (
-    "true t yes y ja j oui o si s 1 instock available active aktiv actif activo attivo actief "
-    "live online enabled published publish visible lieferbar verfugbar verfuegbar "
-    "sofortlieferbar auflager lagernd vorratig disponible enstock disponibile beschikbaar "
-    "opvoorraad leverbaar limited lowstock preorder backorder onsale "
-)
-YES = frozenset(YES_WORDS.split())
-NO_WORDS = (
-    "false f no n nein non nee 0 outofstock unavailable notavailable inactive inaktiv inactif "
-    "inactivo inattivo inactief offline disabled draft entwurf archived hidden deleted "
-    "soldout discontinued ausverkauft vergriffen nichtlieferbar nichtverfugbar "
-    "nichtverfuegbar nichtauflager epuise indisponible rupture enrupture agotado nodisponible "
-    "esaurito nondisponibile uitverkocht nietbeschikbaar nietopvoorraad unpublished removed "
-    "ended "
-)
-NO = frozenset(NO_WORDS.split())
+YES, NO = words("yes"), words("no")
 PLAIN = dict.fromkeys(["true", "t", "yes", "y", "ja", "j", "oui", "o", "si", "s", "1"], True)
 PLAIN |= dict.fromkeys(["false", "f", "no", "n", "nein", "non", "nee", "0"], False)
 MISSING = frozenset(("", "null", "none", "nan", "undefined", "na", "nat", "nv"))

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from recsys.data.availability import each, is_missing, plain_answer, read_available
-from recsys.data.column_words import EVENT_WORDS, ITEM_WORDS, UNAVAILABLE, rank
+from recsys.data.column_words import EVENT_WORDS, ITEM_WORDS, rank, words
 from recsys.data.columns import (
     NO_COLUMN,
     SURE_SHARE,
@@ -100,12 +100,14 @@ def unread_exclusions(
     """
     by_value = (given or {}).get("behaviour") != NO_COLUMN
     found, of_items = [], "id" in roles
-    words = f"{UNAVAILABLE} deletedat" if of_items else EVENT_WORDS["taken_back"][0].words
+    names = words("unavailable") | {"deletedat"}
+    if not of_items:
+        names = frozenset(EVENT_WORDS["taken_back"][0].words.split())
     for _, name in free_columns(sample, roles):
         key, values = normalised(name), sample.texts(name)
         if is_of_a_user(name):
             continue
-        if re.sub("^(is|has)|qty|quantity", "", key) in words.split():
+        if re.sub("^(is|has)|qty|quantity", "", key) in names:
             said = values.filter(each(values, _may_be_yes))
         elif not of_items and "status" in key:
             said = values.filter(pc.is_valid(read_order_status(values)))

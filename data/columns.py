@@ -28,11 +28,10 @@ from recsys.data.column_words import (
     EVENT_FIELDS,
     EVENT_WORDS,
     ITEM_WORDS,
-    ITEMS,
-    USERS,
     Groups,
     order,
     rank,
+    words,
 )
 from recsys.data.layouts import refuse_without_header
 from recsys.data.ratings import share_of_points
@@ -286,17 +285,17 @@ def recognise_items(
     _check_names(sample, sample.table.column_names)
     roles = _given(sample, given, ITEM_WORDS)
     refuse_without_header(sample.path, sample.table, bool(roles))
-    words = ITEM_WORDS
+    names = ITEM_WORDS
     if mapping is not None:
         roles = mapped(sample, given, mapping, of_items=True)
-        words = {role: ITEM_WORDS[role] for role in ITEM_WORDS if "available" in role}
+        names = {role: ITEM_WORDS[role] for role in ITEM_WORDS if "available" in role}
 
     def fits(role: str) -> Callable[[str], bool]:
         return lambda name: _content_agrees(role, name, sample, rules)
 
     if "id" not in roles and given.get("item") in sample.table.column_names:
         roles["id"] = Found(item, "named in the settings")
-    for role, groups in words.items():
+    for role, groups in names.items():
         if role in roles or given.get(role) == NO_COLUMN:
             continue
         found = _by_name(role, groups, sample, roles, fits(role))
@@ -694,7 +693,7 @@ def _why_unknown(role: str, sample: Sample, equal: list[str], roles: Roles) -> t
         for name, values in free.items()
         if 1 < distinct[name] < len(values) and _share(values, DECIMAL) < SURE_SHARE
     ]
-    nouns = [noun for noun in (USERS if role == "user" else ITEMS).split() if len(noun) > 3]
+    nouns = [noun for noun in words("users" if role == "user" else "items") if len(noun) > 3]
     alike = [name for name in repeated if any(noun in normalised(name) for noun in nouns)]
     others = list(free) if len(free) > 1 else []
     best = max(alike or repeated or others, key=lambda name: distinct[name], default="NAME")

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from recsys.data.behaviours import Types, choose_types, report_types
 from recsys.data.cleaning import CleanConfig
+from recsys.data.column_words import words
 from recsys.data.report import EXAMPLES, Report
 from recsys.errors import DataError
 from recsys.event_names import PURCHASE, is_partial, is_return, level, normalised
@@ -24,10 +25,7 @@ from recsys.interactions import Behaviour, Role
 PERCENTILE = 0.99
 BOT_FACTOR = 20  # times the events of the user at the percentile
 PLACEHOLDER_SHARE = 0.01  # of all events, for ids that are numbers
-PLACEHOLDERS = frozenset(
-    ["guest", "anonymous", "anonym", "unknown", "unbekannt", "gast", "invite", "inconnu", "anonimo",
-     "invitado", "desconocido", "ospite", "sconosciuto", "anoniem", "onbekend", "na", "test"]
-)  # fmt: skip
+PLACEHOLDERS = words("placeholders")
 NUMBERS = frozenset(["0", "-1", "00000000-0000-0000-0000-000000000000"])
 # A word of the id, such as `qa-12`, or an address that no customer has.
 TEST_USER = (

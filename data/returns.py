@@ -13,58 +13,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from recsys.data.availability import answers, each, is_missing, plain_answer
-from recsys.data.column_words import RETURN_LINES
+from recsys.data.column_words import words
 from recsys.event_names import NOT, PURCHASE, is_partial, is_return, level, normalised
 
 DATE = re.compile(r"\d{4}-\d{1,2}-\d{1,2}|\d{1,2}[./-]\d{1,2}[./-]\d{2,4}|\d{8,13}$")
-# States of orders. A word must be whole: a returning customer has returned nothing.
-CANCELLED_WORDS = (
-    "cancelled canceled cancellation void voided failed declined unpaid abandoned trash "
-    "storniert storno stornierung abgebrochen fehlgeschlagen unbezahlt "
-    "annule annulee annulees annulation refuse refusee echoue echouee "
-    "cancelado cancelada anulado anulada rechazado rechazada impagado fallido fallida "
-    "annullato annullata fallito geannuleerd mislukt"
+CANCELLED, RETURNED, ASKED, DENIED, PAID, KEPT, NO_EVENTS = map(
+    words, ("cancelled", "returned", "asked", "denied", "paid", "kept", "no_events")
 )
-RETURNED_WORDS = (
-    "refunded refund returned return chargeback "
-    "retourniert retoure retour erstattet ruckerstattet ruckerstattung zuruckerstattet "
-    "zuruckgegeben rembourse remboursee remboursement retourne retournee "
-    "devuelto devuelta reembolsado reembolsada "
-    "rimborsato rimborsata rimborso restituito restituita reso terugbetaald geretourneerd"
-)
-# What may be asked for, and what says that it was not done.
-ASKED_WORDS = (
-    "refund return cancellation stornierung ruckerstattung annulation remboursement rimborso "
-)
-DENIED_WORDS = (
-    "declined denied rejected refused failed abgelehnt fehlgeschlagen refuse refusee rechazado "
-    "rifiutato geweigerd mislukt"
-)
-PAID_WORDS = "paid bezahlt paye payee pagado pagada pagato pagata betaald"
-# States of orders that were not taken back.
-KEPT_WORDS = (
-    "complete completed fulfilled unfulfilled shipped delivered processing pending closed "
-    "authorized versendet geliefert abgeschlossen livree expediee enviado entregado "
-    "completado spedito consegnato completato verzonden geleverd afgerond"
-)
-# Words of means of payment and of kinds of products: a `Refund voucher` takes nothing back.
-NO_EVENT_WORDS = (
-    "card karte carte tarjeta carta cartao kaart karta paypal visa mastercard klarna cash bank"
-    " transfer wallet prepaid voucher gutschein bono buono simple bundle configurable grouped"
-    " virtual downloadable variable gift geschenk cadeau regalo"
-)
-CANCELLED, RETURNED, ASKED, DENIED, PAID, NO_EVENTS = (
-    frozenset(words.split())
-    for words in (
-        CANCELLED_WORDS,
-        RETURNED_WORDS,
-        ASKED_WORDS,
-        DENIED_WORDS,
-        PAID_WORDS,
-        NO_EVENT_WORDS,
-    )
-)
-KEPT = PAID | frozenset(KEPT_WORDS.split())
 NEGATIVE = r"^[-\x{2212}]\s*[\d.,]*[1-9]|^[\d.,]*[1-9][\d.,]*-$|^\([\d.,]*[1-9][\d.,]*\)$"
 MOST_KINDS = 20  # distinct values of a column that says what kind of document a line is of
 SURE_KINDS = 0.9  # share of the rows with a kind of a known strength
@@ -101,7 +56,7 @@ def is_return_line(name: str) -> bool:
     >>> is_return_line("is_return"), is_return_line("returned")
     (True, False)
     """
-    return normalised(name) in RETURN_LINES.split()
+    return normalised(name) in words("return_lines")
 
 
 def names_of_returns(texts: pa.ChunkedArray) -> list[str]:

@@ -18,6 +18,7 @@ from typing import Literal
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from recsys.data.column_words import pattern, words
 from recsys.errors import DataError
 from recsys.event_names import normalised
 
@@ -25,40 +26,8 @@ KEEP = "none"  # the pattern that turns the recognition off
 MANY, VERY_MANY = 0.1, 0.2  # shares of the orders
 ENOUGH_ORDERS = 50  # below this, shares say nothing
 WITH_DIGITS = 0.8  # share of lines whose id has a digit, from which an id without one stands out
-SURE = re.compile(
-    r"shipping|shipment|postage|freight|delivery|carriage|surcharges?|amazonfee|discounts?"
-    r"|adjust(ment)?s?|commissions?|rounding"
-    r"|\w*versand(kosten|gebuhr)?(pauschale)?|(liefer|fracht|nachnahme|zahlungs|service)\w*"
-    r"(kosten|gebuhr|pauschale|zuschlag)|rabatt|preisnachlass|rundung"
-    r"|livraison|frais|expedition|remise|arrondi|envios?|descuentos?|redondeo|spedizion[ei]"
-    r"|consegna|sconto|arrotondamento|verzend(ing|kosten)|bezorg(ing|kosten)|korting|afronding"
-    r"|frete|desconto|arredondamento|wysylk[ai]|dostaw[ay]|przesylk[ai]|rabat|zaokraglenie"
-)
-WEAK = re.compile(
-    r"fees?|charges?|handling|vouchers?|coupons?|credits?|samples?|manual|tips?|deposits?"
-    r"|donations?|insurance|corrections?|porto|fracht|lieferung|gebuhr(en)?|gutschein|muster"
-    r"|korrektur|trinkgeld|pfand|spende|versicherung|bons?|echantillons?|correction|pourboire|don"
-    r"|consigne|assurance|gastos|cupon|muestras?|correccion|propina|donacion|seguro|spese|buono"
-    r"|campion[ei]|correzione|mancia|donazione|assicurazione|toeslag|tegoed|monsters?|correctie"
-    r"|fooi|donatie|statiegeld|verzekering|giftcards?|geschenkkarten?|geschenkgutscheine?"
-    r"|cadeaubon(nen)?|cadeaukaart(en)?|portes|transportes?|transporti?|trasporto|taxas?|amostras?|gorjeta"
-    r"|doacao|prowizja|oplat[ay]|probk[ai]|napiwek|kaucja"
-)
-COMPOUNDS = re.compile(
-    r"(?i)\be?[ -]?gift[ -]?(card|voucher|certificate)s?\b"
-    r"|\b(cartes?|bons?|ch[eè]ques?)[ -]cadeaux?\b"
-    r"|\btarjetas? (de )?regalo\b|\b(cart[ae]|buon[oi])[ -]regalo\b|\bcart(ão|ao|ões) presente\b"
-    r"|\bkart[ay] podarunkow[ae]\b|\bcustom amounts?\b|\bmontants? personnalis[eé]s?\b"
-)
-CONTEXT_WORDS = (
-    "a and of on per by via the for to und der die das de du des la le el del di da en e und y van "
-    "bad debt standard express expres international national domestic free gratis kostenlos "
-    "gratuit gratuite flat rate economy priority next same day overnight first second class "
-    "tracked cash bank payment paypal order cost costs kosten port line item uk eu us usa dhl ups "
-    "fedex dpd gls hermes usps royal mail colissimo chronopost mondial relay post poste correos "
-    "postnl dotcom amazon ebay cruk koszt koszty do za na os as portes"
-)
-CONTEXT = frozenset(CONTEXT_WORDS.split())
+SURE, WEAK, VOUCHERS = map(pattern, ("no_products", "weak_no_products", "vouchers"))
+CONTEXT = words("beside_no_products")
 Says = Literal["sure", "weak", "part"]
 
 
@@ -76,11 +45,11 @@ def says(text: str) -> Says | None:
     >>> says("Toffee"), says("85123A")
     (None, None)
     """
-    text = COMPOUNDS.sub(" voucher ", text)
-    words = [normalised(word) for word in re.findall(r"[^\W\d_]+", text)]
-    sure = [bool(SURE.fullmatch(word)) for word in words]
-    weak = [bool(WEAK.fullmatch(word)) for word in words]
-    known = zip(words, sure, weak, strict=True)
+    text = VOUCHERS.sub(" voucher ", text)
+    parts = [normalised(word) for word in re.findall(r"[^\W\d_]+", text)]
+    sure = [bool(SURE.fullmatch(word)) for word in parts]
+    weak = [bool(WEAK.fullmatch(word)) for word in parts]
+    known = zip(parts, sure, weak, strict=True)
     if not all(is_sure or is_weak or word in CONTEXT for word, is_sure, is_weak in known):
         return "part" if any(sure) else None
     return "sure" if any(sure) else "weak" if any(weak) else None
