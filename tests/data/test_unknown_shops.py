@@ -263,13 +263,13 @@ def test_a_line_that_may_be_a_product_is_kept_with_a_word(shop, line):
 
 
 @pytest.mark.parametrize("nothing", ["N/A", "null", "None", "-", "NA", "n.a.", "(not set)", "--"])
-def test_an_item_that_says_nothing_is_missing(shop, engine, nothing):
+def test_an_item_that_says_nothing_is_missing(shop, nothing):
     rows = [
         (f"u{n % 20}", nothing if n % 18 == 5 else f"p{n * 7 % 11}", T + 5000 * n)
         for n in range(180)
     ]
     items = table("item,title", [*((f"p{n}", f"T{n}") for n in range(11)), (nothing, "Nothing")])
-    found = shop(table("user,item,timestamp", rows), items, engine=engine)
+    found = shop(table("user,item,timestamp", rows), items)
     assert nothing not in found.data.item_ids
     assert found.counts["rows_without_user_or_item_dropped"] == 10
     assert found.counts["item_rows_without_id_dropped"] == 1
