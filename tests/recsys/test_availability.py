@@ -5,22 +5,18 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 import pytest
+from toy_bundle import counted_codes, items_table, write_bundle
 
-from recsys.artifacts import write_artifact
 from recsys.availability import available_items, digest_of_available
-from recsys.bundle import CATALOG, KIND, PROMPTS, RETRIEVAL, TARGET
 from recsys.catalog import Catalog
 from recsys.dataset import AVAILABILITY
 from recsys.interactions import Histories
 from recsys.live import Epochs, NewItem
-from recsys.models.checkpoint import save_model
 from recsys.recommender import Recommender, RecommendRequest
 from recsys.retrieval import ItemItem, Retrieval, decayed_counts
-from recsys.testing import tiny_model
-from recsys.vocabulary import Vocabulary
 
 ITEMS, LEVELS = 24, (4, 3, 2)
-CODES = np.stack(np.unravel_index(np.arange(ITEMS), LEVELS), axis=1).astype(np.int32)
+CODES = counted_codes(ITEMS, LEVELS)
 CODES[23] = CODES[22]  # two items of one leaf
 IDS = [f"i{n}" for n in range(ITEMS)]
 START = 1_700_000_040  # on a full minute
@@ -34,30 +30,16 @@ UNTIL = [START + 60 if n in LATE else None for n in range(ITEMS)]
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     path = tmp_path_factory.mktemp("availability") / "bundle"
-    table = pa.table(
-        {
-            "item_id": IDS,
-            "title": IDS,
-            "text": [""] * ITEMS,
-            "even": [n % 2 == 0 for n in range(ITEMS)],
-            "available": pa.array(AVAILABLE, pa.bool_()),
-            "available_from": pa.array(FROM, pa.int64()),
-            "available_until": pa.array(UNTIL, pa.int64()),
-        }
+    table = items_table(
+        IDS,
+        even=[n % 2 == 0 for n in range(ITEMS)],
+        available=pa.array(AVAILABLE, pa.bool_()),
+        available_from=pa.array(FROM, pa.int64()),
+        available_until=pa.array(UNTIL, pa.int64()),
     )
     walks = Histories.of([np.random.default_rng(n).integers(0, ITEMS, 8) for n in range(30)])
-    with write_artifact(path, KIND) as out:
-        vocabulary = Vocabulary.from_levels(LEVELS)
-        save_model(tiny_model(vocabulary=vocabulary.size), out / TARGET)
-        (out / CATALOG).mkdir()
-        Catalog(table, CODES).save(out / CATALOG)
-        vocabulary.save(out)
-        (out / PROMPTS).write_text('{"max_items": 6, "block": 2}')
-        (out / RETRIEVAL).mkdir()
-        Retrieval(ItemItem.directional(walks, ITEMS), decayed_counts(walks.items, ITEMS)).save(
-            out / RETRIEVAL
-        )
-    return path
+    retrieval = Retrieval(ItemItem.directional(walks, ITEMS), decayed_counts(walks.items, ITEMS))
+    return write_bundle(path, table, CODES, LEVELS, retrieval=retrieval)
 
 
 class Clock:

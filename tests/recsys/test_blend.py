@@ -6,17 +6,14 @@ import math
 from dataclasses import replace
 
 import numpy as np
-import pyarrow as pa
 import pytest
 from scipy import sparse
+from toy_bundle import counted_codes, items_table, write_bundle
 
-from recsys.artifacts import write_artifact
-from recsys.bundle import CATALOG, EVAL, KIND, PROMPTS, RETRIEVAL, TARGET
-from recsys.catalog import Catalog
+from recsys.bundle import EVAL
 from recsys.errors import ArtifactError, RequestError
 from recsys.interactions import Histories
 from recsys.live import NewItem
-from recsys.models.checkpoint import save_model
 from recsys.prompts import PromptConfig
 from recsys.recommender import Recommender, RecommendRequest
 from recsys.retrieval import ItemItem, Pool, Reranker, Retrieval, VectorIndex, decayed_counts
@@ -28,16 +25,11 @@ from recsys.training.sasrec import SasRecConfig, SasRecModel
 from recsys.vocabulary import Vocabulary
 
 ITEMS, LEVELS = 60, (5, 4, 4)
-CODES = np.stack(np.unravel_index(np.arange(ITEMS), LEVELS), axis=1).astype(np.int32)
+CODES = counted_codes(ITEMS, LEVELS)
 CODES[59] = CODES[58]  # two items of one leaf
 IDS = [f"id-{i}" for i in range(ITEMS)]
-TABLE = pa.table(
-    {
-        "item_id": IDS,
-        "title": [f"Thing {i}" for i in range(ITEMS)],
-        "text": [""] * ITEMS,
-        "even": [i % 2 == 0 for i in range(ITEMS)],
-    }
+TABLE = items_table(
+    IDS, [f"Thing {i}" for i in range(ITEMS)], even=[i % 2 == 0 for i in range(ITEMS)]
 )
 RNG = np.random.default_rng(0)
 TRAINED = Histories.of([RNG.integers(0, ITEMS, 6) for _ in range(40)])
@@ -78,19 +70,14 @@ def make_retrieval(reranker: Reranker | None = BLEND, items: int = ITEMS) -> Ret
 
 
 def build(path, retrieval: Retrieval | None):
-    with write_artifact(path, KIND) as folder:
-        vocabulary = Vocabulary.from_levels(LEVELS)
-        save_model(tiny_model(vocabulary=vocabulary.size, hidden=128), folder / TARGET)
-        (folder / CATALOG).mkdir()
-        Catalog(TABLE, CODES).save(folder / CATALOG)
-        vocabulary.save(folder)
-        (folder / PROMPTS).write_text('{"max_items": 6, "block": 2}')
-        if retrieval is not None:
-            (folder / RETRIEVAL).mkdir()
-            retrieval.save(folder / RETRIEVAL)
-            (folder / EVAL).mkdir()
-            SASREC.save(folder / EVAL)
-    return path
+    def with_sasrec(folder):
+        (folder / EVAL).mkdir()
+        SASREC.save(folder / EVAL)
+
+    target = tiny_model(vocabulary=Vocabulary.from_levels(LEVELS).size, hidden=128)
+    return write_bundle(
+        path, TABLE, CODES, LEVELS, target=target, retrieval=retrieval, extra=with_sasrec
+    )
 
 
 @pytest.fixture(scope="module")

@@ -16,34 +16,27 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from toy_bundle import counted_codes, items_table, write_bundle
 
-from recsys.artifacts import read_manifest, write_artifact
-from recsys.bundle import CATALOG, DRAFT, KIND, PROMPTS, TARGET, Bundle
-from recsys.catalog import Catalog
+from recsys.artifacts import read_manifest
+from recsys.bundle import PROMPTS, TARGET, Bundle
 from recsys.errors import ArtifactError, FilterError
 from recsys.interactions import Histories
 from recsys.live import NewItem
-from recsys.models.checkpoint import save_model
 from recsys.models.prefix_store import Block
 from recsys.native.library import OFF, find_library
 from recsys.prompts import PromptConfig
 from recsys.recommender import Recommender, RecommendRequest
-from recsys.testing import PATIENCE_S, allowed_error, assert_as_exact, tiny_model
+from recsys.testing import PATIENCE_S, assert_as_exact, tiny_model
 from recsys.vocabulary import Vocabulary
 
 ITEMS = 48
 LEVELS = (5, 4, 3)
 PROMPT = PromptConfig(max_items=6, block=2)
 # Items 44 and 45 share the leaf of item 0, item 46 that of item 7, and 47 that of 46.
-CODES = np.stack(np.unravel_index(np.arange(ITEMS), LEVELS), axis=1).astype(np.int32)
+CODES = counted_codes(ITEMS, LEVELS)
 CODES[[44, 45, 46, 47]] = CODES[[0, 0, 7, 7]]
-TABLE = pa.table(
-    {
-        "item_id": [f"id-{i}" for i in range(ITEMS)],
-        "title": [f"Thing {i}" for i in range(ITEMS)],
-        "text": [""] * ITEMS,
-    }
-)
+TABLE = items_table([f"id-{i}" for i in range(ITEMS)], [f"Thing {i}" for i in range(ITEMS)])
 
 REQUESTS = [
     RecommendRequest([f"id-{i}" for i in history], k, seen, [f"id-{i}" for i in excluded])
@@ -64,18 +57,11 @@ REQUESTS = [
 ]
 
 
-def build(path, catalog=None, vocabulary=None, prompts=None, extra=lambda folder: None):
+def build(path, table=TABLE, codes=CODES, **parts):
     """Write a bundle; any part may be another than the usual one."""
-    vocabulary = vocabulary or Vocabulary.from_levels(LEVELS)
-    with write_artifact(path, KIND) as folder:
-        # As wide as the smallest preset: kernels, and so the last bits, depend on the width.
-        save_model(tiny_model(vocabulary=vocabulary.size, hidden=128), folder / TARGET)
-        (folder / CATALOG).mkdir()
-        (catalog or Catalog(TABLE, CODES)).save(folder / CATALOG)
-        vocabulary.save(folder)
-        (folder / PROMPTS).write_text(prompts or json.dumps(PROMPT.as_dict()))
-        extra(folder)
-    return path
+    # As wide as the smallest preset: kernels, and so the last bits, depend on the width.
+    target = tiny_model(vocabulary=Vocabulary.from_levels(LEVELS).size, hidden=128)
+    return write_bundle(path, table, codes, LEVELS, target=target, **parts)
 
 
 @pytest.fixture(scope="module")
@@ -142,44 +128,6 @@ def test_a_recommendation_has_title_and_codes(recommender):
         assert r.score < 0
 
 
-def test_seen_items_are_left_out_unless_they_are_wanted(recommender):
-    history = ask(recommender, ["id-3"], 4)
-    assert not set(ask(recommender, history, ITEMS)) & set(history)
-    assert set(history) <= set(ask(recommender, history, ITEMS, exclude_seen=False))
-
-
-def test_exclusions_change_no_order(recommender):
-    history = ["id-3", "id-9"]
-    everything = ask(recommender, history, ITEMS, exclude_seen=False)
-    hidden = [*everything[:3], "id-20"]
-    kept = ask(recommender, history, ITEMS, exclude_seen=False, exclude_items=hidden)
-    assert kept == [i for i in everything if i not in hidden]
-
-
-@pytest.mark.parametrize("shared", [["id-0", "id-44", "id-45"], ["id-7", "id-46", "id-47"]])
-def test_items_of_one_leaf_are_listed_one_by_one(recommender, shared):
-    (found,) = recommender.recommend([["id-3"]], ITEMS)
-    place = [r.item_id for r in found].index(shared[0])
-    together = found[place : place + 3]
-    assert [r.item_id for r in together] == shared
-    assert len({r.score for r in together}) == len({r.semantic_id for r in together}) == 1
-
-
-@pytest.mark.parametrize(
-    ("hidden", "left"),
-    [
-        (["id-0"], ["id-44", "id-45"]),
-        (["id-44"], ["id-0", "id-45"]),
-        (["id-45", "id-0"], ["id-44"]),
-        (["id-0", "id-44", "id-45"], []),
-    ],
-)
-def test_other_items_of_an_excluded_items_leaf_stay(recommender, hidden, left):
-    for options in ({"exclude_items": hidden}, {"history": hidden}):
-        found = ask(recommender, **{"history": ["id-3"], "k": ITEMS, **options})
-        assert [i for i in found if i in ("id-0", "id-44", "id-45")] == left
-
-
 # Items of one leaf (0, 44, 45) differ in colour; price is missing from every seventh.
 COLOURED = TABLE.append_column(
     "colour", pa.array(["red" if i % 2 else "blue" for i in range(ITEMS)])
@@ -192,7 +140,7 @@ NONE = {"must": [{"key": "colour", "match": "green"}]}
 @pytest.fixture(scope="module")
 def coloured(tmp_path_factory):
     path = tmp_path_factory.mktemp("coloured") / "tiny"
-    return Recommender.load(build(path, Catalog(COLOURED, CODES)))
+    return Recommender.load(build(path, COLOURED))
 
 
 @pytest.mark.parametrize(
@@ -216,13 +164,6 @@ def test_a_filter_keeps_matching_items_in_order(coloured, fits, holds, history):
     assert found.eligible_items == len(expected)
 
 
-def test_exclusion_and_filter_together_close_a_leaf(coloured):
-    # of the leaf of 0, 44 and 45 only the last is red: without it twenty others must be found
-    found = ask(coloured, ["id-3"], 20, filter=RED, exclude_items=["id-45"])
-    assert len(found) == 20
-    assert all(int(i[3:]) % 2 and i != "id-45" for i in found)
-
-
 def test_invalid_filters_are_refused_before_decoding(coloured):
     with pytest.raises(FilterError, match=r"filter.must: want a list"):
         RecommendRequest(["id-3"], filter={"must": 1})
@@ -230,29 +171,6 @@ def test_invalid_filters_are_refused_before_decoding(coloured):
     for refuse in (coloured.eligible, lambda r: coloured.recommend_batch([r])):
         with pytest.raises(FilterError, match=r"no attribute 'size'; items have item_id, title"):
             refuse(wrong)
-
-
-def test_boosts_are_added_item_by_item_and_decide_the_order(coloured, exact):
-    boosts = [{"filter": RED, "weight": 2.5}, {"filter": CHEAP, "weight": -1}]
-    request = RecommendRequest(["id-3"], ITEMS)
-    plain, exact_ = (r.recommend_batch([request])[0].recommendations for r in (coloured, exact))
-    gains = [2.5 * (i % 2 == 1) - 1.0 * bool(i % 2 == 0 and i % 7 and i < 20) for i in range(ITEMS)]
-    worths = [{r.item_id: r.score + gains[int(r.item_id[3:])] for r in each}
-              for each in (plain, exact_)]  # fmt: skip
-    worth = worths[1]
-    for k, fits in ((ITEMS, None), (5, None), (10, CHEAP)):
-        request = RecommendRequest(["id-3"], k, filter=fits, boosts=boosts, guarantee="global")
-        (found,) = coloured.recommend_batch([request])
-        left = [i for i in worth if fits is None or gains[int(i[3:])] == -1]
-        expected = sorted(left, key=lambda i: -worth[i])[:k]
-        assert found.certificate == "global-exact"
-        mine = [r.item_id for r in found.recommendations]
-        allowed = allowed_error(*([each[i] for i in expected] for each in worths))
-        assert [worth[i] for i in mine] == pytest.approx([worth[i] for i in expected], abs=allowed)
-        assert_as_exact(scores_of(found), *([each[i] for i in mine] for each in worths))
-    with_none, without = coloured.recommend_batch([request, replace(request, boosts=[])])
-    assert with_none != without
-    assert coloured.recommend_batch([replace(request, boosts=())]) == [without]
 
 
 @pytest.mark.parametrize(
@@ -279,15 +197,6 @@ def test_boosts_need_a_search_and_known_attributes(coloured):
     wrong = {"filter": {"must": [{"key": "size", "match": 1}]}, "weight": 1}
     with pytest.raises(FilterError, match=r"boosts\[0\].filter.must\[0\].key: no attribute 'size'"):
         coloured.eligible(RecommendRequest([], boosts=[wrong]))
-
-
-def test_a_list_may_end_inside_a_leaf(recommender):
-    left = ["id-0", "id-44", "id-45", "id-9"]
-    hidden = [f"id-{i}" for i in range(ITEMS) if f"id-{i}" not in left]
-    everything = ask(recommender, ["id-3"], exclude_items=hidden)
-    assert sorted(everything) == left
-    for k in range(1, 5):
-        assert ask(recommender, ["id-3"], k, exclude_items=hidden) == everything[:k]
 
 
 def test_unknown_items_are_reported_and_ignored(recommender):
@@ -347,20 +256,6 @@ def test_an_answer_has_the_same_bits_alone_and_in_any_batch(recommender, alone, 
     assert plain(together) == plain([alone[i] for i in places])
 
 
-@pytest.mark.parametrize("asked", [{"mode": "strict"}, {"guarantee": "global"}])
-def test_other_modes_give_the_same_items_in_any_batch(recommender, exact, asked):
-    """Their scores may differ in the last bits (docs/decisions/0002)."""
-    requests = [replace(request, **asked) for request in REQUESTS]
-    together = recommender.recommend_batch(requests)
-    for request, found in zip(requests, together, strict=True):
-        (lone,) = recommender.recommend_batch([request])
-        (double,) = exact.recommend_batch([request])
-        ids = [r.item_id for r in found.recommendations]
-        assert ids == [r.item_id for r in lone.recommendations]
-        assert_as_exact(*map(scores_of, (found, lone, double)))
-        assert found.certificate == lone.certificate
-
-
 FRESH = """
 import json, sys
 import torch
@@ -415,24 +310,6 @@ def test_rank_equals_recommend_batch(recommender, exact, k, exclude_seen):
         assert (row_scores[n:] == -np.inf).all()
 
 
-def test_hidden_items_are_ranked_as_excluded_items(recommender):
-    catalog = recommender.catalog
-    hidden = [[0, 3], [], [7, 7, 9]]
-    asked = [["id-1", "id-2"], ["id-5"], ["id-3"]]
-    histories = Histories.of([catalog.index(ids) for ids in asked])
-    histories = replace(histories, hidden=Histories.of(hidden))
-    for exclude_seen, ((items, _), _) in zip(
-        (True, False), recommender.rank_variants(histories, ITEMS), strict=True
-    ):
-        requests = [
-            RecommendRequest(ids, ITEMS, exclude_seen, [catalog.item_ids[i] for i in left_out])
-            for ids, left_out in zip(asked, hidden, strict=True)
-        ]
-        for row, result in zip(items, recommender.recommend_batch(requests), strict=True):
-            ids = [one.item_id for one in result.recommendations]
-            assert [catalog.item_ids[i] for i in row if i >= 0] == ids
-
-
 def test_one_search_ranks_with_and_without_seen_items(recommender, exact):
     rng = np.random.default_rng(4)
     items = len(recommender.catalog)
@@ -467,7 +344,7 @@ def test_stored_histories_change_no_bits_and_save_tokens(bundle, alone):
 @pytest.mark.parametrize("mode", ["exhaustive", "draft", "planned"])
 def test_every_mode_recommends_the_same(tmp_path, recommender, mode):
     small = tiny_model(vocabulary=recommender.bundle.vocabulary.size, layers=1, seed=5)
-    path = build(tmp_path / "drafted", extra=lambda folder: save_model(small, folder / DRAFT))
+    path = build(tmp_path / "drafted", draft=small)
     fast = Recommender.load(path, mode=mode, dtype="float64")
     fast.warm_up()
     slow = Recommender.load(path, mode="beam", dtype="float64")
@@ -590,8 +467,8 @@ def test_a_pickle_in_a_bundle_is_refused_by_name(tmp_path, copy):
 @pytest.mark.parametrize(
     ("parts", "message"),
     [
-        ({"catalog": Catalog(TABLE, CODES[:, :2])}, "codes have 2 levels, the vocabulary 3"),
-        ({"catalog": Catalog(TABLE, CODES + 1)}, "code 3 at level 3 is outside"),
+        ({"codes": CODES[:, :2]}, "codes have 2 levels, the vocabulary 3"),
+        ({"codes": CODES + 1}, "code 3 at level 3 is outside"),
         ({"prompts": '{"max_items": 3, "block": 4}'}, "want 1 <= block <= max_items"),
         ({"prompts": '{"window": 3}'}, "window"),
         ({"prompts": "[]"}, "mapping"),
@@ -601,26 +478,6 @@ def test_a_pickle_in_a_bundle_is_refused_by_name(tmp_path, copy):
 def test_parts_that_contradict_each_other_are_refused(tmp_path, parts, message):
     with pytest.raises(ArtifactError, match=message):
         Recommender.load(build(tmp_path / "odd", **parts))
-
-
-def test_a_global_list_is_the_best_of_all_items(tmp_path):
-    levels = (24, 12, 4)  # wide enough for beams to lose a prefix of a best item
-    codes = np.stack(np.unravel_index(np.arange(1152), levels), axis=1).astype(np.int32)
-    ids = [f"w{i}" for i in range(1152)]
-    table = pa.table({"item_id": ids, "title": ids, "text": [""] * 1152})
-    path = build(tmp_path / "wide", Catalog(table, codes), Vocabulary.from_levels(levels))
-    wide, doubles = (Recommender.load(path, mode="beam", dtype=d) for d in ("float32", "float64"))
-    lost = 0
-    for item in range(0, 40, 4):
-        request = RecommendRequest([ids[item]], 20, exclude_seen=False)
-        (beam,) = wide.recommend_batch([request])
-        (found,) = wide.recommend_batch([replace(request, guarantee="global")])
-        scores, exact = (r.score([[ids[item]]], [ids])[0] for r in (wide, doubles))
-        assert found.certificate == "global-exact"
-        best = (sorted(each, reverse=True)[:20] for each in (scores, exact))
-        assert_as_exact(scores_of(found), *best)
-        lost += beam.recommendations != found.recommendations
-    assert lost  # beam search alone would not do
 
 
 def test_closing_frees_stored_prompts_without_collection(bundle):

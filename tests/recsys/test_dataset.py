@@ -105,31 +105,28 @@ def save(data: Dataset, path: Path) -> Path:
     return path
 
 
-def test_what_is_saved_is_loaded(tmp_path: Path) -> None:
-    before = dataset()
-    after = Dataset.load(save(before, tmp_path / "d"))
-    for name in ("user", "item", "timestamp", "rating", "user_ids", "item_ids"):
-        one, other = getattr(before.interactions, name), getattr(after.interactions, name)
-        np.testing.assert_array_equal(one, other)
-    assert after.interactions.user.dtype == np.int32
-    assert not after.interactions.has_time
-    assert after.split.tolist() == before.split.tolist()
-    assert after.items.to_pylist() == ITEMS.to_pylist()
-    assert after.attributes == ["tags", "price"]
-    assert after.codes is not None
-    assert after.codes.tolist() == [[0, 1], [0, 2], [1, 0]]
-    assert Dataset.manifest(tmp_path / "d").kind == "dataset"
-
-
-def test_times_and_ratings_survive_and_codes_may_be_absent(tmp_path: Path) -> None:
+@pytest.mark.parametrize("baskets", [True, False])
+def test_what_is_saved_is_loaded(tmp_path: Path, baskets: bool) -> None:
     interactions = Interactions.of(["u", "u"], ["a", "b"], [2**40, 5], [4.5, np.nan],
                                    item_ids=np.array(["a", "b", "c"]))  # fmt: skip
-    data = Dataset(interactions, np.zeros(2, np.uint8), ITEMS)
-    after = Dataset.load(save(data, tmp_path / "d"))
-    assert after.interactions.has_time
-    assert after.interactions.timestamp.tolist() == [5, 2**40]
-    np.testing.assert_array_equal(after.interactions.rating, np.float32([np.nan, 4.5]))
-    assert after.codes is None
+    timed = Dataset(interactions, np.zeros(2, np.uint8), ITEMS, baskets=baskets)
+    for number, before in enumerate((dataset(), timed, typed())):
+        after = Dataset.load(save(before, tmp_path / str(number)))
+        for name in ("user", "item", "timestamp", "rating", "user_ids", "item_ids", "behaviour"):
+            one, other = getattr(before.interactions, name), getattr(after.interactions, name)
+            np.testing.assert_array_equal(one, other)
+        assert after.interactions.user.dtype == np.int32
+        assert after.interactions.has_time == before.interactions.has_time
+        assert after.split.tolist() == before.split.tolist()
+        assert after.items.to_pylist() == ITEMS.to_pylist()
+        assert after.attributes == ["tags", "price"]
+        assert (after.codes is None) == (before.codes is None)
+        assert before.codes is None or after.codes.tolist() == before.codes.tolist()  # type: ignore[union-attr]
+        assert (after.behaviours, after.baskets) == (before.behaviours, before.baskets)
+        assert Dataset.manifest(tmp_path / str(number)).kind == "dataset"
+    (part,) = Dataset.parts(tmp_path / "2")
+    assert part.behaviour is not None
+    assert part.behaviour.tolist() == [0, 0, 1, 0, 0, 0, 1]
 
 
 @pytest.mark.parametrize(
@@ -212,21 +209,6 @@ def test_the_target_is_the_first_event_of_a_target_type() -> None:
     assert data.train_histories.behaviours.tolist() == [0, 0, 0]
 
 
-def test_types_are_saved_and_loaded(tmp_path: Path) -> None:
-    before = typed()
-    after = Dataset.load(save(before, tmp_path / "d"))
-    assert after.behaviours == TYPES
-    assert after.interactions.behaviour is not None
-    assert after.interactions.behaviour.tolist() == [0, 0, 1, 0, 0, 0, 1]
-    (part,) = Dataset.parts(tmp_path / "d")
-    assert part.behaviour is not None
-    assert part.behaviour.tolist() == [0, 0, 1, 0, 0, 0, 1]
-    without = Dataset.load(save(dataset(), tmp_path / "e"))
-    assert without.behaviours == ()
-    assert without.interactions.behaviour is None
-    assert without.examples("test").histories.behaviours is None
-
-
 def test_types_and_their_names_must_agree() -> None:
     data = typed()
     with pytest.raises(DataError, match="if and only if"):
@@ -294,10 +276,3 @@ def test_validation_has_one_target_of_the_basket_for_each_user() -> None:
     assert 100 < sum(drawn) < 200  # each item of the basket is as likely
     assert lists(examples.histories) == [[2]] * 300
     assert lists(data.validation().targets) == lists(examples.targets)
-
-
-def test_baskets_are_kept_on_disk(tmp_path: Path) -> None:
-    for baskets in (True, False):
-        with write_artifact(tmp_path / str(baskets), "dataset") as folder:
-            dataset(baskets=baskets).save(folder)
-        assert Dataset.load(tmp_path / str(baskets)).baskets is baskets

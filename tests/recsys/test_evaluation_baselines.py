@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from recsys.evaluation.baselines import Popularity, Repeats, fit_baselines
@@ -121,17 +121,6 @@ def test_equal_scores_go_to_the_lower_item():
     assert model.rank(Histories.of([[4]]), 4, exclude_seen=True)[0].tolist() == [[1, 3, 5, -1]]
 
 
-@settings(max_examples=25)
-@given(histories, histories)
-def test_a_user_gets_the_same_list_alone_and_among_others(trained, asked):
-    for ranker in fit_baselines(trained, ITEMS).values():
-        together = ranker.rank(asked, 4, True)
-        for row in range(len(asked)):
-            alone = ranker.rank(asked.take([row]), 4, True)
-            assert alone[0].tolist() == together[0][[row]].tolist()
-            assert alone[1].tolist() == together[1][[row]].tolist()
-
-
 def test_blocks_of_users_join_without_a_seam(monkeypatch):
     rng = np.random.default_rng(0)
     asked = Histories.of(rng.integers(0, 50, size=5) for _ in range(23))
@@ -182,19 +171,6 @@ def test_known_figures_on_amazon_beauty():
         assert found == pytest.approx(figures, abs=2e-4), name
 
 
-@given(histories, histories, st.booleans())
-@settings(max_examples=30, deadline=None)
-def test_baselines_leave_out_hidden_items(trained, hidden, exclude_seen):
-    asked = trained.take(np.arange(len(trained)))
-    hidden = hidden.take(np.arange(len(asked)) % len(hidden))
-    for ranker in fit_baselines(trained, ITEMS).values():
-        plain, _ = ranker.rank(asked, ITEMS, exclude_seen)
-        found, _ = ranker.rank(replace(asked, hidden=hidden), ITEMS, exclude_seen)
-        for before, after, left_out in zip(plain, found, hidden, strict=True):
-            kept = [i for i in before.tolist() if i >= 0 and i not in left_out]
-            assert [i for i in after.tolist() if i >= 0] == kept
-
-
 @given(histories, histories, st.booleans(), st.integers(1, 4))
 def test_repeats_equal_their_slow_twin(asked, hidden, exclude_seen, k):
     hidden = hidden.take(np.arange(len(asked)) % len(hidden))
@@ -207,14 +183,6 @@ def test_repeats_equal_their_slow_twin(asked, hidden, exclude_seen, k):
         assert scores[row, : len(expected)] == pytest.approx(
             [1 / (1 + i) for i in range(len(expected))]
         )
-
-
-def test_items_that_were_only_viewed_may_be_repeated():
-    """The history views 4, buys 2 and views 3: only what was bought is left out."""
-    asked = Histories.of([[4, 2, 3, 4]])
-    asked = replace(asked, seen=np.array([False, True, False, False]))
-    assert Repeats().rank(asked, 3, True)[0].tolist() == [[4, 3, -1]]
-    assert Repeats().rank(asked, 3, False)[0].tolist() == [[4, 3, 2]]
 
 
 def test_recent_popularity_counts_old_events_less():

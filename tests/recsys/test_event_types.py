@@ -7,27 +7,22 @@ from dataclasses import replace
 import numpy as np
 import pyarrow as pa
 import pytest
+from toy_bundle import counted_codes, items_table, write_bundle
 
-from recsys.artifacts import write_artifact
-from recsys.bundle import CATALOG, KIND, PROMPTS, RETRIEVAL, TARGET
-from recsys.catalog import Catalog
 from recsys.dataset import Dataset
 from recsys.evaluation.baselines import fit_baselines
 from recsys.interactions import Behaviour, Histories, Interactions, count_as_seen
-from recsys.models.checkpoint import save_model
 from recsys.recommender import Recommender, RecommendRequest
 from recsys.retrieval import ItemItem, Reranker, Retrieval, decayed_counts
 from recsys.retrieval.event_types import EventTypes
 from recsys.retrieval.evidence import Evidence
 from recsys.retrieval.related import together
 from recsys.splits import leave_one_out
-from recsys.testing import tiny_model
-from recsys.vocabulary import Vocabulary
 
 VIEW, BUY = Behaviour("view", "context", 0.2), Behaviour("purchase", "target", 1.0)
 TYPES = (VIEW, BUY)
 ITEMS, LEVELS = 12, (3, 2, 2)
-CODES = np.stack(np.unravel_index(np.arange(ITEMS), LEVELS), axis=1).astype(np.int32)
+CODES = counted_codes(ITEMS, LEVELS)
 IDS = [f"i{n}" for n in range(ITEMS)]
 WALKS = Histories.of([[0, 1, 2], [3, 1, 4], [0, 5]])
 IS_TARGET = np.array([False, False, True, False, True, True, False, True])
@@ -49,17 +44,10 @@ def make_retrieval(weights: dict[str, float] | None = None) -> Retrieval:
 
 @pytest.fixture
 def recommender(tmp_path):
-    with write_artifact(tmp_path / "bundle", KIND) as folder:
-        vocabulary = Vocabulary.from_levels(LEVELS)
-        save_model(tiny_model(vocabulary=vocabulary.size), folder / TARGET)
-        (folder / CATALOG).mkdir()
-        table = pa.table({"item_id": IDS, "title": IDS, "text": [""] * ITEMS})
-        Catalog(table, CODES).save(folder / CATALOG)
-        vocabulary.save(folder)
-        (folder / PROMPTS).write_text('{"max_items": 6, "block": 2}')
-        (folder / RETRIEVAL).mkdir()
-        make_retrieval().save(folder / RETRIEVAL)
-    return Recommender.load(tmp_path / "bundle")
+    path = write_bundle(
+        tmp_path / "bundle", items_table(IDS), CODES, LEVELS, retrieval=make_retrieval()
+    )
+    return Recommender.load(path)
 
 
 def test_only_targets_and_untyped_events_count_as_seen():

@@ -6,43 +6,37 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+from toy_bundle import counted_codes, items_table, write_bundle
 from transformers import AutoModelForCausalLM
 from typer.testing import CliRunner
 
-from recsys.artifacts import write_artifact
-from recsys.bundle import CATALOG, DRAFT, KIND, PROMPTS, TARGET
-from recsys.catalog import Catalog
+from recsys.bundle import DRAFT, TARGET
 from recsys.errors import ArtifactError, ConfigError
 from recsys.exporting import onnx as onnx_export
 from recsys.exporting.commands import app
 from recsys.exporting.onnx import export
-from recsys.models.checkpoint import save_model
 from recsys.recommender import Recommender, RecommendRequest
 from recsys.testing import assert_as_exact, exact_twin, tiny_model
 from recsys.vocabulary import Vocabulary
 
 LEVELS = (4, 3, 3)
-CODES = np.stack(np.unravel_index(np.arange(20), LEVELS), axis=1).astype(np.int32)
+CODES = counted_codes(20, LEVELS)
 
 
 @pytest.fixture(scope="module")
 def bundle(tmp_path_factory):
-    vocabulary = Vocabulary.from_levels(LEVELS)
-    names = [f"i{i}" for i in range(len(CODES))]
-    table = pa.table({"item_id": names, "title": names, "text": names})
-    path = tmp_path_factory.mktemp("home") / "shop"
-    with write_artifact(path, KIND) as folder:
-        save_model(tiny_model("llama-gqa", vocabulary.size), folder / TARGET)
-        save_model(tiny_model(vocabulary=vocabulary.size, layers=1, seed=1), folder / DRAFT)
-        (folder / CATALOG).mkdir()
-        Catalog(table, CODES).save(folder / CATALOG)
-        vocabulary.save(folder)
-        (folder / PROMPTS).write_text('{"max_items": 6, "block": 2}')
-    return path
+    size = Vocabulary.from_levels(LEVELS).size
+    return write_bundle(
+        tmp_path_factory.mktemp("home") / "shop",
+        items_table([f"i{i}" for i in range(len(CODES))]),
+        CODES,
+        LEVELS,
+        target=tiny_model("llama-gqa", size),
+        draft=tiny_model(vocabulary=size, layers=1, seed=1),
+    )
 
 
 @pytest.fixture(scope="module")

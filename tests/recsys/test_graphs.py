@@ -15,7 +15,6 @@ from recsys.constraint import ItemTrie
 from recsys.decoding import beam_search
 from recsys.decoding.tree import ROOT, PromptBatch, TokenTree
 from recsys.models.graphs import CudaCapture, PassGraphs, PassShape
-from recsys.models.prefix_store import PrefixStore
 from recsys.models.tree_forward import TreeModel
 from recsys.testing import (
     ARCHITECTURES,
@@ -123,24 +122,6 @@ def test_a_value_that_was_baked_in_shows_in_a_replay():
     assert result.item() == 6.0  # and not 9
 
 
-def test_a_value_of_the_capture_that_is_read_again_is_overwritten():
-    given, result, kept = torch.tensor([2.0]), torch.zeros(1), []
-
-    def run():
-        result.copy_(given + (kept[0] if kept else 0))
-        kept.append(given * 1)
-
-    first = RecordedRun(run)
-    second = RecordedRun(run)
-    first.replay()
-    assert result.item() == 2.0
-    second.replay()  # reads what the first run computed, which is the first one's to compute
-    assert result.item() == 4.0
-    first.made[-1].fill_(torch.nan)
-    second.replay()
-    assert result.isnan()
-
-
 @pytest.mark.parametrize(
     "wait",
     [
@@ -158,26 +139,6 @@ def test_a_run_that_waits_for_a_value_is_not_recorded(wait):
     for mode in (torch.inference_mode(), torch.no_grad()):
         with mode, pytest.raises(RuntimeError, match="waits for a value"):
             RecordedRun(lambda: wait(values))
-
-
-def test_views_and_results_in_place_are_replayed_right():
-    given, result = torch.arange(6.0), torch.zeros(2, 3)
-
-    def run():
-        made = given.new_zeros(6)
-        view = made.view(2, 3)
-        made.add_(given).mul_(2)
-        view[:, 1] = view[:, 0].expand(2) + 1
-        parts = torch.stack([view, view]).unbind(0)
-        result.copy_(parts[1].to(torch.float32).contiguous().t().t())
-
-    recorded = RecordedRun(run)
-    for _ in range(2):
-        given.random_(0, 9)
-        recorded.replay()
-        expected = (given * 2).view(2, 3)
-        expected[:, 1] = expected[:, 0] + 1
-        assert torch.equal(result, expected)
 
 
 def test_requests_that_fill_up_a_batch_leave_nothing_behind():
@@ -240,21 +201,6 @@ def test_remaining_requests_move_to_the_front_of_the_storage():
             tree.add(torch.tensor([[3, 9], [5, 8]]), torch.tensor([[0, 10], [2, 8]]), 3)
             answers.append(tree.forward())
     torch.testing.assert_close(answers[1], answers[0], **CLOSE)
-
-
-def test_prompts_kept_from_an_earlier_call_work_on_graphs():
-    store = PrefixStore(LLAMA.config, LLAMA.dtype, LLAMA.device, 1 << 20)
-    model, graphs = graphed(LLAMA, prefixes=store, version="a")
-    rng = np.random.default_rng(1)
-    trie = ItemTrie.build(random_catalog(rng, 60, 3))
-    prompts = [rng.integers(1, 64, n) for n in (21, 24)]
-    expected = beam_search(LLAMA, prompts, trie, 5)
-    for cached in ([0, 0], [20, 20]):
-        found = beam_search(model, prompts, trie, 5)
-        assert [s.cached_tokens for s in found.stats] == cached
-        assert torch.equal(found.rows, expected.rows)
-        torch.testing.assert_close(found.scores, expected.scores, **CLOSE)
-    assert not graphs.statistics().fallbacks
 
 
 def test_what_was_returned_outlives_the_next_pass():

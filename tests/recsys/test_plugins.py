@@ -18,20 +18,16 @@ from dataclasses import dataclass, field
 from types import ModuleType, SimpleNamespace
 
 import numpy as np
-import pyarrow as pa
 import pytest
 import torch
+from toy_bundle import items_table, write_bundle
 
 from recsys import plugins
-from recsys.artifacts import write_artifact
-from recsys.bundle import CATALOG, KIND, PROMPTS, TARGET, Bundle
-from recsys.catalog import Catalog
+from recsys.bundle import Bundle
 from recsys.constraint import ItemTrie
 from recsys.errors import ConfigError
-from recsys.models.checkpoint import save_model
 from recsys.plugins import next_tokens
 from recsys.plugins.next_tokens import NextTokens
-from recsys.testing import tiny_model
 from recsys.vocabulary import Vocabulary
 
 LEVELS = (5, 4, 3)
@@ -57,16 +53,8 @@ def finite(row):
 
 @pytest.fixture(scope="module")
 def bundle(tmp_path_factory):
-    names = [f"i{i}" for i in range(len(CODES))]
-    path = tmp_path_factory.mktemp("home") / "shop"
-    with write_artifact(path, KIND) as folder:
-        save_model(tiny_model(vocabulary=VOCABULARY.size), folder / TARGET)
-        (folder / CATALOG).mkdir()
-        table = pa.table({"item_id": names, "title": names, "text": names})
-        Catalog(table, CODES).save(folder / CATALOG)
-        VOCABULARY.save(folder)
-        (folder / PROMPTS).write_text('{"max_items": 6, "block": 2}')
-    return path
+    table = items_table([f"i{i}" for i in range(len(CODES))])
+    return write_bundle(tmp_path_factory.mktemp("home") / "shop", table, CODES, LEVELS)
 
 
 @pytest.fixture

@@ -322,18 +322,6 @@ def test_settings_out_of_range_are_refused():
         Reranker([])
 
 
-def test_cosines_are_to_the_decayed_history():
-    index = VectorIndex.of(np.array([[1.0, 0], [0, 2], [3, 3], [0, 0]]))
-    asked = Histories.of([[0, 1], [], [3], [9, 0]])
-    near = WeightedItems.decayed(asked, 4, 0.6).mean(index.vectors) @ index.vectors.T
-    whole = np.array([0.6, 1.0]) / np.hypot(0.6, 1.0)  # item 0 is one event older: decay 0.6
-    wanted = [whole[0], whole[1], whole.sum() / np.sqrt(2), 0]
-    np.testing.assert_allclose(near[0], wanted, rtol=1e-6)
-    assert not near[1].any()
-    assert not near[2].any()  # its only item has no vector
-    np.testing.assert_allclose(near[3], [1, 0, np.sqrt(0.5), 0], rtol=1e-6)
-
-
 @given(histories, st.floats(0.1, 1.0))
 @settings(max_examples=60, deadline=None)
 def test_weighted_sums_of_rows_equal_dense_products(asked, decay):

@@ -8,21 +8,17 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from toy_bundle import counted_codes, items_table, write_bundle
 
-from recsys.artifacts import write_artifact
-from recsys.bundle import CATALOG, KIND, PROMPTS, RETRIEVAL, TARGET
-from recsys.catalog import Catalog
 from recsys.errors import FilterError, RuleError
 from recsys.interactions import Histories
-from recsys.models.checkpoint import save_model
 from recsys.recommender import Recommender, RecommendRequest
 from recsys.retrieval import ItemItem, Reranker, Retrieval, decayed_counts
 from recsys.rules import Rule, apply_rules
-from recsys.testing import tiny_model
 from recsys.vocabulary import Vocabulary
 
 ITEMS, LEVELS = 60, (5, 4, 3)
-CODES = np.stack(np.unravel_index(np.arange(ITEMS), LEVELS), axis=1).astype(np.int32)
+CODES = counted_codes(ITEMS, LEVELS)
 SHARED = CODES.copy()
 SHARED[[58, 59]] = CODES[[0, 0]]  # three items of one leaf
 IDS = [f"i{n}" for n in range(ITEMS)]
@@ -57,30 +53,18 @@ VALUES = {
 
 
 def build(path, codes, reranker=None):
-    table = pa.table(
-        {
-            "item_id": IDS,
-            "title": IDS,
-            "text": [""] * ITEMS,
-            "brand": BRANDS,
-            "tags": pa.array(TAGS, pa.list_(pa.string())),
-            "price": PRICES,
-            "available": [n not in SOLD_OUT for n in range(ITEMS)],
-        }
+    table = items_table(
+        IDS,
+        brand=BRANDS,
+        tags=pa.array(TAGS, pa.list_(pa.string())),
+        price=PRICES,
+        available=[n not in SOLD_OUT for n in range(ITEMS)],
     )
     walks = Histories.of([np.random.default_rng(n).integers(0, ITEMS, 8) for n in range(30)])
     retrieval = Retrieval(
         ItemItem.directional(walks, ITEMS), decayed_counts(walks.items, ITEMS), reranker=reranker
     )
-    with write_artifact(path, KIND) as out:
-        vocabulary = Vocabulary.from_levels(LEVELS)
-        save_model(tiny_model(vocabulary=vocabulary.size), out / TARGET)
-        (out / CATALOG).mkdir()
-        Catalog(table, codes).save(out / CATALOG)
-        vocabulary.save(out)
-        (out / PROMPTS).write_text('{"max_items": 6, "block": 2}')
-        (out / RETRIEVAL).mkdir()
-        retrieval.save(out / RETRIEVAL)
+    write_bundle(path, table, codes, LEVELS, retrieval=retrieval)
     return Recommender.load(path, mode="beam")
 
 
@@ -290,17 +274,6 @@ def test_a_rule_answers_like_its_parts_inline(blending, options, k):
         assert other == first  # items, scores to the bit, certificate, counters
 
 
-def test_two_filters_are_one_with_both_groups(recommender):
-    both = {"must": [{"should": [FILTERS[2][0]]}, FILTERS[4][0]]}
-    plain = RecommendRequest(["i3"], ITEMS)
-    rules = [Rule(FILTERS[2][0]), Rule(FILTERS[4][0])]
-    for order in (rules, rules[::-1]):
-        found, expected = recommender.recommend_batch(
-            [apply_rules(plain, order), replace(plain, filter=both)]
-        )
-        assert found == expected
-
-
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 def test_behind_pins_comes_the_list_without_them(blending, options):
     request = RecommendRequest(["i3"], 8, filter=FILTERS[0][0], **options)
@@ -312,36 +285,6 @@ def test_behind_pins_comes_the_list_without_them(blending, options):
     assert result.recommendations[1:] == expected.recommendations
     assert result.certificate == expected.certificate
     assert result.eligible_items == expected.eligible_items + 1
-
-
-def test_as_many_pins_as_places_leave_no_room(recommender):
-    pins = ["i5", "i1", "i2", "i9"]
-    result, other = recommender.recommend_batch(
-        [RecommendRequest([], 3, pin=pins), RecommendRequest([], 6, pin=pins)]
-    )
-    assert [r.item_id for r in result.recommendations] == pins[:3]
-    assert [r.item_id for r in other.recommendations][:4] == pins
-    assert {r.score for r in result.recommendations} == {0.0}
-
-
-def test_a_cap_that_forbids_nothing_changes_nothing(recommender):
-    plain = RecommendRequest(["i3"], 12)
-    capped = replace(plain, max_per={"brand": ITEMS})
-    one, other = (recommender.recommend_batch([r])[0] for r in (plain, capped))
-    assert other.recommendations == one.recommendations
-
-
-def test_the_list_is_full_although_one_brand_leads(recommender):
-    lead = [{"filter": {"must": [{"key": "brand", "match": "A"}]}, "weight": 50.0}]
-    request = RecommendRequest([], 20, boosts=lead, max_per={"brand": 1})
-    (result,) = recommender.recommend_batch([request])
-    brands = [BRANDS[n] for n in ids(result)]
-    assert sorted(b for b in brands if b) == ["A", "B", "C", "D"][: len([b for b in brands if b])]
-    assert brands[0] == "A"
-    left = {BRANDS[n] for n in range(ITEMS) if n not in SOLD_OUT}
-    assert len(brands) == len(left - {None}) + sum(
-        b is None and n not in SOLD_OUT for n, b in enumerate(BRANDS)
-    )
 
 
 @pytest.mark.parametrize("options", [{}, {"guarantee": "global"}, {"mode": "strict"}])

@@ -135,11 +135,11 @@ def without_replacement(law, beams):
 @pytest.mark.parametrize(("beams", "temperature"), [(1, 1.0), (2, 2.0), (3, 4.0)])
 def test_samples_are_drawn_without_replacement(beams, temperature):
     law = law_of(TARGET, temperature)
-    samples = draw(20_000, beams, temperature)
+    samples = draw(8_000, beams, temperature)
     expected = without_replacement(law, beams)
     # ordered samples too rare for the test's approximation are counted together
     seen = Counter(map(tuple, samples.tolist()))
-    counts = np.array([[seen[s], 20_000 * p] for s, p in expected.items()])
+    counts = np.array([[seen[s], 8_000 * p] for s, p in expected.items()])
     rare = counts[:, 1] < 8
     counts = np.vstack([counts[~rare], counts[rare].sum(0)]) if rare.any() else counts
     assert chisquare(counts[:, 0], counts[:, 1]).pvalue > UNLIKELY

@@ -34,12 +34,6 @@ def at(moments: list[int]) -> Interactions:
     )
 
 
-def test_leave_one_out_by_hand() -> None:
-    assert leave_one_out(users_with([4, 2, 3, 1])).tolist() == [
-        TRAIN, TRAIN, VALID, TEST,  TRAIN, TRAIN,  TRAIN, VALID, TEST,  TRAIN,
-    ]  # fmt: skip
-
-
 @given(lengths)
 def test_leave_one_out_equals_a_loop(lengths: list[int]) -> None:
     expected = []

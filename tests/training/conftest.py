@@ -94,10 +94,9 @@ SMALL = {
 }
 
 
-@pytest.fixture
-def make_context(tmp_path, monkeypatch):
-    """A run named `toy` with its parents; keyword arguments are the sections."""
-    monkeypatch.setenv("RECSYS_HOME", str(tmp_path))
+def contexts_of(home, monkeypatch):
+    """A function that makes runs named `toy`, whose parents are written into `home`."""
+    monkeypatch.setenv("RECSYS_HOME", str(home))
 
     def make(*, force=False, seed=0, **sections):
         target = {**SMALL, "epochs": 4, **sections.pop("target", {})}
@@ -105,8 +104,22 @@ def make_context(tmp_path, monkeypatch):
         values = {"name": "toy", "seed": seed, "target": target, "draft": draft, **sections}
         return Context.of(Settings(values), force=force)
 
-    write_parents(Workspace(tmp_path, "toy"))
+    write_parents(Workspace(home, "toy"))
     return make
+
+
+@pytest.fixture
+def make_context(tmp_path, monkeypatch):
+    """A run named `toy` with its parents; keyword arguments are the sections."""
+    return contexts_of(tmp_path, monkeypatch)
+
+
+@pytest.fixture(scope="module")
+def module_context(tmp_path_factory):
+    """A home and its `make_context`, for what the tests of a module train once."""
+    home = tmp_path_factory.mktemp("home")
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        yield home, contexts_of(home, monkeypatch)
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from recsys.serving.settings import ServingSettings
 from recsys.testing import huggingface_beam_search, same_list
 from recsys.text.explain import Explainer
 
-HISTORIES, K = 100, 10
+HISTORIES, K = 30, 10
 BEAMS = 20  # of the service, where k is not larger
 CONFIG = """
 name: toy

@@ -1,6 +1,7 @@
 """A run with a parent continues its bundle: same codes, same vocabulary, its weights."""
 
 import json
+import shutil
 from dataclasses import replace
 
 import numpy as np
@@ -28,13 +29,21 @@ NEWER = {
 }  # fmt: skip
 
 
-@pytest.fixture
-def deployed(make_context):
-    """A bundle of a target from scratch: users go to the next number."""
+@pytest.fixture(scope="module")
+def trained(module_context):
+    """The home of a bundle of a target from scratch: users go to the next number."""
+    home, make_context = module_context
     context = make_context(target={**DEPLOYED, "prompt": {"max_items": 6, "block": 2}})
-    target.stage(context)
-    draft.stage(context)
-    return bundle.stage(context)
+    for make in (target.stage, draft.stage, bundle.stage):
+        make(context)
+    return home
+
+
+@pytest.fixture
+def deployed(make_context, trained, tmp_path):
+    """That bundle, in a home of the test's own."""
+    shutil.copytree(trained, tmp_path, dirs_exist_ok=True)
+    return Workspace(tmp_path, "toy").bundle
 
 
 @pytest.fixture

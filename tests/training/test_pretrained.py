@@ -223,8 +223,9 @@ def with_draft(make_context, target_base, **section):
     return lora_context(make_context, target_base, draft={**short, **section})
 
 
-@pytest.mark.parametrize("lora", [None, {"rank": 4, "merge": False}, {"rank": 4}])
-@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize(
+    ("lora", "tied"), [(None, True), ({"rank": 4, "merge": False}, False), ({"rank": 4}, True)]
+)
 def test_a_pretrained_draft_is_trained_and_recommends(
     make_context, tmp_path, write_base, tied, lora
 ):

@@ -191,7 +191,7 @@ def test_a_lead_of_one_source_within_its_error_is_chance():
     slightly[np.flatnonzero(crossed >= 2)[0]] = 0  # better for one user of 900,
     slightly[np.flatnonzero(crossed == 0)[0]] = 1  # and a little worse for another
     served = [
-        choose(found, SHAPE, {MODEL: ranks}).info["served"]
+        choose(found, SHAPE, {MODEL: ranks}, ablate=False).info["served"]
         for ranks in (slightly, np.maximum(crossed - 1, 0))
     ]
     assert served == ["reranker", MODEL]
@@ -215,6 +215,8 @@ def with_interaction(users: int) -> Candidates:
 
 def test_a_network_finds_what_no_sum_of_features_says():
     found = with_interaction(1500)
+    names = ("content", "vectors", "neighbors")
+    found = replace(found, values={name: found.values[name] for name in names})
     choice = choose(found, SHAPE, {MODEL: np.full(1500, MISSED)})
     reranker, info = choice.reranker, choice.info
     assert reranker.network is not None

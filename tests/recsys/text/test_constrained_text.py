@@ -38,6 +38,7 @@ TOKENIZER = TextTokenizer(byte_level_tokenizer(TEXTS * 3, 330), 352)
 COMPILER = GrammarCompiler(TOKENIZER)
 MODEL = tiny_model("llama-gqa", 352)
 SOURCE = 'He said: "Über alles 🎬, the quick\nbrown fox".'
+DRAWS = 2000
 SHORTLIST = ["Heat", "Heat 2", "Alien", "Toy Story", 'Say "Hi"']
 
 
@@ -113,7 +114,7 @@ def generate(grammar, count, *, batch=32, **options):
 @pytest.mark.parametrize("case", CASES)
 def test_every_text_of_a_random_model_is_valid(case):
     grammar, is_valid = CASES[case]
-    found = generate(grammar, 200 if case in ("schema", "grammar", "substring") else 40)
+    found = generate(grammar, 80 if case in ("schema", "grammar", "substring") else 40)
     for text in found:
         assert text.finished
         assert is_valid(TOKENIZER.decode(text.tokens)), TOKENIZER.decode(text.tokens)
@@ -194,17 +195,17 @@ def test_draws_follow_the_model_over_what_is_allowed():
             stack.append(((*text, token), after, log_prob + log_probs[token]))
     assert sum(expected.values()) == pytest.approx(1)
     other = tiny_model("qwen3", 6, seed=5, dtype=torch.float64)
-    drafts = [None, TextDraft(other, 1), TextDraft(other, 3), TextDraft(model, 2)]
+    drafts = [None, TextDraft(other, 3)]
     for skip, draft in product((True, False), drafts):
         counts = dict.fromkeys(expected, 0)
         for text in sample_text(
-            model, [prompt] * 3000, titles, 8, seed=3, skip_forced=skip, draft=draft
+            model, [prompt] * DRAWS, titles, 8, seed=3, skip_forced=skip, draft=draft
         ):
             counts[tuple(text.tokens)] += 1
             assert text.log_prob == pytest.approx(np.log(expected[tuple(text.tokens)]), abs=1e-9)
         for text, probability in expected.items():
-            sigma = np.sqrt(probability * (1 - probability) / 3000)
-            assert abs(counts[text] / 3000 - probability) < 5 * sigma + 1e-9
+            sigma = np.sqrt(probability * (1 - probability) / DRAWS)
+            assert abs(counts[text] / DRAWS - probability) < 5 * sigma + 1e-9
 
 
 def test_the_seed_decides_and_a_low_temperature_takes_the_best():

@@ -2,12 +2,11 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from constraint_suite import ConstraintSuite
 
 from recsys.testing import byte_level_tokenizer
 from recsys.text.constraint import DEAD, check_constraint
-from recsys.text.grammar import json_schema
+from recsys.text.grammar import choice, delimited_subsequence, json_schema, regex
 from recsys.text.grammar_constraint import GrammarCompiler
 from recsys.text.titles import TitleTrie
 from recsys.text.token_trie import TextTokenizer
@@ -24,53 +23,38 @@ SCHEMA = {
     "additionalProperties": False,
 }
 COMPILER = GrammarCompiler(TOKENIZER)
-KINDS = ("titles", "grammar")
-ROOT = -1
 
 
-def make(kind):
-    if kind == "titles":
+class TestTitles(ConstraintSuite):
+    forces_at_most_one = True
+
+    def make(self):
         return TitleTrie.build(TITLES, TOKENIZER.tokens)
-    return COMPILER.constraint(json_schema(SCHEMA))
 
 
-def random_tree(constraint, rng, size):
-    """A tree whose nodes are mostly allowed: tokens, parents and states."""
-    tokens, parents, states = [], [], []
-    for _ in range(size):
-        parent = int(rng.integers(ROOT, len(tokens)))
-        state = constraint.initial() if parent == ROOT else states[parent]
-        options = np.flatnonzero(constraint.allowed([state])[0])
-        if not len(options) or rng.random() < 0.15:
-            options = np.arange(constraint.vocabulary_size)
-        token = int(rng.choice(options))
-        tokens.append(token)
-        parents.append(parent)
-        states.append(int(constraint.advance([state], [token])[0]))
-    return tokens, parents, np.asarray(states, np.int64)
+class TestSchema(ConstraintSuite):
+    def make(self):
+        return COMPILER.constraint(json_schema(SCHEMA))
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@given(seed=st.integers(0, 10_000), size=st.integers(0, 25))
-@settings(max_examples=60, deadline=None)
-def test_masks_in_any_order_equal_a_replay_from_the_root(kind, seed, size):
-    rng = np.random.default_rng(seed)
-    constraint = make(kind)
-    tokens, parents, states = random_tree(constraint, rng, size)
-    order = rng.permutation(size)
-    masks = np.empty((size, constraint.vocabulary_size), np.bool_)
-    masks[order] = constraint.allowed(states[order])
-    assert masks.shape == (size, constraint.vocabulary_size)
-    for node in range(size):
-        path, at = [], node
-        while at != ROOT:
-            path.append(tokens[at])
-            at = parents[at]
-        fresh = make(kind)
-        state = fresh.initial()
-        for token in path[::-1]:
-            state = int(fresh.advance([state], [token])[0])
-        np.testing.assert_array_equal(masks[node], fresh.allowed([state])[0])
+class TestRegex(ConstraintSuite):
+    def make(self):
+        return COMPILER.constraint(regex(r"[a-c]{1,4}( [0-9]{2})?"))
+
+
+class TestChoice(ConstraintSuite):
+    def make(self):
+        return COMPILER.constraint(choice(TITLES[:4]))
+
+
+class TestSubsequence(ConstraintSuite):
+    def make(self):
+        return COMPILER.constraint(delimited_subsequence(TITLES[:4], "; ", most=3))
+
+
+class TestOwnAutomaton(ConstraintSuite):
+    def make(self):
+        return Automaton(GOOD)
 
 
 class Automaton:
@@ -91,7 +75,8 @@ class Automaton:
         return self.arcs.get((int(state), int(token)), DEAD)
 
     def allowed(self, states):
-        return np.asarray([[self.after(s, t) != DEAD for t in range(4)] for s in states])
+        rows = [[self.after(s, t) != DEAD for t in range(4)] for s in states]
+        return np.asarray(rows, np.bool_).reshape(-1, 4)
 
     def forced(self, states):
         return [[] for _ in states]
@@ -120,11 +105,6 @@ class Forcing(Automaton):
         return [[1] for _ in states]
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_constraints_of_the_package_pass_the_check(kind):
-    check_constraint(make(kind))
-
-
 @pytest.mark.parametrize(
     ("constraint", "message"),
     [
@@ -140,33 +120,3 @@ def test_a_faulty_constraint_is_described(constraint, message):
     check_constraint(Automaton(GOOD))
     with pytest.raises(ValueError, match=message):
         check_constraint(constraint)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_nothing_is_allowed_at_a_dead_state(kind):
-    constraint = make(kind)
-    assert not constraint.allowed([DEAD]).any()
-    assert constraint.advance([DEAD, DEAD], [3, constraint.end_tokens[0]]).tolist() == [DEAD, DEAD]
-    assert constraint.forced([DEAD]) == [[]]
-    assert constraint.allowed([]).shape == (0, constraint.vocabulary_size)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-@given(seed=st.integers(0, 10_000))
-@settings(max_examples=60, deadline=None)
-def test_allowed_and_forced_tokens_lead_to_a_text(kind, seed):
-    constraint, rng = make(kind), np.random.default_rng(seed)
-    everything, state = np.arange(constraint.vocabulary_size), constraint.initial()
-    while True:
-        for token in constraint.forced([state])[0]:
-            assert constraint.allowed([state])[0, token]
-            state = int(constraint.advance([state], [token])[0])
-        mask = constraint.allowed([state])[0]
-        found = constraint.advance(np.full(len(everything), state), everything)
-        np.testing.assert_array_equal(found != DEAD, mask)
-        if not mask.any():
-            break
-        assert mask.sum() > 1 or kind == "grammar"
-        token = int(rng.choice(np.flatnonzero(mask)))
-        state = int(found[token])
-    assert token in constraint.end_tokens  # nothing but an end leads to where nothing follows

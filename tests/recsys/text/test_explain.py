@@ -143,11 +143,6 @@ def test_an_item_needs_a_title():
         explainer().explain(HISTORY, ["Up", ""])
 
 
-def test_a_folder_without_a_tokenizer_names_the_way_out(tmp_path):
-    with pytest.raises(ArtifactError, match=r"has no tokenizer, so .*explainer"):
-        Explainer.load(tmp_path)
-
-
 def test_a_tokenizer_that_cannot_serve_is_named(tmp_path):
     tiny_model("llama-gqa", 352).save_pretrained(tmp_path)
     fast = byte_level_tokenizer(["abc"], 260)

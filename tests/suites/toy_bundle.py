@@ -1,0 +1,64 @@
+"""A bundle of a small random model, which tests write in one call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from recsys.artifacts import write_artifact
+from recsys.bundle import CATALOG, DRAFT, KIND, PROMPTS, RETRIEVAL, TARGET
+from recsys.catalog import Catalog
+from recsys.models.checkpoint import save_model
+from recsys.testing import tiny_model
+from recsys.vocabulary import Vocabulary
+
+
+def counted_codes(items: int, levels: Sequence[int]) -> np.ndarray:
+    """(items, L) codes of items that are counted through, as the digits of a number."""
+    return np.stack(np.unravel_index(np.arange(items), levels), axis=1).astype(np.int32)
+
+
+def items_table(
+    ids: Sequence[str], titles: Sequence[str] | None = None, **columns: Any
+) -> pa.Table:
+    """Items without texts, with these attributes."""
+    titles = list(ids if titles is None else titles)
+    return pa.table({"item_id": list(ids), "title": titles, "text": [""] * len(ids), **columns})
+
+
+def write_bundle(
+    path: Path,
+    table: pa.Table,
+    codes: np.ndarray,
+    levels: Sequence[int],
+    *,
+    target: Any = None,
+    draft: Any = None,
+    retrieval: Any = None,
+    prompts: str = '{"max_items": 6, "block": 2}',
+    extra: Callable[[Path], object] = lambda folder: None,
+    merge: bool = True,
+) -> Path:
+    """Write a bundle; the target is a tiny model of the vocabulary if none is given.
+
+    `extra` writes further parts into the folder; adapters are merged into weights if `merge`.
+    """
+    vocabulary = Vocabulary.from_levels(levels)
+    with write_artifact(path, KIND) as folder:
+        target = tiny_model(vocabulary=vocabulary.size) if target is None else target
+        save_model(target, folder / TARGET, merge=merge)
+        if draft is not None:
+            save_model(draft, folder / DRAFT)
+        (folder / CATALOG).mkdir()
+        Catalog(table, codes).save(folder / CATALOG)
+        vocabulary.save(folder)
+        (folder / PROMPTS).write_text(prompts)
+        if retrieval is not None:
+            (folder / RETRIEVAL).mkdir()
+            retrieval.save(folder / RETRIEVAL)
+        extra(folder)
+    return path
