@@ -7,7 +7,6 @@ captured passes are left to that search.
 
 from __future__ import annotations
 
-import ctypes
 import weakref
 from collections.abc import Sequence
 from typing import Any
@@ -24,8 +23,8 @@ from recsys.decoding.request import Search
 from recsys.decoding.row_tree import RowTree
 from recsys.errors import NonFiniteError
 from recsys.models.cache import Finite, SlotCache
-from recsys.native import library
 from recsys.native.decoder import NativeDecoder
+from recsys.native.library import address, ffi
 
 
 def native_decoder(search: Search) -> NativeDecoder | None:
@@ -122,44 +121,44 @@ class _Call:
         """Lay out the arguments."""
         batch, self._prompts, self._trie = len(search), search.prompts, search.step.trie
         source = self._trie.source
-        self._cached = (ctypes.c_int64 * batch)(*cached.tolist())
-        self._widths = (ctypes.c_int64 * len(widths))(*widths)
+        self._cached, self._widths = _integers(cached.tolist()), _integers(widths)
         self.rows = torch.empty((batch, num_beams), dtype=torch.int64)
         self.sequences = torch.empty((batch, num_beams, source.num_levels), dtype=torch.int64)
         self.scores = torch.empty((batch, num_beams))
         self.complete = torch.empty(batch, dtype=torch.bool)
         self.nodes = torch.empty(batch, dtype=torch.int64)
         self._limits = None if limits is None else limits.to(torch.float32).contiguous()
-        self._finite = (ctypes.c_bool * batch)()
-        self._allowed = _allowed(search.step.allowed, batch)
+        self._finite = torch.empty(batch, dtype=torch.bool)
+        self._allowed = _allowed(search.step.allowed)
         self._dead, self._dead_count = _dead(search.step.excluded, source.num_levels)
         self._gains = _gains(search.step.gains)
-        self._call = library.Search(
-            batch=batch,
-            longest=self._prompts.tokens.shape[1],
-            slots=cache.slots,
-            prompt=cache.prompt,
-            beams=num_beams,
-            token=self._prompts.tokens.data_ptr(),
-            length=self._prompts.lengths.data_ptr(),
-            cached=_address(self._cached),
-            width=_address(self._widths),
-            window=(ctypes.c_int64 * 2)(*(w or 0 for w in search.model.mask_kinds.values())),
-            allowed=_address(self._allowed),
-            dead=_address(self._dead),
-            dead_count=_address(self._dead_count),
-            gains=_address(self._gains),
-            limit=None if self._limits is None else self._limits.data_ptr(),
-            cache=cache.buffer.data_ptr(),
-            cache_layer=cache.buffer.stride(0),
-            cache_values=cache.buffer.stride(1),
-            row=self.rows.data_ptr(),
-            sequence=self.sequences.data_ptr(),
-            log_prob=self.scores.data_ptr(),
-            complete=self.complete.data_ptr(),
-            finite=_address(self._finite),
-            nodes=self.nodes.data_ptr(),
-        )
+        fields = {
+            "batch": batch,
+            "longest": self._prompts.tokens.shape[1],
+            "slots": cache.slots,
+            "prompt": cache.prompt,
+            "beams": num_beams,
+            "token": self._prompts.tokens.data_ptr(),
+            "length": self._prompts.lengths.data_ptr(),
+            "cached": address(self._cached),
+            "width": address(self._widths),
+            "window": [w or 0 for w in search.model.mask_kinds.values()],
+            "allowed": address(self._allowed),
+            "dead": address(self._dead),
+            "dead_count": address(self._dead_count),
+            "gains": address(self._gains),
+            "limit": address(self._limits),
+            "cache": cache.buffer.data_ptr(),
+            "cache_layer": cache.buffer.stride(0),
+            "cache_values": cache.buffer.stride(1),
+            "row": self.rows.data_ptr(),
+            "sequence": self.sequences.data_ptr(),
+            "log_prob": self.scores.data_ptr(),
+            "complete": self.complete.data_ptr(),
+            "finite": self._finite.data_ptr(),
+            "nodes": self.nodes.data_ptr(),
+        }
+        self._call = ffi.new("Search *", fields)
         self._candidates = search.rows
         if search.rows is not None:
             self._add_candidates(search.rows, search.model.vocabulary_size)
@@ -180,7 +179,7 @@ class _Call:
         """Search."""
         decoder.reach(self._positions)
         decoder.search(_native_trie(self._trie), self._call)
-        self.finite = list(self._finite)
+        self.finite = self._finite.tolist()
         if self._candidates is not None:
             first = TokenLogits.of(self._first, self._trie)
             self.candidate_scores = self._candidates.scores(first)
@@ -188,55 +187,55 @@ class _Call:
             self.finite = [a and b for a, b in zip(self.finite, scored, strict=True)]
 
 
-_tries: weakref.WeakKeyDictionary[DeviceTrie, library.Trie] = weakref.WeakKeyDictionary()
+_tries: weakref.WeakKeyDictionary[DeviceTrie, Any] = weakref.WeakKeyDictionary()
 
 
-def _native_trie(trie: DeviceTrie) -> library.Trie:
+def _native_trie(trie: DeviceTrie) -> Any:
     """The trie's tensors, which live as long as it does, as the library reads them."""
-    found = _tries.get(trie)
-    if found is None:
+    made = _tries.get(trie)
+    if made is None:
         source = trie.source
-        found = _tries[trie] = library.Trie(
-            levels=source.num_levels,
-            leaves=source.depth_start[-2],
-            wide_symbols=trie.symbol.dtype == torch.int32,
-            wide_rows=trie.rows.dtype == torch.int32,
-            first_child=trie.first_child.data_ptr(),
-            symbol=trie.symbol.data_ptr(),
-            rows=trie.rows.data_ptr(),
-            alphabet=trie.alphabet.data_ptr(),
-        )
-    return found
+        fields = {
+            "levels": source.num_levels,
+            "leaves": source.depth_start[-2],
+            "wide_symbols": trie.symbol.dtype == torch.int32,
+            "wide_rows": trie.rows.dtype == torch.int32,
+            "first_child": trie.first_child.data_ptr(),
+            "symbol": trie.symbol.data_ptr(),
+            "rows": trie.rows.data_ptr(),
+            "alphabet": trie.alphabet.data_ptr(),
+        }
+        made = _tries[trie] = ffi.new("Trie *", fields)
+    return made
 
 
-def _address(array: ctypes.Array[Any] | None) -> int | None:
-    return None if array is None else ctypes.addressof(array)
+def _integers(values: Sequence[int]) -> Any:
+    """An array of integers or of addresses for the library."""
+    return ffi.new("int64_t[]", values)
 
 
-def _allowed(allowed: Allowed | None, batch: int) -> ctypes.Array[ctypes.c_void_p] | None:
+def _allowed(allowed: Allowed | None) -> Any:
     """Where the flags of each request's states begin; None where all rows are allowed."""
     if allowed is None:
         return None
     lines, starts = allowed.line.tolist(), allowed.start.flatten().tolist()
-    return (ctypes.c_void_p * batch)(
-        *(allowed.alive[i].data_ptr() + start for i, start in zip(lines, starts, strict=True))
-    )
+    flags = [allowed.alive[i].data_ptr() + s for i, s in zip(lines, starts, strict=True)]
+    return _integers(flags)
 
 
-def _gains(gains: Gains | None) -> ctypes.Array[ctypes.c_void_p] | None:
+def _gains(gains: Gains | None) -> Any:
     """Where the boosts of each request's states begin; None where no request has any."""
     if gains is None:
         return None
-    lines = gains.line.tolist()
-    return (ctypes.c_void_p * len(lines))(*(gains.most[line].data_ptr() for line in lines))
+    return _integers([gains.most[line].data_ptr() for line in gains.line.tolist()])
 
 
-def _dead(
-    excluded: Excluded | None, levels: int
-) -> tuple[ctypes.Array[ctypes.c_void_p] | None, ctypes.Array[ctypes.c_int64] | None]:
+def _dead(excluded: Excluded | None, levels: int) -> tuple[Any, Any]:
     """The excluded states of each depth, and how many per request."""
     if excluded is None:
         return None, None
-    states = [d.data_ptr() if d.shape[1] else None for d in excluded.dead]
-    counts = [d.shape[1] for d in excluded.dead]
-    return (ctypes.c_void_p * levels)(*states), (ctypes.c_int64 * levels)(*counts)
+    states, counts = ffi.new("int64_t[]", levels), ffi.new("int64_t[]", levels)
+    for depth, dead in enumerate(excluded.dead):
+        states[depth] = dead.data_ptr() if dead.shape[1] else 0
+        counts[depth] = dead.shape[1]
+    return states, counts

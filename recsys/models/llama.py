@@ -28,7 +28,7 @@ from torch.nn import functional
 from recsys.kernels import find_kernels
 from recsys.models import layers
 from recsys.models.layers import Heads, Norms
-from recsys.native.decoder import reason_against_modules
+from recsys.native.coverage import reason_against_modules
 
 COVERED = frozenset(f"{name}ForCausalLM" for name in ("Llama", "Mistral", "Qwen2", "Qwen3"))
 ROPE = frozenset({"default", "linear", "llama3", "yarn"})

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from recsys.native.decoder import runs_natively
+from recsys.native.coverage import runs_natively
 
 _BLOCK = 4096  # rows of a block; a multiple of the steps
 _STEPS = ((128, 16), (512, 64), (_BLOCK, 128))  # (most rows, they are padded to a multiple of)

@@ -25,7 +25,7 @@ from recsys.models.architectures import (
 from recsys.models.cache import CachePool, SlotCache
 from recsys.models.llama import LlamaForward, reason_against
 from recsys.models.prefix_store import PrefixStore
-from recsys.native.decoder import NativeDecoder, NativeModel, native_model
+from recsys.native.decoder import NativeDecoder, native_model
 
 # In torch on a CPU, a matrix product of one to three rows uses another kernel, which rounds
 # differently, than the same rows in a larger product. So queries and rows are padded to multiples
@@ -104,13 +104,15 @@ class TreeModel:
         prefixes: prefix cache, or None.
         version: version of the model in the prefix cache.
         find_graph: finds captured passes; None without any (`recsys.models.graphs`).
+        native: the native forward (`recsys.native`); None where torch runs the model. It has the
+            weights of now: make a new `TreeModel` when they have changed.
         most_padding: most padded prompt tokens of a first pass; with more of them, the longest
             prompts of the batch begin in a pass of their own. None on a CPU, for no limit.
     """
 
     find_graph: FindPass | None = None
     most_padding: int | None = None
-    _native: NativeModel | None = None
+    native: NativeDecoder | None = None
     _own: LlamaForward | None = None
 
     def __init__(
@@ -169,7 +171,7 @@ class TreeModel:
             self.most_padding = _MOST_PADDING
         self._own = self._make_own(own_forward)
         if self._own is None:
-            self._native = native_model(model, tuple(self.mask_kinds), self.max_positions)
+            self.native = native_model(model, tuple(self.mask_kinds), self.max_positions)
         else:
             self.max_positions = self._own.positions
 
@@ -307,11 +309,6 @@ class TreeModel:
         for step, value in self._after_head:
             logits = step(logits, value)
         return logits
-
-    @property
-    def native(self) -> NativeDecoder | None:
-        """The native forward of this model, if there is one (`recsys.native`)."""
-        return None if self._native is None else self._native.decoder()
 
 
 def _round_up(count: int, device: torch.device) -> torch.Tensor:

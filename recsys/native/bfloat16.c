@@ -4,7 +4,7 @@
  * sum runs in an order that depends on that row alone. The file is compiled for processors that have
  * the instructions, and is called on these only (`recsys_bfloat16`).
  */
-#include "native.h"
+#include "internal.h"
 
 #if defined(__AVX512BF16__)
 #include <immintrin.h>

@@ -9,7 +9,7 @@
 #include <math.h>
 #include <string.h>
 
-#include "native.h"
+#include "internal.h"
 
 enum { LANES = 16 };
 #if defined(__AVX2__)

@@ -1,15 +1,16 @@
 """NativeDecoder: a decoder's packed weights, and its forward pass in the native library.
 
 The weights of the model stay where they are, for torch; the packed copy doubles their memory, as
-oneDNN's does (`recsys.models.packed`). A copy follows its model: it is packed again if a weight was
-replaced or changed in place.
+oneDNN's does (`recsys.models.packed`).
+
+A packed model is frozen: passes have the weights, modules and hooks of when it was packed. A pass
+after a weight was changed in place is an error; whoever trains a model makes a new `TreeModel` of
+it, which packs it again if its weights are others.
 """
 
 from __future__ import annotations
 
-import ctypes
 import operator
-import os
 import threading
 import weakref
 from collections.abc import Mapping
@@ -18,29 +19,17 @@ from typing import Any
 import torch
 from torch import nn
 
-from recsys.native.library import (
-    PANEL,
-    Layer,
-    Library,
-    Linear,
-    Model,
-    Pass,
-    Search,
-    Trie,
-    find_library,
-)
+from recsys.errors import RecsysError
+from recsys.native.coverage import reason_against, runs_natively
+from recsys.native.library import PANEL, Library, address, ffi, find_library
 
-# Causal LMs of transformers that differ only in what `NativeDecoder` reads from their modules.
-COVERED = frozenset(f"{name}ForCausalLM" for name in ("Llama", "Mistral", "Phi3", "Qwen2", "Qwen3"))
-# A packed copy of larger models could exhaust the memory; torch runs them from one copy.
-_SHARE_OF_MEMORY = 0.25
 _POSITIONS = 512
 _MOST_PROJECTED = 1 << 26  # bytes: above, what a table saves is not worth its memory
 _SPARE_WORKSPACES = 2
-_PARTS = frozenset((nn.Linear, nn.Embedding, nn.ModuleList, nn.Dropout, nn.SiLU))
 _WRONG = {1: "token", 2: "position", 3: "slot to write", 4: "row"}
 _BAD_POSITION = 2
 _version, _size = operator.attrgetter("_version"), operator.itemgetter(0)
+_lock = threading.Lock()  # of packing
 _threads: int | None = None
 
 
@@ -64,7 +53,11 @@ class NativeDecoder:
 
         `kinds` and `positions` are those of `native_model`.
         """
-        self._library = library
+        self._call_of = library.call
+        self._weights = list(model.parameters())
+        # Tensors of inference mode do not count their changes.
+        self._counted = [w for w in self._weights if not w.is_inference()]
+        self._changes, self._sums = sum(map(_version, self._counted)), _sums(self._weights)
         self._in_bfloat16 = model in _in_bfloat16
         self._decoder = model.get_decoder()
         self._kept: list[Any] = []  # what the structures point to
@@ -74,9 +67,10 @@ class NativeDecoder:
         config = model.config.get_text_config()
         first = self._decoder.layers[0].self_attn
         used = self._decoder.layers[: config.num_hidden_layers]
-        layers = [self._layer(layer, config, i) for i, layer in enumerate(used)]
+        layers = ffi.new("Layer[]", [self._layer(layer, config, i) for i, layer in enumerate(used)])
         weights = self._decoder.embed_tokens.weight.detach()
-        self._model = Model(
+        self._model = _struct(
+            "Model",
             layers=len(layers),
             hidden=config.hidden_size,
             inner=config.intermediate_size,
@@ -89,9 +83,9 @@ class NativeDecoder:
             embedding=self._keep(weights),
             norm=self._padded(self._decoder.norm.weight),
             head=self._linear([model.get_output_embeddings().weight], [None]),
-            layer=(Layer * len(layers))(*layers),
+            layer=layers,
         )
-        self._kept.append(self._model.layer)
+        self._kept.append(layers)
         self._project()
         self._limit = positions
         self._make_positions(min(_POSITIONS, self._limit or _POSITIONS))
@@ -123,7 +117,9 @@ class NativeDecoder:
         Raises:
             ValueError: sizes that do not fit together.
             IndexError: a token, position, slot or row outside its range.
+            RecsysError: a weight was changed.
         """
+        self._check_frozen()
         self._check(tokens, positions, masks, buffer, write, view, rows)
         batch, count = tokens.shape
         wanted = count if rows is None else rows.shape[1]
@@ -131,7 +127,8 @@ class NativeDecoder:
         if rows is not None:
             given.append(rows.contiguous())
         logits = torch.empty((batch, wanted, self._model.vocabulary), dtype=torch.float32)
-        call = Pass(
+        call = _struct(
+            "Pass",
             batch=batch,
             tokens=count,
             rows=wanted,
@@ -141,7 +138,7 @@ class NativeDecoder:
             token=given[0].data_ptr(),
             position=given[1].data_ptr(),
             write=given[2].data_ptr(),
-            row=None if rows is None else given[3].data_ptr(),
+            row=0 if rows is None else given[3].data_ptr(),
             cache=buffer.data_ptr(),
             cache_layer=buffer.stride(0),
             cache_values=buffer.stride(1),
@@ -159,51 +156,70 @@ class NativeDecoder:
             self._call(call, given)
         return logits
 
-    def search(self, trie: Trie, call: Search) -> None:
+    def search(self, trie: Any, call: Any) -> None:
         """Run a whole beam search; everything but positions and the workspace is set.
 
+        Args:
+            trie: a `Trie` of native.h.
+            call: a `Search` of native.h.
+
         Raises:
-            IndexError: as `run`, with the place of a request.
+            IndexError: as `run`, with the number of a request.
+            RecsysError: as `run`.
         """
+        self._check_frozen()
         call.threads = _threads or torch.get_num_threads()
-        model, place = self._model, ctypes.c_int64()
-        given = (ctypes.byref(model), ctypes.byref(trie), ctypes.byref(call))
-        workspace = self._borrow(self._library.search_workspace(*given))
+        model, place = self._model, ffi.new("int64_t *")
+        workspace = self._borrow(self._call_of.recsys_search_workspace(model, trie, call))
         call.workspace = workspace[1].data_ptr()
         try:
-            wrong = self._library.search(*given, ctypes.byref(place))
+            wrong = self._call_of.recsys_search(model, trie, call, address(place))
         finally:
             self._give_back(workspace)
         if wrong:
-            raise IndexError(f"{_WRONG[wrong]} of request {place.value} is outside its range")
+            raise IndexError(f"{_WRONG[wrong]} of request {place[0]} is outside its range")
+
+    def has(self, weights: list[torch.Tensor]) -> bool:
+        """Whether these tensors, with these values, were packed."""
+        return (
+            len(weights) == len(self._weights)
+            and all(map(operator.is_, weights, self._weights))
+            and self._is_unchanged()
+            and _sums(weights) == self._sums  # of fused optimisers, which count no changes
+        )
+
+    def _is_unchanged(self) -> bool:
+        return sum(map(_version, self._counted)) == self._changes
+
+    def _check_frozen(self) -> None:
+        if not self._is_unchanged():
+            raise RecsysError(
+                "a weight of the model was changed after it was packed; make a new TreeModel of it"
+            )
 
     def reach(self, positions: int) -> None:
         """Make sure that the tables hold this many positions."""
         if self._model.positions < positions:
             self._make_positions(2 * positions)
 
-    def _call(self, call: Pass, given: list[torch.Tensor]) -> None:
+    def _call(self, call: Any, given: list[torch.Tensor]) -> None:
         """Run a pass whose sizes fit; `given`: tokens, positions, slots, and the other tensors."""
-        model = self._model
-        size = self._library.workspace(ctypes.byref(model), ctypes.byref(call))
-        workspace = self._borrow(size)
+        model, place = self._model, ffi.new("int64_t *")
+        workspace = self._borrow(self._call_of.recsys_workspace(model, call))
         call.workspace = workspace[1].data_ptr()
-        place = ctypes.c_int64()
         try:
-            wrong = self._library.forward(
-                ctypes.byref(model), ctypes.byref(call), ctypes.byref(place)
-            )
+            wrong = self._call_of.recsys_forward(model, call, address(place))
         finally:
             self._give_back(workspace)
         if not wrong:
             return
-        bad = given[wrong - 1].flatten()[place.value].item()
+        bad = given[wrong - 1].flatten()[place[0]].item()
         if wrong == _BAD_POSITION and bad >= 0 and (self._limit is None or bad < self._limit):
             self._make_positions(2 * (int(given[1].max()) + 1))
             self._call(call, given)
             return
         raise IndexError(
-            f"{_WRONG[wrong]} {place.value} of the pass is {bad}, which the model or its cache "
+            f"{_WRONG[wrong]} {place[0]} of the pass is {bad}, which the model or its cache "
             "does not have"
         )
 
@@ -255,10 +271,8 @@ class NativeDecoder:
         if 4 * floats > _MOST_PROJECTED:
             return
         table = _aligned(floats)
-        given = ctypes.byref(model)
-        workspace = _aligned(self._library.project_workspace(given) // 4)
-        addresses = (ctypes.c_void_p(t.data_ptr()) for t in (workspace, table))
-        self._library.project(given, *addresses)
+        workspace = _aligned(self._call_of.recsys_project_workspace(model) // 4)
+        self._call_of.recsys_project(model, workspace.data_ptr(), table.data_ptr())
         model.projected = self._keep(table)
 
     def _borrow(self, size: int) -> tuple[int, torch.Tensor]:
@@ -284,15 +298,14 @@ class NativeDecoder:
         with self._lock:
             if self._model.positions >= count:
                 return
-            model = Model()
-            ctypes.pointer(model)[0] = self._model
+            model = ffi.new("Model *", self._model[0])
             # A running pass may read the tables before: they stay, half as long as these.
             model.cosine = self._keep(cosine[0].float())
             model.sine = self._keep(sine[0].float())
             model.positions, model.rotary = count, cosine.shape[-1]
             self._model = model
 
-    def _layer(self, layer: Any, config: Any, place: int) -> Layer:
+    def _layer(self, layer: Any, config: Any, place: int) -> dict[str, Any]:
         attention, mlp = layer.self_attn, layer.mlp
         size = attention.head_dim
         if hasattr(attention, "qkv_proj"):  # Phi-3 keeps them in one matrix
@@ -304,34 +317,36 @@ class NativeDecoder:
             gate, up = mlp.gate_proj, mlp.up_proj
         kinds = getattr(config, "layer_types", None)
         kind = kinds[place] if kinds and len(self._kinds) > 1 else self._kinds[0]
-        return Layer(
-            q=self._linear([q.weight], [q.bias]),
-            kv=self._linear([torch.cat([k.weight, v.weight])], _joined(k.bias, v.bias)),
-            o=self._linear([attention.o_proj.weight], [attention.o_proj.bias]),
-            gate_up=self._linear([gate.weight, up.weight], [gate.bias, up.bias]),
-            down=self._linear([mlp.down_proj.weight], [mlp.down_proj.bias]),
-            norm=self._padded(layer.input_layernorm.weight),
-            mlp_norm=self._padded(layer.post_attention_layernorm.weight),
-            q_norm=self._head_norm(attention, "q_norm"),
-            k_norm=self._head_norm(attention, "k_norm"),
-            mask=self._kinds.index(kind),
-        )
+        return {
+            "q": self._linear([q.weight], [q.bias]),
+            "kv": self._linear([torch.cat([k.weight, v.weight])], _joined(k.bias, v.bias)),
+            "o": self._linear([attention.o_proj.weight], [attention.o_proj.bias]),
+            "gate_up": self._linear([gate.weight, up.weight], [gate.bias, up.bias]),
+            "down": self._linear([mlp.down_proj.weight], [mlp.down_proj.bias]),
+            "norm": self._padded(layer.input_layernorm.weight),
+            "mlp_norm": self._padded(layer.post_attention_layernorm.weight),
+            "q_norm": self._head_norm(attention, "q_norm"),
+            "k_norm": self._head_norm(attention, "k_norm"),
+            "mask": self._kinds.index(kind),
+        }
 
-    def _head_norm(self, attention: Any, name: str) -> int | None:
+    def _head_norm(self, attention: Any, name: str) -> int:
         norm = getattr(attention, name, None)
-        return None if norm is None else self._keep(norm.weight.detach())
+        return 0 if norm is None else self._keep(norm.weight.detach())
 
-    def _linear(self, weights: list[torch.Tensor], biases: list[torch.Tensor | None]) -> Linear:
-        """Pack matrices side by side, each from a panel of its own."""
+    def _linear(
+        self, weights: list[torch.Tensor], biases: list[torch.Tensor | None]
+    ) -> tuple[int, ...]:
+        """Pack matrices side by side, each from a panel of its own: a `Linear` of native.h."""
         inputs = weights[0].shape[1]
-        outputs, bias = sum(len(w) for w in weights), None
+        outputs, bias = sum(len(w) for w in weights), 0
         if biases[0] is not None:
             bias = self._keep(torch.cat([_padded(b) for b in biases if b is not None]))
         if self._in_bfloat16:
             pairs = self._keep(torch.cat([_pairs(_padded(w)) for w in weights]))
-            return Linear(None, bias, pairs, inputs, outputs)
+            return 0, bias, pairs, inputs, outputs
         panels = [_padded(w).view(-1, PANEL, inputs).transpose(1, 2) for w in weights]
-        return Linear(self._keep(torch.cat(panels)), bias, None, inputs, outputs)
+        return self._keep(torch.cat(panels)), bias, 0, inputs, outputs
 
     def _padded(self, weight: torch.Tensor) -> int:
         return self._keep(_padded(weight))
@@ -350,6 +365,11 @@ class _Part:
 
     def __init__(self, weight: torch.Tensor) -> None:
         self.weight = weight
+
+
+def _struct(name: str, **fields: Any) -> Any:
+    """A structure of native.h."""
+    return ffi.new(f"{name} *", fields)
 
 
 def _joined(*biases: torch.Tensor | None) -> list[torch.Tensor | None]:
@@ -377,70 +397,6 @@ def _aligned(floats: int) -> torch.Tensor:
     return raw[skip : skip + floats]
 
 
-def reason_against(model: Any) -> str | None:
-    """Why torch has to run `model`; None if the library can."""
-    if (reason := reason_against_modules(model, COVERED)) is not None:
-        return reason
-    weights = list(model.parameters())
-    if any(w.dtype != torch.float32 or w.device.type != "cpu" for w in weights):
-        return "its weights are not float32 on a CPU"
-    if sum(w.nbytes for w in weights) > _SHARE_OF_MEMORY * _memory():
-        return "a packed copy of its weights would take too much memory"
-    return None
-
-
-def reason_against_modules(model: Any, covered: frozenset[str]) -> str | None:
-    """Why only the modules of `model` themselves can run it; None if their weights are enough.
-
-    `covered` are classes of transformers. A module of another class, with a hook or with a forward
-    of its own could compute anything; adapters that are not merged are such modules.
-    """
-    name = type(model).__name__
-    if name not in covered or not type(model).__module__.startswith("transformers.models."):
-        return f"{name} is not covered"
-    config = model.config.get_text_config()
-    activation = getattr(config, "hidden_act", None)
-    if activation not in ("silu", "swish"):
-        return f"its activation is {activation!r}"
-    for module in model.modules():
-        kind = type(module)
-        if _is_hooked(module) or "forward" in vars(module):
-            return "a module has hooks or a forward of its own"
-        own = kind.__module__ == type(model).__module__  # not a class of somebody's own
-        known = kind in _PARTS or kind.__name__ in ("PackedLinear", "SiLUActivation")
-        if not own and not known:
-            return f"it has a {kind.__name__} of {kind.__module__}"
-        if getattr(module, "variance_epsilon", config.rms_norm_eps) != config.rms_norm_eps:
-            return "a norm has an epsilon of its own"
-    head, embedding = model.get_output_embeddings(), model.get_decoder().embed_tokens
-    if not len(head.weight) == len(embedding.weight) == config.vocab_size:
-        return "head, embedding and configuration have different vocabularies"
-    if getattr(head, "bias", None) is not None:
-        return "its head has a bias"
-    layers = model.get_decoder().layers
-    if len(layers) != config.num_hidden_layers:
-        return f"it has {len(layers)} layers and its configuration {config.num_hidden_layers}"
-    if len({layer.self_attn.scaling for layer in layers}) > 1:
-        return "its layers scale their attention differently"
-    if any(map(_has_biases_in_part, layers)):
-        return "some projections of a layer have a bias, and others of its kind have none"
-    return None
-
-
-def _has_biases_in_part(layer: Any) -> bool:
-    """Whether projections that are merged into one differ in having a bias."""
-    kinds = (layer.self_attn, ("q_proj", "k_proj", "v_proj")), (layer.mlp, ("gate_proj", "up_proj"))
-    for module, names in kinds:
-        parts = [getattr(module, name) for name in names if hasattr(module, name)]
-        if len({part.bias is None for part in parts}) > 1:
-            return True
-    return False
-
-
-def _is_hooked(module: nn.Module) -> bool:
-    return bool(module._forward_hooks or module._forward_pre_hooks)
-
-
 def log_sum_exp(logits: torch.Tensor) -> torch.Tensor:
     """`logits.logsumexp(-1)`; with the library, by the sum that its searches use."""
     library = find_library()
@@ -449,106 +405,13 @@ def log_sum_exp(logits: torch.Tensor) -> torch.Tensor:
         return logits.logsumexp(-1)
     logits = logits.contiguous()
     total = torch.empty(logits.shape[:-1])
-    count = ctypes.c_int64(total.numel())
-    library.log_sum_exp(
-        ctypes.c_void_p(logits.data_ptr()),
-        count,
-        ctypes.c_int64(logits.shape[-1]),
-        ctypes.c_void_p(total.data_ptr()),
+    library.call.recsys_log_sum_exp(
+        logits.data_ptr(), total.numel(), logits.shape[-1], total.data_ptr()
     )
     return total
 
 
-def runs_natively(model: Any) -> bool:
-    """Whether the library runs the passes of `model`."""
-    return not isinstance(find_library(), str) and reason_against(model) is None
-
-
-def _memory() -> int:
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-
-
-class NativeModel:
-    """The native forward of one model, which follows changes of its weights."""
-
-    def __init__(self, model: Any, kinds: tuple[str, ...], positions: int | None) -> None:
-        """Pack nothing yet; the arguments are those of `native_model`."""
-        self._made_for, self._model = (kinds, positions), weakref.ref(model)
-        self._lock = threading.Lock()
-        self._weights: list[torch.Tensor] = []
-        self._counted: list[torch.Tensor] = []
-        self._state: list[int] = []
-        self._links: tuple[list[dict[str, Any]], list[str], list[Any]] = [], [], []
-        self._owners: list[dict[str, Any]] = []  # what holds weights and modules, by name
-        self._hooks: list[dict[int, Any]] = []
-        self._sums: list[int] = []
-        self._decoder: NativeDecoder | None = None
-
-    def decoder(self) -> NativeDecoder | None:
-        """The packed weights as they are now; None where torch has to run the model.
-
-        They are packed at the first call, and after a weight was changed in place or replaced, as
-        well as a module. Changes that torch does not count, those of `weight.data` and of fused
-        optimisers, are found by `check` only.
-        """
-        if not self._is_packed():
-            with self._lock:
-                self._pack()
-        return self._decoder
-
-    def _is_packed(self) -> bool:
-        """Whether weights and modules are those that were packed, by identity and version."""
-        owners, names, parts = self._links
-        return (  # before every pass, so without a loop of the interpreter
-            bool(self._weights)
-            and self._state == _state(self._weights, self._counted)
-            and len(parts) == sum(map(len, self._owners))
-            and all(map(operator.is_, map(dict.get, owners, names), parts))
-            and not any(self._hooks)
-        )
-
-    def check(self) -> NativeModel:
-        """Pack again at the next pass if the weights themselves are not what was packed."""
-        with self._lock:
-            if self._decoder is None:
-                self._weights = []
-            elif (model := self._model()) is not None:
-                found = list(model.parameters())
-                same = len(found) == len(self._weights) and all(
-                    a is b for a, b in zip(found, self._weights, strict=True)
-                )
-                if not same or _sums(found) != self._sums:
-                    self._weights = []
-        return self
-
-    def _pack(self) -> None:
-        """Pack the weights unless another thread has done so."""
-        model, library = self._model(), find_library()
-        if model is None or self._is_packed():
-            return
-        weights = list(model.parameters())
-        counted = [w for w in weights if not w.is_inference()]  # others do not count changes
-        state = _state(weights, counted)
-        modules = list(model.modules())
-        self._decoder, self._sums = None, []
-        if not isinstance(library, str) and reason_against(model) is None:
-            with torch.inference_mode():
-                self._decoder = NativeDecoder(model, library, *self._made_for)
-                self._sums = _sums(weights)
-        owners = [owner for m in modules for owner in (m._parameters, m._modules)]
-        self._owners = owners
-        self._links = (
-            [owner for owner in owners for _ in owner],
-            [name for owner in owners for name in owner],
-            [part for owner in owners for part in owner.values()],
-        )
-        # Not those of the model itself, whose `forward` no pass calls.
-        hooks = [hooks for m in modules[1:] for hooks in (m._forward_hooks, m._forward_pre_hooks)]
-        self._hooks = [] if self._decoder is None else hooks
-        self._counted, self._state, self._weights = counted, state, weights
-
-
-_models: weakref.WeakKeyDictionary[Any, NativeModel] = weakref.WeakKeyDictionary()
+_models: weakref.WeakKeyDictionary[Any, NativeDecoder] = weakref.WeakKeyDictionary()
 _in_bfloat16: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
@@ -566,25 +429,24 @@ def multiply_in_bfloat16(model: Any) -> bool:
     return True
 
 
-def native_model(model: Any, kinds: tuple[str, ...], positions: int | None) -> NativeModel | None:
-    """The native forward of `model`, one for all callers; None without a library.
+def native_model(model: Any, kinds: tuple[str, ...], positions: int | None) -> NativeDecoder | None:
+    """The native forward of `model`, packed once for all callers while its weights stay the same.
+
+    None where torch has to run the model.
 
     Args:
         model: a causal LM of transformers.
         kinds: the kinds of attention masks that its layers need.
         positions: how many have the rotation of a short pass; None for all.
     """
-    if not runs_natively(model):
+    library = find_library()
+    if isinstance(library, str) or reason_against(model) is not None:
         return None
-    found = _models.get(model)
-    if found is not None:
-        return found.check()
-    return _models.setdefault(model, NativeModel(model, kinds, positions))
-
-
-def _state(weights: list[torch.Tensor], counted: list[torch.Tensor]) -> list[int]:
-    """Where the weights lie, and how often those that count their changes were changed."""
-    return [*map(torch.Tensor.data_ptr, weights), *map(_version, counted)]
+    with _lock, torch.inference_mode():
+        packed = _models.get(model)
+        if packed is None or not packed.has(list(model.parameters())):
+            packed = _models[model] = NativeDecoder(model, library, kinds, positions)
+    return packed
 
 
 def _sums(weights: list[torch.Tensor]) -> list[int]:
@@ -598,6 +460,6 @@ def _sums(weights: list[torch.Tensor]) -> list[int]:
         width = len(bits) // max(1, len(weight))
         pairs = width % 2 == 0 and bits.storage_offset() % 2 == 0  # much faster
         rows = bits.view(torch.int64 if pairs else torch.int32).view(len(weight), width >> pairs)
-        found = (rows.sum(axis, dtype=torch.int64) for axis in (0, 1))
-        sums.append(hash(tuple(part.numpy().tobytes() for part in found)))
+        parts = (rows.sum(axis, dtype=torch.int64) for axis in (0, 1))
+        sums.append(hash(tuple(part.numpy().tobytes() for part in parts)))
     return sums

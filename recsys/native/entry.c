@@ -3,7 +3,7 @@
 #include <stdatomic.h>
 #include <string.h>
 
-#include "native.h"
+#include "internal.h"
 
 #if defined(__x86_64__)
 #include <cpuid.h>

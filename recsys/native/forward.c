@@ -11,7 +11,7 @@
 #include <math.h>
 #include <string.h>
 
-#include "native.h"
+#include "internal.h"
 
 #if defined(__AVX512F__)
 enum { WIDTH = 16, TILE_ROWS = 12, TILE_VECTORS = 2 };

@@ -5,7 +5,7 @@
 #include <math.h>
 #include <string.h>
 
-#include "native.h"
+#include "internal.h"
 
 enum { LANES = 16 };
 typedef float Lanes __attribute__((vector_size(LANES * 4)));

@@ -7,7 +7,7 @@
 #include <math.h>
 #include <string.h>
 
-#include "native.h"
+#include "internal.h"
 
 /* Live beams of one request, ascending by state. */
 typedef struct {

@@ -9,25 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "native.h"
-
-int64_t recsys_bfloat16(void);
-int64_t recsys_workspace(const Model *model, const Pass *pass);
-int64_t recsys_forward(const Model *model, const Pass *pass, int64_t *place);
-int64_t recsys_project_workspace(const Model *model);
-void recsys_project(const Model *model, float *workspace, float *out);
-int64_t recsys_search_workspace(const Model *model, const Trie *trie, const Search *search);
-int64_t recsys_search(const Model *model, const Trie *trie, const Search *search, int64_t *place);
-int64_t recsys_blend_workspace(const Fitted *fitted, int64_t batch, int64_t most, int64_t width);
-void recsys_cosines(const Fitted *fitted, const Asked *asked, char *workspace, float *out);
-void recsys_propose(const Fitted *fitted, const Asked *asked, const Proposals *p, char *workspace);
-void recsys_rank(const Fitted *fitted, const Asked *asked, const Ranking *r, char *workspace);
-void recsys_because(const Fitted *fitted, const Asked *asked, const int32_t *items, int64_t count,
-                    char *workspace, int64_t *out);
-int64_t recsys_states_workspace(const Sasrec *model);
-void recsys_states(const Sasrec *model, const Asked *asked, char *workspace, float *out);
-const char *recsys_variant(int64_t place);
-void recsys_choose(int64_t place);
+#include "internal.h"
 
 static uint64_t state;
 static uint64_t draw(uint64_t below) {
