@@ -7,7 +7,6 @@ order in the library, so values may differ in their last bits.
 
 from __future__ import annotations
 
-import ctypes
 import threading
 from collections.abc import Mapping
 from functools import lru_cache
@@ -18,7 +17,7 @@ from numpy.typing import NDArray
 from scipy import sparse
 
 from recsys.interactions import Histories
-from recsys.native import library
+from recsys.native.library import PANEL, Library, address, constants, ffi
 from recsys.retrieval.reranker import (
     FORMS,
     MODEL,
@@ -32,27 +31,40 @@ from recsys.retrieval.reranker import (
 from recsys.retrieval.vectors import select_largest
 
 _PLAIN = (POPULARITY, RECENT)
-_NO_ROOM = 0, ctypes.c_void_p(), None
+_NO_ROOM = 0, 0, None
+# Sources that the library ranks by, and forms of a network's inputs, as native.h names them.
+_RANKED = {
+    name: int(getattr(constants, name.upper()))
+    for name in (
+        "item_item", "last_item", "neighbors", "vectors", "last_vectors", "content", "last_content",
+        "sasrec", "model", "popularity", "recent",
+    )
+}  # fmt: skip
+_INPUTS = {
+    name: int(getattr(constants, name.upper()))
+    for name in ("value", "rank", "gap", "plain", "missing")
+}
 
 
 class NativeRetrieval:
     """The arrays of one retrieval as the library reads them; it keeps and shares them."""
 
-    def __init__(self, native: library.Library, retrieval: Any) -> None:
+    def __init__(self, native: Library, retrieval: Any) -> None:
         """Copy what has another type; the large arrays of the `Retrieval` are shared."""
-        self._library = native
+        self._call = native.call
         self._kept: list[Any] = []
         self._decays = [retrieval.item_item.decay]
         neighbors, content = retrieval.neighbors, retrieval.content
-        self._fitted = library.Fitted(
-            items=len(retrieval),
-            item_item=self._matrix(retrieval.item_item.weights),
-            popularity=self._keep(retrieval.popularity, np.float64),
-            order=self._keep(retrieval.popular_order, np.int64),
-            log_counts=self._keep(np.log1p(retrieval.counts), np.float64),
-            eventless=self._keep(retrieval.counts == 0, np.bool_),
-            smoothing=retrieval.smoothing,
-        )
+        fields = {
+            "items": len(retrieval),
+            "item_item": self._matrix(retrieval.item_item.weights),
+            "popularity": self._keep(retrieval.popularity, np.float64),
+            "order": self._keep(retrieval.popular_order, np.int64),
+            "log_counts": self._keep(np.log1p(retrieval.counts), np.float64),
+            "eventless": self._keep(retrieval.counts == 0, np.bool_),
+            "smoothing": retrieval.smoothing,
+        }
+        self._fitted = ffi.new("Fitted *", fields)
         fitted = self._fitted
         if neighbors is not None:
             fitted.neighbors = self._matrix(neighbors.weights)
@@ -89,25 +101,25 @@ class NativeRetrieval:
         asked, kept = self._asked(evidence.histories, blocked, self._states(evidence))
         width = k + half * self._parts + quarter * self._orders
         items, supported = np.empty((n, width), np.int32), np.empty((n, width), np.bool_)
-        call = library.Proposals(
-            k=k,
-            half=half,
-            quarter=quarter,
-            width=width,
-            items=items.ctypes.data,
-            supported=supported.ctypes.data,
-        )
+        fields = {
+            "k": k,
+            "half": half,
+            "quarter": quarter,
+            "width": width,
+            "items": items.ctypes.data,
+            "supported": supported.ctypes.data,
+        }
+        call = ffi.new("Proposals *", fields)
         workspace = self._workspace(n, 2 * k + half + quarter, 0)
-        given = ctypes.byref(fitted), ctypes.byref(asked)
         if fitted.terms:
             cosines = np.empty(blocked.shape, np.float32)
-            self._library.cosines(*given, workspace, ctypes.c_void_p(cosines.ctypes.data))
+            self._call.recsys_cosines(fitted, asked, workspace, cosines.ctypes.data)
             # Items with equal contents are many: which of them is taken must be as before.
             nearest = select_largest(cosines, half)
             call.cosines, call.nearest = cosines.ctypes.data, nearest.ctypes.data
             call.near = nearest.shape[1]
             kept += [cosines, nearest]
-        self._library.propose(*given, ctypes.byref(call), workspace)
+        self._call.recsys_propose(fitted, asked, call, workspace)
         return items, supported
 
     def rank(
@@ -130,19 +142,14 @@ class NativeRetrieval:
         best_source = np.empty((n, k), np.int8)
         ranks = _log_ranks(width)
         packed = _packed(tuple(reranker.weights.items()), reranker.network)  # kept during the call
-        call = library.Ranking.from_buffer_copy(packed.call)
+        call = ffi.new("Ranking *", packed.call[0])
         call.width, call.k, call.log_rank = width, k, ranks.ctypes.data
         call.items, call.log_probs = items.ctypes.data, log_probs.ctypes.data
         call.source = source.ctypes.data
-        call.gains = None if pool.gains is None else pool.gains.ctypes.data
+        call.gains = address(pool.gains)
         call.best, call.score = best.ctypes.data, score.ctypes.data
         call.best_source = best_source.ctypes.data
-        self._library.rank(
-            ctypes.byref(self._fitted),
-            ctypes.byref(asked),
-            ctypes.byref(call),
-            self._workspace(1, k, width),
-        )
+        self._call.recsys_rank(self._fitted, asked, call, self._workspace(1, k, width))
         return best, score, best_source
 
     def because(self, histories: Histories, items: NDArray[np.int32]) -> NDArray[np.int64]:
@@ -150,13 +157,13 @@ class NativeRetrieval:
         asked, _ = self._asked(histories, None, None)
         items = np.ascontiguousarray(items, np.int32)
         found = np.empty(items.shape, np.int64)
-        self._library.because(
-            ctypes.byref(self._fitted),
-            ctypes.byref(asked),
-            ctypes.c_void_p(items.ctypes.data),
-            ctypes.c_int64(items.shape[1]),
+        self._call.recsys_because(
+            self._fitted,
+            asked,
+            items.ctypes.data,
+            items.shape[1],
             self._workspace(0, 0, 0),
-            ctypes.c_void_p(found.ctypes.data),
+            found.ctypes.data,
         )
         return found
 
@@ -165,8 +172,8 @@ class NativeRetrieval:
         self._kept.append(np.ascontiguousarray(array, dtype))
         return int(self._kept[-1].ctypes.data)
 
-    def _matrix(self, matrix: sparse.csr_array) -> library.Matrix:
-        return library.Matrix(
+    def _matrix(self, matrix: sparse.csr_array) -> tuple[int, int, int]:
+        return (
             self._keep(matrix.indptr, np.int64),
             self._keep(matrix.indices, np.int32),
             self._keep(matrix.data, np.float32),
@@ -182,7 +189,7 @@ class NativeRetrieval:
         histories: Histories,
         blocked: NDArray[np.bool_] | None,
         states: NDArray[np.float32] | None,
-    ) -> tuple[library.Asked, list[Any]]:
+    ) -> tuple[Any, list[Any]]:
         """The histories as the library reads them, and the arrays that must live as long.
 
         Those of the last call are kept: a list is made by three calls with the same histories.
@@ -196,34 +203,34 @@ class NativeRetrieval:
         last = getattr(self._own, "asked", None)
         if last is None or last[0] is not histories:
             last = self._own.asked = histories, *self._laid_out(histories)
-        asked = library.Asked.from_buffer_copy(last[1])
+        asked = ffi.new("Asked *", last[1][0])
         if blocked is not None:
             asked.blocked = blocked.ctypes.data
         if states is not None:
             asked.states = states.ctypes.data
         return asked, [*last[2], blocked, states]
 
-    def _laid_out(self, histories: Histories) -> tuple[library.Asked, list[Any]]:
+    def _laid_out(self, histories: Histories) -> tuple[Any, list[Any]]:
         offsets = np.ascontiguousarray(histories.offsets, np.int64)
         items = np.ascontiguousarray(histories.items, np.int32)
         longest = int(np.diff(offsets).max(initial=0))
         decays = [_decays(decay, 64 * (longest // 64 + 1)) for decay in self._decays]
-        asked = library.Asked(
-            batch=len(histories),
-            offset=offsets.ctypes.data,
-            history=items.ctypes.data,
-            decay=decays[0].ctypes.data,
-            neighbor_decay=decays[-1].ctypes.data,
-        )
-        return asked, [offsets, items, decays]
+        fields = {
+            "batch": len(histories),
+            "offset": offsets.ctypes.data,
+            "history": items.ctypes.data,
+            "decay": decays[0].ctypes.data,
+            "neighbor_decay": decays[-1].ctypes.data,
+        }
+        return ffi.new("Asked *", fields), [offsets, items, decays]
 
-    def _workspace(self, batch: int, most: int, width: int) -> ctypes.c_void_p:
+    def _workspace(self, batch: int, most: int, width: int) -> int:
         """Memory of this thread, which calls leave as they found it."""
-        size = self._library.blend_workspace(ctypes.byref(self._fitted), batch, most, width)
-        room: tuple[int, ctypes.c_void_p, Any] = getattr(self._own, "room", _NO_ROOM)
+        size = self._call.recsys_blend_workspace(self._fitted, batch, most, width)
+        room: tuple[int, int, Any] = getattr(self._own, "room", _NO_ROOM)
         if room[0] < size:
             memory = np.zeros(size + 64, np.uint8)
-            room = size, ctypes.c_void_p(-(-memory.ctypes.data // 64) * 64), memory
+            room = size, -(-memory.ctypes.data // 64) * 64, memory
             self._own.room = room
         return room[1]
 
@@ -231,25 +238,26 @@ class NativeRetrieval:
 class NativeSasRec:
     """The weights of one SASRec as the library reads them."""
 
-    def __init__(self, native: library.Library, sasrec: Any) -> None:
+    def __init__(self, native: Library, sasrec: Any) -> None:
         """Pack the matrices of the `SasRec`; the item vectors are shared."""
-        self._library, self._weights = native, sasrec.weights
+        self._call, self._weights = native.call, sasrec.weights
         self._kept: list[Any] = []
         count, vectors = sasrec.num_layers, sasrec.vectors
-        layers = (library.SasrecLayer * count)(*map(self._layer, range(count)))
-        self._model = library.Sasrec(
-            items=len(sasrec),
-            layers=count,
-            hidden=vectors.shape[1],
-            inner=layers[0].inner.outputs if count else 0,
-            heads=sasrec.heads,
-            window=sasrec.window.max_items,
-            block=sasrec.window.block,
-            vectors=self._keep(vectors),
-            positions=self._keep(sasrec.weights["positions"]),
-            norm=self._addresses("norm.weight", "norm.bias"),
-            layer=layers,
-        )
+        layers = ffi.new("SasrecLayer[]", [self._layer(i) for i in range(count)])
+        fields = {
+            "items": len(sasrec),
+            "layers": count,
+            "hidden": vectors.shape[1],
+            "inner": layers[0].inner.outputs if count else 0,
+            "heads": sasrec.heads,
+            "window": sasrec.window.max_items,
+            "block": sasrec.window.block,
+            "vectors": self._keep(vectors),
+            "positions": self._keep(sasrec.weights["positions"]),
+            "norm": self._addresses("norm.weight", "norm.bias"),
+            "layer": layers,
+        }
+        self._model = ffi.new("Sasrec *", fields)
         self._kept.append(layers)
         self._own = threading.local()
 
@@ -257,26 +265,25 @@ class NativeSasRec:
         """`SasRec.states`."""
         offsets = np.ascontiguousarray(histories.offsets, np.int64)
         items = np.ascontiguousarray(histories.items, np.int32)
-        asked = library.Asked(
-            batch=len(histories), offset=offsets.ctypes.data, history=items.ctypes.data
-        )
+        fields = {
+            "batch": len(histories),
+            "offset": offsets.ctypes.data,
+            "history": items.ctypes.data,
+        }
+        asked = ffi.new("Asked *", fields)
         found = np.empty((len(histories), self._model.hidden), np.float32)
         memory = getattr(self._own, "memory", None)
         if memory is None:
-            size = self._library.states_workspace(ctypes.byref(self._model))
+            size = self._call.recsys_states_workspace(self._model)
             self._own.memory = memory = np.empty(size + 64, np.uint8)
-        self._library.states(
-            ctypes.byref(self._model),
-            ctypes.byref(asked),
-            ctypes.c_void_p(-(-memory.ctypes.data // 64) * 64),
-            ctypes.c_void_p(found.ctypes.data),
-        )
+        workspace = -(-memory.ctypes.data // 64) * 64
+        self._call.recsys_states(self._model, asked, workspace, found.ctypes.data)
         return found
 
-    def _layer(self, number: int) -> library.SasrecLayer:
+    def _layer(self, number: int) -> tuple[Any, ...]:
         own = f"layers.{number}."
         norms = [f"{own}norm{i}.{part}" for i in (1, 2) for part in ("weight", "bias")]
-        return library.SasrecLayer(
+        return (
             self._linear(f"{own}self_attn.in_proj_weight", f"{own}self_attn.in_proj_bias"),
             self._linear(f"{own}self_attn.out_proj.weight", f"{own}self_attn.out_proj.bias"),
             self._linear(f"{own}linear1.weight", f"{own}linear1.bias"),
@@ -284,18 +291,18 @@ class NativeSasRec:
             self._addresses(*norms),
         )
 
-    def _linear(self, weight: str, bias: str) -> library.Linear:
+    def _linear(self, weight: str, bias: str) -> tuple[int, ...]:
         """A matrix in panels, as native.h describes them."""
         matrix = self._weights[weight]
         outputs, inputs = matrix.shape
-        missing = -outputs % library.PANEL
+        missing = -outputs % PANEL
         wide = np.pad(matrix, ((0, missing), (0, 0)))
-        panels = wide.reshape(-1, library.PANEL, inputs).transpose(0, 2, 1)
+        panels = wide.reshape(-1, PANEL, inputs).transpose(0, 2, 1)
         rest = np.pad(self._weights[bias], (0, missing))
-        return library.Linear(self._keep(panels), self._keep(rest), None, inputs, outputs)
+        return self._keep(panels), self._keep(rest), 0, inputs, outputs
 
-    def _addresses(self, *names: str) -> Any:
-        return (ctypes.c_void_p * len(names))(*(self._keep(self._weights[n]) for n in names))
+    def _addresses(self, *names: str) -> list[int]:
+        return [self._keep(self._weights[name]) for name in names]
 
     def _keep(self, array: NDArray[np.float32]) -> int:
         self._kept.append(np.ascontiguousarray(array, np.float32))
@@ -316,14 +323,14 @@ def _log_ranks(width: int) -> NDArray[np.float64]:
 
 def covers(reranker: Reranker) -> bool:
     """Whether the library knows all sources of a reranker."""
-    return all(source in library.RANKED or source == NEW for source in reranker.sources)
+    return all(source in _RANKED or source == NEW for source in reranker.sources)
 
 
 class _Packed:
     """The weights of a reranker as the library reads them, and the arrays that they point to."""
 
     def __init__(self, weights: Mapping[str, float], network: Network | None) -> None:
-        given, call = weights, library.Ranking()
+        given, call = weights, ffi.new("Ranking *")
         sources = Reranker(given, network=network).sources
         places: dict[str, tuple[int, int]] = {}  # of features, as the network's inputs name them
         for name in sources:
@@ -333,25 +340,25 @@ class _Packed:
             lines, count = (call.plain, "plain_count") if plain else (call.formed, "formed_count")
             place = getattr(call, count)
             found = lines[place]
-            found.source = library.RANKED.index(name)
+            found.source = _RANKED[name]
             if plain:
                 found.value = given.get(name, 0.0)
-                places[name] = library.INPUTS.index("plain"), place
+                places[name] = _INPUTS["plain"], place
             else:
                 for form in FORMS:
                     setattr(found, form, given.get(f"{name}.{form}", 0.0))
-                    places[f"{name}.{form}"] = library.INPUTS.index(form), place
+                    places[f"{name}.{form}"] = _INPUTS[form], place
                 if name in OF_NEW:
                     found.new_rank = given.get(f"{NEW}.{name}", 0.0)
             setattr(call, count, place + 1)
-        places[f"{MODEL}.missing"] = library.INPUTS.index("missing"), 0
+        places[f"{MODEL}.missing"] = _INPUTS["missing"], 0
         call.missing = given.get(f"{MODEL}.missing", 0.0) if MODEL in sources else 0.0
         call.weighs_new, call.is_new = NEW in sources, given.get(NEW, 0.0)
         if network is not None:
-            self._inputs = np.array([places[name] for name in network.features], np.int64)
+            self._inputs = ffi.new("Input[]", [places[name] for name in network.features])
             self._units = np.ascontiguousarray(network.units.T)
             call.input_count, call.units = len(self._inputs), len(network.units)
-            call.input, call.network = self._inputs.ctypes.data, self._units.ctypes.data
+            call.input, call.network = self._inputs, self._units.ctypes.data
         self.call = call
 
 
