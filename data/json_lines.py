@@ -1,28 +1,50 @@
-"""Reads JSON lines block by block with Arrow, and line by line where a block is damaged."""
+"""Reads JSON lines with DuckDB: fields of records become columns, and numbers keep their digits."""
 
 from __future__ import annotations
 
 import codecs
 import json
-import re
-from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
+import duckdb
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.json
 
 from recsys.data.column_words import EVENT_WORDS, rank
 from recsys.data.damage import Damage
 from recsys.errors import DataError
 from recsys.event_names import level
 
-NAME = re.compile(rb'"([^"\\]*)"\s*:')
 CELLS_PER_BYTE, FEW_CELLS = 16, 1_000_000
-NUMERAL = rb"(-?\d[\d.eE+-]*)"
-EXACT = 2**53  # larger numbers lose digits as floating numbers
+LONG = r"^-?\d{16}"  # such numbers lose digits as floating numbers
 MOST_REPEATED = 1 << 28  # bytes of records that are repeated for each entry of their lists
+IS_OBJECT = "coalesce(CASE WHEN json_valid(line) THEN json_type(line) = 'OBJECT' END, false)"
+# One line of each form: the types of all lines are those of these.
+FORMS = "CREATE TABLE forms (form VARCHAR PRIMARY KEY, line VARCHAR, number BIGINT)"
+NEW_FORMS = f"""
+    INSERT OR IGNORE INTO forms
+    SELECT CAST(json_structure(line) AS VARCHAR), arg_min(line, number), min(number)
+    FROM (SELECT line, number FROM lines WHERE {IS_OBJECT}) GROUP BY 1
+"""  # noqa: S608
+TYPES = {"BIGINT": pa.int64(), "UBIGINT": pa.int64(), "DOUBLE": pa.float64(), "BOOLEAN": pa.bool_()}
+
+
+class Field(NamedTuple):
+    """A field of the objects in a file.
+
+    Attributes:
+        name: such as `customer.id`.
+        pointer: where it is in an object, or in a record of the list that makes the rows.
+        kind: its type in DuckDB (`JSON` for different types), or a list with the type of the
+            entries.
+        of_list: whether it is in a record of the list that makes the rows.
+    """
+
+    name: str
+    pointer: str
+    kind: Any
+    of_list: bool = False
 
 
 def line_blocks(stream: Any, size: int) -> Iterator[tuple[bytes, int]]:
@@ -39,120 +61,146 @@ def line_blocks(stream: Any, size: int) -> Iterator[tuple[bytes, int]]:
         yield rest, line
 
 
-def json_table(block: bytes, first: int, damage: Damage, *, explode: str | None = None) -> pa.Table:
-    """The objects of a block of lines, the first of which has the number `first`.
-
-    Fields of records become columns such as `customer.id`. Each record of the list `explode`
-    becomes a row, as for the lines of an order.
+def find_fields(blocks: Iterable[tuple[bytes, int]]) -> list[Field]:
+    """The fields of all objects in a file; lines that are no objects are left out.
 
     Raises:
-        pa.ArrowInvalid: so many names that most cells of the table would be empty.
+        pa.ArrowInvalid: no line is an object, or there are so many names that most cells of the
+            table would be empty.
+    """
+    lines = size = 0
+    with duckdb.connect(":memory:") as connection:
+        connection.execute(FORMS)
+        for block, first in blocks:
+            batch = _lines(block, first)
+            lines, size = lines + batch.num_rows, size + len(block)
+            connection.register("lines", pa.Table.from_batches([batch]))
+            connection.execute(NEW_FORMS).fetchall()
+        ((structure,),) = connection.sql(
+            "SELECT json_group_structure(CAST(line AS JSON)) FROM (FROM forms ORDER BY number)"
+        ).fetchall()
+    found = json.loads(structure) if structure else None
+    if not isinstance(found, dict):
+        raise pa.ArrowInvalid("no line is a JSON object")
+    fields = list(_fields(found))
+    if len(fields) * lines > max(FEW_CELLS, CELLS_PER_BYTE * size):
+        raise pa.ArrowInvalid(
+            f"{lines} lines have {len(fields)} different names; put what differs from line to line "
+            "into one field, as a list"
+        )
+    return list({field.name: field for field in fields}.values())
+
+
+def _fields(structure: Mapping[str, Any], name: str = "", pointer: str = "") -> Iterator[Field]:
+    for key, kind in structure.items():
+        at = f"{pointer}/{key.replace('~', '~0').replace('/', '~1')}"
+        if isinstance(kind, dict):
+            yield from _fields(kind, f"{name}{key}.", at)
+        else:
+            yield Field(f"{name}{key}", at, kind)
+
+
+def lists_of_records(fields: Iterable[Field]) -> dict[str, tuple[Field, list[str]]]:
+    """The lists of records by name, with the names of their fields."""
+    return {
+        field.name: (field, [inner.name for inner in _fields(field.kind[0], f"{field.name}.")])
+        for field in fields
+        if isinstance(field.kind, list) and isinstance(field.kind[0], dict)
+    }
+
+
+def explode_records(fields: Iterable[Field], records: Field) -> list[Field]:
+    """The fields where each record of a list is a row: the other fields, and those of a record."""
+    inside = _fields(records.kind[0], f"{records.name}.")
+    others = [field for field in fields if field is not records]
+    return others + [field._replace(of_list=True) for field in inside]
+
+
+def json_table(
+    connection: duckdb.DuckDBPyConnection,
+    block: bytes,
+    first: int,
+    fields: Sequence[Field],
+    records: Field | None,
+    damage: Damage,
+) -> pa.Table:
+    """The objects of a block of lines, with fields as columns.
+
+    Args:
+        connection: to DuckDB.
+        block: whole lines.
+        first: number of the first line.
+        fields: the columns.
+        records: the list of which each record is a row, as for the lines of an order; None for
+            none.
+        damage: is increased by the lines that are no objects.
+
+    Raises:
         DataError: so long records around long lists that repeating them would fill the memory.
     """
-    written, lines = len(set(NAME.findall(block))), block.rstrip().count(b"\n") + 1
-    if written * lines > max(FEW_CELLS, CELLS_PER_BYTE * len(block)):
-        raise pa.ArrowInvalid(
-            f"lines {first} to {first + lines - 1} have {written} different names; put what "
-            "differs from line to line into one field, as a list"
-        )
-    options = pa.json.ReadOptions(use_threads=False, block_size=len(block) + 1)
+    connection.register("lines", pa.Table.from_batches([_lines(block, first)]))
+    damaged = connection.sql(
+        f"SELECT number, line FROM lines WHERE trim(line) <> '' AND NOT {IS_OBJECT}"  # noqa: S608
+    )
+    for number, line in damaged.fetchall():
+        damage.add(number, line)
+    rows = f"(SELECT line FROM lines WHERE {IS_OBJECT})"  # noqa: S608
+    if records is not None:
+        at = _text(records.pointer)
+        entries = f"from_json(json_extract(line, {at}), '[\"JSON\"]')"
+        ((size,),) = connection.sql(
+            f"""
+            SELECT coalesce(sum(
+                (strlen(line) - strlen(json_extract_string(line, {at}))) * len({entries})
+            ), 0) FROM {rows}
+            """  # noqa: S608
+        ).fetchall()
+        _check_repeated(int(size))
+        rows = f"(SELECT line, unnest({entries}) AS record FROM {rows})"  # noqa: S608
+    columns = ", ".join(f"{_value(field)} AS c{n}" for n, field in enumerate(fields))
+    table = connection.sql(f"SELECT {columns} FROM {rows}").to_arrow_table()  # noqa: S608
+    made = [_typed(column, field.kind) for column, field in zip(table.columns, fields, strict=True)]
+    return pa.table(made, names=[field.name for field in fields])
+
+
+def _lines(block: bytes, first: int = 1) -> pa.RecordBatch:
+    lines = block.splitlines()
+    texts = pa.array(lines, pa.binary()).cast(pa.string())
+    return pa.record_batch({"line": texts, "number": pa.array(range(first, first + len(lines)))})
+
+
+def _value(field: Field) -> str:
+    """The value of a field in SQL: texts, or lists of texts, of numbers or of records."""
+    where = f"{'record' if field.of_list else 'line'}, {_text(field.pointer)}"
+    text, value = f"json_extract_string({where})", f"json_extract({where})"
+    texts = f"from_json({value}, '[\"VARCHAR\"]')"
+    if field.kind == "JSON":  # texts in some lines, and lists in others
+        joined = f"array_to_string({texts}, '|')"
+        return f"CASE json_type({value}) WHEN 'ARRAY' THEN {joined} ELSE {text} END"
+    if isinstance(field.kind, str):
+        return text
+    if field.kind == ["DOUBLE"]:
+        return f"from_json({value}, '[\"DOUBLE\"]')"
+    if isinstance(field.kind[0], str):
+        return texts
+    return f"list_transform(from_json({value}, '[\"JSON\"]'), lambda r: {{'json': r}})"
+
+
+def _text(value: str) -> str:
+    """A text in SQL."""
+    return "'" + value.replace("'", "''") + "'"
+
+
+def _typed(column: pa.ChunkedArray, kind: Any) -> pa.ChunkedArray:
+    """Numbers and answers as such, where they lose no digit."""
+    if not isinstance(kind, str) or kind not in TYPES:
+        return column
     try:
-        table = pa.json.read_json(pa.BufferReader(block), options)
-        written_as = [field.with_type(_with_texts(field.type)) for field in table.schema]
-        if any(not field.equals(as_) for field, as_ in zip(table.schema, written_as, strict=True)):
-            parsing = pa.json.ParseOptions(explicit_schema=pa.schema(written_as))
-            table = pa.json.read_json(pa.BufferReader(block), options, parsing)
-        if names := _long_numbers(table, block):
-            again = _quoted(block, names)
-            if again == block:
-                raise pa.ArrowInvalid("lists in lists with long numbers")
-            return json_table(again, first, damage, explode=explode)
-        return exploded(flatten(table), explode)
-    except pa.ArrowInvalid:  # a damaged line, or a column of mixed types: read line by line
-        rows: list[dict[str, Any]] = []
-        for number, line in enumerate(block.splitlines(), first):
-            if not line.strip():
-                continue
-            try:
-                row = json.loads(line, parse_int=_Digits, parse_float=_decimal)
-                if not isinstance(row, dict):
-                    raise TypeError("not an object")
-                parts = _parts(row, explode)
-                rows += [{name: _plain(value) for name, value in part.items()} for part in parts]
-            except DataError:
-                raise
-            except (ValueError, TypeError, RecursionError):
-                damage.add(number, line[:60].decode(errors="replace"))
-        _check_repeated(sum(len(value or "") for row in rows for value in row.values()))
-        columns = dict.fromkeys(name for row in rows for name in row)
-        return pa.table(
-            {name: pa.array([row.get(name) for row in rows], pa.string()) for name in columns}
-        )
-
-
-class _Digits(str):
-    """A number as it is written."""
-
-
-def _decimal(written: str) -> float | _Digits:
-    """A number with decimals or an exponent; large whole ones stay as they are written."""
-    value = float(written)
-    if not value.is_integer():
-        return value
-    return _Digits(int(value)) if abs(value) < EXACT else _Digits(written)
-
-
-def _long_numbers(table: pa.Table, block: bytes) -> list[bytes]:
-    """Names of fields with whole numbers that Arrow has read as floating ones and rounded."""
-    names: dict[str, None] = {}
-    for field, column in zip(table.schema, table.columns, strict=True):
-        names |= dict.fromkeys(_rounded(field.name, field.type, column))
-    found = []
-    for name in map(str.encode, names):
-        key = rb'"%b"\s*:\s*' % re.escape(name)
-        if not re.search(key, block):
-            raise pa.ArrowInvalid("a name with escaped letters")
-        if re.search(key + rb"(?:\[[^\]]*?)?-?\d{16}", block):
-            found.append(name)
-    return found
-
-
-def _rounded(name: str, kind: pa.DataType, column: pa.ChunkedArray) -> list[str]:
-    """The names of a field or of the fields in it that have rounded numbers."""
-    if pa.types.is_struct(kind):
-        inner = zip(kind, column.flatten(), strict=True)
-        return [text for one, values in inner for text in _rounded(one.name, one.type, values)]
-    if pa.types.is_list(kind):
-        return _rounded(name, kind.value_type, pc.list_flatten(column))
-    if not pa.types.is_floating(kind):
-        return []
-    size = pc.max(pc.abs(column)).as_py()
-    return [name] if size is not None and size >= EXACT else []
-
-
-def _quoted(block: bytes, names: list[bytes]) -> bytes:
-    """A block in which the numbers of some fields are strings: their digits stay.
-
-    A name with its quotes before a colon is never inside a string, where quotes are escaped.
-    """
-    for name in names:
-        key = rb'("%b"\s*:\s*)' % re.escape(name)
-        block = re.sub(key + NUMERAL, rb'\1"\2"', block)
-        block = re.sub(
-            key + rb'(\[[^\[\]{}"]*\])',
-            lambda match: match[1] + re.sub(NUMERAL, rb'"\1"', match[2]),
-            block,
-        )
-    return block
-
-
-def _with_texts(kind: pa.DataType) -> pa.DataType:
-    """A type with texts for times: Arrow drops the zone of times that it recognises."""
-    if pa.types.is_timestamp(kind):
-        return pa.string()
-    if pa.types.is_struct(kind):
-        return pa.struct([field.with_type(_with_texts(field.type)) for field in kind])
-    return pa.list_(_with_texts(kind.value_type)) if pa.types.is_list(kind) else kind
+        found = pc.cast(column, TYPES[kind])
+    except pa.ArrowInvalid:
+        return column
+    long = kind == "DOUBLE" and pc.any(pc.match_substring_regex(column, LONG)).as_py()
+    return column if long else found
 
 
 def flatten(table: pa.Table) -> pa.Table:
@@ -162,37 +210,6 @@ def flatten(table: pa.Table) -> pa.Table:
     if len(set(table.column_names)) < table.num_columns:
         raise pa.ArrowInvalid("a field has the name of a column")  # {"a": {"b": 1}, "a.b": 2}
     return table
-
-
-def lists_of_records(block: bytes) -> dict[str, set[str]]:
-    """The lists of records in a block of lines, with the names of their fields.
-
-    A later block may have further such lists, which the first lines do not have.
-    """
-    found: defaultdict[str, set[str]] = defaultdict(set)
-    for line in block.splitlines():
-        try:
-            fields = _fields(json.loads(line))
-        except (ValueError, TypeError, AttributeError, RecursionError):
-            continue  # `json_table` counts damaged lines
-        for name, value in fields.items():
-            if _has_records(value):
-                found[name].update(*(_fields(record, f"{name}.") for record in value))
-    return dict(found)
-
-
-def lines_with_new_names(blocks: Iterable[bytes], known: set[bytes], most: int) -> bytes:
-    """Lines of later blocks, one for each name that no earlier line has; `most` at most."""
-    known, lines = set(known), []
-    for block in blocks:
-        for name in set(NAME.findall(block)) - known:
-            at = block.find(b'"' + name + b'"')
-            end = block.find(b"\n", at)
-            lines.append(block[block.rfind(b"\n", 0, at) + 1 : end if end >= 0 else len(block)])
-            known.add(name)
-            if len(lines) == most:
-                return b"\n".join(lines)
-    return b"\n".join(lines)
 
 
 def list_of_items(lists: Mapping[str, Iterable[str]]) -> str | None:
@@ -241,35 +258,3 @@ def holds_records(kind: pa.DataType) -> bool:
     """Whether it is a type of lists of records."""
     is_list = pa.types.is_list(kind) or pa.types.is_large_list(kind)
     return bool(is_list and pa.types.is_struct(kind.value_type))
-
-
-def _fields(row: dict[str, Any], before: str = "") -> dict[str, Any]:
-    """As `flatten`, for one object."""
-    found: dict[str, Any] = {}
-    for name, value in row.items():
-        inner = _fields(value, f"{before}{name}.") if isinstance(value, dict) else None
-        found |= {f"{before}{name}": value} if inner is None else inner
-    return found
-
-
-def _parts(row: dict[str, Any], name: str | None) -> list[dict[str, Any]]:
-    """As `_exploded`, for one object."""
-    fields = _fields(row)
-    if name is None or not _has_records(fields.get(name)):
-        return [fields]
-    parts = fields.pop(name)
-    _check_repeated(16 * len(parts) * len(fields))  # texts are shared here, places are not
-    return [fields | _fields(part, f"{name}.") for part in parts]
-
-
-def _has_records(value: Any) -> bool:
-    """Whether a value is a list of records, at least one."""
-    return isinstance(value, list) and bool(value) and all(isinstance(v, dict) for v in value)
-
-
-def _plain(value: Any) -> str | None:
-    """A value as it stands in the file, as a string; null is None."""
-    if value is None or isinstance(value, str):
-        (value or "").encode()  # half of a surrogate pair is an error
-        return value
-    return "|".join(map(str, value)) if isinstance(value, list) else json.dumps(value)

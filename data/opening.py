@@ -12,10 +12,11 @@ import re
 import shlex
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
+import duckdb
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv
@@ -31,13 +32,14 @@ from recsys.data.dialect import (
 )
 from recsys.data.files import GZIP, check_gzip
 from recsys.data.json_lines import (
-    NAME,
+    Field,
+    explode_records,
     exploded,
+    find_fields,
     flatten,
     holds_records,
     json_table,
     line_blocks,
-    lines_with_new_names,
     list_of_items,
     lists_of_records,
 )
@@ -73,8 +75,9 @@ class TableFile:
         delimiter: of delimited text.
         encoding: of delimited text.
         compression: how Arrow opens it.
-        explode: the list whose records are rows (`recsys.data.json_lines.json_table`); None for
-            none.
+        explode: the list whose records are rows; None for none.
+        fields: of JSON lines.
+        records: the field of the list `explode` in JSON lines.
         values: names of the values of a row of delimited text, if the header has others.
         escaped: whether quotes in delimited text are written as a backslash and a quote.
         renamed: names of the columns, if they are called otherwise than in the file.
@@ -87,6 +90,8 @@ class TableFile:
     encoding: str = "utf-8"
     compression: str | None = None
     explode: str | None = None
+    fields: tuple[Field, ...] = ()
+    records: Field | None = None
     values: tuple[str, ...] = ()
     escaped: bool = False
     renamed: tuple[str, ...] = ()
@@ -217,10 +222,10 @@ class TableFile:
         return table
 
     def _json(self, chosen: list[str], damage: Damage) -> Iterator[pa.Table]:
-        for block, first in line_blocks(self._open(), BLOCK):
-            table = json_table(block, first, damage, explode=self.explode)
-            missing = pa.nulls(table.num_rows)
-            yield pa.table({n: table[n] if n in table.column_names else missing for n in chosen})
+        fields = [field for field in self.fields if field.name in chosen]
+        with duckdb.connect(":memory:") as connection:
+            for block, first in line_blocks(self._open(), BLOCK):
+                yield json_table(connection, block, first, fields, self.records, damage)
 
     def _spreadsheet(self, chosen: list[str], _: Damage) -> Iterator[pa.Table]:
         places = [place for place, name in enumerate(self.columns) if name in chosen]
@@ -362,16 +367,15 @@ def _json_file(path: Path, encoding: str, compression: str | None, explode: bool
     if encoding not in ("utf-8", "ascii"):
         raise DataError(f"{path}: JSON lines must be in UTF-8; convert the file with iconv")
     with pa.input_stream(str(path), compression=compression) as stream:
-        blocks = line_blocks(stream, BLOCK)
-        block, first = next(blocks)
-        known = set(NAME.findall(block))
-        later = lines_with_new_names((block for block, _ in blocks), known, MOST_COLUMNS)
-    chosen = list_of_items(lists_of_records(block)) if explode else None
-    names = json_table(block, first, Damage(), explode=chosen).column_names
-    if later:
-        more = json_table(later, 1, Damage(), explode=chosen).column_names
-        names += [name for name in more if name not in names]
-    return TableFile(path, "json", tuple(names), ",", "utf-8", compression, chosen)
+        fields = find_fields(line_blocks(stream, BLOCK))
+    lists = {name: names for name, (_, names) in lists_of_records(fields).items()}
+    records = None
+    if chosen := list_of_items(lists) if explode else None:
+        records = lists_of_records(fields)[chosen][0]
+        fields = explode_records(fields, records)
+    names = tuple(field.name for field in fields)
+    made = TableFile(path, "json", names, ",", "utf-8", compression, chosen)
+    return replace(made, fields=tuple(fields), records=records)
 
 
 def _in_text(table: pa.Table) -> pa.Table:

@@ -195,7 +195,7 @@ def test_a_list_that_few_orders_have_hides_no_line(tmp_path: Path, at: int | str
 
 def test_a_name_that_is_also_that_of_a_field_is_read_once(tmp_path: Path) -> None:
     file = write(tmp_path / "orders.jsonl", b'{"user": {"id": "a"}, "user.id": "b", "n": 1}\n')
-    assert open_table(file).read(Damage()).to_pylist() == [{"user.id": "b", "n": "1"}]
+    assert open_table(file).read(Damage()).to_pylist() == [{"user.id": "b", "n": 1}]
 
 
 def test_orders_in_records_are_recognised(tmp_path: Path) -> None:
