@@ -98,7 +98,7 @@ def unread_exclusions(
     They seem to say that items must not be recommended, or that events must not count. So does a
     column with values that name returns, unless the settings (`given`) say that none is read.
     """
-    by_value = (given or {}).get("behaviour") != NO_COLUMN
+    ignored = {role for role, column in (given or {}).items() if column == NO_COLUMN}
     found, of_items = [], "id" in roles
     names = words("unavailable") | {"deletedat"}
     if not of_items:
@@ -108,10 +108,12 @@ def unread_exclusions(
         if is_of_a_user(name):
             continue
         if re.sub("^(is|has)|qty|quantity", "", key) in names:
+            if not of_items and "taken_back" in ignored:
+                continue
             said = values.filter(each(values, _may_be_yes))
-        elif not of_items and "status" in key:
+        elif not of_items and "status" in key and "order_status" not in ignored:
             said = values.filter(pc.is_valid(read_order_status(values)))
-        elif not of_items and by_value:
+        elif not of_items and "behaviour" not in ignored:
             back = pa.array(names_of_returns(values), pa.string())
             said = values.filter(pc.is_in(values, value_set=back))
         else:

@@ -309,6 +309,8 @@ def test_a_column_of_returns_that_cannot_be_read_is_named(column, values) -> Non
     assert column not in [found.column for found in roles.values()]
     (said,) = unread_exclusions(events, roles)
     assert f"'{column}'" in said
+    ignored = dict.fromkeys(("taken_back", "order_status", "behaviour"), "none")
+    assert unread_exclusions(events, roles, ignored) == []
     assert "count as the others" in said
 
 
