@@ -21,6 +21,7 @@ from recsys.data.columns import (
     is_of_a_user,
 )
 from recsys.data.returns import names_of_returns, read_order_status
+from recsys.data.texts import examples
 from recsys.event_names import normalised
 
 SURE_NAMES = 2  # groups of names of a column of availability that mean nothing else
@@ -39,7 +40,7 @@ def ignored_availability(
         values = sample.texts(one.column)
         unread = values.filter(pc.is_null(read_available(values)))
         if len(unread):
-            shown = ", ".join(map(repr, pc.unique(unread).to_pylist()[:3]))
+            shown = examples(unread)
             return (
                 f"{len(unread)} values of column {one.column!r} of {sample.path.name} do not say "
                 f"whether an item is available ({shown}), so these items can be recommended; write "
@@ -47,13 +48,13 @@ def ignored_availability(
             )
     if "available" in roles:
         return None
-    for _, name in free_columns(sample, roles):
+    for name in free_columns(sample, roles):
         values = sample.texts(name)
         if rank(name, ITEM_WORDS["available"]) is None or not len(values):
             continue
         answers = read_available(values).drop_null()
         if len(answers) >= SURE_SHARE * len(values) and not pc.any(answers).as_py():
-            shown = ", ".join(map(repr, pc.unique(values).to_pylist()[:3]))
+            shown = examples(values)
             return (
                 f"Column {name!r} of {sample.path.name} says of all {len(values)} items in the "
                 f"first rows that they are not available ({shown}), so it is ignored; correct the "
@@ -61,7 +62,7 @@ def ignored_availability(
             )
         unread = values.filter(pc.is_null(read_available(values)))
         if len(unread) and rank(name, ITEM_WORDS["available"][:SURE_NAMES]) is not None:
-            shown = ", ".join(map(repr, pc.unique(unread).to_pylist()[:3]))
+            shown = examples(unread)
             return (
                 f"Column {name!r} of {sample.path.name} has the name of a column of availability, "
                 f"but {len(unread)} of its {len(values)} values in the first rows do not say "
@@ -81,7 +82,7 @@ def shortened_ids(sample: Sample, roles: Roles) -> list[str]:
         values = sample.texts(name)
         short = values.filter(pc.match_substring_regex(values, r"^\d[.,]\d+[Ee]\+\d+$"))
         if len(short):
-            shown = ", ".join(map(repr, pc.unique(short).to_pylist()[:3]))
+            shown = examples(short)
             found.append(
                 f"Column {name!r} of {sample.path.name} has {shown} in {len(short)} of its first "
                 "rows: spreadsheets write long numbers so, and different ids become one. Export "
@@ -103,7 +104,7 @@ def unread_exclusions(
     names = words("unavailable") | {"deletedat"}
     if not of_items:
         names = frozenset(EVENT_WORDS["taken_back"][0].words.split())
-    for _, name in free_columns(sample, roles):
+    for name in free_columns(sample, roles):
         key, values = normalised(name), sample.texts(name)
         if is_of_a_user(name):
             continue
@@ -120,7 +121,7 @@ def unread_exclusions(
             continue
         if not len(said):
             continue
-        shown = ", ".join(map(repr, pc.unique(said).to_pylist()[:3]))
+        shown = examples(said)
         advice = (
             "these items are recommended as the others; say false for them in a column 'available'"
             if of_items

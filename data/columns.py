@@ -11,7 +11,7 @@ import shlex
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Literal, TypeVar
 
@@ -42,7 +42,7 @@ from recsys.data.returns import (
     share_of_events,
     share_of_taken_back,
 )
-from recsys.data.texts import as_text
+from recsys.data.texts import as_text, examples
 from recsys.data.time_formats import TimeRules, share_of_times
 from recsys.errors import DataError
 from recsys.event_names import normalised
@@ -179,10 +179,10 @@ def recognise_events(
             found = _by_overlap(found, _unnamed(sample, roles, EVENT_WORDS), sample, known)
         if role == "item" and not _only(found):
             found = _without_titles(found, sample)
-        if role == "timestamp" and not found:
-            found = _by_content(role, sample, roles, fits(role))
-        if role == "behaviour" and not found:
-            found = [(0, name) for _, name in free_columns(sample, roles) if _is_kind(sample, name)]
+        if role in ("timestamp", "behaviour") and not found:
+            of_content = fits(role) if role == "timestamp" else partial(_is_kind, sample)
+            once = [name for name in free_columns(sample, roles) if sample.counts[name] == 1]
+            found = [(0, name) for name in once if of_content(name)]
         doubts |= _take(role, _without_twins(found, sample), roles, EVENT_WORDS[role])
     _take_clock(sample, given, roles)
     _take_fields(sample, given, roles, named_items=items is None and "item" not in doubts)
@@ -247,12 +247,12 @@ def check_new_columns(
     for role in ("behaviour", "quantity", "taken_back", "order_status"):
         if given.get(role) is not None or (role in roles and role not in SEVERAL):
             continue
-        for _, name in free_columns(sample, roles):
+        for name in free_columns(sample, roles):
             fits = role == "behaviour" and _is_kind(sample, name)
             if name not in before and rank(name, EVENT_WORDS[role]) is not None:
                 fits = fits or _content_agrees(role, name, sample, rules)
             if fits:
-                shown = ", ".join(map(repr, pc.unique(sample.texts(name)).to_pylist()[:3]))
+                shown = examples(sample.texts(name))
                 flag = shlex.quote(f"{role}={name}")
                 raise DataError(
                     f"{sample.path}: column {name!r} ({shown}) looks like the {role} of the "
@@ -327,9 +327,7 @@ def _take_short_text(sample: Sample, roles: Roles) -> None:
     """Take the shortest text as the title of items that have no other: often a `description`."""
     taken = [roles.pop("text").column] if "text" in roles else []
     named = [
-        name
-        for _, name in free_columns(sample, roles)
-        if rank(name, ITEM_WORDS["text"]) is not None
+        name for name in free_columns(sample, roles) if rank(name, ITEM_WORDS["text"]) is not None
     ]
     lengths = {n: pc.mean(pc.utf8_length(sample.texts(n))).as_py() or 0.0 for n in named}
     best = min(lengths, key=lambda name: lengths[name], default=None)
@@ -368,9 +366,9 @@ def _take_fields(
 def _is_kind(sample: Sample, name: str) -> bool:
     """Whether the values of a column show that it says which lines are sales and returns."""
     states = (EVENT_WORDS["order_status"], EVENT_WORDS["taken_back"])
-    named = any(rank(name, words) is not None for words in states)
-    once = sample.counts[name] == 1
-    return once and not named and not is_of_a_user(name) and are_kinds(sample.texts(name))
+    if sample.counts[name] > 1 or any(rank(name, words) is not None for words in states):
+        return False
+    return not is_of_a_user(name) and are_kinds(sample.texts(name))
 
 
 def _without_titles(found: list[tuple[int, str]], sample: Sample) -> list[tuple[int, str]]:
@@ -402,7 +400,7 @@ def _titles_under_names_of_items(sample: Sample, roles: Roles, role: str) -> lis
     """(1, column) of the free columns such as `Product` that hold titles beside a column of ids."""
     codes = _looks_like(sample.texts(roles[role].column)) == "codes"
     found = []
-    for _, name in free_columns(sample, roles):
+    for name in free_columns(sample, roles):
         if rank(name, EVENT_WORDS["item"]) in (0, 1):
             values = sample.texts(name)
             words = codes or _share(values, BLANKS) >= SHARE_OF_WORDS
@@ -457,19 +455,16 @@ def _given(sample: Sample, given: Mapping[str, str | None], words: Mapping[str, 
     return roles
 
 
-def free_columns(sample: Sample, roles: Roles) -> list[tuple[int, str]]:
-    """(0, column) of the columns without a role, in the order of the file."""
+def free_columns(sample: Sample, roles: Roles) -> list[str]:
+    """The columns without a role, in the order of the file."""
     taken = {found.column for found in roles.values()}
-    return [(0, name) for name in sample.table.column_names if name not in taken]
+    return [name for name in sample.table.column_names if name not in taken]
 
 
 def _unnamed(sample: Sample, roles: Roles, words: Mapping[str, Groups]) -> list[tuple[int, str]]:
-    """The free columns whose names show no role."""
-    return [
-        (place, name)
-        for place, name in free_columns(sample, roles)
-        if all(rank(name, groups) is None for groups in words.values())
-    ]
+    """(0, column) of the free columns whose names show no role."""
+    free = free_columns(sample, roles)
+    return [(0, n) for n in free if all(rank(n, groups) is None for groups in words.values())]
 
 
 def _by_name(
@@ -477,7 +472,7 @@ def _by_name(
 ) -> list[tuple[int, str]]:
     """(rank, column) of the columns whose name fits the role and whose content agrees."""
     found = []
-    for _, name in free_columns(sample, roles):
+    for name in free_columns(sample, roles):
         place = rank(name, groups)
         if place is None:
             continue
@@ -486,14 +481,6 @@ def _by_name(
         if fits(name):
             found.append((place, name))
     return sorted(found, key=lambda pair: pair[0])
-
-
-def _by_content(
-    role: str, sample: Sample, roles: Roles, fits: Callable[[str], bool]
-) -> list[tuple[int, str]]:
-    """The columns whose content alone shows the role."""
-    names = [name for _, name in free_columns(sample, roles) if sample.counts[name] == 1]
-    return [(0, name) for name in names if fits(name)]
 
 
 def _by_overlap(
@@ -575,7 +562,7 @@ def _take_clock(sample: Sample, given: Mapping[str, str | None], roles: Roles) -
         return
     found = [
         name
-        for _, name in free_columns(sample, roles)
+        for name in free_columns(sample, roles)
         if _share(sample.texts(name), CLOCK) >= SURE_SHARE
     ]
     if len(found) == 1:
@@ -677,7 +664,7 @@ def _why_unknown(role: str, sample: Sample, equal: list[str], roles: Roles) -> t
     what = NEEDED[role]
     if equal:
         return f"both {' and '.join(map(repr, equal))} could be {what}", equal[0]
-    free = {name: sample.texts(name) for _, name in free_columns(sample, roles)}
+    free = {name: sample.texts(name) for name in free_columns(sample, roles)}
     for name, values in free.items():
         unique = len(values) > 0 and len(values) == len(pc.unique(values))
         if rank(name, (ITEM_WORDS if role == "id" else EVENT_WORDS)[role]) is not None and unique:
@@ -702,9 +689,7 @@ def _why_unknown(role: str, sample: Sample, equal: list[str], roles: Roles) -> t
 
 def _without_time(sample: Sample, roles: Roles) -> str:
     """Why events have no time; it names a column that looks like a time."""
-    like = [
-        n for _, n in free_columns(sample, roles) if rank(n, EVENT_WORDS["timestamp"]) is not None
-    ]
+    like = [n for n in free_columns(sample, roles) if rank(n, EVENT_WORDS["timestamp"]) is not None]
     if not like:
         return "no column holds the time of the events"
     values = sample.texts(like[0])

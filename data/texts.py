@@ -47,6 +47,15 @@ def as_text(column: pa.ChunkedArray) -> pa.ChunkedArray:
     return pc.coalesce(whole, texts)
 
 
+def examples(texts: pa.ChunkedArray) -> str:
+    """The first three distinct texts, for a message.
+
+    >>> examples(pa.chunked_array([["a", "b", "a"]]))
+    "'a', 'b'"
+    """
+    return ", ".join(map(repr, pc.unique(texts).to_pylist()[:3]))
+
+
 def as_strings(column: pa.ChunkedArray, name: str, path: Path) -> pa.ChunkedArray:
     """Values as strings without blanks around them; null stays null.
 

@@ -100,7 +100,7 @@ def read(config: ReaderConfig) -> EventStream:
     of_file = orders_of_days(events, moment, times, report)
     orders = {rules.day_first for rules in of_file.values()}
     times = replace(times, day_first=orders.pop() if len(orders) == 1 else None)
-    unused = [name for _, name in free_columns(sample, roles)]
+    unused = free_columns(sample, roles)
     report.mapping |= {"events": _names(roles), "unused": unused, "day_first": times.day_first}
     _report_columns(report, sample, roles)
     for note in unread_exclusions(sample, roles, given) + shortened_ids(sample, roles):
