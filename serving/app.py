@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager
 
 from fastapi import FastAPI
 from fastapi.middleware.asyncexitstack import AsyncExitStackMiddleware
+from starlette.middleware import Middleware
 from starlette.middleware.exceptions import ExceptionMiddleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -14,7 +15,8 @@ from recsys.recommender import Recommender
 from recsys.serving import errors
 from recsys.serving.api import openapi
 from recsys.serving.api.routes import ROUTES
-from recsys.serving.middleware import around
+from recsys.serving.guard import Guard
+from recsys.serving.middleware import Entrance
 from recsys.serving.service import Service
 from recsys.serving.settings import ServingSettings
 from recsys.serving.stores.store import Store
@@ -56,6 +58,7 @@ def create_app(
     recommender replaces `settings.bundle`, an open store `settings.store`.
     """
     service = Service(settings, recommender, store)
+    guard = Guard(settings, service.metrics)  # it refuses keys that cannot be read
     telemetry = Telemetry.exporting() if settings.otel else Telemetry()
     service.metrics.telemetry = telemetry
 
@@ -79,7 +82,7 @@ def create_app(
         redoc_url=None,
         redirect_slashes=False,
         generate_unique_id_function=lambda route: route.name,
-        middleware=around(settings, service.metrics, telemetry),
+        middleware=[Middleware(Entrance, guard, settings, service.metrics, telemetry)],
     )
     app.state.service = service
     app.state.exposition = (0.0, b"")  # of `operations`, and when it was made

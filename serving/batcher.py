@@ -38,13 +38,13 @@ class ClosedError(Exception):
 
 
 class until:  # noqa: N801 - `async with until(deadline)`
-    """Cancel the block at a time on the event loop's clock, in seconds.
+    """Cancel the block at a time on the event loop's clock, in seconds; None for never.
 
     Raises:
         DeadlineExceededError: that time came.
     """
 
-    def __init__(self, deadline: float) -> None:
+    def __init__(self, deadline: float | None) -> None:
         self._timeout = asyncio.timeout_at(deadline)
 
     async def __aenter__(self) -> None:

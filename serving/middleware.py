@@ -1,36 +1,29 @@
-"""Middleware: request ids, logs, metrics, security headers, keys, rate limits, body limits.
+"""Middleware: what every request passes before its route, and its answer afterwards.
 
-From the outside in: `RequestContext` sees every request, `Guard` refuses requests before their
-bodies are read, `Deadline` limits the time of all that follows, and `BodyLimit` limits bodies.
-Connections, slow clients and fairness among addresses are the proxy's (`deploy/nginx.conf`).
+That is: an id, a line of the log, metrics and a span, `Guard`, the deadline, the limit of bodies,
+and security headers.
 """
 
 import asyncio
-import ipaddress
 import logging
-import math
 import re
 import time
 import uuid
-from collections.abc import Sequence
-from functools import partial
-from itertools import chain
-from urllib.parse import unquote_to_bytes
+from collections.abc import Iterator
+from contextlib import contextmanager
 
-from fastapi.routing import APIRoute
 from starlette.datastructures import Headers
-from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Message, Receive, Send
 from starlette.types import Scope as AsgiScope
 
 from recsys.serving import audit, logs
 from recsys.serving.api.routes import find_route
-from recsys.serving.auth import Keyring, Scope, scope_of
 from recsys.serving.batcher import DeadlineExceededError, until
 from recsys.serving.bodies import LARGE
 from recsys.serving.errors import ProblemError, problem_of, problem_response
-from recsys.serving.limits import CALLER, Caller, RateLimit
+from recsys.serving.guard import Guard
+from recsys.serving.limits import CALLER, Caller
 from recsys.serving.metrics import Metrics
 from recsys.serving.settings import ServingSettings
 from recsys.serving.telemetry import Telemetry
@@ -39,11 +32,7 @@ REQUEST_ID = "x-request-id"
 _GOOD_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
 CLIENT_CLOSED = 499  # status that nginx logs when the client has left
 METHODS = {"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"}
-METRICS = "/metrics"
 UNMATCHED = "unmatched"  # an unknown path is not logged: it may hold a user's id
-MAX_TARGET = 8 * 1024
-MAX_HEADERS = 64
-MAX_HEADER_BYTES = 16 * 1024
 BODIES = 8  # large bodies in memory, of the largest size
 ANSWER_S = 0.5  # time to send what is ready at the deadline
 CSP = (
@@ -65,36 +54,22 @@ access = logging.getLogger("recsys.serving.access")
 failures = logging.getLogger("recsys.serving.failures")
 
 
-def around(settings: ServingSettings, metrics: Metrics, telemetry: Telemetry) -> list[Middleware]:
-    """List the middleware of an application, outermost first."""
-    return [
-        Middleware(
-            RequestContext, metrics=metrics, telemetry=telemetry, pictures=settings.pictures
-        ),
-        Middleware(
-            Guard,
-            metrics=metrics,
-            keys=None if settings.keys is None else Keyring(settings.keys),
-            limit=(
-                None
-                if settings.rate_limit is None
-                else RateLimit(settings.rate_limit, settings.rate_burst)
-            ),
-            hosts=settings.hosts,
-        ),
-        Middleware(Deadline, seconds=settings.deadline_ms / 1000),
-        Middleware(BodyLimit, max_bytes=settings.max_body_bytes),
-    ]
-
-
-class RequestContext:
-    """Gives each request an id, counts and logs it, and turns exceptions into problems."""
+class Entrance:
+    """The middleware of an application."""
 
     def __init__(
-        self, app: ASGIApp, metrics: Metrics, telemetry: Telemetry, pictures: Sequence[str] = ()
+        self,
+        app: ASGIApp,
+        guard: Guard,
+        settings: ServingSettings,
+        metrics: Metrics,
+        telemetry: Telemetry,
     ) -> None:
         self.app, self.metrics, self.telemetry = app, metrics, telemetry
-        images = "".join(f" https://{host}" for host in pictures)
+        self._guard = guard
+        self._bodies = BodyLimit(settings.max_body_bytes)
+        self._deadline_s = settings.deadline_ms / 1000
+        images = "".join(f" https://{host}" for host in settings.pictures)
         policy = CSP.replace("img-src 'self' data:", f"img-src 'self' data:{images}")
         headers = SECURITY_HEADERS | {"content-security-policy": policy}
         self._security = [(name.encode(), value.encode()) for name, value in headers.items()]
@@ -104,12 +79,11 @@ class RequestContext:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        start = time.perf_counter()
+        start, arrived = time.perf_counter(), asyncio.get_running_loop().time()
         headers = Headers(scope=scope)
         given = headers.get(REQUEST_ID, "")
         request_id = given if _GOOD_ID.fullmatch(given) else uuid.uuid4().hex
         state = scope.setdefault("state", {})
-        state["arrived"] = asyncio.get_running_loop().time()
         state["request_id"] = request_id
         inner, is_head = scope, scope["method"] == "HEAD"
         if is_head:  # answered as GET, without the body
@@ -134,19 +108,30 @@ class RequestContext:
             await send(message)
 
         self.metrics.in_flight.inc()
+        caller = CALLER.set(Caller())
         with logs.of_request(request_id), self.telemetry.request(headers):
             try:
-                await self.app(inner, receive, send_marked)
+                self._guard.check(scope, headers)
+                deadline = arrived + self._deadline_s
+                CALLER.set(Caller(deadline, state.get("charge", Caller.charge)))
+                is_unhurried = getattr(
+                    getattr(state["route"], "endpoint", None), "unhurried", False
+                )
+                with self._bodies.counted(headers, receive) as receive_counted:
+                    # Routes answer by the deadline; what does not is cancelled a little later.
+                    async with until(None if is_unhurried else deadline + ANSWER_S):
+                        await self.app(inner, receive_counted, send_marked)
             except ClientDisconnect:
                 pass
             except Exception as error:
-                if not isinstance(error, DeadlineExceededError):
+                if not isinstance(error, DeadlineExceededError | ProblemError):
                     failures.exception("unhandled", extra={"fields": {"request_id": request_id}})
                 if status is not None:
                     raise  # the response has begun: the connection is closed
                 response = problem_response(Request(scope), problem_of(error))
                 await response(scope, receive, send_marked)
             finally:
+                CALLER.reset(caller)
                 answered = CLIENT_CLOSED if status is None else status
                 self._record(scope, answered, time.perf_counter() - start)
 
@@ -173,257 +158,23 @@ class RequestContext:
         self.telemetry.respond(method, None if route is None else template, status)
 
 
-class Guard:
-    """Refuses requests by framing, size of target and headers, host, origin, rate and key.
-
-    It refuses them in this order.
-    """
-
-    def __init__(
-        self,
-        app: ASGIApp,
-        metrics: Metrics,
-        keys: Keyring | None = None,
-        limit: RateLimit | None = None,
-        hosts: tuple[str, ...] = ("*",),
-    ) -> None:
-        """Accept these keys (None: every client), with a rate limit for each key or address.
-
-        `hosts` are the accepted values of the header Host, in lower case, without port.
-        """
-        self.app, self.metrics, self.keys, self.limit, self.hosts = app, metrics, keys, limit, hosts
-
-    async def __call__(self, scope: AsgiScope, receive: Receive, send: Send) -> None:
-        """Serve one request."""
-        if scope["type"] != "http":
-            await self.app(scope, receive, send)
-            return
-        answer = self.app
-        try:
-            self._check(scope)
-        except ProblemError as error:
-            answer = problem_response(Request(scope), error)
-        await answer(scope, receive, send)
-
-    def _check(self, scope: AsgiScope) -> None:
-        headers = Headers(scope=scope)
-        check_framing(scope.get("http_version"), headers)  # first: it ends the connection
-        target = len(scope.get("raw_path") or b"") + len(scope["query_string"])
-        if target > MAX_TARGET:
-            raise ProblemError("target_too_long", f"The limit is {MAX_TARGET} bytes.")
-        _check_encoding(scope)
-        raw = scope["headers"]
-        size = sum(map(len, chain.from_iterable(raw)))
-        if len(raw) > MAX_HEADERS or size > MAX_HEADER_BYTES:
-            text = f"The limits are {MAX_HEADERS} headers and {MAX_HEADER_BYTES} bytes."
-            raise ProblemError("headers_too_large", text)
-        self._check_host(headers, scope["path"])
-        _check_origin(scope["method"], headers)
-        route: APIRoute | None = scope["state"]["route"]
-        if _is_health(scope):
-            return  # orchestrators ask often, and without a key
-        if len(headers.getlist("authorization")) > 1:
-            raise _unauthenticated("There is more than one header Authorization.")
-        shown = _bearer(headers)
-        key = None if self.keys is None or shown is None else self.keys.find(shown)
-        if key is not None:
-            scope["state"]["key"] = key.name
-        client = f"key {key.name}" if key is not None else _address(scope)
-        if self.limit is not None:
-            self._refuse(self.limit.take(client))
-            scope["state"]["charge"] = partial(self._charge, self.limit, client)
-        if self.keys is None:
-            return
-        needed = Scope.READ if route is None else scope_of(route.endpoint)
-        if needed is Scope.PUBLIC:
-            return
-        if key is None:
-            detail = (
-                "Send 'Authorization: Bearer rk_...' with a key of this service."
-                if shown is None
-                else "The key is not one of this service's; it may be revoked or expired."
-            )
-            raise _unauthenticated(detail)
-        if route is None or scope["method"] not in scope["state"]["methods"]:
-            return  # the router answers 404 or 405
-        if key.may < needed:
-            detail = f"{scope['method']} {route.path_format} needs a key of scope {needed.word}."
-            raise ProblemError("forbidden", f"{detail} This one is of scope {key.scope}.")
-
-    def _check_host(self, headers: Headers, path: str) -> None:
-        """Refuse host names that are not this service's (DNS rebinding).
-
-        Orchestrators check the health by address, and metrics are scraped by address. A health
-        check tells nothing, and an address as a host name is not the result of DNS.
-        """
-        given = headers.getlist("host")
-        if len(given) > 1:
-            raise ProblemError("unknown_host", "There is more than one header Host.")
-        if not given or "*" in self.hosts or path.startswith("/health/"):
-            return
-        host = re.sub(r":\d+$", "", given[0]).lower().removesuffix(".").strip("[]")
-        if path == METRICS and _is_address(host):
-            return
-        for allowed in self.hosts:
-            if host == allowed or (allowed.startswith("*.") and host.endswith(allowed[1:])):
-                return
-        raise ProblemError(
-            "unknown_host",
-            f"The host {host[:60]!r} is not a name of this service (allowed_hosts).",
-        )
-
-    def _charge(self, limit: RateLimit, client: str, work: float) -> None:
-        self._refuse(limit.charge(client, work))
-
-    def _refuse(self, wait: float) -> None:
-        if wait:
-            self.metrics.rate_limited.inc()
-            raise ProblemError(
-                "rate_limited",
-                "Too much work for this client; send fewer or smaller requests.",
-                headers={"Retry-After": str(math.ceil(wait))},
-            )
-
-
-def _cache_control(message: Message) -> bytes:
-    """How long a response may be kept: not at all, unless it can be checked by its entity tag."""
-    headers = dict(message.get("headers", ()))
-    found: bytes = headers.get(b"cache-control", b"no-store") if b"etag" in headers else b"no-store"
-    return found
-
-
-def _is_health(scope: AsgiScope) -> bool:
-    route: APIRoute | None = scope["state"]["route"]
-    return route is not None and route.path_format.startswith("/health/")
-
-
-def check_framing(version: str | None, headers: Headers) -> None:
-    """Refuse a body whose end two programs may see at different places (request smuggling).
-
-    Implementations of HTTP differ in what they refuse themselves. A version that is not known is
-    1.1.
-    """
-    lengths, codings = headers.getlist("content-length"), headers.getlist("transfer-encoding")
-    is_chunked = [coding.strip().lower() for coding in codings] == ["chunked"]
-    if (
-        (lengths and codings)
-        or len(lengths) > 1
-        or not all(length.isdecimal() for length in lengths)
-        or (codings and not (is_chunked and version in (None, "1.1")))
-    ):
-        raise ProblemError(
-            "ambiguous_length",
-            "Send one Content-Length, or 'Transfer-Encoding: chunked' with HTTP/1.1, not both.",
-            headers={"Connection": "close"},
-        )
-
-
-def _check_origin(method: str, headers: Headers) -> None:
-    """Refuse changes from pages of other origins (cross-site request forgery).
-
-    Browsers send the header `Sec-Fetch-Site`; older ones, and all over plain HTTP, send only
-    `Origin`. Other programs send neither and are accepted.
-    """
-    if method in ("GET", "HEAD"):
-        return
-    site, origin = headers.get("sec-fetch-site"), headers.get("origin")
-    if site is not None:
-        foreign = site not in ("same-origin", "none")
-    else:
-        host = headers.get("host", "").lower()
-        foreign = origin is not None and origin.lower().partition("://")[2] != host
-    if foreign:
-        raise ProblemError("cross_origin", "A page of another origin may not send this.")
-
-
-def _unauthenticated(detail: str) -> ProblemError:
-    return ProblemError("unauthenticated", detail, headers={"WWW-Authenticate": "Bearer"})
-
-
-def _check_encoding(scope: AsgiScope) -> None:
-    """Refuse bytes that are not UTF-8: they would be replaced, and make different ids equal."""
-    target = scope.get("raw_path") or b"", scope["query_string"]
-    for part, written in zip(("path", "query"), target, strict=True):
-        try:
-            unquote_to_bytes(written).decode()
-        except UnicodeDecodeError as error:
-            found = error.object[error.start : error.end].hex("%").upper()
-            raise ProblemError(
-                "malformed_target",
-                f"The {part} has %{found}, which is not UTF-8; write ü as %C3%BC, for example.",
-            ) from None
-
-
-def _bearer(headers: Headers) -> str | None:
-    kind, _, secret = headers.get("authorization", "").partition(" ")
-    return secret.strip() if kind.lower() == "bearer" else None
-
-
-def _address(scope: AsgiScope) -> str:
-    client = scope.get("client")
-    return client[0] if client else "unknown"
-
-
-def _is_address(host: str) -> bool:
-    try:
-        ipaddress.ip_address(host)
-    except ValueError:
-        return False
-    return True
-
-
-class Deadline:
-    """Ends every request some time after its head, and sets its `CALLER`.
-
-    Routes know the deadline and answer by it. What is still not answered `ANSWER_S` later is
-    cancelled, unless its route is `unhurried`.
-    """
-
-    def __init__(self, app: ASGIApp, seconds: float) -> None:
-        self.app, self.seconds = app, seconds
-
-    async def __call__(self, scope: AsgiScope, receive: Receive, send: Send) -> None:
-        """Serve one request."""
-        if scope["type"] != "http":
-            await self.app(scope, receive, send)
-            return
-        state = scope["state"]
-        caller = Caller(
-            state["arrived"] + self.seconds,
-            state.get("charge", Caller.charge),
-        )
-        is_unhurried = getattr(getattr(state["route"], "endpoint", None), "unhurried", False)
-        token = CALLER.set(caller)
-        try:
-            if is_unhurried:
-                await self.app(scope, receive, send)
-            else:
-                async with until(state["arrived"] + self.seconds + ANSWER_S):
-                    await self.app(scope, receive, send)
-        finally:
-            CALLER.reset(token)
-
-
 class BodyLimit:
     """Refuses bodies over a limit: by their Content-Length, or else while they are received.
 
     It also limits the memory of all large bodies together, from their arrival to their answer.
     """
 
-    def __init__(self, app: ASGIApp, max_bytes: int) -> None:
-        self.app, self.max_bytes = app, max_bytes
+    def __init__(self, max_bytes: int) -> None:
+        self.max_bytes = max_bytes
         self._held = 0  # bytes beyond the first `LARGE` of each body
 
-    async def __call__(self, scope: AsgiScope, receive: Receive, send: Send) -> None:
-        """Serve one request."""
-        if scope["type"] != "http":
-            await self.app(scope, receive, send)
-            return
+    @contextmanager
+    def counted(self, headers: Headers, receive: Receive) -> Iterator[Receive]:
+        """`receive` of one request, which then raises a `ProblemError` where a limit is passed."""
         too_large = ProblemError("body_too_large", f"The limit is {self.max_bytes} bytes.")
-        declared = Headers(scope=scope).get("content-length", "")
+        declared = headers.get("content-length", "")
         if declared.isdecimal() and int(declared) > self.max_bytes:
-            await problem_response(Request(scope), too_large)(scope, receive, send)
-            return
+            raise too_large
         received = held = 0
 
         async def receive_counted() -> Message:
@@ -442,6 +193,13 @@ class BodyLimit:
             return message
 
         try:
-            await self.app(scope, receive_counted, send)
+            yield receive_counted
         finally:
             self._held -= held
+
+
+def _cache_control(message: Message) -> bytes:
+    """How long a response may be kept: not at all, unless it can be checked by its entity tag."""
+    headers = dict(message.get("headers", ()))
+    found: bytes = headers.get(b"cache-control", b"no-store") if b"etag" in headers else b"no-store"
+    return found

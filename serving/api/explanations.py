@@ -1,6 +1,6 @@
 """Explanations of recommended items."""
 
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, Response
 
 from recsys.serving.api.routing import (
     BODY,
@@ -8,7 +8,6 @@ from recsys.serving.api.routing import (
     JsonRoute,
     Ready,
     json_response,
-    while_connected,
 )
 from recsys.serving.auth import Scope, requires
 from recsys.serving.errors import documented
@@ -25,9 +24,9 @@ router = APIRouter(prefix="/v1", route_class=JsonRoute)
     ),
 )
 @requires(Scope.READ)
-async def explain(body: ExplanationsRequest, request: Request, service: Ready) -> Response:
+async def explain(body: ExplanationsRequest, service: Ready) -> Response:
     """Reasons in words for items, by the service's text model (`serve.explainer`), if it has one.
 
     The titles in `because` are those of the history. The words of `reason` are the model's own.
     """
-    return json_response(await while_connected(request, service.explain(body)))
+    return json_response(await service.explain(body))

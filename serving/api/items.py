@@ -13,7 +13,6 @@ from recsys.serving.api.routing import (
     Ready,
     json_response,
     pay_for,
-    while_connected,
 )
 from recsys.serving.audit import note
 from recsys.serving.auth import Scope, requires
@@ -46,14 +45,10 @@ CHANGE = (
     responses=documented("invalid_request", *RECOMMEND),
 )
 @requires(Scope.READ)
-async def browse_items(
-    query: Annotated[ItemQuery, Query()], request: Request, service: Ready
-) -> Response:
+async def browse_items(query: Annotated[ItemQuery, Query()], service: Ready) -> Response:
     """Browse the catalog page by page, by the first codes of the semantic ID and by words."""
     pay_for(query.limit)
-    return json_response(
-        await while_connected(request, service.state.catalog_changes.browse(query))
-    )
+    return json_response(await service.state.catalog_changes.browse(query))
 
 
 @router.post("/items", response_model=UpsertResponse, responses=documented(*BODY, *CHANGE))
@@ -73,14 +68,14 @@ async def upsert_items(body: UpsertBody, request: Request, service: Ready) -> Re
 )
 @requires(Scope.READ)
 async def similar_items(
-    item_id: PathId, query: Annotated[SimilarQuery, Query()], request: Request, service: Ready
+    item_id: PathId, query: Annotated[SimilarQuery, Query()], service: Ready
 ) -> Response:
     """Items similar to one item, by the users that both have in common.
 
     An id that itself ends with `/similar` is written with `%2F`.
     """
     answer = service.state.lists.similar(item_id, query.k, query.model)
-    return json_response(await while_connected(request, answer))
+    return json_response(await answer)
 
 
 @router.get(
@@ -125,7 +120,7 @@ async def delete_item(item_id: PathId, service: Ready) -> Response:
     responses=documented(*BODY, "unknown_user", "store_unavailable", *RECOMMEND),
 )
 @requires(Scope.READ)
-async def rank(body: RankBody, request: Request, service: Ready) -> Response:
+async def rank(body: RankBody, service: Ready) -> Response:
     """Rank given items by their probability, with exact scores."""
-    answer = await while_connected(request, service.rank(body))
+    answer = await service.rank(body)
     return await asyncio.to_thread(json_response, answer)

@@ -7,7 +7,7 @@ from fastapi import APIRouter, Query, Request, Response
 
 from recsys.errors import FilterError
 from recsys.serving.api.caching import CACHED, SHARED, cached, tag_of
-from recsys.serving.api.routing import OnceRoute, Ready, in_time, while_connected
+from recsys.serving.api.routing import OnceRoute, Ready, in_time
 from recsys.serving.auth import Scope, requires
 from recsys.serving.bodies import MalformedError, parse
 from recsys.serving.errors import ProblemError, documented
@@ -74,7 +74,7 @@ async def _answer(
         return await in_time(service, make(query, parse_filter(query.filter)))
 
     try:
-        answer = await while_connected(request, within())
+        answer = await within()
     except FilterError as error:
         raise of_query(error) from error
 

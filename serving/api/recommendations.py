@@ -14,7 +14,6 @@ from recsys.serving.api.routing import (
     PathId,
     Ready,
     json_response,
-    while_connected,
 )
 from recsys.serving.auth import Scope, requires
 from recsys.serving.errors import documented, problem_body, problem_of
@@ -41,9 +40,9 @@ AT_ONCE = 16
     responses=documented(*BODY, "invalid_filter", "unknown_user", "store_unavailable", *RECOMMEND),
 )
 @requires(Scope.READ)
-async def recommend(body: RecommendationsRequest, request: Request, service: Ready) -> Response:
+async def recommend(body: RecommendationsRequest, service: Ready) -> Response:
     """Top-k items for a history given inline, or for a user whose history the service has."""
-    return json_response(await while_connected(request, service.recommend(body)))
+    return json_response(await service.recommend(body))
 
 
 @router.post(
@@ -66,7 +65,7 @@ async def recommend_batch(body: BatchRequest, request: Request, service: Ready) 
         results = await asyncio.gather(*map(result, body.requests))
         return f'{{"results":[{",".join(results)}]}}'
 
-    text = await while_connected(request, each())
+    text = await each()
     return Response(text, media_type="application/json")
 
 
@@ -91,7 +90,7 @@ async def recommend_for_user(
         return has(request, tag)
 
     # The client goes on to use the id of a list that it has.
-    answer = await while_connected(request, service.recommend(body, is_known))
+    answer = await service.recommend(body, is_known)
     text = answer.model_dump_json(exclude_unset=True, by_alias=True)
     return cached(request, text, tag, PRIVATE)
 

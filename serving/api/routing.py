@@ -4,6 +4,7 @@ import asyncio
 import inspect
 from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from functools import partial
 from typing import Annotated, Any, TypeVar, get_origin
 
 from fastapi import Depends, Request, Response
@@ -16,6 +17,8 @@ from starlette.requests import ClientDisconnect
 from starlette.routing import Match
 from starlette.types import Scope
 
+from recsys.serving.auth import Scope as AccessScope
+from recsys.serving.auth import scope_of
 from recsys.serving.batcher import until
 from recsys.serving.bodies import MalformedError, parse, read
 from recsys.serving.errors import ProblemError
@@ -99,12 +102,15 @@ def _place(body: Any, loc: Sequence[Any]) -> list[Any]:
 class OnceRoute(APIRoute):
     """A route whose query parameters may be given once each, except those that are lists.
 
-    FastAPI takes the last of several values without a word.
+    FastAPI takes the last of several values without a word. A route that only reads is given up
+    when its client leaves.
     """
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         """Wrap the handler of a route with query parameters in a check of them."""
         handle: Callable[[Any], Coroutine[Any, Any, Response]] = super().get_route_handler()
+        if scope_of(self.endpoint) is AccessScope.READ:
+            handle = partial(while_connected, handle)
         fields = {one.name: one.field_info for one in self.dependant.query_params}
         for info in list(fields.values()):
             if inspect.isclass(info.annotation) and issubclass(info.annotation, BaseModel):
@@ -216,8 +222,10 @@ def unhurried(endpoint: EndpointT) -> EndpointT:
     return endpoint
 
 
-async def while_connected(request: Request, answer: Coroutine[Any, Any, T]) -> T:
-    """Await `answer`; if the client disconnects, cancel it and raise `ClientDisconnect`.
+async def while_connected(
+    handle: Callable[[Request], Coroutine[Any, Any, Response]], request: Request
+) -> Response:
+    """Handle a request; if its client disconnects, cancel that and raise `ClientDisconnect`.
 
     The client is watched from `WATCH_S` on: most answers are ready by then.
     """
@@ -240,7 +248,7 @@ async def while_connected(request: Request, answer: Coroutine[Any, Any, T]) -> T
 
     later = asyncio.get_running_loop().call_later(WATCH_S, begin)
     try:
-        return await answer
+        return await handle(request)
     except asyncio.CancelledError:
         if left and not asking.uncancel():
             raise ClientDisconnect from None

@@ -7,8 +7,9 @@ from types import SimpleNamespace
 import pytest
 
 from recsys.serving import server
+from recsys.serving.guard import Guard
 from recsys.serving.metrics import Metrics
-from recsys.serving.middleware import RequestContext
+from recsys.serving.middleware import Entrance
 from recsys.serving.sockets import bind
 from recsys.serving.telemetry import Telemetry
 from recsys.testing import PATIENCE_S
@@ -127,7 +128,8 @@ async def test_a_connection_goes_on_after_an_answer_to_head(settings):
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         await send({"type": "http.response.body", "body": b"hello"})
 
-    app = RequestContext(hello, Metrics(), Telemetry())
+    metrics = Metrics()
+    app = Entrance(hello, Guard(settings, metrics), settings, metrics, Telemetry())
     async with listening(settings, app) as found:
         reader, writer = await connect(found)
         for _ in range(2):

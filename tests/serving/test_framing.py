@@ -10,8 +10,9 @@ import pytest
 import uvicorn
 
 from recsys.serving import server
+from recsys.serving.guard import MAX_HEADERS, MAX_TARGET, Guard
 from recsys.serving.metrics import Metrics
-from recsys.serving.middleware import MAX_HEADERS, MAX_TARGET, Guard, RequestContext
+from recsys.serving.middleware import Entrance
 from recsys.serving.telemetry import Telemetry
 from recsys.testing import PATIENCE_S
 
@@ -54,7 +55,7 @@ def listening(settings, http):
         await send({"type": "http.response.body", "body": b""})
 
     metrics = Metrics()
-    app = RequestContext(Guard(answer, metrics), metrics, Telemetry())
+    app = Entrance(answer, Guard(settings, metrics), settings, metrics, Telemetry())
     if http == "ours":
         made = server.http_server(app, settings, lifespan="off")
     else:

@@ -2,6 +2,7 @@ import asyncio
 from urllib.parse import quote
 
 import pytest
+from starlette.datastructures import Headers
 
 from recsys.errors import ConfigError
 from recsys.serving import auth
@@ -136,35 +137,30 @@ async def test_the_rate_is_one_of_work(settings, recommender, running):
 
 
 async def test_large_bodies_are_limited_together(settings):
-    async def nothing(message):
-        pass
-
     async def body():
         return {"type": "http.request", "body": b" " * MAX, "more_body": False}
 
     gate, accepted, refused = asyncio.Event(), [], []
+    limit = BodyLimit(MAX)
 
-    async def app(scope, receive, send):
-        try:
-            await receive()
-        except ProblemError as error:
-            refused.append(error.code)
-            return
-        accepted.append(scope["state"]["number"])
-        await gate.wait()
+    async def serve(number):
+        with limit.counted(Headers({}), body) as receive:
+            try:
+                await receive()
+            except ProblemError as error:
+                refused.append(error.code)
+                return
+            accepted.append(number)
+            await gate.wait()
 
-    def scope(number):
-        return {"type": "http", "headers": [], "state": {"number": number}}
-
-    limit = BodyLimit(app, max_bytes=MAX)
-    tasks = [asyncio.create_task(limit(scope(number), body, nothing)) for number in range(10)]
+    tasks = [asyncio.create_task(serve(number)) for number in range(10)]
     await asyncio.sleep(0)
     assert accepted == [*range(BODIES)]
     assert refused == ["queue_full"] * 2
     gate.set()
     await asyncio.gather(*tasks)
     assert not limit._held
-    await limit(scope(10), body, nothing)
+    await serve(10)
     assert accepted[-1] == 10
 
 
