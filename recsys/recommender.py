@@ -8,9 +8,9 @@ is decoded over the epoch that is current when it begins.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,8 +27,8 @@ from recsys.constraint.filter_cache import FilterCache
 from recsys.constraint.transitions import DeviceTrie
 from recsys.decoding.engine import Engine
 from recsys.decoding.planner import Plan
-from recsys.devices import AUTO, choose_device, is_large, typical_seconds
-from recsys.errors import ArtifactError, RequestError
+from recsys.devices import AUTO
+from recsys.errors import RequestError
 from recsys.hub import find_bundle
 from recsys.interactions import NEGATIVE_TYPE, Histories, count_as_seen
 from recsys.listing import (
@@ -44,12 +44,17 @@ from recsys.listing import (
 )
 from recsys.live import Epoch, Epochs, NewItem
 from recsys.live_catalog import EpochCatalog
-from recsys.models.checkpoint import load_model
-from recsys.models.packed import pack
+from recsys.loading import Models
 from recsys.modes import Captured, Mode, check_capture, check_mode
-from recsys.native.decoder import multiply_in_bfloat16
 from recsys.prompts import PromptEncoder
-from recsys.requests import Recommendation, RecommendRequest, RecommendResult, Source
+from recsys.requests import (
+    MIN_BEAMS,
+    Kind,
+    Recommendation,
+    RecommendRequest,
+    RecommendResult,
+    Source,
+)
 from recsys.retrieval import Reranker, Retrieval
 from recsys.retrieval.event_types import EventTypes
 from recsys.retrieval.related import similar
@@ -58,13 +63,16 @@ from recsys.rules import Rule, apply_rules
 Ranked = tuple[NDArray[np.int32], NDArray[np.float32]]
 
 __all__ = [
+    "MIN_BEAMS",
+    "Kind",
+    "Ranked",
     "RecommendRequest",
     "RecommendResult",
     "Recommendation",
     "Recommender",
     "Source",
 ]
-MIN_BEAMS = 20
+
 LOAD_MODES = tuple(mode for mode in Mode if mode is not Mode.RELAXED)
 DTYPES = ("float32", "bfloat16", "float64")
 _TYPICAL_PROMPTS = 8
@@ -165,26 +173,14 @@ class Recommender:
 
         def read() -> Recommender:
             bundle = Bundle.load(path, check=check)
-            place = choose_device(
-                device,
-                f"answers of {path}",
-                partial(_seconds_to_answer, bundle, dtype),
-                large=is_large(bundle.target),
-            )
-            on_cpu = torch.device(place).type == "cpu"
-            chosen = (Mode.BEAM if on_cpu else Mode.PLANNED) if mode == Mode.AUTO else mode
-            if mode == Mode.DRAFT and bundle.draft is None:
-                raise ArtifactError(f"mode 'draft' needs a draft model; {path} has none")
-            model, draft = _load(bundle.target, dtype, place), None
-            if bundle.draft is not None:  # a request may need it in any mode
-                draft = _load(bundle.draft, dtype, place)
+            models = Models.of(bundle, device, dtype, mode)
             return cls(
                 bundle,
-                model,
-                draft=draft,
-                mode=chosen,
+                models.target,
+                draft=models.draft,
+                mode=models.mode,
                 max_batch=max_batch,
-                capture=Captured.PASSES if on_cpu else capture,
+                capture=Captured.PASSES if models.on_cpu else capture,
                 prefix_bytes=prefix_bytes,
                 filter_bytes=filter_bytes,
             )
@@ -285,13 +281,13 @@ class Recommender:
                 none; `eligible` checks this, too.
         """
         epoch = self._begin()
-        groups: dict[_Kind, list[int]] = {}
+        groups: dict[Kind, list[int]] = {}
         for place, request in enumerate(requests):
-            kind = _Kind.of(request, self._blends(request))
+            kind = Kind.of(request, self._blends(request))
             groups.setdefault(kind, []).append(place)
         results: dict[int, RecommendResult] = {}
         for kind, places in groups.items():
-            batch = Batch.of(epoch, [requests[i] for i in places], self._types)
+            batch = Batch.of(epoch, [requests[i] for i in places], self.types)
             if kind.capped:
                 capped = CappedLists(batch, kind.beams)
                 while capped:
@@ -304,10 +300,10 @@ class Recommender:
             results |= zip(places, describe(batch, lists, sizes, self.retrieval), strict=True)
         return [results[i] for i in range(len(requests))]
 
-    def _search(self, batch: Batch, kind: _Kind, k: int) -> Lists:
+    def _search(self, batch: Batch, kind: Kind, k: int) -> Lists:
         """The k best items of each request, by one search."""
         proposals = nodes = None
-        reranker = self._reranker if kind.blend else None
+        reranker = self.reranker if kind.blend else None
         if reranker is not None and self.retrieval is not None:
             proposals = batch.proposals(self.retrieval, max(reranker.candidates, kind.beams))
             nodes = reranker.nodes
@@ -368,7 +364,6 @@ class Recommender:
         beams: int | None = None,
         blend: bool | None = None,
         batch_size: int = 32,
-        advance: Callable[[int], None] | None = None,
     ) -> list[tuple[Ranked, Ranked]]:
         """Top-k of many histories of dense items, for several values of `exclude_seen`.
 
@@ -382,7 +377,6 @@ class Recommender:
             beams: beam width; by default max(20, k).
             blend: as a request's.
             batch_size: histories decoded together.
-            advance: called with the number of histories done, for a progress bar.
 
         Returns:
             For each of `exclude_seen` two rankings: that of a request, and the model's own list.
@@ -396,7 +390,7 @@ class Recommender:
         if k < 1:
             raise ValueError(f"k must be at least 1, got {k}")
         blends = self._blends(RecommendRequest([], k, blend=blend))
-        kind = _Kind(beams or max(MIN_BEAMS, k), blend=blends)
+        kind = Kind(beams or max(MIN_BEAMS, k), blend=blends)
         epoch, variants = self._begin(), len(exclude_seen)
         items = np.full((variants, 2, len(histories), k), -1, np.int32)
         scores = np.full(items.shape, -np.inf, np.float32)
@@ -412,8 +406,6 @@ class Recommender:
                 assert lists.beams is not None  # noqa: S101 - it is a search's
                 own = best_items(batch, lists.beams, k)
                 items[variant, 1, places], scores[variant, 1, places] = own
-            if advance is not None:
-                advance(len(places))
         return [((i[0], s[0]), (i[1], s[1])) for i, s in zip(items, scores, strict=True)]
 
     def warm_up(self) -> None:
@@ -444,10 +436,10 @@ class Recommender:
         plans = engine.plans
         if self.mode != Mode.PLANNED:
             plans = [Plan(), *(p for p in plans if p == Plan(self.mode, engine.draft_nodes))]
-        reranker = self._reranker if self._blends(RecommendRequest([])) else None
+        reranker = self.reranker if self._blends(RecommendRequest([])) else None
         if self.retrieval is not None and reranker is not None:
             most = max(reranker.candidates, MIN_BEAMS)
-            batch = Batch.of(self.epoch, [RecommendRequest([])], self._types)
+            batch = Batch.of(self.epoch, [RecommendRequest([])], self.types)
             proposed = batch.proposals(self.retrieval, most).items.shape[1]
             size = proposed + most, reranker.nodes  # those that items added later propose, too
         sizes = self.max_batch, self.encoder.max_tokens, MIN_BEAMS
@@ -466,11 +458,11 @@ class Recommender:
 
     def seen(self, events: Sequence[tuple[str, str | None]]) -> list[str]:
         """Of items and types of events, the items that count as seen for `exclude_seen`."""
-        if self._types is None or not events:
+        if self.types is None or not events:
             return [item for item, _ in events]
         items, names = zip(*events, strict=True)
-        numbers = self._types.number(names)
-        counts = count_as_seen(numbers, self._types.behaviours) & (numbers != NEGATIVE_TYPE)
+        numbers = self.types.number(names)
+        counts = count_as_seen(numbers, self.types.behaviours) & (numbers != NEGATIVE_TYPE)
         return [item for item, count in zip(items, counts.tolist(), strict=True) if count]
 
     # Exact scores, similar items and fallbacks.
@@ -533,7 +525,7 @@ class Recommender:
             RequestError: a bundle without retrieval.
         """
         retrieval, epoch = self._need_retrieval(), self.epoch
-        batch = Batch.of(epoch, [replace(request, boosts=())], self._types)
+        batch = Batch.of(epoch, [replace(request, boosts=())], self.types)
         if request.max_per:
             capped = CappedLists(batch, request.k)
             while capped:
@@ -554,7 +546,7 @@ class Recommender:
 
     def _blends(self, request: RecommendRequest) -> bool:
         """Whether the answer to a request is blended."""
-        chosen = self._reranker
+        chosen = self.reranker
         if request.blend is None:
             return request.searches_plainly and chosen is not None and bool(chosen.weights)
         if request.blend and chosen is None:
@@ -563,8 +555,6 @@ class Recommender:
                 "'retrieval' and make the bundle again"
             )
         return request.blend
-
-    # Internals.
 
     def _begin(self) -> Epoch:
         """The epoch for a new batch; the engine is set to its trie."""
@@ -583,68 +573,17 @@ class Recommender:
         return self.mode if mode == Mode.AUTO else Mode(mode)
 
     @property
-    def _types(self) -> EventTypes | None:
+    def types(self) -> EventTypes | None:
+        """What retrieval knows from the types of events."""
         return None if self.retrieval is None else self.retrieval.types
 
     @property
-    def _reranker(self) -> Reranker | None:
+    def reranker(self) -> Reranker | None:
+        """What ranks blended lists."""
         return None if self.retrieval is None else self.retrieval.reranker
-
-
-def _load(path: Path, dtype: str, device: str) -> Any:
-    """A model to decode with."""
-    if dtype == "bfloat16" and torch.device(device).type == "cpu":
-        model = load_model(path, dtype=torch.float32, device=device).eval()
-        if multiply_in_bfloat16(model):
-            return model
-    return pack(load_model(path, dtype=getattr(torch, dtype), device=device).eval())
-
-
-def _seconds_to_answer(bundle: Bundle, dtype: str, device: str) -> float:
-    """Time of one search with a history of the longest kind, as a service runs it."""
-    trie = ItemTrie.build(bundle.vocabulary.encode(bundle.catalog.codes))
-    most = bundle.encoder.config.max_items
-    history = np.random.default_rng(0).integers(0, len(bundle.catalog), most)
-    prompts = bundle.encoder.encode_all(Histories.of([history.tolist()]))
-    engine = Engine(_load(bundle.target, dtype, device), trie)
-    try:
-        if engine.target.device.type != "cpu":
-            engine.capture(1, bundle.encoder.max_tokens, MIN_BEAMS, [Plan()])
-        return typical_seconds(lambda: engine.decode(prompts, MIN_BEAMS, mode=Mode.BEAM))
-    finally:
-        engine.close()
 
 
 def _prepared(device: str, trie: ItemTrie) -> None:
     """Make a new trie's tensors in the thread that made the trie."""
     if device == "cpu":  # another device is used by the decoding thread only
         DeviceTrie.of(trie, device)
-
-
-@dataclass(frozen=True)
-class _Kind:
-    """The properties that requests must share to be decoded together."""
-
-    beams: int
-    guarantee: str = "beam"
-    sampled: bool = False
-    temperature: float = 1.0
-    mode: str = Mode.AUTO
-    trace: bool = False
-    blend: bool = False
-    capped: bool = False
-
-    @classmethod
-    def of(cls, request: RecommendRequest, blend: bool) -> _Kind:
-        sampled = request.seed is not None
-        temperature = request.temperature if sampled else 1.0
-        return cls(
-            max(MIN_BEAMS, request.k),
-            request.guarantee,
-            sampled,
-            temperature,
-            request.mode,
-            request.trace,
-            blend,
-            bool(request.max_per),
-        )

@@ -13,6 +13,7 @@ from recsys.decoding.output import Certificate, Trace
 from recsys.live import Epoch
 from recsys.modes import REQUEST_MODES, Mode, check_mode
 
+MIN_BEAMS = 20
 Guarantee = Literal["beam", "global"]
 Source = Literal["model", "retrieval", "popular", "pinned"]
 SOURCES: tuple[Source, ...] = (
@@ -162,6 +163,36 @@ class RecommendRequest:
         allows when the answer comes are left out.
         """
         return replace(self, pin=[one.item_id for one in found.recommendations], blend=False)
+
+
+@dataclass(frozen=True)
+class Kind:
+    """The properties that requests must share to be decoded together."""
+
+    beams: int
+    guarantee: str = "beam"
+    sampled: bool = False
+    temperature: float = 1.0
+    mode: str = Mode.AUTO
+    trace: bool = False
+    blend: bool = False
+    capped: bool = False
+
+    @classmethod
+    def of(cls, request: RecommendRequest, blend: bool) -> Kind:
+        """The kind of a request that is blended or not."""
+        sampled = request.seed is not None
+        temperature = request.temperature if sampled else 1.0
+        return cls(
+            max(MIN_BEAMS, request.k),
+            request.guarantee,
+            sampled,
+            temperature,
+            request.mode,
+            request.trace,
+            blend,
+            bool(request.max_per),
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -191,13 +191,14 @@ class Retrieval:
     def _candidates(self, evidence: Evidence, k: int, blocked: NDArray[np.bool_]) -> Candidates:
         """The k most probable items, of those that are not `blocked` (n, items)."""
         shares = evidence.shares
-        probs = self._mixed(shares.values, self.popularity[shares.keys % len(self)], True)
+        probs = _mixed(shares.values, self.popularity[shares.keys % len(self)], self.smoothing)
         likely = best_items(replace(shares, values=probs.astype(np.float32)), k, blocked)
         popular = _first_free(self.popular_order, k, blocked)
         again = (popular[:, :, None] == likely[:, None, :]).any(-1)
         items = np.concatenate([likely, np.where(again, -1, popular)], axis=1)
         share = shares.at(items)
-        probs = self._mixed(share, self.popularity[items], shares.filled[:, None])
+        weight = np.where(shares.filled[:, None], self.smoothing, 1.0)
+        probs = _mixed(share, self.popularity[items], weight)
         probs = np.where(items >= 0, probs, 0)
         order = np.argsort(-probs, axis=1, kind="stable")[:, :k]
         with np.errstate(divide="ignore"):
@@ -424,15 +425,14 @@ class Retrieval:
             left_out.append(histories.left_out(exclude_seen))
         return blocked_items(len(histories), size, left_out, allowed)
 
-    def _mixed(
-        self,
-        share: NDArray[np.floating[Any]],
-        popularity: NDArray[np.float64],
-        supported: NDArray[np.bool_] | bool,
-    ) -> NDArray[np.float64]:
-        """Compute p of the module's description; `supported` says which histories have evidence."""
-        weight = np.where(supported, self.smoothing, 1.0)
-        return np.asarray((1 - weight) * share + weight * popularity)
+
+def _mixed(
+    share: NDArray[np.floating[Any]],
+    popularity: NDArray[np.float64],
+    weight: NDArray[np.float64] | float,
+) -> NDArray[np.float64]:
+    """Compute p of the module's description; `weight` is that of the popularity."""
+    return np.asarray((1 - weight) * share + weight * popularity)
 
 
 def _first_free(order: NDArray[np.int64], k: int, blocked: NDArray[np.bool_]) -> NDArray[np.int32]:

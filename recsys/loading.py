@@ -1,0 +1,88 @@
+"""Loading: the models of a bundle, on the device that answers sooner, as they are decoded with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import torch
+
+from recsys.bundle import Bundle
+from recsys.constraint import ItemTrie
+from recsys.decoding.engine import Engine
+from recsys.decoding.planner import Plan
+from recsys.devices import choose_device, is_large, typical_seconds
+from recsys.errors import ArtifactError
+from recsys.interactions import Histories
+from recsys.models.checkpoint import load_model
+from recsys.models.packed import pack
+from recsys.modes import Mode
+from recsys.native.decoder import multiply_in_bfloat16
+from recsys.requests import MIN_BEAMS
+
+
+@dataclass(frozen=True)
+class Models:
+    """The models of a bundle.
+
+    Attributes:
+        target: Hugging Face model.
+        draft: the same; None if the bundle has none.
+        mode: how requests in mode `auto` are decoded.
+        on_cpu: whether they are on a CPU.
+    """
+
+    target: Any
+    draft: Any | None
+    mode: str
+    on_cpu: bool
+
+    @classmethod
+    def of(cls, bundle: Bundle, device: str, dtype: str, mode: str) -> Self:
+        """Load them; the arguments are those of `Recommender.load`.
+
+        Raises:
+            ArtifactError: there is no draft, and `mode` needs one.
+        """
+        if mode == Mode.DRAFT and bundle.draft is None:
+            raise ArtifactError(f"mode 'draft' needs a draft model; {bundle.path} has none")
+        place = choose_device(
+            device,
+            f"answers of {bundle.path}",
+            partial(_seconds_to_answer, bundle, dtype),
+            large=is_large(bundle.target),
+        )
+        on_cpu = torch.device(place).type == "cpu"
+        draft = None  # a request may need it in any mode
+        if bundle.draft is not None:
+            draft = load_for(bundle.draft, dtype, place)
+        if mode == Mode.AUTO:
+            mode = Mode.BEAM if on_cpu else Mode.PLANNED
+        return cls(load_for(bundle.target, dtype, place), draft, mode, on_cpu)
+
+
+def load_for(path: Path, dtype: str, device: str) -> Any:
+    """A model to decode with, on a device."""
+    if dtype == "bfloat16" and torch.device(device).type == "cpu":
+        model = load_model(path, dtype=torch.float32, device=device).eval()
+        if multiply_in_bfloat16(model):
+            return model
+    return pack(load_model(path, dtype=getattr(torch, dtype), device=device).eval())
+
+
+def _seconds_to_answer(bundle: Bundle, dtype: str, device: str) -> float:
+    """Time of one search with a history of the longest kind, as a service runs it."""
+    trie = ItemTrie.build(bundle.vocabulary.encode(bundle.catalog.codes))
+    most = bundle.encoder.config.max_items
+    history = np.random.default_rng(0).integers(0, len(bundle.catalog), most)
+    prompts = bundle.encoder.encode_all(Histories.of([history.tolist()]))
+    engine = Engine(load_for(bundle.target, dtype, device), trie)
+    try:
+        if engine.target.device.type != "cpu":
+            engine.capture(1, bundle.encoder.max_tokens, MIN_BEAMS, [Plan()])
+        return typical_seconds(lambda: engine.decode(prompts, MIN_BEAMS, mode=Mode.BEAM))
+    finally:
+        engine.close()
