@@ -1,12 +1,11 @@
-"""The cost of the item trie: building, memory, steps and filters, and Hugging Face's processor.
+"""The cost of the item trie: building, memory, steps and filters.
 
     OMP_NUM_THREADS=1 python benchmarks/constraint.py --out var/reports/constraint
 
 Catalogs are random. Uniform codes give more prefixes than a real index of the same size, which is
 the worst case for memory. A step finds the tokens that may follow B x K beams in the middle of a
-search. Its counterpart is Hugging Face's `PrefixConstrainedLogitsProcessor` over a nested dict; the
-tokens that both allow are compared first. Times are processor times, which other work on the
-machine changes least. Every step runs once before it is timed.
+search. Times are processor times, which other work on the machine changes least. Every step runs
+once before it is timed. `decode.py` has searches as a whole, and those of Hugging Face.
 """
 
 from __future__ import annotations
@@ -14,7 +13,6 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import product
 from typing import Any
 
@@ -24,7 +22,6 @@ import torch
 from measuring import Row, Side, compare_times, milliseconds, time_interleaved
 from numpy.typing import NDArray
 from reporting import Report, Table, begin, publish, read_options
-from transformers.generation.logits_process import PrefixConstrainedLogitsProcessor
 
 from recsys.constraint import ItemTrie
 from recsys.constraint.attributes import Attributes
@@ -37,8 +34,6 @@ from recsys.transfers import Upload
 CODES = ((4, 256), (3, 2048))  # levels and codes of the catalogs; filters are timed on the first
 SHARES = (0.001, 0.01, 0.1, 0.5)  # of the items that filters allow
 BRANDS = 1000
-MOST_REFERENCE = 1_000_000  # items of the catalog on which Hugging Face's processor is measured
-REFERENCE_ROUNDS = 5  # of that processor, which is slow
 
 
 @dataclass(frozen=True)
@@ -68,7 +63,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def measure(options: Options) -> Row:
-    """Lists of plain rows: `trie`, one for each catalog, `filter` and `huggingface`."""
+    """Lists of plain rows: `trie`, one for each catalog, and `filter`."""
     parts: dict[str, list[Row]] = {"trie": [], "filter": []}
     # glibc gives memory back to the system until a block of this size has been freed once.
     np.ones(31 << 20, np.uint8)
@@ -86,7 +81,6 @@ def measure(options: Options) -> Row:
         parts["trie"].append(row)
         if (levels, codes) == CODES[0]:
             parts["filter"] += _measure_filters(device, options)
-    parts["huggingface"] = _measure_huggingface(options)
     return parts
 
 
@@ -174,81 +168,6 @@ def _timed(cache: FilterCache, expression: Row) -> float:
     return time.process_time() - start
 
 
-def _measure_huggingface(options: Options) -> list[Row]:
-    """A step of the trie and of Hugging Face's processor at each depth with more than one beam."""
-    tokens = _draw_tokens(options.seed, min(max(options.items), MOST_REFERENCE), *CODES[0])
-    trie = ItemTrie.build(tokens)
-    device, nested = DeviceTrie.of(trie), nest(tokens)
-    processor = PrefixConstrainedLogitsProcessor(
-        lambda _, sent: follow(nested, sent[1:].tolist()), options.beams
-    )
-    shape = (options.batch * options.beams, int(tokens.max()) + 1)
-    scores = torch.from_numpy(
-        np.random.default_rng(options.seed).standard_normal(shape).astype(np.float32)
-    )
-    rows = []
-    for depth in range(1, trie.num_levels):
-        states = _draw_states(trie, depth, options)
-        sent = [_lead_to(trie, depth, s) for s in states]
-        compare(device, depth, states[0], processor(sent[0], scores))
-        few = min(REFERENCE_ROUNDS, options.rounds)
-        theirs = Side(partial(_process, processor, sent, scores), rounds=few)
-        seconds = _time({"trie": _steps(device, depth, options), "dict": theirs}, options)
-        rows.append(
-            {
-                "items": trie.num_items,
-                "depth": depth,
-                "trie_ms": milliseconds(seconds["trie"], 4),
-                "dict_ms": milliseconds(seconds["dict"], 4),
-                "ratio": compare_times(seconds["dict"], seconds["trie"]),
-            }
-        )
-    return rows
-
-
-def _process(processor: Any, sent: list[torch.Tensor], scores: torch.Tensor, number: int) -> None:
-    processor(sent[number], scores)
-
-
-def nest(tokens: NDArray[np.int32]) -> dict[int, Any]:
-    """The catalog as dicts of dicts, which is what users of the processor write."""
-    root: dict[int, Any] = {}
-    for sequence in tokens.tolist():
-        node = root
-        for token in sequence:
-            node = node.setdefault(token, {})
-    return root
-
-
-def follow(root: dict[int, Any], prefix: list[int]) -> list[int]:
-    """Tokens that may follow a prefix."""
-    for token in prefix:
-        root = root[token]
-    return list(root)
-
-
-def _lead_to(trie: ItemTrie, depth: int, states: torch.Tensor) -> torch.Tensor:
-    """(B * W, 1 + depth) tokens that lead to the states, behind a prompt of one token."""
-    within = states.flatten().numpy() - trie.depth_start[depth]
-    rows = trie.rows[trie.starts_at(depth)[within], :depth].astype(np.int64)
-    return torch.from_numpy(np.concatenate([np.zeros((len(rows), 1), np.int64), rows], axis=1))
-
-
-def compare(device: DeviceTrie, depth: int, states: torch.Tensor, masked: torch.Tensor) -> None:
-    """Check that the processor left exactly the tokens that the trie allows.
-
-    Raises:
-        RuntimeError: it did not.
-    """
-    children = device.children(states, depth)
-    tokens, alive = device.alphabet[children.symbols].flatten(0, 1), children.alive.flatten(0, 1)
-    mine = torch.zeros_like(masked, dtype=torch.bool)
-    line = torch.arange(len(mine))[:, None].expand_as(tokens)
-    mine[line[alive], tokens[alive]] = True
-    if not torch.equal(mine, masked > -torch.inf):
-        raise RuntimeError(f"the processor allows other tokens than the trie at depth {depth}")
-
-
 def report(document: Row) -> Report:
     """What is shown."""
     size = f"{document['options']['batch']} x {document['options']['beams']} beams"
@@ -271,18 +190,12 @@ def report(document: Row) -> Report:
         ]
         for row in document["filter"]
     ]
-    names = ("trie_ms", "dict_ms", "ratio")
-    theirs = [
-        [f"{row['items']:,}", str(row["depth"]), *(f"{row[name]['p50']:.3g}" for name in names)]
-        for row in document["huggingface"]
-    ]
     columns = ("items", "allowed", "made ms", "again ms", "steps ms", "filtered ms", "ratio")
     title = f"A trie, and a step of {size} by depth"
     return Report(
         [
             Table(title, ("items", "L x V", "build s", "B/item", "step ms"), tries),
             Table("Filters: a mask made and found again, and a search's steps", columns, filters),
-            Table("Hugging Face", ("items", "depth", "trie ms", "dict ms", "ratio"), theirs),
         ]
     )
 

@@ -121,7 +121,7 @@ def node_budget(num_beams: int, max_new_tokens: int, collect_every: int) -> int:
     """Node slots to allocate: a trunk, its live branches, and the nodes between two collections.
 
     Branches had 2 to 4 nodes per beam on models of perplexity 2.5 to 36
-    (`benchmarks/text_memory.py`).
+    (`git show e415fcb:benchmarks/text_memory.py` prints the measurement).
     """
     return max_new_tokens + num_beams * (6 + collect_every)
 

@@ -46,18 +46,16 @@ def result():
 
 
 def row(result, **wanted):
-    found = [r for r in result["rows"] if all(r[k] == v for k, v in wanted.items())]
+    found = [r for r in result if all(r[k] == v for k, v in wanted.items())]
     assert len(found) == 1, wanted
     return found[0]
 
 
 def test_every_cell_has_every_mode(result):
     modes = ["beam", "exhaustive", "draft-20", "planned"]
-    assert len(result["rows"]) == 2 * (4 + 5)
+    assert len(result) == 2 * (4 + 5)
     for reuse in ("cold", "warm"):
-        assert [
-            r["mode"] for r in result["rows"] if (r["reuse"], r["batch"]) == (reuse, 2)
-        ] == modes
+        assert [r["mode"] for r in result if (r["reuse"], r["batch"]) == (reuse, 2)] == modes
         row(result, reuse=reuse, batch=8, mode="huggingface")
 
 
@@ -106,14 +104,13 @@ def test_generate_keeps_the_slots_counted_for_it(monkeypatch):
 
 
 def test_answers_agree_and_ratios_have_two_sides(result):
-    for r in result["rows"]:
+    for r in result:
         assert r["agreement"]["requests"] == 1
         assert (r["ws_huggingface"] is None) == (r["batch"] == 2)
     assert row(result, reuse="cold", batch=8, mode="beam")["ws_beam"]["p50"] == 1
 
 
-def test_the_planner_reports_its_time_and_its_plans(result):
-    assert [(w["reuse"], w["beams"]) for w in result["warm_ups"]] == [("cold", 3), ("warm", 3)]
+def test_the_planner_reports_its_plans(result):
     planned = row(result, reuse="warm", batch=2, mode="planned")
     assert sum(planned["plans"].values()) == planned["rounds"]
 
@@ -141,8 +138,8 @@ def test_a_wrong_answer_stops_the_benchmark(monkeypatch):
 def test_bfloat16_rows_report_their_agreement():
     options = replace(OPTIONS, batches=(8,), modes=("exhaustive",), reuse=("cold",))
     found = measure(small_workload(torch.bfloat16, draft=None), options)
-    assert [r["mode"] for r in found["rows"]] == ["beam", "huggingface", "exhaustive"]
-    assert all(0 < r["agreement"]["items"] <= 1 for r in found["rows"])
+    assert [r["mode"] for r in found] == ["beam", "huggingface", "exhaustive"]
+    assert all(0 < r["agreement"]["items"] <= 1 for r in found)
 
 
 def test_agreement_counts_lists_items_and_the_gap():
