@@ -85,7 +85,7 @@ def choose_types(
             "negative), or ignore the column with --set data.columns.behaviour=none"
         )
     levels = [_level(name, given.get(name)) for name in names]
-    notes = []
+    notes: list[str] = []
     if "target" in given.values():
         roles = [
             given.get(name, "context" if at else "negative")

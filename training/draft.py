@@ -215,7 +215,7 @@ def train_draft(
     else:
         batches = _tree_batches(trie, encoder, config, data, seed)
     module, device = on_chosen_device(KIND, [model, target], make, batches, config)
-    if data is not None and config.on_policy:
+    if isinstance(batches, TreeBatches) and data is not None and config.on_policy:
         batches = OnPolicyBatches(
             batches, target, model, checkpoints.folder,
             every=config.on_policy, num_beams=data.config.beams, mixture=data.config.mixture,
