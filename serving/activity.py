@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recsys.serving.reads import Reads
-from recsys.serving.stores.records import Act
-from recsys.serving.stores.store import Store, now_ms
+from recsys.serving.stores.records import Act, now_ms
+from recsys.serving.stores.store import Store
 
 DEPTH = 200_000  # of the newest events, by arrival
 PAGE = 5_000  # events that are read and numbered at once, in some milliseconds
@@ -161,10 +161,10 @@ class Recent:
     async def _read(self, store: Store) -> Activity:
         start, until_ms = time.monotonic(), now_ms()
         since_ms = until_ms - LONGEST_MS
-        first, last, earliest_ms = await store.newest_places(DEPTH)
+        first, last, earliest_ms = await store.history.newest_places(DEPTH)
         tally = Tally()
         for place in range(first, last + 1, PAGE):
-            acts = await store.acts(place, min(last, place + PAGE - 1), since_ms)
+            acts = await store.history.acts(place, min(last, place + PAGE - 1), since_ms)
             await self._reads(tally.add, acts)
         found = await self._reads(tally.activity, max(since_ms, earliest_ms), until_ms)
         end = time.monotonic()

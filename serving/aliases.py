@@ -94,7 +94,7 @@ class Aliases:
         A `loaded` recommender is the champion's. Errors are those of `put`.
         """
         own = self._settings.bundle.absolute()
-        state = await self._store.state_get(STATE) or {}
+        state = await self._store.state.get(STATE) or {}
         kept = state.get("aliases", {}) if state.get("bundle") == str(own) else {}
         aliases = {name: KeptAlias.model_validate(value) for name, value in kept.items()}
         champion = aliases.pop(CHAMPION, None)
@@ -361,7 +361,7 @@ class Aliases:
         """Write the aliases to the store, unless that is done; `StoreError` if it cannot be."""
         state = self._unkept
         if state is not None:
-            await self._store.state_put(STATE, state)
+            await self._store.state.put(STATE, state)
             if self._unkept is state:
                 self._unkept = None
 

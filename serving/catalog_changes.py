@@ -300,8 +300,8 @@ class CatalogChanges:
 
     async def _is_unkept(self, item_id: str) -> bool:
         """Whether an earlier removal of the item could not be written to the journal."""
-        journal = await self._store.journal(JOURNAL)
-        last = {record["item_id"]: record["op"] for record in journal.records}.get(item_id)
+        records = await self._store.journal.read(JOURNAL)
+        last = {record["item_id"]: record["op"] for _, record in records}.get(item_id)
         catalogs = [model.recommender.catalog for model in self._models.loaded]
         return last == "upsert" or (
             last is None and any((catalog.known([item_id]) >= 0).any() for catalog in catalogs)
@@ -310,25 +310,26 @@ class CatalogChanges:
     async def replay(self, model: Model) -> None:
         """Replay the journal on a model that was just loaded."""
         async with self._changing:
-            journal = await self._store.journal(JOURNAL)
-            if journal.records:
-                await asyncio.to_thread(_apply, model, journal.records)
-            if not self._models.loaded:
-                self._seen = journal.place
+            records = await self._store.journal.read(JOURNAL)
+            if records:
+                await asyncio.to_thread(_apply, model, [record for _, record in records])
+                if not self._models.loaded:
+                    self._seen = records[-1][0]
         self._count(model)
 
     async def _catch_up(self) -> None:
         """Make the changes of other processes since the last call; the caller holds the lock."""
-        journal = await self._store.journal(JOURNAL, self._seen)
-        if not journal.records:
+        records = await self._store.journal.read(JOURNAL, self._seen)
+        if not records:
             return
+        changes = [record for _, record in records]
         for model in self._models.loaded:
             try:
-                await asyncio.to_thread(_apply, model, journal.records)
+                await asyncio.to_thread(_apply, model, changes)
             except Exception:  # the other models still need the changes
                 logger.exception("%s: changes of other processes could not be made", model.name)
             self._count(model)
-        self._seen = journal.place
+        self._seen = records[-1][0]
 
     async def _gone(self, item_ids: list[str]) -> list[str]:
         """Remove items from all models; returns those that a model had."""
@@ -349,7 +350,7 @@ class CatalogChanges:
     async def _keep(self, records: list[dict[str, Any]]) -> None:
         for model in self._models.loaded:
             self._count(model)
-        written = await self._store.journal_append(JOURNAL, records)
+        written = await self._store.journal.append(JOURNAL, records)
         if written.before == self._seen:  # otherwise there are changes of others between
             self._seen = written.last
 

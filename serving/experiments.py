@@ -38,8 +38,8 @@ from recsys.serving.schemas.experiments import (
     ExperimentRef,
     ExperimentResults,
 )
-from recsys.serving.stores.records import Exposed, Exposure, StoreError
-from recsys.serving.stores.store import Store, now_ms
+from recsys.serving.stores.records import Exposed, Exposure, StoreError, now_ms
+from recsys.serving.stores.store import Store
 
 logger = logging.getLogger("recsys.serving.experiments")
 JOURNAL = "experiments"  # written in stores
@@ -336,7 +336,7 @@ class Experiments(Followed):
     async def _results(self, experiment: Experiment) -> ExperimentResults:
         body, rows, after, last = experiment.body, [], "", PAGE
         while last == PAGE:
-            page = await self._store.exposed(
+            page = await self._store.served.exposed(
                 experiment.id, body.event, body.window_s * 1000, after, PAGE
             )
             rows.append(page)
@@ -362,13 +362,13 @@ class Experiments(Followed):
             with contextlib.suppress(StoreError):
                 await self._drop_deleted()
                 if time.monotonic() > pruned + PRUNE_S:
-                    await self._store.drop_old_exposures(now_ms() - KEPT_DAYS * DAY_MS)
+                    await self._store.served.drop_old_exposures(now_ms() - KEPT_DAYS * DAY_MS)
                     pruned = time.monotonic()
 
     async def _drop_deleted(self) -> None:
         """Delete exposures of deleted experiments, also those that other processes wrote since."""
         for ident in [*self._deleted]:
-            await self._store.drop_exposures(ident)
+            await self._store.served.drop_exposures(ident)
             self._deleted.discard(ident)
 
     async def _check_arms(self, name: str) -> None:

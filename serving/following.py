@@ -9,8 +9,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
-from recsys.serving.stores.records import StoreError
-from recsys.serving.stores.store import Store, now_ms
+from recsys.serving.stores.records import StoreError, now_ms
+from recsys.serving.stores.store import Store
 
 LOOK_S = 1.0  # between two looks at the journal
 
@@ -67,12 +67,12 @@ class Followed(ABC):
     async def _write(self, change: Mapping[str, Any], by: str | None) -> bool:
         """Write a change durably and make it; returns whether it had an effect."""
         record = {"id": uuid.uuid4().hex, "time_ms": now_ms(), "by": by, **change}
-        await self._store.journal_append(self._journal, [record])
+        await self._store.journal.append(self._journal, [record])
         return record["id"] in await self._catch_up()
 
     async def _catch_up(self) -> set[str]:
         """Make the changes since the last call; returns the ids of those that had an effect."""
-        journal = await self._store.journal(self._journal, self._seen)
-        done = {record["id"] for record in journal.records if self._apply(record)}
-        self._seen = journal.place
+        records = await self._store.journal.read(self._journal, self._seen)
+        done = {record["id"] for _, record in records if self._apply(record)}
+        self._seen = records[-1][0] if records else self._seen
         return done

@@ -222,7 +222,7 @@ class Service:
             answered = await self._answer(asked)
             response = await self._respond(asked, answered, assigned)
         if not is_known(response):
-            self.store.remember(
+            self.store.served.remember(
                 Served(
                     response.recommendation_id,
                     body.user,
@@ -390,7 +390,7 @@ class Service:
         if body.history is not None:
             return told_history(body.history, body.history_types, self.settings.not_history)
         async with until(deadline):
-            return await self.store.typed_history(str(body.user), MAX_HISTORY)
+            return await self.store.history.read(str(body.user), MAX_HISTORY)
 
     async def _reach_store(self) -> Store | None:
         """Open the store, again and again while its server is away; None if interrupted."""
@@ -443,7 +443,7 @@ def _open_store(settings: ServingSettings, metrics: Metrics) -> Store:
     )
     try:
         if settings.histories is not None:
-            events = store.seed(settings.histories)
+            events = store.history.seed(settings.histories)
             logger.info("histories", extra={"fields": {"imported": events}})
     except BaseException:
         store.close()

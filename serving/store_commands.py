@@ -113,17 +113,18 @@ def backup(
 
     from recsys.errors import ConfigError
     from recsys.object_stores import shown, writing
-    from recsys.serving.stores.sqlite import SqliteStore
+    from recsys.serving.stores.sqlite import SqliteDatabase
 
     with closing(_open_old(store, name, config, set_)) as opened:
-        if not isinstance(opened, SqliteStore):
+        database = opened.database
+        if not isinstance(database, SqliteDatabase):
             raise ConfigError(
-                f"store {opened.place}: back it up by `pg_dump --format=custom --file=FILE URL`, "
+                f"store {database.place}: back it up by `pg_dump --format=custom --file=FILE URL`, "
                 "with the URL of serve.store"
             )
         with writing(file) as path:
-            opened.back_up(path)
-        typer.echo(f"{opened.count()} events are in {shown(file)}")
+            database.back_up(path)
+        typer.echo(f"{opened.history.count()} events are in {shown(file)}")
 
 
 def _settings(

@@ -24,8 +24,8 @@ from recsys.serving.models import Models
 from recsys.serving.reads import Reads
 from recsys.serving.schemas.common import CHAMPION
 from recsys.serving.schemas.today import Coverage, ItemFigures, Rate, Slots, Today, Trend
-from recsys.serving.stores.records import Act, Given
-from recsys.serving.stores.store import SKEW_MS, Store, now_ms
+from recsys.serving.stores.records import SKEW_MS, Act, Given, now_ms
+from recsys.serving.stores.store import Store
 
 LEVEL = 0.95
 HOUR_MS = 3_600_000
@@ -291,15 +291,15 @@ class Figures:
     async def _make(self, store: Store, days: int) -> bytes:
         period = Period.of(days, now_ms())
         tally = Tally(period, self._not_history)
-        first, last, oldest_ms = await store.newest_places(DEPTH)
+        first, last, oldest_ms = await store.history.newest_places(DEPTH)
         for place in range(first, last + 1, PAGE):
             up_to = min(place + PAGE - 1, last)
-            if events := await store.acts(place, up_to, period.since_ms):
+            if events := await store.history.acts(place, up_to, period.since_ms):
                 await self._reads(tally.add_events, events)
         page = PAGE
-        place, forgotten_ms = await store.answers()
+        place, forgotten_ms = await store.served.last()
         while page == PAGE:
-            answers = await store.given(place, PAGE, period.since_ms)
+            answers = await store.served.page(place, PAGE, period.since_ms)
             await self._reads(tally.add_answers, answers)
             page, place = len(answers), answers[-1].place - 1 if answers else 0
         epoch = self._models.get(CHAMPION).recommender.epoch

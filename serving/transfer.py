@@ -11,7 +11,7 @@ import os
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
-from itertools import groupby, islice
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +23,8 @@ from recsys.errors import DataError
 from recsys.progress import Bar, track
 from recsys.serving.bodies import MalformedError, parse
 from recsys.serving.schemas.events import ErasureRow, StoredEventRow
-from recsys.serving.stores.records import Appended, Erasure, EventConflictError, StoredEvent
-from recsys.serving.stores.store import Store, now_ms
+from recsys.serving.stores.records import Appended, Erasure, EventConflictError, StoredEvent, now_ms
+from recsys.serving.stores.store import Store
 
 CHUNK = 5_000
 TEXTS = (".ndjson", ".jsonl")
@@ -70,8 +70,8 @@ def export_events(store: Store, path: Path) -> int:
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
-        with track("export", store.count()) as bar:
-            rows = _counted(store.dump(), bar)
+        with track("export", store.history.count()) as bar:
+            rows = _counted(store.history.dump(), bar)
             count = _write_text(partial, rows) if is_text else _write_parquet(partial, rows)
         partial.replace(path)
     finally:
@@ -83,11 +83,10 @@ async def import_events(store: Store, path: Path) -> Imported:
     """Take over the erasures of a file, and append its events; stored ones are skipped.
 
     Raises:
-        StoreError: the erasures are of another store, and this one has its own (`add_erasures`).
         DataError: a row is malformed, or an event is stored with other content; earlier rows are
             written.
     """
-    was_seeded = bool(store.seeds())
+    was_seeded = bool(store.history.seeds())
     totals: Counter[str] = Counter()
     seeds: Counter[str] = Counter()
     try:
@@ -99,19 +98,21 @@ async def import_events(store: Store, path: Path) -> Imported:
         while chunk := list(islice(read, CHUNK)):
             erasures = [row.to_erasure() for row, _ in chunk if isinstance(row, ErasureRow)]
             events = [row for row, _ in chunk if isinstance(row, StoredEventRow)]
-            for _, of_one_store in groupby(erasures, key=lambda erasure: erasure.salt):
-                totals["erasures"] += store.add_erasures(list(of_one_store))
+            if erasures:
+                totals["erasures"] += store.history.add_erasures(erasures)
             rows = [row for row in events if row.seed is None or not was_seeded]
             totals["seeded"] += len(events) - len(rows)
             seeds.update(row.seed for row in rows if row.seed is not None)
             now = now_ms()
             try:
-                totals.update(asdict(await store.append([row.to_event(now) for row in rows])))
+                totals.update(
+                    asdict(await store.history.append([row.to_event(now) for row in rows]))
+                )
             except EventConflictError as error:
                 raise DataError(f"{path}: {error}") from error
             bar.advance(sum(size for _, size in chunk))
     if seeds:
-        await store.mark_seeded(seeds)
+        await store.history.mark_seeded(seeds)
     return Imported(**totals)
 
 

@@ -202,7 +202,7 @@ def _read(
             counted = not {*COUNTS}.isdisjoint((mapping or {}).get("events", ()))
             parts.append(_stored_events(store, since, sources.not_history, before, counted=counted))
             items.append(_live_items(store, bundle, schema))
-            erased = store.erased(_users(before, *parts))
+            erased = store.history.erased(_users(before, *parts))
     events = _once(pa.concat_tables(parts))
     if sources.items is not None:
         with tempfile.TemporaryDirectory() as folder:  # the reader recognises items by events
@@ -239,7 +239,7 @@ def erased_since(version: Workspace, champion: Workspace, sources: Sources) -> i
     before = Dataset.load(champion.dataset)
     events, left_out = growth.read(version.path(growth.KIND))
     with closing(open_store(sources.store)) as store:
-        erased = store.erased(_users(before, events))
+        erased = store.history.erased(_users(before, events))
     places = growth.Erased.of(before, erased)
     users = np.setdiff1d(places.users, left_out.users)
     rows = np.setdiff1d(places.dislikes, left_out.dislikes)
@@ -287,7 +287,7 @@ def _stored_events(
     """
     names = {b.name.lower(): b.name for b in before.behaviours}  # the service has lower case
     rows = []
-    for event in store.export():
+    for event in store.history.export():
         if event.seed is not None or event.time_ms // 1000 <= since:
             continue
         kind = _kind(event, not_history, names)
@@ -323,9 +323,9 @@ def _live_items(store: Store, bundle: Bundle, schema: pa.Schema) -> pa.Table:
     """The items that were added to the running service or changed there, as they are now."""
     from recsys.serving.catalog_changes import JOURNAL
 
-    records = asyncio.run(store.journal(JOURNAL)).records
+    records = asyncio.run(store.journal.read(JOURNAL))
     added, rows = AddedItems(bundle.catalog), []
-    for record in {record["item_id"]: record for record in records}.values():
+    for record in {record["item_id"]: record for _, record in records}.values():
         if record["op"] != "upsert":
             continue
         item = NewItem(*(record[name] for name in ("item_id", "title", "text", "attributes")))

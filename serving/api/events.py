@@ -94,7 +94,7 @@ async def post_events(request: Request, service: AnyPhase) -> EventsResponse:
 
     batch, events = await read(parse_events, body)
     try:
-        done = await in_time(service, service.store.append(events))
+        done = await in_time(service, service.store.history.append(events))
     except EventConflictError as error:
         raise _conflict(batch, error) from error
     service.metrics.events(done.accepted, done.duplicates)

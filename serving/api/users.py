@@ -41,7 +41,7 @@ async def get_history(
     if query.before is not None:
         time_ms, _, place = query.before.partition("-")
         before = (int(time_ms), int(place))
-    events = await in_time(service, service.store.events(user_id, query.limit, before))
+    events = await in_time(service, service.store.history.events(user_id, query.limit, before))
     if not events and before is None:
         raise UnknownUserError(f"There are no events of user {user_id!r}.")
 
@@ -64,7 +64,7 @@ async def erase_user(user_id: PathId, service: AnyPhase) -> Response:
 
     Earlier events do not return with a late delivery, an import or a data set.
     """
-    await in_time(service, service.store.erase(user_id))
+    await in_time(service, service.store.history.erase(user_id))
     service.metrics.erasures.inc()
     return Response(status_code=204)
 

@@ -6,12 +6,14 @@ use.
 
 from collections.abc import Collection
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from recsys.errors import ConfigError
 from recsys.serving.stores.records import NOT_HISTORY, Observer
-from recsys.serving.stores.sqlite import SqliteStore
-from recsys.serving.stores.store import Store
+
+if TYPE_CHECKING:  # loading SQLAlchemy takes time
+    from recsys.serving.stores.database import Database
+    from recsys.serving.stores.store import Store
 
 SQLITE = "sqlite:///"
 POSTGRES = ("postgresql://", "postgres://")
@@ -31,7 +33,7 @@ def open_store(
     history_cache: str | None = None,
     not_history: Collection[str] = NOT_HISTORY,
     observer: Observer | None = None,
-) -> Store:
+) -> "Store":
     """Open the store at a path or URL, whose calls `observer` counts.
 
     Args:
@@ -44,26 +46,32 @@ def open_store(
     Raises:
         ConfigError: a URL of an unknown kind, or a package that it needs is missing.
     """
-    url = str(location)
-    options: dict[str, Any] = {"not_history": not_history, "observer": observer}
-    store: Store
-    if url.startswith(POSTGRES):
-        from recsys.serving.stores.postgres import PostgresStore
-
-        store = PostgresStore(url, **options)
-    elif (path := sqlite_file(location)) is not None:
-        store = SqliteStore(path, **options)
-    else:
-        raise ConfigError(
-            f"serve.store: unknown kind {url.partition('://')[0]!r}; give a path, "
-            "sqlite:///PATH or postgresql://USER@HOST/DATABASE"
-        )
-    if history_cache is not None:
-        try:
+    database = open_database(location)
+    try:
+        cache = None
+        if history_cache is not None:
             from recsys.serving.stores.cache import HistoryCache
 
-            store.use_cache(HistoryCache(history_cache, store.store_id, observer))
-        except BaseException:
-            store.close()
-            raise
-    return store
+            cache = HistoryCache(history_cache, database.store_id, observer)
+        from recsys.serving.stores.store import Store
+
+        return Store(database, not_history=not_history, cache=cache, observer=observer)
+    except BaseException:
+        database.close()
+        raise
+
+
+def open_database(location: str | Path) -> "Database":
+    """Open the database of the store at a path or URL (`open_store`)."""
+    if (path := sqlite_file(location)) is not None:
+        from recsys.serving.stores.sqlite import SqliteDatabase
+
+        return SqliteDatabase(path)
+    if str(location).startswith(POSTGRES):
+        from recsys.serving.stores.postgres import PostgresDatabase
+
+        return PostgresDatabase(str(location))
+    raise ConfigError(
+        f"serve.store: unknown kind {str(location).partition('://')[0]!r}; give a path, "
+        "sqlite:///PATH or postgresql://USER@HOST/DATABASE"
+    )

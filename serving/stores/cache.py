@@ -14,7 +14,6 @@ import json
 import logging
 import time
 import uuid
-from dataclasses import dataclass
 from typing import Any
 
 from recsys.errors import ConfigError
@@ -28,7 +27,7 @@ except ImportError as error:
         "a history cache needs redis; install the extra: pip install 'recbeam[redis]'"
     ) from error
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from recsys.serving.stores.locations import place_of
 from recsys.serving.stores.records import Observer, TypedHistory
@@ -37,20 +36,6 @@ logger = logging.getLogger("recsys.serving.stores")
 TTL_S = 300  # also the longest that a process without a connection to Redis can leave it stale
 TIMEOUT_S = 0.1
 AWAY_S = 1.0
-
-
-@dataclass(frozen=True, slots=True)
-class Look:
-    """Result of a lookup: the `history` if it is a `hit` (None for an unknown user).
-
-    Otherwise the store's answer is cached under `key` (None caches nothing) with `token`, the
-    tokens before the store was read.
-    """
-
-    hit: bool = False
-    history: TypedHistory | None = None
-    key: str | None = None
-    token: str = ""
 
 
 class HistoryCache:
@@ -70,7 +55,7 @@ class HistoryCache:
             )
         except ValueError as error:
             raise ConfigError(f"serve.history_cache: {error}") from error
-        self.belong_to(store_id)
+        self._prefix = f"recsys:{store_id}:"
         self._observer = observer
         # Number of writes that Redis missed, and how many of them were followed by an invalidation
         # of everything. A flag would not do: a write may be missed during the invalidation.
@@ -79,26 +64,29 @@ class HistoryCache:
         self._away_until = 0.0
         self._is_away = False
 
-    def belong_to(self, store_id: str) -> None:
-        """Cache histories of the store with this id."""
-        self._prefix = f"recsys:{store_id}:"
-
-    def look(self, user_id: str, limit: int) -> Look:
-        """Look up a user's history of at most `limit` items."""
-        found = self._look(user_id, limit)
+    def history(
+        self, user_id: str, limit: int, read: Callable[[str, int], TypedHistory | None]
+    ) -> TypedHistory | None:
+        """A user's history of at most `limit` items, which `read` reads if Redis has none."""
+        key = f"{self._user_key(user_id)}:history:{limit}"
+        tokens, cached = self._look(user_id, key)
+        hit = tokens is not None and cached is not None and cached[0] == tokens
         if self._observer is not None:
-            self._observer.history_cache(hit=found.hit)
-        return found
-
-    def keep(self, look: Look, history: TypedHistory | None) -> None:
-        """Cache the history that the store returned after a missed `look`."""
-        if look.key is None or not self._usable():
-            return
-        try:
-            self._redis.set(look.key, json.dumps([look.token, history]), ex=TTL_S)
-            self._answered()
-        except redis.RedisError as error:
-            self._failed(error)
+            self._observer.history_cache(hit=hit)
+        if hit:
+            if cached[1] is None:
+                return None
+            items, types, disliked, earlier = cached[1]
+            pairs = tuple((item, name) for item, name in earlier)
+            return TypedHistory(items, types, tuple(disliked), pairs)
+        history = read(user_id, limit)
+        if tokens is not None and self._usable():
+            try:
+                self._redis.set(key, json.dumps([tokens, history]), ex=TTL_S)
+                self._answered()
+            except redis.RedisError as error:
+                self._failed(error)
+        return history
 
     def invalidate(self, users: Iterable[str]) -> None:
         """Invalidate these users' histories."""
@@ -124,35 +112,26 @@ class HistoryCache:
         """Close the connections."""
         self._redis.close()
 
-    def _look(self, user_id: str, limit: int) -> Look:
+    def _look(self, user_id: str, key: str) -> tuple[str | None, Any]:
+        """The tokens of now, None if Redis cannot be used, and what is cached under the key."""
         if not self._usable():
-            return Look()
-        user_key, all_key = self._user_key(user_id), f"{self._prefix}all"
-        key = f"{user_key}:history:{limit}"
+            return None, None
+        names = f"{self._prefix}all", self._user_key(user_id)
         try:
-            *tokens, kept = self._redis.mget(all_key, user_key, key)
+            *tokens, cached = self._redis.mget(*names, key)
             if None in tokens:
                 with self._redis.pipeline(transaction=False) as pipeline:
-                    for name in (all_key, user_key):
+                    for name in names:
                         pipeline.set(name, uuid.uuid4().hex, nx=True, ex=2 * TTL_S)
-                    pipeline.mget(all_key, user_key)
+                    pipeline.mget(*names)
                     tokens = pipeline.execute()[-1]
             self._answered()
         except redis.RedisError as error:
             self._failed(error)
-            return Look()
+            return None, None
         if self._missed != self._settled:  # a new connection: what it says may be old
-            return Look()
-        token = ":".join(map(str, tokens))
-        if kept is not None:
-            kept_token, history = json.loads(kept)
-            if kept_token == token:
-                if history is None:
-                    return Look(True)
-                items, types, disliked, earlier = history
-                pairs = tuple((item, name) for item, name in earlier)
-                return Look(True, TypedHistory(items, types, tuple(disliked), pairs))
-        return Look(key=key, token=token)
+            return None, None
+        return ":".join(map(str, tokens)), None if cached is None else json.loads(cached)
 
     def _usable(self) -> bool:
         """Whether Redis can be used; missed writes are first followed by an invalidation."""

@@ -1,65 +1,83 @@
-"""Access to a SQL database: connections, transactions, schema, failures.
+"""Access to the database of a store: connections, transactions, failures.
 
-Each thread has its own connection, which is replaced when it is lost. Of the tables, only `state`
-is used here. The modules `sqlite` and `postgres` hold the differences between the databases.
+What SQLite and PostgreSQL do differently is in `sqlite` and `postgres`.
 """
 
 import json
 import logging
 import secrets
-import threading
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any, ClassVar
+from functools import partial
+from typing import Any, ClassVar, TypeVar
+
+import sqlalchemy as sa
+from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
 
 from recsys.serving.stores.records import StoreAwayError, StoreError
+from recsys.serving.stores.schema import METADATA, SCHEMA_VERSION, STATE
 
 logger = logging.getLogger("recsys.serving.stores")
-SCHEMA_VERSION = 8
-STORE_ID, SALT = "store_id", "erasure_salt"  # keys of `state`
-LEFT_BYTES = "left_bytes"  # key of `state` while bytes of erased users may be on the disk
+T = TypeVar("T")
+SCHEMA, STORE_ID, SALTS, SEEDS = "schema", "store_id", "erasure_salts", "seeds"  # keys of STATE
+SEEDING, JOURNALING, ERASING = range(3)  # activities of one process at a time
+FAILURES = (DBAPIError, OSError)
+UNAVAILABLE = (OperationalError, InterfaceError, OSError)
+
+
+class RaceError(Exception):
+    """Another process wrote one of the events between the lookup and the insertion."""
 
 
 class Database(ABC):
-    """A SQL database with the schema of this program.
-
-    Cursors are those of sqlite3 or psycopg.
+    """A database with the tables of a store.
 
     Attributes:
         place: name of the database in messages, without secrets.
         store_id: random id of its content, the same for every process.
-        salt: random bytes of the hashes of erased users, the same for every process.
+        salt: random bytes of the hashes of users, the same for every process.
+        is_closing: whether what can wait is left to the next start.
     """
 
-    schema: ClassVar[Sequence[str]]  # statements that make the tables, and write the version
+    readers: ClassVar[int]  # threads
     begin: ClassVar[str]
     begin_snapshot: ClassVar[str]
-    failures: ClassVar[tuple[type[Exception], ...]]
-    unavailable: ClassVar[tuple[type[Exception], ...]]
-    outdated: ClassVar[tuple[type[Exception], ...]] = ()  # a new connection may have no such error
-    is_remote: ClassVar[bool] = False  # it may be away for a while
+    is_remote: ClassVar[bool]  # it may be away for a while, and is not of this program alone
+    advice: ClassVar[str]  # what a person can do about a failure
+    insert: ClassVar[Callable[[sa.Table], Any]]  # the dialect's form of `sqlalchemy.insert`
 
-    def __init__(self, place: str) -> None:
+    def __init__(self, place: str, dialect: str) -> None:
         """Open the database, and make its tables where there are none.
 
         Raises:
             StoreError: the schema is that of another version of this program.
         """
         self.place = place
-        self._local = threading.local()
-        self._connections: list[Any] = []
-        self._fails = self._is_away = False
-        with self._explained(), self._connected() as connection:
-            self._prepare(connection)
-            self.store_id = self._constant(connection, STORE_ID)
-            self.salt = bytes.fromhex(self._constant(connection, SALT))
+        self.is_closing = self._fails = self._is_away = False
+        # Each statement is committed, unless a transaction is begun.
+        options: dict[str, Any] = {"isolation_level": "AUTOCOMMIT", "hide_parameters": True}
+        self._engine = sa.create_engine(
+            dialect,
+            creator=self._connect,
+            poolclass=sa.QueuePool,
+            pool_size=self.readers + 1,
+            **options,
+        )
+        self._bulk_engine = sa.create_engine(
+            dialect, creator=partial(self._connect, patient=True), poolclass=sa.NullPool, **options
+        )
+        with self.explained(), self.bulk(self.begin) as connection:
+            self.lock(connection, SEEDING)
+            self._make_or_check(connection)
+            self.store_id: str = self.state(connection, STORE_ID)
+            self.salt = bytes.fromhex(self.state(connection, SALTS)[0])
+            connection.exec_driver_sql("COMMIT")
 
     def close(self) -> None:
         """Close all connections; no thread may use them any more."""
-        for connection in self._connections:
-            connection.close()
+        self._engine.dispose()
 
     @property
     def reachable(self) -> bool:
@@ -70,156 +88,145 @@ class Database(ABC):
 
     @abstractmethod
     def _connect(self, *, patient: bool = False) -> Any:
-        """A new connection in autocommit mode, usable from any thread.
+        """A new connection of the driver, usable from any thread.
 
-        A `patient` one is for bulk work; requests wait for the calls of others.
+        A `patient` one is for bulk work; clients wait for the calls of others.
         """
 
-    def _guarded(self) -> AbstractContextManager[None]:
-        """The time of a call that requests wait for; one of `unavailable` if it is refused."""
+    @abstractmethod
+    def among(self, column: sa.ColumnElement[Any], values: Iterable[str]) -> Any:
+        """A condition that a column is one of any number of values."""
+
+    @abstractmethod
+    def insert_events(self, connection: sa.Connection, rows: Sequence[tuple[Any, ...]]) -> None:
+        """Insert rows of `EVENT_COLUMNS`; RaceError if another process wrote one of them."""
+
+    @abstractmethod
+    def lock(self, connection: sa.Connection, what: int, *, shared: bool = False) -> None:
+        """Exclude other processes from an activity (`SEEDING`, ...) until the transaction ends.
+
+        Those that only must not run beside the activity share the lock with each other.
+        """
+
+    @abstractmethod
+    def leave_bytes(self, connection: sa.Connection) -> None:
+        """Record, in a transaction, that it leaves bytes of erased users on the disk."""
+
+    @abstractmethod
+    def overwrite(self, *, erased: bool = False) -> None:
+        """Remove such bytes from the disk, on the writing thread, if it is time to do so.
+
+        Called about every half second, and after an erasure (`erased`).
+        """
+
+    def guarded(self) -> AbstractContextManager[None]:
+        """The time of a call that clients wait for; an `OSError` if it is refused."""
         return nullcontext()
 
-    def _limited(self, connection: Any) -> AbstractContextManager[None]:
-        """The time that this thread waits for the database, which is limited."""
+    def limited(self, connection: sa.Connection) -> AbstractContextManager[None]:
+        """The time that a thread waits for the database, which is limited."""
         return nullcontext()
 
-    @abstractmethod
-    def _prepare(self, connection: Any) -> None:
-        """Make or check the tables (`_make_or_check`), in one transaction."""
+    # Queries and transactions
 
-    def _sql(self, query: str) -> str:
-        """Translate a query with `?` for parameters."""
-        return query
+    def read(
+        self, query: sa.Executable, parameters: Mapping[str, Any] | None = None
+    ) -> Sequence[sa.Row[Any]]:
+        """Rows of a query."""
+        with self.explained(), self.guarded():
+            connection, rows = self._open(lambda c: c.execute(query, parameters).all())
+            connection.close()
+            self.works()
+            return rows
 
-    def _is_lost(self, connection: Any) -> bool:
-        return False
+    @contextmanager
+    def transaction(self) -> Iterator[sa.Connection]:
+        """A transaction, committed at the end of the block or rolled back with its error."""
+        connection, _ = self._open(lambda c: c.exec_driver_sql(self.begin))
+        with self.limited(connection), connection:
+            yield connection
+            connection.exec_driver_sql("COMMIT")
 
-    @abstractmethod
-    def _roll_back(self, connection: Any) -> None:
-        """Roll back a transaction, unless the database has done so."""
+    @contextmanager
+    def bulk(self, begin: str = "") -> Iterator[sa.Connection]:
+        """A connection for bulk work, with a transaction that the caller commits."""
+        with self.explained(), self._bulk_engine.connect() as connection:
+            if begin:
+                connection.exec_driver_sql(begin)
+            yield connection
 
-    @property
-    @abstractmethod
-    def advice(self) -> str:
-        """What a person can do about a failure."""
-
-    # Queries
-
-    def _query(self, query: str, parameters: Sequence[Any]) -> list[Any]:
-        """Rows of a query on this thread's connection; a lost connection is replaced, once."""
-        sql = self._sql(query)
-        with self._explained(), self._guarded():
-            for last in (False, True):
-                connection = self._own_connection()
+    def _open(self, first: Callable[[sa.Connection], T]) -> tuple[sa.Connection, T]:
+        """A connection, and the result of a first statement; a lost one is replaced, once."""
+        for last in (False, True):
+            connection = self._engine.connect()
+            with self.limited(connection):
                 try:
-                    with self._limited(connection):
-                        rows = list(connection.execute(sql, parameters).fetchall())
-                    self._works()
-                    return rows
-                except self.unavailable:
-                    if last or not self._drop_if_lost(connection):
+                    return connection, first(connection)
+                except BaseException as error:
+                    connection.close()
+                    lost = isinstance(error, DBAPIError) and error.connection_invalidated
+                    if last or not lost:
                         raise
         raise AssertionError  # pragma: no cover - the loop returns or raises
 
-    # The schema
+    # State and schema
 
-    def _make_or_check(self, connection: Any, version: int | None) -> None:
-        """Make the tables if there is no version; within a transaction."""
-        if version is None:
-            for statement in self.schema:
-                connection.execute(statement)
-        elif version != SCHEMA_VERSION:
-            raise StoreError(
-                f"{self.place}: schema {version}, and this program has {SCHEMA_VERSION}; run "
-                "`recsys store export events.ndjson` with the recsys that wrote it, and with this "
-                "one `recsys store import events.ndjson --store EMPTY_STORE`"
-            )
-        for key, value in ((STORE_ID, uuid.uuid4().hex), (SALT, secrets.token_hex(32))):
-            connection.execute(
-                self._sql("INSERT INTO state VALUES (?, ?) ON CONFLICT DO NOTHING"),
-                (key, json.dumps(value)),
-            )
+    def state(self, connection: sa.Connection, key: str) -> Any:
+        """A value of the state, or None."""
+        value = connection.scalar(sa.select(STATE.c.value).where(STATE.c.key == key))
+        return None if value is None else json.loads(value)
 
-    def _constant(self, connection: Any, key: str) -> str:
-        query = self._sql("SELECT value FROM state WHERE key = ?")
-        (found,) = connection.execute(query, (key,)).fetchone()
-        return str(json.loads(found))
+    def put_state(self, connection: sa.Connection, key: str, value: Any) -> None:
+        """Write a JSON value under a key."""
+        row = self.insert(STATE).values(key=key, value=json.dumps(value))
+        replaced = {"value": row.excluded.value}
+        connection.execute(row.on_conflict_do_update(index_elements=["key"], set_=replaced))
 
-    # Connections and transactions
-
-    @contextmanager
-    def _connected(self) -> Iterator[Any]:
-        connection = self._connect(patient=True)
-        try:
-            yield connection
-        finally:
-            connection.close()
-
-    def _own_connection(self) -> Any:
-        """This thread's connection."""
-        if not hasattr(self._local, "connection"):
-            self._local.connection = self._connect()
-            self._connections.append(self._local.connection)
-        return self._local.connection
-
-    def _drop_if_lost(self, connection: Any) -> bool:
-        if not self._is_lost(connection):
-            return False
-        self._drop(connection)
-        return True
-
-    def _drop(self, connection: Any) -> None:
-        connection.close()
-        if connection in self._connections:
-            self._connections.remove(connection)
-            del self._local.connection
-
-    def _begun(self) -> Any:
-        """Begin a transaction on this thread's connection; a lost connection is replaced."""
-        connection = self._own_connection()
-        try:
-            with self._limited(connection):
-                connection.execute(self.begin)
-        except self.unavailable:
-            if not self._drop_if_lost(connection):
-                raise
-            connection = self._own_connection()
-            with self._limited(connection):
-                connection.execute(self.begin)
-        return connection
-
-    @contextmanager
-    def _committed(self, connection: Any) -> Iterator[Any]:
-        """Commit a transaction, or roll it back if the block raises."""
-        try:
-            yield connection
-            connection.execute("COMMIT")
-        except BaseException as error:
-            self._roll_back(connection)
-            if isinstance(error, self.outdated):
-                self._drop(connection)
-            raise
+    def _make_or_check(self, connection: sa.Connection) -> None:
+        tables = sa.inspect(connection).get_table_names()
+        if STATE.name in tables:
+            version = self.state(connection, SCHEMA)
+            if version != SCHEMA_VERSION:
+                raise StoreError(
+                    f"{self.place}: schema {version or 'of an older version'}, and this program "
+                    f"has {SCHEMA_VERSION}; run `recsys store export events.ndjson` with the "
+                    "recsys that wrote it, and with this one `recsys store import events.ndjson "
+                    "--store EMPTY_STORE`"
+                )
+        elif tables and not self.is_remote:
+            raise StoreError(f"{self.place} is another program's database; {self.advice}")
+        else:
+            METADATA.create_all(connection)
+            self.put_state(connection, SCHEMA, SCHEMA_VERSION)
+            self.put_state(connection, SALTS, [secrets.token_hex(32)])
+            self.put_state(connection, SEEDS, [])
+        if self.state(connection, STORE_ID) is None:  # new, or a backup
+            self.put_state(connection, STORE_ID, uuid.uuid4().hex)
 
     # Failures
 
     @contextmanager
-    def _explained(self) -> Iterator[None]:
+    def explained(self) -> Iterator[None]:
+        """Turn failures of the database into `StoreError`."""
         try:
             yield
-        except self.failures as error:
-            raise self._explain(error) from error
+        except FAILURES as error:
+            raise self.explain(error) from error
 
-    def _explain(self, error: BaseException) -> StoreError:
-        away = isinstance(error, self.unavailable)
+    def explain(self, error: BaseException) -> StoreError:
+        """The error that tells what failed and what can be done; it is logged once."""
+        away = isinstance(error, UNAVAILABLE)
         self._is_away = self._is_away or away
         kind = StoreAwayError if away and self.is_remote else StoreError
-        explained = kind(f"store {self.place}: {' '.join(str(error).split())}; {self.advice}")
+        message = str(getattr(error, "orig", error))  # without the statement
+        explained = kind(f"store {self.place}: {' '.join(message.split())}; {self.advice}")
         if not self._fails:  # logged once, not with every request
             self._fails = True
             logger.warning("%s", explained)
         return explained
 
-    def _works(self) -> None:
+    def works(self) -> None:
+        """A call succeeded."""
         self._is_away = False
         if self._fails:
             self._fails = False

@@ -6,7 +6,7 @@ futures. So many writers share the cost of a sync, and a single writer does not 
 
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,17 +20,17 @@ IDLE_S = 0.5
 
 @dataclass(slots=True)
 class Write:
-    """A write: events to append, or an operation.
+    """A write: events to append, or a change.
 
     Attributes:
-        operation: called with a cursor in the transaction of the group.
-        user: the user whose history the operation changes.
+        change: called with a connection in the transaction of the group.
+        users: those whose histories it changes.
         done: resolved after the commit.
     """
 
     events: Sequence[Event] = ()
-    operation: Callable[[Any], Any] | None = None
-    user: str | None = None
+    change: Callable[[Any], Any] | None = None
+    users: Collection[str] = ()
     done: Future[Any] = field(default_factory=Future)
 
 

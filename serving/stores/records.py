@@ -7,11 +7,12 @@ milliseconds.
 import hashlib
 import hmac
 import json
+import time
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from itertools import zip_longest
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 from recsys.errors import RecsysError
 from recsys.event_names import is_dislike, level, normalised
@@ -20,6 +21,7 @@ SEED_TYPE = "interaction"  # of a data set's events without types
 NOT_HISTORY = (
     "impression", "dismiss", "dislike", "skip", "feedback", "return", "refund", "remove_from_cart"
 )  # fmt: skip
+SKEW_MS = 3_600_000  # by which the clock of whoever reports feedback may be behind
 DISLIKES = ("dislike", "dismiss")  # of `NOT_HISTORY`: the user does not want to see the item
 
 
@@ -79,13 +81,6 @@ class StoreError(RecsysError):
 
 class StoreAwayError(StoreError):
     """The server of the store cannot be reached now; it may come back."""
-
-
-class AheadError(RecsysError):
-    """A place of a change is behind all changes of the store, which was put back to a copy."""
-
-    def __init__(self) -> None:
-        super().__init__("it is behind the last change of the store")
 
 
 class EventConflictError(RecsysError):
@@ -230,25 +225,6 @@ class Given(NamedTuple):
     time_ms: int
 
 
-@dataclass(frozen=True, slots=True)
-class Journal:
-    """Changes of a catalog as JSON objects, oldest first.
-
-    `place` is that of the last record; without records, the place that was asked for.
-    """
-
-    records: list[dict[str, Any]]
-    place: int
-
-
-@dataclass(frozen=True, slots=True)
-class Journaled:
-    """Range of places of written records: after `before`, up to `last`, without other records."""
-
-    before: int
-    last: int
-
-
 class Observer(Protocol):
     """Counts the calls of a store, for example `recsys.serving.metrics.Metrics`."""
 
@@ -257,6 +233,11 @@ class Observer(Protocol):
 
     def store_call(self, operation: str, seconds: float) -> None:
         """Count a call of the store and its duration."""
+
+
+def now_ms() -> int:
+    """The wall clock, in unix milliseconds."""
+    return time.time_ns() // 1_000_000
 
 
 def content_digest(*content: str | float | None) -> str:

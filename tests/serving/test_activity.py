@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from recsys.serving import activity as module
 from recsys.serving.activity import Recent, Tally
+from recsys.serving.stores import open_store
 from recsys.serving.stores.records import Act, Event, StoreError
-from recsys.serving.stores.sqlite import SqliteStore
 
 NOW = 1_000_000
 WEIGHTS = {"view": 1.0, "purchase": 5.0}
@@ -79,7 +79,7 @@ def test_equal_scores_are_in_the_order_of_ids():
 
 @pytest.fixture
 def store(tmp_path):
-    store = SqliteStore(tmp_path / "events.db")
+    store = open_store(tmp_path / "events.db")
     yield store
     store.close()
 
@@ -105,7 +105,7 @@ def events(*times):
 @pytest.mark.parametrize("page", [1, 2, 100])
 async def test_the_newest_events_are_read_in_pages(store, at, page):
     at.setattr(module, "PAGE", page)
-    await store.append(events(NOW - 400, NOW - 600, NOW - 300, NOW - 200, NOW - 100))
+    await store.history.append(events(NOW - 400, NOW - 600, NOW - 300, NOW - 200, NOW - 100))
     found = await Recent(directly)(store)
     assert (found.items, found.since_ms) == (["i0", "i2", "i3", "i4"], NOW - 500)
     at.setattr(module, "DEPTH", 3)
@@ -147,7 +147,7 @@ async def test_a_store_that_fails_is_read_again(store, at, monkeypatch):
     async def fail(*_):
         raise StoreError("away")
 
-    await store.append(events(NOW))
+    await store.history.append(events(NOW))
     monkeypatch.setattr(store, "acts", fail)
     with pytest.raises(StoreError, match="away"):
         await recent(store)
@@ -163,7 +163,7 @@ async def test_a_reading_goes_on_without_who_began_it(store, at):
         return function(*arguments)
 
     recent = Recent(slow)
-    await store.append(events(NOW))
+    await store.history.append(events(NOW))
     at.setattr(module, "KEPT_S", 1000.0)
     with pytest.raises(TimeoutError):
         await asyncio.wait_for(recent(store), 0.01)

@@ -23,7 +23,7 @@ from recsys.serving.schemas import (
     recommendations,
 )
 from recsys.serving.service import Phase
-from recsys.serving.stores.records import Journal, StoreError
+from recsys.serving.stores.records import StoreError
 from recsys.testing import PATIENCE_S
 
 URL = "/v1/recommendations"
@@ -679,31 +679,17 @@ async def test_a_bad_request_does_not_affect_its_batch_or_leak(
     assert "secret" in caplog.text
 
 
-class BrokenStore:
-    async def journal(self, model, after=0):
-        return Journal([], after)
-
-    async def state_get(self, key):
-        return None
-
-    def remember(self, served):
-        pass
-
-    async def typed_history(self, user_id, limit):
+async def test_a_failing_store_is_503_except_for_inline_histories(
+    settings, recommender, running, monkeypatch
+):
+    async def broken(user_id, limit):
         if user_id == "slow":
             await asyncio.sleep(60)
         raise StoreError("/var/secret.db: disk I/O error")
 
-    def limit_reads(self, limited):
-        pass
-
-    def close(self):
-        pass
-
-
-async def test_a_failing_store_is_503_except_for_inline_histories(settings, recommender, running):
     hasty = settings.model_copy(update={"deadline_ms": 500.0})
-    async with running(hasty, recommender=recommender, store=BrokenStore()) as (client, _):
+    async with running(hasty, recommender=recommender) as (client, service):
+        monkeypatch.setattr(service.store.history, "read", broken)
         response = await client.post(URL, json={"user": "ada"})
         is_problem(response, "store_unavailable")
         assert "secret" not in response.text

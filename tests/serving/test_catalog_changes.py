@@ -366,10 +366,10 @@ async def test_another_model_replays_the_journal_except_refused_items(
     async with running(settings, recommender=fake()) as (client, service):
         await client.put_item("lamp", LAMP)
         await client.put_item("coded", {"semantic_id": [3, 6, 2]})
-        (record, _) = (await service.store.journal("catalogue")).records
+        ((_, record), _) = await service.store.journal.read("catalogue")
         strange = record | {"item_id": "strange", "attributes": {"colour": "red"}}
         later = record | {"item_id": "later"}
-        await service.store.journal_append("catalogue", [strange, later])
+        await service.store.journal.append("catalogue", [strange, later])
     async with running(settings, recommender=fake("other")) as (client, _):
         # placed anew by what it is like; codes of the other model mean nothing here, but items
         # that had the like do
@@ -446,7 +446,7 @@ async def test_processes_over_one_store_make_each_others_changes(neighbours):
     await asyncio.gather(*puts)
     (kept,) = [
         record
-        for record in (await service.store.journal("catalogue")).records
+        for _, record in await service.store.journal.read("catalogue")
         if record["item_id"] == "lamp"
     ]
     await agree("lamp", kept["title"])
@@ -475,14 +475,14 @@ async def test_own_changes_are_not_made_twice(client, service, until, monkeypatc
     await client.put_item("lamp", LAMP)
     await client.delete("/v1/items/item-3")
     places: list[int] = []
-    journal = service.store.journal
+    read = service.store.journal.read
 
     async def watched(model, after=0):
         if model == "catalogue":
             places.append(after)
-        return await journal(model, after)
+        return await read(model, after)
 
-    monkeypatch.setattr(service.store, "journal", watched)
+    monkeypatch.setattr(service.store.journal, "read", watched)
     await until(lambda: len(places) > 2)
     assert min(places) > 0
     assert service.catalog is service.state.models.get().recommender.catalog

@@ -77,7 +77,7 @@ async def test_a_change_goes_on_after_its_deadline(hurried, recommender, until):
     free.set()
     await until(lambda: not service.state.catalog_changes._changes)
     assert (await client.get("/v1/items/new")).status_code == 200
-    assert (await service.store.journal(catalog_changes.JOURNAL)).records  # it is durable too
+    assert await service.store.journal.read(catalog_changes.JOURNAL)  # it is durable too
 
 
 async def test_changes_of_the_catalog_are_bounded(hurried, recommender, monkeypatch, until):

@@ -255,14 +255,14 @@ async def test_a_full_store_refuses_writes_but_recommendations_work(
     client, service, recommender, monkeypatch
 ):
     await post(client, {"event_id": "1", "user": "eve", "item": "item-1"})
-    store = service.store
-    begun = store._begun
+    database = service.store.database
+    insert = database.insert_events
 
-    def limited():
-        store._own_connection().execute("PRAGMA max_page_count = 1")
-        return begun()
+    def limited(connection, rows):
+        connection.exec_driver_sql("PRAGMA max_page_count = 1")
+        insert(connection, rows)
 
-    monkeypatch.setattr(store, "_begun", limited)
+    monkeypatch.setattr(database, "insert_events", limited)
     batch = {"events": [{"user": "eve", "item": "x" * 250}] * 500}
     response = await client.post(URL, json=batch)
     is_problem(response, "store_unavailable")

@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 
 import numpy as np
 import pytest
+import sqlalchemy as sa
 from scipy import stats
 
 from recsys.serving import auth, experiments
@@ -83,7 +84,7 @@ def code(response):
 
 async def results(client, name="homepage"):
     """The results, once the exposures are written that are still in the queue."""
-    await client._transport.app.state.service.store.state_put("written", True)
+    await client._transport.app.state.service.store.state.put("written", True)
     response = await client.get(f"/v1/experiments/{name}/results")
     assert response.status_code == 200, response.text
     return response.json()
@@ -100,7 +101,7 @@ async def observe(service, name, rates, users=400, hours=3, event="click"):
         user, answer = f"u{n}", f"{name}-r{n}"
         arm = experiment.arm_of(user, service.store.salt)
         exposure = Exposure(experiment.id, arm, window_ms)
-        service.store.remember(Served(answer, user, "m", ("x",), past + n, exposure))
+        service.store.served.remember(Served(answer, user, "m", ("x",), past + n, exposure))
         if draw.random() < rates[arm]:
             given = {"user": user, "item": "item-1", "type": event, "recommendation_id": answer}
             events.append(given | {"timestamp": (past + n + 1) / 1000})
@@ -433,7 +434,7 @@ async def test_results_are_computed_once_for_all_who_ask(shop, monkeypatch):
     await put(client, window_s=60)
     await send(client, await observe(service, "homepage", {"champion": 0.6, "other": 0.1}))
     calls = []
-    read = service.store.exposed
+    read = service.store.served.exposed
     monkeypatch.setattr(
         service.store, "exposed", lambda *given: calls.append(given) or read(*given)
     )
@@ -555,7 +556,7 @@ async def test_exposures_go_with_their_user_and_their_experiment(shop):
         assert sum(arm["waiting"] for arm in (await results(client, name))["arms"]) == 1
     await client.delete("/v1/experiments/about")
     await service.state.experiments._drop_deleted()
-    rows = service.store._query("SELECT user_id FROM exposures", ())
+    rows = service.store.database.read(sa.text("SELECT user_id FROM exposures"))
     assert [tuple(row) for row in rows] == [("bob",)]
 
 
@@ -584,7 +585,7 @@ async def test_experiments_are_changed_by_admins_and_read_by_every_key(run, tmp_
             link = {"recommendation_id": answer["recommendation_id"], "type": "click"}
             events = [{"user": user, "item": "item-1", **link}]
             await ask("write", "POST", "/v1/events", json={"events": events})
-        found = await service.store.exposed(experiment.id, "click", 60_000, "", 100)
+        found = await service.store.served.exposed(experiment.id, "click", 60_000, "", 100)
         assert [user.user for user in found] == users
         assert {user.followed for user in found} == {1}
 

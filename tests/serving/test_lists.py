@@ -7,6 +7,7 @@ from dataclasses import replace
 from urllib.parse import urlencode
 
 import pytest
+import sqlalchemy as sa
 
 from recsys.interactions import Behaviour
 from recsys.retrieval.event_types import EventTypes
@@ -106,7 +107,7 @@ async def test_trending_items_are_by_decayed_weights(client):
 
 async def test_weights_are_for_types_in_any_case(client, service):
     now = int(time.time() * 1000)  # an imported data set keeps its names
-    await service.store.append([Event("e", "ada", "item-9", "Kauf", now)])
+    await service.store.history.append([Event("e", "ada", "item-9", "Kauf", now)])
     assert ids(await ask(client, "trending", weight="kAUF:2")) == ["item-9"]
     assert ids(await ask(client, "trending", weight="view:2")) == []
 
@@ -377,8 +378,8 @@ async def test_an_answer_that_the_client_has_is_not_repeated(client, service):
     again = await client.get(path, headers={"if-none-match": first.headers["etag"]})
     assert (again.status_code, again.content) == (304, b"")
     # The client goes on with the first answer, so that feedback has its id.
-    kept = [one.recommendation_id for one in service.store._remembered]
-    rows = service.store._query("SELECT recommendation_id FROM recommendations", ())
+    kept = [one.recommendation_id for one in service.store.served._waiting]
+    rows = service.store.database.read(sa.text("SELECT recommendation_id FROM recommendations"))
     assert [*kept, *(name for (name,) in rows)] == [first.json()["recommendation_id"]]
     await send(client, ("zoe", "item-6", "view", 0))
     again = await client.get(path, headers={"if-none-match": first.headers["etag"]})

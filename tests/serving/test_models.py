@@ -278,7 +278,7 @@ async def test_a_swap_holds_without_the_store_and_is_logged(client, service, mon
     async def away(key, value):
         raise StoreError("away")
 
-    monkeypatch.setattr(service.store, "state_put", away)
+    monkeypatch.setattr(service.store.state, "put", away)
     put = await client.put("/v1/aliases/champion", json={"bundle": "two"})
     assert (put.status_code, put.json()["bundle"]) == (200, "two")
     assert await answered_by(client) == "two"
@@ -288,7 +288,7 @@ async def test_a_swap_holds_without_the_store_and_is_logged(client, service, mon
 async def test_a_swap_without_the_store_is_kept_when_it_is_back(
     client, service, monkeypatch, until
 ):
-    put, tries = service.store.state_put, []
+    put, tries = service.store.state.put, []
 
     async def away(key, value):
         tries.append(value)
@@ -296,12 +296,12 @@ async def test_a_swap_without_the_store_is_kept_when_it_is_back(
             raise StoreError("away")
         await put(key, value)
 
-    monkeypatch.setattr(service.store, "state_put", away)
+    monkeypatch.setattr(service.store.state, "put", away)
     monkeypatch.setattr("recsys.serving.aliases.KEEP_S", 0.01)
     await client.put("/v1/aliases/champion", json={"bundle": "two"})
     await client.put("/v1/aliases/other", json={"bundle": "one"})
     await until(lambda: service.state.aliases._unkept is None)
-    kept = (await service.store.state_get("aliases"))["aliases"]
+    kept = (await service.store.state.get("aliases"))["aliases"]
     assert {name: alias["bundle"] for name, alias in kept.items()} == {
         "champion": "two",
         "other": "one",

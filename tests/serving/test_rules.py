@@ -390,7 +390,7 @@ async def test_processes_over_one_store_have_the_same_rules(neighbours, until):
     assert (await one.delete("/v1/rules/first")).status_code == 204
     values = [{"pin": [f"item-{n}"]} for n in range(8)]
     await asyncio.gather(*(put(c, "race", v) for c, v in zip([one, two] * 4, values, strict=True)))
-    last = (await service.store.journal(JOURNAL)).records[-1]["value"]
+    last = (await service.store.journal.read(JOURNAL))[-1][1]["value"]
     for client in (one, two):
         while (await client.rule("race"))["pin"] != last["pin"]:
             await asyncio.sleep(0.01)

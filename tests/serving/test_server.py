@@ -14,7 +14,7 @@ from recsys.artifacts import write_artifact
 from recsys.errors import ConfigError
 from recsys.serving.server import serve
 from recsys.serving.sockets import bind
-from recsys.serving.stores.sqlite import SqliteStore
+from recsys.serving.stores import open_store
 from recsys.testing import PATIENCE_S
 
 PROGRAM = """
@@ -104,8 +104,8 @@ def test_a_killed_server_keeps_all_acknowledged_events(process, tmp_path):
         started.kill()
         for sent in sending:
             sent.result()
-    store = SqliteStore(tmp_path / "h.db")
-    kept = {event.event_id for event in store.export()}
+    store = open_store(tmp_path / "h.db")
+    kept = {event.event_id for event in store.history.export()}
     store.close()
     assert set(acknowledged) <= kept
     assert len(kept) <= len(acknowledged) + 4  # no more than were on their way

@@ -94,7 +94,7 @@ async def test_a_locked_store_is_noticed_and_answered_in_time(
 async def test_a_call_that_reaches_the_store_makes_it_reachable(settings, recommender, running):
     async with running(settings, recommender=recommender) as (_, service):
         store = service.store
-        assert isinstance(store._explain(OSError("gone")), StoreError)
+        assert isinstance(store.database.explain(OSError("gone")), StoreError)
         assert not store.reachable
-        await store.history("ada", 5)
+        await store.history.read("ada", 5)
         assert store.reachable

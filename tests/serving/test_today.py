@@ -10,7 +10,7 @@ import pytest
 from scipy import stats
 
 from recsys.serving import today
-from recsys.serving.stores import store as stores
+from recsys.serving.stores import served as stores
 from recsys.serving.stores.records import Served, StoreError
 from recsys.serving.today import interval
 
@@ -63,8 +63,8 @@ async def tell(client, given, sent):
     """Store answers, then events."""
     store = client._transport.app.state.service.store
     for one in given:
-        store.remember(one)
-    await store.state_put("written", True)
+        store.served.remember(one)
+    await store.state.put("written", True)
     if sent:
         response = await client.post("/v1/events", json={"events": sent})
         assert response.status_code == 200, response.text

@@ -154,7 +154,7 @@ class Backups:
         opened = open_store(self.folder / "histories.db")
         try:
             self.file.unlink(missing_ok=True)
-            opened.back_up(self.file)
+            opened.database.back_up(self.file)
         finally:
             opened.close()
 
@@ -165,7 +165,7 @@ class Backups:
             opened = open_store(self.folder / "histories.db")
             for n in count():
                 report("try", f"{name}-{n}")
-                await opened.append(events_of(f"{name}-{n}", 20))
+                await opened.history.append(events_of(f"{name}-{n}", 20))
                 report("ack", f"{name}-{n}")
 
         if name.endswith("-0"):
@@ -203,7 +203,7 @@ def count_events(place: Path) -> dict[str, int]:
     """Number of events of each user of a store."""
     opened = open_store(place)
     try:
-        return Counter(event.user for event in opened.export())
+        return Counter(event.user for event in opened.history.export())
     finally:
         opened.close()
 

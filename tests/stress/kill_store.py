@@ -37,7 +37,6 @@ from harness import Killer, Report, event, events_of, run_rounds
 
 from recsys.serving.stores import open_store
 from recsys.serving.stores.records import content_digest
-from recsys.serving.stores.sqlite import SqliteStore
 from recsys.serving.stores.store import Store
 
 WRITERS, BATCH = 16, 3
@@ -59,7 +58,7 @@ class Events:
             for n in count():
                 user = f"{name}-{number}-{n}"
                 report("try", user)
-                await opened.append(events_of(user, BATCH))
+                await opened.history.append(events_of(user, BATCH))
                 report("ack", user)
 
         async def write() -> None:
@@ -77,14 +76,14 @@ class Events:
         async def look() -> Counter[str]:
             opened = open_store(self.location)
             try:
-                stored = {user: len(await opened.events(user, 2 * BATCH)) for user in begun}
+                stored = {user: len(await opened.history.events(user, 2 * BATCH)) for user in begun}
                 bad = Counter(
                     missing=sum(stored[user] == 0 for user in acknowledged),
                     torn=sum(0 < events < BATCH for events in stored.values()),
                 )
                 for user in begun:
-                    await opened.append(events_of(user, BATCH))
-                again = [len(await opened.events(user, 2 * BATCH)) for user in begun]
+                    await opened.history.append(events_of(user, BATCH))
+                again = [len(await opened.history.events(user, 2 * BATCH)) for user in begun]
                 bad["doubled"] = sum(events != BATCH for events in again)
                 return bad
             finally:
@@ -116,9 +115,9 @@ class Erasures:
                 keep, gone = f"keep-{name}-{n}", f"gone-{name}-{n}-{os.urandom(8).hex()}"
                 report("try", keep)
                 for user in (keep, gone):
-                    await opened.append(events_of(user, 20))
+                    await opened.history.append(events_of(user, 20))
                 report("ack", keep)
-                await opened.erase(gone)
+                await opened.history.erase(gone)
                 report("erased", gone)
 
         asyncio.run(write())
@@ -132,9 +131,11 @@ class Erasures:
         async def look() -> int:
             opened = open_store(self.file)
             try:
-                lost = sum([len(await opened.events(user, 99)) != 20 for user in acknowledged])
-                lost += sum([len(await opened.events(user, 99)) != 0 for user in erased])
-                await opened.state_put("round", number)  # begins with what a kill left to do
+                lost = sum(
+                    [len(await opened.history.events(user, 99)) != 20 for user in acknowledged]
+                )
+                lost += sum([len(await opened.history.events(user, 99)) != 0 for user in erased])
+                await opened.state.put("round", number)  # begins with what a kill left to do
             finally:
                 opened.close()
             return lost
@@ -156,7 +157,7 @@ def count_ids(file: Path, users: list[str]) -> int:
 
 async def erase_among(file: Path, events: int) -> None:
     """Fill a store with so many events, erase users, and print the times."""
-    opened = SqliteStore(file)
+    opened = open_store(file)
     draw = random.Random(0)
     users = [f"{draw.getrandbits(64):016x}" for _ in range(USERS)]
 
@@ -165,19 +166,17 @@ async def erase_among(file: Path, events: int) -> None:
             user, item = draw.choice(users), f"item-{draw.randrange(20_000)}"
             yield f"event-{n}", user, item, "view", n, None, None, None, content_digest(n), None
 
-    connection = opened._connect()
-    connection.execute("BEGIN")
-    opened._bulk(connection.cursor(), rows())
-    connection.execute("COMMIT")
-    connection.close()
+    with opened.database.bulk("BEGIN") as connection:
+        opened.database.insert_events(connection, [*rows()])
+        connection.exec_driver_sql("COMMIT")
     size = file.stat().st_size
     print(f"{events:,} events of {USERS:,} users, {size / 1e6:.0f} MB; {ERASED} erasures in a row")
     times: dict[str, list[float]] = {"erasure": [], "append after it": []}
     for n, user in enumerate(users[:ERASED]):
         start = time.perf_counter()
-        await opened.erase(user)
+        await opened.history.erase(user)
         answered = time.perf_counter()
-        await opened.append([event(f"new-{n}", "new")])
+        await opened.history.append([event(f"new-{n}", "new")])
         times["erasure"].append(answered - start)
         times["append after it"].append(time.perf_counter() - answered)
     last = time.perf_counter()
@@ -185,7 +184,7 @@ async def erase_among(file: Path, events: int) -> None:
         middle = sorted(seconds)[len(seconds) // 2]
         print(f"{name}: median {1e3 * middle:.0f} ms, longest {1e3 * max(seconds):.0f} ms")
     left = count_ids(file, users[:ERASED])
-    while opened._left is not None:
+    while opened.database._may_have_left:
         await asyncio.sleep(0.05)
     after = count_ids(file, users[:ERASED])
     print(f"ids left in the bytes: {left} after the last answer, ", end="")

@@ -145,11 +145,12 @@ async def find_lost(place: Place, users: list[User]) -> dict[str, int]:
     store = open_store(place.store)
     bad = {"events": 0, "lost": 0, "doubled": 0, "out_of_order": 0}
     try:
-        stored = Counter(event.event_id for event in store.export())
+        stored = Counter(event.event_id for event in store.history.export())
         bad["doubled"] = sum(count > 1 for count in stored.values())
         for user in users:
             expected = user.histories(float("inf"))[0]
-            items = await store.history(user.name, len(expected) + 100) or []
+            history = await store.history.read(user.name, len(expected) + 100)
+            items = [] if history is None else history.items
             bad["events"] += len(expected)
             bad["lost"] += sum((Counter(expected) - Counter(items)).values())
             bad["out_of_order"] += sorted(items) == sorted(expected) and items != expected

@@ -314,8 +314,8 @@ async def test_typed_histories_are_those_of_the_store(tmp_path, parts):
     ]  # fmt: skip
     assert histories == wanted
     store = open_store(tmp_path / "store.db")
-    store.seed(tmp_path / "data")
-    assert [await store.typed_history(user, 10) for user in ids] == histories
+    store.history.seed(tmp_path / "data")
+    assert [(await store.history.read(user, 10)).items for user in ids] == histories
     store.close()
 
 

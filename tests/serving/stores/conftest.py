@@ -13,9 +13,11 @@ from contextlib import closing, suppress
 from pathlib import Path
 
 import pytest
+import sqlalchemy as sa
 
 from recsys.serving.stores import open_store
 from recsys.serving.stores.records import Event, content_digest
+from recsys.serving.stores.schema import RECOMMENDATIONS
 from recsys.testing import PATIENCE_S
 
 SET_UPS = 5  # another process may take a port between its being found and its being used
@@ -187,8 +189,10 @@ def store(location, opened):
 
 @pytest.fixture
 def remembered():
-    query = "SELECT 1 FROM recommendations WHERE recommendation_id = ?"
-    return lambda store, answer: bool(store._query(query, (answer,)))
+    answers = RECOMMENDATIONS.c.recommendation_id
+    return lambda store, answer: (
+        answer in {name for (name,) in store.database.read(sa.select(answers))}
+    )
 
 
 @pytest.fixture

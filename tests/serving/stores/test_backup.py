@@ -6,15 +6,16 @@ import sqlite3
 from contextlib import closing
 
 import pytest
+import sqlalchemy as sa
 from typer.testing import CliRunner
 
 from recsys.errors import ConfigError, DataError
 from recsys.serving.store_commands import app
+from recsys.serving.stores import open_store
 from recsys.serving.stores.records import Appended, Exposure, Served
-from recsys.serving.stores.sqlite import SqliteStore
 from recsys.serving.transfer import export_events, import_events
 
-TABLES = ("events", "seeds", "recommendations", "erasures", "journal", "exposures")
+TABLES = ("events", "recommendations", "erasures", "journal", "exposures")
 
 
 def rows(path):
@@ -29,52 +30,56 @@ def rows(path):
 async def full(tmp_path, opened, event, write_dataset):
     """A store with rows in every table."""
     store = opened(tmp_path / "shop.db")
-    store.seed(write_dataset([("ada", "x", 30), ("ada", "y", 10), ("bob", "z", 5)]))
+    store.history.seed(write_dataset([("ada", "x", 30), ("ada", "y", 10), ("bob", "z", 5)]))
     shown = Exposure("e", "a", 1000)
-    store.remember(Served("r", "ada", "m@1", ("w", "x"), 1_500_000_000_000, shown))
-    await store.append([event("1", item="é\u2028"), event("2", value=4.5, recommendation_id="r")])
-    await store.append([event("3", user="eve")])
-    await store.erase("eve")
-    await store.journal_append("catalogue", [{"op": "remove", "item_id": "i"}])
-    await store.state_put("aliases", {"champion": "a"})
+    store.served.remember(Served("r", "ada", "m@1", ("w", "x"), 1_500_000_000_000, shown))
+    await store.history.append(
+        [event("1", item="é\u2028"), event("2", value=4.5, recommendation_id="r")]
+    )
+    await store.history.append([event("3", user="eve")])
+    await store.history.erase("eve")
+    await store.journal.append("catalogue", [{"op": "remove", "item_id": "i"}])
+    await store.state.put("aliases", {"champion": "a"})
     return store
 
 
 async def test_a_backup_has_every_row_and_another_id(full, tmp_path, opened, event):
-    full.back_up(tmp_path / "out" / "backup.db")
+    full.database.back_up(tmp_path / "out" / "backup.db")
     assert [file.name for file in (tmp_path / "out").iterdir()] == ["backup.db"]
     assert (tmp_path / "out" / "backup.db").stat().st_mode & 0o777 == 0o600
     assert rows(tmp_path / "out" / "backup.db") == rows(tmp_path / "shop.db")
     copy = opened(shutil.copy(tmp_path / "out" / "backup.db", tmp_path / "restored.db"))
     assert copy.salt == full.salt
     assert copy.store_id != full.store_id  # so cursors and cached histories are not taken over
-    assert copy._query("PRAGMA journal_mode", ()) == [("wal",)]
-    assert await copy.append([event("3", user="eve")]) == Appended(ignored=1)
+    assert copy.database.read(sa.text("PRAGMA journal_mode")) == [("wal",)]
+    assert await copy.history.append([event("3", user="eve")]) == Appended(ignored=1)
 
 
 async def test_an_export_of_the_old_store_brings_a_backup_up_to_date(full, tmp_path, opened, event):
-    full.back_up(tmp_path / "backup.db")
-    await full.append([event("late", user="guy")])
-    await full.erase("ada")
+    full.database.back_up(tmp_path / "backup.db")
+    await full.history.append([event("late", user="guy")])
+    await full.history.erase("ada")
     export_events(full, tmp_path / "now.ndjson")
     copy = opened(tmp_path / "backup.db")
-    assert await copy.history("ada", 9) is not None
+    assert await copy.history.read("ada", 9) is not None
     assert await import_events(copy, tmp_path / "now.ndjson")
-    assert await copy.history("ada", 9) is None
-    assert copy._query("SELECT 1 FROM exposures", ()) == []
-    assert sorted(e.user for e in copy.export()) == sorted(e.user for e in full.export())
-    assert copy.erased(["ada", "eve"]) == full.erased(["ada", "eve"])
+    assert await copy.history.read("ada", 9) is None
+    assert copy.database.read(sa.text("SELECT 1 FROM exposures")) == []
+    assert sorted(e.user for e in copy.history.export()) == sorted(
+        e.user for e in full.history.export()
+    )
+    assert copy.history.erased(["ada", "eve"]) == full.history.erased(["ada", "eve"])
 
 
 async def test_no_file_is_replaced_and_no_rest_is_left(full, tmp_path):
     (tmp_path / "out").mkdir()
     file = tmp_path / "out" / "backup.db"
     file.with_name(".backup.db.partial").write_text("of a killed process")
-    full.back_up(file)
+    full.database.back_up(file)
     before = file.read_bytes()
     for place in (file, tmp_path / "shop.db", tmp_path / "out"):
         with pytest.raises(DataError, match="is there already; name another file"):
-            full.back_up(place)
+            full.database.back_up(place)
     assert file.read_bytes() == before
     assert [one.name for one in (tmp_path / "out").iterdir()] == ["backup.db"]
 
@@ -85,18 +90,18 @@ async def test_a_backup_under_load_is_one_state(full, tmp_path, opened, event):
     async def write(writer):
         while not stop.is_set():
             user = f"{writer}-{len(done)}"
-            await full.append([event(f"{user}-{n}", user=user) for n in range(3)])
+            await full.history.append([event(f"{user}-{n}", user=user) for n in range(3)])
             done.append(user)
 
     writers = [asyncio.create_task(write(number)) for number in range(4)]
     while len(done) < 20:
         await asyncio.sleep(0)
     before = set(done)
-    await asyncio.to_thread(full.back_up, tmp_path / "backup.db")
+    await asyncio.to_thread(full.database.back_up, tmp_path / "backup.db")
     stop.set()
     await asyncio.gather(*writers)
     copy = opened(tmp_path / "backup.db")
-    stored = [event.user for event in copy.export() if event.user.partition("-")[1]]
+    stored = [event.user for event in copy.history.export() if event.user.partition("-")[1]]
     assert before <= set(stored)
     assert {stored.count(user) for user in stored} == {3}
 
@@ -105,8 +110,8 @@ async def test_the_command_writes_a_store(full, tmp_path):
     file = tmp_path / "backup.db"
     done = CliRunner().invoke(app, ["backup", str(file), "--store", str(tmp_path / "shop.db")])
     assert done.stdout.replace("\n", "") == f"5 events are in {file}"
-    with closing(SqliteStore(file)) as copy:
-        assert copy.count() == 5
+    with closing(open_store(file)) as copy:
+        assert copy.history.count() == 5
 
 
 def test_a_store_in_postgresql_is_backed_up_by_its_own_tool(postgres, opened, tmp_path):
@@ -120,8 +125,8 @@ def test_a_store_in_postgresql_is_backed_up_by_its_own_tool(postgres, opened, tm
 
 async def test_a_dump_of_postgresql_is_a_store_again(postgres, opened, event):
     store = opened(postgres.url)
-    await store.append([event("1"), event("2", user="eve")])
-    await store.erase("eve")
+    await store.history.append([event("1"), event("2", user="eve")])
+    await store.history.erase("eve")
     store.close()
     at = ("-h", "127.0.0.1", "-p", str(postgres.port), "-U", "postgres")
     file = f"{postgres.home}/data/backup.dump"
@@ -129,9 +134,9 @@ async def test_a_dump_of_postgresql_is_a_store_again(postgres, opened, event):
     postgres.empty()
     postgres.run("pg_restore", *at, "--dbname=postgres", "--clean", "--if-exists", file)
     again = opened(postgres.url)
-    assert [e.event_id for e in again.export()] == ["1"]
-    assert again.erased(["eve"])
-    assert await again.append([event("2", user="eve"), event("3")]) == Appended(
+    assert [e.event_id for e in again.history.export()] == ["1"]
+    assert again.history.erased(["eve"])
+    assert await again.history.append([event("2", user="eve"), event("3")]) == Appended(
         accepted=1, ignored=1
     )
 

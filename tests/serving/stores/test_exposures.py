@@ -6,8 +6,7 @@ import pytest
 
 from recsys.serving.experiments import Experiment, analyse
 from recsys.serving.schemas.experiments import ExperimentBody
-from recsys.serving.stores import store as store_module
-from recsys.serving.stores.records import Exposure, Served
+from recsys.serving.stores.records import SKEW_MS, Exposure, Served
 
 WINDOW_MS = 60_000
 BODY = {
@@ -15,7 +14,7 @@ BODY = {
     "window_s": WINDOW_MS // 1000,
     "event": "cart",
 }
-START = 10 * store_module.SKEW_MS
+START = 10 * SKEW_MS
 
 
 def simulated(draw, users):
@@ -51,8 +50,7 @@ def expected(answers, events, experiment, now):
         counted = [one for one in given if one[0] < first + WINDOW_MS]
         followed = [
             any(
-                (who, kind, link) == (user, "cart", name)
-                and -store_module.SKEW_MS <= at - time_ms <= WINDOW_MS
+                (who, kind, link) == (user, "cart", name) and -SKEW_MS <= at - time_ms <= WINDOW_MS
                 for _, who, kind, at, link in events
             )
             for time_ms, name in counted
@@ -77,14 +75,14 @@ async def test_a_store_has_the_results_of_its_users(store, event, seed):
     answers, events = simulated(draw, 60)
     for name, user, time_ms in sorted(answers, key=lambda answer: answer[2]):
         exposure = Exposure("e", experiment.arm_of(user, b"salt"), WINDOW_MS)
-        store.remember(Served(name, user, "m", ("x",), time_ms, exposure))
-    await store.append(
+        store.served.remember(Served(name, user, "m", ("x",), time_ms, exposure))
+    await store.history.append(
         [
             event(name, user, time_ms=time_ms, type=kind, recommendation_id=link)
             for name, user, kind, time_ms, link in events
         ]
     )
-    users = await store.exposed("e", "cart", WINDOW_MS, "", 1_000)
+    users = await store.served.exposed("e", "cart", WINDOW_MS, "", 1_000)
     assert [user.user for user in users] == sorted({user for _, user, _ in answers})
     for now in range(START, START + 8 * WINDOW_MS, WINDOW_MS // 2):
         found = analyse(experiment, users, now).arms

@@ -69,55 +69,54 @@ def test_the_file_is_in_wal_mode_and_every_lookup_uses_an_index(path, opened):
 
 def test_others_on_the_machine_may_not_read_a_new_store(path, opened):
     store = opened(path)
-    store.count()
+    store.history.count()
     assert {file.stat().st_mode & 0o777 for file in path.parent.glob("histories.db*")} == {0o600}
 
 
 async def test_commits_are_synced_and_erased_bytes_are_overwritten(path, opened, event):
     store = opened(path)
-    assert store._connect().execute("PRAGMA synchronous").fetchone() == (2,)  # FULL
+    assert store.database._connect().execute("PRAGMA synchronous").fetchone() == (2,)  # FULL
     secret = "SECRET-" * 20
-    await store.append([event(f"{i}", user=secret, item=f"item-{i}") for i in range(50)])
-    await store.append([event("bob", user="bob")])
-    store.remember(Served("r", secret, "m", ("x",), 1))
-    await store.history(secret, 10)
-    await store.erase(secret)
+    await store.history.append([event(f"{i}", user=secret, item=f"item-{i}") for i in range(50)])
+    await store.history.append([event("bob", user="bob")])
+    store.served.remember(Served("r", secret, "m", ("x",), 1))
+    await store.history.read(secret, 10)
+    await store.history.erase(secret)
     assert secret.encode() not in on_disk(path)
     assert user_hash(secret, store.salt).encode() in on_disk(path)
-    assert await store.history("bob", 1) == ["x"]
+    assert (await store.history.read("bob", 1)).items == ["x"]
 
 
 async def test_a_full_disk_refuses_whole_writes_until_there_is_space(
     path, opened, event, monkeypatch
 ):
     store = opened(path)
-    await store.append([event("before", item="kept")])
+    await store.history.append([event("before", item="kept")])
     pages = {"max": 60}
-    begun = store._begun
+    insert = store.database.insert_events
 
-    def limited():
-        connection: sqlite3.Connection = store._own_connection()
-        connection.execute(f"PRAGMA max_page_count = {pages['max']}")
-        return begun()
+    def limited(connection, rows):
+        connection.exec_driver_sql(f"PRAGMA max_page_count = {pages['max']}")
+        insert(connection, rows)
 
-    monkeypatch.setattr(store, "_begun", limited)
+    monkeypatch.setattr(store.database, "insert_events", limited)
     accepted = 0
     refusal = None
     while refusal is None:
         names = range(accepted, accepted + 50)
         batch = [event(f"{name}", user=f"u{name}", item="x" * 200) for name in names]
         try:
-            accepted += (await store.append(batch)).accepted
+            accepted += (await store.history.append(batch)).accepted
         except StoreError as error:
             refusal = str(error)
     assert "histories.db: database or disk is full; check that the folder" in refusal
-    assert store.count() == accepted + 1  # nothing half-written
-    assert await store.history("ada", 10) == ["kept"]  # reading goes on
+    assert store.history.count() == accepted + 1  # nothing half-written
+    assert (await store.history.read("ada", 10)).items == ["kept"]  # reading goes on
     with pytest.raises(StoreError, match="full"):
-        await store.append([event(f"huge-{i}", item="x" * 200) for i in range(2000)])
+        await store.history.append([event(f"huge-{i}", item="x" * 200) for i in range(2000)])
     pages["max"] = 10_000
-    assert (await store.append([event("after", item="too", time_ms=2000)])).accepted == 1
-    assert await store.history("ada", 10) == ["kept", "too"]
+    assert (await store.history.append([event("after", item="too", time_ms=2000)])).accepted == 1
+    assert (await store.history.read("ada", 10)).items == ["kept", "too"]
 
 
 def on_disk(path):
@@ -129,7 +128,7 @@ async def fill(store, event, users, seed=0):
     draw = random.Random(seed)
     for n in range(60):
         batch = [event(f"{n}-{i}", user=draw.choice(users), time_ms=n) for i in range(100)]
-        await store.append(batch)
+        await store.history.append(batch)
 
 
 def ids(count, seed=0):
@@ -143,10 +142,10 @@ async def test_no_id_of_an_erased_user_is_left_in_the_file(path, opened, event, 
     store = opened(path)
     await fill(store, event, users, seed)
     for user in users[::2]:
-        await store.erase(user)
+        await store.history.erase(user)
     content = on_disk(path)
     assert [user for user in users[::2] if user.encode() in content] == []
-    assert await store.history(users[1], 1) == ["x"]
+    assert (await store.history.read(users[1], 1)).items == ["x"]
 
 
 @pytest.mark.parametrize(("program", "kinds", "kills"), [("store", 2, 6), ("artifacts", 4, 10)])
@@ -175,17 +174,19 @@ async def test_a_large_store_is_rewritten_after_the_answer(path, opened, event, 
     store = opened(path)
     await fill(store, event, users)
     rewritten: list[bool] = []
-    overwrite = store._overwrite_with
+    rewrite = store.database._rewrite
 
-    def watch(connection, *, rewrite):
-        rewritten.append(rewrite)
-        return overwrite(connection, rewrite=rewrite)
+    def watch(connection):
+        rewritten.append(left_to_do(path))
+        return rewrite(connection)
 
-    monkeypatch.setattr(store, "_overwrite_with", watch)
-    await store.erase(users[0])
-    assert not rewritten[-1] or len(rewritten) > 1
-    await store.state_put("k", 1)  # the writer begins with what is due
-    assert rewritten[:2] == [False, True]
+    monkeypatch.setattr(store.database, "_rewrite", watch)
+    monkeypatch.setattr(store.database, "_rest_until", math.inf)
+    await store.history.erase(users[0])
+    assert rewritten == []
+    monkeypatch.setattr(store.database, "_rest_until", 0.0)
+    await store.state.put("k", 1)  # the writer begins with what is due
+    assert rewritten == [True]
     assert not left_to_do(path)
     assert users[0].encode() not in on_disk(path)
 
@@ -195,13 +196,13 @@ async def test_what_a_stop_left_is_done_after_the_next_start(path, opened, event
     users = ids(50)
     store = open_store(path)
     await fill(store, event, users)
-    store._rest_until = math.inf  # no time for it, as with a very large store
+    store.database._rest_until = math.inf  # no time for it, as with a very large store
     for user in users[:25]:
-        await store.erase(user)
+        await store.history.erase(user)
     store.close()
     assert left_to_do(path)
     again = opened(path)
-    await again.state_put("k", 1)
+    await again.state.put("k", 1)
     assert not left_to_do(path)
     content = on_disk(path)
     assert not [user for user in users[:25] if user.encode() in content]
@@ -212,13 +213,13 @@ async def test_a_reader_delays_the_truncation_of_the_log(path, opened, event, mo
     monkeypatch.setattr(sqlite_module, "REST", 0.0)
     store = opened(path)
     secret = "SECRET-" * 20
-    await store.append([event("1", user=secret), event("2", user="bob")])
-    exported = store.export()
+    await store.history.append([event("1", user=secret), event("2", user="bob")])
+    exported = store.history.export()
     next(exported)  # reads a snapshot that has the user
-    await store.erase(secret)
+    await store.history.erase(secret)
     assert left_to_do(path)
     exported.close()
-    await store.state_put("k", 1)
+    await store.state.put("k", 1)
     assert not left_to_do(path)
     assert secret.encode() not in on_disk(path)
 
@@ -227,50 +228,61 @@ async def test_a_failure_after_an_erasure_does_not_undo_it(
     path, opened, event, monkeypatch, caplog
 ):
     store = opened(path)
-    await store.append([event("1")])
+    await store.history.append([event("1")])
 
-    def full(connection, *, rewrite):
-        raise sqlite3.OperationalError("database or disk is full")
+    def full(connection):
+        raise OSError("database or disk is full")
 
-    monkeypatch.setattr(store, "_overwrite_with", full)
-    await store.erase("ada")
-    assert await store.events("ada", 9) == []
+    monkeypatch.setattr(store.database, "_rewrite", full)
+    await store.history.erase("ada")
+    assert await store.history.events("ada", 9) == []
     assert "after an erasure: database or disk is full" in caplog.text
     assert left_to_do(path)
-    assert store._own_connection().execute("PRAGMA busy_timeout").fetchone() == (4_000,)
 
 
-async def test_remembered_answers_survive_an_outage_and_a_bad_answer(
-    path, opened, remembered, monkeypatch
+async def test_remembered_answers_survive_an_outage_but_not_their_own_fault(
+    path, opened, remembered, monkeypatch, caplog
 ):
     store = opened(path)
-    keep = store._keep_served
+    insert = store.served.insert
     away = [True]
 
-    def fragile(cursor, served):
+    def fragile(connection, answers):
         if away:
             away.pop()
-            raise sqlite3.OperationalError("unable to open database file")
-        if any(answer.recommendation_id == "bad" for answer in served):
-            raise sqlite3.DataError("refused")
-        keep(cursor, served)
+            raise OSError("unable to open database file")
+        if any(answer.recommendation_id == "bad" for answer in answers):
+            raise ValueError("refused")
+        insert(connection, answers)
 
-    monkeypatch.setattr(store, "_keep_served", fragile)
+    monkeypatch.setattr(store.served, "insert", fragile)
     names = [f"r{i}" for i in range(9)]
-    store._remembered.extend(Served(name, "bob", "m", ("x",), 1) for name in [*names, "bad"])
+    store.served._waiting.extend(Served(name, "bob", "m", ("x",), 1) for name in names)
     for value in (1, 2):
         with contextlib.suppress(StoreError):  # the first meets the outage
-            await store.state_put("k", value)
-    assert await store.state_get("k") == 2
+            await store.state.put("k", value)
+    assert await store.state.get("k") == 2
     assert [remembered(store, name) for name in names] == [True] * 9
+    store.served._waiting.extend(Served(name, "bob", "m", ("x",), 1) for name in ("next", "bad"))
+    await store.state.put("k", 3)
+    assert "2 answers were dropped" in caplog.text
+    assert await store.state.get("k") == 3
     assert not remembered(store, "bad")
+
+
+async def test_an_answer_to_an_impossible_user_is_not_remembered(location, opened, remembered):
+    store = opened(location)
+    for name, user in (("a", "ada"), ("b", "b\0b")):
+        store.served.remember(Served(name, user, "m", ("x",), 1))
+    await store.state.put("k", 1)
+    assert [remembered(store, name) for name in "ab"] == [True, False]
 
 
 async def test_answers_in_progress_at_an_erasure_are_not_remembered(path, opened, remembered):
     store = opened(path)
-    await store.erase("ada")
+    await store.history.erase("ada")
     now = time.time_ns() // 1_000_000
     for name, user, late in (("a", "ada", 10), ("b", "bob", 10), ("c", "ada", 90_000)):
-        store.remember(Served(name, user, "m", ("x",), now + late))
-    await store.state_put("k", 1)
+        store.served.remember(Served(name, user, "m", ("x",), now + late))
+    await store.state.put("k", 1)
     assert [remembered(store, name) for name in "abc"] == [False, True, True]

@@ -13,8 +13,8 @@ FORMATS = ("events.ndjson", "events.parquet")
 @pytest.fixture
 async def full(store, event, write_dataset):
     """A store with a seed and events of every shape."""
-    store.seed(write_dataset([("ada", "x", 30), ("ada", "y", 10), ("bob", "z", 5)]))
-    await store.append(
+    store.history.seed(write_dataset([("ada", "x", 30), ("ada", "y", 10), ("bob", "z", 5)]))
+    await store.history.append(
         [
             event("1", item="é\u2028", time_ms=1_500_000_000_123),
             event("2", item="w", type="rating", value=4.5, recommendation_id="r"),
@@ -27,7 +27,7 @@ async def full(store, event, write_dataset):
 def facts(store):
     return [
         (e.user, e.item, e.type, e.time_ms, e.value, e.recommendation_id, e.seed)
-        for e in store.export()
+        for e in store.history.export()
     ]
 
 
@@ -41,10 +41,13 @@ async def test_an_export_imported_elsewhere_is_the_same_store(
     other = opened(tmp_path / "other.db")
     assert await import_events(other, file) == Imported(accepted=6, unlinked=1)
     assert facts(other) == facts(full)
-    assert await other.history("ada", 9) == await full.history("ada", 9)
+    assert (await other.history.read("ada", 9)).items == (await full.history.read("ada", 9)).items
     again = await import_events(other, file)  # it has its seed now
     assert again == Imported(duplicates=3, seeded=3)
-    assert other.seed(write_dataset([("ada", "x", 30), ("ada", "y", 10), ("bob", "z", 5)])) == 0
+    assert (
+        other.history.seed(write_dataset([("ada", "x", 30), ("ada", "y", 10), ("bob", "z", 5)]))
+        == 0
+    )
     once_more = tmp_path / "again.ndjson"
     export_events(other, once_more)
     third = opened(tmp_path / "third.db")
@@ -55,16 +58,16 @@ async def test_an_export_imported_elsewhere_is_the_same_store(
 @pytest.mark.parametrize("name", FORMATS)
 async def test_an_export_carries_erasures(full, name, tmp_path, opened, event):
     for user in ("bob", "eve"):
-        await full.erase(user)
+        await full.history.erase(user)
     assert export_events(full, tmp_path / name) == 4
     other = opened(tmp_path / "other.db")
-    await other.append([event("4", user="eve"), event("5", user="guy")])
+    await other.history.append([event("4", user="eve"), event("5", user="guy")])
     assert await import_events(other, tmp_path / name) == Imported(
         accepted=4, unlinked=1, erasures=2
     )
-    assert other.erased(["bob", "eve", "guy"]) == full.erased(["bob", "eve"])
+    assert other.history.erased(["bob", "eve", "guy"]) == full.history.erased(["bob", "eve"])
     assert {user for user, *_ in facts(other)} == {"ada", "guy"}
-    assert (await other.append([event("late", user="bob")])).ignored == 1
+    assert (await other.history.append([event("late", user="bob")])).ignored == 1
     again = await import_events(other, tmp_path / name)
     assert (again.erasures, again.accepted) == (0, 0)
 
@@ -76,7 +79,7 @@ async def test_an_interrupted_import_is_finished_by_running_it_again(
     export_events(full, tmp_path / name)
     monkeypatch.setattr(transfer, "CHUNK", 2)
     other = opened(tmp_path / "other.db")
-    append, calls = other.append, []
+    append, calls = other.history.append, []
 
     async def failing(events):
         calls.append(len(events))
@@ -84,10 +87,10 @@ async def test_an_interrupted_import_is_finished_by_running_it_again(
             raise KeyboardInterrupt
         return await append(events)
 
-    monkeypatch.setattr(other, "append", failing)
+    monkeypatch.setattr(other.history, "append", failing)
     with pytest.raises(KeyboardInterrupt):
         await import_events(other, tmp_path / name)
-    assert other.count() == 4
+    assert other.history.count() == 4
     assert await import_events(other, tmp_path / name) == Imported(
         accepted=2, duplicates=4, unlinked=1
     )
@@ -96,19 +99,19 @@ async def test_an_interrupted_import_is_finished_by_running_it_again(
 
 async def test_a_repeated_event_is_recognised_after_an_import(store, event, tmp_path, opened):
     sent = event("1")
-    await store.append([sent])
+    await store.history.append([sent])
     export_events(store, tmp_path / "events.parquet")
     other = opened(tmp_path / "other.db")
     await import_events(other, tmp_path / "events.parquet")
-    assert (await other.append([sent])).duplicates == 1
+    assert (await other.history.append([sent])).duplicates == 1
 
 
 async def test_erased_users_are_not_brought_back(full, tmp_path):
     export_events(full, tmp_path / "events.ndjson")
-    await full.erase("bob")
+    await full.history.erase("bob")
     done = await import_events(full, tmp_path / "events.ndjson")
     assert done == Imported(duplicates=2, ignored=1, seeded=3)
-    assert await full.users(9) == ["ada"]
+    assert await full.history.users(9) == ["ada"]
 
 
 async def test_lines_of_the_wire_format_are_imported(store, tmp_path):
@@ -119,7 +122,10 @@ async def test_lines_of_the_wire_format_are_imported(store, tmp_path):
     ]
     file.write_text("\n".join(map(json.dumps, lines)) + "\n\n")
     assert await import_events(store, file) == Imported(accepted=2)
-    assert [found.time_ms for found in await store.events("ada", 2)] == [1_767_225_600_000, 1500]
+    assert [found.time_ms for found in await store.history.events("ada", 2)] == [
+        1_767_225_600_000,
+        1500,
+    ]
 
 
 async def test_a_bad_row_is_reported_and_earlier_rows_are_stored(
@@ -140,7 +146,7 @@ async def test_a_bad_row_is_reported_and_earlier_rows_are_stored(
             await import_events(store, file)
         assert str(file) in str(caught.value)
         assert text in str(caught.value)
-    assert await store.history("ada", 9) == ["x"]
+    assert (await store.history.read("ada", 9)).items == ["x"]
     with pytest.raises(DataError, match=r"must end with \.ndjson, \.jsonl or \.parquet"):
         await import_events(store, tmp_path / "events.csv")
     (tmp_path / "events.parquet").write_text("no parquet")
@@ -152,7 +158,7 @@ def test_a_failed_export_leaves_no_file(store, tmp_path, monkeypatch):
     def failing():
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(store, "dump", failing)
+    monkeypatch.setattr(store.history, "dump", failing)
     with pytest.raises(KeyboardInterrupt):
         export_events(store, tmp_path / "out" / "events.ndjson")
     assert list((tmp_path / "out").iterdir()) == []

@@ -1,0 +1,73 @@
+"""Erased users, of whom a store keeps a salted hash and the time of the erasure.
+
+What happened before it does not return with a late delivery, an import or a data set. Erasures of
+another store are taken over with its salt, so a user may be erased under more than one.
+"""
+
+from collections.abc import Collection, Iterable, Sequence
+
+import sqlalchemy as sa
+
+from recsys.serving.stores.database import SALTS, Database
+from recsys.serving.stores.records import Erasure, user_hash
+from recsys.serving.stores.schema import ERASURES, EVENTS, EXPOSURES, RECOMMENDATIONS
+
+UNDER_WAY_MS = 60_000  # an answer this soon after an erasure may be of the old history
+OF_USERS = ((EVENTS, 0), (RECOMMENDATIONS, UNDER_WAY_MS), (EXPOSURES, UNDER_WAY_MS))
+TIMES = sa.select(ERASURES.c.salted_hash, ERASURES.c.erased_ms)
+
+
+def erased_among(
+    database: Database, connection: sa.Connection, users: Collection[str]
+) -> dict[str, int]:
+    """Time of erasure of those of `users` who were erased."""
+    if not users or connection.execute(TIMES.limit(1)).first() is None:
+        return {}
+    salts = [bytes.fromhex(salt) for salt in database.state(connection, SALTS)]
+    hashes = {user_hash(user, salt): user for user in users for salt in salts}
+    rows = connection.execute(TIMES.where(database.among(ERASURES.c.salted_hash, hashes)))
+    erased: dict[str, int] = {}
+    for name, erased_ms in rows:
+        erased[hashes[name]] = max(erased_ms, erased.get(hashes[name], 0))
+    return erased
+
+
+def erase(database: Database, connection: sa.Connection, erasure: Erasure, user: str) -> None:
+    """Erase a user: events, remembered answers and exposures."""
+    _keep(database, connection, [erasure])
+    for table, _ in OF_USERS:
+        connection.execute(sa.delete(table).where(table.c.user_id == user))
+    database.leave_bytes(connection)
+
+
+def take_over(database: Database, connection: sa.Connection, erasures: Sequence[Erasure]) -> int:
+    """Record erasures of stores, and delete what they erase; returns how many were not known."""
+    known = dict(connection.execute(TIMES).all())
+    fresh = [one for one in erasures if one.erased_ms > known.get(one.user_hash, -1)]
+    if not fresh:
+        return 0
+    salts = dict.fromkeys(one.salt for one in fresh)
+    _keep(database, connection, fresh)
+    every = dict.fromkeys([*database.state(connection, SALTS), *salts])
+    database.put_state(connection, SALTS, [*every])
+    times = {one.user_hash: one.erased_ms for one in fresh}
+    for table, more_ms in OF_USERS:
+        user = table.c.user_id
+        users = connection.scalars(sa.select(user).distinct().where(user.is_not(None))).all()
+        hashes = [(user_hash(name, bytes.fromhex(salt)), name) for name in users for salt in salts]
+        rows = [{"user": u, "until": times[name] + more_ms} for name, u in hashes if name in times]
+        if rows:
+            is_old = (user == sa.bindparam("user")) & (table.c.time_ms <= sa.bindparam("until"))
+            connection.execute(sa.delete(table).where(is_old), rows)
+    database.leave_bytes(connection)
+    return len(fresh)
+
+
+def _keep(database: Database, connection: sa.Connection, erasures: Iterable[Erasure]) -> None:
+    """Record erasures, in the place of earlier ones of the same users."""
+    row = database.insert(ERASURES)
+    replaced = {"erased_ms": row.excluded.erased_ms}
+    connection.execute(
+        row.on_conflict_do_update(index_elements=["salted_hash"], set_=replaced),
+        [{"salted_hash": e.user_hash, "erased_ms": e.erased_ms, "salt": e.salt} for e in erasures],
+    )

@@ -1,0 +1,311 @@
+"""The events of users in a store: their histories."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Collection, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import sqlalchemy as sa
+
+from recsys.serving.stores.admission import admit
+from recsys.serving.stores.calls import Calls
+from recsys.serving.stores.database import ERASING, SEEDING, SEEDS
+from recsys.serving.stores.erasures import erase, erased_among, take_over
+from recsys.serving.stores.group import Write
+from recsys.serving.stores.records import (
+    SEED_TYPE,
+    Act,
+    Appended,
+    Erasure,
+    Event,
+    EventConflictError,
+    Sign,
+    StoredEvent,
+    TypedHistory,
+    now_ms,
+    sign_of,
+    user_hash,
+)
+from recsys.serving.stores.schema import ERASURES, EVENT_COLUMNS, EVENTS, RECOMMENDATIONS
+from recsys.serving.stores.seeding import replace_seed
+
+if TYPE_CHECKING:  # redis is an optional dependency
+    from recsys.serving.stores.cache import HistoryCache
+
+CHUNK = 50_000
+NEWEST = 20_000  # of a user's events, those that decide what is not recommended
+LAST_CHARACTER = "\U0010ffff"
+STORED = sa.select(*(EVENTS.c[name] for name in EVENT_COLUMNS), EVENTS.c.id)
+HISTORY = (
+    sa.select(EVENTS.c.item_id, EVENTS.c.type)
+    .where(
+        EVENTS.c.user_id == sa.bindparam("user_id"),
+        EVENTS.c.type.not_in(sa.bindparam("left_out", expanding=True)),
+    )
+    .order_by(EVENTS.c.time_ms.desc(), EVENTS.c.id.desc())
+    .limit(NEWEST)
+)
+KNOWN = sa.select(EVENTS.c.event_id, EVENTS.c.digest)
+ANSWERS = sa.select(RECOMMENDATIONS.c.recommendation_id)
+
+
+class HistoryTable:
+    """Events by their users. A call may raise `StoreError`.
+
+    Whatever an awaited write has returned for is on disk.
+    """
+
+    def __init__(
+        self, calls: Calls, not_history: Collection[str], cache: HistoryCache | None
+    ) -> None:
+        """Use a store; events of the types `not_history` are not part of a history."""
+        self._calls, self._database, self._cache = calls, calls.database, cache
+        self._not_history = not_history
+        self._left_out = sorted(name for name in not_history if self._sign(name) is Sign.LEFT_OUT)
+
+    # Reading
+
+    async def read(self, user_id: str, limit: int) -> TypedHistory | None:
+        """The user's latest events, oldest first, or None if the user is unknown.
+
+        Equal times are in order of arrival. Events of the types `not_history` are left out; items
+        that the user dislikes are named apart.
+        """
+        if "\0" in user_id:  # no event has such an id, and PostgreSQL refuses it
+            return None
+
+        def read() -> TypedHistory | None:
+            if self._cache is None:
+                return self._read(user_id, limit)
+            return self._cache.history(user_id, limit, self._read)
+
+        return await self._calls.read("history", read)
+
+    async def events(
+        self, user_id: str, limit: int, before: tuple[int, int] | None = None
+    ) -> list[StoredEvent]:
+        """A user's events of every type, newest first, at most `limit`.
+
+        `before` is (`time_ms`, `place`) of the last event of the previous page.
+        """
+        if "\0" in user_id:
+            return []
+        query = STORED.where(EVENTS.c.user_id == user_id)
+        if before is not None:
+            place = sa.tuple_(EVENTS.c.time_ms, EVENTS.c.id)
+            query = query.where(place < sa.tuple_(*map(sa.literal, before)))
+        query = query.order_by(EVENTS.c.time_ms.desc(), EVENTS.c.id.desc()).limit(limit)
+        return await self._calls.rows("events", query, _stored)
+
+    async def users(self, limit: int, prefix: str = "") -> list[str]:
+        """Ids of users with events, sorted."""
+        if "\0" in prefix:
+            return []
+        user = EVENTS.c.user_id
+        query = sa.select(user).distinct().where(user >= prefix, user <= prefix + LAST_CHARACTER)
+        return await self._calls.rows("users", query.order_by(user).limit(limit), str)
+
+    async def newest_places(self, depth: int) -> tuple[int, int, int]:
+        """The last `depth` places of events, in the order of arrival, of all users.
+
+        Returns the first and the last place, and the time of the first event there; the time is 0
+        if the store has no earlier events.
+        """
+        newest = sa.select(sa.func.coalesce(sa.func.max(EVENTS.c.id), 0))
+        (last,) = await self._calls.rows("acts", newest, int)
+        first = max(0, last - depth) + 1
+        query = sa.select(EVENTS.c.time_ms).where(EVENTS.c.id >= first).order_by(EVENTS.c.id)
+        times = await self._calls.rows("acts", query.limit(1), int) if first > 1 else ()
+        return first, last, times[0] if times else 0
+
+    async def acts(self, first: int, last: int, since_ms: int) -> list[Act]:
+        """Events at the places `first` to `last` that happened since a time, of all users."""
+        e = EVENTS.c
+        query = sa.select(e.user_id, e.item_id, e.type, e.time_ms, e.recommendation_id)
+        query = query.where(e.id.between(first, last), e.time_ms >= since_ms)
+        return await self._calls.rows("acts", query, Act)
+
+    # Writing
+
+    async def append(self, events: Sequence[Event]) -> Appended:
+        """Write a batch durably: all of it or nothing. The next `read` includes it.
+
+        An `EventConflictError` tells that an event with this id has other content.
+        """
+        users = {event.user for event in events}
+        appended: Appended = await self._calls.write("append", Write(events, users=users))
+        return appended
+
+    async def erase(self, user_id: str) -> None:
+        """Erase a user: events, remembered answers, exposures, cached history.
+
+        Events from before the erasure do not return with a late delivery, an import or a data set;
+        later events are accepted. The call can be repeated.
+        """
+        if "\0" in user_id:
+            return
+        database = self._database
+
+        def change(connection: sa.Connection) -> None:
+            name = user_hash(user_id, database.salt)
+            erase(database, connection, Erasure(name, now_ms(), database.salt.hex()), user_id)
+
+        await self._calls.write("erase", Write(change=change, users=[user_id]))
+
+    # Bulk
+
+    def seed(self, dataset: Path) -> int:
+        """Import the histories of a canonical data set, once for each of its versions.
+
+        An earlier version of the data set is replaced in the same transaction; other events stay.
+
+        Returns the number of imported events: 0 if this version was imported before.
+
+        Raises:
+            ArtifactError: there is no data set, or it was altered.
+        """
+        # Imported here: commands import this module, and importing Arrow is slow.
+        from recsys.artifacts import verify
+        from recsys.dataset import Dataset
+
+        digest = Dataset.manifest(dataset).digest
+        if digest in self.seeds():
+            return 0
+        verify(dataset, "dataset")
+        data = Dataset.load(dataset)
+        with self._database.bulk(self._database.begin) as connection:
+            self._database.lock(connection, SEEDING)
+            if digest in self._database.state(connection, SEEDS):  # by another process, meanwhile
+                return 0
+            count = replace_seed(self._database, connection, data, digest)
+            self._database.put_state(connection, SEEDS, [digest])
+            connection.exec_driver_sql("COMMIT")
+        if self._cache is not None:
+            self._cache.invalidate_all()
+        return count
+
+    def seeds(self) -> set[str]:
+        """Digests of the imported data sets."""
+        with self._database.bulk() as connection:
+            return {*self._database.state(connection, SEEDS)}
+
+    async def mark_seeded(self, digests: Collection[str]) -> None:
+        """Record that all events of these data sets are stored."""
+
+        def mark(connection: sa.Connection) -> None:
+            self._database.lock(connection, SEEDING)
+            known = self._database.state(connection, SEEDS)
+            self._database.put_state(connection, SEEDS, [*dict.fromkeys([*known, *digests])])
+
+        await self._calls.change("seed", mark)
+
+    def dump(self) -> Iterator[Erasure | StoredEvent]:
+        """Iterate over one state of all erasures, and then of all events in order of arrival."""
+        e = ERASURES.c
+        with self._database.bulk(self._database.begin_snapshot) as connection:
+            query = sa.select(e.salted_hash, e.erased_ms, e.salt).order_by(e.salted_hash)
+            yield from [Erasure(*row) for row in connection.execute(query)]
+            after = 0
+            part = STORED.order_by(EVENTS.c.id).limit(CHUNK)
+            while rows := connection.execute(part.where(EVENTS.c.id > after)).all():
+                yield from itertools.starmap(_stored, rows)
+                after = rows[-1].id
+
+    def export(self) -> Iterator[StoredEvent]:
+        """Iterate over one state of all events, in order of arrival."""
+        return (row for row in self.dump() if isinstance(row, StoredEvent))
+
+    def add_erasures(self, erasures: Sequence[Erasure]) -> int:
+        """Take over erasures of other stores, and delete what they erase.
+
+        Returns the number of erasures that were not known.
+        """
+        with self._database.bulk(self._database.begin) as connection:
+            self._database.lock(connection, ERASING)
+            fresh = take_over(self._database, connection, erasures)
+            connection.exec_driver_sql("COMMIT")
+        if self._cache is not None:
+            self._cache.invalidate_all()
+        return fresh
+
+    def erased(self, users: Collection[str]) -> dict[str, int]:
+        """Time of erasure, in unix milliseconds, of those of `users` who were erased."""
+        with self._database.bulk() as connection:
+            return erased_among(self._database, connection, users)
+
+    def count(self) -> int:
+        """Number of events."""
+        with self._database.bulk() as connection:
+            return connection.execute(sa.select(sa.func.count()).select_from(EVENTS)).scalar_one()
+
+    # On the writing thread
+
+    def insert(self, connection: sa.Connection, batches: Sequence[Sequence[Event]]) -> list[Any]:
+        """Insert batches; returns an `Appended` or an error for each.
+
+        Raises:
+            RaceError: another process wrote one of the events meanwhile.
+        """
+        events = [event for batch in batches for event in batch]
+        among = self._database.among
+        names = {event.event_id for event in events if event.event_id is not None}
+        known = dict(connection.execute(KNOWN.where(among(EVENTS.c.event_id, names))).all())
+        erased = erased_among(self._database, connection, {event.user for event in events})
+        answers: set[str] = set()
+        if names := {e.recommendation_id for e in events if e.recommendation_id is not None}:
+            query = ANSWERS.where(among(RECOMMENDATIONS.c.recommendation_id, names))
+            answers = {*connection.scalars(query)}
+        outcomes: list[Any] = []
+        rows: list[tuple[Any, ...]] = []
+        for batch in batches:
+            try:
+                fresh, outcome = admit(batch, known, erased, answers)
+            except EventConflictError as conflict:
+                outcomes.append(conflict)
+                continue
+            known |= {event.event_id: event.digest for event in fresh}
+            rows += [_row(event, answers) for event in fresh]
+            outcomes.append(outcome)
+        if rows:
+            self._database.insert_events(connection, rows)
+        return outcomes
+
+    # Internals
+
+    def _sign(self, name: str) -> Sign:
+        return sign_of(name, self._not_history)
+
+    def _read(self, user_id: str, limit: int) -> TypedHistory | None:
+        rows = self._database.read(HISTORY, {"user_id": user_id, "left_out": self._left_out})
+        signs = {name: self._sign(name) for name in {name for _, name in rows}}
+        events = [
+            (item, None if name == SEED_TYPE else name)
+            for item, name in rows
+            if signs[name] is Sign.PART
+        ]
+        disliked = dict.fromkeys(item for item, name in rows if signs[name] is Sign.DISLIKE)
+        if not events and not disliked:
+            return None
+        latest = events[:limit][::-1]
+        earlier = tuple(dict.fromkeys(events[limit:]))
+        return TypedHistory(
+            [item for item, _ in latest], [name for _, name in latest], tuple(disliked), earlier
+        )
+
+
+def _row(event: Event, answers: Collection[str]) -> tuple[Any, ...]:
+    """The columns of an event, as in `EVENT_COLUMNS`."""
+    answer = event.recommendation_id
+    linked = None if answer is None else int(answer in answers)
+    return (
+        event.event_id, event.user, event.item, event.type, event.time_ms, event.value, answer,
+        linked, event.digest, event.seed,
+    )  # fmt: skip
+
+
+def _stored(*columns: Any) -> StoredEvent:
+    """An event from the columns of `STORED`."""
+    *event, linked, digest, seed, place = columns
+    return StoredEvent(*event, digest, seed, place, None if linked is None else bool(linked))

@@ -1,0 +1,100 @@
+"""The journals of a store: changes of the catalog, rules and experiments; and its state."""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import sqlalchemy as sa
+
+from recsys.serving.stores.calls import Calls
+from recsys.serving.stores.database import JOURNALING
+from recsys.serving.stores.schema import JOURNAL, STATE
+
+LAST = sa.select(sa.func.coalesce(sa.func.max(JOURNAL.c.id), 0))
+
+
+class Journaled(NamedTuple):
+    """Range of places of written records: after `before`, up to `last`, without other records."""
+
+    before: int
+    last: int
+
+
+class JournalTable:
+    """Records of changes (JSON objects) by the name of their journal.
+
+    Places grow in the order of commits, over all processes that share the store: reading again
+    after the last place misses nothing.
+    """
+
+    def __init__(self, calls: Calls) -> None:
+        """Use a store."""
+        self._calls = calls
+
+    async def read(
+        self, name: str, after: int = 0, limit: int | None = None, *, limited: bool = False
+    ) -> list[tuple[int, dict[str, Any]]]:
+        """Records after a place, oldest first, with their places; `limited` as in `Calls`."""
+        query = sa.select(JOURNAL.c.id, JOURNAL.c.record).where(
+            JOURNAL.c.model == name, JOURNAL.c.id > after
+        )
+        query = query.order_by(JOURNAL.c.id).limit(limit)
+
+        def read() -> list[tuple[int, dict[str, Any]]]:
+            rows = self._calls.database.read(query)
+            return [(place, json.loads(record)) for place, record in rows]
+
+        return await self._calls.read("journal", read, limited=limited)
+
+    async def last(self) -> int:
+        """The last place of all journals."""
+        (place,) = await self._calls.rows("journal", LAST, int)
+        return place
+
+    async def append(self, name: str, records: Sequence[Mapping[str, Any]]) -> Journaled:
+        """Write records durably: all or nothing.
+
+        A record with an `item_id` replaces earlier records of the item, so the journal grows with
+        the number of changed items and not with the number of changes.
+        """
+        rows: dict[Any, dict[str, Any]] = {}
+        for number, record in enumerate(records):
+            # As JSON, which PostgreSQL accepts for any id.
+            key = json.dumps(record["item_id"]) if "item_id" in record else None
+            rows.pop(key, None)  # the later record replaces it
+            row = {"model": name, "key": key, "record": json.dumps(dict(record))}
+            rows[number if key is None else key] = row
+        keys = [row["key"] for row in rows.values() if row["key"] is not None]
+        database, is_here = self._calls.database, JOURNAL.c.model == name
+
+        def append(connection: sa.Connection) -> Journaled:
+            database.lock(connection, JOURNALING)  # so that places are in the order of commits
+            before = connection.execute(LAST.where(is_here)).scalar_one()
+            if rows:
+                connection.execute(sa.insert(JOURNAL), [*rows.values()])
+            # Deleted last: SQLite gives the id of a deleted last row to the next one.
+            is_replaced = (JOURNAL.c.id <= before) & database.among(JOURNAL.c.key, keys)
+            connection.execute(sa.delete(JOURNAL).where(is_here, is_replaced))
+            return Journaled(before, connection.execute(LAST.where(is_here)).scalar_one())
+
+        return await self._calls.change("journal", append)
+
+
+class StateTable:
+    """JSON values by keys, for example the aliases."""
+
+    def __init__(self, calls: Calls) -> None:
+        """Use a store."""
+        self._calls = calls
+
+    async def get(self, key: str) -> Any:
+        """A value, or None."""
+        query = sa.select(STATE.c.value).where(STATE.c.key == key)
+        read = self._calls.database.read
+        rows = await self._calls.read("state", lambda: read(query), limited=False)
+        return json.loads(rows[0][0]) if rows else None
+
+    async def put(self, key: str, value: Any) -> None:
+        """Store a value durably."""
+        put = self._calls.database.put_state
+        await self._calls.change("state", lambda connection: put(connection, key, value))
