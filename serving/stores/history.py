@@ -36,7 +36,6 @@ if TYPE_CHECKING:  # redis is an optional dependency
 
 CHUNK = 50_000
 NEWEST = 20_000  # of a user's events, those that decide what is not recommended
-LAST_CHARACTER = "\U0010ffff"
 STORED = sa.select(*(EVENTS.c[name] for name in EVENT_COLUMNS), EVENTS.c.id)
 HISTORY = (
     sa.select(EVENTS.c.item_id, EVENTS.c.type)
@@ -98,14 +97,6 @@ class HistoryTable:
             query = query.where(place < sa.tuple_(*map(sa.literal, before)))
         query = query.order_by(EVENTS.c.time_ms.desc(), EVENTS.c.id.desc()).limit(limit)
         return await self._calls.rows("events", query, _stored)
-
-    async def users(self, limit: int, prefix: str = "") -> list[str]:
-        """Ids of users with events, sorted."""
-        if "\0" in prefix:
-            return []
-        user = EVENTS.c.user_id
-        query = sa.select(user).distinct().where(user >= prefix, user <= prefix + LAST_CHARACTER)
-        return await self._calls.rows("users", query.order_by(user).limit(limit), str)
 
     async def newest_places(self, depth: int) -> tuple[int, int, int]:
         """The last `depth` places of events, in the order of arrival, of all users.

@@ -31,25 +31,18 @@ class JournalTable:
         """Use a store."""
         self._calls = calls
 
-    async def read(
-        self, name: str, after: int = 0, limit: int | None = None, *, limited: bool = False
-    ) -> list[tuple[int, dict[str, Any]]]:
-        """Records after a place, oldest first, with their places; `limited` as in `Calls`."""
+    async def read(self, name: str, after: int = 0) -> list[tuple[int, dict[str, Any]]]:
+        """Records after a place, oldest first, with their places."""
         query = sa.select(JOURNAL.c.id, JOURNAL.c.record).where(
             JOURNAL.c.model == name, JOURNAL.c.id > after
         )
-        query = query.order_by(JOURNAL.c.id).limit(limit)
+        query = query.order_by(JOURNAL.c.id)
 
         def read() -> list[tuple[int, dict[str, Any]]]:
             rows = self._calls.database.read(query)
             return [(place, json.loads(record)) for place, record in rows]
 
-        return await self._calls.read("journal", read, limited=limited)
-
-    async def last(self) -> int:
-        """The last place of all journals."""
-        (place,) = await self._calls.rows("journal", LAST, int)
-        return place
+        return await self._calls.read("journal", read, limited=False)
 
     async def append(self, name: str, records: Sequence[Mapping[str, Any]]) -> Journaled:
         """Write records durably: all or nothing.

@@ -64,11 +64,6 @@ class Store:
         self._calls.start(self._commit)
 
     @property
-    def store_id(self) -> str:
-        """Random id of the content, the same for every process."""
-        return self.database.store_id
-
-    @property
     def salt(self) -> bytes:
         """Random bytes of the hashes of users, the same for every process."""
         return self.database.salt

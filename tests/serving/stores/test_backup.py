@@ -50,7 +50,9 @@ async def test_a_backup_has_every_row_and_another_id(full, tmp_path, opened, eve
     assert rows(tmp_path / "out" / "backup.db") == rows(tmp_path / "shop.db")
     copy = opened(shutil.copy(tmp_path / "out" / "backup.db", tmp_path / "restored.db"))
     assert copy.salt == full.salt
-    assert copy.store_id != full.store_id  # so cursors and cached histories are not taken over
+    assert (
+        copy.database.store_id != full.database.store_id
+    )  # so cursors and cached histories are not taken over
     assert copy.database.read(sa.text("PRAGMA journal_mode")) == [("wal",)]
     assert await copy.history.append([event("3", user="eve")]) == Appended(ignored=1)
 
