@@ -175,8 +175,8 @@ def export_queries(
     another query does not replace the data set of this one.
 
     Raises:
-        ConfigError: no query, SQLAlchemy or a driver is not installed, or the folder holds the
-            result of another query and `force` is not given.
+        ConfigError: no query, a driver is not installed, or the folder holds the result of another
+            query and `force` is not given.
         DataError: the database refuses the connection or the query.
     """
     if query is None:
@@ -184,12 +184,10 @@ def export_queries(
             "--query: a database needs one, for example "
             "--query 'SELECT customer_id, sku, ts FROM events ORDER BY ts'"
         )
-    try:
-        from sqlalchemy import create_engine
-        from sqlalchemy.engine import make_url
-        from sqlalchemy.exc import SQLAlchemyError
-    except ImportError as error:
-        raise ConfigError("a database needs SQLAlchemy: pip install 'recbeam[sql]'") from error
+    from sqlalchemy import create_engine
+    from sqlalchemy.engine import make_url
+    from sqlalchemy.exc import SQLAlchemyError
+
     try:
         parsed = make_url(url)
         engine = create_engine(parsed, hide_parameters=True)

@@ -143,7 +143,6 @@ def test_a_mistake_is_refused_before_anything_is_read(run, home, events, argumen
 
 
 def test_a_database_is_a_source(run, home, events):
-    pytest.importorskip("sqlalchemy", reason="needs the extra 'sql'")
     with sqlite3.connect("web.db") as database:
         events.to_sql("events", database, index=False)
     database.close()

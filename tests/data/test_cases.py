@@ -239,7 +239,6 @@ def test_ids_of_pandas_are_texts(shop, home, ids, right):
 
 
 def test_ids_of_a_database_are_texts(shop, home, raw):
-    pytest.importorskip("sqlalchemy")
     ids = [b"\x00\x9f", b"ab", b"cd"]
     with sqlite3.connect(raw / "shop.db") as connection:
         connection.execute("CREATE TABLE e (user INTEGER, item BLOB, ts INTEGER)")

@@ -26,7 +26,6 @@ def folder(home: Path, tmp_path: Path) -> Path:
 @pytest.fixture
 def url(folder: Path) -> str:
     """A database with orders; its URL."""
-    pytest.importorskip("sqlalchemy", reason="needs the extra 'sql'")
     with sqlite3.connect(folder / "shop.db") as database:
         database.execute("CREATE TABLE orders (customer TEXT, sku TEXT, price REAL, note TEXT)")
         rows = [(f"c{n % 3}", f"{n % 5:03}", n / 2, None) for n in range(20)]
