@@ -11,7 +11,7 @@ def copy(source, target, keys):
     """As the command, which opens a store of its own, and a copy of the keys."""
     store = open_store(source)
     try:
-    store.database.back_up(target)
+        store.database.back_up(target)
     finally:
         store.close()
     shutil.copy(keys[source], keys[target])
