@@ -31,7 +31,7 @@ def export(
         str,
         typer.Argument(
             metavar="FILE",
-            help="File or object (s3://, gs://) that ends with .ndjson, .jsonl or .parquet.",
+            help="File or object (s3://, gs://) that ends with .ndjson or .jsonl.",
         ),
     ],
     store: Location = None,
@@ -41,7 +41,7 @@ def export(
 ) -> None:
     """Write all events and erasures to a file. The service may be running.
 
-    Example: recsys store export events.parquet
+    Example: recsys store export events.ndjson
     """
     from contextlib import closing
 
@@ -70,7 +70,7 @@ def import_(
 
     Stored events are skipped, so the command can be repeated.
 
-    Example: recsys store import events.parquet --store postgresql://localhost/shop
+    Example: recsys store import events.ndjson --store postgresql://localhost/shop
     """
     import asyncio
     from contextlib import closing

@@ -142,16 +142,16 @@ async def test_an_activity_is_kept_for_a_while_and_read_once(store, at):
 
 async def test_a_store_that_fails_is_read_again(store, at, monkeypatch):
     recent = Recent(directly)
-    acts = store.acts
+    acts = store.history.acts
 
     async def fail(*_):
         raise StoreError("away")
 
     await store.history.append(events(NOW))
-    monkeypatch.setattr(store, "acts", fail)
+    monkeypatch.setattr(store.history, "acts", fail)
     with pytest.raises(StoreError, match="away"):
         await recent(store)
-    monkeypatch.setattr(store, "acts", acts)
+    monkeypatch.setattr(store.history, "acts", acts)
     assert (await recent(store)).items == ["i0"]
 
 

@@ -464,7 +464,7 @@ async def test_changes_of_others_are_made_after_an_outage_of_the_store(
         raise StoreError("away")
 
     with monkeypatch.context() as broken:
-        broken.setattr(service.store, "journal", away)
+        broken.setattr(service.store.journal, "read", away)
         await one.put_item("lamp", LAMP)
         await until(lambda: looks > 2)
     await until(lambda: service.catalog.find("lamp") >= 0)
@@ -495,7 +495,7 @@ async def test_a_change_that_is_not_stored_is_not_acknowledged(
     async def full(model, records):
         raise StoreError("disk full")
 
-    monkeypatch.setattr(service.store, "journal_append", full)
+    monkeypatch.setattr(service.store.journal, "append", full)
     response = await client.put_item("lamp", LAMP)
     assert code(response) == (503, "store_unavailable")
 
@@ -510,7 +510,7 @@ async def test_a_repeated_removal_is_journaled_after_a_failure(
             async def full(model, records):
                 raise StoreError("disk full")
 
-            broken.setattr(service.store, "journal_append", full)
+            broken.setattr(service.store.journal, "append", full)
             for item in ("lamp", "item-3"):
                 response = await client.delete(f"/v1/items/{item}")
                 assert code(response) == (503, "store_unavailable")

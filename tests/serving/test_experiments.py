@@ -436,7 +436,7 @@ async def test_results_are_computed_once_for_all_who_ask(shop, monkeypatch):
     calls = []
     read = service.store.served.exposed
     monkeypatch.setattr(
-        service.store, "exposed", lambda *given: calls.append(given) or read(*given)
+        service.store.served, "exposed", lambda *given: calls.append(given) or read(*given)
     )
     monkeypatch.setattr(experiments, "REST", 1e6)
     first, *others = await asyncio.gather(*(results(client) for _ in range(5)))

@@ -454,7 +454,7 @@ async def test_a_rule_that_is_not_stored_does_not_apply(client, running, monkeyp
         raise StoreError("disk full")
 
     with monkeypatch.context() as broken:
-        broken.setattr(store, "journal_append", full)
+        broken.setattr(store.journal, "append", full)
         response = await client.put("/v1/rules/summer", json=SUMMER)
         assert code(response) == (503, "store_unavailable")
     assert (await client.get("/v1/rules")).json() == {"rules": [], "next": None}

@@ -203,14 +203,14 @@ async def test_figures_are_kept_for_a_while(client, monkeypatch):
 async def test_figures_are_made_once_for_all_and_to_the_end(client, service, monkeypatch):
     monkeypatch.setattr(today, "KEPT_S", 1000.0)
     made, going = [], asyncio.Event()
-    answers = service.store.answers
+    answers = service.store.served.last
 
     async def slow():
         made.append(1)
         await going.wait()
         return await answers()
 
-    monkeypatch.setattr(service.store, "answers", slow)
+    monkeypatch.setattr(service.store.served, "last", slow)
     asked = [asyncio.create_task(ask(client)) for _ in range(3)]
     while not made:
         await asyncio.sleep(0)
@@ -226,7 +226,7 @@ async def test_a_store_that_fails_is_asked_again(client, service, monkeypatch):
         raise StoreError("away")
 
     with monkeypatch.context() as patch:
-        patch.setattr(service.store, "answers", fail)
+        patch.setattr(service.store.served, "last", fail)
         response = await client.get("/v1/today")
         assert (response.status_code, response.json()["code"]) == (503, "store_unavailable")
     assert (await ask(client))["answers"] == 0
