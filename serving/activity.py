@@ -5,9 +5,6 @@ bounded however many events and requests there are. Nothing is counted increment
 is erased, or that another process has written, is missing or there at the next reading.
 """
 
-import asyncio
-import contextvars
-import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
@@ -15,13 +12,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recsys.serving.reads import Reads
+from recsys.serving.renewed import Renewed
 from recsys.serving.stores.records import Act, now_ms
 from recsys.serving.stores.store import Store
 
 DEPTH = 200_000  # of the newest events, by arrival
 PAGE = 5_000  # events that are read and numbered at once, in some milliseconds
 LONGEST_MS = 30 * 86_400_000  # older events are not read
-KEPT_S, REST = 30.0, 9.0  # an activity is kept that long, and for that many durations of reading it
+KEPT_S = 30.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -119,18 +117,12 @@ class Tally:
 
 
 class Recent:
-    """The activity of now, read by one task at a time.
-
-    It is read again when it is `KEPT_S` old. Who asks while it is read gets the one before, unless
-    that is twice as old, and otherwise waits.
-    """
+    """The activity of now."""
 
     def __init__(self, reads: Reads) -> None:
         """Without an activity yet."""
         self._reads = reads
-        self._kept: Activity | None = None
-        self._until = 0.0  # monotonic
-        self._reading: asyncio.Task[Activity] | None = None
+        self.renewed: Renewed[Activity] = Renewed(KEPT_S)
 
     async def __call__(self, store: Store) -> Activity:
         """The activity.
@@ -138,35 +130,14 @@ class Recent:
         Raises:
             StoreError: the store cannot be read.
         """
-        now = time.monotonic()
-        if self._kept is not None and now < self._until:
-            return self._kept
-        if self._reading is None or self._reading.done():
-            # Of no client, and not given up with the request that begins it.
-            self._reading = asyncio.create_task(
-                self._read(store), name="activity", context=contextvars.Context()
-            )
-            # A failure is for those who wait; without them, nobody needs to know.
-            self._reading.add_done_callback(lambda task: task.cancelled() or task.exception())
-        if self._kept is not None and now < self._until + KEPT_S:
-            return self._kept
-        return await asyncio.shield(self._reading)
-
-    async def close(self) -> None:
-        """End the reading."""
-        if self._reading is not None:
-            self._reading.cancel()
-            await asyncio.gather(self._reading, return_exceptions=True)
+        return await self.renewed.get(0, lambda: self._read(store))
 
     async def _read(self, store: Store) -> Activity:
-        start, until_ms = time.monotonic(), now_ms()
+        until_ms = now_ms()
         since_ms = until_ms - LONGEST_MS
         first, last, earliest_ms = await store.history.newest_places(DEPTH)
         tally = Tally()
         for place in range(first, last + 1, PAGE):
             acts = await store.history.acts(place, min(last, place + PAGE - 1), since_ms)
             await self._reads(tally.add, acts)
-        found = await self._reads(tally.activity, max(since_ms, earliest_ms), until_ms)
-        end = time.monotonic()
-        self._kept, self._until = found, max(start + KEPT_S, end + REST * (end - start))
-        return found
+        return await self._reads(tally.activity, max(since_ms, earliest_ms), until_ms)

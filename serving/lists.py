@@ -92,7 +92,7 @@ class Lists:
 
     async def close(self) -> None:
         """End what runs in the background."""
-        await self._recent.close()
+        await self._recent.renewed.close()
 
     async def trending(
         self, query: TrendingQuery, wanted: Mapping[str, Any] | None

@@ -73,7 +73,7 @@ class State:
 
     async def close(self) -> None:
         """Answer the waiting requests, and end what runs beside them."""
-        await self.today.close()
+        await self.today.renewed.close()
         await self.lists.close()
         await self.catalog_changes.close()
         await self.rules.close()

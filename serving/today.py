@@ -6,12 +6,9 @@ user sent an event with its `recommendation_id`, as in an experiment. That an an
 not mean that anybody saw it.
 """
 
-import asyncio
 import json
-import time
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable
-from contextvars import Context
 from dataclasses import dataclass
 from itertools import islice
 
@@ -22,6 +19,7 @@ from scipy.special import stdtrit
 from recsys.live import Epoch
 from recsys.serving.models import Models
 from recsys.serving.reads import Reads
+from recsys.serving.renewed import Renewed
 from recsys.serving.schemas.common import CHAMPION
 from recsys.serving.schemas.today import Coverage, ItemFigures, Rate, Slots, Today, Trend
 from recsys.serving.stores.records import SKEW_MS, Act, Given, now_ms
@@ -35,7 +33,7 @@ PAGE = 2_000  # rows that are read and counted at once, in some milliseconds
 ALWAYS = ("click", "purchase")  # types of events that are shown even if there are none
 MOST_TYPES, MOST_ITEMS = 8, 20  # of a list
 HALF_LIFE_MS = 6 * HOUR_MS  # of an event in `trending`, for each day of the period
-KEPT_S, REST = 10.0, 9.0  # figures are kept that long, and for that many durations of making them
+KEPT_S = 10.0
 
 
 @dataclass(frozen=True)
@@ -242,51 +240,20 @@ def _title(epoch: Epoch, item: str) -> str:
 
 
 class Figures:
-    """Makes the figures of today, and keeps them for a while.
-
-    However many ask, making them takes at most a tenth of the time.
-    """
+    """Makes the figures of today, and keeps them for a while."""
 
     def __init__(self, models: Models, reads: Reads, not_history: Collection[str]) -> None:
         """Without figures yet."""
         self._models, self._reads, self._not_history = models, reads, not_history
-        self._kept: dict[int, tuple[float, bytes]] = {}  # by days: until when, and the answer
-        self._making: dict[int, asyncio.Task[bytes]] = {}  # by days
-        self._turn = asyncio.Lock()
+        self.renewed: Renewed[bytes] = Renewed(KEPT_S)
 
     async def __call__(self, store: Store, days: int) -> bytes:
         """The figures of the last days: a `Today` as JSON.
 
-        They are made to the end if the caller is cancelled, and are then there for the next one.
-
         Raises:
             StoreError: the store cannot be read.
         """
-        until, text = self._kept.get(days, (0.0, b""))
-        if text and time.monotonic() < until:
-            return text
-        making = self._making.get(days)
-        if making is None:
-            # In an empty context: it has no client and no deadline.
-            making = asyncio.create_task(self._renew(store, days), context=Context())
-            self._making[days] = making
-            making.add_done_callback(lambda _: self._making.pop(days))
-        return await asyncio.shield(making)
-
-    async def close(self) -> None:
-        """Stop making figures."""
-        under_way = [*self._making.values()]
-        for making in under_way:
-            making.cancel()
-        await asyncio.gather(*under_way, return_exceptions=True)
-
-    async def _renew(self, store: Store, days: int) -> bytes:
-        async with self._turn:
-            start = time.monotonic()
-            text = await self._make(store, days)
-            end = time.monotonic()
-        self._kept[days] = max(start + KEPT_S, end + REST * (end - start)), text
-        return text
+        return await self.renewed.get(days, lambda: self._make(store, days))
 
     async def _make(self, store: Store, days: int) -> bytes:
         period = Period.of(days, now_ms())

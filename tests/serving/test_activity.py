@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from recsys.serving import activity as module
+from recsys.serving import renewed
 from recsys.serving.activity import Recent, Tally
 from recsys.serving.stores import open_store
 from recsys.serving.stores.records import Act, Event, StoreError
@@ -88,7 +89,7 @@ def store(tmp_path):
 def at(monkeypatch):
     """Sets the time, and reads without pauses."""
     monkeypatch.setattr(module, "KEPT_S", 0.0)
-    monkeypatch.setattr(module, "REST", 0.0)
+    monkeypatch.setattr(renewed, "REST", 0.0)
     monkeypatch.setattr(module, "now_ms", lambda: NOW)
     monkeypatch.setattr(module, "LONGEST_MS", 500)
     return monkeypatch
@@ -126,18 +127,18 @@ async def test_an_activity_is_kept_for_a_while_and_read_once(store, at):
         return function(*arguments)
 
     recent = Recent(counted)
-    at.setattr(module, "KEPT_S", 1000.0)
+    recent.renewed.kept_s = 1000.0
     first, *others = await asyncio.gather(*(recent(store) for _ in range(5)))
     assert all(other is first for other in others)
     assert (await recent(store), readings) == (first, 1)
-    recent._until = time.monotonic()
+    recent.renewed._results[0] = time.monotonic(), first
     assert await recent(store) is first, "nobody waits for the next one"
-    await recent._reading
+    await recent.renewed._making[0]
     second = await recent(store)
     assert (second is not first, readings) == (True, 2)
-    recent._until = time.monotonic() - module.KEPT_S
+    recent.renewed._results[0] = time.monotonic() - 1000.0, second
     assert await recent(store) is not second, "an old one is not used"
-    await recent.close()
+    await recent.renewed.close()
 
 
 async def test_a_store_that_fails_is_read_again(store, at, monkeypatch):
@@ -164,9 +165,9 @@ async def test_a_reading_goes_on_without_who_began_it(store, at):
 
     recent = Recent(slow)
     await store.history.append(events(NOW))
-    at.setattr(module, "KEPT_S", 1000.0)
+    recent.renewed.kept_s = 1000.0
     with pytest.raises(TimeoutError):
         await asyncio.wait_for(recent(store), 0.01)
     free.set()
     assert (await recent(store)).items == ["i0"]
-    assert recent._kept is not None
+    assert 0 in recent.renewed._results

@@ -11,7 +11,7 @@ import sqlalchemy as sa
 
 from recsys.interactions import Behaviour
 from recsys.retrieval.event_types import EventTypes
-from recsys.serving import activity, auth
+from recsys.serving import activity, auth, renewed
 from recsys.serving.api.caching import MAX_AGE_S, PRIVATE, SHARED
 from recsys.serving.app import create_app
 from recsys.serving.stores.records import Event
@@ -29,7 +29,7 @@ HOUR = 3600
 def at_once(monkeypatch):
     """The store is read for each list of trending items."""
     monkeypatch.setattr(activity, "KEPT_S", 0.0)
-    monkeypatch.setattr(activity, "REST", 0.0)
+    monkeypatch.setattr(renewed, "REST", 0.0)
 
 
 async def ask(client, name, **query):
@@ -125,8 +125,8 @@ async def test_events_of_an_erased_user_do_not_count(client):
     assert ids(await ask(client, "trending")) == ["item-2"]
 
 
-async def test_trending_items_are_kept_for_a_short_time(client, monkeypatch):
-    monkeypatch.setattr(activity, "KEPT_S", 1000.0)
+async def test_trending_items_are_kept_for_a_short_time(client, service):
+    service.state.lists._recent.renewed.kept_s = 1000.0
     await send(client, ("eve", "item-1", "view", 0))
     first = await ask(client, "trending")
     await send(client, ("eve", "item-2", "view", 0))

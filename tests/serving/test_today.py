@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from recsys.serving import today
+from recsys.serving import renewed, today
 from recsys.serving.stores import served as stores
 from recsys.serving.stores.records import Served, StoreError
 from recsys.serving.today import interval
@@ -23,7 +23,7 @@ SEEN_ONLY = ("impression", "dismiss")  # types that are no sign of interest
 def fresh(monkeypatch):
     """No figures are kept, and pages are small."""
     monkeypatch.setattr(today, "KEPT_S", 0.0)
-    monkeypatch.setattr(today, "REST", 0.0)
+    monkeypatch.setattr(renewed, "REST", 0.0)
     monkeypatch.setattr(today, "PAGE", 7)
 
 
@@ -192,8 +192,8 @@ async def test_hidden_items_leave_the_coverage(client):
     assert [row["item_id"] for row in found["never_followed"]] == ["item-2"]
 
 
-async def test_figures_are_kept_for_a_while(client, monkeypatch):
-    monkeypatch.setattr(today, "KEPT_S", 1000.0)
+async def test_figures_are_kept_for_a_while(client, service):
+    service.state.today.renewed.kept_s = 1000.0
     first = await ask(client)
     await tell(client, [Served("r", "ada", "m", ("item-1",), first["until_ms"])], [])
     assert await ask(client) == first
@@ -201,7 +201,7 @@ async def test_figures_are_kept_for_a_while(client, monkeypatch):
 
 
 async def test_figures_are_made_once_for_all_and_to_the_end(client, service, monkeypatch):
-    monkeypatch.setattr(today, "KEPT_S", 1000.0)
+    service.state.today.renewed.kept_s = 1000.0
     made, going = [], asyncio.Event()
     answers = service.store.served.last
 

@@ -1,0 +1,65 @@
+"""Results for all clients that take a while to make: each is made seldom, and once for all."""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from contextvars import Context
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+REST = 9.0  # the least time between two results, in durations of making one
+
+
+class Renewed(Generic[T]):
+    """Results by numbers, which are made again when somebody asks and they are old.
+
+    However many ask, making takes at most a tenth of the time, and one result is made at a time.
+    Whoever asks meanwhile gets the one before, unless that is twice as old, and otherwise waits.
+
+    Attributes:
+        kept_s: the age from which on a result is old, in seconds.
+    """
+
+    def __init__(self, kept_s: float) -> None:
+        """Without results."""
+        self.kept_s = kept_s
+        self._results: dict[int, tuple[float, T]] = {}  # until when, and the result
+        self._making: dict[int, asyncio.Task[T]] = {}
+        self._turn = asyncio.Lock()
+
+    async def get(self, number: int, make: Callable[[], Awaitable[T]]) -> T:
+        """The result of this number, made by `make`; whatever that raises."""
+        now = time.monotonic()
+        until, result = self._results.get(number, (0.0, None))
+        if result is not None and now < until:
+            return result
+        making = self._making.get(number)
+        if making is None:
+            # In an empty context, and to the end if the caller is cancelled: it is of no client.
+            making = asyncio.create_task(self._make(number, make), context=Context())
+            self._making[number] = making
+            making.add_done_callback(lambda task: self._made(number, task))
+        if result is not None and now < until + self.kept_s:
+            return result
+        return await asyncio.shield(making)
+
+    async def close(self) -> None:
+        """Stop making results."""
+        making = [*self._making.values()]
+        for task in making:
+            task.cancel()
+        await asyncio.gather(*making, return_exceptions=True)
+
+    async def _make(self, number: int, make: Callable[[], Awaitable[T]]) -> T:
+        async with self._turn:
+            start = time.monotonic()
+            result = await make()
+            end = time.monotonic()
+        until = max(start + self.kept_s, end + REST * (end - start))
+        self._results[number] = until, result
+        return result
+
+    def _made(self, number: int, task: asyncio.Task[T]) -> None:
+        del self._making[number]
+        if not task.cancelled():
+            task.exception()  # a failure is for those who wait; without them, nobody needs to know
