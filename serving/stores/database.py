@@ -94,8 +94,12 @@ class Database(ABC):
         """
 
     @abstractmethod
-    def among(self, column: sa.ColumnElement[Any], values: Iterable[str]) -> Any:
-        """A condition that a column is one of any number of values."""
+    def among(self, column: sa.ColumnElement[Any]) -> Any:
+        """A condition that a column is one of any number of texts, the parameters of `texts`."""
+
+    @abstractmethod
+    def texts(self, values: Iterable[str]) -> dict[str, Any]:
+        """The parameters of a statement with `among`, which is made once."""
 
     @abstractmethod
     def insert_events(self, connection: sa.Connection, rows: Sequence[tuple[Any, ...]]) -> None:

@@ -15,17 +15,19 @@ from recsys.serving.stores.schema import ERASURES, EVENTS, EXPOSURES, RECOMMENDA
 UNDER_WAY_MS = 60_000  # an answer this soon after an erasure may be of the old history
 OF_USERS = ((EVENTS, 0), (RECOMMENDATIONS, UNDER_WAY_MS), (EXPOSURES, UNDER_WAY_MS))
 TIMES = sa.select(ERASURES.c.salted_hash, ERASURES.c.erased_ms)
+FIRST = TIMES.limit(1)
 
 
 def erased_among(
     database: Database, connection: sa.Connection, users: Collection[str]
 ) -> dict[str, int]:
     """Time of erasure of those of `users` who were erased."""
-    if not users or connection.execute(TIMES.limit(1)).first() is None:
+    if not users or connection.execute(FIRST).first() is None:
         return {}
     salts = [bytes.fromhex(salt) for salt in database.state(connection, SALTS)]
     hashes = {user_hash(user, salt): user for user in users for salt in salts}
-    rows = connection.execute(TIMES.where(database.among(ERASURES.c.salted_hash, hashes)))
+    query = TIMES.where(database.among(ERASURES.c.salted_hash))
+    rows = connection.execute(query, database.texts(hashes))
     erased: dict[str, int] = {}
     for name, erased_ms in rows:
         erased[hashes[name]] = max(erased_ms, erased.get(hashes[name], 0))

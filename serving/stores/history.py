@@ -46,8 +46,6 @@ HISTORY = (
     .order_by(EVENTS.c.time_ms.desc(), EVENTS.c.id.desc())
     .limit(NEWEST)
 )
-KNOWN = sa.select(EVENTS.c.event_id, EVENTS.c.digest)
-ANSWERS = sa.select(RECOMMENDATIONS.c.recommendation_id)
 
 
 class HistoryTable:
@@ -63,6 +61,11 @@ class HistoryTable:
         self._calls, self._database, self._cache = calls, calls.database, cache
         self._not_history = not_history
         self._left_out = sorted(name for name in not_history if self._sign(name) is Sign.LEFT_OUT)
+        # Made once: making a statement takes as long as executing it.
+        among, answer = calls.database.among, RECOMMENDATIONS.c.recommendation_id
+        known = sa.select(EVENTS.c.event_id, EVENTS.c.digest)
+        self._known = known.where(among(EVENTS.c.event_id))
+        self._answers = sa.select(answer).where(among(answer))
 
     # Reading
 
@@ -240,14 +243,13 @@ class HistoryTable:
             RaceError: another process wrote one of the events meanwhile.
         """
         events = [event for batch in batches for event in batch]
-        among = self._database.among
+        texts = self._database.texts
         names = {event.event_id for event in events if event.event_id is not None}
-        known = dict(connection.execute(KNOWN.where(among(EVENTS.c.event_id, names))).all())
+        known = dict(connection.execute(self._known, texts(names)).all())
         erased = erased_among(self._database, connection, {event.user for event in events})
         answers: set[str] = set()
         if names := {e.recommendation_id for e in events if e.recommendation_id is not None}:
-            query = ANSWERS.where(among(RECOMMENDATIONS.c.recommendation_id, names))
-            answers = {*connection.scalars(query)}
+            answers = {*connection.scalars(self._answers, texts(names))}
         outcomes: list[Any] = []
         rows: list[tuple[Any, ...]] = []
         for batch in batches:

@@ -66,8 +66,9 @@ class JournalTable:
             if rows:
                 connection.execute(sa.insert(JOURNAL), [*rows.values()])
             # Deleted last: SQLite gives the id of a deleted last row to the next one.
-            is_replaced = (JOURNAL.c.id <= before) & database.among(JOURNAL.c.key, keys)
-            connection.execute(sa.delete(JOURNAL).where(is_here, is_replaced))
+            is_replaced = (JOURNAL.c.id <= before) & database.among(JOURNAL.c.key)
+            delete = sa.delete(JOURNAL).where(is_here, is_replaced)
+            connection.execute(delete, database.texts(keys))
             return Journaled(before, connection.execute(LAST.where(is_here)).scalar_one())
 
         return await self._calls.change("journal", append)

@@ -141,9 +141,13 @@ class PostgresDatabase(Database):
         with _races():
             connection.execute(sa.text(f"SELECT {function}(:key)"), {"key": LOCK + what})
 
-    def among(self, column: sa.ColumnElement[Any], values: Iterable[str]) -> Any:
+    def among(self, column: sa.ColumnElement[Any]) -> Any:
         """A condition with one parameter, so that the statement is always the same."""
-        return column == sa.any_(sa.literal([*values], sa.ARRAY(sa.Text)))
+        return column == sa.any_(sa.bindparam("texts", type_=sa.ARRAY(sa.Text)))
+
+    def texts(self, values: Iterable[str]) -> dict[str, Any]:
+        """The parameter of `among`."""
+        return {"texts": [*values]}
 
     def insert_events(self, connection: sa.Connection, rows: Sequence[tuple[Any, ...]]) -> None:
         """Insert rows."""

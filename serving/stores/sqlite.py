@@ -86,10 +86,14 @@ class SqliteDatabase(Database):
     def lock(self, connection: sa.Connection, what: int, *, shared: bool = False) -> None:
         """Nothing: `begin` has locked the file."""
 
-    def among(self, column: sa.ColumnElement[Any], values: Iterable[str]) -> Any:
+    def among(self, column: sa.ColumnElement[Any]) -> Any:
         """A condition with one parameter: SQLite limits their number."""
-        texts = sa.func.json_each(json.dumps([*values])).table_valued("value")
+        texts = sa.func.json_each(sa.bindparam("texts")).table_valued("value")
         return column.in_(sa.select(texts.c.value))
+
+    def texts(self, values: Iterable[str]) -> dict[str, Any]:
+        """The parameter of `among`."""
+        return {"texts": json.dumps([*values])}
 
     def insert_events(self, connection: sa.Connection, rows: Sequence[tuple[Any, ...]]) -> None:
         """Insert rows; the write lock excludes other processes."""

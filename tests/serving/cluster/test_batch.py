@@ -315,7 +315,7 @@ async def test_typed_histories_are_those_of_the_store(tmp_path, parts):
     assert histories == wanted
     store = open_store(tmp_path / "store.db")
     store.history.seed(tmp_path / "data")
-    assert [(await store.history.read(user, 10)).items for user in ids] == histories
+    assert [await store.history.read(user, 10) for user in ids] == histories
     store.close()
 
 
