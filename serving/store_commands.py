@@ -10,7 +10,6 @@ import typer
 from recsys.options import ConfigFile, Name, Overrides
 
 if TYPE_CHECKING:  # the command loads these when it runs
-    from recsys.serving.settings import ServingSettings
     from recsys.serving.stores.store import Store
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
@@ -48,7 +47,7 @@ def export(
     from recsys.object_stores import shown, writing
     from recsys.serving.transfer import export_events
 
-    with closing(_open_old(store, name, config, set_)) as opened, writing(file) as path:
+    with closing(_open(store, name, config, set_)) as opened, writing(file) as path:
         count = export_events(opened, path)
     typer.echo(f"{count} events exported to {shown(file)}")
 
@@ -82,7 +81,7 @@ def import_(
     with reading(file) as path:
         if not path.is_file():
             raise DataError(f"{shown(file)}: there is no such file")
-        with closing(_open(store, name, config, set_)) as opened:
+        with closing(_open(store, name, config, set_, is_old=False)) as opened:
             done = asyncio.run(import_events(opened, path))
     typer.echo(
         f"{done.accepted} events imported, {done.duplicates} were there, {done.ignored} of erased "
@@ -115,7 +114,7 @@ def backup(
     from recsys.object_stores import shown, writing
     from recsys.serving.stores.sqlite import SqliteDatabase
 
-    with closing(_open_old(store, name, config, set_)) as opened:
+    with closing(_open(store, name, config, set_)) as opened:
         database = opened.database
         if not isinstance(database, SqliteDatabase):
             raise ConfigError(
@@ -127,41 +126,26 @@ def backup(
         typer.echo(f"{opened.history.count()} events are in {shown(file)}")
 
 
-def _settings(
-    store: str | None, name: str | None, config: Path | None, overrides: list[str] | None
-) -> ServingSettings:
+def _open(
+    store: str | None,
+    name: str | None,
+    config: Path | None,
+    overrides: list[str] | None,
+    *,
+    is_old: bool = True,
+) -> Store:
+    """The store of the options; an old one must be there: opening a SQLite file would make it."""
+    from recsys.errors import ConfigError
     from recsys.serving.settings import ServingSettings
+    from recsys.serving.stores import open_store, sqlite_file
 
     # the store can be moved before there are keys
-    return ServingSettings.load(
+    settings = ServingSettings.load(
         config, overrides or (), name=name, store=store, insecure_listen=True
     )
-
-
-def _require(place: str | Path) -> None:
-    """Refuse a SQLite file that is not there: opening it would make it, and a backup of nothing."""
-    from recsys.errors import ConfigError
-    from recsys.serving.stores import sqlite_file
-
-    file = sqlite_file(place)
-    if file is not None and not file.is_file():
+    file = sqlite_file(settings.store)
+    if is_old and file is not None and not file.is_file():
         raise ConfigError(f"there is no store {file}; name one by --store")
-
-
-def _open_old(
-    store: str | None, name: str | None, config: Path | None, overrides: list[str] | None
-) -> Store:
-    """As `_open`, of a store that is there."""
-    _require(_settings(store, name, config, overrides).store)
-    return _open(store, name, config, overrides)
-
-
-def _open(
-    store: str | None, name: str | None, config: Path | None, overrides: list[str] | None
-) -> Store:
-    from recsys.serving.stores import open_store
-
-    settings = _settings(store, name, config, overrides)
     return open_store(
         settings.store,
         history_cache=settings.history_cache,

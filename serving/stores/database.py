@@ -63,12 +63,13 @@ class Database(ABC):
             creator=self._connect,
             poolclass=sa.QueuePool,
             pool_size=self.readers + 1,
+            pool_use_lifo=True,  # few connections, whose caches are warm
             **options,
         )
         self._bulk_engine = sa.create_engine(
             dialect, creator=partial(self._connect, patient=True), poolclass=sa.NullPool, **options
         )
-        with self.explained(), self.bulk(self.begin) as connection:
+        with self.bulk(self.begin) as connection:
             self.lock(connection, SEEDING)
             self._make_or_check(connection)
             self.store_id: str = self.state(connection, STORE_ID)
