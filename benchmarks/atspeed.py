@@ -29,12 +29,12 @@ QUICK: dict[str, Any] = {
     "data": {"source": "synthetic", "synthetic": {"users": 300, "items": 240}},
     "ids": {"method": "rq-kmeans", "levels": 3, "codebook_size": 8},
     "target": {
-        "epochs": 1, "evaluate_every": 0, "threads": 1, "precision": "float32",
+        "epochs": 1, "evaluate_every": 0, "precision": "float32",
         "architecture": {"hidden_size": 32, "intermediate_size": 64},
         "prompt": {"max_items": 6, "block": 2},
     },
     "teacher": {"histories": 60, "beams": 5},
-    "draft": {"threads": 1, "precision": "float32"},
+    "draft": {"precision": "float32"},
 }  # fmt: skip
 QUICK_OPTIONS: dict[str, Any] = {
     "users": 6, "timed": 2, "recall_users": 10, "ks": (1, 3), "drafts": 6, "studied": (3,),

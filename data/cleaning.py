@@ -9,12 +9,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from pydantic import BeforeValidator, Field, NonNegativeInt
 
-from recsys.config import check_bounds
+from recsys.config import Share, internal, section
 from recsys.data.report import EXAMPLES, Report
 from recsys.data.service_lines import ServiceLines
 from recsys.data.texts import MISSING, NOTHING
@@ -27,79 +29,87 @@ NO_ID = pa.concat_arrays([MISSING, NOTHING])
 SHORT_CODE = r"^[A-Za-z]{2,3}$"  # among such codes, NA is one
 
 
-@dataclass(frozen=True)
+Rule = Literal[
+    "missing_ids", "cancelled_orders", "unreadable_times", "impossible_times", "placeholder_users",
+    "near_duplicates", "negative_feedback", "unknown_items", "item_texts", "prices",
+    "category_paths", "constant_columns",
+]  # fmt: skip
+OptionalRule = Literal["tracking", "test_users"]
+SKIP, ALSO = "data.clean.skip turns rules off", "data.clean.also turns it on"
+
+
+def _split(value: Any) -> Any:
+    return value.split(",") if isinstance(value, str) else value
+
+
+@section
 class CleanConfig:
-    """Section `data.clean`: how a `table` source is cleaned. Every rule can be turned off.
+    """Section `data.clean`: how a `table` source is cleaned."""
 
-    Attributes:
-        most_removed: the largest share of events or of users that one rule may remove; where a rule
-            would remove more, nothing is written and the error names the settings that decide. Low
-            ratings may be half of all, because the lower part of a scale is ordinary in reviews.
-        drop_items: lines that are no products: ids, patterns of ids with `*`, or `COLUMN=VALUE` of
-            either file. They are in no history and are never recommended. Lines that are named
-            like shipping, fees or discounts are recognised besides, unless `none` is among these.
-        item_separator: divides several items in one cell; by default it is recognised, and `none`
-            keeps each cell as one item.
-        damaged_rows: largest share of rows that may be damaged; such rows are skipped.
-        missing_ids: drop rows without user or item, instead of refusing the file.
-        cancelled_orders: drop rows of orders that were cancelled or not paid.
-        tracking: remove parameters of campaigns, such as `utm_source`, from items that are URLs.
-            The items file and later requests must then name items without them.
-        unreadable_times: drop rows without a readable time, instead of refusing the file.
-        impossible_times: drop events before 1990 and more than a day in the future.
-        placeholder_users: drop users such as `guest` with many events.
-        test_users: drop users whose ids look like those of tests or of staff; by default they are
-            only reported.
-        bots: smallest number of events of a bot; a bot also has 20 times the events of the 99th
-            percentile of users. 0 keeps all.
-        near_duplicates_minutes: a user's consecutive events on one item within this time are one
-            step. 0 keeps all.
-        negative_feedback: drop dislikes, returns and low ratings, and the user's earlier events on
-            the same item.
-        negative_rating: the highest rating that is negative; None takes the lowest two fifths of a
-            scale with at least four values, or with a value of 0 or less (0 and 1, -1 and 1).
-            Numbers that end neither at 10 or less nor at 20 or 100 are no scale but counts, and
-            none of them is negative. Yes and no are 1 and 0.
-        unknown_items: never recommend items that the items file does not describe.
-        item_texts: remove markup, entities and superfluous blanks from titles and texts.
-        prices: read prices with currencies and decimal commas as numbers.
-        category_paths: split paths of categories into lists.
-        constant_columns: drop columns of the items file that have one value or none.
-    """
-
-    most_removed: float = 0.3
+    most_removed: Annotated[float, Field(ge=0)] = 0.3
+    """The largest share of events or of users that one rule may remove; where a rule would remove
+    more, nothing is written and the error names the settings that decide. Low ratings may be half
+    of all, because the lower part of a scale is ordinary in reviews."""
     drop_items: tuple[str, ...] = ()
+    """Lines that are no products: ids, patterns of ids with `*`, or `COLUMN=VALUE` of either file.
+    They are in no history and are never recommended. Lines that are named like shipping, fees or
+    discounts are recognised besides, unless `none` is among these."""
     item_separator: str | None = None
-    damaged_rows: float = 0.01
-    missing_ids: bool = True
-    cancelled_orders: bool = True
-    tracking: bool = False
-    unreadable_times: bool = True
-    impossible_times: bool = True
-    placeholder_users: bool = True
-    test_users: bool = False
-    bots: int = 500
-    near_duplicates_minutes: float = 30.0
-    negative_feedback: bool = True
+    """Divides several items in one cell; by default it is recognised, and `none` keeps each cell as
+    one item."""
+    damaged_rows: Share = 0.01
+    """Largest share of rows that may be damaged; such rows are skipped."""
+    bots: NonNegativeInt = 500
+    """Smallest number of events of a bot; a bot also has 20 times the events of the 99th percentile
+    of users. 0 keeps all."""
     negative_rating: float | None = None
-    unknown_items: bool = True
-    item_texts: bool = True
-    prices: bool = True
-    category_paths: bool = True
-    constant_columns: bool = True
+    """The highest rating that is negative; None takes the lowest two fifths of a scale with at
+    least four values, or with a value of 0 or less (0 and 1, -1 and 1). Numbers that end neither at
+    10 or less nor at 20 or 100 are no scale but counts, and none of them is negative. Yes and no
+    are 1 and 0."""
+    skip: Annotated[tuple[Rule, ...], BeforeValidator(_split)] = ()
+    """Rules that are not applied, as a list or separated by commas."""
+    also: Annotated[tuple[OptionalRule, ...], BeforeValidator(_split)] = ()
+    """Rules that are applied besides, in the same form: `tracking` and `test_users`."""
+    missing_ids: bool = internal(SKIP, default=True)
+    """Drop rows without user or item, instead of refusing the file."""
+    cancelled_orders: bool = internal(SKIP, default=True)
+    """Drop rows of orders that were cancelled or not paid."""
+    tracking: bool = internal(ALSO, default=False)
+    """Remove parameters of campaigns, such as `utm_source`, from items that are URLs. The items
+    file and later requests must then name items without them."""
+    unreadable_times: bool = internal(SKIP, default=True)
+    """Drop rows without a readable time, instead of refusing the file."""
+    impossible_times: bool = internal(SKIP, default=True)
+    """Drop events before 1990 and more than a day in the future."""
+    placeholder_users: bool = internal(SKIP, default=True)
+    """Drop users such as `guest` with many events."""
+    test_users: bool = internal(ALSO, default=False)
+    """Drop users whose ids look like those of tests or of staff; by default they are only
+    reported."""
+    near_duplicates_minutes: float = internal(SKIP, default=30.0, ge=0)
+    """A user's consecutive events on one item within this time are one step. 0 keeps all."""
+    negative_feedback: bool = internal(SKIP, default=True)
+    """Drop dislikes, returns and low ratings, and the user's earlier events on the same item."""
+    unknown_items: bool = internal(SKIP, default=True)
+    """Never recommend items that the items file does not describe."""
+    item_texts: bool = internal(SKIP, default=True)
+    """Remove markup, entities and superfluous blanks from titles and texts."""
+    prices: bool = internal(SKIP, default=True)
+    """Read prices with currencies and decimal commas as numbers."""
+    category_paths: bool = internal(SKIP, default=True)
+    """Split paths of categories into lists."""
+    constant_columns: bool = internal(SKIP, default=True)
+    """Drop columns of the items file that have one value or none."""
 
     def __post_init__(self) -> None:
-        check_bounds(
-            self,
-            "data.clean.",
-            at_least={
-                "bots": 0,
-                "near_duplicates_minutes": 0,
-                "damaged_rows": 0,
-                "most_removed": 0,
-            },
-            below_one=("damaged_rows",),
-        )
+        for rule in self.skip:
+            if rule == "near_duplicates":
+                object.__setattr__(self, "near_duplicates_minutes", 0.0)
+            else:
+                object.__setattr__(self, rule, False)
+        for rule in self.also:
+            object.__setattr__(self, rule, True)
 
 
 @dataclass

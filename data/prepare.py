@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 from zoneinfo import ZoneInfo
 
+from pydantic import Field, NonNegativeInt
+
 from recsys.artifacts import MANIFEST, Output, read_manifest, sha256
-from recsys.config import as_dict
+from recsys.config import as_dict, internal, section
+from recsys.config import build as build_section
 from recsys.data import engine, growth, synthetic, times
 from recsys.data import report as reports
 from recsys.data.behaviours import check_roles
@@ -37,60 +40,57 @@ MEANS = ("memory_gb",)
 WITH_COLUMNS = ("table", "recbole")  # sources that read `data.columns`
 
 
-@dataclass(frozen=True)
+@section
 class DataConfig:
-    """Section `data`. Paths are absolute, or below a folder of raw data or the working folder.
-
-    Attributes:
-        source: `synthetic`, or the name of a reader: `s3rec`, `atspeed`, `lcrec`, `minionerec`,
-            `movielens`, `amazon`, `recbole` or `table`.
-        path: the file of interactions or its folder, depending on the reader.
-        attributes: file of item attributes; by default the reader looks beside `path`.
-        items: file of item titles and texts; by default the reader looks beside `path`.
-        index: file of semantic IDs to import; by default the reader looks beside `path`.
-        columns: column names of a `table` or `recbole` source.
-        time_unit: unit of numeric times: `s`, `ms`, `us`, `ns`, or `auto`, which decides by size.
-        time_zone: of times without a zone in a `table` source, such as `Europe/Berlin`.
-        day_first: whether 03/04/2024 is the third of April, in a `table` source; by default the
-            data decide.
-        clean: rules that clean a `table` source.
-        behaviours: roles of event types in a `table` source, by name: `target`, `context` or
-            `negative`; the others are guessed.
-        duplicates: `keep`, `drop-exact` (rows equal in all columns including time), `keep-first`
-            (one event for each user and item) or `drop-near` (also the same user and item, or the
-            same text of a user, within a day).
-        min_rating: drop events with a lower rating.
-        k_core: drop users and items with fewer events until there are none; 0 keeps all.
-        min_length: drop users with fewer events; 0 keeps all.
-        split: `leave-one-out`, `global-temporal`, or `own` for the split of the source. The default
-            is `own` if the source has one, `global-temporal` for a `table` source with times and at
-            least 30 validation and test users, else `leave-one-out`.
-        ratio: shares of training and validation events under `global-temporal`.
-        dates: start of validation and test (ISO dates in UTC, or unix seconds), instead of `ratio`.
-        synthetic: size of the synthetic shop.
-        memory_gb: memory limit, in GiB; what does not fit goes to files beside the data set.
-    """
+    """Section `data`. Paths are absolute, or below a folder of raw data or the working folder."""
 
     source: str = SYNTHETIC
+    """`synthetic`, or the name of a reader: `s3rec`, `atspeed`, `lcrec`, `minionerec`, `movielens`,
+    `amazon`, `recbole` or `table`."""
     path: str | None = None
+    """The file of interactions or its folder, depending on the reader."""
     attributes: str | None = None
+    """File of item attributes; by default the reader looks beside `path`."""
     items: str | None = None
+    """File of item titles and texts; by default the reader looks beside `path`."""
     index: str | None = None
-    columns: Columns = field(default_factory=Columns)
+    """File of semantic IDs to import; by default the reader looks beside `path`."""
+    columns: dict[str, str | None] = Field(default_factory=dict)
+    """Role -> column of a `table` or `recbole` source (`recsys.data.raw.Columns`)."""
     time_unit: times.TimeUnit = "auto"
+    """Unit of numeric times: `s`, `ms`, `us`, `ns`, or `auto`, which decides by size."""
     time_zone: str = "UTC"
+    """Of times without a zone in a `table` source, such as `Europe/Berlin`."""
     day_first: bool | None = None
-    clean: CleanConfig = field(default_factory=CleanConfig)
-    behaviours: dict[Any, str] = field(default_factory=dict)
+    """Whether 03/04/2024 is the third of April, in a `table` source; by default the data decide."""
+    clean: CleanConfig = Field(default_factory=CleanConfig)
+    """Rules that clean a `table` source."""
+    behaviours: dict[Any, str] = Field(default_factory=dict)
+    """Roles of event types in a `table` source, by name: `target`, `context` or `negative`; the
+    others are guessed."""
     duplicates: Duplicates = "drop-exact"
+    """`keep`, `drop-exact` (rows equal in all columns including time), `keep-first` (one event for
+    each user and item) or `drop-near` (also the same user and item, or the same text of a user,
+    within a day)."""
     min_rating: float | None = None
-    k_core: int = 0
-    min_length: int = 0
+    """Drop events with a lower rating."""
+    k_core: NonNegativeInt = 0
+    """Drop users and items with fewer events until there are none; 0 keeps all."""
+    min_length: NonNegativeInt = internal(default=0)
+    """Drop users with fewer events; 0 keeps all."""
     split: Split | None = None
-    ratio: tuple[float, float] = (0.8, 0.1)
+    """`leave-one-out`, `global-temporal`, or `own` for the split of the source. The default is
+    `own` if the source has one, `global-temporal` for a `table` source with times and at least 30
+    validation and test users, else `leave-one-out`."""
+    ratio: tuple[float, float] = internal("data.dates divides them", default=(0.8, 0.1))
+    """Shares of training and validation events under `global-temporal`."""
     dates: tuple[Any, ...] | None = None
-    synthetic: SyntheticConfig = field(default_factory=SyntheticConfig)
-    memory_gb: float = engine.MEMORY_GB
+    """Start of validation and test (ISO dates in UTC, or unix seconds), instead of shares of the
+    events."""
+    synthetic: SyntheticConfig = Field(default_factory=SyntheticConfig)
+    """Size of the synthetic shop."""
+    memory_gb: Annotated[float, Field(ge=MIN_MEMORY_GB)] = engine.MEMORY_GB
+    """Memory limit, in GiB; what does not fit goes to files beside the data set."""
 
     def __post_init__(self) -> None:
         known = [SYNTHETIC, *READERS]
@@ -105,13 +105,9 @@ class DataConfig:
                 f"data.path: source {self.source!r} "
                 + ("reads no file; remove the path" if self.path else "needs a path")
             )
-        if self.k_core < 0 or self.min_length < 0:
-            raise ConfigError(
-                "data.k_core and data.min_length: expected 0 or more, "
-                f"found {self.k_core} and {self.min_length}"
-            )
         if self.dates is not None and len(self.dates) != 2:
             raise ConfigError(f"data.dates: expected two moments, found {list(self.dates)}")
+        build_section(Columns, self.columns, "data.columns")  # refuses unknown roles
         check_roles(self.behaviours)
         try:
             ZoneInfo(self.time_zone)
@@ -119,10 +115,6 @@ class DataConfig:
             raise ConfigError(
                 f"data.time_zone: {self.time_zone!r} is not a time zone such as Europe/Berlin"
             ) from error
-        if not self.memory_gb >= MIN_MEMORY_GB:
-            raise ConfigError(
-                f"data.memory_gb: expected {MIN_MEMORY_GB} or more, found {self.memory_gb}"
-            )
 
     def reader(self) -> ReaderConfig:
         """The configuration of the reader, with the paths on disk."""
@@ -134,7 +126,7 @@ class DataConfig:
             attributes=_find("attributes", self.attributes),
             items=_find("items", self.items),
             index=_find("index", self.index),
-            columns=self.columns,
+            columns=build_section(Columns, self.columns, "data.columns"),
             time_unit=self.time_unit,
             time_zone=self.time_zone,
             day_first=self.day_first,

@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from recsys.catalog import CODE_COLUMN
+from recsys.config import section
 from recsys.data.cleaning import CleanConfig
 from recsys.data.report import Report
 from recsys.data.times import TimeUnit
@@ -37,53 +38,51 @@ EVENT_COLUMNS = {
 }
 
 
-@dataclass(frozen=True)
+@section
 class Columns:
     """Names of the columns of a `table` or `recbole` source; those that are None are recognised.
 
     The value `none` says that no column has the role, if the role is not needed.
-
-    Attributes:
-        user: user id, any type.
-        item: item id, any type; in the items file too, unless `id` names another column there.
-        timestamp: the time of the event, or `file-order` if the rows are in order of time.
-        rating: a number.
-        title: in the items file.
-        text: in the items file, the description of the item.
-        behaviour: type of the event, such as `view` or `purchase`.
-        session: visit or order; the user, if no column holds the user.
-        clock: the time of day, if `timestamp` holds dates alone.
-        quantity: number of pieces; a negative one is a return, whatever the type.
-        taken_back: whether the event was returned or cancelled, or when.
-        order_status: the state of the order, such as `paid` or `refunded`.
-        id: in the items file, the item id.
-        price: in the items file, a number with or without a currency.
-        category: in the items file, a category or a path of categories.
-        available: in the items file, whether the item can be bought, or the number in stock.
-        unavailable: in the items file, whether the item cannot be bought, such as `sold_out`.
-        available_from: in the items file, the time from which it can be bought.
-        available_until: in the items file, the time until which it can be bought.
     """
 
     user: str | None = None
+    """User id, any type."""
     item: str | None = None
+    """Item id, any type; in the items file too, unless `id` names another column there."""
     timestamp: str | None = None
+    """The time of the event, or `file-order` if the rows are in order of time."""
     rating: str | None = None
+    """A number."""
     title: str | None = None
+    """In the items file."""
     text: str | None = None
+    """In the items file, the description of the item."""
     behaviour: str | None = None
+    """Type of the event, such as `view` or `purchase`."""
     session: str | None = None
+    """Visit or order; the user, if no column holds the user."""
     clock: str | None = None
+    """The time of day, if `timestamp` holds dates alone."""
     quantity: str | None = None
+    """Number of pieces; a negative one is a return, whatever the type."""
     taken_back: str | None = None
+    """Whether the event was returned or cancelled, or when."""
     order_status: str | None = None
+    """The state of the order, such as `paid` or `refunded`."""
     id: str | None = None
+    """In the items file, the item id."""
     price: str | None = None
+    """In the items file, a number with or without a currency."""
     category: str | None = None
+    """In the items file, a category or a path of categories."""
     available: str | None = None
+    """In the items file, whether the item can be bought, or the number in stock."""
     unavailable: str | None = None
+    """In the items file, whether the item cannot be bought, such as `sold_out`."""
     available_from: str | None = None
+    """In the items file, the time from which it can be bought."""
     available_until: str | None = None
+    """In the items file, the time until which it can be bought."""
 
 
 @dataclass(frozen=True)

@@ -64,7 +64,7 @@ RULES: dict[str, Rule] = {
     "rows_without_user_or_item_dropped": Rule(
         "rows have no user or no item",
         "dropped",
-        "data.clean.missing_ids=false refuses the file",
+        "data.clean.skip=missing_ids refuses the file",
     ),
     "rows_of_no_products_dropped": Rule(
         "rows are lines that are no products, such as shipping or fees",
@@ -74,12 +74,12 @@ RULES: dict[str, Rule] = {
     "tracking_parameters_removed": Rule(
         "items are URLs with parameters of a campaign",
         "the parameters are removed, so that one page is one item",
-        "without data.clean.tracking=true they are kept",
+        "without data.clean.also=tracking they are kept",
     ),
     "rows_of_cancelled_orders_dropped": Rule(
         "rows are of orders that were cancelled or not paid",
         "dropped; the same users' other events on the items stay",
-        "data.clean.cancelled_orders=false keeps them as purchases",
+        "data.clean.skip=cancelled_orders keeps them as purchases",
         roles=("taken_back", "order_status"),
     ),
     "ids_with_a_decimal_place": Rule(
@@ -98,7 +98,7 @@ RULES: dict[str, Rule] = {
     "rows_with_unreadable_times_dropped": Rule(
         "rows have no time, or one that cannot be read",
         "dropped",
-        "data.clean.unreadable_times=false refuses the file",
+        "data.clean.skip=unreadable_times refuses the file",
     ),
     "times_with_a_zone": Rule("times name their time zone", "converted to UTC"),
     "times_without_a_zone": Rule(
@@ -109,7 +109,7 @@ RULES: dict[str, Rule] = {
     "rows_with_impossible_times_dropped": Rule(
         "rows have a time before 1990 or in the future",
         "dropped",
-        "data.clean.impossible_times=false keeps them",
+        "data.clean.skip=impossible_times keeps them",
     ),
     "quantities_unreadable": Rule(
         "numbers of pieces cannot be read as such", "the events count, without a number of pieces"
@@ -118,17 +118,17 @@ RULES: dict[str, Rule] = {
     "events_of_placeholder_users_dropped": Rule(
         "events belong to a user such as 'guest', who is not one person",
         "dropped",
-        "data.clean.placeholder_users=false keeps them",
+        "data.clean.skip=placeholder_users keeps them",
     ),
     "events_of_test_users": Rule(
         "events belong to users whose ids look like those of tests or of staff",
         "kept",
-        "data.clean.test_users=true drops them",
+        "data.clean.also=test_users drops them",
     ),
     "events_of_test_users_dropped": Rule(
         "events belong to users whose ids look like those of tests or of staff",
         "dropped",
-        "data.clean.test_users=false keeps them",
+        "without data.clean.also=test_users they are kept",
     ),
     "events_of_bots_dropped": Rule(
         "events belong to users with far more events than all others",
@@ -154,13 +154,13 @@ RULES: dict[str, Rule] = {
     "near_duplicate_events_merged": Rule(
         "events follow another event of the same user on the same item within minutes",
         "merged into one step with the strongest type and the last time",
-        "data.clean.near_duplicates_minutes=0 keeps them",
+        "data.clean.skip=near_duplicates keeps them",
         asks=False,
     ),
     "low_ratings_dropped": Rule(
         "events have low ratings",
         "not used as positives",
-        "data.clean.negative_feedback=false keeps them; data.clean.negative_rating says which "
+        "data.clean.skip=negative_feedback keeps them; data.clean.negative_rating says which "
         "ratings are low",
         most=0.5,  # the lower two fifths of a scale are ordinary among reviews
         roles=("rating",),
@@ -168,13 +168,13 @@ RULES: dict[str, Rule] = {
     "negative_events_dropped": Rule(
         "events are dislikes, returns or removals",
         "not used as positives",
-        "data.clean.negative_feedback=false keeps them; data.behaviours says what is negative",
+        "data.clean.skip=negative_feedback keeps them; data.behaviours says what is negative",
         roles=("behaviour", "taken_back", "order_status", "quantity"),
     ),
     "events_before_negative_dropped": Rule(
         "earlier events of the same users are on items that they then disliked or returned",
         "not used as positives",
-        "data.clean.negative_feedback=false keeps them",
+        "data.clean.skip=negative_feedback keeps them",
         roles=("rating", "behaviour", "taken_back", "order_status", "quantity"),
     ),
     "rows_below_min_rating_dropped": Rule(
@@ -194,7 +194,7 @@ RULES: dict[str, Rule] = {
     "unknown_items": Rule(
         "items of the events are not in the items file",
         "kept in histories, and never recommended",
-        "data.clean.unknown_items=false recommends them",
+        "data.clean.skip=unknown_items recommends them",
     ),
     "damaged_item_rows_skipped": Rule(
         "rows of the items file do not have the header's number of columns", "skipped"
@@ -215,18 +215,18 @@ RULES: dict[str, Rule] = {
     "item_texts_cleaned": Rule(
         "titles and texts contain markup, entities or superfluous blanks",
         "removed",
-        "data.clean.item_texts=false keeps them",
+        "data.clean.skip=item_texts keeps them",
     ),
     "prices_read": Rule(
         "prices have a currency, a decimal comma or a mark for thousands",
         "read as numbers",
-        "data.clean.prices=false keeps the texts",
+        "data.clean.skip=prices keeps the texts",
     ),
     "prices_of_thousands": Rule(
         "prices have three digits after the only mark, as 1.299, and no other price of the shop "
         "shows what the mark means",
         "read as thousands, because prices have two decimals",
-        "data.clean.prices=false reads a dot as the decimal point",
+        "data.clean.skip=prices reads a dot as the decimal point",
     ),
     "values_not_read": Rule(
         "values in columns of numbers or dates cannot be read as such",
@@ -236,12 +236,12 @@ RULES: dict[str, Rule] = {
     "category_paths_split": Rule(
         "values are paths of categories",
         "split into lists; the first part is an attribute of its own",
-        "data.clean.category_paths=false keeps the texts",
+        "data.clean.skip=category_paths keeps the texts",
     ),
     "columns_without_information_dropped": Rule(
         "columns of the items file are empty, have one value in all rows, or number the rows",
         "dropped",
-        "data.clean.constant_columns=false keeps them",
+        "data.clean.skip=constant_columns keeps them",
     ),
     "unavailable_items": Rule(
         "items are not available",

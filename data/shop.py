@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from importlib.resources import files as resources
 
-from recsys.config import build
+from pydantic import TypeAdapter
 
 
 @dataclass(frozen=True)
@@ -65,4 +64,4 @@ class Words:
 
 
 _TEXT = resources("recsys.data").joinpath("shop.json").read_text("utf-8")
-WORDS = build(Words, json.loads(_TEXT), where="shop.json")
+WORDS = TypeAdapter(Words).validate_json(_TEXT)

@@ -9,11 +9,14 @@ network are needed. NumPy only; the same seed gives the same shop.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Annotated
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
+from pydantic import Field, PositiveInt
 
+from recsys.config import internal, section
 from recsys.data.raw import EventStream, RawData, events_table
 from recsys.data.shop import WORDS, Department, Genre
 
@@ -49,26 +52,16 @@ FIRST_DAY, DAYS, DAY_S = 19_358, 700, 86_400  # customers join during 700 days f
 GAP_DAYS, VOLUME_GAP_DAYS = 14.0, 4.0  # mean time between events, and before a next volume
 
 
-@dataclass(frozen=True)
+@section
 class SyntheticConfig:
-    """Size of the shop.
+    """Size of the shop."""
 
-    Attributes:
-        users: number of customers.
-        items: number of items.
-        mean_length: mean number of events per customer; few have less than 5, none more than 60.
-    """
-
-    users: int = 3_000
-    items: int = 1_200
-    mean_length: float = 12.0
-
-    def __post_init__(self) -> None:
-        if self.users < 1 or not 240 <= self.items <= 100_000 or not 5 < self.mean_length <= 30:
-            raise ValueError(
-                "expected users >= 1, 240 <= items <= 100000 and 5 < mean_length <= 30, found "
-                f"{self.users}, {self.items} and {self.mean_length}"
-            )
+    users: PositiveInt = 3_000
+    """Number of customers."""
+    items: Annotated[int, Field(ge=240, le=100_000)] = 1_200
+    """Number of items."""
+    mean_length: Annotated[float, Field(gt=5, le=30)] = internal(default=12.0)
+    """Mean number of events per customer; few have less than 5, none more than 60."""
 
 
 @dataclass(frozen=True)

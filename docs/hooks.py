@@ -8,7 +8,6 @@ copied into the site, so that the same links work in a checkout and in the site.
 
 from __future__ import annotations
 
-import dataclasses
 import importlib
 import inspect
 import json
@@ -21,11 +20,11 @@ from typing import Any
 from unittest import mock
 
 import typer
-from griffe import Docstring
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
-from pydantic_core import PydanticUndefined
+
+from recsys.config import fields_of, subsection
 
 ROOT = Path(__file__).parent.parent
 # Site page -> the repository's document that it shows.
@@ -237,15 +236,16 @@ def settings() -> str:
 
 
 def _section(title: str, cls: type, level: int) -> list[str]:
-    meanings = _meanings(cls)
     rows, nested = [], []
-    for name, kind, default in _settings(cls):
-        if dataclasses.is_dataclass(default):
-            nested.append((f"{title}.{name}", type(default)))
+    for name, field in fields_of(cls).items():
+        inner = subsection(field)
+        if inner is not None:
+            nested.append((f"{title}.{name}", inner))
             shown = f"see `{title}.{name}`"
         else:
-            shown = f"`{default}`"
-        rows.append((f"`{name}`", kind, shown, meanings.get(name, "")))
+            shown = f"`{getattr(cls(), name)}`"
+        meaning = (field.description or "").replace("\n", " ")
+        rows.append((f"`{name}`", _annotation(field.annotation), shown, meaning))
     summary = (inspect.getdoc(cls) or "").partition("\n\n")[0].replace("\n", " ")
     lines = ["#" * level + f" {title}", "", summary, ""]
     lines += table("setting | type | default | meaning", rows)
@@ -254,38 +254,11 @@ def _section(title: str, cls: type, level: int) -> list[str]:
     return lines
 
 
-def _settings(cls: type) -> list[tuple[str, str, Any]]:
-    """Name, type and default of each setting of a dataclass or of a pydantic model."""
-    if dataclasses.is_dataclass(cls):
-        return [
-            (field.name, _annotation(field.type), getattr(cls(), field.name))
-            for field in dataclasses.fields(cls)
-        ]
-    found = []
-    for name, field in cls.model_fields.items():  # type: ignore[attr-defined]
-        default = field.default
-        if default is PydanticUndefined:
-            default = getattr(cls(), name)
-        found.append((name, _annotation(field.annotation), default))
-    return found
-
-
 def _annotation(annotation: Any) -> str:
-    text = annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
+    text = inspect.formatannotation(annotation)
+    text = re.sub(r"Annotated\[(\w+), [^\]]*\]+", r"\1", text)  # bounds are checked, not shown
     text = re.sub(r"\b[a-z_][\w.]*\.(?=[A-Z])", "", text)  # without modules
     return " or ".join(f"`{choice}`" for choice in text.split(" | "))
-
-
-def _meanings(cls: type) -> dict[str, str]:
-    """Descriptions of the attributes in the docstrings of a class and of its bases."""
-    found: dict[str, str] = {}
-    for base in reversed(cls.__mro__):
-        for section in Docstring(inspect.cleandoc(base.__doc__ or "")).parse(
-            "google", warnings=False
-        ):
-            if section.kind.value == "attributes":
-                found |= {item.name: item.description for item in section.value}
-    return found
 
 
 WRITERS = {"commands": commands, "routes": routes, "settings": settings}

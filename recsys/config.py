@@ -1,7 +1,8 @@
-"""Settings: one YAML file plus `--set section.key=value`, read into frozen dataclasses.
+"""Settings: one YAML file plus `--set section.key=value`, read into frozen dataclasses of pydantic.
 
-Each dataclass is defined beside the code that it configures; this module knows nothing about the
-meaning of the sections. An unknown key is refused, and the error suggests the most similar one.
+Each dataclass is defined beside the code that it configures (`section`); this module knows nothing
+about the meaning of the sections. An unknown key is refused, and the error suggests the most
+similar one.
 """
 
 from __future__ import annotations
@@ -10,18 +11,50 @@ import copy
 import dataclasses
 import difflib
 import math
-import types
-import typing
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, TypeVar, cast
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, cast, dataclass_transform
 
 import yaml
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import dataclasses as dataclasses_of_pydantic
 
 from recsys.errors import ConfigError
 
+if TYPE_CHECKING:
+    from pydantic.fields import FieldInfo
+    from pydantic_core import ErrorDetails
+
 T = TypeVar("T")
+CHECKED = ConfigDict(extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
+INTERNAL = "internal"
+BRANCHES = ("int", "str", "path")  # in the place of an error: the type that was tried
+UNKNOWN = ("unexpected_keyword_argument", "extra_forbidden")  # in dataclasses, and in models
+GONE = {
+    "threads": "the environment variable OMP_NUM_THREADS limits the threads",
+    "tensorboard": "log.jsonl beside the checkpoints has every figure",
+    **dict.fromkeys(("shadow_fraction", "shadow_alias"), "no request is run again"),
+    "engine": "one engine prepares data of any size",
+    **dict.fromkeys(
+        (
+            "beam_steps",
+            "density",
+            "level_tokens",
+            "softmax_temperature",
+            "constrained",
+            "top_k",
+            "tree_attention",
+        ),
+        "draft.ablations has it",
+    ),
+}
+"""Settings of earlier versions, by their keys: what stands in for them."""
+Share = Annotated[float, Field(ge=0, lt=1)]
+"""A number of at least 0 and less than 1."""
+Folder = Annotated[Path, AfterValidator(Path.expanduser)]
+"""A path, in which `~` is the home folder."""
 
 SHIPPED = Path(__file__).parent / "configs"
 """Configurations that come with the package."""
@@ -47,10 +80,12 @@ class Settings:
         values: nested mapping: sections (`data`, `ids`, `target`, ...), `name`, `parent`, `seed`,
             `minutes`.
         given: keys such as `target.epochs` that were given besides the file.
+        internals: whether `values` may hold `internal` fields, as those that Python sets.
     """
 
     values: dict[str, Any] = field(default_factory=dict)
     given: frozenset[str] = frozenset()
+    internals: bool = True
 
     @classmethod
     def load(
@@ -100,7 +135,7 @@ class Settings:
             for key in values:
                 if key not in allowed:
                     raise ConfigError(_unknown("section", str(key), allowed))
-        settings = cls(values, frozenset(given))
+        settings = cls(values, frozenset(given), internals=False)
         _ = settings.seed  # reading checks it
         return settings
 
@@ -108,7 +143,7 @@ class Settings:
         """These settings with other values; sections as in `load`."""
         values = copy.deepcopy(self.values)
         given = _merge(values, sections)
-        return Settings(values, self.given.union(given))
+        return Settings(values, self.given.union(given), self.internals)
 
     def overridden(self, overrides: Iterable[str]) -> Settings:
         """These settings with `section.key=value` strings, as those of `--set`, applied.
@@ -119,7 +154,7 @@ class Settings:
         values = copy.deepcopy(self.values)
         for override in overrides:
             _apply(values, override)
-        return Settings(values, self.given)
+        return Settings(values, self.given, self.internals)
 
     @property
     def name(self) -> str:
@@ -151,9 +186,9 @@ class Settings:
         Raises:
             ConfigError: not a whole number of at least 0 and below 2^63.
         """
-        seed = int(_convert(int, self.values.get("seed", 0), "seed"))
-        if not 0 <= seed < 1 << 63:
-            raise ConfigError(f"seed: expected a whole number from 0 to 2^63 - 1, got {seed}")
+        seed = self.values.get("seed", 0)
+        if type(seed) is not int or not 0 <= seed < 1 << 63:
+            raise ConfigError(f"seed: expected a whole number from 0 to 2^63 - 1, got {seed!r}")
         return seed
 
     @property
@@ -166,10 +201,9 @@ class Settings:
         minutes = self.values.get("minutes")
         if minutes is None or minutes == "auto":
             return minutes
-        number = float(_convert(float, minutes, "minutes"))
-        if not 0 < number < math.inf:
-            raise ConfigError(f"minutes: expected a number above 0, or auto, got {minutes}")
-        return number
+        if type(minutes) not in (int, float) or not 0 < minutes < math.inf:
+            raise ConfigError(f"minutes: expected a number above 0, or auto, got {minutes!r}")
+        return float(minutes)
 
     def sets(self, section: str, *keys: str) -> bool:
         """Whether a section has a value for one of the keys."""
@@ -177,13 +211,13 @@ class Settings:
         return isinstance(values, dict) and any(key in values for key in keys)
 
     def section(self, name: str, cls: type[T]) -> T:
-        """Read one section into a dataclass; missing keys take the dataclass's defaults.
+        """Read one section; missing keys take the defaults of its class.
 
         Raises:
-            ConfigError: unknown key or wrong type, naming both.
+            ConfigError: unknown key or wrong value, naming both.
         """
         values = self.values.get(name)
-        return build(cls, {} if values is None else values, where=name)
+        return build(cls, {} if values is None else values, name, internals=self.internals)
 
 
 def _plain(key: str, name: str) -> str:
@@ -199,62 +233,124 @@ def _plain(key: str, name: str) -> str:
     return name
 
 
-def build(cls: type[T], values: Mapping[str, Any], where: str = "") -> T:
-    """Make dataclass `cls` from a mapping; each value is checked and converted by its annotation.
-
-    Raises:
-        ConfigError: unknown key or wrong type; the message names `where.key`.
-    """
-    if not isinstance(values, dict):
-        raise ConfigError(f"{where}: expected a mapping, found {values!r}")
-    hints = typing.get_type_hints(cls)
-    names = [f.name for f in dataclasses.fields(cast("Any", cls)) if f.init]
-    arguments = {}
-    for key, value in values.items():
-        if key not in names:
-            raise ConfigError(_unknown(f"key in {where!r}", str(key), names))
-        arguments[key] = _convert(hints[key], value, f"{where}.{key}")
-    try:
-        return cls(**arguments)
-    except ConfigError as error:
-        if not where or str(error).startswith(where):
-            raise
-        raise ConfigError(f"{where}.{error}") from error
-    except (TypeError, ValueError) as error:
-        raise ConfigError(f"{where}: {error}") from error
-
-
-def check_bounds(
-    config: object,
-    prefix: str = "",
-    *,
-    at_least: Mapping[str, float] | None = None,
-    above_zero: Iterable[str] = (),
-    below_one: Iterable[str] = (),
-) -> None:
-    """Check numbers of a configuration.
+def internal(instead: str = "its value is right for all users", **options: Any) -> Any:
+    """A field that Python may set and no configuration.
 
     Args:
-        config: a dataclass.
-        prefix: of the field names in messages, such as `lora.`.
-        at_least: field -> smallest value.
-        above_zero: fields that must be greater than 0, or None.
-        below_one: fields that must be at least 0 and less than 1.
+        instead: why, or what a configuration sets instead; part of an error.
+        **options: `default` or `default_factory`, and others of pydantic's `Field`.
+    """
+    return Field(json_schema_extra={INTERNAL: instead}, **options)
+
+
+@dataclass_transform(frozen_default=True, field_specifiers=(Field, internal))
+def section(cls: type[T]) -> type[T]:
+    """Make a class a section of the settings: a frozen dataclass that pydantic checks.
+
+    The docstring under each field is its description, from which the reference page is made.
+    Python may construct it with any field; a configuration may not set those of `internal`.
+    """
+    return cast("type[T]", dataclasses_of_pydantic.dataclass(frozen=True, config=CHECKED)(cls))
+
+
+def fields_of(cls: type) -> dict[str, FieldInfo]:
+    """The fields of a section, or of another model of pydantic, that a configuration may set."""
+    return {name: info for name, info in _fields(cls).items() if not _is_internal(info)}
+
+
+def subsection(info: FieldInfo) -> type | None:
+    """The class of a field that is a section itself, or None."""
+    hint = info.annotation
+    return hint if isinstance(hint, type) and dataclasses.is_dataclass(hint) else None
+
+
+def build(cls: type[T], values: Mapping[str, Any], where: str = "", *, internals: bool = True) -> T:
+    """Make a section from a mapping; each value is checked and converted by its annotation.
+
+    Args:
+        cls: the class, made by `section`.
+        values: field -> value; of a section, None stands for its defaults.
+        where: begins the messages.
+        internals: whether `internal` fields may be set.
 
     Raises:
-        ConfigError: a value out of bounds; the message names the field.
+        ConfigError: unknown key or wrong value; the message names `where.key`.
     """
+    if not isinstance(values, Mapping):
+        raise ConfigError(f"{where}: expected a mapping, found {values!r}")
+    values = _with_defaults(cls, values)
+    if not internals:
+        refuse_unknown(cls, values, where)
+    try:
+        return TypeAdapter(cls).validate_python(values)
+    except ValidationError as error:
+        raise ConfigError(explain(error, cls, where)) from error
 
-    def value(name: str) -> Any:
-        return getattr(config, name)
 
-    wrong = [  # comparisons with NaN are false, so that it is out of every bound
-        *((n, f"at least {m}") for n, m in (at_least or {}).items() if not value(n) >= m),
-        *((n, "more than 0") for n in above_zero if value(n) is not None and not value(n) > 0),
-        *((n, f"0 <= {n} < 1") for n in below_one if not 0 <= value(n) < 1),
-    ]
-    for name, expected in wrong:
-        raise ConfigError(f"{prefix}{name}: expected {expected}, got {value(name)}")
+def explain(error: ValidationError, cls: type, where: str) -> str:
+    """The mistakes that pydantic found in a section, each with its key, its value and a way out."""
+    return "; ".join(dict.fromkeys(_explain(found, cls, where) for found in error.errors()))
+
+
+def _explain(found: ErrorDetails, cls: type, where: str) -> str:
+    path, at = where, cls
+    for part in found["loc"]:
+        if isinstance(part, int):
+            path += f"[{part}]"
+        elif part in _fields(at):
+            path, at = f"{path}.{part}", subsection(_fields(at)[part]) or at
+        elif found["type"] in UNKNOWN:
+            return _unknown(f"key in {path!r}", str(part), list(fields_of(at)))
+        elif part not in BRANCHES and "[" not in part:
+            path += f".{part}"  # the key of a mapping
+    said = found["msg"].removeprefix("Value error, ")
+    if found["type"] != "value_error":
+        return f"{path}: {said}, found {found['input']!r}"
+    if said.startswith((f"{path}.", "unknown key")):
+        return said
+    named = re.match(r"(\w+)[\w.]*: ", said)  # some messages begin with a field
+    return f"{path}.{said}" if named and named[1] in _fields(at) else f"{path}: {said}"
+
+
+def _fields(cls: type) -> dict[str, FieldInfo]:
+    if issubclass(cls, BaseModel):
+        return cls.model_fields
+    return cast("dict[str, FieldInfo]", getattr(cls, "__pydantic_fields__"))  # noqa: B009
+
+
+def _is_internal(info: FieldInfo) -> bool:
+    return isinstance(info.json_schema_extra, dict) and INTERNAL in info.json_schema_extra
+
+
+def _with_defaults(cls: type, values: Mapping[str, Any]) -> dict[str, Any]:
+    """The values without those of sections that say nothing."""
+    found = {}
+    for key, value in values.items():
+        inner = subsection(_fields(cls)[key]) if key in _fields(cls) else None
+        if inner is None:
+            found[key] = value
+        elif value is not None:
+            found[key] = _with_defaults(inner, value) if isinstance(value, Mapping) else value
+    return found
+
+
+def refuse_unknown(cls: type, values: Mapping[str, Any], where: str) -> None:
+    """Refuse keys that a configuration may not set, those of other versions among them.
+
+    Raises:
+        ConfigError: such a key; the message names `where` and the key.
+    """
+    known = fields_of(cls)
+    for key, value in values.items():
+        if key not in known:
+            extra = _fields(cls)[key].json_schema_extra if key in _fields(cls) else None
+            instead = extra[INTERNAL] if isinstance(extra, dict) else GONE.get(key)
+            if instead is not None:
+                raise ConfigError(f"{where}.{key} is no setting any more ({instead}); remove it")
+            raise ConfigError(_unknown(f"key in {where!r}", str(key), list(known)))
+        inner = subsection(known[key])
+        if inner is not None and isinstance(value, Mapping):
+            refuse_unknown(inner, value, f"{where}.{key}")
 
 
 def as_dict(config: object) -> dict[str, Any]:
@@ -313,54 +409,3 @@ def _unknown(what: str, key: str, allowed: list[str]) -> str:
     near = difflib.get_close_matches(key, allowed, n=1)
     hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(allowed)}"
     return f"unknown {what}: {key!r}; {hint}"
-
-
-def _convert(hint: Any, value: Any, where: str) -> Any:
-    """Convert `value` to the annotated type. Only the types that configurations use are supported.
-
-    Raises:
-        ConfigError: the value has another type.
-    """
-    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
-    if origin in (typing.Union, types.UnionType):
-        if value is None and type(None) in arguments:
-            return None
-        options = [a for a in arguments if a is not type(None)] or [Any]
-        # Of two types, such as int | tuple[int, ...], the last is that of a list.
-        return _convert(options[-1 if isinstance(value, (list, tuple)) else 0], value, where)
-    if origin is typing.Literal:
-        if value not in arguments:
-            raise ConfigError(
-                f"{where}: {value!r} is not one of {', '.join(repr(a) for a in arguments)}"
-            )
-        return value
-    if origin in (tuple, list):
-        if not isinstance(value, (list, tuple)):
-            raise ConfigError(f"{where}: expected a list, found {value!r}")
-        if origin is tuple and ... not in arguments and len(value) != len(arguments):
-            raise ConfigError(f"{where}: expected {len(arguments)} values, found {value!r}")
-        inner = arguments[0] if arguments else Any
-        return origin(_convert(inner, v, f"{where}[{i}]") for i, v in enumerate(value))
-    if origin is dict:
-        if not isinstance(value, dict):
-            raise ConfigError(f"{where}: expected a mapping, found {value!r}")
-        return dict(value)
-    if dataclasses.is_dataclass(hint):
-        return build(cast("type[Any]", hint), {} if value is None else value, where)
-    if hint is Path and isinstance(value, (str, Path)):
-        return Path(value).expanduser()
-    if hint is float and isinstance(value, (int, float)) and not isinstance(value, bool):
-        return float(value)
-    if hint is float and isinstance(value, str):  # YAML 1.1 reads 3e-3 as a string
-        try:
-            return float(value)
-        except ValueError:
-            pass
-    if hint in (int, bool, str) and type(value) is hint:
-        return value
-    if hint is Any:
-        return value
-    raise ConfigError(
-        f"{where}: expected {getattr(hint, '__name__', hint)}, "
-        f"found {value!r} ({type(value).__name__})"
-    )

@@ -13,21 +13,19 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from recsys.config import section
 from recsys.interactions import Histories
 from recsys.vocabulary import Vocabulary
 
 
-@dataclass(frozen=True)
+@section
 class PromptConfig:
-    """How much of a history the model sees.
-
-    Attributes:
-        max_items: window W, the most items in a prompt.
-        block: s, items dropped at a time once a history outgrows the window; 1 is a rolling window.
-    """
+    """How much of a history the model sees."""
 
     max_items: int = 20
+    """Window W, the most items in a prompt."""
     block: int = 8
+    """s, items dropped at a time once a history outgrows the window; 1 is a rolling window."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.block <= self.max_items:

@@ -4,7 +4,6 @@ Environment variables are named `RECSYS_SERVE_<FIELD>`; the YAML section is `ser
 refuses unknown keys.
 """
 
-import difflib
 import ipaddress
 import os
 from collections.abc import Iterable
@@ -24,7 +23,7 @@ from pydantic import (
 from pydantic_settings import BaseSettings, EnvSettingsSource, SettingsConfigDict
 
 from recsys.artifacts import Workspace
-from recsys.config import Settings
+from recsys.config import Settings, explain, internal, refuse_unknown
 from recsys.devices import AUTO
 from recsys.errors import ConfigError
 from recsys.modes import check_capture
@@ -60,19 +59,16 @@ def _keys_in_use() -> Path | None:
 
 
 class TextFormat(BaseModel):
-    """A form of texts: one of its fields, as the constructor of this name in `recsys.text`.
+    """A form of texts: one of its fields, as the constructor of this name in `recsys.text`."""
 
-    Attributes:
-        json_schema: JSON of a schema.
-        regex: texts that match a regular expression as a whole.
-        lark: texts of a context-free grammar in Lark's syntax.
-    """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
     json_schema: dict[str, JsonValue] = {}
+    """JSON of a schema."""
     regex: str = ""
+    """Texts that match a regular expression as a whole."""
     lark: str = ""
+    """Texts of a context-free grammar in Lark's syntax."""
 
     @model_validator(mode="before")
     @classmethod
@@ -85,104 +81,100 @@ class TextFormat(BaseModel):
 
 
 class ServingSettings(BaseSettings):
-    """The configuration of a serving process.
+    """The configuration of a serving process."""
 
-    Attributes:
-        host: address to listen on; beyond loopback only with `keys` or `insecure_listen`.
-        port: TCP port; 0 takes a free one.
-        insecure_listen: accept requests without a key from everyone who can reach `host`.
-        bundle: bundle to serve.
-        histories: canonical data set whose histories are imported at the first start; None imports
-            nothing. Default: the data set of the bundle's name, if there is one.
-        store: store of histories and events: a SQLite file, `sqlite:///...` or `postgresql://...`.
-            Default: one file for each bundle name, because user ids of different data sets are
-            unrelated.
-        device: device of the models, such as `cpu` or `cuda`. `auto` is a GPU, where there is one
-            and it answers sooner than the CPU; both times are logged when a model is loaded.
-        dtype: data type of the models. On a CPU, `bfloat16` is faster only on processors with
-            AVX512-BF16; answers are then those of rounded weights.
-        threads: CPU threads of a forward pass; None leaves one core free if there are more than
-            two, because a thread that waits for a core delays the whole pass.
-        mode: decoding mode: `auto` plans on an accelerator and uses plain beam search on a CPU;
-            `beam`, `exhaustive`, `draft` and `planned` are fixed (`recsys.decoding.Engine`).
-        capture: what is captured as graphs on a GPU when a model is loaded: its `passes` where the
-            mode plans, or passes and whole `decodes` in each mode but `exhaustive`.
-        prefix_mb: memory of the prefix cache in MiB, which speeds up the next answer for a
-            returning user; 0 turns it off. Answers do not depend on it.
-        max_batch: maximum number of requests in a batch.
-        max_wait_ms: maximum time that a request waits for others; also limited by the duration of
-            the last batch.
-        queue_limit: maximum number of waiting requests; more are refused with 429.
-        deadline_ms: a request without an answer by then fails with 504. It counts from the head of
-            the request, and a body that has not arrived by then fails as well.
-        max_body_bytes: larger request bodies are refused with 413.
-        models_dir: folder of the bundles that an alias may be given, by the names of their folders;
-            None for the folder that contains `bundle`.
-        history_cache: `redis://...` of a cache of histories that several processes share; None
-            for no cache.
-        ready_without_store: whether `/health/ready` stays 200 while the store cannot be reached
-            and only requests with an inline history are answered.
-        not_history: types of events that are stored and are not part of a history.
-        keys: file of API keys (`recsys keys`), read again when it changes. With one, every request
-            needs a key with the route's scope. None serves this machine without keys. Default:
-            `keys.json` beside the stores, if there is one or keys were in use before.
-        rate_limit: average work per second for each key, or without keys for each address, in units
-            of an ordinary request (`limits.work_of`), at least .001; more is refused with 429. None
-            for no limit.
-        rate_burst: units of work at once.
-        forwarded_allow_ips: addresses of trusted proxies, separated by commas, whose
-            `X-Forwarded-For` and `X-Forwarded-Proto` are used; `*` trusts every address.
-        allowed_hosts: accepted values of the header Host, separated by commas; `*.example.org`
-            accepts subdomains; `*` accepts all. Default: names of this machine if the service
-            listens on loopback, and all names otherwise.
-        image_hosts: hosts from which the page may show pictures of items, separated by commas;
-            `*.example.org` accepts subdomains. None: pictures in data URLs only.
-        explainer: folder of a text model with its tokenizer, which writes the reasons of
-            `/v1/explanations` and answers `/v1/texts`; None answers neither.
-        text_formats: formats of `/v1/texts` by their names, each with one of `json_schema`, `regex`
-            and `lark`. They are compiled at the start.
-        otel: export OpenTelemetry traces (extra `otel`), configured by the variables of its SDK.
-        gc_freeze: exclude the objects of loaded models from garbage collection, and collect less
-            often.
-    """
-
-    model_config = SettingsConfigDict(env_prefix=ENV_PREFIX, extra="forbid", frozen=True)
+    model_config = SettingsConfigDict(
+        env_prefix=ENV_PREFIX, extra="forbid", frozen=True, use_attribute_docstrings=True
+    )
 
     host: str = "127.0.0.1"
+    """Address to listen on; beyond loopback only with `keys` or `insecure_listen`."""
     port: int = Field(8000, ge=0, le=65535)
+    """TCP port; 0 takes a free one."""
     insecure_listen: bool = False
+    """Accept requests without a key from everyone who can reach `host`."""
     bundle: Path = Field(default_factory=lambda: Workspace.of("demo").bundle)
+    """Bundle to serve."""
     histories: Path | None = Field(
         default_factory=lambda fields: (
             path if (path := _workspace(fields).dataset).is_dir() else None
         )
     )
+    """Canonical data set whose histories are imported at the first start; None imports nothing.
+    Default: the data set of the bundle's name, if there is one."""
     store: str | Path = Field(default_factory=_default_store)
+    """Store of histories and events: a SQLite file, `sqlite:///...` or `postgresql://...`. Default:
+    one file for each bundle name, because user ids of different data sets are unrelated."""
     device: str = AUTO
+    """Device of the models, such as `cpu` or `cuda`. `auto` is a GPU, where there is one and it
+    answers sooner than the CPU; both times are logged when a model is loaded."""
     dtype: Literal["float32", "bfloat16", "float64"] = "float32"
+    """Data type of the models. On a CPU, `bfloat16` is faster only on processors with AVX512-BF16;
+    answers are then those of rounded weights."""
     threads: int | None = Field(None, ge=1, le=1024)
+    """CPU threads of a forward pass; None leaves one core free if there are more than two, because
+    a thread that waits for a core delays the whole pass."""
     mode: Literal["auto", "beam", "exhaustive", "draft", "planned"] = "auto"
+    """Decoding mode: `auto` plans on an accelerator and uses plain beam search on a CPU; `beam`,
+    `exhaustive`, `draft` and `planned` are fixed (`recsys.decoding.Engine`)."""
     capture: Literal["passes", "decodes"] = "passes"
+    """What is captured as graphs on a GPU when a model is loaded: its `passes` where the mode
+    plans, or passes and whole `decodes` in each mode but `exhaustive`."""
     prefix_mb: int = Field(64, ge=0, le=2**20)
+    """Memory of the prefix cache in MiB, which speeds up the next answer for a returning user; 0
+    turns it off. Answers do not depend on it."""
     max_batch: int = Field(32, ge=1)
-    max_wait_ms: float = Field(40.0, ge=0)
+    """Maximum number of requests in a batch."""
+    max_wait_ms: float = internal(default=40.0, ge=0)
+    """Maximum time that a request waits for others; also limited by the duration of the last
+    batch."""
     queue_limit: int = Field(256, ge=1)
+    """Maximum number of waiting requests; more are refused with 429."""
     deadline_ms: float = Field(5000.0, gt=0, le=DAY_MS)
-    max_body_bytes: int = Field(1024 * 1024, ge=1024)
+    """A request without an answer by then fails with 504. It counts from the head of the request,
+    and a body that has not arrived by then fails as well."""
+    max_body_bytes: int = internal(default=1024 * 1024, ge=1024)
+    """Larger request bodies are refused with 413."""
     models_dir: Path | None = None
+    """Folder of the bundles that an alias may be given, by the names of their folders; None for the
+    folder that contains `bundle`."""
     history_cache: str | None = None
+    """`redis://...` of a cache of histories that several processes share; None for no cache."""
     ready_without_store: bool = False
+    """Whether `/health/ready` stays 200 while the store cannot be reached and only requests with an
+    inline history are answered."""
     not_history: tuple[str, ...] = NOT_HISTORY
+    """Types of events that are stored and are not part of a history."""
     keys: Path | None = Field(default_factory=_keys_in_use)
+    """File of API keys (`recsys keys`), read again when it changes. With one, every request needs a
+    key with the route's scope. None serves this machine without keys. Default: `keys.json` beside
+    the stores, if there is one or keys were in use before."""
     rate_limit: float | None = Field(None, ge=0.001)
-    rate_burst: int = Field(100, ge=1)
+    """Average work per second for each key, or without keys for each address, in units of an
+    ordinary request (`limits.work_of`), at least .001; more is refused with 429. None for no
+    limit."""
+    rate_burst: int = internal(default=100, ge=1)
+    """Units of work at once."""
     forwarded_allow_ips: str = "127.0.0.1"
+    """Addresses of trusted proxies, separated by commas, whose `X-Forwarded-For` and
+    `X-Forwarded-Proto` are used; `*` trusts every address."""
     allowed_hosts: str | None = None
+    """Accepted values of the header Host, separated by commas; `*.example.org` accepts subdomains;
+    `*` accepts all. Default: names of this machine if the service listens on loopback, and all
+    names otherwise."""
     image_hosts: str | None = Field(None, pattern=rf"^{_HOST}( *, *{_HOST})*$")
+    """Hosts from which the page may show pictures of items, separated by commas; `*.example.org`
+    accepts subdomains. None: pictures in data URLs only."""
     explainer: Path | None = None
+    """Folder of a text model with its tokenizer, which writes the reasons of `/v1/explanations` and
+    answers `/v1/texts`; None answers neither."""
     text_formats: dict[FormatName, TextFormat] = {}
+    """Formats of `/v1/texts` by their names, each with one of `json_schema`, `regex` and `lark`.
+    They are compiled at the start."""
     otel: bool = False
-    gc_freeze: bool = True
+    """Export OpenTelemetry traces (extra `otel`), configured by the variables of its SDK."""
+    gc_freeze: bool = internal(default=True)
+    """Exclude the objects of loaded models from garbage collection, and collect less often."""
 
     @field_validator("bundle", "histories", "models_dir", "keys", "explainer")
     @classmethod
@@ -260,10 +252,11 @@ class ServingSettings(BaseSettings):
             values["bundle"] = Workspace.of(Settings({"name": name}).name).bundle
         values |= _section(file) | _environment(cls) | _section(explicit)
         values |= {key: value for key, value in flags.items() if value is not None}
+        refuse_unknown(cls, values, SECTION)
         try:
             return cls(**values)
         except ValidationError as error:
-            raise ConfigError(_explain(error)) from error
+            raise ConfigError(explain(error, cls, SECTION)) from error
 
 
 def _section(settings: Settings) -> dict[str, Any]:
@@ -276,32 +269,11 @@ def _section(settings: Settings) -> dict[str, Any]:
 def _environment(cls: type[ServingSettings]) -> dict[str, Any]:
     for variable in os.environ:
         key = variable.removeprefix(ENV_PREFIX).lower()
-        if variable.startswith(ENV_PREFIX) and key not in cls.model_fields:
-            raise ConfigError(f"environment variable {variable}: {_unknown(key)}")
+        if variable.startswith(ENV_PREFIX):
+            refuse_unknown(cls, {key: None}, f"environment variable {variable}")
         if variable.startswith(ENV_PREFIX) and not os.environ[variable].strip():
             raise ConfigError(f"environment variable {variable} is empty; give a value or unset it")
     return EnvSettingsSource(cls)()
-
-
-def _unknown(key: str) -> str:
-    known = list(ServingSettings.model_fields)
-    near = difflib.get_close_matches(key, known, n=1)
-    hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}"
-    return f"unknown key {key!r}; {hint}"
-
-
-def _explain(error: ValidationError) -> str:
-    texts = []
-    for found in error.errors():
-        key = ".".join(str(part) for part in found["loc"])
-        if found["type"] == "extra_forbidden":
-            texts.append(f"{SECTION}: {_unknown(key)}")
-        elif not key:
-            texts.append(f"{SECTION}: {found['msg'].removeprefix('Value error, ')}")
-        else:
-            said = found["msg"].removeprefix("Value error, ")
-            texts.append(f"{SECTION}.{key}: {said}, found {found['input']!r}")
-    return "; ".join(texts)
 
 
 def _is_loopback(host: str) -> bool:

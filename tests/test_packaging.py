@@ -65,7 +65,6 @@ def test_optional_packages_are_imported_on_use_only():
         "psycopg",
         "ray",
         "opentelemetry.sdk",
-        "tensorboard",
         "locust",
     )
     code = (

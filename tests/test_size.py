@@ -5,7 +5,6 @@ ceiling; who needs room says which other part goes. Lines are never made denser 
 """
 
 import ast
-import dataclasses
 import os
 import re
 import tomllib
@@ -16,6 +15,7 @@ import pytest
 import typer
 
 from recsys import cli
+from recsys.config import fields_of, subsection
 from recsys.serving.app import create_app
 from recsys.serving.cluster.settings import ClusterSettings
 from recsys.serving.settings import ServingSettings
@@ -78,11 +78,9 @@ def commands(group):
 
 
 def settings(section):
-    """Settings of a dataclass or of a pydantic model, those of nested ones in their place."""
-    if not dataclasses.is_dataclass(section):
-        return len(section.model_fields)
-    values = (getattr(section(), field.name) for field in dataclasses.fields(section))
-    return sum(settings(type(value)) if dataclasses.is_dataclass(value) else 1 for value in values)
+    """Settings of a section that a configuration may set, those of nested ones in their place."""
+    inner = map(subsection, fields_of(section).values())
+    return sum(1 if cls is None else settings(cls) for cls in inner)
 
 
 def written(root):

@@ -52,10 +52,6 @@ class TeacherOptions:
         str | None,
         typer.Option(help="Whose top K is stored: target, or mixture (of target and draft)."),
     ] = None
-    mixture: Annotated[
-        float | None,
-        typer.Option("--lambda", help="Target's share of the mixture (1 - λ) q + λ p."),
-    ] = None
     beams: Annotated[int | None, typer.Option(help="K, sequences stored per history.")] = None
     histories: Annotated[
         int | None, typer.Option(help="Training prompts to search; 0 for all.")
@@ -75,29 +71,6 @@ class DraftOptions:
     ] = None
     alpha: Annotated[
         float | None, typer.Option(help="Weight of the alignment loss beside the next-item loss.")
-    ] = None
-    beam_steps: Annotated[
-        str | None,
-        typer.Option(help="Sequences of a history: the beams of all steps, or of the last."),
-    ] = None
-    density: Annotated[
-        bool | None,
-        typer.Option("--density/--no-density", help="AtSpeed-S's density regularisation."),
-    ] = None
-    constrained: Annotated[
-        bool | None,
-        typer.Option(
-            "--constrained/--unconstrained", help="Compare allowed tokens, or all of them."
-        ),
-    ] = None
-    top_k: Annotated[
-        bool | None, typer.Option("--top-k/--top-1", help="Sequences of a history: K, or the best.")
-    ] = None
-    tree_attention: Annotated[
-        bool | None,
-        typer.Option(
-            "--tree-attention/--no-tree-attention", help="Run a history's tree as one row, or not."
-        ),
     ] = None
     on_policy: Annotated[
         int | None,
@@ -206,10 +179,6 @@ def train_teacher(*, own: TeacherOptions, run: RunOptions, as_json: Json = False
 def train_draft(
     *,
     own: DraftOptions,
-    mixture: Annotated[
-        float | None,
-        typer.Option("--lambda", help="Target's share of the mixture that the teacher searched."),
-    ] = None,
     run: RunOptions,
     as_json: Json = False,
 ) -> None:
@@ -219,7 +188,7 @@ def train_draft(
 
     Example: recsys train draft --config configs/atspeed-beauty.yaml --objective margin-kd
     """
-    context = run.context(draft=asdict(own), teacher={"mixture": mixture}).with_recipe()
+    context = run.context(draft=asdict(own)).with_recipe()
     from recsys.training.draft import stage
 
     _report(context.run(stage), "draft", as_json)

@@ -199,12 +199,14 @@ def train_draft(
         dtype, smoothing = training_dtype(model, config, device), config.label_smoothing
         if data is not None:
             return TreeAlignment(
-                model, DeviceTrie.of(trie, device), config,
-                target=None if config.constrained else target,
+                model, DeviceTrie.of(trie, device), config.alignment,
+                target=None if config.alignment.constrained else target,
                 label_smoothing=smoothing, dtype=dtype,
             )  # fmt: skip
         if config.objective in ON_WORDS:
-            return WordDistillation(model, target, config, label_smoothing=smoothing, dtype=dtype)
+            return WordDistillation(
+                model, target, config.alignment, label_smoothing=smoothing, dtype=dtype
+            )
         return NextToken(
             model, label_smoothing=smoothing, dropout=config.embedding_dropout, dtype=dtype
         )
@@ -230,14 +232,15 @@ def _tree_batches(
     trie: ItemTrie, encoder: PromptEncoder, config: DraftConfig, data: Teacher, seed: int
 ) -> TreeBatches:
     """The batches of an objective that learns from the teacher's trees."""
-    if config.on_levels and not data.config.level_tokens:
+    on_levels = config.alignment.on_levels
+    if on_levels and not data.config.level_tokens:
         raise ConfigError(
-            "teacher.level_tokens: the teacher data lack the tokens of the levels, which "
-            "objective atspeed-s compares; make them with true, or set draft.level_tokens: false"
+            "draft.objective: the teacher data lack the tokens of the levels, which atspeed-s "
+            "compares; run `recsys train teacher` again with this objective"
         )
     return TreeBatches(
         data.prompts, data.trees, encoder, trie, config.batch_tokens, config.min_context, seed,
-        config.on_levels,
+        on_levels,
     )  # fmt: skip
 
 

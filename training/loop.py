@@ -109,7 +109,7 @@ def fit(
         Progress at the end, with the metrics of the selected weights.
 
     Raises:
-        ConfigError: the loss is not finite, or TensorBoard is not installed but required.
+        ConfigError: the loss is not finite.
     """
     device = device or Accelerator().device
     return _Run(module, data, config, checkpoints, name, validate, seed, device).train()
@@ -130,8 +130,6 @@ class _Run:
 
     def __post_init__(self) -> None:
         module, config, checkpoints = self.module, self.config, self.checkpoints
-        if config.threads:
-            torch.set_num_threads(config.threads)
         self.shown: dict[str, float] = {}  # the first metric of the last validation
         self.accelerator = Accelerator()
         self.world, self.main = self.accelerator.num_processes, self.accelerator.is_main_process
@@ -162,7 +160,7 @@ class _Run:
         self.evaluate_every = config.evaluate_every * epochs // config.epochs
         self.budget_s = (config.max_minutes or math.inf) * 60
         self.saved = time.monotonic()
-        self.log = _Log(checkpoints.folder, self.progress.log_bytes, config, self.main)
+        self.log = _Log(checkpoints.folder, self.progress.log_bytes, self.main)
 
     @property
     def seconds(self) -> float:
@@ -383,26 +381,16 @@ class _NoBar:
 
 
 class _Log:
-    """Writes `log.jsonl`, first truncated to the checkpoint's length, and TensorBoard events."""
+    """Writes `log.jsonl`, first truncated to the checkpoint's length."""
 
-    def __init__(self, folder: Path, size: int, config: LoopConfig, main: bool) -> None:
+    def __init__(self, folder: Path, size: int, main: bool) -> None:
         self._file = folder / LOG
         self._main = main
-        self._events: Any = None
         if not main:
             return
         folder.mkdir(parents=True, exist_ok=True)
         with self._file.open("ab") as stream:
             stream.truncate(size)
-        if config.tensorboard:
-            try:
-                from torch.utils.tensorboard import SummaryWriter
-            except ImportError as error:
-                raise ConfigError(
-                    "tensorboard: not installed; run `pip install 'recbeam[tensorboard]'` or set "
-                    "tensorboard: false"
-                ) from error
-            self._events = SummaryWriter(str(folder.with_suffix(".tensorboard")))
 
     @property
     def size(self) -> int:
@@ -422,7 +410,3 @@ class _Log:
         }
         with self._file.open("a", encoding="utf-8") as stream:
             stream.write(json.dumps(line) + "\n")
-        if self._events is not None:
-            for key, value in values.items():
-                self._events.add_scalar(key, value, progress.step)
-            self._events.flush()

@@ -143,7 +143,9 @@ class _Trials:
         """NDCG@10 of each validation user after a short training run, and its epochs."""
         context = self.context
         # One validation is enough, with the users of all trials.
-        settings = context.settings.overridden(["target.evaluate_every=0", *overrides])
+        settings = replace(context.settings, internals=True).overridden(
+            ["target.evaluate_every=0", *overrides]
+        )
         own_limit = (settings.values.get(target.KIND) or {}).get("max_minutes")
         if minutes is not None and own_limit is None:
             settings = settings.overridden([f"target.max_minutes={minutes}"])

@@ -181,7 +181,7 @@ def features(context: Context, dataset: Dataset) -> NDArray[np.float32] | None:
 def _fit_features(context: Context, dataset: Dataset) -> NDArray[np.float32] | None:
     """The same, fitted to the data set."""
     config = context.settings.section(KIND, SasRecConfig)
-    wanted = config.features
+    wanted = config.item_features
     weights = wanted.text_weight, wanted.attribute_weight, wanted.collaborative_weight
     if not config.epochs or not any(weights):
         return None

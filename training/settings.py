@@ -5,11 +5,13 @@ This module imports no torch, so that a run can check the settings of all stages
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from recsys.config import Settings, check_bounds
+from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
+
+from recsys.config import Folder, Settings, Share, internal, section
 from recsys.errors import ConfigError
 from recsys.models.architecture import architecture
 from recsys.prompts import PromptConfig
@@ -28,139 +30,132 @@ ON_WORDS = ("wordkd", "tvdkd")  # the target's distribution at every token of th
 ON_TREES = ("seqkd", "atspeed-s", "atspeed-s-eq4", "atspeed-r", "tree-kd", "margin-kd")
 # Objectives whose optimum is the target itself need no recommendation loss.
 _COMPLETE = ("tree-kd", "margin-kd")
+Precision = Literal["auto", "bf16", "float32"]
 
 
-@dataclass(frozen=True)
+@section
 class LoopConfig:
-    """Settings of the training loop.
+    """Settings of the training loop."""
 
-    Attributes:
-        epochs: passes over the training windows, at most.
-        min_steps: few data need more passes: epochs are added until there are this many steps.
-        max_steps: steps at most, at which the schedule then ends.
-        max_minutes: time budget, including validation. Training ends when either budget is spent.
-            The schedule follows the clock if the steps do not fit into the time.
-        learning_rate: peak of the schedule.
-        min_learning_rate: end of the schedule, as a share of the peak.
-        warmup_steps: steps of linear warm-up, followed by a cosine decay.
-        weight_decay: of matrices; norms have none.
-        beta2: of AdamW.
-        clip: largest norm of the gradient; 0 does not clip.
-        accumulate: batches per step.
-        precision: of matrix products: `bf16`, `float32`, or `auto`, which is bf16 if the processor
-            supports it in hardware.
-        threads: of torch in each process; 0 keeps its default.
-        evaluate_every: epochs between validations, more of them if `min_steps` adds epochs; 0 never
-            validates.
-        patience: validations without improvement before training stops; 0 never stops early.
-        checkpoint_minutes: between checkpoints; one is also written after each validation.
-        tensorboard: also write TensorBoard events (extra `tensorboard`).
-    """
-
-    epochs: int = 30
-    min_steps: int = 0
-    max_steps: int | None = None
-    max_minutes: float | None = None
+    epochs: PositiveInt = 30
+    """Passes over the training windows, at most."""
+    min_steps: NonNegativeInt = 0
+    """Few data need more passes: epochs are added until there are this many steps."""
+    max_steps: PositiveInt | None = internal(default=None)
+    """Steps at most, at which the schedule then ends."""
+    max_minutes: PositiveFloat | None = None
+    """Time budget, including validation. Training ends when either budget is spent. The schedule
+    follows the clock if the steps do not fit into the time."""
     learning_rate: float = 3e-3
-    min_learning_rate: float = 0.0
-    warmup_steps: int = 100
-    weight_decay: float = 0.05
-    beta2: float = 0.98
-    clip: float = 1.0
-    accumulate: int = 1
-    precision: Literal["auto", "bf16", "float32"] = "auto"
-    threads: int = 0
-    evaluate_every: int = 5
-    patience: int = 4
-    checkpoint_minutes: float = 2.0
-    tensorboard: bool = False
+    """Peak of the schedule."""
+    min_learning_rate: float = internal(default=0.0)
+    """End of the schedule, as a share of the peak."""
+    warmup_steps: NonNegativeInt = 100
+    """Steps of linear warm-up, followed by a cosine decay."""
+    weight_decay: float = internal(default=0.05)
+    """Weight decay of matrices; norms have none."""
+    beta2: float = internal(default=0.98)
+    """Of AdamW."""
+    clip: float = internal(default=1.0)
+    """Largest norm of the gradient; 0 does not clip."""
+    accumulate: PositiveInt = internal(default=1)
+    """Batches per step."""
+    precision: Precision = internal(default="auto")
+    """Precision of matrix products: `bf16`, `float32`, or `auto`, which is bf16 if the processor
+    supports it in hardware."""
+    evaluate_every: NonNegativeInt = 5
+    """Epochs between validations, more of them if `min_steps` adds epochs; 0 never validates."""
+    patience: NonNegativeInt = internal(default=4)
+    """Validations without improvement before training stops; 0 never stops early."""
+    checkpoint_minutes: float = internal(default=2.0)
+    """Minutes between checkpoints; one is also written after each validation."""
 
-    def __post_init__(self) -> None:
-        least = {"epochs": 1, "min_steps": 0, "accumulate": 1, "evaluate_every": 0}
-        check_bounds(self, at_least=least, above_zero=["max_minutes", "max_steps"])
 
-
-@dataclass(frozen=True)
+@section
 class SupervisedConfig(LoopConfig):
-    """Sizes, batches, regularisation and validation, in addition to `LoopConfig`.
+    """Sizes, batches, regularisation and validation, in addition to `LoopConfig`."""
 
-    Attributes:
-        preset: sizes of a model from scratch: `tiny`, `small` or `base`.
-        architecture: sizes that differ from the preset's (`recsys.models.architecture`).
-        batch_tokens: most tokens of a batch, padding included.
-        min_context: items that an item needs before it to be predicted; 0 also predicts the first.
-        item_dropout: share of items removed from a history, drawn again in each epoch.
-        embedding_dropout: of the token embeddings.
-        label_smoothing: share of a token's probability that is spread over the vocabulary.
-        eval_users: validation users, a fixed sample.
-        eval_beams: width of their beam search.
-    """
-
+    patience: NonNegativeInt = 4
+    """Validations without improvement before training stops; 0 never stops early."""
     preset: str = "tiny"
-    architecture: dict[str, Any] = field(default_factory=dict)
-    batch_tokens: int = 4096
-    min_context: int = 1
-    item_dropout: float = 0.1
-    embedding_dropout: float = 0.0
-    label_smoothing: float = 0.05
-    eval_users: int = 1000
-    eval_beams: int = 20
+    """Sizes of a model from scratch: `tiny`, `small` or `base`."""
+    architecture: dict[str, Any] = Field(default_factory=dict)
+    """Sizes that differ from the preset's (`recsys.models.architecture`)."""
+    batch_tokens: PositiveInt = 4096
+    """Most tokens of a batch, padding included."""
+    min_context: NonNegativeInt = internal(default=1)
+    """Items that an item needs before it to be predicted; 0 also predicts the first."""
+    item_dropout: Share = internal(default=0.1)
+    """Share of items removed from a history, drawn again in each epoch."""
+    embedding_dropout: Share = internal(default=0.0)
+    """Dropout of the token embeddings."""
+    label_smoothing: Share = internal(default=0.05)
+    """Share of a token's probability that is spread over the vocabulary."""
+    eval_users: NonNegativeInt = 1000
+    """Validation users, a fixed sample."""
+    eval_beams: Annotated[int, Field(ge=10)] = internal(default=20)
+    """Width of their beam search; NDCG@10 needs at least 10."""
 
     def __post_init__(self) -> None:
-        super().__post_init__()
-        check_bounds(self, below_one=["item_dropout", "embedding_dropout", "label_smoothing"])
-        if self.eval_beams < 10:
-            raise ConfigError(f"eval_beams: NDCG@10 needs at least 10, got {self.eval_beams}")
         architecture(self.preset, self.architecture)  # refuses unknown sizes
 
 
-@dataclass(frozen=True)
+@section
 class SasRecConfig(LoopConfig):
-    """Section `sasrec`.
+    """Section `sasrec`."""
 
-    Attributes:
-        epochs: as `LoopConfig`; 0, the default, makes no model.
-        hidden: D, width of states and item vectors.
-        layers: of attention.
-        heads: per layer.
-        dropout: of inputs, attention and residuals.
-        features: of items (`recsys.semantic_ids.features`); a projection of them is added to the
-            item vectors. With weights of 0 there are none.
-        negatives: sampled items per batch.
-        soft_labels: share of the target that comes from other users.
-        batch_tokens: most events of a batch, padding included.
-        item_dropout: share of items removed from a history, drawn again in each epoch.
-        window: how much of a history the model sees.
-        eval_users: validation users, a fixed sample.
-    """
-
-    epochs: int = 0
+    epochs: NonNegativeInt = 0
+    """Passes over the training histories; 0, the default, makes no model."""
+    max_minutes: PositiveFloat | None = internal(default=None)
+    """As `LoopConfig`."""
     learning_rate: float = 2e-3
-    weight_decay: float = 0.0
-    warmup_steps: int = 200
-    evaluate_every: int = 10
-    patience: int = 0
-    hidden: int = 128
-    layers: int = 2
-    heads: int = 2
-    dropout: float = 0.5
-    features: FeatureConfig = field(default_factory=FeatureConfig)
-    negatives: int = 1024
-    soft_labels: float = 0.5
-    batch_tokens: int = 2048
-    item_dropout: float = 0.0
-    window: PromptConfig = field(default_factory=lambda: PromptConfig(50, 10))
-    eval_users: int = 2000
+    """Peak of the schedule."""
+    weight_decay: float = internal(default=0.0)
+    """As `LoopConfig`."""
+    warmup_steps: NonNegativeInt = 200
+    """Steps of linear warm-up, followed by a cosine decay."""
+    evaluate_every: NonNegativeInt = 10
+    """Epochs between validations, more of them if `min_steps` adds epochs; 0 never validates."""
+    patience: NonNegativeInt = internal(default=0)
+    """As `LoopConfig`."""
+    hidden: PositiveInt = internal(default=128)
+    """D, width of states and item vectors."""
+    layers: PositiveInt = internal(default=2)
+    """Layers of attention."""
+    heads: PositiveInt = internal(default=2)
+    """Attention heads of a layer."""
+    dropout: Share = internal(default=0.5)
+    """Dropout of inputs, attention and residuals."""
+    texts: bool = True
+    """Whether the features of items, a projection of which is added to the item vectors, have their
+    titles and texts."""
+    features: FeatureConfig = internal(
+        "texts: false leaves titles and texts out", default_factory=FeatureConfig
+    )
+    """These features (`recsys.semantic_ids.features`). With weights of 0 there are none."""
+    negatives: PositiveInt = internal(default=1024)
+    """Sampled items per batch."""
+    soft_labels: Share = internal(default=0.5)
+    """Share of the target that comes from other users."""
+    batch_tokens: PositiveInt = internal(default=2048)
+    """Most events of a batch, padding included."""
+    item_dropout: Share = internal(default=0.0)
+    """Share of items removed from a history, drawn again in each epoch."""
+    window: PromptConfig = Field(default_factory=lambda: PromptConfig(50, 10))
+    """How much of a history the model sees."""
+    eval_users: NonNegativeInt = internal(default=2000)
+    """Validation users, a fixed sample."""
 
     def __post_init__(self) -> None:
-        if self.epochs:
-            super().__post_init__()
-        sizes = dict.fromkeys(("hidden", "layers", "heads", "negatives"), 1)
-        check_bounds(self, at_least=sizes, below_one=["dropout", "soft_labels", "item_dropout"])
         if self.hidden % self.heads:
             raise ConfigError(f"hidden: {self.hidden} is not a multiple of heads, {self.heads}")
         if self.features.collaborative != "ppmi":
             raise ConfigError("features.collaborative: SASRec cannot use its own vectors; use ppmi")
+
+    @property
+    def item_features(self) -> FeatureConfig:
+        """The features, without texts if they are not used."""
+        return self.features if self.texts else replace(self.features, text_weight=0.0)
 
 
 def check_sasrec(settings: Settings, key: str) -> None:
@@ -178,26 +173,15 @@ def _check_folder(key: str, path: Path | None) -> None:
         raise ConfigError(f"{key}: {str(path)!r} is not a folder")
 
 
-@dataclass(frozen=True)
+@section
 class RecipeConfig:
-    """Section `recipe`: settings of the IDs and the target that are chosen on validation.
+    """Section `recipe`: settings of the IDs and the target that are chosen on validation."""
 
-    Attributes:
-        trials: name -> settings that are tried together, such as `[target.soft_labels=0]`. Trials
-            that would change a setting given on the command line are left out.
-        users: validation users that all trials rank.
-    """
-
-    trials: dict[str, Any] = field(default_factory=dict)
-    users: int = 2000
-
-    def __post_init__(self) -> None:
-        check_bounds(self, at_least={"users": 1})
-        for name, trial in self.trials.items():
-            if not (isinstance(trial, list) and all(isinstance(text, str) for text in trial)):
-                raise ConfigError(
-                    f"trials.{name}: expected a list such as [target.soft_labels=0], got {trial!r}"
-                )
+    trials: dict[str, list[str]] = Field(default_factory=dict)
+    """Name -> settings that are tried together, such as `[target.soft_labels=0]`. Trials that would
+    change a setting given on the command line are left out."""
+    users: PositiveInt = internal(default=2000)
+    """Validation users that all trials rank."""
 
     def check_with(self, settings: Settings) -> None:
         """Check the settings of each trial.
@@ -214,31 +198,27 @@ class RecipeConfig:
                 raise ConfigError(f"recipe.trials.{name}: {error}") from error
 
 
-@dataclass(frozen=True)
+@section
 class IdsConfig:
-    """Section `ids`.
-
-    Attributes:
-        method: `rq-vae` and `rq-kmeans` learn codes; `imported` uses those of the data set. A run
-            with a parent keeps the codes of its bundle, and places new items by their content.
-        levels: codes of a semantic ID, L (only for learned codes, as the next two).
-        codebook_size: codes per level, V: one number for all levels, or a list with one for each,
-            such as `[4096, 64]`. None chooses by the number of items, N: the largest power of two
-            of at most N / 16, from 8 to 256, but at most N.
-        features: of items.
-        rqkmeans: settings of `rq-kmeans`.
-        rqvae: settings of `rq-vae`.
-    """
+    """Section `ids`."""
 
     method: Method = "rq-vae"
-    levels: int = 4
+    """`rq-vae` and `rq-kmeans` learn codes; `imported` uses those of the data set. A run with a
+    parent keeps the codes of its bundle, and places new items by their content."""
+    levels: PositiveInt = 4
+    """Codes of a semantic ID, L (only for learned codes, as the next two)."""
     codebook_size: int | tuple[int, ...] | None = 256
-    features: FeatureConfig = field(default_factory=FeatureConfig)
-    rqkmeans: RQKMeansConfig = field(default_factory=RQKMeansConfig)
-    rqvae: RQVAEConfig = field(default_factory=RQVAEConfig)
+    """Codes per level, V: one number for all levels, or a list with one for each, such as
+    `[4096, 64]`. None chooses by the number of items, N: the largest power of two of at most
+    N / 16, from 8 to 256, but at most N."""
+    features: FeatureConfig = Field(default_factory=FeatureConfig)
+    """Features of items."""
+    rqkmeans: RQKMeansConfig = internal(default_factory=RQKMeansConfig)
+    """Settings of `rq-kmeans`."""
+    rqvae: RQVAEConfig = internal(default_factory=RQVAEConfig)
+    """Settings of `rq-vae`."""
 
     def __post_init__(self) -> None:
-        check_bounds(self, at_least={"levels": 1})
         sizes = self.codebook_size
         if isinstance(sizes, tuple) and len(sizes) != self.levels:
             raise ConfigError(
@@ -259,76 +239,67 @@ class IdsConfig:
             check_sasrec(settings, "ids.features.collaborative")
 
 
-@dataclass(frozen=True)
+@section
 class LoraSettings:
     """Low-rank adaptation (Hu et al., 2021) of a pretrained model.
-
-    Attributes:
-        rank: of the added matrices.
-        alpha: their scale is alpha / rank.
-        dropout: of their input.
-        modules: linear layers that get such matrices.
-        merge: add them to the weights at the end; otherwise they are stored as an adapter.
 
     Raises:
         ConfigError: a value out of range.
     """
 
-    rank: int = 16
-    alpha: float = 32.0
-    dropout: float = 0.05
-    modules: tuple[str, ...] = (
-        "q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj",
-    )  # fmt: skip
+    rank: PositiveInt = 16
+    """Rank of the added matrices."""
+    alpha: PositiveFloat = internal(default=32.0)
+    """Their scale is alpha / rank."""
+    dropout: Share = internal(default=0.05)
+    """Dropout of their input."""
+    modules: Annotated[tuple[str, ...], Field(min_length=1)] = internal(
+        default=("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+    )
+    """Linear layers that get such matrices."""
     merge: bool = True
-
-    def __post_init__(self) -> None:
-        least = {"rank": 1}
-        check_bounds(self, at_least=least, above_zero=["alpha"], below_one=["dropout"])
-        if not self.modules:
-            raise ConfigError("modules: empty; name linear layers, such as q_proj and v_proj")
+    """Add them to the weights at the end; otherwise they are stored as an adapter."""
 
 
-@dataclass(frozen=True)
+@section
 class TargetConfig(SupervisedConfig):
-    """Section `target`.
+    """Section `target`."""
 
-    Attributes:
-        window_share: share of the training windows that are used; less than 1 in the trials of
-            stage `recipe` on large data.
-        init_from_centroids: start new token embeddings from the quantiser's centroids.
-        agreement: weight of the early-exit KL loss (`recsys.training.objective.NextToken`).
-        exit_layer: number of layers before the early exit.
-        soft_labels: share of the target that comes from soft labels
-            (`recsys.training.soft_labels`).
-        soft_labels_from: their source: other users by `item-item`, or the run's `sasrec`.
-        prompt: how much of a history the model sees, in training and in serving.
-        base: folder of a pretrained LLaMA checkpoint with its tokenizer; replaces the preset.
-        instruction: text in front of a history, for a pretrained model.
-        update: what is trained of a parent's target: all weights (`full`) or LoRA's matrices. A
-            pretrained model is always adapted with LoRA.
-        lora: settings of LoRA.
-    """
-
-    window_share: float = 1.0
-    init_from_centroids: bool = True
-    agreement: float = 0.0
-    exit_layer: int = 1
-    soft_labels: float = 0.0
+    precision: Precision = "auto"
+    """Precision of matrix products: `bf16`, `float32`, or `auto`, which is bf16 if the processor
+    supports it in hardware."""
+    weight_decay: float = 0.05
+    """Weight decay of matrices; norms have none."""
+    item_dropout: Share = 0.1
+    """Share of items removed from a history, drawn again in each epoch."""
+    embedding_dropout: Share = 0.0
+    """Dropout of the token embeddings."""
+    label_smoothing: Share = 0.05
+    """Share of a token's probability that is spread over the vocabulary."""
+    window_share: Annotated[float, Field(gt=0, le=1)] = internal(default=1.0)
+    """Share of the training windows that are used; less than 1 in the trials of stage `recipe` on
+    large data."""
+    init_from_centroids: bool = internal(default=True)
+    """Start new token embeddings from the quantiser's centroids."""
+    agreement: Annotated[float, Field(ge=0)] = 0.0
+    """Weight of the early-exit KL loss (`recsys.training.objective.NextToken`)."""
+    exit_layer: PositiveInt = 1
+    """Number of layers before the early exit."""
+    soft_labels: Share = 0.0
+    """Share of the target that comes from soft labels (`recsys.training.soft_labels`)."""
     soft_labels_from: Literal["item-item", "sasrec"] = "item-item"
-    prompt: PromptConfig = field(default_factory=PromptConfig)
-    base: Path | None = None
-    instruction: str = "Items of one customer, oldest first:"
+    """Their source: other users by `item-item`, or the run's `sasrec`."""
+    prompt: PromptConfig = Field(default_factory=PromptConfig)
+    """How much of a history the model sees, in training and in serving."""
+    base: Folder | None = None
+    """Folder of a pretrained LLaMA checkpoint with its tokenizer; replaces the preset."""
+    instruction: str = internal(default="Items of one customer, oldest first:")
+    """Text in front of a history, for a pretrained model."""
     update: Literal["full", "lora"] = "full"
-    lora: LoraSettings = field(default_factory=LoraSettings)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_bounds(self, at_least={"agreement": 0, "exit_layer": 1}, below_one=["soft_labels"])
-        if not 0 < self.window_share <= 1:
-            raise ConfigError(
-                f"window_share: expected 0 < window_share <= 1, got {self.window_share}"
-            )
+    """What is trained of a parent's target: all weights (`full`) or LoRA's matrices. A pretrained
+    model is always adapted with LoRA."""
+    lora: LoraSettings = Field(default_factory=LoraSettings)
+    """Settings of LoRA."""
 
     def check_with(self, settings: Settings) -> None:
         """Check that the other sections give what this one needs.
@@ -345,44 +316,33 @@ class TargetConfig(SupervisedConfig):
             check_sasrec(settings, "target.soft_labels_from")
 
 
-@dataclass(frozen=True)
+@section
 class TeacherConfig:
-    """Section `teacher`.
-
-    Attributes:
-        source: the model to search with: the target p, or `(1 - mixture) q + mixture p`.
-        mixture: share of the target in the mixture (lambda of AtSpeed's eq. 3).
-        draft: folder of the draft artifact q; by default the run's own. Its weights are read only
-            while the teacher data are made.
-        beams: K.
-        histories: number of training prompts, drawn from all prefixes; 0 takes all.
-        min_context: items of a prompt, at least.
-        item_dropout: share of items removed from the prompts, because the target has memorised its
-            training histories.
-        level_tokens: also store the target's log-probs of all tokens of a node's level, for
-            atspeed-s, which takes about six times the space. None: if the run's draft needs them.
-        shard: histories per file.
-        batch: histories that are searched together.
-        threads: of torch in each process; 0 keeps its default.
-    """
+    """Section `teacher`."""
 
     source: Literal["target", "mixture"] = "target"
-    mixture: float = 0.5
-    draft: Path | None = None
-    beams: int = 20
-    histories: int = 20_000
-    min_context: int = 1
-    item_dropout: float = 0.0
-    level_tokens: bool | None = None
-    shard: int = 2_000
-    batch: int = 64
-    threads: int = 0
-
-    def __post_init__(self) -> None:
-        least = {"beams": 1, "histories": 0, "shard": 1, "batch": 1}
-        check_bounds(self, at_least=least, below_one=["item_dropout"])
-        if not 0 <= self.mixture <= 1:
-            raise ConfigError(f"mixture: expected 0 <= lambda <= 1, got {self.mixture}")
+    """The model to search with: the target p, or `(1 - mixture) q + mixture p`."""
+    mixture: Annotated[float, Field(ge=0, le=1)] = internal(default=0.5)
+    """Share of the target in the mixture (lambda of AtSpeed's eq. 3)."""
+    draft: Folder | None = None
+    """Folder of the draft artifact q; by default the run's own. Its weights are read only while the
+    teacher data are made."""
+    beams: PositiveInt = 20
+    """K."""
+    histories: NonNegativeInt = 20_000
+    """Number of training prompts, drawn from all prefixes; 0 takes all."""
+    min_context: int = internal(default=1)
+    """Items of a prompt, at least."""
+    item_dropout: Share = 0.0
+    """Share of items removed from the prompts, because the target has memorised its training
+    histories."""
+    level_tokens: bool | None = internal(default=None)
+    """Also store the target's log-probs of all tokens of a node's level, for atspeed-s, which takes
+    about six times the space. None: if the run's draft needs them."""
+    shard: PositiveInt = internal(default=2_000)
+    """Histories per file."""
+    batch: PositiveInt = internal(default=64)
+    """Histories that are searched together."""
 
 
 @dataclass(frozen=True)
@@ -433,57 +393,81 @@ class AlignmentSettings:
         return self.objective == "atspeed-s" and self.level_tokens and self.constrained
 
 
-@dataclass(frozen=True)
-class DraftConfig(AlignmentSettings, SupervisedConfig):
-    """Section `draft`, with the objective's. Vocabulary and prompt window are the target's.
+Ablation = Literal[
+    "no-density", "node-tokens", "temperature", "unconstrained", "top-1", "last-beams",
+    "no-tree-attention",
+]  # fmt: skip
+_ABLATIONS: dict[str, dict[str, Any]] = {
+    "no-density": {"density": False},
+    "node-tokens": {"level_tokens": False},
+    "temperature": {"softmax_temperature": 0.001},
+    "unconstrained": {"constrained": False},
+    "top-1": {"top_k": False},
+    "last-beams": {"beam_steps": "last"},
+    "no-tree-attention": {"tree_attention": False},
+}
 
-    Attributes:
-        base: folder of a pretrained checkpoint with its tokenizer, which must be the target's;
-            replaces the sizes, `layers` and `init_from_target`. A run with a parent continues
-            from the parent's draft instead.
-        lora: settings for adapting a pretrained draft with LoRA; None trains all its weights.
-        layers: decoder layers.
-        init_from_target: take the target's sizes and start as its embeddings, head and first
-            layers; otherwise the preset's sizes and random weights.
-        on_policy: number of batches after which trees are searched again, with a mixture of the
-            target and the current draft; 0 uses only the teacher artifact.
-        accept_users: validation users for whom acceptance is measured; 0 for none.
-        accept_beams: K of these searches.
-        accept_nodes: nodes of their draft trees.
-    """
 
-    base: Path | None = None
+@section
+class DraftConfig(SupervisedConfig):
+    """Section `draft`. Vocabulary and prompt window are the target's."""
+
+    epochs: PositiveInt = 10
+    """Passes over the training data, at most."""
+    objective: Objective = "sft"
+    """What the draft learns (docs/alignment.md)."""
+    alpha: Annotated[float, Field(ge=0, le=1)] | None = None
+    """Weight of the alignment loss; 1 - alpha is the weight of the recommendation loss. None means
+    .5, or 1 for tree-kd and margin-kd."""
+    ablations: tuple[Ablation, ...] = ()
+    """How the objective is changed, for those who study it: `no-density` (no density regularisation
+    in atspeed-s), `node-tokens` (atspeed-s compares only tokens that the trie allows at a node),
+    `temperature` (softmax over probabilities, as the authors' script), `unconstrained` (compare the
+    whole vocabulary), `top-1` (learn from the best sequence only), `last-beams` (only from those of
+    the last step), `no-tree-attention` (one row per node)."""
+    base: Folder | None = None
+    """Folder of a pretrained checkpoint with its tokenizer, which must be the target's; replaces
+    the sizes, `layers` and `init_from_target`. A run with a parent continues from the parent's
+    draft instead."""
     lora: LoraSettings | None = None
-    layers: int = 1
+    """Settings for adapting a pretrained draft with LoRA; None trains all its weights."""
+    layers: PositiveInt = 1
+    """Decoder layers."""
     init_from_target: bool = True
-    on_policy: int = 0
-    accept_users: int = 200
-    accept_beams: int = 20
-    accept_nodes: int = 256
-    epochs: int = 10
-    evaluate_every: int = 5
+    """Take the target's sizes and start as its embeddings, head and first layers; otherwise the
+    preset's sizes and random weights."""
+    on_policy: NonNegativeInt = 0
+    """Number of batches after which trees are searched again, with a mixture of the target and the
+    current draft; 0 uses only the teacher artifact."""
+    accept_users: NonNegativeInt = 200
+    """Validation users for whom acceptance is measured; 0 for none."""
+    accept_beams: PositiveInt = internal(default=20)
+    """K of these searches."""
+    accept_nodes: PositiveInt = internal(default=256)
+    """Nodes of their draft trees."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.alpha is not None and not 0 <= self.alpha <= 1:
-            raise ConfigError(f"alpha: expected 0 <= alpha <= 1, got {self.alpha}")
         if self.alpha == 1 and self.objective == "atspeed-s-eq4":
             raise ConfigError(
                 "alpha: with 1, atspeed-s-eq4 has no recommendation loss and moves all probability "
                 "of the draft to one token; use a smaller alpha, or atspeed-s"
             )
-        if not self.density and self.objective == "atspeed-s-eq4":
+        if "no-density" in self.ablations and self.objective == "atspeed-s-eq4":
             raise ConfigError(
-                "density: without it, atspeed-s-eq4 rewards probability outside of V_c; use "
-                "atspeed-s, which renormalises"
+                "ablations: without density regularisation, atspeed-s-eq4 rewards probability "
+                "outside of V_c; use atspeed-s, which renormalises"
             )
         if self.lora is not None and self.base is None:
             raise ConfigError("lora: adapts a pretrained draft; give draft.base, or leave lora out")
-        check_bounds(
-            self,
-            at_least={"drafts": 1, "margin": 0},
-            above_zero=["flatten", "softmax_temperature"],
-        )
+
+    @property
+    def alignment(self) -> AlignmentSettings:
+        """The settings of the objective."""
+        changes: dict[str, Any] = {}
+        for name in self.ablations:
+            changes |= _ABLATIONS[name]
+        return AlignmentSettings(self.objective, self.alpha, **changes)
 
     def check_with(self, settings: Settings) -> None:
         """Check what lies outside of this section.
@@ -495,49 +479,41 @@ class DraftConfig(AlignmentSettings, SupervisedConfig):
             _check_folder("draft.base", self.base)
 
 
-@dataclass(frozen=True)
+@section
 class RetrievalConfig:
-    """Section `retrieval`.
+    """Section `retrieval`."""
 
-    Attributes:
-        window: see `ItemItem.directional`, as for the next four.
-        reverse: see `ItemItem.directional`.
-        source_damping: see `ItemItem.directional`.
-        target_damping: see `ItemItem.directional`.
-        decay: see `ItemItem.directional`.
-        half_life_days: of popularity; with None, or without times, all events count equally.
-        smoothing: share of popularity in p_retrieval (`recsys.retrieval.Retrieval`).
-        vectors: store item vectors: the features that the semantic IDs were learned from, and the
-            features of SASRec, as far as the run has them.
-        near: number of nearest items by vectors that share each item's weight.
-        near_share: share of an item's weight that they get (`ItemItem.with_near`).
-        candidates: items that item-item proposes to the reranker; each further source proposes
-            half as many, and popularity a quarter.
-        nodes: of the target's tree that the candidates may use.
-        beams: beam width of the search for fitting the reranker.
-        users: validation users for fitting the reranker, at most; 0 fits none.
-        ablate: whether to measure what each source adds to the reranker, which takes several times
-            as long as the rest of the stage. For those who study the sources; lists do not change.
-    """
-
-    window: int = 5
-    reverse: float = 0.5
-    source_damping: float = 0.5
+    window: int = internal(default=5)
+    """See `ItemItem.directional`, as for the next four."""
+    reverse: float = internal(default=0.5)
+    """See `ItemItem.directional`."""
+    source_damping: float = internal(default=0.5)
+    """See `ItemItem.directional`."""
     target_damping: float = 0.0
+    """How much the weight of a pair is reduced for a popular following item
+    (`ItemItem.directional`)."""
     decay: float = 0.6
-    half_life_days: float | None = None
+    """What an item of a history counts, for each newer one behind it (`ItemItem.directional`)."""
+    half_life_days: float | None = internal(default=None)
+    """Half-life of popularity; with None, or without times, all events count equally."""
     smoothing: float = 0.03
-    vectors: bool = True
-    near: int = 50
-    near_share: float = 0.0
-    candidates: int = 40
-    nodes: int = 32
-    beams: int = 20
-    users: int = 10_000
+    """Share of popularity in p_retrieval (`recsys.retrieval.Retrieval`)."""
+    vectors: bool = internal(default=True)
+    """Store item vectors: the features that the semantic IDs were learned from, and the features of
+    SASRec, as far as the run has them."""
+    near: PositiveInt = 50
+    """Number of nearest items by vectors that share each item's weight."""
+    near_share: Annotated[float, Field(ge=0, le=1)] = 0.0
+    """Share of an item's weight that they get (`ItemItem.with_near`)."""
+    candidates: NonNegativeInt = 40
+    """Items that item-item proposes to the reranker; each further source proposes half as many, and
+    popularity a quarter."""
+    nodes: NonNegativeInt = 32
+    """Nodes of the target's tree that the candidates may use."""
+    beams: PositiveInt = internal(default=20)
+    """Beam width of the search for fitting the reranker."""
+    users: NonNegativeInt = 10_000
+    """Validation users for fitting the reranker, at most; 0 fits none."""
     ablate: bool = False
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.near_share <= 1:
-            raise ConfigError(f"near_share: expected 0 <= near_share <= 1, got {self.near_share}")
-        least = {"near": 1, "candidates": 0, "nodes": 0, "beams": 1, "users": 0}
-        check_bounds(self, at_least=least)
+    """Whether to measure what each source adds to the reranker, which takes several times as long
+    as the rest of the stage. For those who study the sources; lists do not change."""

@@ -352,7 +352,7 @@ def stage(context: Context) -> Path:
         wanted = config.histories or ALL
         config = replace(config, histories=context.sample(KIND, wanted, "histories"))
     if config.level_tokens is None:
-        needed = context.settings.section("draft", DraftConfig).on_levels
+        needed = context.settings.section("draft", DraftConfig).alignment.on_levels
         config = replace(config, level_tokens=needed)
     parents = workspace.digests("dataset", "ids", "target")
     folder = config.draft or workspace.run("draft")
@@ -369,8 +369,6 @@ def stage(context: Context) -> Path:
     if accelerator.is_main_process:
         _open_partial(partial, {**settings, "parents": parents}, anew=context.force)
     accelerator.wait_for_everyone()
-    if config.threads:
-        torch.set_num_threads(config.threads)
     target = TrainedTarget.load(workspace)
     prompts = _draw_prompts(workspace, config, context.settings.seed)
     device = accelerator.device if accelerator.num_processes > 1 else torch.device(target.device)

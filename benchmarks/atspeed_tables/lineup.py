@@ -37,17 +37,17 @@ BUDGETS = {"time": "equal time", "steps": "equal steps"}  # what is equal, in wo
 # between the printed and the released AtSpeed-S and its training script.
 ABLATIONS: dict[str, dict[str, dict[str, Any]]] = {
     STRICT: {
-        "no density": {"density": False},
-        "no constrained alignment": {"constrained": False},
-        "top-1": {"top_k": False},
-        "last step's beams": {"beam_steps": "last"},
-        "allowed tokens only": {"level_tokens": False},
-        "temperature .001": {"softmax_temperature": 0.001},
+        "no density": {"ablations": ["no-density"]},
+        "no constrained alignment": {"ablations": ["unconstrained"]},
+        "top-1": {"ablations": ["top-1"]},
+        "last step's beams": {"ablations": ["last-beams"]},
+        "allowed tokens only": {"ablations": ["node-tokens"]},
+        "temperature .001": {"ablations": ["temperature"]},
     },
     RELAXED: {
-        "no constrained alignment": {"constrained": False},
-        "top-1": {"top_k": False},
-        "last step's beams": {"beam_steps": "last"},
+        "no constrained alignment": {"ablations": ["unconstrained"]},
+        "top-1": {"ablations": ["top-1"]},
+        "last step's beams": {"ablations": ["last-beams"]},
     },
 }
 EPOCHS = 20  # passes over a draft's data, at most, in equal time
@@ -55,9 +55,8 @@ ALPHAS = (0.1, 0.3, 0.7)  # besides the default of 0.5
 
 # Settings of every variant, whatever the configuration says of the deployed draft.
 PLAIN: dict[str, Any] = {
-    "alpha": None, "beam_steps": "all", "density": True, "constrained": True, "top_k": True,
-    "level_tokens": True, "softmax_temperature": None, "tree_attention": True, "on_policy": 0,
-    "base": None, "lora": None, "accept_users": 0, "evaluate_every": 0, "patience": 0,
+    "alpha": None, "ablations": [], "on_policy": 0, "base": None, "lora": None, "accept_users": 0,
+    "evaluate_every": 0, "patience": 0,
 }  # fmt: skip
 # Settings of a draft from scratch, which is much smaller than its target.
 SCRATCH: dict[str, Any] = {

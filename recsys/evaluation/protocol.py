@@ -14,8 +14,9 @@ from typing import Any, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import NonNegativeInt, PositiveInt
 
-from recsys.config import check_bounds
+from recsys.config import internal, section
 from recsys.dataset import Dataset, Examples, Targets
 from recsys.devices import AUTO
 from recsys.evaluation.leaks import check_no_leak
@@ -79,53 +80,47 @@ class Ranker(Protocol):
         """
 
 
-@dataclass(frozen=True)
+@section
 class EvaluationConfig:
-    """Section `evaluate`.
-
-    Attributes:
-        split: `test`, or `valid` for choosing between models. Do not report validation figures:
-            under leave-one-out, validation is easier.
-        ks: lengths K at which lists are measured.
-        beams: beam width of the model's search; by default the model's own for lists of max(ks).
-        seen: whether the items of the history may be recommended: `masked` (no), `unmasked` (yes),
-            or `both`, one after the other.
-        targets: targets of the headline figures: the user's `next` event, or `all` events of the
-            split. Both are measured. By default `all` where events come in baskets
-            (`Dataset.baskets`), else `next`.
-        users: size of a random sample of users; by default all users.
-        batch_size: users per batch of the search.
-        processes: processes that rank in parallel, this one among them, each with its own copy of
-            the model; results do not depend on it. By default one per thread of torch, or one for
-            few users and on a GPU.
-        device: torch device of the model, or `auto`: a GPU, where there is one and it ranks a batch
-            sooner than the CPU. Scores differ by rounding.
-        dtype: dtype of the model, `float32` or `bfloat16`. The latter is faster on processors with
-            instructions for it (AVX512-BF16), and changes the order of some lists.
-        resamples: draws of the bootstrap.
-        examples: users whose lists the report shows.
-        seed: seed of the sample, the bootstrap and the choice of examples.
-    """
+    """Section `evaluate`."""
 
     split: Literal["test", "valid"] = "test"
-    ks: tuple[int, ...] = (1, 5, 10, 20, 50)
-    beams: int | None = None
+    """`test`, or `valid` for choosing between models. Do not report validation figures: under
+    leave-one-out, validation is easier."""
+    ks: tuple[PositiveInt, ...] = (1, 5, 10, 20, 50)
+    """Lengths K at which lists are measured."""
+    beams: PositiveInt | None = None
+    """Beam width of the model's search; by default the model's own for lists of max(ks)."""
     seen: Literal["both", "masked", "unmasked"] = "both"
+    """Whether the items of the history may be recommended: `masked` (no), `unmasked` (yes), or
+    `both`, one after the other."""
     targets: Literal["next", "all"] | None = None
-    users: int | None = None
-    batch_size: int = 32
-    processes: int | None = None
+    """Targets of the headline figures: the user's `next` event, or `all` events of the split. Both
+    are measured. By default `all` where events come in baskets (`Dataset.baskets`), else `next`."""
+    users: PositiveInt | None = None
+    """Size of a random sample of users; by default all users."""
+    batch_size: PositiveInt = internal(default=32)
+    """Users per batch of the search."""
+    processes: PositiveInt | None = None
+    """Processes that rank in parallel, this one among them, each with its own copy of the model;
+    results do not depend on it. By default one per thread of torch, or one for few users and on a
+    GPU."""
     device: str = AUTO
+    """Torch device of the model, or `auto`: a GPU, where there is one and it ranks a batch sooner
+    than the CPU. Scores differ by rounding."""
     dtype: Literal["float32", "bfloat16"] = "float32"
-    resamples: int = 1000
-    examples: int = 6
-    seed: int = 0
+    """Dtype of the model, `float32` or `bfloat16`. The latter is faster on processors with
+    instructions for it (AVX512-BF16), and changes the order of some lists."""
+    resamples: PositiveInt = internal(default=1000)
+    """Draws of the bootstrap."""
+    examples: NonNegativeInt = internal(default=6)
+    """Users whose lists the report shows."""
+    seed: NonNegativeInt = internal(default=0)
+    """Seed of the sample, the bootstrap and the choice of examples."""
 
     def __post_init__(self) -> None:
-        if not self.ks or list(self.ks) != sorted({k for k in self.ks if k > 0}):
+        if not self.ks or list(self.ks) != sorted(set(self.ks)):
             raise ValueError(f"ks: want ascending positive numbers, found {list(self.ks)}")
-        least = {"batch_size": 1, "resamples": 1, "examples": 0, "seed": 0}
-        check_bounds(self, "evaluate.", at_least=least, above_zero=["processes", "users", "beams"])
 
     @property
     def headline_k(self) -> int:

@@ -6,51 +6,42 @@ what has to be shown is that it is worse.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
-from recsys.config import check_bounds
-from recsys.errors import ConfigError
+from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
+
+from recsys.config import internal, section
 
 CHALLENGER, CHAMPION = "challenger", "champion"
 
 
-@dataclass(frozen=True)
+@section
 class GateConfig:
-    """Section `gate`.
+    """Section `gate`."""
 
-    Attributes:
-        window: share of the new events, the newest ones, on which the two are compared; as many
-            events before them are validation, and the challenger learns from the rest.
-        least_users: users with an event in the window below which nothing is decided.
-        users: largest number of next events that are asked for: users are sampled if there are
-            more, and asked for later events as well if there are fewer; None takes all users.
-        k: length of the lists.
-        margin: share of the champion's Recall@k, and of its figures of cold and of warm next items,
-            that the challenger may surely lose, as long as it does not surely lose NDCG@k of all.
-        coverage: least share of the number of items that the champion's lists have together, or
-            that the users took in the window, if these are fewer. The challenger is refused if its
-            lists surely have fewer: the 95 % interval over users lies below.
-        latency: largest multiple of the champion's median latency.
-        requests: requests that are timed, one after the other; 0 times none.
-        resamples: draws of the bootstrap.
-    """
-
-    window: float = 0.3
-    least_users: int = 30
-    users: int | None = 5000
-    k: int = 10
-    margin: float = 0.1
-    coverage: float = 0.8
-    latency: float = 1.5
-    requests: int = 100
-    resamples: int = 1000
-
-    def __post_init__(self) -> None:
-        if not 0 < self.window < 0.5:
-            raise ConfigError(f"window: expected 0 < window < 0.5, got {self.window}")
-        least = {"least_users": 1, "k": 1, "margin": 0, "coverage": 0, "requests": 0}
-        check_bounds(self, at_least=least, above_zero=["users", "latency", "resamples"])
+    window: Annotated[float, Field(gt=0, lt=0.5)] = 0.3
+    """Share of the new events, the newest ones, on which the two are compared; as many events
+    before them are validation, and the challenger learns from the rest."""
+    least_users: PositiveInt = 30
+    """Users with an event in the window below which nothing is decided."""
+    users: PositiveInt | None = internal(default=5000)
+    """Largest number of next events that are asked for: users are sampled if there are more, and
+    asked for later events as well if there are fewer; None takes all users."""
+    k: PositiveInt = internal(default=10)
+    """Length of the lists."""
+    margin: Annotated[float, Field(ge=0)] = 0.1
+    """Share of the champion's Recall@10, and of its figures of cold and of warm next items, that
+    the challenger may surely lose, as long as it does not surely lose NDCG@10 of all."""
+    coverage: Annotated[float, Field(ge=0)] = 0.8
+    """Least share of the number of items that the champion's lists have together, or that the users
+    took in the window, if these are fewer. The challenger is refused if its lists surely have
+    fewer: the 95 % interval over users lies below."""
+    latency: PositiveFloat = 1.5
+    """Largest multiple of the champion's median latency."""
+    requests: NonNegativeInt = internal(default=100)
+    """Requests that are timed, one after the other; 0 times none."""
+    resamples: PositiveInt = internal(default=1000)
+    """Draws of the bootstrap."""
 
 
 def decide(found: dict[str, Any], config: GateConfig) -> list[str]:

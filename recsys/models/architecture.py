@@ -3,47 +3,42 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
-from recsys.config import build, check_bounds
+from pydantic import PositiveInt
+
+from recsys.config import build, section
 from recsys.errors import ConfigError
 
 
-@dataclass(frozen=True)
+@section
 class Architecture:
-    """Sizes of a LLaMA model over a semantic vocabulary.
+    """Sizes of a LLaMA model over a semantic vocabulary."""
 
-    Attributes:
-        hidden_size: width of a token's state.
-        intermediate_size: width of the feed-forward layer.
-        layers: number of decoder layers.
-        heads: attention heads; few wide heads are faster on a CPU than many narrow ones.
-        kv_heads: key/value heads; None for as many as `heads`.
-        tied: whether token embeddings and LM head share one matrix.
-        attention_dropout: share of attention weights dropped while training.
-    """
-
-    hidden_size: int = 128
-    intermediate_size: int = 256
-    layers: int = 2
-    heads: int = 2
-    kv_heads: int | None = None
+    hidden_size: PositiveInt = 128
+    """Width of a token's state."""
+    intermediate_size: PositiveInt = 256
+    """Width of the feed-forward layer."""
+    layers: PositiveInt = 2
+    """Number of decoder layers."""
+    heads: PositiveInt = 2
+    """Attention heads; few wide heads are faster on a CPU than many narrow ones."""
+    kv_heads: PositiveInt | None = None
+    """Key/value heads; None for as many as `heads`."""
     tied: bool = False
+    """Whether token embeddings and LM head share one matrix."""
     attention_dropout: float = 0.0
+    """Share of attention weights dropped while training."""
 
     def __post_init__(self) -> None:
-        sizes = ("hidden_size", "intermediate_size", "layers", "heads")
-        check_bounds(self, "architecture.", at_least=dict.fromkeys(sizes, 1))
         if self.hidden_size % (2 * self.heads):
             raise ConfigError(
-                f"architecture.hidden_size: {self.hidden_size} is not a multiple of twice the "
+                f"hidden_size: {self.hidden_size} is not a multiple of twice the "
                 f"{self.heads} heads (a head's width must be even)"
             )
         if self.heads % (self.kv_heads or self.heads):
-            raise ConfigError(
-                f"architecture.kv_heads: {self.kv_heads} does not divide the {self.heads} heads"
-            )
+            raise ConfigError(f"kv_heads: {self.kv_heads} does not divide the {self.heads} heads")
 
 
 # Parameters with 4 levels of 256 codes: 0.6, 3.2 and 19 million.

@@ -1,8 +1,11 @@
 """Settings of a cluster: the number of replicas, and their resources."""
 
-from dataclasses import dataclass
 from enum import StrEnum
+from typing import Annotated
 
+from pydantic import Field, PositiveFloat, PositiveInt
+
+from recsys.config import internal, section
 from recsys.errors import ConfigError
 
 SECTION = "cluster"
@@ -15,36 +18,24 @@ class Runner(StrEnum):
     ray = "ray"
 
 
-@dataclass(frozen=True)
+@section
 class ClusterSettings:
-    """The section `cluster` of a configuration.
+    """The section `cluster` of a configuration."""
 
-    Attributes:
-        replicas: minimum number of replicas.
-        max_replicas: maximum number of replicas; None for `replicas`, without autoscaling.
-        cpus: processor cores of one replica.
-        gpus: share of a GPU of one replica: 0.5 puts two replicas on each GPU.
-        target_requests: number of requests in progress or waiting, per replica, that autoscaling
-            aims at; None for `serve.max_batch`.
-    """
-
-    replicas: int = 2
+    replicas: PositiveInt = 2
+    """Minimum number of replicas."""
     max_replicas: int | None = None
-    cpus: float = 1.0
-    gpus: float = 0.0
-    target_requests: float | None = None
+    """Maximum number of replicas; None for `replicas`, without autoscaling."""
+    cpus: Annotated[float, Field(ge=0)] = 1.0
+    """Processor cores of one replica."""
+    gpus: Annotated[float, Field(ge=0)] = 0.0
+    """Share of a GPU of one replica: 0.5 puts two replicas on each GPU."""
+    target_requests: PositiveFloat | None = internal(default=None)
+    """Number of requests in progress or waiting, per replica, that autoscaling aims at; None for
+    `serve.max_batch`."""
 
     def __post_init__(self) -> None:
-        """Check the ranges.
-
-        Raises:
-            ConfigError: a value is out of range.
-        """
-        from recsys.config import check_bounds  # commands read this module for --help
-
-        least = {"replicas": 1, "cpus": 0, "gpus": 0}
-        check_bounds(self, f"{SECTION}.", at_least=least, above_zero=("target_requests",))
         if self.max_replicas is not None and self.max_replicas < self.replicas:
             raise ConfigError(
-                f"{SECTION}: max_replicas {self.max_replicas} is below replicas {self.replicas}"
+                f"max_replicas: {self.max_replicas} is below replicas, {self.replicas}"
             )

@@ -354,7 +354,7 @@ def test_test_users_are_named_and_dropped_on_demand(raw: Path) -> None:
     (finding,) = (f for f in made.report.findings() if f["rule"] == "events_of_test_users")
     assert (finding["count"], finding["done"]) == (6, "kept")
     assert [text.split(":")[0] for text in finding["examples"]] == ids[:3]
-    assert "data.clean.test_users=true" in finding["otherwise"]
+    assert "data.clean.also=test_users" in finding["otherwise"]
     config = DataConfig(source="table", path="e.csv", clean=CleanConfig(test_users=True))
     kept = set(build(config).dataset.interactions.user_ids.tolist())
     assert kept & set(ids) == {"contest", "qatar"}

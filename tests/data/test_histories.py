@@ -321,5 +321,5 @@ def test_where_nobody_is_a_person_the_error_names_the_rule_that_says_so(tmp_path
     with pytest.raises(DataError, match=says) as error:
         build(DataConfig(source="table", path=str(file)))
     assert "'guest'" in str(error.value)
-    assert "--set data.clean.placeholder_users=false keeps them" in str(error.value)
+    assert "--set data.clean.skip=placeholder_users keeps them" in str(error.value)
     assert "bots" not in str(error.value)

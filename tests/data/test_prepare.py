@@ -180,7 +180,7 @@ def test_a_split_by_ratio(prepare: Prepare, events: Path) -> None:
             r"data\.split: split ratio",
         ),
         ({"source": "table", "path": "e.csv", "kcore": 5}, "did you mean 'k_core'"),
-        ({"synthetic": {"items": 3}}, r"data\.synthetic: expected users >= 1"),
+        ({"synthetic": {"items": 3}}, r"data\.synthetic\.items: .* equal to 240, found 3"),
         ({"k_core": -1}, r"data\.k_core"),
     ],
 )
@@ -326,7 +326,7 @@ def test_prepare_prints_a_table(events: Path, home: Path) -> None:
 
 def test_prepare_takes_a_config_file_and_options_win(events: Path, home: Path) -> None:
     config = home.parent / "c.yaml"
-    config.write_text("name: y\ndata:\n  source: s3rec\n  path: e.csv\n  min_length: 2\n")
+    config.write_text("name: y\ndata:\n  source: s3rec\n  path: e.csv\n  k_core: 2\n")
     out = json.loads(invoke("prepare", "--config", str(config), "--source", "table", "--json"))
     assert out["path"].endswith("datasets/y")
     assert out["stats"]["users"] == 2

@@ -908,4 +908,4 @@ def test_an_export_of_which_nothing_is_left_names_the_rule_and_the_setting(tmp_p
     says = r"events\.csv: no usable rows are left.*40 rows have a time .*in the future \(e\.g\. "
     with pytest.raises(DataError, match=says) as error:
         read("table", str(file))
-    assert "--set data.clean.impossible_times=false keeps them" in str(error.value)
+    assert "--set data.clean.skip=impossible_times keeps them" in str(error.value)

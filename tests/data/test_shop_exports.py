@@ -261,19 +261,19 @@ def test_sessions_stand_for_users_that_stand_for_nobody(run: Run, raw: Path) -> 
 STOPPED = {
     "counts up to ten": (
         {"rating": lambda n: (1, 1, 1, 1, 2, 2, 2, 3, 4, 6, 8, 10)[n % 12]},
-        "data.clean.negative_feedback=false",
+        "data.clean.skip=negative_feedback",
     ),
     "guests without sessions": (
         {"user_id": lambda n: "NA" if n % 2 else f"u{n // 12}"},
-        "data.clean.placeholder_users=false",
+        "data.clean.skip=placeholder_users",
     ),
     "two of five orders cancelled": (
         {"status": lambda n: ("cancelled", "cancelled", "paid", "paid", "paid")[n % 5]},
-        "data.clean.cancelled_orders=false",
+        "data.clean.skip=cancelled_orders",
     ),
     "a year without a time": (
         {"timestamp": lambda n: "soon" if n % 5 < 2 else 1_700_000_000 + n},
-        "data.clean.unreadable_times=false",
+        "data.clean.skip=unreadable_times",
     ),
     "no user in two of five rows": (
         {"user_id": lambda n: "" if n % 5 < 2 else f"u{n // 12}"},
@@ -285,7 +285,7 @@ STOPPED = {
             "item_id": lambda n: f"i{n * 5 % 17}" if n < 180 else f"i{n // 2 % 17}",
             "event": lambda n: "return" if n >= 180 and n % 2 else "purchase",
         },
-        "data.clean.negative_feedback=false",
+        "data.clean.skip=negative_feedback",
     ),
 }
 

@@ -20,7 +20,7 @@ from recsys.splits import LABELS
 STAGES = ("sasrec", "ids", "target", "draft", "retrieval")
 TRAINED = {
     "min_steps": 0, "max_steps": 8, "max_minutes": None, "evaluate_every": 0,
-    "precision": "float32", "threads": 1,
+    "precision": "float32",
 }  # fmt: skip
 SMALL = {"hidden_size": 32, "intermediate_size": 64}
 SETTINGS = {

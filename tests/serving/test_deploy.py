@@ -11,7 +11,7 @@ import pytest
 import yaml
 from packaging.requirements import Requirement
 
-from recsys.config import Settings
+from recsys.config import Settings, fields_of
 from recsys.serving.api.routes import find_route
 from recsys.serving.errors import KINDS
 from recsys.serving.metrics import STAGES, Metrics
@@ -37,14 +37,14 @@ def metric_names():
 
 
 def environment():
-    return {ENV_PREFIX + field.upper() for field in ServingSettings.model_fields}
+    return {ENV_PREFIX + field.upper() for field in fields_of(ServingSettings)}
 
 
 def test_the_example_has_every_setting_and_its_defaults():
     file = ROOT / "configs" / "serving.yaml"
     text = file.read_text(encoding="utf-8")
     given = Settings.load(file).values["serve"]
-    for name, field in ServingSettings.model_fields.items():
+    for name, field in fields_of(ServingSettings).items():
         if name in given:
             assert given[name] == field.default, name
         elif name not in ("insecure_listen", "not_history"):

@@ -90,7 +90,6 @@ SMALL = {
     "eval_users": 20,
     "warmup_steps": 5,
     "precision": "float32",
-    "threads": 1,
 }
 
 

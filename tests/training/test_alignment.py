@@ -379,7 +379,7 @@ def test_word_distillation_by_hand(objective):
     assert_as_exact(found, by_hand(*models), by_hand(*map(exact_twin, models)))
 
 
-TEACHER = {"beams": 4, "histories": 60, "threads": 1}
+TEACHER = {"beams": 4, "histories": 60}
 SHORT = {
     "epochs": 2, "evaluate_every": 1, "batch_tokens": 200,
     "accept_users": 10, "accept_beams": 3, "accept_nodes": 8,

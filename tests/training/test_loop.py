@@ -28,7 +28,6 @@ from recsys.vocabulary import Vocabulary
 
 CONFIG = LoopConfig(
     epochs=3, warmup_steps=4, evaluate_every=0, checkpoint_minutes=1e9, precision="float32",
-    threads=1,
 )  # fmt: skip
 STEPS = 30  # ten batches an epoch
 
@@ -273,7 +272,7 @@ data = TrainingBatches.of(
     item_dropout=0.1, seed=0, soft=SoftLabels.of(histories, 64, 4),
 )
 config = LoopConfig(
-    epochs=2, max_minutes=30, warmup_steps=4, evaluate_every=0, precision="bf16", threads=1
+    epochs=2, max_minutes=30, warmup_steps=4, evaluate_every=0, precision="bf16"
 )
 fit(module, data, config, Checkpoints(Path(sys.argv[1]), {}), name="toy")
 weights = b"".join(p.detach().numpy().tobytes() for p in module.parameters())
@@ -364,13 +363,6 @@ def test_norms_are_not_decayed():
     assert {p.ndim for p in groups[0]["params"]} == {2}
     assert {p.ndim for p in groups[1]["params"]} == {1}
     assert groups[1]["weight_decay"] == 0
-
-
-def test_tensorboard_writes_events_or_says_what_is_missing(tmp_path, monkeypatch):
-    config = replace(CONFIG, tensorboard=True)
-    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
-    with pytest.raises(ConfigError, match=r"recbeam\[tensorboard\]"):
-        run(tmp_path, config)
 
 
 def test_precision_follows_the_processor_by_default(monkeypatch):

@@ -30,11 +30,10 @@ target:
   evaluate_every: 0
   eval_users: 20
   precision: float32
-  threads: 1
   instruction: "the customer has bought:"
   prompt: {max_items: 8, block: 1}
   lora: {rank: 4, merge: false}
-teacher: {beams: 5, histories: 60, threads: 1}
+teacher: {beams: 5, histories: 60}
 draft:
   epochs: 1
   learning_rate: 1.0e-2
@@ -42,7 +41,6 @@ draft:
   evaluate_every: 0
   accept_users: 0
   precision: float32
-  threads: 1
   lora: {rank: 4, merge: false}
 """
 

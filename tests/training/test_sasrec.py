@@ -35,7 +35,6 @@ SMALL = {
     "learning_rate": 1e-2,
     "evaluate_every": 2,
     "precision": "float32",
-    "threads": 1,
 }
 
 

@@ -129,7 +129,7 @@ def test_the_data_keep_what_the_runs_draft_compares(make_context):
     target.stage(make_context())
     kept = []
     for objective in ("atspeed-s", "atspeed-s-eq4"):
-        own = {"beams": 4, "histories": 10, "threads": 1}
+        own = {"beams": 4, "histories": 10}
         context = make_context(teacher=own, draft={"objective": objective})
         data = Teacher.load(teacher.stage(context))
         kept.append((data.config.level_tokens, data.trees.level_log_probs.shape[1]))
@@ -198,7 +198,7 @@ def test_dropped_items_leave_the_last_one_and_what_follows():
     assert prompts.histories.lengths.sum() == pytest.approx(50 * 51 / 4, rel=0.1)
 
 
-SECTION = {"beams": 4, "histories": 90, "shard": 20, "batch": 8, "threads": 1}
+SECTION = {"beams": 4, "histories": 90, "shard": 20, "batch": 8}
 
 
 def test_the_artifact_holds_what_was_asked_and_little_else(make_context):
@@ -255,7 +255,7 @@ def test_a_run_killed_by_sigkill_goes_on_behind_its_last_shard(make_context, mon
     context = make_context(teacher=SECTION)
     target.stage(context)
     straight = read_manifest(teacher.stage(context)).digest
-    again = make_context(teacher={**SECTION, "threads": 0})
+    again = make_context(teacher={**SECTION})
     assert forked(killed_behind_three_shards, again) == -signal.SIGKILL
     partial = context.workspace.run("teacher.partial")
     assert len(list(partial.glob("shard-*.safetensors"))) == 3
