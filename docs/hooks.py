@@ -15,8 +15,12 @@ import os
 import posixpath
 import re
 import tempfile
+import types
+import typing
+from dataclasses import is_dataclass
+from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 from unittest import mock
 
 import typer
@@ -25,6 +29,7 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 from recsys.config import fields_of, subsection
+from recsys.pipeline import SECTION_GROUP, SECTIONS
 
 ROOT = Path(__file__).parent.parent
 # Site page -> the repository's document that it shows.
@@ -41,17 +46,8 @@ PLACES = {source: page for page, source in PAGES.items()} | {
     "benchmarks/results": "benchmark-results.md",
     "docs/decisions": "decisions/README.md",
 }
-# Section of a configuration file -> the class that holds its settings, in the order of the stages.
-SECTIONS = {
-    "data": "recsys.data.prepare:DataConfig",
-    "sasrec": "recsys.training.sasrec:SasRecConfig",
-    "recipe": "recsys.training.recipe:RecipeConfig",
-    "ids": "recsys.training.ids:IdsConfig",
-    "target": "recsys.training.target:TargetConfig",
-    "teacher": "recsys.training.teacher:TeacherConfig",
-    "draft": "recsys.training.draft:DraftConfig",
-    "retrieval": "recsys.training.retrieval:RetrievalConfig",
-    "evaluate": "recsys.evaluation.protocol:EvaluationConfig",
+# Sections of a configuration file that belong to no stage -> the class that holds their settings.
+OF_SERVICE = {
     "serve": "recsys.serving.settings:ServingSettings",
     "cluster": "recsys.serving.cluster.settings:ClusterSettings",
 }
@@ -229,36 +225,58 @@ def settings() -> str:
     lines = []
     # The defaults of some settings depend on the environment and on what lies in var/.
     with tempfile.TemporaryDirectory() as home, mock.patch.dict(os.environ, RECSYS_HOME=home):
-        for section, place in SECTIONS.items():
-            module, _, name = place.partition(":")
-            lines += _section(section, getattr(importlib.import_module(module), name), 2)
+        of_stages = {point.name: point.load() for point in entry_points(group=SECTION_GROUP)}
+        for name in SECTIONS:
+            if name in of_stages:
+                lines += _section(name, of_stages[name](), 2)
+        for name, place in OF_SERVICE.items():
+            module, _, cls = place.partition(":")
+            lines += _section(name, getattr(importlib.import_module(module), cls)(), 2)
         return "\n".join(lines).replace(home, "var")
 
 
-def _section(title: str, cls: type, level: int) -> list[str]:
+def _section(title: str, section: Any, level: int) -> list[str]:
+    cls = type(section)
     rows, nested = [], []
     for name, field in fields_of(cls).items():
-        inner = subsection(field)
-        if inner is not None:
-            nested.append((f"{title}.{name}", inner))
+        if (inner := subsection(field)) is not None:
+            nested.append((f"{title}.{name}", getattr(section, name) or inner()))
             shown = f"see `{title}.{name}`"
         else:
-            shown = f"`{getattr(cls(), name)}`"
-        meaning = (field.description or "").replace("\n", " ")
-        rows.append((f"`{name}`", _annotation(field.annotation), shown, meaning))
+            shown = f"`{getattr(section, name)}`"
+        rows.append((f"`{name}`", _annotation(field.annotation), shown, _meaning(cls, name)))
     summary = (inspect.getdoc(cls) or "").partition("\n\n")[0].replace("\n", " ")
     lines = ["#" * level + f" {title}", "", summary, ""]
     lines += table("setting | type | default | meaning", rows)
-    for child, kind in nested:
-        lines += _section(child, kind, level + 1)
+    for child, values in nested:
+        lines += _section(child, values, level + 1)
     return lines
 
 
 def _annotation(annotation: Any) -> str:
-    text = inspect.formatannotation(annotation)
-    text = re.sub(r"Annotated\[(\w+), [^\]]*\]+", r"\1", text)  # bounds are checked, not shown
-    text = re.sub(r"\b[a-z_][\w.]*\.(?=[A-Z])", "", text)  # without modules
-    return " or ".join(f"`{choice}`" for choice in text.split(" | "))
+    origin, inside = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin is Annotated:
+        return _annotation(inside[0])  # bounds are checked, not shown
+    if origin in (typing.Union, types.UnionType):
+        return " or ".join(map(_annotation, inside))
+    if origin is typing.Literal:
+        return " or ".join(f"`{value}`" for value in inside)
+    if origin in (tuple, dict):
+        return f"`{origin.__name__}` of " + ", ".join(
+            _annotation(a) for a in inside if a is not ...
+        )
+    if annotation is type(None):
+        return "`None`"
+    return "any" if annotation is Any else f"`{annotation.__name__}`"
+
+
+def _meaning(cls: type, name: str) -> str:
+    """The docstring under a field, in the class or in the base that has it."""
+    fields = (
+        fields_of(base).get(name) for base in cls.__mro__ if is_dataclass(base) or base is cls
+    )
+    found = next((field.description for field in fields if field and field.description), "")
+    return found.replace("\n", " ")
 
 
 WRITERS = {"commands": commands, "routes": routes, "settings": settings}

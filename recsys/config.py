@@ -15,7 +15,16 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, cast, dataclass_transform
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+    Literal,
+    TypeVar,
+    cast,
+    dataclass_transform,
+    get_args,
+)
 
 import yaml
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
@@ -259,9 +268,10 @@ def fields_of(cls: type) -> dict[str, FieldInfo]:
 
 
 def subsection(info: FieldInfo) -> type | None:
-    """The class of a field that is a section itself, or None."""
-    hint = info.annotation
-    return hint if isinstance(hint, type) and dataclasses.is_dataclass(hint) else None
+    """The class of a field that is a section itself, needed or not; None for a plain value."""
+    hints = (info.annotation, *get_args(info.annotation))
+    classes = (hint for hint in hints if isinstance(hint, type))
+    return next((cls for cls in classes if dataclasses.is_dataclass(cls)), None)
 
 
 def build(cls: type[T], values: Mapping[str, Any], where: str = "", *, internals: bool = True) -> T:

@@ -17,16 +17,16 @@ from recsys.dataset import Dataset
 from recsys.errors import ConfigError
 
 TINY = {
-    "sasrec": {"epochs": 1, "max_steps": 40, "hidden": 16, "eval_users": 20},
+    "sasrec": {"epochs": 1, "min_steps": 0},
     "ids": {"levels": 3, "codebook_size": 4},
     "target": {
         "architecture": {"hidden_size": 16, "intermediate_size": 32, "layers": 1, "heads": 1},
         "epochs": 1,
-        "max_steps": 40,
+        "min_steps": 0,
         "eval_users": 20,
     },
-    "draft": {"epochs": 1, "max_steps": 40, "evaluate_every": 0},
-    "evaluate": {"ks": [1, 10], "resamples": 20, "users": 20},
+    "draft": {"epochs": 1, "min_steps": 0, "evaluate_every": 0},
+    "evaluate": {"ks": [1, 10], "users": 20},
 }
 
 

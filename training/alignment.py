@@ -90,7 +90,6 @@ class TreeBatches:
         encoder: history -> prompt.
         trie: the catalog.
         max_tokens: most tokens of a batch, nodes and padding included.
-        min_context: items at the start of a window that carry no loss.
         seed: of the order.
         level_tokens: whether batches have the log-probs of all tokens of a level, which the trees
             then have.
@@ -101,7 +100,6 @@ class TreeBatches:
     encoder: PromptEncoder
     trie: Any
     max_tokens: int
-    min_context: int = 1
     seed: int = 0
     level_tokens: bool = False
 
@@ -143,7 +141,7 @@ class TreeBatches:
             if item >= 0:
                 window[line, stop : stop + levels] = self.encoder.item_tokens[item]
                 stop += levels
-            loss[line, prefix + levels * self.min_context : stop] = True
+            loss[line, prefix + levels : stop] = True  # the first item carries no loss
         if trees is None:
             trees = self.trees
         else:

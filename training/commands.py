@@ -69,13 +69,6 @@ class DraftOptions:
             "atspeed-r, tree-kd or margin-kd."
         ),
     ] = None
-    alpha: Annotated[
-        float | None, typer.Option(help="Weight of the alignment loss beside the next-item loss.")
-    ] = None
-    on_policy: Annotated[
-        int | None,
-        typer.Option(help="Batches between new searches with the current draft; 0 for none."),
-    ] = None
     base: Annotated[
         Path | None,
         typer.Option(

@@ -182,7 +182,7 @@ def train_draft(
     trie = ItemTrie.build(encoder.item_tokens)
     validations: list[Callable[[], dict[str, float]]] = []
     if config.objective == "sft":
-        ranking = Validation.of(model, encoder, dataset, config.eval_users, config.eval_beams)
+        ranking = Validation.of(model, encoder, dataset, config.eval_users)
         validations += [ranking] if len(ranking.examples) else []
     examples = dataset.examples("valid").sample(config.accept_users)
     if len(examples):
@@ -239,9 +239,14 @@ def _tree_batches(
             "compares; run `recsys train teacher` again with this objective"
         )
     return TreeBatches(
-        data.prompts, data.trees, encoder, trie, config.batch_tokens, config.min_context, seed,
-        on_levels,
-    )  # fmt: skip
+        data.prompts,
+        data.trees,
+        encoder,
+        trie,
+        config.batch_tokens,
+        seed=seed,
+        level_tokens=on_levels,
+    )
 
 
 def cut(target: Any, layers: int) -> Any:

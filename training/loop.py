@@ -32,6 +32,7 @@ from recsys.training.state import Checkpoints, Progress, restore_trainable, trai
 
 LOG = "log.jsonl"
 LOG_EVERY_STEPS = 50
+BETAS = (0.9, 0.98)  # of AdamW
 UNTIMED = 0.05  # first part of a time budget, which the schedule does not count
 SHARDED = "ACCELERATE_USE_FSDP"  # set by `accelerate launch` for a configuration with FSDP
 
@@ -245,8 +246,7 @@ class _Run:
 
     def _learning_rate(self, share: float) -> float:
         """Linear warm-up by steps, then a cosine over the spent share of the budget."""
-        least = self.config.min_learning_rate
-        cosine = least + (1 - least) * 0.5 * (1 + math.cos(math.pi * min(share, 1.0)))
+        cosine = 0.5 * (1 + math.cos(math.pi * min(share, 1.0)))
         warmup = min(1.0, (self.progress.step + 1) / max(self.config.warmup_steps, 1))
         return self.config.learning_rate * warmup * cosine
 
@@ -370,7 +370,7 @@ def make_optimizer(module: nn.Module, config: LoopConfig) -> torch.optim.Optimiz
         {"params": [p for p in trained if p.ndim >= 2], "weight_decay": config.weight_decay},
         {"params": [p for p in trained if p.ndim < 2], "weight_decay": 0.0},
     ]
-    return torch.optim.AdamW(groups, lr=config.learning_rate, betas=(0.9, config.beta2), fused=True)
+    return torch.optim.AdamW(groups, lr=config.learning_rate, betas=BETAS, fused=True)
 
 
 class _NoBar:

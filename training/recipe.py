@@ -32,7 +32,6 @@ from recsys.training.validation import Validation
 
 KIND = RECIPE
 FILE = "recipe.yaml"
-BEAMS = 20
 ERRORS = 2.0  # standard errors that a gain must exceed; short runs and several trials add noise
 LEAST_USERS = 50  # of validation; differences of fewer are noise
 LEAST_MINUTES = 0.05  # of a trial's training; in less time even the first one shows nothing
@@ -155,7 +154,7 @@ class _Trials:
         trained = target.TrainedTarget.load(context.workspace)
         dataset = Dataset.load(context.workspace.dataset)
         validation = Validation.of(
-            trained.load_model(trained.device), trained.encoder, dataset, self.users, BEAMS
+            trained.load_model(trained.device), trained.encoder, dataset, self.users
         )
         epochs = context.workspace.manifest(target.KIND).info["epochs"]
         return validation.gains(), epochs

@@ -159,11 +159,7 @@ def fit(
     item_item = ItemItem.directional(
         dataset.train_histories,
         size,
-        window=config.window,
-        reverse=config.reverse,
-        source_damping=config.source_damping,
         target_damping=config.target_damping,
-        decay=config.decay,
     )
     features, vectors = ids / "features.npy", None
     known = [np.load(features, allow_pickle=False)] if features.is_file() else []
@@ -179,7 +175,7 @@ def fit(
     fitted_on = digest(dataset.train_histories)
     return Retrieval(
         item_item,
-        counts(half_life_days=config.half_life_days),
+        counts(),
         config.smoothing,
         vectors,
         ContentIndex.of(dataset.items),

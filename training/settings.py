@@ -48,14 +48,10 @@ class LoopConfig:
     follows the clock if the steps do not fit into the time."""
     learning_rate: float = 3e-3
     """Peak of the schedule."""
-    min_learning_rate: float = internal(default=0.0)
-    """End of the schedule, as a share of the peak."""
     warmup_steps: NonNegativeInt = 100
     """Steps of linear warm-up, followed by a cosine decay."""
     weight_decay: float = internal(default=0.05)
     """Weight decay of matrices; norms have none."""
-    beta2: float = internal(default=0.98)
-    """Of AdamW."""
     clip: float = internal(default=1.0)
     """Largest norm of the gradient; 0 does not clip."""
     accumulate: PositiveInt = internal(default=1)
@@ -83,8 +79,6 @@ class SupervisedConfig(LoopConfig):
     """Sizes that differ from the preset's (`recsys.models.architecture`)."""
     batch_tokens: PositiveInt = 4096
     """Most tokens of a batch, padding included."""
-    min_context: NonNegativeInt = internal(default=1)
-    """Items that an item needs before it to be predicted; 0 also predicts the first."""
     item_dropout: Share = internal(default=0.1)
     """Share of items removed from a history, drawn again in each epoch."""
     embedding_dropout: Share = internal(default=0.0)
@@ -93,8 +87,6 @@ class SupervisedConfig(LoopConfig):
     """Share of a token's probability that is spread over the vocabulary."""
     eval_users: NonNegativeInt = 1000
     """Validation users, a fixed sample."""
-    eval_beams: Annotated[int, Field(ge=10)] = internal(default=20)
-    """Width of their beam search; NDCG@10 needs at least 10."""
 
     def __post_init__(self) -> None:
         architecture(self.preset, self.architecture)  # refuses unknown sizes
@@ -107,17 +99,14 @@ class SasRecConfig(LoopConfig):
     epochs: NonNegativeInt = 0
     """Passes over the training histories; 0, the default, makes no model."""
     max_minutes: PositiveFloat | None = internal(default=None)
-    """As `LoopConfig`."""
     learning_rate: float = 2e-3
     """Peak of the schedule."""
     weight_decay: float = internal(default=0.0)
-    """As `LoopConfig`."""
     warmup_steps: NonNegativeInt = 200
     """Steps of linear warm-up, followed by a cosine decay."""
     evaluate_every: NonNegativeInt = 10
     """Epochs between validations, more of them if `min_steps` adds epochs; 0 never validates."""
     patience: NonNegativeInt = internal(default=0)
-    """As `LoopConfig`."""
     hidden: PositiveInt = internal(default=128)
     """D, width of states and item vectors."""
     layers: PositiveInt = internal(default=2)
@@ -241,11 +230,7 @@ class IdsConfig:
 
 @section
 class LoraSettings:
-    """Low-rank adaptation (Hu et al., 2021) of a pretrained model.
-
-    Raises:
-        ConfigError: a value out of range.
-    """
+    """Low-rank adaptation (Hu et al., 2021) of a pretrained model."""
 
     rank: PositiveInt = 16
     """Rank of the added matrices."""
@@ -321,7 +306,7 @@ class TeacherConfig:
     """Section `teacher`."""
 
     source: Literal["target", "mixture"] = "target"
-    """The model to search with: the target p, or `(1 - mixture) q + mixture p`."""
+    """The model to search with: the target p, or a `mixture` with the draft q, (q + p) / 2."""
     mixture: Annotated[float, Field(ge=0, le=1)] = internal(default=0.5)
     """Share of the target in the mixture (lambda of AtSpeed's eq. 3)."""
     draft: Folder | None = None
@@ -331,8 +316,6 @@ class TeacherConfig:
     """K."""
     histories: NonNegativeInt = 20_000
     """Number of training prompts, drawn from all prefixes; 0 takes all."""
-    min_context: int = internal(default=1)
-    """Items of a prompt, at least."""
     item_dropout: Share = 0.0
     """Share of items removed from the prompts, because the target has memorised its training
     histories."""
@@ -483,20 +466,10 @@ class DraftConfig(SupervisedConfig):
 class RetrievalConfig:
     """Section `retrieval`."""
 
-    window: int = internal(default=5)
-    """See `ItemItem.directional`, as for the next four."""
-    reverse: float = internal(default=0.5)
-    """See `ItemItem.directional`."""
-    source_damping: float = internal(default=0.5)
-    """See `ItemItem.directional`."""
     target_damping: float = 0.0
     """How much the weight of a pair is reduced for a popular following item
     (`ItemItem.directional`)."""
-    decay: float = 0.6
-    """What an item of a history counts, for each newer one behind it (`ItemItem.directional`)."""
-    half_life_days: float | None = internal(default=None)
-    """Half-life of popularity; with None, or without times, all events count equally."""
-    smoothing: float = 0.03
+    smoothing: float = internal(default=0.03)
     """Share of popularity in p_retrieval (`recsys.retrieval.Retrieval`)."""
     vectors: bool = internal(default=True)
     """Store item vectors: the features that the semantic IDs were learned from, and the features of
@@ -508,7 +481,7 @@ class RetrievalConfig:
     candidates: NonNegativeInt = 40
     """Items that item-item proposes to the reranker; each further source proposes half as many, and
     popularity a quarter."""
-    nodes: NonNegativeInt = 32
+    nodes: NonNegativeInt = internal(default=32)
     """Nodes of the target's tree that the candidates may use."""
     beams: PositiveInt = internal(default=20)
     """Beam width of the search for fitting the reranker."""

@@ -85,7 +85,6 @@ def training_batches(
         dataset.train_histories,
         encoder.config,
         encoder.item_tokens,
-        min_context=config.min_context,
         prefix=encoder.prefix,
         pad=encoder.pad,
         max_tokens=config.batch_tokens,

@@ -118,7 +118,7 @@ def stage(context: Context) -> Path:
     torch.manual_seed(seed)
     model, tokenizer, vocabulary = _start(config, material, parent)
     encoder = PromptEncoder.of(vocabulary, material.codes, config.prompt)
-    validate = Validation.of(model, encoder, material.dataset, config.eval_users, config.eval_beams)
+    validate = Validation.of(model, encoder, material.dataset, config.eval_users)
     before = validate() if parent is not None and len(validate.examples) else {}
     if config.base is not None or (parent is not None and config.update == "lora"):
         model = add_lora(model, vocabulary, config.lora)

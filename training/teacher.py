@@ -418,11 +418,11 @@ def _draw_prompts(workspace: Workspace, config: TeacherConfig, seed: int) -> Pro
     dataset = Dataset.load(workspace.dataset)
     held_out = [dataset.examples(split).users for split in ("valid", "test")]
     prompts = Prompts.sample(
-        dataset.train_histories, config.histories, config.min_context, seed,
+        dataset.train_histories, config.histories, 1, seed,
         item_dropout=config.item_dropout, held_out=np.unique(np.concatenate(held_out)),
     )  # fmt: skip
     if not len(prompts):
-        raise ConfigError(f"no training history has {config.min_context} items")
+        raise ConfigError("no training history has an item")
     return prompts
 
 

@@ -52,7 +52,12 @@ class Validation:
 
     @classmethod
     def of(
-        cls, model: Any, encoder: PromptEncoder, dataset: Dataset, users: int, num_beams: int
+        cls,
+        model: Any,
+        encoder: PromptEncoder,
+        dataset: Dataset,
+        users: int,
+        num_beams: int = 20,
     ) -> Validation:
         """Validate on at most `users` users."""
         examples = dataset.validation().sample(users)

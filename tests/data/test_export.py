@@ -19,7 +19,6 @@ import pytest
 from recsys.artifacts import read_manifest
 from recsys.data.cleaning import CleanConfig
 from recsys.data.prepare import DataConfig, build
-from recsys.data.raw import Columns
 from recsys.dataset import Dataset
 from recsys.errors import DataError
 from recsys.splits import TEST, TRAIN, VALID
@@ -304,7 +303,7 @@ def test_urls_of_one_page_are_one_item(raw: Path) -> None:
         config = DataConfig(
             source="table",
             path=str(raw / "log.jsonl"),
-            columns=Columns(item="page.url"),
+            columns={"item": "page.url"},
             clean=CleanConfig(tracking=tracking),
         )
         made = build(config)
@@ -340,7 +339,7 @@ def test_a_session_stands_for_an_unknown_user(raw: Path) -> None:
     assert "anonymous-1" in made.dataset.interactions.user_ids.tolist()
     assert made.decisions["sessions_without_user"] == 2
     assert made.decisions["rows_without_user_or_item_dropped"] == 1
-    without = DataConfig(source="table", path="e.csv", columns=Columns(session="none"))
+    without = DataConfig(source="table", path="e.csv", columns={"session": "none"})
     assert build(without).decisions["rows_without_user_or_item_dropped"] == 3
 
 

@@ -15,10 +15,11 @@ import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner
 
+from recsys.config import fields_of
 from recsys.data.cleaning import CleanConfig
 from recsys.data.commands import app
 from recsys.data.prepare import DataConfig
-from recsys.data.raw import Columns, RawData
+from recsys.data.raw import RawData
 from recsys.data.readers import READERS
 from recsys.errors import ConfigError, DataError
 from recsys.splits import TEST, TRAIN, VALID
@@ -383,7 +384,7 @@ COLUMNS = {"user": "who", "item": "what", "timestamp": "when", "rating": "stars"
 
 
 def columns(**names: str) -> Any:
-    return Columns(**(COLUMNS | names))
+    return COLUMNS | names
 
 
 @pytest.mark.parametrize("delimiter", [",", ";", "\t", "|"])
@@ -427,7 +428,7 @@ def test_a_parquet_table_says_the_same_as_a_csv(raw: Path) -> None:
 )
 def test_time_may_be_written_in_several_ways(raw: Path, written: str, seconds: int) -> None:
     (raw / "e.csv").write_text(f"who,what,when\nu,a,{written}\n")
-    data = read("table", "e.csv", columns=Columns(user="who", item="what", timestamp="when"))
+    data = read("table", "e.csv", columns={"user": "who", "item": "what", "timestamp": "when"})
     assert data.events["timestamp"].to_pylist() == [seconds]
     assert data.counts.get("timestamps_in_milliseconds", 0) == (len(written) == 13)
 
@@ -766,7 +767,7 @@ def test_sold_out_items_are_not_available(raw: Path) -> None:
     assert data.items["available"].to_pylist() == [True, False, False, True]
     assert "sold_out" not in data.items.column_names
     assert data.report.counts["unavailable_items"] == 2
-    data = read("table", "e.csv", items="i.csv", columns=Columns(available="none"))
+    data = read("table", "e.csv", items="i.csv", columns={"available": "none"})
     assert data.items["available"].to_pylist() == [True, False, True, True]
 
 
@@ -781,7 +782,7 @@ def test_every_column_of_what_is_unavailable_counts(raw: Path) -> None:
     assert [one["column"] for one in data.report.columns if "unavailable" in one["role"]] == [
         "sold_out", "hidden", "is_deleted",
     ]  # fmt: skip
-    named = read("table", "e.csv", items="i.csv", columns=Columns(unavailable="hidden"))
+    named = read("table", "e.csv", items="i.csv", columns={"unavailable": "hidden"})
     assert named.items["available"].to_pylist() == [True, True, True, False]
     assert any("'is_deleted'" in note and "not read" in note for note in named.report.notes)
 
@@ -847,12 +848,12 @@ def test_a_malformed_parquet_file_is_refused(raw: Path) -> None:
     with pytest.raises(DataError, match="no column is recognised as the user"):
         read("table", "f.parquet")
     with pytest.raises(DataError, match=r"holds list<.*>, which is not a plain value"):
-        read("table", "f.parquet", columns=Columns(user="user"))
+        read("table", "f.parquet", columns={"user": "user"})
 
 
 def test_a_table_without_timestamps_is_in_order(raw: Path) -> None:
     (raw / "e.csv").write_text("user,item\nu,b\nu,a\nu,b\n")
-    data = read("table", "e.csv", columns=Columns(timestamp="file-order"))
+    data = read("table", "e.csv", columns={"timestamp": "file-order"})
     assert rows(data) == [("u", "b"), ("u", "a"), ("u", "b")]
     assert "timestamp" not in data.events.column_names
 
@@ -896,7 +897,7 @@ def test_two_columns_of_one_name_in_an_items_file_are_refused(raw: Path) -> None
 def test_every_source_is_in_help_settings_and_docs(source):
     root = Path(__file__).parents[2]
     assert source in CliRunner(env={"COLUMNS": "200"}).invoke(app, ["prepare", "--help"]).stdout
-    assert source in DataConfig.__doc__
+    assert f"`{source}`" in fields_of(DataConfig)["source"].description
     assert f"`{source}`" in (root / "data" / "README.md").read_text(encoding="utf-8")
 
 

@@ -175,12 +175,14 @@ def test_the_converted_movielens_is_refused(make: Callable[..., Prepared]) -> No
 
 def test_the_atomic_files_of_recbole_are_tables(make: Callable[..., Prepared]) -> None:
     from recsys.data.cleaning import CleanConfig
-    from recsys.data.raw import Columns
 
-    columns = Columns(
-        "user_id:token", "item_id:token", "timestamp:float", "rating:float",
-        "movie_title:token_seq",
-    )  # fmt: skip
+    columns = {
+        "user": "user_id:token",
+        "item": "item_id:token",
+        "timestamp": "timestamp:float",
+        "rating": "rating:float",
+        "title": "movie_title:token_seq",
+    }
     made = make(
         "table",
         "recbole-ml-100k/ml-100k.inter",

@@ -40,7 +40,7 @@ def test_the_shop_has_the_size_that_was_asked_for(users: int, items: int) -> Non
     "config", [{"users": 0}, {"items": 239}, {"items": 100_001}, {"mean_length": 5}]
 )
 def test_a_shop_without_room_is_refused(config: dict[str, int]) -> None:
-    with pytest.raises(ValueError, match="expected users >= 1"):
+    with pytest.raises(ValueError, match=next(iter(config))):
         SyntheticConfig(**config)
 
 

@@ -54,7 +54,7 @@ def test_settings_of_every_variant_are_its_own(init, budget):
         assert config.init_from_target == (init == "target")
         assert config.layers == (2 if init == "target" else 1)
         assert not config.evaluate_every  # no choice is made on any split
-        if config.on_levels:
+        if config.alignment.on_levels:
             assert settings.section("teacher", TeacherConfig).level_tokens
 
 
@@ -70,13 +70,11 @@ def test_an_ablation_changes_one_setting_of_its_objective():
         for one in changed
     ]
     assert different == [
-        {"density": False},
-        {"constrained": False},
-        {"top_k": False},
-        {"beam_steps": "last"},
-        {"level_tokens": False},
-        {"softmax_temperature": 0.001},
-    ]
+        {"ablations": (name,)}
+        for name in (
+            "no-density", "unconstrained", "top-1", "last-beams", "node-tokens", "temperature"
+        )
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("budget", BUDGETS)

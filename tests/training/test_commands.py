@@ -12,7 +12,7 @@ RUNNER = CliRunner()
 SMALL = [
     "--name", "toy", "--epochs", "1",
     "--set", "{section}.architecture={{hidden_size: 16, intermediate_size: 16}}",
-    "--set", "{section}.eval_users=10", "--set", "{section}.precision=float32",
+    "--set", "{section}.eval_users=10", "--set", "target.precision=float32",
 ]  # fmt: skip
 
 

@@ -146,8 +146,8 @@ def test_a_codebook_larger_than_the_catalog_is_refused(make):
         ("[8, 4]", r"ids\.codebook_size: \[8, 4\] has 2 sizes, and levels is 3; give one size"),
         ("[8, 4, 1]", r"ids\.codebook_size: expected at least 2 codes per level, got 1"),
         ("0", r"ids\.codebook_size: expected at least 2 codes per level, got 0"),
-        ("[8, 4, x]", r"ids\.codebook_size\[2\]: expected int, found 'x'"),
-        ("many", r"ids\.codebook_size: expected int, found 'many'"),
+        ("[8, 4, x]", r"ids\.codebook_size\[2\]: .*valid integer.*'x'"),
+        ("many", r"ids\.codebook_size: .*valid integer.*'many'"),
     ],
 )
 def test_sizes_that_no_data_set_fits_are_refused_at_once(override, error):

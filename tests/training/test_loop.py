@@ -305,14 +305,13 @@ def test_a_resumed_run_has_only_the_time_that_was_left(tmp_path, monkeypatch):
     assert progress.seconds == pytest.approx(60)
 
 
-def test_warm_up_rises_by_steps_and_the_cosine_ends_at_the_least(tmp_path, monkeypatch):
+def test_warm_up_rises_by_steps_and_the_cosine_ends_at_zero(tmp_path, monkeypatch):
     monkeypatch.setattr(recsys.training.loop, "LOG_EVERY_STEPS", 1)
-    config = replace(CONFIG, min_learning_rate=0.1)
-    run(tmp_path, config)
-    rates = np.array([line["learning_rate"] for line in lines(tmp_path)]) / config.learning_rate
+    run(tmp_path, CONFIG)
+    rates = np.array([line["learning_rate"] for line in lines(tmp_path)]) / CONFIG.learning_rate
     assert rates[:3] == pytest.approx([0.25, 0.5, 0.75], abs=0.02)
     assert rates[3:].tolist() == sorted(rates[3:], reverse=True)
-    assert rates[-1] == pytest.approx(0.1, abs=0.01)
+    assert rates[-1] == pytest.approx(0.0, abs=0.02)
 
 
 def test_the_log_of_a_resumed_run_has_each_step_once(tmp_path, monkeypatch):

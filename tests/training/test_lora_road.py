@@ -30,7 +30,6 @@ target:
   evaluate_every: 0
   eval_users: 20
   precision: float32
-  instruction: "the customer has bought:"
   prompt: {max_items: 8, block: 1}
   lora: {rank: 4, merge: false}
 teacher: {beams: 5, histories: 60}
@@ -40,7 +39,6 @@ draft:
   batch_tokens: 600
   evaluate_every: 0
   accept_users: 0
-  precision: float32
   lora: {rank: 4, merge: false}
 """
 

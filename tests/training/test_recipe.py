@@ -153,7 +153,7 @@ def test_trials_train_real_models_and_leave_nothing_behind(home):
 @pytest.mark.parametrize(
     ("trials", "message"),
     [
-        ({"a": "target.epochs=3"}, r"recipe\.trials\.a: expected a list"),
+        ({"a": "target.epochs=3"}, r"recipe\.trials\.a: .*valid list, found 'target.epochs=3'"),
         ({"a": ["target.epoch=3"]}, r"recipe\.trials\.a: .*did you mean 'epochs'"),
         ({"a": ["ids.features.collaborative=sasrec"]}, r"recipe\.trials\.a: .*sasrec\.epochs"),
     ],

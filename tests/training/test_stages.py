@@ -97,7 +97,6 @@ def test_a_data_set_without_two_training_events_is_refused(make_context, shop):
 WRONG = [
     (target, {"preset": "giant"}, "tiny, small, base"),
     (target, {"item_dropout": 1.0}, "item_dropout"),
-    (target, {"eval_beams": 5}, "eval_beams"),
     (target, {"epoch": 3}, "epochs"),
     (target, {"epochs": 0}, "epochs"),
     (target, {"accumulate": 0}, "accumulate"),
@@ -114,8 +113,8 @@ WRONG = [
     (teacher, {"source": "nobody"}, "source"),
     (draft, {"alpha": 1.5}, "alpha"),
     (draft, {"alpha": 1.0, "objective": "atspeed-s-eq4"}, "one token"),
-    (draft, {"density": False, "objective": "atspeed-s-eq4"}, "renormalises"),
-    (draft, {"softmax_temperature": 0.0}, "softmax_temperature"),
+    (draft, {"ablations": ["no-density"], "objective": "atspeed-s-eq4"}, "renormalises"),
+    (draft, {"ablations": ["density"]}, r"ablations\[0\]"),
     (draft, {"objective": "magic"}, "objective"),
     (draft, {"temperature": 0.0}, "temperature"),
     (ids, {"method": "bundle"}, r"ids\.method"),
@@ -204,7 +203,7 @@ def test_validation_equals_counting_by_hand(make_context, shop):
     vocabulary = Vocabulary.from_levels([3, 3, 3])
     codes = np.stack(np.unravel_index(np.arange(shop.ITEMS), (3, 3, 3)), 1).astype(np.int32)
     encoder = PromptEncoder(vocabulary.encode(codes), vocabulary.prefix, PromptConfig())
-    validation = Validation.of(model, encoder, dataset, users=1000, num_beams=20)
+    validation = Validation.of(model, encoder, dataset, users=1000)
     found = validation()
     examples = dataset.examples("valid")
     assert np.array_equal(examples.sample(10).users, examples.sample(10).users)
