@@ -53,9 +53,6 @@ class TeacherOptions:
         typer.Option(help="Whose top K is stored: target, or mixture (of target and draft)."),
     ] = None
     beams: Annotated[int | None, typer.Option(help="K, sequences stored per history.")] = None
-    histories: Annotated[
-        int | None, typer.Option(help="Training prompts to search; 0 for all.")
-    ] = None
 
 
 @dataclass(frozen=True)
