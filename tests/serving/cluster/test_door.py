@@ -270,8 +270,8 @@ def test_invalid_settings_of_a_cluster_are_reported(tmp_path):
     file.write_text(yaml.safe_dump({"cluster": {"replicas": 3, "gpus": 0.25}}))
     assert Settings.load(file).section("cluster", ClusterSettings).replicas == 3
     for override, reason in (
-        ("max_replicas=2", "cluster: max_replicas 2 is below replicas 3"),
-        ("replicas=0", r"cluster\.replicas: expected at least 1, got 0"),
+        ("max_replicas=2", r"cluster\.max_replicas: 2 is below replicas, 3"),
+        ("replicas=0", r"cluster\.replicas: .*greater than 0, found 0"),
         ("gpu=1", "unknown key in 'cluster': 'gpu'"),
     ):
         with pytest.raises(ConfigError, match=reason):
