@@ -41,7 +41,7 @@ TOY = ("--model", "tiny", "--quick", "--cases", "cold:1", "--ways", "graphs", "-
        "--history", "6", "--items", "300", "--rounds", "2")  # fmt: skip
 SHOP = (
     "data.synthetic.users=60", "data.synthetic.items=240", "sasrec.epochs=1", "sasrec.min_steps=0",
-    "ids.rqvae.steps=20", "target.epochs=1", "draft.epochs=1",
+    "target.epochs=1", "draft.epochs=1",
 )  # fmt: skip
 
 
