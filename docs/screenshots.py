@@ -1,6 +1,6 @@
 """Make the pictures of docs/page.md from a running service: python docs/screenshots.py [URL].
 
-It sends events, and sets up a rule, an alias and an experiment: use that of `make serve` with an
+It sends events, and sets up a rule and an alias: use that of `make serve` with an
 empty store.
 Needs the `dev` extra and a Chromium on the path.
 """
@@ -85,14 +85,12 @@ def live(browser: Browser, url: str, users: list[str]) -> str:
 
 
 def challenge(browser: Browser, url: str, item: str) -> None:
-    """Set up an experiment: the champion's bundle with a rule against the champion."""
+    """Give the champion's bundle, with a rule, another alias."""
     api = browser.new_context(base_url=url).request
     (model,) = api.get("/v1/models").json()["models"]
     api.put("/v1/rules/merchandising", data={"pin": [item]})
     api.put("/v1/aliases/challenger", data={"bundle": model["name"]})
     api.put("/v1/aliases/challenger", data={"rules": ["merchandising"]})
-    arms = [{"alias": "champion", "weight": 1}, {"alias": "challenger", "weight": 1}]
-    api.put("/v1/experiments/homepage", data={"arms": arms})
 
 
 def main(url: str) -> None:
@@ -126,7 +124,6 @@ def main(url: str) -> None:
         keep(visit(browser, url, "light", (1360, 1180), view="today"), "today")
         challenge(browser, url, item)
         keep(visit(browser, url, "light", desk, view="compare", user=users[3]), "compare")
-        keep(visit(browser, url, "dark", desk, view="experiments"), "experiments")
         keep(visit(browser, url, "light", (390, 844), user=users[2]), "phone")
         browser.close()
 
