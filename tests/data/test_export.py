@@ -366,7 +366,7 @@ def test_numbers_of_types_need_a_setting(raw: Path) -> None:
         DataError, match=r"column 'type' are numbers \(0, 1\).*columns.behaviour=none"
     ):
         build(DataConfig(source="table", path="e.csv"))
-    ignored = build(DataConfig(source="table", path="e.csv", columns=Columns(behaviour="none")))
+    ignored = build(DataConfig(source="table", path="e.csv", columns={"behaviour": "none"}))
     assert ignored.dataset.behaviours == ()
     given: Any = {0: "context", 1: "target"}
     made = build(DataConfig(source="table", path="e.csv", behaviours=given))
