@@ -6,7 +6,7 @@ A column may mix the forms. Arrow parses them; a value that is no time becomes n
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
@@ -24,6 +24,7 @@ from recsys.data.times import (
     constant,
     in_seconds,
     of_digits,
+    of_floats,
     of_timestamps,
 )
 from recsys.errors import DataError
@@ -101,7 +102,10 @@ def read_moments(
     counts = Counter() if counts is None else counts
     if pa.types.is_date(kind) or pa.types.is_timestamp(kind):
         return _of_arrow(column, rules.zone, ends)
-    if pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind):
+    if pa.types.is_floating(kind):
+        floats = of_floats(pc.cast(column, pa.float64()))
+        return Moments(*_in_range(*floats, rules.unit, counts), constant(False, len(column)))
+    if pa.types.is_integer(kind) or pa.types.is_decimal(kind):
         column = pc.cast(column, pa.string())
     if not (pa.types.is_string(column.type) or pa.types.is_large_string(column.type)):
         nothing = pa.chunked_array([pa.nulls(len(column), pa.int64())])
@@ -119,6 +123,38 @@ def read_moments(
         pc.if_else(number, found[1], other.nanosecond),
         other.is_date,
     )
+
+
+def unix_seconds(
+    column: pa.ChunkedArray,
+    name: str,
+    path: Path,
+    row_number: Callable[[int], int],
+    unit: TimeUnit,
+    counts: Counter[str],
+) -> Moments:
+    """Convert a column in which each value must be a time; without a zone it is in UTC.
+
+    Args:
+        column: as for `read_moments`.
+        name: of the column, for errors.
+        path: of the file, for errors.
+        row_number: position in the column -> number of the row or line in the file, for errors.
+        unit: of numbers; `auto` decides for each by its size.
+        counts: is increased by the number of converted values of each unit.
+
+    Raises:
+        DataError: a value that is not a time, or one too large for the given unit.
+    """
+    moments = read_moments(column, TimeRules(unit, "UTC", None, 0), counts)
+    row = pc.index(pc.is_null(moments.second), True).as_py()
+    if row >= 0:
+        raise DataError(
+            f"{path}: column {name!r} has {column[row].as_py()!r} in data row {row_number(row)}, "
+            f"which is no time, or after the year 5138 if its unit is {unit}; use unix seconds or "
+            "ISO dates throughout, or say the unit with --set data.time_unit=auto, ms, us or ns"
+        )
+    return moments
 
 
 class DayOrder(NamedTuple):
@@ -282,12 +318,16 @@ def _of_numbers(
     exponent = pc.fill_null(pc.match_substring_regex(texts, "[eE]"), False)
     whole, below = of_digits(pc.if_else(exponent, None, texts))
     if pc.any(exponent).as_py():
-        large = pc.cast(pc.if_else(exponent, texts, None), pa.float64())
-        large = pc.if_else(pc.less(large, 9e18), large, None)
-        floor = pc.floor(large)
-        whole = pc.coalesce(whole, pc.cast(floor, pa.int64()))
-        rest = pc.cast(pc.multiply(pc.subtract(large, floor), 1e9), pa.int64(), safe=False)
-        below = rest if below is None else pc.coalesce(below, rest)
+        large = of_floats(pc.cast(pc.if_else(exponent, texts, None), pa.float64()))
+        whole = pc.coalesce(whole, large[0])
+        below = large[1] if below is None else pc.coalesce(below, large[1])
+    return _in_range(whole, below, unit, counts)
+
+
+def _in_range(
+    whole: pa.ChunkedArray, below: pa.ChunkedArray | None, unit: TimeUnit, counts: Counter[str]
+) -> tuple[pa.ChunkedArray, pa.ChunkedArray]:
+    """`in_seconds`, where times after the year 5138 are null."""
     second, nanosecond = in_seconds(whole, below, unit, counts)
     return pc.if_else(pc.less_equal(second, SECONDS_END), second, None), nanosecond
 

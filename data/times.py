@@ -7,16 +7,11 @@ milliseconds are in 1973.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
-from pathlib import Path
 from typing import Literal, NamedTuple
 
 import numpy as np
-import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
-
-from recsys.errors import DataError
 
 TimeUnit = Literal["auto", "s", "ms", "us", "ns"]
 # Name in the counts, and units per second; smallest unit first.
@@ -25,7 +20,6 @@ UNITS: dict[str, tuple[str, int]] = {
     "us": ("microseconds", 1_000_000),
     "ms": ("milliseconds", 1_000),
 }
-ISO_DATE = r"^\d{4}-\d{2}-\d{2}([T ]|$)"
 SECONDS_END = 100_000_000_000  # no date before the year 5138 has so many seconds
 BILLION = 1_000_000_000
 
@@ -42,69 +36,6 @@ class Moments(NamedTuple):
     second: pa.ChunkedArray
     nanosecond: pa.ChunkedArray
     is_date: pa.ChunkedArray
-
-
-def unix_seconds(
-    column: pa.ChunkedArray,
-    name: str,
-    path: Path,
-    row_number: Callable[[int], int],
-    unit: TimeUnit,
-    counts: Counter[str],
-) -> Moments:
-    """Convert a column of times to unix seconds and nanoseconds.
-
-    Args:
-        column: numbers, dates, or texts: all of them numbers, or all of them ISO 8601 dates and
-            times. A time without a zone is UTC.
-        name: of the column, for errors.
-        path: of the file, for errors.
-        row_number: position in the column -> number of the row or line in the file, for errors.
-        unit: of numbers; `auto` decides for each by its size.
-        counts: is increased by the number of converted values of each unit.
-
-    Raises:
-        DataError: a value that is not a time, or one too large for the given unit.
-    """
-    kind = column.type
-    if pa.types.is_floating(kind):
-        column = pc.if_else(pc.is_finite(column), column, None)
-    odd = pc.is_null(column)
-    if pa.types.is_string(kind) or pa.types.is_large_string(kind):
-        odd = pc.invert(pc.match_substring_regex(pc.fill_null(column, ""), r"^\d{1,19}(\.\d*)?$"))
-        if pc.all(pc.match_substring_regex(pc.fill_null(column, ""), ISO_DATE)).as_py():
-            parsed = pd.to_datetime(column.to_pandas(), format="ISO8601", utc=True, errors="coerce")
-            odd = pa.chunked_array([parsed.isna().to_numpy()])
-            if not pc.any(odd).as_py():
-                column = pa.chunked_array([pa.array(parsed.dt.as_unit("ns"))])
-                kind = column.type
-    row = pc.index(odd, True).as_py()
-    if row >= 0:
-        raise DataError(
-            f"{path}: column {name!r} has {column[row].as_py()!r} in data row {row_number(row)}; "
-            "use unix seconds or ISO dates throughout"
-        )
-    if pa.types.is_date(kind) or pa.types.is_timestamp(kind):
-        return of_timestamps(column)
-    below = None
-    try:
-        if pa.types.is_integer(kind):
-            whole = pc.cast(column, pa.int64())
-        elif pa.types.is_floating(kind):
-            whole, below = _parts(pc.cast(column, pa.float64()))
-        else:
-            whole, below = of_digits(pc.cast(column, pa.string()))
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
-        raise DataError(f"{path}: column {name!r} is not numeric: {error}") from error
-    second, nanosecond = in_seconds(whole, below, unit, counts)
-    late = pc.fill_null(pc.greater(second, SECONDS_END), True)
-    row = pc.index(late, True).as_py()
-    if row >= 0:
-        raise DataError(
-            f"{path}: column {name!r}: data row {row_number(row)} is after the year 5138 if its "
-            f"unit is {unit}; the unit may be smaller: use --set data.time_unit=auto, ms, us or ns"
-        )
-    return Moments(second, nanosecond, constant(False, len(second)))
 
 
 def constant(value: bool, rows: int) -> pa.ChunkedArray:
@@ -178,12 +109,15 @@ def in_seconds(
     return whole, pc.cast(pc.fill_null(below, 0), pa.int32())
 
 
-def _parts(values: pa.ChunkedArray) -> tuple[pa.ChunkedArray, pa.ChunkedArray]:
-    """Floating numbers as whole numbers and billionths; seconds are exact to a microsecond."""
+def of_floats(values: pa.ChunkedArray) -> tuple[pa.ChunkedArray, pa.ChunkedArray]:
+    """Floating numbers as whole numbers and billionths; seconds are exact to a microsecond.
+
+    Those that are negative, do not fit in 64 bits or are no numbers are null.
+    """
     whole = pc.floor(values)
     millionths = pc.min_element_wise(
         pc.round(pc.multiply(pc.subtract(values, whole), 1e6)), 999_999
     )
-    fits = pc.less(whole, 9e18)
+    fits = pc.and_(pc.less(whole, 9e18), pc.greater_equal(whole, 0))
     whole = pc.cast(pc.if_else(fits, whole, None), pa.int64())
-    return whole, pc.cast(pc.multiply(millionths, 1000), pa.int64())
+    return whole, pc.cast(pc.multiply(pc.if_else(fits, millionths, None), 1000), pa.int64())

@@ -29,7 +29,7 @@ from recsys.data.raw import (
     events_table,
     items_table,
 )
-from recsys.data.times import unix_seconds
+from recsys.data.time_formats import unix_seconds
 from recsys.errors import DataError
 
 BATCH = 1 << 16  # reviews at a time

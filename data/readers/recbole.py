@@ -26,7 +26,7 @@ from recsys.data.raw import (
     events_table,
     items_table,
 )
-from recsys.data.times import unix_seconds
+from recsys.data.time_formats import unix_seconds
 from recsys.errors import DataError
 
 KINDS = {

@@ -8,7 +8,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from recsys.data.times import unix_seconds
+from recsys.data.time_formats import unix_seconds
 from recsys.errors import DataError
 
 
@@ -28,13 +28,13 @@ def test_an_iso_date_is_midnight_in_utc():
     assert seconds("2024-05-01") == [1_714_521_600]
 
 
-@pytest.mark.parametrize("bad", ["", "yesterday", "2024-13-01", "1714557600", "now"])
-def test_an_odd_text_among_iso_texts_is_refused(bad):
+@pytest.mark.parametrize("bad", ["", "yesterday", "2024-13-01", "now"])
+def test_a_text_that_is_no_time_is_refused(bad):
     with pytest.raises(DataError, match="use unix seconds or ISO dates throughout"):
         seconds("2024-05-01", bad)
 
 
-@pytest.mark.parametrize("text", ["now", "today", "-5", "-1.5", "-2020-01-01", "2020/01/01"])
+@pytest.mark.parametrize("text", ["now", "today", "-5", "-1.5", "-2020-01-01"])
 def test_texts_that_are_no_iso_dates_are_refused(text):
     with pytest.raises(DataError, match="use unix seconds or ISO dates throughout"):
         seconds(text, text)
