@@ -170,13 +170,6 @@ async def test_what_is_wrong_with_a_request_is_named(
     assert not scripted.asked
 
 
-async def test_without_a_text_model_the_setting_is_named(settings, recommender, running):
-    async with running(settings, recommender=recommender) as (client, _):
-        response = await client.post(PATH, json={"history": [], "items": ["item-2"]})
-    assert (response.status_code, response.json()["code"]) == (409, "unsupported_by_model")
-    assert "serve.explainer" in response.json()["detail"]
-
-
 async def test_a_folder_without_a_text_model_ends_the_start(
     settings, recommender, running, tmp_path
 ):
@@ -258,18 +251,6 @@ async def test_what_is_late_fails_and_is_written_no_further(on, recommender, run
         assert (response.status_code, response.json()["code"]) == (504, "deadline_exceeded")
         assert response.headers["Retry-After"]
         assert await asyncio.to_thread(scripted.stopped.wait, 60)
-
-
-async def test_a_full_queue_refuses(on, recommender, running, scripted):
-    narrow = on.model_copy(update={"queue_limit": 1})
-    body = {"history": ["item-1"], "items": ["item-2"]}
-    async with running(narrow, recommender=recommender) as (client, _):
-        first = asyncio.create_task(client.post(PATH, json=body))
-        await asyncio.to_thread(scripted.begun.wait, 60)
-        second = await client.post(PATH, json=body)
-        assert (second.status_code, second.json()["code"]) == (429, "queue_full")
-        scripted.gate.set()
-        assert (await first).status_code == 200
 
 
 async def test_an_explanation_costs_its_work(on, recommender, running, scripted):

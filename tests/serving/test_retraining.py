@@ -51,6 +51,7 @@ SETTINGS = {
 }  # fmt: skip
 QUICK = {"gate": {"least_users": 10, "requests": 3, "resamples": 100, "margin": 5.0,
                   "coverage": 0.0, "latency": 1000.0}}  # fmt: skip
+STRICT = {"gate": QUICK["gate"] | {"coverage": 100.0}}
 NEW = ["item-0-new", "item-3-new"]
 
 
@@ -149,6 +150,26 @@ def add_the_news(client: Client) -> None:
     assert client.send_events(tonight()).accepted == len(tonight())
 
 
+@pytest.fixture(scope="module")
+def judged(first, serving, tmp_path_factory):
+    """A home whose night was trained and refused by a strict gate, and its outcome."""
+    home = tmp_path_factory.mktemp("judged") / "var"
+    shutil.copytree(first, home)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RECSYS_HOME", str(home))
+        settings = ServingSettings.load(name="shop", port=0)
+        with serving(settings) as url, Client(url) as client:
+            add_the_news(client)
+            return home, night(home, clients=[client], promote=True, settings=STRICT)
+
+
+@pytest.fixture
+def refused(judged, home):
+    """That home, as the test's own."""
+    shutil.rmtree(home)
+    shutil.copytree(judged[0], home)
+
+
 def test_a_night_from_new_events_to_rollback(home, service):
     before = codes_of(home / "bundles" / "shop")
     with service() as client:
@@ -172,10 +193,9 @@ def test_a_night_from_new_events_to_rollback(home, service):
         assert client.alias("champion").bundle == "shop"
 
 
-def test_a_version_names_its_parents_and_its_verdict(home, service):
-    with service() as client:
-        add_the_news(client)
-        outcome = night(home)
+def test_a_version_names_its_parents_and_its_verdict(judged):
+    home, outcome = judged
+    assert outcome.offered is False
     parent, version = (
         json.loads((home / "bundles" / name / "manifest.json").read_text())
         for name in ("shop", "shop.2")
@@ -260,11 +280,9 @@ def test_what_the_gate_refuses_is_not_promoted(home, service, monkeypatch, capsy
         assert client.alias("champion").bundle == "shop"
 
 
+@pytest.mark.usefixtures("refused")
 def test_a_refused_version_is_judged_again_by_another_gate(home, service):
-    strict = {"gate": QUICK["gate"] | {"coverage": 100.0}}
     with service() as client:
-        add_the_news(client)
-        assert night(home, clients=[client], promote=True, settings=strict).offered is False
         last = tonight()[-1]
         late = [last | {"event_id": "late", "timestamp": last["timestamp"] + DAY}]
         assert client.send_events(late).accepted == 1, "a service gets events all the time"
@@ -531,11 +549,8 @@ def test_without_promotion_the_command_that_sends_the_events_is_named(home, tmp_
     )
 
 
-def test_judging_a_version_again_trains_nothing(home, service, capsys):
-    strict = {"gate": QUICK["gate"] | {"coverage": 100.0}}
-    with service() as client:
-        add_the_news(client)
-        assert night(home, clients=[client], promote=True, settings=strict).offered is False
+@pytest.mark.usefixtures("refused")
+def test_judging_a_version_again_trains_nothing(home, capsys):
     trained = [
         file
         for place in ("runs", "bundles", "datasets")
