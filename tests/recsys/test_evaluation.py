@@ -742,14 +742,55 @@ def test_a_bundle_of_another_catalog_is_refused(context, monkeypatch):
     assert not context.workspace.report.exists()
 
 
-def test_a_bundle_of_differently_split_data_is_marked(context):
+def rebuilt(context, *files, parents=None, **info):
+    """Write the bundle of a context anew, with these files."""
+    own = {"dataset": Dataset.manifest(context.workspace.dataset).digest}
     bundle = context.workspace.bundle
-    with write_artifact(bundle, "bundle", parents={"dataset": "another"}) as folder:
-        (folder / "x.json").write_text("{}")
+    with write_artifact(bundle, "bundle", parents=parents or own, info=info) as folder:
+        for name, text in [("x.json", "{}"), *files]:
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).write_text(text)
+
+
+def asked_users(count):
+    return {"files": [("eval/validation.json", json.dumps({"retrieval": {"users": count}}))]}
+
+
+@pytest.mark.parametrize(
+    ("bundle", "words"),
+    [
+        ({"parents": {"dataset": "another"}}, "another"),
+        ({"files": [("catalog/quantizer/x.json", "{}")]}, "semantic IDs learned from"),
+        (asked_users(7), "7 validation users are too few"),
+        (asked_users(0), "0 validation users are too few"),
+        (asked_users(8), None),
+        ({"files": []}, None),
+        ({}, None),
+    ],
+    ids=["split", "ids", "seven", "none", "eight", "unknown", "plain"],
+)
+def test_what_may_be_wrong_with_figures_is_a_warning(context, monkeypatch, bundle, words):
+    plain = SimpleNamespace(
+        reranker=None, counts=np.zeros(ITEMS), vectors=None,
+        fitted_on=digest(Dataset.load(context.workspace.dataset).train_histories),
+    )  # fmt: skip
+    if "files" in bundle:
+        monkeypatch.setattr(FakeRecommender, "retrieval", plain)
+    rebuilt(context, *bundle.get("files", ()), parents=bundle.get("parents"))
     path = run.stage(context)
-    (warning,) = json.loads((path / "report.json").read_text(encoding="utf-8"))["warnings"]
-    assert "another" in warning
-    assert "may have learned" in (path / "report.html").read_text(encoding="utf-8")
+    warnings = json.loads((path / "report.json").read_text(encoding="utf-8"))["warnings"]
+    assert len(warnings) == (words is not None), warnings
+    if words is not None:
+        assert words in warnings[0]
+        assert "may have learned" in (path / "report.html").read_text() or words != "another"
+
+
+def test_semantic_ids_of_other_events_are_refused(context, shop):
+    rebuilt(context, ids_fitted_on=digest(shop.train_histories))
+    run.stage(context)
+    rebuilt(context, ids_fitted_on=digest(shop.interactions.histories))  # all events
+    with pytest.raises(DataError, match="leak: the bundle's semantic IDs"):
+        run.stage(replace(context, force=True))
 
 
 def test_a_bundle_that_blends_is_measured_beside_its_model_alone(context, monkeypatch):
@@ -773,21 +814,6 @@ def test_a_bundle_that_blends_is_measured_beside_its_model_alone(context, monkey
     assert any("The served list is worse than item-kNN" in line for line in document["weaknesses"])
 
 
-@pytest.mark.parametrize(
-    ("said", "warned"), [(7, True), (0, True), (8, False), (None, False)], ids=str
-)
-def test_few_validation_users_are_a_warning(context, monkeypatch, said, warned):
-    plain = SimpleNamespace(reranker=None, counts=np.zeros(ITEMS), fitted_on=None, vectors=None)
-    monkeypatch.setattr(FakeRecommender, "retrieval", plain)
-    if said is not None:
-        (context.workspace.bundle / "eval").mkdir()
-        found = {"retrieval": {"users": said}} if said else {}
-        (context.workspace.bundle / "eval/validation.json").write_text(json.dumps(found))
-    document = json.loads((run.stage(context) / "report.json").read_text(encoding="utf-8"))
-    expected = f"{said} validation users are too few"
-    assert any(expected in line for line in document["warnings"]) == warned
-
-
 def test_a_retrieval_that_has_seen_the_split_is_refused(context, shop, monkeypatch):
     counts = np.bincount(shop.interactions.item, minlength=ITEMS).astype(float)  # all events
     retrieval = SimpleNamespace(reranker=None, counts=counts, fitted_on=None)
@@ -801,29 +827,6 @@ def test_a_retrieval_that_has_seen_the_split_is_refused(context, shop, monkeypat
     assert "does not say which events" in warning
     timed = json.loads((path / "manifest.json").read_text(encoding="utf-8"))["info"]
     assert timed["ranking_seconds"].keys().isdisjoint(("model", "blended"))
-
-
-def test_semantic_ids_of_other_events_are_refused(context, shop):
-    parents = {"dataset": Dataset.manifest(context.workspace.dataset).digest}
-    for learned in (shop.train_histories, shop.interactions.histories):  # the latter: all events
-        info = {"ids_fitted_on": digest(learned)}
-        bundle = context.workspace.bundle
-        with write_artifact(bundle, "bundle", parents=parents, info=info) as folder:
-            (folder / "x.json").write_text("{}")
-        if learned is shop.train_histories:
-            run.stage(context)
-    with pytest.raises(DataError, match="leak: the bundle's semantic IDs"):
-        run.stage(context)
-
-
-def test_learned_semantic_ids_of_unknown_events_are_marked(context):
-    parents = {"dataset": Dataset.manifest(context.workspace.dataset).digest}
-    with write_artifact(context.workspace.bundle, "bundle", parents=parents) as folder:
-        (folder / "catalog" / "quantizer").mkdir(parents=True)
-        (folder / "catalog" / "quantizer" / "x.json").write_text("{}")
-    path = run.stage(context)
-    (warning,) = json.loads((path / "report.json").read_text(encoding="utf-8"))["warnings"]
-    assert "semantic IDs learned from" in warning
 
 
 def test_two_rankers_of_a_report_are_compared_user_by_user(context, monkeypatch):

@@ -306,10 +306,10 @@ def test_cuda_graphs_are_asked_for_as_torch_has_them():
 def test_cuda_graphs_give_the_logits_of_eager_passes(architecture):
     model = tiny_model(architecture, dtype=torch.float64).cuda()
     on_graphs, graphs = graphed(model)
-    for seed in range(10):
+    for seed in range(4):
         rng = np.random.default_rng(seed)
         prompts = random_prompts(rng, int(rng.integers(1, 9)), 32)
         plain, found = plain_and_graphed(model, on_graphs, prompts, seed, [12, 7])
         for theirs, ours in zip(plain, found, strict=True):
             torch.testing.assert_close(ours, theirs, **CLOSE)
-    assert graphs.statistics().replays == 30
+    assert graphs.statistics().replays == 12

@@ -27,7 +27,7 @@ import uvicorn
 from scipy import sparse
 
 from recsys.artifacts import Manifest, write_artifact
-from recsys.bundle import CATALOG, DRAFT, EVAL, PROMPTS, RETRIEVAL, TARGET, Bundle
+from recsys.bundle import EVAL, Bundle
 from recsys.catalog import Catalog
 from recsys.dataset import Dataset
 from recsys.decoding.output import Trace, TraceNode
@@ -262,20 +262,16 @@ def write_bundle(
 ):
     """A bundle of a random model; its catalog is the same whatever the seed."""
     import torch
+    import toy_bundle
+    from toy_bundle import items_table
 
-    from recsys.models.checkpoint import build, save_model
+    from recsys.models.checkpoint import build
 
     rng = np.random.default_rng(0)
     flat = rng.choice(codes**3, items, replace=False)
     semantic_ids = np.stack(np.unravel_index(flat, (codes,) * 3), axis=1).astype(np.int32)
-    table = pa.table(
-        {
-            "item_id": [f"B{i:04d}" for i in range(items)],
-            "title": [f"Thing no. {i}" for i in range(items)],
-            "text": [""] * items,
-            **columns,
-        }
-    )
+    titles = [f"Thing no. {i}" for i in range(items)]
+    table = items_table([f"B{i:04d}" for i in range(items)], titles, **columns)
     vocabulary = Vocabulary.from_levels([codes] * 3)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -283,21 +279,16 @@ def write_bundle(
         for weight in model.parameters():
             weight.data.mul_(3)  # peaked enough that scores rarely tie
         small = build({"hidden_size": 16, "intermediate_size": 32}, vocabulary)
-    with write_artifact(path, "bundle") as folder:
-        (folder / CATALOG).mkdir()
-        Catalog(table, semantic_ids).save(folder / CATALOG)
-        vocabulary.save(folder)
-        (folder / PROMPTS).write_text(json.dumps({"max_items": 8, "block": 4}))
-        save_model(model, folder / TARGET)
-        if draft:
-            save_model(small, folder / DRAFT)
+
+    def validated(folder):
         if evaluation is not None:
             (folder / EVAL).mkdir()
             (folder / EVAL / "validation.json").write_text(json.dumps(evaluation))
-        if retrieval is not None:
-            (folder / RETRIEVAL).mkdir()
-            retrieval.save(folder / RETRIEVAL)
-    return path
+
+    return toy_bundle.write_bundle(
+        path, table, semantic_ids, [codes] * 3, target=model, draft=small if draft else None,
+        retrieval=retrieval, prompts=json.dumps({"max_items": 8, "block": 4}), extra=validated,
+    )  # fmt: skip
 
 
 @pytest.fixture(scope="session")
