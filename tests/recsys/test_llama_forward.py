@@ -18,7 +18,6 @@ from recsys.models import llama
 from recsys.models.graphs import PassGraphs, PassShape
 from recsys.models.mask import prompt_mask, tree_mask
 from recsys.models.tree_forward import TreeModel
-from recsys.native.library import OFF
 from recsys.testing import (
     EPSILON,
     assert_as_exact,
@@ -163,17 +162,6 @@ def test_logits_equal_those_of_transformers(variant, dtype):
     for order in ([0, 1, 2, 3, 4, 5, 6, 7], [9, 3, 15, 0, 4, 12, 7, 1]):
         assert_as_exact(by_tree(ready, order), theirs, exact, **close)
     assert_as_exact(by_transformers(model), theirs, exact, **close)  # its parameters are views now
-
-
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_float32_logits_of_a_pass_are_as_exact_as_those_of_the_modules_in_it(variant, monkeypatch):
-    exact = by_tree(TreeModel(shaken(VARIANTS[variant]()).double(), own_forward=False), range(8))
-    model = shaken(VARIANTS[variant]())
-    mine = by_tree(TreeModel(model, own_forward=True), range(8))
-    monkeypatch.setenv(OFF, "0")
-    modules = TreeModel(model, own_forward=False)
-    assert modules.native is None
-    assert_as_exact(mine, by_tree(modules, range(8)), exact, times=2)
 
 
 def as_transformers(ready, model):

@@ -312,7 +312,7 @@ def test_settling_a_level_equals_a_slow_reference(
     temperature=st.sampled_from([0.3, 1.0, 2.5]),
     released=st.booleans(),
 )
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_samples_are_distinct_allowed_and_scored_by_the_target(
     seed, draft, items, levels, beams, more, batch, excluded, temperature, released
 ):

@@ -662,9 +662,12 @@ def test_axe_finds_nothing_serious(visit, axe, look):
     options = {"viewport": {"width": 390, "height": 844}} if look == "phone" else {}
     page = visit("user=ada", color_scheme="dark" if look == "dark" else "light", **options)
     page.evaluate(axe)  # past the policy, which refuses scripts of others
+    rules = {"resultTypes": ["violations"]}
+    if look == "dark":
+        rules["runOnly"] = ["color-contrast"]  # nothing else depends on colours
 
     def serious():
-        found = page.evaluate("axe.run(document, {resultTypes: ['violations']})")
+        found = page.evaluate("rules => axe.run(document, rules)", rules)
         return [
             (one["id"], one["nodes"][0]["html"][:120])
             for one in found["violations"]
@@ -684,6 +687,8 @@ def test_axe_finds_nothing_serious(visit, axe, look):
     page.wait_for_selector("dialog[open] .facts")
     settle(page)
     assert serious() == []
+    if look == "dark":
+        return
     page.evaluate("document.querySelector('dialog .close').removeAttribute('aria-label')")
     page.evaluate("document.querySelector('dialog .close').textContent = ''")
     assert [name for name, _ in serious()] == ["button-name"]  # axe sees what it looks for

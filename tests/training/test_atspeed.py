@@ -1,7 +1,6 @@
 """`python benchmarks/atspeed.py`: the line-up, the figures, and a toy run of all of it."""
 
 import json
-from functools import partial
 from pathlib import Path
 
 import atspeed
@@ -10,7 +9,6 @@ import pytest
 from atspeed_tables import paper
 from atspeed_tables.lineup import DraftSpace, Limits, Variant, derive_settings, list_variants
 from atspeed_tables.measure import Question, Sample, compare_accepted, describe
-from atspeed_tables.produce import workers
 from atspeed_tables.run import PARTS, Options, list_cells
 
 from recsys.artifacts import Workspace
@@ -136,11 +134,6 @@ def test_intervals_are_over_users_and_figures_means_over_seeds():
 def test_differences_are_paired():
     gap = compare_accepted([sample([3, 1, 2])], [sample([2, 0, 1])])
     assert gap == {"mean": 1.0, "error": 0.0}
-
-
-def test_two_workers_answer_in_order():
-    with workers(2) as run:
-        assert run([partial(abs, n) for n in (-3, 2, -1)]) == [3, 2, 1]
 
 
 def stamps(home):

@@ -276,20 +276,31 @@ config = LoopConfig(
 )
 fit(module, data, config, Checkpoints(Path(sys.argv[1]), {}), name="toy")
 weights = b"".join(p.detach().numpy().tobytes() for p in module.parameters())
-print(hashlib.sha256(weights).hexdigest())
+Path(sys.argv[1], "weights.txt").write_text(hashlib.sha256(weights).hexdigest())
 """
 
 
-def test_two_processes_train_the_same_bits(tmp_path):
-    running = []
-    for folder, seed in (("a", "1"), ("in/another/folder", "2")):
-        (tmp_path / folder).mkdir(parents=True)
-        command = [sys.executable, "-c", TRAINING, str(tmp_path / folder / "checkpoint")]
-        environment = os.environ | {"PYTHONHASHSEED": seed}
-        options = {"env": environment, "cwd": tmp_path / folder, "stdout": subprocess.PIPE}
-        running.append(subprocess.Popen(command, text=True, **options))
-    found = [process.communicate()[0].split()[-1] for process in running]
-    assert found[0] == found[1]
+def train_here(folder):
+    """What a copy of this process does."""
+    os.chdir(folder)
+    sys.argv[1:] = [str(folder / "checkpoint")]
+    exec(TRAINING, {})
+
+
+def test_two_processes_train_the_same_bits(tmp_path, forked):
+    """One is fresh, the other a copy of this one; they hash strings differently."""
+    here, there = tmp_path / "a", tmp_path / "in" / "another" / "folder"
+    there.mkdir(parents=True)
+    here.mkdir()
+    environment = os.environ | {
+        "PYTHONHASHSEED": "1" if os.environ.get("PYTHONHASHSEED") != "1" else "2"
+    }
+    command = [sys.executable, "-c", TRAINING, str(there / "checkpoint")]
+    with subprocess.Popen(command, env=environment, cwd=there) as fresh:
+        assert forked(train_here, here) == 0
+    assert fresh.returncode == 0
+    found = {(place / "checkpoint" / "weights.txt").read_text() for place in (here, there)}
+    assert len(found) == 1
 
 
 def test_a_resumed_run_has_only_the_time_that_was_left(tmp_path, monkeypatch):

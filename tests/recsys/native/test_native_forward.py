@@ -174,20 +174,6 @@ def test_a_request_has_the_same_bits_alone(model, seed, lengths, widths):
         assert torch.equal(logits_of(ready, [prompt], own, slots=60)[0], beside[i])
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_kept_histories_change_no_bit(architecture):
-    ready = native_of(tiny_model(architecture))
-    trie = ItemTrie.build(random_catalog(np.random.default_rng(0), 200, 4))
-    prompts = random_prompts(np.random.default_rng(3), 4, 40)
-    cold = beam_search(ready, prompts, trie, 8)
-    ready.keep_prefixes(1 << 20)
-    beam_search(ready, [prompt[: 1 + len(prompt) // 2] for prompt in prompts], trie, 8)
-    warm = beam_search(ready, prompts, trie, 8)
-    assert sum(s.cached_tokens for s in warm.stats) > 0
-    assert torch.equal(warm.rows, cold.rows)
-    assert torch.equal(warm.scores, cold.scores)
-
-
 def test_all_modes_give_the_bits_of_beam_search():
     """A node's bits do not depend on its slot, so the slots that drafts leave do not matter."""
     target, draft = tiny_model("llama", seed=1), tiny_model("llama", seed=2)
