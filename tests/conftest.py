@@ -50,7 +50,9 @@ settings.register_profile(
     "fuzz", database=None, deadline=None, print_blob=True, suppress_health_check=unchecked
 )
 settings.load_profile("test")
-pytest.register_assert_rewrite("captured_suite", "constraint_suite", "ranker_suite", "search_suite")
+pytest.register_assert_rewrite(
+    "captured_suite", "constraint_suite", "journal_suite", "ranker_suite", "search_suite"
+)
 
 
 def pytest_configure(config: pytest.Config) -> None:

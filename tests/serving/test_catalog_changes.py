@@ -1,6 +1,5 @@
 """Items over HTTP: browsed, put, taken away, compared, ranked, and kept over a restart."""
 
-import asyncio
 import threading
 from dataclasses import replace
 from urllib.parse import quote, unquote
@@ -8,6 +7,7 @@ from urllib.parse import quote, unquote
 import numpy as np
 import pyarrow as pa
 import pytest
+from journal_suite import JournalSuite
 
 from recsys.catalog import Catalog
 from recsys.errors import RequestError
@@ -15,7 +15,6 @@ from recsys.live import Epochs
 from recsys.serving import answers, catalog_changes
 from recsys.serving.api import items as items_api
 from recsys.serving.stores.records import StoreError
-from recsys.testing import PATIENCE_S
 from recsys.vocabulary import Vocabulary
 
 URL = "/v1/recommendations"
@@ -347,17 +346,28 @@ async def test_many_items_do_not_occupy_the_event_loop(client, monkeypatch):
     assert at_work == {(name, False) for name in names}
 
 
-async def test_changes_survive_a_restart(settings, fake, running):
+class TestJournal(JournalSuite):
+    journal = "catalogue"
+
+    async def put(self, client, number):
+        return await client.put_item("lamp", LAMP | {"title": f"Lamp {number}"})
+
+    async def take_away(self, client):
+        return await client.delete("/v1/items/lamp")
+
+    async def state(self, client):
+        answer = await client.get("/v1/items/lamp")
+        return answer.json()["title"] if answer.status_code == 200 else None
+
+    def state_of(self, record):
+        return record["title"]
+
+
+async def test_a_removed_item_of_the_bundle_stays_away(settings, fake, running):
     async with running(settings, recommender=fake()) as (client, _):
-        await client.put_item("lamp", LAMP)
-        put = (await client.get("/v1/items/lamp")).json()
-        await client.put_item("lost", LAMP)
-        await client.delete("/v1/items/lost")
         await client.delete("/v1/items/item-3")
     async with running(settings, recommender=fake()) as (client, _):
-        assert (await client.get("/v1/items/lamp")).json() == put
-        for gone in ("lost", "item-3"):
-            assert code(await client.get(f"/v1/items/{gone}")) == (404, "unknown_item")
+        assert code(await client.get("/v1/items/item-3")) == (404, "unknown_item")
 
 
 async def test_another_model_replays_the_journal_except_refused_items(
@@ -404,72 +414,6 @@ async def test_items_like_removed_or_moved_ones_reach_other_models(settings, fak
         assert found["chair"] is not None
 
 
-@pytest.fixture
-async def neighbours(settings, fake, running, monkeypatch):
-    """Two processes over one store, which look into it often; the service of the second."""
-    monkeypatch.setattr("recsys.serving.following.LOOK_S", 0.02)
-    async with (
-        running(settings, recommender=fake()) as (one, _),
-        running(settings, recommender=fake()) as (two, service),
-    ):
-        yield one, two, service
-
-
-async def test_processes_over_one_store_make_each_others_changes(neighbours):
-    one, two, service = neighbours
-
-    async def title(client, item):
-        answer = (await client.get(f"/v1/items/{item}")).json()
-        return None if "code" in answer else answer["title"]
-
-    async def agree(item, wanted):
-        async with asyncio.timeout(PATIENCE_S):
-            while [await title(c, item) for c in (one, two)] != [wanted, wanted]:
-                await asyncio.sleep(0.01)
-
-    await one.put_item("lamp", LAMP)
-    await agree("lamp", "Lamp")
-    assert (await two.delete("/v1/items/lamp")).status_code == 204
-    await agree("lamp", None)
-    await two.delete("/v1/items/item-3")
-    await agree("item-3", None)
-    # what the other one put just now can be taken away at once
-    await one.put_item("lamp", LAMP)
-    assert (await two.delete("/v1/items/lamp")).status_code == 204
-    await agree("lamp", None)
-    # of changes to one item at once, the one that was kept last holds everywhere
-    titles = [f"Lamp {n}" for n in range(8)]
-    puts = [
-        client.put_item("lamp", LAMP | {"title": name})
-        for client, name in zip([one, two] * 4, titles, strict=True)
-    ]
-    await asyncio.gather(*puts)
-    (kept,) = [
-        record
-        for _, record in await service.store.journal.read("catalogue")
-        if record["item_id"] == "lamp"
-    ]
-    await agree("lamp", kept["title"])
-
-
-async def test_changes_of_others_are_made_after_an_outage_of_the_store(
-    neighbours, until, monkeypatch
-):
-    one, _, service = neighbours
-    looks = 0
-
-    async def away(model, after=0):
-        nonlocal looks
-        looks += 1
-        raise StoreError("away")
-
-    with monkeypatch.context() as broken:
-        broken.setattr(service.store.journal, "read", away)
-        await one.put_item("lamp", LAMP)
-        await until(lambda: looks > 2)
-    await until(lambda: service.catalog.find("lamp") >= 0)
-
-
 async def test_own_changes_are_not_made_twice(client, service, until, monkeypatch):
     monkeypatch.setattr("recsys.serving.following.LOOK_S", 0.01)
     await client.put_item("lamp", LAMP)
@@ -487,17 +431,6 @@ async def test_own_changes_are_not_made_twice(client, service, until, monkeypatc
     assert min(places) > 0
     assert service.catalog is service.state.models.get().recommender.catalog
     assert service.state.models.get().recommender.epoch.number == 2
-
-
-async def test_a_change_that_is_not_stored_is_not_acknowledged(
-    client, service, recommender, monkeypatch
-):
-    async def full(model, records):
-        raise StoreError("disk full")
-
-    monkeypatch.setattr(service.store.journal, "append", full)
-    response = await client.put_item("lamp", LAMP)
-    assert code(response) == (503, "store_unavailable")
 
 
 async def test_a_repeated_removal_is_journaled_after_a_failure(

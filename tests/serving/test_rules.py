@@ -1,17 +1,16 @@
 """Rules over HTTP: applied as their parts inline, kept, audited, and never left dangling."""
 
-import asyncio
 import threading
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from journal_suite import JournalSuite
 
 from recsys.serving import auth, rules
 from recsys.serving.rules import JOURNAL, State
 from recsys.serving.schemas.rules import RuleInfo
 from recsys.serving.settings import ServingSettings
-from recsys.serving.stores.records import StoreError
 
 URL = "/v1/recommendations"
 ITEMS = 60
@@ -354,35 +353,33 @@ async def test_a_rule_has_the_name_of_the_key_that_changed_it_last(real, running
         assert not any(key in response.text for key in keys.values())
 
 
-@pytest.fixture
-async def neighbours(settings, fake, running, monkeypatch):
-    """Two processes over one store, which look into it often."""
-    monkeypatch.setattr("recsys.serving.following.LOOK_S", 0.02)
-    async with (
-        running(settings, recommender=fake()) as (one, _),
-        running(settings, recommender=fake()) as (two, service),
-    ):
-        yield one, two, service
+class TestJournal(JournalSuite):
+    journal = JOURNAL
 
+    async def put(self, client, number):
+        return await client.put("/v1/rules/campaign", json={"pin": [f"item-{number}"]})
 
-async def test_processes_over_one_store_have_the_same_rules(neighbours, until):
-    one, two, service = neighbours
-    await put(one, "first", {"pin": ["item-5"]})
-    await stand(one, "champion", "first")
-    await until(lambda: service.state.rules.standing("champion") == ["first"])
-    found = (await two.post(URL, json={"history": ["item-1"]})).json()
-    assert (found["items"][0]["item_id"], found["rules"]) == ("item-5", ["first"])
-    await put(one, "second", {"pin": ["item-6"]})
-    # a change knows all changes before it, whoever made them
-    await stand(two, "champion", "second")
-    assert code(await one.delete("/v1/rules/second")) == (409, "rule_in_use")
-    assert (await one.delete("/v1/rules/first")).status_code == 204
-    values = [{"pin": [f"item-{n}"]} for n in range(8)]
-    await asyncio.gather(*(put(c, "race", v) for c, v in zip([one, two] * 4, values, strict=True)))
-    last = (await service.store.journal.read(JOURNAL))[-1][1]["value"]
-    for client in (one, two):
-        while (await client.rule("race"))["pin"] != last["pin"]:
-            await asyncio.sleep(0.01)
+    async def take_away(self, client):
+        return await client.delete("/v1/rules/campaign")
+
+    async def state(self, client):
+        rule = await client.rule("campaign")
+        return rule and rule["pin"]
+
+    def state_of(self, record):
+        return record["value"]["pin"]
+
+    async def test_a_change_knows_all_changes_before_it(self, neighbours, until):
+        one, two, service = neighbours
+        await put(one, "first", {"pin": ["item-5"]})
+        await stand(one, "champion", "first")
+        await until(lambda: service.state.rules.standing("champion") == ["first"])
+        found = (await two.post(URL, json={"history": ["item-1"]})).json()
+        assert (found["items"][0]["item_id"], found["rules"]) == ("item-5", ["first"])
+        await put(one, "second", {"pin": ["item-6"]})
+        await stand(two, "champion", "second")
+        assert code(await one.delete("/v1/rules/second")) == (409, "rule_in_use")
+        assert (await one.delete("/v1/rules/first")).status_code == 204
 
 
 def record(op, name, value=None):
@@ -434,20 +431,6 @@ def test_any_records_leave_aliases_with_rules_that_exist(sent):
     replayed = State()
     assert all(replayed.apply(one) for one in done)  # the audit alone gives the same rules
     assert replayed == state
-
-
-async def test_a_rule_that_is_not_stored_does_not_apply(client, running, monkeypatch):
-    store = client._transport.app.state.service.store
-
-    async def full(model, records):
-        raise StoreError("disk full")
-
-    with monkeypatch.context() as broken:
-        broken.setattr(store.journal, "append", full)
-        response = await client.put("/v1/rules/summer", json=SUMMER)
-        assert code(response) == (503, "store_unavailable")
-    assert (await client.get("/v1/rules")).json() == {"rules": [], "next": None}
-    await put(client, "summer", SUMMER)
 
 
 async def test_a_fallback_keeps_pins_and_says_so(settings, recommender, running):
