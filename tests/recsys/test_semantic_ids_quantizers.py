@@ -1,6 +1,5 @@
 """Residual coding against a slow twin, and both quantisers on data with known structure."""
 
-import json
 from copy import deepcopy
 
 import numpy as np
@@ -8,10 +7,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from safetensors.torch import load_file, save_file
+from quantizer_suite import QuantizerSuite, blobs
 from vector_quantize_pytorch import ResidualVQ
 
-from recsys.errors import ArtifactError
 from recsys.semantic_ids.quantizer import decode, residual_codes
 from recsys.semantic_ids.rqkmeans import RQKMeans
 from recsys.semantic_ids.rqvae import RQVAE, _residual_vq, losses
@@ -19,22 +17,18 @@ from recsys.semantic_ids.settings import RQKMeansConfig, RQVAEConfig
 from recsys.testing import assert_as_exact
 
 EPSILON = float(np.finfo(np.float32).eps)
-QUICK_VAE = RQVAEConfig(latent_dim=4, hidden=(16,), steps=100, batch_size=64, learning_rate=1e-2)
 
 
-def fit(method, features, sizes=(8, 8, 8), seed=0):
-    if method == "rq-vae":
-        return RQVAE.fit(features, sizes, QUICK_VAE, seed)
-    return RQKMeans.fit(features, sizes, RQKMeansConfig(iterations=20, restarts=1), seed)
+class TestRQKMeans(QuantizerSuite):
+    quantizer = RQKMeans
+    config = RQKMeansConfig(iterations=20, restarts=1)
+    tensors = "centroids.safetensors"
 
 
-def blobs(seed=0, items=200, dim=6):
-    """Eight clusters of eight sub-clusters, with noise."""
-    rng = np.random.default_rng(seed)
-    coarse, fine = rng.standard_normal((8, dim)) * 4, rng.standard_normal((8, dim))
-    place = rng.integers(0, 8, (items, 2))
-    noise = rng.standard_normal((items, dim)) * 0.1
-    return (coarse[place[:, 0]] + fine[place[:, 1]] + noise).astype(np.float32)
+class TestRQVAE(QuantizerSuite):
+    quantizer = RQVAE
+    config = RQVAEConfig(latent_dim=4, hidden=(16,), steps=100, batch_size=64, learning_rate=1e-2)
+    tensors = "rqvae.safetensors"
 
 
 @given(
@@ -64,15 +58,9 @@ def test_residual_codes_equal_a_plain_python_loop(seed, items, sizes, dim):
         np.testing.assert_allclose(decode(row[None], centroids)[0], exact, rtol=0, atol=allowed)
 
 
-def test_rq_kmeans_takes_any_seed_of_a_run():
-    features = np.random.default_rng(0).normal(size=(40, 4)).astype(np.float32)
-    found = RQKMeans.fit(features, [4, 4], RQKMeansConfig(iterations=2, restarts=1), (1 << 63) - 1)
-    assert [len(book) for book in found.centroids] == [4, 4]
-
-
 def test_each_level_of_rq_kmeans_clusters_what_the_last_one_left():
     features = blobs()
-    quantizer = fit("rq-kmeans", features)
+    quantizer = TestRQKMeans().fit(features)
     codes = quantizer.encode(features)
     errors = [
         ((features - decode(codes[:, :depth], quantizer.centroids)) ** 2).sum(1).mean()
@@ -83,62 +71,6 @@ def test_each_level_of_rq_kmeans_clusters_what_the_last_one_left():
     for code in np.unique(codes[:, 1]):  # a fixed point of Lloyd's algorithm
         members = rest[codes[:, 1] == code]
         np.testing.assert_allclose(members.mean(axis=0), quantizer.centroids[1][code], atol=0.05)
-
-
-@pytest.mark.parametrize("sizes", [[8, 8, 8], [16, 4, 2]])
-@pytest.mark.parametrize("method", ["rq-kmeans", "rq-vae"])
-def test_both_quantisers_keep_their_promises(method, sizes, tmp_path):
-    features = blobs()
-    quantizer = fit(method, features, sizes)
-    codes = quantizer.encode(features)
-    assert codes.dtype == np.int32
-    assert codes.shape == (200, 3)
-    assert [len(book) for book in quantizer.centroids] == sizes
-    assert [len(np.unique(column)) for column in codes.T] == sizes  # every code is in use
-    width = quantizer.latents(features).shape[1]
-    assert {book.shape[1] for book in quantizer.centroids} == {width}
-    assert quantizer.reconstruct(codes).shape == features.shape
-    variance = ((features - features.mean(axis=0)) ** 2).sum(1).mean()
-    assert ((features - quantizer.reconstruct(codes)) ** 2).sum(1).mean() < 0.5 * variance
-
-    new = blobs(seed=1, items=5)  # items that were not there
-    quantizer.save(tmp_path / "quantizer")
-    again = type(quantizer).load(tmp_path / "quantizer")
-    np.testing.assert_array_equal(again.encode(new), quantizer.encode(new))
-    np.testing.assert_array_equal(again.reconstruct(codes), quantizer.reconstruct(codes))
-    assert {f.suffix for f in (tmp_path / "quantizer").iterdir()} <= {".safetensors", ".json"}
-
-
-@pytest.mark.parametrize("method", ["rq-kmeans", "rq-vae"])
-def test_the_seed_decides_everything(method):
-    features = blobs()
-    first, second, other = (fit(method, features, seed=s) for s in (5, 5, 6))
-    np.testing.assert_array_equal(first.centroids, second.centroids)  # of equal sizes
-    assert not np.array_equal(first.centroids, other.centroids)
-
-
-def test_training_leaves_torchs_generator_as_it_was():
-    torch.manual_seed(11)
-    expected = torch.rand(3)
-    torch.manual_seed(11)
-    fit("rq-vae", blobs())
-    torch.testing.assert_close(torch.rand(3), expected)
-
-
-@pytest.mark.parametrize("method", ["rq-kmeans", "rq-vae"])
-def test_more_codes_than_items_are_refused(method):
-    with pytest.raises(ValueError, match=r"codebook_size 8 at level 2 .* 5 items; choose 2 <= "):
-        fit(method, blobs(items=5), sizes=(5, 8))
-
-
-@pytest.mark.parametrize(("cls", "file"), [(RQKMeans, "centroids"), (RQVAE, "rqvae")])
-def test_a_folder_without_a_quantiser_is_named(cls, file, tmp_path):
-    with pytest.raises(ArtifactError, match=str(tmp_path)):
-        cls.load(tmp_path)
-    (tmp_path / f"{file}.safetensors").write_bytes(b"not a tensor")
-    (tmp_path / "rqvae.json").write_text(json.dumps({"widths": [2, 1]}))
-    with pytest.raises(ArtifactError, match="unreadable"):
-        cls.load(tmp_path)
 
 
 class _Identity(torch.nn.Module):
@@ -228,28 +160,3 @@ def test_a_code_is_dead_by_the_size_of_its_own_level():
         assert layer._codebook.embed.shape == (1, size, 6)
         assert layer._codebook.threshold_ema_dead_code == 0.5 * 64 / size
         assert layer._codebook.reset_cluster_size == 0.5 * 64 / size
-
-
-@pytest.mark.parametrize("method", ["rq-kmeans", "rq-vae"])
-def test_a_quantiser_of_another_version_is_refused_with_the_command_that_makes_it(method, tmp_path):
-    """One tensor for all levels, as files had before levels could differ in size."""
-    quantizer = fit(method, blobs())
-    quantizer.save(tmp_path)
-    (file,) = tmp_path.glob("*.safetensors")
-    tensors = load_file(file)
-    levels = [tensors.pop(f"centroids.{level}") for level in range(3)]
-    save_file(tensors | {"centroids": torch.stack(levels)}, file)
-    with pytest.raises(ArtifactError, match="stage `ids` of `recsys run --force` makes it anew"):
-        type(quantizer).load(tmp_path)
-
-
-@pytest.mark.parametrize("method", ["rq-kmeans", "rq-vae"])
-def test_a_time_limit_changes_the_codes_only_where_it_is_too_short(method):
-    features, config = blobs(items=400), RQVAEConfig(latent_dim=4, hidden=(8,), steps=5)
-    options = (features, (8, 8), RQKMeansConfig() if method == "rq-kmeans" else config)
-    cls = RQKMeans if method == "rq-kmeans" else RQVAE
-    free, ample, none = (cls.fit(*options, seconds=limit) for limit in (None, 1e6, 0.0))
-    for one, other in zip(free.centroids, ample.centroids, strict=True):
-        np.testing.assert_array_equal(one, other)
-    assert [book.shape for book in none.centroids] == [book.shape for book in free.centroids]
-    assert all(np.isfinite(book).all() for book in none.centroids)
