@@ -1,6 +1,7 @@
 """Protocol, report and stage: what is asked, what is measured, and what a person is shown."""
 
 import json
+import math
 import re
 import sys
 from dataclasses import replace
@@ -664,6 +665,7 @@ class FakeRecommender:
 def context(tmp_path, shop, monkeypatch):
     module = SimpleNamespace(Recommender=FakeRecommender)
     monkeypatch.setitem(sys.modules, "recsys.recommender", module)
+    monkeypatch.setattr("recsys.progress.LINE_EVERY_S", math.inf)  # lines do not depend on load
     workspace = Workspace(tmp_path, "demo")
     with write_artifact(workspace.dataset, "dataset") as folder:
         shop.save(folder)
