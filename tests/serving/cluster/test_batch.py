@@ -150,13 +150,6 @@ async def test_new_users_get_the_fallback_of_the_endpoint(retrieving, tmp_path, 
     assert len(sources) == 3 * len(STRANGERS) - 1  # one was a 404
 
 
-def test_two_processes_write_the_same_bytes(job, tmp_path):
-    score(job, tmp_path / "one")
-    score(job, tmp_path / "two", workers=2)
-    for part in sorted((tmp_path / "one").glob("part-*.parquet")):
-        assert part.read_bytes() == (tmp_path / "two" / part.name).read_bytes()
-
-
 def test_a_second_run_only_makes_missing_parts(job, tmp_path, monkeypatch):
     out = tmp_path / "out"
     first = score(job, out)
@@ -212,18 +205,21 @@ def killed_behind_five_parts(arguments):
     main()
 
 
-def test_a_killed_run_continues_without_loss_or_repetition(bundles, tmp_path, forked):
+def test_two_processes_finish_a_killed_run_with_the_same_bytes(bundles, tmp_path, forked):
     ids = [f"user-{n}" for n in range(200)]
-    histories = [HISTORIES[0]] * len(ids)
-    users, out = write_users(tmp_path / "u.parquet", ids, histories), tmp_path / "out"
-    options = ["batch", "score", "--users", str(users), "--out", str(out), "--json"]
-    options += ["--bundle", str(bundles / "one"), "--part-rows", "10", "--workers"]
-    assert forked(killed_behind_five_parts, [*options, "2"]) == -signal.SIGKILL
+    users, out = write_users(tmp_path / "u.parquet", ids, 5 * HISTORIES), tmp_path / "out"
+    options = ["batch", "score", "--users", str(users), "--json", "--bundle", str(bundles / "one")]
+    options += ["--part-rows", "10", "--out"]
+    assert forked(killed_behind_five_parts, [*options, str(out)]) == -signal.SIGKILL
     assert len(list(out.glob("part-*.parquet"))) == 5
-    done = CliRunner().invoke(app, [*options, "1"], catch_exceptions=False)
+    done = CliRunner().invoke(app, [*options, str(out), "--workers", "2"], catch_exceptions=False)
     assert json.loads(done.stdout)["scored"] == 200 - 10 * 5
     assert table_of(out)["user_id"].to_pylist() == ids
     verify(out, "recommendations")
+    whole = tmp_path / "whole"
+    CliRunner().invoke(app, [*options, str(whole)], catch_exceptions=False)
+    for part in sorted(whole.glob("part-*.parquet")):
+        assert part.read_bytes() == (out / part.name).read_bytes()
 
 
 def test_a_failed_worker_reports_the_reason_and_the_part(job, monkeypatch):
