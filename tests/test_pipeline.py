@@ -103,6 +103,7 @@ def test_an_evaluation_whose_other_process_is_killed_ends_with_an_error(
         evaluate_in_two(road, road[0].workspace.bundle, tmp_path, monkeypatch)
 
 
+@pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
 def test_an_evaluation_whose_other_process_cannot_load_says_why(road, tmp_path, monkeypatch):
     bundle = tmp_path / "bundle"
     shutil.copytree(road[0].workspace.bundle, bundle)
@@ -112,6 +113,8 @@ def test_an_evaluation_whose_other_process_cannot_load_says_why(road, tmp_path, 
         (bundle / "target" / "config.json").unlink()
         return enter(self)
 
+    fork = multiprocessing.get_context("fork")  # what it says is the same, and it imports nothing
+    monkeypatch.setattr(search, "get_context", lambda _: fork)
     monkeypatch.setattr(search.Search, "__enter__", lose_target)
     with pytest.raises(ArtifactError, match=r"config\.json"):
         evaluate_in_two(road, bundle, tmp_path, monkeypatch)

@@ -222,6 +222,7 @@ def test_two_processes_finish_a_killed_run_with_the_same_bytes(bundles, tmp_path
         assert part.read_bytes() == (out / part.name).read_bytes()
 
 
+@pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
 def test_a_failed_worker_reports_the_reason_and_the_part(job, monkeypatch):
     fork = get_context("fork")  # what it says is the same, and it need not import everything
     monkeypatch.setattr(workers, "get_context", lambda _: fork)
