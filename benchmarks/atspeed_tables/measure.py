@@ -207,14 +207,13 @@ class Lists:
         name: in tables.
         question: K and the verification.
         sampled: draw at the question's temperature instead of taking the best.
-        against: place of the row that it is compared with.
-        draft: where the draft is; None for the target alone.
+        draft: where the draft is; its list is compared with the one before it. None for the target
+            alone.
     """
 
     name: str
     question: Question
     sampled: bool = False
-    against: int | None = None
     draft: DraftSpace | None = None
 
 
@@ -256,7 +255,7 @@ def compare_accuracy(
 ) -> list[dict[str, Any]]:
     """Rows of recall and NDCG, with the paired difference from the row each is compared with."""
     rows = []
-    for kind, answer in zip(lists, answers, strict=True):
+    for i, (kind, answer) in enumerate(zip(lists, answers, strict=True)):
         row: dict[str, Any] = {
             "name": kind.name,
             "k": kind.question.beams,
@@ -266,8 +265,8 @@ def compare_accuracy(
         }
         for metric in ("recall", "ndcg"):
             row[metric] = vars(bootstrap(answer[metric]))
-            if kind.against is not None:
-                other = answers[kind.against][metric]
+            if kind.draft is not None:
+                other = answers[i - 1][metric]
                 row[f"{metric}_gain"] = vars(paired_bootstrap(answer[metric], other))
         rows.append(row)
     return rows

@@ -35,7 +35,6 @@ from atspeed_tables.lineup import (
 from atspeed_tables.measure import (
     Lists,
     Question,
-    Sample,
     answer_question,
     compare_accepted,
     compare_accuracy,
@@ -50,8 +49,6 @@ from recsys.artifacts import Workspace, read_manifest
 from recsys.errors import ConfigError
 from recsys.pipeline import Context
 from recsys.pipeline import run as run_stages
-
-Samples = dict[tuple[str, Question], Sample]
 
 PARTS = ("table", "ablations", "effects", "recall")
 VERIFICATIONS = {"strict": STRICT, "relaxed": RELAXED}
@@ -152,6 +149,11 @@ class Cell:
     against: Variant | None = None
     about: Row = field(default_factory=dict)
 
+    @property
+    def variants(self) -> list[Variant]:
+        """The drafts that its row needs."""
+        return [v for v in (self.variant, self.against) if v is not None]
+
 
 def experiment(context: Context, options: Options) -> Row:
     """Run all of it.
@@ -165,28 +167,26 @@ def experiment(context: Context, options: Options) -> Row:
     """
     run_stages(context, ("data", "ids", "target"))
     torch.set_num_threads(1)
-    base, parts, seeds = context.workspace, options.parts, range(options.seeds)
+    base, parts = context.workspace, options.parts
     cells = [
         cell
         for cell in list_cells(options)
         if cell.part in parts and cell.variant.objective in options.objectives
     ]
     made: list[Row] = []
-    samples: Samples = {}
     info = read_manifest(base.run("target"), "target").info
     document: Row = {"run": base.name}
     document["target"] = {k: info[k] for k in ("parameters", "epochs", "seconds", "validation")}
     with workers(options.workers) as run:
-        for seed in seeds:
+        for seed in range(options.seeds):
             made += produce(options.variants(seed), context, options.limits, run)
-            samples |= _ask(cells, seed, base, options, run)
+            _ask(cells, seed, base, options, run)
         if "recall" in parts:
             document["recall"] = _recall(base, options, run)
     document["teachers"] = [row for row in made if "teacher" in row]
     document["drafts"] = [row for row in made if "draft" in row]
-    for part in dict.fromkeys(cell.part for cell in cells):
-        own = [cell for cell in cells if cell.part == part]
-        document[part] = [_row(cell, samples, seeds) for cell in own]
+    for cell in cells:
+        document.setdefault(cell.part, []).append(_row(cell, base, options))
     if "table" in parts:
         plain = [v for v in options.variants(0) if not v.change]
         models = {v.objective: load_draft(DraftSpace.seen_by(base, v)) for v in plain}
@@ -224,30 +224,33 @@ def list_cells(options: Options) -> Iterator[Cell]:
                 yield Cell("effects", variant, Question(k, verification, n), None, about)
 
 
-def _ask(cells: Sequence[Cell], seed: int, base: Workspace, options: Options, run: Run) -> Samples:
-    """Samples that the cells need of one seed's drafts."""
-    variants = {(c.variant.of(seed).key, c.question): c.variant.of(seed) for c in cells}
-    tasks = [
-        partial(answer_question, base, DraftSpace.seen_by(base, variant), question, options.users)
-        for (_, question), variant in variants.items()
-    ]
-    return dict(zip(variants, run(tasks), strict=True))
+def _ask(cells: Sequence[Cell], seed: int, base: Workspace, options: Options, run: Run) -> None:
+    """Answer what the cells ask of one seed's drafts, side by side."""
+    asked = {(v.key, c.question): v.of(seed) for c in cells for v in c.variants}
+    run(
+        [
+            partial(
+                answer_question, base, DraftSpace.seen_by(base, variant), question, options.users
+            )
+            for (_, question), variant in asked.items()
+        ]
+    )
 
 
-def _samples_of(
-    variant: Variant, question: Question, samples: Samples, seeds: Sequence[int]
-) -> list[Sample]:
-    return [samples[variant.of(seed).key, question] for seed in seeds]
-
-
-def _row(cell: Cell, samples: Samples, seeds: Sequence[int]) -> Row:
-    own = _samples_of(cell.variant, cell.question, samples, seeds)
+def _row(cell: Cell, base: Workspace, options: Options) -> Row:
+    """The row of a cell, over all seeds; its questions are answered already."""
+    own, *whole = (
+        [
+            answer_question(
+                base, DraftSpace.seen_by(base, variant.of(seed)), cell.question, options.users
+            )
+            for seed in range(options.seeds)
+        ]
+        for variant in cell.variants
+    )
     names = ("objective", "change", "title")
     row = {name: getattr(cell.variant, name) for name in names} | cell.about | describe(own)
-    if cell.against is None:
-        return row
-    whole = _samples_of(cell.against, cell.question, samples, seeds)
-    return {**row, "gain": compare_accepted(own, whole)}
+    return {**row, "gain": compare_accepted(own, whole[0])} if whole else row
 
 
 def _recall(base: Workspace, options: Options, run: Run) -> list[Row]:
@@ -259,10 +262,10 @@ def _recall(base: Workspace, options: Options, run: Run) -> list[Row]:
     for k in options.recall_ks:
         lists.append(Lists("target", Question(k, "none")))
         question = Question(k, "strict", options.drafts)
-        lists.append(Lists(STRICT, question, against=len(lists) - 1, draft=strict))
+        lists.append(Lists(STRICT, question, draft=strict))
         for heat in TEMPERATURES:
             lists.append(Lists("target", Question(k, "none", temperature=heat), sampled=True))
             question = Question(k, "relaxed", options.drafts, temperature=heat)
-            lists.append(Lists(RELAXED, question, True, against=len(lists) - 1, draft=relaxed))
+            lists.append(Lists(RELAXED, question, True, draft=relaxed))
     answers = run([partial(measure_lists, base, kind, options.recall_users) for kind in lists])
     return compare_accuracy(lists, answers)
