@@ -46,7 +46,7 @@ class Database(ABC):
     begin_snapshot: ClassVar[str]
     is_remote: ClassVar[bool]  # it may be away for a while, and is not of this program alone
     advice: ClassVar[str]  # what a person can do about a failure
-    insert: ClassVar[Callable[[sa.Table], Any]]  # the dialect's form of `sqlalchemy.insert`
+    insert: ClassVar[Any]  # the dialect's form of `sqlalchemy.insert`
 
     def __init__(self, place: str, dialect: str) -> None:
         """Open the database, and make its tables where there are none.
@@ -139,6 +139,7 @@ class Database(ABC):
     ) -> Sequence[sa.Row[Any]]:
         """Rows of a query."""
         with self.explained(), self.guarded():
+            rows: Sequence[sa.Row[Any]]
             connection, rows = self._open(lambda c: c.execute(query, parameters).all())
             connection.close()
             self.works()

@@ -232,7 +232,8 @@ class HistoryTable:
     def count(self) -> int:
         """Number of events."""
         with self._database.bulk() as connection:
-            return connection.execute(sa.select(sa.func.count()).select_from(EVENTS)).scalar_one()
+            count: int = connection.scalar(sa.select(sa.func.count()).select_from(EVENTS))
+            return count
 
     # On the writing thread
 

@@ -54,7 +54,7 @@ class PostgresDatabase(Database):
     begin_snapshot: ClassVar[str] = "BEGIN ISOLATION LEVEL REPEATABLE READ"
     is_remote: ClassVar[bool] = True
     advice: ClassVar[str] = "check that the server runs and that the URL in serve.store is right"
-    insert = staticmethod(postgresql.insert)
+    insert: ClassVar[Any] = staticmethod(postgresql.insert)
 
     def __init__(self, url: str) -> None:
         """Connect, and make the tables where there are none."""

@@ -52,7 +52,7 @@ def _interactions(data: "Dataset") -> Iterator[Seed]:
         columns: list[Any] = [
             column[part].tolist() for column in (table.user, table.item, times, table.rating)
         ]
-        kinds = [names[kind] for kind in table.behaviour[part]] if names else None
+        kinds = None if table.behaviour is None else [names[n] for n in table.behaviour[part]]
         for n, (user, item, time_ms, rating) in enumerate(zip(*columns, strict=True)):
             value = None if rating != rating else rating  # not a number: there is none
             yield users[user], items[item], kinds[n] if kinds else SEED_TYPE, time_ms, value

@@ -55,7 +55,7 @@ class SqliteDatabase(Database):
         "check that the folder is writable and has space, or name another place with "
         "--set serve.store=PATH"
     )
-    insert = staticmethod(sqlite.insert)
+    insert: ClassVar[Any] = staticmethod(sqlite.insert)
 
     def __init__(self, path: Path) -> None:
         """Open the file, creating it where there is none."""
