@@ -14,9 +14,8 @@ from recsys.constraint.filter_cache import FilterStats
 from recsys.decoding.engine import EngineStatistics
 from recsys.recommender import Recommender
 from recsys.retrieval import Retrieval
-from recsys.serving.batcher import MUCH, Answer, Batcher
+from recsys.serving.batcher import MUCH, Batcher
 from recsys.serving.bundles import Version
-from recsys.serving.limits import CALLER
 from recsys.serving.schemas.common import CHAMPION, ModelRef, made
 from recsys.serving.schemas.models import ModelInfo
 from recsys.serving.worker import Done, Work
@@ -68,14 +67,9 @@ class Model:
         """The queues."""
         return [self.batcher] if self.aside is None else [self.batcher, self.aside]
 
-    async def submit(self, request: Work, *, deadline: float, work: float) -> Answer[Done]:
-        """As `Batcher.submit`, in the queue for this amount of work.
-
-        The client pays for the work, and has paid for one unit of it.
-        """
-        CALLER.get().charge(work - 1)
-        batcher = self.batchers[-1 if work > MUCH else 0]
-        return await batcher.submit(request, deadline=deadline, work=work)
+    def queue(self, work: float) -> Batcher[Work, Done]:
+        """The queue for a request of this amount of work."""
+        return self.batchers[-1 if work > MUCH else 0]
 
     async def close(self) -> None:
         """Refuse new requests, and return when the waiting ones are answered."""

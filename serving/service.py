@@ -346,7 +346,8 @@ class Service:
             try:
                 scored = ScoreRequest(history, known)
                 work = 1 + len(known) / 100
-                answer = await model.submit(scored, deadline=deadline, work=work)
+                CALLER.get().charge(work - 1)
+                answer = await model.queue(work).submit(scored, deadline=deadline, work=work)
             except RequestError:
                 if (model.recommender.catalog.index(known) >= 0).all():
                     raise
@@ -381,7 +382,9 @@ class Service:
 
     async def _decode(self, asked: Asked, request: RecommendRequest) -> Answered:
         work = work_of(request, asked.model.recommender.bundle.prompt.max_items)
-        decoded = await asked.model.submit(request, deadline=asked.deadline, work=work)
+        CALLER.get().charge(work - 1)  # the client has paid for one unit
+        queue = asked.model.queue(work)
+        decoded = await queue.submit(request, deadline=asked.deadline, work=work)
         assert isinstance(decoded.result, RecommendResult)  # noqa: S101 - asked for one
         return Answered(decoded.result, decoded)
 

@@ -11,7 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -181,20 +181,6 @@ class Engine:
             order = self._long_first(search.prompts)
         if order is not None:
             search = self._prepared(SearchRequest.of(request).take(order))
-        try:
-            found = self._decode(search, num_beams, mode, until_global, traced)
-        except NonFiniteError as error:
-            if order is None:
-                raise
-            raise NonFiniteError(sorted(order[i] for i in error.requests)) from None
-        if order is None:
-            return found
-        return replace(found, beams=found.beams.take(np.argsort(order).tolist()))
-
-    def _decode(
-        self, search: Search, num_beams: int, mode: str, until_global: bool, traced: bool
-    ) -> Decoded:
-        """`decode`, of a request that is prepared."""
         if until_global and search.step.noise is not None:
             raise ValueError("until_global: a sample is drawn from all sequences already")
         new = self._new_tokens(search.prompts)
@@ -203,19 +189,30 @@ class Engine:
         if traced and plan.mode == Mode.BEAM:
             plan = Plan(Mode.EXHAUSTIVE)
         start = time.perf_counter()
-        beams = self._follow(plan, search, num_beams, traced=traced)
-        seconds = time.perf_counter() - start
-        # tracing takes time too, and the planner never chooses relaxed decoding
-        counts = not traced and plan.mode != Mode.RELAXED
-        if self.planner is not None and len(search) and counts:
-            self.planner.learn(plan, load, seconds, [s.target_passes for s in beams.stats])
-        if until_global:
-            widest = min(num_beams, self.trie.num_rows)
-            most = _COMPLETION_NODES if self.target.native is None else _NATIVE_COMPLETION_NODES
-            nodes = max(most, widest * self.trie.num_levels + 256)
-            beams = complete(self.target, beams, search, self.trie, max_nodes=nodes)
+        try:
+            beams = self._follow(plan, search, num_beams, traced=traced)
             seconds = time.perf_counter() - start
+            # tracing takes time too, and the planner never chooses relaxed decoding
+            counts = not traced and plan.mode != Mode.RELAXED
+            if self.planner is not None and len(search) and counts:
+                self.planner.learn(plan, load, seconds, [s.target_passes for s in beams.stats])
+            if until_global:
+                beams = self._completed(beams, search, num_beams)
+                seconds = time.perf_counter() - start
+        except NonFiniteError as error:
+            if order is None:
+                raise
+            raise NonFiniteError(sorted(order[i] for i in error.requests)) from None
+        if order is not None:
+            beams = beams.take(np.argsort(order).tolist())
         return Decoded(beams, plan, seconds)
+
+    def _completed(self, beams: Beams, search: Search, num_beams: int) -> Beams:
+        """The model's best of all, or what is found of them within the budget."""
+        widest = min(num_beams, self.trie.num_rows)
+        most = _COMPLETION_NODES if self.target.native is None else _NATIVE_COMPLETION_NODES
+        nodes = max(most, widest * self.trie.num_levels + 256)
+        return complete(self.target, beams, search, self.trie, max_nodes=nodes)
 
     def score(self, prompts: Sequence[ArrayLike], rows: Sequence[ArrayLike]) -> torch.Tensor:
         """(B, C) exact scores of given rows, in one pass (`score_rows`)."""
