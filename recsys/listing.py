@@ -282,9 +282,8 @@ def most_likely(batch: Batch, retrieval: Retrieval, k: int) -> Lists:
     """The k best items of each request by retrieval alone."""
     found = batch.candidates(retrieval, k)
     source = np.where(found.supported, OF_RETRIEVAL, OF_POPULAR).astype(np.int8)
-    return Lists(
-        found.items, found.log_probs, source, certificates=["approximate"] * len(batch.histories)
-    )
+    certificates: list[Certificate] = ["approximate" for _ in batch.masks]
+    return Lists(found.items, found.log_probs, source, certificates=certificates)
 
 
 def certificate(batch: Batch, lists: Lists, i: int, count: int) -> Certificate:

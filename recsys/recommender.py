@@ -55,7 +55,7 @@ from recsys.requests import (
     RecommendResult,
     Source,
 )
-from recsys.retrieval import Reranker, Retrieval
+from recsys.retrieval import Proposals, Reranker, Retrieval
 from recsys.retrieval.event_types import EventTypes
 from recsys.retrieval.related import similar
 from recsys.rules import Rule, apply_rules
@@ -302,7 +302,8 @@ class Recommender:
 
     def _search(self, batch: Batch, kind: Kind, k: int) -> Lists:
         """The k best items of each request, by one search."""
-        proposals = nodes = None
+        proposals: Proposals | None = None
+        nodes: int | None = None
         reranker = self.reranker if kind.blend else None
         if reranker is not None and self.retrieval is not None:
             proposals = batch.proposals(self.retrieval, max(reranker.candidates, kind.beams))

@@ -110,13 +110,6 @@ def to_request(
     excluded = [*body.exclude_items, *history.disliked]
     if body.exclude_seen:
         excluded.extend(recommender.seen(history.earlier))
-    given: dict[str, Any] = {}
-    if body.filter is not None:
-        given["filter"] = body.filter
-    if body.boosts:
-        given["boosts"] = [boost.model_dump() for boost in body.boosts]
-    if body.blend is not None:
-        given["blend"] = body.blend
     return RecommendRequest(
         history.items,
         diversity.pool(body.k) if body.diversity else body.k,
@@ -128,7 +121,9 @@ def to_request(
         mode=body.mode,
         trace="trace" in body.include,
         history_types=history.types,
-        **given,
+        filter=body.filter,
+        boosts=[boost.model_dump() for boost in body.boosts],
+        blend=body.blend,
     )
 
 

@@ -112,7 +112,7 @@ class Batcher(Generic[RequestT, ResultT]):
         self._queue_limit = queue_limit
         self._waiting: deque[_Waiting[RequestT, ResultT]] = deque()
         self._wake = asyncio.Event()
-        self._closing = self._running = False
+        self._closing = False
         self._last_size = 1
         self._last_end = float("-inf")
         self._last_took = 0.0
@@ -121,11 +121,6 @@ class Batcher(Generic[RequestT, ResultT]):
     def __len__(self) -> int:
         """Number of waiting requests, without those being computed."""
         return len(self._waiting)
-
-    @property
-    def busy(self) -> bool:
-        """Whether any request waits or is computed."""
-        return self._running or len(self._waiting) > 0
 
     def start(self) -> None:
         """Start to run batches."""
@@ -176,9 +171,7 @@ class Batcher(Generic[RequestT, ResultT]):
                 await self._wake.wait()
             await self._gather()
             if batch := self._take():
-                self._running = True
                 await self._answer(batch)
-                self._running = False
 
     async def _gather(self) -> None:
         """Wait until a batch should start, or no request waits any more."""
