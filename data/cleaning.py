@@ -108,8 +108,8 @@ class CleanConfig:
                 object.__setattr__(self, "near_duplicates_minutes", 0.0)
             else:
                 object.__setattr__(self, rule, False)
-        for rule in self.also:
-            object.__setattr__(self, rule, True)
+        for optional in self.also:
+            object.__setattr__(self, optional, True)
 
 
 @dataclass

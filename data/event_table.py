@@ -306,6 +306,7 @@ class EventTable:
         return dropped
 
     def _delete(self, where: str, *values: object) -> int:
+        dropped: int
         ((dropped,),) = self._run(f"DELETE FROM events WHERE {where}", *values)  # noqa: S608
         self.rows -= dropped
         return dropped
@@ -392,4 +393,5 @@ class EventTable:
         return found
 
     def _run(self, query: str, *values: object) -> list[tuple[Any, ...]]:
-        return self._connection.execute(query, values).fetchall()
+        rows: list[tuple[Any, ...]] = self._connection.execute(query, values).fetchall()
+        return rows

@@ -242,7 +242,7 @@ class Lists:
         """Each list behind its pinned items, which have the score 0, cut to as many columns."""
         if not any(len(first) for first in pinned):
             return self
-        parts = self.items.copy(), self.scores.copy(), self.source.copy()
+        parts: list[NDArray[Any]] = [self.items.copy(), self.scores.copy(), self.source.copy()]
         for i, first in enumerate(pinned):
             if count := len(first):
                 for line, value in zip(parts, (first, 0, PINNED), strict=True):

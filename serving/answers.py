@@ -248,8 +248,11 @@ def scored(
 
 def timing(answered: Answered, times: Mapping[str, float]) -> Timing:
     """The times of one request, given in seconds."""
+    stages: dict[str, Any] = {
+        f"{stage}_ms": round(seconds * 1000, 3) for stage, seconds in times.items()
+    }
     return Timing.model_construct(
-        **{f"{stage}_ms": round(seconds * 1000, 3) for stage, seconds in times.items()},
+        **stages,
         batch_size=0 if answered.decoded is None else answered.decoded.batch_size,
         decode={key: float(value) for key, value in answered.result.stats.items()},
     )

@@ -189,7 +189,7 @@ class NativeDecoder:
         )
 
     def _is_unchanged(self) -> bool:
-        return sum(map(_version, self._counted)) == self._changes
+        return bool(sum(map(_version, self._counted)) == self._changes)
 
     def _check_frozen(self) -> None:
         if not self._is_unchanged():

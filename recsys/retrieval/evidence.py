@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +25,9 @@ from recsys.retrieval.reranker import (
 )
 from recsys.retrieval.rows import Entries, WeightedItems, unit
 
+if TYPE_CHECKING:
+    from recsys.retrieval.retrieval import Retrieval
+
 
 @dataclass(frozen=True, eq=False)
 class Evidence:
@@ -38,7 +41,7 @@ class Evidence:
         grown: whether the catalog has items that the fitted parts do not know.
     """
 
-    retrieval: Any
+    retrieval: Retrieval
     histories: Histories
     later: LaterItems | None = None
     grown: bool = False

@@ -302,4 +302,5 @@ def _row(event: Event, answers: Collection[str]) -> tuple[Any, ...]:
 def _stored(*columns: Any) -> StoredEvent:
     """An event from the columns of `STORED`."""
     *event, linked, digest, seed, place = columns
-    return StoredEvent(*event, digest, seed, place, None if linked is None else bool(linked))
+    reported = None if linked is None else bool(linked)
+    return StoredEvent(*(*event, digest, seed, place, reported))
