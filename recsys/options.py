@@ -35,9 +35,6 @@ Name = Annotated[
 ]
 Force = Annotated[bool, typer.Option("--force", help="Make it again even if it is up to date.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document for programs.")]
-Quick = Annotated[
-    bool, typer.Option("--quick", help="A smoke run in seconds; its figures mean nothing.")
-]
 ColumnNames = Annotated[
     list[str] | None,
     typer.Option("--column", help="Name of a column, as user=customer_id or item=sku. Repeatable."),

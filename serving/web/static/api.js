@@ -106,8 +106,6 @@ export function remember(items) {
   for (const item of items ?? []) known.set(item.item_id, { ...known.get(item.item_id), ...item });
 }
 
-/** Fetch an item again when it is needed: it was changed. */
-
 export const title = (id) => known.get(id)?.title || id;
 export const remembered = (id) => known.get(id);
 

@@ -1,6 +1,6 @@
 // What a merchandiser looks at in the morning: what was recommended, what came of it, what to look into.
 
-import { at, call, latest, remember } from "./api.js";
+import { at, latest, remember } from "./api.js";
 import { bars, sparkline } from "./charts.js";
 import { h, moment, number, percent, plural, problemBox, render } from "./dom.js";
 import { openItem } from "./item.js";
