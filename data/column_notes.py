@@ -9,8 +9,8 @@ from collections.abc import Mapping
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from recsys.data.availability import each, is_missing, plain_answer, read_available
-from recsys.data.column_words import EVENT_WORDS, ITEM_WORDS, rank, words
+from recsys.data.availability import each, read_available
+from recsys.data.column_words import ITEM_WORDS, rank, words
 from recsys.data.columns import (
     NO_COLUMN,
     SURE_SHARE,
@@ -20,7 +20,13 @@ from recsys.data.columns import (
     free_columns,
     is_of_a_user,
 )
-from recsys.data.returns import names_of_returns, read_order_status
+from recsys.data.returns import (
+    may_be_yes,
+    names_of_returns,
+    read_order_status,
+    unread_states,
+    values_of_returns,
+)
 from recsys.data.texts import examples
 from recsys.event_names import normalised
 
@@ -102,18 +108,21 @@ def unread_exclusions(
     ignored = {role for role, column in (given or {}).items() if column == NO_COLUMN}
     found, of_items = [], "id" in roles
     names = words("unavailable") | {"deletedat"}
-    if not of_items:
-        names = frozenset(EVENT_WORDS["taken_back"][0].words.split())
-    for name in free_columns(sample, roles):
+    states = [one.column for one in all_of("order_status", roles)]
+    for name in [*free_columns(sample, roles), *states]:
         key, values = normalised(name), sample.texts(name)
+        back = pa.array([], pa.string()) if of_items else values_of_returns(name, values)
         if is_of_a_user(name):
             continue
-        if re.sub("^(is|has)|qty|quantity", "", key) in names:
-            if not of_items and "taken_back" in ignored:
-                continue
-            said = values.filter(each(values, _may_be_yes))
-        elif not of_items and "status" in key and "order_status" not in ignored:
-            said = values.filter(pc.is_valid(read_order_status(values)))
+        if of_items and re.sub("^(is|has)|qty|quantity", "", key) in names:
+            said = values.filter(each(values, may_be_yes))
+        elif len(back):
+            said = back if "taken_back" not in ignored else back[:0]
+        elif name in states or (not of_items and "status" in key and "order_status" not in ignored):
+            unread = pc.is_in(values, value_set=pa.array(unread_states(values), pa.string()))
+            if name not in states:
+                unread = pc.or_(unread, pc.is_valid(read_order_status(values)))
+            said = values.filter(unread)
         elif not of_items and "behaviour" not in ignored:
             back = pa.array(names_of_returns(values), pa.string())
             said = values.filter(pc.is_in(values, value_set=back))
@@ -133,10 +142,6 @@ def unread_exclusions(
             advice += f"; if it says what kind of event a row is, read it with --column {flag}"
         found.append(
             f"Column {name!r} of {sample.path.name} has {shown} in {len(said)} of its first rows. "
-            f"It is not read, so {advice}."
+            f"That is not read, so {advice}."
         )
     return found
-
-
-def _may_be_yes(text: str) -> bool:
-    return plain_answer(text) is not False and not is_missing(text)

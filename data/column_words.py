@@ -14,8 +14,8 @@ from recsys.event_names import normalised
 _TABLE = tomllib.loads(files("recsys.data").joinpath("words.toml").read_text("utf-8"))
 WORDS: dict[str, str] = _TABLE["words"]
 CURRENCY_AT_END = r"(?i)[\W_]+(eur|euro|usd|gbp|chf|pln|sek|dkk|nok|czk)\W*$"  # Preis (EUR)
-OF = ("", "d", "de", "du", "del", "dela", "della", "dell", "da", "do", "di", "van", "vande", "des",
-      "der")  # fmt: skip
+OF = ("", "of", "d", "de", "du", "del", "dela", "della", "dell", "da", "do", "di", "van", "vande",
+      "des", "der")  # fmt: skip
 SURE_PARTS = 6  # characters of a name that may stand inside a longer one, like `fk_customer_id`
 ENDINGS = ("id", "nr", "number", "nummer", "code", "stamp", "time", "type")
 

@@ -41,6 +41,7 @@ from recsys.data.returns import (
     read_order_status,
     share_of_events,
     share_of_taken_back,
+    values_of_returns,
 )
 from recsys.data.texts import as_text, examples
 from recsys.data.time_formats import TimeRules, share_of_times
@@ -251,14 +252,18 @@ def check_new_columns(
             fits = role == "behaviour" and _is_kind(sample, name)
             if name not in before and rank(name, EVENT_WORDS[role]) is not None:
                 fits = fits or _content_agrees(role, name, sample, rules)
-            if fits:
-                shown = examples(sample.texts(name))
+            back = values_of_returns(name, sample.texts(name))
+            unread = role == "taken_back" and name not in before and len(back) > 0
+            if fits or (unread and not is_of_a_user(name)):
+                shown = examples(sample.texts(name) if fits else back)
                 flag = shlex.quote(f"{role}={name}")
+                way_out = f"read it with --column {flag}" if fits else (
+                    "say in a column 'returned' which events were taken back as a whole: yes or no"
+                )  # fmt: skip
                 raise DataError(
                     f"{sample.path}: column {name!r} ({shown}) looks like the {role} of the "
                     "events, and was not read in the first run, so that returns could be taken "
-                    f"for purchases; read it with --column {flag}, or go on without it: --column "
-                    f"{role}={NO_COLUMN}"
+                    f"for purchases; {way_out}, or go on without it: --column {role}={NO_COLUMN}"
                 )
 
 

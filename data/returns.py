@@ -47,7 +47,27 @@ def is_cancellation(name: str) -> bool:
     >>> is_cancellation("Storno-Datum"), is_cancellation("returned")
     (True, False)
     """
-    return any(word in normalised(name) for word in ("cancel", "storn", "annul", "anul", "void"))
+    key = normalised(name).replace("estorn", "")  # Portuguese: paid back
+    return any(word in key for word in ("cancel", "storn", "annul", "anul", "void"))
+
+
+def values_of_returns(name: str, texts: pa.ChunkedArray) -> pa.ChunkedArray:
+    """The values that may say yes, of a column that the name says to be of what was taken back.
+
+    >>> amounts = pa.chunked_array([["0", "2", "", "no"]])
+    >>> values_of_returns("Retourenmenge", amounts).to_pylist()
+    ['2']
+    >>> values_of_returns("Menge", amounts).to_pylist()
+    []
+    """
+    if level(name) != 0 or not (is_return(name) or is_cancellation(name)):
+        return texts[:0]
+    return texts.filter(each(texts, may_be_yes))
+
+
+def may_be_yes(text: str) -> bool:
+    """Whether a value is there, and is neither no nor 0."""
+    return plain_answer(text) is not False and not is_missing(text)
 
 
 def is_return_line(name: str) -> bool:
@@ -113,6 +133,17 @@ def read_order_status(texts: pa.ChunkedArray) -> pa.ChunkedArray:
     encoded = texts.combine_chunks().dictionary_encode()
     states = pa.array([_state(text) for text in encoded.dictionary.to_pylist()], pa.string())
     return pa.chunked_array([states.take(encoded.indices)])
+
+
+def unread_states(texts: pa.ChunkedArray) -> list[str]:
+    """The states that seem to say that an order was taken back, but are not known as such.
+
+    >>> unread_states(pa.chunked_array([["paid", "Cancel it", "not refunded", "refund denied"]]))
+    ['Cancel it']
+    """
+    kept = NOT | DENIED
+    states = [text for text in names_of_returns(texts) if kept.isdisjoint(_words(text))]
+    return [text for text in states if _state(text) is None and not is_partial(text)]
 
 
 def knows_order_status(texts: pa.ChunkedArray) -> bool:

@@ -11,7 +11,7 @@ import unicodedata
 from functools import lru_cache
 
 # Words that a name contains, in the order in which they are tried: `remove_from_cart` is negative.
-# English, German, French, Spanish, Italian, Dutch.
+# English, German, French, Spanish, Italian, Dutch; of returns also Portuguese and Polish.
 LEVELS: tuple[tuple[int, str], ...] = (
     # Names that contain a word of another level.
     (1, "returnpolic returning returnedresult cancelsearch removefilter"),
@@ -21,9 +21,11 @@ LEVELS: tuple[tuple[int, str], ...] = (
         "dislike unlike unfavo unsave unfollow unsubscribe thumbsdown downvote remove delete return"
         " refund chargeback cancel hide block notinterested complaint storno stornier retour"
         " ruckgabe rucksend ruecksend reklamation reklamier entfern loesch naimepas nietleuk"
-        " remboursement annul supprim devolucion reembolso elimin restitu rimborso rimoss"
-        " verwijder terugbet erstatt creditnot creditmemo creditinvoice creditfactu notadecredito"
-        " notadicredito notacredito notedecredit gutschrift rechnungskorrektur reversal reversed"
+        " rembours annul anulow supprim devol reembols elimin restitu rimbors rimoss"
+        " zwrot zwroc estorn"
+        " verwijder terugbet terugges zuruckgeg erstatt creditnot creditmemo"
+        " creditinvoice creditfactu notadecredito notadicredito notacredito"
+        " notedecredit gutschrift rechnungskorrektur reversal reversed"
         " anulac anulad rectificativ",
     ),
     (
@@ -53,7 +55,8 @@ DISLIKES = "dislike unlike unfavo thumbsdown downvote hide block notinterested n
 # Those that take back a purchase, as a whole or in part.
 RETURNS = (
     "return refund chargeback storno stornier retour ruckgabe rucksend ruecksend reklam erstatt"
-    " remboursement devolucion reembolso restitu rimborso terugbet creditnot creditmemo"
+    " rembours devol reembols restitu rimbors terugbet terugges zuruckgeg zwrot zwroc estorn"
+    " creditnot creditmemo"
     " creditinvoice creditfactu notadecredito notadicredito notacredito notedecredit gutschrift"
     " rechnungskorrektur reversal reversed rectificativ anulac anulad"
 )
@@ -65,8 +68,10 @@ SALES = frozenset(
      "invoice", "rechnung", "facture", "factura", "fattura", "factuur", "receipt"]
 )  # fmt: skip
 PART = ("partial", "partiel", "partly", "teil", "parz", "parcial", "deels", "gedeelte")
-# Words of their own, which turn a like into a dislike: English, German, French, Spanish, Dutch.
-NOT = {"not", "never", "no", "non", "nicht", "kein", "keine", "nie", "pas", "ne", "niet", "geen"}
+# Words of their own, which turn a like into a dislike: English, German, French, Spanish, Dutch,
+# Polish, Portuguese.
+NOT = {"not", "never", "no", "non", "nicht", "kein", "keine", "nie", "pas", "ne", "niet", "geen",
+       "nao"}  # fmt: skip
 FAILED = (
     "fail declin reject expired error abandon void unpaid fehlgeschlag abgelehnt abgebroch"
     " unbezahlt echou fallid impagad fallit mislukt"

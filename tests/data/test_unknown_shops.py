@@ -5,11 +5,14 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable, Iterable
 
+import pyarrow as pa
 import pytest
 from typer.testing import CliRunner
 
 from recsys import cli
+from recsys.data.columns import Sample, check_new_columns, mapped
 from recsys.data.service_lines import says
+from recsys.data.time_formats import TimeRules
 from recsys.errors import DataError
 from recsys.event_names import is_return, level
 
@@ -147,6 +150,104 @@ def test_a_stop_names_the_column_and_a_setting_that_works(shop, column, values, 
     assert f"column '{column}'" in str(refused.value)
     assert f"--set data.columns.{setting}=none" in str(refused.value)
     assert shop(text, columns={setting: "none"}).data.interactions.item.size == 180
+
+
+# What was taken back, in the words of eight languages
+
+
+DATES_OF_RETURNS = [
+    "Storniert am", "Rückgabedatum", "Retourniert am", "Annulé le", "Date de remboursement",
+    "Annullato il", "Data rimborso", "Anulado el", "Fecha de devolución", "Cancelado em",
+    "Data do estorno", "Devolvido em", "Geannuleerd op", "Datum van terugbetaling",
+    "Data anulowania", "Data zwrotu", "Cancelled on", "Date of refund", "Refund date",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("column", DATES_OF_RETURNS)
+def test_a_date_says_that_a_row_was_taken_back(shop, column):
+    date = lambda n: "05.04.2026" if n % 9 == 0 else ""  # noqa: E731
+    found = shop(events(180, date, head=f"user,item,timestamp,{column}"))
+    assert {row["role"]: row["column"] for row in found.info["cleaning"]["columns"]}[
+        "taken_back"
+    ] == column
+    back = found.counts.get("negative_events_dropped", 0) + found.counts.get(
+        "rows_of_cancelled_orders_dropped", 0
+    )
+    assert back == 20
+
+
+STATES = {
+    "de": ("Abgeschlossen", "Storniert", "Retourniert"),
+    "fr": ("Livrée", "Annulée", "Remboursée"),
+    "es": ("Completado", "Anulado", "Devuelto"),
+    "pt": ("Concluído", "Cancelado", "Devolvido"),
+    "br": ("Pago", "Recusado", "Estornado"),
+    "it": ("Consegnato", "Annullato", "Reso"),
+    "nl": ("Geleverd", "Geannuleerd", "Terugbetaald"),
+    "pl": ("Zrealizowane", "Anulowane", "Zwrócone"),
+    "pl2": ("Wysłane", "Nieopłacone", "Zwrot"),
+}
+
+
+@pytest.mark.parametrize("language", STATES)
+@pytest.mark.parametrize("column", ["Status", "Stan zamówienia"])
+def test_states_of_orders_in_eight_languages(shop, language, column):
+    done, cancelled, returned = STATES[language]
+    state = lambda n: {1: cancelled, 2: returned}.get(n % 18, done)  # noqa: E731
+    found = shop(events(180, state, head=f"user,item,timestamp,{column}"))
+    assert found.counts["rows_of_cancelled_orders_dropped"] == 10
+    assert found.counts["negative_events_dropped"] == 10
+
+
+@pytest.mark.parametrize(
+    ("column", "values"),
+    [("Retourenmenge", ("0", "2")), ("Menge retourniert", ("0", "1")),
+     ("Quantité remboursée", ("0", "3")), ("product_quantity_refunded", ("0", "2")),
+     ("product_quantity_return", ("0", "1")), ("Kwota zwrotu", ("", "12.50")),
+     ("Motivo da devolução", ("", "Defeito")), ("Stornogrund", ("", "zu spät")),
+     ("order_status", ("paid", "Cancel it")), ("Status", ("Zrealizowane", "Do zwrotu"))],
+)  # fmt: skip
+def test_what_may_say_that_rows_were_taken_back_is_never_left_out_in_silence(shop, column, values):
+    value = lambda n: values[n % 9 == 0]  # noqa: E731
+    found = shop(events(180, value, head=f"user,item,timestamp,{column}"))
+    assert f"Column {column!r}" in found.notes
+    assert values[1] in found.notes
+    assert "That is not read, so these events count as the others" in found.notes
+
+
+NO_RETURNS = [
+    ("return_policy", "30 days"), ("returning_customer", "yes"), ("Stornierbar", "ja"),
+    ("rückgabefähig", "ja"), ("refundable", "yes"), ("Retourenmenge", "0"), ("cancelled", "no"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("column", "value"), NO_RETURNS)
+def test_what_may_be_taken_back_was_not(shop, column, value):
+    found = shop(events(180, lambda n: value, head=f"user,item,timestamp,{column}"))
+    assert found.data.interactions.item.size == 180
+    assert "That is not read" not in found.notes
+
+
+@pytest.mark.parametrize(
+    "column",
+    [*DATES_OF_RETURNS, "Retourenmenge", "Menge retourniert", "Quantité remboursée",
+     "product_quantity_refunded", "Stornogrund"],
+)  # fmt: skip
+def test_a_new_column_of_returns_is_refused_at_night(tmp_path, column):
+    number = "meng" in column.lower() or "quantit" in column.lower()
+    value = "2" if number else "zu spät" if column == "Stornogrund" else "05.04.2026"
+    rows = [["u1", "p1", str(T), ""], ["u2", "p2", str(T), value]]
+    columns = ["user", "item", "timestamp", column]
+    new = Sample(
+        tmp_path / "new.csv", pa.table(list(map(pa.array, zip(*rows, strict=True))), columns)
+    )
+    roles = mapped(new, {}, {n: n for n in columns[:3]}, of_items=False)
+    rules = TimeRules("auto", "UTC", None, T)
+    with pytest.raises(DataError, match="--column taken_back=none") as refused:
+        check_new_columns(new, {}, roles, [], rules)
+    assert repr(column) in str(refused.value)
+    check_new_columns(new, {"taken_back": "none"}, roles, [], rules)
+    check_new_columns(new, {}, roles, [column], rules)
 
 
 def test_the_note_on_an_unknown_type_agrees_with_its_role(shop):
