@@ -220,7 +220,11 @@ def contradiction(where: str, order: DayOrder) -> DataError:
 
 
 def orders_of_days(
-    files: Sequence[TableFile], name: str | None, rules: TimeRules, report: Report
+    files: Sequence[TableFile],
+    name: str | None,
+    rules: TimeRules,
+    report: Report,
+    before: bool | None = None,
 ) -> dict[Path, TimeRules]:
     """The rules of times of each file, with the order of day and month that it shows.
 
@@ -231,9 +235,11 @@ def orders_of_days(
         name: of the column of times; None without times.
         rules: from the settings.
         report: is told of files with different orders.
+        before: whether the day came first in the files of the first run; None if that is not known.
 
     Raises:
-        DataError: dates of both orders in one file, or no order that is shown.
+        DataError: dates of both orders in one file, another order than in the first run, or no
+            order that is shown.
     """
     orders: dict[Path, DayOrder] = {}
     if rules.day_first is None and name is not None:
@@ -241,6 +247,14 @@ def orders_of_days(
             order = show_day_first(batch[name] for batch in file.batches([name]))
             if order.day and order.month:
                 raise contradiction(f"{file.path}: column {name!r}", order)
+            if before is not None and order.day_first is (not before):
+                words = ("day", "month") if order.day_first else ("month", "day")
+                raise DataError(
+                    f"{file.path}: column {name!r} has {order.day or order.month!r}, which begins "
+                    f"with the {words[0]}, and the dates of the first run begin with the "
+                    f"{words[1]}; export the dates as 2024-04-03, or read this file with --set "
+                    f"data.day_first={str(order.day_first).lower()}"
+                )
             orders[file.path] = order
     shown = {order.day_first: path for path, order in orders.items()}
     shown.pop(None, None)
@@ -251,7 +265,7 @@ def orders_of_days(
             f"with the month in {month.name} ({orders[month].month}): each file is read in its own "
             "order."
         )
-    common = next(iter(shown)) if len(shown) == 1 else None
+    common = next(iter(shown)) if len(shown) == 1 else before
     for path, order in orders.items():
         if order.seen and order.day_first is None and common is None:
             beside = ", and the other files contradict each other" if shown else ""
@@ -261,7 +275,7 @@ def orders_of_days(
                 "data.day_first=true (3 April) or --set data.day_first=false (4 March)"
             )
     own = {path: order.day_first for path, order in orders.items()}
-    usual = rules.day_first if common is None else common
+    usual = common if rules.day_first is None else rules.day_first
     return {
         file.path: replace(rules, day_first=usual if own.get(file.path) is None else own[file.path])
         for file in files

@@ -74,8 +74,7 @@ def read(config: ReaderConfig) -> EventStream:
         refuse_other_layouts(items)
     described = None if items is None else Sample(items.path, items.sample(SAMPLE_ROWS))
     given, known = asdict(config.columns), config.mapping
-    day_first = known["day_first"] if known and config.day_first is None else config.day_first
-    times = TimeRules(config.time_unit, config.time_zone, day_first, config.now)
+    times = TimeRules(config.time_unit, config.time_zone, config.day_first, config.now)
     ours = [path for role, path in paths.items() if role != "items"]
     for explode in (True, False):
         events = [open_table(path, explode=explode) for path in ours]
@@ -97,7 +96,8 @@ def read(config: ReaderConfig) -> EventStream:
             "merged into steps, and the split is by each user's last events."
         )
     moment = roles["timestamp"].column if "timestamp" in roles else None
-    of_file = orders_of_days(events, moment, times, report)
+    before_now = known["day_first"] if known else None
+    of_file = orders_of_days(events, moment, times, report, before_now)
     orders = {rules.day_first for rules in of_file.values()}
     times = replace(times, day_first=orders.pop() if len(orders) == 1 else None)
     unused = free_columns(sample, roles)

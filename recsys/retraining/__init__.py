@@ -135,7 +135,8 @@ def retrain(
             newest = None if taken is None or force else taken.info["newest"]
             new = replace(base, name=f"{base.name}.{1 + max([1, *versions.numbers(base)])}")
             window = settings.section("gate", GateConfig).window
-            why = take(new, champion, sources, window, newest)
+            form = settings.values.get("data") or {}
+            why = take(new, champion, replace(sources, form=form), window, newest)
             if why is None:
                 last, known = new, False
             else:

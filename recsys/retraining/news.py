@@ -63,6 +63,8 @@ class Sources:
             newer than the parent's are left out, so a full export can be given.
         items: a file of items, or None.
         columns: role -> name of a column of these files; by default those of the parent's files.
+        form: settings of the section `data` that hold for these files instead of the parent's, such
+            as `day_first`.
     """
 
     store: str | Path | None = None
@@ -70,6 +72,7 @@ class Sources:
     events: Path | None = None
     items: Path | None = None
     columns: Mapping[str, str] = field(default_factory=dict)
+    form: Mapping[str, Any] = field(default_factory=dict)
 
 
 def take(
@@ -185,7 +188,7 @@ def _read(
     mapping = (champion.manifest("dataset").info.get("cleaning") or {}).get("mapping") or None
     if sources.events is not None:
         of_file, described = _read_files(
-            sources.events, None, sources.columns, champion, schema, mapping
+            sources.events, None, sources.columns, champion, schema, mapping, **sources.form
         )
         for role, ids in (("user", before.interactions.user_ids), ("item", before.item_ids)):
             known_ids = pa.array(ids.tolist(), pa.string())
@@ -350,7 +353,11 @@ def _read_files(
     The columns are those of the `mapping` of the first run, and nothing is guessed anew.
     """
     made_with = champion.manifest("dataset").config
-    known = {key: made_with[key] for key in OF_DATA if key in made_with} | other
+    known = {key: made_with[key] for key in OF_DATA if key in made_with}
+    columns = {**other.pop("columns", {}), **columns}
+    for key in other.keys() & {*OF_DATA}:
+        is_section = isinstance(other[key], dict)
+        known[key] = {**known.get(key, {}), **other[key]} if is_section else other[key]
     named = known.get("columns", {})
     if mapping is not None:
         mapped = mapping.get("items") or ()
@@ -369,6 +376,7 @@ def _read_files(
     raw = READERS["table"].read(replace(config.reader(), new_items=True, mapping=mapping)).gather()
     if raw.report is not None and items is None:  # else these are the events of `OWN_COLUMNS`
         say(f"{escape(path.name)}: {raw.report.rows_in_words()}")
+        raw.report.check_removed(pc.unique(raw.events["user"]), config.clean.most_removed)
     found = in_time_order(raw)
     if "timestamp" not in found.column_names:
         raise ConfigError(f"{path}: the events have no times, so it is not known which are new")

@@ -1,0 +1,81 @@
+"""Files that an engineer who did not know the reader made, each kind with several inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+
+from recsys.artifacts import Workspace
+from recsys.errors import DataError
+from recsys.retraining.news import _read_files
+
+
+def table(head: str, rows: Iterable[Iterable[object]], mark: str = ",") -> str:
+    return "\n".join([head, *(mark.join(map(str, row)) for row in rows)]) + "\n"
+
+
+# Files of the night
+
+
+@pytest.fixture
+def night(shop, raw):
+    """Read the file of a night after a first run whose dates have a form; its events."""
+
+    def run(first: str, rows: Iterable[Iterable[object]], **form: Any) -> Any:
+        dates = [first.format(d=1 + n % 28, m=1 + n // 28) for n in range(84)]
+        old = [(f"u{n % 10}", f"p{n * 7 % 11}", date) for n, date in enumerate(dates)]
+        made = shop(table("user,item,date", old))
+        (raw / "new.csv").write_text(table("user,item,date", rows))
+        schema = made.data.items.schema.remove_metadata()
+        mapping = made.info["cleaning"]["mapping"]
+        return _read_files(
+            raw / "new.csv", None, {}, Workspace.of("t"), schema, mapping, **form
+        )[0]  # fmt: skip
+
+    return run
+
+
+DAY_FIRST, MONTH_FIRST = "{d:02}/{m:02}/2026 10:00", "{m:02}/{d:02}/2026 10:00"
+DOTS = "{d:02}.{m:02}.2026 10:00"
+
+
+def of_april(form: str, days: Iterable[int] = range(1, 29)) -> list[tuple[str, str, str]]:
+    return [(f"u{n % 10}", f"p{n % 11}", form.format(d=n, m=4)) for n in days]
+
+
+@pytest.mark.parametrize(
+    ("first", "new", "setting"),
+    [(DAY_FIRST, MONTH_FIRST, "false"), (DOTS, MONTH_FIRST, "false"),
+     (MONTH_FIRST, DAY_FIRST, "true"), (MONTH_FIRST, DOTS, "true")],
+)  # fmt: skip
+def test_another_order_of_day_and_month_than_in_the_first_run_stops_the_night(
+    night, first, new, setting
+):
+    with pytest.raises(DataError, match=f"first run.*--set data.day_first={setting}"):
+        night(first, of_april(new))
+    assert night(first, of_april(new), day_first=setting == "true").num_rows == 28
+
+
+def test_both_orders_in_one_file_of_the_night_are_refused(night):
+    rows = of_april(DAY_FIRST, range(14, 29)) + of_april(MONTH_FIRST, range(14, 29))
+    with pytest.raises(DataError, match="have no one reading"):
+        night(DAY_FIRST, rows)
+
+
+@pytest.mark.parametrize("first", [DAY_FIRST, MONTH_FIRST])
+def test_dates_that_show_no_order_are_read_as_in_the_first_run(night, first):
+    assert night(first, of_april(first, range(1, 13))).num_rows == 12
+
+
+@pytest.mark.parametrize(
+    ("bad", "why"),
+    [(("", "p1", "2026-04-01 10:00"), "no user or no item"),
+     (("u1", "p1", "soon"), "no time"), (("u1", "p1", "2039-01-01"), "in the future")],
+)  # fmt: skip
+def test_a_night_that_loses_most_of_its_rows_stops(night, bad, why):
+    good = [("u1", f"p{n % 11}", f"2026-04-{n + 1:02} 10:00") for n in range(20)]
+    with pytest.raises(DataError, match=rf"12 of 32 events.*{why}.*data.clean.most_removed=1"):
+        night(DOTS, good + [bad] * 12)
+    assert night(DOTS, good + [bad] * 12, clean={"most_removed": 1}).num_rows == 20
