@@ -60,6 +60,7 @@ MAX_RATINGS = 101  # distinct values of a rating
 SHARE_OF_TIMES = 0.5
 SHARE_OF_EVENTS = 0.5  # of the values of a column such as `type` that must name events
 BLANKS, SHARE_OF_WORDS = r"\S\s+\S", 0.5  # of titles that have a blank between words
+EMAIL = r"^\S+@\S+\.\w+$"
 SURE_SHARE = 0.9  # of values that must look like numbers, clocks or answers
 NUMBER = r"^-?\d{1,9}([.,]\d+)?$"
 SCORE = r"^-?(\d|10|\d[.,]\d)([.,]0+)?$"  # of scores
@@ -180,8 +181,14 @@ def recognise_events(
             found = _by_overlap(found, _unnamed(sample, roles, EVENT_WORDS), sample, known)
         if role == "item" and not _only(found):
             found = _without_titles(found, sample)
-        if role in ("timestamp", "behaviour") and not found:
-            of_content = fits(role) if role == "timestamp" else partial(_is_kind, sample)
+        if role == "item" and known is None:
+            found = _codes_beside_titles(sample, roles) or found
+        if role in ("timestamp", "behaviour", "user") and not found:
+            of_content = {
+                "timestamp": fits(role),
+                "behaviour": partial(_is_kind, sample),
+                "user": lambda n: fits("user")(n) and _share(sample.texts(n), EMAIL) >= SURE_SHARE,
+            }[role]
             once = [name for name in free_columns(sample, roles) if sample.counts[name] == 1]
             found = [(0, name) for name in once if of_content(name)]
         doubts |= _take(role, _without_twins(found, sample), roles, EVENT_WORDS[role])
@@ -385,6 +392,22 @@ def _without_titles(found: list[tuple[int, str]], sample: Sample) -> list[tuple[
     kinds = [_looks_like(sample.texts(name)) for _, name in surest]
     if kinds.count("codes") == 1 and kinds.count("titles") == len(kinds) - 1:
         return [surest[kinds.index("codes")]]
+    return found
+
+
+def _codes_beside_titles(sample: Sample, roles: Roles) -> list[tuple[int, str]]:
+    """(0, column) of the columns such as `Code` and `Ref.` that tell the titles of items apart."""
+    of_items = (*EVENT_FIELDS["title"], *EVENT_WORDS["item"][:2])
+    named = [n for n in free_columns(sample, roles) if sample.counts[n] == 1]
+    titles = [n for n in named if rank(n, of_items) is not None]
+    titles = [n for n in titles if _looks_like(sample.texts(n)) == "titles"]
+    found = []
+    for name in named if titles else ():
+        values = sample.texts(name)
+        is_code = normalised(name) in words("ids") and _looks_like(values) == "codes"
+        if is_code and pc.count_distinct(values).as_py() < len(values):
+            column = {"item": Found(name, "")}
+            found += [(0, name)] if any(_is_of_items(sample, column, t) for t in titles) else []
     return found
 
 

@@ -79,3 +79,46 @@ def test_a_night_that_loses_most_of_its_rows_stops(night, bad, why):
     with pytest.raises(DataError, match=rf"12 of 32 events.*{why}.*data.clean.most_removed=1"):
         night(DOTS, good + [bad] * 12)
     assert night(DOTS, good + [bad] * 12, clean={"most_removed": 1}).num_rows == 20
+
+
+# Names of columns
+
+
+def columns_of(found: Any) -> dict[str, str]:
+    return {row["role"]: row["column"] for row in found.info["cleaning"]["columns"]}
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["E-mail client", "Adresse e-mail", "Correo electrónico", "E-mail cliente", "Klantnaam (@)",
+     "E-mailadres klant", "E-mail do cliente", "Indirizzo e-mail del cliente", "Kontakt", "Käufer"],
+)  # fmt: skip
+@pytest.mark.parametrize("order", ["order_id", "Bestellnummer", "Pedido"])
+def test_addresses_of_mail_are_users_and_orders_are_none(shop, name, order):
+    rows = [(f"B{n // 2}", f"c{n % 17}@shop.example", f"p{n * 7 % 11}",
+             f"2026-01-{1 + n % 28:02} 10:00") for n in range(120)]  # fmt: skip
+    found = shop(table(f"{order};{name};sku;date", rows, ";"))
+    assert columns_of(found)["user"] == name
+    assert columns_of(found)["session"] == order
+
+
+@pytest.mark.parametrize(
+    ("code", "title"),
+    [("Código", "Produto"), ("Réf.", "Désignation"), ("Code", "Article"), ("Nr.", "Bezeichnung"),
+     ("Codice", "Descrizione"), ("Ref", "Product name"), ("Kod", "Nazwa"), ("ID", "Item")],
+)  # fmt: skip
+def test_a_code_beside_a_title_is_the_item(shop, code, title):
+    names = ["Café", "Açúcar", "Pão", "Leite", "Queijo", "Arroz", "Feijão", "Azeite", "Sal", "Chá"]
+    rows = [(f"c{n % 17}", f"{n * 7 % 10:03}", names[n * 7 % 10], f"2026-01-{1 + n % 28:02}")
+            for n in range(120)]  # fmt: skip
+    found = shop(table(f"customer;{code};{title};date", rows, ";"))
+    assert (columns_of(found)["item"], columns_of(found)["title"]) == (code, title)
+    assert "000" in found.data.item_ids
+
+
+@pytest.mark.parametrize("code", ["No.", "Code", "ID"])
+@pytest.mark.parametrize("number", [lambda n: n, lambda n: n // 3, lambda n: n % 4], ids=str)
+def test_a_number_of_a_line_or_an_order_beside_a_title_is_no_item(shop, code, number):
+    rows = [(f"c{n % 17}", number(n), "ABCDEFGHIJK"[n * 7 % 11] + " pot", f"2026-01-{1 + n % 28}")
+            for n in range(120)]  # fmt: skip
+    assert columns_of(shop(table(f"customer;{code};Product;date", rows, ";")))["item"] == "Product"
