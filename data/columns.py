@@ -60,6 +60,7 @@ MAX_RATINGS = 101  # distinct values of a rating
 SHARE_OF_TIMES = 0.5
 SHARE_OF_EVENTS = 0.5  # of the values of a column such as `type` that must name events
 BLANKS, SHARE_OF_WORDS = r"\S\s+\S", 0.5  # of titles that have a blank between words
+SHARE_OF_CODES = 0.5  # of a column with the name of a code: a line such as `SHIPPING` has none
 EMAIL = r"^\S+@\S+\.\w+$"
 SURE_SHARE = 0.9  # of values that must look like numbers, clocks or answers
 NUMBER = r"^-?\d{1,9}([.,]\d+)?$"
@@ -404,7 +405,8 @@ def _codes_beside_titles(sample: Sample, roles: Roles) -> list[tuple[int, str]]:
     found = []
     for name in named if titles else ():
         values = sample.texts(name)
-        is_code = normalised(name) in words("ids") and _looks_like(values) == "codes"
+        is_code = normalised(name) in words("ids") and _share(values, BLANKS) <= 1 - SURE_SHARE
+        is_code = is_code and _share(values, r"\d") > SHARE_OF_CODES
         if is_code and pc.count_distinct(values).as_py() < len(values):
             column = {"item": Found(name, "")}
             found += [(0, name)] if any(_is_of_items(sample, column, t) for t in titles) else []

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from recsys.data import event_table
 from recsys.data.event_table import EventTable, connected
 from recsys.data.histories import Cleaned, Facts, HistoryCleaner
+from recsys.data.ids import note_zeros
 from recsys.data.raw import EVENT_COLUMNS, EventStream, ItemCatalog, RawData, check_items
 from recsys.data.report import Report
 from recsys.data.rules import Rules, Split, by_time, decided_rules, in_baskets, too_few
@@ -130,6 +131,9 @@ def prepare(source: EventStream, rules: Rules, folder: Path, memory_gb: float) -
     """
     with connected(folder / "spilled", memory_gb) as connection:
         events = EventTable(connection, source.events)
+        if source.report is not None:
+            note_zeros("user", events.users, source.report)
+            note_zeros("item", events.items, source.report)
         catalog = source.read_items(pa.table({"item": events.items}))
         check_items(events.items, catalog.items, catalog.codes)
         if rules.min_rating is not None and "rating" not in events.columns:

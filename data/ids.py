@@ -87,8 +87,14 @@ class IdForms:
         return texts
 
 
-def note_zeros(ids: pa.Array, report: Report) -> None:
-    """Tell of ids that differ in nothing but zeros at their start, which spreadsheets remove."""
+def note_zeros(role: str, ids: pa.Array, report: Report) -> None:
+    """Tell of ids that differ in nothing but zeros at their start, which spreadsheets remove.
+
+    Args:
+        role: `user` or `item`.
+        ids: distinct ids.
+        report: gets the note.
+    """
     digits = ids.filter(pc.match_substring_regex(ids, r"^\d+$"))
     bare = pc.utf8_ltrim(digits, "0")
     both = digits.filter(pc.is_in(bare, value_set=digits.filter(pc.equal(bare, digits))))
@@ -96,8 +102,8 @@ def note_zeros(ids: pa.Array, report: Report) -> None:
     if len(padded):
         one = padded[0].as_py()
         report.note(
-            f"{len(padded)} items differ from another one in nothing but zeros at the start, such "
-            f"as {one!r} and {one.lstrip('0')!r}, and are kept apart; if a spreadsheet removed the "
+            f"{len(padded)} {role}s differ from another one in nothing but zeros at the start, "
+            f"such as {one!r} and {one.lstrip('0')!r}, and are kept apart; if a spreadsheet removed the "
             "zeros, export the ids as text."
         )
 

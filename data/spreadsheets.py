@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import zipfile
 from datetime import date, datetime, time, timedelta
 from functools import lru_cache
 from pathlib import Path
@@ -24,8 +26,8 @@ def is_spreadsheet(path: Path) -> bool:
 def read_spreadsheet(path: Path) -> pa.Table:
     """The rows of the first sheet with rows, and of the sheets with the same names of columns.
 
-    A whole number has no decimal place, and times are ISO texts. The sheets that are not read are
-    named in the terminal.
+    A whole number has no decimal place, and times are ISO texts. Lines with one value above the
+    names of the columns are no part of the table. What is not read is said in the terminal.
 
     Raises:
         DataError: no readable spreadsheet, or no sheet with two rows.
@@ -40,7 +42,8 @@ def _read(path: Path, _changed: int, _size: int) -> pa.Table:
 
     header: list[str] | None = None
     rows: list[list[str | None]] = []
-    others = []
+    others: list[str] = []
+    above: list[str] = []
     try:
         workbook = CalamineWorkbook.from_path(str(path))
         for name in workbook.sheet_names:
@@ -48,21 +51,38 @@ def _read(path: Path, _changed: int, _size: int) -> pa.Table:
             filled = [row for row in sheet if any(cell != "" for cell in row)]
             if len(filled) < 2:
                 continue
-            names = [_text(cell) or "" for cell in filled[0]]
-            if header is not None and names != header:
-                others.append(name)
+            start = next((n for n, row in enumerate(filled) if sum(c != "" for c in row) > 1), 0)
+            above += [f"{name}: {_text(cell)}" for row in filled[:start] for cell in row if cell]
+            names = [_text(cell) or "" for cell in filled[start]]
+            header = header or names
+            if sorted(names) != sorted(header) or (names != header and len({*names}) < len(names)):
+                others.append(f"{name} ({len(filled) - start - 1:,} rows)")
                 continue
-            header = names
-            rows += [[_text(cell) for cell in row] for row in filled[1:]]
+            places = [*range(len(names))] if names == header else [names.index(n) for n in header]
+            rows += [[_text(row[place]) for place in places] for row in filled[start + 1 :]]
     except (CalamineError, OSError, ValueError) as error:
         raise DataError(f"{path}: no readable spreadsheet: {error}; save it as CSV") from error
     if header is None:
         raise DataError(f"{path}: no sheet has names of columns and rows below them")
-    if others:
-        listed = escape(", ".join(others))
-        say(f"data: sheets of {escape(path.name)} with other columns are not read: {listed}")
+    for what, names in (
+        ("sheets with other columns", others),
+        ("lines above the names of the columns", above),
+        ("zeros at the start of numbers with the format", _formats_with_zeros(path)),
+    ):
+        if names:
+            say(f"data: {escape(path.name)}: {what} are not read: {escape(', '.join(names))}")
     columns = [pa.array(column, pa.string()) for column in zip(*rows, strict=True)]
     return pa.table(columns, names=header)
+
+
+def _formats_with_zeros(path: Path) -> list[str]:
+    """The formats of numbers such as 0000 that a workbook uses: 1 is shown as 0001 there."""
+    try:
+        with zipfile.ZipFile(path) as parts:
+            styles = parts.read("xl/styles.xml").decode()
+    except (zipfile.BadZipFile, KeyError):
+        return []
+    return sorted(set(re.findall('formatCode="(00+)"', styles)))
 
 
 def _text(cell: Any) -> str | None:

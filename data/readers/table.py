@@ -33,7 +33,7 @@ from recsys.data.columns import (
 from recsys.data.damage import Damage
 from recsys.data.event_rows import EventReader, check_names
 from recsys.data.first_rows import look_at
-from recsys.data.ids import IdForms, note_zeros
+from recsys.data.ids import IdForms
 from recsys.data.item_cleaning import ItemCleaner
 from recsys.data.item_fields import ItemFields
 from recsys.data.layouts import refuse_other_layouts
@@ -114,7 +114,6 @@ def read(config: ReaderConfig) -> EventStream:
 
     def read_items(found: pa.Table) -> ItemCatalog:
         ids = found["item"].unique()
-        note_zeros(ids, report)
         report.mapping["no_products"] = sorted(first.service.dropped)
         report.mapping["separator"] = first.separator
         if left_out := first.service.summary():

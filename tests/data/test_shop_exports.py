@@ -715,6 +715,19 @@ def test_a_spreadsheet_is_read_with_all_its_sheets_of_events(run: Run, raw: Path
     assert data.interactions.timestamp[0] == 1_678_881_600  # 2023-03-15 12:00
 
 
+@pytest.mark.parametrize("above", [[], [["Orders of May"]], [["Orders"], ["of May"], [""]]])
+@pytest.mark.parametrize("order", [[0, 1, 2], [2, 0, 1]])
+def test_lines_above_the_names_and_the_order_of_columns_do_not_matter_in_sheets(
+    run: Run, raw: Path, above: list[list[object]], order: list[int]
+) -> None:
+    header: list[object] = ["Customer ID", "StockCode", "InvoiceDate"]
+    rows = [header, *([n % 9, f"P{n % 7}", 45_000.5 + n] for n in range(90))]
+    other = [[row[place] for place in order] for row in rows]
+    data = run(write_xlsx(raw / "orders.xlsx", {"a": [*above, *rows], "b": [*above, *other]}))
+    assert run.info["accounts"][0]["events"] == 180
+    assert sorted(set(data.interactions.user_ids)) == [str(n) for n in range(9)]
+
+
 @pytest.mark.parametrize("content", [b"", b"PK\x03\x04 cut off", b"a,b\n1,2\n"])
 def test_a_damaged_spreadsheet_is_refused_with_words(run: Run, raw: Path, content: bytes) -> None:
     (raw / "orders.xlsx").write_bytes(content)

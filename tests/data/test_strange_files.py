@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import zipfile
 from collections.abc import Iterable
 from typing import Any
 
 import pytest
 
 from recsys.artifacts import Workspace
+from recsys.data.spreadsheets import _formats_with_zeros
 from recsys.errors import DataError
 from recsys.retraining.news import _read_files
 
@@ -122,3 +124,27 @@ def test_a_number_of_a_line_or_an_order_beside_a_title_is_no_item(shop, code, nu
     rows = [(f"c{n % 17}", number(n), "ABCDEFGHIJK"[n * 7 % 11] + " pot", f"2026-01-{1 + n % 28}")
             for n in range(120)]  # fmt: skip
     assert columns_of(shop(table(f"customer;{code};Product;date", rows, ";")))["item"] == "Product"
+
+
+# Ids
+
+
+@pytest.mark.parametrize(("users", "items"), [(("1", "01"), "p"), ("u", ("7", "007"))])
+def test_ids_that_differ_in_zeros_are_told_of(shop, users, items):
+    rows = [(f"{users[n % len(users)]}", f"{items[n % len(items)]}", f"2026-01-{1 + n % 28:02}")
+            for n in range(50)]  # fmt: skip
+    rows += [("x", "y", "2026-01-01")] * 2
+    what = "user" if len(users) > 1 else "item"
+    assert f"1 {what}s differ from another one in nothing but zeros" in shop(
+        table("user,item,date", rows)
+    ).notes  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("formats", "told"), [(["0000", "General"], ["0000"]), (["0", "0.00", "dd.mm.yy"], [])]
+)
+def test_formats_that_show_zeros_which_are_not_stored_are_found(tmp_path, formats, told):
+    with zipfile.ZipFile(tmp_path / "a.xlsx", "w") as parts:
+        styles = "".join(f'<numFmt numFmtId="170" formatCode="{form}"/>' for form in formats)
+        parts.writestr("xl/styles.xml", f"<styleSheet><numFmts>{styles}</numFmts></styleSheet>")
+    assert _formats_with_zeros(tmp_path / "a.xlsx") == told
