@@ -79,20 +79,22 @@ def ignored_availability(
 
 
 def shortened_ids(sample: Sample, roles: Roles) -> list[str]:
-    """Sentences on columns of ids that a spreadsheet has shortened to powers of ten."""
+    """Sentences on columns of ids and times that a spreadsheet has shortened to powers of ten."""
     found = []
-    for role in ("user", "item", "id"):
+    for role in ("user", "item", "id", "timestamp"):
         if role not in roles:
             continue
         name = roles[role].column
         values = sample.texts(name)
-        short = values.filter(pc.match_substring_regex(values, r"^\d[.,]\d+[Ee]\+\d+$"))
+        what, digits = ("times", "{1,8}") if role == "timestamp" else ("ids", "+")
+        form = rf"^\d[.,]\d{digits}[Ee]\+\d+$"
+        short = values.filter(pc.match_substring_regex(values, form))
         if len(short):
             shown = examples(short)
             found.append(
                 f"Column {name!r} of {sample.path.name} has {shown} in {len(short)} of its first "
-                "rows: spreadsheets write long numbers so, and different ids become one. Export "
-                "the column as text."
+                f"rows: spreadsheets write long numbers so, and different {what} become one. "
+                "Export the column as text."
             )
     return found
 

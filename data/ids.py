@@ -103,8 +103,8 @@ def note_zeros(role: str, ids: pa.Array, report: Report) -> None:
         one = padded[0].as_py()
         report.note(
             f"{len(padded)} {role}s differ from another one in nothing but zeros at the start, "
-            f"such as {one!r} and {one.lstrip('0')!r}, and are kept apart; if a spreadsheet removed the "
-            "zeros, export the ids as text."
+            f"such as {one!r} and {one.lstrip('0')!r}, and are kept apart; if a spreadsheet "
+            "removed the zeros, export the ids as text."
         )
 
 

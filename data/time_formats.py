@@ -95,8 +95,8 @@ def read_moments(
         column: numbers, dates, times or texts.
         rules: how they are read; dates like 03/04/2024 are null while `day_first` is None.
         counts: is increased by the number of values in each unit below a second.
-        ends: whether a date without a time of day is the end of that day, not its start. Timestamps
-            of Arrow without a zone are dates if all are midnight, as in a column of pandas.
+        ends: whether a date without a time of day is the end of that day, not its start. Times
+            without a zone are dates if all are midnight, as in a column of pandas or of SQL.
     """
     kind = column.type
     counts = Counter() if counts is None else counts
@@ -353,11 +353,15 @@ def _of_arrow(column: pa.ChunkedArray, zone: str, ends: bool) -> Moments:
         return found
     local, is_date = pc.cast(found.second, pa.timestamp("s")), found.is_date
     if ends:
-        midnight = pc.equal(local, pc.floor_temporal(local, unit="day"))
-        if pc.all(pc.and_(midnight, pc.equal(found.nanosecond, 0))).as_py():
+        if _all_midnight(local, found.nanosecond):
             is_date = pc.is_valid(local)
         local = pc.if_else(is_date, _next_day(local), local)
-    return Moments(_as_seconds(_in_zone(local, zone)), found.nanosecond, is_date)
+    return Moments(_in_zone(local, zone), found.nanosecond, is_date)
+
+
+def _all_midnight(local: pa.ChunkedArray, nanosecond: pa.ChunkedArray) -> bool:
+    midnight = pc.equal(local, pc.floor_temporal(local, unit="day"))
+    return bool(pc.all(pc.and_(midnight, pc.equal(nanosecond, 0))).as_py())
 
 
 def _next_day(local: pa.ChunkedArray) -> pa.ChunkedArray:
@@ -401,7 +405,9 @@ def _of_texts(texts: pa.ChunkedArray, rules: TimeRules, ends: bool) -> Moments:
             found = pc.coalesce(found, parsed)
             if not pc.any(pc.and_(fitting, pc.is_null(found))).as_py():
                 break
-    local = _as_seconds(_in_zone(found, rules.zone))
+    if ends and offset is None and not pc.any(is_date).as_py() and _all_midnight(found, nanosecond):
+        found, is_date = _next_day(found), pc.is_valid(found)
+    local = _in_zone(found, rules.zone)
     if offset is not None:
         local = pc.if_else(pc.is_valid(offset), pc.subtract(_as_seconds(found), offset), local)
     return Moments(local, nanosecond, is_date)
@@ -419,9 +425,17 @@ def _offset(zones: pa.ChunkedArray) -> pa.ChunkedArray:
 
 
 def _in_zone(local: pa.ChunkedArray, zone: str) -> pa.ChunkedArray:
+    """Unix seconds of times of a zone; an hour that a change of clocks skips is after it."""
     if zone == "UTC":
-        return local
-    return pc.assume_timezone(local, zone, ambiguous="earliest", nonexistent="earliest")
+        return _as_seconds(local)
+    times = pc.assume_timezone(local, zone, ambiguous="earliest", nonexistent="earliest")
+    skipped = pc.fill_null(pc.not_equal(pc.local_timestamp(times), local), False)
+    if not pc.any(skipped).as_py():
+        return _as_seconds(times)
+    day = pa.scalar(DAY_S, pa.duration("s"))
+    before = pc.if_else(skipped, pc.subtract(local, day), None)  # when the clocks were the old ones
+    before = pc.assume_timezone(before, zone, ambiguous="earliest", nonexistent="earliest")
+    return _as_seconds(pc.if_else(skipped, pc.add(before, day), times))
 
 
 def _as_seconds(times: pa.ChunkedArray) -> pa.ChunkedArray:

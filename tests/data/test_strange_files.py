@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import calendar
+import time
 import zipfile
 from collections.abc import Iterable
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from recsys.artifacts import Workspace
 from recsys.data.spreadsheets import _formats_with_zeros
+from recsys.data.time_formats import TimeRules, read_times
 from recsys.errors import DataError
 from recsys.retraining.news import _read_files
 
@@ -148,3 +152,39 @@ def test_formats_that_show_zeros_which_are_not_stored_are_found(tmp_path, format
         styles = "".join(f'<numFmt numFmtId="170" formatCode="{form}"/>' for form in formats)
         parts.writestr("xl/styles.xml", f"<styleSheet><numFmts>{styles}</numFmts></styleSheet>")
     assert _formats_with_zeros(tmp_path / "a.xlsx") == told
+
+
+# Times
+
+
+@pytest.mark.parametrize(
+    ("last", "is_open"),
+    [(["{} 00:00:00"], True), (["{}T00:00"], True), (["{} 00:00:00.000"], True), (["{}"], True),
+     (["{} 00:00:00", "2026-01-01 12:00:00"], False), (["{} 00:00:00Z"], False)],
+)  # fmt: skip
+def test_a_last_day_that_is_written_as_midnight_ends_with_the_day(shop, last, is_open):
+    rows = [(f"p{n}", last[n % len(last)].format("2026-01-01")) for n in range(11)]
+    found = shop(items=table("item,valid_until", rows))
+    assert found.values("available_until")[0] == 1_767_225_600 + 86_400 * is_open
+
+
+@pytest.mark.parametrize(
+    ("zone", "moment", "before"),
+    [("Europe/Berlin", "2026-03-29 02:{:02}:00", "2026-03-29 01:00:00"),
+     ("America/New_York", "2026-03-08 02:{:02}:00", "2026-03-08 07:00:00")],
+)  # fmt: skip
+def test_times_in_an_hour_that_is_skipped_stay_apart(zone, moment, before):
+    texts = pa.chunked_array([[moment.format(n) for n in range(60)]])
+    seconds = read_times(texts, TimeRules("auto", zone, None, 0)).to_pylist()
+    start = calendar.timegm(time.strptime(before, "%Y-%m-%d %H:%M:%S"))
+    assert seconds == [start + 60 * n for n in range(60)]
+
+
+@pytest.mark.parametrize(
+    ("moment", "told"),
+    [("1.77232E+12", True), ("1.7723E+9", True),
+     ("1.772320000E+9", False), ("1772320000", False)],
+)  # fmt: skip
+def test_times_that_a_spreadsheet_has_shortened_are_told_of(shop, moment, told):
+    rows = [(f"u{n % 10}", f"p{n % 7}", moment) for n in range(40)]
+    assert ("different times become one" in shop(table("user,item,ts", rows)).notes) == told
