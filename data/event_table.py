@@ -39,16 +39,17 @@ KINDS = {
     "behaviour": "UTINYINT",
     "quantity": "FLOAT",
 }
+NUMBERED = KINDS | {"user": "INTEGER", "item": "INTEGER"}
 EQUAL = '"user", item, timestamp, nanosecond, rating, split, behaviour, quantity'
 PAIR = '"user", item'
 # Equal lines of orders each count, although one event stays of them.
 LINES = """
-    CREATE TABLE lines AS SELECT min(place) AS place, count(*) AS count FROM events
+    CREATE TABLE lines AS SELECT min(rowid) AS place, count(*) AS count FROM events
     WHERE quantity <> 0 GROUP BY {columns} HAVING count(*) > 1
 """
 REPEATED = """
     SELECT place FROM (
-        SELECT place, row_number() OVER (PARTITION BY {columns} ORDER BY place) AS number
+        SELECT rowid AS place, row_number() OVER (PARTITION BY {columns} ORDER BY rowid) AS number
         FROM events
     ) WHERE number > 1
 """
@@ -56,14 +57,14 @@ REPEATED = """
 # a chain of close rows counts as one.
 NEAR = f"""
     SELECT
-        place,
+        rowid AS place,
         coalesce(timestamp - lag(timestamp) OVER of_item <= {NEAR_S}, false) AS near,
         coalesce(content <> 0, false)
             AND coalesce(timestamp - lag(timestamp) OVER of_text <= {NEAR_S}, false) AS copied
     FROM events
     WINDOW
-        of_item AS (PARTITION BY "user", item ORDER BY place),
-        of_text AS (PARTITION BY "user", content ORDER BY place)
+        of_item AS (PARTITION BY "user", item ORDER BY rowid),
+        of_text AS (PARTITION BY "user", content ORDER BY rowid)
 """  # noqa: S608
 TIES = """
     SELECT count(*) FROM (
@@ -72,7 +73,7 @@ TIES = """
             AND timestamp = lag(timestamp) OVER before
             AND nanosecond IS NOT DISTINCT FROM lag(nanosecond) OVER before AS tied
         FROM events
-        WINDOW before AS (PARTITION BY "user" ORDER BY place)
+        WINDOW before AS (PARTITION BY "user" ORDER BY rowid)
     ) WHERE tied
 """
 # Neighbours in the file of which the second is earlier, and later: of one user, and of any. Rows of
@@ -141,10 +142,11 @@ class EventTable:
         self._connection = connection
         self.columns: set[str] = set()
         self.rows, self.counts = 0, Counter[str]()
-        self.create("source", **KINDS)
         for part in parts:
+            if not self.columns:
+                self.columns = set(part.column_names)
+                self._create("source", KINDS)
             self.insert("source", part)
-            self.columns |= set(part.column_names)
             self.rows += part.num_rows
         if not self.rows:
             raise DataError("the source has no events")
@@ -182,19 +184,16 @@ class EventTable:
         Args:
             turned: whether rows of one time have the opposite order instead.
         """
+        others = "".join(f", {name}" for name in KINDS if name in self.columns - {"user", "item"})
+        self._create("events", NUMBERED)
         self._run(
             f"""
-            CREATE TABLE events AS
-            SELECT
-                row_number() OVER (
-                    ORDER BY users.number, timestamp, nanosecond, source.rowid {"DESC" * turned}
-                ) AS place,
-                users.number AS "user", items.number AS item, timestamp, nanosecond,
-                rating, split, content, behaviour, quantity
+            INSERT INTO events BY NAME
+            SELECT users.number AS "user", items.number AS item{others}
             FROM source
             JOIN users ON users.id = source."user"
             JOIN items ON items.id = source.item
-            ORDER BY place
+            ORDER BY users.number, timestamp, nanosecond, source.rowid {"DESC" * turned}
             """  # noqa: S608
         )
         self._run("DROP TABLE source")
@@ -249,7 +248,7 @@ class EventTable:
         """
         timed, rows = "timestamp" in self.columns, self.rows
         if policy == "keep-first":
-            self._delete(f"place IN ({REPEATED.format(columns=PAIR)})")
+            self._delete(f"rowid IN ({REPEATED.format(columns=PAIR)})")
         elif policy != "keep" and timed:
             self._drop_equal()
         self.counts["duplicate_rows_dropped"] += rows - self.rows
@@ -262,15 +261,19 @@ class EventTable:
         self.counts[f"near_duplicate_rows_{done}"] += near
         self.counts[f"reviews_copied_to_other_items_{done}"] += copied
         if policy == "drop-near":
-            self._delete(f"place IN (SELECT place FROM ({NEAR}) WHERE near OR copied)")  # noqa: S608
+            self._delete(f"rowid IN (SELECT place FROM ({NEAR}) WHERE near OR copied)")  # noqa: S608
 
     def _drop_equal(self) -> None:
         """Drop all but the first of equal rows, which gets the pieces of all."""
+        repeated = f"rowid IN ({REPEATED.format(columns=EQUAL)})"
+        if "quantity" not in self.columns:
+            self._delete(repeated)
+            return
         self._run(LINES.format(columns=EQUAL))
-        self._delete(f"place IN ({REPEATED.format(columns=EQUAL)})")
+        self._delete(repeated)
         self._run(
             "UPDATE events SET quantity = quantity * count FROM lines "
-            "WHERE events.place = lines.place"
+            "WHERE events.rowid = lines.place"
         )
         added = self.value("SELECT coalesce(sum(count - 1), 0) FROM lines")
         self.counts["pieces_of_equal_rows_added"] += int(added)
@@ -331,8 +334,8 @@ class EventTable:
         for stop in (np.unique(np.searchsorted(ends, wanted)) + 1).tolist():
             part = self.table(
                 f"""
-                SELECT place, {", ".join(f'"{name}"' for name in names)} FROM events
-                WHERE "user" >= {start} AND "user" < {stop} ORDER BY place
+                SELECT rowid AS place, {", ".join(f'"{name}"' for name in names)} FROM events
+                WHERE "user" >= {start} AND "user" < {stop} ORDER BY rowid
                 """  # noqa: S608
             )
             yield {name: part[name].to_numpy(zero_copy_only=False) for name in part.column_names}
@@ -342,14 +345,29 @@ class EventTable:
         """Put other rows in the place of all rows.
 
         Args:
-            parts: with `place`, which orders them.
+            parts: in order; their column `place` is left out.
             columns: those that the rows have.
         """
-        self._run("CREATE TABLE other AS SELECT * FROM events WHERE false")
+        before, self.columns = self.columns, columns
+        self._create("other", NUMBERED)
+        self.columns = before
         for part in parts:
-            self.insert("other", pa.table(dict(part)))
-        self._run("DROP TABLE events; ALTER TABLE other RENAME TO events")
+            rows = pa.table({name: part[name] for name in KINDS if name in columns})
+            self.insert("other", rows)
+        self._run("DROP TABLE events")
+        self._run("ALTER TABLE other RENAME TO events")
         self.columns, self.rows = columns, int(self.value("SELECT count(*) FROM events"))
+
+    def _create(self, table: str, kinds: Mapping[str, str]) -> None:
+        """Create a table of events; columns that the source does not have take no memory."""
+        missing = "{} GENERATED ALWAYS AS (CAST(NULL AS {})) VIRTUAL"
+        self.create(
+            table,
+            **{
+                name: kind if name in self.columns else missing.format(kind, kind)
+                for name, kind in kinds.items()
+            },
+        )
 
     def create(self, table: str, **kinds: str) -> None:
         """Create a table with columns of these types."""
