@@ -39,6 +39,7 @@ from recsys.data.returns import (
     are_kinds,
     knows_order_status,
     read_order_status,
+    read_pieces,
     share_of_events,
     share_of_taken_back,
     values_of_returns,
@@ -63,7 +64,6 @@ BLANKS, SHARE_OF_WORDS = r"\S\s+\S", 0.5  # of titles that have a blank between 
 SHARE_OF_CODES = 0.5  # of a column with the name of a code: a line such as `SHIPPING` has none
 EMAIL = r"^\S+@\S+\.\w+$"
 SURE_SHARE = 0.9  # of values that must look like numbers, clocks or answers
-NUMBER = r"^-?\d{1,9}([.,]\d+)?$"
 SCORE = r"^-?(\d|10|\d[.,]\d)([.,]0+)?$"  # of scores
 RATE = r"^([1-9]|10|[1-9][.,]\d)([.,]0+)?$"  # of rates that are ratings: taxes are 0, too
 DECIMAL = r"^-?\d+[.,]\d{1,2}$"
@@ -651,7 +651,9 @@ def _content_agrees(role: str, name: str, sample: Sample, rules: TimeRules) -> b
                 surest = 0.0
         return bool(distinct <= MAX_RATINGS and surest >= SURE_SHARE)
     if role == "quantity":
-        return _share(values, NUMBER) >= SURE_SHARE
+        pieces = read_pieces(values)  # a few negative ones are returns, whatever the others are
+        less = pc.sum(pc.less_equal(pieces, 0)).as_py() or 0
+        return bool(less or 2 * pieces.null_count <= len(pieces))
     return True
 
 

@@ -33,7 +33,7 @@ from recsys.data.returns import (
     read_pieces,
     read_taken_back,
 )
-from recsys.data.texts import as_strings
+from recsys.data.texts import MISSING, as_strings
 from recsys.data.time_formats import TimeRules, find_zones, read_moments
 from recsys.errors import DataError
 from recsys.event_names import level
@@ -247,7 +247,8 @@ class EventReader:
         if "quantity" in self.roles:
             texts = pc.fill_null(as_strings(column["quantity"], "quantity", path), "")
             pieces = read_pieces(texts)
-            odd = pc.and_(pc.is_null(pieces), pc.invert(is_no_id(texts)))
+            nothing = pc.is_in(pc.utf8_lower(texts), value_set=MISSING)
+            odd = pc.and_(pc.is_null(pieces), pc.invert(nothing))
             shown = texts.filter(odd).slice(0, EXAMPLES).to_pylist()
             self.report.add("quantities_unreadable", pc.sum(odd).as_py() or 0, shown)
             returned.append(pc.fill_null(pc.less(pieces, 0), False))
@@ -259,6 +260,8 @@ class EventReader:
         if returned:
             back = reduce(pc.or_, returned)
             made["quantity"] = pieces_of_events(pieces, types, back, lines)
+            nothing = pc.fill_null(pc.equal(made["quantity"], 0), False)
+            cancelled.append(pc.and_(nothing, pc.invert(back)))
         if cancelled:
             made["cancelled"] = pc.and_(reduce(pc.or_, cancelled), _is_positive(types))
         if returned:

@@ -39,6 +39,8 @@ COMMA = r"^[+-]?\d[\d.]*,\d+$"  # a decimal comma: 1.299,50
 POINTS = r"^[+-]?[1-9]\d{0,2}(\.\d{3})+$"  # 1.299.000
 COMMAS = r"^[+-]?[1-9]\d{0,2}(,\d{2,3})*,\d{3}$"  # 1,299,000
 EITHER = r"^[+-]?[1-9]\d{0,2}[.,]\d{3}$"  # 1.299: a thousand, or one and a bit
+FORMS = (("whole", r"^[+-]?\d+$"), ("point", POINT), ("comma", COMMA), ("points", POINTS),
+         ("commas", COMMAS))  # fmt: skip
 MONEY_SHARE = 0.9  # of the numbers of a column of prices that have a currency
 MOST_BAD, MOST_BAD_PRICES = 0.05, 0.1  # share of values that are no numbers
 NO_NUMBER = frozenset(
@@ -203,23 +205,37 @@ def _prices(words: pa.Array, rows: NDArray[np.int64], named: bool, marks: str) -
     marked = pc.or_(money, pc.match_substring_regex(words, r",\d"))
     if not pc.any(pc.or_(marked, either) if named else marked).as_py():
         return None
-    form = {name: pc.match_substring_regex(bare, pattern)
-            for name, pattern in (("whole", r"^[+-]?\d+$"), ("point", POINT), ("comma", COMMA),
-                                  ("points", POINTS), ("commas", COMMAS))}  # fmt: skip
-    number = pc.or_(form["whole"], pc.or_(pc.or_(form["point"], form["comma"]),
-                                          pc.or_(form["points"], form["commas"])))  # fmt: skip
+    number = pc.match_substring_regex(bare, "|".join(pattern for _, pattern in FORMS))
     of = {name: int(rows[np.array(mask)].sum()) for name, mask in (("n", number), ("m", money))}
     if not (named or of["m"] >= MONEY_SHARE * of["n"]) or not of["n"]:
         return None
     if not _few_bad(words, pc.invert(number), rows, named=True):
         return None
-    clear = pc.invert(either)
-    groups = {mark: pc.and_(form[name], clear) for mark, name in ((".", "points"), (",", "commas"))}
-    own_marks = decimal_marks(words)
-    if not own_marks and len(marks) == 1 and not pc.any(pc.or_(groups["."], groups[","])).as_py():
-        own_marks = marks
     # Without a value that shows the form, 1.299 is a thousand, because prices have two decimals.
     thousand = not pc.any(pc.match_substring_regex(words, THREE_DECIMALS)).as_py()
+    return read_amounts(bare, marks, thousand=thousand)
+
+
+def read_amounts(bare: pa.Array, marks: str = "", *, thousand: bool = True) -> pa.Array:
+    """Numbers with marks before decimals or between thousands: float64, null for other texts.
+
+    >>> read_amounts(pa.array(["1.200", "3", "1.000,00", "x"])).to_pylist()
+    [1200.0, 3.0, 1000.0, None]
+    >>> read_amounts(pa.array(["1.200", "2.5"])).to_pylist()
+    [1.2, 2.5]
+
+    Args:
+        bare: without currencies and blanks.
+        marks: those that stand before decimals in other numbers of the same kind.
+        thousand: whether a mark whose meaning no number shows divides thousands.
+    """
+    form = {name: pc.match_substring_regex(bare, pattern) for name, pattern in FORMS}
+    either = pc.match_substring_regex(bare, EITHER)
+    clear = pc.invert(either)
+    groups = {mark: pc.and_(form[name], clear) for mark, name in ((".", "points"), (",", "commas"))}
+    own_marks = decimal_marks(bare)
+    if not own_marks and len(marks) == 1 and not pc.any(pc.or_(groups["."], groups[","])).as_py():
+        own_marks = marks
     reading: dict[str, bool | None] = {}  # whether the mark divides thousands
     for mark, other_mark in ((".", ","), (",", ".")):
         own, other = mark in own_marks, other_mark in own_marks

@@ -77,10 +77,10 @@ RULES: dict[str, Rule] = {
         "without data.clean.also=tracking they are kept",
     ),
     "rows_of_cancelled_orders_dropped": Rule(
-        "rows are of orders that were cancelled or not paid",
+        "rows are of orders that were cancelled or not paid, or of 0 pieces",
         "dropped; the same users' other events on the items stay",
         "data.clean.skip=cancelled_orders keeps them as purchases",
-        roles=("taken_back", "order_status"),
+        roles=("taken_back", "order_status", "quantity"),
     ),
     "ids_with_a_decimal_place": Rule(
         "ids are whole numbers with a decimal place, as some programs write them",
@@ -431,6 +431,9 @@ class Report:
         for name, rule in RULES.items():
             if removed := self.removed.get(name):
                 parts.append(f"{removed.events:,} left out: {rule.found}")
+        for name in ("quantities_unreadable", "ratings_unreadable"):
+            if count := self.counts.get(name):
+                parts.append(f"{count:,} {RULES[name].found}")
         return "; ".join(parts)
 
     def note(self, text: str) -> None:

@@ -14,13 +14,18 @@ import pyarrow.compute as pc
 
 from recsys.data.availability import answers, each, is_missing, plain_answer
 from recsys.data.column_words import words
+from recsys.data.numbers import read_amounts
 from recsys.event_names import NOT, PURCHASE, is_partial, is_return, level, normalised
 
 DATE = re.compile(r"\d{4}-\d{1,2}-\d{1,2}|\d{1,2}[./-]\d{1,2}[./-]\d{2,4}|\d{8,13}$")
 CANCELLED, RETURNED, ASKED, DENIED, PAID, KEPT, NO_EVENTS = map(
     words, ("cancelled", "returned", "asked", "denied", "paid", "kept", "no_events")
 )
-NEGATIVE = r"^[-\x{2212}]\s*[\d.,]*[1-9]|^[\d.,]*[1-9][\d.,]*-$|^\([\d.,]*[1-9][\d.,]*\)$"
+PIECES = (
+    r"(?i)^\+?(?P<less>[-\x{2012}\x{2013}\x{2212}(]|minus|moins|menos|meno|min)?\s*(?:x\s*)?"
+    r"(?P<n>\d{1,3}(?:[\s\x{A0}\x{202F}'\x{2019}]\d{3})+(?:[.,]\d+)?|[\d.,]{0,12}\d)"
+    r"\s*(?:[x\x{D7}]|\pL{1,9}\.?)?\s*(?P<end>[-)])?$"  # perhaps with a unit, as 2 Stk and 2x
+)
 MOST_KINDS = 20  # distinct values of a column that says what kind of document a line is of
 SURE_KINDS = 0.9  # share of the rows with a kind of a known strength
 LINES = 0.1  # share of filled rows behind the first of an order: more, and a row has its own state
@@ -176,14 +181,21 @@ def fill_orders(
 def read_pieces(texts: pa.ChunkedArray) -> pa.ChunkedArray:
     """Numbers of pieces, negative ones in the usual forms: (rows,) float32, null for no number.
 
-    The forms are -1, also with Unicode's minus, 1- of SAP, and (1) of accounting.
+    The forms are -1, also with Unicode's minus, 1- of SAP, and (1) of accounting. Marks of
+    thousands are those of `numbers.read_amounts`.
 
-    >>> read_pieces(pa.chunked_array([["-2", "\u22121,5", "3-", "(4)", "5", ""]])).to_pylist()
+    >>> read_pieces(pa.chunked_array([["-2", "\u22121,5", "3-", "(4)", "5 pcs", ""]])).to_pylist()
     [-2.0, -1.5, -3.0, -4.0, 5.0, None]
+    >>> read_pieces(pa.chunked_array([["-1.000", "1 200", "2", "minus 1", "5-10"]])).to_pylist()
+    [-1000.0, 1200.0, 2.0, -1.0, None]
     """
-    digits = pc.struct_field(pc.extract_regex(texts, r"(?P<n>\d{1,9}(?:[.,]\d+)?)"), "n")
-    pieces = pc.cast(pc.replace_substring(digits, ",", "."), pa.float32())
-    return pc.if_else(pc.match_substring_regex(texts, NEGATIVE), pc.negate(pieces), pieces)
+    encoded = texts.combine_chunks().dictionary_encode()
+    parts = pc.extract_regex(encoded.dictionary, PIECES)
+    bare = pc.replace_substring_regex(pc.struct_field(parts, "n"), r"[^\d.,]", "")
+    pieces = pc.cast(read_amounts(bare), pa.float32())
+    signs = [pc.struct_field(parts, name) for name in ("less", "end")]
+    less = pc.or_(pc.not_equal(signs[0], ""), pc.equal(signs[1], "-"))
+    return pa.chunked_array([pc.if_else(less, pc.negate(pieces), pieces).take(encoded.indices)])
 
 
 def pieces_of_events(

@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 
 from recsys import cli
 from recsys.data.columns import Sample, check_new_columns, mapped
+from recsys.data.returns import read_pieces
 from recsys.data.service_lines import says
 from recsys.data.time_formats import TimeRules
 from recsys.errors import DataError
@@ -248,6 +249,60 @@ def test_a_new_column_of_returns_is_refused_at_night(tmp_path, column):
     assert repr(column) in str(refused.value)
     check_new_columns(new, {"taken_back": "none"}, roles, [], rules)
     check_new_columns(new, {}, roles, [column], rules)
+
+
+# Numbers of pieces
+
+
+FORMS_OF_PIECES = {
+    "1.200": 1200, "1,200": 1200, "1.000,00": 1000, "1,000.00": 1000, "1 200": 1200,
+    "1\u202f200,5": 1200.5, "1'200": 1200, "-1.000,00": -1000, "1.000-": -1000, "(1,000)": -1000,
+    "2 Stk": 2, "-1 Stk": -1, "2x": 2, "2,5 kg": 2.5, "-3 szt.": -3, "minus 1": -1, "0": 0,
+    "+4": 4, "viele": None, "5-10": None, "12 of 30": None, "": None,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("text", FORMS_OF_PIECES)
+def test_a_number_of_pieces_is_read_whole_or_not_at_all(text):
+    (pieces,) = read_pieces(pa.chunked_array([[text]])).to_pylist()
+    assert pieces == FORMS_OF_PIECES[text]
+
+
+@pytest.mark.parametrize(
+    ("others", "bad"),
+    [(("1.000,00", "2,00", "5,00"), 0), (("2 Stk", "1 Stk", "3 Stk"), 0), (("2x", "3x", "1x"), 0),
+     (("1 200", "3", "10"), 0), (("3", "N/A", "2"), 60), (("2,5 kg", "3 kg", "1 kg"), 0),
+     (("viele", "wenige", "1"), 120)],
+)  # fmt: skip
+def test_a_return_is_one_whatever_the_other_quantities_are(shop, others, bad):
+    unit = others[0].rpartition(" ")[2] if others[0][-1].isalpha() and " " in others[0] else ""
+    rows = [(f"u{n % 20}", f"p{n * 7 % 11}", T + 5000 * n, others[n % 3]) for n in range(180)] + [
+        (f"u{n}", f"p{n * 7 % 11}", T + 5000 * (n + 180), f"-9.000 {unit}") for n in range(9)
+    ]
+    found = shop(table("user;item;timestamp;Menge", rows, ";"))
+    assert found.counts["negative_events_dropped"] == 9
+    assert found.counts.get("quantities_unreadable", 0) == bad
+
+
+def test_lines_of_no_pieces_are_no_purchases(shop):
+    found = shop(events(180, lambda n: n % 6, head="user,item,timestamp,quantity"))
+    assert found.counts["rows_of_cancelled_orders_dropped"] == 30
+    assert found.data.interactions.item.size == 150
+
+
+def test_views_without_pieces_and_returned_lines_of_none_are_kept(shop):
+    text = events(
+        180, lambda n: ("view", "purchase")[n % 2], lambda n: n % 2,
+        head="user,item,timestamp,event,quantity",
+    )  # fmt: skip
+    assert "rows_of_cancelled_orders_dropped" not in shop(text).counts
+    text = events(
+        180, lambda n: ("no", "yes")[n % 9 == 0], lambda n: int(n % 9 > 0),
+        head="user,item,timestamp,returned,quantity",
+    )  # fmt: skip
+    found = shop(text)
+    assert "rows_of_cancelled_orders_dropped" not in found.counts
+    assert found.counts["negative_events_dropped"] == 20
 
 
 def test_the_note_on_an_unknown_type_agrees_with_its_role(shop):
