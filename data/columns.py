@@ -34,6 +34,7 @@ from recsys.data.column_words import (
     words,
 )
 from recsys.data.layouts import refuse_without_header
+from recsys.data.numbers import NO_NUMBER
 from recsys.data.ratings import share_of_points
 from recsys.data.returns import (
     are_kinds,
@@ -241,7 +242,7 @@ def check_new_columns(
     before: Collection[str],
     rules: TimeRules,
 ) -> None:
-    """Refuse a column that the first run did not have, and that may say which rows are returns.
+    """Refuse a column that the first run did not have, and that may say what is negative.
 
     Args:
         sample: rows of the events.
@@ -253,7 +254,7 @@ def check_new_columns(
     Raises:
         DataError: such a column, with the settings that decide.
     """
-    for role in ("behaviour", "quantity", "taken_back", "order_status"):
+    for role in ("behaviour", "rating", "quantity", "taken_back", "order_status"):
         if given.get(role) is not None or (role in roles and role not in SEVERAL):
             continue
         for name in free_columns(sample, roles):
@@ -270,8 +271,9 @@ def check_new_columns(
                 )  # fmt: skip
                 raise DataError(
                     f"{sample.path}: column {name!r} ({shown}) looks like the {role} of the "
-                    "events, and was not read in the first run, so that returns could be taken "
-                    f"for purchases; {way_out}, or go on without it: --column {role}={NO_COLUMN}"
+                    "events, and was not read in the first run, so that returns or dislikes could "
+                    f"be taken for purchases; {way_out}, or go on without it: --column "
+                    f"{role}={NO_COLUMN}"
                 )
 
 
@@ -643,13 +645,15 @@ def _content_agrees(role: str, name: str, sample: Sample, rules: TimeRules) -> b
     if role == "price":
         return _share(values, r"\d") >= SURE_SHARE
     if role == "rating":
+        values = values.filter(each(values, lambda text: text.lower() not in NO_NUMBER))
         surest = max(share_of_points(values), share_of_answers(values))
         record, _, own = name.rpartition(".")
         if own.lower() in ("rate", "score", "grade"):  # of anything: discounts, taxes, frauds
             surest = min(surest, _share(values, RATE if own.lower() == "rate" else SCORE))
             if record and not re.search("review|rating|feedback|bewertung", record.lower()):
                 surest = 0.0
-        return bool(distinct <= MAX_RATINGS and surest >= SURE_SHARE)
+        named = rank(name, EVENT_WORDS["rating"][:1]) is not None
+        return bool(distinct <= MAX_RATINGS and surest >= (0.5 if named else SURE_SHARE))
     if role == "quantity":
         pieces = read_pieces(values)  # a few negative ones are returns, whatever the others are
         less = pc.sum(pc.less_equal(pieces, 0)).as_py() or 0

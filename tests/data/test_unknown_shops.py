@@ -331,6 +331,47 @@ def test_uniform_ratings_are_ordinary(shop, scale):
     ) == 200  # fmt: skip
 
 
+@pytest.mark.parametrize("nothing", ["N/A", "?", "unknown", "-", "n.a."])
+@pytest.mark.parametrize(
+    ("column", "values"),
+    [("rating", ("5.0", "1.0", "4.5", "3")), ("Bewertung", ("4/5", "1/5", "5/5", "3/5")),
+     ("stars", ("★★★★☆", "★☆☆☆☆", "★★★★★", "★★★☆☆")), ("liked", ("yes", "no", "yes", "yes")),
+     ("score", ("5", "1", "4", "3"))],
+)  # fmt: skip
+def test_a_rating_that_cannot_be_read_costs_one_rating(shop, nothing, column, values):
+    value = lambda n: nothing if n % 5 == 4 else values[n % 4]  # noqa: E731
+    found = shop(events(180, value, head=f"user,item,timestamp,{column}"))
+    low = sum(n % 5 != 4 and n % 4 == 1 for n in range(180))
+    assert found.counts["low_ratings_dropped"] == low
+    assert found.counts["ratings_unreadable"] == 36
+
+
+def test_a_third_of_words_among_ratings_are_counted(shop):
+    value = lambda n: ("awful", 1, 5, 4, 3)[n // 2 % 4 + 1 if n % 2 else 0]  # noqa: E731
+    found = shop(events(180, value, head="user,item,timestamp,rating"))
+    assert found.counts["ratings_unreadable"] == 90
+    assert found.counts["low_ratings_dropped"] == 23
+
+
+@pytest.mark.parametrize(
+    ("column", "values", "role"),
+    [("rating", ("1", "5"), "rating"), ("Bewertung", ("1", "N/A"), "rating"),
+     ("liked", ("true", "false"), "rating"), ("Menge", ("-1,00", "5,00"), "quantity"),
+     ("Qty", ("1", "-1 pcs"), "quantity"), ("Status", ("Wysłane", "Zwrot"), "order_status"),
+     ("Typ", ("Verkauf", "Retoure"), "behaviour")],
+)  # fmt: skip
+def test_a_new_column_of_what_is_negative_is_refused_at_night(tmp_path, column, values, role):
+    rows = [[f"u{n}", f"p{n % 3}", str(T + n), values[n % 2]] for n in range(60)]
+    columns = ["user", "item", "timestamp", column]
+    table = pa.table(list(map(pa.array, zip(*rows, strict=True))), columns)
+    new = Sample(tmp_path / "new.csv", table)
+    roles = mapped(new, {}, {name: name for name in columns[:3]}, of_items=False)
+    rules = TimeRules("auto", "UTC", None, T)
+    with pytest.raises(DataError, match=f"{role}={column}, or go on .*{role}=none"):
+        check_new_columns(new, {}, roles, [], rules)
+    check_new_columns(new, {role: "none"}, roles, [], rules)
+
+
 @pytest.mark.parametrize("high", [10, 8, 100])
 def test_counts_of_which_nearly_all_would_vanish_still_stop(shop, high):
     counts = [1] * 29 + [2, high // 2, high]
