@@ -27,10 +27,14 @@ FEW_LINES = 5  # below this, lengths of lines say nothing
 SAME_LENGTH = 0.6  # of the lines of a table
 VALUE = r"[\d.,:/ TZ+-]*\d[\d.,:/ TZ+-]*"  # a number, a date or a time is no name of a column
 NUMBERED = re.compile(r"(item|product|produkt|artikel|article|sku|producto|prodotto)s?[ _-]?\d+")
-SEPARATORS = (";", "|", ",")
+SEPARATORS = (";", "|", ",", " + ")
 MOST_KNOWN = 0.9  # of the parts of cells that are in the items file
 SEVERAL, REPEATED = 0.1, 0.5  # shares of cells with several items, and of distinct parts in them
-PIECES = r"^[^\s,;|]+ ?[xX×*] ?\d+(\s*[,;|]\s*[^\s,;|]+ ?[xX×*] ?\d+)+$"  # p0 x2, p6 x1
+AFTER = r"[^\s,;|]+ ?[xX×*] ?\d+"  # p0 x2
+BEFORE = r"\d+ ?[xX×*] ?[^\s,;|]+"  # 2x p0
+PIECES = "|".join(rf"^{one}(\s*[,;|]\s*{one})+$" for one in (AFTER, BEFORE))
+LIST = r"^\s*\[[^{]*\]\s*$"  # of JSON or Python
+CODES = r"^[^\s,;|+]*\d[^\s,;|+]*$"
 MOST_NUMBERED = 3  # columns such as `Item 1`, `Item 2` from which a row is a basket
 
 
@@ -165,6 +169,9 @@ def item_separator(
     """
     if given is not None:
         return None if given == "none" else given
+    lists = cells.filter(pc.match_substring_regex(cells, LIST))
+    if len(lists) > (1 - SEVERAL) * len(cells):
+        return ","
     for mark in SEPARATORS:
         several = cells.filter(pc.match_substring(cells, mark)).combine_chunks()
         if not len(several):
@@ -179,8 +186,16 @@ def item_separator(
             continue
         plural = rank(name, EVENT_WORDS["item"]) == rank("items", EVENT_WORDS["item"])
         repeated = pc.count_distinct(parts).as_py() <= REPEATED * len(parts)
-        if plural and repeated and len(several) >= SEVERAL * len(cells):
+        if not repeated or len(several) < SEVERAL * len(cells):
+            continue
+        if plural:
             return mark
+        if pc.all(pc.match_substring_regex(parts, CODES)).as_py():
+            raise DataError(
+                f"cells of column {name!r} look like several items ({several[0]}): --set "
+                f"'data.clean.item_separator=\"{mark}\"' makes a row of each, --set "
+                "data.clean.item_separator=none keeps a cell as one item"
+            )
     return None
 
 
@@ -196,6 +211,8 @@ def refuse_pieces_in_cells(path: Path, name: str, cells: pa.ChunkedArray) -> Non
     mark = re.findall(r"[,;|]", several[0].as_py())[-1]
     copy = shlex.quote(str(path.with_name(f"{path.name.partition('.')[0]}-items{path.suffix}")))
     expression = r"s/ ?[xX×*] ?[0-9]+( *[],;|\t\"]|$)/\1/g"
+    if re.match(BEFORE, several[0].as_py()):
+        expression = r"s/(^|[],;|\t\"] *)[0-9]+ ?[xX×*] ?/\1/g"
     raise DataError(
         f"{path}: cells of column {name!r} hold items with numbers of pieces ({several[0]}), which "
         "are not read; leave the numbers out, or write one row for each item with a column "
@@ -207,6 +224,8 @@ def refuse_pieces_in_cells(path: Path, name: str, cells: pa.ChunkedArray) -> Non
 def split_items(table: pa.Table, name: str, mark: str) -> pa.Table:
     """One row for each item of the cells of a column."""
     cells = pc.fill_null(as_text(table[name]), "").combine_chunks()
+    bare = pc.replace_substring_regex(cells, r"^\s*\[|\]\s*$|[\"']", "")
+    cells = pc.if_else(pc.match_substring_regex(cells, LIST), bare, cells)
     parts = pc.split_pattern(cells, mark)
     items, rows = pc.utf8_trim_whitespace(pc.list_flatten(parts)), pc.list_parent_indices(parts)
     keep = pc.or_(pc.not_equal(items, ""), pc.equal(cells.take(rows), ""))

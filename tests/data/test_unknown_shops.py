@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import subprocess
 from collections.abc import Callable, Iterable
 
 import pyarrow as pa
@@ -454,6 +455,60 @@ def test_a_line_that_may_be_a_product_is_kept_with_a_word(shop, line):
     assert repr(line) in found.notes
     dropped = shop(table("user,item,timestamp", rows), clean={"drop_items": [line]})
     assert line not in dropped.data.item_ids
+
+
+# Several items in one cell
+
+
+@pytest.mark.parametrize("form", ['["{}"]', "['{}']", "[{}]"])
+@pytest.mark.parametrize("column", ["product_ids", "sku", "items"])
+def test_a_list_in_a_cell_is_several_items(shop, form, column):
+    inner = form[2] if form[1] in "\"'" else ""
+    mark = f"{form[1]}, {form[1]}" if inner else ", "
+    cells = [
+        form.format(mark.join(f"p{(n + k) % 11}" for k in range(1 + n % 3))) for n in range(180)
+    ]
+    rows = [(f"u{n % 20}", cells[n], T + 5000 * n) for n in range(180)]
+    found = shop(table(f"user;{column};timestamp", rows, ";"))
+    assert sorted(found.data.item_ids) == sorted(f"p{n}" for n in range(11))
+    assert found.data.interactions.item.size == 360
+
+
+@pytest.mark.parametrize("mark", [",", ";", "|", " + "])
+def test_codes_in_one_cell_are_asked_about(shop, mark):
+    cells = [f"{mark} ".join(f"P{(n + k) % 11}" for k in range(1 + n % 3)) for n in range(180)]
+    text = table("user\tsku\ttimestamp", [(f"u{n % 20}", cells[n], T + 5000 * n)
+                                          for n in range(180)], "\t")  # fmt: skip
+    with pytest.raises(DataError, match="'sku' look like several items") as refused:
+        shop(text)
+    assert f"'data.clean.item_separator=\"{mark}\"'" in str(refused.value)
+    assert shop(text, clean={"item_separator": mark}).data.interactions.item.size == 360
+    assert shop(text, clean={"item_separator": "none"}).data.interactions.item.size == 180
+
+
+@pytest.mark.parametrize("cell", ["Tisch, rund", "SHIRT,RED,42", "iPad 5 + Pencil"])
+def test_a_mark_in_the_name_of_one_item_divides_nothing(shop, cell):
+    rows = [(f"u{n % 20}", (cell, "Stuhl", "Bank")[n % 3], T + 5000 * n) for n in range(180)]
+    found = shop(table("user;item;timestamp", rows, ";"))
+    assert found.data.item_ids.size == 3
+
+
+@pytest.mark.parametrize("form", ["{1}x {0}", "{1} x {0}", "{0} x{1}", "{0}*{1}"])
+def test_pieces_in_cells_are_refused_with_a_command_that_works(shop, raw, form):
+    cells = [
+        "|".join(form.format(f"P{(n + k) % 11}", k + 1) for k in range(1 + n % 3))
+        for n in range(180)
+    ]
+    text = table("user,products,timestamp", [(f"u{n % 20}", cells[n], T + n) for n in range(180)])
+    with pytest.raises(DataError, match="numbers of pieces") as refused:
+        shop(text)
+    command = str(refused.value).partition("'quantity': ")[2].partition(" && ")[0]
+    subprocess.run(["bash", "-c", command], check=True)
+    made = (raw / "events-items.csv").read_text()
+    assert made == (table("user,products,timestamp", [
+        (f"u{n % 20}", "|".join(f"P{(n + k) % 11}" for k in range(1 + n % 3)), T + n)
+        for n in range(180)
+    ]))  # fmt: skip
 
 
 # Missing ids
