@@ -76,7 +76,7 @@ def pattern(name: str) -> re.Pattern[str]:
 
 
 def _text(text: str) -> str:
-    return re.sub(r"\$(\w+)", lambda match: WORDS[match[1]], text)
+    return re.sub(r"\$(\w+)", lambda match: _text(WORDS[match[1]]), text)
 
 
 def _groups(roles: dict[str, list[dict[str, Any]]]) -> dict[str, Groups]:

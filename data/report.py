@@ -420,9 +420,10 @@ class Report:
         """How many rows of a file were read, and how many each rule left out, as one line.
 
         >>> report = Report(rows=9)
-        >>> report.remove("ratings_unreadable", 2)
-        >>> report.rows_in_words()
-        '9 rows were read; 2 left out: ratings are not numbers'
+        >>> report.remove("partial_returns_dropped", 2)
+        >>> report.add("ratings_unreadable", 1)
+        >>> report.rows_in_words().replace(RULES["partial_returns_dropped"].found, "...")
+        '9 rows were read; 2 left out: ...; 1 ratings are not numbers'
         """
         read = self.rows - self.split
         parts = [f"{read:,} rows were read"]
