@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from recsys.data.availability import each, read_available
-from recsys.data.column_words import ITEM_WORDS, rank, words
+from recsys.data.column_words import EVENT_WORDS, ITEM_WORDS, rank, words
 from recsys.data.columns import (
     NO_COLUMN,
     SURE_SHARE,
@@ -125,6 +125,10 @@ def unread_exclusions(
             if name not in states:
                 unread = pc.or_(unread, pc.is_valid(read_order_status(values)))
             said = values.filter(unread)
+        elif not of_items and rank(name, EVENT_WORDS["rating"][:1]) is not None:
+            said = (
+                values if ignored.isdisjoint(["rating"]) and "rating" not in roles else values[:0]
+            )
         elif not of_items and "behaviour" not in ignored:
             back = pa.array(names_of_returns(values), pa.string())
             said = values.filter(pc.is_in(values, value_set=back))
@@ -137,7 +141,8 @@ def unread_exclusions(
             "these items are recommended as the others; say false for them in a column 'available'"
             if of_items
             else "these events count as the others; leave them out of the file, or say in a column "
-            "'returned' which of them were taken back as a whole: yes or no"
+            "'returned' which of them were taken back as a whole, or in 'liked' which were liked: "
+            "yes or no"
         )
         if not of_items and "behaviour" not in roles and names_of_returns(values):
             flag = shlex.quote(f"behaviour={name}")

@@ -207,6 +207,7 @@ def test_states_of_orders_in_eight_languages(shop, language, column):
      ("Quantité remboursée", ("0", "3")), ("product_quantity_refunded", ("0", "2")),
      ("product_quantity_return", ("0", "1")), ("Kwota zwrotu", ("", "12.50")),
      ("Motivo da devolução", ("", "Defeito")), ("Stornogrund", ("", "zu spät")),
+     ("rating", ("fine", "awful")), ("Bewertung", ("gut", "schlecht")),
      ("order_status", ("paid", "Cancel it")), ("Status", ("Zrealizowane", "Do zwrotu"))],
 )  # fmt: skip
 def test_what_may_say_that_rows_were_taken_back_is_never_left_out_in_silence(shop, column, values):
