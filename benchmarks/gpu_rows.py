@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,9 @@ class Rows:
     def add(self, **row: Any) -> None:
         """Write a line, and show it."""
         line = json.dumps(row, default=str)
-        with self._path.open("a", encoding="utf-8") as out:
-            print(line, file=out)
+        with self._path.open("a+b") as out:
+            size = out.seek(0, os.SEEK_END)
+            out.seek(max(0, size - 1))
+            begin = b"" if out.read() in (b"", b"\n") else b"\n"  # a line that was cut off
+            out.write(begin + line.encode() + b"\n")
         print(line if len(line) < 400 else line[:400] + " ...", flush=True)

@@ -45,43 +45,46 @@ def compare(alone: Sequence[Answer], together: Sequence[Answer]) -> dict[str, An
 
 
 def answers(run: Run) -> dict[int, Answer]:
-    """The list of each request, by its identity.
-
-    Raises:
-        RuntimeError: a request was refused.
-    """
-    for reply in run.replies:
-        if reply.status not in OK:
-            raise RuntimeError(f"{reply.status}: {reply.body[:300]!r}")
+    """The list of each request that was not refused, by its identity."""
     return {
         id(reply.request): [
             ((item["item_id"],), item["score"]) for item in json.loads(reply.body)["items"]
         ]
         for reply in run.replies
+        if reply.status in OK
     }
 
 
 async def measure(bundle: Path, count: int, clients: int, rows: Rows) -> None:
-    """Start the service, and add a row for its start, each load and their comparison."""
+    """Start the service, and add a row for its start, each load and their comparison.
+
+    Raises:
+        SystemExit: a request was refused; all rows are there.
+    """
     device = "cuda" if torch.cuda.is_available() else "cpu"
     settings = [f"device={device}", "rate_limit=null"]
     if device == "cuda":
         settings.append("capture=decodes")
     requests, start = list(islice(Workload(bundle).plain(), count)), time.perf_counter()
     mixed = [requests[i] for i in np.random.default_rng(1).permutation(count)]
-    lists = []
+    lists, refused = [], []
     async with start_server(bundle, settings) as server, Client(server, RECOMMEND) as client:
         rows.add(kind="ready", device=device, seconds=round(time.perf_counter() - start, 1))
         await client.closed(iter(requests[:WARM]), 1)
         for sent, at_once in ((requests, 1), (mixed, clients)):
             run = await client.closed(iter(sent), at_once, keep=True)
-            by_request = answers(run)
-            lists.append([by_request[id(request)] for request in requests])
+            lists.append(answers(run))
+            failed = [reply for reply in run.replies if reply.status not in OK]
+            refused += failed
             rows.add(
-                kind="load", clients=at_once, requests=count, per_second=round(run.rate, 1),
-                p50_ms=run.percentile(50), p99_ms=run.percentile(99),
+                kind="load", clients=at_once, requests=count, refused=len(failed),
+                per_second=round(run.rate, 1), p50_ms=run.percentile(50), p99_ms=run.percentile(99),
             )  # fmt: skip
-    rows.add(kind="equality", **compare(*lists))
+    both = [key for key in map(id, requests) if all(key in found for found in lists)]
+    rows.add(kind="equality", **compare(*([found[key] for key in both] for found in lists)))
+    if refused:
+        first = f"{refused[0].status}: {refused[0].body[:300]!r}"
+        raise SystemExit(f"{len(refused)} requests were refused, the first with {first}")
 
 
 def main() -> None:

@@ -1,10 +1,13 @@
 """benchmarks/gpu_visit.py: parts write rows, cost each other nothing, and end in time."""
 
+import asyncio
 import importlib.util
 import json
 import os
 import sys
 import zipfile
+from contextlib import asynccontextmanager
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -155,3 +158,50 @@ def test_the_rule_of_near_ties(visit):
     assert service.compare(alone, [[(("a",), 3.0), (("b",), 2.1), (("c",), 2.0)]])["different"] == 1
     assert service.compare(alone, [[(("b",), 3.0), (("a",), 2.0), (("c",), 2.0)]])["different"] == 1
     assert service.compare(alone, [alone[0][:2]])["different"] == 1
+
+
+def test_a_request_that_is_refused_costs_no_row(visit, tmp_path, monkeypatch):
+    """Of 6 requests of three clients the second is refused."""
+    service = load("gpu_service")
+    client = sys.modules["load_client"]
+
+    class Client:
+        async def __aenter__(self):
+            return self
+
+        async def __aexit__(self, *error):
+            pass
+
+        async def closed(self, requests, at_once, **options):
+            body = b'{"items": [{"item_id": "a", "score": 1.0}]}'
+            replies = [client.Reply(request, 200, body, 1.0) for request in requests]
+            if at_once == 3:
+                replies[1] = client.Reply(replies[1].request, 503, b"queue full", 1.0)
+            return client.Run(seconds=1.0, latency_ms=[1.0], replies=replies)
+
+    class Workload:
+        def plain(self):
+            return (str(number).encode() for number in count())
+
+    @asynccontextmanager
+    async def start_server(*options):
+        yield
+
+    monkeypatch.setattr(service, "Client", lambda *options: Client())
+    monkeypatch.setattr(service, "Workload", lambda bundle: Workload())
+    monkeypatch.setattr(service, "start_server", start_server)
+    with pytest.raises(SystemExit, match="1 requests were refused, the first with 503: b'queue f"):
+        asyncio.run(service.measure(tmp_path, 6, 3, visit.Rows(tmp_path / "rows.jsonl")))
+    _, one, three, equality = rows(tmp_path)
+    assert (one["refused"], three["refused"], three["per_second"]) == (0, 1, 1.0)
+    assert (equality["same"], equality["different"]) == (5, 0)
+
+
+def test_rows_begin_behind_a_line_that_was_cut_off(visit, tmp_path):
+    file = tmp_path / "rows.jsonl"
+    file.write_text('{"kind": "ro', encoding="utf-8")
+    for number in range(2):
+        visit.Rows(file).add(number=number)
+    assert file.read_text(encoding="utf-8").split("\n") == [
+        '{"kind": "ro', '{"number": 0}', '{"number": 1}', ""
+    ]  # fmt: skip
