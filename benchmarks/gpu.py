@@ -46,7 +46,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from answers import HF_ROUNDING, ROUNDING, Agreement, Answer
 from gpu_bench import HUGGING_FACE, MOST, QUICK, WAYS, Bench, Row, Sizes, decode_eagerly
-from gpu_gate import Ranking, Scorer, allowance, find_fault, find_row, judge
+from gpu_gate import Ranking, Scorer, find_fault, find_row, judge
 from gpu_rows import Rows
 from measuring import environment, summarize
 from workload import SHAPES
@@ -120,8 +120,7 @@ class Case:
         elif self.bench.exact:
             gate = {"passed": agreement.requests == 1}
         else:
-            most = allowance(self._trusted)
-            shortfall = self._scorer.shortfall(self._prompts, lists, excluded, most)
+            shortfall = self._scorer.shortfall(self._prompts, lists, excluded)
             gate = judge(self._scorer.error(self._prompts, lists), shortfall, self._trusted)
         return {"in_common": agreement.items, "score_gap": agreement.gap, "gate": gate}
 

@@ -130,6 +130,19 @@ def test_in_bfloat16_ways_are_judged_by_their_error(gpu, monkeypatch):
     assert (gate["passed"], gate["error"]) == (False, "lists have other lengths")
 
 
+@pytest.mark.parametrize(("seed", "beams", "items"), [(5, 5, 300), (10, 5, 300), (103, 20, 12_000)])
+def test_a_near_tie_that_moves_a_whole_branch_is_no_fault(gpu, monkeypatch, seed, beams, items):
+    """Hugging Face or eager beam search loses one with these seeds."""
+    bench_module = sys.modules["gpu_bench"]
+    setup = bench_module.Setup
+    monkeypatch.setattr(bench_module, "Setup", lambda *about: setup(*about[:3], seed))
+    sizes = gpu.QUICK._replace(beams=beams, items=items)
+    case = gpu.Case(gpu.Bench("tiny", sizes, [("cold", 1)], torch.bfloat16), "cold", 1)
+    for way in ("huggingface", "graphs"):
+        found = case.check(way)
+        assert found["gate"]["passed"], found
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_wrong_selections_with_right_scores_are_refused(gpu, monkeypatch, dtype):
     bench = gpu.Bench("tiny", gpu.QUICK, [("cold", 3)], dtype)

@@ -71,13 +71,12 @@ class Judged:
         )
 
     def judge(self, rankings):
-        most = gate.allowance(self.trusted)
-        short = self.scorer.shortfall(self.prompts, rankings, [()] * REQUESTS, most)
+        short = self.scorer.shortfall(self.prompts, rankings, [()] * REQUESTS)
         return gate.judge(self.error(rankings), short, self.trusted)
 
     def exact(self, prompt, sequences):
         """Sequences with their scores in float32, best first."""
-        scores = gate.score(self.model, prompt, sequences)
+        scores = gate.score(self.model, prompt, sequences)[:, -1].tolist()
         return sorted(zip(sequences, scores, strict=True), key=lambda pair: -pair[1])
 
 
@@ -96,7 +95,10 @@ def test_scores_are_those_of_plain_passes_in_float32():
     before = [(p.dtype, p.data_ptr()) for p in judged.model.parameters()]
     sequences = [tuple(row) for row in judged.catalog[[3, 50, 7]].tolist()]
     plain = [plain_scores(judged, 2, sequences, dtype) for dtype in (torch.float32, torch.float64)]
-    assert_as_exact(gate.score(judged.model, judged.prompts[2], sequences), *plain)
+    found = gate.score(judged.model, judged.prompts[2], sequences)
+    assert_as_exact(found[:, -1], *plain)
+    first = gate.score(judged.model, judged.prompts[2], [sequence[:1] for sequence in sequences])
+    assert_as_exact(found[:, :1], first, first)
     assert [(p.dtype, p.data_ptr()) for p in judged.model.parameters()] == before
 
 
@@ -113,7 +115,9 @@ def plain_scores(judged, number, sequences, dtype):
     return scores
 
 
-def test_eager_passes_hugging_face_and_other_orders_of_sums_pass(judged):
+@pytest.mark.parametrize("seed", range(30))
+def test_eager_passes_hugging_face_and_other_orders_of_sums_pass(seed):
+    judged = judge_of(seed)
     others = judged.search(), judged.search(drafted=True)
     for rankings in (judged.eager, judged.huggingface, *others):
         assert not judged.fault(rankings)
@@ -131,19 +135,70 @@ def test_what_a_float32_search_keeps_is_what_a_search_from_scratch_keeps():
     ]
     lists = {}
     for dtype in (torch.float32, torch.float64):
-        kept, margins = [()], {(): float("inf")}
+        kept, known = [()], {}
         for level in range(1, 5):
             prefixes = sorted({row[:level] for row in rows if row[: level - 1] in kept})
             scores = plain_scores(judged, 0, prefixes, dtype)
             ranked = sorted(zip(prefixes, scores, strict=True), key=lambda pair: -pair[1])
             kept = [prefix for prefix, _ in ranked[:BEAMS]]
-            dropped = ranked[BEAMS][1] if len(ranked) > BEAMS else -float("inf")
-            margins |= {p: min(margins[p[:-1]], s - dropped) for p, s in ranked[:BEAMS]}
-        lists[dtype] = {sequence: margins[sequence] for sequence in kept}
-    found = {sequence: margin for sequence, _, margin in judged.scorer._search(*asked)}
+            known |= dict(ranked)
+        lists[dtype] = {
+            sequence: [known[sequence[:level]] for level in range(1, 5)] for sequence in kept
+        }
+    found, _ = judged.scorer._search(*asked)
     plain, exact = lists.values()
     assert list(found) == list(plain) == list(exact)
-    assert_as_exact(*(list(each.values()) for each in (found, plain, exact)))
+    assert_as_exact(*(np.stack(list(each.values())) for each in (found, plain, exact)))
+
+
+def prefix_scores(judged, prompt):
+    """Scores in float32 of all that items of the catalog begin with, by level."""
+    rows = [tuple(row) for row in judged.trie.rows.tolist()]
+    exact = gate.score(judged.model, prompt, rows).T
+    return [
+        {row[:level]: score for row, score in zip(rows, scores, strict=True)}
+        for level, scores in enumerate(exact, 1)
+    ]
+
+
+def search(levels, widths):
+    """The list of a beam search from scratch, by the scores of each level."""
+    kept = [()]
+    for scores, width in zip(levels, widths, strict=True):
+        grown = [prefix for prefix in scores if prefix[:-1] in kept]
+        kept = sorted(grown, key=lambda prefix: -scores[prefix])[:width]
+    return [(sequence, levels[-1][sequence]) for sequence in kept]
+
+
+def test_a_search_that_keeps_too_few_first_tokens_is_refused(judged):
+    """The items that it lists are what it should list of those that begin with the best token."""
+    found = []
+    for prompt in judged.prompts:
+        ranking = search(prefix_scores(judged, prompt), [1, BEAMS, BEAMS, BEAMS])
+        found.append(judged.scorer.shortfall([prompt], [ranking], [()]))
+    assert max(found) > gate.allowance(judged.trusted)
+
+
+def test_what_is_certainly_kept_is_better_than_the_best_of_the_catalog_at_its_level(judged):
+    _, certain = judged.scorer._search(judged.prompts[0], ())
+    levels = prefix_scores(judged, judged.prompts[0])
+    best = [sorted(scores.values())[-BEAMS] for scores in levels]
+    assert certain[0] == pytest.approx(best[0], abs=1e-4)
+    assert all(bound > score - 1e-4 for bound, score in zip(certain, best, strict=True))
+
+
+@pytest.mark.parametrize("error", [0.0, 0.5, 2.0])
+def test_a_search_by_scores_with_errors_falls_short_by_twice_the_largest_at_most(error):
+    """What is lost at one level by an error is not asked for at the next ones."""
+    judged, rng, differ = judge_of(4), np.random.default_rng(0), 0
+    prompt = judged.prompts[0]
+    exact = prefix_scores(judged, prompt)
+    for _ in range(100):
+        moved = [{p: s + rng.choice([-error, error]) for p, s in level.items()} for level in exact]
+        ranking = search(moved, [BEAMS] * 4)
+        assert judged.scorer.shortfall([prompt], [ranking], [()]) <= 2 * error + 1e-4
+        differ += {sequence for sequence, _ in ranking} != set(judged.scorer._search(prompt, ())[0])
+    assert bool(differ) == bool(error)
 
 
 @pytest.mark.parametrize(
@@ -234,6 +289,27 @@ def test_one_planted_error_in_the_second_pass_fails(seed, plant, monkeypatch):
     assert len(calls) == 4
     assert judged.error(found) > gate.allowance(judged.trusted)
     assert not judged.judge(found)["passed"]
+
+
+def test_a_fault_that_eager_shares_is_no_excuse(monkeypatch):
+    """Its own error would allow it; Hugging Face has none of it."""
+    right = TreeModel.run
+
+    def run(self, tokens, positions, masks, cache, rows):
+        return wrong_row(masks, cache, lambda m: right(self, tokens, positions, m, cache, rows))
+
+    def wrong_row(masks, cache, run):
+        logits = run(masks).clone()
+        if logits.shape[1] > 1:
+            logits[0, [0, 1]] = logits[0, [1, 0]]
+        return logits
+
+    monkeypatch.setattr(TreeModel, "run", run)
+    judged = Judged(0)
+    for rankings in (judged.eager, judged.huggingface):
+        verdict = judged.judge(rankings)
+        assert verdict["error"] <= gate.allowance(judged.trusted)
+        assert not verdict["passed"]
 
 
 def test_scores_that_are_no_numbers_fail():
