@@ -28,7 +28,10 @@ aten = torch.ops.aten
 COPIES = {aten.copy_, aten._copy_from, aten._foreach_copy_}  # from one device to another
 # CUDA takes indices from the host, and elsewhere a tensor with one value and no dimension.
 HOST_INDICES = {aten.index, aten.index_put, aten.index_put_, aten._index_put_impl_}
-NO_HOST_VALUE = {aten.cat, aten.stack, aten.index_select, aten.gather, aten.embedding}
+NO_HOST_VALUE = {
+    aten.cat, aten.stack, aten.index_select, aten.gather, aten.embedding, aten.searchsorted,
+    aten.bucketize, aten.addmm, aten.addmv, aten.baddbmm, aten.addbmm, aten.addr,
+}  # fmt: skip
 
 # Libraries that compare addresses when they save weights, and read nothing there.
 COMPARE_ADDRESSES = {"transformers", "safetensors"}
@@ -101,7 +104,7 @@ class _Operations(TorchDispatchMode):
         given, kind = _tensors((args, kwargs)), func.overloadpacket
         on_gpu = any(tensor in MEMORY for tensor in given)
         if on_gpu and kind not in COPIES:
-            _refuse_mixtures(func, args, given)
+            _refuse_mixtures(func, args, kwargs, given)
         asked = kwargs.get("device")
         if asked is not None and asked.type == "cuda":
             kwargs, on_gpu = {**kwargs, "device": CPU}, True
@@ -113,12 +116,18 @@ class _Operations(TorchDispatchMode):
         return found
 
 
-def _refuse_mixtures(func, args, given):
+def _refuse_mixtures(func, args, kwargs, given):
     kind = func.overloadpacket
+    written = [
+        args[place] if place < len(args) else kwargs.get(argument.name)
+        for place, argument in enumerate(func._schema.arguments)
+        if argument.is_write
+    ]
     if kind in HOST_INDICES and args[0] in MEMORY:
         given = _tensors((args[0], args[2:]))
     for tensor in given:
-        one_value = tensor.dim() == 0 and kind not in NO_HOST_VALUE
+        read = not any(tensor is other for other in _tensors(written))
+        one_value = tensor.dim() == 0 and read and kind not in NO_HOST_VALUE
         if _address(tensor) and tensor not in MEMORY and not one_value:
             raise RuntimeError(
                 "Expected all tensors to be on the same device, but found at least two devices, "
@@ -149,6 +158,8 @@ class _Names(TorchFunctionMode):
         name = getattr(func, "__name__", "")
         if name in ("to", "cpu", "cuda"):
             return _move(args[0], name, *args[1:], **kwargs)
+        if name == "type_as" or (name == "as_tensor" and isinstance(args[0], Tensor)):
+            return _move(args[0], "to", *args[1:], **kwargs)
         if on_gpu and name == "__get__":
             answers = {Tensor.device: GPU, Tensor.is_cuda: True, Tensor.is_cpu: False}
             if func.__self__ in answers:

@@ -10,6 +10,8 @@ import torch
 MIXTURES = {
     "sum": lambda there, here: there + here,
     "into the host's": lambda there, here: here.add_(there),
+    "into one value of the host": lambda there, here: here.sum().add_(there.sum()),
+    "output of one value": lambda there, here: torch.sum(there, dim=0, out=here.sum()),
     "one value of the GPU": lambda there, here: here + there.sum(),
     "cat": lambda there, here: torch.cat([there, here]),
     "cat of one value": lambda there, here: torch.stack([there[0], torch.tensor(1.0)]),
@@ -18,6 +20,9 @@ MIXTURES = {
     "index of the GPU": lambda there, here: here[there.long()],
     "mask": lambda there, here: there.masked_fill(here > 0, 0.0),
     "search": lambda there, here: torch.searchsorted(there, here),
+    "search for one value": lambda there, here: torch.searchsorted(there, here.sum()),
+    "bucket of one value": lambda there, here: torch.bucketize(here.sum(), there),
+    "bias of one value": lambda there, here: torch.addmm(here.sum(), there[:, None], there[None]),
     "embedding": lambda there, here: torch.nn.functional.embedding(here.long(), there[:, None]),
     "numbers": lambda there, here: torch.rand(3, generator=torch.Generator(), device="cuda"),
     "equality": torch.equal,
@@ -71,10 +76,12 @@ def test_results_views_and_copies_are_where_they_should_be():
         there.new_tensor([1]), torch.ones(3).to(there), torch.ones(3).cuda(), there.double(),
         torch.nn.Parameter(there), copy.deepcopy(there), torch.arange(3, device="cuda"),
         torch.rand(3, generator=torch.Generator("cuda"), device="cuda"), torch.outer(*there[:, :2]),
+        torch.ones(3).type_as(there), torch.as_tensor(there),
     ]  # fmt: skip
     on_host = [
         there.cpu(), there.to("cpu"), torch.ones(3), torch.zeros_like(there, device="cpu"),
         torch.tensor(there.tolist()), torch.from_numpy(np.ones(3)), there.to(torch.ones(2)),
+        torch.as_tensor(there, device="cpu"), there.type_as(torch.ones(2)),
     ]  # fmt: skip
     assert {str(tensor.device) for tensor in on_gpu} == {"cuda:0"}
     assert {str(tensor.device) for tensor in on_host} == {"cpu"}
