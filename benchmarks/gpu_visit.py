@@ -3,9 +3,9 @@
     python benchmarks/gpu_visit.py --wheels wheels --out visit.jsonl
 
 For a bare machine with torch, transformers and triton. `--wheels` is a folder of wheels, this
-project's own among them, which are installed into a temporary folder without the network. Each part
-is a process with a time limit of its own, and ends when that is over or the whole time is spent; a
-part that fails costs the others nothing. Rows are added to `--out` as they are measured, as lines
+project's own among them (docs/gpu.md), which are installed offline into a temporary folder. Each
+part is a process with a time limit, and ends when that is over or the whole time is spent; a part
+that fails costs the others nothing. Rows are added to `--out` as they are measured, as lines
 of JSON: those of a part, then one of the kind `part` that says how it ended, with the end of its
 output. The limits of the parts add up to more than the whole: they stop a part that hangs, and
 parts usually end sooner; the last ones are left out if the time is spent. `--quick` runs toy sizes,
@@ -37,8 +37,8 @@ GPU_TESTS = [
     for name in ("graphs", "captured", "captured_drafts", "level_kernel")
 ]
 WAYS = ("graphs", "decode-graph", "draft", "draft-graph")
-TOY = ("--model", "tiny", "--quick", "--cases", "cold:1", "--ways", "graphs", "--beams", "5",
-       "--history", "6", "--items", "300", "--rounds", "2")  # fmt: skip
+TOY = ("--model", "tiny", "--quick", "--cases", "cold:1", "--beams", "5", "--history", "6",
+       "--items", "300", "--rounds", "2")  # fmt: skip
 SHOP = (
     "data.synthetic.users=60", "data.synthetic.items=240", "sasrec.epochs=1", "sasrec.min_steps=0",
     "target.epochs=1", "draft.epochs=1",
@@ -124,6 +124,7 @@ def list_parts(out: Path, home: Path, wheels: Path | None, *, quick: bool) -> li
     few = ["--requests", "50", "--clients", "4"] if quick else []
     parts = [
         Part("tests", 60, ["-m", "pytest", *tests]),
+        gpu("float32", 40, "--quick", "--float32", "--cases", "cold:1", "kept:3"),  # all ways
         gpu("1.1B", 70, "--model", "1.1B", *cases),
         gpu("7B", 110, "--model", "7B", *cases),
         Part("quickstart", 90, shop),
@@ -139,7 +140,7 @@ def list_parts(out: Path, home: Path, wheels: Path | None, *, quick: bool) -> li
 
 def install(wheels: Path, site: Path) -> Part:
     """Wheels go into a folder of their own, so what the machine has stays as it is."""
-    files = [str(file) for file in sorted(wheels.glob("*.whl"))]
+    files = [str(file) for file in sorted(wheels.resolve().glob("*.whl"))]
     pip = ["-m", "pip", "install", "-q", "--no-index", "--no-deps", "--target", str(site)]
     return Part("install", 60, [*pip, *files])
 

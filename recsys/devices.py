@@ -44,6 +44,7 @@ def choose_device(
     *,
     large: bool,
     by_name: str = BY_NAME,
+    show: Callable[[str], object] = str,
 ) -> str:
     """The device that `device` names; for `auto`, what is faster here.
 
@@ -57,6 +58,7 @@ def choose_device(
             `auto` on a machine with a GPU.
         large: the work takes too long on a CPU to be measured there, so the GPU is taken.
         by_name: how to have a device without a measurement, for the warning.
+        show: takes the times if both devices were measured, for who does not see the log.
 
     Raises:
         Exception: what `measure` raises on the CPU.
@@ -80,6 +82,7 @@ def choose_device(
                 by_name, fields, extra={"fields": fields},
             )  # fmt: skip
             return CPU
+        show(", ".join(f"{1000 * taken:.1f} ms on {name}" for name, taken in seconds.items()))
         fields |= {f"{name}_ms": round(1000 * taken, 2) for name, taken in seconds.items()}
         chosen = faster_device(cpu_s=seconds[CPU], gpu_s=seconds[GPU])
     fields["device"] = chosen

@@ -17,7 +17,7 @@ import torch
 from accelerate import Accelerator
 from torch import nn
 
-from recsys.devices import AUTO, CPU, GPU, choose_device, typical_seconds
+from recsys.devices import AUTO, GPU, choose_device, typical_seconds
 from recsys.progress import say
 from recsys.training.loop import Data, Inputs, make_optimizer
 from recsys.training.settings import LoopConfig
@@ -54,18 +54,16 @@ def on_chosen_device(
         parameters = sum(p.numel() for model in models for p in model.parameters())
         operations = 6 * parameters * max((batch.size for batch in batches), default=0)
         large = operations > LARGE_STEP or not batches
-        times: dict[str, float] = {}
 
         def measure(place: str) -> float:
             module = make(torch.device(place), *copy.deepcopy(list(models)))
-            times[place] = step_seconds(module.to(place), batches, config, torch.device(place))
-            return times[place]
+            return step_seconds(module.to(place), batches, config, torch.device(place))
 
-        chosen = choose_device(AUTO, f"training of {name}", measure, large=large, by_name=BY_NAME)
+        chosen = choose_device(
+            AUTO, f"training of {name}", measure, large=large, by_name=BY_NAME,
+            show=lambda times: say(f"{name}: a step takes {times}"),
+        )  # fmt: skip
         device = torch.device(chosen)
-        if len(times) == len((CPU, GPU)):
-            shown = ", ".join(f"{1e3 * s:.1f} ms on {place}" for place, s in times.items())
-            say(f"{name}: a step takes {shown}")
     return make(device, *models), device
 
 
@@ -83,6 +81,6 @@ def step_seconds(
         optimizer.zero_grad()
         return float(loss.detach())  # waits for the device
 
-    with torch.random.fork_rng():
+    with torch.random.fork_rng(devices=[device] if device.type == GPU else []):
         module.train()
         return typical_seconds(step, LIMIT_S)

@@ -279,9 +279,11 @@ def _load(bundle: Path, config: EvaluationConfig) -> Recommender:
         return taken * config.batch_size / few
 
     large = is_large(bundle / TARGET)
-    return load(
-        device=choose_device(config.device, f"evaluation of {bundle}", seconds, large=large)
-    )
+    chosen = choose_device(
+        config.device, f"evaluation of {bundle}", seconds, large=large,
+        show=lambda times: say(f"evaluation: a batch of {config.batch_size} users takes {times}"),
+    )  # fmt: skip
+    return load(device=chosen)
 
 
 def _settings(config: EvaluationConfig) -> dict[str, Any]:

@@ -1,12 +1,17 @@
 """Device `auto`: the faster one of two measured times, and the CPU without a GPU."""
 
 import logging
+import re
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from recsys import devices
 from recsys.devices import choose_device, is_large
+from recsys.evaluation.protocol import EvaluationConfig
+from recsys.evaluation.run import _load
+from recsys.recommender import Recommender
 
 
 def never(device):
@@ -33,13 +38,25 @@ def test_the_faster_one_is_taken_and_the_times_are_logged(
 ):
     with claimed_gpu(), caplog.at_level(logging.INFO, "recsys.devices"):
         measure = {"cpu": cpu_s, "cuda": gpu_s}.__getitem__
-        found = choose_device("auto", "work", measure, large=False)
+        shown = []
+        found = choose_device("auto", "work", measure, large=False, show=shown.append)
     assert found == chosen
+    assert shown == [f"{1000 * cpu_s:.1f} ms on cpu, {1000 * gpu_s:.1f} ms on cuda"]
     (line,) = caplog.records
     assert vars(line)["fields"] == {
         "work": "work", "large": False, "device": chosen,
         "cpu_ms": 1000 * cpu_s, "cuda_ms": 1000 * gpu_s,
     }  # fmt: skip
+
+
+def test_an_evaluation_prints_the_times(claimed_gpu, monkeypatch, tmp_path, capsys):
+    ranks = SimpleNamespace(rank_variants=lambda users, **options: None, catalog=range(9))
+    ranks.encoder = SimpleNamespace(config=SimpleNamespace(max_items=3))
+    monkeypatch.setattr(Recommender, "load", lambda bundle, **options: ranks)
+    with claimed_gpu():
+        assert _load(tmp_path, EvaluationConfig(batch_size=8)) is ranks
+    shown = " ".join(capsys.readouterr().err.split())
+    assert re.search(r"evaluation: a batch of 8 users takes .* ms on cpu, .* ms on cuda", shown)
 
 
 @pytest.mark.parametrize(

@@ -5,12 +5,16 @@ import importlib.util
 import json
 import os
 import sys
+import tomllib
 import zipfile
 from contextlib import asynccontextmanager
+from importlib import metadata
 from itertools import count
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 FOLDER = Path(__file__).parents[2] / "benchmarks"
 SLEEP = "import time; time.sleep(600)"
@@ -98,7 +102,9 @@ def test_a_toy_model_writes_its_rows(visit, begin, tmp_path):
     part = next(part for part in parts if part.name == "7B")
     assert begin().run(part), rows(tmp_path)
     kinds = [row["kind"] for row in rows(tmp_path)]
-    assert kinds == ["begin", "capture", "row", "model", "end", "part"]
+    ways = ["graphs", "decode-graph", "draft", "draft-graph"]
+    assert kinds == ["begin", *["capture"] * 3, *["row"] * len(ways), "model", "end", "part"]
+    assert [row["way"] for row in rows(tmp_path) if row["kind"] == "row"] == ways
 
 
 def test_the_options_of_all_parts_are_understood(visit, tmp_path):
@@ -106,7 +112,9 @@ def test_the_options_of_all_parts_are_understood(visit, tmp_path):
     for quick in (True, False):
         parts = visit.list_parts(tmp_path / "rows.jsonl", tmp_path, None, quick=quick)
         commands = [p.command[1:] for p in parts if p.command[0].endswith("gpu.py")]
-        assert [gpu.parse(command).quick for command in commands] == [quick] * 5
+        exact, *parsed = [gpu.parse(command) for command in commands]
+        assert (exact.float32, exact.quick, set(exact.ways)) == (True, True, set(gpu.WAYS))
+        assert [(one.float32, one.quick) for one in parsed] == [(False, quick)] * 5
     assert all(Path(FOLDER.parent, test).is_file() for test in visit.GPU_TESTS)
 
 
@@ -136,7 +144,9 @@ def test_a_file_that_cannot_be_written_is_refused_before_anything_runs(
         visit.main()
 
 
-def test_wheels_are_installed_beside_the_machine_s_own_packages(visit, begin, tmp_path):
+def test_wheels_are_installed_beside_the_machine_s_own_packages(
+    visit, begin, tmp_path, monkeypatch
+):
     about = "brought-1.0.dist-info"
     with zipfile.ZipFile(tmp_path / "brought-1.0-py3-none-any.whl", "w") as wheel:
         wheel.writestr("brought.py", "")
@@ -144,8 +154,29 @@ def test_wheels_are_installed_beside_the_machine_s_own_packages(visit, begin, tm
         wheel.writestr(f"{about}/WHEEL", "Wheel-Version: 1.0\nTag: py3-none-any\n")
         wheel.writestr(f"{about}/RECORD", "")
     parts = begin(PYTHONPATH=str(tmp_path / "site"))
-    assert parts.run(visit.install(tmp_path, tmp_path / "site")), rows(tmp_path)
+    monkeypatch.chdir(tmp_path)  # parts run elsewhere
+    assert parts.run(visit.install(Path(), tmp_path / "site")), rows(tmp_path)
     assert parts.run(visit.Part("imports", 60, ["-c", "import brought"])), rows(tmp_path)
+
+
+def needed_by(requirements):
+    """The packages that requirements ask for, with all that these ask for here."""
+    todo, names = [Requirement(text) for text in requirements], set()
+    while todo:
+        asked = todo.pop()
+        name = canonicalize_name(asked.name)
+        if name not in names and (not asked.marker or asked.marker.evaluate({"extra": ""})):
+            names.add(name)
+            todo += map(Requirement, metadata.requires(name) or [])
+    return names
+
+
+def test_the_wheels_are_those_that_such_a_machine_lacks():
+    project = tomllib.loads((FOLDER.parent / "pyproject.toml").read_text(encoding="utf-8"))
+    own = project["project"]["dependencies"]
+    lines = (FOLDER / "gpu-wheels.txt").read_text(encoding="utf-8").splitlines()
+    needed = needed_by([*own, "aiohttp", "hypothesis", "psutil", "pytest"])
+    assert set(lines[1:]) == needed - needed_by(["torch", "transformers", "triton"])
 
 
 def test_the_rule_of_near_ties(visit):
