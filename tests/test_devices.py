@@ -256,6 +256,18 @@ def test_training_falls_back_to_the_cpu_if_a_step_on_the_gpu_raises(
     assert "ACCELERATE_USE_CPU=no" in caplog.text
 
 
+def test_training_on_the_cpu_asks_nothing_of_a_gpu_that_is_busy(
+    claimed_gpu, monkeypatch, tmp_path, caplog
+):
+    def busy(*args):
+        raise RuntimeError("CUDA error: all CUDA-capable devices are busy or unavailable")
+
+    with claimed_gpu():
+        monkeypatch.setattr(torch.cuda, "get_rng_state", busy)
+        assert weights_after(tmp_path)[0] == "cpu"
+    assert "busy or unavailable" in caplog.text
+
+
 @pytest.mark.parametrize("case", ["launched", "large"])
 def test_training_does_not_measure_where_the_device_is_clear(
     claimed_gpu, monkeypatch, tmp_path, case
