@@ -26,7 +26,8 @@ from numpy.typing import NDArray
 from torch.func import functional_call
 
 Sequences = Sequence[tuple[int, ...]]
-Ranking = Sequence[tuple[tuple[int, ...], float]]
+Beam = tuple[tuple[int, ...], float]  # tokens, and their score
+Ranking = Sequence[Beam]
 Scores = NDArray[np.float64]
 MOST = 2.0  # times the larger error of the two that are trusted
 SEVERAL = 5.0  # times the error of Hugging Face, with which eager beam search shares no code
@@ -155,11 +156,13 @@ class Scorer:
         """
         key = tuple(map(int, prompt)), tuple(excluded)
         if key not in self._found:
-            kept: list[tuple[tuple[int, ...], float]] = [((), 0.0)]
-            dropped, certain = -np.inf, []
+            kept: list[Beam] = [((), 0.0)]
+            certain: list[float] = []
+            dropped = -np.inf
             for column in self._rows.T:
                 beams = [prefix for prefix, _ in kept]
-                steps, found = log_probabilities(self._model, prompt, beams)[:, -1], []
+                steps = log_probabilities(self._model, prompt, beams)[:, -1]
+                found: list[Beam] = []
                 for (prefix, total), step in zip(kept, steps, strict=True):
                     low, high = find_rows(self._rows, prefix)
                     gone = [row - low for row in excluded if low <= row < high]

@@ -116,10 +116,8 @@ def list_parts(out: Path, home: Path, wheels: Path | None, *, quick: bool) -> li
     both = ("--history", "50", "250")
     tests = ["-q", "-p", "no:cacheprovider", "-m", "gpu", *GPU_TESTS]
     settings = [option for setting in SHOP for option in ("--set", setting)] if quick else []
-    shop, bundle = (
-        ["-m", "recsys", "quickstart", "--name", "demo", *settings],
-        home / "bundles/demo",
-    )
+    shop = ["-m", "recsys", "quickstart", "--name", "demo", *settings]
+    bundle = home / "bundles/demo"
     service = [str(HERE / "gpu_service.py"), str(bundle), "--out", str(out)]
     few = ["--requests", "50", "--clients", "4"] if quick else []
     parts = [
