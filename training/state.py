@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -85,7 +86,7 @@ class Checkpoints:
             for key, value in optimizer.state.get(parameter, {}).items():
                 tensors[f"{_OPTIMIZER}{key}.{name}"] = whole(value)
         # Each process has its own random numbers for dropout.
-        for kind, states in _generators(model).items():
+        for kind, states in _generators(names.values()).items():
             tensors |= {f"{_RNG}{kind}.{rank}": state for rank, state in enumerate(states)}
         if _rank() == 0:
             tensors |= {_BEST + name: value for name, value in best.items()}
@@ -156,7 +157,7 @@ class Checkpoints:
         mine = {kind: f"{_RNG}{kind}.{_rank()}" for kind in ("cpu", "cuda")}
         if mine["cpu"] in tensors:  # an additional process keeps its new state
             torch.set_rng_state(tensors[mine["cpu"]])
-        if _on_gpu(model) and mine["cuda"] in tensors:
+        if torch.cuda.is_available() and mine["cuda"] in tensors:
             torch.cuda.set_rng_state(tensors[mine["cuda"]])
         return {k.removeprefix(_BEST): v for k, v in tensors.items() if k.startswith(_BEST)}
 
@@ -194,15 +195,10 @@ def _rank() -> int:
     return dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
 
 
-def _on_gpu(model: nn.Module) -> bool:
-    """Whether it is trained on a GPU; elsewhere there may be one that does not work."""
-    return any(parameter.device.type == "cuda" for parameter in _names(model).values())
-
-
-def _generators(model: nn.Module) -> dict[str, list[torch.Tensor]]:
-    """States of torch's random generators: kind -> one state per process."""
+def _generators(parameters: Iterable[nn.Parameter]) -> dict[str, list[torch.Tensor]]:
+    """States of torch's random generators where parameters are: kind -> one per process."""
     states = {"cpu": torch.get_rng_state()}
-    if _on_gpu(model):
+    if any(parameter.device.type == "cuda" for parameter in parameters):
         states["cuda"] = torch.cuda.get_rng_state()
     gathered = [states]
     if dist.is_available() and dist.is_initialized():
