@@ -186,13 +186,13 @@ def recognise_events(
         if role == "item" and known is None:
             found = _codes_beside_titles(sample, roles) or found
         if role in ("timestamp", "behaviour", "user") and not found:
-            of_content = {
+            tests: dict[str, Callable[[str], bool]] = {
                 "timestamp": fits(role),
                 "behaviour": partial(_is_kind, sample),
                 "user": lambda n: fits("user")(n) and _share(sample.texts(n), EMAIL) >= SURE_SHARE,
-            }[role]
+            }
             once = [name for name in free_columns(sample, roles) if sample.counts[name] == 1]
-            found = [(0, name) for name in once if of_content(name)]
+            found = [(0, name) for name in once if tests[role](name)]
         doubts |= _take(role, _without_twins(found, sample), roles, EVENT_WORDS[role])
     _take_clock(sample, given, roles)
     _take_fields(sample, given, roles, named_items=items is None and "item" not in doubts)
