@@ -34,6 +34,7 @@ AFTER = r"[^\s,;|]+ ?[xX×*] ?\d+"  # p0 x2
 BEFORE = r"\d+ ?[xX×*] ?[^\s,;|]+"  # 2x p0
 PIECES = "|".join(rf"^{one}(\s*[,;|]\s*{one})+$" for one in (AFTER, BEFORE))
 LIST = r"^\s*\[[^{]*\]\s*$"  # of JSON or Python
+RECORDS = r"^\s*\[?\s*\{.*[:=].*\}\s*\]?\s*$"
 CODES = r"^[^\s,;|+]*\d[^\s,;|+]*$"
 MOST_NUMBERED = 3  # columns such as `Item 1`, `Item 2` from which a row is a basket
 
@@ -200,11 +201,17 @@ def item_separator(
 
 
 def refuse_pieces_in_cells(path: Path, name: str, cells: pa.ChunkedArray) -> None:
-    """Refuse cells such as `p0 x2, p6 x1`: several items with numbers of pieces.
+    """Refuse cells such as `p0 x2, p6 x1`, several items with numbers of pieces, and records.
 
     Raises:
-        DataError: the message has a command that leaves the numbers out.
+        DataError: the message has a command that leaves the numbers out, or says what is read.
     """
+    records = cells.filter(pc.match_substring_regex(cells, RECORDS))
+    if len(records) > SEVERAL * len(cells):
+        raise DataError(
+            f"{path}: cells of column {name!r} hold records ({records[0].as_py()[:60]}), which are "
+            "not read; write one row for each item, or JSON lines (.jsonl), of which lists are read"
+        )
     several = cells.filter(pc.match_substring_regex(cells, PIECES))
     if len(several) < SEVERAL * len(cells) or not len(several):
         return

@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 from recsys.data.availability import answers, each, is_missing, plain_answer
 from recsys.data.column_words import words
 from recsys.data.numbers import read_amounts
-from recsys.event_names import NOT, PURCHASE, is_partial, is_return, level, normalised
+from recsys.event_names import NOT, PURCHASE, is_partial, is_return, level, normalised, words_of
 
 DATE = re.compile(r"\d{4}-\d{1,2}-\d{1,2}|\d{1,2}[./-]\d{1,2}[./-]\d{2,4}|\d{8,13}$")
 CANCELLED, RETURNED, ASKED, DENIED, PAID, KEPT, NO_EVENTS = map(
@@ -110,7 +110,7 @@ def are_kinds(texts: pa.ChunkedArray) -> bool:
     if not names_of_returns(texts):
         return False
     kinds = pc.unique(texts).to_pylist()
-    if any(not KEPT.isdisjoint(_words(kind)) for kind in kinds):
+    if any(not KEPT.isdisjoint(words_of(kind)) for kind in kinds):
         return False
     sold = any(level(kind) == PURCHASE for kind in kinds)
     return sold and share_of_events(texts) >= SURE_KINDS
@@ -122,7 +122,9 @@ def share_of_events(texts: pa.ChunkedArray) -> float:
     >>> share_of_events(pa.chunked_array([["view", "purchase", "Refundable voucher", "Card sale"]]))
     0.5
     """
-    known = each(texts, lambda text: level(text) is not None and NO_EVENTS.isdisjoint(_words(text)))
+    known = each(
+        texts, lambda text: level(text) is not None and NO_EVENTS.isdisjoint(words_of(text))
+    )
     return float(pc.mean(pc.cast(known, pa.float64())).as_py() or 0.0)
 
 
@@ -147,13 +149,15 @@ def unread_states(texts: pa.ChunkedArray) -> list[str]:
     ['Cancel it']
     """
     kept = NOT | DENIED
-    states = [text for text in names_of_returns(texts) if kept.isdisjoint(_words(text))]
+    states = [text for text in names_of_returns(texts) if kept.isdisjoint(words_of(text))]
     return [text for text in states if _state(text) is None and not is_partial(text)]
 
 
 def knows_order_status(texts: pa.ChunkedArray) -> bool:
     """Whether most values are known states of orders."""
-    known = each(texts, lambda text: not KEPT.isdisjoint(_words(text)) or _state(text) is not None)
+    known = each(
+        texts, lambda text: not KEPT.isdisjoint(words_of(text)) or _state(text) is not None
+    )
     return bool(len(texts)) and 2 * pc.sum(known).as_py() >= len(texts)
 
 
@@ -238,13 +242,8 @@ def _says(text: str) -> bool | None:
     return answer
 
 
-def _words(text: str) -> list[str]:
-    parted = re.sub(r"(?<=[a-z])(?=[A-Z])", " ", text).replace("charge back", "chargeback")
-    return [normalised(word) for word in re.split(r"[\W_]+", parted)]
-
-
 def _state(text: str) -> str | None:
-    words = _words(text)
+    words = words_of(text)
     if "reversal" in words or is_partial(text):
         return None
     if not ASKED.isdisjoint(words) and not DENIED.isdisjoint(words):

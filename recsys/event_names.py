@@ -107,7 +107,7 @@ def level(name: str) -> int | None:
     >>> [level(name) for name in ("Gefällt mir nicht", "notLiked", "nicht gekauft", "order_failed")]
     [0, 0, None, None]
     """
-    key, parts = _key(name), _parts(name)
+    key, parts = _key(name), words_of(name)
     for number, words in LEVELS:
         if not any(word in key for word in words.split()) and not (
             number == 0 and not RETURN_WORDS.isdisjoint(parts)
@@ -140,7 +140,7 @@ def is_return(name: str) -> bool:
     """
     key = _key(name)
     taken = any(word in key for word in RETURNS.split()) or not RETURN_WORDS.isdisjoint(
-        _parts(name)
+        words_of(name)
     )
     return level(name) == 0 and taken
 
@@ -151,7 +151,7 @@ def is_partial(name: str) -> bool:
     >>> [is_partial(name) for name in ("partial_return", "partiallyRefunded", "refund")]
     [True, True, False]
     """
-    words = _parts(name)
+    words = words_of(name)
     return "part" in words or any(word.startswith(PART) for word in words)
 
 
@@ -161,12 +161,12 @@ def _key(name: str) -> str:
     >>> _key("Refundable voucher"), _key("add_to_cart")
     ('voucher', 'addtocart')
     """
-    return "".join(word for word in _parts(name) if not MAY_HAPPEN.search(word))
+    return "".join(word for word in words_of(name) if not MAY_HAPPEN.search(word))
 
 
-def _parts(name: str) -> list[str]:
+def words_of(name: str) -> list[str]:
     """The words of a name such as `partialRefund` or `Facture d'avoir`, each `normalised`."""
-    parted = re.sub(r"(?<=[a-z])(?=[A-Z])", " ", name)
+    parted = re.sub(r"(?<=[a-z])(?=[A-Z])", " ", name).replace("charge back", "chargeback")
     return [normalised(word) for word in re.split(r"[\W_]+", parted)]
 
 

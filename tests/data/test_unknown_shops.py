@@ -475,6 +475,13 @@ def test_a_list_in_a_cell_is_several_items(shop, form, column):
     assert found.data.interactions.item.size == 360
 
 
+@pytest.mark.parametrize("form", ['[{{"sku": "{}", "qty": 1}}]', "{{'sku': '{}'}}", "{{sku={}}}"])
+def test_records_in_cells_are_refused(shop, form):
+    rows = [(f"u{n % 20}", form.format(f"p{n % 11}"), T + 5000 * n) for n in range(180)]
+    with pytest.raises(DataError, match=r"'items' hold records .*one row for each item"):
+        shop(table("user\titems\ttimestamp", rows, "\t"))
+
+
 @pytest.mark.parametrize("mark", [",", ";", "|", " + "])
 def test_codes_in_one_cell_are_asked_about(shop, mark):
     cells = [f"{mark} ".join(f"P{(n + k) % 11}" for k in range(1 + n % 3)) for n in range(180)]
