@@ -130,7 +130,7 @@ def test_in_bfloat16_ways_are_judged_by_their_error(gpu, monkeypatch):
     assert (gate["passed"], gate["error"]) == (False, "lists have other lengths")
 
 
-@pytest.mark.parametrize(("seed", "beams", "items"), [(5, 5, 300), (10, 5, 300), (103, 20, 12_000)])
+@pytest.mark.parametrize(("seed", "beams", "items"), [(5, 5, 300), (10, 5, 300), (123, 20, 12_000)])
 def test_a_near_tie_that_moves_a_whole_branch_is_no_fault(gpu, monkeypatch, seed, beams, items):
     """Hugging Face or eager beam search loses one with these seeds."""
     bench_module = sys.modules["gpu_bench"]
