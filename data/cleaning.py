@@ -53,7 +53,7 @@ class CleanConfig:
     drop_items: tuple[str, ...] = ()
     """Lines that are no products: ids, patterns of ids with `*`, or `COLUMN=VALUE` of either file.
     They are in no history and are never recommended. Lines that are named like shipping, fees or
-    discounts are recognised besides, unless `none` is among these."""
+    discounts are recognised besides, unless `none` is among these; `!ID` keeps one item."""
     item_separator: str | None = None
     """Divides several items in one cell; by default it is recognised, and `none` keeps each cell as
     one item."""

@@ -420,8 +420,10 @@ def _without_twins(found: list[tuple[int, str]], sample: Sample) -> list[tuple[i
     if not found:
         return found
     surest = [name for place, name in found if place == found[0][0]]
+    if len(surest) < 2 or len({*surest}) < len(surest):
+        return found
     columns = [sample.table[name] for name in surest]
-    if len(surest) < 2 or any(pa.types.is_nested(column.type) for column in columns):
+    if any(pa.types.is_nested(column.type) for column in columns):
         return found
     rows = pa.table(columns, surest).group_by(surest).aggregate([]).num_rows
     same = all(len(pc.unique(column)) == rows for column in columns)
@@ -695,11 +697,11 @@ def _unknown(
 
 def _why_unknown(role: str, sample: Sample, equal: list[str], roles: Roles) -> tuple[str, str]:
     """Why a role is not known, and the column that a command may name."""
-    if role == "timestamp":
-        return _without_time(sample, roles), FILE_ORDER
     what = NEEDED[role]
     if equal:
         return f"both {' and '.join(map(repr, equal))} could be {what}", equal[0]
+    if role == "timestamp":
+        return _without_time(sample, roles), FILE_ORDER
     free = {name: sample.texts(name) for name in free_columns(sample, roles)}
     for name, values in free.items():
         unique = len(values) > 0 and len(values) == len(pc.unique(values))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -35,10 +36,11 @@ class Damage:
         Raises:
             DataError: it is; the message shows the first damaged row.
         """
-        if self.rows > share * (self.rows + self.good):
+        damaged = self.rows / max(self.rows + self.good, 1)
+        if damaged > share:
             raise DataError(
                 f"{path}: {self.rows} of {self.rows + self.good} rows are damaged: they do not "
                 f"have the header's number of columns, or a quote is not closed "
                 f"({'; '.join(self.examples[:1])!r}); correct them, or allow a larger share "
-                "with --set data.clean.damaged_rows=0.1"
+                f"with --set data.clean.damaged_rows={math.ceil(100 * damaged) / 100:g}"
             )

@@ -291,6 +291,8 @@ def _table_file(path: Path, explode: bool) -> TableFile:
         text = codecs.getincrementaldecoder(encoding)(errors="replace").decode(head)
         text = text.removeprefix("\ufeff").lstrip("\r\n")
         if text.lstrip().startswith("{"):
+            if (name := _list_in_one_object(text)) is not None:
+                raise _json_list(path, compression, name)
             return _json_file(path, encoding, compression, explode)
         if text.lstrip().startswith("["):
             raise _json_list(path, compression)
@@ -311,17 +313,32 @@ def _table_file(path: Path, explode: bool) -> TableFile:
     )
 
 
-def _json_list(path: Path, compression: str | None) -> DataError:
+def _list_in_one_object(text: str) -> str | None:
+    """The name of the list that holds all records, in an object that is not read as one.
+
+    One line with a list of plain records is read.
+    """
+    start = re.match(r'\s*\{(?:\s*"[^"]*"\s*:\s*[^\[{]*?,)*\s*"([^"]+)"\s*:\s*\[\s*\{', text)
+    if start is None or "\n{" in text:
+        return None
+    return (
+        start[1] if "\n" in text.strip() or re.search(r":\s*\[\s*\{", text[start.end() :]) else None
+    )
+
+
+def _json_list(path: Path, compression: str | None, name: str | None = None) -> DataError:
     copy = shlex.quote(str(path.with_name(f"{path.name.partition('.')[0]}-lines.jsonl")))
     text = f"{'gzip -dc' if compression == 'gzip' else 'cat'} {shlex.quote(str(path))}"
     # Numbers with a decimal point stay as they are written.
     program = (
         "import json; [print(json.dumps(row)) for row in "
-        'json.loads(open(0, encoding="utf-8-sig").read(), parse_float=str)]'
+        'json.loads(open(0, encoding="utf-8-sig").read(), parse_float=str)'
+        f"{'' if name is None else [name]}]"
     )
+    what = "one JSON list" if name is None else f"one JSON object around the list {name!r}"
     return DataError(
-        f"{path}: one JSON list; write one object on each line (JSON lines), and read that file: "
-        f"{text} | python3 -c '{program}' > {copy}"
+        f"{path}: {what}; write one object on each line (JSON lines), and read that file: "
+        f"{text} | python3 -c {shlex.quote(program)} > {copy}"
     )
 
 

@@ -8,7 +8,9 @@ asked about.
 
 from __future__ import annotations
 
+import json
 import re
+import shlex
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -61,7 +63,7 @@ class ServiceLines:
 
     Attributes:
         patterns: ids, or patterns of ids with `*`, from the settings; `none` among them turns the
-            recognition off.
+            recognition off, and `!` before one says that it is a product.
         named: ids that the items file shows to be no products.
         described: the ids of the items file, as far as they are known; empty without one.
         shares: item -> share of the orders, for items in many of them.
@@ -82,7 +84,10 @@ class ServiceLines:
     kept: Counter[str] = field(default_factory=Counter)
 
     def __post_init__(self) -> None:
-        self._by_id = [re.compile(wildcard(text)) for text in self.patterns if text != KEEP]
+        products = [text for text in self.patterns if text.startswith("!")]
+        others = [text for text in self.patterns if text != KEEP and text not in products]
+        self._products = [re.compile(wildcard(text[1:])) for text in products]
+        self._by_id = [re.compile(wildcard(text)) for text in others]
         self._recognises = KEEP not in self.patterns
         self._known: dict[tuple[str, str], bool] = {}
 
@@ -127,6 +132,8 @@ class ServiceLines:
         return self._known[key]
 
     def _decide(self, item: str, title: str) -> bool:
+        if self._is_product(item):
+            return False
         if item in self.named or any(pattern.match(item) for pattern in self._by_id):
             return True
         if not self._recognises:
@@ -135,6 +142,9 @@ class ServiceLines:
         if "sure" in said and self.orders:
             return True
         return not said.isdisjoint(("sure", "weak")) and self._stands_out(item)
+
+    def _is_product(self, item: str) -> bool:
+        return any(pattern.match(item) for pattern in self._products)
 
     def _stands_out(self, item: str) -> bool:
         numbered = self.orders and self.with_digits >= WITH_DIGITS
@@ -156,14 +166,16 @@ class ServiceLines:
             title = titles.get(item, "")
             missing = bool(present) and item not in self.described
             doubtful = missing or {"part", "weak"} & {says(item), says(title)}
-            if share < VERY_MANY or not doubtful or self.is_service(item, title):
+            if share < VERY_MANY or not doubtful or self._is_product(item):
+                continue
+            if self.is_service(item, title):
                 continue
             name = f"{item!r} ({title})" if title and title != item else repr(item)
             why = "is not in the items file" if missing else "has the name of a fee or of shipping"
             raise DataError(
                 f"{name} is in {share:.0%} of the orders and {why}, so it may be no product; leave "
-                f"it out of histories and lists with --drop-items '{item}', or keep it with "
-                "--drop-items none"
+                f"it out of histories and lists with {self._setting(item)}, or keep it with "
+                f"{self._setting(f'!{item}')}"
             )
 
     def summary(self) -> str:
@@ -172,16 +184,20 @@ class ServiceLines:
         if self.dropped:
             told.append(
                 "Left out of histories and lists, because they are no products: "
-                f"{self._shown(self.dropped)}. --drop-items none keeps them, --drop-items "
-                "'PATTERN' leaves out others."
+                f"{self._shown(self.dropped)}. {self._setting(f'!{next(iter(self.dropped))}')} "
+                f"keeps one, {self._setting(KEEP)} all of them, and a pattern leaves out others."
             )
         if self.kept:
             told.append(
                 "Kept as items, although they are named like lines that are no products: "
-                f"{self._shown(self.kept)}. --drop-items '{next(iter(self.kept))}', for example, "
+                f"{self._shown(self.kept)}. {self._setting(next(iter(self.kept)))}, for example, "
                 "leaves one out."
             )
         return " ".join(told)
+
+    def _setting(self, pattern: str) -> str:
+        patterns = json.dumps([*self.patterns, pattern], ensure_ascii=False)
+        return f"--set {shlex.quote(f'data.clean.drop_items={patterns}')}"
 
     def _shown(self, lines: Counter[str]) -> str:
         shown = ", ".join(

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import calendar
+import json
+import shlex
+import subprocess
 import time
 import zipfile
 from collections.abc import Iterable
@@ -12,6 +15,7 @@ import pyarrow as pa
 import pytest
 
 from recsys.artifacts import Workspace
+from recsys.config import Settings
 from recsys.data.spreadsheets import _formats_with_zeros
 from recsys.data.time_formats import TimeRules, read_times
 from recsys.errors import DataError
@@ -188,3 +192,75 @@ def test_times_in_an_hour_that_is_skipped_stay_apart(zone, moment, before):
 def test_times_that_a_spreadsheet_has_shortened_are_told_of(shop, moment, told):
     rows = [(f"u{n % 10}", f"p{n % 7}", moment) for n in range(40)]
     assert ("different times become one" in shop(table("user,item,ts", rows)).notes) == told
+
+
+# Advice that works
+
+
+def advised(text: str, start: str = "--set ") -> list[str]:
+    """The settings that a message names, as a shell reads them."""
+    return [shlex.split(part)[0].rstrip(".,;") for part in text.split(start)[1:]]
+
+
+@pytest.mark.parametrize("bad", [1, 3, 10, 40])
+def test_the_share_of_damaged_rows_that_is_advised_is_enough(shop, bad):
+    rows = [(f"u{n % 10}", f"p{n % 7}", f"2026-01-{1 + n % 28:02}") for n in range(60)]
+    text = table("user,item,date", [*rows, *[("u1", "p1", "2026-01-01", "x")] * bad])
+    with pytest.raises(DataError, match="damaged") as refused:
+        shop(text)
+    share = float(advised(str(refused.value))[0].removeprefix("data.clean.damaged_rows="))
+    assert shop(text, clean={"damaged_rows": share}).counts["damaged_rows_skipped"] == bad
+
+
+@pytest.mark.parametrize("item", ["Delivery Doll", "T2", "Baker's delivery 1"])
+def test_one_item_that_is_named_like_a_fee_can_be_kept_or_left_out(shop, item):
+    title = "Delivery Doll" if item == "T2" else item
+    rows = [(n // 3, f"c{n // 3 % 17}", item if n % 12 == 0 else f"P{n * 7 % 11}",
+             title if n % 12 == 0 else "Tea", f"2026-01-{1 + n // 3 % 28:02}")
+            for n in range(300)]  # fmt: skip
+    rows += [(999, "c1", "S1", "Shipping", "2026-01-01")] * 2
+    text = table("order_id,customer,sku,title,date", rows)
+    with pytest.raises(DataError, match="may be no product") as refused:
+        shop(text, clean={"drop_items": ["none of these"]})
+    for setting, stays in zip(advised(str(refused.value)), (False, True), strict=True):
+        clean = Settings.load(overrides=[setting]).values["data"]["clean"]
+        found = shop(text, clean=clean)
+        assert (item in found.data.item_ids) == stays
+        assert "S1" not in found.data.item_ids
+        assert clean["drop_items"][0] == "none of these"
+
+
+@pytest.mark.parametrize("indent", [None, 1])
+@pytest.mark.parametrize("before", [{}, {"shop": "x", "count": 2, "next": None}])
+@pytest.mark.parametrize("name", ["orders", "it's data"])
+def test_a_list_in_one_json_object_is_refused_with_a_command_that_works(
+    shop, raw, indent, before, name
+):
+    orders = [
+        {"userId": f"u{n % 9}", "placedAt": f"2026-01-{1 + n % 28:02}T00:00:00Z",
+         "items": [{"sku": f"P{(n + m) % 7}", "qty": 1} for m in range(2)]}
+        for n in range(60)
+    ]  # fmt: skip
+    with pytest.raises(DataError, match="one JSON object around the list") as refused:
+        shop(json.dumps({**before, name: orders}, indent=indent), file="w.json")
+    command = str(refused.value).partition("read that file: ")[2]
+    subprocess.run(["bash", "-c", command], check=True)
+    found = shop((raw / "w-lines.jsonl").read_text(), file="w-lines.jsonl")
+    assert found.data.interactions.item.size == 120
+
+
+@pytest.mark.parametrize(
+    "names", ["Sale Date,Date Shipped", "Verkaufsdatum,Versanddatum", "Data da venda,Envio"]
+)
+def test_the_date_of_a_sale_is_the_time(shop, names):
+    rows = [(f"u{n % 9}", f"P{n % 7}", f"2026-01-{1 + n % 28:02}", f"2026-02-{1 + n % 28:02}")
+            for n in range(60)]  # fmt: skip
+    found = shop(table(f"Buyer,SKU,{names}", rows))
+    assert columns_of(found)["timestamp"] == names.partition(",")[0]
+
+
+def test_two_columns_of_times_are_asked_about(shop):
+    rows = [(f"u{n % 9}", f"P{n % 7}", f"2026-01-{1 + n % 28:02}", f"2026-02-{1 + n % 27:02}")
+            for n in range(60)]  # fmt: skip
+    with pytest.raises(DataError, match=r"both 'eins' and 'zwei' could be.*timestamp=eins"):
+        shop(table("user,item,eins,zwei", rows))

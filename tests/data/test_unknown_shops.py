@@ -452,7 +452,7 @@ def test_a_line_that_may_be_a_product_is_kept_with_a_word(shop, line):
         for n in range(180)
     ]
     found = shop(table("user,item,timestamp", rows))
-    assert (line in found.data.item_ids) == (f"--drop-items '{line}'" in found.notes)
+    assert (line in found.data.item_ids) == (f'drop_items=["{line}"]' in found.notes)
     assert repr(line) in found.notes
     dropped = shop(table("user,item,timestamp", rows), clean={"drop_items": [line]})
     assert line not in dropped.data.item_ids
