@@ -299,7 +299,7 @@ def recognise_items(
     """
     _check_names(sample, sample.table.column_names)
     roles = _given(sample, given, ITEM_WORDS)
-    refuse_without_header(sample.path, sample.table, bool(roles))
+    refuse_without_header(sample.path, sample.table, bool(roles), of_items=True)
     names = ITEM_WORDS
     if mapping is not None:
         roles = mapped(sample, given, mapping, of_items=True)

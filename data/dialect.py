@@ -12,6 +12,7 @@ from typing import Any
 
 DELIMITERS = (",", "\t", ";", "|")
 FIRST_ROWS = 1000  # that show how a file is written
+FEW_ROWS = 5  # below this, blanks do not divide columns
 BEHIND = "\x1f behind the last column"
 BLOCK = 1 << 20  # bytes read at a time
 ESCAPED = re.compile(rb'\\(["\\])')  # a quote or a backslash, behind a backslash
@@ -28,7 +29,12 @@ def header(text: str) -> tuple[str, list[str]]:
             found[delimiter] = next(lines, [])
         except csv.Error:
             found[delimiter] = []
-    return max(found.items(), key=lambda item: len(item[1]))
+    delimiter, columns = max(found.items(), key=lambda item: len(item[1]))
+    if len(columns) == 1:
+        lines = [line.rstrip().split(" ") for line in text.splitlines()[:FIRST_ROWS]]
+        if len(lines) >= FEW_ROWS and len(lines[0]) > 1 and len({*map(len, lines[:-1])}) == 1:
+            return " ", lines[0]
+    return delimiter, columns
 
 
 def names_of_values(text: str, delimiter: str, columns: Sequence[str]) -> tuple[str, ...]:

@@ -1,15 +1,18 @@
 """Layouts of text files that are no tables with named columns; each is refused with a way out.
 
-The way out is a command for a shell that writes the table.
+The way out is a setting, or a command that writes the table.
 """
 
 from __future__ import annotations
 
 import csv
 import io
+import json
 import re
 import shlex
+import sys
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -50,32 +53,47 @@ def refuse_other_layouts(file: TableFile) -> None:
     lines = _lines(file)
     first = lines[0] if lines else ""
     if first.count("::") >= 2 or (first.count("::") == 1 and len(file.columns) == 1):
-        raise _with_double_colons(file.path, lines)
+        raise _with_double_colons(file, lines)
     numbered = [n for n, c in enumerate(file.names) if NUMBERED.fullmatch(c.lower())]
     if len(numbered) >= MOST_NUMBERED:
         what = (
             f"the columns {file.names[numbered[0]]!r} to {file.names[numbered[-1]]!r} hold baskets"
         )
-        raise _of_baskets(file, what, numbered[0] + 1, header=True)
-    rows = list(csv.reader(io.StringIO("\n".join(lines)), delimiter=file.delimiter))
+        raise _of_baskets(file, what, file.names[: numbered[0]], " if number > 1")
+    marks = [mark for mark in ("\t", ";", "|", ",") if any(mark in line for line in lines)]
+    mark = file.delimiter if len(file.columns) > 1 else (*marks, " ")[0]
+    rows = [row for row in csv.reader(io.StringIO("\n".join(lines)), delimiter=mark) if row]
     lengths = Counter(map(len, rows))
     if len(rows) < FEW_LINES or len(lengths) < 2:
         return
     if max(lengths.values()) < SAME_LENGTH * len(rows) and not _known(rows[0]):
         what = f"the lines have {min(lengths)} to {max(lengths)} values, so each is a basket"
-        raise _of_baskets(file, what, 1, header=False)
+        raise _of_baskets(replace(file, delimiter=mark), what, _before_items(rows), "")
 
 
-def refuse_without_header(path: Path, rows: pa.Table, named: bool) -> None:
+def _before_items(rows: list[list[str]]) -> list[str]:
+    """Names of the columns before the items of a basket, none of whose values is an item."""
+    names: list[str] = []
+    for place in range(min(map(len, rows)) - 1):
+        values = [row[place] for row in rows]
+        if not {*values}.isdisjoint(value for row in rows for value in row[place + 1 :]):
+            break
+        is_user = "user" not in names and len({*values}) < len(values)
+        names.append("user" if is_user else f"column{place + 1}")
+    return names
+
+
+def refuse_without_header(path: Path, rows: pa.Table, named: bool, of_items: bool = False) -> None:
     """Refuse a file whose first line holds values instead of names.
 
     Args:
         path: of the file.
         rows: its first rows, with the first line as names.
         named: whether the settings name columns. Numbers from 0 may then be names.
+        of_items: whether the file describes items, whose columns no setting names.
 
     Raises:
-        DataError: the message has a command that writes the file with names.
+        DataError: the message has the setting that names the columns.
     """
     names = rows.column_names
     known = _known(names)
@@ -88,12 +106,19 @@ def refuse_without_header(path: Path, rows: pa.Table, named: bool) -> None:
         for name, column in zip(names, rows.columns, strict=True)
         if name and not pa.types.is_nested(column.type)
     )
-    if values or (not known and (again or len(set(names)) < len(names))):
+    if len(names) > 1 and (values or (not known and (again or len(set(names)) < len(names)))):
         shown = ", ".join(names)[:80]
+        likely = _likely_names(rows)
+        setting = shlex.quote(f"data.column_names=[{', '.join(likely)}]")
+        order = "" if "timestamp" in likely else " --column timestamp=file-order"
+        advice = (
+            f"name the columns with --set {setting}{order} (correct the names if they do not fit; "
+            "columnN is not read, and may be rating, quantity or type)"
+        )
+        if of_items:
+            advice = "write a line of names above the rows, such as item,title"
         raise DataError(
-            f"{path}: the first line holds values ({shown}) and no names of columns; write names "
-            "above the rows, and correct them if they do not fit: "
-            + _command(path, _likely_names(rows), f"cat {shlex.quote(str(path))}", ",", ".csv")
+            f"{path}: the first line holds values ({shown}) and no names of columns; {advice}"
         )
 
 
@@ -104,49 +129,65 @@ def _known(names: list[str]) -> int:
 
 
 def _likely_names(rows: pa.Table) -> list[str]:
-    """Names for columns without any: the time by its content; user, item and rating in order."""
+    """Names for columns without any: the time by its content; user and item in order."""
     rules = TimeRules("auto", "UTC", None, 0)
-    free, names = iter(["user", "item", "rating"]), []
+    free, names = iter(["user", "item"]), []
     for place, column in enumerate(rows.columns):
         is_time = "timestamp" not in names and share_of_times(column, rules)[1] > 0.5
-        names.append("timestamp" if is_time else next(free, f"column{place + 1}"))
+        several = pc.count_distinct(column).as_py() > 1 or len(column) < FEW_LINES
+        other = f"column{place + 1}"
+        names.append("timestamp" if is_time else next(free, other) if several else other)
     return names
 
 
-def _command(path: Path, names: list[str], rows: str, mark: str, suffix: str) -> str:
-    """The command that writes a table with names, and what to do then."""
-    copy = shlex.quote(str(path.with_name(f"{path.name.partition('.')[0]}-table{suffix}")))
-    header = mark.join(names)
+def _rewritten(file: TableFile, names: list[str], rows: str) -> str:
+    """A command that writes a table and reads it.
+
+    Args:
+        file: is read as the list `lines`.
+        names: of the columns.
+        rows: Python that makes the rows.
+    """
+    copy = shlex.quote(str(file.path.with_name(f"{file.path.name.partition('.')[0]}-table.csv")))
+    name, packed, encoding = (
+        json.dumps(text, ensure_ascii=False)
+        for text in (str(file.path), file.compression or "", file.encoding.replace("-8", "-8-sig"))
+    )
+    program = (
+        "import csv, io, pyarrow, sys; "
+        f"stream = pyarrow.input_stream({name}, compression={packed} or None); "
+        f'lines = list(io.TextIOWrapper(stream, {encoding}, newline="")); out = csv.writer('
+        f"sys.stdout); out.writerow({json.dumps(names, ensure_ascii=False)}); out.writerows({rows})"
+    )
     order = "" if "timestamp" in names else " --column timestamp=file-order"
-    return f"(printf '{header}\\n'; {rows}) > {copy} && recsys run {copy}{order}"
+    python = f"{shlex.quote(sys.executable)} -X utf8 -c {shlex.quote(program)}"
+    return f"{python} > {copy} && recsys run {copy}{order}"
 
 
-def _with_double_colons(path: Path, lines: list[str]) -> DataError:
+def _with_double_colons(file: TableFile, lines: list[str]) -> DataError:
     parts = [line.split("::") for line in lines]
     parts = [part for part in parts if len(part) == len(parts[0])]
     known = _known(parts[0])
     table = pa.table([pa.array(column) for column in zip(*parts[known > 0 :], strict=True)],
                      [str(place) for place in range(len(parts[0]))])  # fmt: skip
-    file, rows = shlex.quote(str(path)), "'{$1=$1} 1'"
-    if known:
-        rows = "'NR>1 {$1=$1; print}'"
-    names = parts[0] if known else _likely_names(table)
-    command = _command(path, names, f"awk -F:: -v 'OFS=\\t' {rows} {file}", "\\t", ".tsv")
+    rows = f'line.rstrip().split("::") for line in lines[{int(known > 0)}:]'
+    command = _rewritten(file, parts[0] if known else _likely_names(table), rows)
     return DataError(
-        f"{path}: '::' divides the columns, which is not read; divide them by tabs"
+        f"{file.path}: '::' divides the columns, which is not read; divide them by commas"
         + ("" if known else ", with names above them (correct them if they do not fit)")
         + f": {command}"
     )
 
 
-def _of_baskets(file: TableFile, what: str, first: int, *, header: bool) -> DataError:
-    rows = "NR>1 " if header else ""
-    loop = f'{rows}{{for (i={first}; i<=NF; i++) if ($i != "") print NR "," $i}}'
-    divider = "" if file.delimiter == "," else f" -F'{file.delimiter}'"
-    awk = f"awk{divider or ' -F,'} '{loop}' {shlex.quote(str(file.path))}"
+def _of_baskets(file: TableFile, what: str, before: list[str], condition: str) -> DataError:
+    rows = (
+        f"[number, *row[:{len(before)}], item.strip()] for number, row in "
+        f"enumerate(csv.reader(lines, delimiter={json.dumps(file.delimiter)}), 1){condition} "
+        f"for item in row[{len(before)}:] if item.strip()"
+    )
     return DataError(
         f"{file.path}: {what}; write one row for each item, with the number of the basket as the "
-        f"order: {_command(file.path, ['order', 'item'], awk, ',', '.csv')}"
+        f"order: {_rewritten(file, ['order', *before, 'item'], rows)}"
     )
 
 

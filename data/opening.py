@@ -81,6 +81,7 @@ class TableFile:
         values: names of the values of a row of delimited text, if the header has others.
         escaped: whether quotes in delimited text are written as a backslash and a quote.
         renamed: names of the columns, if they are called otherwise than in the file.
+        has_header: whether the first line of delimited text names the columns.
     """
 
     path: Path
@@ -95,11 +96,26 @@ class TableFile:
     values: tuple[str, ...] = ()
     escaped: bool = False
     renamed: tuple[str, ...] = ()
+    has_header: bool = True
 
     @property
     def names(self) -> list[str]:
         """The names of the columns without blanks around them."""
         return list(self.renamed) or [name.strip() for name in self.columns]
+
+    def with_names(self, names: tuple[str, ...]) -> TableFile:
+        """The file, whose first line is a row, with these names of the columns.
+
+        Raises:
+            DataError: a file of another kind, or with another number of columns.
+        """
+        if self.kind != "delimited" or len(names) != len(self.columns):
+            raise DataError(
+                f"{self.path}: data.column_names has {len(names)} names, and this {self.kind} file "
+                f"has {len(self.columns)} columns ({', '.join(self.names)[:80]}); it must name "
+                "each column of a text file"
+            )
+        return replace(self, columns=names, values=names, has_header=False)
 
     def batches(
         self, used: Iterable[str] | None = None, damage: Damage | None = None
@@ -187,7 +203,7 @@ class TableFile:
                 block_size=BLOCK,
                 encoding=self.encoding,
                 column_names=columns if self.values else None,
-                skip_rows=int(bool(self.values)),
+                skip_rows=int(bool(self.values) and self.has_header),
             ),
             pa.csv.ParseOptions(
                 delimiter=self.delimiter, newlines_in_values=True, invalid_row_handler=skip

@@ -57,6 +57,9 @@ class DataConfig:
     """File of semantic IDs to import; by default the reader looks beside `path`."""
     columns: dict[str, str | None] = Field(default_factory=dict)
     """Role -> column of a `table` or `recbole` source (`recsys.data.raw.Columns`)."""
+    column_names: tuple[str, ...] = ()
+    """Names of all columns of the events, in order, of a `table` source whose files have no line of
+    names; of text files alone."""
     time_unit: times.TimeUnit = "auto"
     """Unit of numeric times: `s`, `ms`, `us`, `ns`, or `auto`, which decides by size."""
     time_zone: str = "UTC"
@@ -127,6 +130,7 @@ class DataConfig:
             items=_find("items", self.items),
             index=_find("index", self.index),
             columns=build_section(Columns, self.columns, "data.columns"),
+            column_names=self.column_names,
             time_unit=self.time_unit,
             time_zone=self.time_zone,
             day_first=self.day_first,

@@ -95,6 +95,7 @@ class ReaderConfig:
         items: file of item titles and texts; None looks beside `path`.
         index: file of semantic IDs to import; None looks beside `path` if the format has one.
         columns: column names of a `table` or `recbole` source.
+        column_names: of all columns, in order, of a `table` source without a line of names.
         time_unit: unit of numeric times.
         time_zone: of times without a zone, in a `table` source.
         day_first: whether 03/04/2024 is the third of April; None lets the data decide.
@@ -110,6 +111,7 @@ class ReaderConfig:
     items: Path | None = None
     index: Path | None = None
     columns: Columns = field(default_factory=Columns)
+    column_names: tuple[str, ...] = ()
     time_unit: TimeUnit = "auto"
     time_zone: str = "UTC"
     day_first: bool | None = None

@@ -36,7 +36,7 @@ from recsys.data.first_rows import look_at
 from recsys.data.ids import IdForms
 from recsys.data.item_cleaning import ItemCleaner
 from recsys.data.item_fields import ItemFields
-from recsys.data.layouts import refuse_other_layouts
+from recsys.data.layouts import refuse_other_layouts, refuse_without_header
 from recsys.data.opening import TableFile, find_tables, open_table
 from recsys.data.raw import EventStream, ItemCatalog, ReaderConfig
 from recsys.data.report import Report
@@ -79,6 +79,8 @@ def read(config: ReaderConfig) -> EventStream:
     for explode in (True, False):
         events = [open_table(path, explode=explode) for path in ours]
         refuse_other_layouts(events[0])
+        if config.column_names:
+            events = [file.with_names(config.column_names) for file in events]
         events = _agreed(events)
         sample = Sample(events[0].path, events[0].sample(SAMPLE_ROWS))
         if known is None:
@@ -166,6 +168,7 @@ def _agreed(files: list[TableFile]) -> list[TableFile]:
             continue
         keys = [name.lower() for name in file.names]
         if sorted(keys) != sorted(by_key) or len(by_key) < len(names):
+            refuse_without_header(file.path, file.sample(SAMPLE_ROWS), named=False)
             raise DataError(
                 f"{file.path}: this file has {', '.join(file.names)}, the first file of the folder "
                 f"{', '.join(names)}; give the columns the same names in all files, or read one "

@@ -218,10 +218,11 @@ def _read(
                     "timestamp": events_before.timestamp,
                 }
             )
+            as_written: dict[str, Any] = {"time_unit": "s", "column_names": ()}
             pq.write_table(pa.concat_tables([old, events.select(old.column_names)]), file)
             own = OWN_COLUMNS | {"day_first": None, "items": (mapping or {}).get("items")}
             columns = {n: c for n, c in sources.columns.items() if n not in EVENT_WORDS}
-            found = _read_files(file, sources.items, columns, champion, schema, own, time_unit="s")
+            found = _read_files(file, sources.items, columns, champion, schema, own, **as_written)
             items.append(found[1])
     events = events.filter(pc.invert(gone(events, erased)))
     described = growth.stacked(items)

@@ -3,23 +3,30 @@
 from __future__ import annotations
 
 import calendar
+import gzip
 import json
 import shlex
 import subprocess
 import time
 import zipfile
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
+from typer.testing import CliRunner
 
+from recsys import cli
 from recsys.artifacts import Workspace
 from recsys.config import Settings
 from recsys.data.spreadsheets import _formats_with_zeros
 from recsys.data.time_formats import TimeRules, read_times
+from recsys.dataset import Dataset
 from recsys.errors import DataError
 from recsys.retraining.news import _read_files
+
+T = 1_700_000_000
 
 
 def table(head: str, rows: Iterable[Iterable[object]], mark: str = ",") -> str:
@@ -264,3 +271,80 @@ def test_two_columns_of_times_are_asked_about(shop):
             for n in range(60)]  # fmt: skip
     with pytest.raises(DataError, match=r"both 'eins' and 'zwei' could be.*timestamp=eins"):
         shop(table("user,item,eins,zwei", rows))
+
+
+# Files without names of columns
+
+
+def prepared(path: str, *options: str) -> Any:
+    """The outcome of `recsys data prepare`."""
+    command = ["data", "prepare", "--source", "table", "--path", path, "--name", "p", *options]
+    return CliRunner().invoke(cli.app, command)
+
+
+def last_dataset(home: Path) -> Dataset:
+    return Dataset.load(home / "datasets/p")
+
+
+@pytest.mark.parametrize("mark", [",", ";", "\t", "|", " "])
+@pytest.mark.parametrize(("encoding", "packed"), [("utf-8", False), ("utf-8", True),
+                                                  ("utf-16", False), ("cp1252", True)])  # fmt: skip
+def test_the_advised_names_read_a_file_without_a_header(home, raw, mark, encoding, packed):
+    rows = [mark.join(("2026", f"jürgen{n % 9}", f"P{n % 7}", str(T + 9000 * n), "9.50"))
+            for n in range(60)]  # fmt: skip
+    content = "\n".join([*rows, ""]).encode(encoding)
+    name = "e.csv.gz" if packed else "e.csv"
+    (raw / name).write_bytes(gzip.compress(content) if packed else content)
+    refused = prepared(name)
+    assert isinstance(refused.exception, DataError)
+    advice = str(refused.exception).partition("columns with ")[2].partition(" (")[0]
+    assert advice == "--set 'data.column_names=[column1, user, item, timestamp, column5]'"
+    assert prepared(name, *shlex.split(advice)).exit_code == 0
+    data = last_dataset(home)
+    assert data.interactions.item.size == 60
+    assert "jürgen0" in data.interactions.user_ids
+
+
+def test_the_advised_names_read_a_folder_without_headers(home, raw):
+    for part in range(3):
+        rows = [(f"u{n % 9}", f"P{n % 7}", T + 9000 * n) for n in range(part, 60, 3)]
+        head, *others = rows
+        (raw / "parts").mkdir(exist_ok=True)
+        text = table(";".join(map(str, head)), others, ";")
+        (raw / f"parts/{part}.csv").write_text(text)
+    advice = str(prepared("parts").exception).partition("columns with ")[2].partition(" (")[0]
+    assert prepared("parts", *shlex.split(advice)).exit_code == 0
+    assert last_dataset(home).interactions.item.size == 60
+
+
+@pytest.mark.parametrize("names", ["[user, item]", "[user, item, timestamp, x]"])
+def test_names_for_another_number_of_columns_are_refused(raw, names):
+    (raw / "e.csv").write_text("u1,p1,1700000000\n" * 9)
+    said = str(prepared("e.csv", "--set", f"data.column_names={names}").exception)
+    assert "must name each column" in said
+
+
+@pytest.mark.parametrize(
+    ("mark", "encoding", "before"),
+    [(",", "utf-8", []), (";", "cp1252", ["T{}", "K{}"]), (" ", "utf-8", []),
+     ("\t", "utf-16", ["K{}"]), ("|", "utf-8", ["T{}"])],
+)  # fmt: skip
+@pytest.mark.parametrize("packed", [False, True])
+def test_the_command_for_baskets_reads_them(home, raw, mark, encoding, before, packed):
+    goods = ["Käse", "Brot", '"Ei, groß"' if mark == "," else "Ei", "Öl", "Tee", "Salz"]
+    rows = []
+    for n in range(60):
+        own = [form.format(n if form[0] == "T" else n % 7) for form in before]
+        rows.append(mark.join([*own, *(goods[(n + k) % 6] for k in range(1 + n % 4))]))
+    content = "\n".join([*rows, ""]).encode(encoding)
+    name = "b.txt.gz" if packed else "b.txt"
+    (raw / name).write_bytes(gzip.compress(content) if packed else content)
+    refused = str(prepared(name).exception)
+    command, _, again = refused.partition("as the order: ")[2].partition(" && recsys run ")
+    subprocess.run(["bash", "-c", command], check=True)
+    path, *options = shlex.split(again)
+    assert prepared(path, *options).exit_code == 0
+    data = last_dataset(home)
+    assert {*data.item_ids} == {good.strip('"') for good in goods}
+    people = 7 if any("K" in form for form in before) else 60
+    assert len(data.interactions.user_ids) == people
