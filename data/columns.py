@@ -420,7 +420,8 @@ def _without_twins(found: list[tuple[int, str]], sample: Sample) -> list[tuple[i
     if not found:
         return found
     surest = [name for place, name in found if place == found[0][0]]
-    if len(surest) < 2 or len({*surest}) < len(surest):
+    unclear = any(sample.counts[name] > 1 for name in surest)
+    if unclear or len(surest) < 2 or len({*surest}) < len(surest):
         return found
     columns = [sample.table[name] for name in surest]
     if any(pa.types.is_nested(column.type) for column in columns):

@@ -31,9 +31,9 @@ def header(text: str) -> tuple[str, list[str]]:
             found[delimiter] = []
     delimiter, columns = max(found.items(), key=lambda item: len(item[1]))
     if len(columns) == 1:
-        lines = [line.rstrip().split(" ") for line in text.splitlines()[:FIRST_ROWS]]
-        if len(lines) >= FEW_ROWS and len(lines[0]) > 1 and len({*map(len, lines[:-1])}) == 1:
-            return " ", lines[0]
+        rows = [line.rstrip().split(" ") for line in text.splitlines()[:FIRST_ROWS]]
+        if len(rows) >= FEW_ROWS and len(rows[0]) > 1 and len({*map(len, rows[:-1])}) == 1:
+            return " ", rows[0]
     return delimiter, columns
 
 

@@ -101,10 +101,9 @@ def read_exports(data: bytes) -> None:
             events.write_bytes(content)
             with suppress(RecsysError):
                 build(DataConfig(source="table", path=str(events), items=others and str(others)))
-        for read in (transfer._read_text, transfer._read_parquet):
-            with suppress(RecsysError):
-                for _ in read(items):
-                    pass
+        with suppress(RecsysError):
+            for _ in transfer._read(items):
+                pass
 
 
 TARGETS: dict[str, Callable[[bytes], None]] = {

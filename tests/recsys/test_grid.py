@@ -103,10 +103,10 @@ def test_long_prompts_among_kept_ones_change_no_answer(engine):
 
 
 def test_errors_name_requests_as_they_were_given(engine, monkeypatch):
-    def broken(*_):
+    def broken(*_, **__):
         raise NonFiniteError([0, 2])  # the new prompt comes first
 
-    monkeypatch.setattr(engine, "_decode", broken)
+    monkeypatch.setattr(engine, "_follow", broken)
     engine.forget()
     monkeypatch.setattr(engine, "_new_tokens", lambda _: np.array([4, 4, 4, 90, 4]))
     with pytest.raises(NonFiniteError) as caught:
