@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from recsys.data.availability import each, is_missing, read_available, read_plain_yes
-from recsys.data.cleaning import CleanConfig, are_short_codes, is_no_item
+from recsys.data.cleaning import NO_ID, CleanConfig, are_short_codes, is_no_item
 from recsys.data.column_words import CURRENCY_AT_END, ITEM_WORDS, rank
 from recsys.data.columns import Roles, all_of
 from recsys.data.ids import IdForms
@@ -37,7 +37,8 @@ LISTS = frozenset(  # names of columns with lists of paths, as in WooCommerce
     ["categories", "kategorien", "categorias", "categorie", "categorieen", "productcategories"]
 )
 LIST = r"(?<!\\),\s*"  # a comma with a backslash is part of a name
-NO_CATEGORY = pa.array(["na", "none", "?", "k.a.", "tbd"])
+ENDS = r"^[\s>/|:]+|[\s>/|:]+$"  # separators around a path
+NO_CATEGORY = pa.array(["", "na", "none", "?", "k.a.", "tbd"])
 
 
 def _is_of_magento(states: pa.ChunkedArray) -> bool:
@@ -112,8 +113,7 @@ class ItemCleaner:
         if role not in self._column:
             return pa.chunked_array([pa.array([""] * len(ids), pa.string())])
         texts = pc.fill_null(as_strings(table[self._column[role]], role, self._path), "")
-        texts = pc.if_else(pc.is_in(pc.utf8_lower(texts), value_set=MISSING), "", texts)
-        texts = pc.fill_null(self._said(texts, NOTHING), "")
+        texts = pc.fill_null(self._said(texts, NO_ID.slice(1)), "")  # the first one is empty
         if not self._config.item_texts:
             return texts
         clean = texts
@@ -191,8 +191,9 @@ class ItemCleaner:
         except DataError:
             self._report.note(f"Column {name!r} of {self._path.name} holds {kind}; it is left out.")
             return {}
-        empty = pc.is_in(pc.utf8_lower(texts), value_set=MISSING)
-        texts = pc.if_else(pc.or_kleene(empty, pc.is_null(texts)), None, texts)
+        if pa.types.is_string(kind):
+            texts = self._said(texts, MISSING.slice(1))  # the first one is empty
+        texts = pc.if_else(pc.is_in(pc.utf8_lower(texts), value_set=MISSING), None, texts)
         if self._config.constant_columns and self._says_nothing(name, texts):
             self._report.add("columns_without_information_dropped", 1, [name])
             return {}
@@ -267,7 +268,7 @@ class ItemCleaner:
         place = rank(name, ITEM_WORDS["category"])
         named = name == self._column.get("category") or place in (0, 1)
         if named:
-            texts = self._said(texts, NO_CATEGORY)
+            texts = self._said(pc.replace_substring_regex(texts, ENDS, ""), NO_CATEGORY)
         filled = texts.drop_null()
         if not len(filled):
             return {}

@@ -20,6 +20,7 @@ from typer.testing import CliRunner
 from recsys import cli
 from recsys.artifacts import Workspace
 from recsys.config import Settings
+from recsys.data.service_lines import says
 from recsys.data.spreadsheets import _formats_with_zeros
 from recsys.data.time_formats import TimeRules, read_times
 from recsys.dataset import Dataset
@@ -348,3 +349,36 @@ def test_the_command_for_baskets_reads_them(home, raw, mark, encoding, before, p
     assert {*data.item_ids} == {good.strip('"') for good in goods}
     people = 7 if any("K" in form for form in before) else 60
     assert len(data.interactions.user_ids) == people
+
+
+# Lines that are no products, and values that say nothing
+
+
+@pytest.mark.parametrize(
+    "line", ["Versand nach Österreich", "Livraison en Belgique", "Shipping to Germany",
+             "Expresszuschlag", "Mindermengenzuschlag", "Portokosten", "Postage and packing"],
+)  # fmt: skip
+def test_a_line_of_shipping_to_a_country_is_no_product(line):
+    assert says(line) == "sure"
+
+
+def test_porto_and_packing_is_told_of():
+    assert says("Porto und Verpackung") == "weak"
+    assert says("Verpackung") is None
+
+
+@pytest.mark.parametrize("nothing", ["null", "None", "NaN", "undefined", "N/A"])
+@pytest.mark.parametrize("column", ["title", "colour"])
+def test_words_for_no_value_are_counted(shop, nothing, column):
+    rows = [(f"p{n}", nothing if n < 3 else f"Red {n % 4}") for n in range(11)]
+    found = shop(items=table(f"item,{column}", rows))
+    assert found.counts["values_that_say_nothing"] == 3
+
+
+@pytest.mark.parametrize(
+    ("text", "path"),
+    [(">", None), (" / ", None), ("Home > ", ["Home"]), ("> Home > Bath", ["Home", "Bath"])],
+)
+def test_parts_of_a_category_are_never_empty(shop, text, path):
+    rows = [(f"p{n}", text if n == 0 else "Home > Kitchen") for n in range(11)]
+    assert shop(items=table("item,category", rows)).values("category")[0] == path
