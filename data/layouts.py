@@ -108,7 +108,7 @@ def refuse_without_header(path: Path, rows: pa.Table, named: bool, of_items: boo
     )
     if len(names) > 1 and (values or (not known and (again or len(set(names)) < len(names)))):
         shown = ", ".join(names)[:80]
-        likely = _likely_names(rows)
+        likely = _likely_names(rows.columns)
         setting = shlex.quote(f"data.column_names=[{', '.join(likely)}]")
         order = "" if "timestamp" in likely else " --column timestamp=file-order"
         advice = (
@@ -128,11 +128,11 @@ def _known(names: list[str]) -> int:
     return sum(any(rank(name, groups) is not None for groups in words) for name in names)
 
 
-def _likely_names(rows: pa.Table) -> list[str]:
+def _likely_names(columns: list[pa.ChunkedArray]) -> list[str]:
     """Names for columns without any: the time by its content; user and item in order."""
     rules = TimeRules("auto", "UTC", None, 0)
     free, names = iter(["user", "item"]), []
-    for place, column in enumerate(rows.columns):
+    for place, column in enumerate(columns):
         is_time = "timestamp" not in names and share_of_times(column, rules)[1] > 0.5
         several = pc.count_distinct(column).as_py() > 1 or len(column) < FEW_LINES
         other = f"column{place + 1}"
@@ -165,17 +165,15 @@ def _rewritten(file: TableFile, names: list[str], rows: str) -> str:
 
 
 def _with_double_colons(file: TableFile, lines: list[str]) -> DataError:
-    parts = [line.split("::") for line in lines]
-    parts = [part for part in parts if len(part) == len(parts[0])]
-    known = _known(parts[0])
-    table = pa.table([pa.array(column) for column in zip(*parts[known > 0 :], strict=True)],
-                     [str(place) for place in range(len(parts[0]))])  # fmt: skip
-    rows = f'line.rstrip().split("::") for line in lines[{int(known > 0)}:]'
-    command = _rewritten(file, parts[0] if known else _likely_names(table), rows)
+    first, *others = (line.split("::") for line in lines)
+    names, known = first, int(_known(first) > 0)
+    if not known:
+        same = [parts for parts in (first, *others) if len(parts) == len(first)]
+        names = _likely_names([pa.chunked_array([column]) for column in zip(*same, strict=True)])
+    rows = f'line.rstrip().split("::") for line in lines[{known}:]'
     return DataError(
-        f"{file.path}: '::' divides the columns, which is not read; divide them by commas"
-        + ("" if known else ", with names above them (correct them if they do not fit)")
-        + f": {command}"
+        f"{file.path}: '::' divides the columns, which is not read; divide them by commas, with "
+        f"names above them (correct them if they do not fit): {_rewritten(file, names, rows)}"
     )
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import codecs
 import io
+import json
 import re
 import shlex
 from collections.abc import Iterable, Iterator
@@ -349,7 +350,7 @@ def _json_list(path: Path, compression: str | None, name: str | None = None) -> 
     program = (
         "import json; [print(json.dumps(row)) for row in "
         'json.loads(open(0, encoding="utf-8-sig").read(), parse_float=str)'
-        f"{'' if name is None else [name]}]"
+        f"{'' if name is None else json.dumps([name])}]"
     )
     what = "one JSON list" if name is None else f"one JSON object around the list {name!r}"
     return DataError(
