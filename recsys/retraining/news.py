@@ -39,6 +39,7 @@ if TYPE_CHECKING:  # imported where they are used
     from recsys.serving.stores.records import StoredEvent
     from recsys.serving.stores.store import Store
 
+FEW_ROWS = 30  # a file with fewer is not refused for the share that a rule removes, only told
 VALIDATION = 500  # least events of validation, if the parent has not been trained on them
 OWN_COLUMNS = {"events": {"user": "user", "item": "item", "timestamp": "timestamp"}}
 """Columns of the events that are written here, beside which a file of items is read."""
@@ -377,7 +378,8 @@ def _read_files(
     raw = READERS["table"].read(replace(config.reader(), new_items=True, mapping=mapping)).gather()
     if raw.report is not None and items is None:  # else these are the events of `OWN_COLUMNS`
         say(f"{escape(path.name)}: {raw.report.rows_in_words()}")
-        raw.report.check_removed(pc.unique(raw.events["user"]), config.clean.most_removed)
+        if raw.report.rows >= FEW_ROWS:
+            raw.report.check_removed(pc.unique(raw.events["user"]), config.clean.most_removed)
     found = in_time_order(raw)
     if "timestamp" not in found.column_names:
         raise ConfigError(f"{path}: the events have no times, so it is not known which are new")

@@ -97,6 +97,7 @@ def test_a_night_that_loses_most_of_its_rows_stops(night, bad, why):
     with pytest.raises(DataError, match=rf"12 of 32 events.*{why}.*data.clean.most_removed=1"):
         night(DOTS, good + [bad] * 12)
     assert night(DOTS, good + [bad] * 12, clean={"most_removed": 1}).num_rows == 20
+    assert night(DOTS, good[:5] + [bad] * 4).num_rows == 5  # a share of so few says little
 
 
 # Names of columns
@@ -135,7 +136,9 @@ def test_a_code_beside_a_title_is_the_item(shop, code, title):
 
 
 @pytest.mark.parametrize("code", ["No.", "Code", "ID"])
-@pytest.mark.parametrize("number", [lambda n: n, lambda n: n // 3, lambda n: n % 4], ids=str)
+@pytest.mark.parametrize(
+    "number", [lambda n: n, lambda n: n // 3, lambda n: n % 4], ids=["row", "order", "line"]
+)
 def test_a_number_of_a_line_or_an_order_beside_a_title_is_no_item(shop, code, number):
     rows = [(f"c{n % 17}", number(n), "ABCDEFGHIJK"[n * 7 % 11] + " pot", f"2026-01-{1 + n % 28}")
             for n in range(120)]  # fmt: skip
