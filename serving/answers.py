@@ -39,7 +39,7 @@ FILLED_UP = "retrieval and popularity answered, and the model where they had no 
 _NOTHING = Note(
     code="nothing_eligible",
     detail="No item passes the filter, the rules and the availability. Values are compared "
-    "exactly; POST /v1/filters/validate counts the items of a filter.",
+    "exactly; `eligible_items` of /v1/recommendations counts the items of a filter.",
 )
 _NOTES: dict[NoteCode, str] = {
     "unknown_user": "There is no history of the user",

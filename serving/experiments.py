@@ -270,7 +270,7 @@ class Experiments(Followed):
             return self._experiments[name]
         except KeyError:
             raise UnknownExperimentError(
-                f"There is no experiment {name!r}; /v1/experiments lists them."
+                f"There is no experiment {name!r}; /v1/models lists them."
             ) from None
 
     def _check(self, name: str, body: ExperimentBody) -> None:
@@ -288,7 +288,7 @@ class Experiments(Followed):
         for place, arm in enumerate(body.arms):
             if arm.alias not in aliases:
                 raise ExperimentError(
-                    f"arms[{place}]: there is no alias {arm.alias!r}; /v1/aliases lists them"
+                    f"arms[{place}]: there is no alias {arm.alias!r}; /v1/models lists them"
                 )
 
     def _apply(self, record: Mapping[str, Any]) -> bool:

@@ -247,7 +247,7 @@ class Rules(Followed):
             if row < 0:
                 raise RuleError(
                     f"pin[{place}]: item {rule.pin[place]!r} is not in the catalog; add it with "
-                    "PUT /v1/items, or correct the id"
+                    "POST /v1/items, or correct the id"
                 )
         for alias in self._state.users(name):
             rules = {other: self._state.rules[other].rule for other in self.standing(alias)}

@@ -9,6 +9,8 @@ import pytest
 import typer
 
 from recsys.cli import app
+from recsys.serving.app import create_app
+from recsys.serving.settings import ServingSettings
 
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = ["README.md", "CONTRIBUTING.md", "data/README.md"]
@@ -22,6 +24,7 @@ GROUPS = (
     "recsys.stages",
     "recsys.sections",
 )  # of entry points
+PRODUCT = ("recsys", "data", "training", "serving")
 PLUGINS = ("recsys.plugins.sglang", "recsys.plugins.vllm")  # import engines that are not installed
 
 
@@ -49,6 +52,30 @@ def test_paths_exist(document):
     for code in code_of(document):
         for path in re.findall(PATH, code):
             assert "NAME" in path or (ROOT / path.rstrip(".")).exists(), path
+
+
+@pytest.fixture(scope="module")
+def operations():
+    """Method and parts of the path of each operation."""
+    paths = create_app(ServingSettings()).openapi()["paths"]
+    return [(method.upper(), path.split("/")) for path in paths for method in paths[path]]
+
+
+def test_operations_that_documents_and_messages_name_exist(operations):
+    sources = [ROOT / document for document in DOCUMENTS if document != "docs/surfaces.md"]
+    sources += [path for folder in PRODUCT for path in (ROOT / folder).rglob("*.py")]
+    sources += (ROOT / "serving" / "web").rglob("*.js")
+    for source in sources:
+        text = source.read_text(encoding="utf-8")
+        named = re.findall(r"\b(GET|POST|PUT|PATCH|DELETE) (/v1/[\w/{}.%-]+)", text)
+        named += [("GET", path) for path in re.findall(r"(/v1/[\w/{}-]+) lists", text)]
+        for method, path in named:
+            parts = path.rstrip("./").split("/")
+            assert any(
+                method == known and len(parts) == len(shape)
+                and all(a == b or b[0:1] == "{" for a, b in zip(parts, shape, strict=True))
+                for known, shape in operations
+            ), f"{source}: {method} {path}"  # fmt: skip
 
 
 @EACH

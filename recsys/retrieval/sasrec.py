@@ -152,8 +152,8 @@ class SasRec:
                 metadata = file.metadata() or {}
                 if ABOUT not in metadata:
                     raise ValueError(
-                        f"{FILE} is of another version of recsys; `recsys train sasrec` makes it "
-                        "anew"
+                        f"{FILE} is of another version of recsys; `recsys run --name NAME` makes "
+                        "it anew"
                     )
                 about = json.loads(metadata[ABOUT])
                 weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118

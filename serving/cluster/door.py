@@ -36,7 +36,6 @@ LONGEST_PAUSE_S = 1.0
 GRACE_S = 5.0
 TO_ALL = {
     ("POST", "/v1/items"),
-    ("PUT", "/v1/items/{item_id}"),
     ("PATCH", "/v1/items/{item_id}"),
     ("DELETE", "/v1/items/{item_id}"),
     ("PUT", "/v1/rules/{name}"),

@@ -190,7 +190,7 @@ async def test_a_page_of_rules_is_not_made_on_the_event_loop(client, monkeypatch
         ({"filter": {"must": [{"key": "brnd", "match": "A"}]}}, "/filter/must/0/key", "'brnd'"),
         ({"boosts": [{"filter": {"or": []}, "weight": 1}]}, "/boosts/0/filter", "want must"),
         ({"max_per": {"size": 2}}, "/max_per/size", "no attribute 'size'; items have"),
-        ({"pin": ["B0001", "B9999"]}, "/pin/1", "'B9999' is not in the catalog; add it with PUT"),
+        ({"pin": ["B0001", "B9999"]}, "/pin/1", "'B9999' is not in the catalog; add it with POST"),
     ],
 )
 async def test_a_rule_is_checked_against_the_catalog(client, value, pointer, words):
