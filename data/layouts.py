@@ -256,9 +256,10 @@ def refuse_pieces_in_cells(path: Path, name: str, cells: pa.ChunkedArray) -> Non
         return
     mark = re.findall(r"[,;|]", several[0].as_py())[-1]
     copy = shlex.quote(str(path.with_name(f"{path.name.partition('.')[0]}-items{path.suffix}")))
-    expression = r"s/ ?[xX×*] ?[0-9]+( *[],;|\t\"]|$)/\1/g"
+    # The blank keeps it from other columns, with ids such as `max1` and sizes such as `10x20`.
+    expression = r"s/( [xX]| ?[×*]) ?[0-9]+( *[],;|\t\"]|$)/\2/g"
     if re.match(BEFORE, several[0].as_py()):
-        expression = r"s/(^|[],;|\t\"] *)[0-9]+ ?[xX×*] ?/\1/g"
+        expression = r"s/(^|[],;|\t\"] *)[0-9]+ ?([xX] |[×*] ?)/\1/g"
     raise DataError(
         f"{path}: cells of column {name!r} hold items with numbers of pieces ({several[0]}), which "
         "are not read; leave the numbers out, or write one row for each item with a column "

@@ -385,3 +385,45 @@ def test_words_for_no_value_are_counted(shop, nothing, column):
 def test_parts_of_a_category_are_never_empty(shop, text, path):
     rows = [(f"p{n}", text if n == 0 else "Home > Kitchen") for n in range(11)]
     assert shop(items=table("item,category", rows)).values("category")[0] == path
+
+
+# Names of columns in exports of reviews, tills and members
+
+
+def roles(found: Any) -> set[tuple[str, str]]:
+    return {(row["role"], row["column"]) for row in found.info["cleaning"]["columns"]}
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["star_rating", "Book-Rating", "My Rating", "movie_rating", "Customer Rating",
+     "Kundenbewertung", "review_stars", "Film Rating"],
+)  # fmt: skip
+def test_opinions_are_ratings_by_the_word_in_their_name(shop, name):
+    rows = [(f"u{n % 10}", f"p{n * 7 % 11}", 1 + n % 5, T + n * 90_000) for n in range(120)]
+    found = shop(table(f"user_id,product_id,{name},date", rows))
+    assert ("rating", name) in roles(found)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["Net quantity", "Stück", "Stk.", "Anz.", "Units Sold", "Total Qty", "Bestellmenge",
+     "Net items sold", "Menge (- Erstattung)", "Quantité (- Remboursement)"],
+)  # fmt: skip
+def test_pieces_have_many_names_and_negative_ones_are_returns(shop, name):
+    rows = [(f"u{n % 10}", f"p{n * 7 % 11}", 1, T + n * 90_000) for n in range(110)]
+    rows += [("u3", "p10", -1, T + 200 * 90_000)]
+    found = shop(table(f"customer,sku,{name},date", rows))
+    assert ("quantity", name) in roles(found)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["household_key", "Loyalty card", "Kundenkarte", "Debitorennummer", "Guest ID", "Reader ID",
+     "Account Number", "Buyer Username", "Mitgliedsnummer"],
+)  # fmt: skip
+def test_members_and_accounts_are_users_and_receipts_are_none(shop, name):
+    rows = [(n // 3, f"m{n // 3 % 13}", f"p{n * 7 % 11}", T + n * 90_000) for n in range(120)]
+    found = shop(table(f"receipt_id,{name},sku,date", rows))
+    assert ("user", name) in roles(found)
+    assert len({*found.data.interactions.user.tolist()}) == 13

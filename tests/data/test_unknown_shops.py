@@ -507,14 +507,14 @@ def test_pieces_in_cells_are_refused_with_a_command_that_works(shop, raw, form):
         "|".join(form.format(f"P{(n + k) % 11}", k + 1) for k in range(1 + n % 3))
         for n in range(180)
     ]
-    text = table("user,products,timestamp", [(f"u{n % 20}", cells[n], T + n) for n in range(180)])
+    text = table("user,products,timestamp", [(f"max{n % 20}", cells[n], T + n) for n in range(180)])
     with pytest.raises(DataError, match="numbers of pieces") as refused:
         shop(text)
     command = str(refused.value).partition("'quantity': ")[2].partition(" && ")[0]
     subprocess.run(["bash", "-c", command], check=True)
     made = (raw / "events-items.csv").read_text()
     assert made == (table("user,products,timestamp", [
-        (f"u{n % 20}", "|".join(f"P{(n + k) % 11}" for k in range(1 + n % 3)), T + n)
+        (f"max{n % 20}", "|".join(f"P{(n + k) % 11}" for k in range(1 + n % 3)), T + n)
         for n in range(180)
     ]))  # fmt: skip
 
