@@ -74,8 +74,7 @@ async def test_calls_of_a_server_that_hangs_fail_at_once(postgres, opened, event
     assert store.reachable
 
 
-async def test_a_store_closes_while_its_server_hangs(postgres, opened, event, monkeypatch):
-    monkeypatch.setattr(postgres_module, "CALL_S", 0.3)
+async def test_a_store_closes_while_its_server_hangs(postgres, opened, event):
     store = opened(postgres.url)
     await store.history.append([event("1")])
     await store.history.read("ada", 9)
