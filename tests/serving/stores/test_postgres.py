@@ -45,7 +45,6 @@ async def test_calls_fail_without_the_server_and_work_afterwards(postgres, opene
 
 
 async def test_calls_of_a_server_that_hangs_fail_at_once(postgres, opened, event, monkeypatch):
-    monkeypatch.setattr(postgres_module, "CALL_S", 0.3)
     monkeypatch.setattr(postgres_module, "AWAY_S", 600.0)
     store = opened(postgres.url)
     await store.history.append([event("1")])
