@@ -113,7 +113,7 @@ def refuse_without_header(path: Path, rows: pa.Table, named: bool, of_items: boo
         order = "" if "timestamp" in likely else " --column timestamp=file-order"
         advice = (
             f"name the columns with --set {setting}{order} (correct the names if they do not fit; "
-            "columnN is not read, and may be rating, quantity or type)"
+            "column4 and so on are not read, and may be rating, quantity or type)"
         )
         if of_items:
             advice = "write a line of names above the rows, such as item,title"
