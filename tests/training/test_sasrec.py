@@ -110,7 +110,7 @@ def test_a_file_of_another_version_is_refused_with_the_command_that_makes_it(tmp
     about = {"heads": frozen.heads, **frozen.window.as_dict()}
     plain = {name: str(value) for name, value in about.items()}
     save_file(dict(frozen.weights), tmp_path / "sasrec.safetensors", plain)
-    with pytest.raises(ValueError, match="another version of .*`recsys run --name NAME`"):
+    with pytest.raises(ValueError, match=r"another version of .*`recsys run --name NAME`"):
         SasRec.load(tmp_path)
 
 
