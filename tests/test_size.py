@@ -30,7 +30,7 @@ LINES = {
     "training": (6_400, 6_000),
     "serving": (17_520, 13_000),
     "benchmarks": (4_250, 3_500),
-    "tests": (54_800, 36_000),
+    "tests": (54_850, 36_000),
 }
 BUDGET = {
     **{f"lines in {folder}/": limits for folder, limits in LINES.items()},
