@@ -24,12 +24,15 @@ from recsys.data.returns import (
     may_be_yes,
     names_of_returns,
     read_order_status,
+    read_pieces,
     unread_states,
     values_of_returns,
 )
 from recsys.data.texts import examples
 from recsys.event_names import normalised
 
+REFUNDS = frozenset(["quantity", "behaviour", "taken_back", "order_status"])  # roles that show them
+BELOW_0 = r"^\(\D*\d.*\)$|^\D*[-−]\D*\d|\d\s*[-−]$"
 SURE_NAMES = 2  # groups of names of a column of availability that mean nothing else
 
 
@@ -95,6 +98,32 @@ def shortened_ids(sample: Sample, roles: Roles) -> list[str]:
                 f"Column {name!r} of {sample.path.name} has {shown} in {len(short)} of its first "
                 f"rows: spreadsheets write long numbers so, and different {what} become one. "
                 "Export the column as text."
+            )
+    return found
+
+
+def negative_amounts(sample: Sample, roles: Roles, given: Mapping[str, str | None]) -> list[str]:
+    """Sentences on prices and amounts below 0 in events that have neither pieces nor types.
+
+    Tills and payment services write refunds so.
+    """
+    if given.get("quantity") == NO_COLUMN or not REFUNDS.isdisjoint(roles):
+        return []
+    found, names = [], words("prices") | words("amounts")
+    prices = [one.column for one in all_of("price", roles)]
+    for name in dict.fromkeys([*prices, *free_columns(sample, roles)]):
+        if not any(word in normalised(name) for word in names):
+            continue
+        values = sample.texts(name)
+        below = values.filter(pc.match_substring_regex(values, BELOW_0))
+        if len(below):
+            advice = "say -1 in their rows of a column 'quantity', and 1 in the others"
+            if pc.all(pc.is_valid(read_pieces(below))).as_py():
+                advice = f"read them as returns with --column {shlex.quote(f'quantity={name}')}"
+            found.append(
+                f"Column {name!r} of {sample.path.name} is below 0 in {len(below)} of its first "
+                f"rows ({examples(below)}), and these events count as the others; if they are "
+                f"refunds, {advice}."
             )
     return found
 

@@ -19,7 +19,12 @@ from rich.markup import escape
 
 from recsys.availability import FROM, UNTIL, available_items
 from recsys.catalog import CODE_COLUMN
-from recsys.data.column_notes import ignored_availability, shortened_ids, unread_exclusions
+from recsys.data.column_notes import (
+    ignored_availability,
+    negative_amounts,
+    shortened_ids,
+    unread_exclusions,
+)
 from recsys.data.columns import (
     SAMPLE_ROWS,
     Roles,
@@ -105,7 +110,11 @@ def read(config: ReaderConfig) -> EventStream:
     unused = free_columns(sample, roles)
     report.mapping |= {"events": _names(roles), "unused": unused, "day_first": times.day_first}
     _report_columns(report, sample, roles)
-    for note in unread_exclusions(sample, roles, given) + shortened_ids(sample, roles):
+    for note in [
+        *unread_exclusions(sample, roles, given),
+        *negative_amounts(sample, roles, given),
+        *shortened_ids(sample, roles),
+    ]:
         _warn(report, note)
     others = [file for file in (*events, items) if file and file.encoding != "utf-8"]
     report.add("files_not_in_utf8", len(others), [f"{f.path.name}: {f.encoding}" for f in others])

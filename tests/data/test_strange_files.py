@@ -427,3 +427,23 @@ def test_members_and_accounts_are_users_and_receipts_are_none(shop, name):
     found = shop(table(f"receipt_id,{name},sku,date", rows))
     assert ("user", name) in roles(found)
     assert len({*found.data.interactions.user.tolist()}) == 13
+
+
+@pytest.mark.parametrize(
+    ("name", "sold", "back", "advice"),
+    [("Price", "9.99", "-9.99", "--column quantity=Price"),
+     ("Umsatz", "9,99", "9,99-", "--column quantity=Umsatz"),
+     ("Gross Sales", "$9.99", "($9.99)", "say -1 in their rows of a column 'quantity'"),
+     ("Line Total", "9.99", "-$9.99", "say -1 in their rows of a column 'quantity'")],
+)  # fmt: skip
+def test_events_with_amounts_below_0_are_told_of(shop, capsys, name, sold, back, advice):
+    rows = [(f"u{n % 10}", f"p{n % 11}", back if n % 15 == 14 else sold, T + n) for n in range(120)]
+    text = table(f"customer;sku;{name};date", rows, ";")
+    assert shop(text).data.interactions.item.size == 120
+    shown = " ".join(capsys.readouterr().err.split())
+    assert f"Column {name!r} of events.csv is below 0 in 8 of its first rows" in shown
+    assert advice in shown
+    if "--column" in advice:
+        # one of the refunds is of an item that the customer had bought
+        assert shop(text, columns={"quantity": name}).data.interactions.item.size == 111
+    assert "below 0" not in capsys.readouterr().err
