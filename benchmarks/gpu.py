@@ -30,6 +30,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property, partial
 from importlib.metadata import version
@@ -159,7 +160,8 @@ class Case:
         """Errors of `eager` and, where it is small enough for that, of Hugging Face."""
         sizes, trusted = self.bench.sizes, {EAGER: self._eager}
         if self.batch * sizes.beams <= HF_ROWS and sizes.items <= HF_ITEMS:
-            trusted[HUGGING_FACE] = self._lists(HUGGING_FACE, self._nothing)
+            with suppress(Exception):  # the row of Hugging Face says what it raised
+                trusted[HUGGING_FACE] = self._lists(HUGGING_FACE, self._nothing)
         return {way: self._scorer.error(self._prompts, lists) for way, lists in trusted.items()}
 
     def _time(self, way: str) -> Row:

@@ -56,7 +56,7 @@ def choose_device(
         work: what is measured, for the log.
         measure: the seconds of the work that is planned, on `cpu` or `cuda`. It is called only for
             `auto` on a machine with a GPU.
-        large: the work takes too long on a CPU to be measured there, so the GPU is taken.
+        large: the work takes too long on a CPU to be measured there, so a GPU that works is taken.
         by_name: how to have a device without a measurement, for the warning.
         show: takes the times if both devices were measured, for who does not see the log.
 
@@ -71,17 +71,19 @@ def choose_device(
         return CPU
     fields: dict[str, object] = {"work": work, "large": large}
     chosen = GPU
-    if not large:
-        seconds = {CPU: measure(CPU)}
-        try:
+    seconds = {} if large else {CPU: measure(CPU)}
+    try:
+        torch.zeros(1, device=GPU)  # raises if another process has the GPU for itself
+        if not large:
             seconds[GPU] = measure(GPU)
-        except Exception as error:
-            fields |= {"device": CPU, "error": f"{type(error).__name__}: {error}"}
-            logger.warning(
-                "the GPU is not used, since it could not be measured; %s: %s",
-                by_name, fields, extra={"fields": fields},
-            )  # fmt: skip
-            return CPU
+    except Exception as error:
+        fields |= {"device": CPU, "error": f"{type(error).__name__}: {error}"}
+        logger.warning(
+            "the GPU is not used, since it could not be measured; %s: %s",
+            by_name, fields, extra={"fields": fields},
+        )  # fmt: skip
+        return CPU
+    if not large:
         show(", ".join(f"{1000 * taken:.1f} ms on {name}" for name, taken in seconds.items()))
         fields |= {f"{name}_ms": round(1000 * taken, 2) for name, taken in seconds.items()}
         chosen = faster_device(cpu_s=seconds[CPU], gpu_s=seconds[GPU])

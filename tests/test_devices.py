@@ -53,6 +53,7 @@ from recsys.training.loop import fit
 from recsys.training.objective import NextToken
 from recsys.training.settings import LoopConfig
 from recsys.training.state import Checkpoints
+from recsys.training.target import TrainedTarget
 
 SMALL = {
     "name": "road",
@@ -293,6 +294,16 @@ def test_a_target_that_was_trained_on_the_cpu_ranks_there(home, claimed_gpu, mon
         before = memory.operations
         run.run(load_stage("retrieval"))
         assert memory.operations == before
+
+
+def test_a_variable_keeps_later_stages_from_the_gpu_of_the_target(home, claimed_gpu, monkeypatch):
+    monkeypatch.setattr("recsys.devices.faster_device", lambda **times: "cuda")
+    run = context(force=True)
+    with claimed_gpu():
+        run.run(load_stage("target"))
+        assert TrainedTarget.load(run.workspace).device == "cuda"
+        monkeypatch.setenv("ACCELERATE_USE_CPU", "yes")
+        assert TrainedTarget.load(run.workspace).device == "cpu"
 
 
 # Decoding: the same values as on the CPU.

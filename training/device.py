@@ -52,8 +52,7 @@ def on_chosen_device(
     if device.type == GPU and not any(variable in os.environ for variable in LAUNCHED):
         batches = list(islice(data.epoch(0), BATCHES))
         parameters = sum(p.numel() for model in models for p in model.parameters())
-        operations = 6 * parameters * max((batch.size for batch in batches), default=0)
-        large = operations > LARGE_STEP or not batches
+        large = not batches or 6 * parameters * max(b.size for b in batches) > LARGE_STEP
 
         def measure(place: str) -> float:
             module = make(torch.device(place), *copy.deepcopy(list(models)))

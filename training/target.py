@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from accelerate.utils import parse_flag_from_env
 from torch import nn
 
 from recsys.artifacts import Workspace
@@ -57,7 +58,7 @@ class TrainedTarget:
         folder: the artifact.
         vocabulary: codes <-> tokens.
         encoder: history -> prompt, over the items of the run.
-        device: where it was trained, if there still is such a device, or else the CPU.
+        device: where it was trained, if it may still be used, or else the CPU.
     """
 
     folder: Path
@@ -77,7 +78,8 @@ class TrainedTarget:
         folder = workspace.run(KIND)
         vocabulary = Vocabulary.load(folder)
         codes = np.load(workspace.run("ids") / "codes.npy", allow_pickle=False)
-        device = manifest.info.get("device", CPU) if torch.cuda.is_available() else CPU
+        may_use_gpu = torch.cuda.is_available() and not parse_flag_from_env("ACCELERATE_USE_CPU")
+        device = manifest.info.get("device", CPU) if may_use_gpu else CPU
         return cls(folder, vocabulary, PromptEncoder.of(vocabulary, codes, prompt), device)
 
     def load_model(self, device: torch.device | str = "cpu") -> Any:

@@ -118,6 +118,9 @@ def test_in_bfloat16_ways_are_judged_by_their_error(gpu, monkeypatch):
         answer = right(bench, request)
         return replace(answer, rankings=[[(t, s + 1) for t, s in r] for r in answer.rankings])
 
+    def too_large(bench, request):
+        raise torch.OutOfMemoryError
+
     case = gpu.Case(bench, "cold", 3)
     for way in ("huggingface", "graphs", "draft"):
         gate = case.check(way)["gate"]
@@ -128,6 +131,10 @@ def test_in_bfloat16_ways_are_judged_by_their_error(gpu, monkeypatch):
     monkeypatch.setitem(gpu.WAYS, "graphs", shortened(right))
     gate = case.check("graphs")["gate"]
     assert (gate["passed"], gate["error"]) == (False, "lists have other lengths")
+    monkeypatch.setitem(gpu.WAYS, "huggingface", too_large)
+    gate = gpu.Case(bench, "cold", 3).check("draft")["gate"]
+    assert gate["passed"]  # by the error of `eager` alone
+    assert "huggingface" not in gate
 
 
 @pytest.mark.parametrize(("seed", "beams", "items"), [(5, 5, 300), (10, 5, 300), (123, 20, 12_000)])

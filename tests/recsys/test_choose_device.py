@@ -86,6 +86,17 @@ def test_large_weights_are_not_measured(tmp_path, claimed_gpu, monkeypatch, capl
     assert len(caplog.records) == 1
 
 
+def test_a_large_model_does_not_take_a_gpu_that_cannot_be_used(claimed_gpu, monkeypatch, caplog):
+    def refuse(*_, **__):
+        raise RuntimeError("CUDA error: all CUDA-capable devices are busy or unavailable")
+
+    with claimed_gpu(), caplog.at_level(logging.INFO, "recsys.devices"):
+        monkeypatch.setattr(torch, "zeros", refuse)
+        assert choose_device("auto", "work", never, large=True) == "cpu"
+    (line,) = caplog.records
+    assert "busy or unavailable" in line.getMessage()
+
+
 def test_a_typical_time_is_the_median_of_warm_runs(monkeypatch):
     times = [9.0, 9.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 100.0]
     clock = [0.0]
