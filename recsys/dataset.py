@@ -126,7 +126,7 @@ class Disliked:
 
     @classmethod
     def read(cls, path: Path) -> Disliked | None:
-        """Those of the data set at `path`; None if it has none."""
+        """The disliked items of the data set at `path`; None if the data set has none."""
         file = path / DISLIKED
         return cls(pq.read_table(file)) if file.is_file() else None
 

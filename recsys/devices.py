@@ -93,7 +93,7 @@ def choose_device(
 
 
 def typical_seconds(run: Callable[[], object], limit_s: float = math.inf) -> float:
-    """The median time of `run`, which ends when its device has ended, after two runs to warm up.
+    """The median time of `run`, which must wait for its device, after two runs to warm up.
 
     No run begins after `limit_s`; if there was none but those to warm up, it is the time of the
     last.

@@ -131,7 +131,7 @@ class Batch:
     def search_request(
         self, proposals: Proposals | None = None, nodes: int | None = None
     ) -> SearchRequest:
-        """The request for a search; proposals are scored in its first pass, in so many nodes."""
+        """The request for a search, which scores proposals in at most `nodes` nodes of a pass."""
         trie = self.epoch.trie
         candidates = None if proposals is None else candidate_rows(trie, proposals.items)
         return SearchRequest(

@@ -159,7 +159,7 @@ class EpochCatalog:
 
     @cached_property
     def items(self) -> pa.Table:
-        """As `Catalog.items`; put together on first use."""
+        """The epoch's items in dense order, as `Catalog.items`; built on first use."""
         base = self.added.base
         if len(self.record) == len(base) and (self.record < len(base)).all():
             return base.items

@@ -117,7 +117,7 @@ class Tally:
 
 
 class Recent:
-    """The activity of now."""
+    """The newest events of the store, read again when they are too old."""
 
     def __init__(self, reads: Reads) -> None:
         """Without an activity yet."""

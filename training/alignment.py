@@ -119,7 +119,7 @@ class TreeBatches:
         return len(self.groups(epoch))
 
     def groups(self, epoch: int) -> list[NDArray[np.int64]]:
-        """Histories of each batch; see `group_rows`."""
+        """Indices of the histories in each batch; see `group_rows`."""
         levels, lengths = self.encoder.item_tokens.shape[1], self.prompts.histories.lengths
         items = lengths - self.encoder.config.start(lengths)
         _, depth, width = self.trees.states.shape

@@ -26,7 +26,7 @@ from recsys.models.tree_forward import TreeModel
 from recsys.text.batch import BatchConstraint, repeated
 from recsys.text.constraint import Constraint
 from recsys.text.nodes import TextNodes, node_budget, pick
-from recsys.text.stopping import require_wanted
+from recsys.text.stopping import raise_if_stopped
 
 EarlyStopping = bool | Literal["never"]
 _READ_EVERY = 8  # steps between two reads from the device, where nothing is collected
@@ -321,7 +321,7 @@ def generate_text(
     with TokenTree(model, ready, 0, reserve=reserve) as tree:
         nodes = TextNodes(tree, settings.num_beams)
         answers = _Answers(nodes, ready.host_lengths)
-        require_wanted(stopped)
+        raise_if_stopped(stopped)
         logits = tree.forward()
         tree.note(logits.amax(-1))
         for depth in range(1, longest + 1):
@@ -341,7 +341,7 @@ def generate_text(
             if every is not None and collect:
                 answers.hold(nodes.collect(beams.parents))
                 nodes.reserve(nodes.count + settings.num_beams * min(every, longest - depth))
-            require_wanted(stopped)
+            raise_if_stopped(stopped)
             logits = nodes.forward(beams.tokens[:, :, depth - 1], beams.parents, depth)
     return answers.texts(settings.num_return_sequences)
 

@@ -36,7 +36,7 @@ from recsys.models.mask import tree_mask
 from recsys.models.tree_forward import TreeModel
 from recsys.text.batch import BatchConstraint
 from recsys.text.constraint import Constraint
-from recsys.text.stopping import require_wanted
+from recsys.text.stopping import raise_if_stopped
 
 
 @dataclass(frozen=True)
@@ -269,7 +269,7 @@ class _Draws:
 
         The draft draws at most `width` tokens before each pass of the model.
         """
-        require_wanted(stopped)
+        raise_if_stopped(stopped)
         logits, *_ = [_begin(tree).unsqueeze(1) for tree in self._trees]
         while True:
             require_finite(self._trees[0].finite, [text.request for text in live])
@@ -277,7 +277,7 @@ class _Draws:
             stay = [place for place, text in enumerate(live) if text.open]
             if not stay:
                 return
-            require_wanted(stopped)
+            raise_if_stopped(stopped)
             if len(stay) < len(live):
                 live = [live[place] for place in stay]
                 for tree in self._trees:

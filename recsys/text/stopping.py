@@ -9,7 +9,7 @@ class StoppedError(Exception):
     """The texts are not wanted any more."""
 
 
-def require_wanted(stopped: Callable[[], bool] | None) -> None:
+def raise_if_stopped(stopped: Callable[[], bool] | None) -> None:
     """Raise `StoppedError` if `stopped` returns True."""
     if stopped is not None and stopped():
         raise StoppedError
