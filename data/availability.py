@@ -57,9 +57,9 @@ def answers(texts: pa.ChunkedArray, rows: int, answer: Callable[[str], bool | No
     """The share of filled values that have an answer; 0 if it is yes for all of several `rows`."""
     said: Counter[bool | None] = Counter()
     for row in pc.value_counts(texts).to_pylist():
-        found = answer(row["values"])
-        if found is not None or not is_missing(row["values"]):
-            said[found] += row["counts"]
+        meaning = answer(row["values"])
+        if meaning is not None or not is_missing(row["values"]):
+            said[meaning] += row["counts"]
     if 1 < rows == said[True] or not said:
         return 0.0
     return 1 - said[None] / said.total()

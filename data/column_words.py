@@ -101,8 +101,8 @@ ITEM_WORDS["id"] = EVENT_WORDS["item"] + ITEM_WORDS["id"]
 @lru_cache(1 << 16)  # asked again for every role and every file
 def rank(name: str, groups: Groups) -> int | None:
     """How surely a column of this name has a role: 0 is the surest; None if it does not fit."""
-    found = _best(name, groups)
-    return None if found is None else found[0]
+    best = _best(name, groups)
+    return None if best is None else best[0]
 
 
 def order(name: str, groups: Groups) -> tuple[int, int]:
@@ -111,8 +111,8 @@ def order(name: str, groups: Groups) -> tuple[int, int]:
 
 
 def _best(name: str, groups: Groups) -> tuple[int, int] | None:
-    places = [_place(key, groups) for key in _keys(name)]
-    return min((place for place in places if place is not None), default=None)
+    ranks = [_place(key, groups) for key in _keys(name)]
+    return min((number for number in ranks if number is not None), default=None)
 
 
 def _keys(name: str) -> list[str]:
@@ -133,8 +133,8 @@ def _keys(name: str) -> list[str]:
 def _place(key: str, groups: Groups) -> tuple[int, int] | None:
     """The group of a name and its place there; later groups for a name inside a longer one."""
     for number, group in enumerate(groups):
-        if (place := group.place(key)) is not None:
-            return number, place
+        if (position := group.place(key)) is not None:
+            return number, position
     parts = [part for cut in range(SURE_PARTS, len(key)) for part in (key[:cut], key[-cut:])]
     parts = [part for part in parts if part.endswith(ENDINGS)]
     for number, group in enumerate(groups):

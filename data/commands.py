@@ -88,8 +88,8 @@ def download(
         return
     if wanted is None:
         raise ConfigError("name a public data set or a URL; recsys data download --list names them")
-    place = folder or raw_folders()[0]
-    path = fetch(wanted, place, digest=sha256, max_bytes=int(max_gb * GIB))
+    target = folder or raw_folders()[0]
+    path = fetch(wanted, target, digest=sha256, max_bytes=int(max_gb * GIB))
     typer.echo(path)
     if wanted in known:
         from recsys.progress import say

@@ -142,6 +142,6 @@ def _located(path: Path, message: str, names: Sequence[str]) -> str:
     match = _WHERE.match(message)
     column, row, text = match.groups() if match else (None, None, message)
     where = f"{path}:{row}" if row else str(path)
-    what = f"column {names[int(column)]!r}: " if column and int(column) < len(names) else ""
+    column_name = f"column {names[int(column)]!r}: " if column and int(column) < len(names) else ""
     line = text.split("\n", 1)[0]
-    return f"{where}: {what}{line[:160]}"
+    return f"{where}: {column_name}{line[:160]}"

@@ -20,16 +20,16 @@ ESCAPED = re.compile(rb'\\(["\\])')  # a quote or a backslash, behind a backslas
 
 def header(text: str) -> tuple[str, list[str]]:
     """The delimiter that divides the first line into most columns, and the columns."""
-    found = {}
+    columns_by = {}
     for delimiter in DELIMITERS:
         try:
             lines = csv.reader(
                 io.StringIO(text.replace("\0", " "), newline=""), delimiter=delimiter
             )
-            found[delimiter] = next(lines, [])
+            columns_by[delimiter] = next(lines, [])
         except csv.Error:
-            found[delimiter] = []
-    delimiter, columns = max(found.items(), key=lambda item: len(item[1]))
+            columns_by[delimiter] = []
+    delimiter, columns = max(columns_by.items(), key=lambda item: len(item[1]))
     if len(columns) == 1:
         rows = [line.rstrip().split(" ") for line in text.splitlines()[:FIRST_ROWS]]
         if len(rows) >= FEW_ROWS and len(rows[0]) > 1 and len({*map(len, rows[:-1])}) == 1:
@@ -51,7 +51,7 @@ def names_of_values(text: str, delimiter: str, columns: Sequence[str]) -> tuple[
         behind[more if not any(row[len(columns) :]) else 0] += 1
     more = behind.most_common(1)[0][0] if behind else 0
     if more > 0:
-        return (*columns, *(f"{BEHIND} {place}" for place in range(more)))
+        return (*columns, *(f"{BEHIND} {number}" for number in range(more)))
     return tuple(columns[:more]) if more < 0 and not any(columns[more:]) else ()
 
 

@@ -81,7 +81,7 @@ def public_sets() -> dict[str, PublicSet]:
 
 
 def download(
-    wanted: str,
+    source: str,
     folder: Path,
     *,
     digest: str | None = None,
@@ -92,7 +92,7 @@ def download(
     A file that is already there with the right checksum is not downloaded again.
 
     Args:
-        wanted: a name of `public_sets`, or a URL.
+        source: a name of `public_sets`, or a URL.
         folder: gets a folder for the data set, or the file itself for a URL.
         digest: SHA-256 of a file by URL.
         max_bytes: limit of the downloaded and of the unpacked size.
@@ -104,20 +104,20 @@ def download(
         ConfigError: an unknown name, or a URL that is not http or https.
         DataError: a failed download, or an archive that is not safe.
     """
-    if "://" in wanted:
-        name = _safe_name(unquote(urlsplit(wanted).path).rsplit("/", 1)[-1])
-        file = fetch(Remote(wanted, name, digest), folder, max_bytes=max_bytes)
+    if "://" in source:
+        name = _safe_name(unquote(urlsplit(source).path).rsplit("/", 1)[-1])
+        file = fetch(Remote(source, name, digest), folder, max_bytes=max_bytes)
         return unpack(file, max_bytes=max_bytes) if file.name.endswith(ARCHIVES) else file
     known = public_sets()
-    if wanted not in known:
-        raise ConfigError(f"{wanted!r} is neither a URL nor one of {', '.join(known)}")
+    if source not in known:
+        raise ConfigError(f"{source!r} is neither a URL nor one of {', '.join(known)}")
     if digest is not None:
-        raise ConfigError(f"--sha256 goes with a URL; {wanted!r} has its own checksums")
-    for remote in known[wanted].files:
-        file = fetch(remote, folder / wanted, max_bytes=max_bytes)
+        raise ConfigError(f"--sha256 goes with a URL; {source!r} has its own checksums")
+    for remote in known[source].files:
+        file = fetch(remote, folder / source, max_bytes=max_bytes)
         if file.name.endswith(ARCHIVES):
             unpack(file, max_bytes=max_bytes)
-    return folder / wanted
+    return folder / source
 
 
 def fetch(remote: Remote, folder: Path, *, max_bytes: int) -> Path:
@@ -161,16 +161,16 @@ def fetch(remote: Remote, folder: Path, *, max_bytes: int) -> Path:
                 f"{remote.url}: failed {TRIES} times after {after:,} bytes: {problem}; "
                 "run the same command again to continue after these bytes"
             ) from problem
-    found = sha256(part)
-    if remote.sha256 not in (None, found):
+    digest = sha256(part)
+    if remote.sha256 not in (None, digest):
         part.unlink()
         _origin(part).unlink(missing_ok=True)
         raise DataError(
-            f"{remote.url}: the SHA-256 is {found}, not {remote.sha256}; the file was deleted, "
+            f"{remote.url}: the SHA-256 is {digest}, not {remote.sha256}; the file was deleted, "
             "because it is damaged or has changed: download it again, or check the checksum"
         )
     if remote.sha256 is None:
-        say(f"{target.name}: no checksum is known; its sha256 is {found}")
+        say(f"{target.name}: no checksum is known; its sha256 is {digest}")
     with part.open("rb") as stream:
         os.fsync(stream.fileno())
     part.replace(target)

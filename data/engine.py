@@ -207,10 +207,10 @@ def _cleaned(events: EventTable, cleaner: HistoryCleaner) -> Iterator[dict[str, 
     """The rows that are kept, part by part; disliked items and pieces go to their tables."""
     for part in events.parts():
         part.pop("content", None)
-        found: Cleaned = cleaner.clean(part)
-        events.insert("disliked", pa.table(found.disliked))
-        events.insert("pieces", pa.table(found.pieces))
-        yield {name: values[found.keep] for name, values in found.columns.items()}
+        cleaned: Cleaned = cleaner.clean(part)
+        events.insert("disliked", pa.table(cleaned.disliked))
+        events.insert("pieces", pa.table(cleaned.pieces))
+        yield {name: values[cleaned.keep] for name, values in cleaned.columns.items()}
 
 
 def _in_core(catalog: ItemCatalog, events: EventTable) -> ItemCatalog:

@@ -205,17 +205,17 @@ class EventTable:
 
     def kinds(self) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
         """Users, types (0 without types) and numbers of events, for each pair that occurs."""
-        found = self.table(
+        counted = self.table(
             'SELECT "user", coalesce(behaviour, 0) AS kind, count(*) AS events FROM events '
             "GROUP BY ALL"
         )
-        user, kind, events = (np.asarray(found[n], np.int64) for n in ("user", "kind", "events"))
+        user, kind, events = (np.asarray(counted[n], np.int64) for n in ("user", "kind", "events"))
         return user, kind, events
 
     def ratings(self) -> NDArray[np.float32]:
         """The distinct ratings."""
-        found = self.table("SELECT DISTINCT rating FROM events WHERE rating IS NOT NULL")
-        return np.asarray(found["rating"], np.float32)
+        distinct = self.table("SELECT DISTINCT rating FROM events WHERE rating IS NOT NULL")
+        return np.asarray(distinct["rating"], np.float32)
 
     def times(self) -> NDArray[np.int64]:
         """(rows,) unix seconds, in any order."""
@@ -223,9 +223,9 @@ class EventTable:
 
     def events_of(self, name: str) -> NDArray[np.int64]:
         """The number of events of each `user` or `item`, by number."""
-        found = self.table(f'SELECT "{name}" AS id, count(*) AS rows FROM events GROUP BY ALL')  # noqa: S608
+        counted = self.table(f'SELECT "{name}" AS id, count(*) AS rows FROM events GROUP BY ALL')  # noqa: S608
         made = np.zeros(len(self.users if name == "user" else self.items), np.int64)
-        made[np.asarray(found["id"])] = np.asarray(found["rows"])
+        made[np.asarray(counted["id"])] = np.asarray(counted["rows"])
         return made
 
     def drop_users(self, users: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -328,10 +328,10 @@ class EventTable:
         The column `place` numbers the rows, and a rating or quantity that is null is NaN.
         """
         ends = np.cumsum(self.events_of("user"))
-        wanted = np.arange(PART_ROWS, ends[-1] + PART_ROWS, PART_ROWS).clip(max=ends[-1])
+        stops = np.arange(PART_ROWS, ends[-1] + PART_ROWS, PART_ROWS).clip(max=ends[-1])
         names = [name for name in KINDS if name in self.columns]
         start = 0
-        for stop in (np.unique(np.searchsorted(ends, wanted)) + 1).tolist():
+        for stop in (np.unique(np.searchsorted(ends, stops)) + 1).tolist():
             part = self.table(
                 f"""
                 SELECT rowid AS place, {", ".join(f'"{name}"' for name in names)} FROM events
@@ -407,8 +407,8 @@ class EventTable:
 
     def value(self, query: str) -> Any:
         """The only value of a query."""
-        ((found,),) = self._run(query)
-        return found
+        ((single,),) = self._run(query)
+        return single
 
     def _run(self, query: str, *values: object) -> list[tuple[Any, ...]]:
         rows: list[tuple[Any, ...]] = self._connection.execute(query, values).fetchall()

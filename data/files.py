@@ -64,11 +64,11 @@ def read_json(path: Path) -> dict[str, Any]:
     """
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        found = dict(pairs)
-        if len(found) != len(pairs):
+        unique_pairs = dict(pairs)
+        if len(unique_pairs) != len(pairs):
             (repeated, _), *_ = Counter(key for key, _ in pairs).most_common(1)
             raise DataError(f"{path}: key {repeated!r} occurs twice")
-        return found
+        return unique_pairs
 
     text = read_text(path)
     value = parsed(partial(json.loads, object_pairs_hook=unique), text, path)
@@ -200,11 +200,11 @@ def check_gzip(path: Path) -> None:
             raise damaged_gzip(path, raw.tell(), size, lines, error) from error
 
 
-def damaged_gzip(path: Path, place: int, size: int, lines: int, error: Exception) -> DataError:
+def damaged_gzip(path: Path, position: int, size: int, lines: int, error: Exception) -> DataError:
     """The error for a gzipped file that ends too early or is damaged."""
-    what = "is cut off" if isinstance(error, EOFError) else f"is damaged ({error})"
+    damage = "is cut off" if isinstance(error, EOFError) else f"is damaged ({error})"
     return DataError(
-        f"{path}: the gzip file {what} at byte {place:,} of {path.stat().st_size:,}; before that "
+        f"{path}: the gzip file {damage} at byte {position:,} of {path.stat().st_size:,}; before that "
         f"{size:,} bytes ({lines:,} lines) could be read. Get it again (`recsys data download` "
         "resumes), or use the complete lines: "
         f"gzip -dc {path.name} | head -n {lines} > part"

@@ -105,8 +105,8 @@ def read(folder: Path) -> tuple[pa.Table, Erased]:
             f"{folder}: another version of recsys wrote these events; remove the folder, and run "
             "`recsys retrain` again"
         )
-    places = (np.load(folder / file) for file in (ERASED_USERS, ERASED_DISLIKES))
-    return events, Erased(*places)
+    arrays = (np.load(folder / file) for file in (ERASED_USERS, ERASED_DISLIKES))
+    return events, Erased(*arrays)
 
 
 def conform(items: pa.Table, schema: pa.Schema) -> pa.Table:
@@ -170,7 +170,7 @@ def grow(
         names += [n for n in pc.unique(new["type"]).to_pylist() if n not in names]
     else:
         new, names = _with_one_type(new, roles, cleaned=cleaned)
-        roles |= {name: "negative" if place else "target" for place, name in enumerate(names)}
+        roles |= {name: "negative" if number else "target" for number, name in enumerate(names)}
     rules = replace(rules, roles={n: roles[n] for n in names if n in roles})
     counted = before.pieces is not None or new["quantity"].null_count < new.num_rows
     old = _old_events(before, erased, typed=bool(names), counted=counted)
@@ -188,8 +188,8 @@ def grow(
 def is_negative(types: pa.ChunkedArray, roles: Mapping[str, str]) -> pa.ChunkedArray:
     """Whether events of these types, by their roles or else by their names, are negative."""
     names = pc.unique(types).drop_null().to_pylist()
-    found = [n for n in names if roles.get(n, "negative" if level(n) == 0 else "") == "negative"]
-    return pc.is_in(types, value_set=pa.array(found, pa.string()))
+    negative = [n for n in names if roles.get(n, "negative" if level(n) == 0 else "") == "negative"]
+    return pc.is_in(types, value_set=pa.array(negative, pa.string()))
 
 
 def _with_one_type(
@@ -248,12 +248,12 @@ def _old_pieces(before: Dataset) -> NDArray[np.float32]:
     order = np.argsort(pairs[known], kind="stable")
     pairs, left = pairs[known][order], left[known][order]
     mine = events.user.astype(np.int64) * size + events.item
-    place = np.searchsorted(pairs, mine).clip(max=max(len(pairs) - 1, 0))
-    counted = pairs[place] == mine if len(pairs) else np.zeros(len(mine), bool)
+    position = np.searchsorted(pairs, mine).clip(max=max(len(pairs) - 1, 0))
+    counted = pairs[position] == mine if len(pairs) else np.zeros(len(mine), bool)
     pieces[counted] = 0
     first = np.unique(mine[counted], return_index=True)[1]
     rows = np.flatnonzero(counted)[first]
-    pieces[rows] = left[place[rows]]
+    pieces[rows] = left[position[rows]]
     return pieces
 
 

@@ -31,8 +31,8 @@ def sequences_beside(path: Path) -> Path:
         DataError: there is none.
     """
     for name in SEQUENCES:
-        if (found := path.with_name(name)).is_file():
-            return found
+        if (beside := path.with_name(name)).is_file():
+            return beside
     raise DataError(
         f"{path}: {SEQUENCES[0]}, which tells whose items these are, is not beside it; download "
         "the whole set, as with `recsys data download idgenrec-beauty`"
@@ -63,22 +63,22 @@ def read_keywords(
         raise DataError(
             f"{sequences}: has other users than the file of interactions, or in another order"
         )
-    asins, place = np.unique([asin for user in users for asin in user], return_inverse=True)
+    asins, asin_number = np.unique([asin for user in users for asin in user], return_inverse=True)
     items, number = np.unique(events, return_inverse=True)
     owner = np.repeat(np.arange(len(lengths)), lengths)
     item_of = _by_users(number, owner, items.tolist())
-    asin_of = _by_users(place, owner, asins.tolist())
-    found = {
+    asin_of = _by_users(asin_number, owner, asins.tolist())
+    texts = {
         item_of[own]: ItemText(words[asin], "", None, [])
         for own, asin in asin_of.items()
         if asin in words and own in item_of
     }
-    if not found:
+    if not texts:
         raise DataError(
             f"{path}: has no keywords for any item of {sequences}; want lines of an ASIN, a blank "
             "and keywords"
         )
-    return found
+    return texts
 
 
 def _by_users(

@@ -72,7 +72,7 @@ class ItemCleaner:
         self._path, self._config, self._times, self._report = path, config, times, report
         self._prices = pa.array([], pa.string()) if prices is None else prices
         self._forms = IdForms(report) if forms is None else forms
-        self._column = {role: found.column for role, found in roles.items()}
+        self._column = {role: match.column for role, match in roles.items()}
 
     def clean(self, table: pa.Table) -> pa.Table:
         """The described items: `item_id`, `title`, `text`, availability, and attributes.
@@ -149,14 +149,14 @@ class ItemCleaner:
             return {}
         item = ids.combine_chunks().dictionary_encode().indices
         said = pa.table([item, *columns], ["item", *map(str, range(len(columns)))])
-        any_row = [(str(place), "any") for place in range(len(columns))]
+        any_row = [(str(number), "any") for number in range(len(columns))]
         items = said.group_by("item", use_threads=False).aggregate(any_row)
-        allowed = (pc.fill_null(items[f"{place}_any"], True) for place in range(len(columns)))
+        allowed = (pc.fill_null(items[f"{number}_any"], True) for number in range(len(columns)))
         return {"available": reduce(pc.and_, allowed)}
 
     def _dates(self, table: pa.Table) -> dict[str, pa.ChunkedArray]:
         """The first and the last moment of availability; a date ends when its day ends."""
-        found: dict[str, pa.ChunkedArray] = {}
+        dates: dict[str, pa.ChunkedArray] = {}
         for role in ("available_from", "available_until"):
             if role not in self._column:
                 continue
@@ -168,13 +168,13 @@ class ItemCleaner:
             first = self._times.day_first if order.day_first is None else order.day_first
             times = replace(self._times, day_first=first is not False)
             moments = read_moments(column, times, ends=role == "available_until")
-            found[role] = moments.second
+            dates[role] = moments.second
             self._count("last_days", moments.is_date, as_text(column))
             texts = as_strings(column, role, self._path)
             said = pc.invert(each(texts, lambda text: is_missing(text) or text in NO_NUMBER))
             unread = pc.and_(pc.is_null(moments.second), pc.and_(pc.is_valid(texts), said))
             self._count("values_not_read", unread, pc.binary_join_element_wise(name, texts, ": "))
-        return found
+        return dates
 
     def _attribute(self, name: str, column: pa.ChunkedArray) -> dict[str, pa.ChunkedArray]:
         """One column as attributes: none, itself, or a list of categories and its first part."""
@@ -265,8 +265,8 @@ class ItemCleaner:
 
     def _categories(self, name: str, texts: pa.ChunkedArray) -> dict[str, pa.ChunkedArray]:
         """A list for a path of categories, with its first part; a list for a text with `|`."""
-        place = rank(name, ITEM_WORDS["category"])
-        named = name == self._column.get("category") or place in (0, 1)
+        named_rank = rank(name, ITEM_WORDS["category"])
+        named = name == self._column.get("category") or named_rank in (0, 1)
         if named:
             texts = self._said(pc.replace_substring_regex(texts, ENDS, ""), NO_CATEGORY)
         filled = texts.drop_null()
@@ -322,11 +322,11 @@ def _paths(text: str) -> list[str]:
     >>> _paths("Drinks > Tea, Sale")
     ['Drinks', 'Drinks > Tea', 'Sale']
     """
-    found: list[str] = []
+    paths: list[str] = []
     for path in re.split(LIST, text):
         names = re.split(r"\s*>\s*", path.replace("\\,", ",").strip())
-        found += [" > ".join(names[: end + 1]) for end in range(len(names))]
-    return list(dict.fromkeys(found)) if found else [text]
+        paths += [" > ".join(names[: end + 1]) for end in range(len(names))]
+    return list(dict.fromkeys(paths)) if paths else [text]
 
 
 def _literal(mark: str) -> str:

@@ -45,19 +45,19 @@ def read_item_texts(path: Path | None) -> dict[int, ItemText]:
     """
     if path is None:
         return {}
-    found = {}
+    texts = {}
     for key, entry in read_json(path).items():
         if not isinstance(entry, dict):
             raise DataError(f"{path}: item {key!r}: expected a title and description in a mapping")
         where = f"{path}: item {key!r}"
         values = {name: plain(entry.get(name), where) for name in ("title", "description", "brand")}
-        found[number(key, path)] = ItemText(
+        texts[number(key, path)] = ItemText(
             values["title"],
             values["description"],
             values["brand"] or None,
             names(plain(entry.get("categories"), where)),
         )
-    return found
+    return texts
 
 
 def numbered_items(

@@ -79,10 +79,10 @@ def find_fields(blocks: Iterable[tuple[bytes, int]]) -> list[Field]:
         ((structure,),) = connection.sql(
             "SELECT json_group_structure(CAST(line AS JSON)) FROM (FROM forms ORDER BY number)"
         ).fetchall()
-    found = json.loads(structure) if structure else None
-    if not isinstance(found, dict):
+    kinds = json.loads(structure) if structure else None
+    if not isinstance(kinds, dict):
         raise pa.ArrowInvalid("no line is a JSON object")
-    fields = list(_fields(found))
+    fields = list(_fields(kinds))
     if len(fields) * lines > max(FEW_CELLS, CELLS_PER_BYTE * size):
         raise pa.ArrowInvalid(
             f"{lines} lines have {len(fields)} different names; put what differs from line to line "
@@ -196,11 +196,11 @@ def _typed(column: pa.ChunkedArray, kind: Any) -> pa.ChunkedArray:
     if not isinstance(kind, str) or kind not in TYPES:
         return column
     try:
-        found = pc.cast(column, TYPES[kind])
+        converted = pc.cast(column, TYPES[kind])
     except pa.ArrowInvalid:
         return column
     long = kind == "DOUBLE" and pc.any(pc.match_substring_regex(column, LONG)).as_py()
-    return column if long else found
+    return column if long else converted
 
 
 def flatten(table: pa.Table) -> pa.Table:
@@ -227,9 +227,9 @@ def list_of_items(lists: Mapping[str, Iterable[str]]) -> str | None:
         if level(name) != 0  # such as `refunds`
         and any(rank(field, EVENT_WORDS["item"]) is not None for field in fields)
     ]
-    for found in (list(lists), named):
-        if len(found) == 1:
-            return found[0]
+    for candidates in (list(lists), named):
+        if len(candidates) == 1:
+            return candidates[0]
     return None
 
 

@@ -214,12 +214,12 @@ class TableFile:
                 include_columns=columns,
             ),
         )
-        places = [place for place, name in enumerate(self.columns) if name in chosen]
+        positions = [position for position, name in enumerate(self.columns) if name in chosen]
         for batch in reader:
             table = pa.Table.from_batches([batch])
             table = _without_values_behind(table, damage)
             table = self._without_open_quotes(table, damage)
-            yield table.select(places)
+            yield table.select(positions)
 
     def _without_open_quotes(self, table: pa.Table, damage: Damage) -> pa.Table:
         """Drop rows with a value that contains a row, because a quote in it is not closed.
@@ -229,8 +229,8 @@ class TableFile:
         comma = re.escape(self.delimiter)
         others = f"(?:{comma}(?:[^ \\n{comma}][^\\n{comma}]*)?){{{len(self.columns) - 1}}}"
         rows = f"\\n[^\\n{comma}]*{others}\\n"
-        for place in range(table.num_columns):
-            texts = table.column(place)
+        for position in range(table.num_columns):
+            texts = table.column(position)
             open_quote = pc.fill_null(pc.match_substring_regex(texts, rows), False)
             if pc.any(open_quote).as_py():
                 for text in texts.filter(open_quote).to_pylist():
@@ -245,8 +245,8 @@ class TableFile:
                 yield json_table(connection, block, first, fields, self.records, damage)
 
     def _spreadsheet(self, chosen: list[str], _: Damage) -> Iterator[pa.Table]:
-        places = [place for place, name in enumerate(self.columns) if name in chosen]
-        yield read_spreadsheet(self.path).select(places)
+        positions = [position for position, name in enumerate(self.columns) if name in chosen]
+        yield read_spreadsheet(self.path).select(positions)
 
     def _parquet(self, chosen: list[str], _: Damage) -> Iterator[pa.Table]:
         with pq.ParquetFile(self.path) as file:
@@ -255,8 +255,8 @@ class TableFile:
                 for batch in file.iter_batches(BATCH, columns=chosen, use_threads=False):
                     yield with_plain_texts(pa.Table.from_batches([batch]))
                 return
-            wanted = [*chosen, self.explode or ""]
-            stored = [n for n in schema.names if any(f"{w}.".startswith(f"{n}.") for w in wanted)]
+            needed = [*chosen, self.explode or ""]
+            stored = [n for n in schema.names if any(f"{w}.".startswith(f"{n}.") for w in needed)]
             for batch in file.iter_batches(BATCH // 16, columns=stored, use_threads=False):
                 table = flatten(pa.Table.from_batches([batch]))
                 yield with_plain_texts(exploded(table, self.explode).select(chosen))
@@ -299,9 +299,9 @@ def _table_file(path: Path, explode: bool) -> TableFile:
             head = bytes(stream.read(HEAD))
         if path.suffix in (".parquet", ".pq") or head.startswith(PARQUET):
             return _parquet_file(path, explode)
-        for mark, what in PACKED.items():
+        for mark, description in PACKED.items():
             if head.startswith(mark):
-                raise DataError(f"{path}: this is {what}")
+                raise DataError(f"{path}: this is {description}")
         if not head.strip():
             raise DataError(f"{path}: the file is empty")
         encoding = _encoding(path, head, compression)
@@ -352,9 +352,9 @@ def _json_list(path: Path, compression: str | None, name: str | None = None) -> 
         'json.loads(open(0, encoding="utf-8-sig").read(), parse_float=str)'
         f"{'' if name is None else json.dumps([name])}]"
     )
-    what = "one JSON list" if name is None else f"one JSON object around the list {name!r}"
+    description = "one JSON list" if name is None else f"one JSON object around the list {name!r}"
     return DataError(
-        f"{path}: {what}; write one object on each line (JSON lines), and read that file: "
+        f"{path}: {description}; write one object on each line (JSON lines), and read that file: "
         f"{text} | python3 -c {shlex.quote(program)} > {copy}"
     )
 
@@ -373,9 +373,9 @@ def find_tables(path: Path) -> list[Path]:
         if suffixes and file.is_file() and not file.name.startswith((".", "_")):
             kinds.setdefault(suffixes[-1], []).append(file)
     if len(kinds) != 1:
-        found = f"has files of several kinds ({', '.join(kinds)})" if kinds else "has no tables"
+        contents = f"has files of several kinds ({', '.join(kinds)})" if kinds else "has no tables"
         raise DataError(
-            f"{path}: the folder {found}; name one file as data.path, or keep files of one kind "
+            f"{path}: the folder {contents}; name one file as data.path, or keep files of one kind "
             "there (.csv, .tsv, .jsonl or .parquet)"
         )
     return next(iter(kinds.values()))

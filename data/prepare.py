@@ -237,7 +237,9 @@ def _write_report(report: Report | None, info: dict[str, Any], folder: Path, nam
     if report is None:
         return
     share = info["stats"]["repeats"] / max(info["stats"]["interactions"], 1)
-    viewed = any(one["role"] == "context" for one in report.behaviours)  # a view is no repeat
+    viewed = any(
+        behaviour["role"] == "context" for behaviour in report.behaviours
+    )  # a view is no repeat
     if share >= OFTEN_REPEATED and not viewed:
         report.note(
             f"{share:.0%} of the events repeat an item that the user had before. By default, items "
@@ -255,8 +257,8 @@ def _prepared(context: Context) -> Path:
         ConfigError: there is none, or the settings or `--force` require a new one.
     """
     path = context.workspace.dataset
-    given = context.settings.values.get("data")
-    if context.force or given or not (path / MANIFEST).is_file():
+    settings = context.settings.values.get("data")
+    if context.force or settings or not (path / MANIFEST).is_file():
         raise ConfigError(
             f"data.source: no source is given for {path}; name a source: your files (`recsys run "
             "events.csv --items products.csv`), a configuration (--config FILE), or a synthetic "
@@ -277,17 +279,19 @@ def _check_same_source(output: Output) -> None:
     """
     if output.force or not (output.path / MANIFEST).is_file():
         return
-    found = read_manifest(output.path, output.kind)
+    existing = read_manifest(output.path, output.kind)
     names = ["source"]
-    if found.parents != output.parents:
+    if existing.parents != output.parents:
         names += ["path", "items", "attributes", "index"]
     for name in names:
-        old, new = found.config.get(name), output.config[name]
+        old, new = existing.config.get(name), output.config[name]
         if old != new:
             raise _prepared_otherwise(output, name, _with(old), _with(new))
     if output.config["source"] in WITH_COLUMNS:
         columns = output.config["columns"]
-        before = dict.fromkeys(columns) | (found.config.get("columns") or {})  # of fewer roles once
+        before = dict.fromkeys(columns) | (
+            existing.config.get("columns") or {}
+        )  # of fewer roles once
         if before != columns:
             had, has = _with_columns(before, columns), _with_columns(columns, before)
             raise _prepared_otherwise(output, "columns", had, has)
@@ -376,11 +380,11 @@ def _find(name: str, path: str | None) -> Path | None:
     if path is None:
         return None
     own = Path(path).expanduser()
-    found = find_raw(own) or (own if own.exists() else None)
-    if found is None:
+    existing = find_raw(own) or (own if own.exists() else None)
+    if existing is None:
         raise ConfigError(
             f"data.{name}: {path!r} is neither under {', '.join(map(str, raw_folders()))} "
             f"nor under {Path.cwd()}; $RECSYS_DATASETS may name another folder"
             + _download_advice(own)
         )
-    return found
+    return existing

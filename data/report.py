@@ -327,8 +327,8 @@ class Report:
         """Count cases of a rule; examples are only kept if there are cases."""
         if count:
             self.counts[rule] = self.counts.get(rule, 0) + count
-            kept = self.examples.setdefault(rule, [])
-            kept += list(examples)[: EXAMPLES - len(kept)]
+            shown = self.examples.setdefault(rule, [])
+            shown += list(examples)[: EXAMPLES - len(shown)]
 
     def remove(
         self,
@@ -531,11 +531,12 @@ def show(document: dict[str, Any]) -> None:
     findings.add_column("to choose otherwise", overflow="fold")  # settings are to be copied
     findings.title = "Cleaning"
     for row in document["findings"]:
-        found = row["found"]
+        finding = row["found"]
         if row["examples"]:
-            found += f" (e.g. {'; '.join(row['examples'])})"
+            finding += f" (e.g. {'; '.join(row['examples'])})"
         findings.add_row(
-            f"{row['count']:,}", *(escape(text) for text in (found, row["done"], row["otherwise"]))
+            f"{row['count']:,}",
+            *(escape(text) for text in (finding, row["done"], row["otherwise"])),
         )
     if document["findings"]:
         console.print(findings)

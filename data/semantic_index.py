@@ -26,16 +26,16 @@ def read_index(path: Path) -> dict[int, tuple[int, ...]]:
         item = number(key, path)
         if not isinstance(row, list) or not row:
             raise DataError(f"{path}: item {key!r}: expected a list of codes, found {row!r}")
-        found = [_CODE.fullmatch(code) if isinstance(code, str) else None for code in row]
-        if None in found:
-            odd = row[found.index(None)]
+        matches = [_CODE.fullmatch(code) if isinstance(code, str) else None for code in row]
+        if None in matches:
+            odd = row[matches.index(None)]
             raise DataError(f"{path}: item {key!r}: {odd!r} is not a code like '<a_12>'")
         levels = levels or len(row)
         if len(row) != levels:
             raise DataError(
                 f"{path}: item {key!r} has {len(row)} codes, earlier items have {levels}"
             )
-        codes[item] = tuple(int(match[1]) for match in found if match)
+        codes[item] = tuple(int(match[1]) for match in matches if match)
     if not codes:
         raise DataError(f"{path}: no items in it")
     return codes

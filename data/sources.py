@@ -102,13 +102,13 @@ def find_tables(events: str, items: str | None = None, *, name: str | None = Non
         ConfigError: a path that does not exist, or a folder whose files cannot be told apart.
     """
     name = name or name_of(events)
-    found = _find("EVENTS", events, name, "events")
+    events_path = _find("EVENTS", events, name, "events")
     described = items and _find("--items", items, name, "items")
-    if not found.is_dir():
-        return Tables(found, described or None)
-    if described and described.parent != found:
-        return Tables(found, described)
-    return _take_apart(found, described or None)
+    if not events_path.is_dir():
+        return Tables(events_path, described or None)
+    if described and described.parent != events_path:
+        return Tables(events_path, described)
+    return _take_apart(events_path, described or None)
 
 
 def _take_apart(folder: Path, named: Path | None) -> Tables:
@@ -156,14 +156,14 @@ def _words(file: Path) -> set[str]:
 
 def _find(option: str, path: str, name: str, part: str) -> Path:
     own = local(path, name, part).expanduser()
-    found = own if own.exists() else find_raw(own)
-    if found is None:
+    existing = own if own.exists() else find_raw(own)
+    if existing is None:
         raise ConfigError(
             f"{option}: {path!r} is no file or folder in {Path.cwd()}; give a csv, tsv, parquet, "
             "jsonl or xlsx file, a folder of them, an object (s3://, gs://), or the URL of a "
             "database with --query"
         )
-    return found.absolute()
+    return existing.absolute()
 
 
 def export_queries(
@@ -201,10 +201,10 @@ def export_queries(
     is_file = parsed.get_backend_name() == "sqlite" and not file.startswith((":memory:", "file:"))
     if is_file and not Path(file).is_file():  # SQLite would make an empty one
         raise DataError(f"EVENTS: there is no SQLite file {file}")
-    place = f"{parsed.get_backend_name()}://{parsed.host}:{parsed.port}/{parsed.database}"
+    database = f"{parsed.get_backend_name()}://{parsed.host}:{parsed.port}/{parsed.database}"
     try:
         written = {
-            part: _write(name, part, _run_query(engine, text), f"{place}\n{text}", force=force)
+            part: _write(name, part, _run_query(engine, text), f"{database}\n{text}", force=force)
             for part, text in (("events", query), ("items", items_query))
             if text is not None
         }

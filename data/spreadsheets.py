@@ -58,19 +58,25 @@ def _read(path: Path, _changed: int, _size: int) -> pa.Table:
             if sorted(names) != sorted(header) or (names != header and len({*names}) < len(names)):
                 others.append(f"{name} ({len(filled) - start - 1:,} rows)")
                 continue
-            places = [*range(len(names))] if names == header else [names.index(n) for n in header]
-            rows += [[_text(row[place]) for place in places] for row in filled[start + 1 :]]
+            positions = (
+                [*range(len(names))] if names == header else [names.index(n) for n in header]
+            )
+            rows += [
+                [_text(row[position]) for position in positions] for row in filled[start + 1 :]
+            ]
     except (CalamineError, OSError, ValueError) as error:
         raise DataError(f"{path}: no readable spreadsheet: {error}; save it as CSV") from error
     if header is None:
         raise DataError(f"{path}: no sheet has names of columns and rows below them")
-    for what, names in (
+    for description, names in (
         ("sheets with other columns", others),
         ("lines above the names of the columns", above),
         ("zeros at the start of numbers with the format", _formats_with_zeros(path)),
     ):
         if names:
-            say(f"data: {escape(path.name)}: {what} are not read: {escape(', '.join(names))}")
+            say(
+                f"data: {escape(path.name)}: {description} are not read: {escape(', '.join(names))}"
+            )
     columns = [pa.array(column, pa.string()) for column in zip(*rows, strict=True)]
     return pa.table(columns, names=header)
 

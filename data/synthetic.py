@@ -89,8 +89,8 @@ class _Shop:
 
     def draw(self, cell: NDArray[np.int64], rng: np.random.Generator) -> NDArray[np.int64]:
         """Draw one opening of each cell, with probability by popularity."""
-        place = np.searchsorted(self.cumulative, cell + rng.random(len(cell)), side="right")
-        return np.take(self.openings, place, mode="clip")
+        position = np.searchsorted(self.cumulative, cell + rng.random(len(cell)), side="right")
+        return np.take(self.openings, position, mode="clip")
 
 
 @dataclass(frozen=True)
@@ -140,7 +140,7 @@ def _open(num_items: int, rng: np.random.Generator) -> _Shop:
     opening = np.repeat(np.arange(count), sizes)  # (items,)
     cells = 3 * len(SHELVES)
     cell = np.concatenate([rng.permutation(cells) for _ in range(-(-count // cells))])[:count]
-    place = np.arange(num_items) - starts[opening]
+    volume = np.arange(num_items) - starts[opening]
 
     by_cell = np.lexsort((rng.random(count), cell))
     ordered = cell[by_cell]
@@ -148,8 +148,8 @@ def _open(num_items: int, rng: np.random.Generator) -> _Shop:
     weight = (rank + 1.0) ** -POPULARITY
     shop = _Shop(
         cell[opening],
-        np.where(sizes[opening] > 1, place + 1, 0),
-        np.where(place + 1 < sizes[opening], np.arange(num_items) + 1, -1),
+        np.where(sizes[opening] > 1, volume + 1, 0),
+        np.where(volume + 1 < sizes[opening], np.arange(num_items) + 1, -1),
         np.empty((0, 2), np.int64),
         starts[by_cell],
         np.cumsum(weight / np.bincount(ordered, weight)[ordered]),
@@ -197,8 +197,8 @@ def _describe(shop: _Shop, rng: np.random.Generator) -> pa.Table:
 
 def _name(department: Department, genre: Genre, order: list[int], used: int) -> str:
     """The next unused name of a genre; a place is appended when all names have been used."""
-    again, place = divmod(used, len(order))
-    first, second = divmod(order[place], len(genre.seconds))
+    again, combination = divmod(used, len(order))
+    first, second = divmod(order[combination], len(genre.seconds))
     name = department.title.format(f"{genre.firsts[first]} {genre.seconds[second]}")
     return f"{name} of {WORDS.places[again - 1]}" if again else name
 
@@ -289,8 +289,8 @@ def _browse(
 ) -> NDArray[np.int64]:
     """Draw a popular opening from a genre and a price tier that each of `who` prefers."""
     n = len(who)
-    place = np.searchsorted(np.cumsum(FAVOURITES), rng.random(n), side="right")
-    favourite = people.genres[who, place.clip(max=len(FAVOURITES) - 1)]
-    genre = np.where(place < len(FAVOURITES), favourite, rng.integers(0, len(SHELVES), n))
+    choice = np.searchsorted(np.cumsum(FAVOURITES), rng.random(n), side="right")
+    favourite = people.genres[who, choice.clip(max=len(FAVOURITES) - 1)]
+    genre = np.where(choice < len(FAVOURITES), favourite, rng.integers(0, len(SHELVES), n))
     tier = np.where(rng.random(n) < LOYALTY, people.tier[who], rng.integers(0, 3, n))
     return shop.draw(3 * genre + tier, rng)

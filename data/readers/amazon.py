@@ -46,11 +46,11 @@ _PRICE = re.compile(r"\$?\s*([0-9][0-9,]*(?:\.[0-9]+)?)\s*$")
 
 def files(config: ReaderConfig) -> dict[str, Path]:
     """The files by role: `interactions`, and `items` if given or found."""
-    found = {"interactions": config.path}
+    paths = {"interactions": config.path}
     items = config.items or _beside(config.path)
     if items is not None:
-        found["items"] = items
-    return found
+        paths["items"] = items
+    return paths
 
 
 def read(config: ReaderConfig) -> EventStream:
@@ -72,12 +72,12 @@ def read(config: ReaderConfig) -> EventStream:
 def _beside(path: Path) -> Path | None:
     suffix = next((s for s in reversed(SUFFIXES) if path.name.endswith(s)), "")
     stem = path.name.removesuffix(suffix)
-    places = [
+    candidates = [
         path.with_name(f"meta_{name}{end}")
         for name in (stem, re.sub(r"_\d+$", "", stem))
         for end in (suffix, *SUFFIXES)
     ]
-    return next((place for place in places if place.is_file()), None)
+    return next((candidate for candidate in candidates if candidate.is_file()), None)
 
 
 def _reviews(path: Path, config: ReaderConfig, counts: Counter[str]) -> Iterator[pa.Table]:
@@ -122,12 +122,12 @@ def _table(
 ) -> pa.Table:
     user, item, time, rating, content, lines = zip(*rows, strict=True)
     times = pa.chunked_array([pa.array(time, pa.int64())])
-    found = unix_seconds(times, time_field, path, lines.__getitem__, config.time_unit, counts)
+    moments = unix_seconds(times, time_field, path, lines.__getitem__, config.time_unit, counts)
     return events_table(
         user,
         item,
-        timestamp=found.second,
-        nanosecond=found.nanosecond,
+        timestamp=moments.second,
+        nanosecond=moments.nanosecond,
         rating=rating,
         content=content,
     )

@@ -33,17 +33,17 @@ def files(config: ReaderConfig) -> dict[str, Path]:
     Raises:
         DataError: the folder has pickled histories and no text files.
     """
-    found = {split: config.path / f"sequential_{split}.txt" for split in LABELS}
-    if not found["train"].is_file() and (config.path / "training_dict.npy").is_file():
+    paths = {split: config.path / f"sequential_{split}.txt" for split in LABELS}
+    if not paths["train"].is_file() and (config.path / "training_dict.npy").is_file():
         raise DataError(
             f"{config.path}: the histories are there only as pickles (*_dict.npy), which are not "
             "read because a pickle may run any code. If you trust their source, convert each one, "
             f'for example: python -c "{CONVERSION.format("training", "train")}"'
         )
-    found["index"] = config.index or _only_json(config.path)
+    paths["index"] = config.index or _only_json(config.path)
     if config.items is not None:
-        found["items"] = config.items
-    return found
+        paths["items"] = config.items
+    return paths
 
 
 def read(config: ReaderConfig) -> EventStream:
@@ -99,10 +99,10 @@ def read(config: ReaderConfig) -> EventStream:
 
 
 def _only_json(folder: Path) -> Path:
-    found = sorted(folder.glob("*.json"))
-    if len(found) != 1:
+    candidates = sorted(folder.glob("*.json"))
+    if len(candidates) != 1:
         raise ConfigError(
-            f"data.index: {folder} holds {len(found)} .json files; name the index, "
+            f"data.index: {folder} holds {len(candidates)} .json files; name the index, "
             "for example --set data.index=atspeed-beauty/beauty.LCRec-1e-3lr.json"
         )
-    return found[0]
+    return candidates[0]

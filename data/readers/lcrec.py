@@ -27,12 +27,12 @@ def files(config: ReaderConfig) -> dict[str, Path]:
         DataError: a folder with no or with several interactions files.
     """
     path = find_one(config.path, f"*{SUFFIX}")
-    found = {"interactions": path}
-    for role, given, kind in (("items", config.items, "item"), ("index", config.index, "index")):
+    paths = {"interactions": path}
+    for role, explicit, kind in (("items", config.items, "item"), ("index", config.index, "index")):
         beside = path.with_name(f"{path.name.removesuffix(SUFFIX)}.{kind}.json")
-        if given or beside.is_file():
-            found[role] = given or beside
-    return found
+        if explicit or beside.is_file():
+            paths[role] = explicit or beside
+    return paths
 
 
 def read(config: ReaderConfig) -> EventStream:

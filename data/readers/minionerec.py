@@ -35,7 +35,7 @@ def files(config: ReaderConfig) -> dict[str, Path]:
     Raises:
         DataError: no csv file of examples, or several for one split.
     """
-    found = {}
+    paths = {}
     for split in LABELS:
         inside = sorted(
             [*config.path.glob(f"{split}/*.csv"), *config.path.glob(f"{split}/*.csv.gz")]
@@ -45,14 +45,14 @@ def files(config: ReaderConfig) -> dict[str, Path]:
                 f"{config.path}/{split}: holds {len(inside)} csv files; leave one there"
             )
         if inside:
-            found[split] = inside[0]
-    if not found:
+            paths[split] = inside[0]
+    if not paths:
         raise DataError(f"{config.path}: holds none of train, valid and test with a csv file")
-    for role, given, kind in (("items", config.items, "item"), ("index", config.index, "index")):
+    for role, explicit, kind in (("items", config.items, "item"), ("index", config.index, "index")):
         beside = sorted(config.path.glob(f"index/*.{kind}.json"))
-        if given or len(beside) == 1:
-            found[role] = given or beside[0]
-    return found
+        if explicit or len(beside) == 1:
+            paths[role] = explicit or beside[0]
+    return paths
 
 
 def read(config: ReaderConfig) -> EventStream:
@@ -128,14 +128,14 @@ def _examples(path: Path) -> Iterator[tuple[str, list[int], int]]:
             )
         for row in rows:
             user, history, target = (row[name] or "" for name in FIELDS)
-            for name, value, fits, wanted in (
+            for name, value, fits, expected in (
                 ("user_id", user, bool(user), "a user"),
                 ("history_item_id", history, _LIST.fullmatch(history), "a list of item numbers"),
                 ("item_id", target, _NUMBER.fullmatch(target), "an item number"),
             ):
                 if not fits:
                     raise DataError(
-                        f"{path}:{line}: column {name!r}: expected {wanted}, found "
+                        f"{path}:{line}: column {name!r}: expected {expected}, found "
                         f"{value[:40]!r}; the row may be cut off: correct or remove it"
                     )
             yield user, [int(n) for n in re.findall(r"\d+", history)], int(target)

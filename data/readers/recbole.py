@@ -45,12 +45,12 @@ def files(config: ReaderConfig) -> dict[str, Path]:
         DataError: a folder with no or with several `.inter` files.
     """
     path = find_one(config.path, "*.inter")
-    found = {"interactions": path}
-    for role, given, suffix in (("items", config.items, ".item"), ("users", None, ".user")):
+    paths = {"interactions": path}
+    for role, explicit, suffix in (("items", config.items, ".item"), ("users", None, ".user")):
         beside = path.with_suffix(suffix)
-        if given or beside.is_file():
-            found[role] = given or beside
-    return found
+        if explicit or beside.is_file():
+            paths[role] = explicit or beside
+    return paths
 
 
 def read(config: ReaderConfig) -> EventStream:
@@ -84,17 +84,17 @@ def _header(path: Path) -> dict[str, str]:
 
 
 def _field(fields: dict[str, str], name: str) -> str | None:
-    return next((found for found in (name, f"{name}_id") if found in fields), None)
+    return next((candidate for candidate in (name, f"{name}_id") if candidate in fields), None)
 
 
 def _needed(fields: dict[str, str], name: str, path: Path) -> str:
-    found = _field(fields, name)
-    if found is None:
+    field = _field(fields, name)
+    if field is None:
         raise DataError(
             f"{path}: no field {name!r} or '{name}_id' among {', '.join(fields)}; "
             "name it with --set data.columns.user=..., .item=..."
         )
-    return found
+    return field
 
 
 def _events(path: Path, config: ReaderConfig, counts: Counter[str]) -> Iterator[pa.Table]:
@@ -111,10 +111,10 @@ def _events(path: Path, config: ReaderConfig, counts: Counter[str]) -> Iterator[
         whole = pc.and_(pc.not_equal(table[user], ""), pc.not_equal(table[item], ""))
         times, below = None, None
         if time:
-            found = unix_seconds(
+            moments = unix_seconds(
                 table[time], time, path, (row + 1).__add__, config.time_unit, counts
             )
-            times, below = found.second.filter(whole), found.nanosecond.filter(whole)
+            times, below = moments.second.filter(whole), moments.nanosecond.filter(whole)
         row += table.num_rows
         counts["rows_without_user_or_item_dropped"] += table.num_rows - pc.sum(whole).as_py()
         table = table.filter(whole)
@@ -144,9 +144,9 @@ def _catalog(paths: dict[str, Path], config: ReaderConfig, events: pa.Table) -> 
         (n for n, kind in fields.items() if n.endswith(TITLES) and kind.startswith("token")), None
     )
     text = _field(fields, config.columns.text or "text")
-    kept = pa.array(rows.values(), pa.int64())  # typed: there may be none
+    first_rows = pa.array(rows.values(), pa.int64())  # typed: there may be none
     words = {
-        name: dict(zip(rows, table[name].take(kept).to_pylist(), strict=True))
+        name: dict(zip(rows, table[name].take(first_rows).to_pylist(), strict=True))
         for name in (title, text)
         if name
     }

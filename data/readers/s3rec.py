@@ -31,15 +31,15 @@ def files(config: ReaderConfig) -> dict[str, Path]:
     Keywords of IDGenRec as `items` need its `sequences`.
     """
     beside = config.path.with_name(f"{config.path.stem}_item2attributes.json")
-    found = {
+    paths = {
         "interactions": config.path,
         "attributes": config.attributes or (beside if beside.is_file() else None),
         "items": config.items,
         "index": config.index,
     }
     if config.items is not None and config.items.name.endswith(idgenrec.SUFFIXES):
-        found["sequences"] = idgenrec.sequences_beside(config.items)
-    return {role: path for role, path in found.items() if path is not None}
+        paths["sequences"] = idgenrec.sequences_beside(config.items)
+    return {role: path for role, path in paths.items() if path is not None}
 
 
 def read(config: ReaderConfig) -> EventStream:
@@ -85,12 +85,12 @@ def read(config: ReaderConfig) -> EventStream:
 
 def _read_attributes(path: Path) -> dict[int, list[str]]:
     """Read item -> attribute numbers, without the repetitions that LastFM has."""
-    found = {}
+    attributes = {}
     for key, values in read_json(path).items():
         if not isinstance(values, list):
             raise DataError(f"{path}: item {key!r}: expected a list of attribute numbers")
-        found[number(key, path)] = list(dict.fromkeys(str(value) for value in values))
-    return found
+        attributes[number(key, path)] = list(dict.fromkeys(str(value) for value in values))
+    return attributes
 
 
 def _attribute_columns(
