@@ -51,7 +51,12 @@ settings.register_profile(
 )
 settings.load_profile("test")
 pytest.register_assert_rewrite(
-    "captured_suite", "constraint_suite", "journal_suite", "ranker_suite", "search_suite"
+    "captured_suite",
+    "constraint_suite",
+    "journal_suite",
+    "ranker_suite",
+    "reader_suite",
+    "search_suite",
 )
 
 
