@@ -113,14 +113,6 @@ def test_sessions_are_users_where_there_are_no_users() -> None:
     assert events(session_id=user, sku=item, ts=time, kunde=item)["user"].column == "kunde"
 
 
-def test_a_missing_time_is_refused_unless_the_order_is_said() -> None:
-    with pytest.raises(DataError, match=r"no column holds the time.*timestamp=file-order"):
-        events(user=user, item=item)
-    with pytest.raises(DataError, match="'ts' looks like a time, but"):
-        events(user=user, item=item, ts=lambda row: f"soon {row}")
-    assert "timestamp" not in events({"timestamp": "file-order"}, user=user, item=item)
-
-
 def test_the_columns_of_items_are_recognised() -> None:
     items = sample(
         "produkte.csv", 11, Artikelnummer=item, Bezeichnung=lambda row: f"Ding {row}",
@@ -201,10 +193,7 @@ def test_columns_of_what_is_gone_have_a_role(column, value, role) -> None:
 
 def test_ids_that_a_spreadsheet_shortened_are_named() -> None:
     ean = lambda row: "4.00638E+12" if row % 3 else f"40063810000{row:02}"  # noqa: E731
-    events = sample(
-        "events.csv", 60, user=lambda row: f"u{row % 9}", item=ean,
-        ts=lambda row: str(1_700_000_000 + row),
-    )  # fmt: skip
+    events = sample(user=user, item=ean, ts=time)
     roles = recognise_events(events, {}, None, RULES)
     (said,) = shortened_ids(events, roles)
     for part in ("'item'", "'4.00638E+12'", "in 40 of its first rows", "as text"):
@@ -240,10 +229,7 @@ def test_a_column_by_which_nothing_is_gone_is_not_named(value) -> None:
     ],
 )
 def test_columns_of_what_was_taken_back_have_a_role(column, values, role) -> None:
-    events = sample(
-        "events.csv", 60, user=lambda row: f"u{row % 9}", item=lambda row: f"s{row % 7}",
-        ts=lambda row: str(1_700_000_000 + row), **{column: lambda row: values[row % 2]},
-    )  # fmt: skip
+    events = sample(user=user, item=item, ts=time, **{column: lambda row: values[row % 2]})
     roles = recognise_events(events, {}, None, RULES)
     assert [name for name, found in roles.items() if found.column == column] == [role] * bool(role)
     said = unread_exclusions(events, roles)
@@ -264,10 +250,7 @@ def test_columns_of_what_was_taken_back_have_a_role(column, values, role) -> Non
     ],
 )
 def test_values_that_name_returns_are_read_or_named(column, values, is_read) -> None:
-    events = sample(
-        "events.csv", 60, user=lambda row: f"u{row % 9}", item=lambda row: f"s{row % 7}",
-        ts=lambda row: str(1_700_000_000 + row), **{column: lambda row: values[row % 2]},
-    )  # fmt: skip
+    events = sample(user=user, item=item, ts=time, **{column: lambda row: values[row % 2]})
     roles = recognise_events(events, {}, None, RULES)
     found = [name for name, found in roles.items() if found.column == column]
     assert found == (["behaviour"] if is_read else [])
@@ -278,10 +261,7 @@ def test_values_that_name_returns_are_read_or_named(column, values, is_read) -> 
 
 
 def test_a_column_that_the_first_run_had_is_not_new() -> None:
-    events = sample(
-        "events.csv", 60, user=lambda row: f"u{row % 9}", item=lambda row: f"s{row % 7}",
-        ts=lambda row: str(1_700_000_000 + row), type=lambda row: ("view", "purchase")[row % 2],
-    )  # fmt: skip
+    events = sample(user=user, item=item, ts=time, type=kind)
     mapping = {"user": "user", "item": "item", "timestamp": "ts"}
     roles = mapped(events, {}, mapping, of_items=False)
     check_new_columns(events, {}, roles, ["type"], RULES)
@@ -301,10 +281,7 @@ def test_a_column_that_the_first_run_had_is_not_new() -> None:
     ],
 )
 def test_a_column_of_returns_that_cannot_be_read_is_named(column, values) -> None:
-    events = sample(
-        "events.csv", 60, user=lambda row: f"u{row % 9}", item=lambda row: f"s{row % 7}",
-        ts=lambda row: str(1_700_000_000 + row), **{column: lambda row: values[row % 2]},
-    )  # fmt: skip
+    events = sample(user=user, item=item, ts=time, **{column: lambda row: values[row % 2]})
     roles = recognise_events(events, {}, None, RULES)
     assert column not in [found.column for found in roles.values()]
     (said,) = unread_exclusions(events, roles)

@@ -269,13 +269,6 @@ def test_ids_that_lost_their_zeros_are_named(raw: Path) -> None:
         build(DataConfig(source="table", path="e.csv", items="i.csv"))
 
 
-def test_sessions_of_anonymous_visitors_are_users(raw: Path) -> None:
-    rows = [line.rpartition(",")[0] for line in clean_events()]
-    write(raw / "s.tsv", ["session_id\titem\tts", *(row.replace(",", "\t") for row in rows)])
-    made = build(DataConfig(source="table", path="s.tsv"))
-    assert len(made.dataset.interactions.user_ids) == 40
-
-
 def without_campaign(url: str) -> str:
     """The URL as the standard library splits it, without parameters of campaigns."""
     parts = urlsplit(url)
@@ -375,26 +368,6 @@ def test_numbers_of_types_need_a_setting(raw: Path) -> None:
     ]  # fmt: skip
 
 
-def test_undecidable_dates_are_refused_with_the_setting(raw: Path) -> None:
-    rows = [f"u{n % 5},i{n % 3},0{1 + n % 9}/0{1 + n % 7}/2024" for n in range(63)]
-    write(raw / "e.csv", ["user,item,date", *rows])
-    with pytest.raises(DataError, match=r"whether the day or the month.*data\.day_first=true"):
-        build(DataConfig(source="table", path="e.csv"))
-    for day_first, latest in ((True, "2024-07-09"), (False, "2024-09-07")):
-        made = build(DataConfig(source="table", path="e.csv", day_first=day_first))
-        last = made.dataset.interactions.timestamp.max().astype("datetime64[s]")
-        assert str(last)[:10] == latest
-
-
-def test_a_time_zone_can_be_given(raw: Path) -> None:
-    write(
-        raw / "e.csv", ["user,item,ts", *[f"u{n % 2},i{n % 3},2024-07-01 12:00" for n in range(9)]]
-    )
-    for zone, hour in (("UTC", 12), ("Europe/Berlin", 10)):
-        made = build(DataConfig(source="table", path="e.csv", time_zone=zone))
-        assert set(made.dataset.interactions.timestamp % DAY // 3600) == {hour}
-
-
 def test_the_split_is_by_time_where_enough_users_remain(raw: Path) -> None:
     write(raw / "r.csv", ["user,item,ts,event", *events_at_random()])
     made = build(DataConfig(source="table", path="r.csv"))
@@ -438,29 +411,6 @@ def test_what_users_saw_after_their_last_purchase_is_kept(
     assert examples.targets.lengths.tolist() == [1] * 9
 
 
-def test_a_date_and_a_clock_are_one_time(raw: Path) -> None:
-    rows = [f"u{n % 3};i{n % 7};3.4.2024;{n % 24}:30" for n in range(60)]
-    write(raw / "e.csv", ["Kunde;Artikel;Datum;Uhrzeit", *rows])
-    made = build(DataConfig(source="table", path="e.csv"))
-    hours = made.dataset.interactions.timestamp % DAY // 60
-    assert set(hours.tolist()) == {60 * hour + 30 for hour in range(24)}
-
-
-def test_a_negative_quantity_is_a_return(raw: Path) -> None:
-    rows = [f"{n // 4},s{n % 11},{1 + n % 5},{T + n},c{n % 9}" for n in range(99)]
-    rows += [f"C1,s0,-2,{T + 5000},c0", f"C2,s10,-1,{T + 5000},c1"]
-    write(raw / "e.csv", ["InvoiceNo,StockCode,Quantity,InvoiceDate,CustomerID", *rows])
-    made = build(DataConfig(source="table", path="e.csv"))
-    assert made.decisions["negative_events_dropped"] == 2
-    assert made.dataset.behaviours == ()
-    pairs = {
-        (str(made.dataset.interactions.user_ids[u]), str(made.dataset.item_ids[i]))
-        for u, i in zip(made.dataset.interactions.user, made.dataset.interactions.item, strict=True)
-    }
-    assert ("c0", "s0") not in pairs
-    assert ("c1", "s0") in pairs
-
-
 def test_a_negative_quantity_of_a_sale_is_a_return(raw: Path) -> None:
     rows = [f"c{n % 9},s{n % 11},{T + n},{-1 if n % 10 == 0 else 2},Verkauf" for n in range(200)]
     write(raw / "e.csv", ["Kunde,Artikel,Datum,Menge,Typ", *rows])
@@ -494,20 +444,6 @@ def test_a_column_of_availability_that_says_maybe_is_left_out(raw: Path) -> None
     assert any("'maybe'" in note for note in made.report.notes)
 
 
-def test_a_folder_of_files_is_one_export(raw: Path) -> None:
-    (raw / "days").mkdir()
-    for day in range(4):
-        rows = clean_events()[day::4]
-        write(raw / f"days/{day}.csv", ["user,item,ts,event", *rows])
-    write(raw / "whole.csv", ["user,item,ts,event", *clean_events()])
-    parts = build(DataConfig(source="table", path="days")).dataset
-    whole = build(DataConfig(source="table", path="whole.csv")).dataset
-    assert len(parts.interactions) == len(whole.interactions)
-    write(raw / "days/9.csv", ["user,item,ts", "u,i,1"])
-    with pytest.raises(DataError, match=r"9\.csv: this file has user, item, ts, the first file"):
-        build(DataConfig(source="table", path="days"))
-
-
 def test_items_that_share_no_id_are_refused(raw: Path) -> None:
     write(raw / "e.csv", ["user,item,ts,event", *clean_events()])
     write(raw / "i.csv", ["item,name", *(f"{n + 5000},Thing" for n in range(60))])
@@ -525,14 +461,6 @@ def test_columns_that_say_nothing_are_dropped(raw: Path) -> None:
     assert items.column_names == ["item_id", "title", "text", "size", "flag", "code", "weight"]
     assert items["code"][3].as_py() == "003"
     assert items["weight"][3].as_py() == 3.5
-
-
-def test_ids_written_as_decimals_are_the_same_ids(raw: Path) -> None:
-    rows = [line.replace(",s", ",").replace(",", ".0,", 2)[1:] for line in clean_events()]
-    write(raw / "e.csv", ["user,item,ts,event", *rows])
-    made = build(DataConfig(source="table", path="e.csv")).dataset
-    assert set(made.item_ids.tolist()) == {str(n) for n in range(12)}
-    assert "39" in made.interactions.user_ids
 
 
 MEASURED = """

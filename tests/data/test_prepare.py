@@ -16,7 +16,7 @@ from recsys.artifacts import verify
 from recsys.config import Settings
 from recsys.config import build as build_config
 from recsys.data.commands import app
-from recsys.data.prepare import DataConfig, build, stage
+from recsys.data.prepare import DataConfig, stage
 from recsys.dataset import Dataset
 from recsys.errors import ConfigError, DataError
 from recsys.pipeline import Context
@@ -115,17 +115,6 @@ def test_new_content_and_filters_replace_a_data_set(prepare: Prepare, events: Pa
     assert len(prepare(source="table", path="e.csv", k_core=2).item_ids) == 2
     events.write_text(OTHER)
     assert "x" in prepare(source="table", path="e.csv").item_ids
-
-
-def test_the_same_content_may_lie_at_another_path(prepare: Prepare, events: Path) -> None:
-    prepare(source="table", path="e.csv")
-    assert len(prepare(source="table", path=str(events)).item_ids) == 4
-
-
-def test_a_k_core_leaves_only_its_items(prepare: Prepare, events: Path) -> None:
-    data = prepare(source="table", path="e.csv", k_core=2)
-    assert data.item_ids.tolist() == ["a", "b"]
-    assert data.interactions.user_ids.tolist() == ["u", "v"]
 
 
 @pytest.mark.parametrize(
@@ -288,12 +277,6 @@ def test_relative_paths_are_found_in_the_working_folder_too(
     monkeypatch.chdir(elsewhere)
     assert len(prepare(source="table", path="e.csv").interactions) == 6
     assert len(prepare(source="table", path=str(elsewhere / "e.csv")).interactions) == 6
-
-
-def test_build_needs_no_disk() -> None:
-    made = build(build_config(DataConfig, {"synthetic": SMALL}, "data"))
-    assert len(made.dataset.item_ids) == 240
-    assert (made.split, made.decisions) == ("leave-one-out", {})
 
 
 # --- commands

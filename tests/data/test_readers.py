@@ -346,26 +346,6 @@ def test_a_parquet_table_says_the_same_as_a_csv(raw: Path) -> None:
     assert data.events["rating"].to_pylist() == [4, 5]
 
 
-@pytest.mark.parametrize(
-    ("written", "seconds"),
-    [
-        ("2017-07-14", 1_499_990_400),
-        ("2017-07-14T02:40:00Z", T),
-        ("2017-07-14T03:40:00+01:00", T),
-        ("14.07.2017 02:40", T),
-        ("20170714", 1_499_990_400),
-        ("1700000000", 1_700_000_000),
-        ("1700000000.9", 1_700_000_000),
-        ("1700000000123", 1_700_000_000),
-    ],
-)
-def test_time_may_be_written_in_several_ways(raw: Path, written: str, seconds: int) -> None:
-    (raw / "e.csv").write_text(f"who,what,when\nu,a,{written}\n")
-    data = read("table", "e.csv", columns={"user": "who", "item": "what", "timestamp": "when"})
-    assert data.events["timestamp"].to_pylist() == [seconds]
-    assert data.counts.get("timestamps_in_milliseconds", 0) == (len(written) == 13)
-
-
 def test_items_bring_titles_texts_and_typed_attributes(raw: Path) -> None:
     (raw / "e.csv").write_text(EVENTS)
     (raw / "i.csv").write_text(
@@ -564,17 +544,6 @@ def test_rates_of_taxes_and_discounts_are_no_ratings(
     assert data.events.num_rows == 60
 
 
-@pytest.mark.parametrize("pieces", ["-1", "1-", "\u22121", "(1)", "-0,5"])
-def test_negative_quantities_are_returns(raw: Path, pieces: str) -> None:
-    (raw / "e.csv").write_text(
-        f'user,item,timestamp,qty\nu,a,{T},1\nu,b,{T + 1},"{pieces}"\n'
-        + "".join(f"v,a,{T + n},2\n" for n in range(30))
-    )
-    data = read("table", "e.csv")
-    kinds = [data.behaviours[number] for number in data.events["behaviour"].to_pylist()]
-    assert [n for n, kind in enumerate(kinds) if kind == "return"] == [1]
-
-
 @pytest.mark.parametrize(
     "written",
     [
@@ -650,15 +619,6 @@ def test_dates_of_items_are_in_the_order_that_is_given(raw: Path, first: bool) -
     assert until == (1768262400 if first else 1796169600)  # the end of 12 January or 1 December
 
 
-@pytest.mark.parametrize("event", ["100.0", "100"])
-def test_ids_that_were_written_as_decimals_fit_in_both_files(raw: Path, event: str) -> None:
-    (raw / "e.csv").write_text(f"user,item,timestamp\nu,{event},{T}\nv,{event},{T}\n")
-    (raw / "i.csv").write_text("item,title\n100.0,Cup\n101.0,Pan\n")
-    data = read("table", "e.csv", items="i.csv")
-    assert data.items["item_id"].to_pylist() == ["100", "101"]
-    assert set(data.events["item"].to_pylist()) <= {"100", 0}
-
-
 def test_rows_of_an_order_have_the_state_of_its_first_row(raw: Path) -> None:
     (raw / "e.csv").write_text(
         "user,item,timestamp,status\n"
@@ -690,18 +650,6 @@ def test_lists_that_hold_no_items_change_no_number_of_events(raw: Path, suffix: 
     data = read("table", f"e.{suffix}")
     assert rows(data) == [(event["user"], event["item"]) for event in events]
     assert not data.report.counts.get("duplicate_rows_dropped")
-
-
-def test_sold_out_items_are_not_available(raw: Path) -> None:
-    ids = "abcd"
-    (raw / "e.csv").write_text("user,item,timestamp\n" + "".join(f"u,{item},{T}\n" for item in ids))
-    (raw / "i.csv").write_text("item,in_stock,sold_out\na,3,no\nb,5,yes\nc,0,no\nd,,\n")
-    data = read("table", "e.csv", items="i.csv")
-    assert data.items["available"].to_pylist() == [True, False, False, True]
-    assert "sold_out" not in data.items.column_names
-    assert data.report.counts["unavailable_items"] == 2
-    data = read("table", "e.csv", items="i.csv", columns={"available": "none"})
-    assert data.items["available"].to_pylist() == [True, False, True, True]
 
 
 def test_every_column_of_what_is_unavailable_counts(raw: Path) -> None:

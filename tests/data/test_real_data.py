@@ -12,7 +12,6 @@ import pytest
 from recsys.data.engine import Prepared
 from recsys.data.prepare import DataConfig, build
 from recsys.data.stats import describe
-from recsys.errors import DataError
 
 
 @pytest.fixture(scope="session")
@@ -61,23 +60,6 @@ def test_counts_are_the_published_ones(make: Callable[..., Prepared], name: str)
     ] == expected  # fmt: skip
 
 
-def test_beauty_keeps_its_lines_and_describes_each_item(
-    make: Callable[..., Prepared], datasets: Path
-) -> None:
-    made = make("s3rec", "s3rec-beauty/Beauty.txt")
-    data = made.dataset
-    assert made.decisions == {}
-    assert made.split == "leave-one-out"
-    with (datasets / "s3rec-beauty/Beauty.txt").open() as stream:
-        for user, line in zip(range(50), stream, strict=False):
-            name, *items = line.split()
-            assert data.interactions.user_ids[user] == name
-            assert data.item_ids[data.interactions.histories[user]].tolist() == items
-    assert data.item_ids.tolist() == [str(i) for i in range(1, 12_102)]
-    assert all(data.items["attributes"].to_pylist())
-    assert len(data.examples("test")) == len(data.examples("valid")) == 22_363
-
-
 def test_atspeed_has_its_own_split_and_index(make: Callable[..., Prepared]) -> None:
     made = make("atspeed", "atspeed-beauty")
     data, stats = made.dataset, describe(made.dataset)
@@ -121,56 +103,6 @@ def test_yelp_gets_names_categories_and_codes_from_letter(make: Callable[..., Pr
     assert codes is not None
     _, leaf, sizes = np.unique(codes, axis=0, return_inverse=True, return_counts=True)
     assert (sizes[leaf.reshape(-1)] > 1).sum() == 1_247
-
-
-def test_letter_beauty_is_s3rec_beauty_minus_one(make: Callable[..., Prepared]) -> None:
-    s3rec = make("s3rec", "s3rec-beauty/Beauty.txt", index="letter-beauty/Beauty.index.json")
-    letter = make("lcrec", "letter-beauty")
-    np.testing.assert_array_equal(s3rec.dataset.interactions.item, letter.dataset.interactions.item)
-    assert s3rec.dataset.codes is not None
-    assert letter.dataset.codes is not None
-    np.testing.assert_array_equal(s3rec.dataset.codes, letter.dataset.codes)
-
-
-def test_instruments_imports_its_index(make: Callable[..., Prepared]) -> None:
-    codes = make("lcrec", "letter-instruments").dataset.codes
-    assert codes is not None
-    _, leaf, sizes = np.unique(codes, axis=0, return_inverse=True, return_counts=True)
-    assert (sizes[leaf.reshape(-1)] > 1).sum() == 48
-
-
-def test_movielens_has_titles_genres_and_years(make: Callable[..., Prepared]) -> None:
-    data = make("movielens", "movielens-100k").dataset
-    first = data.items.to_pylist()[0]
-    assert first == {
-        "item_id": "1",
-        "title": "Toy Story (1995)",
-        "text": "",
-        "genres": ["Animation", "Children's", "Comedy"],
-        "year": 1995,
-    }
-    titles = data.items["title"].to_pylist()
-    assert "Misérables, Les (1995)" in titles
-    assert sum(year is not None for year in data.items["year"].to_pylist()) > 1_670
-    assert data.interactions.has_time
-    assert not np.isnan(data.interactions.rating).any()
-    csv = make("movielens", "movielens-latest-small-2016").dataset
-    assert csv.items["title"].to_pylist()[0] == "Toy Story (1995)"
-    assert "City of Lost Children, The (Cité des enfants perdus, La) (1995)" in (
-        csv.items["title"].to_pylist()
-    )
-
-
-def test_movielens_by_time_shares_no_moment_between_splits(make: Callable[..., Prepared]) -> None:
-    data = make("movielens", "movielens-100k", split="global-temporal").dataset
-    times = [data.interactions.timestamp[data.split == label] for label in range(3)]
-    assert times[0].max() < times[1].min() <= times[1].max() < times[2].min()
-    assert len(times[0]) == pytest.approx(80_000, abs=200)
-
-
-def test_the_converted_movielens_is_refused(make: Callable[..., Prepared]) -> None:
-    with pytest.raises(DataError, match=r"ratings\.csv:1: expected the header .*'1;1;4;964982703'"):
-        make("movielens", "movielens-latest-small-2018-converted")
 
 
 def test_the_atomic_files_of_recbole_are_tables(make: Callable[..., Prepared]) -> None:

@@ -20,7 +20,6 @@ from typer.testing import CliRunner
 from recsys import cli
 from recsys.artifacts import Workspace
 from recsys.config import Settings
-from recsys.data.service_lines import says
 from recsys.data.spreadsheets import _formats_with_zeros
 from recsys.data.time_formats import TimeRules, read_times
 from recsys.dataset import Dataset
@@ -146,17 +145,6 @@ def test_a_number_of_a_line_or_an_order_beside_a_title_is_no_item(shop, code, nu
 
 
 # Ids
-
-
-@pytest.mark.parametrize(("users", "items"), [(("1", "01"), "p"), ("u", ("7", "007"))])
-def test_ids_that_differ_in_zeros_are_told_of(shop, users, items):
-    rows = [(f"{users[n % len(users)]}", f"{items[n % len(items)]}", f"2026-01-{1 + n % 28:02}")
-            for n in range(50)]  # fmt: skip
-    rows += [("x", "y", "2026-01-01")] * 2
-    what = "user" if len(users) > 1 else "item"
-    assert f"1 {what}s differ from another one in nothing but zeros" in shop(
-        table("user,item,date", rows)
-    ).notes  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -355,19 +343,6 @@ def test_the_command_for_baskets_reads_them(home, raw, mark, encoding, before, p
 
 
 # Lines that are no products, and values that say nothing
-
-
-@pytest.mark.parametrize(
-    "line", ["Versand nach Österreich", "Livraison en Belgique", "Shipping to Germany",
-             "Expresszuschlag", "Mindermengenzuschlag", "Portokosten", "Postage and packing"],
-)  # fmt: skip
-def test_a_line_of_shipping_to_a_country_is_no_product(line):
-    assert says(line) == "sure"
-
-
-def test_porto_and_packing_is_told_of():
-    assert says("Porto und Verpackung") == "weak"
-    assert says("Verpackung") is None
 
 
 @pytest.mark.parametrize("nothing", ["null", "None", "NaN", "undefined", "N/A"])
