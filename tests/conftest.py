@@ -57,6 +57,7 @@ pytest.register_assert_rewrite(
     "ranker_suite",
     "reader_suite",
     "search_suite",
+    "source_suite",
 )
 
 

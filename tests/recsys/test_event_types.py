@@ -15,7 +15,6 @@ from recsys.interactions import Behaviour, Histories, Interactions, count_as_see
 from recsys.recommender import Recommender, RecommendRequest
 from recsys.retrieval import ItemItem, Reranker, Retrieval, decayed_counts
 from recsys.retrieval.event_types import EventTypes
-from recsys.retrieval.evidence import Evidence
 from recsys.retrieval.related import together
 from recsys.splits import leave_one_out
 
@@ -75,26 +74,6 @@ def test_returns_are_no_part_of_a_history(recommender):
     assert "i3" not in {one.item_id for one in bought}
 
 
-def test_pairs_that_end_in_a_target_event_are_counted():
-    weights = event_types().to_targets.weights.toarray()
-    wanted = np.zeros((ITEMS, ITEMS))
-    wanted[0, 2], wanted[1, 2] = 1 / 2, 1.0
-    wanted[3, 1], wanted[3, 4], wanted[1, 4] = 1.0, 1 / 2, 1.0
-    wanted[0, 5] = 1.0
-    counts = np.array([2, 2, 1, 1, 1, 1] + [1] * 6)
-    np.testing.assert_allclose(weights, wanted / np.sqrt(counts)[:, None], rtol=1e-6)
-
-
-def test_recency_is_of_one_type_on_the_item_itself():
-    histories = replace(
-        Histories.of([[4, 7, 4], [2]]), behaviours=np.array([0, 1, 0, 255], np.uint8)
-    )
-    found = event_types().recency(histories, "view").toarray()
-    wanted = np.zeros((2, ITEMS))
-    wanted[0, 4] = 0.8**2 + 1
-    np.testing.assert_allclose(found, wanted, rtol=1e-6)
-
-
 def test_what_was_only_viewed_can_be_recommended(recommender):
     history, types = ["i4", "i7", "i2"], ["view", "purchase", "view"]
     request = RecommendRequest(history, ITEMS, history_types=types)
@@ -138,23 +117,6 @@ def test_types_of_another_catalog_are_refused():
         replace(types, counts=np.ones(3))
     with pytest.raises(ValueError, match="256 types of events; 253 at most"):
         replace(types, behaviours=(VIEW,) * 256)
-
-
-def test_what_is_known_of_types_is_saved(tmp_path):
-    retrieval = make_retrieval({"to_targets.value": 1.0, "seen:view": 2.0, "target_popularity": 3})
-    retrieval.save(tmp_path)
-    again = Retrieval.load(tmp_path)
-    assert again.types.behaviours == TYPES
-    assert again.reranker == retrieval.reranker
-    assert (again.types.to_targets.weights != retrieval.types.to_targets.weights).nnz == 0
-    asked = replace(Histories.of([[0, 1]]), behaviours=np.array([0, 1], np.uint8))
-    items = np.arange(ITEMS)[None]
-    for one, other in zip(
-        (Evidence(retrieval, asked).values(items, retrieval.sources)).values(),
-        (Evidence(again, asked).values(items, again.sources)).values(),
-        strict=True,
-    ):
-        np.testing.assert_array_equal(one, other)
 
 
 def test_every_baseline_leaves_out_what_counts_as_seen_only():
