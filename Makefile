@@ -16,7 +16,7 @@ $(VENV)/.base: pyproject.toml constraints.txt hatch_build.py $(wildcard recsys/n
 	touch $@
 
 $(VENV)/.dev: $(VENV)/.base
-	$(PIP) install --quiet --constraint constraints.txt --editable '.[dev,docs,postgres,redis,otel,ray,onnx]'
+	$(PIP) install --quiet --constraint constraints.txt --editable '.[dev,docs,postgres,redis,otel,ray]'
 	touch $@
 
 install: $(VENV)/.base ## create .venv with what running needs

@@ -25,7 +25,7 @@ TREE = {
     "train": ("target", "teacher", "draft"),
     "bundle": (),
     "evaluate": (),
-    "export": ("hub", "onnx"),
+    "export": ("hub",),
     "recommend": (),
     "serve": (),
     "keys": ("create", "list", "revoke"),

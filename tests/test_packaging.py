@@ -23,7 +23,7 @@ LINKED = ("data", "training", "serving")
 PACKAGES = ("recsys", *LINKED)
 # Asked for by name in a configuration, where the error says how to install it; and the engines that
 # load our plugins. A torch for CUDA brings triton along.
-OPTIONAL = {"sentence_transformers", "sglang", "triton", "vllm"}
+OPTIONAL = {"sentence_transformers", "triton"}
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 POINTS = [
     e

@@ -50,22 +50,5 @@ def hub(
     typer.echo(f"hub: {out}")
 
 
-@app.command("onnx")
-def onnx(out: Out, bundle: BundleFolder = None, name: Name = None) -> None:
-    """Write target and draft as ONNX, and compare their logits with torch's.
-
-    Needs the extra 'onnx'.
-
-    Example: recsys export onnx --name shop --out shop-onnx
-    """
-    from recsys.exporting.onnx import export
-    from recsys.progress import say
-
-    for part, gap in export(_find(bundle, name), out).items():
-        checked = "not compared, onnxruntime is missing" if gap is None else f"torch ± {gap:.1e}"
-        say(f"{part}.onnx: {checked}")
-    typer.echo(f"onnx: {out}")
-
-
 def _find(bundle: Path | None, name: str | None) -> Path:
     return bundle or RunOptions(name=name).context().workspace.bundle

@@ -24,7 +24,6 @@ from recsys.bundle import CATALOG, DRAFT, EVAL, KIND, PROMPTS, RETRIEVAL, TARGET
 from recsys.errors import ArtifactError, ConfigError
 from recsys.evaluation import report as reports
 from recsys.evaluation.protocol import find
-from recsys.exporting.folder import make_folder, require_new
 from recsys.hub import BUNDLE, CARD
 from recsys.models.checkpoint import ADAPTER, load_model, save_model
 from recsys.vocabulary import FILE as VOCABULARY
@@ -67,11 +66,11 @@ def export(bundle: Path, out: Path, *, report: Path | None = None, licence: str 
                 f"{bundle}: {name!r} is no known part of a bundle and may hold personal data; "
                 "export the bundle that `recsys bundle` makes"
             )
-    require_new(out, bundle)
+    _require_new(out, bundle)
     place = Path(bundle).absolute()
     workspace = Workspace(place.parent.parent, place.name)
     document = _read_report(found, report, workspace)
-    make_folder(out)
+    _make_folder(out)
     source = found.manifest
     with write_artifact(
         out / BUNDLE, KIND, config=source.config, parents=source.parents, info=source.info
@@ -234,3 +233,30 @@ def _rare(bundle: Bundle) -> int | None:
         return None
     counts = np.asarray(retrieval.counts)
     return int(((counts > 0) & (counts < FEW)).sum())
+
+
+def _require_new(out: Path, bundle: Path) -> None:
+    """Refuse a folder in which something lies, or that would change the bundle.
+
+    Raises:
+        ArtifactError: `out` exists and is not an empty folder, or lies in `bundle`.
+    """
+    if out.resolve().is_relative_to(Path(bundle).resolve()):
+        raise ArtifactError(f"--out {out} lies in the bundle {bundle}; name another folder")
+    if out.is_symlink():
+        raise ArtifactError(f"--out {out} is a link; name a folder")
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise ArtifactError(f"--out {out} is not empty; name another folder or remove it")
+
+
+def _make_folder(out: Path) -> None:
+    """Make the folder if it is not there.
+
+    Raises:
+        ArtifactError: the file system does not allow it.
+    """
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        text = f"--out {out} cannot be made: {error.strerror}; name another folder"
+        raise ArtifactError(text) from error

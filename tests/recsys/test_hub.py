@@ -18,7 +18,6 @@ from recsys.artifacts import read_manifest, write_artifact
 from recsys.bundle import DRAFT, EVAL, TARGET
 from recsys.errors import ArtifactError, ConfigError
 from recsys.exporting.commands import app
-from recsys.exporting.folder import make_folder, require_new
 from recsys.exporting.hub import export
 from recsys.recommender import Recommender
 from recsys.testing import assert_as_exact, exact_twin, tiny_model
@@ -339,14 +338,14 @@ def test_the_command_names_the_folder(bundle, tmp_path):
     assert huggingface_hub.ModelCard.load(out / "README.md").data.license == "mit"
 
 
-def test_a_link_and_a_path_that_cannot_be_made_are_refused(tmp_path):
+def test_a_link_and_a_path_that_cannot_be_made_are_refused(bundle, tmp_path):
     link = tmp_path / "link"
     link.symlink_to(tmp_path / "nowhere")
     with pytest.raises(ArtifactError, match="is a link"):
-        require_new(link, tmp_path / "bundle")
+        export(bundle, link)
     (tmp_path / "file").write_text("")
     with pytest.raises(ArtifactError, match="cannot be made"):
-        make_folder(tmp_path / "file" / "out")
+        export(bundle, tmp_path / "file" / "out")
 
 
 def test_a_licence_is_one_word(tmp_path):

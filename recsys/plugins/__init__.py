@@ -1,1 +1,0 @@
-"""Plugins for other inference engines, which keep generated tokens inside a catalog."""
