@@ -25,7 +25,7 @@ from recsys.text.grammar import (
     text_until,
 )
 from recsys.text.grammar_constraint import GrammarCompiler, GrammarConstraint
-from recsys.text.sample import SampledText, TextDraft, sample_text
+from recsys.text.sample import SampledText, sample_text
 from recsys.text.titles import TitleBeams, TitleTrie, generate_titles
 from recsys.text.token_trie import TextTokenizer, TokenTrie
 
@@ -38,7 +38,6 @@ __all__ = [
     "GrammarCompiler",
     "GrammarConstraint",
     "SampledText",
-    "TextDraft",
     "TextTokenizer",
     "Texts",
     "TitleBeams",

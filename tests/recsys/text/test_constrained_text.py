@@ -3,7 +3,6 @@
 import json
 import re
 from dataclasses import dataclass
-from itertools import product
 from typing import Literal
 
 import numpy as np
@@ -25,7 +24,7 @@ from recsys.text.grammar import (
     substring_of,
 )
 from recsys.text.grammar_constraint import GrammarCompiler
-from recsys.text.sample import TextDraft, sample_text
+from recsys.text.sample import sample_text
 from recsys.text.titles import TitleTrie
 from recsys.text.token_trie import TextTokenizer, TokenTrie
 
@@ -194,13 +193,9 @@ def test_draws_follow_the_model_over_what_is_allowed():
             after = int(titles.advance([state], [token])[0])
             stack.append(((*text, token), after, log_prob + log_probs[token]))
     assert sum(expected.values()) == pytest.approx(1)
-    other = tiny_model("qwen3", 6, seed=5, dtype=torch.float64)
-    drafts = [None, TextDraft(other, 3)]
-    for skip, draft in product((True, False), drafts):
+    for skip in (True, False):
         counts = dict.fromkeys(expected, 0)
-        for text in sample_text(
-            model, [prompt] * DRAWS, titles, 8, seed=3, skip_forced=skip, draft=draft
-        ):
+        for text in sample_text(model, [prompt] * DRAWS, titles, 8, seed=3, skip_forced=skip):
             counts[tuple(text.tokens)] += 1
             assert text.log_prob == pytest.approx(np.log(expected[tuple(text.tokens)]), abs=1e-9)
         for text, probability in expected.items():
@@ -217,43 +212,6 @@ def test_the_seed_decides_and_a_low_temperature_takes_the_best():
 
     assert texts(seed=1) == texts(seed=1) != texts(seed=2)
     assert texts(seed=1, temperature=1e-4) == texts(temperature=0)
-
-
-@pytest.mark.parametrize("architecture", ["llama-gqa", "mistral-window"])
-@pytest.mark.parametrize("case", ["schema", "grammar", "list"])
-def test_a_draft_does_not_change_the_best_text(architecture, case):
-    model, other = (
-        tiny_model(name, 352, seed=seed, dtype=torch.float64)
-        for seed, name in enumerate([architecture, "qwen3"])
-    )
-    prompts = random_prompts(np.random.default_rng(6), 6, 12, 352)
-
-    def texts(draft, limit):
-        constraints = [COMPILER.constraint(CASES[case][0]) for _ in prompts]
-        return sample_text(model, prompts, constraints, limit, temperature=0, draft=draft)
-
-    for limit in (4, 60):
-        plain = texts(None, limit)
-        for draft in (TextDraft(other, 1), TextDraft(other, 5), TextDraft(model, 3)):
-            found = texts(draft, limit)
-            assert [text.tokens for text in found] == [text.tokens for text in plain]
-            assert [text.forced for text in found] == [text.forced for text in plain]
-            assert [t.log_prob for t in found] == pytest.approx([t.log_prob for t in plain])
-    # The last of the drafts is the model: after the first token, four tokens in each pass.
-    for prompt, text, alone in zip(prompts, found, plain, strict=True):
-        drawn = alone.stats.target_passes
-        assert drawn == len(text.tokens) - text.forced
-        assert text.stats.target_passes == 1 + -(-(drawn - 1) // 4)
-        assert text.stats.draft_passes == text.stats.drafted_nodes
-        assert text.stats.target_tokens <= len(prompt) + len(text.tokens)
-
-
-def test_a_draft_needs_the_models_vocabulary():
-    few, constraint = tiny_model("llama", 330), COMPILER.constraint(choice(["a", "b"]))
-    with pytest.raises(ValueError, match="draft: it has 330 tokens, the model 352; they need one"):
-        sample_text(MODEL, [np.array([3])], constraint, draft=TextDraft(few))
-    with pytest.raises(ValueError, match="tokens must be at least 1, got 0"):
-        TextDraft(MODEL, 0)
 
 
 def test_a_text_is_cut_at_its_limit():
