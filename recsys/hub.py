@@ -1,9 +1,6 @@
-"""The Hugging Face Hub: where the bundle of an exported folder or of a repository lies.
+"""The Hugging Face Hub: a repository with a bundle in its folder `bundle/`.
 
-`recsys export hub` writes the folder (`recsys.exporting.hub`):
-
-README.md   the model card, which may be edited
-bundle/     the bundle, whose manifest has the digest of each of its files
+The Hub's own client uploads it: `hf upload ORG/NAME var/bundles/shop bundle`.
 """
 
 from __future__ import annotations
@@ -15,7 +12,7 @@ from pathlib import Path
 from recsys.artifacts import MANIFEST, read_manifest
 from recsys.errors import ArtifactError
 
-CARD, BUNDLE = "README.md", "bundle"
+BUNDLE = "bundle"
 DOWNLOADS = "hub"  # below $RECSYS_HOME
 DEFAULT_REVISION = "main"
 _REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
@@ -25,7 +22,7 @@ def find_bundle(source: Path | str, revision: str | None = None) -> Path:
     """The folder of a bundle, which is downloaded if `source` names a repository.
 
     Args:
-        source: a bundle, a folder of `recsys export hub`, or the id of a repository (ORG/NAME).
+        source: a bundle, a folder with `bundle/`, or the id of a repository (ORG/NAME).
         revision: branch, tag or commit of the repository; None takes `main`.
 
     Raises:

@@ -191,10 +191,10 @@ class Recommender:
     def from_pretrained(
         cls, source: Path | str, *, revision: str | None = None, **options: Any
     ) -> Recommender:
-        """Load a folder of `recsys export hub`, or the repository that it was uploaded to.
+        """Load a bundle, or the one in `bundle/` of a folder or a repository of the Hub.
 
         Args:
-            source: the folder, or the id of a repository of the Hugging Face Hub (ORG/NAME), which
+            source: a folder, or the id of a repository of the Hugging Face Hub (ORG/NAME), which
                 is downloaded to `$RECSYS_HOME/hub`. A folder of this name takes precedence.
             revision: branch, tag or commit of the repository; None takes `main`. The digests in a
                 bundle show that it is complete, and not who made it: a commit does.

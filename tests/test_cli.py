@@ -25,7 +25,6 @@ TREE = {
     "train": ("target", "teacher", "draft"),
     "bundle": (),
     "evaluate": (),
-    "export": ("hub",),
     "recommend": (),
     "serve": (),
     "keys": ("create", "list", "revoke"),

@@ -117,7 +117,6 @@ OBJECTIVES = {
     "equation 4": {"objective": "atspeed-s-eq4"},
     "relaxed": {"objective": "atspeed-r"},
     "whole vocabulary": {"objective": "seqkd", "ablations": ["unconstrained", "top-1"]},
-    "on policy": {"objective": "atspeed-r", "on_policy": 1},
     "trees": {"objective": "tree-kd"},
     "margins": {"objective": "margin-kd"},
     "another shape": {"init_from_target": False, "architecture": {"hidden_size": 16, "heads": 1}},

@@ -127,8 +127,8 @@ class TreeBatches:
         rng = np.random.default_rng([self.seed, epoch])
         return group_rows(items, tokens, self.max_tokens, rng)
 
-    def batch(self, places: NDArray[np.int64], trees: Trees | None = None) -> TreeBatch:
-        """The batch of the prompts at `places`; `trees`, if given, replace the stored ones."""
+    def batch(self, places: NDArray[np.int64]) -> TreeBatch:
+        """The batch of the prompts at `places`."""
         levels, prefix = self.encoder.item_tokens.shape[1], len(self.encoder.prefix)
         chosen = self.prompts.take(places)
         prompts = self.encoder.encode_all(chosen.histories)
@@ -142,10 +142,7 @@ class TreeBatches:
                 window[line, stop : stop + levels] = self.encoder.item_tokens[item]
                 stop += levels
             loss[line, prefix + levels : stop] = True  # the first item carries no loss
-        if trees is None:
-            trees = self.trees
-        else:
-            places = np.arange(len(places))
+        trees = self.trees
         return TreeBatch(
             window, loss, lengths,
             trees.states[places].astype(np.int64), trees.parents[places].astype(np.int64),

@@ -32,7 +32,6 @@ from recsys.training.device import on_chosen_device
 from recsys.training.initialise import initialise_from_centroids, initialise_from_model
 from recsys.training.loop import Data, fit
 from recsys.training.objective import NextToken
-from recsys.training.on_policy import OnPolicyBatches
 from recsys.training.pretrained import add_lora, load_draft_base, load_tokenizer
 from recsys.training.settings import ON_TREES, ON_WORDS, DraftConfig
 from recsys.training.state import Checkpoints, Progress
@@ -217,11 +216,6 @@ def train_draft(
     else:
         batches = _tree_batches(trie, encoder, config, data, seed)
     module, device = on_chosen_device(KIND, [model, target], make, batches, config)
-    if isinstance(batches, TreeBatches) and data is not None and config.on_policy:
-        batches = OnPolicyBatches(
-            batches, target, model, checkpoints.folder,
-            every=config.on_policy, num_beams=data.config.beams, mixture=data.config.mixture,
-        )  # fmt: skip
     return fit(
         module, batches, config, checkpoints,
         name=KIND, validate=validate if validations else None, seed=seed, device=device,

@@ -419,9 +419,6 @@ class DraftConfig(SupervisedConfig):
     init_from_target: bool = True
     """Take the target's sizes and start as its embeddings, head and first layers; otherwise the
     preset's sizes and random weights."""
-    on_policy: NonNegativeInt = 0
-    """Number of batches after which trees are searched again, with a mixture of the target and the
-    current draft; 0 uses only the teacher artifact."""
     accept_users: NonNegativeInt = 200
     """Validation users for whom acceptance is measured; 0 for none."""
     accept_beams: PositiveInt = internal(default=20)

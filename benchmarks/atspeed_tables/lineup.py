@@ -55,7 +55,7 @@ ALPHAS = (0.1, 0.3, 0.7)  # besides the default of 0.5
 
 # Settings of every variant, whatever the configuration says of the deployed draft.
 PLAIN: dict[str, Any] = {
-    "alpha": None, "ablations": [], "on_policy": 0, "base": None, "lora": None, "accept_users": 0,
+    "alpha": None, "ablations": [], "base": None, "lora": None, "accept_users": 0,
     "evaluate_every": 0, "patience": 0,
 }  # fmt: skip
 # Settings of a draft from scratch, which is much smaller than its target.

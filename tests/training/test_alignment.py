@@ -1,6 +1,5 @@
 """Alignment modules against slow twins, batches of trees, and draft runs of every objective."""
 
-import copy
 import math
 
 import numpy as np
@@ -18,7 +17,6 @@ from recsys.testing import assert_as_exact, exact_twin
 from recsys.training import draft, target
 from recsys.training.alignment import TreeAlignment, TreeBatches, WordDistillation
 from recsys.training.objective import NextToken
-from recsys.training.on_policy import OnPolicyBatches
 from recsys.training.settings import ON_TREES, AlignmentSettings, DraftConfig
 from recsys.training.teacher import Prompts, search_trees
 from recsys.vocabulary import Vocabulary
@@ -396,7 +394,7 @@ def weights_of(path):
         {"objective": "margin-kd"},
         {"objective": "wordkd"},
         {"objective": "atspeed-s", "ablations": ["unconstrained", "top-1"]},
-        {"objective": "tree-kd", "on_policy": 3},
+        {"objective": "tree-kd"},
     ],
 )
 def test_a_draft_killed_by_sigkill_ends_with_the_same_bits(make_context, killed, options):
@@ -423,23 +421,6 @@ def test_a_draft_on_trees_makes_its_teacher_as_a_parent(make_context):
     assert (path / "manifest.json").stat().st_mtime_ns == stamp
     draft.stage(make_context(teacher={**TEACHER, "beams": 3}, draft=sections["draft"]))
     assert (path / "manifest.json").stat().st_mtime_ns != stamp
-
-
-def test_on_policy_trees_come_from_the_last_copy_of_the_draft(tmp_path):
-    big, small = make_model(), make_model(seed=1, layers=1)
-    data = make_batches(big, max_tokens=120)
-    policy = OnPolicyBatches(data, big, small, tmp_path, every=2, num_beams=BEAMS, mixture=0.2)
-    assert policy.count(0) == data.count(0)
-    old = copy.deepcopy(small)
-    for number, (batch, places) in enumerate(zip(policy.epoch(0), data.groups(0), strict=True)):
-        if number % 2 == 0:
-            old.load_state_dict(small.state_dict())
-        prompts = ENCODER.encode_all(data.prompts.take(places).histories)
-        wanted = search_trees(big, prompts, DeviceTrie.of(TRIE), BEAMS, draft=old, mixture=0.2)
-        np.testing.assert_array_equal(batch.states, wanted.states)
-        with torch.no_grad():
-            small.get_output_embeddings().weight.mul_(0.5)
-    assert len(list(tmp_path.glob("policy-*"))) == 1, "no checkpoint wants an older one"
 
 
 def test_teacher_data_without_the_tokens_of_levels_are_refused(make_context):

@@ -280,7 +280,7 @@ def test_a_killed_pretrained_draft_ends_with_the_same_bits(
     write_base(tmp_path / "small", hidden=16)
     context = with_draft(
         make_context, tmp_path / "large", base=str(tmp_path / "small"), lora=lora,
-        checkpoint_minutes=0.0, evaluate_every=1, on_policy=3, batch_tokens=300,
+        checkpoint_minutes=0.0, evaluate_every=1, batch_tokens=300,
     )  # fmt: skip
     stage(context)
     straight = weights_of(draft.stage(context))

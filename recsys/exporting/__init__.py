@@ -1,1 +1,0 @@
-"""Export: a bundle in the formats of other programs. `recsys export` lists them."""
