@@ -16,7 +16,7 @@ $(VENV)/.base: pyproject.toml constraints.txt hatch_build.py $(wildcard recsys/n
 	touch $@
 
 $(VENV)/.dev: $(VENV)/.base
-	$(PIP) install --quiet --constraint constraints.txt --editable '.[dev,docs,postgres,redis,otel,ray]'
+	$(PIP) install --quiet --constraint constraints.txt --editable '.[dev,docs,postgres,ray]'
 	touch $@
 
 install: $(VENV)/.base ## create .venv with what running needs
@@ -72,7 +72,7 @@ lock: $(VENV)/.audit ## deploy/requirements.txt: the packages of the image, with
 	mkdir -p var
 	echo hatchling > var/build.in
 	printf '%s\n' $(CUDA) | $(BIN)/uv pip compile --quiet --upgrade pyproject.toml var/build.in \
-	  --extra postgres --extra redis --extra otel --constraint constraints.txt --excludes /dev/stdin \
+	  --extra postgres --constraint constraints.txt --excludes /dev/stdin \
 	  --no-emit-package torch --python-version 3.11.14 --generate-hashes --no-annotate \
 	  --custom-compile-command 'make lock' --output-file $(LOCKED)
 

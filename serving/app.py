@@ -20,13 +20,12 @@ from recsys.serving.middleware import Entrance
 from recsys.serving.service import Service
 from recsys.serving.settings import ServingSettings
 from recsys.serving.stores.store import Store
-from recsys.serving.telemetry import Telemetry
 
 
 class Application(FastAPI):
     """FastAPI with our middleware around the router, and nothing else.
 
-    FastAPI's own middleware is for what ours does: error pages, a limit of bodies, telemetry.
+    FastAPI's own middleware is for what ours does: error pages, a limit of bodies.
     """
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -59,8 +58,6 @@ def create_app(
     """
     service = Service(settings, recommender, store)
     guard = Guard(settings, service.metrics)  # it refuses keys that cannot be read
-    telemetry = Telemetry.exporting() if settings.otel else Telemetry()
-    service.metrics.telemetry = telemetry
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -69,7 +66,6 @@ def create_app(
         service.interrupt()
         await starting  # loading cannot be interrupted
         await service.stop()
-        telemetry.close()
 
     app = Application(
         title="recsys",
@@ -82,7 +78,7 @@ def create_app(
         redoc_url=None,
         redirect_slashes=False,
         generate_unique_id_function=lambda route: route.name,
-        middleware=[Middleware(Entrance, guard, settings, service.metrics, telemetry)],
+        middleware=[Middleware(Entrance, guard, settings, service.metrics)],
     )
     app.state.service = service
     app.state.exposition = (0.0, b"")  # of `operations`, and when it was made

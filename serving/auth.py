@@ -14,13 +14,10 @@ import hmac
 import json
 import logging
 import os
-import pwd
 import re
 import secrets
-import socket
 import tempfile
 import time
-import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, fields
@@ -38,15 +35,12 @@ FORMAT_VERSION = 1
 CHECK_INTERVAL_S = 1.0
 LOCK_WAIT_S = 10.0
 WITHOUT_KEYS = "to serve this machine without keys, set serve.keys to null (--set serve.keys=null)"
-KEPT_CHANGES = 200
-Change = dict[str, Any]
 _DURATION = re.compile(r"([1-9]\d{0,3})([dh])")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 EndpointT = TypeVar("EndpointT", bound=Callable[..., Any])
 
 logger = logging.getLogger("recsys.serving.auth")
-audit = logging.getLogger("recsys.serving.audit")
 
 
 class Scope(IntEnum):
@@ -63,15 +57,11 @@ class Scope(IntEnum):
         return self.name.lower()
 
 
-def requires(scope: Scope, *, audited: bool = True) -> Callable[[EndpointT], EndpointT]:
-    """Declare the scope that a route's endpoint needs; put it below the route's own decorator.
-
-    Changes that need more than `read` are `audited`, unless the route says otherwise.
-    """
+def requires(scope: Scope) -> Callable[[EndpointT], EndpointT]:
+    """Declare the scope that a route's endpoint needs; put it below the route's own decorator."""
 
     def declare(endpoint: EndpointT) -> EndpointT:
         endpoint.scope = scope  # type: ignore[attr-defined]
-        endpoint.audited = audited  # type: ignore[attr-defined]
         return endpoint
 
     return declare
@@ -80,12 +70,6 @@ def requires(scope: Scope, *, audited: bool = True) -> Callable[[EndpointT], End
 def scope_of(endpoint: Callable[..., Any]) -> Scope:
     """The scope that an endpoint needs: the declared one, or `admin` where none is declared."""
     return getattr(endpoint, "scope", Scope.ADMIN)
-
-
-def is_audited(endpoint: Callable[..., Any], method: str) -> bool:
-    """Whether a request is written to the audit log."""
-    changes = method not in ("GET", "HEAD", "OPTIONS") and scope_of(endpoint) >= Scope.WRITE
-    return changes and getattr(endpoint, "audited", True)
 
 
 @dataclass(frozen=True)
@@ -146,7 +130,7 @@ def create(file: Path, name: str, scope: str, expires: str | None = None) -> str
             raise ConfigError(
                 f"{file}: there is a key {name!r} already; revoke it or choose another name"
             )
-        _write(place, [*keys, key], _change("create key", key))
+        _write(place, [*keys, key])
         mark(file)
     return secret
 
@@ -165,7 +149,7 @@ def revoke(file: Path, name: str) -> None:
         if len(left) == len(keys):
             known = ", ".join(key.name for key in keys) or "none"
             raise ConfigError(f"{file}: there is no key {name!r}; known: {known}")
-        _write(place, left, *(_change("revoke key", key) for key in keys if key not in left))
+        _write(place, left)
         mark(file)
 
 
@@ -248,16 +232,11 @@ def _temporary(file: Path) -> str:
     return f".{file.name}~"
 
 
-def _write(file: Path, keys: Sequence[Key], *changes: Change) -> None:
-    """Replace the file atomically, so that a reader sees the old one or the new one.
-
-    The file keeps its last changes, for the audit log of the services that read it.
-    """
-    before = _changes(file.read_bytes()) if file.exists() else []
+def _write(file: Path, keys: Sequence[Key]) -> None:
+    """Replace the file atomically, so that a reader sees the old one or the new one."""
     document = {
         "version": FORMAT_VERSION,
         "keys": [{n: v for n, v in asdict(key).items() if v is not None} for key in keys],
-        "changes": [*before, *changes][-KEPT_CHANGES:],
     }
     like = file if file.exists() else file.parent
     descriptor, temporary = tempfile.mkstemp(dir=file.parent, prefix=_temporary(file))  # 0600
@@ -280,35 +259,6 @@ def mark(file: Path) -> None:
     if not place.exists():
         place.write_text(f"{file.name} was in use; {WITHOUT_KEYS}\n", encoding="utf-8")
         _hand_over(place, file.parent)
-
-
-def _change(action: str, key: Key) -> Change:
-    """What is changed now, and by which user of this machine."""
-    by = os.environ.get("SUDO_USER")
-    if by is None:
-        with suppress(KeyError):  # a user without a name, as in a container
-            by = pwd.getpwuid(os.getuid()).pw_name
-    return {
-        "id": uuid.uuid4().hex,
-        "changed": datetime.now(UTC).isoformat(timespec="seconds"),
-        "action": action,
-        "key": key.name,
-        "scope": key.scope,
-        "expires": key.expires,
-        "by": by or f"uid {os.getuid()}",
-        "host": socket.gethostname(),
-    }
-
-
-def _changes(content: bytes) -> list[Change]:
-    """The changes that a file of keys tells of; those that are malformed are left out."""
-    with suppress(ValueError, AttributeError):
-        found = json.loads(content).get("changes")
-        if isinstance(found, list):
-            return [
-                one for one in found if isinstance(one, dict) and isinstance(one.get("id"), str)
-            ]
-    return []
 
 
 def _duration(text: str) -> timedelta:
@@ -339,7 +289,6 @@ class Keyring:
                 f"keys {file}: there is no key in it; make one with `recsys keys create`, or, "
                 + WITHOUT_KEYS
             )
-        self._reported = {change["id"] for change in _changes(self._seen)}
         with suppress(OSError):  # a file of a secret may lie in a folder that is read-only
             mark(file)
         self._checked = time.monotonic()
@@ -370,11 +319,6 @@ class Keyring:
             if self._seen != before:
                 self._keys = _parse(self._file, self._seen)
                 logger.info("keys", extra={"fields": {"keys": len(self._keys)}})
-                changes = {change["id"]: change for change in _changes(self._seen)}
-                for name, change in changes.items():
-                    if name not in self._reported:
-                        audit.info("change", extra={"fields": change})
-                self._reported |= changes.keys()
         except ConfigError as error:
             if self._seen != before:
                 logger.error("keys not read again: %s", error)

@@ -1,6 +1,5 @@
 """`recsys serve` and `keys`. `recsys --help` reads this module: nothing heavy at the top."""
 
-import os
 from pathlib import Path
 from typing import Annotated
 
@@ -170,9 +169,4 @@ def _keys_file(file: Path | None, config: Path | None) -> Path:
     from recsys.serving.settings import ServingSettings, default_keys
 
     # the first key is created before the service may listen on the network
-    place = ServingSettings.load(config, insecure_listen=True).keys or default_keys()
-    if place == default_keys() and "RECSYS_HOME" not in os.environ:
-        from recsys.serving.unit import check_keys
-
-        check_keys(place)
-    return place
+    return ServingSettings.load(config, insecure_listen=True).keys or default_keys()

@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 from pydantic import ValidationError
 
-from recsys.serving import audit, sequential
+from recsys.serving import sequential
 from recsys.serving.following import Followed
 from recsys.serving.models import AliasConflictError, Models, UnknownModelError
 from recsys.serving.reads import Reads
@@ -43,7 +43,7 @@ from recsys.serving.stores.store import Store
 
 logger = logging.getLogger("recsys.serving.experiments")
 JOURNAL = "experiments"  # written in stores
-GUARDRAIL = "guardrail"  # who stops arms, in the journal and the audit log
+GUARDRAIL = "guardrail"  # who stops arms, in the journal
 MOST_EXPERIMENTS = 20
 MOST_EXPOSURES = 500_000  # of one experiment; later answers are not counted
 KEPT_DAYS = 180  # exposures are deleted after that; more than any experiment can last
@@ -383,8 +383,6 @@ class Experiments(Followed):
             async with self._changing:
                 if await self._write(change, GUARDRAIL):  # otherwise another process was faster
                     logger.warning("experiment %s: %s is stopped: %s", name, alias, results.verdict)
-                    fields = {"action": "stop arm", "key": GUARDRAIL, "name": name, "arm": alias}
-                    audit.logger.info("change", extra={"fields": fields})
 
 
 def analyse(experiment: Experiment, users: Sequence[Exposed], time_ms: int) -> ExperimentResults:

@@ -22,8 +22,6 @@ from prometheus_client import (
 )
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from recsys.serving.telemetry import Telemetry
-
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 SECONDS = (
     0.001, 0.0025, 0.005, 0.01, 0.02, 0.035, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0,
@@ -41,7 +39,6 @@ class Metrics:
 
     Attributes:
         registry: of Prometheus.
-        telemetry: receives the stages of each answer; by default it traces nothing.
         queue_depth: returns the number of waiting requests.
         captured: returns the `recsys.decoding.engine.EngineStatistics` of the loaded models, by
             name.
@@ -52,7 +49,6 @@ class Metrics:
     def __init__(self) -> None:
         """Start with empty metrics."""
         disable_created_metrics()  # type: ignore[no-untyped-call]
-        self.telemetry = Telemetry()
         self.queue_depth: Callable[[], int] = lambda: 0
         self.filter_stats: Callable[[], Any] = lambda: None
         self.captured: Callable[[], Mapping[str, Any]] = dict
@@ -94,7 +90,6 @@ class Metrics:
         self._batch_seconds = histogram("batch_seconds", "Time per batch.", SECONDS)
         self._fallbacks = counter("fallbacks", "Answers filled up from a fallback.", "source")
         # Store
-        self._history_cache = counter("history_cache", "Lookups in the history cache.", "result")
         self._store_seconds = histogram("store_seconds", "Time per call.", SECONDS, "operation")
         self._events = counter("events", "Received events.", "result")
         self.erasures = counter("erasures", "Erased users.")
@@ -138,10 +133,6 @@ class Metrics:
         """
         for stage, histogram in self._stages.items():
             histogram.observe(seconds.get(stage, 0.0))
-        if self.telemetry.is_on:
-            spans = {"history": "history", "queue": "queue", "decode": "compute"}
-            timed = {span: seconds.get(stage, 0.0) for span, stage in spans.items()}
-            self.telemetry.stages(timed, stats or {})
         self._labelled(self._answers, model, certificate or "none").inc()
         for source, items in Tally(sources).items():
             self._labelled(self._items, source).inc(items)
@@ -167,10 +158,6 @@ class Metrics:
     def fallback(self, source: str) -> None:
         """Count an answer from a fallback: `retrieval` or `popular`."""
         self._fallbacks.labels(source).inc()
-
-    def history_cache(self, *, hit: bool) -> None:
-        """Count a lookup in the history cache (`Observer`)."""
-        self._history_cache.labels("hit" if hit else "miss").inc()
 
     def store_call(self, operation: str, seconds: float) -> None:
         """Count a call of the store: `history`, `append`, `erase`, ... (`Observer`)."""

@@ -1,6 +1,6 @@
 """Middleware: what every request passes before its route, and its answer afterwards.
 
-That is: an id, a line of the log, metrics and a span, `Guard`, the deadline, the limit of bodies,
+That is: an id, a line of the log, metrics, `Guard`, the deadline, the limit of bodies,
 and security headers.
 """
 
@@ -17,7 +17,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Message, Receive, Send
 from starlette.types import Scope as AsgiScope
 
-from recsys.serving import audit, logs
+from recsys.serving import logs
 from recsys.serving.api.routes import find_route
 from recsys.serving.batcher import DeadlineExceededError, until
 from recsys.serving.bodies import LARGE
@@ -26,7 +26,6 @@ from recsys.serving.guard import Guard
 from recsys.serving.limits import CALLER, Caller
 from recsys.serving.metrics import Metrics
 from recsys.serving.settings import ServingSettings
-from recsys.serving.telemetry import Telemetry
 
 REQUEST_ID = "x-request-id"
 _GOOD_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
@@ -58,15 +57,9 @@ class Entrance:
     """The middleware of an application."""
 
     def __init__(
-        self,
-        app: ASGIApp,
-        guard: Guard,
-        settings: ServingSettings,
-        metrics: Metrics,
-        telemetry: Telemetry,
+        self, app: ASGIApp, guard: Guard, settings: ServingSettings, metrics: Metrics
     ) -> None:
-        self.app, self.metrics, self.telemetry = app, metrics, telemetry
-        self._guard = guard
+        self.app, self.metrics, self._guard = app, metrics, guard
         self._bodies = BodyLimit(settings.max_body_bytes)
         self._deadline_s = settings.deadline_ms / 1000
         images = "".join(f" https://{host}" for host in settings.pictures)
@@ -109,7 +102,7 @@ class Entrance:
 
         self.metrics.in_flight.inc()
         caller = CALLER.set(Caller())
-        with logs.of_request(request_id), self.telemetry.request(headers):
+        with logs.of_request(request_id):
             try:
                 self._guard.check(scope, headers)
                 deadline = arrived + self._deadline_s
@@ -150,12 +143,10 @@ class Entrance:
         }
         fields |= {name: state[name] for name in ("problem", "key") if name in state}
         access.info("request", extra={"fields": fields})
-        audit.record(scope, status)
         label = method if method in METHODS else "OTHER"
         self.metrics.responded(label, template, status, seconds)
         if "problem" in state:
             self.metrics.error(state["problem"])
-        self.telemetry.respond(method, None if route is None else template, status)
 
 
 class BodyLimit:

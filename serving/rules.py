@@ -1,10 +1,9 @@
-"""Rules of the service: named, stored and audited; aliases may have standing ones.
+"""Rules of the service: named and stored; aliases may have standing ones.
 
-Each change is a record of the store's journal of rules, in which nothing is replaced: it is the
-audit. The rules of a process are what the records amount to in their order, so that all processes
-with one store agree. A record that cannot take effect at its place, such as the deletion of a rule
-that an alias was given just before, has none in any process. Processes read each other's records
-once a second.
+Each change is a record of the store's journal of rules, in which nothing is replaced. The rules of
+a process are what the records amount to in their order, so that all processes with one store agree.
+A record that cannot take effect at its place, such as the deletion of a rule that an alias was
+given just before, has none in any process. Processes read each other's records once a second.
 """
 
 import asyncio

@@ -21,13 +21,11 @@ from recsys.serving import answers
 from recsys.serving.answers import Answered, Asked
 from recsys.serving.batcher import QueueFullError, until
 from recsys.serving.experiments import Assignment
-from recsys.serving.explanations import explain
 from recsys.serving.limits import CALLER, work_of
 from recsys.serving.metrics import Metrics
 from recsys.serving.models import BundleRefusedError, Model
 from recsys.serving.reads import Reads
 from recsys.serving.schemas.common import MAX_HISTORY
-from recsys.serving.schemas.explanations import ExplanationsRequest, ExplanationsResponse
 from recsys.serving.schemas.items import (
     RankBody,
     RankResponse,
@@ -355,15 +353,6 @@ class Service:
             scores: Any = answer.result
             return known, scores
 
-    async def explain(self, body: ExplanationsRequest) -> ExplanationsResponse:
-        """Explain items to a user; errors are those of `rank` and of `explanations`."""
-        deadline = self.deadline
-        found = await self._history(body, deadline)
-        if found is None:
-            raise _unknown_user(body)
-        with self.state.models.lease(body.model) as model:
-            return await explain(body, found.items, model, self._text_model, deadline)
-
     async def write(self, body: TextsRequest) -> TextsResponse:
         """Write a text after a prompt; errors are those of `Texts`."""
         deadline = self.deadline
@@ -440,7 +429,6 @@ def _open_store(settings: ServingSettings, metrics: Metrics) -> Store:
     """The store of the settings, with the histories that they name."""
     store = open_store(
         settings.store,
-        history_cache=settings.history_cache,
         not_history=settings.not_history,
         observer=metrics,
     )

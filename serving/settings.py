@@ -138,8 +138,6 @@ class ServingSettings(BaseSettings):
     models_dir: Path | None = None
     """Folder of the bundles that an alias may be given, by the names of their folders; None for the
     folder that contains `bundle`."""
-    history_cache: str | None = None
-    """`redis://...` of a cache of histories that several processes share; None for no cache."""
     ready_without_store: bool = False
     """Whether `/health/ready` stays 200 while the store cannot be reached and only requests with an
     inline history are answered."""
@@ -166,13 +164,10 @@ class ServingSettings(BaseSettings):
     """Hosts from which the page may show pictures of items, separated by commas; `*.example.org`
     accepts subdomains. None: pictures in data URLs only."""
     explainer: Path | None = None
-    """Folder of a text model with its tokenizer, which writes the reasons of `/v1/explanations` and
-    answers `/v1/texts`; None answers neither."""
+    """Folder of a text model with its tokenizer, which answers `/v1/texts`; None does not."""
     text_formats: dict[FormatName, TextFormat] = {}
     """Formats of `/v1/texts` by their names, each with one of `json_schema`, `regex` and `lark`.
     They are compiled at the start."""
-    otel: bool = False
-    """Export OpenTelemetry traces (extra `otel`), configured by the variables of its SDK."""
     gc_freeze: bool = internal(default=True)
     """Exclude the objects of loaded models from garbage collection, and collect less often."""
 

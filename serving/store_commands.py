@@ -146,8 +146,4 @@ def _open(
     file = sqlite_file(settings.store)
     if is_old and file is not None and not file.is_file():
         raise ConfigError(f"there is no store {file}; name one by --store")
-    return open_store(
-        settings.store,
-        history_cache=settings.history_cache,
-        not_history=settings.not_history,
-    )
+    return open_store(settings.store, not_history=settings.not_history)

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from recsys.text.titles import TitleTrie
 
 PROMPT = 10.0  # units of work of the prompt, and of compiling a source text
-PASS = 0.5  # units of work of a token, as of those of an explanation
+PASS = 0.5  # units of work of a token
 MOST_TITLES = 100_000  # of a catalog; a trie of them is built again after each change
 LONGEST_NAME = 64  # characters of an unknown name that an error repeats
 MOST_MASKS = 32 << 20  # bytes of the states and masks that a format keeps between requests

@@ -77,7 +77,7 @@ def _schema() -> dict[str, Any]:
         }
     },
 )  # fmt: skip
-@requires(Scope.WRITE, audited=False)
+@requires(Scope.WRITE)
 async def post_events(request: Request, service: AnyPhase) -> EventsResponse:
     """Store a batch of events: all of it or nothing. A batch of events with ids can be repeated."""
     given = content_type(request)

@@ -2,10 +2,9 @@
 
 from typing import Annotated
 
-from fastapi import APIRouter, Path, Request, Response
+from fastapi import APIRouter, Path, Response
 
 from recsys.serving.api.routing import BODY, QUEUE, By, JsonRoute, Ready, in_time, json_response
-from recsys.serving.audit import note
 from recsys.serving.auth import Scope, requires
 from recsys.serving.errors import documented
 from recsys.serving.schemas.experiments import (
@@ -27,10 +26,9 @@ UNKNOWN = ("unknown_experiment", "invalid_request")
 )
 @requires(Scope.ADMIN)
 async def put_experiment(
-    name: PathExperiment, body: ExperimentBody, request: Request, service: Ready, by: By
+    name: PathExperiment, body: ExperimentBody, service: Ready, by: By
 ) -> Response:
     """Start an experiment; from the response on, requests may have its name as `model`."""
-    note(request.scope, arms={arm.alias: arm.weight for arm in body.arms})
     return json_response(await service.state.experiments.put(name, body, by))
 
 

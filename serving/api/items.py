@@ -3,7 +3,7 @@
 import asyncio
 from typing import Annotated
 
-from fastapi import APIRouter, Query, Request, Response
+from fastapi import APIRouter, Query, Response
 
 from recsys.serving.api.routing import (
     BODY,
@@ -14,7 +14,6 @@ from recsys.serving.api.routing import (
     json_response,
     pay_for,
 )
-from recsys.serving.audit import note
 from recsys.serving.auth import Scope, requires
 from recsys.serving.catalog_changes import described, find
 from recsys.serving.errors import documented
@@ -53,9 +52,8 @@ async def browse_items(query: Annotated[ItemQuery, Query()], service: Ready) -> 
 
 @router.post("/items", response_model=UpsertResponse, responses=documented(*BODY, *CHANGE))
 @requires(Scope.WRITE)
-async def upsert_items(body: UpsertBody, request: Request, service: Ready) -> Response:
+async def upsert_items(body: UpsertBody, service: Ready) -> Response:
     """Add or replace items, all or none; from the response on they can be recommended."""
-    note(request.scope, item_ids=[item.item_id for item in body.items])
     epoch, items = await service.state.catalog_changes.upsert(body.items)
     answer = UpsertResponse.model_construct(epoch=epoch, items=[*items])
     return await asyncio.to_thread(json_response, answer)

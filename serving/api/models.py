@@ -2,7 +2,7 @@
 
 from typing import Annotated
 
-from fastapi import APIRouter, Path, Request, Response
+from fastapi import APIRouter, Path, Response
 
 from recsys.serving.api.routing import (
     BODY,
@@ -13,7 +13,6 @@ from recsys.serving.api.routing import (
     json_response,
     unhurried,
 )
-from recsys.serving.audit import note
 from recsys.serving.auth import Scope, requires
 from recsys.serving.errors import documented
 from recsys.serving.models import UnknownModelError
@@ -50,14 +49,11 @@ async def list_models(service: Ready) -> Response:
 )
 @requires(Scope.ADMIN)
 @unhurried
-async def put_alias(
-    name: PathAlias, body: AliasBody, request: Request, service: Ready, by: By
-) -> Response:
+async def put_alias(name: PathAlias, body: AliasBody, service: Ready, by: By) -> Response:
     """Let an alias stand for a bundle, which is loaded while the old one answers.
 
     Its standing rules stay, unless `rules` sets others; without `bundle` its bundle stays.
     """
-    note(request.scope, bundle=body.bundle, rules=body.rules)
     aliases, rules = service.state.aliases, service.state.rules
     service.state.experiments.check_name(name)
     if body.bundle is not None and not body.wait:

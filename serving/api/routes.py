@@ -7,7 +7,6 @@ from starlette.types import Scope
 from recsys.serving.api import (
     events,
     experiments,
-    explanations,
     health,
     items,
     lists,
@@ -21,7 +20,7 @@ from recsys.serving.api import (
 )
 
 _MODULES = (
-    recommendations, explanations, texts, lists, items, rules, experiments, events, users, models,
+    recommendations, texts, lists, items, rules, experiments, events, users, models,
     operations, health, pages,
 )  # fmt: skip
 ROUTES = [

@@ -60,7 +60,7 @@ async def get_history(
 )
 @requires(Scope.WRITE)
 async def erase_user(user_id: PathId, service: AnyPhase) -> Response:
-    """Erase a user: events, remembered recommendations, cached history. It can be repeated.
+    """Erase a user: events and remembered recommendations. It can be repeated.
 
     Earlier events do not return with a late delivery, an import or a data set.
     """

@@ -46,7 +46,7 @@ TO_ALL = {
 }
 # A replica may have learned of a deletion from the shared store already, and answer 404.
 DELETIONS = {route for route in TO_ALL if route[0] == "DELETE"}
-OF_A_USER = {"/v1/recommendations", "/v1/rank", "/v1/explanations"}  # which the body names
+OF_A_USER = {"/v1/recommendations", "/v1/rank"}  # which the body names
 TWICE_IS_WRONG = {("POST", "/v1/events")}  # an event without an id is stored each time
 # Codes of a replica that did not start on the request; another one may be ready.
 NOT_BEGUN = (b'"code": "not_ready"', b'"code": "shutting_down"')

@@ -1,7 +1,6 @@
 """Stores of histories, events, the journal of the catalog, and aliases.
 
-SQLite is embedded and the default. PostgreSQL and a history cache in Redis are extras, imported on
-use.
+SQLite is embedded and the default. PostgreSQL is an extra, imported on use.
 """
 
 from collections.abc import Collection
@@ -30,7 +29,6 @@ def sqlite_file(location: str | Path) -> Path | None:
 def open_store(
     location: str | Path,
     *,
-    history_cache: str | None = None,
     not_history: Collection[str] = NOT_HISTORY,
     observer: Observer | None = None,
 ) -> "Store":
@@ -39,7 +37,6 @@ def open_store(
     Args:
         location: a SQLite file, `sqlite:///relative.db`, `sqlite:////absolute.db` or
             `postgresql://user:password@host/database`.
-        history_cache: `redis://...`, or None.
         not_history: types of events that are not part of a history.
         observer: counts every call.
 
@@ -48,14 +45,9 @@ def open_store(
     """
     database = open_database(location)
     try:
-        cache = None
-        if history_cache is not None:
-            from recsys.serving.stores.cache import HistoryCache
-
-            cache = HistoryCache(history_cache, database.store_id, observer)
         from recsys.serving.stores.store import Store
 
-        return Store(database, not_history=not_history, cache=cache, observer=observer)
+        return Store(database, not_history=not_history, observer=observer)
     except BaseException:
         database.close()
         raise

@@ -6,7 +6,7 @@ futures. So many writers share the cost of a sync, and a single writer does not 
 
 import threading
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
@@ -24,13 +24,13 @@ class Write:
 
     Attributes:
         change: called with a connection in the transaction of the group.
-        users: those whose histories it changes.
+        erases: whether it erases a user.
         done: resolved after the commit.
     """
 
     events: Sequence[Event] = ()
     change: Callable[[Any], Any] | None = None
-    users: Collection[str] = ()
+    erases: bool = False
     done: Future[Any] = field(default_factory=Future)
 
 

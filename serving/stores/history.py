@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import sqlalchemy as sa
 
@@ -31,9 +31,6 @@ from recsys.serving.stores.records import (
 from recsys.serving.stores.schema import ERASURES, EVENT_COLUMNS, EVENTS, RECOMMENDATIONS
 from recsys.serving.stores.seeding import replace_seed
 
-if TYPE_CHECKING:  # redis is an optional dependency
-    from recsys.serving.stores.cache import HistoryCache
-
 CHUNK = 50_000
 NEWEST = 20_000  # of a user's events, those that decide what is not recommended
 STORED = sa.select(*(EVENTS.c[name] for name in EVENT_COLUMNS), EVENTS.c.id)
@@ -54,11 +51,9 @@ class HistoryTable:
     Whatever an awaited write has returned for is on disk.
     """
 
-    def __init__(
-        self, calls: Calls, not_history: Collection[str], cache: HistoryCache | None
-    ) -> None:
+    def __init__(self, calls: Calls, not_history: Collection[str]) -> None:
         """Use a store; events of the types `not_history` are not part of a history."""
-        self._calls, self._database, self._cache = calls, calls.database, cache
+        self._calls, self._database = calls, calls.database
         self._not_history = not_history
         self._left_out = sorted(name for name in not_history if self._sign(name) is Sign.LEFT_OUT)
         # Made once: making a statement takes as long as executing it.
@@ -77,13 +72,7 @@ class HistoryTable:
         """
         if "\0" in user_id:  # no event has such an id, and PostgreSQL refuses it
             return None
-
-        def read() -> TypedHistory | None:
-            if self._cache is None:
-                return self._read(user_id, limit)
-            return self._cache.history(user_id, limit, self._read)
-
-        return await self._calls.read("history", read)
+        return await self._calls.read("history", lambda: self._read(user_id, limit))
 
     async def events(
         self, user_id: str, limit: int, before: tuple[int, int] | None = None
@@ -128,12 +117,11 @@ class HistoryTable:
 
         An `EventConflictError` tells that an event with this id has other content.
         """
-        users = {event.user for event in events}
-        appended: Appended = await self._calls.write("append", Write(events, users=users))
+        appended: Appended = await self._calls.write("append", Write(events))
         return appended
 
     async def erase(self, user_id: str) -> None:
-        """Erase a user: events, remembered answers, exposures, cached history.
+        """Erase a user: events, remembered answers, exposures.
 
         Events from before the erasure do not return with a late delivery, an import or a data set;
         later events are accepted. The call can be repeated.
@@ -146,7 +134,7 @@ class HistoryTable:
             name = user_hash(user_id, database.salt)
             erase(database, connection, Erasure(name, now_ms(), database.salt.hex()), user_id)
 
-        await self._calls.write("erase", Write(change=change, users=[user_id]))
+        await self._calls.write("erase", Write(change=change, erases=True))
 
     # Bulk
 
@@ -176,8 +164,6 @@ class HistoryTable:
             count = replace_seed(self._database, connection, data, digest)
             self._database.put_state(connection, SEEDS, [digest])
             connection.exec_driver_sql("COMMIT")
-        if self._cache is not None:
-            self._cache.invalidate_all()
         return count
 
     def seeds(self) -> set[str]:
@@ -220,8 +206,6 @@ class HistoryTable:
             self._database.lock(connection, ERASING)
             fresh = take_over(self._database, connection, erasures)
             connection.exec_driver_sql("COMMIT")
-        if self._cache is not None:
-            self._cache.invalidate_all()
         return fresh
 
     def erased(self, users: Collection[str]) -> dict[str, int]:

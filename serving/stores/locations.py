@@ -1,4 +1,4 @@
-"""URLs of stores and caches, whose passwords no message may show."""
+"""URLs of stores, whose passwords no message may show."""
 
 import re
 from urllib.parse import urlsplit

@@ -228,9 +228,6 @@ class Given(NamedTuple):
 class Observer(Protocol):
     """Counts the calls of a store, for example `recsys.serving.metrics.Metrics`."""
 
-    def history_cache(self, *, hit: bool) -> None:
-        """Count a lookup in the history cache."""
-
     def store_call(self, operation: str, seconds: float) -> None:
         """Count a call of the store and its duration."""
 

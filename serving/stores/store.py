@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection, Sequence
 from itertools import groupby
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from recsys.serving.stores.calls import Calls
 from recsys.serving.stores.database import ERASING, FAILURES, UNAVAILABLE, Database, RaceError
@@ -17,9 +17,6 @@ from recsys.serving.stores.history import HistoryTable
 from recsys.serving.stores.journal import JournalTable, StateTable
 from recsys.serving.stores.records import NOT_HISTORY, Observer, Served, StoreError
 from recsys.serving.stores.served import ServedTable
-
-if TYPE_CHECKING:  # redis is an optional dependency
-    from recsys.serving.stores.cache import HistoryCache
 
 logger = logging.getLogger("recsys.serving.stores")
 RACES = 5
@@ -42,7 +39,6 @@ class Store:
         database: Database,
         *,
         not_history: Collection[str] = NOT_HISTORY,
-        cache: HistoryCache | None = None,
         observer: Observer | None = None,
     ) -> None:
         """Use a database, which is closed with the store.
@@ -50,13 +46,11 @@ class Store:
         Args:
             database: an open database.
             not_history: types of events that are not part of a history.
-            cache: where histories are looked up first; they are invalidated after each change.
             observer: counts every call.
         """
         self.database = database
-        self._cache = cache
         self._calls = Calls(database, observer)
-        self.history = HistoryTable(self._calls, not_history, cache)
+        self.history = HistoryTable(self._calls, not_history)
         self.journal = JournalTable(self._calls)
         self.state = StateTable(self._calls)
         self.served = ServedTable(self._calls)
@@ -78,8 +72,6 @@ class Store:
         self.database.is_closing = True
         self._calls.close()
         self.database.close()
-        if self._cache is not None:
-            self._cache.close()
 
     def _commit(self, group: list[Write]) -> list[Any]:
         """Make a group durable, and remember answers (on the writing thread)."""
@@ -100,10 +92,7 @@ class Store:
             self._write_answers(answers)
             return [outcome for write in group for outcome in self._commit([write])]
         self.database.works()
-        users = {user for write in group for user in write.users}
-        if self._cache is not None and users:
-            self._cache.invalidate(users)
-        if any(_erases(write) for write in group):
+        if any(write.erases for write in group):
             self.database.overwrite(erased=True)
         return outcomes
 
@@ -123,7 +112,7 @@ class Store:
             try:
                 with self.database.transaction() as connection:
                     # An erasure sees the events of all transactions before it, and no later ones.
-                    shared = not any(_erases(write) for write in group)
+                    shared = not any(write.erases for write in group)
                     self.database.lock(connection, ERASING, shared=shared)
                     self.served.insert(connection, answers)
                     outcomes: list[Any] = []
@@ -139,7 +128,3 @@ class Store:
         raise StoreError(
             f"store {self.database.place}: other processes write the same events; try again"
         )
-
-
-def _erases(write: Write) -> bool:
-    return write.change is not None and bool(write.users)

@@ -3,7 +3,6 @@ import multiprocessing
 import os
 import stat
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 
 import pytest
 
@@ -12,9 +11,7 @@ from recsys.serving import auth
 from recsys.serving.api.routes import ROUTES, find_route
 from recsys.serving.app import create_app
 from recsys.serving.auth import Keyring, Scope
-from recsys.serving.commands import _keys_file
 from recsys.serving.settings import ServingSettings
-from recsys.serving.unit import check_keys
 
 
 @pytest.fixture
@@ -100,45 +97,6 @@ def test_a_key_with_a_limit_that_is_not_known_is_refused(file):
         ConfigError, match=r"'partner' has the field 'tenant'.*`recsys keys create`"
     ):
         Keyring(file)
-
-
-@pytest.mark.usefixtures("check_at_once")
-def test_changes_of_keys_are_in_the_audit_log(file, monkeypatch, caplog):
-    monkeypatch.setenv("SUDO_USER", "grace")
-    auth.create(file, "old", "admin")
-    ring = Keyring(file)
-    caplog.set_level("INFO", "recsys.serving.audit")
-    secret = auth.create(file, "shop", "read", "90d")
-    ring.find(secret)
-    file.write_bytes(b"{" + file.read_bytes())
-    ring.find(secret)
-    file.write_bytes(file.read_bytes()[1:])
-    auth.revoke(file, "old")
-    ring.find(secret)
-    lines = [r.fields for r in caplog.records if r.name == "recsys.serving.audit"]
-    assert [(x["action"], x["key"], x["scope"], x["by"]) for x in lines] == [
-        ("create key", "shop", "read", "grace"),
-        ("revoke key", "old", "admin", "grace"),
-    ]
-    assert lines[0]["expires"] == auth.read(file)[0].expires
-    assert secret not in caplog.text
-
-
-@pytest.mark.parametrize("changes", ["1", "{}", '[1, {"id": []}]'])
-def test_malformed_changes_do_not_stop_the_service(file, changes):
-    secret = auth.create(file, "a", "read")
-    document = json.loads(file.read_text()) | {"changes": json.loads(changes)}
-    file.write_text(json.dumps(document))
-    assert Keyring(file).find(secret) is not None
-    auth.revoke(file, "a")
-
-
-def test_a_file_of_keys_keeps_its_last_changes(file, monkeypatch):
-    monkeypatch.setattr(auth, "KEPT_CHANGES", 3)
-    for number in range(5):
-        auth.create(file, f"key-{number}", "read")
-    kept = json.loads(file.read_text())["changes"]
-    assert [change["key"] for change in kept] == ["key-2", "key-3", "key-4"]
 
 
 @pytest.mark.usefixtures("check_at_once")
@@ -285,27 +243,6 @@ def test_deleting_the_keys_does_not_open_the_service(tmp_path, monkeypatch, serv
     assert [key.name for key in auth.read(file)] == ["shop"]
 
 
-def test_keys_are_made_where_the_unit_s_service_reads(tmp_path, monkeypatch):
-    unit = Path(__file__).parents[2] / "deploy" / "recsys.service"
-    home = Path("/var/lib/recsys/serving/keys.json")
-    with pytest.raises(ConfigError, match=f"reads its keys from {home}, .* add --keys {home}"):
-        check_keys(Path("var/serving/keys.json"), (tmp_path / "none", unit))
-    check_keys(home, (unit,))
-    check_keys(Path("var/serving/keys.json"), (tmp_path / "none",))
-    config, own = tmp_path / "serving.yaml", tmp_path / "recsys.service"
-    config.write_text(f"serve: {{keys: {tmp_path}/own.json}}")
-    own.write_text(unit.read_text().replace("/etc/recsys/serving.yaml", str(config)))
-    with pytest.raises(ConfigError, match=f"reads its keys from {tmp_path}/own.json"):
-        check_keys(home, (own,))
-    monkeypatch.setattr("recsys.serving.unit.check_keys.__defaults__", ((unit,),))
-    monkeypatch.delenv("RECSYS_HOME", raising=False)
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(ConfigError, match="reads its keys from"):
-        _keys_file(None, None)
-    assert _keys_file(tmp_path / "mine.json", None) == tmp_path / "mine.json"
-    assert not list(tmp_path.glob("var"))
-
-
 def test_the_commands_make_list_and_revoke(python, tmp_path):
     def run(*words):
         # as in the image: it could not listen there without the key that is made here
@@ -370,7 +307,6 @@ def test_every_change_needs_more_than_the_scope_read():
         "/v1/recommendations",
         "/v1/recommendations/batch",
         "/v1/rank",
-        "/v1/explanations",
         "/v1/texts",
     }
     for (method, path), scope in SCOPES.items():

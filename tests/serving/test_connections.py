@@ -11,7 +11,6 @@ from recsys.serving.guard import Guard
 from recsys.serving.metrics import Metrics
 from recsys.serving.middleware import Entrance
 from recsys.serving.sockets import bind
-from recsys.serving.telemetry import Telemetry
 from recsys.testing import PATIENCE_S
 
 HEAD = b"POST /v1/recommendations HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
@@ -129,7 +128,7 @@ async def test_a_connection_goes_on_after_an_answer_to_head(settings):
         await send({"type": "http.response.body", "body": b"hello"})
 
     metrics = Metrics()
-    app = Entrance(hello, Guard(settings, metrics), settings, metrics, Telemetry())
+    app = Entrance(hello, Guard(settings, metrics), settings, metrics)
     async with listening(settings, app) as found:
         reader, writer = await connect(found)
         for _ in range(2):

@@ -109,7 +109,7 @@ def test_the_packages_of_the_image_have_hashes():
 
 def test_the_packages_of_the_image_are_complete():
     """Every dependency of what is in the image is in it, as the metadata installed here say."""
-    have, to_check, seen = {*locked(), "torch"}, [("recbeam", "postgres,redis,otel")], set()
+    have, to_check, seen = {*locked(), "torch"}, [("recbeam", "postgres")], set()
     while to_check:
         name, extras = to_check.pop()
         for line in requires(name) or ():
@@ -150,7 +150,7 @@ def test_the_health_check_is_a_program():
 
 def test_compose_waits_for_stores_and_listens_on_loopback():
     services = yaml.safe_load((DEPLOY / "compose.yaml").read_text())["services"]
-    assert set(services) == {"recsys", "postgres", "redis"}
+    assert set(services) == {"recsys", "postgres"}
     own = services["recsys"]
     assert all(needed["condition"] == "service_healthy" for needed in own["depends_on"].values())
     for name in own["depends_on"]:

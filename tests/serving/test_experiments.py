@@ -472,7 +472,6 @@ async def losing(run, **fields):
 
 async def test_the_guardrail_stops_a_losing_arm(run, until, caplog, monkeypatch):
     monkeypatch.setattr(experiments, "LOOK_S", 0.01)
-    caplog.set_level("INFO", "recsys.serving.audit")
     users = [f"u{n}" for n in range(20)]
     async with losing(run) as (client, service), run() as (beside, second):
         await until(lambda: "other" in service.state.experiments._find("homepage").stopped)
@@ -485,10 +484,7 @@ async def test_the_guardrail_stops_a_losing_arm(run, until, caplog, monkeypatch)
         found = await results(client)
         assert found["arms"][1]["verdict"] == "worse"
         assert found["verdict"].endswith("percentage points and was stopped.")
-    lines = [r.fields for r in caplog.records if r.name == "recsys.serving.audit"]
-    stops = [line for line in lines if line["action"] == "stop arm"]
-    expected = {"action": "stop arm", "key": "guardrail", "name": "homepage", "arm": "other"}
-    assert stops == [expected]  # of one process
+    assert caplog.text.count("other is stopped") == 1  # by one process
     async with run() as (client, _):
         assert set(await arms_of(client, users)) == {"champion"}
 
@@ -588,18 +584,6 @@ async def test_experiments_are_changed_by_admins_and_read_by_every_key(run, tmp_
         found = await service.store.served.exposed(experiment.id, "click", 60_000, "", 100)
         assert [user.user for user in found] == users
         assert {user.followed for user in found} == {1}
-
-
-async def test_changes_of_experiments_are_audited(shop, caplog):
-    client, _ = shop
-    caplog.set_level("INFO", "recsys.serving.audit")
-    await put(client)
-    await client.delete("/v1/experiments/homepage")
-    lines = [r.fields for r in caplog.records if r.name == "recsys.serving.audit"]
-    assert [(line["action"].split()[0], line["name"], line["status"]) for line in lines] == [
-        ("PUT", "homepage", 200), ("DELETE", "homepage", 204)
-    ]  # fmt: skip
-    assert lines[0]["arms"] == {"champion": 1.0, "other": 1.0}
 
 
 async def test_looks_end_with_the_results_and_grow_with_the_users(shop):

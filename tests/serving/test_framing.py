@@ -13,7 +13,6 @@ from recsys.serving import server
 from recsys.serving.guard import MAX_HEADERS, MAX_TARGET, Guard
 from recsys.serving.metrics import Metrics
 from recsys.serving.middleware import Entrance
-from recsys.serving.telemetry import Telemetry
 from recsys.testing import PATIENCE_S
 
 SMUGGLED = b"GET /smuggled HTTP/1.1\r\nHost: localhost\r\n\r\n"
@@ -55,7 +54,7 @@ def listening(settings, http):
         await send({"type": "http.response.body", "body": b""})
 
     metrics = Metrics()
-    app = Entrance(answer, Guard(settings, metrics), settings, metrics, Telemetry())
+    app = Entrance(answer, Guard(settings, metrics), settings, metrics)
     if http == "ours":
         made = server.http_server(app, settings, lifespan="off")
     else:

@@ -61,11 +61,8 @@ def test_the_rest_is_counted():
     metrics = Metrics()
     metrics.batch(8, 0.2)
     metrics.fallback("retrieval")
-    metrics.history_cache(hit=True)
-    metrics.history_cache(hit=False)
     assert value(metrics, "batch_size_sum") == 8
     assert value(metrics, "fallbacks_total", source="retrieval") == 1
-    assert value(metrics, "history_cache_total", result="hit") == 1
 
 
 def test_models_are_those_that_are_loaded_now():

@@ -1,4 +1,4 @@
-"""Rules over HTTP: applied as their parts inline, kept, audited, and never left dangling."""
+"""Rules over HTTP: applied as their parts inline, kept, and never left dangling."""
 
 import threading
 
@@ -429,7 +429,7 @@ def test_any_records_leave_aliases_with_rules_that_exist(sent):
         if changed:
             done.append(record(op, name, value))
     replayed = State()
-    assert all(replayed.apply(one) for one in done)  # the audit alone gives the same rules
+    assert all(replayed.apply(one) for one in done)  # the journal alone gives the same rules
     assert replayed == state
 
 

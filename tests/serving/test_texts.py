@@ -381,11 +381,9 @@ async def test_what_is_wrong_with_a_request_is_named(on, recommender, running, c
 async def test_without_a_text_model_the_setting_is_named(settings, recommender, running):
     async with running(settings, recommender=recommender) as (client, _):
         response = await client.post(PATH, json=ask(TITLES))
-        reason = await client.post("/v1/explanations", json={"history": [], "items": ["item-2"]})
         other = await client.post(PATH, json=ask(TITLES, model="nobody"))
     assert (response.status_code, response.json()["code"]) == (409, "unsupported_by_model")
     assert "serve.explainer" in response.json()["detail"]
-    assert reason.json()["detail"] == response.json()["detail"]
     assert (other.status_code, other.json()["code"]) == (404, "unknown_model")
 
 
@@ -429,14 +427,13 @@ async def test_what_is_late_fails_and_is_written_no_further(
         assert await asyncio.to_thread(slow.stopped.wait, 60)
 
 
-async def test_texts_and_explanations_share_thread_and_queue(on, recommender, running, monkeypatch):
+async def test_texts_have_a_thread_and_a_queue_of_their_own(on, recommender, running, monkeypatch):
     slow = Slow(monkeypatch)
     narrow = on.model_copy(update={"queue_limit": 1, "deadline_ms": 60_000.0})
     async with running(narrow, recommender=recommender) as (client, _):
         first = asyncio.create_task(client.post(PATH, json=ask(TITLES)))
         assert await asyncio.to_thread(slow.begun.wait, 60)
-        reasons = {"history": ["item-1"], "items": ["item-2"]}
-        second = await client.post("/v1/explanations", json=reasons)
+        second = await client.post(PATH, json=ask(TITLES))
         assert (second.status_code, second.json()["code"]) == (429, "queue_full")
         usual = await client.post("/v1/recommendations", json={"history": ["item-1"], "k": 3})
         assert usual.status_code == 200  # the event loop and the worker are free

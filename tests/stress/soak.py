@@ -4,14 +4,13 @@
     OMP_NUM_THREADS=1 python tests/stress/soak.py --minutes 30 --store sqlite
 
 A server is started on one of two small bundles with the same items and different random weights,
-with a store on a small tmpfs and a cache in Redis. Recommendations by user and by history, filters
-among them, and events arrive at random times, at 70 % of the rate that a closed loop of 32 clients
-reaches before. Users come and go, so that histories have the same lengths at any time. A fault is
-injected at the start of each minute, in rotation:
+with a store on a small tmpfs. Recommendations by user and by history, filters among them, and
+events arrive at random times, at 70 % of the rate that a closed loop of 32 clients reaches before.
+Users come and go, so that histories have the same lengths at any time. A fault is injected at the
+start of each minute, in rotation:
 
 - store locked: another connection holds a lock for writing (PostgreSQL: for any use);
 - database killed: all processes of PostgreSQL by SIGKILL, and started again after 5 s;
-- Redis frozen: by SIGSTOP;
 - disk full: the file system of the store has no byte left (where no tmpfs may be mounted, with
   SQLite: the server may not write to files, by RLIMIT_FSIZE);
 - alias swap: the alias `champion` gets the other bundle;
@@ -56,8 +55,6 @@ SHARE, PEAK_S = 0.7, 10.0
 async def soak(options: argparse.Namespace, place: Place, folder: Path) -> dict[str, Any]:
     """Run it; the verdicts."""
     own = [f"store={place.store}", "threads=1"]
-    if place.redis is not None:
-        own.append(f"history_cache={place.redis.url}")
     minutes: list[dict[str, Any]] = []
     kinds = faults(place)
     limits = aiohttp.TCPConnector(limit=0, keepalive_timeout=3)

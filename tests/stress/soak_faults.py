@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import importlib.util
 import resource
-import shutil
 import signal
 import sqlite3
 import subprocess
@@ -34,12 +33,11 @@ class Place:
     folder: Path
     mounted: bool
     postgres: Any = None
-    redis: Any = None
 
     def __str__(self) -> str:
         kind = "SQLite" if self.postgres is None else "PostgreSQL"
         disk = "a tmpfs" if self.mounted else "an ordinary disk"
-        return f"{kind} on {disk}, {'Redis' if self.redis is not None else 'no Redis'}"
+        return f"{kind} on {disk}"
 
 
 Fault = Callable[[Any, Place], Awaitable[None]]  # called with the `Load`
@@ -90,13 +88,6 @@ def start_again(place: Place) -> None:
             if last:
                 raise
             time.sleep(2)
-
-
-async def freeze_redis(load: Any, place: Place) -> None:
-    """Stop Redis without closing its connections."""
-    place.redis.process.send_signal(signal.SIGSTOP)
-    await asyncio.sleep(FAULT_S)
-    place.redis.process.send_signal(signal.SIGCONT)
 
 
 async def fill_disk(load: Any, place: Place) -> None:
@@ -195,8 +186,6 @@ def faults(place: Place) -> dict[str, Fault]:
     found: dict[str, Fault] = {"store locked": lock_store}
     if place.postgres is not None:
         found["database killed"] = kill_database
-    if place.redis is not None:
-        found["Redis frozen"] = freeze_redis
     if place.mounted or place.postgres is None:
         found["disk full"] = fill_disk
     return {**found, "alias swap": swap, "upserts": upsert, "slow clients": send_slowly}
@@ -204,7 +193,7 @@ def faults(place: Place) -> dict[str, Fault]:
 
 @contextlib.contextmanager
 def placed(kind: str, folder: Path) -> Iterator[Place]:
-    """A store of this kind on a small file system, and Redis if there is one."""
+    """A store of this kind on a small file system."""
     spec = importlib.util.spec_from_file_location("servers", SERVERS)
     assert spec is not None
     assert spec.loader is not None
@@ -226,8 +215,4 @@ def placed(kind: str, folder: Path) -> Iterator[Place]:
             servers.start_somewhere(place.postgres)
             stack.callback(place.postgres.stop)
             place.store = place.postgres.url
-        if shutil.which("redis-server") is not None:
-            place.redis = servers.Redis(folder)
-            servers.start_somewhere(place.redis)
-            stack.callback(place.redis.stop)
         yield place

@@ -8,7 +8,6 @@ import signal
 import socket
 import subprocess
 import tempfile
-import time
 from contextlib import closing, suppress
 from pathlib import Path
 
@@ -93,40 +92,6 @@ class Postgres:
             connection.execute("CREATE SCHEMA public")
 
 
-class Redis:
-    """A Redis server that can be stopped and started; it forgets everything."""
-
-    def __init__(self, home):
-        self.home, self.port = home, 0
-        self.process = None
-
-    @property
-    def url(self):
-        return f"redis://127.0.0.1:{self.port}/0"
-
-    def start(self):
-        self.process = subprocess.Popen(
-            ["redis-server", "--port", str(self.port), "--save", "", "--bind", "127.0.0.1"],
-            stdout=subprocess.DEVNULL,
-            cwd=self.home,
-        )
-        end = time.monotonic() + PATIENCE_S
-        while time.monotonic() < end and self.process.poll() is None:
-            try:
-                socket.create_connection(("127.0.0.1", self.port), 1).close()
-                return
-            except OSError:
-                time.sleep(0.01)
-        self.stop()
-        raise AssertionError("redis-server did not start")
-
-    def stop(self):
-        if self.process is not None:
-            self.process.kill()
-            self.process.wait()
-            self.process = None
-
-
 @pytest.fixture(scope="session")
 def postgres_server():
     pytest.importorskip("psycopg", reason="the extra 'postgres' is not installed")
@@ -147,17 +112,6 @@ def postgres_server():
 def postgres(postgres_server):
     postgres_server.empty()
     return postgres_server
-
-
-@pytest.fixture
-def redis(tmp_path):
-    pytest.importorskip("redis", reason="the extra 'redis' is not installed")
-    if shutil.which("redis-server") is None:
-        pytest.skip("Redis is not installed (apt-get install redis-server)")
-    server = Redis(tmp_path)
-    start_somewhere(server)
-    yield server
-    server.stop()
 
 
 @pytest.fixture(params=["sqlite", "postgres"])

@@ -16,8 +16,6 @@ from recsys.serving.stores.locations import place_of
         ("postgresql://u:p@h1:5432,h2:5433/shop", "postgresql://h1:5432,h2:5433/shop"),
         ("postgres://[::1]:5432/shop", "postgres://[::1]:5432/shop"),
         ("postgresql://h/shop?user=a@b", None),
-        ("redis://:secret@h/0", "redis://h/0"),
-        ("unix:///run/redis.sock?db=1", "unix:///run/redis.sock"),
     ],
 )
 def test_the_place_has_host_port_and_name(url, place):
@@ -29,7 +27,7 @@ def test_the_place_has_host_port_and_name(url, place):
 
 
 @pytest.mark.parametrize("password", ["SECRET/x", "SECRET?x", "SECRET#x", "12/SECRET", "9%SECRET"])
-@pytest.mark.parametrize("scheme", ["postgresql", "redis"])
+@pytest.mark.parametrize("scheme", ["postgresql", "postgres"])
 def test_a_password_that_ends_the_host_is_refused_without_it(scheme, password):
     with pytest.raises(ConfigError, match=r"serve\.store: .*write / as %2F") as error:
         place_of(f"{scheme}://u:{password}@127.0.0.1/x", "serve.store")
