@@ -1,8 +1,8 @@
 """Aliases: what the names of models stand for, and how that changes.
 
-An alias changes when the new model is loaded, warmed up and ready: requests that begin after that
-use the new model. Requests that began before have the old one until they are answered. A bundle
-that cannot be loaded changes nothing. The store keeps the aliases for the next start.
+An alias changes when the new model is loaded, warmed up and ready, and the store has the change for
+the next start: requests that begin after that use the new model. Requests that began before have
+the old one until they are answered. What cannot be loaded or stored changes nothing.
 
 The earlier bundles of an alias are kept by name and digest. A bundle that was made again under the
 same name is another version, and a rollback never takes it for the old one.
@@ -11,11 +11,10 @@ same name is another version, and a rollback never takes it for the old one.
 import asyncio
 import contextlib
 import logging
-from collections.abc import Coroutine, Mapping
-from dataclasses import replace
+from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 from pydantic import BaseModel
 
@@ -39,7 +38,6 @@ from recsys.serving.rules import RuleReferenceError, Rules
 from recsys.serving.schemas.common import CHAMPION
 from recsys.serving.schemas.models import AliasInfo
 from recsys.serving.settings import ServingSettings
-from recsys.serving.stores.records import StoreError
 from recsys.serving.stores.store import Store
 from recsys.serving.worker import DecodeWorker, Done, Work
 
@@ -47,7 +45,6 @@ logger = logging.getLogger("recsys.serving.models")
 STATE = "aliases"  # its name in stores
 MAX_MODELS = 4
 MAX_PREVIOUS = 10
-KEEP_S = 1.0  # between attempts to keep the aliases
 
 
 class KeptAlias(BaseModel):
@@ -59,8 +56,7 @@ class KeptAlias(BaseModel):
 
     @classmethod
     def of(cls, alias: Alias) -> Self:
-        """An alias that has a model."""
-        assert alias.model is not None  # noqa: S101 - the caller has looked
+        """What is kept of an alias."""
         return cls(bundle=alias.model.name, digest=alias.model.version, previous=alias.previous)
 
 
@@ -82,11 +78,9 @@ class Aliases:
         self._models, self._rules, self._catalog_changes = models, rules, catalog_changes
         self._bundles = Bundles(settings)
         self._changing = asyncio.Lock()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._unloading: set[asyncio.Task[None]] = set()
         self._started = False
         self._unrestored: dict[str, KeptAlias] = {}  # their bundles could not be loaded
-        self._unkept: Mapping[str, Any] | None = None  # what the store could not take
-        self._keeping: asyncio.Task[None] | None = None
 
     async def start(self, loaded: Recommender | None = None) -> None:
         """Load the models of the stored aliases, or the bundle of the settings.
@@ -119,17 +113,14 @@ class Aliases:
 
     def info(self, name: str) -> AliasInfo:
         """Describe an alias; `UnknownModelError` if there is none."""
-        found = self._find(name)
-        model = found.model
-        before = found.previous[-1] if found.previous else None
+        alias = self._find(name)
+        before = alias.previous[-1] if alias.previous else None
         return AliasInfo(
             name=name,
-            bundle=None if model is None else model.name,
-            version=None if model is None else model.version,
+            bundle=alias.model.name,
+            version=alias.model.version,
             previous=None if before is None else before.bundle,
             previous_version=None if before is None else before.digest,
-            status="loading" if found.loading else "ready",
-            refused=found.refused,
             rules=list(self._rules.standing(name)),
         )
 
@@ -142,12 +133,15 @@ class Aliases:
             UnknownBundleError: there is no such bundle.
             BundleRefusedError: the bundle is damaged, or cannot be served.
             AliasConflictError: the limit of loaded models is reached.
+            StoreError: the store cannot take the change.
         """
-        if loaded is None:
-            await self._check(alias, bundle)
-        async with self._changing:
-            previous = self._models.aliases.get(alias, Alias()).previous
-            return await self._change(alias, bundle, previous, loaded=loaded)
+        with self._refusals(alias):
+            if loaded is None:
+                await self._check_sizes(bundle)
+            async with self._changing:
+                before = self._models.aliases.get(alias)
+                previous = () if before is None else before.previous
+                return await self._change(alias, bundle, previous, loaded=loaded)
 
     async def _restore(self, alias: str, kept: KeptAlias) -> None:
         """Let an alias stand again for the version that it stood for when it was kept.
@@ -169,19 +163,12 @@ class Aliases:
                 logger.error("alias %s is not restored: %s", alias, error)
                 self._unrestored[alias] = kept
 
-    def put_later(self, alias: str, bundle: str) -> AliasInfo:
-        """Start `put` in the background; `info` reports its outcome."""
-        self._bundles.path(bundle)
-        self._mark(alias, loading=True, refused=None)
-        self._run(self._put_in_background(alias, bundle), f"load {bundle}")
-        return self.info(alias)
-
     async def rollback(self, alias: str) -> AliasInfo:
         """Let an alias stand for its latest previous version.
 
         Raises:
             AliasConflictError: there is no previous version, or it is gone.
-            BundleRefusedError: as `put`.
+            BundleRefusedError, StoreError: as `put`.
         """
         async with self._changing:
             previous = self._find(alias).previous
@@ -191,27 +178,29 @@ class Aliases:
             found = await asyncio.to_thread(self._bundles.find, version)
             if found is None:
                 raise AliasConflictError(_gone(alias, version))
-            return await self._change(alias, found, previous[:-1], back=version)
+            with self._refusals(alias):
+                return await self._change(alias, found, previous[:-1], back=version)
 
     async def remove(self, alias: str) -> None:
         """Remove an alias; its model is unloaded if no other alias stands for it.
 
         Raises:
             AliasConflictError: the alias is the champion.
+            StoreError: as `put`.
         """
         async with self._changing:
             self._find(alias)
             if alias == CHAMPION:
                 raise AliasConflictError(f"The alias {CHAMPION!r} always stands for a model.")
-            old = self._models.aliases.pop(alias).model
-            await self._publish(alias, old)
+            left = {name: one for name, one in self._models.aliases.items() if name != alias}
+            await self._keep(left, alias)
+            self._publish(left)
 
     async def close(self) -> None:
         """Answer the waiting requests, and stop all models."""
-        tasks = [*self._tasks, *([] if self._keeping is None else [self._keeping])]
-        for task in tasks:
+        for task in self._unloading:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(*self._unloading, return_exceptions=True)
         models = (*self._models.loaded, *self._models.retiring)
         await asyncio.gather(*(model.close() for model in models))
 
@@ -224,7 +213,7 @@ class Aliases:
                 f"{error}; change the rule, or take it out of the 'rules' of the alias {alias!r}."
             ) from error
 
-    async def _check(self, alias: str, bundle: str) -> None:
+    async def _check_sizes(self, bundle: str) -> None:
         """Refuse a bundle whose models cannot be as large as they say, before others must wait."""
         from recsys.models.checkpoint import check_sizes
 
@@ -234,21 +223,17 @@ class Aliases:
                 try:
                     await asyncio.to_thread(check_sizes, path / part)
                 except RecsysError as error:
-                    refused = _refused(error, path, bundle)
-                    if alias in self._models.aliases:
-                        self._mark(alias, loading=False, refused=str(refused))
-                        logger.error("alias %s stays with its model: %s", alias, refused)
-                    self._metrics.swaps.labels(alias, "refused").inc()
-                    raise refused from error
+                    raise _refused(error, path, bundle) from error
 
-    async def _put_in_background(self, alias: str, bundle: str) -> None:
+    @contextlib.contextmanager
+    def _refusals(self, alias: str) -> Iterator[None]:
+        """Count and log a change of an alias that fails in the block."""
         try:
-            await self.put(alias, bundle)
-        except Exception as error:  # `info` reports it, and the log
-            expected = isinstance(error, BundleRefusedError | AliasConflictError)
-            if not expected:
-                logger.exception("alias %s could not be changed", alias)
-            self._mark(alias, loading=False, refused=str(error) if expected else "it failed")
+            yield
+        except Exception as error:
+            self._metrics.swaps.labels(alias, "refused").inc()
+            logger.error("alias %s is not changed: %s", alias, error)
+            raise
 
     async def _change(
         self,
@@ -260,36 +245,25 @@ class Aliases:
         back: Version | None = None,
     ) -> AliasInfo:
         before = self._models.aliases.get(alias)
-        self._mark(alias, loading=True, refused=None)
+        old = None if before is None else before.model
+        model = await self._model(bundle, loaded)
         try:
-            model = await self._model(bundle, loaded)
             if back is not None and model.version != back.digest:  # replaced just now
-                self._retire(model)
                 raise AliasConflictError(_gone(alias, back))
-            try:
-                if self._started:
-                    await self._check_rules(alias, model)
-            except BundleRefusedError:
-                if model not in self._models.loaded:
-                    self._retire(model)
-                raise
-        except BaseException as error:
-            if before is None:
-                del self._models.aliases[alias]
-            else:
-                reason = str(error) if isinstance(error, BundleRefusedError) else None
-                self._mark(alias, loading=False, refused=reason)
-                logger.error("alias %s stays with its model: %s", alias, error)
-            self._metrics.swaps.labels(alias, "refused").inc()
+            if self._started:
+                await self._check_rules(alias, model)
+            if old is not None and old is not model and back is None:
+                previous = (*previous, old.bundle)[-MAX_PREVIOUS:]
+            aliases = {**self._models.aliases, alias: Alias(model, previous)}
+            await self._keep(aliases, alias)
+        except BaseException:
+            if model not in self._models.loaded:
+                self._retire(model)
             raise
-        old = before.model if before is not None else None
-        if old is not None and old is not model and back is None:
-            previous = (*previous, old.bundle)[-MAX_PREVIOUS:]
-        self._models.aliases[alias] = Alias(model, previous)
+        self._publish(aliases)
         self._metrics.swaps.labels(alias, "rolled_back" if back else "done").inc()
         if old is not None:
             logger.info("alias", extra={"fields": {"alias": alias, "bundle": bundle}})
-        await self._publish(alias, None if old is model else old)
         return self.info(alias)
 
     async def _model(self, bundle: str, loaded: Recommender | None) -> Model:
@@ -336,52 +310,32 @@ class Aliases:
             queue_limit=settings.queue_limit,
         )
 
-    async def _publish(self, alias: str, old: Model | None) -> None:
-        """After a change of an alias: unload an old model that is unused, and keep the aliases."""
-        if old is not None and old not in self._models.loaded:
-            self._retire(old)
-        loaded = {n: a for n, a in self._models.aliases.items() if a.model is not None}
-        models = [(*a.model.bundle, name) for name, a in loaded.items() if a.model is not None]
-        self._metrics.models(models)
+    async def _keep(self, aliases: Mapping[str, Alias], changed: str) -> None:
+        """Write the aliases to the store, of which one was changed."""
         if not self._started:
             return  # the stored aliases are being restored
-        self._unrestored.pop(alias, None)
-        kept = {name: KeptAlias.of(one) for name, one in loaded.items()} | self._unrestored
-        aliases = {name: one.model_dump(mode="json") for name, one in kept.items()}
+        unrestored = {name: one for name, one in self._unrestored.items() if name != changed}
+        kept = {name: KeptAlias.of(one) for name, one in aliases.items()} | unrestored
+        values = {name: one.model_dump(mode="json") for name, one in kept.items()}
         bundle = str(self._settings.bundle.absolute())
-        self._unkept = {"bundle": bundle, "aliases": aliases}
-        try:
-            await self._keep()
-        except StoreError as error:  # the change is in effect, until a restart
-            logger.error("aliases are not kept yet: %s", error)
-            if self._keeping is None or self._keeping.done():
-                self._keeping = asyncio.create_task(self._keep_later(), name="aliases")
+        await self._store.state.put(STATE, {"bundle": bundle, "aliases": values})
+        self._unrestored = unrestored
 
-    async def _keep(self) -> None:
-        """Write the aliases to the store, unless that is done; `StoreError` if it cannot be."""
-        state = self._unkept
-        if state is not None:
-            await self._store.state.put(STATE, state)
-            if self._unkept is state:
-                self._unkept = None
-
-    async def _keep_later(self) -> None:
-        """Try again until the store has the aliases: it may have been full, or away."""
-        while self._unkept is not None:
-            await asyncio.sleep(KEEP_S)
-            with contextlib.suppress(StoreError):
-                await self._keep()
-        logger.info("aliases are kept")
+    def _publish(self, aliases: dict[str, Alias]) -> None:
+        """Let requests use the aliases, and unload models that none of them stands for."""
+        before = self._models.loaded
+        self._models.aliases = aliases
+        for model in before:
+            if model not in self._models.loaded:
+                self._retire(model)
+        self._metrics.models([(*one.model.bundle, name) for name, one in aliases.items()])
 
     def _retire(self, model: Model) -> None:
+        """Unload a model in the background, when its last request is answered."""
         self._models.retiring.add(model)
-        self._run(self._unload(model), f"retire {model.name}")
-
-    def _run(self, work: Coroutine[Any, Any, None], name: str) -> None:
-        """Run work in the background until `close`."""
-        task = asyncio.create_task(work, name=name)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task = asyncio.create_task(self._unload(model), name=f"retire {model.name}")
+        self._unloading.add(task)
+        task.add_done_callback(self._unloading.discard)
 
     async def _unload(self, model: Model) -> None:
         if model.leases:
@@ -398,10 +352,6 @@ class Aliases:
         await asyncio.wrap_future(
             self._worker.read(self._worker.freeze)
         )  # the objects of the new models
-
-    def _mark(self, alias: str, *, loading: bool, refused: str | None) -> None:
-        before = self._models.aliases.get(alias, Alias())
-        self._models.aliases[alias] = replace(before, loading=loading, refused=refused)
 
     def _find(self, alias: str) -> Alias:
         try:

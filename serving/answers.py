@@ -14,7 +14,6 @@ from recsys.recommender import (
     RecommendResult,
     Source,
 )
-from recsys.serving import diversity
 from recsys.serving.batcher import Answer
 from recsys.serving.catalog_changes import metadata
 from recsys.serving.models import Model
@@ -48,7 +47,7 @@ _NOTES: dict[NoteCode, str] = {
 }
 # Fields that only the model can serve, with the values that need no model.
 _OF_THE_MODEL: dict[str, Any] = {
-    "mode": "auto", "guarantee": "beam", "seed": None, "boosts": [], "diversity": 0.0,
+    "mode": "auto", "guarantee": "beam", "seed": None, "boosts": [],
 }  # fmt: skip
 
 
@@ -112,7 +111,7 @@ def to_request(
         excluded.extend(recommender.seen(history.earlier))
     return RecommendRequest(
         history.items,
-        diversity.pool(body.k) if body.diversity else body.k,
+        body.k,
         body.exclude_seen,
         excluded,
         guarantee=body.guarantee,
@@ -140,18 +139,6 @@ def note_code(catalog: EpochCatalog, history: Sequence[str] | None) -> NoteCode 
     if not history:
         return "empty_history"
     return None if catalog.knows_any(history) else "unknown_history"
-
-
-def chosen(result: RecommendResult, body: RecommendationsRequest) -> list[Recommendation]:
-    """The recommendations of an answer: all of them, or a diverse choice behind the pinned ones."""
-    found = result.recommendations
-    if not body.diversity:
-        return found
-    first = [one for one in found if one.source == "pinned"][: body.k]
-    rest = [one for one in found if one.source != "pinned"]
-    scores, codes = [one.score for one in rest], [one.semantic_id for one in rest]
-    places = diversity.diversify(scores, codes, body.diversity, body.k - len(first))
-    return [*first, *(rest[i] for i in places)]
 
 
 def note(code: NoteCode | None, *, fallback: bool = False, filled_up: bool = False) -> Note | None:
@@ -195,8 +182,8 @@ def response(asked: Asked, answered: Answered) -> RecommendationsResponse:
     values: dict[str, Any] = {
         "recommendation_id": uuid.uuid4().hex,
         "model": asked.model.ref(asked.alias, result.epoch_number),
-        "items": items_of(chosen(result, body), result.epoch.catalog, body.include),
-        "certificate": "approximate" if body.diversity else result.certificate,
+        "items": items_of(result.recommendations, result.epoch.catalog, body.include),
+        "certificate": result.certificate,
         "history_items": len(asked.request.history) - len(result.unknown_items),
         "unknown_items": result.unknown_items,
         "eligible_items": result.eligible_items,

@@ -63,7 +63,6 @@ def create_app(
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         starting = asyncio.create_task(service.start())
         yield
-        service.interrupt()
         await starting  # loading cannot be interrupted
         await service.stop()
 
@@ -82,7 +81,6 @@ def create_app(
     )
     app.state.service = service
     app.state.exposition = (0.0, b"")  # of `operations`, and when it was made
-    app.state.documents = {}  # of `pages`
     errors.install(app)
     openapi.install(app)
     return app

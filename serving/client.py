@@ -161,12 +161,12 @@ class Client:
         return self.ask(ModelList, "GET", "/v1/models")
 
     def alias(self, name: str) -> AliasInfo:
-        """An alias, with the outcome of a change in the background; `KeyError` if there is none."""
+        """An alias; `KeyError` if there is none."""
         return {alias.name: alias for alias in self.models().aliases}[name]
 
     def set_alias(self, name: str, bundle: str, *, timeout_s: float = 600.0) -> AliasInfo:
         """Let an alias stand for a bundle; returns when the model of the bundle answers."""
-        body = {"bundle": bundle, "wait": True}
+        body = {"bundle": bundle}
         return self.ask(AliasInfo, "PUT", _path("aliases", name), json=body, timeout=timeout_s)
 
     def rollback(self, name: str, *, timeout_s: float = 600.0) -> AliasInfo:

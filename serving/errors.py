@@ -246,7 +246,7 @@ def _from_http(request: Request, error: HTTPException) -> ProblemError:
     if code is None:  # other errors of the framework are about unreadable bodies
         code = "malformed_body" if error.status_code == HTTPStatus.BAD_REQUEST else "internal_error"
     detail = {
-        "not_found": f"No resource is at {request.url.path}; /docs lists what there is.",
+        "not_found": f"No resource is at {request.url.path}; /openapi.json lists what there is.",
         "method_not_allowed": f"{request.method} is not among the methods of {request.url.path}.",
         "malformed_body": "The body could not be read as JSON in UTF-8.",
     }.get(code, KINDS[code].title)

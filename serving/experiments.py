@@ -30,6 +30,7 @@ from recsys.serving import sequential
 from recsys.serving.following import Followed
 from recsys.serving.models import AliasConflictError, Models, UnknownModelError
 from recsys.serving.reads import Reads
+from recsys.serving.renewed import Renewed
 from recsys.serving.schemas.experiments import (
     ArmInfo,
     ArmResults,
@@ -52,7 +53,6 @@ LOOKS = 40  # at most, of an arm in the results
 RATIO_LIMIT = 0.001
 PAGE = 5_000  # users that are read at once
 LOOK_S = 60.0  # pause of the guardrail
-REST = 9.0  # after comparing the arms of an experiment, the pause in durations of it
 PRUNE_S = 3_600.0
 DAY_MS = 86_400_000
 
@@ -121,15 +121,6 @@ class Experiment:
 
 
 @dataclass(frozen=True)
-class _Kept:
-    """Results of an experiment as it was then, and the monotonic time until which they are kept."""
-
-    experiment: Experiment
-    results: ExperimentResults
-    until: float
-
-
-@dataclass(frozen=True)
 class Assignment:
     """The arm of a request; without an `exposure`, the answer does not count."""
 
@@ -147,8 +138,7 @@ class Experiments(Followed):
         self._experiments: dict[str, Experiment] = {}
         self._full: set[str] = set()  # ids of those with `MOST_EXPOSURES`
         self._deleted: set[str] = set()  # ids of those whose exposures may still be there
-        self._kept: dict[str, _Kept] = {}  # by name
-        self._comparing = asyncio.Lock()
+        self._compared: Renewed[ExperimentResults] = Renewed(0.0)
         self._guarding: asyncio.Task[None] | None = None
 
     def guard(self) -> None:
@@ -160,6 +150,7 @@ class Experiments(Followed):
         if self._guarding is not None:
             self._guarding.cancel()
             await asyncio.gather(self._guarding, return_exceptions=True)
+        await self._compared.close()
         await super().close()
 
     # Readers
@@ -200,7 +191,7 @@ class Experiments(Followed):
             UnknownExperimentError: there is none of this name.
             StoreError: the store cannot be read.
         """
-        return (await self._compared(name)).results
+        return await self._compare(self._find(name))
 
     def check_name(self, alias: str) -> None:
         """Refuse a new alias that requests could not name.
@@ -308,7 +299,6 @@ class Experiments(Followed):
             return False
         if op == "delete":
             del self._experiments[name]
-            self._kept.pop(name, None)
             self._full.discard(before.id)
             self._deleted.add(before.id)
             return True
@@ -320,18 +310,9 @@ class Experiments(Followed):
             return True
         return False
 
-    async def _compared(self, name: str) -> _Kept:
-        async with self._comparing:
-            experiment, kept = self._find(name), self._kept.get(name)
-            start = time.monotonic()
-            if kept is not None and kept.experiment is experiment and start < kept.until:
-                return kept
-            found = await self._results(experiment)
-            end = time.monotonic()
-            kept = _Kept(experiment, found, end + REST * (end - start))
-            if self._experiments.get(name) is experiment:  # it was not changed meanwhile
-                self._kept[name] = kept
-            return kept
+    async def _compare(self, experiment: Experiment) -> ExperimentResults:
+        state = experiment.id, *experiment.stopped
+        return await self._compared.get(state, lambda: self._results(experiment))
 
     async def _results(self, experiment: Experiment) -> ExperimentResults:
         body, rows, after, last = experiment.body, [], "", PAGE
@@ -373,8 +354,8 @@ class Experiments(Followed):
 
     async def _check_arms(self, name: str) -> None:
         """Stop the arms that are shown to be worse than the first, if the experiment says so."""
-        found = await self._compared(name)
-        experiment, results = found.experiment, found.results
+        experiment = self._find(name)
+        results = await self._compare(experiment)
         for arm in results.arms if experiment.body.guardrail else ():
             if arm.verdict != "worse" or arm.alias in experiment.stopped:
                 continue

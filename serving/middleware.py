@@ -92,7 +92,7 @@ class Entrance:
                 status = message["status"]
                 ours = [(_REQUEST_ID, request_id.encode()), *self._security]
                 if scope["path"].startswith(("/v1/", "/metrics")):
-                    ours.append((b"cache-control", _cache_control(message)))
+                    ours.append((b"cache-control", _may_be_kept(message)))
                 names = {name for name, _ in ours}
                 theirs = [pair for pair in message.get("headers", ()) if pair[0] not in names]
                 message["headers"] = [*theirs, *ours]
@@ -189,8 +189,7 @@ class BodyLimit:
             self._held -= held
 
 
-def _cache_control(message: Message) -> bytes:
-    """How long a response may be kept: not at all, unless it can be checked by its entity tag."""
-    headers = dict(message.get("headers", ()))
-    found: bytes = headers.get(b"cache-control", b"no-store") if b"etag" in headers else b"no-store"
-    return found
+def _may_be_kept(message: Message) -> bytes:
+    """How long a response may be kept: not at all, unless its route says so."""
+    kept: bytes = dict(message.get("headers", ())).get(b"cache-control", b"no-store")
+    return kept

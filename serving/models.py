@@ -22,7 +22,7 @@ from recsys.serving.worker import Done, Work
 
 
 class UnknownModelError(LookupError):
-    """No alias has this name, or its model is not loaded yet."""
+    """No alias has this name."""
 
 
 class BundleRefusedError(Exception):
@@ -99,22 +99,19 @@ class Alias:
     """What an alias stands for.
 
     Attributes:
-        model: the model that answers; None before the first one is loaded.
+        model: the model that answers.
         previous: earlier versions, the latest last.
-        refused: why the last bundle was refused, if it was.
     """
 
-    model: Model | None = None
+    model: Model
     previous: tuple[Version, ...] = ()
-    loading: bool = False
-    refused: str | None = None
 
 
 class Models:
     """The loaded models of a process.
 
     Attributes:
-        aliases: by name; those without a model are being loaded.
+        aliases: by name.
         retiring: models that no alias stands for, while requests have them.
     """
 
@@ -140,19 +137,17 @@ class Models:
         """Return the model of an alias, without a lease.
 
         Raises:
-            UnknownModelError: there is no such alias, or its model is not loaded yet.
+            UnknownModelError: there is no such alias.
         """
-        found = self.aliases.get(alias)
-        if found is None or found.model is None:
+        if alias not in self.aliases:
             raise UnknownModelError(f"No model has the alias {alias!r}; /v1/models lists them.")
-        return found.model
+        return self.aliases[alias].model
 
     @property
     def loaded(self) -> list[Model]:
         """The models of all aliases, each once, the champion first."""
         names = sorted(self.aliases, key=lambda name: (name != CHAMPION, name))
-        models = (self.aliases[name].model for name in names)
-        return list(dict.fromkeys(model for model in models if model is not None))
+        return list(dict.fromkeys(self.aliases[name].model for name in names))
 
     def queue_depth(self) -> int:
         """Number of requests that wait for the worker."""

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Hashable
 from contextvars import Context
 from typing import Generic, TypeVar
 
@@ -11,7 +11,7 @@ REST = 9.0  # the least time between two results, in durations of making one
 
 
 class Renewed(Generic[T]):
-    """Results by numbers, which are made again when somebody asks and they are old.
+    """Results by keys, which are made again when somebody asks and they are old.
 
     However many ask, making takes at most a tenth of the time, and one result is made at a time.
     Whoever asks meanwhile gets the one before, unless that is twice as old, and otherwise waits.
@@ -23,22 +23,22 @@ class Renewed(Generic[T]):
     def __init__(self, kept_s: float) -> None:
         """Without results."""
         self.kept_s = kept_s
-        self._results: dict[int, tuple[float, T]] = {}  # until when, and the result
-        self._making: dict[int, asyncio.Task[T]] = {}
+        self._results: dict[Hashable, tuple[float, T]] = {}  # until when, and the result
+        self._making: dict[Hashable, asyncio.Task[T]] = {}
         self._turn = asyncio.Lock()
 
-    async def get(self, number: int, make: Callable[[], Awaitable[T]]) -> T:
-        """The result of this number, made by `make`; whatever that raises."""
+    async def get(self, key: Hashable, make: Callable[[], Awaitable[T]]) -> T:
+        """The result of this key, made by `make`; whatever that raises."""
         now = time.monotonic()
-        until, result = self._results.get(number, (0.0, None))
+        until, result = self._results.get(key, (0.0, None))
         if result is not None and now < until:
             return result
-        making = self._making.get(number)
+        making = self._making.get(key)
         if making is None:
             # In an empty context, and to the end if the caller is cancelled: it is of no client.
-            making = asyncio.create_task(self._make(number, make), context=Context())
-            self._making[number] = making
-            making.add_done_callback(lambda task: self._made(number, task))
+            making = asyncio.create_task(self._make(key, make), context=Context())
+            self._making[key] = making
+            making.add_done_callback(lambda task: self._made(key, task))
         if result is not None and now < until + self.kept_s:
             return result
         return await asyncio.shield(making)
@@ -50,16 +50,16 @@ class Renewed(Generic[T]):
             task.cancel()
         await asyncio.gather(*making, return_exceptions=True)
 
-    async def _make(self, number: int, make: Callable[[], Awaitable[T]]) -> T:
+    async def _make(self, key: Hashable, make: Callable[[], Awaitable[T]]) -> T:
         async with self._turn:
             start = time.monotonic()
             result = await make()
             end = time.monotonic()
         until = max(start + self.kept_s, end + REST * (end - start))
-        self._results[number] = until, result
+        self._results[key] = until, result
         return result
 
-    def _made(self, number: int, task: asyncio.Task[T]) -> None:
-        del self._making[number]
+    def _made(self, key: Hashable, task: asyncio.Task[T]) -> None:
+        del self._making[key]
         if not task.cancelled():
             task.exception()  # a failure is for those who wait; without them, nobody needs to know

@@ -4,8 +4,6 @@ It uses the wire schemas, but no HTTP.
 """
 
 import asyncio
-import contextlib
-import itertools
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -40,7 +38,7 @@ from recsys.serving.schemas.texts import TextsRequest, TextsResponse
 from recsys.serving.settings import ServingSettings
 from recsys.serving.state import State
 from recsys.serving.stores import open_store
-from recsys.serving.stores.records import Served, StoreAwayError, TypedHistory, told_history
+from recsys.serving.stores.records import Served, TypedHistory, now_ms, told_history
 from recsys.serving.stores.store import Store
 from recsys.serving.text_model import TextModel
 from recsys.serving.texts import Texts
@@ -49,7 +47,6 @@ from recsys.serving.worker import DecodeWorker, ScoreRequest
 logger = logging.getLogger("recsys.serving.service")
 LARGE_K = 50  # items of an answer that take some milliseconds to describe
 SHORT = 200  # items of a request that take no time worth mentioning
-RETRIES_S = (0.5, 1.0, 2.0, 5.0, 10.0)  # pauses between attempts to reach the store
 
 
 class NotReadyError(Exception):
@@ -107,8 +104,6 @@ class Service:
         self.metrics = Metrics()
         self._store, self._given = store, recommender
         self._state: State | None = None
-        self._interrupted = asyncio.Event()
-        self._waits_for_store = False
         self._worker = DecodeWorker(settings, self.metrics)
         self.reads = Reads(settings, self._worker.read)
         self._text_model = TextModel(settings)
@@ -117,14 +112,11 @@ class Service:
     # Start and stop
 
     async def start(self) -> None:
-        """Open the store, load and warm up the models. An error is stored in `failure`.
-
-        A store on a server that is away is waited for until `interrupt`.
-        """
+        """Open the store, load and warm up the models. An error is stored in `failure`."""
         try:
-            self._store = store = self._store or await self._reach_store()
-            if store is None:
-                return  # stopped meanwhile
+            if self._store is None:
+                self._store = await asyncio.to_thread(_open_store, self.settings, self.metrics)
+            store = self._store
             store.limit_reads(partial(Reads, self.settings))
             self._state = State.of(self.settings, store, self._worker, self.metrics, self.reads)
             await self._state.start(self._given)
@@ -151,15 +143,9 @@ class Service:
         if self._store is not None:
             self._store.close()
 
-    def interrupt(self) -> None:
-        """Wait for the store no longer."""
-        self._interrupted.set()
-
     @property
     def unready(self) -> str | None:
         """Why recommendations are not answered now, for operators; None if they are."""
-        if self.phase is Phase.STARTING and self._waits_for_store:
-            return "The store cannot be reached; the start goes on when it can."
         if self.phase is not Phase.READY:
             return _UNREADY[self.phase]
         if not self.settings.ready_without_store and not self.store.reachable:
@@ -197,15 +183,8 @@ class Service:
 
     # Recommendations
 
-    async def recommend(
-        self,
-        body: RecommendationsRequest,
-        is_known: Callable[[RecommendationsResponse], bool] = lambda answer: False,
-    ) -> RecommendationsResponse:
+    async def recommend(self, body: RecommendationsRequest) -> RecommendationsResponse:
         """Answer one request, of which `model` is an alias or an experiment.
-
-        An answer that the client has already (`is_known`), under another `recommendation_id`, is
-        not remembered again.
 
         Raises:
             UnknownModelError: of the alias.
@@ -219,17 +198,16 @@ class Service:
             asked = await self._resolve(body, alias, model)
             answered = await self._answer(asked)
             response = await self._respond(asked, answered, assigned)
-        if not is_known(response):
-            self.store.served.remember(
-                Served(
-                    response.recommendation_id,
-                    body.user,
-                    f"{model.name}@{model.version}",
-                    tuple(item.item_id for item in response.items),
-                    time.time_ns() // 1_000_000,
-                    None if assigned is None else assigned.exposure,
-                )
+        self.store.served.remember(
+            Served(
+                response.recommendation_id,
+                body.user,
+                f"{model.name}@{model.version}",
+                tuple(item.item_id for item in response.items),
+                now_ms(),
+                None if assigned is None else assigned.exposure,
             )
+        )
         return response
 
     async def _resolve(self, body: RecommendationsRequest, alias: str, model: Model) -> Asked:
@@ -383,21 +361,6 @@ class Service:
             return told_history(body.history, body.history_types, self.settings.not_history)
         async with until(deadline):
             return await self.store.history.read(str(body.user), MAX_HISTORY)
-
-    async def _reach_store(self) -> Store | None:
-        """Open the store, again and again while its server is away; None if interrupted."""
-        for pause in itertools.chain(RETRIES_S, itertools.repeat(RETRIES_S[-1])):
-            try:
-                return await asyncio.to_thread(_open_store, self.settings, self.metrics)
-            except StoreAwayError as error:
-                self._waits_for_store = True
-                logger.warning("the store is away, next try in %g s: %s", pause, error)
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(pause):
-                    await self._interrupted.wait()
-            if self._interrupted.is_set():
-                return None
-        raise AssertionError  # pragma: no cover - the loop has no end
 
     def _enter(self, phase: Phase) -> None:
         self.phase = phase

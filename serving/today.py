@@ -9,7 +9,6 @@ not mean that anybody saw it.
 import json
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass
 from itertools import islice
 
 import numpy as np
@@ -21,58 +20,33 @@ from recsys.serving.models import Models
 from recsys.serving.reads import Reads
 from recsys.serving.renewed import Renewed
 from recsys.serving.schemas.common import CHAMPION
-from recsys.serving.schemas.today import Coverage, ItemFigures, Rate, Slots, Today, Trend
+from recsys.serving.schemas.today import Coverage, ItemFigures, Rate, Today
 from recsys.serving.stores.records import SKEW_MS, Act, Given, now_ms
 from recsys.serving.stores.store import Store
 
 LEVEL = 0.95
 HOUR_MS = 3_600_000
-SLOTS = 24
 DEPTH = 200_000  # of the newest events, whatever their times
 PAGE = 2_000  # rows that are read and counted at once, in some milliseconds
 ALWAYS = ("click", "purchase")  # types of events that are shown even if there are none
 MOST_TYPES, MOST_ITEMS = 8, 20  # of a list
-HALF_LIFE_MS = 6 * HOUR_MS  # of an event in `trending`, for each day of the period
 KEPT_S = 10.0
-
-
-@dataclass(frozen=True)
-class Period:
-    """A period that ends now. Times are unix milliseconds."""
-
-    since_ms: int
-    until_ms: int
-    half_life_ms: float
-
-    @classmethod
-    def of(cls, days: int, until_ms: int) -> "Period":
-        """The last days of 24 hours."""
-        return cls(until_ms - days * 24 * HOUR_MS, until_ms, days * HALF_LIFE_MS)
-
-    @property
-    def slot_ms(self) -> float:
-        """Length of each of `SLOTS` equal parts."""
-        return (self.until_ms - self.since_ms) / SLOTS
-
-    def slot(self, time_ms: int) -> int:
-        """The part in which a time is."""
-        return max(0, min(SLOTS - 1, int((time_ms - self.since_ms) / self.slot_ms)))
 
 
 class Tally:
     """Counts events, then the answers that they refer to, page by page in any order."""
 
-    def __init__(self, period: Period, not_history: Collection[str]) -> None:
-        """Events of the types `not_history` are no sign of interest in an item."""
-        self._period, self._not_history = period, frozenset(not_history)
+    def __init__(self, since_ms: int, until_ms: int, not_history: Collection[str]) -> None:
+        """Of a period; events of the types `not_history` are no sign of interest in an item."""
+        self._since_ms, self._until_ms = since_ms, until_ms
+        self._not_history = frozenset(not_history)
         self.events = 0
         self._feedback: defaultdict[str, list[Act]] = defaultdict(list)  # by answer
-        self._seen: dict[tuple[str, str], int] = {}  # newest time of (user, item)
+        self._seen: set[tuple[str, str]] = set()  # users, and items that they are interested in
         self.answers = 0
         self._groups: Counter[str] = Counter()  # answers of each user, or of an answer without one
         self._without_user = 0
         self._followed: defaultdict[str, Counter[str]] = defaultdict(Counter)  # by type, by group
-        self._slots = np.zeros((2, SLOTS), np.int64)  # answers, and those that were followed
         self._shown: Counter[str] = Counter()
         self._chosen: Counter[str] = Counter()
 
@@ -83,8 +57,7 @@ class Tally:
             if event.recommendation_id is not None:
                 self._feedback[event.recommendation_id].append(event)
             if event.type not in self._not_history:
-                key = event.user, event.item
-                self._seen[key] = max(event.time_ms, self._seen.get(key, 0))
+                self._seen.add((event.user, event.item))
 
     def add_answers(self, answers: Iterable[Given]) -> None:
         """Count answers, once all events are counted."""
@@ -104,8 +77,6 @@ class Tally:
                 self._followed[name][group] += 1
             liked = {event.item for event in told if event.type not in self._not_history}
             self._chosen.update(liked & items)
-            slot = self._period.slot(answer.time_ms)
-            self._slots[:, slot] += 1, bool(liked)
 
     def figures(self, epoch: Epoch, *, complete: bool, events_complete: bool) -> Today:
         """The figures, with the items that `epoch` can recommend as the catalog."""
@@ -144,10 +115,9 @@ class Tally:
                 for item in islice(items, MOST_ITEMS)
             ]
 
-        period = self._period
         return Today(
-            since_ms=period.since_ms,
-            until_ms=period.until_ms,
+            since_ms=self._since_ms,
+            until_ms=self._until_ms,
             answers=self.answers,
             answers_complete=complete,
             people=len(self._groups) - self._without_user,
@@ -156,11 +126,6 @@ class Tally:
             events_complete=events_complete,
             level=LEVEL,
             rates=rates,
-            slots=Slots(
-                seconds=period.slot_ms / 1000,
-                answers=self._slots[0].tolist(),
-                followed=self._slots[1].tolist(),
-            ),
             coverage=Coverage(
                 items=int(alive.sum()),
                 shown=int((alive & ~missing).sum()),
@@ -170,29 +135,7 @@ class Tally:
             most_shown=listed(item for item, _ in self._shown.most_common(MOST_ITEMS)),
             never_shown=listed(never_shown),
             never_followed=listed(ignored),
-            trending=self._trending(epoch),
         )
-
-    def _trending(self, epoch: Epoch) -> list[Trend]:
-        """The items of the newest events: each user counts once, for half after a half-life."""
-        scores: defaultdict[str, float] = defaultdict(float)
-        people: Counter[str] = Counter()
-        for (_, item), time_ms in self._seen.items():
-            age = max(0, self._period.until_ms - time_ms)
-            scores[item] += 2 ** (-age / self._period.half_life_ms)
-            people[item] += 1
-        order = sorted(scores, key=lambda item: -scores[item])
-        known = (item for item in order if epoch.catalog.find(item) >= 0)
-        return [
-            Trend(
-                item_id=item,
-                title=_title(epoch, item),
-                score=round(scores[item], 3),
-                people=people[item],
-                shown=self._shown[item],
-            )
-            for item in islice(known, MOST_ITEMS)
-        ]
 
 
 def interval(
@@ -256,17 +199,18 @@ class Figures:
         return await self.renewed.get(days, lambda: self._make(store, days))
 
     async def _make(self, store: Store, days: int) -> bytes:
-        period = Period.of(days, now_ms())
-        tally = Tally(period, self._not_history)
+        until_ms = now_ms()
+        since_ms = until_ms - days * 24 * HOUR_MS
+        tally = Tally(since_ms, until_ms, self._not_history)
         first, last, oldest_ms = await store.history.newest_places(DEPTH)
         for place in range(first, last + 1, PAGE):
             up_to = min(place + PAGE - 1, last)
-            if events := await store.history.acts(place, up_to, period.since_ms):
+            if events := await store.history.acts(place, up_to, since_ms):
                 await self._reads(tally.add_events, events)
         page = PAGE
         place, forgotten_ms = await store.served.last()
         while page == PAGE:
-            answers = await store.served.page(place, PAGE, period.since_ms)
+            answers = await store.served.page(place, PAGE, since_ms)
             await self._reads(tally.add_answers, answers)
             page, place = len(answers), answers[-1].place - 1 if answers else 0
         epoch = self._models.get(CHAMPION).recommender.epoch
@@ -274,8 +218,8 @@ class Figures:
             lambda: (
                 tally.figures(
                     epoch,
-                    complete=forgotten_ms is None or forgotten_ms < period.since_ms,
-                    events_complete=oldest_ms < period.since_ms,
+                    complete=forgotten_ms is None or forgotten_ms < since_ms,
+                    events_complete=oldest_ms < since_ms,
                 )
                 .model_dump_json()
                 .encode()

@@ -1,7 +1,5 @@
 """Events of users, in batches that are durable before they are acknowledged."""
 
-import threading
-import time
 from dataclasses import asdict
 from typing import Any
 
@@ -13,38 +11,12 @@ from recsys.serving.bodies import MalformedError, parse, read
 from recsys.serving.errors import ProblemError, documented
 from recsys.serving.schemas.common import InvalidField
 from recsys.serving.schemas.events import MAX_EVENTS, EventIn, EventsBody, EventsResponse
-from recsys.serving.stores.records import Event, EventConflictError
+from recsys.serving.stores.records import Event, EventConflictError, now_ms
 
 JSON = "application/json"
 LINES = ("application/x-ndjson", "application/ndjson", "application/jsonl")
-SMOOTHED_MS = 60_000
 
 router = APIRouter(prefix="/v1")
-
-
-class ArrivalClock:
-    """The wall clock, which does not go back for small corrections.
-
-    Events keep their order of arrival when NTP sets the clock back by up to `SMOOTHED_MS`. Larger
-    steps are followed, so that the clock never stands still for long.
-    """
-
-    def __init__(self) -> None:
-        """Start with the current time."""
-        self._last = 0
-        self._lock = threading.Lock()
-
-    def now_ms(self) -> int:
-        """Unix milliseconds."""
-        now = time.time_ns() // 1_000_000
-        with self._lock:
-            if now < self._last <= now + SMOOTHED_MS:
-                now = self._last
-            self._last = now
-        return now
-
-
-clock = ArrivalClock()
 
 
 def _schema() -> dict[str, Any]:
@@ -86,7 +58,7 @@ async def post_events(request: Request, service: AnyPhase) -> EventsResponse:
         raise ProblemError("unsupported_media_type", detail)
     body = await request.body()
     is_lines = given in LINES
-    now = clock.now_ms()
+    now = now_ms()
 
     def parse_events(body: bytes) -> tuple[EventsBody, list[Event]]:
         batch = validated(_lines(body), EventsBody) if is_lines else document(body, EventsBody)

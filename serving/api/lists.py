@@ -3,11 +3,10 @@
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Query, Request, Response
+from fastapi import APIRouter, Query, Response
 
 from recsys.errors import FilterError
-from recsys.serving.api.caching import CACHED, SHARED, cached, tag_of
-from recsys.serving.api.routing import OnceRoute, Ready, in_time
+from recsys.serving.api.routing import OnceRoute, Ready, in_time, json_response
 from recsys.serving.auth import Scope, requires
 from recsys.serving.bodies import MalformedError, parse
 from recsys.serving.errors import ProblemError, documented
@@ -26,6 +25,10 @@ ANY = (
     "deadline_exceeded",
 )  # fmt: skip
 Wanted = Mapping[str, Any] | None
+KEPT = "public, max-age=60"  # these lists are the same for everybody
+CACHED: dict[int | str, dict[str, Any]] = {
+    200: {"headers": {"Cache-Control": {"schema": {"type": "string"}, "description": KEPT}}}
+}
 
 
 @router.get(
@@ -34,20 +37,16 @@ Wanted = Mapping[str, Any] | None
     responses=CACHED | documented("store_unavailable", *ANY),
 )
 @requires(Scope.READ)
-async def trending_items(
-    query: Annotated[TrendingQuery, Query()], request: Request, service: Ready
-) -> Response:
+async def trending_items(query: Annotated[TrendingQuery, Query()], service: Ready) -> Response:
     """Items by the events of the last days, of which newer ones count more."""
-    return await _answer(request, service, query, service.state.lists.trending, SHARED)
+    return await _answer(service, query, service.state.lists.trending)
 
 
 @router.get("/latest", response_model=ListResponse, responses=CACHED | documented(*ANY))
 @requires(Scope.READ)
-async def latest_items(
-    query: Annotated[ListQuery, Query()], request: Request, service: Ready
-) -> Response:
+async def latest_items(query: Annotated[ListQuery, Query()], service: Ready) -> Response:
     """The newest items: those added last, then by the attribute `available_from`."""
-    return await _answer(request, service, query, service.state.lists.latest, SHARED)
+    return await _answer(service, query, service.state.lists.latest)
 
 
 @router.get(
@@ -57,18 +56,14 @@ async def latest_items(
 )
 @requires(Scope.READ)
 async def items_bought_together(
-    query: Annotated[TogetherQuery, Query()], request: Request, service: Ready
+    query: Annotated[TogetherQuery, Query()], service: Ready
 ) -> Response:
     """Items that are bought together with an item, or with those of a basket."""
-    return await _answer(request, service, query, service.state.lists.together, SHARED)
+    return await _answer(service, query, service.state.lists.together)
 
 
 async def _answer(
-    request: Request,
-    service: Service,
-    query: Any,
-    make: Callable[[Any, Wanted], Awaitable[ListResponse]],
-    policy: str,
+    service: Service, query: Any, make: Callable[[Any, Wanted], Awaitable[ListResponse]]
 ) -> Response:
     async def within() -> ListResponse:
         return await in_time(service, make(query, parse_filter(query.filter)))
@@ -77,14 +72,10 @@ async def _answer(
         answer = await within()
     except FilterError as error:
         raise of_query(error) from error
-
-    def written() -> Response:
-        # Scores of trending items change all the time; a list with the same items is as good.
-        told: Any = {"since": True, "items": {"__all__": {"score"}}}
-        tag = tag_of(answer.model_dump_json(exclude=told, exclude_unset=True))
-        return cached(request, answer.model_dump_json(exclude_unset=True), tag, policy)
-
-    return await service.reads(written)
+    response = await service.reads(json_response, answer)
+    # Also allowed if the request had a key, so a cache that ignores `Vary` gives it to anyone.
+    response.headers.update({"Cache-Control": KEPT, "Vary": "Authorization"})
+    return response
 
 
 def parse_filter(text: str | None) -> Wanted:

@@ -42,10 +42,7 @@ async def list_models(service: Ready) -> Response:
 @router.put(
     "/aliases/{name}",
     response_model=AliasInfo,
-    responses={
-        202: {"model": AliasInfo},
-        **documented(*BODY, *CHANGE, "unknown_model", "store_unavailable"),
-    },
+    responses=documented(*BODY, *CHANGE, "unknown_model", "store_unavailable"),
 )
 @requires(Scope.ADMIN)
 @unhurried
@@ -56,8 +53,6 @@ async def put_alias(name: PathAlias, body: AliasBody, service: Ready, by: By) ->
     """
     aliases, rules = service.state.aliases, service.state.rules
     service.state.experiments.check_name(name)
-    if body.bundle is not None and not body.wait:
-        return json_response(aliases.put_later(name, body.bundle), 202)
     if body.rules is not None:
         await rules.require(body.rules)  # unknown ones are refused before a bundle is loaded
     if body.bundle is not None:
@@ -70,7 +65,7 @@ async def put_alias(name: PathAlias, body: AliasBody, service: Ready, by: By) ->
 @router.post(
     "/aliases/{name}/rollback",
     response_model=AliasInfo,
-    responses=documented("unknown_model", "invalid_request", *CHANGE),
+    responses=documented("unknown_model", "invalid_request", "store_unavailable", *CHANGE),
 )
 @requires(Scope.ADMIN)
 @unhurried

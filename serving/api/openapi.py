@@ -1,5 +1,6 @@
 """The OpenAPI document: FastAPI's own, with the scopes of keys and the problems before a route."""
 
+import threading
 from typing import Any
 
 from fastapi import FastAPI
@@ -18,12 +19,14 @@ BEFORE_A_CHANGE = ("cross_origin",)
 
 
 def install(app: FastAPI) -> None:
-    """Let the application answer `openapi()` with this document."""
+    """Let the application answer `openapi()` with this document, which is made once."""
+    making = threading.Lock()
 
     def openapi() -> dict[str, Any]:
-        if app.openapi_schema is None:
-            app.openapi_schema = _document(app)
-        return app.openapi_schema
+        with making:
+            if app.openapi_schema is None:
+                app.openapi_schema = _document(app)
+            return app.openapi_schema
 
     app.openapi = openapi  # type: ignore[method-assign]
 

@@ -38,7 +38,7 @@ async def metrics(request: Request, service: AnyPhase) -> Response:
 )
 @requires(Scope.READ)
 async def today(query: Annotated[TodayQuery, Query()], service: Ready) -> Response:
-    """Get what was recommended today, what came of it, and what is trending.
+    """Get what was recommended today, and what came of it.
 
     Figures are kept for ten seconds, or longer if making them took long.
     """

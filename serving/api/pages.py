@@ -1,12 +1,10 @@
-"""The web page, its files, and the list of endpoints."""
+"""The web page, its files, and the OpenAPI document."""
 
 import asyncio
 import json
 import mimetypes
 import shlex
-import threading
 from pathlib import Path
-from typing import Literal
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import HTMLResponse
@@ -21,8 +19,6 @@ WEB = Path(__file__).parent.parent / "web"
 PAGES = Environment(loader=FileSystemLoader(WEB), autoescape=select_autoescape())
 mimetypes.add_type("text/javascript", ".js")  # older tables have another type
 STATIC = StaticFiles(directory=WEB / "static")
-
-_making = threading.Lock()
 
 router = APIRouter(include_in_schema=False)
 
@@ -53,33 +49,9 @@ async def static(path: str, request: Request) -> Response:
 @router.get("/openapi.json")
 @requires(Scope.PUBLIC)
 async def openapi(request: Request) -> Response:
-    """The OpenAPI document."""
-    return Response(await _made_once(request, "openapi"), media_type="application/json")
-
-
-@router.get("/docs")
-@requires(Scope.PUBLIC)
-async def docs(request: Request) -> HTMLResponse:
-    """The OpenAPI document as a page."""
-    return HTMLResponse(await _made_once(request, "docs"))
-
-
-async def _made_once(request: Request, name: Literal["openapi", "docs"]) -> bytes:
-    """The bytes of a document that anyone may get.
-
-    They are made for the first request, off the event loop: it takes half a second.
-    """
-    kept: dict[str, bytes] = request.app.state.documents
-
-    def make() -> bytes:
-        with _making:
-            if name not in kept:
-                api = request.app.openapi()
-                page = PAGES.get_template("docs.html").render(api=api) if name == "docs" else ""
-                kept[name] = (page or json.dumps(api, ensure_ascii=False)).encode()
-            return kept[name]
-
-    return kept[name] if name in kept else await asyncio.to_thread(make)
+    """The OpenAPI document, made off the event loop: the first time takes half a second."""
+    text = await asyncio.to_thread(lambda: json.dumps(request.app.openapi()))
+    return Response(text, media_type="application/json")
 
 
 def example(service: Service, base_url: str) -> str:

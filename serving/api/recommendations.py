@@ -2,16 +2,13 @@
 
 import asyncio
 import logging
-from typing import Annotated
 
-from fastapi import APIRouter, Query, Request, Response
+from fastapi import APIRouter, Request, Response
 
-from recsys.serving.api.caching import CACHED, PRIVATE, cached, has, tag_of
 from recsys.serving.api.routing import (
     BODY,
     RECOMMEND,
     JsonRoute,
-    PathId,
     Ready,
     json_response,
 )
@@ -25,7 +22,6 @@ from recsys.serving.schemas.recommendations import (
     BatchResult,
     RecommendationsRequest,
     RecommendationsResponse,
-    UserQuery,
 )
 from recsys.serving.service import Service
 
@@ -67,32 +63,6 @@ async def recommend_batch(body: BatchRequest, request: Request, service: Ready) 
 
     text = await each()
     return Response(text, media_type="application/json")
-
-
-@router.get(
-    "/users/{user_id:id}/recommendations",
-    response_model=RecommendationsResponse,
-    responses=CACHED
-    | documented("unknown_user", "invalid_request", "store_unavailable", *RECOMMEND),
-)
-@requires(Scope.READ)
-async def recommend_for_user(
-    user_id: PathId, query: Annotated[UserQuery, Query()], request: Request, service: Ready
-) -> Response:
-    """Top-k items for a user whose history the service has."""
-    body = RecommendationsRequest.model_construct(user=user_id, **query.model_dump())
-    tag = ""
-
-    def is_known(answer: RecommendationsResponse) -> bool:
-        nonlocal tag
-        told = {"recommendation_id", "timing"}
-        tag = tag_of(answer.model_dump_json(exclude=told, exclude_unset=True))
-        return has(request, tag)
-
-    # The client goes on to use the id of a list that it has.
-    answer = await service.recommend(body, is_known)
-    text = answer.model_dump_json(exclude_unset=True, by_alias=True)
-    return cached(request, text, tag, PRIVATE)
 
 
 async def _result(

@@ -82,7 +82,7 @@ class Scorer:
             places = order[start : start + BATCH]
             results = self._recommender.recommend_batch([requests[place] for place in places])
             for place, result in zip(places, results, strict=True):
-                found[place] = _listed(answers.chosen(result, body))
+                found[place] = _listed(result.recommendations)
         return pa.table(
             {
                 "user_id": ids,

@@ -1,12 +1,13 @@
 """Workers that score the parts of a job. Each function yields (part, table) in any order."""
 
-import contextlib
+import os
 import signal
+import threading
 import traceback
-from collections import deque
 from collections.abc import Iterator, Sequence
-from multiprocessing import get_context
-from multiprocessing.connection import Connection, wait
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from multiprocessing import get_context, parent_process
 from typing import Any
 
 import pyarrow as pa
@@ -29,31 +30,28 @@ def on_processes(job: Job, parts: Sequence[int], workers: int) -> Iterator[tuple
     """Score in processes of this machine, which end with this one.
 
     Raises:
-        RecsysError: a worker failed or died; the text names the part.
+        RecsysError: a worker failed or died; the text names a part.
     """
     context = get_context("spawn")  # torch does not work in forked processes
-    waiting = deque(parts)
-    busy: dict[Connection, int] = {}
-    processes = []
+    pool = ProcessPoolExecutor(min(workers, len(parts)), context, _begin, (job,))
+    futures = {pool.submit(_part, part): part for part in parts}
     try:
-        for _ in range(min(workers, len(parts))):
-            ours, theirs = context.Pipe()
-            process = context.Process(target=_work, args=(theirs, job), daemon=True)
-            process.start()
-            theirs.close()  # so that each side notices the end of the other
-            processes.append(process)
-            _ask(ours, waiting, busy)
-        while busy:
-            for ready in [pipe for pipe in wait(list(busy)) if isinstance(pipe, Connection)]:
-                part = busy.pop(ready)
-                table = _hear(ready, part)
-                _ask(ready, waiting, busy)
-                yield part, table
+        for done in as_completed(futures):
+            part = futures.pop(done)
+            try:
+                table = done.result()
+            except BrokenProcessPool as error:
+                raise RecsysError(
+                    f"a worker died at part {part} or beside it (out of memory?); run the command "
+                    "again, with fewer --workers if need be"
+                ) from error
+            except RecsysError as error:
+                raise RecsysError(f"a worker failed at part {part}: {error}") from error
+            yield part, table
     finally:
-        for process in processes:
+        for process in [*pool._processes.values()]:
             process.terminate()
-        for process in processes:
-            process.join()
+        pool.shutdown(cancel_futures=True)
 
 
 def on_ray(
@@ -110,43 +108,29 @@ def _packed(table: pa.Table) -> bytes:
     return bytes(sink.getvalue())
 
 
-def _work(tasks: Connection, job: Job) -> None:
-    """Receive parts and send tables, until the other side ends."""
+_job: Job
+_scorer: Any = None
+
+
+def _begin(job: Job) -> None:
+    """Begin a worker's process, which ends with the main one, however that ends."""
+    global _job
+    _job = job
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is handled by the main process
-    try:
-        from recsys.serving.batch.scoring import Scorer
+    main = parent_process()
+    assert main is not None  # noqa: S101 - this is a worker
+    threading.Thread(target=lambda: (main.join(), os._exit(1)), daemon=True).start()
 
-        scorer = Scorer(job)
-        while True:
-            tasks.send(scorer.part(tasks.recv()))
-    except (EOFError, BrokenPipeError, ConnectionResetError):
-        return
+
+def _part(number: int) -> pa.Table:
+    """Score a part in a worker's process."""
+    global _scorer
+    from recsys.serving.batch.scoring import Scorer
+
+    try:
+        _scorer = _scorer or Scorer(_job)
+        return _scorer.part(number)
     except RecsysError as error:
-        text = str(error)
+        raise RecsysError(str(error)) from None  # other classes may not be sent
     except Exception:
-        text = traceback.format_exc()
-    with contextlib.suppress(OSError):
-        tasks.send(text)
-
-
-def _ask(worker: Connection, waiting: deque[int], busy: dict[Connection, int]) -> None:
-    if not waiting:
-        worker.close()
-        return
-    part = waiting.popleft()
-    with contextlib.suppress(BrokenPipeError):  # it died: the next read reports it
-        worker.send(part)
-    busy[worker] = part
-
-
-def _hear(worker: Connection, part: int) -> pa.Table:
-    try:
-        found = worker.recv()
-    except (EOFError, ConnectionResetError) as error:
-        raise RecsysError(
-            f"a worker died at part {part} (out of memory?); run the command again, with "
-            "fewer --workers if need be"
-        ) from error
-    if isinstance(found, str):
-        raise RecsysError(f"a worker failed at part {part}: {found}")
-    return found
+        raise RecsysError(traceback.format_exc()) from None

@@ -15,7 +15,6 @@ import uuid
 from collections.abc import Sequence
 from http import HTTPStatus
 from typing import Any
-from urllib.parse import parse_qs
 
 from starlette.datastructures import Headers
 from starlette.requests import Request
@@ -191,9 +190,6 @@ def session_of(call: Call) -> str:
     found: Any = None
     if call.path.startswith("/v1/users/"):
         found = call.path.split("/")[3]
-    elif call.method == "GET" and call.path.startswith("/v1/recommendations"):
-        query = parse_qs(call.scope["query_string"].decode("latin-1"))
-        found = (query.get("user") or query.get("history") or [None])[0]
     elif call.method == "POST" and call.path in OF_A_USER:
         try:
             body = json.loads(call.body)

@@ -1,13 +1,10 @@
-"""Parts that several schemas share: ids, limits, the example of a body, health, problems."""
+"""Parts that several schemas share: ids, limits, health, problems."""
 
 from functools import partial
-from types import NoneType
-from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
+from typing import Annotated, Any, Literal, TypeVar
 from unicodedata import normalize
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints
-from pydantic.config import JsonDict
-from pydantic.fields import FieldInfo
 
 MAX_ID = 256
 MAX_K = 200
@@ -56,59 +53,10 @@ Certificate = Literal["global-exact", "beam-exact", "approximate"]
 Source = Literal["model", "retrieval", "popular", "pinned"]
 
 
-def compose_example(model: type[BaseModel]) -> JsonDict:
-    """Compose the example of a model from the examples of its fields.
-
-    A field without an example of its own takes that of the model it holds, or an empty value.
-    Optional fields without an example are left out.
-
-    >>> class Page(BaseModel):
-    ...     total: int = Field(examples=[38])
-    ...     next: str | None
-    ...     limit: int = 50
-    >>> compose_example(Page)
-    {'total': 38, 'next': None}
-    """
-    return {
-        field.alias or name: _example_of(field)
-        for name, field in model.model_fields.items()
-        if field.examples or field.is_required()
-    }
+ModelT = TypeVar("ModelT", bound=BaseModel)
 
 
-def _example_of(field: FieldInfo) -> Any:
-    if field.examples:
-        return field.examples[0]
-    kind = field.annotation
-    origin, inner = get_origin(kind), get_args(kind)
-    if isinstance(kind, type) and issubclass(kind, BaseModel):
-        return compose_example(kind)
-    if origin is list and isinstance(inner[0], type) and issubclass(inner[0], BaseModel):
-        return [compose_example(inner[0])]
-    if NoneType in inner:
-        return None
-    if origin is Literal:
-        return inner[0]
-    empty: Any = origin or kind
-    if empty is str:
-        raise TypeError(f"a required text field has no example: {field}")
-    return empty()
-
-
-def _add_example(schema: JsonDict, model: type[BaseModel]) -> None:
-    schema["examples"] = [compose_example(model)]
-
-
-class Answer(BaseModel):
-    """The body of a response. Its example is composed of those of its fields."""
-
-    model_config = ConfigDict(json_schema_extra=_add_example)
-
-
-AnswerT = TypeVar("AnswerT", bound=BaseModel)
-
-
-def made(kind: type[AnswerT], values: dict[str, Any]) -> AnswerT:
+def made(kind: type[ModelT], values: dict[str, Any]) -> ModelT:
     """`kind.model_construct(**values)` without the defaults of the other fields.
 
     Fields that were not set are left out of a response, and finding their defaults takes most of
@@ -125,7 +73,7 @@ def made(kind: type[AnswerT], values: dict[str, Any]) -> AnswerT:
     return part
 
 
-class Body(Answer):
+class Body(BaseModel):
     """The body of a request: unknown fields are refused, and no value is converted."""
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
@@ -137,25 +85,21 @@ class Query(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
 
-class ModelRef(Answer):
+class ModelRef(BaseModel):
     """The model that answered."""
 
-    name: str = Field(description="Name of its bundle.", examples=["demo"])
-    version: str = Field(description="Digest of the bundle.", examples=["3f2a9c0d1b7e4a55"])
-    alias: str | None = Field(
-        None, description="The alias that the request used.", examples=["champion"]
-    )
+    name: str = Field(description="Name of its bundle.")
+    version: str = Field(description="Digest of the bundle.")
+    alias: str | None = Field(None, description="The alias that the request used.")
     epoch: int | None = Field(
-        None,
-        description="Version of its live catalog, which grows with each change.",
-        examples=[0],
+        None, description="Version of its live catalog, which grows with each change."
     )
 
 
-class Health(Answer):
+class Health(BaseModel):
     """A health check that passed."""
 
-    status: Literal["live", "ready"] = Field(examples=["ready"])
+    status: Literal["live", "ready"]
 
 
 class InvalidField(BaseModel):
@@ -169,13 +113,10 @@ class InvalidField(BaseModel):
 class Problem(BaseModel):
     """An error (RFC 9457). `code` is stable; `title` and `detail` are for people."""
 
-    type: str = Field(
-        description="`urn:recsys:problem:` and the code.",
-        examples=["urn:recsys:problem:unknown_user"],
-    )
-    title: str = Field(examples=["The user has no history"])
-    status: int = Field(examples=[404])
-    code: str = Field(examples=["unknown_user"])
-    detail: str = Field(examples=["There is no history of user 'A9'."])
+    type: str = Field(description="`urn:recsys:problem:` and the code.")
+    title: str
+    status: int
+    code: str
+    detail: str
     request_id: str | None = Field(None, description="As in the header X-Request-ID.")
     errors: list[InvalidField] | None = Field(None, description="Refused fields.")

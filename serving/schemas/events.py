@@ -14,7 +14,7 @@ from pydantic import (
     WithJsonSchema,
 )
 
-from recsys.serving.schemas.common import EVENT_TYPE, MAX_ID, Answer, Body, First, Id, Query
+from recsys.serving.schemas.common import EVENT_TYPE, MAX_ID, Body, First, Id, Query
 from recsys.serving.stores.records import Erasure, Event, StoredEvent, content_digest
 
 MAX_EVENTS = 5_000
@@ -126,9 +126,9 @@ class StoredEventRow(EventIn):
 class ErasureRow(Body):
     """The erasure of a user in an exported file, by a hash with the salt of the store."""
 
-    erased: str = Field(pattern=r"^[0-9a-f]{64}$", examples=["9b1f0c6d" * 8])
-    timestamp: float = Field(ge=0, le=LATEST_S, examples=[1795167000.0])
-    salt: str = Field(pattern=r"^([0-9a-f]{2}){16,64}$", examples=["3f2a9c0d" * 8])
+    erased: str = Field(pattern=r"^[0-9a-f]{64}$")
+    timestamp: float = Field(ge=0, le=LATEST_S)
+    salt: str = Field(pattern=r"^([0-9a-f]{2}){16,64}$")
 
     def to_erasure(self) -> Erasure:
         """Convert to the erasure that was exported."""
@@ -141,10 +141,10 @@ class EventsBody(Body):
     events: Annotated[list[EventIn], First] = Field(max_length=MAX_EVENTS)
 
 
-class EventsResponse(Answer):
+class EventsResponse(BaseModel):
     """The outcome of a batch, which is on disk and part of the next recommendation."""
 
-    accepted: int = Field(description="Events that were written.", examples=[1])
+    accepted: int = Field(description="Events that were written.")
     duplicates: int = Field(description="Events that were stored before with the same content.")
     ignored: int = Field(description="Events from before the erasure of their user.")
     unlinked: int = Field(
@@ -155,15 +155,11 @@ class EventsResponse(Answer):
 class HistoryEvent(BaseModel):
     """An event of a user."""
 
-    event_id: str | None = Field(
-        description="Null for an event of an imported data set.", examples=["7d1f3c"]
-    )
-    item: str = Field(examples=["B0012"])
-    title: str | None = Field(
-        description="Null for an item that the model does not know.", examples=["Almond soap"]
-    )
-    type: str = Field(examples=["click"])
-    timestamp: float = Field(description="Unix seconds.", examples=[1795167000.0])
+    event_id: str | None = Field(description="Null for an event of an imported data set.")
+    item: str
+    title: str | None = Field(description="Null for an item that the model does not know.")
+    type: str
+    timestamp: float = Field(description="Unix seconds.")
     value: float | None
     recommendation_id: str | None
     linked: bool | None = Field(
@@ -171,10 +167,10 @@ class HistoryEvent(BaseModel):
     )
 
 
-class UserHistory(Answer):
+class UserHistory(BaseModel):
     """The events of a user, newest first."""
 
-    user: str = Field(examples=["A1"])
+    user: str
     events: list[HistoryEvent]
     next: str | None = Field(description="`before` of the next page; null on the last.")
 

@@ -4,7 +4,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, Field, StringConstraints, model_validator
 
-from recsys.serving.schemas.common import NAME, AliasName, Answer, Body
+from recsys.serving.schemas.common import NAME, AliasName, Body
 from recsys.serving.schemas.events import EventType
 
 MAX_ARMS = 5
@@ -75,99 +75,85 @@ class ExperimentBody(Body, ExperimentParts):
         return [arm.weight / total for arm in self.arms]
 
 
-class ArmInfo(Answer):
+class ArmInfo(BaseModel):
     """An arm as it is now."""
 
-    alias: str = Field(examples=["champion"])
-    share: float = Field(description="Share of the users that it answers now.", examples=[0.5])
+    alias: str
+    share: float = Field(description="Share of the users that it answers now.")
     stopped_ms: int | None = Field(
         description="When the guardrail gave its share to the first arm; unix milliseconds."
     )
 
 
-class ExperimentInfo(Answer):
+class ExperimentInfo(BaseModel):
     """An experiment and the state of its arms."""
 
-    name: str = Field(examples=["homepage"])
+    name: str
     arms: list[ArmInfo]
-    event: str = Field(examples=["click"])
-    window_s: int = Field(examples=[86_400])
-    guardrail: bool = Field(examples=[True])
-    status: Literal["running", "ended"] = Field(examples=["running"])
-    started_ms: int = Field(description="Unix milliseconds.", examples=[1_700_000_000_000])
-    ends_ms: int = Field(examples=[1_702_419_200_000])
-    by: str | None = Field(
-        description="Name of the key that put it; null without keys.", examples=["shop"]
-    )
+    event: str
+    window_s: int
+    guardrail: bool
+    status: Literal["running", "ended"]
+    started_ms: int = Field(description="Unix milliseconds.")
+    ends_ms: int
+    by: str | None = Field(description="Name of the key that put it; null without keys.")
 
 
 class Look(BaseModel):
     """The comparison with the first arm as it was after a number of users."""
 
-    time_ms: int = Field(
-        description="When the last of them was observed to the end.", examples=[1_700_100_000_000]
-    )
-    observed: int = Field(description="Users of both arms.", examples=[2_000])
-    difference: float = Field(examples=[0.007])
-    low: float = Field(examples=[-0.004])
-    high: float = Field(examples=[0.018])
+    time_ms: int = Field(description="When the last of them was observed to the end.")
+    observed: int = Field(description="Users of both arms.")
+    difference: float
+    low: float
+    high: float
 
 
-class ArmResults(Answer):
+class ArmResults(BaseModel):
     """What an arm achieved, over users whose time in the experiment is over."""
 
-    alias: str = Field(examples=["challenger"])
-    observed: int = Field(
-        description="Number of users whose answers have all had their window.", examples=[10_000]
-    )
-    waiting: int = Field(description="Number of users who have not.", examples=[120])
-    exposures: int = Field(description="Answers to `observed` users that count.", examples=[31_000])
-    followed: int = Field(description="Those that led to an event.", examples=[1_900])
+    alias: str
+    observed: int = Field(description="Number of users whose answers have all had their window.")
+    waiting: int = Field(description="Number of users who have not.")
+    exposures: int = Field(description="Answers to `observed` users that count.")
+    followed: int = Field(description="Those that led to an event.")
     rate: float | None = Field(
-        description="Mean over `observed` users of the share of their answers that were followed.",
-        examples=[0.062],
+        description="Mean over `observed` users of the share of their answers that were followed."
     )
     difference: float | None = Field(
         None,
         description="Estimated rate minus that of the first arm; null without `observed` users.",
-        examples=[0.009],
     )
-    low: float | None = Field(None, description="Lower end of its interval.", examples=[0.002])
-    high: float | None = Field(None, description="Upper end of its interval.", examples=[0.016])
+    low: float | None = Field(None, description="Lower end of its interval.")
+    high: float | None = Field(None, description="Upper end of its interval.")
     looks: list[Look] | None = Field(
         None, description="How estimate and interval developed, oldest first."
     )
     verdict: Literal["first", "no_users", "undecided", "better", "worse"] = Field(
-        description="`better` or `worse` than the first arm if the interval excludes 0.",
-        examples=["better"],
+        description="`better` or `worse` than the first arm if the interval excludes 0."
     )
     stopped_ms: int | None = Field(
         None, description="When the guardrail stopped it, which ended its comparison."
     )
 
 
-class ExperimentResults(Answer):
+class ExperimentResults(BaseModel):
     """The arms of an experiment, compared with the first one."""
 
-    name: str = Field(examples=["homepage"])
+    name: str
     level: float = Field(
-        description="Probability that all intervals cover the true differences at all times.",
-        examples=[0.95],
+        description="Probability that all intervals cover the true differences at all times."
     )
     arms: list[ArmResults]
     ratio_p_value: float = Field(
         description="How well the numbers of users fit the shares, valid at any time; below 0.001 "
-        "something loses or adds users of an arm.",
-        examples=[1.0],
+        "something loses or adds users of an arm."
     )
-    verdict: str = Field(
-        description="The result in words.",
-        examples=["challenger is better than champion by 0.2 to 1.6 percentage points."],
-    )
+    verdict: str = Field(description="The result in words.")
 
 
-class ExperimentRef(Answer):
+class ExperimentRef(BaseModel):
     """The experiment and the arm that a request fell into."""
 
-    name: str = Field(examples=["homepage"])
-    arm: str = Field(description="The alias that answered.", examples=["challenger"])
+    name: str
+    arm: str = Field(description="The alias that answered.")

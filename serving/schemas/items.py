@@ -18,7 +18,6 @@ from recsys.serving.schemas.common import (
     CODES,
     MAX_K,
     Alias,
-    Answer,
     Body,
     First,
     ItemId,
@@ -50,25 +49,20 @@ _WANTED = (
 Attribute = Annotated[_Scalar | Annotated[list[_Scalar], First] | None, WrapValidator(_attribute)]
 
 
-class Item(Answer):
+class Item(BaseModel):
     """An item of the catalog."""
 
-    item_id: str = Field(examples=["B0077"])
-    title: str = Field(examples=["Rose hand cream"])
-    semantic_id: list[int] = Field(
-        description="Codes, coarse to fine, 0-based.", examples=[[3, 0, 7]]
-    )
-    metadata: dict[str, Any] = Field(
-        description="Attributes.", examples=[{"price": 4.5, "categories": ["Hand Cream"]}]
-    )
+    item_id: str
+    title: str
+    semantic_id: list[int] = Field(description="Codes, coarse to fine, 0-based.")
+    metadata: dict[str, Any] = Field(description="Attributes.")
 
 
 class DescribedItem(Item):
     """An item of the catalog with its text."""
 
     text: str = Field(
-        description="Its description, from which its semantic ID is computed; may be empty.",
-        examples=["50 ml, with shea butter"],
+        description="Its description, from which its semantic ID is computed; may be empty."
     )
 
 
@@ -94,19 +88,17 @@ class ItemQuery(Query):
 class Branch(BaseModel):
     """A code that follows a prefix."""
 
-    code: int = Field(examples=[7])
-    items: int = Field(description="Number of items below it.", examples=[2])
+    code: int
+    items: int = Field(description="Number of items below it.")
 
 
-class ItemPage(Answer):
+class ItemPage(BaseModel):
     """A page of the catalog, in the order of semantic IDs."""
 
     items: list[Item]
-    total: int = Field(description="Number of matches on all pages.", examples=[38])
-    next: str | None = Field(
-        description="Cursor of the next page; null on the last.", examples=["3.0.1-B0077"]
-    )
-    prefix: list[int] = Field(examples=[[3, 0]])
+    total: int = Field(description="Number of matches on all pages.")
+    next: str | None = Field(description="Cursor of the next page; null on the last.")
+    prefix: list[int]
     children: list[Branch] = Field(description="Codes that follow the prefix.")
 
 
@@ -154,17 +146,17 @@ class UpsertBody(Body):
     items: Annotated[list[ItemBody], First] = Field(min_length=1, max_length=MAX_UPSERT)
 
 
-class UpsertResponse(Answer):
+class UpsertResponse(BaseModel):
     """The items as the catalog has them now."""
 
-    epoch: int = Field(description="Version of the catalog with these items.", examples=[4])
+    epoch: int = Field(description="Version of the catalog with these items.")
     items: list[Item]
 
 
-class ItemChange(Answer):
+class ItemChange(BaseModel):
     """An item as the catalog has it now."""
 
-    epoch: int = Field(description="Version of the catalog with this item.", examples=[4])
+    epoch: int = Field(description="Version of the catalog with this item.")
     item: DescribedItem
 
 
@@ -178,18 +170,18 @@ class SimilarQuery(Query):
 class ScoredItem(BaseModel):
     """An item of a ranked list."""
 
-    item_id: str = Field(examples=["B0077"])
-    score: float = Field(examples=[-3.2])
-    title: str = Field(examples=["Rose hand cream"])
-    rank: int = Field(ge=1, examples=[1])
+    item_id: str
+    score: float
+    title: str
+    rank: int = Field(ge=1)
     source: Source
 
 
-class SimilarResponse(Answer):
+class SimilarResponse(BaseModel):
     """Items similar to one item, best first."""
 
     model: ModelRef
-    item_id: str = Field(examples=["B0012"])
+    item_id: str
     items: list[ScoredItem] = Field(max_length=MAX_K)
 
 
@@ -207,14 +199,10 @@ class RankBody(Subject):
     model: Alias = CHAMPION
 
 
-class RankResponse(Answer):
+class RankResponse(BaseModel):
     """The items that the model knows, most probable first; scores are exact log-probabilities."""
 
     model: ModelRef
     items: list[ScoredItem]
-    unknown_items: list[str] = Field(
-        description="Requested items that the catalog lacks.", examples=[["B0099"]]
-    )
-    history_items: int = Field(
-        description="Number of items of the history that the model knows.", examples=[2]
-    )
+    unknown_items: list[str] = Field(description="Requested items that the catalog lacks.")
+    history_items: int = Field(description="Number of items of the history that the model knows.")

@@ -8,7 +8,6 @@ from recsys.serving.schemas.common import (
     CHAMPION,
     WEIGHT,
     Alias,
-    Answer,
     ItemId,
     K,
     ModelRef,
@@ -91,9 +90,9 @@ class TogetherQuery(ListQuery):
 class ListedItem(BaseModel):
     """An item of a list."""
 
-    item_id: str = Field(examples=["B0077"])
-    title: str = Field(examples=["Rose hand cream"])
-    rank: int = Field(ge=1, examples=[1])
+    item_id: str
+    title: str
+    rank: int = Field(ge=1)
     score: float | None = Field(
         None,
         description="The higher the better, within one list. `trending`: decayed weights of its "
@@ -120,14 +119,14 @@ class ListNote(BaseModel):
     detail: str
 
 
-class ListResponse(Answer):
+class ListResponse(BaseModel):
     """A list, best item first; shorter than k where there is no more."""
 
-    name: ListName = Field(examples=["together"])
+    name: ListName
     model: ModelRef
     items: list[ListedItem]
     eligible_items: int = Field(
-        description="Items that could have been listed, whatever is known of them.", examples=[598]
+        description="Items that could have been listed, whatever is known of them."
     )
     note: ListNote | None = Field(description="Why the list is empty.")
     since: float | None = Field(

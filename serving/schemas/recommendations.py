@@ -8,7 +8,6 @@ from recsys.serving.schemas.common import (
     CHAMPION,
     MAX_HISTORY,
     AliasName,
-    Answer,
     Body,
     Certificate,
     First,
@@ -18,7 +17,6 @@ from recsys.serving.schemas.common import (
     Problem,
     Source,
     UserId,
-    compose_example,
     optional_list,
 )
 from recsys.serving.schemas.experiments import ExperimentRef
@@ -36,15 +34,6 @@ Mode = Annotated[
         description="How to decode: `beam` is beam search; `strict` verifies a drafted tree and "
         "returns the same list; `relaxed` samples approximately with the draft, and needs a seed; "
         "`auto` leaves the choice to the service."
-    ),
-]
-Diversity = Annotated[
-    float,
-    Field(
-        ge=0,
-        le=1,
-        description="0 ranks by score alone; towards 1, items unlike those already listed "
-        "(by their semantic IDs) come first.",
     ),
 ]
 Fallback = Annotated[
@@ -152,7 +141,6 @@ class RecommendationsRequest(Subject):
     temperature: float = Field(
         1.0, ge=0.01, le=100, description="Flattens (above 1) or sharpens what a seed draws from."
     )
-    diversity: Diversity = 0.0
     blend: bool | None = Field(
         None,
         description="Whether retrieval may add to the model's list and reorder it; null leaves it "
@@ -178,38 +166,20 @@ class BatchRequest(Body):
     )
 
 
-class UserQuery(BaseModel):
-    """Query parameters of a known user's recommendations."""
-
-    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
-
-    k: K = 10
-    exclude_seen: ExcludeSeen = True
-    mode: Mode = "auto"
-    diversity: Diversity = 0.0
-    fallback: Fallback = True
-    rules: RequestRules = []
-    model: AliasOrExperiment = CHAMPION
-    include: Includes = []
-
-
 class RecommendedItem(BaseModel):
     """One recommended item."""
 
-    item_id: str = Field(examples=["B0077"])
+    item_id: str
     score: float = Field(
         description="The higher the better, within one answer. Of a list by the model alone: "
         "log-probability of the semantic ID given the history, plus boosts. Of a blended list: "
         "log-probability among the candidates of this request, so it changes with `k` and with the "
-        "filter. A pinned item has 0.",
-        examples=[-3.2],
+        "filter. A pinned item has 0."
     )
-    title: str = Field(examples=["Rose hand cream"])
-    rank: int = Field(ge=1, examples=[1])
+    title: str
+    rank: int = Field(ge=1)
     source: Source = Field("model", description="What proposed it; `pinned`: a rule.")
-    semantic_id: list[int] = Field(
-        [], description="Codes, coarse to fine, 0-based.", examples=[[3, 0, 7]]
-    )
+    semantic_id: list[int] = Field([], description="Codes, coarse to fine, 0-based.")
     because: str | None = Field(
         None, description="The item of the history with the most evidence for it, if asked for."
     )
@@ -264,27 +234,19 @@ class DecodedTree(BaseModel):
     )
 
 
-class RecommendationsResponse(Answer):
+class RecommendationsResponse(BaseModel):
     """An answer, best item first; shorter than k where the catalog has no more."""
 
-    recommendation_id: str = Field(
-        description="Names this answer, for feedback.",
-        examples=["0b9c6a5c7f0e4c7c8d0f6a54f2f0a6f1"],
-    )
+    recommendation_id: str = Field(description="Names this answer, for feedback.")
     model: ModelRef
     items: list[RecommendedItem]
     certificate: Certificate = Field(
         description="`global-exact`: the model's best items of all. `beam-exact`: the list of beam "
-        "search, or the sample of the seed. `approximate`: neither. Pinned items are not meant.",
-        examples=["beam-exact"],
+        "search, or the sample of the seed. `approximate`: neither. Pinned items are not meant."
     )
-    history_items: int = Field(
-        description="Items of the history that the model knows.", examples=[2]
-    )
+    history_items: int = Field(description="Items of the history that the model knows.")
     unknown_items: list[str] = Field(description="Items of the history that it does not.")
-    eligible_items: int = Field(
-        description="Items that could have been recommended.", examples=[598]
-    )
+    eligible_items: int = Field(description="Items that could have been recommended.")
     note: Note | None
     rules: list[str] | None = Field(None, description="Rules that were applied, if any were.")
     experiment: ExperimentRef | None = Field(
@@ -297,14 +259,12 @@ class RecommendationsResponse(Answer):
 class BatchResult(BaseModel):
     """The result of one request: an answer or a problem."""
 
-    status: int = Field(
-        description="The status of the request if it were sent alone.", examples=[404]
-    )
+    status: int = Field(description="The status of the request if it were sent alone.")
     answer: RecommendationsResponse | None = None
-    problem: Problem | None = Field(None, examples=[compose_example(Problem)])
+    problem: Problem | None = None
 
 
-class BatchResponse(Answer):
+class BatchResponse(BaseModel):
     """Results in the order of the requests."""
 
     results: list[BatchResult]

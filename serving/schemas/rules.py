@@ -5,7 +5,7 @@ from typing import Annotated, Any, Self
 from pydantic import BaseModel, Field, StringConstraints, model_validator
 
 from recsys.arguments import MOST_CAPS, MOST_PINS
-from recsys.serving.schemas.common import MAX_K, NAME, Answer, Body, Id, ItemId, Query
+from recsys.serving.schemas.common import MAX_K, NAME, Body, Id, ItemId, Query
 from recsys.serving.schemas.filters import EXAMPLE, MAX_BOOSTS, Boost, Filter
 
 MAX_RULES = 16  # of one request, or of one alias
@@ -56,22 +56,16 @@ class RuleBody(Body, RuleParts):
         return self
 
 
-class RuleInfo(Answer, RuleParts):
+class RuleInfo(RuleParts):
     """A rule and its last change."""
 
     name: RuleName
-    time_ms: int = Field(
-        description="Unix milliseconds of its last change.", examples=[1_700_000_000_000]
-    )
-    by: str | None = Field(
-        description="Name of the key that made it; null without keys.", examples=["shop"]
-    )
-    aliases: list[str] = Field(
-        description="Aliases whose requests it always applies to.", examples=[["champion"]]
-    )
+    time_ms: int = Field(description="Unix milliseconds of its last change.")
+    by: str | None = Field(description="Name of the key that made it; null without keys.")
+    aliases: list[str] = Field(description="Aliases whose requests it always applies to.")
 
 
-class RuleList(Answer):
+class RuleList(BaseModel):
     """Rules, sorted by name."""
 
     rules: list[RuleInfo]

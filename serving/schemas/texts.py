@@ -2,9 +2,9 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, Discriminator, Field, Tag
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
 
-from recsys.serving.schemas.common import CHAMPION, Alias, Answer, Body, ModelRef
+from recsys.serving.schemas.common import CHAMPION, Alias, Body, ModelRef
 
 MAX_PROMPT = 2_000  # characters: a prompt is one pass, which nothing interrupts
 MAX_SOURCE = 8_000  # characters
@@ -72,21 +72,19 @@ class TextsRequest(Body):
     model: Alias = CHAMPION
 
 
-class WrittenTitle(Answer):
+class WrittenTitle(BaseModel):
     """A title of the catalog."""
 
-    title: str = Field(examples=["Rose hand cream"])
-    score: float = Field(description="Its log-probability.", examples=[-3.25])
-    item_ids: list[str] = Field(description="All items of this title.", examples=[["B0077"]])
+    title: str
+    score: float = Field(description="Its log-probability.")
+    item_ids: list[str] = Field(description="All items of this title.")
 
 
-class TextsResponse(Answer):
+class TextsResponse(BaseModel):
     """Titles for the format `title`; a text for the others."""
 
     model: ModelRef = Field(description="The model whose catalog has the titles.")
-    text_model: str = Field(
-        description="Name of the folder of the text model.", examples=["llama-1b"]
-    )
+    text_model: str = Field(description="Name of the folder of the text model.")
     titles: list[WrittenTitle] | None = Field(
         None, description="Best first, each once; may be fewer than asked for, or none."
     )

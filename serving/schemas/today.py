@@ -2,7 +2,7 @@
 
 from pydantic import BaseModel, Field
 
-from recsys.serving.schemas.common import Answer, Query
+from recsys.serving.schemas.common import Query
 
 
 class TodayQuery(Query):
@@ -14,103 +14,65 @@ class TodayQuery(Query):
 class Rate(BaseModel):
     """How many answers led to an event of a type."""
 
-    type: str = Field(description="Type of the event.", examples=["click"])
+    type: str = Field(description="Type of the event.")
     followed: int = Field(
-        description="Answers whose user sent an event of the type with their `recommendation_id`.",
-        examples=[31],
+        description="Answers whose user sent an event of the type with their `recommendation_id`."
     )
-    rate: float | None = Field(
-        description="Their share of the answers; null without any.", examples=[0.062]
-    )
+    rate: float | None = Field(description="Their share of the answers; null without any.")
     low: float | None = Field(
         description="Lower end of its interval, in which the answers of one user count as "
-        "dependent; null with fewer than two users.",
-        examples=[0.043],
+        "dependent; null with fewer than two users."
     )
-    high: float | None = Field(description="Upper end of its interval.", examples=[0.088])
-
-
-class Slots(BaseModel):
-    """The period in equal parts, oldest first."""
-
-    seconds: float = Field(description="Length of a part.", examples=[3600.0])
-    answers: list[int] = Field(examples=[[21, 34]])
-    followed: list[int] = Field(
-        description="Answers with an event that belongs to a history, such as a click.",
-        examples=[[1, 3]],
-    )
+    high: float | None = Field(description="Upper end of its interval.")
 
 
 class Coverage(BaseModel):
     """How much of the catalog was recommended."""
 
-    items: int = Field(description="Items that can be recommended now.", examples=[600])
-    shown: int = Field(description="Those that were in an answer.", examples=[412])
-    never_shown: int = Field(description="Those that were in none.", examples=[188])
+    items: int = Field(description="Items that can be recommended now.")
+    shown: int = Field(description="Those that were in an answer.")
+    never_shown: int = Field(description="Those that were in none.")
     never_followed: int = Field(
-        description="Those that were in an answer, and no event came of it.", examples=[310]
+        description="Those that were in an answer, and no event came of it."
     )
 
 
 class ItemFigures(BaseModel):
     """An item in the answers of the period."""
 
-    item_id: str = Field(examples=["B0077"])
-    title: str = Field(examples=["Rose hand cream"])
-    shown: int = Field(description="Answers that had it.", examples=[57])
+    item_id: str
+    title: str
+    shown: int = Field(description="Answers that had it.")
     followed: int = Field(
-        description="Answers that had it and led to an event on it, such as a click.", examples=[4]
+        description="Answers that had it and led to an event on it, such as a click."
     )
-    people: int = Field(
-        description="Users with an event on it, wherever they found it.", examples=[9]
-    )
+    people: int = Field(description="Users with an event on it, wherever they found it.")
 
 
-class Trend(BaseModel):
-    """An item with many recent events."""
-
-    item_id: str = Field(examples=["B0077"])
-    title: str = Field(examples=["Rose hand cream"])
-    score: float = Field(
-        description="Sum over users of 0.5 to the power of the age of their last event in "
-        "half-lives (6 hours for each day of the period).",
-        examples=[7.2],
-    )
-    people: int = Field(description="Users with an event on it.", examples=[9])
-    shown: int = Field(description="Answers that had it.", examples=[57])
-
-
-class Today(Answer):
+class Today(BaseModel):
     """What was recommended in a period that ends now, and what came of it.
 
     An answer that was given need not have been seen.
     """
 
-    since_ms: int = Field(
-        description="Start of the period, in unix milliseconds.", examples=[1_700_000_000_000]
-    )
-    until_ms: int = Field(
-        description="Its end: when the figures were made.", examples=[1_700_086_400_000]
-    )
+    since_ms: int = Field(description="Start of the period, in unix milliseconds.")
+    until_ms: int = Field(description="Its end: when the figures were made.")
     answers: int = Field(
-        description="Recommendations that were given. Batches of users scored offline do not "
-        "count.",
-        examples=[500],
+        description="Recommendations that were given. Batches of users scored offline do not count."
     )
     answers_complete: bool = Field(
-        description="Whether the store remembers all answers of the period.", examples=[True]
+        description="Whether the store remembers all answers of the period."
     )
-    people: int = Field(description="Users with an answer.", examples=[140])
+    people: int = Field(description="Users with an answer.")
     answers_without_user: int = Field(
-        description="Answers to an inline history; each counts as a user of its own.", examples=[12]
+        description="Answers to an inline history; each counts as a user of its own."
     )
-    events: int = Field(description="Events of the period that were looked at.", examples=[2_300])
+    events: int = Field(description="Events of the period that were looked at.")
     events_complete: bool = Field(
-        description="Whether these are all; only the newest are looked at.", examples=[True]
+        description="Whether these are all; only the newest are looked at."
     )
-    level: float = Field(description="Confidence level of the intervals.", examples=[0.95])
+    level: float = Field(description="Confidence level of the intervals.")
     rates: list[Rate] = Field(description="`click`, `purchase`, then other types of events.")
-    slots: Slots
     coverage: Coverage
     most_shown: list[ItemFigures]
     never_shown: list[ItemFigures] = Field(
@@ -119,4 +81,3 @@ class Today(Answer):
     never_followed: list[ItemFigures] = Field(
         description="Items that were in an answer without an event on them, most shown first."
     )
-    trending: list[Trend]

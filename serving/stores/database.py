@@ -124,9 +124,8 @@ class Database(ABC):
         Called about every half second, and after an erasure (`erased`).
         """
 
-    def guarded(self) -> AbstractContextManager[None]:
-        """The time of a call that clients wait for; an `OSError` if it is refused."""
-        return nullcontext()
+    def check_reachable(self) -> None:  # noqa: B027 - a file is always there
+        """Refuse a call that clients wait for, by an `OSError`, if it would only wait."""
 
     def limited(self, connection: sa.Connection) -> AbstractContextManager[None]:
         """The time that a thread waits for the database, which is limited."""
@@ -138,7 +137,8 @@ class Database(ABC):
         self, query: sa.Executable, parameters: Mapping[str, Any] | None = None
     ) -> Sequence[sa.Row[Any]]:
         """Rows of a query."""
-        with self.explained(), self.guarded():
+        with self.explained():
+            self.check_reachable()
             rows: Sequence[sa.Row[Any]]
             connection, rows = self._open(lambda c: c.execute(query, parameters).all())
             connection.close()

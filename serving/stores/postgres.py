@@ -3,7 +3,9 @@
 import contextlib
 import os
 import socket
-from collections.abc import Iterable, Iterator, Sequence
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, ClassVar
 
 import sqlalchemy as sa
@@ -12,7 +14,6 @@ from sqlalchemy.engine import ExceptionContext
 from sqlalchemy.exc import DBAPIError
 
 from recsys.errors import ConfigError
-from recsys.serving.stores.breaker import Breaker, Watch
 from recsys.serving.stores.database import Database, RaceError
 from recsys.serving.stores.locations import place_of
 from recsys.serving.stores.schema import EVENT_COLUMNS, EVENTS
@@ -41,12 +42,44 @@ SYNCED = """SELECT set_config('synchronous_commit', 'on', false)
 CALL_S = 3.0  # of a call that a request waits for; less than the deadline of requests
 
 
+class Watch:
+    """Ends calls that take longer than `CALL_S`, on a thread that looks from time to time."""
+
+    def __init__(self, end: Callable[[object], None]) -> None:
+        """Call `end` with the connection of such a call."""
+        self._end = end
+        self._calls: dict[int, tuple[float, object]] = {}
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="store-watch", daemon=True)
+        self._thread.start()
+
+    def begin(self, connection: object) -> None:
+        """A call of this thread begins."""
+        self._calls[threading.get_ident()] = (time.monotonic() + CALL_S, connection)
+
+    def finish(self) -> None:
+        """The call of this thread has ended."""
+        self._calls.pop(threading.get_ident(), None)
+
+    def close(self) -> None:
+        """End the thread."""
+        self._closed.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._closed.wait(CALL_S / 10):
+            now = time.monotonic()
+            for thread, (deadline, connection) in list(self._calls.items()):
+                if now >= deadline and self._calls.pop(thread, None) is not None:
+                    self._end(connection)
+
+
 class PostgresDatabase(Database):
     """A PostgreSQL database.
 
     A call fails after `CALL_S`, since a server that hangs would hold its thread for ever. While
-    the server does not answer, calls fail at once, except for one every `AWAY_S` seconds; they
-    work again when it is back.
+    the server does not answer, calls fail at once, except for one that tries `AWAY_S` after the
+    last failure; they work again when it is back.
     """
 
     readers: ClassVar[int] = 4
@@ -59,8 +92,9 @@ class PostgresDatabase(Database):
     def __init__(self, url: str) -> None:
         """Connect, and make the tables where there are none."""
         self._url = url
-        self._breaker = Breaker(AWAY_S)
-        self._watch = Watch(CALL_S, self._give_up)
+        self._again_at = 0.0  # monotonic time, until which calls fail at once
+        self._trying = threading.Lock()
+        self._watch = Watch(self._give_up)
         try:
             super().__init__(place_of(url, "serve.store"), "postgresql+psycopg://")
         except BaseException:
@@ -90,21 +124,20 @@ class PostgresDatabase(Database):
             connection.execute(SYNCED)
             return connection
         except psycopg.OperationalError:
-            self._breaker.failed()
+            self._fail_at_once()
             raise
         finally:
             if not patient:
                 self._watch.finish()
 
-    @contextlib.contextmanager
-    def guarded(self) -> Iterator[None]:
-        """Refuse a call while the server does not answer."""
-        if not self._breaker.enter():
-            raise ConnectionError("the server did not answer a moment ago")
-        try:
-            yield
-        finally:
-            self._breaker.leave()
+    def check_reachable(self) -> None:
+        """Refuse a call while the server does not answer, unless it is the one that tries again."""
+        with self._trying:
+            now = time.monotonic()
+            if now < self._again_at:
+                raise ConnectionError("the server did not answer a moment ago")
+            if self._again_at:
+                self._again_at = now + CALL_S  # the others wait for the outcome of this one
 
     @contextlib.contextmanager
     def limited(self, connection: sa.Connection) -> Iterator[None]:
@@ -117,7 +150,7 @@ class PostgresDatabase(Database):
 
     def _give_up(self, connection: Any) -> None:
         """End a call that hangs: its thread then finds that the connection is lost."""
-        self._breaker.failed()
+        self._fail_at_once()
         with (
             contextlib.suppress(psycopg.Error, OSError),
             socket.socket(fileno=os.dup(connection.fileno())) as copy,
@@ -126,8 +159,11 @@ class PostgresDatabase(Database):
 
     def works(self) -> None:
         """A call succeeded."""
-        self._breaker.worked()
+        self._again_at = 0.0
         super().works()
+
+    def _fail_at_once(self) -> None:
+        self._again_at = time.monotonic() + AWAY_S
 
     def leave_bytes(self, connection: sa.Connection) -> None:
         """Nothing: PostgreSQL removes deleted rows itself, in the background."""

@@ -80,8 +80,8 @@ class Store:
         if not group and not answers:
             return []
         try:
-            with self.database.guarded():
-                outcomes = self._write(group, answers)
+            self.database.check_reachable()
+            outcomes = self._write(group, answers)
         except UNAVAILABLE as error:
             self.served.put_back(answers)
             return [self.database.explain(error)] * len(group)

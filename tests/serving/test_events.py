@@ -9,7 +9,6 @@ from pydantic import TypeAdapter
 
 from recsys.serving import answers
 from recsys.serving import service as service_module
-from recsys.serving.api import events as events_api
 from recsys.serving.errors import KINDS
 from recsys.serving.schemas.common import Id
 from recsys.serving.schemas.events import MAX_EVENTS
@@ -182,15 +181,6 @@ async def test_times_may_be_seconds_or_text_and_milliseconds_order(client):
         {"user": "eve", "item": "a", "timestamp": "2023-11-14T23:13:20+01:00"},
     )
     assert await items(client, "eve") == ["a", "b", "c"]
-
-
-def test_the_arrival_clock_ignores_small_steps_back_only(monkeypatch):
-    times = (1_000_000, 1_000_500, 990_000, 1_000_600, 5_000_000_000, 1_001_000, 900_000)
-    ticks = iter(times)
-    monkeypatch.setattr(events_api.time, "time_ns", lambda: next(ticks) * 1_000_000)
-    clock = events_api.ArrivalClock()
-    seen = [clock.now_ms() for _ in times]
-    assert seen == [1_000_000, 1_000_500, 1_000_500, *times[3:]]
 
 
 async def test_feedback_is_linked_to_the_answer_it_is_about(client):

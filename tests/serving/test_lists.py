@@ -7,12 +7,10 @@ from dataclasses import replace
 from urllib.parse import urlencode
 
 import pytest
-import sqlalchemy as sa
 
 from recsys.interactions import Behaviour
 from recsys.retrieval.event_types import EventTypes
 from recsys.serving import activity, auth, renewed
-from recsys.serving.api.caching import MAX_AGE_S, PRIVATE, SHARED
 from recsys.serving.app import create_app
 from recsys.serving.stores.records import Event
 
@@ -299,23 +297,12 @@ async def test_a_bundle_without_retrieval_is_a_problem(client, recommender):
 
 
 @EACH
-async def test_lists_can_be_kept_and_checked(client, name):
+async def test_lists_can_be_kept(client, name):
     await fill(client)
     response = await get(client, name)
-    assert response.headers["cache-control"] == SHARED
-    assert (f"max-age={MAX_AGE_S}" in SHARED, "private" in PRIVATE) == (True, True)
+    assert response.headers["cache-control"] == "public, max-age=60"
     assert response.headers["vary"] == "Authorization"
-    tag = response.headers["etag"]
-    for given in (tag, f'"x", {tag}', tag.removeprefix("W/"), "*"):
-        again = await get(client, name, headers={"if-none-match": given})
-        assert (again.status_code, again.content) == (304, b"")
-        for header in ("etag", "cache-control", "vary"):
-            assert again.headers[header] == response.headers[header]
-    first = response.json()["items"][0]["item_id"]
-    assert (await client.delete(f"/v1/items/{first}")).status_code == 204
-    again = await get(client, name, headers={"if-none-match": tag})
-    assert again.status_code == 200
-    assert again.headers["etag"] != tag
+    assert "etag" not in response.headers
 
 
 async def test_lists_need_a_key(settings, recommender, running, tmp_path):
@@ -348,50 +335,7 @@ async def test_a_list_that_takes_too_long_is_a_problem(settings, recommender, ru
 def test_documents_say_how_long_lists_may_be_kept(settings):
     paths = create_app(settings).openapi()["paths"]
     lists = [f"/v1/lists/{name}" for name in LISTS]
-    for path in (*lists, "/v1/users/{user_id}/recommendations"):
-        responses = paths[path]["get"]["responses"]
-        assert responses["200"]["content"]["application/json"]["schema"]["$ref"]
-        for status in ("200", "304"):
-            assert {"ETag", "Cache-Control"} <= responses[status]["headers"].keys()
-        assert "content" not in responses["304"]
-
-
-# Recommendations by GET
-
-
-async def test_an_answer_by_get_is_that_by_post(client):
-    await client.put("/v1/rules/odd", json={"filter": {"must_not": [{"key": "price", "match": 1}]}})
-    more = {"k": 4, "include": ["metadata"], "rules": ["odd"]}
-    by_post = await client.post("/v1/recommendations", json={"user": "ada", **more})
-    by_get = await client.get("/v1/users/ada/recommendations", params=more)
-    assert by_get.headers["cache-control"] == PRIVATE
-    answers = [response.json() for response in (by_post, by_get)]
-    for answer in answers:
-        answer.pop("recommendation_id")
-    assert answers[0] == answers[1]
-
-
-async def test_an_answer_that_the_client_has_is_not_repeated(client, service):
-    path = "/v1/users/zoe/recommendations"
-    await send(client, ("zoe", "item-5", "view", 0))
-    first = await client.get(path)
-    again = await client.get(path, headers={"if-none-match": first.headers["etag"]})
-    assert (again.status_code, again.content) == (304, b"")
-    # The client goes on with the first answer, so that feedback has its id.
-    kept = [one.recommendation_id for one in service.store.served._waiting]
-    rows = service.store.database.read(sa.text("SELECT recommendation_id FROM recommendations"))
-    assert [*kept, *(name for (name,) in rows)] == [first.json()["recommendation_id"]]
-    await send(client, ("zoe", "item-6", "view", 0))
-    again = await client.get(path, headers={"if-none-match": first.headers["etag"]})
-    assert again.status_code == 200
-    assert again.json()["recommendation_id"] != first.json()["recommendation_id"]
-
-
-async def test_problems_by_get_are_those_by_post(client):
-    for query, status, code in (
-        ({"fallback": False}, 404, "unknown_user"),
-        ({"model": "nobody"}, 404, "unknown_model"),
-        ({"rules": "nothing"}, 422, "invalid_request"),
-    ):
-        response = await client.get("/v1/users/nobody/recommendations", params=query)
-        assert (response.status_code, response.json()["code"]) == (status, code)
+    for path in lists:
+        found = paths[path]["get"]["responses"]["200"]
+        assert found["content"]["application/json"]["schema"]["$ref"]
+        assert "Cache-Control" in found["headers"]

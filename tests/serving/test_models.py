@@ -69,8 +69,6 @@ async def test_an_alias_is_set_listed_used_and_removed(client, service):
         "version": version,
         "previous": None,
         "previous_version": None,
-        "status": "ready",
-        "refused": None,
         "rules": [],
     }
     assert await answered_by(client) == "one"
@@ -184,11 +182,7 @@ async def test_a_damaged_bundle_is_refused_and_the_old_one_stays(client, models,
     assert str(bad.parent) not in response.text
     assert await answered_by(client) == "one"
     alias = await client.named("aliases", "champion")
-    assert (alias["bundle"], alias["status"]) == ("one", "ready")
-    assert named in alias["refused"]
-    # without waiting
-    response = await client.put("/v1/aliases/new", json={"bundle": "two", "wait": False})
-    assert (response.status_code, response.json()["status"]) == (202, "loading")
+    assert alias["bundle"] == "one"
 
 
 @pytest.mark.parametrize(
@@ -198,13 +192,6 @@ async def test_a_damaged_bundle_is_refused_and_the_old_one_stays(client, models,
 async def test_only_bundles_of_the_folder_can_be_loaded(client, name, status):
     response = await client.put("/v1/aliases/champion", json={"bundle": name})
     assert response.status_code == status
-
-
-async def test_the_alias_reports_the_outcome_of_a_background_change(client, service, until):
-    response = await client.put("/v1/aliases/next", json={"bundle": "two", "wait": False})
-    assert response.status_code == 202
-    await until(lambda: service.state.aliases.info("next").status == "ready")
-    assert await answered_by(client, model="next") == "two"
 
 
 async def test_a_rollback_needs_a_previous_version(client):
@@ -252,7 +239,6 @@ async def test_absurd_sizes_are_refused_without_waiting(
     assert f"two/target: config.json: {name} {value} does not fit" in response.json()["detail"]
     alias = await client.named("aliases", "champion")
     assert alias["bundle"] == "one"
-    assert name in alias["refused"]
     assert await answered_by(client) == "one"
 
 
@@ -274,39 +260,24 @@ async def test_a_bundle_that_changes_during_its_rollback_is_refused(
     await until(lambda: not service.state.models.retiring)
 
 
-async def test_a_swap_holds_without_the_store_and_is_logged(client, service, monkeypatch, caplog):
+async def test_a_change_that_the_store_cannot_take_changes_nothing(
+    client, service, monkeypatch, until
+):
     async def away(key, value):
         raise StoreError("away")
 
-    monkeypatch.setattr(service.store.state, "put", away)
-    put = await client.put("/v1/aliases/champion", json={"bundle": "two"})
-    assert (put.status_code, put.json()["bundle"]) == (200, "two")
-    assert await answered_by(client) == "two"
-    assert "aliases are not kept yet: away" in caplog.text
-
-
-async def test_a_swap_without_the_store_is_kept_when_it_is_back(
-    client, service, monkeypatch, until
-):
-    put, tries = service.store.state.put, []
-
-    async def away(key, value):
-        tries.append(value)
-        if len(tries) < 4:
-            raise StoreError("away")
-        await put(key, value)
-
-    monkeypatch.setattr(service.store.state, "put", away)
-    monkeypatch.setattr("recsys.serving.aliases.KEEP_S", 0.01)
-    await client.put("/v1/aliases/champion", json={"bundle": "two"})
     await client.put("/v1/aliases/other", json={"bundle": "one"})
-    await until(lambda: service.state.aliases._unkept is None)
-    kept = (await service.store.state.get("aliases"))["aliases"]
-    assert {name: alias["bundle"] for name, alias in kept.items()} == {
-        "champion": "two",
-        "other": "one",
-    }
-    assert [bundle for bundle, _ in kept["champion"]["previous"]] == ["one"]
+    before = (await client.get("/v1/models")).json()
+    with monkeypatch.context() as patch:
+        patch.setattr(service.store.state, "put", away)
+        put = await client.put("/v1/aliases/champion", json={"bundle": "two"})
+        removed = await client.delete("/v1/aliases/other")
+    assert code(put) == code(removed) == (503, "store_unavailable")
+    assert (await client.get("/v1/models")).json() == before
+    assert await answered_by(client) == "one"
+    await until(lambda: not service.state.models.retiring)
+    put = await client.put("/v1/aliases/champion", json={"bundle": "two"})
+    assert (put.json()["bundle"], put.json()["previous"]) == ("two", "one")
 
 
 async def test_previous_versions_of_an_alias_survive_a_restart(models, running):

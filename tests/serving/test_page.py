@@ -260,14 +260,10 @@ def test_everything_can_be_done_by_keyboard(visit):
     pressed("Enter")
     expect(page.locator(".event")).to_have_count(4)
     tab_to(".event-name")
-    pressed("Alt+ArrowLeft")
-    expect(page.locator(".event-title >> nth=2")).to_have_text(title(92))
-    assert page.evaluate("document.activeElement.dataset.place") == "2"
-    pressed("ArrowLeft")
-    pressed("Delete")
+    tab_to(".event-remove")
+    pressed("Enter")
     expect(page.locator(".event")).to_have_count(3)
-    titles = page.locator(".event-title").all_text_contents()
-    assert titles == [title(i) for i in (3, 92, 15)]
+    assert page.evaluate("document.activeElement.dataset.key") == "event-0"
     settle(page)
 
     tab_to(".card-add")
@@ -472,6 +468,7 @@ def test_today_shows_what_was_recommended_and_what_came(visit, shop):
             shop.post("/v1/events", json={"events": [told]}).raise_for_status()
     page = visit("view=today")
     found = shop.get("/v1/today").json()
+    trends = shop.get("/v1/lists/trending?half_life_h=6&window_h=24").json()
     assert found["rates"][0]["followed"] >= 2
     tiles = page.locator(".view.today .tile")
     expect(tiles).to_have_count(4)
@@ -490,12 +487,11 @@ def test_today_shows_what_was_recommended_and_what_came(visit, shop):
         ]
     )  # fmt: skip
     expect(panels.nth(0).locator("tbody th")).to_have_text(
-        [row["title"] for row in found["trending"][:10]]
+        [row["title"] for row in trends["items"]]
     )
     assert panels.nth(1).locator("tbody tr").count() == 10
     page.select_option("#days", "7")
     page.wait_for_function("() => location.hash.includes('days=7')")
-    expect(page.locator(".view.today h4").first).to_have_text("Recommendations each 7 hours")
     panels.nth(3).locator("button").first.click()
     page.wait_for_selector("dialog[open] .facts")
 

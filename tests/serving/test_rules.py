@@ -101,7 +101,8 @@ async def test_a_batch_and_a_user_get_rules_too(client):
     assert (await client.post("/v1/events", json={"events": events})).status_code == 200
     expected = (await client.post(URL, json=ASK | {"rules": ["summer", "two"]})).json()
     assert expected["rules"] == ["summer", "two"]
-    response = await client.get("/v1/users/ada/recommendations?k=8&rules=summer&rules=two")
+    of_user = {"user": "ada", "k": 8, "rules": ["summer", "two"]}
+    response = await client.post(URL, json=of_user)
     assert response.json()["items"] == expected["items"]
     bodies = [ASK | {"rules": ["summer", "two"]}, ASK | {"rules": ["winter"]}, ASK]
     batch = (await client.post(f"{URL}/batch", json={"requests": bodies})).json()["results"]
@@ -123,8 +124,7 @@ async def test_pins_come_first_if_they_are_allowed(client):
         ({"exclude_items": ["B0007"]}, ["B0050", "B0009"]),
         ({"filter": CHEAP}, ["B0007", "B0009"]),
         ({"exclude_seen": False}, pins),
-        ({"diversity": 0.7}, ["B0050", "B0007", "B0009"]),
-        ({"k": 1, "diversity": 0.7}, ["B0050"]),
+        ({"k": 1}, ["B0050"]),
     ):
         found, _, _ = await ask(client, rules=["campaign"], **limits)
         assert [name for name, _, source in found if source == "pinned"] == left
@@ -143,9 +143,6 @@ async def test_an_unknown_rule_is_named(client):
     )
     place = {"location": "body", "pointer": "/rules/1"}
     assert response.json()["errors"][0].items() >= place.items()
-    response = await client.get("/v1/users/ada/recommendations?rules=winter")
-    assert "'winter'" in response.json()["detail"]
-    assert response.json()["errors"][0]["location"] == "query"
     assert code(await client.delete("/v1/rules/winter")) == (404, "unknown_rule")
     response = await client.put("/v1/aliases/champion", json={"rules": ["winter"]})
     assert code(response) == (422, "invalid_request")
@@ -246,7 +243,7 @@ async def test_an_alias_applies_its_rules_to_all_requests(client):
     assert response.json()["rules"] == ["summer"]
     assert (await client.delete("/v1/aliases/other")).status_code == 204
     assert (await client.delete("/v1/rules/first")).status_code == 204
-    for body in ({}, {"bundle": "two", "rules": [], "wait": False}):
+    for body in ({}, {"bundle": None, "rules": None}):
         response = await client.put("/v1/aliases/champion", json=body)
         assert code(response) == (422, "invalid_request")
     response = await client.put("/v1/aliases/nobody", json={"rules": []})
@@ -313,7 +310,7 @@ async def test_a_bundle_that_standing_rules_do_not_fit_is_refused(client):
     assert code(response) == (409, "bundle_refused")
     assert "'summer'" in response.json()["detail"]
     info = await client.named("aliases", "champion")
-    assert (info["bundle"], "'summer'" in info["refused"]) == ("one", True)
+    assert info["bundle"] == "one"
     assert [m["name"] for m in (await client.get("/v1/models")).json()["models"]] == ["one"]
     await stand(client, "champion", bundle="two")
     response = await client.put("/v1/aliases/champion", json={"bundle": "bare"})

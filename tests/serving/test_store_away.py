@@ -1,58 +1,21 @@
 """The service without its store: at the start, and later."""
 
-import asyncio
-
 import pytest
 
 from recsys.serving import service as service_module
-from recsys.serving.service import Phase
 from recsys.serving.stores.records import StoreAwayError, StoreError
-from recsys.testing import PATIENCE_S
 
 
-class Attempts:
-    """Opens a store after some failures."""
-
-    def __init__(self, failures):
-        self.failures, self.made, self.again = failures, 0, asyncio.Event()
-        self.open = service_module.open_store
-
-    def __call__(self, *arguments, **options):
-        self.made += 1
-        if self.made <= self.failures:
-            raise StoreAwayError("store postgresql://db/shop: connection refused")
-        return self.open(*arguments, **options)
-
-
-async def test_the_start_waits_for_a_store_that_is_away(
-    settings, recommender, running, monkeypatch, until, caplog
+async def test_a_start_without_the_store_fails_with_its_reason(
+    settings, recommender, running, monkeypatch
 ):
-    attempts = Attempts(3)
-    monkeypatch.setattr(service_module, "open_store", attempts)
-    monkeypatch.setattr(service_module, "RETRIES_S", (0.001, 0.05))
-    async with running(settings, recommender=recommender, wait=False) as (client, service):
-        await until(lambda: attempts.made >= 1)
-        response = await client.get("/health/ready")
-        assert (response.status_code, response.json()["code"]) == (503, "not_ready")
-        assert response.json()["detail"].startswith("The store cannot be reached")
-        assert (await client.get("/health/live")).status_code == 200
-        await until(lambda: service.phase is Phase.READY)
-        assert (await client.get("/health/ready")).status_code == 200
-    assert attempts.made == 4
-    assert "connection refused" in caplog.text
+    def away(*arguments, **options):
+        raise StoreAwayError("store postgresql://db/shop: connection refused")
 
-
-async def test_a_stop_ends_the_wait_for_the_store(
-    settings, recommender, running, monkeypatch, until
-):
-    attempts = Attempts(10**9)
-    monkeypatch.setattr(service_module, "open_store", attempts)
-    monkeypatch.setattr(service_module, "RETRIES_S", (600.0,))
-    async with asyncio.timeout(PATIENCE_S):
-        async with running(settings, recommender=recommender, wait=False) as (_, service):
-            await until(lambda: attempts.made == 1)
-        assert service.phase is Phase.STOPPING
-        assert service.failure is None
+    monkeypatch.setattr(service_module, "open_store", away)
+    async with running(settings, recommender=recommender) as (client, service):
+        assert "connection refused" in str(service.failure)
+        assert (await client.get("/health/ready")).status_code == 503
 
 
 @pytest.mark.parametrize("without", [False, True])

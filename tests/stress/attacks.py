@@ -104,7 +104,7 @@ def upserted() -> dict[str, Any]:
     return {"items": [{"item_id": f"N{i}", **item} for i in range(1000)]}
 
 
-GREEDY = {"history": ["B0001"] * 50, "k": 200, "diversity": 0.5, "include": ["trace"]}
+GREEDY = {"history": ["B0001"] * 50, "k": 200, "include": ["trace"]}
 GLOBAL = {"history": ["B0002"] * 50, "k": 200, "guarantee": "global"}
 NAMES = [f"B{i:04d}" for i in range(1000)]
 BODIES: dict[str, tuple[int, str, Any]] = {  # connections, path, body

@@ -29,7 +29,6 @@ from recsys.testing import Server, start_server
 LARGE: dict[str, dict[str, Any]] = {
     "nobody": {},
     "200 items": {"k": 200},
-    "200 items, diverse": {"k": 200, "diversity": 0.5},
     "200 items, with a trace": {"k": 200, "include": ["trace"]},
     "200 items, global": {"k": 200, "guarantee": "global"},
     "100 items, global, with a boost": {

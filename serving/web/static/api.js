@@ -79,7 +79,6 @@ export function request(include = ["metadata", "explanation", "timing"], of = st
   if (of.mode !== "auto") body.mode = of.mode;
   if (of.guarantee !== "beam") body.guarantee = of.guarantee;
   if (of.seed !== null) body.seed = of.seed;
-  if (of.diversity) body.diversity = of.diversity;
   if (of.blend) body.blend = of.blend === "on";
   if (of.model) body.model = of.model;
   if (of.filter) body.filter = of.filter;

@@ -31,7 +31,7 @@ async function load() {
     render(box, problemBox(problem, load));
     return;
   }
-  const names = aliases.filter((alias) => alias.bundle).map((alias) => alias.name);
+  const names = aliases.map((alias) => alias.name);
   const left = state.model || CHAMPION;
   const right = state.other || names.find((name) => name !== left) || "";
   fields.forEach((part, i) => {

@@ -20,10 +20,10 @@ export function mountDecode(into) {
   window.addEventListener("resize", () => state.view === "decode" && answer && draw());
 }
 
-/** The request to inspect: the model's exact search alone, without blending, sampling or diversity. */
+/** The request to inspect: the model's exact search alone, without blending or sampling. */
 const speculative = () => ({
   ...request(["trace", "timing", "metadata"]),
-  mode: "strict", blend: false, seed: undefined, diversity: undefined,
+  mode: "strict", blend: false, seed: undefined,
 });
 
 async function load() {

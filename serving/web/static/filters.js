@@ -6,7 +6,7 @@ import { h, problemBox, render } from "./dom.js";
 import { FOR_A_PERSON, state, update, watch } from "./state.js";
 
 const GROUPS = { must: "All of", should: "At least one of", must_not: "None of" };
-const TESTS = { match: "is", any: "is one of", range: "is between", exists: "is known" };
+const TESTS = { match: "is", range: "is between" }; // others are edited as JSON
 const [PLACES, SAMPLE] = [6, 40]; // number of places in the catalog to read attributes from, and items at each
 const MOST_OFFERED = 60; // values of an attribute
 
@@ -24,7 +24,7 @@ export function mountFilters(into) {
     h("summary", {}, h("h2", {}, "Filter")),
     wrong, groups, clear,
     h("details", { class: "inner" }, h("summary", {}, "As JSON"),
-      h("label", { class: "fine", for: "filter-json" }, "Groups may be nested; the rows show flat filters only."), json)));
+      h("label", { class: "fine", for: "filter-json" }, "Groups may be nested, and there are other tests; the rows show values and ranges only."), json)));
   watch(["filter"], show);
   watch(["model"], learnAttributes);
 }
@@ -76,7 +76,7 @@ function show() {
   draw();
 }
 
-/** The rows of a filter; null if it has nested groups. */
+/** The rows of a filter; null if it has more than rows can show. */
 function rowsOf(filter) {
   if (!filter) return [];
   const found = [];
@@ -101,8 +101,6 @@ function filterOf(of) {
 
 function finished({ key, test, value }) {
   if (!key) return false;
-  if (test === "exists") return typeof value === "boolean";
-  if (test === "any") return Array.isArray(value) && value.length > 0;
   if (test === "range") return value !== null && typeof value === "object" && Object.keys(value).length > 0;
   return value !== undefined && value !== "" && value !== null;
 }
@@ -132,7 +130,7 @@ function takeJson() {
 function draw() {
   clear.hidden = rows !== null && rows.length === 0;
   if (rows === null) {
-    render(groups, h("p", { class: "fine" }, "This filter has nested groups; edit it as JSON."));
+    render(groups, h("p", { class: "fine" }, "The rows cannot show this filter; edit it as JSON."));
     return;
   }
   render(groups, Object.entries(GROUPS).map(([group, name]) =>
@@ -162,7 +160,7 @@ function line(row, i) {
       changed();
     }),
     select(`test-${i}`, "Test", tests, row.test, (test) => {
-      Object.assign(row, { test, value: test === "exists" ? true : undefined });
+      Object.assign(row, { test, value: undefined });
       changed();
     }, TESTS),
     operand(row, i, kind),
@@ -177,14 +175,7 @@ const select = (key, label, options, value, act, names = {}) =>
     options.map((option) => h("option", { value: option, selected: option === value }, names[option] ?? option)));
 
 function operand(row, i, kind) {
-  if (row.test === "exists") {
-    return select(`value-${i}`, "Known", ["true", "false"], String(row.value), (value) => {
-      row.value = value === "true";
-      changed();
-    }, { true: "yes", false: "no" });
-  }
   if (row.test === "range") return h("span", { class: "range" }, bound(row, i, "gte"), "to", bound(row, i, "lte"));
-  if (row.test === "any") return several(row, i, kind);
   return value(row, i, kind, row.value ?? "", `Value of ${row.key}`, (given) => {
     row.value = given;
     changed();
@@ -208,20 +199,6 @@ function bound(row, i, name) {
     },
     onchange: changed,
   });
-}
-
-function several(row, i, kind) {
-  const chosen = row.value ?? [];
-  return h("span", { class: "several" },
-    chosen.map((one, n) => h("button", {
-      type: "button", class: "tag", "aria-label": `Remove ${one}`, title: "Remove",
-      onclick: () => ((row.value = chosen.filter((_, m) => m !== n)), changed()),
-    }, String(one), " ×")),
-    value(row, i, kind, "", `Add a value of ${row.key}`, (given) => {
-      if (given === "" || chosen.includes(given)) return;
-      row.value = [...chosen, given];
-      changed();
-    }));
 }
 
 function value(row, i, kind, now, label, act) {

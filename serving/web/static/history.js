@@ -13,7 +13,6 @@ let loading = Promise.resolve();
 export function mountHistory(root) {
   field = h("input", {
     id: "user", autocomplete: "off", spellcheck: "false", placeholder: "user id",
-    "aria-describedby": "user-help",
   });
   strip = h("ol", { class: "strip", role: "list", "aria-label": "History, oldest first" });
   count = h("p", { class: "fine strip-count" });
@@ -26,11 +25,7 @@ export function mountHistory(root) {
     h("div", { class: "strip-box" },
       h("div", { class: "strip-head" }, h("h3", {}, "History"), count,
         h("button", { type: "button", class: "quiet", id: "clear", onclick: () => choose("", []) }, "New session")),
-      strip,
-      h("p", { class: "fine keys", id: "user-help" }, "Arrow keys walk the strip; ",
-        h("kbd", {}, "Alt"), " + ", h("kbd", {}, "←"), h("kbd", {}, "→"), " moves an item, ",
-        h("kbd", {}, "Del"), " removes it.")));
-  strip.addEventListener("keydown", keys);
+      strip));
   watch(["user", "history"], show);
 }
 
@@ -89,65 +84,26 @@ function draw() {
       empty("No history", "The list below is for a new user. Choose items to begin a session, or choose a user.")));
     return;
   }
-  const last = shown.length - 1;
   render(strip, hidden > 0 && h("li", { class: "older" }, `${hidden} older`),
-    shown.slice(hidden).map((id, i) => chip(id, i + hidden, i + hidden === last)));
+    shown.slice(hidden).map((id, i) => chip(id, i + hidden)));
   strip.scrollLeft = strip.scrollWidth;
 }
 
-function chip(id, place, isLast) {
+function chip(id, place) {
   const name = title(id);
   const known = remembered(id);
   return h("li", { class: `event ${known?.unknown ? "unknown" : ""}` },
     h("button", {
-      type: "button", class: "event-name", "data-key": `event-${place}`, "data-place": place,
-      tabindex: isLast ? 0 : -1, title: name, "aria-keyshortcuts": "Alt+ArrowLeft Alt+ArrowRight Delete",
+      type: "button", class: "event-name", "data-key": `event-${place}`, title: name,
       "aria-label": `${place + 1} of ${shown.length}: ${name}${known?.unknown ? ", which the model does not know" : ""}`,
       onclick: () => openItem(id),
     }, h("span", { class: "event-place", "aria-hidden": "true" }, place + 1), h("span", { class: "event-title" }, name)),
-    h("span", { class: "event-tools" },
-      tool("‹", `Move ${name} earlier`, place > 0 && (() => move(place, -1))),
-      tool("›", `Move ${name} later`, place < shown.length - 1 && (() => move(place, 1))),
-      tool("×", `Remove ${name}`, () => remove(place))));
-}
-
-const tool = (sign, label, act) =>
-  h("button", { type: "button", tabindex: -1, "aria-label": label, title: label, disabled: !act, onclick: act || undefined }, sign);
-
-function move(place, step) {
-  const to = place + step;
-  if (to < 0 || to >= shown.length) return;
-  const items = [...shown];
-  [items[place], items[to]] = [items[to], items[place]];
-  update({ history: items.slice(-MOST_HISTORY) });
-  focus(to);
-  announce(`${title(items[to])} is number ${to + 1} now.`);
+    h("button", { type: "button", class: "event-remove", "aria-label": `Remove ${name}`, title: "Remove", onclick: () => remove(place) }, "×"));
 }
 
 function remove(place) {
   const name = title(shown[place]);
   update({ history: shown.filter((_, i) => i !== place).slice(-MOST_HISTORY) });
-  focus(Math.min(place, shown.length - 1));
+  (byKey(strip, `event-${Math.min(place, shown.length - 1)}`) ?? field).focus();
   announce(`Removed ${name}.`);
-}
-
-function focus(place) {
-  const target = byKey(strip, `event-${place}`) ?? field;
-  for (const button of strip.querySelectorAll(".event-name")) button.tabIndex = -1;
-  target.tabIndex = 0;
-  target.focus();
-}
-
-function keys(event) {
-  const at = event.target.dataset?.place;
-  if (at === undefined) return;
-  const place = Number(at);
-  const step = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
-  if (step && event.altKey) move(place, step);
-  else if (step) focus(Math.max(0, Math.min(shown.length - 1, place + step)));
-  else if (event.key === "Home") focus(Math.max(0, shown.length - SHOWN));
-  else if (event.key === "End") focus(shown.length - 1);
-  else if (event.key === "Delete" || event.key === "Backspace") remove(place);
-  else return;
-  event.preventDefault();
 }

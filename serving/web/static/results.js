@@ -8,7 +8,7 @@ import { inWords, isShown, openItem, picture, price, values } from "./item.js";
 import { state, update, watch } from "./state.js";
 
 /** Fields of the state that change an answer. */
-export const ASKED = ["user", "history", "k", "mode", "guarantee", "seed", "diversity", "seen", "blend", "model", "filter"];
+export const ASKED = ["user", "history", "k", "mode", "guarantee", "seed", "seen", "blend", "model", "filter"];
 const SOURCES = {
   model: "found by the model's search",
   retrieval: "proposed by retrieval from the items of the history",
@@ -82,7 +82,6 @@ function draw(answer) {
     unknown.length > 0 && h("p", { class: "note" }, `The model does not know ${plural(unknown.length, "item")} of the history: ${unknown.slice(0, 5).join(", ")}${unknown.length > 5 ? " …" : ""}`));
   const parts = shares(answer);
   const most = Math.max(...parts.filter((part) => part !== null));
-  const old = places();
   const place = [...list.children].findIndex((one) => one.contains(document.activeElement));
   [before, ranks] = [ranks, new Map(items.map((item) => [item.item_id, item.rank]))];
   render(list, items.length
@@ -92,7 +91,6 @@ function draw(answer) {
     const cards = list.querySelectorAll(".card-add");
     (cards[Math.min(place, cards.length - 1)] ?? document.getElementById("list-title")).focus({ preventScroll: true });
   }
-  glide(old);
   announce(`${facts.slice(0, 2).join(" ")}. First: ${items[0]?.title ?? "none"}.`);
 }
 
@@ -154,25 +152,6 @@ function tags(item) {
   }, inWords(key, one))));
 }
 
-// Animation of cards to their new places
-
-function places() {
-  return new Map([...list.querySelectorAll(".card")].map((one) => [one.dataset.id, one.getBoundingClientRect()]));
-}
-
-function glide(old) {
-  if (old.size === 0 || matchMedia("(prefers-reduced-motion: reduce)").matches) return;
-  for (const one of list.querySelectorAll(".card")) {
-    const from = old.get(one.dataset.id);
-    const to = one.getBoundingClientRect();
-    if (!from) one.animate([{ opacity: 0, transform: "scale(.96)" }, { opacity: 1 }], 260);
-    else if (from.x !== to.x || from.y !== to.y) {
-      one.animate([{ transform: `translate(${from.x - to.x}px, ${from.y - to.y}px)` }, { transform: "none" }],
-        { duration: 260, easing: "ease-out" });
-    }
-  }
-}
-
 async function copyCurl(event) {
   const button = event.currentTarget;
   try {
@@ -197,7 +176,6 @@ export function mountOptions(root) {
   }, (mode) => ({ mode, seed: mode === "relaxed" ? (state.seed ?? 1) : state.seed })); // this mode needs a seed
   const blend = choice("blend", "Blend with retrieval", { "": "as the bundle says", on: "on", off: "off" });
   const model = choice("model", "Model", { "": "champion" });
-  const diversity = h("input", { type: "range", id: "diversity", min: 0, max: 1, step: 0.1, onchange: () => update({ diversity: Number(diversity.value) }) });
   const seed = h("input", {
     type: "number", id: "seed", min: 0, step: 1, placeholder: "none",
     onchange: () => seed.reportValidity() && update({ seed: seed.value === "" ? null : Number(seed.value) }),
@@ -206,12 +184,10 @@ export function mountOptions(root) {
   const global = check("global", "Globally exact (search until it is proven)", (on) => ({ guarantee: on ? "global" : "beam" }));
   root.append(h("details", { class: "panel", open: matchMedia("(min-width: 960px)").matches },
     h("summary", {}, h("h2", {}, "Options")),
-    labelled("Items", k), mode, blend, model, labelled("Diversity", diversity),
-    labelled("Sample with seed", seed), seen, global));
-  watch(["k", "mode", "blend", "model", "diversity", "seed", "seen", "guarantee"], () => {
+    labelled("Items", k), mode, blend, model, labelled("Sample with seed", seed), seen, global));
+  watch(["k", "mode", "blend", "model", "seed", "seen", "guarantee"], () => {
     k.value = state.k;
     seed.value = state.seed ?? "";
-    diversity.value = state.diversity;
     for (const name of ["mode", "blend", "model"]) root.querySelector(`#${name}`).value = state[name];
     root.querySelector("#seen").checked = state.seen;
     root.querySelector("#global").checked = state.guarantee === "global";

@@ -9,7 +9,6 @@ const DEFAULTS = {
   mode: "auto",
   guarantee: "beam",
   seed: null, // samples items instead of searching for the best
-  diversity: 0,
   seen: false, // whether seen items may be recommended
   blend: "", // "" for the bundle's default, "on" or "off"
   model: "",
@@ -41,8 +40,6 @@ export function parse(hash) {
   for (const name of ["user", "model", "other", "prefix", "q"]) found[name] = given.get(name) ?? "";
   const k = Number(given.get("k"));
   if (Number.isInteger(k) && k >= 1 && k <= 200) found.k = k;
-  const diversity = Number(given.get("diversity"));
-  if (diversity > 0 && diversity <= 1) found.diversity = diversity;
   const seed = Number(given.get("seed") ?? NaN);
   if (Number.isSafeInteger(seed) && seed >= 0) found.seed = seed;
   const days = Number(given.get("days"));
@@ -61,7 +58,7 @@ export function parse(hash) {
 /** Format a state as a fragment, without default values. */
 export function format(of) {
   const said = new URLSearchParams();
-  for (const name of ["view", "user", "k", "mode", "guarantee", "seed", "diversity", "blend", "model", "other", "prefix", "q", "days"]) {
+  for (const name of ["view", "user", "k", "mode", "guarantee", "seed", "blend", "model", "other", "prefix", "q", "days"]) {
     if (of[name] !== DEFAULTS[name]) said.set(name, of[name]);
   }
   if (of.seen) said.set("seen", "1");

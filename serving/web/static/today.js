@@ -1,13 +1,13 @@
 // What a merchandiser looks at in the morning: what was recommended, what came of it, what to look into.
 
-import { at, latest, remember } from "./api.js";
-import { bars, sparkline } from "./charts.js";
+import { at, call, latest, remember } from "./api.js";
+import { bars } from "./charts.js";
 import { h, moment, number, percent, plural, problemBox, render } from "./dom.js";
 import { openItem } from "./item.js";
 import { state, update, watch } from "./state.js";
 
 const PERIODS = { 1: "the last 24 hours", 7: "the last 7 days" };
-const HALVED_H = 6; // hours for each day of the period, as in serving/today.py
+const HALVED_H = 6; // hours for each day of the period, after which an event counts half in the trends
 const EVERY_MS = 60_000;
 const ask = latest();
 let box, made, period, timer = 0;
@@ -31,20 +31,21 @@ async function load() {
   if (!PERIODS[state.days]) PERIODS[state.days] = `the last ${state.days} days`; // from a link
   if (!period.querySelector(`[value="${state.days}"]`)) period.append(h("option", { value: state.days }, PERIODS[state.days]));
   period.value = state.days;
-  let found;
+  let found, trends;
   try {
-    found = await ask("GET", at("/v1/today", { days: state.days }));
+    const trending = at("/v1/lists/trending", { half_life_h: HALVED_H * state.days, window_h: 24 * state.days });
+    [found, trends] = await Promise.all([ask("GET", at("/v1/today", { days: state.days })), call("GET", trending)]);
   } catch (problem) {
     made.textContent = "";
     render(box, problemBox(problem, load));
     return;
   }
-  if (found) draw(found);
+  if (found) draw(found, trends.items);
 }
 
-function draw(found) {
-  const { coverage, slots } = found;
-  remember([...found.trending, ...found.most_shown, ...found.never_shown, ...found.never_followed]
+function draw(found, trends) {
+  const { coverage } = found;
+  remember([...trends, ...found.most_shown, ...found.never_shown, ...found.never_followed]
     .filter((row) => row.title).map(({ item_id, title }) => ({ item_id, title })));
   made.textContent = `${moment(found.since_ms)} to ${moment(found.until_ms)}`;
   const [click, purchase] = found.rates;
@@ -54,13 +55,9 @@ function draw(found) {
       rate("Click rate", click, found),
       rate("Purchase rate", purchase, found),
       tile("Catalog shown", percent(coverage.items ? coverage.shown / coverage.items : null), `${number(coverage.shown)} of ${plural(coverage.items, "item")}`)),
-    h("h3", { class: "sr" }, "Over the period"),
-    h("div", { class: "sparks" },
-      sparkline(`Recommendations ${each(slots.seconds)}`, [{ name: "recommendations", values: slots.answers }], { digits: 0 }),
-      sparkline(`Followed ${each(slots.seconds)}`, [{ name: "followed", values: slots.followed }], { digits: 0 })),
     h("div", { class: "two" },
-      table("Trending", `What people look at and buy now, wherever they found it. Each person counts once for an item. This weight halves every ${HALVED_H * state.days} hours.`,
-        found.trending, { people: "people", shown: "shown" }, "No events in this period."),
+      table("Trending", `What people look at and buy now, wherever they found it. Each person counts once for an item, and a purchase more than a look. This weight halves every ${HALVED_H * state.days} hours.`,
+        trends, { score: "score" }, "No events in this period.", 1),
       table("Never shown", `${plural(coverage.never_shown, "item")} of the catalog ${coverage.never_shown === 1 ? "was" : "were"} in no recommendation; first those that people look for anyway.`,
         found.never_shown, { people: "people" }, "Every item was shown."),
       table("Shown, and nothing came of it", `${plural(coverage.never_followed, "item")} ${coverage.never_followed === 1 ? "was" : "were"} shown, and nobody followed; most shown first.`,
@@ -75,8 +72,6 @@ function draw(found) {
       h("section", { class: "panel" }, h("h3", {}, "How to read this"), h("ul", { class: "notes" }, notes(found).map((text) => h("li", {}, text))))));
 }
 
-const each = (seconds) => (seconds === 3600 ? "each hour" : `each ${number(seconds / 3600)} hours`);
-
 const tile = (name, value, about) => h("div", { class: "tile" }, h("dt", {}, name), h("dd", {}, value, h("span", { class: "fine" }, about)));
 
 function rate(name, row, found) {
@@ -86,7 +81,7 @@ function rate(name, row, found) {
     : `${percent(row.low)} to ${percent(row.high)} (95 %), ${number(row.followed)} of ${number(found.answers)}`);
 }
 
-function table(name, about, rows, columns, none) {
+function table(name, about, rows, columns, none, digits = 0) {
   const part = rows.slice(0, 10);
   return h("section", { class: "panel" }, h("h3", {}, name), h("p", { class: "fine" }, about),
     part.length ? h("table", { class: "ranked" },
@@ -94,7 +89,7 @@ function table(name, about, rows, columns, none) {
       h("thead", {}, h("tr", {}, h("th", { scope: "col" }, "item"), Object.values(columns).map((text) => h("th", { scope: "col", class: "count" }, text)))),
       h("tbody", {}, part.map((row) => h("tr", {},
         h("th", { scope: "row" }, h("button", { type: "button", class: "link", "data-key": `${name}-${row.item_id}`, onclick: () => openItem(row.item_id) }, row.title || row.item_id)),
-        Object.keys(columns).map((key) => h("td", { class: "count" }, number(row[key]))))))) : h("p", {}, none));
+        Object.keys(columns).map((key) => h("td", { class: "count" }, number(row[key], digits))))))) : h("p", {}, none));
 }
 
 /** What the figures mean, and what is not known. */

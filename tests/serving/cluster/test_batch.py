@@ -80,7 +80,7 @@ def test_the_table_equals_single_answers_of_the_recommender(job, bundles, tmp_pa
 
 async def test_the_table_equals_the_answers_of_the_endpoint(bundles, users, tmp_path, running):
     request = {"k": 4, "filter": {"must": [{"key": "price", "range": {"lt": 60}}]}}
-    request |= {"diversity": 0.5, "exclude_seen": False}
+    request |= {"exclude_seen": False}
     score(Job(bundles / "one", users, None, request), tmp_path / "out")
     rows = table_of(tmp_path / "out").to_pylist()
     service = ServingSettings(
