@@ -40,7 +40,6 @@ from recsys.serving.state import State
 from recsys.serving.stores import open_store
 from recsys.serving.stores.records import Served, TypedHistory, now_ms, told_history
 from recsys.serving.stores.store import Store
-from recsys.serving.text_model import TextModel
 from recsys.serving.texts import Texts
 from recsys.serving.worker import DecodeWorker, ScoreRequest
 
@@ -106,8 +105,7 @@ class Service:
         self._state: State | None = None
         self._worker = DecodeWorker(settings, self.metrics)
         self.reads = Reads(settings, self._worker.read)
-        self._text_model = TextModel(settings)
-        self._texts = Texts(self._text_model, settings.text_formats)
+        self._texts = Texts(settings)
 
     # Start and stop
 
@@ -136,7 +134,7 @@ class Service:
     async def stop(self) -> None:
         """Answer the waiting requests, then close everything."""
         self._enter(Phase.STOPPING)
-        await self._text_model.close()
+        await self._texts.close()
         if self._state is not None:
             await self._state.close()
         self._worker.close()
@@ -333,9 +331,7 @@ class Service:
 
     async def write(self, body: TextsRequest) -> TextsResponse:
         """Write a text after a prompt; errors are those of `Texts`."""
-        deadline = self.deadline
-        with self.state.models.lease(body.model) as model:
-            return await self._texts.write(body, model, deadline)
+        return await self._texts.write(body, self.deadline)
 
     # Internals
 

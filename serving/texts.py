@@ -1,43 +1,39 @@
-"""Texts: titles of the catalog, quotations and named formats, written by the service's text model.
+"""Texts in formats that the operator named, written by the service's text model.
 
-The operator names formats in the settings; no grammar comes from a client. A source text does: its
-parts are compiled in time and memory that grow with its length (`MAX_SOURCE`).
+The text model is one folder for the whole process, beside the models that recommend. It has a
+thread of its own, so that its passes delay recommendations no more than the cores must be shared.
+One request is answered at a time. A request whose client has left, or whose deadline has passed,
+stops before its next token. No grammar comes from a client.
 """
 
 import asyncio
-from collections.abc import Iterator, Mapping
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
-from weakref import WeakKeyDictionary
 
-from recsys.errors import ConfigError
-from recsys.live import Epoch
+from recsys.errors import ConfigError, RequestError
+from recsys.serving.batcher import ClosedError
 from recsys.serving.bodies import MalformedError, parse
-from recsys.serving.models import Model, UnsupportedError
-from recsys.serving.schemas.texts import (
-    SubstringFormat,
-    TextsRequest,
-    TextsResponse,
-    TitleFormat,
-    WrittenTitle,
-)
-from recsys.serving.settings import TextFormat
-from recsys.serving.text_model import TITLE, Stopped, TextModel
+from recsys.serving.limits import CALLER
+from recsys.serving.models import UnsupportedError
+from recsys.serving.reads import Reads
+from recsys.serving.schemas.texts import TextsRequest, TextsResponse
+from recsys.serving.settings import ServingSettings, TextFormat
 
 if TYPE_CHECKING:
     from recsys.text.explain import Explainer
-    from recsys.text.grammar_constraint import GrammarCompiler, GrammarConstraint
-    from recsys.text.titles import TitleTrie
+    from recsys.text.grammar_constraint import GrammarConstraint
 
-PROMPT = 10.0  # units of work of the prompt, and of compiling a source text
+PROMPT = 10.0  # units of work of the prompt
 PASS = 0.5  # units of work of a token
-MOST_TITLES = 100_000  # of a catalog; a trie of them is built again after each change
 LONGEST_NAME = 64  # characters of an unknown name that an error repeats
 MOST_MASKS = 32 << 20  # bytes of the states and masks that a format keeps between requests
 
 
 class FormatError(ValueError):
-    """The text model cannot write in the format; the message begins with its field."""
+    """There is no such format; the message begins with the field."""
 
 
 class NamedFormat:
@@ -52,7 +48,7 @@ class NamedFormat:
         from recsys.text import GrammarCompiler, grammar
 
         (kind,) = definition.model_fields_set
-        self.is_json = kind == "json_schema"
+        self.name, self.is_json = name, kind == "json_schema"
         self._compiler = GrammarCompiler(explainer.tokenizer, capacity=1)
         self._constraint: GrammarConstraint | None = None
         try:
@@ -66,23 +62,37 @@ class NamedFormat:
         """The constraint for one search, with the masks of the searches before.
 
         It is not used again after an error, nor with more than `MOST_MASKS`.
+
+        Raises:
+            UnsupportedError: the parser cannot follow the format in the block.
         """
-        constraint = self._constraint or self._compiler.constraint(self._grammar)
-        self._constraint = None
-        yield constraint
-        if constraint.nbytes <= MOST_MASKS:
-            self._constraint = constraint
+        try:
+            constraint = self._constraint or self._compiler.constraint(self._grammar)
+            self._constraint = None
+            yield constraint
+            if constraint.nbytes <= MOST_MASKS:
+                self._constraint = constraint
+        except ValueError as error:
+            field, _, reason = str(error).partition(": ")
+            if field not in TextFormat.model_fields:
+                raise
+            raise UnsupportedError(
+                f"The format {self.name!r} cannot be followed: {reason}"
+            ) from error
 
 
 class Texts:
-    """Writes texts in a format that the request names."""
+    """The text model that the settings name, its thread, the queue for it, and its formats."""
 
-    def __init__(self, writer: TextModel, formats: Mapping[str, TextFormat]) -> None:
-        """Use the text model of a service, and the formats of its settings."""
-        self._writer, self._definitions = writer, formats
-        self._formats: dict[str, NamedFormat] = {}  # used on the text model's thread only
-        self._parts: GrammarCompiler | None = None  # of the last source text
-        self._titles: WeakKeyDictionary[Epoch, TitleTrie] = WeakKeyDictionary()  # of live epochs
+    def __init__(self, settings: ServingSettings) -> None:
+        """Make it; the model is loaded by `start`."""
+        self._folder, self._definitions = settings.explainer, settings.text_formats
+        self._formats: dict[str, NamedFormat] = {}
+        self._explainer: Explainer | None = None
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="texts")
+        self._calls = Reads(settings, self._thread.submit)
+        self._asked, self._closing, self._idle = 0, False, asyncio.Event()
+        self._idle.set()
 
     async def start(self) -> None:
         """Load the text model, if there is one, and compile the formats.
@@ -90,80 +100,69 @@ class Texts:
         Raises:
             ArtifactError, ConfigError: the model cannot be loaded, or a format not be compiled.
         """
-        explainer = await self._writer.start()
-        if explainer is not None:
-            for name, definition in self._definitions.items():
-                self._formats[name] = await asyncio.to_thread(
-                    NamedFormat, name, definition, explainer
-                )
+        if self._folder is None:
+            return
+        from recsys.text.explain import Explainer  # with the parser, only where it is used
 
-    async def write(self, body: TextsRequest, model: Model, deadline: float) -> TextsResponse:
-        """Answer one request.
+        loop = asyncio.get_running_loop()
+        self._explainer = await loop.run_in_executor(self._thread, Explainer.load, self._folder)
+        for name, definition in self._definitions.items():
+            self._formats[name] = await asyncio.to_thread(
+                NamedFormat, name, definition, self._explainer
+            )
 
-        Args:
-            body: the request.
-            model: its catalog has the titles.
-            deadline: on the event loop's clock.
+    async def close(self) -> None:
+        """Refuse new requests, answer the waiting ones, and end the thread."""
+        self._closing = True
+        await self._idle.wait()
+        # What nobody waits for ends at its next token.
+        await asyncio.to_thread(self._thread.shutdown)
 
-        Raises:
-            FormatError: there is no format of this name, or the source text cannot be followed.
-            UnsupportedError, QueueFullError, DeadlineExceededError, ClosedError: of the text model.
-        """
-        answer = TextsResponse.model_construct(
-            model=model.ref(body.model), text_model=self._writer.name
-        )
-
-        def write(explainer: "Explainer", stopped: Stopped) -> TextsResponse:
-            if isinstance(body.format, TitleFormat):
-                answer.titles = self._write_titles(body, model, explainer, stopped)
-            else:
-                self._write_text(answer, body, explainer, stopped)
-            return answer
-
-        if isinstance(body.format, str) and body.format not in self._formats:
-            raise FormatError(f"format: {self._unknown(body.format)}")
-        texts = body.format.limit if isinstance(body.format, TitleFormat) else 1
-        work = PROMPT + PASS * body.max_tokens * texts
-        return await self._writer.write(write, work, deadline)
-
-    def _unknown(self, name: str) -> str:
-        names = ", ".join(map(repr, self._formats)) or "none; serve.text_formats defines them"
-        return f"there is no format {name[:LONGEST_NAME]!r}; this service offers {names}"
-
-    @contextmanager
-    def _following(
-        self, form: str | SubstringFormat, explainer: "Explainer"
-    ) -> "Iterator[GrammarConstraint]":
-        """The constraint of a format for one search.
+    async def write(self, body: TextsRequest, deadline: float) -> TextsResponse:
+        """Answer one request, when it is its turn. `deadline` is on the event loop's clock.
 
         Raises:
-            UnsupportedError, FormatError: the parser cannot follow the named format, or the text.
+            FormatError: there is no format of this name.
+            UnsupportedError: there is no text model, or the request is more than it can read.
+            QueueFullError, DeadlineExceededError, ClosedError: as of other requests.
         """
-        from recsys.text import GrammarCompiler, substring_of
-
+        if self._explainer is None or self._folder is None:
+            raise UnsupportedError(
+                "This service has no text model, which writes texts; the setting serve.explainer "
+                "names the folder of one."
+            )
+        if self._closing:
+            raise ClosedError
+        if body.format not in self._formats:
+            names = ", ".join(map(repr, self._formats)) or "none; serve.text_formats defines them"
+            raise FormatError(
+                f"format: there is no format {body.format[:LONGEST_NAME]!r}; this service offers "
+                f"{names}"
+            )
+        CALLER.get().charge(PROMPT + PASS * body.max_tokens - 1)
+        stop = threading.Event()
+        self._asked += 1
+        self._idle.clear()
         try:
-            if isinstance(form, str):
-                with self._formats[form].constraint() as constraint:
-                    yield constraint
-            else:
-                self._parts = self._parts or GrammarCompiler(explainer.tokenizer, capacity=1)
-                yield self._parts.constraint(substring_of(form.text, form.unit))
-        except ValueError as error:
-            field, _, said = str(error).partition(": ")
-            if field == "substring_of":
-                raise FormatError(f"format.text: {said}") from error
-            if isinstance(form, str) and field in TextFormat.model_fields:
-                raise UnsupportedError(f"The format {form!r} cannot be followed: {said}") from error
-            raise
+            return await self._calls(
+                self._write, body, self._explainer, stop.is_set, deadline=deadline
+            )
+        except RequestError as error:
+            raise UnsupportedError(f"{self._folder.name} cannot write this: {error}") from error
+        finally:
+            stop.set()
+            self._asked -= 1
+            if not self._asked:
+                self._idle.set()
 
-    def _write_text(
-        self, answer: TextsResponse, body: TextsRequest, explainer: "Explainer", stopped: Stopped
-    ) -> None:
-        """Write the text of a grammar, the most probable token at a time."""
+    def _write(
+        self, body: TextsRequest, explainer: "Explainer", stopped: Callable[[], bool]
+    ) -> TextsResponse:
+        """Write a text, the most probable token at a time."""
         from recsys.text.sample import sample_text
 
-        assert not isinstance(body.format, TitleFormat)  # noqa: S101 - the caller has checked
-        with self._following(body.format, explainer) as constraint:
+        form = self._formats[body.format]
+        with form.constraint() as constraint:
             (written,) = sample_text(
                 explainer.model,
                 [explainer.encode(body.prompt)],
@@ -172,61 +171,14 @@ class Texts:
                 temperature=0.0,
                 stopped=stopped,
             )
-        answer.text = explainer.tokenizer.decode(written.tokens)
-        if not written.finished:  # a character may be cut
-            answer.text = answer.text.rstrip("\ufffd")
-        answer.finished = written.finished
-        answer.tokens, answer.forced_tokens = len(written.tokens), written.forced
-        is_json = isinstance(body.format, str) and self._formats[body.format].is_json
-        if is_json and written.finished:
-            with suppress(MalformedError):  # such as a number beyond floating point
-                answer.value = parse(answer.text.encode())
-
-    def _write_titles(
-        self, body: TextsRequest, model: Model, explainer: "Explainer", stopped: Stopped
-    ) -> list[WrittenTitle]:
-        """The best titles of the catalog as it is now."""
-        from recsys.text.titles import generate_titles
-
-        assert isinstance(body.format, TitleFormat)  # noqa: S101 - the caller has checked
-        epoch = model.recommender.epoch
-        titles = self._title_trie(epoch, explainer)
-        if titles is None:
-            return []
-        found = generate_titles(
-            explainer.model,
-            [explainer.encode(body.prompt)],
-            titles.without_masks(),
-            body.format.limit,
-            body.max_tokens,
-            stopped=stopped,
+        text = explainer.tokenizer.decode(written.tokens)
+        answer = TextsResponse.model_construct(
+            text=text if written.finished else text.rstrip("\ufffd"),  # a character may be cut
+            finished=written.finished,
+            tokens=len(written.tokens),
+            forced_tokens=written.forced,
         )
-        scores, catalog = found.texts.scores[0].tolist(), epoch.catalog
-        return [
-            WrittenTitle.model_construct(
-                title=catalog.title(int(items[0])),
-                score=score,
-                item_ids=[catalog.item_id(item) for item in items.tolist()],
-            )
-            for score, items in zip(scores, found.items[0], strict=False)
-        ]
-
-    def _title_trie(self, epoch: Epoch, explainer: "Explainer") -> "TitleTrie | None":
-        """The titles of the items that can be recommended; None if there is none.
-
-        An item with a title of more than `TITLE` characters is left out.
-        """
-        from recsys.text.titles import TitleTrie
-
-        if epoch in self._titles:
-            return self._titles[epoch]
-        if epoch.num_items > MOST_TITLES:
-            raise UnsupportedError(
-                f"Titles are written of at most {MOST_TITLES:,} items; the catalog has "
-                f"{epoch.num_items:,}."
-            )
-        given = zip(epoch.catalog.titles, epoch.alive.tolist(), strict=True)
-        titles = [title if alive and len(title) <= TITLE else "" for title, alive in given]
-        if not any(titles):
-            return None
-        return self._titles.setdefault(epoch, TitleTrie.build(titles, explainer.tokenizer.tokens))
+        if form.is_json and written.finished:
+            with suppress(MalformedError):  # such as a number beyond floating point
+                answer.value = parse(text.encode())
+        return answer

@@ -4,7 +4,7 @@ from fastapi import APIRouter, Response
 
 from recsys.serving.api.routing import (
     BODY,
-    RECOMMEND,
+    QUEUE,
     JsonRoute,
     Ready,
     json_response,
@@ -19,14 +19,12 @@ router = APIRouter(prefix="/v1", route_class=JsonRoute)
 @router.post(
     "/texts",
     response_model=TextsResponse,
-    responses=documented(*BODY, "unsupported_by_model", *RECOMMEND),
+    responses=documented(*BODY, "unsupported_by_model", *QUEUE, "shutting_down", "not_ready"),
 )
 @requires(Scope.READ)
 async def write(body: TextsRequest, service: Ready) -> Response:
-    """Titles of the catalog, a part of a text, or a text of a named format, by the text model.
+    """A text of a named format (`serve.text_formats`), by the text model of `serve.explainer`.
 
-    The text model is that of `serve.explainer`, if there is one, and the named formats are those of
-    `serve.text_formats`. What `title` and `substring` return cannot be invented; what is written in
-    a named format is the model's own.
+    What is written is the model's own.
     """
     return json_response(await service.write(body))

@@ -1,4 +1,4 @@
-"""Texts over HTTP, by a small random text model: titles, quotations and named formats."""
+"""Texts of named formats over HTTP, by a small random text model."""
 
 import asyncio
 import json
@@ -8,17 +8,15 @@ from functools import partial
 
 import jsonschema
 import pytest
-import torch
 
 from recsys.errors import ConfigError
-from recsys.models.checkpoint import load_model
 from recsys.serving import auth, texts
-from recsys.serving.schemas.texts import MAX_PROMPT, MAX_SOURCE, MAX_TITLES, MAX_TOKENS
+from recsys.serving.schemas.texts import MAX_PROMPT, MAX_TOKENS
 from recsys.serving.service import Phase
 from recsys.serving.settings import TextFormat
 from recsys.serving.texts import PASS, PROMPT
 from recsys.testing import byte_level_tokenizer, tiny_model
-from recsys.text import json_schema, regex, sample, titles
+from recsys.text import json_schema, regex, sample
 from recsys.text.grammar_constraint import Parser
 from recsys.text.sample import SampledText
 from recsys.text.stopping import StoppedError
@@ -26,13 +24,7 @@ from recsys.text.token_trie import TextTokenizer
 
 PATH = "/v1/texts"
 FAST = byte_level_tokenizer([f"Thing no. {i}" for i in range(300)] + ["it is much like it"], 330)
-VOCABULARY = {
-    token: FAST.convert_tokens_to_string([word]).encode()
-    for word, token in FAST.get_vocab().items()
-    if token not in (FAST.bos_token_id, FAST.eos_token_id) and word.replace("\u0120", "").isascii()
-}
-SOURCE = "It is much like the others, and like no other thing: thing no. 7 is 7."
-TITLES = {"type": "title", "limit": 8}
+COLOURS = {"enum": ["red", "green", "blue"]}
 
 
 @pytest.fixture(scope="module")
@@ -46,9 +38,8 @@ def text_model(tmp_path_factory):
 @pytest.fixture
 def on(settings, text_model):
     # Random models take a while on a busy core, and no test here waits for the deadline but one.
-    return settings.model_copy(
-        update={"explainer": text_model, "keys": None, "deadline_ms": 120_000.0}
-    )
+    more = {"explainer": text_model, "keys": None, "deadline_ms": 120_000.0}
+    return named(settings.model_copy(update=more), colour={"json_schema": COLOURS})
 
 
 def ask(form, prompt="A gift: ", **more):
@@ -61,141 +52,8 @@ async def found(client, form, **more):
     return response.json()
 
 
-def tokenisations(data):
-    """All sequences of tokens, not special ones, with these bytes."""
-    if not data:
-        return [[]]
-    found = []
-    for token, word in VOCABULARY.items():
-        if data.startswith(word):
-            found += [[token, *rest] for rest in tokenisations(data[len(word) :])]
-    return found
-
-
-def log_probs(model, prompt, texts):
-    """Sums of the log-probabilities of tokens after a prompt, by one pass of the model for each."""
-    begin = [FAST.bos_token_id, *FAST(prompt, add_special_tokens=False)["input_ids"]]
-    sums = []
-    with torch.inference_mode():
-        for tokens in texts:
-            logits = model(torch.tensor([begin + tokens])).logits[0, len(begin) - 1 : -1]
-            probs = logits.double().log_softmax(-1)
-            sums.append(sum(row[t].item() for row, t in zip(probs, tokens, strict=True)))
-    return sums
-
-
-async def test_titles_are_those_of_the_live_catalog(on, recommender, running, text_model):
-    async with running(on, recommender=recommender) as (client, _):
-        twin = {"title": "Thing no. 7", "semantic_id": [0, 0, 1]}
-        assert (await client.put_item("twin", twin)).status_code == 200
-        answer = await found(client, TITLES)
-        again = await found(client, TITLES)
-    assert answer == again
-    assert answer["text_model"] == "tiny-llama"
-    assert answer["model"]["alias"] == "champion"
-    assert answer.keys() == {"model", "text_model", "titles"}
-    written = answer["titles"]
-    assert len({one["title"] for one in written}) == len(written) > 0
-    assert [one["score"] for one in written] == sorted((o["score"] for o in written), reverse=True)
-    items = {f"item-{i}": f"Thing no. {i}" for i in range(300)} | {"twin": "Thing no. 7"}
-    for one in written:
-        assert one["item_ids"] == [i for i, title in items.items() if title == one["title"]]
-    # The score of a title is that of one of its tokenisations, the best that the search has found.
-    model = load_model(text_model)
-    for one in written[:2]:
-        all_of_it = [[*t, FAST.eos_token_id] for t in tokenisations(one["title"].encode())]
-        scores = log_probs(model, "A gift: ", all_of_it)
-        assert min(abs(one["score"] - score) for score in scores) < 1e-3
-
-
-async def test_all_items_of_one_title_are_named(on, recommender, running):
-    async with running(on, recommender=recommender) as (client, _):
-        ids = [f"item-{i}" for i in range(300)]
-        for name in ids[2:]:
-            assert (await client.delete(f"/v1/items/{name}")).status_code == 204
-        twin = {"title": "Thing no. 1", "semantic_id": [0, 0, 1]}
-        assert (await client.put_item("twin", twin)).status_code == 200
-        answer = await found(client, TITLES)
-    named = {one["title"]: one["item_ids"] for one in answer["titles"]}
-    assert named == {"Thing no. 0": ["item-0"], "Thing no. 1": ["item-1", "twin"]}
-
-
-async def test_removed_hidden_untitled_and_long_titles_never_come(on, recommender, running):
-    async with running(on, recommender=recommender) as (client, _):
-        for i in range(4, 300):
-            assert (await client.delete(f"/v1/items/item-{i}")).status_code == 204
-        assert len((await found(client, TITLES))["titles"]) == 4
-        assert (await client.delete("/v1/items/item-0")).status_code == 204
-        new = {"semantic_id": [0, 0, 1]}
-        for name, title in (("untitled", ""), ("long", "x" * 201), ("just", "x" * 2)):
-            put = await client.put_item(name, {**new, "title": title})
-            assert put.status_code == 200
-        found_titles = {one["title"] for one in (await found(client, TITLES))["titles"]}
-        assert found_titles == {"Thing no. 1", "Thing no. 2", "Thing no. 3", "xx"}
-        for name in ("item-1", "item-2", "item-3", "just"):
-            assert (await client.delete(f"/v1/items/{name}")).status_code == 204
-        assert (await found(client, TITLES))["titles"] == []
-
-
-async def test_hidden_items_are_not_written(on, recommender, running):
-    everything = {"type": "title", "limit": MAX_TITLES}
-    async with running(on, recommender=recommender) as (client, _):
-        (name,) = (await found(client, everything))["titles"][0]["item_ids"]
-        for available in (False, True):
-            change = {"attributes": {"available": available}}
-            assert (await client.patch(f"/v1/items/{name}", json=change)).status_code == 200
-            written = (await found(client, everything))["titles"]
-            named = [item for one in written for item in one["item_ids"]]
-            assert named
-            assert (name in named) == available
-
-
-async def test_a_trie_is_built_once_for_each_state(on, recommender, running, monkeypatch):
-    built, build, threads = [], titles.TitleTrie.build, set()
-
-    def counted(given, tokens):
-        built.append(sum(map(bool, given)))
-        threads.add(threading.current_thread().name)
-        return build(given, tokens)
-
-    monkeypatch.setattr(titles.TitleTrie, "build", counted)
-    async with running(on, recommender=recommender) as (client, service):
-        for _ in range(3):
-            await found(client, TITLES)
-        assert built == [300]
-        await client.delete("/v1/items/item-1")
-        for _ in range(2):
-            await found(client, TITLES)
-        assert built == [300, 299]
-        kept = service._texts._titles
-        assert all(not trie._following for trie in kept.values())  # masks go with their request
-    assert all(name.startswith("explainer") for name in threads)
-
-
-async def test_a_large_catalog_is_refused(on, recommender, running, monkeypatch):
-    monkeypatch.setattr(texts, "MOST_TITLES", 299)
-    async with running(on, recommender=recommender) as (client, _):
-        response = await client.post(PATH, json=ask(TITLES))
-    assert (response.status_code, response.json()["code"]) == (409, "unsupported_by_model")
-    assert "300" in response.json()["detail"]
-
-
-@pytest.mark.parametrize("unit", ["characters", "words"])
-async def test_a_substring_is_in_its_text(on, recommender, running, unit):
-    async with running(on, recommender=recommender) as (client, _):
-        for prompt in ("Quote: ", "What is it? ", "7"):
-            form = {"type": "substring", "text": SOURCE, "unit": unit}
-            answer = await found(client, form, prompt=prompt)
-            assert answer["text"] in SOURCE
-            assert 0 < answer["tokens"] <= 24
-            assert answer["forced_tokens"] <= answer["tokens"]
-            assert answer["finished"] or answer["tokens"] == 24
-            assert "value" not in answer
-            assert "titles" not in answer
-
-
 SCHEMAS = {
-    "colour": {"enum": ["red", "green", "blue"]},
+    "colour": COLOURS,
     "nothing": {"type": "null"},
     "size": {"type": "integer", "minimum": 3, "maximum": 40, "multipleOf": 5},
     "code": {"type": "string", "pattern": "^[a-c]{2,4}$"},
@@ -321,12 +179,15 @@ async def test_a_format_works_after_an_error(on, recommender, running, monkeypat
         assert re.fullmatch("[0-9]{3}", (await found(client, "size"))["text"])
 
 
-async def test_a_cut_substring_ends_with_a_whole_character(on, recommender, running):
-    form = {"type": "substring", "text": "\U0001f339\u00e9\u20ac" * 50}
-    async with running(on, recommender=recommender) as (client, _):
+async def test_a_cut_text_ends_with_a_whole_character(on, recommender, running):
+    flowers = "\U0001f339\u00e9\u20ac" * 9
+    async with running(named(on, flowers={"regex": flowers}), recommender=recommender) as (
+        client,
+        _,
+    ):
         for most in range(1, 9):
-            answer = await found(client, form, max_tokens=most)
-            assert answer["text"] in form["text"]
+            answer = await found(client, "flowers", max_tokens=most)
+            assert flowers.startswith(answer["text"])
 
 
 @pytest.mark.parametrize("written", ["9" * 5000, "1e999", '"\\ud800"'])
@@ -359,41 +220,31 @@ async def test_a_text_that_is_cut_has_no_value(on, recommender, running):
         ({"max_tokens": MAX_TOKENS + 1}, "/max_tokens"),
         ({"max_tokens": "5"}, "/max_tokens"),
         ({"seed": 3}, "/seed"),
-        ({"format": {"type": "poem"}}, "/format"),
-        ({"format": {}}, "/format"),
         ({"format": None}, "/format"),
-        ({"format": {"type": "title", "limit": MAX_TITLES + 1}}, "/format/limit"),
-        ({"format": {"type": "title", "text": "a"}}, "/format/text"),
-        ({"format": {"type": "substring"}}, "/format/text"),
-        ({"format": {"type": "substring", "text": "x" * (MAX_SOURCE + 1)}}, "/format/text"),
-        ({"format": {"type": "substring", "text": "a", "unit": "lines"}}, "/format/unit"),
         ({"format": {"type": "json", "schema": {"type": "null"}}}, "/format"),
         ({"format": 3}, "/format"),
     ],
 )
 async def test_what_is_wrong_with_a_request_is_named(on, recommender, running, change, pointer):
     async with running(on, recommender=recommender) as (client, _):
-        response = await client.post(PATH, json=ask(TITLES) | change)
+        response = await client.post(PATH, json=ask("colour") | change)
     assert (response.status_code, response.json()["code"]) == (422, "invalid_request")
     assert response.json()["errors"][0]["pointer"] == pointer
 
 
 async def test_without_a_text_model_the_setting_is_named(settings, recommender, running):
     async with running(settings, recommender=recommender) as (client, _):
-        response = await client.post(PATH, json=ask(TITLES))
-        other = await client.post(PATH, json=ask(TITLES, model="nobody"))
+        response = await client.post(PATH, json=ask("colour"))
     assert (response.status_code, response.json()["code"]) == (409, "unsupported_by_model")
     assert "serve.explainer" in response.json()["detail"]
-    assert (other.status_code, other.json()["code"]) == (404, "unknown_model")
 
 
 async def test_a_prompt_that_is_too_long_for_the_model_is_refused(on, recommender, running):
     async with running(on, recommender=recommender) as (client, service):
-        service._text_model._explainer.model.max_positions = 20
-        for form in (TITLES, {"type": "substring", "text": SOURCE}):
-            response = await client.post(PATH, json=ask(form))
-            assert (response.status_code, response.json()["code"]) == (409, "unsupported_by_model")
-            assert "positions" in response.json()["detail"]
+        service._texts._explainer.model.max_positions = 20
+        response = await client.post(PATH, json=ask("colour"))
+        assert (response.status_code, response.json()["code"]) == (409, "unsupported_by_model")
+        assert "positions" in response.json()["detail"]
 
 
 class Slow:
@@ -403,7 +254,6 @@ class Slow:
         self.begun, self.stopped = threading.Event(), threading.Event()
         self.free = threading.Event()
         monkeypatch.setattr(sample, "sample_text", partial(self.wait, sample.sample_text))
-        monkeypatch.setattr(titles, "generate_titles", partial(self.wait, titles.generate_titles))
 
     def wait(self, function, *arguments, stopped, **options):
         self.begun.set()
@@ -414,14 +264,11 @@ class Slow:
         return function(*arguments, stopped=stopped, **options)
 
 
-@pytest.mark.parametrize("form", [TITLES, {"type": "substring", "text": SOURCE}])
-async def test_what_is_late_fails_and_is_written_no_further(
-    on, recommender, running, monkeypatch, form
-):
+async def test_what_is_late_fails_and_is_written_no_further(on, recommender, running, monkeypatch):
     slow = Slow(monkeypatch)
     hasty = on.model_copy(update={"deadline_ms": 500.0})
     async with running(hasty, recommender=recommender) as (client, _):
-        response = await client.post(PATH, json=ask(form))
+        response = await client.post(PATH, json=ask("colour"))
         assert (response.status_code, response.json()["code"]) == (504, "deadline_exceeded")
         assert response.headers["Retry-After"]
         assert await asyncio.to_thread(slow.stopped.wait, 60)
@@ -431,9 +278,9 @@ async def test_texts_have_a_thread_and_a_queue_of_their_own(on, recommender, run
     slow = Slow(monkeypatch)
     narrow = on.model_copy(update={"queue_limit": 1, "deadline_ms": 60_000.0})
     async with running(narrow, recommender=recommender) as (client, _):
-        first = asyncio.create_task(client.post(PATH, json=ask(TITLES)))
+        first = asyncio.create_task(client.post(PATH, json=ask("colour")))
         assert await asyncio.to_thread(slow.begun.wait, 60)
-        second = await client.post(PATH, json=ask(TITLES))
+        second = await client.post(PATH, json=ask("colour"))
         assert (second.status_code, second.json()["code"]) == (429, "queue_full")
         usual = await client.post("/v1/recommendations", json={"history": ["item-1"], "k": 3})
         assert usual.status_code == 200  # the event loop and the worker are free
@@ -441,14 +288,12 @@ async def test_texts_have_a_thread_and_a_queue_of_their_own(on, recommender, run
         assert (await first).status_code == 200
 
 
-@pytest.mark.parametrize("form", [TITLES, {"type": "substring", "text": SOURCE}])
-async def test_a_text_costs_its_work(on, recommender, running, form):
-    texts_written = form.get("limit", 1)
-    work = PROMPT + PASS * MAX_TOKENS * texts_written
+async def test_a_text_costs_its_work(on, recommender, running):
+    work = PROMPT + PASS * MAX_TOKENS
     for burst, status in ((int(work) - 2, 429), (int(work) + 2, 200)):
         dear = on.model_copy(update={"rate_limit": 1e-6, "rate_burst": burst})
         async with running(dear, recommender=recommender) as (client, _):
-            body = ask(form, max_tokens=MAX_TOKENS)
+            body = ask("colour", max_tokens=MAX_TOKENS)
             assert (await client.post(PATH, json=body)).status_code == 200
             usual = await client.post("/v1/recommendations", json={"history": ["item-1"]})
         assert usual.status_code == status
@@ -458,7 +303,7 @@ async def test_every_key_may_read_texts_and_nobody_without_one(on, recommender, 
     file = tmp_path / "keys.json"
     keys = [auth.create(file, scope, scope) for scope in ("read", "write", "admin")]
     guarded = on.model_copy(update={"keys": file})
-    body = ask({"type": "substring", "text": SOURCE})
+    body = ask("colour")
     async with running(guarded, recommender=recommender) as (client, _):
         for key in keys:
             headers = {"Authorization": f"Bearer {key}"}

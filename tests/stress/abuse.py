@@ -125,6 +125,7 @@ async def compare(names: list[str], seconds: float, folder: Path) -> dict[str, A
     tiny_model("llama-gqa", 352).save_pretrained(folder / "texts")
     byte_level_tokenizer(["Thing no. 1"], 330).save_pretrained(folder / "texts")
     settings.append(f"explainer={folder / 'texts'}")
+    settings.append("text_formats={letters: {regex: '[a-z]{600}'}}")
     rows: dict[str, Any] = {}
     spawn = multiprocessing.get_context("spawn")
     async with start_server(bundle, settings) as server:

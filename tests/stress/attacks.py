@@ -143,13 +143,13 @@ async def wide_filters(to: Target) -> None:
                 await to.send(RECOMMEND, {"history": ["B0001"], "boosts": boosts})
 
 
-async def long_sources(to: Target) -> None:
-    """Parts of the longest texts, each a new one."""
+async def long_texts(to: Target) -> None:
+    """The longest texts after the longest prompts, each a new one."""
     for number in itertools.count():
-        form = {"type": "substring", "text": f"{number} {'é' * 7_900}", "unit": "words"}
+        body = {"prompt": f"{number} {'é' * 1_900}", "format": "letters", "max_tokens": 512}
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(1):
-                await to.send("/v1/texts", {"prompt": "A", "format": form, "max_tokens": 8})
+                await to.send("/v1/texts", body)
 
 
 async def histories(to: Target) -> None:
@@ -245,7 +245,7 @@ ATTACKS: dict[str, tuple[int, Attack]] = {  # connections, and what each does
     for name, (connections, path, body) in BODIES.items()
 }
 for count_, attack_ in (
-    (2, wide_filters), (2, long_sources), (40, histories), (4, wrong_keys),
+    (2, wide_filters), (2, long_texts), (40, histories), (4, wrong_keys),
     (8, endless_headers), (1, idle_connections), (100, slow_bodies), (4, tiny_pieces),
     (4, pipelines), (4, connections_without_end), (4, garbage),
 ):  # fmt: skip
