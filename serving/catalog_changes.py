@@ -235,7 +235,7 @@ class CatalogChanges:
         Raises:
             UnknownItemError: there is no item with this id.
             QueueFullError: too many changes wait.
-            StoreError: the item is removed, but only until a restart; repeat the call.
+            StoreError: the store cannot take the change, and nothing is changed.
         """
         await self._finish(self._remove(item_id))
 
@@ -290,22 +290,17 @@ class CatalogChanges:
 
     async def _remove(self, item_id: str) -> None:
         async with self._changing:
-            there = await self._gone([item_id])
-            if not there:  # another process may have just added it
+            if not self._is_there(item_id):  # another process may have just added it
                 await self._catch_up()
-                there = await self._gone([item_id])
-            if not there and not await self._is_unkept(item_id):
-                raise UnknownItemError(f"The model has no item {item_id!r}.")
+                if not self._is_there(item_id):
+                    raise UnknownItemError(f"The model has no item {item_id!r}.")
             await self._keep([{"op": "remove", "item_id": item_id}])
+            for model in self._models.loaded:
+                await asyncio.to_thread(model.recommender.remove, [item_id])
+                self._count(model)
 
-    async def _is_unkept(self, item_id: str) -> bool:
-        """Whether an earlier removal of the item could not be written to the journal."""
-        records = await self._store.journal.read(JOURNAL)
-        last = {record["item_id"]: record["op"] for _, record in records}.get(item_id)
-        catalogs = [model.recommender.catalog for model in self._models.loaded]
-        return last == "upsert" or (
-            last is None and any((catalog.known([item_id]) >= 0).any() for catalog in catalogs)
-        )
+    def _is_there(self, item_id: str) -> bool:
+        return any(model.recommender.catalog.find(item_id) >= 0 for model in self._models.loaded)
 
     async def replay(self, model: Model) -> None:
         """Replay the journal on a model that was just loaded."""
@@ -330,13 +325,6 @@ class CatalogChanges:
                 logger.exception("%s: changes of other processes could not be made", model.name)
             self._count(model)
         self._seen = records[-1][0]
-
-    async def _gone(self, item_ids: list[str]) -> list[str]:
-        """Remove items from all models; returns those that a model had."""
-        there = []
-        for model in self._models.loaded:
-            there += await asyncio.to_thread(model.recommender.remove, item_ids)
-        return there
 
     def _page(
         self, recommender: Recommender, prefix: list[int], text: str, cursor: str, limit: int

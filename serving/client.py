@@ -13,22 +13,15 @@ without a method of their own are called by `ask`, with a class of `recsys.servi
 import random
 import time
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Self, TypeVar
 from urllib.parse import quote
 
 import httpx
 from pydantic import BaseModel
 
-from recsys.serving.schemas.common import CHAMPION, Problem
-from recsys.serving.schemas.events import EventsResponse, UserHistory
-from recsys.serving.schemas.items import (
-    Item,
-    ItemPage,
-    RankResponse,
-    SimilarResponse,
-    UpsertResponse,
-)
+from recsys.serving.schemas.common import Problem
+from recsys.serving.schemas.events import EventsResponse
 from recsys.serving.schemas.models import AliasInfo, ModelList
 from recsys.serving.schemas.recommendations import RecommendationsResponse
 
@@ -114,47 +107,10 @@ class Client:
             RecommendationsResponse, "POST", "/v1/recommendations", json={"k": k, **options}
         )
 
-    def rank(self, items: Sequence[str], **options: Any) -> RankResponse:
-        """Rank given items by their probability, for a `user` or a `history`."""
-        return self.ask(RankResponse, "POST", "/v1/rank", json={"items": list(items), **options})
-
-    def similar(self, item_id: str, k: int = 10, *, model: str = CHAMPION) -> SimilarResponse:
-        """Items similar to one item."""
-        query = {"k": k, "model": model}
-        return self.ask(SimilarResponse, "GET", _path("items", item_id, "similar"), params=query)
-
-    def items(self, *, q: str = "", page: int = 200) -> Iterator[Item]:
-        """Iterate over the catalog, or what matches `q`, in the order of semantic IDs."""
-        cursor: str | None = ""
-        while cursor is not None:
-            query = {"q": q, "limit": page, "cursor": cursor}
-            answer = self.ask(ItemPage, "GET", "/v1/items", params=query)
-            yield from answer.items
-            cursor = answer.next
-
-    def put_item(self, item_id: str, **fields: Any) -> Item:
-        """Add or replace an item; `fields` are those of `ItemBody`."""
-        body = {"items": [{"item_id": item_id, **fields}]}
-        (item,) = self.ask(UpsertResponse, "POST", _path("items"), json=body).items
-        return item
-
-    def delete_item(self, item_id: str) -> bool:
-        """Remove an item; returns whether it existed."""
-        return self.delete(_path("items", item_id), "unknown_item")
-
     def send_events(self, events: Sequence[Mapping[str, Any]]) -> EventsResponse:
         """Store events durably; events without an `event_id` get one, so that retries are safe."""
         body = {"events": [{"event_id": uuid.uuid4().hex} | dict(event) for event in events]}
         return self.ask(EventsResponse, "POST", "/v1/events", json=body)
-
-    def history(self, user: str, limit: int = 100, *, before: str | None = None) -> UserHistory:
-        """A user's latest events; `before` is `next` of the previous page."""
-        query = {"limit": limit} | ({} if before is None else {"before": before})
-        return self.ask(UserHistory, "GET", _path("users", user, "history"), params=query)
-
-    def forget(self, user: str) -> None:
-        """Erase a user."""
-        self._send("DELETE", _path("users", user))
 
     def models(self) -> ModelList:
         """The loaded models, the aliases and the experiments."""
@@ -177,16 +133,6 @@ class Client:
     def ask(self, kind: type[AnswerT], method: str, path: str, **options: Any) -> AnswerT:
         """Call any route; `options` are those of `httpx.Client.request` (`json`, `params`, ...)."""
         return kind.model_validate_json(self._send(method, path, **options).content)
-
-    def delete(self, path: str, unknown: str) -> bool:
-        """Delete what any route stands for; False if the service answers with `unknown`, a code."""
-        try:
-            self._send("DELETE", path)
-        except ServiceError as error:
-            if error.code != unknown:
-                raise
-            return False
-        return True
 
     def _send(
         self, method: str, path: str, *, repeatable: bool = True, **options: Any

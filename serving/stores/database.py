@@ -17,7 +17,7 @@ import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
 
 from recsys.serving.stores.records import StoreAwayError, StoreError
-from recsys.serving.stores.schema import METADATA, SCHEMA_VERSION, STATE
+from recsys.serving.stores.schema import EVENTS, METADATA, SCHEMA_VERSION, STATE
 
 logger = logging.getLogger("recsys.serving.stores")
 T = TypeVar("T")
@@ -25,10 +25,6 @@ SCHEMA, STORE_ID, SALTS, SEEDS = "schema", "store_id", "erasure_salts", "seeds" 
 SEEDING, JOURNALING, ERASING = range(3)  # activities of one process at a time
 FAILURES = (DBAPIError, OSError)
 UNAVAILABLE = (OperationalError, InterfaceError, OSError)
-
-
-class RaceError(Exception):
-    """Another process wrote one of the events between the lookup and the insertion."""
 
 
 class Database(ABC):
@@ -103,10 +99,6 @@ class Database(ABC):
         """The parameters of a statement with `among`, which is made once."""
 
     @abstractmethod
-    def insert_events(self, connection: sa.Connection, rows: Sequence[tuple[Any, ...]]) -> None:
-        """Insert rows of `EVENT_COLUMNS`; RaceError if another process wrote one of them."""
-
-    @abstractmethod
     def lock(self, connection: sa.Connection, what: int, *, shared: bool = False) -> None:
         """Exclude other processes from an activity (`SEEDING`, ...) until the transaction ends.
 
@@ -132,6 +124,10 @@ class Database(ABC):
         return nullcontext()
 
     # Queries and transactions
+
+    def insert_events(self, connection: sa.Connection, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Insert rows of `EVENT_COLUMNS`."""
+        connection.execute(sa.insert(EVENTS), rows)
 
     def read(
         self, query: sa.Executable, parameters: Mapping[str, Any] | None = None

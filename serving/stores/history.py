@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import sqlalchemy as sa
 
-from recsys.serving.stores.admission import admit
 from recsys.serving.stores.calls import Calls
 from recsys.serving.stores.database import ERASING, SEEDING, SEEDS
 from recsys.serving.stores.erasures import erase, erased_among, take_over
@@ -222,11 +221,7 @@ class HistoryTable:
     # On the writing thread
 
     def insert(self, connection: sa.Connection, batches: Sequence[Sequence[Event]]) -> list[Any]:
-        """Insert batches; returns an `Appended` or an error for each.
-
-        Raises:
-            RaceError: another process wrote one of the events meanwhile.
-        """
+        """Insert batches; returns an `Appended` or an error for each."""
         events = [event for batch in batches for event in batch]
         texts = self._database.texts
         names = {event.event_id for event in events if event.event_id is not None}
@@ -236,7 +231,7 @@ class HistoryTable:
         if names := {e.recommendation_id for e in events if e.recommendation_id is not None}:
             answers = {*connection.scalars(self._answers, texts(names))}
         outcomes: list[Any] = []
-        rows: list[tuple[Any, ...]] = []
+        rows: list[dict[str, Any]] = []
         for batch in batches:
             try:
                 fresh, outcome = admit(batch, known, erased, answers)
@@ -273,14 +268,60 @@ class HistoryTable:
         )
 
 
-def _row(event: Event, answers: Collection[str]) -> tuple[Any, ...]:
-    """The columns of an event, as in `EVENT_COLUMNS`."""
+def admit(
+    batch: Sequence[Event],
+    known: Mapping[str | None, str | None],
+    erased: Mapping[str, int],
+    answers: Collection[str],
+) -> tuple[list[Event], Appended]:
+    """Separate the new events of a batch from repeated and erased ones.
+
+    Args:
+        batch: events with ids and digests.
+        known: id -> digest of the stored events.
+        erased: user -> time of the erasure, in unix milliseconds.
+        answers: ids of the remembered answers.
+
+    Raises:
+        EventConflictError: two events have the same id and different contents.
+    """
+    fresh: dict[str | None, Event] = {}
+    conflicts: list[str] = []
+    duplicates = ignored = unlinked = 0
+    for event in batch:
+        if event.event_id in fresh or event.event_id in known:
+            same = fresh.get(event.event_id)
+            before = same.digest if same is not None else known[event.event_id]
+            if before == event.digest:
+                duplicates += 1
+            else:
+                conflicts.append(str(event.event_id))
+        elif event.time_ms <= erased.get(event.user, -1):
+            ignored += 1
+        else:
+            fresh[event.event_id] = event
+            answer = event.recommendation_id
+            unlinked += answer is not None and answer not in answers
+    if conflicts:
+        raise EventConflictError(conflicts)
+    return list(fresh.values()), Appended(len(fresh), duplicates, ignored, unlinked)
+
+
+def _row(event: Event, answers: Collection[str]) -> dict[str, Any]:
+    """The columns of an event."""
     answer = event.recommendation_id
-    linked = None if answer is None else int(answer in answers)
-    return (
-        event.event_id, event.user, event.item, event.type, event.time_ms, event.value, answer,
-        linked, event.digest, event.seed,
-    )  # fmt: skip
+    return {
+        "event_id": event.event_id,
+        "user_id": event.user,
+        "item_id": event.item,
+        "type": event.type,
+        "time_ms": event.time_ms,
+        "value": event.value,
+        "recommendation_id": answer,
+        "linked": None if answer is None else int(answer in answers),
+        "digest": event.digest,
+        "seed": event.seed,
+    }
 
 
 def _stored(*columns: Any) -> StoredEvent:

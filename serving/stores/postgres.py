@@ -5,18 +5,16 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, ClassVar
 
 import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql
 from sqlalchemy.engine import ExceptionContext
-from sqlalchemy.exc import DBAPIError
 
 from recsys.errors import ConfigError
-from recsys.serving.stores.database import Database, RaceError
+from recsys.serving.stores.database import Database
 from recsys.serving.stores.locations import place_of
-from recsys.serving.stores.schema import EVENT_COLUMNS, EVENTS
 
 try:
     import psycopg
@@ -25,14 +23,6 @@ except ImportError as error:
         "a store in PostgreSQL needs psycopg; install the extra: pip install 'recbeam[postgres]'"
     ) from error
 
-KINDS = {"time_ms": sa.BigInteger, "value": sa.Double, "linked": sa.Integer}
-ROWS = sa.func.unnest(
-    *(sa.bindparam(name, type_=sa.ARRAY(KINDS.get(name, sa.Text))) for name in EVENT_COLUMNS)
-).table_valued(*EVENT_COLUMNS)
-INSERT_EVENTS = (  # one array for each column: ten times as fast as one statement for each row
-    postgresql.insert(EVENTS).from_select([*EVENT_COLUMNS], sa.select(*ROWS.render_derived().c))
-)
-RACES = (psycopg.errors.UniqueViolation, psycopg.errors.DeadlockDetected)
 LOCK = 0x7265637379  # first key of pg_advisory_xact_lock
 CONNECT_TIMEOUT_S = 3
 AWAY_S = 1.0
@@ -174,8 +164,7 @@ class PostgresDatabase(Database):
     def lock(self, connection: sa.Connection, what: int, *, shared: bool = False) -> None:
         """Take an advisory lock until the transaction ends."""
         function = f"pg_advisory_xact_lock{'_shared' if shared else ''}"
-        with _races():
-            connection.execute(sa.text(f"SELECT {function}(:key)"), {"key": LOCK + what})
+        connection.execute(sa.text(f"SELECT {function}(:key)"), {"key": LOCK + what})
 
     def among(self, column: sa.ColumnElement[Any]) -> Any:
         """A condition with one parameter, so that the statement is always the same."""
@@ -184,22 +173,6 @@ class PostgresDatabase(Database):
     def texts(self, values: Iterable[str]) -> dict[str, Any]:
         """The parameter of `among`."""
         return {"texts": [*values]}
-
-    def insert_events(self, connection: sa.Connection, rows: Sequence[tuple[Any, ...]]) -> None:
-        """Insert rows."""
-        columns = map(list, zip(*rows, strict=True))
-        with _races():
-            connection.execute(INSERT_EVENTS, dict(zip(EVENT_COLUMNS, columns, strict=True)))
-
-
-@contextlib.contextmanager
-def _races() -> Iterator[None]:
-    try:
-        yield
-    except DBAPIError as error:
-        if isinstance(error.orig, RACES):
-            raise RaceError from error
-        raise
 
 
 def _replace_if_read_only(context: ExceptionContext) -> None:

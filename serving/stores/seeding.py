@@ -9,7 +9,7 @@ import sqlalchemy as sa
 from recsys.serving.stores.database import Database
 from recsys.serving.stores.erasures import erased_among
 from recsys.serving.stores.records import DISLIKES, SEED_TYPE
-from recsys.serving.stores.schema import EVENTS
+from recsys.serving.stores.schema import EVENT_COLUMNS, EVENTS
 
 if TYPE_CHECKING:  # importing Arrow is slow
     from recsys.dataset import Dataset
@@ -31,7 +31,15 @@ def replace_seed(
         users.update(data.disliked.standing["user_id"].to_pylist())
     erased = erased_among(database, connection, users)
     rows = (
-        (None, user, item, kind, time_ms, value, None, None, None, digest)
+        {
+            **dict.fromkeys(EVENT_COLUMNS),
+            "user_id": user,
+            "item_id": item,
+            "type": kind,
+            "time_ms": time_ms,
+            "value": value,
+            "seed": digest,
+        }
         for user, item, kind, time_ms, value in chain(_interactions(data), _disliked(data))
         if user not in erased or time_ms > erased[user]
     )

@@ -5,7 +5,7 @@ import os
 import sqlite3
 import time
 import uuid
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from contextlib import closing
 from pathlib import Path
 from typing import Any, ClassVar
@@ -18,12 +18,8 @@ from recsys.errors import DataError
 from recsys.locks import locked
 from recsys.serving.stores.database import FAILURES, STORE_ID, Database, logger
 from recsys.serving.stores.records import StoreError
-from recsys.serving.stores.schema import EVENT_COLUMNS, EVENTS, STATE
+from recsys.serving.stores.schema import STATE
 
-# Given to the driver with tuples: parameters by names take as long as the insertion itself.
-INSERT_EVENTS = str(
-    sqlite.insert(EVENTS).compile(dialect=sqlite.dialect(), column_keys=[*EVENT_COLUMNS])
-)
 LEFT_BYTES = "left_bytes"  # key of STATE while bytes of erased users may be on the disk
 BUSY_TIMEOUT_S = 4.0  # of a call that a request waits for; less than the deadline of requests
 PATIENT_S = 30.0  # of bulk work
@@ -94,10 +90,6 @@ class SqliteDatabase(Database):
     def texts(self, values: Iterable[str]) -> dict[str, Any]:
         """The parameter of `among`."""
         return {"texts": json.dumps([*values])}
-
-    def insert_events(self, connection: sa.Connection, rows: Sequence[tuple[Any, ...]]) -> None:
-        """Insert rows; the write lock excludes other processes."""
-        connection.exec_driver_sql(INSERT_EVENTS, [*rows])
 
     def back_up(self, file: Path) -> None:
         """Write a copy of the store to a new file, atomically; other processes may use the store.

@@ -10,8 +10,10 @@ from collections.abc import Collection, Sequence
 from itertools import groupby
 from typing import Any
 
+from sqlalchemy.exc import DBAPIError
+
 from recsys.serving.stores.calls import Calls
-from recsys.serving.stores.database import ERASING, FAILURES, UNAVAILABLE, Database, RaceError
+from recsys.serving.stores.database import ERASING, FAILURES, UNAVAILABLE, Database
 from recsys.serving.stores.group import Write
 from recsys.serving.stores.history import HistoryTable
 from recsys.serving.stores.journal import JournalTable, StateTable
@@ -19,7 +21,8 @@ from recsys.serving.stores.records import NOT_HISTORY, Observer, Served, StoreEr
 from recsys.serving.stores.served import ServedTable
 
 logger = logging.getLogger("recsys.serving.stores")
-RACES = 5
+RACES = ("23505", "40P01")  # SQLSTATE: another process wrote the event, or waits for this one
+ATTEMPTS = 5
 
 
 class Store:
@@ -108,7 +111,7 @@ class Store:
             logger.exception("store %s: %d answers were dropped", self.database.place, len(answers))
 
     def _write(self, group: list[Write], answers: Sequence[Served]) -> list[Any]:
-        for _ in range(RACES):
+        for _ in range(ATTEMPTS):
             try:
                 with self.database.transaction() as connection:
                     # An erasure sees the events of all transactions before it, and no later ones.
@@ -123,8 +126,9 @@ class Store:
                         else:
                             outcomes += [write.change(connection) for write in run]  # type: ignore[misc]
                 return outcomes
-            except RaceError:
-                continue
+            except DBAPIError as error:
+                if getattr(error.orig, "sqlstate", None) not in RACES:
+                    raise
         raise StoreError(
             f"store {self.database.place}: other processes write the same events; try again"
         )

@@ -433,7 +433,7 @@ async def test_own_changes_are_not_made_twice(client, service, until, monkeypatc
     assert service.state.models.get().recommender.epoch.number == 2
 
 
-async def test_a_repeated_removal_is_journaled_after_a_failure(
+async def test_a_removal_that_the_store_cannot_take_changes_nothing(
     settings, fake, running, monkeypatch
 ):
     async with running(settings, recommender=fake()) as (client, service):
@@ -447,6 +447,7 @@ async def test_a_repeated_removal_is_journaled_after_a_failure(
             for item in ("lamp", "item-3"):
                 response = await client.delete(f"/v1/items/{item}")
                 assert code(response) == (503, "store_unavailable")
+                assert (await client.get(f"/v1/items/{item}")).status_code == 200
         for item in ("lamp", "item-3"):
             assert (await client.delete(f"/v1/items/{item}")).status_code == 204
             assert code(await client.delete(f"/v1/items/{item}")) == (404, "unknown_item")

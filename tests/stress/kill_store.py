@@ -37,6 +37,7 @@ from harness import Killer, Report, event, events_of, run_rounds
 
 from recsys.serving.stores import open_store
 from recsys.serving.stores.records import content_digest
+from recsys.serving.stores.schema import EVENT_COLUMNS
 from recsys.serving.stores.store import Store
 
 WRITERS, BATCH = 16, 3
@@ -161,10 +162,17 @@ async def erase_among(file: Path, events: int) -> None:
     draw = random.Random(0)
     users = [f"{draw.getrandbits(64):016x}" for _ in range(USERS)]
 
-    def rows() -> Iterator[tuple[Any, ...]]:
+    def rows() -> Iterator[dict[str, Any]]:
         for n in range(events):
-            user, item = draw.choice(users), f"item-{draw.randrange(20_000)}"
-            yield f"event-{n}", user, item, "view", n, None, None, None, content_digest(n), None
+            yield {
+                **dict.fromkeys(EVENT_COLUMNS),
+                "event_id": f"event-{n}",
+                "user_id": draw.choice(users),
+                "item_id": f"item-{draw.randrange(20_000)}",
+                "type": "view",
+                "time_ms": n,
+                "digest": content_digest(n),
+            }
 
     with opened.database.bulk("BEGIN") as connection:
         opened.database.insert_events(connection, [*rows()])

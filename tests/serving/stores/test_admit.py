@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recsys.serving.stores.admission import admit
+from recsys.serving.stores.history import admit
 from recsys.serving.stores.records import Event, EventConflictError
 
 EVENTS = st.builds(
