@@ -49,7 +49,6 @@ MOST_EXPERIMENTS = 20
 MOST_EXPOSURES = 500_000  # of one experiment; later answers are not counted
 KEPT_DAYS = 180  # exposures are deleted after that; more than any experiment can last
 LEVEL = 0.95
-LOOKS = 40  # at most, of an arm in the results
 RATIO_LIMIT = 0.001
 PAGE = 5_000  # users that are read at once
 LOOK_S = 60.0  # pause of the guardrail
@@ -393,15 +392,10 @@ def analyse(experiment: Experiment, users: Sequence[Exposed], time_ms: int) -> E
             pair = done & ((arm == 0) | (arm == place))
             if pair.any():
                 weight = body.shares[place] / (body.shares[0] + body.shares[place])
-                count = int(pair.sum())
-                looks = np.unique(np.linspace(1, count, min(count, LOOKS)).astype(np.int64))
+                looks = [int(pair.sum())]
                 found = sequential.compare(values[pair], arm[pair] == place, weight, alpha, looks)
                 difference, low, high = (float(value[-1]) for value in found)
                 compared = {"difference": difference, "low": low, "high": high}
-                final_ms = first_ms[pair][looks - 1] + observed_ms
-                names = ("time_ms", "observed", "difference", "low", "high")
-                rows = zip(*(column.tolist() for column in (final_ms, looks, *found)), strict=True)
-                compared["looks"] = [dict(zip(names, row, strict=True)) for row in rows]
                 verdict = "better" if low > 0 else "worse" if high < 0 else "undecided"
         arms.append(
             ArmResults.model_validate(

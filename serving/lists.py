@@ -15,13 +15,11 @@ from numpy.typing import NDArray
 
 from recsys.availability import FROM
 from recsys.errors import FilterError, RequestError
-from recsys.event_names import WEIGHTS, level
 from recsys.listing import Batch
 from recsys.live import Epoch
 from recsys.recommender import Recommender, RecommendRequest
 from recsys.retrieval.related import together
 from recsys.rules import Rule, apply_rules
-from recsys.serving.activity import Activity, Recent
 from recsys.serving.answers import scored
 from recsys.serving.catalog_changes import find, metadata
 from recsys.serving.models import Model, Models
@@ -37,13 +35,10 @@ from recsys.serving.schemas.lists import (
     ListQuery,
     ListResponse,
     TogetherQuery,
-    TrendingQuery,
 )
 from recsys.serving.stores.store import Store
+from recsys.serving.trending import Trending, Trends
 
-NEGATIVE, VIEW = range(2)  # of `recsys.event_names.level`
-Strengths = Callable[[str], int | None]
-HOUR_MS = 3_600_000
 _NOTES: dict[ListNoteCode, str] = {
     "no_events": "No stored event has a type and a time that this list counts.",
     "no_dates": "No item has a date (attribute available_from), and none was added to the bundle.",
@@ -83,38 +78,28 @@ class Lists:
         """Events of the types `not_history` are no sign of interest."""
         self._store = store
         self._models, self._rules, self._reads = models, rules, reads
-        self._not_history = frozenset(not_history)
-        self._recent = Recent(reads)
+        self._trending = Trending(models, reads, not_history)
         # By recommender, with what they were computed from:
-        self._rows: WeakKeyDictionary[Recommender, tuple[Activity, Epoch, NDArray[np.int32]]]
+        self._rows: WeakKeyDictionary[Recommender, tuple[Trends, Epoch, NDArray[np.int32]]]
         self._dates: WeakKeyDictionary[Recommender, tuple[Epoch, Dated]]
         self._rows, self._dates = WeakKeyDictionary(), WeakKeyDictionary()
 
     async def close(self) -> None:
         """End what runs in the background."""
-        await self._recent.renewed.close()
+        await self._trending.renewed.close()
 
-    async def trending(
-        self, query: TrendingQuery, wanted: Mapping[str, Any] | None
-    ) -> ListResponse:
+    async def trending(self, query: ListQuery, wanted: Mapping[str, Any] | None) -> ListResponse:
         """Items by the decayed events of all users."""
-        activity = await self._recent(self._store)
-        half_life_ms, window_ms = query.half_life_h * HOUR_MS, query.window_h * HOUR_MS
-        given = query.weights
-        since_ms = max(activity.since_ms, activity.until_ms - window_ms)
+        trends = await self._trending(self._store)
 
         def rank(batch: Batch, model: Model) -> Ranking:
-            usual = self._weights(_strengths(model))
-            weigh = (lambda name: given.get(name.lower(), 0.0)) if given else usual
-            found, scores = activity.trending(weigh, half_life_ms, window_ms)
-            rows = self._rows_of(model.recommender, batch.epoch, activity)[found]
-            known = rows >= 0
-            listed = scores[known].tolist()
+            rows = self._rows_of(model.recommender, batch.epoch, trends)
+            places = np.flatnonzero(rows >= 0)
             return Ranking(
-                rows[known],
+                rows[places],
                 "no_events",
-                lambda place: {"score": listed[place]},
-                {"since": since_ms / 1000},
+                lambda place: {"score": trends.scores[places[place]]},
+                {"since": trends.since_ms / 1000},
             )
 
         return await self._list("trending", query, wanted, rank)
@@ -219,22 +204,11 @@ class Lists:
             self._rules.check(rules, model)
             raise
 
-    def _weights(self, strengths: Strengths) -> Callable[[str], float]:
-        """What an event of a type counts in `trending` if nobody says so."""
-
-        def weigh(name: str) -> float:
-            strength = NEGATIVE if name in self._not_history else strengths(name)
-            return WEIGHTS[VIEW if strength is None else strength]
-
-        return weigh
-
-    def _rows_of(
-        self, recommender: Recommender, epoch: Epoch, activity: Activity
-    ) -> NDArray[np.int32]:
-        """Dense items of those of an activity; -1 where one cannot be recommended."""
+    def _rows_of(self, recommender: Recommender, epoch: Epoch, trends: Trends) -> NDArray[np.int32]:
+        """Dense items of those that trend; -1 where one cannot be recommended."""
         kept = self._rows.get(recommender)
-        if kept is None or kept[0] is not activity or kept[1] is not epoch:
-            kept = self._rows[recommender] = (activity, epoch, epoch.catalog.index(activity.items))
+        if kept is None or kept[0] is not trends or kept[1] is not epoch:
+            kept = self._rows[recommender] = (trends, epoch, epoch.catalog.index(trends.items))
         return kept[2]
 
 
@@ -294,10 +268,3 @@ def _response(
         note=None if items else ListNote(code=code, detail=_NOTES[code]),
         **more,
     )
-
-
-def _strengths(model: Model) -> Strengths:
-    """How strong a sign of interest each type of events is, by its name or the model's data."""
-    retrieval = model.recommender.retrieval
-    types = None if retrieval is None else retrieval.types
-    return level if types is None else types.strength

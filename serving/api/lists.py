@@ -15,7 +15,6 @@ from recsys.serving.schemas.lists import (
     ListQuery,
     ListResponse,
     TogetherQuery,
-    TrendingQuery,
 )
 from recsys.serving.service import Service
 
@@ -37,7 +36,7 @@ CACHED: dict[int | str, dict[str, Any]] = {
     responses=CACHED | documented("store_unavailable", *ANY),
 )
 @requires(Scope.READ)
-async def trending_items(query: Annotated[TrendingQuery, Query()], service: Ready) -> Response:
+async def trending_items(query: Annotated[ListQuery, Query()], service: Ready) -> Response:
     """Items by the events of the last days, of which newer ones count more."""
     return await _answer(service, query, service.state.lists.trending)
 

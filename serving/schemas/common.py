@@ -17,7 +17,6 @@ NO_CONTROLS = r"^[^\x00-\x1F\x7F]+$"
 NAME = r"^[a-z0-9][a-z0-9_-]{0,63}$"
 BUNDLE_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$"
 EVENT_TYPE = r"^[^\W_][\w -]{0,31}$"
-WEIGHT = r"^[^\W_][\w -]{0,31}:[0-9]{1,6}(\.[0-9]{1,6})?$"
 # Not \d, which is a digit of any script, some of them newer than Python's.
 CODES = r"^([0-9]{1,6}([.,][0-9]{1,6}){0,31})?$"
 PATTERNS = {  # what they stand for, in errors
@@ -26,7 +25,6 @@ PATTERNS = {  # what they stand for, in errors
     BUNDLE_NAME: "a bundle's name: up to 128 letters, digits, ., _ and -, the first a letter or a "
     "digit",
     EVENT_TYPE: "a type: up to 32 letters, digits, spaces, _ and -, the first a letter or a digit",
-    WEIGHT: "a type and its weight, such as purchase:3",
     CODES: "the first codes of a semantic ID, such as 3.0",
 }
 # Both spellings of a letter in Unicode are one id, as in prepared data.

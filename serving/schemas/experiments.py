@@ -99,16 +99,6 @@ class ExperimentInfo(BaseModel):
     by: str | None = Field(description="Name of the key that put it; null without keys.")
 
 
-class Look(BaseModel):
-    """The comparison with the first arm as it was after a number of users."""
-
-    time_ms: int = Field(description="When the last of them was observed to the end.")
-    observed: int = Field(description="Users of both arms.")
-    difference: float
-    low: float
-    high: float
-
-
 class ArmResults(BaseModel):
     """What an arm achieved, over users whose time in the experiment is over."""
 
@@ -126,9 +116,6 @@ class ArmResults(BaseModel):
     )
     low: float | None = Field(None, description="Lower end of its interval.")
     high: float | None = Field(None, description="Upper end of its interval.")
-    looks: list[Look] | None = Field(
-        None, description="How estimate and interval developed, oldest first."
-    )
     verdict: Literal["first", "no_users", "undecided", "better", "worse"] = Field(
         description="`better` or `worse` than the first arm if the interval excludes 0."
     )

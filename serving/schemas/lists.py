@@ -6,7 +6,6 @@ from pydantic import BaseModel, Field, StringConstraints
 
 from recsys.serving.schemas.common import (
     CHAMPION,
-    WEIGHT,
     Alias,
     ItemId,
     K,
@@ -16,9 +15,6 @@ from recsys.serving.schemas.common import (
 
 MAX_FILTER = 4_000  # characters; a target has 8 KiB
 MAX_GIVEN = 50  # items of a basket or of a session in a query
-MAX_WEIGHTS = 20
-DAY_H = 24.0
-LONGEST_H = 30 * DAY_H
 
 ListName = Literal["trending", "latest", "together"]
 FilterText = Annotated[
@@ -27,16 +23,6 @@ FilterText = Annotated[
     Field(
         description="A filter as JSON, URL-encoded: as `filter` of POST /v1/recommendations.",
         examples=['{"must":[{"key":"categories","match":"Nails"}]}'],
-    ),
-]
-
-
-Weight = Annotated[
-    str,
-    StringConstraints(
-        pattern=WEIGHT,
-        strip_whitespace=True,
-        to_lower=True,
     ),
 ]
 
@@ -50,30 +36,6 @@ class ListQuery(Query):
         [], description="`metadata` adds each item's attributes."
     )
     model: Alias = CHAMPION
-
-
-class TrendingQuery(ListQuery):
-    """Query parameters of trending items."""
-
-    half_life_h: float = Field(
-        DAY_H, ge=0.1, le=LONGEST_H, description="Hours after which an event counts half."
-    )
-    window_h: float = Field(
-        7 * DAY_H, ge=0.1, le=LONGEST_H, description="Hours after which an event does not count."
-    )
-    weight: Annotated[list[Weight], Field(max_length=MAX_WEIGHTS)] = Field(
-        [],
-        description="What an event of a type counts: `purchase:5`. Types that are not named then "
-        "count nothing. By default a type counts by its name: a view 0.2, a cart 0.5, a like or "
-        "rating 0.8, a purchase 1, an unknown name as a view, and a negative one nothing.",
-        examples=["purchase:5"],
-    )
-
-    @property
-    def weights(self) -> dict[str, float]:
-        """What an event counts, by type; empty if nothing is said."""
-        parts = (one.rpartition(":") for one in self.weight)
-        return {name: float(number) for name, _, number in parts}
 
 
 class TogetherQuery(ListQuery):
@@ -101,7 +63,7 @@ class ListedItem(BaseModel):
     time: float | None = Field(
         None,
         description="Unix seconds. `latest`: since when it is available, null if it was added "
-        "without a date; `continue`: of the user's last event on it.",
+        "without a date.",
     )
     because: str | None = Field(
         None, description="`together`: the given item with the most evidence for it."

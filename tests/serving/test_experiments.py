@@ -582,39 +582,3 @@ async def test_experiments_are_changed_by_admins_and_read_by_every_key(run, tmp_
         found = await service.store.served.exposed(experiment.id, "click", 60_000, "", 100)
         assert [user.user for user in found] == users
         assert {user.followed for user in found} == {1}
-
-
-async def test_looks_end_with_the_results_and_grow_with_the_users(shop):
-    client, service = shop
-    await put(client, window_s=3600)
-    await send(client, await observe(service, "homepage", {"champion": 0.2, "other": 0.4}))
-    first, arm = (await results(client))["arms"]
-    assert first.get("looks") is None
-    looks = arm["looks"]
-    assert 2 < len(looks) <= experiments.LOOKS
-    users = [look["observed"] for look in looks]
-    assert users == sorted(set(users))
-    assert users[-1] == first["observed"] + arm["observed"]
-    assert {name: looks[-1][name] for name in ("difference", "low", "high")} == {
-        name: arm[name] for name in ("difference", "low", "high")
-    }
-    times = [look["time_ms"] for look in looks]
-    assert times == sorted(times)
-    assert times[-1] <= time.time_ns() // 1_000_000
-    widths = [look["high"] - look["low"] for look in looks]
-    assert widths[-1] < widths[0]
-
-
-def test_looks_are_those_of_fewer_users():
-    draw = random.Random(3)
-    users = [
-        Exposed(f"u{n}", draw.choice("ab"), 1_000 * n, 2, draw.randrange(3)) for n in range(120)
-    ]
-    experiment = made()
-    window = 2 * experiment.body.window_s * 1000
-    whole = analyse(experiment, users, 1_000 * 120 + window)
-    for look in whole.arms[1].looks or ():
-        (_, then) = analyse(experiment, users, look.time_ms).arms
-        assert then.low == pytest.approx(look.low)
-        assert then.high == pytest.approx(look.high)
-        assert then.difference == pytest.approx(look.difference)

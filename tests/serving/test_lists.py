@@ -10,9 +10,8 @@ import pytest
 
 from recsys.interactions import Behaviour
 from recsys.retrieval.event_types import EventTypes
-from recsys.serving import activity, auth, renewed
+from recsys.serving import auth, renewed, trending
 from recsys.serving.app import create_app
-from recsys.serving.stores.records import Event
 
 LISTS = {
     "trending": {},
@@ -26,7 +25,7 @@ HOUR = 3600
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch):
     """The store is read for each list of trending items."""
-    monkeypatch.setattr(activity, "KEPT_S", 0.0)
+    monkeypatch.setattr(trending, "KEPT_S", 0.0)
     monkeypatch.setattr(renewed, "REST", 0.0)
 
 
@@ -94,20 +93,7 @@ async def test_trending_items_are_by_decayed_weights(client):
     assert list(scores) == list(expected)
     assert scores == pytest.approx(expected, rel=1e-3)
     assert found["since"] == pytest.approx(time.time() - 7 * 24 * HOUR, abs=60)
-    found = await ask(
-        client, "trending", half_life_h=1, window_h=10, weight=["View:3", "mystery:0.5"]
-    )
-    scores = {item["item_id"]: item["score"] for item in found["items"]}
-    assert scores == pytest.approx({"item-1": 3, "item-2": 3, "item-6": 0.5}, rel=1e-3)
-    assert ids(await ask(client, "trending", window_h=24 * 9))[-1] == "item-3"
     assert ids(await ask(client, "trending", k=1)) == ["item-2"]
-
-
-async def test_weights_are_for_types_in_any_case(client, service):
-    now = int(time.time() * 1000)  # an imported data set keeps its names
-    await service.store.history.append([Event("e", "ada", "item-9", "Kauf", now)])
-    assert ids(await ask(client, "trending", weight="kAUF:2")) == ["item-9"]
-    assert ids(await ask(client, "trending", weight="view:2")) == []
 
 
 async def test_without_events_nothing_is_trending(client):
@@ -124,7 +110,7 @@ async def test_events_of_an_erased_user_do_not_count(client):
 
 
 async def test_trending_items_are_kept_for_a_short_time(client, service):
-    service.state.lists._recent.renewed.kept_s = 1000.0
+    service.state.lists._trending.renewed.kept_s = 1000.0
     await send(client, ("eve", "item-1", "view", 0))
     first = await ask(client, "trending")
     await send(client, ("eve", "item-2", "view", 0))
@@ -249,13 +235,7 @@ OF_ALL = {
     "include=trace": "/include/0", "model=A": "/model",
 }  # fmt: skip
 OF_ONE = {
-    "trending": {
-        "half_life_h=0": "/half_life_h", "half_life_h=721": "/half_life_h",
-        "half_life_h=nan": "/half_life_h", "window_h=0": "/window_h", "window_h=721": "/window_h",
-        "window_h=inf": "/window_h", "weight=view": "/weight/0", "weight=view:-1": "/weight/0",
-        "weight=view:nan": "/weight/0", "weight=view:1e9": "/weight/0",
-        "&".join(["weight=view:1"] * 21): "/weight",
-    },
+    "trending": {"weight=view:1": "/weight"},
     "latest": {"user=a": "/user"},
     "together": {
         "": "/item", "item=": "/item/0", f"item={LONG}": "/item/0", "item=a%00": "/item/0",
@@ -325,7 +305,7 @@ async def test_a_list_that_takes_too_long_is_a_problem(settings, recommender, ru
             await free.wait()
             return await reads(*arguments, **more)
 
-        service.state.lists._reads = service.state.lists._recent._reads = slow
+        service.state.lists._reads = service.state.lists._trending._reads = slow
         response = await get(client, name)
         assert (response.status_code, response.json()["code"]) == (504, "deadline_exceeded")
         assert response.headers["cache-control"] == "no-store"

@@ -468,7 +468,7 @@ def test_today_shows_what_was_recommended_and_what_came(visit, shop):
             shop.post("/v1/events", json={"events": [told]}).raise_for_status()
     page = visit("view=today")
     found = shop.get("/v1/today").json()
-    trends = shop.get("/v1/lists/trending?half_life_h=6&window_h=24").json()
+    trends = shop.get("/v1/lists/trending").json()
     assert found["rates"][0]["followed"] >= 2
     tiles = page.locator(".view.today .tile")
     expect(tiles).to_have_count(4)
@@ -602,29 +602,18 @@ def test_experiments_can_be_read(visit, shop):
         first = page.locator(".view.experiments section.panel").first
         expect(first).to_contain_text("Guardrail: on, no arm was stopped")
         expect(first).to_contain_text("champion 25 %, other 75 %")
-        looks = [
-            {"time_ms": 1_790_000_000_000 + n, "observed": n, "difference": 0.02,
-             "low": 0.02 - 1 / n, "high": 0.02 + 1 / n}
-            for n in (1, 10, 100)
-        ]  # fmt: skip
         shown = {"observed": 50, "waiting": 2, "exposures": 90, "followed": 9, "stopped_ms": None}
         results = {
             "name": "homepage", "level": 0.95, "ratio_p_value": 1.0, "verdict": "Undecided.",
             "arms": [
                 {**shown, "alias": "champion", "rate": 0.1, "verdict": "first"},
-                {**shown, "alias": "other", "rate": 0.12, "verdict": "undecided", "looks": looks,
+                {**shown, "alias": "other", "rate": 0.12, "verdict": "undecided",
                  "difference": 0.02, "low": 0.01, "high": 0.03},
             ],
         }  # fmt: skip
         page.route("**/homepage/results", lambda route: route.fulfill(json=results))
         page.reload()
-        picture = page.locator(".course svg")
-        assert picture.get_attribute("aria-label") == (
-            "other minus champion, in percentage points: after 100 users +2.00, "
-            "between +1.00 and +3.00"
-        )
-        page.click("text=As a table")
-        expect(page.locator(".course tbody tr")).to_have_count(3)
+        expect(first).to_contain_text("Undecided.")
         settle(page)
         page.close()
     finally:

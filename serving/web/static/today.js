@@ -7,7 +7,6 @@ import { openItem } from "./item.js";
 import { state, update, watch } from "./state.js";
 
 const PERIODS = { 1: "the last 24 hours", 7: "the last 7 days" };
-const HALVED_H = 6; // hours for each day of the period, after which an event counts half in the trends
 const EVERY_MS = 60_000;
 const ask = latest();
 let box, made, period, timer = 0;
@@ -33,8 +32,7 @@ async function load() {
   period.value = state.days;
   let found, trends;
   try {
-    const trending = at("/v1/lists/trending", { half_life_h: HALVED_H * state.days, window_h: 24 * state.days });
-    [found, trends] = await Promise.all([ask("GET", at("/v1/today", { days: state.days })), call("GET", trending)]);
+    [found, trends] = await Promise.all([ask("GET", at("/v1/today", { days: state.days })), call("GET", "/v1/lists/trending")]);
   } catch (problem) {
     made.textContent = "";
     render(box, problemBox(problem, load));
@@ -56,8 +54,8 @@ function draw(found, trends) {
       rate("Purchase rate", purchase, found),
       tile("Catalog shown", percent(coverage.items ? coverage.shown / coverage.items : null), `${number(coverage.shown)} of ${plural(coverage.items, "item")}`)),
     h("div", { class: "two" },
-      table("Trending", `What people look at and buy now, wherever they found it. Each person counts once for an item, and a purchase more than a look. This weight halves every ${HALVED_H * state.days} hours.`,
-        trends, { score: "score" }, "No events in this period.", 1),
+      table("Trending", "What people look at and buy now, wherever they found it. Each person counts once for an item, a purchase more than a look, and half after each day.",
+        trends, { score: "score" }, "No events in the last seven days.", 1),
       table("Never shown", `${plural(coverage.never_shown, "item")} of the catalog ${coverage.never_shown === 1 ? "was" : "were"} in no recommendation; first those that people look for anyway.`,
         found.never_shown, { people: "people" }, "Every item was shown."),
       table("Shown, and nothing came of it", `${plural(coverage.never_followed, "item")} ${coverage.never_followed === 1 ? "was" : "were"} shown, and nobody followed; most shown first.`,

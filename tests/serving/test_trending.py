@@ -3,19 +3,20 @@
 import asyncio
 import time
 from collections import defaultdict
+from types import SimpleNamespace
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recsys.serving import activity as module
 from recsys.serving import renewed
-from recsys.serving.activity import Recent, Tally
+from recsys.serving import trending as module
 from recsys.serving.stores import open_store
 from recsys.serving.stores.records import Act, Event, StoreError
+from recsys.serving.trending import Tally, Trending
 
-NOW = 1_000_000
+NOW = 10**12
+DAY_MS = 86_400_000
 WEIGHTS = {"view": 1.0, "purchase": 5.0}
 ACTS = st.lists(
     st.builds(
@@ -23,19 +24,20 @@ ACTS = st.lists(
         st.sampled_from(["a", "b", "s1:a", "s1:b", "s2:a", ":x"]),
         st.sampled_from(["p", "q", "r"]),
         st.sampled_from(["view", "purchase", "impression"]),
-        st.integers(NOW - 1000, NOW + 50),
+        st.integers(NOW - 9 * DAY_MS, NOW + 50),
     ),
     max_size=30,
 )
 
 
-def by_hand(acts, half_life, window):
+def weigh(name):
+    return WEIGHTS.get(name, 0.0)
+
+
+def by_hand(acts):
     best: defaultdict[tuple[str, str], float] = defaultdict(float)
     for user, item, kind, then, _ in acts:
-        age = max(0, NOW - then)
-        if age > window:
-            continue
-        value = WEIGHTS.get(kind, 0.0) * 0.5 ** (age / half_life)
+        value = weigh(kind) * 0.5 ** (max(0, NOW - then) / module.HALF_LIFE_MS)
         best[user, item] = max(best[user, item], value)
     scores: defaultdict[str, float] = defaultdict(float)
     for (_, item), value in best.items():
@@ -43,39 +45,24 @@ def by_hand(acts, half_life, window):
     return {item: score for item, score in scores.items() if score > 0}
 
 
-@given(
-    pages=st.lists(ACTS, max_size=3),
-    half_life=st.floats(1, 500),
-    window=st.integers(1, 2000),
-)
-def test_scores_are_those_of_counting_by_hand(pages, half_life, window):
-    tally = Tally()
+@given(pages=st.lists(ACTS, max_size=3))
+def test_scores_are_those_of_counting_by_hand(pages):
+    tally = Tally(NOW, weigh)
     for page in pages:
         tally.add(page)
-    activity = tally.activity(0, NOW)
-    found, scores = activity.trending(lambda kind: WEIGHTS.get(kind, 0.0), half_life, window)
-    expected = by_hand([act for page in pages for act in page], half_life, window)
-    named = {activity.items[i]: s for i, s in zip(found.tolist(), scores.tolist(), strict=True)}
-    assert named == pytest.approx(expected)
-    assert (np.diff(scores) <= 0).all()
+    found = tally.trends(0)
+    expected = by_hand([act for page in pages for act in page])
+    assert dict(zip(found.items, found.scores, strict=True)) == pytest.approx(expected)
+    pairs = [(-score, item) for item, score in zip(found.items, found.scores, strict=True)]
+    assert pairs == sorted(pairs)  # equal scores are in the order of ids
 
 
 def test_a_user_alone_does_not_make_an_item_popular():
-    tally = Tally()
+    tally = Tally(NOW, lambda kind: 1.0)
     tally.add([Act("bot", "p", "view", NOW)] * 1000)
     tally.add([Act(user, "q", "view", NOW) for user in ("ada", "bob")])
-    activity = tally.activity(0, NOW)
-    found, scores = activity.trending(lambda kind: 1.0, 10.0, 10.0)
-    assert [activity.items[i] for i in found] == ["q", "p"]
-    assert scores.tolist() == [2.0, 1.0]
-
-
-def test_equal_scores_are_in_the_order_of_ids():
-    tally = Tally()
-    tally.add([Act("ada", item, "view", NOW) for item in ("c", "a", "b")])
-    activity = tally.activity(0, NOW)
-    found, _ = activity.trending(lambda kind: 1.0, 10.0, 10.0)
-    assert [activity.items[i] for i in found] == ["a", "b", "c"]
+    found = tally.trends(0)
+    assert (found.items, found.scores) == (["q", "p"], [2.0, 1.0])
 
 
 @pytest.fixture
@@ -91,8 +78,21 @@ def at(monkeypatch):
     monkeypatch.setattr(module, "KEPT_S", 0.0)
     monkeypatch.setattr(renewed, "REST", 0.0)
     monkeypatch.setattr(module, "now_ms", lambda: NOW)
-    monkeypatch.setattr(module, "LONGEST_MS", 500)
+    monkeypatch.setattr(module, "WINDOW_MS", 500)
     return monkeypatch
+
+
+class NoTypes:
+    """Models without retrieval."""
+
+    recommender = SimpleNamespace(retrieval=None)
+
+    def get(self):
+        return self
+
+
+def trending(reads):
+    return Trending(NoTypes(), reads, ())
 
 
 async def directly(function, *arguments):
@@ -107,42 +107,42 @@ def events(*times):
 async def test_the_newest_events_are_read_in_pages(store, at, page):
     at.setattr(module, "PAGE", page)
     await store.history.append(events(NOW - 400, NOW - 600, NOW - 300, NOW - 200, NOW - 100))
-    found = await Recent(directly)(store)
-    assert (found.items, found.since_ms) == (["i0", "i2", "i3", "i4"], NOW - 500)
+    found = await trending(directly)(store)
+    assert (sorted(found.items), found.since_ms) == (["i0", "i2", "i3", "i4"], NOW - 500)
     at.setattr(module, "DEPTH", 3)
-    found = await Recent(directly)(store)
-    assert (found.items, found.since_ms) == (["i2", "i3", "i4"], NOW - 300)
+    found = await trending(directly)(store)
+    assert (sorted(found.items), found.since_ms) == (["i2", "i3", "i4"], NOW - 300)
 
 
-async def test_an_empty_store_has_no_activity(store, at):
-    assert (await Recent(directly)(store)).items == []
+async def test_an_empty_store_has_no_trends(store, at):
+    assert (await trending(directly)(store)).items == []
 
 
-async def test_an_activity_is_kept_for_a_while_and_read_once(store, at):
+async def test_trends_are_kept_for_a_while_and_read_once(store, at):
     readings = 0
 
     async def counted(function, *arguments):
         nonlocal readings
-        readings += function.__name__ == "activity"
+        readings += function.__name__ == "trends"
         return function(*arguments)
 
-    recent = Recent(counted)
+    recent = trending(counted)
     recent.renewed.kept_s = 1000.0
     first, *others = await asyncio.gather(*(recent(store) for _ in range(5)))
     assert all(other is first for other in others)
     assert (await recent(store), readings) == (first, 1)
-    recent.renewed._results[0] = time.monotonic(), first
+    recent.renewed._results["trends"] = time.monotonic(), first
     assert await recent(store) is first, "nobody waits for the next one"
-    await recent.renewed._making[0]
+    await recent.renewed._making["trends"]
     second = await recent(store)
     assert (second is not first, readings) == (True, 2)
-    recent.renewed._results[0] = time.monotonic() - 1000.0, second
+    recent.renewed._results["trends"] = time.monotonic() - 1000.0, second
     assert await recent(store) is not second, "an old one is not used"
     await recent.renewed.close()
 
 
 async def test_a_store_that_fails_is_read_again(store, at, monkeypatch):
-    recent = Recent(directly)
+    recent = trending(directly)
     acts = store.history.acts
 
     async def fail(*_):
@@ -163,11 +163,11 @@ async def test_a_reading_goes_on_without_who_began_it(store, at):
         await free.wait()
         return function(*arguments)
 
-    recent = Recent(slow)
+    recent = trending(slow)
     await store.history.append(events(NOW))
     recent.renewed.kept_s = 1000.0
     with pytest.raises(TimeoutError):
         await asyncio.wait_for(recent(store), 0.01)
     free.set()
     assert (await recent(store)).items == ["i0"]
-    assert 0 in recent.renewed._results
+    assert "trends" in recent.renewed._results
