@@ -91,13 +91,6 @@ class Client:
         """Close the connections."""
         self._http.close()
 
-    def ready(self) -> bool:
-        """Whether recommendations are answered now."""
-        try:
-            return self._http.get("/health/ready").is_success
-        except httpx.TransportError:
-            return False
-
     def recommend(self, *, k: int = 10, **options: Any) -> RecommendationsResponse:
         """Top-k for a `user`, or for a `history` (item ids, oldest first): give one of the two.
 

@@ -1,11 +1,10 @@
 """Errors over HTTP: every failure becomes an RFC 9457 problem with a stable code.
 
-`KINDS` lists the codes; the OpenAPI document is made from it too.
+`KINDS` lists the codes.
 """
 
 import json
 import re
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -90,7 +89,6 @@ KINDS = {
     "store_unavailable": Kind(503, "The store is unreachable", 5),
     "deadline_exceeded": Kind(504, "The answer was not ready in time", 1),
 }
-EVERYWHERE = ("body_too_large", "internal_error")
 _OF_STATUS = {404: "not_found", 405: "method_not_allowed", 413: "body_too_large"}
 # The code of an exception, and the text that the client gets: None for the exception's own. The
 # texts of the others are only logged, since they may name files.
@@ -219,24 +217,6 @@ def invalid_part(error: Exception) -> list[InvalidField]:
         return []
     pointer = _pointer(re.findall(r"\w+", found[1]))
     return [InvalidField(location="body", pointer=pointer, detail=text[found.end() :])]
-
-
-def documented(*codes: str) -> dict[int | str, dict[str, Any]]:
-    """Build `responses=` of a route with these problems, and those of every route."""
-    by_status: dict[int, list[str]] = defaultdict(list)
-    for code in (*codes, *EVERYWHERE):
-        by_status[KINDS[code].status].append(code)
-    responses: dict[int | str, dict[str, Any]] = {}
-    for status, found in sorted(by_status.items()):
-        responses[status] = {
-            "description": "; ".join(f"`{code}`: {KINDS[code].title}" for code in found),
-            "content": {MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/Problem"}}},
-        }
-        if any(KINDS[code].retry_after_s is not None for code in found):
-            responses[status]["headers"] = {
-                "Retry-After": {"schema": {"type": "integer"}, "description": "Seconds."}
-            }
-    return responses
 
 
 def _from_http(request: Request, error: HTTPException) -> ProblemError:

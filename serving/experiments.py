@@ -20,7 +20,7 @@ import logging
 import math
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -303,9 +303,7 @@ class Experiments(Followed):
             return True
         if op == "stop" and record["arm"] not in before.stopped:
             stopped = {**before.stopped, record["arm"]: record["time_ms"]}
-            self._experiments[name] = Experiment(
-                before.id, name, before.body, before.time_ms, before.by, stopped
-            )
+            self._experiments[name] = replace(before, stopped=stopped)
             return True
         return False
 

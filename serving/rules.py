@@ -8,7 +8,7 @@ given just before, has none in any process. Processes read each other's records 
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -87,7 +87,7 @@ class State:
 
     def users(self, name: str) -> list[str]:
         """Aliases that have a rule."""
-        return sorted(alias for alias, names in self.aliases.items() if name in names)
+        return sorted(alias for alias, names in [*self.aliases.items()] if name in names)
 
 
 class Rules(Followed):
@@ -100,15 +100,14 @@ class Rules(Followed):
 
     # Readers
 
-    def page(self, after: str, limit: int) -> Callable[[], RuleList]:
-        """A function that makes a page of the rules whose names come after a name.
+    def page(self, after: str, limit: int) -> RuleList:
+        """A page of the rules whose names come after a name.
 
-        It takes long if the rules are large, and may be called on another thread.
+        It takes long if the rules are large, and may be made on another thread.
         """
-        names = sorted(name for name in self._state.rules if name > after)
-        shown = [self._describing(name) for name in names[:limit]]
+        names = sorted(name for name in [*self._state.rules] if name > after)
         last = names[limit - 1] if len(names) > limit else None
-        return lambda: RuleList(rules=[describe() for describe in shown], next=last)
+        return RuleList(rules=[self._info(name) for name in names[:limit]], next=last)
 
     def standing(self, alias: str) -> list[str]:
         """Names of the rules that apply to all requests of an alias."""
@@ -164,7 +163,7 @@ class Rules(Followed):
                 )
             if kept is None or kept.value != value:
                 await self._write({"op": "put", "name": name, "value": value}, by)
-            return self._describing(name)()
+            return self._info(name)
 
     async def delete(self, name: str, by: str | None) -> None:
         """Delete a rule.
@@ -219,11 +218,10 @@ class Rules(Followed):
     def _apply(self, record: Mapping[str, Any]) -> bool:
         return self._state.apply(record)
 
-    def _describing(self, name: str) -> Callable[[], RuleInfo]:
-        """A function that describes a rule as it is now, on any thread."""
-        kept = self._find(name)
-        more = {"time_ms": kept.time_ms, "by": kept.by, "aliases": self._state.users(name)}
-        return lambda: RuleInfo(name=name, **more, **kept.value)
+    def _info(self, name: str) -> RuleInfo:
+        """Describe a rule as it is now."""
+        kept, aliases = self._find(name), self._state.users(name)
+        return RuleInfo(name=name, time_ms=kept.time_ms, by=kept.by, aliases=aliases, **kept.value)
 
     def _find(self, name: str) -> Kept:
         try:

@@ -389,7 +389,7 @@ def _open_store(settings: ServingSettings, metrics: Metrics) -> Store:
     store = open_store(
         settings.store,
         not_history=settings.not_history,
-        observer=metrics,
+        observer=metrics.store_call,
     )
     try:
         if settings.histories is not None:

@@ -21,19 +21,12 @@ def bind(host: str, port: int) -> Listener:
         ConfigError: the port is taken, or the address is not one of this machine.
     """
     try:
-        family, kind, protocol, _, address = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-        listener = socket.socket(family, kind, protocol)
-        try:
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            listener.bind(address)
-            listener.listen()  # another process that starts now sees that the port is taken
-        except OSError:
-            listener.close()
-            raise
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        family, *_, address = found[0]
+        # Another process that starts now sees that the port is taken.
+        listener = socket.create_server(address, family=family)
     except OSError as error:
-        reason = error.strerror or error
+        reason = str(error.strerror or error).partition(" (while")[0]  # without the address again
         advice = "choose another with --host or --port"
         if error.errno == errno.EADDRINUSE:
             advice = f"stop the process that uses it, or take another port (--port {port + 1})"

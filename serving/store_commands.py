@@ -27,11 +27,7 @@ def _store() -> None:
 @app.command("export")
 def export(
     file: Annotated[
-        str,
-        typer.Argument(
-            metavar="FILE",
-            help="File or object (s3://, gs://) that ends with .ndjson or .jsonl.",
-        ),
+        str, typer.Argument(metavar="FILE", help="File or object (s3://, gs://) to write.")
     ],
     store: Location = None,
     name: Name = None,

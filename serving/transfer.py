@@ -31,7 +31,6 @@ from recsys.serving.stores.records import (
 from recsys.serving.stores.store import Store
 
 CHUNK = 5_000
-SUFFIXES = (".ndjson", ".jsonl")
 Row = ErasureRow | StoredEventRow
 
 
@@ -52,9 +51,8 @@ def export_events(store: Store, path: Path) -> int:
     """Write all events and erasures to a file, atomically; returns the number of events.
 
     Raises:
-        DataError: the suffix of the file is unknown, or it is a folder.
+        DataError: it is a folder.
     """
-    _require_suffix(path)
     if path.is_dir():
         raise DataError(f"{path} is a folder; name a file in it")
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -86,7 +84,6 @@ async def import_events(store: Store, path: Path) -> Imported:
         DataError: a row is malformed, or an event is stored with other content; earlier rows are
             written.
     """
-    _require_suffix(path)
     was_seeded = bool(store.history.seeds())
     totals: Counter[str] = Counter()
     seeds: Counter[str] = Counter()
@@ -111,11 +108,6 @@ async def import_events(store: Store, path: Path) -> Imported:
     if seeds:
         await store.history.mark_seeded(seeds)
     return Imported(**totals)
-
-
-def _require_suffix(path: Path) -> None:
-    if path.suffix not in SUFFIXES:
-        raise DataError(f"{path}: the name must end with {' or '.join(SUFFIXES)}")
 
 
 def _fields(row: Erasure | StoredEvent) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from fastapi import APIRouter, Request
 from recsys.serving.api.routing import AnyPhase, content_type, document, in_time, validated
 from recsys.serving.auth import Scope, requires
 from recsys.serving.bodies import MalformedError, parse, read
-from recsys.serving.errors import ProblemError, documented
+from recsys.serving.errors import ProblemError
 from recsys.serving.schemas.common import InvalidField
 from recsys.serving.schemas.events import MAX_EVENTS, EventIn, EventsBody, EventsResponse
 from recsys.serving.stores.records import Event, EventConflictError, now_ms
@@ -29,10 +29,6 @@ def _schema() -> dict[str, Any]:
 
 @router.post(
     "/events",
-    responses=documented(
-        "malformed_body", "event_conflict", "unsupported_media_type", "invalid_request",
-        "store_unavailable", "not_ready", "deadline_exceeded",
-    ),
     openapi_extra={
         "requestBody": {
             "required": True,

@@ -4,9 +4,8 @@ from typing import Annotated
 
 from fastapi import APIRouter, Path, Response
 
-from recsys.serving.api.routing import BODY, QUEUE, By, JsonRoute, Ready, in_time, json_response
+from recsys.serving.api.routing import By, JsonRoute, Ready, in_time, json_response
 from recsys.serving.auth import Scope, requires
-from recsys.serving.errors import documented
 from recsys.serving.schemas.experiments import (
     ExperimentBody,
     ExperimentInfo,
@@ -16,13 +15,11 @@ from recsys.serving.schemas.experiments import (
 
 router = APIRouter(prefix="/v1/experiments", route_class=JsonRoute)
 PathExperiment = Annotated[ExperimentName, Path(description="Name of an experiment.")]
-UNKNOWN = ("unknown_experiment", "invalid_request")
 
 
 @router.put(
     "/{name}",
     response_model=ExperimentInfo,
-    responses=documented(*BODY, "experiment_conflict", "store_unavailable", "not_ready"),
 )
 @requires(Scope.ADMIN)
 async def put_experiment(
@@ -35,7 +32,6 @@ async def put_experiment(
 @router.delete(
     "/{name}",
     status_code=204,
-    responses=documented(*UNKNOWN, "store_unavailable", "not_ready"),
 )
 @requires(Scope.ADMIN)
 async def delete_experiment(name: PathExperiment, service: Ready, by: By) -> Response:
@@ -47,7 +43,6 @@ async def delete_experiment(name: PathExperiment, service: Ready, by: By) -> Res
 @router.get(
     "/{name}/results",
     response_model=ExperimentResults,
-    responses=documented(*UNKNOWN, "store_unavailable", *QUEUE, "not_ready"),
 )
 @requires(Scope.READ)
 async def get_results(name: PathExperiment, service: Ready) -> Response:

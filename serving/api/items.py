@@ -5,18 +5,9 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query, Response
 
-from recsys.serving.api.routing import (
-    BODY,
-    RECOMMEND,
-    JsonRoute,
-    PathId,
-    Ready,
-    json_response,
-    pay_for,
-)
+from recsys.serving.api.routing import JsonRoute, PathId, Ready, json_response, pay_for
 from recsys.serving.auth import Scope, requires
 from recsys.serving.catalog_changes import described, find
-from recsys.serving.errors import documented
 from recsys.serving.schemas.common import CHAMPION, Alias
 from recsys.serving.schemas.items import (
     DescribedItem,
@@ -33,16 +24,9 @@ from recsys.serving.schemas.items import (
 )
 
 router = APIRouter(prefix="/v1", route_class=JsonRoute)
-CHANGE = (
-    "invalid_item", "queue_full", "store_unavailable", "not_ready", "deadline_exceeded"
-)  # fmt: skip
 
 
-@router.get(
-    "/items",
-    response_model=ItemPage,
-    responses=documented("invalid_request", *RECOMMEND),
-)
+@router.get("/items", response_model=ItemPage)
 @requires(Scope.READ)
 async def browse_items(query: Annotated[ItemQuery, Query()], service: Ready) -> Response:
     """Browse the catalog page by page, by the first codes of the semantic ID and by words."""
@@ -50,7 +34,7 @@ async def browse_items(query: Annotated[ItemQuery, Query()], service: Ready) -> 
     return json_response(await service.state.catalog_changes.browse(query))
 
 
-@router.post("/items", response_model=UpsertResponse, responses=documented(*BODY, *CHANGE))
+@router.post("/items", response_model=UpsertResponse)
 @requires(Scope.WRITE)
 async def upsert_items(body: UpsertBody, service: Ready) -> Response:
     """Add or replace items, all or none; from the response on they can be recommended."""
@@ -62,7 +46,6 @@ async def upsert_items(body: UpsertBody, service: Ready) -> Response:
 @router.get(
     "/items/{item_id:id}/similar",
     response_model=SimilarResponse,
-    responses=documented("unknown_item", "unsupported_by_model", "invalid_request", *RECOMMEND),
 )
 @requires(Scope.READ)
 async def similar_items(
@@ -79,7 +62,6 @@ async def similar_items(
 @router.get(
     "/items/{item_id:id}",
     response_model=DescribedItem,
-    responses=documented("unknown_item", "unknown_model", "invalid_request", "not_ready"),
 )
 @requires(Scope.READ)
 async def get_item(item_id: PathId, service: Ready, model: Alias = CHAMPION) -> Response:
@@ -91,7 +73,6 @@ async def get_item(item_id: PathId, service: Ready, model: Alias = CHAMPION) -> 
 @router.patch(
     "/items/{item_id:id}",
     response_model=ItemChange,
-    responses=documented("unknown_item", *BODY, *CHANGE),
 )
 @requires(Scope.WRITE)
 async def patch_item(item_id: PathId, body: ItemPatch, service: Ready) -> Response:
@@ -103,7 +84,6 @@ async def patch_item(item_id: PathId, body: ItemPatch, service: Ready) -> Respon
 @router.delete(
     "/items/{item_id:id}",
     status_code=204,
-    responses=documented("unknown_item", "invalid_request", *CHANGE[1:]),
 )
 @requires(Scope.WRITE)
 async def delete_item(item_id: PathId, service: Ready) -> Response:
@@ -112,11 +92,7 @@ async def delete_item(item_id: PathId, service: Ready) -> Response:
     return Response(status_code=204)
 
 
-@router.post(
-    "/rank",
-    response_model=RankResponse,
-    responses=documented(*BODY, "unknown_user", "store_unavailable", *RECOMMEND),
-)
+@router.post("/rank", response_model=RankResponse)
 @requires(Scope.READ)
 async def rank(body: RankBody, service: Ready) -> Response:
     """Rank given items by their probability, with exact scores."""

@@ -4,27 +4,17 @@ from typing import Annotated
 
 from fastapi import APIRouter, Path, Response
 
-from recsys.serving.api.routing import (
-    BODY,
-    QUEUE,
-    By,
-    JsonRoute,
-    Ready,
-    json_response,
-    unhurried,
-)
+from recsys.serving.api.routing import By, JsonRoute, Ready, json_response, unhurried
 from recsys.serving.auth import Scope, requires
-from recsys.serving.errors import documented
 from recsys.serving.models import UnknownModelError
 from recsys.serving.schemas.common import AliasName
 from recsys.serving.schemas.models import AliasBody, AliasInfo, ModelList
 
 router = APIRouter(prefix="/v1", route_class=JsonRoute)
 PathAlias = Annotated[AliasName, Path(description="`champion`, or any other name.")]
-CHANGE = ("unknown_bundle", "bundle_refused", "alias_conflict", "not_ready")
 
 
-@router.get("/models", response_model=ModelList, responses=documented(*QUEUE, "not_ready"))
+@router.get("/models", response_model=ModelList)
 @requires(Scope.READ)
 async def list_models(service: Ready) -> Response:
     """List models, aliases, experiments, loadable bundles, and the named formats of texts."""
@@ -42,7 +32,6 @@ async def list_models(service: Ready) -> Response:
 @router.put(
     "/aliases/{name}",
     response_model=AliasInfo,
-    responses=documented(*BODY, *CHANGE, "unknown_model", "store_unavailable"),
 )
 @requires(Scope.ADMIN)
 @unhurried
@@ -65,7 +54,6 @@ async def put_alias(name: PathAlias, body: AliasBody, service: Ready, by: By) ->
 @router.post(
     "/aliases/{name}/rollback",
     response_model=AliasInfo,
-    responses=documented("unknown_model", "invalid_request", "store_unavailable", *CHANGE),
 )
 @requires(Scope.ADMIN)
 @unhurried
@@ -77,9 +65,6 @@ async def rollback_alias(name: PathAlias, service: Ready) -> Response:
 @router.delete(
     "/aliases/{name}",
     status_code=204,
-    responses=documented(
-        "unknown_model", "invalid_request", "alias_conflict", "store_unavailable", "not_ready"
-    ),
 )
 @requires(Scope.ADMIN)
 async def delete_alias(name: PathAlias, service: Ready, by: By) -> Response:

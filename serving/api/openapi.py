@@ -1,4 +1,4 @@
-"""The OpenAPI document: FastAPI's own, with the scopes of keys and the problems before a route."""
+"""The OpenAPI document: FastAPI's own, with the scopes of keys and one form of problems."""
 
 import threading
 from typing import Any
@@ -8,14 +8,16 @@ from fastapi.openapi.utils import get_openapi
 
 from recsys.serving.api.routes import ROUTES, methods_of
 from recsys.serving.auth import Scope, scope_of
-from recsys.serving.errors import documented
+from recsys.serving.errors import KINDS, MEDIA_TYPE
 from recsys.serving.schemas.common import Problem
 
-BEFORE_ANY_ROUTE = (
-    "ambiguous_length", "malformed_target", "unknown_host", "target_too_long", "headers_too_large",
-)  # fmt: skip
-BEFORE_A_KEYED_ROUTE = ("unauthenticated", "forbidden", "rate_limited")
-BEFORE_A_CHANGE = ("cross_origin",)
+PROBLEM = {
+    "description": "A problem (RFC 9457): `code` says which.",
+    "content": {MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/Problem"}}},
+    "headers": {
+        "Retry-After": {"schema": {"type": "integer"}, "description": "Seconds, if it may help."}
+    },
+}
 
 
 def install(app: FastAPI) -> None:
@@ -38,7 +40,10 @@ def _document(app: FastAPI) -> dict[str, Any]:
     problem = Problem.model_json_schema(ref_template="#/components/schemas/{model}")
     components = document.setdefault("components", {})
     schemas = components.setdefault("schemas", {})
+    problem["properties"]["code"]["enum"] = sorted(KINDS)
     schemas |= problem.pop("$defs") | {"Problem": problem}
+    for name in ("HTTPValidationError", "ValidationError"):  # FastAPI's own
+        schemas.pop(name, None)
     components.setdefault("securitySchemes", {})["key"] = {
         "type": "http",
         "scheme": "bearer",
@@ -49,23 +54,9 @@ def _document(app: FastAPI) -> dict[str, Any]:
         if route.include_in_schema:
             for method in methods_of(route):
                 operation = document["paths"][route.path_format][method.lower()]
-                _describe(operation, method, scope_of(route.endpoint))
+                operation["responses"].pop("422", None)  # FastAPI's own form
+                operation["responses"]["default"] = PROBLEM
+                if (scope := scope_of(route.endpoint)) is not Scope.PUBLIC:
+                    operation["security"] = [{"key": []}]
+                    operation["x-scope"] = scope.word
     return document
-
-
-def _describe(operation: dict[str, Any], method: str, scope: Scope) -> None:
-    """Add an operation's scope, and the problems that are answered before its route is run."""
-    codes: tuple[str, ...] = BEFORE_ANY_ROUTE
-    if scope is not Scope.PUBLIC:
-        codes += BEFORE_A_KEYED_ROUTE
-        operation["security"] = [{"key": []}]
-        operation["x-scope"] = scope.word
-    if method != "GET":
-        codes += BEFORE_A_CHANGE
-    for status, response in documented(*codes).items():
-        found = operation["responses"].setdefault(str(status), response)
-        for text in response["description"].split("; "):
-            if text not in found["description"]:
-                found["description"] += f"; {text}"
-        if "headers" in response:
-            found.setdefault("headers", response["headers"])

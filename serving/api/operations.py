@@ -5,9 +5,8 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query, Request, Response
 
-from recsys.serving.api.routing import QUEUE, AnyPhase, OnceRoute, Ready, in_time
+from recsys.serving.api.routing import AnyPhase, OnceRoute, Ready, in_time
 from recsys.serving.auth import Scope, requires
-from recsys.serving.errors import documented
 from recsys.serving.metrics import CONTENT_TYPE
 from recsys.serving.schemas.today import Today, TodayQuery
 
@@ -18,7 +17,7 @@ KEPT_S = 1.0  # how old an answer may be: making one takes milliseconds, however
 @router.get(
     "/metrics",
     response_class=Response,
-    responses={200: {"content": {"text/plain": {}}}, **documented()},
+    responses={200: {"content": {"text/plain": {}}}},
 )
 @requires(Scope.READ)
 async def metrics(request: Request, service: AnyPhase) -> Response:
@@ -31,11 +30,7 @@ async def metrics(request: Request, service: AnyPhase) -> Response:
     return Response(text, headers={"content-type": CONTENT_TYPE})
 
 
-@router.get(
-    "/v1/today",
-    response_model=Today,
-    responses=documented("invalid_request", "store_unavailable", *QUEUE, "not_ready"),
-)
+@router.get("/v1/today", response_model=Today)
 @requires(Scope.READ)
 async def today(query: Annotated[TodayQuery, Query()], service: Ready) -> Response:
     """Get what was recommended today, and what came of it.

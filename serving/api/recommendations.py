@@ -5,15 +5,9 @@ import logging
 
 from fastapi import APIRouter, Request, Response
 
-from recsys.serving.api.routing import (
-    BODY,
-    RECOMMEND,
-    JsonRoute,
-    Ready,
-    json_response,
-)
+from recsys.serving.api.routing import JsonRoute, Ready, json_response
 from recsys.serving.auth import Scope, requires
-from recsys.serving.errors import documented, problem_body, problem_of
+from recsys.serving.errors import problem_body, problem_of
 from recsys.serving.limits import CALLER
 from recsys.serving.schemas.common import Problem
 from recsys.serving.schemas.recommendations import (
@@ -30,22 +24,14 @@ failures = logging.getLogger("recsys.serving.failures")
 AT_ONCE = 16
 
 
-@router.post(
-    "/recommendations",
-    response_model=RecommendationsResponse,
-    responses=documented(*BODY, "invalid_filter", "unknown_user", "store_unavailable", *RECOMMEND),
-)
+@router.post("/recommendations", response_model=RecommendationsResponse)
 @requires(Scope.READ)
 async def recommend(body: RecommendationsRequest, service: Ready) -> Response:
     """Top-k items for a history given inline, or for a user whose history the service has."""
     return json_response(await service.recommend(body))
 
 
-@router.post(
-    "/recommendations/batch",
-    response_model=BatchResponse,
-    responses=documented(*BODY, "not_ready"),
-)
+@router.post("/recommendations/batch", response_model=BatchResponse)
 @requires(Scope.READ)
 async def recommend_batch(body: BatchRequest, request: Request, service: Ready) -> Response:
     """Several requests at once; the result of one does not affect the others."""

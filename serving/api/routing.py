@@ -38,18 +38,8 @@ class IdConvertor(PathConvertor):
 
 
 register_url_convertor("id", IdConvertor())
-QUEUE = ("queue_full", "deadline_exceeded")
 WATCH_S = 0.1
 PAGE = 100  # entries of a list that a request pays for
-BODY = ("malformed_body", "unsupported_media_type", "invalid_request")
-RECOMMEND = (
-    "unknown_model",
-    "non_finite_scores",
-    "queue_full",
-    "not_ready",
-    "shutting_down",
-    "deadline_exceeded",
-)
 
 
 class StrictRequest(Request):

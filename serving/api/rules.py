@@ -4,9 +4,8 @@ from typing import Annotated
 
 from fastapi import APIRouter, Path, Query, Response
 
-from recsys.serving.api.routing import BODY, QUEUE, By, JsonRoute, Ready, json_response, pay_for
+from recsys.serving.api.routing import By, JsonRoute, Ready, json_response, pay_for
 from recsys.serving.auth import Scope, requires
-from recsys.serving.errors import documented
 from recsys.serving.schemas.rules import (
     RuleBody,
     RuleInfo,
@@ -19,24 +18,19 @@ router = APIRouter(prefix="/v1", route_class=JsonRoute)
 PathRule = Annotated[RuleName, Path(description="Name of a rule.")]
 
 
-@router.get(
-    "/rules",
-    response_model=RuleList,
-    responses=documented("invalid_request", *QUEUE, "not_ready"),
-)
+@router.get("/rules", response_model=RuleList)
 @requires(Scope.READ)
 async def list_rules(query: Annotated[RulesQuery, Query()], service: Ready) -> Response:
     """List the rules page by page, sorted by name, with their last changes and their aliases."""
     pay_for(query.limit)
-    page = service.state.rules.page(query.cursor, query.limit)
+    rules = service.state.rules
     # A rule may have a megabyte.
-    return await service.reads(lambda: json_response(page()))
+    return await service.reads(lambda: json_response(rules.page(query.cursor, query.limit)))
 
 
 @router.put(
     "/rules/{name}",
     response_model=RuleInfo,
-    responses=documented(*BODY, "invalid_rule", "store_unavailable", "not_ready"),
 )
 @requires(Scope.WRITE)
 async def put_rule(name: PathRule, body: RuleBody, service: Ready, by: By) -> Response:
@@ -47,9 +41,6 @@ async def put_rule(name: PathRule, body: RuleBody, service: Ready, by: By) -> Re
 @router.delete(
     "/rules/{name}",
     status_code=204,
-    responses=documented(
-        "unknown_rule", "invalid_request", "rule_in_use", "store_unavailable", "not_ready"
-    ),
 )
 @requires(Scope.WRITE)
 async def delete_rule(name: PathRule, service: Ready, by: By) -> Response:

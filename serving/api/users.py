@@ -4,16 +4,8 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query, Response
 
-from recsys.serving.api.routing import (
-    AnyPhase,
-    IdRoute,
-    PathId,
-    in_time,
-    json_response,
-    pay_for,
-)
+from recsys.serving.api.routing import AnyPhase, IdRoute, PathId, in_time, json_response, pay_for
 from recsys.serving.auth import Scope, requires
-from recsys.serving.errors import documented
 from recsys.serving.schemas.events import (
     HistoryQuery,
     UserHistory,
@@ -21,15 +13,12 @@ from recsys.serving.schemas.events import (
 )
 from recsys.serving.service import Phase, Service, UnknownUserError
 
-STORE = ("invalid_request", "store_unavailable", "not_ready", "deadline_exceeded")
-
 router = APIRouter(prefix="/v1/users", route_class=IdRoute)
 
 
 @router.get(
     "/{user_id:id}/history",
     response_model=UserHistory,
-    responses=documented("unknown_user", "queue_full", *STORE),
 )
 @requires(Scope.READ)
 async def get_history(
@@ -55,7 +44,6 @@ async def get_history(
 @router.delete(
     "/{user_id:id}",
     status_code=204,
-    responses=documented(*STORE),
     response_class=Response,
 )
 @requires(Scope.WRITE)

@@ -3,7 +3,6 @@
 Only a few thousand histories are in memory at a time, whatever the number of users.
 """
 
-from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -45,9 +44,7 @@ class UsersFile:
         """
         self.path = path
         self._files = sorted(path.glob("*.parquet")) if path.is_dir() else [path]
-        self._groups: list[tuple[Path, int]] = []
-        self._starts: list[int] = []
-        rows = 0
+        self._rows = 0
         try:
             names = [set(pq.read_schema(file).names) for file in self._files]
             self.has_histories = all(HISTORY in found for found in names)
@@ -55,17 +52,13 @@ class UsersFile:
             for file in self._files:
                 with pq.ParquetFile(file) as opened:
                     self._check(file, opened.schema_arrow)
-                    for group in range(opened.num_row_groups):
-                        self._groups.append((file, group))
-                        self._starts.append(rows)
-                        rows += opened.metadata.row_group(group).num_rows
+                    self._rows += opened.metadata.num_rows
         except (OSError, pa.ArrowInvalid) as error:
             raise DataError(f"{path}: not a parquet file of users: {error}") from error
         if not self._files:
             raise DataError(f"{path}: no file in it ends with .parquet")
-        self._rows = rows
         self._stream: Iterator[pa.RecordBatch] = iter(())
-        self._group, self._begin, self._held = -1, rows, pa.record_batch({USER: pa.array([])})
+        self._begin, self._held = self._rows, pa.record_batch({USER: pa.array([])})
 
     def __len__(self) -> int:
         return self._rows
@@ -95,9 +88,8 @@ class UsersFile:
         ]
 
     def _table(self, start: int, stop: int) -> pa.Table:
-        group = bisect_right(self._starts, start) - 1
-        if start < self._begin or group > self._group:
-            self._stream, self._begin = self._batches(group), self._starts[group]
+        if start < self._begin:
+            self._stream, self._begin = self._batches(), 0
             self._held = next(self._stream)
         found = []
         while True:
@@ -109,14 +101,12 @@ class UsersFile:
                 return pa.Table.from_batches(found)
             self._begin, self._held = end, next(self._stream)
 
-    def _batches(self, first: int) -> Iterator[pa.RecordBatch]:
-        for group in range(first, len(self._groups)):
-            file, number = self._groups[group]
+    def _batches(self) -> Iterator[pa.RecordBatch]:
+        for file in self._files:
             with pq.ParquetFile(file) as opened:
                 for batch in opened.iter_batches(
-                    ROWS_A_BATCH, row_groups=[number], columns=self._columns, use_threads=False
+                    ROWS_A_BATCH, columns=self._columns, use_threads=False
                 ):
-                    self._group = group
                     yield batch.select(self._columns)
 
     def _texts(self, column: pa.ChunkedArray, start: int) -> list[str]:

@@ -188,9 +188,7 @@ def session_of(call: Call) -> str:
     if given := call.header(SESSION):
         return given.decode("latin-1")
     found: Any = None
-    if call.path.startswith("/v1/users/"):
-        found = call.path.split("/")[3]
-    elif call.method == "POST" and call.path in OF_A_USER:
+    if call.method == "POST" and call.path in OF_A_USER:
         try:
             body = json.loads(call.body)
             found = body.get("user") or (body.get("history") or [None])[0]

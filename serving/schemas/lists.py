@@ -2,8 +2,9 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, Field, StringConstraints
+from pydantic import AfterValidator, BaseModel, Field, StringConstraints
 
+from recsys.serving.bodies import MalformedError, parse
 from recsys.serving.schemas.common import (
     CHAMPION,
     Alias,
@@ -17,9 +18,23 @@ MAX_FILTER = 4_000  # characters; a target has 8 KiB
 MAX_GIVEN = 50  # items of a basket or of a session in a query
 
 ListName = Literal["trending", "latest", "together"]
+
+
+def _check_object(text: str) -> str:
+    """Refuse what is no JSON object."""
+    try:
+        value = parse(text.encode("utf-8", "surrogatepass"))
+    except MalformedError as error:
+        raise ValueError(f"is not valid JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise ValueError("is not a JSON object")
+    return text
+
+
 FilterText = Annotated[
     str,
     StringConstraints(min_length=2, max_length=MAX_FILTER),
+    AfterValidator(_check_object),
     Field(
         description="A filter as JSON, URL-encoded: as `filter` of POST /v1/recommendations.",
         examples=['{"must":[{"key":"categories","match":"Nails"}]}'],

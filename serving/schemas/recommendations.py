@@ -27,43 +27,6 @@ MAX_BATCH = 100
 MAX_SEED = 2**63 - 1
 
 Include = Literal["metadata", "timing", "trace", "explanation"]
-ExcludeSeen = Annotated[bool, Field(description="Leave out the items of the history.")]
-Mode = Annotated[
-    Literal["auto", "strict", "relaxed", "beam"],
-    Field(
-        description="How to decode: `beam` is beam search; `strict` verifies a drafted tree and "
-        "returns the same list; `relaxed` samples approximately with the draft, and needs a seed; "
-        "`auto` leaves the choice to the service."
-    ),
-]
-Fallback = Annotated[
-    bool,
-    Field(
-        description="Answer an unknown user or history from retrieval and popularity, labelled by "
-        "each item's `source`. If false, an unknown user is a problem, and a history without known "
-        "items is answered by the model, with a prompt without a history."
-    ),
-]
-RequestRules = Annotated[
-    RuleNames,
-    Field(
-        description="Business rules to apply, by name: their filters, boosts, pins and caps. Those "
-        "of the alias always apply.",
-    ),
-]
-Includes = Annotated[
-    list[Include],
-    Field(
-        max_length=8,
-        description="`metadata` adds each item's attributes, `timing` the times of the request, "
-        "`trace` how the list was found, `explanation` the item of the history with the most "
-        "evidence for each.",
-    ),
-]
-
-AliasOrExperiment = Annotated[
-    AliasName, Field(description="Alias of the model that answers, or name of an experiment.")
-]
 
 
 # Not the pattern of posted events: a data set may have names such as "Add to cart".
@@ -114,7 +77,7 @@ class RecommendationsRequest(Subject):
     )
 
     k: K = 10
-    exclude_seen: ExcludeSeen = True
+    exclude_seen: bool = Field(True, description="Leave out the items of the history.")
     exclude_items: Annotated[list[ItemId], First] = optional_list(
         max_length=MAX_HISTORY, description="Leave out these items."
     )
@@ -125,7 +88,12 @@ class RecommendationsRequest(Subject):
         max_length=MAX_BOOSTS,
         description="Weights added to the scores of the items that match a filter.",
     )
-    mode: Mode = "auto"
+    mode: Literal["auto", "strict", "relaxed", "beam"] = Field(
+        "auto",
+        description="How to decode: `beam` is beam search; `strict` verifies a drafted tree and "
+        "returns the same list; `relaxed` samples approximately with the draft, and needs a seed; "
+        "`auto` leaves the choice to the service.",
+    )
     guarantee: Literal["beam", "global"] = Field(
         "beam",
         description="`beam`: the list of beam search. `global`: continue until no item outside the "
@@ -146,10 +114,25 @@ class RecommendationsRequest(Subject):
         description="Whether retrieval may add to the model's list and reorder it; null leaves it "
         "to the bundle, false uses the model alone.",
     )
-    fallback: Fallback = True
-    rules: RequestRules = optional_list()
-    model: AliasOrExperiment = CHAMPION
-    include: Includes = optional_list()
+    fallback: bool = Field(
+        True,
+        description="Answer an unknown user or history from retrieval and popularity, labelled by "
+        "each item's `source`. If false, an unknown user is a problem, and a history without known "
+        "items is answered by the model, with a prompt without a history.",
+    )
+    rules: RuleNames = optional_list(
+        description="Business rules to apply, by name: their filters, boosts, pins and caps. Those "
+        "of the alias always apply."
+    )
+    model: AliasName = Field(
+        CHAMPION, description="Alias of the model that answers, or name of an experiment."
+    )
+    include: list[Include] = optional_list(
+        max_length=8,
+        description="`metadata` adds each item's attributes, `timing` the times of the request, "
+        "`trace` how the list was found, `explanation` the item of the history with the most "
+        "evidence for each.",
+    )
 
 
 class BatchRequest(Body):

@@ -1,20 +1,114 @@
-"""Calls of a store: reads on a few threads, and writes on the one that writes."""
+"""Calls of a store: reads on a few threads, and writes on the one that writes.
+
+Group commit: writes that arrive while one is synced to disk share the next sync. The writing thread
+takes all queued writes, commits them as one group, and then resolves their futures. So many writers
+share the cost of a sync, and a single writer does not wait for others.
+"""
 
 import asyncio
+import threading
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import sqlalchemy as sa
 
 from recsys.serving.stores.database import Database
-from recsys.serving.stores.group import GroupWriter, Write
-from recsys.serving.stores.records import Observer
+from recsys.serving.stores.records import Event, Observer, StoreError
 
 T = TypeVar("T")
 Run = Callable[[Callable[[], Any]], Awaitable[Any]]  # calls a function on another thread
+MAX_WAITING = 10_000
+MAX_GROUP_EVENTS = 5_000
+IDLE_S = 0.5
+
+
+@dataclass(slots=True)
+class Write:
+    """A write: events to append, or a change.
+
+    Attributes:
+        change: called with a connection in the transaction of the group.
+        erases: whether it erases a user.
+        done: resolved after the commit.
+    """
+
+    events: Sequence[Event] = ()
+    change: Callable[[Any], Any] | None = None
+    erases: bool = False
+    done: Future[Any] = field(default_factory=Future)
+
+
+class GroupWriter:
+    """The writing thread and its queue."""
+
+    def __init__(self, commit: Callable[[list[Write]], list[Any]]) -> None:
+        """Start the thread.
+
+        `commit` makes a group durable and returns a result or an exception for each write. If it
+        raises, every write of the group fails. It is also called with an empty group every `IDLE_S`
+        seconds.
+        """
+        self._commit = commit
+        self._waiting: deque[Write] = deque()
+        self._wake = threading.Condition()
+        self._closing = False
+        self._thread = threading.Thread(target=self._run, name="store-writer", daemon=True)
+        self._thread.start()
+
+    def submit(self, write: Write) -> Future[Any]:
+        """Queue a write.
+
+        Raises:
+            StoreError: the store is closed, or the queue is full.
+        """
+        with self._wake:
+            if self._closing:
+                raise StoreError("the store is closed")
+            if len(self._waiting) >= MAX_WAITING:
+                raise StoreError(f"{MAX_WAITING} writes wait already; the disk does not keep up")
+            self._waiting.append(write)
+            self._wake.notify()
+        return write.done
+
+    def close(self) -> None:
+        """Write what is queued, then end the thread."""
+        with self._wake:
+            self._closing = True
+            self._wake.notify()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while True:
+            with self._wake:
+                self._wake.wait_for(lambda: self._waiting or self._closing, timeout=IDLE_S)
+                group = self._take()
+                last = self._closing and not self._waiting
+            # A write whose caller has given up is dropped.
+            group = [write for write in group if write.done.set_running_or_notify_cancel()]
+            try:
+                outcomes = self._commit(group)
+            except BaseException as error:  # every write of the group fails
+                outcomes = [error] * len(group)
+            for write, outcome in zip(group, outcomes, strict=True):
+                if isinstance(outcome, BaseException):
+                    write.done.set_exception(outcome)
+                else:
+                    write.done.set_result(outcome)
+            if last:
+                return
+
+    def _take(self) -> list[Write]:
+        group: list[Write] = []
+        events = 0
+        while self._waiting and (not group or events < MAX_GROUP_EVENTS):
+            group.append(self._waiting.popleft())
+            events += len(group[-1].events)
+        return group
 
 
 class Calls:
@@ -75,4 +169,4 @@ class Calls:
             yield
         finally:
             if self._observer is not None:
-                self._observer.store_call(operation, time.perf_counter() - start)
+                self._observer(operation, time.perf_counter() - start)

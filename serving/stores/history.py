@@ -9,10 +9,9 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from recsys.serving.stores.calls import Calls
+from recsys.serving.stores.calls import Calls, Write
 from recsys.serving.stores.database import ERASING, SEEDING, SEEDS
 from recsys.serving.stores.erasures import erase, erased_among, take_over
-from recsys.serving.stores.group import Write
 from recsys.serving.stores.records import (
     SEED_TYPE,
     Act,

@@ -2,11 +2,13 @@
 
 import contextlib
 import os
+import re
 import socket
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, ClassVar
+from urllib.parse import urlsplit
 
 import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql
@@ -14,7 +16,6 @@ from sqlalchemy.engine import ExceptionContext
 
 from recsys.errors import ConfigError
 from recsys.serving.stores.database import Database
-from recsys.serving.stores.locations import place_of
 
 try:
     import psycopg
@@ -23,6 +24,8 @@ except ImportError as error:
         "a store in PostgreSQL needs psycopg; install the extra: pip install 'recbeam[postgres]'"
     ) from error
 
+HOST = re.compile(r"(\[[^\]]*\]|[^:\[\]]*)(:\d*)?")  # with its port
+ODD_PERCENT = re.compile(r"%(?![0-9a-fA-F]{2})")
 LOCK = 0x7265637379  # first key of pg_advisory_xact_lock
 CONNECT_TIMEOUT_S = 3
 AWAY_S = 1.0
@@ -179,3 +182,31 @@ def _replace_if_read_only(context: ExceptionContext) -> None:
     """Replace connections to a database that was read-only: a new one may be writable again."""
     if isinstance(context.original_exception, psycopg.errors.ReadOnlySqlTransaction):
         context.is_disconnect = True
+
+
+def place_of(url: str, setting: str) -> str:
+    """A URL without user, password and options, for messages.
+
+    >>> place_of("postgresql://shop:secret@db.example.org:5433/shop?sslmode=require", "serve.store")
+    'postgresql://db.example.org:5433/shop'
+
+    Raises:
+        ConfigError: the URL is malformed. The message names the setting, and nothing of the URL: in
+            a password, a `/`, `?` or `#` ends what is read as the host.
+    """
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        raise _malformed(url, setting) from None
+    login, _, hosts = parts.netloc.rpartition("@")
+    rest = parts.path + parts.fragment + ("" if login else parts.query)
+    if "@" in rest or ODD_PERCENT.search(url) or not all(map(HOST.fullmatch, hosts.split(","))):
+        raise _malformed(url, setting)
+    return f"{parts.scheme}://{hosts}{parts.path}"
+
+
+def _malformed(url: str, setting: str) -> ConfigError:
+    return ConfigError(
+        f"{setting}: expected {url.partition(':')[0]}://USER:PASSWORD@HOST:PORT/NAME; in a "
+        "password, write / as %2F, ? as %3F, # as %23, @ as %40 and % as %25"
+    )

@@ -8,11 +8,11 @@ import hashlib
 import hmac
 import json
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from itertools import zip_longest
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from recsys.errors import RecsysError
 from recsys.event_names import is_dislike, level, normalised
@@ -225,11 +225,7 @@ class Given(NamedTuple):
     time_ms: int
 
 
-class Observer(Protocol):
-    """Counts the calls of a store, for example `recsys.serving.metrics.Metrics`."""
-
-    def store_call(self, operation: str, seconds: float) -> None:
-        """Count a call of the store and its duration."""
+Observer = Callable[[str, float], None]  # counts a call of a store and its seconds
 
 
 def now_ms() -> int:

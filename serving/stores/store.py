@@ -1,6 +1,6 @@
 """Store: four tables in a database, SQLite or PostgreSQL, which are written together.
 
-Readers are a few threads; all writes go through one thread (`group`), in one transaction a group.
+Readers are a few threads; all writes go through one thread (`calls`), in one transaction a group.
 """
 
 from __future__ import annotations
@@ -12,9 +12,8 @@ from typing import Any
 
 from sqlalchemy.exc import DBAPIError
 
-from recsys.serving.stores.calls import Calls
+from recsys.serving.stores.calls import Calls, Write
 from recsys.serving.stores.database import ERASING, FAILURES, UNAVAILABLE, Database
-from recsys.serving.stores.group import Write
 from recsys.serving.stores.history import HistoryTable
 from recsys.serving.stores.journal import JournalTable, StateTable
 from recsys.serving.stores.records import NOT_HISTORY, Observer, Served, StoreError

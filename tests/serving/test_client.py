@@ -16,7 +16,6 @@ PROBLEM = {
 
 def test_every_method_calls_the_service(settings, recommender, serving):
     with serving(settings, recommender=recommender) as url, Client(url) as client:
-        assert client.ready()
         answer = client.recommend(history=["item-1"], k=3, include=["timing", "trace"])
         assert [i.item_id for i in answer.items] == recommender.expected(["item-1"], 3)
         assert answer.timing is not None
@@ -100,11 +99,6 @@ def test_events_get_ids_so_that_a_repetition_counts_once(slept):
         client.send_events([{"user": "ada", "item": "item-1"}])
     assert asked[0].content == asked[1].content
     assert b"event_id" in asked[0].content
-
-
-def test_a_service_that_is_away_is_not_ready():
-    with scripted([httpx.ConnectError("no")], []) as client:
-        assert not client.ready()
 
 
 def test_a_rollback_with_unknown_outcome_is_not_repeated(slept):

@@ -67,8 +67,7 @@ function draw() {
     stepper(trace),
     h("figure", { class: "tree-box", id: "tree" }),
     h("div", { class: "look", id: "look", "aria-live": "polite" }, legend()),
-    h("section", { id: "compare", "aria-labelledby": "compare-title" }, side(), h("p", { class: "fine" }, "Searching plainly, too …")),
-    table(trace));
+    h("section", { id: "compare", "aria-labelledby": "compare-title" }, side(), h("p", { class: "fine" }, "Searching plainly, too …")));
   picture();
   drawComparison();
 }
@@ -244,15 +243,4 @@ function median(of) {
   const sorted = [...of].sort((a, b) => a - b);
   const middle = sorted.length >> 1;
   return sorted.length % 2 ? sorted[middle] : (sorted[middle - 1] + sorted[middle]) / 2;
-}
-
-/** The tree as a table. */
-function table(trace) {
-  return h("details", { class: "inner" }, h("summary", {}, `All ${number(trace.nodes.length)} nodes as a table`),
-    h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Nodes" }, h("table", { class: "nodes" },
-      h("thead", {}, h("tr", {}, ["level", "code", "fate", "pass", "draft", "target", "items"].map((name) => h("th", { scope: "col" }, name)))),
-      h("tbody", {}, trace.nodes.map((node) => h("tr", {},
-        h("td", {}, node.depth), h("td", {}, node.code), h("td", {}, node.fate), h("td", {}, node.pass),
-        h("td", {}, node.draft_log_prob === null ? "–" : logProb(node.draft_log_prob)), h("td", {}, logProb(node.target_log_prob)),
-        h("td", {}, node.items ?? "–")))))));
 }

@@ -5,7 +5,7 @@ import re
 import pytest
 
 from recsys.errors import ConfigError
-from recsys.serving.stores.locations import place_of
+from recsys.serving.stores.postgres import place_of
 
 
 @pytest.mark.parametrize(

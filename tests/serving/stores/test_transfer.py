@@ -143,9 +143,6 @@ async def test_a_bad_row_is_reported_and_earlier_rows_are_stored(
         assert str(file) in str(caught.value)
         assert text in str(caught.value)
     assert (await store.history.read("ada", 9)).items == ["x"]
-    for name in ("events.csv", "events.parquet"):
-        with pytest.raises(DataError, match=r"must end with \.ndjson or \.jsonl"):
-            await import_events(store, tmp_path / name)
 
 
 def test_a_failed_export_leaves_no_file(store, tmp_path, monkeypatch):
