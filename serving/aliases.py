@@ -232,7 +232,8 @@ class Aliases:
             yield
         except Exception as error:
             self._metrics.swaps.labels(alias, "refused").inc()
-            logger.error("alias %s is not changed: %s", alias, error)
+            if alias in self._models.aliases:
+                logger.error("alias %s is not changed: %s", alias, error)
             raise
 
     async def _change(

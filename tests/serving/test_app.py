@@ -440,8 +440,6 @@ async def test_models_are_listed(client, recommender):
                 "version": version,
                 "previous": None,
                 "previous_version": None,
-                "status": "ready",
-                "refused": None,
                 "rules": [],
             }
         ],

@@ -282,13 +282,12 @@ async def test_an_id_may_end_like_a_path_of_the_service(client):
 
 
 async def test_a_user_may_be_called_like_a_path_of_the_service(client):
-    names = ("u", "u/history", "u/recommendations")
+    names = ("u", "u/history")
     events = [{"user": user, "item": "item-1"} for user in names]
     assert (await client.post("/v1/events", json={"events": events})).status_code == 200
     for user in names:
         path = f"/v1/users/{quote(user, safe='')}"
         assert (await client.get(f"{path}/history")).json()["user"] == user
-        assert (await client.get(f"{path}/recommendations")).json()["history_items"] == 1
         assert (await client.get(path)).status_code == 405  # it is not the history of `u`
     assert (await client.delete("/v1/users/u%2Fhistory")).status_code == 204
     assert (await client.get("/v1/users/u/history")).status_code == 200
