@@ -1,0 +1,660 @@
+"""What every store does; a database gets these tests by a subclass that names its place."""
+
+import asyncio
+import json
+import threading
+
+import numpy as np
+import pytest
+import sqlalchemy as sa
+
+from recsys.errors import ArtifactError
+from recsys.serving.stores import history as history_module
+from recsys.serving.stores import open_store
+from recsys.serving.stores import served as served_module
+from recsys.serving.stores.database import SCHEMA
+from recsys.serving.stores.records import (
+    NOT_HISTORY,
+    SKEW_MS,
+    Appended,
+    Erasure,
+    EventConflictError,
+    Exposure,
+    Served,
+    StoreError,
+    now_ms,
+)
+from recsys.serving.stores.schema import RECOMMENDATIONS, SCHEMA_VERSION
+from recsys.testing import PATIENCE_S
+
+EVENTS = [("ada", "x", 30), ("ada", "y", 10), ("bob", "z", 5), ("ada", "w", 30)]
+
+
+async def exposed(store, experiment, window_ms=50, after="", limit=10):
+    return await store.served.exposed(experiment, "click", window_ms, after, limit)
+
+
+async def show(store, *answers, experiment="e", window_ms=50):
+    """Remember answers (id, user, arm, time) of an experiment, and wait until they are written."""
+    for name, user, arm, time_ms in answers:
+        exposure = Exposure(experiment, arm, window_ms)
+        store.served.remember(Served(name, user, "m", ("x",), time_ms, exposure))
+    await store.state.put("written", len(answers))
+
+
+LATE = 10_000_000
+
+
+FOLLOWING = {
+    "at once": ({"time_ms": LATE}, 1),
+    "at the end": ({"time_ms": LATE + 50}, 1),
+    "too late": ({"time_ms": LATE + 51}, 0),
+    "a clock that is behind": ({"time_ms": LATE - SKEW_MS}, 1),
+    "too early": ({"time_ms": LATE - SKEW_MS - 1}, 0),
+    "another type": ({"time_ms": LATE, "type": "view"}, 0),
+    "another user": ({"time_ms": LATE, "user": "bob"}, 0),
+    "another answer": ({"time_ms": LATE, "recommendation_id": "r2"}, 0),
+    "no answer": ({"time_ms": LATE, "recommendation_id": None}, 0),
+}
+
+
+class StoreSuite:
+    """Tests of one kind of store. A subclass has the fixture `location`: a path or URL.
+
+    The other fixtures are those of `tests/serving/stores/conftest.py`.
+    """
+
+    async def test_a_history_is_by_time_and_then_by_arrival(self, store, event):
+        await store.history.append(
+            [event("1", item="x", time_ms=30), event("2", item="y", time_ms=10)]
+        )
+        await store.history.append(
+            [event("3", item="w", time_ms=30), event("4", user="bob", item="z")]
+        )
+        assert (await store.history.read("ada", 10)).items == ["y", "x", "w"]
+        assert (await store.history.read("ada", 2)).items == ["x", "w"]
+        assert (await store.history.read("bob", 10)).items == ["z"]
+        assert await store.history.read("eve", 10) is None
+
+    async def test_a_repeated_event_counts_once(self, store, event):
+        first = [event("1"), event("2", item="y")]
+        assert await store.history.append(first) == Appended(accepted=2)
+        assert await store.history.append([*first, event("3")]) == Appended(
+            accepted=1, duplicates=2
+        )
+        assert await store.history.append([event("4"), event("4")]) == Appended(
+            accepted=1, duplicates=1
+        )
+        assert store.history.count() == 4
+
+    async def test_a_known_id_with_other_content_refuses_the_whole_batch(self, store, event):
+        await store.history.append([event("1", item="x")])
+        with pytest.raises(EventConflictError, match="event '1' has other content") as caught:
+            await store.history.append([event("2"), event("1", item="other")])
+        assert caught.value.event_ids == ("1",)
+        with pytest.raises(EventConflictError, match=r"event 'a' .* \(and 1 more\)"):
+            await store.history.append(
+                [event("a"), event("a", item="y"), event("b", user="u"), event("b", user="v")]
+            )
+        assert (await store.history.read("ada", 10)).items == ["x"]
+        assert await store.history.append([event("2")]) == Appended(accepted=1)
+
+    async def test_concurrent_writers_share_commits_but_not_refusals(
+        self, store, event, monkeypatch
+    ):
+        groups: list[int] = []
+        write = store._write
+        monkeypatch.setattr(store, "_write", lambda g, r: (groups.append(len(g)), write(g, r))[1])
+        await store.history.append([event("taken", item="x")])
+        calls = [store.history.append([event(f"{i}", user=f"u{i}")]) for i in range(200)]
+        calls.insert(100, store.history.append([event("new"), event("taken", item="y")]))
+        outcomes = await asyncio.gather(*calls, return_exceptions=True)
+        refused = [outcome for outcome in outcomes if outcome != Appended(accepted=1)]
+        assert [type(outcome) for outcome in refused] == [EventConflictError]
+        assert store.history.count() == 201
+        assert len(groups) < 50
+
+    async def test_one_id_from_many_writers_at_once_is_accepted_once(self, location, opened, event):
+        stores = [opened(location) for _ in range(2)]
+        for round_ in range(10):
+            batch = [event(f"{round_}-{i}") for i in range(20)]
+            done = await asyncio.gather(*(stores[i % 2].history.append(batch) for i in range(4)))
+            assert sum(outcome.accepted for outcome in done) == 20
+            assert sum(outcome.duplicates for outcome in done) == 60
+        assert stores[0].history.count() == 200
+
+    async def test_an_event_is_in_the_next_history_of_every_process(self, location, opened, event):
+        here, there = opened(location), opened(location)
+        for i in range(20):
+            await here.history.append([event(f"{i}", item=f"i{i}", time_ms=i)])
+            expected = [f"i{j}" for j in range(i + 1)]
+            assert (await here.history.read("ada", 100)).items == expected
+            assert (await there.history.read("ada", 100)).items == expected
+
+    async def test_impressions_and_dismissals_are_stored_but_not_history(
+        self, location, opened, event
+    ):
+        store = opened(location)
+        kinds = ("view", "impression", "rating", "dismiss")
+        await store.history.append([event(kind, item=kind, type=kind) for kind in kinds])
+        await store.history.append([event("only", user="bob", type="impression")])
+        assert (await store.history.read("ada", 10)).items == ["view", "rating"]
+        assert (await store.history.read("ada", 10)).disliked == ("dismiss",)
+        assert await store.history.read("bob", 10) is None
+        assert [found.type for found in await store.history.events("ada", 10)] == [*reversed(kinds)]
+        assert (await opened(location, not_history=()).history.read("ada", 10)).items == [*kinds]
+        assert (await opened(location, not_history=("view",)).history.read("bob", 10)).items == [
+            "x"
+        ]
+
+    async def test_what_was_disliked_long_ago_is_known_and_takes_no_place(
+        self, location, opened, event
+    ):
+        store = opened(location)
+        kinds = ["dislike", "view", "view", "dislike", "view", "dismiss", "dislike"]
+        items = ["a", "b", "c", "d", "e", "f", "a"]
+        await store.history.append(
+            [event(f"{i}", item=items[i], type=kinds[i], time_ms=i) for i in range(len(items))]
+        )
+        for limit in range(1, 10):
+            found = await store.history.read("ada", limit)
+            assert found.items == ["b", "c", "e"][-limit:]
+            assert found.types == ["view"] * len(found.items)
+            assert found.disliked == ("a", "f", "d")
+        assert (await opened(location, not_history=()).history.read("ada", 2)).items == ["f", "a"]
+
+    async def test_items_and_types_before_the_latest_events_are_known(
+        self, location, opened, event
+    ):
+        store = opened(location)
+        kinds = ["order", "view", "like", "dislike", "interaction", "view", "view", "order", "view"]
+        items = ["a", "b", "c", "d", "e", "b", "f", "a", "g"]
+        await store.history.append(
+            [event(f"{i}", item=items[i], type=kinds[i], time_ms=i) for i in range(len(items))]
+        )
+        a, b, c, e, f = ("a", "order"), ("b", "view"), ("c", "like"), ("e", None), ("f", "view")
+        for limit, earlier in {
+            1: (a, f, b, e, c),
+            3: (b, e, c, a),
+            5: (c, b, a),
+            8: (),
+            9: (),
+        }.items():
+            found = await store.history.read("ada", limit)
+            assert (len(found.items), found.earlier) == (min(limit, 8), earlier)
+        again = opened(location, not_history=("order",))
+        assert (await again.history.read("ada", 5)).earlier == (c, b)
+
+    async def test_negative_types_of_other_names_are_no_history(self, location, opened, event):
+        store = opened(location)
+        kinds = ["thumbs_down", "view", "Retoure", "view", "Remove from cart", "gefällt mir nicht"]
+        await store.history.append(
+            [event(f"{i}", item=f"i{i}", type=name, time_ms=i) for i, name in enumerate(kinds)]
+        )
+        for limit in range(1, 10):
+            found = await store.history.read("ada", limit)
+            assert found.items == ["i1", "i3"][-limit:]
+            assert found.disliked == ("i5", "i0")
+        assert len((await opened(location, not_history=()).history.read("ada", 10)).items) == len(
+            kinds
+        )
+        without = [name for name in NOT_HISTORY if name != "return"]
+        await store.history.append([event("r", item="r", type="return", time_ms=9)])
+        assert (await opened(location, not_history=without).history.read("ada", 10)).items == [
+            "i1",
+            "i3",
+            "r",
+        ]
+
+    async def test_pages_of_events_join_without_gap_or_repetition(self, store, event):
+        await store.history.append([event(f"{i}", item=f"i{i}", time_ms=i // 3) for i in range(10)])
+        found, before = [], None
+        while page := await store.history.events("ada", 4, before):
+            found += [entry.item for entry in page]
+            before = (page[-1].time_ms, page[-1].place)
+        assert found == [f"i{i}" for i in reversed(range(10))]
+        assert await store.history.events("eve", 4) == []
+
+    async def test_an_event_is_read_as_it_was_written(self, store, event):
+        sent = event("1", "é\u2028💄", "'; --", 2**41, value=0.1, recommendation_id="nobody's")
+        assert (await store.history.append([sent])).unlinked == 1
+        (found,) = await store.history.events("é\u2028💄", 1)
+        assert found.linked is False
+        for name in ("event_id", "user", "item", "type", "time_ms", "value", "digest", "seed"):
+            assert getattr(found, name) == getattr(sent, name)
+
+    async def test_rows_become_events_off_the_event_loop(self, store, event, monkeypatch):
+        threads, make = [], history_module._stored
+
+        def make_noted(*columns):
+            threads.append(threading.current_thread())
+            return make(*columns)
+
+        monkeypatch.setattr(history_module, "_stored", make_noted)
+        await store.history.append([event("1"), event("2")])
+        assert len(await store.history.events("ada", 10)) == len(threads) == 2
+        assert threading.main_thread() not in threads
+
+    async def test_ids_are_data_and_never_sql(self, store, event):
+        nasty = "'; DROP TABLE events; -- ? %s"
+        await store.history.append(
+            [event(nasty, nasty, nasty), event("%", "%", "a"), event("n", "\n", "\t")]
+        )
+        assert (await store.history.read(nasty, 5)).items == [nasty]
+        assert (await store.history.read("%", 5)).items == ["a"]
+        assert (await store.history.read("\n", 5)).items == ["\t"]
+        assert await store.history.read("' OR 1=1 --", 5) is None
+        assert await store.history.read("\0", 5) is None
+        assert await store.history.events("\0", 5) == []
+        await store.history.erase("\0")
+        assert store.history.count() == 3
+
+    async def test_an_event_the_database_refuses_does_not_affect_others(self, store, event):
+        bad = event("bad", time_ms=2**70)
+        outcomes = await asyncio.gather(
+            *(store.history.append([event(f"{i}")]) for i in range(5)),
+            store.history.append([event("mate"), bad]),
+            *(store.history.append([event(f"{i}")]) for i in range(5, 10)),
+            return_exceptions=True,
+        )
+        assert [i for i, outcome in enumerate(outcomes) if outcome != Appended(accepted=1)] == [5]
+        assert store.history.count() == 10
+
+    async def test_an_erased_user_stays_erased(self, store, event, write_dataset, remembered):
+        dataset = write_dataset(EVENTS)
+        store.history.seed(dataset)
+        late = event("1", item="old")
+        await store.history.append([late, event("2", user="bob", item="kept")])
+        store.served.remember(Served("r", "ada", "m", ("x",), 1))
+        await store.history.erase("ada")
+        await store.history.erase("ada")
+        await store.history.erase("nobody")
+        assert await store.history.read("ada", 10) is None
+        assert await store.history.events("ada", 10) == []
+        assert not remembered(store, "r")
+        assert {row.user for row in store.history.export()} == {"bob"}
+        assert await store.history.append([late]) == Appended(ignored=1)
+        store.history.seed(write_dataset([*EVENTS, ("ada", "newer", 40)], name="newer"))
+        assert await store.history.read("ada", 10) is None
+        assert (await store.history.read("bob", 10)).items == ["kept", "z"]
+        fresh = event("3", item="new", time_ms=now_ms() + 1000)
+        assert await store.history.append([fresh]) == Appended(accepted=1)  # welcome back
+        assert (await store.history.read("ada", 10)).items == ["new"]
+
+    async def test_what_is_written_in_one_transaction_is_in_order(self, store, event):
+        late = 10**15  # after the erasure
+        await asyncio.gather(  # one group
+            store.history.append([event("1")]),
+            store.history.erase("ada"),
+            store.history.append([event("2", time_ms=late)]),
+        )
+        assert [entry.event_id for entry in await store.history.events("ada", 9)] == ["2"]
+
+    async def test_feedback_is_linked_to_a_remembered_answer_at_once(self, store, event):
+        store.served.remember(Served("r1", "ada", "demo@1", ("x", "y"), 5))
+        done = await store.history.append(
+            [event("1", recommendation_id="r1"), event("2", recommendation_id="r2"), event("3")]
+        )
+        assert done == Appended(accepted=3, unlinked=1)
+        assert [found.linked for found in await store.history.events("ada", 3)] == [
+            None,
+            False,
+            True,
+        ]
+
+    async def test_answers_are_written_without_events_and_limited(
+        self, store, monkeypatch, remembered
+    ):
+        monkeypatch.setattr("recsys.serving.stores.served.SERVED_KEPT", 10)
+        for i in range(25):
+            store.served.remember(Served(f"r{i}", None, "m", (), i))
+
+        async with asyncio.timeout(PATIENCE_S):
+            while not remembered(store, "r24"):
+                await asyncio.sleep(0.02)
+        kept = [i for i in range(25) if remembered(store, f"r{i}")]
+        assert kept == list(range(15, 25))
+
+    async def test_the_journal_is_by_model_and_in_order(self, location, opened):
+        store = opened(location)
+        await store.journal.append("a", [{"op": "upsert", "item": "é"}, {"op": "remove"}])
+        await asyncio.gather(*(store.journal.append("b", [{"n": n}]) for n in range(5)))
+        await store.journal.append("a", [{"op": "upsert"}])
+        again = opened(location)
+        ops = [record["op"] for _, record in await again.journal.read("a")]
+        assert ops == ["upsert", "remove", "upsert"]
+        assert [record["n"] for _, record in await again.journal.read("b")] == [0, 1, 2, 3, 4]
+        assert await again.journal.read("c", 7) == []
+
+    async def test_the_journal_keeps_the_last_record_of_an_item(self, store):
+        for price in range(3):
+            await store.journal.append("a", [{"item_id": "x\0", "price": price}, {"n": price}])
+        await store.journal.append("b", [{"item_id": "x\0", "price": 9}])
+        await store.journal.append(
+            "a", [{"item_id": "y", "price": 1}, {"item_id": "z"}, {"item_id": "y", "price": 2}]
+        )
+        assert [record for _, record in await store.journal.read("a")] == [
+            {"n": 0}, {"n": 1}, {"item_id": "x\0", "price": 2}, {"n": 2},
+            {"item_id": "z"}, {"item_id": "y", "price": 2},
+        ]  # fmt: skip
+        ((_, record),) = await store.journal.read("b")
+        assert record == {"item_id": "x\0", "price": 9}
+        await store.journal.append("a", [])
+
+    async def test_following_the_journal_misses_no_change_of_a_process(self, location, opened):
+        mine, other = opened(location), opened(location)
+        first = await mine.journal.append("a", [{"item_id": "x", "n": 0}])
+        assert first.before == 0
+        await other.journal.append("b", [{"item_id": "x"}])  # of another catalog
+        # the only record is replaced: its place must be a new one all the same
+        second = await other.journal.append("a", [{"item_id": "x", "n": 1}])
+        assert (second.before, second.last > first.last) == (first.last, True)
+        found = await mine.journal.read("a", first.last)
+        assert found == [(second.last, {"item_id": "x", "n": 1})]
+        assert await mine.journal.read("a", second.last) == []
+
+        seen: dict[str, int] = {}
+        done = False
+
+        async def follow(store):
+            place, looks = second.last, 0
+            while not done or looks == 0:
+                looks = looks + 1 if done else 0
+                for later, record in await store.journal.read("a", place):
+                    assert later > place
+                    place = later
+                    seen[record["item_id"]] = record["n"]
+            return place
+
+        async def write(store, name):
+            for n in range(10):
+                await store.journal.append("a", [{"item_id": name, "n": n}])
+
+        following = asyncio.create_task(follow(mine))
+        await asyncio.gather(*(write(s, f"{i}") for i, s in enumerate([mine, other, mine, other])))
+        done = True
+        await following
+        assert seen == dict.fromkeys("0123", 9)
+
+    async def test_answers_are_read_in_parts_from_the_newest(self, store, monkeypatch):
+        assert await store.served.last() == (0, None)
+        for n in range(4):
+            store.served.remember(Served(f"r{n}", None if n else "ada", "m", ("x", '"é'), 100 + n))
+        await store.state.put("written", True)
+        last, forgotten = await store.served.last()
+        assert forgotten is None
+        newest = await store.served.page(last, 2, 101)
+        assert [(one.recommendation_id, one.user, one.time_ms) for one in newest] == [
+            ("r3", None, 103), ("r2", None, 102)
+        ]  # fmt: skip
+        assert json.loads(newest[0].items) == ["x", '"é']
+        rest = await store.served.page(newest[-1].place - 1, 2, 101)
+        assert [one.recommendation_id for one in rest] == ["r1"]
+        monkeypatch.setattr(served_module, "SERVED_KEPT", 3)
+        store.served.remember(Served("r4", "ada", "m", ("x",), 104))
+        await store.state.put("written", True)
+        assert (await store.served.last())[1] == 102
+
+    async def test_answers_of_an_experiment_count_by_user(self, store):
+        await show(store, ("r1", "bob", "b", 130), ("r2", "ada", "a", 100), ("r3", "ada", "a", 110))
+        await show(store, ("r4", "ada", "b", 100), experiment="other")
+        store.served.remember(Served("r5", "eve", "m", ("x",), 100))
+        await show(store, ("r6", None, "a", 100))
+        assert await exposed(store, "e") == [("ada", "a", 100, 2, 0), ("bob", "b", 130, 1, 0)]
+        assert await exposed(store, "e", limit=1) == [("ada", "a", 100, 2, 0)]
+        assert await exposed(store, "e", after="ada") == [("bob", "b", 130, 1, 0)]
+        assert await exposed(store, "none") == []
+
+    async def test_answers_a_window_after_the_first_do_not_count(self, store):
+        await show(store, ("r1", "ada", "a", 1_000), ("r2", "ada", "a", 1_049))
+        await show(store, ("r3", "ada", "a", 1_050), ("r4", "ada", "a", 9_000))
+        assert await exposed(store, "e") == [("ada", "a", 1_000, 2, 0)]
+
+    async def test_the_first_answers_to_a_user_count(self, store, monkeypatch):
+        monkeypatch.setattr(served_module, "EXPOSURES_OF_USER", 3)
+        await show(
+            store, *((f"r{n}", "ada", "a", 100 + n) for n in range(5)), ("b", "bob", "b", 102)
+        )
+        await show(store, ("r9", "ada", "a", 120))
+        assert await exposed(store, "e") == [("ada", "a", 100, 3, 0), ("bob", "b", 102, 1, 0)]
+
+    @pytest.mark.parametrize("case", FOLLOWING)
+    async def test_an_event_follows_an_answer_within_the_window(self, store, event, case):
+        fields, followed = FOLLOWING[case]
+        await show(store, ("r1", "ada", "a", LATE))
+        given = {"type": "click", "recommendation_id": "r1"} | fields
+        await store.history.append([event("1", **given), event("2", **given)])
+        assert await exposed(store, "e") == [("ada", "a", LATE, 1, followed)]
+
+    async def test_exposures_are_erased_with_their_user(self, store):
+        await show(store, ("r1", "ada", "a", 100), ("r2", "bob", "b", 100))
+        await store.history.erase("ada")
+        await show(store, ("r3", "ada", "a", 120))  # it was under way
+        assert await exposed(store, "e") == [("bob", "b", 100, 1, 0)]
+
+    async def test_exposures_end_with_their_experiment_or_age(self, store, monkeypatch):
+        monkeypatch.setattr(served_module, "DROPPED_AT_ONCE", 1)
+        await show(store, ("r1", "ada", "a", 100), ("r2", "bob", "a", 200))
+        await show(store, ("r3", "ada", "a", 100), experiment="other")
+        await store.served.drop_old_exposures(200)
+        assert await exposed(store, "e") == [("bob", "a", 200, 1, 0)]
+        assert await exposed(store, "other") == []
+        await show(store, ("r4", "ada", "a", 200), experiment="other")
+        await store.served.drop_exposures("e")
+        assert await exposed(store, "e") == []
+        assert len(await exposed(store, "other")) == 1
+
+    async def test_state_is_stored_and_replaced(self, location, opened):
+        store = opened(location)
+        assert await store.state.get("aliases") is None
+        await store.state.put("aliases", {"champion": "a"})
+        await store.state.put("aliases", {"champion": "b", "history": ["a"]})
+        assert await opened(location).state.get("aliases") == {"champion": "b", "history": ["a"]}
+
+    async def test_seeding_twice_is_seeding_once(self, location, opened, write_dataset):
+        dataset = write_dataset(EVENTS)
+        store = opened(location)
+        assert store.history.seed(dataset) == 4
+        assert store.history.seed(dataset) == 0
+        again = opened(location)  # after a restart
+        assert again.history.seed(dataset) == 0
+        assert (await again.history.read("ada", 10)).items == ["y", "x", "w"]
+        assert [found.time_ms for found in await again.history.events("ada", 9)] == [
+            30_000,
+            30_000,
+            10_000,
+        ]
+
+    async def test_seeded_events_keep_their_milliseconds(self, store, event, write_dataset):
+        fine = np.array([0, 200_000_000, 700_900_000], np.int32)
+        store.history.seed(write_dataset([("ada", item, 50) for item in "xyz"], nanosecond=fine))
+        await store.history.append([event("1", item="live", time_ms=50_500)])
+        assert (await store.history.read("ada", 10)).items == ["x", "y", "live", "z"]
+        assert [found.time_ms for found in await store.history.events("ada", 1)] == [50_700]
+
+    async def test_seeded_events_before_1970_are_kept(self, location, opened, write_dataset):
+        store = opened(location)
+        assert (
+            store.history.seed(
+                write_dataset([("ada", "x", -5), ("ada", "y", -1), ("ada", "z", 10)])
+            )
+            == 3
+        )
+        assert (await store.history.read("ada", 10)).items == ["x", "y", "z"]
+
+    async def test_a_newer_data_set_replaces_only_the_older_one(self, store, event, write_dataset):
+        store.history.seed(write_dataset(EVENTS))
+        await store.history.append([event("1", item="live", time_ms=50_000)])
+        assert store.history.seed(write_dataset([("ada", "new", 40)], name="newer")) == 1
+        assert (await store.history.read("ada", 10)).items == ["new", "live"]
+        assert await store.history.read("bob", 10) is None
+
+    async def test_a_failed_import_writes_nothing(self, store, write_dataset, monkeypatch):
+        store.history.seed(write_dataset(EVENTS))
+        newer = write_dataset([("ada", "new", 40)], name="newer")
+        original = history_module.replace_seed
+
+        def failing(*arguments):
+            original(*arguments)
+            raise OSError("the disk is full")
+
+        monkeypatch.setattr(history_module, "replace_seed", failing)
+        with pytest.raises(StoreError, match=r"^store .*: the disk is full; check"):
+            store.history.seed(newer)
+        assert (await store.history.read("ada", 10)).items == ["y", "x", "w"]
+        monkeypatch.undo()
+        assert store.history.seed(newer) == 1
+
+    def test_an_altered_data_set_is_refused_by_its_files_name(self, store, write_dataset):
+        dataset = write_dataset(EVENTS)
+        with (dataset / "users.parquet").open("ab") as file:
+            file.write(b"x")
+        with pytest.raises(ArtifactError, match=r"'users\.parquet' does not match its checksum"):
+            store.history.seed(dataset)
+        with pytest.raises(ArtifactError, match="is not an artifact"):
+            store.history.seed(dataset.parent / "nowhere")
+
+    async def test_many_readers_during_a_seed_see_all_of_it_or_nothing(self, store, write_dataset):
+        dataset = write_dataset([(f"u{u}", f"u{u}-{t}", t) for u in range(50) for t in range(20)])
+        seeding = asyncio.create_task(asyncio.to_thread(store.history.seed, dataset))
+        early = await asyncio.gather(*(store.history.read(f"u{u}", 20) for u in range(50)))
+        await seeding
+        late = await asyncio.gather(*(store.history.read(f"u{u % 50}", 20) for u in range(500)))
+        full = [[f"u{u}-{t}" for t in range(20)] for u in range(50)]
+        assert all(found is None or found.items == full[u] for u, found in enumerate(early))
+        assert [found.items for found in late] == full * 10
+
+    async def test_closing_a_store_writes_the_queue_and_refuses_more(
+        self, location, opened, event, remembered
+    ):
+        store = opened(location)
+        store.served.remember(Served("last", None, "m", (), 1))
+        pending = [asyncio.ensure_future(store.history.append([event(f"{i}")])) for i in range(50)]
+        await asyncio.sleep(0)  # they are queued
+        await asyncio.to_thread(store.close)
+        assert await asyncio.gather(*pending) == [Appended(accepted=1)] * 50
+        with pytest.raises(StoreError, match="closed"):
+            await store.history.append([event("late")])
+        store.close()
+        again = opened(location)
+        assert again.history.count() == 50
+        assert remembered(again, "last")
+
+    async def test_a_cancelled_write_in_the_queue_is_dropped(self, store, event, monkeypatch):
+        entered, leave = asyncio.Event(), asyncio.Event()
+        loop = asyncio.get_running_loop()
+        write = store._write
+
+        def slow(group, remembered):
+            loop.call_soon_threadsafe(entered.set)
+            asyncio.run_coroutine_threadsafe(leave.wait(), loop).result(PATIENCE_S)
+            return write(group, remembered)
+
+        monkeypatch.setattr(store, "_write", slow)
+        first = asyncio.create_task(store.history.append([event("1", item="first")]))
+        await entered.wait()
+        second = asyncio.create_task(store.history.append([event("2", item="second")]))
+        await asyncio.sleep(0)
+        second.cancel()
+        leave.set()
+        await first
+        await asyncio.gather(second, return_exceptions=True)
+        await store.history.append([event("3", item="third")])
+        assert (await store.history.read("ada", 10)).items == ["first", "third"]
+
+    @pytest.mark.parametrize("version", [None, SCHEMA_VERSION - 1, SCHEMA_VERSION + 1])
+    async def test_a_store_of_another_version_is_refused_and_left_as_it_is(
+        self, location, opened, event, version
+    ):
+        store = opened(location)
+        await store.history.append([event("1")])
+
+        def set_version(version):
+            with store.database.bulk() as connection:
+                store.database.put_state(connection, SCHEMA, version)
+
+        set_version(version)
+        name = version or "of an older version"
+        with pytest.raises(
+            StoreError,
+            match=rf"schema {name}, and this program has {SCHEMA_VERSION}; run `recsys store "
+            r"export events\.ndjson` .* `recsys store import events\.ndjson --store EMPTY_STORE`",
+        ):
+            open_store(location)
+        set_version(SCHEMA_VERSION)
+        assert (await opened(location).history.read("ada", 10)).items == ["x"]
+
+    async def test_erasures_of_another_store_are_taken_over(
+        self, location, tmp_path, opened, event
+    ):
+        source = opened(tmp_path / "source.db")
+        for user in ("ada", "bob"):
+            await source.history.erase(user)
+        erasures = [row for row in source.history.dump() if isinstance(row, Erasure)]
+        erased_ms = source.history.erased(["ada"])["ada"]
+        store, before = opened(location), opened(location)
+        salt = store.salt
+        late = event("2", time_ms=erased_ms + 1)
+        await store.history.append([event("1"), late, event("3", user="eve")])
+        await store.history.erase("eve")  # with the salt of this store
+        store.served.remember(Served("r", "ada", "m@1", ("x",), erased_ms))
+        await store.state.put("a", 1)  # writes the answer, too
+        assert store.history.add_erasures(erasures) == 2
+        assert store.history.add_erasures(erasures) == 0
+        assert [e.event_id for e in store.history.export()] == ["2"]
+        assert store.database.read(sa.select(RECOMMENDATIONS)) == []
+        for process in (store, before, opened(location)):
+            assert process.salt == salt
+            found = process.history.erased(["ada", "bob", "eve", "zoe"])
+            assert (sorted(found), found["ada"]) == (["ada", "bob", "eve"], erased_ms)
+            assert await process.history.append([event("4")]) == Appended(ignored=1)
+        assert {*erasures} < {row for row in before.history.dump() if isinstance(row, Erasure)}
+        third = opened(tmp_path / "third.db")
+        third.history.add_erasures(
+            [row for row in before.history.dump() if isinstance(row, Erasure)]
+        )
+        assert third.history.erased(["ada", "eve"]) == before.history.erased(["ada", "eve"])
+
+    async def test_erasures_of_one_store_are_compared_by_their_times(self, store, event):
+        await store.history.erase("ada")
+        ((name, erased_ms, salt),) = [
+            row for row in store.history.dump() if isinstance(row, Erasure)
+        ]
+        later = erased_ms + 1000
+        await store.history.append([event("1", time_ms=later), event("2", time_ms=later + 1)])
+        assert store.history.add_erasures([Erasure(name, erased_ms, salt)]) == 0
+        assert store.history.add_erasures([Erasure(name, erased_ms - 1, salt)]) == 0
+        assert store.history.erased(["ada"]) == {"ada": erased_ms}
+        assert store.history.add_erasures([Erasure(name, later, salt)]) == 1
+        assert [e.event_id for e in store.history.export()] == ["2"]
+        assert store.history.erased(["ada"]) == {"ada": later}
+
+    async def test_the_newest_events_are_found_by_their_places(self, store, event):
+        assert await store.history.newest_places(10) == (1, 0, 0)
+        assert await store.history.acts(1, 10, 0) == []
+        times = [50, 10, 40, 30, 20]
+        await store.history.append(
+            [
+                event(f"{n}", user=f"u{n}", item=f"i{n}", time_ms=time)
+                for n, time in enumerate(times)
+            ]
+        )
+        first, last, earliest_ms = await store.history.newest_places(100)
+        assert earliest_ms == 0
+        acts = await store.history.acts(first, last, 0)
+        expected = [(f"u{n}", f"i{n}", "view", time, None) for n, time in enumerate(times)]
+        assert sorted(acts) == expected
+        assert sorted(act.item for act in await store.history.acts(first, last, 30)) == [
+            "i0",
+            "i2",
+            "i3",
+        ]
+        first, last, earliest_ms = await store.history.newest_places(3)
+        assert (last - first + 1, earliest_ms) == (3, 40)
+        assert sorted(act.item for act in await store.history.acts(first, last, 0)) == [
+            "i2",
+            "i3",
+            "i4",
+        ]
+        await store.history.erase("u3")
+        assert sorted(act.item for act in await store.history.acts(first, last, 0)) == ["i2", "i4"]
