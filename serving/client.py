@@ -105,6 +105,10 @@ class Client:
         body = {"events": [{"event_id": uuid.uuid4().hex} | dict(event) for event in events]}
         return self.ask(EventsResponse, "POST", "/v1/events", json=body)
 
+    def forget(self, user: str) -> None:
+        """Erase a user."""
+        self._send("DELETE", _path("users", user))
+
     def models(self) -> ModelList:
         """The loaded models, the aliases and the experiments."""
         return self.ask(ModelList, "GET", "/v1/models")

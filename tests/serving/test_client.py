@@ -23,6 +23,8 @@ def test_every_method_calls_the_service(settings, recommender, serving):
         assert client.recommend(user="ada").history_items == 2
         events = [{"user": "zoe", "item": "item-1"}, {"user": "zoe", "item": "item-2"}]
         assert client.send_events(events).accepted == 2
+        client.forget("zoe")
+        assert client.recommend(user="zoe").note.code == "unknown_user"
         assert client.models().models[0].name == "demo"
         assert [alias.name for alias in client.models().aliases] == ["champion"]
         assert client.alias("champion").bundle == "demo"

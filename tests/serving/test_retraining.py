@@ -29,7 +29,8 @@ from recsys.pipeline import run as run_stages
 from recsys.retraining import Sources, retrain
 from recsys.retraining.news import gone
 from recsys.serving.client import Client, ServiceError
-from recsys.serving.schemas.items import ItemChange
+from recsys.serving.schemas.events import UserHistory
+from recsys.serving.schemas.items import ItemChange, UpsertResponse
 from recsys.serving.settings import ServingSettings
 
 GROUPS, EACH, USERS = 6, 12, 90
@@ -146,7 +147,8 @@ def codes_of(bundle: Path) -> dict[str, tuple[int, ...]]:
 def add_the_news(client: Client) -> None:
     for item_id in NEW:
         of = product(int(item_id[5]), "new")
-        client.put_item(item_id, title=of["title"], text=of["text"])
+        item = {"item_id": item_id, "title": of["title"], "text": of["text"]}
+        client.ask(UpsertResponse, "POST", "/v1/items", json={"items": [item]})
     assert client.send_events(tonight()).accepted == len(tonight())
 
 
@@ -470,13 +472,17 @@ def rows_of(home: Path, version: str, file: str) -> set[tuple[str, str]]:
     return {*zip(users[table["user"]], items[table["item"]], strict=True)}
 
 
+def history(client, user):
+    return client.ask(UserHistory, "GET", f"/v1/users/{user}/history")
+
+
 def check_answers(client: Client) -> dict[str, int]:
     """What was just bought is not recommended; returns the number of events of each user."""
     for user in ("new", "u0", "u6", "u12"):
         answer = client.recommend(user=user, k=20)
         assert answer.items
         assert BOUGHT not in {item.item_id for item in answer.items}, user
-    return {user: len(client.history(user).events) for user in ("new", "u0", "u6", "u12")}
+    return {user: len(history(client, user).events) for user in ("new", "u0", "u6", "u12")}
 
 
 def test_the_service_knows_the_events_of_a_file_that_was_promoted(home, service, tmp_path):
@@ -494,7 +500,7 @@ def test_the_service_knows_the_events_of_a_file_that_was_promoted(home, service,
     with service() as client:
         client.send_events(sent)
         with pytest.raises(ServiceError, match="unknown_user"):
-            client.history("new")
+            history(client, "new")
         outcome = retrain(settings, sources, clients=[client], promote=True)
         assert outcome.promoted, outcome.reasons
         assert client.alias("champion").bundle == "shop.2"
@@ -524,7 +530,7 @@ def test_events_of_a_refused_night_are_known_and_are_taken_once(home, service, t
     with service() as client:
         outcome = retrain(settings, sources, clients=[client], promote=True)
         assert "nothing is trained yet" in outcome.reasons[0]
-        assert len(client.history("new").events) == 2
+        assert len(history(client, "new").events) == 2
         with pytest.raises(StoppedError):
             night(home, done=stop_after("events"), force=True)
         again = pd.read_parquet(home / "runs" / "shop.2" / "events" / "events.parquet")
