@@ -26,10 +26,10 @@ from recsys.live import Epoch, NewItem
 from recsys.live_catalog import EpochCatalog
 from recsys.recommender import Recommender
 from recsys.serving.batcher import QueueFullError
-from recsys.serving.following import follow
+from recsys.serving.journal_follower import follow
 from recsys.serving.metrics import Metrics
 from recsys.serving.models import Model, Models
-from recsys.serving.reads import Reads
+from recsys.serving.off_loop import OffLoop
 from recsys.serving.schemas.items import (
     Branch,
     DescribedItem,
@@ -175,10 +175,10 @@ class Shelf:
 class CatalogChanges:
     """Reads and changes the catalogs of all loaded models."""
 
-    def __init__(self, store: Store, models: Models, metrics: Metrics, reads: Reads) -> None:
+    def __init__(self, store: Store, models: Models, metrics: Metrics, off_loop: OffLoop) -> None:
         """Change the catalogs of these models; the store keeps the changes."""
         self._store = store
-        self._models, self._metrics, self._reads = models, metrics, reads
+        self._models, self._metrics, self._off_loop = models, metrics, off_loop
         self._changing = asyncio.Lock()
         self._seen = 0  # place in the journal of the last change that the models have
         self._following: asyncio.Task[None] | None = None
@@ -202,7 +202,7 @@ class CatalogChanges:
         """Read a page of the catalog."""
         prefix = [int(code) for code in query.prefix.replace(",", ".").split(".") if code]
         with self._models.lease(query.model) as model:
-            return await self._reads(
+            return await self._off_loop(
                 self._page, model.recommender, prefix, query.q, query.cursor, query.limit
             )
 

@@ -27,10 +27,10 @@ import numpy as np
 from pydantic import ValidationError
 
 from recsys.serving import sequential
-from recsys.serving.following import Followed
+from recsys.serving.cached_results import CachedResults
+from recsys.serving.journal_follower import JournalFollower
 from recsys.serving.models import AliasConflictError, Models, UnknownModelError
-from recsys.serving.reads import Reads
-from recsys.serving.renewed import Renewed
+from recsys.serving.off_loop import OffLoop
 from recsys.serving.schemas.experiments import (
     ArmInfo,
     ArmResults,
@@ -127,17 +127,17 @@ class Assignment:
     exposure: Exposure | None
 
 
-class Experiments(Followed):
+class Experiments(JournalFollower):
     """The experiments of all processes that share a store."""
 
-    def __init__(self, store: Store, models: Models, reads: Reads) -> None:
+    def __init__(self, store: Store, models: Models, off_loop: OffLoop) -> None:
         """Without experiments; `start` reads them."""
         super().__init__(store, JOURNAL, logger)
-        self._models, self._reads = models, reads
+        self._models, self._off_loop = models, off_loop
         self._experiments: dict[str, Experiment] = {}
         self._full: set[str] = set()  # ids of those with `MOST_EXPOSURES`
         self._deleted: set[str] = set()  # ids of those whose exposures may still be there
-        self._compared: Renewed[ExperimentResults] = Renewed(0.0)
+        self._compared: CachedResults[ExperimentResults] = CachedResults(0.0)
         self._guarding: asyncio.Task[None] | None = None
 
     def guard(self) -> None:
@@ -323,7 +323,7 @@ class Experiments(Followed):
         if sum(user.shown for page in rows for user in page) >= MOST_EXPOSURES:
             self._full.add(experiment.id)
         users = [*itertools.chain.from_iterable(rows)]
-        return await self._reads(analyse, experiment, users, now_ms())
+        return await self._off_loop(analyse, experiment, users, now_ms())
 
     async def _guard(self) -> None:
         pruned = -math.inf

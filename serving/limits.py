@@ -78,10 +78,6 @@ class RateLimit:
         self._rate, self._burst, self._clients, self._clock = rate, burst, clients, clock
         self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()
 
-    def __len__(self) -> int:
-        """Number of buckets."""
-        return len(self._buckets)
-
     def take(self, client: str) -> float:
         """Take a unit of a client; returns 0, or the seconds until there is one."""
         return self._take(client, 1.0, least=1.0)

@@ -23,7 +23,7 @@ from recsys.rules import Rule, apply_rules
 from recsys.serving.answers import scored
 from recsys.serving.catalog_changes import find, metadata
 from recsys.serving.models import Model, Models
-from recsys.serving.reads import Reads
+from recsys.serving.off_loop import OffLoop
 from recsys.serving.rules import Rules
 from recsys.serving.schemas.common import made
 from recsys.serving.schemas.items import SimilarResponse
@@ -72,13 +72,13 @@ class Lists:
         store: Store,
         models: Models,
         rules: Rules,
-        reads: Reads,
+        off_loop: OffLoop,
         not_history: Collection[str],
     ) -> None:
         """Events of the types `not_history` are no sign of interest."""
         self._store = store
-        self._models, self._rules, self._reads = models, rules, reads
-        self._trending = Trending(models, reads, not_history)
+        self._models, self._rules, self._off_loop = models, rules, off_loop
+        self._trending = Trending(models, off_loop, not_history)
         # By recommender, with what they were computed from:
         self._rows: WeakKeyDictionary[Recommender, tuple[Trends, Epoch, NDArray[np.int32]]]
         self._dates: WeakKeyDictionary[Recommender, tuple[Epoch, Dated]]
@@ -86,7 +86,7 @@ class Lists:
 
     async def close(self) -> None:
         """End what runs in the background."""
-        await self._trending.renewed.close()
+        await self._trending.cached.close()
 
     async def trending(self, query: ListQuery, wanted: Mapping[str, Any] | None) -> ListResponse:
         """Items by the decayed events of all users."""
@@ -150,7 +150,7 @@ class Lists:
             find(recommender.catalog, item_id)
             _ = model.retrieval  # fail if there is none
             try:
-                found = await self._reads(recommender.similar, item_id, k)
+                found = await self._off_loop(recommender.similar, item_id, k)
             except RequestError:
                 find(recommender.catalog, item_id)  # raises if it was removed meanwhile
                 raise
@@ -184,7 +184,7 @@ class Lists:
                 batch = self._batch(model, query.k, wanted, rules, options or {})
                 return _response(name, query, model, batch, rank(batch, model), list(rules))
 
-            return await self._reads(make)
+            return await self._off_loop(make)
 
     def _batch(
         self,

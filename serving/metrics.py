@@ -71,7 +71,7 @@ class Metrics:
         self._http_requests = counter("http_requests", "Requests.", "method", "route", "status")
         self._http_seconds = histogram("http_seconds", "Time to respond.", SECONDS, "route")
         self.in_flight = gauge("http_in_flight", "Requests in progress.")
-        self._errors = counter("errors", "Problem responses by code.", "code")
+        self.errors = counter("errors", "Problem responses by code.", "code")
         self.rate_limited = counter("rate_limited", "Requests refused by the rate limit.")
         # Recommendations
         stages = histogram("recommend_seconds", "Time of each stage.", SECONDS, "stage")
@@ -88,7 +88,7 @@ class Metrics:
         self._accepted = counter("accepted_levels", "Drafted levels that were accepted.", "level")
         self._batch_sizes = histogram("batch_size", "Requests per batch.", SIZES)
         self._batch_seconds = histogram("batch_seconds", "Time per batch.", SECONDS)
-        self._fallbacks = counter("fallbacks", "Answers filled up from a fallback.", "source")
+        self.fallbacks = counter("fallbacks", "Answers filled up from a fallback.", "source")
         # Store
         self._store_seconds = histogram("store_seconds", "Time per call.", SECONDS, "operation")
         self._events = counter("events", "Received events.", "result")
@@ -105,10 +105,6 @@ class Metrics:
         self.in_flight.dec()
         self._labelled(self._http_requests, method, route, str(status)).inc()
         self._labelled(self._http_seconds, route).observe(seconds)
-
-    def error(self, code: str) -> None:
-        """Count a response with the problem `code`."""
-        self._errors.labels(code).inc()
 
     def answered(
         self,
@@ -154,10 +150,6 @@ class Metrics:
         """Count a batch of `size` requests that took `seconds`."""
         self._batch_sizes.observe(size)
         self._batch_seconds.observe(seconds)
-
-    def fallback(self, source: str) -> None:
-        """Count an answer from a fallback: `retrieval` or `popular`."""
-        self._fallbacks.labels(source).inc()
 
     def store_call(self, operation: str, seconds: float) -> None:
         """Count a call of the store: `history`, `append`, `erase`, ... (`Observer`)."""

@@ -146,7 +146,7 @@ class Entrance:
         label = method if method in METHODS else "OTHER"
         self.metrics.responded(label, template, status, seconds)
         if "problem" in state:
-            self.metrics.error(state["problem"])
+            self.metrics.errors.labels(state["problem"]).inc()
 
 
 class BodyLimit:

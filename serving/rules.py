@@ -16,7 +16,7 @@ from recsys.constraint.filters import MOST_BOOSTS
 from recsys.errors import RuleError
 from recsys.requests import RecommendRequest
 from recsys.rules import Rule, apply_rules
-from recsys.serving.following import Followed
+from recsys.serving.journal_follower import JournalFollower
 from recsys.serving.models import Model, Models, UnknownModelError
 from recsys.serving.schemas.common import CHAMPION
 from recsys.serving.schemas.rules import RuleBody, RuleInfo, RuleList
@@ -90,7 +90,7 @@ class State:
         return sorted(alias for alias, names in [*self.aliases.items()] if name in names)
 
 
-class Rules(Followed):
+class Rules(JournalFollower):
     """The rules of all processes that share a store."""
 
     def __init__(self, store: Store, models: Models) -> None:

@@ -22,7 +22,7 @@ from recsys.serving.experiments import Assignment
 from recsys.serving.limits import CALLER, work_of
 from recsys.serving.metrics import Metrics
 from recsys.serving.models import BundleRefusedError, Model
-from recsys.serving.reads import Reads
+from recsys.serving.off_loop import OffLoop
 from recsys.serving.schemas.common import MAX_HISTORY
 from recsys.serving.schemas.items import (
     RankBody,
@@ -82,7 +82,7 @@ class Service:
     Attributes:
         failure: the error of a failed start.
         on_phase: called after each change of phase.
-        reads: calls on the helper threads.
+        off_loop: calls on the helper threads.
     """
 
     def __init__(
@@ -104,7 +104,7 @@ class Service:
         self._store, self._given = store, recommender
         self._state: State | None = None
         self._worker = DecodeWorker(settings, self.metrics)
-        self.reads = Reads(settings, self._worker.read)
+        self.off_loop = OffLoop(settings, self._worker.read)
         self._texts = Texts(settings)
 
     # Start and stop
@@ -115,8 +115,8 @@ class Service:
             if self._store is None:
                 self._store = await asyncio.to_thread(_open_store, self.settings, self.metrics)
             store = self._store
-            store.limit_reads(partial(Reads, self.settings))
-            self._state = State.of(self.settings, store, self._worker, self.metrics, self.reads)
+            store.limit_reads(partial(OffLoop, self.settings))
+            self._state = State.of(self.settings, store, self._worker, self.metrics, self.off_loop)
             await self._state.start(self._given)
             await self._texts.start()
         except Exception as error:
@@ -229,7 +229,7 @@ class Service:
             if is_plain and sum(map(len, parts)) <= SHORT:
                 request = make()
             else:
-                request = await self.reads(make)
+                request = await self.off_loop(make)
         except FilterError:  # it has its own problem, unless a rule is the reason
             self.state.rules.check(rules, model)
             raise
@@ -254,16 +254,16 @@ class Service:
         may_fall_back = recommender.retrieval is not None and not request.boosts
         if asked.unusual is None or not may_fall_back or answers.for_the_model(asked.body):
             return await self._decode(asked, request)
-        found = await self.reads(recommender.fallback, request)
+        found = await self.off_loop(recommender.fallback, request)
         sources = (one.source for one in found.recommendations if one.source != "pinned")
-        self.metrics.fallback(next(sources, "popular"))
+        self.metrics.fallbacks.labels(next(sources, "popular")).inc()
         if not found.is_short(request.k):
             return Answered(found, is_fallback=True)
         try:
             more = await self._decode(asked, request.after(found))
         except QueueFullError:
             return Answered(found, is_fallback=True)  # a short list is better than none
-        result = await self.reads(found.followed_by, more.result)
+        result = await self.off_loop(found.followed_by, more.result)
         return Answered(result, more.decoded, is_fallback=True)
 
     async def _respond(
@@ -273,7 +273,7 @@ class Service:
         request, result = asked.request, answered.result
         # A trace has thousands of nodes, for which the event loop should not stand still.
         if request.trace or request.k > LARGE_K:
-            response = await self.reads(answers.response, asked, answered)
+            response = await self.off_loop(answers.response, asked, answered)
         else:
             response = answers.response(asked, answered)
         if assigned is not None:
@@ -303,7 +303,7 @@ class Service:
             known, scores = await self._rated(model, history, given, deadline)
             # A thousand items take some milliseconds, for which the event loop must not stand.
             make = partial(answers.ranking, body, model, history, known, scores)
-            return await self.reads(make)
+            return await self.off_loop(make)
 
     async def _rated(
         self, model: Model, history: Sequence[str], given: Sequence[str], deadline: float

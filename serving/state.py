@@ -9,15 +9,15 @@ from typing import Self
 from recsys.recommender import Recommender
 from recsys.serving.aliases import Aliases
 from recsys.serving.catalog_changes import CatalogChanges
+from recsys.serving.daily_figures import DailyFigures
 from recsys.serving.experiments import Experiments
 from recsys.serving.lists import Lists
 from recsys.serving.metrics import Metrics
 from recsys.serving.models import Models
-from recsys.serving.reads import Reads
+from recsys.serving.off_loop import OffLoop
 from recsys.serving.rules import Rules
 from recsys.serving.settings import ServingSettings
 from recsys.serving.stores.store import Store
-from recsys.serving.today import Figures
 from recsys.serving.worker import DecodeWorker
 
 
@@ -32,7 +32,7 @@ class State:
     catalog_changes: CatalogChanges
     aliases: Aliases
     lists: Lists
-    today: Figures
+    today: DailyFigures
 
     @classmethod
     def of(
@@ -41,23 +41,23 @@ class State:
         store: Store,
         worker: DecodeWorker,
         metrics: Metrics,
-        reads: Reads,
+        off_loop: OffLoop,
     ) -> Self:
         """Make the parts; nothing is loaded before `start`."""
         models = Models()
         rules = Rules(store, models)
-        changes = CatalogChanges(store, models, metrics, reads)
+        changes = CatalogChanges(store, models, metrics, off_loop)
         metrics.queue_depth, metrics.captured = models.queue_depth, models.captured
         metrics.filter_stats = models.filter_stats
         return cls(
             store=store,
             models=models,
             rules=rules,
-            experiments=Experiments(store, models, reads),
+            experiments=Experiments(store, models, off_loop),
             catalog_changes=changes,
             aliases=Aliases(settings, store, worker, metrics, models, rules, changes),
-            lists=Lists(store, models, rules, reads, settings.not_history),
-            today=Figures(models, reads, settings.not_history),
+            lists=Lists(store, models, rules, off_loop, settings.not_history),
+            today=DailyFigures(models, off_loop, settings.not_history),
         )
 
     async def start(self, recommender: Recommender | None) -> None:
@@ -73,7 +73,7 @@ class State:
 
     async def close(self) -> None:
         """Answer the waiting requests, and end what runs beside them."""
-        await self.today.renewed.close()
+        await self.today.cached.close()
         await self.lists.close()
         await self.catalog_changes.close()
         await self.rules.close()

@@ -18,7 +18,7 @@ from recsys.serving.batcher import ClosedError
 from recsys.serving.bodies import MalformedError, parse
 from recsys.serving.limits import CALLER
 from recsys.serving.models import UnsupportedError
-from recsys.serving.reads import Reads
+from recsys.serving.off_loop import OffLoop
 from recsys.serving.schemas.texts import TextsRequest, TextsResponse
 from recsys.serving.settings import ServingSettings, TextFormat
 
@@ -90,7 +90,7 @@ class Texts:
         self._formats: dict[str, NamedFormat] = {}
         self._explainer: Explainer | None = None
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="texts")
-        self._calls = Reads(settings, self._thread.submit)
+        self._calls = OffLoop(settings, self._thread.submit)
         self._asked, self._closing, self._idle = 0, False, asyncio.Event()
         self._idle.set()
 

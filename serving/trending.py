@@ -10,9 +10,9 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from recsys.event_names import WEIGHTS, level
+from recsys.serving.cached_results import CachedResults
 from recsys.serving.models import Models
-from recsys.serving.reads import Reads
-from recsys.serving.renewed import Renewed
+from recsys.serving.off_loop import OffLoop
 from recsys.serving.stores.records import Act, now_ms
 from recsys.serving.stores.store import Store
 
@@ -74,11 +74,11 @@ class Tally:
 class Trending:
     """The trends of a store, counted again when somebody asks and they are old."""
 
-    def __init__(self, models: Models, reads: Reads, not_history: Collection[str]) -> None:
+    def __init__(self, models: Models, off_loop: OffLoop, not_history: Collection[str]) -> None:
         """Events of the types `not_history` are no sign of interest."""
-        self._models, self._reads = models, reads
+        self._models, self._off_loop = models, off_loop
         self._not_history = frozenset(not_history)
-        self.renewed: Renewed[Trends] = Renewed(KEPT_S)
+        self.cached: CachedResults[Trends] = CachedResults(KEPT_S)
 
     async def __call__(self, store: Store) -> Trends:
         """The trends.
@@ -86,7 +86,7 @@ class Trending:
         Raises:
             StoreError: the store cannot be read.
         """
-        return await self.renewed.get("trends", lambda: self._read(store))
+        return await self.cached.get("trends", lambda: self._read(store))
 
     async def _read(self, store: Store) -> Trends:
         retrieval = self._models.get().recommender.retrieval
@@ -103,5 +103,5 @@ class Trending:
         tally = Tally(until_ms, weigh)
         for place in range(first, last + 1, PAGE):
             acts = await store.history.acts(place, min(last, place + PAGE - 1), since_ms)
-            await self._reads(tally.add, acts)
-        return await self._reads(tally.trends, since_ms)
+            await self._off_loop(tally.add, acts)
+        return await self._off_loop(tally.trends, since_ms)

@@ -48,7 +48,7 @@ async def _answer(
 ) -> Response:
     wanted = None if query.filter is None else parse(query.filter.encode())
     answer = await in_time(service, make(query, wanted))
-    response = await service.reads(json_response, answer)
+    response = await service.off_loop(json_response, answer)
     # Also allowed if the request had a key, so a cache that ignores `Vary` gives it to anyone.
     response.headers.update({"Cache-Control": KEPT, "Vary": "Authorization"})
     return response

@@ -18,7 +18,7 @@ PathAlias = Annotated[AliasName, Path(description="`champion`, or any other name
 @requires(Scope.READ)
 async def list_models(service: Ready) -> Response:
     """List models, aliases, experiments, loadable bundles, and the named formats of texts."""
-    available = await service.reads(lambda: service.state.aliases.available)
+    available = await service.off_loop(lambda: service.state.aliases.available)
     answer = ModelList(
         models=service.state.models.info(),
         aliases=service.state.aliases.all(),

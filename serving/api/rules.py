@@ -25,7 +25,7 @@ async def list_rules(query: Annotated[RulesQuery, Query()], service: Ready) -> R
     pay_for(query.limit)
     rules = service.state.rules
     # A rule may have a megabyte.
-    return await service.reads(lambda: json_response(rules.page(query.cursor, query.limit)))
+    return await service.off_loop(lambda: json_response(rules.page(query.cursor, query.limit)))
 
 
 @router.put(

@@ -38,7 +38,7 @@ async def get_history(
         titles = _titles(service, {event.item for event in events})
         return json_response(page(user_id, events, query.limit, titles))
 
-    return await service.reads(written)
+    return await service.off_loop(written)
 
 
 @router.delete(

@@ -537,7 +537,7 @@ async def test_reads_have_a_deadline_and_a_bound_too(settings, recommender, runn
         assert codes == ["deadline_exceeded"] * 3 + ["queue_full"] * 5
         for answer in answers:
             is_problem(answer, answer.json()["code"])
-        assert service.reads._under_way == 0
+        assert service.off_loop._under_way == 0
         assert (await client.get(url)).status_code == 200
 
 

@@ -414,7 +414,7 @@ async def test_items_like_removed_or_moved_ones_reach_other_models(settings, fak
 
 
 async def test_own_changes_are_not_made_twice(client, service, until, monkeypatch):
-    monkeypatch.setattr("recsys.serving.following.LOOK_S", 0.01)
+    monkeypatch.setattr("recsys.serving.journal_follower.LOOK_S", 0.01)
     await client.put_item("lamp", LAMP)
     await client.delete("/v1/items/item-3")
     places: list[int] = []

@@ -12,7 +12,7 @@ import pytest
 import sqlalchemy as sa
 from scipy import stats
 
-from recsys.serving import auth, experiments, renewed
+from recsys.serving import auth, cached_results, experiments
 from recsys.serving.experiments import DAY_MS, Experiment, analyse
 from recsys.serving.schemas.experiments import ExperimentBody
 from recsys.serving.sequential import compare
@@ -26,7 +26,7 @@ HOUR_MS = 3_600_000
 @pytest.fixture(autouse=True)
 def fresh(monkeypatch):
     """No results are kept."""
-    monkeypatch.setattr(renewed, "REST", 0.0)
+    monkeypatch.setattr(cached_results, "REST", 0.0)
 
 
 @pytest.fixture
@@ -436,7 +436,7 @@ async def test_results_are_computed_once_for_all_who_ask(shop, monkeypatch):
     monkeypatch.setattr(
         service.store.served, "exposed", lambda *given: calls.append(given) or read(*given)
     )
-    monkeypatch.setattr(renewed, "REST", 1e6)
+    monkeypatch.setattr(cached_results, "REST", 1e6)
     first, *others = await asyncio.gather(*(results(client) for _ in range(5)))
     assert (others, len(calls)) == ([first] * 4, 1)
     await service.state.experiments._check_arms("homepage")

@@ -32,7 +32,7 @@ def test_clients_have_buckets_of_their_own_in_bounded_number(clock):
         assert limit.take(client) == 0
     assert limit.take("a") == 1.0  # and is now the one used last
     assert limit.take("d") == 0
-    assert len(limit) == 3
+    assert len(limit._buckets) == 3
     assert limit.take("a") == 1.0
     assert limit.take("b") == 0  # was forgotten
 

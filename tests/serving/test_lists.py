@@ -10,7 +10,7 @@ import pytest
 
 from recsys.interactions import Behaviour
 from recsys.retrieval.event_types import EventTypes
-from recsys.serving import auth, renewed, trending
+from recsys.serving import auth, cached_results, trending
 
 LISTS = {
     "trending": {},
@@ -25,7 +25,7 @@ HOUR = 3600
 def at_once(monkeypatch):
     """The store is read for each list of trending items."""
     monkeypatch.setattr(trending, "KEPT_S", 0.0)
-    monkeypatch.setattr(renewed, "REST", 0.0)
+    monkeypatch.setattr(cached_results, "REST", 0.0)
 
 
 async def ask(client, name, **query):
@@ -109,7 +109,7 @@ async def test_events_of_an_erased_user_do_not_count(client):
 
 
 async def test_trending_items_are_kept_for_a_short_time(client, service):
-    service.state.lists._trending.renewed.kept_s = 1000.0
+    service.state.lists._trending.cached.kept_s = 1000.0
     await send(client, ("eve", "item-1", "view", 0))
     first = await ask(client, "trending")
     await send(client, ("eve", "item-2", "view", 0))
@@ -298,13 +298,13 @@ async def test_lists_need_a_key(settings, recommender, running, tmp_path):
 async def test_a_list_that_takes_too_long_is_a_problem(settings, recommender, running, name):
     short = settings.model_copy(update={"deadline_ms": 200.0})
     async with running(short, recommender=recommender) as (client, service):
-        free, reads = asyncio.Event(), service.reads
+        free, reads = asyncio.Event(), service.off_loop
 
         async def slow(*arguments, **more):
             await free.wait()
             return await reads(*arguments, **more)
 
-        service.state.lists._reads = service.state.lists._trending._reads = slow
+        service.state.lists._off_loop = service.state.lists._trending._off_loop = slow
         response = await get(client, name)
         assert (response.status_code, response.json()["code"]) == (504, "deadline_exceeded")
         assert response.headers["cache-control"] == "no-store"

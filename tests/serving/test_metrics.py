@@ -60,7 +60,7 @@ def test_answers_without_model_or_draft_count_no_pass_or_level():
 def test_the_rest_is_counted():
     metrics = Metrics()
     metrics.batch(8, 0.2)
-    metrics.fallback("retrieval")
+    metrics.fallbacks.labels("retrieval").inc()
     assert value(metrics, "batch_size_sum") == 8
     assert value(metrics, "fallbacks_total", source="retrieval") == 1
 

@@ -19,7 +19,7 @@ from recsys.interactions import Histories
 from recsys.retrieval import Retrieval
 from recsys.retrieval.item_item import ItemItem
 from recsys.retrieval.reranker import Reranker
-from recsys.serving import renewed, today
+from recsys.serving import cached_results, daily_figures
 from recsys.serving.settings import ServingSettings
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
@@ -92,8 +92,8 @@ def site(bundle, tmp_path_factory, serving):
     ]
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RECSYS_HOME", str(bundle.parent.parent))
-        patch.setattr(today, "KEPT_S", 0.0)  # figures are those of the moment
-        patch.setattr(renewed, "REST", 0.0)
+        patch.setattr(daily_figures, "KEPT_S", 0.0)  # figures are those of the moment
+        patch.setattr(cached_results, "REST", 0.0)
         with serving(settings) as url:
             assert httpx.post(f"{url}/v1/events", json={"events": events}).json()["accepted"] == 5
             yield url

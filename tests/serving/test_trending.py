@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recsys.serving import renewed
+from recsys.serving import cached_results
 from recsys.serving import trending as module
 from recsys.serving.stores import open_store
 from recsys.serving.stores.records import Act, Event, StoreError
@@ -76,7 +76,7 @@ def store(tmp_path):
 def at(monkeypatch):
     """Sets the time, and reads without pauses."""
     monkeypatch.setattr(module, "KEPT_S", 0.0)
-    monkeypatch.setattr(renewed, "REST", 0.0)
+    monkeypatch.setattr(cached_results, "REST", 0.0)
     monkeypatch.setattr(module, "now_ms", lambda: NOW)
     monkeypatch.setattr(module, "WINDOW_MS", 500)
     return monkeypatch
@@ -91,8 +91,8 @@ class NoTypes:
         return self
 
 
-def trending(reads):
-    return Trending(NoTypes(), reads, ())
+def trending(off_loop):
+    return Trending(NoTypes(), off_loop, ())
 
 
 async def directly(function, *arguments):
@@ -127,18 +127,18 @@ async def test_trends_are_kept_for_a_while_and_read_once(store, at):
         return function(*arguments)
 
     recent = trending(counted)
-    recent.renewed.kept_s = 1000.0
+    recent.cached.kept_s = 1000.0
     first, *others = await asyncio.gather(*(recent(store) for _ in range(5)))
     assert all(other is first for other in others)
     assert (await recent(store), readings) == (first, 1)
-    recent.renewed._results["trends"] = time.monotonic(), first
+    recent.cached._results["trends"] = time.monotonic(), first
     assert await recent(store) is first, "nobody waits for the next one"
-    await recent.renewed._making["trends"]
+    await recent.cached._making["trends"]
     second = await recent(store)
     assert (second is not first, readings) == (True, 2)
-    recent.renewed._results["trends"] = time.monotonic() - 1000.0, second
+    recent.cached._results["trends"] = time.monotonic() - 1000.0, second
     assert await recent(store) is not second, "an old one is not used"
-    await recent.renewed.close()
+    await recent.cached.close()
 
 
 async def test_a_store_that_fails_is_read_again(store, at, monkeypatch):
@@ -165,9 +165,9 @@ async def test_a_reading_goes_on_without_who_began_it(store, at):
 
     recent = trending(slow)
     await store.history.append(events(NOW))
-    recent.renewed.kept_s = 1000.0
+    recent.cached.kept_s = 1000.0
     with pytest.raises(TimeoutError):
         await asyncio.wait_for(recent(store), 0.01)
     free.set()
     assert (await recent(store)).items == ["i0"]
-    assert "trends" in recent.renewed._results
+    assert "trends" in recent.cached._results

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from recsys.serving import renewed, today
+from recsys.serving import cached_results, daily_figures
+from recsys.serving.daily_figures import interval
 from recsys.serving.stores import served as stores
 from recsys.serving.stores.records import Served, StoreError
-from recsys.serving.today import interval
 
 HOUR_MS = 3_600_000
 ITEMS = 300
@@ -23,9 +23,9 @@ SEEN_ONLY = ("impression", "dismiss")  # types that are no sign of interest
 @pytest.fixture(autouse=True)
 def fresh(monkeypatch):
     """No figures are kept, and pages are small."""
-    monkeypatch.setattr(today, "KEPT_S", 0.0)
-    monkeypatch.setattr(renewed, "REST", 0.0)
-    monkeypatch.setattr(today, "PAGE", 7)
+    monkeypatch.setattr(daily_figures, "KEPT_S", 0.0)
+    monkeypatch.setattr(cached_results, "REST", 0.0)
+    monkeypatch.setattr(daily_figures, "PAGE", 7)
 
 
 def world(seed, now, answers=60, events=90):
@@ -145,7 +145,7 @@ async def test_without_answers_there_is_no_rate(client):
 async def test_what_the_store_forgot_is_not_complete(client, monkeypatch):
     now = time.time_ns() // 1_000_000
     monkeypatch.setattr(stores, "SERVED_KEPT", 20)
-    monkeypatch.setattr(today, "DEPTH", 28)
+    monkeypatch.setattr(daily_figures, "DEPTH", 28)
     given, sent = world(0, now)
     recent = [one for one in given if one.time_ms > now - 12 * HOUR_MS][:3]
     fresh = [event | {"timestamp": now / 1000} for event in sent]
@@ -180,7 +180,7 @@ async def test_hidden_items_leave_the_coverage(client):
 
 
 async def test_figures_are_kept_for_a_while(client, service):
-    service.state.today.renewed.kept_s = 1000.0
+    service.state.today.cached.kept_s = 1000.0
     first = await ask(client)
     await tell(client, [Served("r", "ada", "m", ("item-1",), first["until_ms"])], [])
     assert await ask(client) == first
@@ -188,7 +188,7 @@ async def test_figures_are_kept_for_a_while(client, service):
 
 
 async def test_figures_are_made_once_for_all_and_to_the_end(client, service, monkeypatch):
-    service.state.today.renewed.kept_s = 1000.0
+    service.state.today.cached.kept_s = 1000.0
     made, going = [], asyncio.Event()
     answers = service.store.served.last
 

@@ -8,7 +8,7 @@ import pytest
 
 from recsys.serving.batcher import DeadlineExceededError, QueueFullError
 from recsys.serving.limits import CALLER, Caller
-from recsys.serving.reads import Reads
+from recsys.serving.off_loop import OffLoop
 
 
 @pytest.fixture
@@ -18,32 +18,32 @@ def helper():
 
 
 async def test_more_calls_than_the_limit_are_refused(settings, helper):
-    reads = Reads(settings.model_copy(update={"queue_limit": 2}), helper.submit)
+    off_loop = OffLoop(settings.model_copy(update={"queue_limit": 2}), helper.submit)
     gate = threading.Event()
-    calls = [asyncio.create_task(reads(gate.wait, 60)) for _ in range(2)]
+    calls = [asyncio.create_task(off_loop(gate.wait, 60)) for _ in range(2)]
     await asyncio.sleep(0)
     with pytest.raises(QueueFullError):
-        await reads(int)
+        await off_loop(int)
     gate.set()
     assert await asyncio.gather(*calls) == [True, True]
-    assert await reads(int, "5") == 5
+    assert await off_loop(int, "5") == 5
 
 
 async def test_a_call_that_waits_too_long_is_not_made(settings, helper):
-    reads, gate, made = Reads(settings, helper.submit), threading.Event(), []
-    running = asyncio.create_task(reads(gate.wait, 60))
+    off_loop, gate, made = OffLoop(settings, helper.submit), threading.Event(), []
+    running = asyncio.create_task(off_loop(gate.wait, 60))
     await asyncio.sleep(0)
     with pytest.raises(DeadlineExceededError):
-        await reads(made.append, 1, deadline=asyncio.get_running_loop().time() + 0.01)
+        await off_loop(made.append, 1, deadline=asyncio.get_running_loop().time() + 0.01)
     gate.set()
     await running
-    await reads(int)  # behind it on the same thread
+    await off_loop(int)  # behind it on the same thread
     assert made == []
 
 
 async def test_the_deadline_is_that_of_the_request(settings, helper):
-    reads, gate = Reads(settings, helper.submit), threading.Event()
+    off_loop, gate = OffLoop(settings, helper.submit), threading.Event()
     CALLER.set(Caller(deadline=asyncio.get_running_loop().time() + 0.01))
     with pytest.raises(DeadlineExceededError):
-        await reads(gate.wait, 60)
+        await off_loop(gate.wait, 60)
     gate.set()

@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 from scipy.special import stdtrit
 
 from recsys.live import Epoch
+from recsys.serving.cached_results import CachedResults
 from recsys.serving.models import Models
-from recsys.serving.reads import Reads
-from recsys.serving.renewed import Renewed
+from recsys.serving.off_loop import OffLoop
 from recsys.serving.schemas.common import CHAMPION
 from recsys.serving.schemas.today import Coverage, ItemFigures, Rate, Today
 from recsys.serving.stores.records import SKEW_MS, Act, Given, now_ms
@@ -182,13 +182,13 @@ def _title(epoch: Epoch, item: str) -> str:
     return "" if row < 0 else epoch.catalog.title(row)
 
 
-class Figures:
+class DailyFigures:
     """Makes the figures of today, and keeps them for a while."""
 
-    def __init__(self, models: Models, reads: Reads, not_history: Collection[str]) -> None:
+    def __init__(self, models: Models, off_loop: OffLoop, not_history: Collection[str]) -> None:
         """Without figures yet."""
-        self._models, self._reads, self._not_history = models, reads, not_history
-        self.renewed: Renewed[bytes] = Renewed(KEPT_S)
+        self._models, self._off_loop, self._not_history = models, off_loop, not_history
+        self.cached: CachedResults[bytes] = CachedResults(KEPT_S)
 
     async def __call__(self, store: Store, days: int) -> bytes:
         """The figures of the last days: a `Today` as JSON.
@@ -196,7 +196,7 @@ class Figures:
         Raises:
             StoreError: the store cannot be read.
         """
-        return await self.renewed.get(days, lambda: self._make(store, days))
+        return await self.cached.get(days, lambda: self._make(store, days))
 
     async def _make(self, store: Store, days: int) -> bytes:
         until_ms = now_ms()
@@ -206,15 +206,15 @@ class Figures:
         for place in range(first, last + 1, PAGE):
             up_to = min(place + PAGE - 1, last)
             if events := await store.history.acts(place, up_to, since_ms):
-                await self._reads(tally.add_events, events)
+                await self._off_loop(tally.add_events, events)
         page = PAGE
         place, forgotten_ms = await store.served.last()
         while page == PAGE:
             answers = await store.served.page(place, PAGE, since_ms)
-            await self._reads(tally.add_answers, answers)
+            await self._off_loop(tally.add_answers, answers)
             page, place = len(answers), answers[-1].place - 1 if answers else 0
         epoch = self._models.get(CHAMPION).recommender.epoch
-        return await self._reads(
+        return await self._off_loop(
             lambda: (
                 tally.figures(
                     epoch,

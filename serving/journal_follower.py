@@ -33,7 +33,7 @@ async def follow(
             logger.exception("changes of other processes could not be read")
 
 
-class Followed(ABC):
+class JournalFollower(ABC):
     """What the records of a journal amount to, in all processes that share a store.
 
     Each change is a record; no record is replaced. A record that cannot take effect at its place

@@ -1,4 +1,4 @@
-"""Reads: calls that need no model, limited in number and time like requests that do.
+"""Calls off the event loop that need no model, limited in number and time like requests that do.
 
 Those on the helper threads and those of the store have limits of their own, so neither waits for
 the other.
@@ -16,7 +16,7 @@ from recsys.serving.settings import ServingSettings
 T = TypeVar("T")
 
 
-class Reads:
+class OffLoop:
     """Runs functions on the threads of `submit`: a limited number, each with a deadline."""
 
     def __init__(self, settings: ServingSettings, submit: Callable[..., Future[Any]]) -> None:

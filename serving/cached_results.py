@@ -10,7 +10,7 @@ T = TypeVar("T")
 REST = 9.0  # the least time between two results, in durations of making one
 
 
-class Renewed(Generic[T]):
+class CachedResults(Generic[T]):
     """Results by keys, which are made again when somebody asks and they are old.
 
     However many ask, making takes at most a tenth of the time, and one result is made at a time.
