@@ -194,9 +194,13 @@ def losses(
 ) -> Losses:
     """Losses of one step on a (B, F) batch; in training mode the codebooks are updated."""
     latents = encoder(batch)
-    # distances: (L,), means over batch and dimensions; codes: (L, B, D)
-    _, _, distances, codes = quantizer(latents, return_all_codes=True)
-    prefixes = codes.detach().cumsum(dim=0)
+    # The codes were chosen from the codebooks before their moving averages take this batch in, so
+    # these are decoded, too.
+    books = [book.clone() for book in quantizer.codebooks]
+    # indices: (B, L); distances: (L,), means over batch and dimensions
+    _, indices, distances = quantizer(latents)
+    codes = [book[chosen] for book, chosen in zip(books, indices.unbind(-1), strict=True)]
+    prefixes = torch.stack(codes).cumsum(dim=0)
     # Straight-through estimator, once: the library would add the gradient L times, once per level.
     quantized = latents + (prefixes - latents).detach()
     errors = (decoder(quantized) - batch).square().sum(dim=2).mean(dim=1)
