@@ -16,7 +16,7 @@ from pathlib import Path
 
 AUTO, CPU, GPU = "auto", "cpu", "cuda"
 LARGE_BYTES = 1 << 30  # of weights; no CPU is measured with as many, which would take a while
-ROUNDS = 7
+WARM_UP, ROUNDS = 2, 7
 BY_NAME = "device=cuda asks for it all the same, and device=cpu for none"
 
 logger = logging.getLogger("recsys.devices")
@@ -95,13 +95,15 @@ def choose_device(
 def typical_seconds(run: Callable[[], object], limit_s: float = math.inf) -> float:
     """The median time of `run`, which must wait for its device, after two runs to warm up.
 
-    No run begins after `limit_s`; if there was none but those to warm up, it is the time of the
-    last.
+    These may take long on a GPU, which is set up and compiles then. Of the runs behind them none
+    but the first begins after `limit_s`, so three runs are the least.
     """
     taken: list[float] = []
-    end = time.perf_counter() + limit_s
-    while len(taken) < 2 + ROUNDS and (not taken or time.perf_counter() < end):
-        start = time.perf_counter()
+    end = math.inf
+    while len(taken) < WARM_UP + ROUNDS and (start := time.perf_counter()) < end:
         run()
-        taken.append(time.perf_counter() - start)
-    return statistics.median(taken[2:] or taken[-1:])
+        now = time.perf_counter()
+        taken.append(now - start)
+        if len(taken) == WARM_UP:
+            end = now + limit_s
+    return statistics.median(taken[WARM_UP:])

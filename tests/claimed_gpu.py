@@ -6,13 +6,16 @@ numbers from a generator of another device.
 A CUDA graph runs its computation again, and no Triton kernel is compiled.
 """
 
+import re
 import sys
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
+from pathlib import Path
 from unittest import mock
 
 import torch
+import torchgen
 from accelerate.state import AcceleratorState, GradientState
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
@@ -26,12 +29,15 @@ from recsys.models import graphs
 GPU, CPU = torch.device("cuda", 0), torch.device("cpu")
 aten = torch.ops.aten
 COPIES = {aten.copy_, aten._copy_from, aten._foreach_copy_}  # from one device to another
-# CUDA takes indices from the host, and elsewhere a tensor with one value and no dimension.
+# CUDA takes from the host some indices, and as a value a tensor with no dimension, if torch's list
+# of operations does not have a check that all tensors are on one device.
 HOST_INDICES = {aten.index, aten.index_put, aten.index_put_, aten._index_put_impl_}
-NO_HOST_VALUE = {
-    aten.cat, aten.stack, aten.index_select, aten.gather, aten.embedding, aten.searchsorted,
-    aten.bucketize, aten.addmm, aten.addmv, aten.baddbmm, aten.addbmm, aten.addr,
+DEVICE_INDICES = {
+    aten.masked_fill: 1, aten.masked_fill_: 1, aten.index_fill: 2, aten.index_fill_: 2,
 }  # fmt: skip
+OPERATIONS = Path(torchgen.__file__).with_name("packaged") / "ATen/native/native_functions.yaml"
+UNCHECKED = re.compile(r"^- func: ([\w.]+)\((?:.*\n(?!- ))*  device_check: NoCheck", re.MULTILINE)
+HOST_VALUES = {f"aten.{name}" for name in UNCHECKED.findall(OPERATIONS.read_text("utf-8"))}
 
 # Libraries that compare addresses when they save weights, and read nothing there.
 COMPARE_ADDRESSES = {"transformers", "safetensors"}
@@ -118,17 +124,18 @@ class _Operations(TorchDispatchMode):
 
 def _refuse_mixtures(func, args, kwargs, given):
     kind = func.overloadpacket
-    written = [
+    there = [
         args[place] if place < len(args) else kwargs.get(argument.name)
         for place, argument in enumerate(func._schema.arguments)
-        if argument.is_write
+        if argument.is_write or place == DEVICE_INDICES.get(kind)
     ]
+    takes_values = str(func).removesuffix(".default") in HOST_VALUES
     if kind in HOST_INDICES and args[0] in MEMORY:
         given = _tensors((args[0], args[2:]))
     for tensor in given:
-        read = not any(tensor is other for other in _tensors(written))
-        one_value = tensor.dim() == 0 and read and kind not in NO_HOST_VALUE
-        if _address(tensor) and tensor not in MEMORY and not one_value:
+        value = takes_values and tensor.dim() == 0
+        value = value and not any(tensor is other for other in _tensors(there))
+        if _address(tensor) and tensor not in MEMORY and not value:
             raise RuntimeError(
                 "Expected all tensors to be on the same device, but found at least two devices, "
                 f"{GPU} and {CPU}! ({func} of {[tuple(t.shape) for t in given]})"
@@ -164,6 +171,10 @@ class _Names(TorchFunctionMode):
             answers = {Tensor.device: GPU, Tensor.is_cuda: True, Tensor.is_cpu: False}
             if func.__self__ in answers:
                 return answers[func.__self__]
+        if name == "__set__" and func.__self__ is Tensor.grad:
+            if len({tensor in MEMORY for tensor in _tensors(args)}) > 1:
+                raise RuntimeError("a gradient has to be on the same device as its tensor")
+            return func(*args)
         if on_gpu and name == "get_device":
             return GPU.index
         if on_gpu and name in ("numpy", "__array__"):

@@ -19,6 +19,17 @@ MIXTURES = {
     "module": lambda there, here: torch.nn.Linear(3, 3)(there),
     "index of the GPU": lambda there, here: here[there.long()],
     "mask": lambda there, here: there.masked_fill(here > 0, 0.0),
+    "mask of one value": lambda there, here: there.masked_fill_(here.sum() > 0, here.sum()),
+    "selection": lambda there, here: there.masked_select(here.sum() > 0),
+    "index to scatter": lambda there, here: there.scatter_(0, here[0].long(), 0.5),
+    "index to gather": lambda there, here: there.gather(0, here[0].long()),
+    "index to take": lambda there, here: there.take(here[0].long()),
+    "index to add": lambda there, here: there.index_add_(0, here[0].long(), there[0]),
+    "index to copy": lambda there, here: there.index_copy_(0, here[0].long(), there[0]),
+    "index to fill": lambda there, here: there.index_fill_(0, here[0].long(), here[0]),
+    "value to scatter": lambda there, here: there.scatter_add_(0, there[0].long(), here[0]),
+    "limit": lambda there, here: there.clamp(min=here[0]),
+    "gradient": lambda there, here: setattr(there, "grad", here),
     "search": lambda there, here: torch.searchsorted(there, here),
     "search for one value": lambda there, here: torch.searchsorted(there, here.sum()),
     "bucket of one value": lambda there, here: torch.bucketize(here.sum(), there),
@@ -62,8 +73,13 @@ def test_native_code_gets_no_address():
 
 
 def test_what_cuda_takes_from_the_host_is_taken():
-    there = torch.arange(4.0, device="cuda")
-    assert (there + torch.tensor(1.0)).tolist() == [1, 2, 3, 4]
+    there, one = torch.arange(4.0, device="cuda"), torch.tensor(1.0)
+    assert (there + one).tolist() == (one + there).tolist() == [1, 2, 3, 4]
+    assert torch.where(one > 0, there, one).tolist() == [0, 1, 2, 3]
+    assert there.lerp(there, one).masked_fill(there > 2, one).tolist() == [0, 1, 2, 1]
+    assert there.index_fill(0, torch.tensor([3], device="cuda"), one).tolist() == [0, 1, 2, 1]
+    assert there.clone().index_put_((torch.tensor([0]),), one).tolist() == [1, 1, 2, 3]
+    assert there.clone().index_put_((torch.arange(4) > 2,), one).tolist() == [0, 1, 2, 1]
     assert there[torch.tensor([3, 0])].is_cuda
     assert there.copy_(torch.ones(4)).is_cuda
     assert not torch.zeros(4).copy_(there).is_cuda

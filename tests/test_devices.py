@@ -6,7 +6,6 @@ What is decoded there equals what is decoded on the CPU.
 import copy
 import json
 import shutil
-import time
 from dataclasses import replace
 from functools import partial
 
@@ -16,6 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from starlette.testclient import TestClient
+from toy_bundle import wait_until_ready
 
 from recsys.config import Settings
 from recsys.constraint import ItemTrie
@@ -48,10 +48,11 @@ from recsys.text.titles import TitleTrie, generate_titles
 from recsys.text.token_trie import TextTokenizer
 from recsys.training import device as training_device
 from recsys.training.batches import TrainingBatches
-from recsys.training.loop import fit
+from recsys.training.loop import _unshard, fit
 from recsys.training.objective import NextToken
 from recsys.training.settings import LoopConfig
 from recsys.training.state import Checkpoints
+from recsys.training.supervised import describe
 from recsys.training.target import TrainedTarget
 
 SMALL = {
@@ -184,7 +185,9 @@ def test_a_training_that_stopped_continues_to_the_same_weights(claimed_gpu, tmp_
 
     def train(folder, seed, crash=None):
         module = NextToken(tiny_model("llama", seed=seed))
-        fit(module, Batches(crash), config, Checkpoints(tmp_path / folder, {}), name="toy")
+        found = fit(module, Batches(crash), config, Checkpoints(tmp_path / folder, {}), name="toy")
+        _unshard(module)  # as parameters that are sharded leave the GPU, for saving
+        assert describe(found, 0, module)["device"] == "cuda"
         return [parameter.detach().cpu() for parameter in module.parameters()]
 
     with claimed_gpu() as memory:
@@ -472,10 +475,7 @@ def test_a_service_answers_from_its_threads(road, claimed_gpu, tmp_path):
         claimed_gpu() as memory,
         TestClient(create_app(settings), base_url="http://localhost") as client,
     ):
-        for _ in range(6000):  # the bundle is loaded beside the server
-            if client.get("/health/ready").status_code == 200:
-                break
-            time.sleep(0.05)
+        wait_until_ready(client)
         before = memory.operations
         answer = client.post("/v1/recommendations", json={"history": history, "k": 5})
         assert answer.status_code == 200, answer.text

@@ -8,12 +8,12 @@ import importlib.util
 import json
 import re
 import sys
-import time
 from collections import Counter
 from pathlib import Path
 
 import pytest
 from starlette.testclient import TestClient
+from toy_bundle import wait_until_ready
 
 import recsys
 from recsys.data.prepare import DataConfig, build
@@ -129,10 +129,7 @@ def answer_over_http(bundle: Path, history: list[str], store: Path) -> list[dict
 
     settings = ServingSettings(bundle=bundle, histories=None, store=store, deadline_ms=60_000)
     with TestClient(create_app(settings), base_url="http://localhost") as client:
-        for _ in range(6000):  # the bundle is loaded beside the server
-            if client.get("/health/ready").status_code == 200:
-                break
-            time.sleep(0.05)
+        wait_until_ready(client)
         answer = client.post("/v1/recommendations", json={"history": history, "k": 5})
         assert answer.status_code == 200
         check_lists(client, history)

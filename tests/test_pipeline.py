@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import multiprocessing
 import shutil
-import time
 from dataclasses import replace
 
 import pytest
 import torch
 from starlette.testclient import TestClient
+from toy_bundle import wait_until_ready
 
 from recsys.config import Settings
 from recsys.errors import ArtifactError, RecsysError
@@ -161,10 +161,7 @@ def test_the_answer_over_http_is_the_recommenders(road, tmp_path):
         deadline_ms=60_000,
     )
     with TestClient(create_app(settings), base_url="http://localhost") as client:
-        for _ in range(6000):  # the bundle is loaded beside the server
-            if client.get("/health/ready").status_code == 200:
-                break
-            time.sleep(0.05)
+        wait_until_ready(client)
         answer = client.post("/v1/recommendations", json={"history": history, "k": 5})
         assert answer.status_code == 200
         items = answer.json()["items"]

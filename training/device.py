@@ -25,7 +25,7 @@ from recsys.training.settings import LoopConfig
 LAUNCHED = ("ACCELERATE_USE_CPU", "LOCAL_RANK")
 BY_NAME = "ACCELERATE_USE_CPU=no takes it all the same, and ACCELERATE_USE_CPU=yes the CPU"
 BATCHES = 4
-LIMIT_S = 2.0  # of the steps on one device; the last step may end later
+LIMIT_S = 2.0  # of the steps on one device that count; the last one may end later
 LARGE_STEP = 2e11  # operations, which take two CPU cores some seconds
 Make = Callable[..., nn.Module]
 

@@ -143,6 +143,7 @@ class _Run:
         self.optimizer = make_optimizer(module.to(self.device), config)
         resumed = checkpoints.load(module, self.optimizer)
         self.progress, self.best = resumed or (Progress(), {})
+        self.progress.device = self.device.type
         if resumed:
             at, spent = self.progress.step, self.progress.seconds
             say(f"{self.name}: resuming at step {at} after {spent:.0f} s")

@@ -45,6 +45,7 @@ class Progress:
         best: metrics of the best validation, empty before the first.
         stale: validations since then.
         log_bytes: length of the log.
+        device: kind of the device that trains.
     """
 
     epoch: int = 0
@@ -58,6 +59,7 @@ class Progress:
     best: dict[str, float] = field(default_factory=dict)
     stale: int = 0
     log_bytes: int = 0
+    device: str = "cpu"
 
 
 class Checkpoints:

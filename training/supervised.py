@@ -116,7 +116,7 @@ def describe(progress: Progress, eval_users: int, model: Any) -> dict[str, Any]:
         "epochs": progress.epoch,
         "steps": progress.step,
         "seconds": round(progress.seconds, 1),
-        "device": next(model.parameters()).device.type,
+        "device": progress.device,
         "validation": validation if progress.best else {},
     }
 

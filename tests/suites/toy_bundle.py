@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from recsys.artifacts import write_artifact
 from recsys.bundle import CATALOG, DRAFT, KIND, PROMPTS, RETRIEVAL, TARGET
 from recsys.catalog import Catalog
 from recsys.models.checkpoint import save_model
-from recsys.testing import tiny_model
+from recsys.testing import PATIENCE_S, tiny_model
 from recsys.vocabulary import Vocabulary
 
 
@@ -62,3 +63,11 @@ def write_bundle(
             retrieval.save(folder / RETRIEVAL)
         extra(folder)
     return path
+
+
+def wait_until_ready(client: Any) -> None:
+    """Wait for a service of this process, which loads its bundle beside the server."""
+    end = time.monotonic() + PATIENCE_S
+    while client.get("/health/ready").status_code != 200:
+        assert time.monotonic() < end, "the service did not load the bundle"
+        time.sleep(0.05)

@@ -2,13 +2,13 @@
 
 import json
 import sys
-import time
 
 import numpy as np
 import pytest
 import torch
 from peft import PeftModel
 from starlette.testclient import TestClient
+from toy_bundle import wait_until_ready
 from transformers import AutoModelForCausalLM
 
 from recsys import cli
@@ -56,14 +56,6 @@ def ask_peft(folder, histories, codes, dtype):
         left = np.delete(rows, history, axis=0)
         (found,) = huggingface_beam_search(model, [prompt], left, BEAMS)
         yield [(item_of[row], score) for row, score in found[:K]]
-
-
-def wait_until_ready(client):
-    for _ in range(6000):  # the bundle is loaded beside the server
-        if client.get("/health/ready").status_code == 200:
-            return
-        time.sleep(0.05)
-    pytest.fail("the service did not load the bundle in five minutes")
 
 
 @pytest.mark.slow
