@@ -19,8 +19,7 @@ before a way is timed (`gpu_gate.py`), beside those of eager beam search without
 modules of transformers. A row says whether it passed (`gate`) and which share of items both list
 (`in_common`); it is timed if it did not pass, too. A way that raises has a row
 that says so, and costs the others nothing. Each row is written to `--out` at once, as a line of
-JSON, so whatever ends the run, what was measured is there. `--quick` runs everything in toy sizes,
-on a CPU too.
+JSON. `--quick` runs everything in toy sizes, on a CPU too.
 """
 
 from __future__ import annotations
@@ -30,7 +29,6 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property, partial
 from importlib.metadata import version
@@ -58,8 +56,6 @@ EAGER = "eager"  # beam search without graphs, the reference
 CASES = ("cold:1", "kept:1", "cold:8", "kept:8", "cold:32", "kept:32")
 QUICK_CASES = ("cold:1", "kept:1", "cold:3", "kept:3")
 HF_MOST = 8  # requests that Hugging Face is timed with
-HF_ROWS = 160  # beams of all requests that it is a reference for
-HF_ITEMS = 100_000  # of catalogs whose constraint in plain Python is made in seconds
 JUDGED = 8  # requests, at least, whose answers are judged
 TOP_KERNELS = 20
 
@@ -83,8 +79,7 @@ class Results(Rows):
         self.failures += row["kind"] == "failure"
         self.refused += not row.get("gate", {}).get("passed", True)
         self.add(**about, **row)
-        measured: bool = row["kind"] == kind
-        return measured
+        return bool(row["kind"] == kind)
 
 
 class Case:
@@ -131,10 +126,7 @@ class Case:
         for number in self._numbers:
             rows = excluded[number * self.batch : (number + 1) * self.batch]
             request = replace(self.bench.request(number, self.batch), exclude=rows)
-            if way == EAGER:
-                lists += decode_eagerly(self.bench, request).rankings
-            else:
-                lists += self.once(way, number, request)[1].rankings
+            lists += self.once(way, number, request)[1].rankings
         return lists
 
     @cached_property
@@ -157,12 +149,9 @@ class Case:
 
     @cached_property
     def _trusted(self) -> dict[str, float]:
-        """Errors of `eager` and, where it is small enough for that, of Hugging Face."""
-        sizes, trusted = self.bench.sizes, {EAGER: self._eager}
-        if self.batch * sizes.beams <= HF_ROWS and sizes.items <= HF_ITEMS:
-            with suppress(Exception):  # the row of Hugging Face says what it raised
-                trusted[HUGGING_FACE] = self._lists(HUGGING_FACE, self._nothing)
-        return {way: self._scorer.error(self._prompts, lists) for way, lists in trusted.items()}
+        """Errors of `eager`, and of Hugging Face's modules on the same items."""
+        about = self._prompts, self._eager
+        return {EAGER: self._scorer.error(*about), HUGGING_FACE: self._scorer.rounding(*about)}
 
     def _time(self, way: str) -> Row:
         """Times of the rounds, and what was counted."""
@@ -202,8 +191,9 @@ class Case:
         bench = self.bench
         bench.prepare(way, self.reuse, number, self.batch)
         request = request or bench.request(number, self.batch)
+        decode = decode_eagerly if way == EAGER else WAYS[way]
         start = time.perf_counter()
-        answer = WAYS[way](bench, request)
+        answer = decode(bench, request)
         bench.wait()
         return time.perf_counter() - start, answer
 

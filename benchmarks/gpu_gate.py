@@ -6,11 +6,11 @@ descending scores, and as many as eager beam search lists (`find_fault`).
 In bfloat16 no two kernels round alike, so two right answers differ. What a way lists is therefore
 scored again by the same weights in float32 (`Scorer`), without this project's caches, masks and
 tries. Its error is its largest difference from these scores, and may be at most twice that of eager
-beam search, or of Hugging Face's `generate`, whichever is larger, on the same prompts (`judge`).
+beam search, or of Hugging Face's modules without beams, whichever is larger (`judge`).
 Near ties may fall either way at every level, so that a right way may lose an item with all that
 begins like it. But its search kept what its items begin with, or as many better beginnings. So it
-is wrong if an item is missing whose beginning is at every level better than the worst of these, by
-more than this allowance, by which two scores may move apart (`shortfall`).
+is wrong if an item is missing whose beginning, at every level where no listed item has the same, is
+better than the worst of these by more than this allowance (`shortfall`).
 """
 
 from __future__ import annotations
@@ -26,9 +26,11 @@ from numpy.typing import NDArray
 from torch.func import functional_call
 
 Sequences = Sequence[tuple[int, ...]]
+Integers = Sequence[int]
 Beam = tuple[tuple[int, ...], float]  # tokens, and their score
 Ranking = Sequence[Beam]
 Scores = NDArray[np.float64]
+Known = dict[tuple[int, ...], Scores]  # (L,) of an item, up to each of its tokens
 MOST = 2.0  # times the larger error of the two that are trusted
 SEVERAL = 5.0  # times the error of Hugging Face, with which eager beam search shares no code
 
@@ -49,7 +51,7 @@ def judge(error: float, shortfall: float, trusted: Mapping[str, float]) -> dict[
     numbers = {"error": error, "shortfall": shortfall, **trusted}
     rounded = {name: float(f"{value:.3g}") for name, value in numbers.items()}
     most = allowance(trusted)
-    shared = trusted["eager"] > SEVERAL * trusted.get("huggingface", float("inf"))
+    shared = trusted["eager"] > SEVERAL * trusted["huggingface"]
     small = error <= most < float("inf") and shortfall <= most
     return {"passed": small and not shared, **rounded}
 
@@ -63,7 +65,7 @@ def find_fault(
     rows: NDArray[np.integer],
     ranking: Ranking,
     expected: Ranking,
-    excluded: Sequence[int] = (),
+    excluded: Integers = (),
 ) -> str | None:
     """What is wrong with a list in any type; None if nothing is.
 
@@ -108,15 +110,12 @@ class Scorer:
     """Scores in float32 of items that were listed for a prompt, and what should be listed."""
 
     def __init__(self, model: Any, rows: NDArray[np.integer], beams: int) -> None:
-        """Judge lists of `beams` items, by the weights of a Hugging Face causal LM.
-
-        The catalog has the (R, L) sorted sequences `rows`.
-        """
+        """Judge lists of `beams` of the (R, L) sorted `rows`, by the weights of a causal LM."""
         self._model, self._rows, self._beams = model, rows, beams
-        self._known: dict[tuple[int, ...], dict[tuple[int, ...], Scores]] = {}
-        self._found: dict[Any, tuple[dict[tuple[int, ...], Scores], Scores]] = {}
+        self._known: dict[tuple[int, ...], Known] = {}
+        self._found: dict[Any, tuple[Known, Scores]] = {}
 
-    def error(self, prompts: Sequence[Sequence[int]], rankings: Sequence[Ranking]) -> float:
+    def error(self, prompts: Sequence[Integers], rankings: Sequence[Ranking]) -> float:
         """The largest difference of a listed score from the one in float32; NaN is infinite."""
         largest = 0.0
         for prompt, ranking in zip(prompts, rankings, strict=True):
@@ -124,31 +123,37 @@ class Scorer:
             largest = max(largest, float(np.nan_to_num(gaps, nan=np.inf).max()))
         return largest
 
+    def rounding(self, prompts: Sequence[Integers], rankings: Sequence[Ranking]) -> float:
+        """The error on listed items of the model's modules in its own type, in one pass."""
+        lists: list[Ranking] = []
+        for prompt, ranking in zip(prompts, rankings, strict=True):
+            items = [item for item, _ in ranking]
+            scores = score(self._model, prompt, items, self._model.dtype)[:, -1].tolist()
+            lists.append(list(zip(items, scores, strict=True)))
+        return self.error(prompts, lists)
+
     def shortfall(
-        self,
-        prompts: Sequence[Sequence[int]],
-        rankings: Sequence[Ranking],
-        exclude: Sequence[Sequence[int]],
+        self, prompts: Sequence[Integers], rankings: Sequence[Ranking], exclude: Sequence[Integers]
     ) -> float:
         """How much better a missing item is than what was kept in its place, at most.
 
         The items of a beam search in float32 are looked for. The difference of one is the least of
-        all levels: of its beginning there, and the worst beginning of listed items, or what is
-        certainly kept there, in float32.
+        all levels where it may have been lost, since no listed item begins like it: of its
+        beginning there, and the worst one of listed items, or what is certainly kept there.
         """
         largest = 0.0
         for prompt, ranking, excluded in zip(prompts, rankings, exclude, strict=True):
             items, certain = self._search(prompt, excluded)
             worst = np.minimum(self._exact(prompt, ranking).min(0), certain)
-            listed = {item for item, _ in ranking}
+            levels = range(1, len(worst) + 1)
+            listed = {item[:level] for item, _ in ranking for level in levels}
             for item, exact in items.items():
                 if item not in listed:
-                    largest = max(largest, float((exact - worst).min()))
+                    lost = [item[:level] not in listed for level in levels]
+                    largest = max(largest, float((exact - worst)[lost].min()))
         return largest
 
-    def _search(
-        self, prompt: Sequence[int], excluded: Sequence[int]
-    ) -> tuple[dict[tuple[int, ...], Scores], Scores]:
+    def _search(self, prompt: Integers, excluded: Integers) -> tuple[Known, Scores]:
         """The list of a beam search in float32, with the (L,) scores of its items' beginnings.
 
         Also (L,) scores above which a beginning is among the best of the whole catalog: of those
@@ -178,7 +183,7 @@ class Scorer:
             self._found[key] = dict(zip(items, exact, strict=True)), np.array(certain)
         return self._found[key]
 
-    def _exact(self, prompt: Sequence[int], ranking: Ranking) -> Scores:
+    def _exact(self, prompt: Integers, ranking: Ranking) -> Scores:
         """(N, L) scores in float32 of the items of a list."""
         known = self._known.setdefault(tuple(int(token) for token in prompt), {})
         if new := [sequence for sequence, _ in ranking if sequence not in known]:
@@ -186,18 +191,23 @@ class Scorer:
         return np.stack([known[sequence] for sequence, _ in ranking])
 
 
-def score(model: Any, prompt: Sequence[int], sequences: Sequences) -> Scores:
-    """(N, L) log-probabilities of sequences behind a prompt, up to each of L tokens, in float32."""
-    steps = log_probabilities(model, prompt, [sequence[:-1] for sequence in sequences])
+def score(
+    model: Any, prompt: Integers, sequences: Sequences, dtype: torch.dtype = torch.float32
+) -> Scores:
+    """(N, L) log-probabilities of sequences behind a prompt, up to each of L tokens."""
+    prefixes = [sequence[:-1] for sequence in sequences]
+    steps = log_probabilities(model, prompt, prefixes, dtype)
     items = torch.tensor(sequences, device=steps.device)
     return steps.gather(-1, items[..., None])[..., 0].cumsum(1).cpu().numpy()
 
 
 @torch.no_grad()
-def log_probabilities(model: Any, prompt: Sequence[int], prefixes: Sequences) -> torch.Tensor:
+def log_probabilities(
+    model: Any, prompt: Integers, prefixes: Sequences, dtype: torch.dtype = torch.float32
+) -> torch.Tensor:
     """(N, l + 1, vocabulary) of the tokens behind a prompt, and behind each of N prefixes' l.
 
-    Prefixes are branches of one pass of the model's own modules in float32: a token sees the
+    Prefixes are branches of one pass of the model's own modules in some type: a token sees the
     prompt, and the tokens before it in its own prefix.
     """
     first, count, length = len(prompt), len(prefixes), len(prefixes[0])
@@ -209,9 +219,8 @@ def log_probabilities(model: Any, prompt: Sequence[int], prefixes: Sequences) ->
     within = torch.arange(first, first + length, device=device).repeat(count)
     places = torch.cat([torch.arange(first, device=device), within])
     seen = (places <= places[:, None]) & ((branch == -1) | (branch == branch[:, None]))
-    mask = torch.zeros(seen.shape, device=device)
-    mask = mask.masked_fill(~seen, torch.finfo(mask.dtype).min)[None, None]
-    weights = {name: parameter.float() for name, parameter in model.named_parameters()}
+    mask = torch.where(seen, 0.0, torch.finfo(dtype).min).to(dtype)[None, None]
+    weights = {name: parameter.to(dtype) for name, parameter in model.named_parameters()}
     inputs = {
         "input_ids": torch.cat([start, behind])[None],
         "attention_mask": mask,

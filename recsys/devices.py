@@ -93,17 +93,16 @@ def choose_device(
 
 
 def typical_seconds(run: Callable[[], object], limit_s: float = math.inf) -> float:
-    """The median time of `run`, which must wait for its device, after two runs to warm up.
+    """The median time of `run`, which must wait for its device, behind two runs to warm up.
 
-    These may take long on a GPU, which is set up and compiles then. Of the runs behind them none
-    but the first begins after `limit_s`, so three runs are the least.
+    Those may take long on a GPU, which is set up and compiles then. Of the others none but the
+    first begins after `limit_s`.
     """
-    taken: list[float] = []
-    end = math.inf
-    while len(taken) < WARM_UP + ROUNDS and (start := time.perf_counter()) < end:
+    for _ in range(WARM_UP):
         run()
-        now = time.perf_counter()
-        taken.append(now - start)
-        if len(taken) == WARM_UP:
-            end = now + limit_s
-    return statistics.median(taken[WARM_UP:])
+    taken: list[float] = []
+    end = time.perf_counter() + limit_s
+    while len(taken) < ROUNDS and (start := time.perf_counter()) < end:
+        run()
+        taken.append(time.perf_counter() - start)
+    return statistics.median(taken)

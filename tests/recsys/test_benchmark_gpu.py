@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from recsys.models.tree_forward import TreeModel
+
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "gpu.py"
 # What a bare machine lacks; what transformers itself brings is left alone.
 MISSING = (
@@ -118,9 +120,6 @@ def test_in_bfloat16_ways_are_judged_by_their_error(gpu, monkeypatch):
         answer = right(bench, request)
         return replace(answer, rankings=[[(t, s + 1) for t, s in r] for r in answer.rankings])
 
-    def too_large(bench, request):
-        raise torch.OutOfMemoryError
-
     case = gpu.Case(bench, "cold", 3)
     for way in ("huggingface", "graphs", "draft"):
         gate = case.check(way)["gate"]
@@ -131,10 +130,21 @@ def test_in_bfloat16_ways_are_judged_by_their_error(gpu, monkeypatch):
     monkeypatch.setitem(gpu.WAYS, "graphs", shortened(right))
     gate = case.check("graphs")["gate"]
     assert (gate["passed"], gate["error"]) == (False, "lists have other lengths")
-    monkeypatch.setitem(gpu.WAYS, "huggingface", too_large)
-    gate = gpu.Case(bench, "cold", 3).check("draft")["gate"]
-    assert gate["passed"]  # by the error of `eager` alone
-    assert "huggingface" not in gate
+
+
+def test_a_fault_that_eager_shares_is_refused_in_any_number_of_beams(gpu, monkeypatch):
+    bench = gpu.Bench("tiny", gpu.QUICK._replace(beams=60), [("cold", 3)], torch.bfloat16)
+    right = TreeModel.run
+
+    def wrong(self, *arguments):
+        logits = right(self, *arguments).clone()
+        if logits.shape[1] > 1:
+            logits[0, [0, 1]] = logits[0, [1, 0]]
+        return logits
+
+    assert gpu.Case(bench, "cold", 3).check("graphs")["gate"]["passed"]
+    monkeypatch.setattr(TreeModel, "run", wrong)
+    assert not gpu.Case(bench, "cold", 3).check("graphs")["gate"]["passed"]
 
 
 @pytest.mark.parametrize(("seed", "beams", "items"), [(5, 5, 300), (10, 5, 300), (123, 20, 12_000)])

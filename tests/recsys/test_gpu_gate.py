@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from answers import Answer
+from toy_bundle import counted_codes
 
 from recsys.constraint import ItemTrie
 from recsys.decoding import (
@@ -36,19 +37,19 @@ BEAMS, REQUESTS, PROMPT = 5, 8, 12
 
 
 class Judged:
-    """A small model in bfloat16, its users, and the errors of the two that are trusted."""
+    """A small model in bfloat16, its users, and the errors of those that are trusted."""
 
-    def __init__(self, seed):
+    def __init__(self, seed, catalog=None):
         rng = np.random.default_rng(seed)
         self.model = tiny_model("llama-gqa", seed=seed, dtype=torch.bfloat16)
-        self.catalog = random_catalog(rng, 120, 4)
+        self.catalog = random_catalog(rng, 120, 4) if catalog is None else catalog
         self.trie = ItemTrie.build(self.catalog)
         self.prompts = list(rng.integers(1, 64, (REQUESTS, PROMPT)))
         self.scorer = gate.Scorer(self.model, self.trie.rows, BEAMS)
         self.huggingface = huggingface_beam_search(self.model, self.prompts, self.catalog, BEAMS)
         self.eager = self.search(own=False)
-        both = {"eager": self.eager, "huggingface": self.huggingface}
-        self.trusted = {name: self.error(lists) for name, lists in both.items()}
+        rounding = self.scorer.rounding(self.prompts, self.eager)
+        self.trusted = {"eager": self.error(self.eager), "huggingface": rounding}
 
     def search(self, *, own=True, drafted=False):
         """The lists of beam search, or of speculation with the model as its own draft."""
@@ -176,6 +177,22 @@ def test_a_search_that_keeps_too_few_first_tokens_is_refused(judged):
     for prompt in judged.prompts:
         ranking = search(prefix_scores(judged, prompt), [1, BEAMS, BEAMS, BEAMS])
         found.append(judged.scorer.shortfall([prompt], [ranking], [()]))
+    assert max(found) > gate.allowance(judged.trusted)
+
+
+def test_a_lost_item_is_judged_where_no_listed_one_begins_like_it():
+    """Its beginning is kept for another item, whatever its score is there."""
+    codes = counted_codes(81, (3, 3, 3, 3))
+    judged, found = Judged(2, codes + np.array([2, 17, 32, 47])), []
+    for prompt in judged.prompts:
+        *levels, last = prefix_scores(judged, prompt)
+        right = search([*levels, last], [BEAMS] * 4)
+        for lost, score in right:
+            if sum(item[:3] == lost[:3] for item, _ in right) > 1:
+                others = {item: value for item, value in last.items() if item != lost}
+                ranking = search([*levels, others], [BEAMS] * 4)
+                found.append(judged.scorer.shortfall([prompt], [ranking], [()]))
+                assert found[-1] == pytest.approx(score - ranking[-1][1], abs=1e-4)
     assert max(found) > gate.allowance(judged.trusted)
 
 
@@ -313,7 +330,8 @@ def test_a_fault_that_eager_shares_is_no_excuse(monkeypatch):
 
 
 def test_scores_that_are_no_numbers_fail():
-    assert not gate.judge(float("inf"), 0.0, {"eager": float("inf")})["passed"]
+    nothing = {"eager": float("inf"), "huggingface": float("inf")}
+    assert not gate.judge(float("inf"), 0.0, nothing)["passed"]
     judged = judge_of(0)
     lists = [[(sequence, float("nan")) for sequence, _ in ranking] for ranking in judged.eager]
     assert not judged.judge(lists)["passed"]
