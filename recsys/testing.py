@@ -492,7 +492,7 @@ async def start_server(bundle: Path, settings: Sequence[str] = ()) -> AsyncItera
         finally:
             process.send_signal(signal.SIGTERM)
             try:
-                process.wait(30)
+                process.wait(PATIENCE_S)
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()

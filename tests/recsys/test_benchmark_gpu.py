@@ -1,6 +1,5 @@
 """benchmarks/gpu.py: it starts on a bare machine, judges answers, and loses no result."""
 
-import argparse
 import importlib.util
 import json
 import subprocess
@@ -66,10 +65,11 @@ def test_it_starts_on_a_bare_machine_and_writes_rows(tmp_path):
     assert found[0]["environment"]["torch"] == torch.__version__
 
 
-def test_a_way_that_raises_costs_the_others_nothing(gpu, tmp_path, monkeypatch):
-    def broken(bench, request):
-        raise RuntimeError("device-side assert")
+def broken(bench, request):
+    raise RuntimeError("device-side assert")
 
+
+def test_a_way_that_raises_costs_the_others_nothing(gpu, tmp_path, monkeypatch):
     monkeypatch.setitem(gpu.WAYS, "graphs", broken)
     found = rows(gpu, tmp_path, "--ways", "graphs", "decode-graph", "draft", "--cases", "cold:2")
     kinds = {r["way"]: r["kind"] for r in found if "case" in r}
@@ -144,7 +144,9 @@ def test_a_fault_that_eager_shares_is_refused_in_any_number_of_beams(gpu, monkey
 
     assert gpu.Case(bench, "cold", 3).check("graphs")["gate"]["passed"]
     monkeypatch.setattr(TreeModel, "run", wrong)
-    assert not gpu.Case(bench, "cold", 3).check("graphs")["gate"]["passed"]
+    gate = gpu.Case(bench, "cold", 3).check("graphs")["gate"]
+    assert gate["error"] <= 2 * gate["eager"]
+    assert not gate["passed"]
 
 
 @pytest.mark.parametrize(("seed", "beams", "items"), [(5, 5, 300), (10, 5, 300), (123, 20, 12_000)])
@@ -201,9 +203,6 @@ def test_a_profile_names_operations_and_their_counts(gpu, tmp_path):
 
 
 def test_the_command_fails_if_a_row_does(gpu, tmp_path, monkeypatch):
-    def broken(bench, request):
-        raise RuntimeError("device-side assert")
-
     monkeypatch.setitem(gpu.WAYS, "graphs", broken)
     options = ["--quick", "--ways", "graphs", "--cases", "cold:1", "--out", str(tmp_path / "rows")]
     monkeypatch.setattr(sys, "argv", ["gpu.py", *options])
@@ -214,23 +213,14 @@ def test_the_command_fails_if_a_row_does(gpu, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("option", "value", "text"),
     [
-        ("--cases", "cold:33", "want cold:B or kept:B with B of 1 to 32"),
+        *(
+            ("--cases", case, "want cold:B or kept:B with B of 1 to 32")
+            for case in ("warm:1", "cold", "cold:0", "cold:33", "kept:x")
+        ),
         ("--beams", "0", "want a whole number, at least 1"),
     ],
 )
-def test_options_out_of_range_are_refused(gpu, capsys, option, value, text):
+def test_options_that_are_none_are_refused(gpu, capsys, option, value, text):
     with pytest.raises(SystemExit):
         gpu.parse([f"{option}={value}"])
     assert text in capsys.readouterr().err
-
-
-def test_a_file_that_cannot_be_written_is_refused(gpu, tmp_path, monkeypatch):
-    monkeypatch.setattr(sys, "argv", ["gpu.py", "--quick", "--out", str(tmp_path)])
-    with pytest.raises(SystemExit, match=r"--out .*: Is a directory; name a file"):
-        gpu.main()
-
-
-@pytest.mark.parametrize("case", ["warm:1", "cold", "cold:0", "kept:x"])
-def test_cases_that_are_none_are_refused(gpu, case):
-    with pytest.raises(argparse.ArgumentTypeError, match="want cold:B or kept:B"):
-        gpu._case(case)
