@@ -7,8 +7,6 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from recsys.interactions import Interactions
-
 TRAIN, VALID, TEST = 0, 1, 2
 SplitName = Literal["valid", "test"]
 ENOUGH_USERS = 30  # validation or test users below which a split by time says little
@@ -16,19 +14,17 @@ BASKETS = 0.2  # share of tied events from which the next event is an accident o
 LABELS: dict[str, int] = {"train": TRAIN, "valid": VALID, "test": TEST}
 
 
-def leave_one_out(interactions: Interactions) -> NDArray[np.uint8]:
-    """Label each user's last event as test, the one before as validation, the rest as training.
+def label_ends(user: NDArray[np.int32]) -> NDArray[np.uint8]:
+    """Leave-one-out: each user's last event is test, the one before validation, the rest training.
 
     All events of a user with fewer than three are training events: there would be no history left.
+
+    Args:
+        user: (n,) users of all or some events, ascending.
 
     Returns:
         (n,) uint8 labels.
     """
-    return label_ends(interactions.user)
-
-
-def label_ends(user: NDArray[np.int32]) -> NDArray[np.uint8]:
-    """`leave_one_out` for events of all or some users, whose `user` (n,) ascends."""
     starts = np.flatnonzero(np.diff(user, prepend=-1))
     lengths = np.diff(starts, append=len(user))
     ends = (starts + lengths)[lengths >= 3]
@@ -43,7 +39,7 @@ def label_baskets(
     timestamp: NDArray[np.int64],
     nanosecond: NDArray[np.int32] | None = None,
 ) -> NDArray[np.uint8]:
-    """`leave_one_out` of whole baskets: a user's events of one time have one label.
+    """`label_ends` of whole baskets: a user's events of one time have one label.
 
     Args:
         user: (n,) ascending.
@@ -81,7 +77,7 @@ def _same_time(
 
 
 def label_last_targets(user: NDArray[np.int32], target: NDArray[np.bool_]) -> NDArray[np.uint8]:
-    """`leave_one_out` where only some events are targets.
+    """`label_ends` where only some events are targets.
 
     A user's last target is test and the target before it is validation, if an event precedes that.
     Events between the two and after both belong to test, and all earlier ones to training. Those
@@ -137,33 +133,6 @@ def users_to_ask(
         first = rows[np.diff(user[rows], prepend=-1) != 0]
         counts.append(int(((first > 0) & (user[first - 1] == user[first])).sum()))
     return np.array(counts)
-
-
-def global_temporal(
-    interactions: Interactions,
-    ratio: tuple[float, float] = (0.8, 0.1),
-    dates: tuple[int, int] | None = None,
-) -> NDArray[np.uint8]:
-    """Split by time over all users: first training, then validation, then test events.
-
-    Args:
-        interactions: must have real timestamps.
-        ratio: shares of training and validation events.
-        dates: unix seconds at which validation and test begin; overrides `ratio`.
-
-    Returns:
-        (n,) uint8 labels; events with equal timestamps have equal labels.
-
-    Raises:
-        ValueError: order-only data, or ratios or dates out of order.
-    """
-    if not interactions.has_time:
-        raise ValueError("a global-temporal split needs timestamps; this data set has only order")
-    if not len(interactions):
-        return np.zeros(0, np.uint8)
-    return label_times(
-        interactions.timestamp, dates or dates_of_shares(interactions.timestamp, ratio)
-    )
 
 
 def dates_of_shares(timestamps: NDArray[np.int64], ratio: tuple[float, float]) -> tuple[int, int]:

@@ -170,15 +170,6 @@ class ItemTrie:
         return lay_out(self.depth_start, self.branching, self.symbol, self.first_child)
 
     @cached_property
-    def symbol_ranges(self) -> tuple[tuple[int, int], ...]:
-        """(low, width) for each depth 0 .. L - 1: the symbols that follow it are among these."""
-        parts = [
-            self.symbol[first:last]
-            for first, last in zip(self.depth_start[1:-1], self.depth_start[2:], strict=True)
-        ]
-        return tuple((int(p.min()), int(p.max()) - int(p.min()) + 1) for p in parts)
-
-    @cached_property
     def shared_rows(self) -> NDArray[np.intp]:
         """Rows that hold several items, ascending."""
         return np.flatnonzero(np.diff(self.row_item_start) > 1)

@@ -38,11 +38,6 @@ class BuildError(Exception):
     """The library could not be built; the message says why."""
 
 
-def has_compiler() -> bool:
-    """Whether this machine has a C compiler, by $CC or under a usual name."""
-    return _own_compiler() is not None
-
-
 def _own_compiler() -> list[str] | None:
     if given := shlex.split(os.environ.get("CC", "")):
         return given if shutil.which(given[0]) else None

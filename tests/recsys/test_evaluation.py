@@ -33,7 +33,7 @@ from recsys.interactions import Interactions
 from recsys.pipeline import Context
 from recsys.retrieval import Reranker, digest
 from recsys.retrieval.popularity import tail_of
-from recsys.splits import leave_one_out
+from recsys.splits import label_ends
 
 ITEMS, USERS = 40, 60
 SMALL = EvaluationConfig(ks=(1, 5, 10), resamples=60)
@@ -63,7 +63,7 @@ def dataset_of(sequences, split=None, items=ITEMS):
         [item for taken in sequences.values() for item in taken],
         item_ids=np.asarray([f"i{i}" for i in range(items)]),
     )
-    labels = leave_one_out(events) if split is None else np.asarray(split, np.uint8)
+    labels = label_ends(events.user) if split is None else np.asarray(split, np.uint8)
     titles = [f"Tom & Jerry <{i}>" if i % 2 else "" for i in range(items)]
     table = pa.table({"item_id": list(events.item_ids), "title": titles, "text": [""] * items})
     return Dataset(events, labels, table)

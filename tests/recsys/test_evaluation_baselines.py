@@ -13,7 +13,7 @@ from recsys.evaluation.baselines import Popularity, Repeats, fit_baselines
 from recsys.evaluation.metrics import Hits, ndcg_at_k, recall_at_k
 from recsys.interactions import Histories, Interactions
 from recsys.retrieval import ItemItem, item_item
-from recsys.splits import TEST, TRAIN, leave_one_out
+from recsys.splits import TEST, TRAIN, label_ends
 
 ITEMS = 8
 DATASETS = Path(os.environ.get("RECSYS_DATASETS", "var/raw"))
@@ -150,7 +150,7 @@ def test_known_figures_on_amazon_beauty():
     events = Interactions.of(
         [row[0] for row in rows for _ in row[1:]], [item for row in rows for item in row[1:]]
     )
-    labels = leave_one_out(events)
+    labels = label_ends(events.user)
     trained = events.histories.where(labels == TRAIN)
     asked, targets = (events.histories.where(side) for side in (labels != TEST, labels == TEST))
     num_items = len(events.item_ids)

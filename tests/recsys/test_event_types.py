@@ -16,7 +16,7 @@ from recsys.recommender import Recommender, RecommendRequest
 from recsys.retrieval import ItemItem, Reranker, Retrieval, decayed_counts
 from recsys.retrieval.event_types import EventTypes
 from recsys.retrieval.related import together
-from recsys.splits import leave_one_out
+from recsys.splits import label_ends
 
 VIEW, BUY = Behaviour("view", "context", 0.2), Behaviour("purchase", "target", 1.0)
 TYPES = (VIEW, BUY)
@@ -132,7 +132,7 @@ def test_every_baseline_leaves_out_what_counts_as_seen_only():
     events = Interactions.of(user, item)
     events = replace(events, behaviour=np.array(behaviour, np.uint8))
     table = pa.table({"item_id": list("abcd"), "title": list("abcd"), "text": [""] * 4})
-    dataset = Dataset(events, leave_one_out(events), table, behaviours=TYPES)
+    dataset = Dataset(events, label_ends(events.user), table, behaviours=TYPES)
     examples = dataset.examples("test")
     assert examples.histories.only_seen[0].tolist() == [0, 2]
     for ranker in fit_baselines(dataset.interactions.histories, 4).values():

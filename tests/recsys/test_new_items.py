@@ -21,7 +21,7 @@ from recsys.recommender import Recommender, RecommendRequest
 from recsys.retrieval import ItemItem, Reranker, Retrieval, decayed_counts
 from recsys.retrieval.content import ContentIndex
 from recsys.semantic_ids.encoder import PLACED
-from recsys.splits import leave_one_out
+from recsys.splits import label_ends
 from recsys.testing import tiny_model
 from recsys.vocabulary import Vocabulary
 
@@ -50,7 +50,7 @@ def dataset() -> Dataset:
         [f"i{i}" for items in taken for i in items],
         item_ids=np.asarray([f"i{i}" for i in range(ITEMS)]),
     )
-    return Dataset(events, leave_one_out(events), TABLE)
+    return Dataset(events, label_ends(events.user), TABLE)
 
 
 @pytest.fixture(scope="module")

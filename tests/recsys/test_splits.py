@@ -10,11 +10,11 @@ from recsys.splits import (
     TEST,
     TRAIN,
     VALID,
-    global_temporal,
+    dates_of_shares,
     label_baskets,
     label_ends,
     label_last_targets,
-    leave_one_out,
+    label_times,
     tied_events,
     users_to_ask,
 )
@@ -39,7 +39,7 @@ def test_leave_one_out_equals_a_loop(lengths: list[int]) -> None:
     expected = []
     for n in lengths:
         expected += [TRAIN] * (n - 2) + [VALID, TEST] if n >= 3 else [TRAIN] * n
-    assert leave_one_out(users_with(lengths)).tolist() == expected
+    assert label_ends(users_with(lengths).user).tolist() == expected
 
 
 @given(st.lists(st.lists(st.integers(1, 4), max_size=6), max_size=6))
@@ -64,16 +64,18 @@ def test_leave_one_out_of_baskets_equals_a_loop(users: list[list[int]]) -> None:
 
 def test_global_temporal_by_hand() -> None:
     interactions = at(list(range(10)))
-    labels = global_temporal(interactions, (0.6, 0.2))
+    labels = label_times(
+        interactions.timestamp, dates_of_shares(interactions.timestamp, (0.6, 0.2))
+    )
     by_time = dict(zip(interactions.timestamp.tolist(), labels.tolist(), strict=True))
     assert [by_time[t] for t in range(10)] == [TRAIN] * 6 + [VALID] * 2 + [TEST] * 2
 
 
 def test_dates_are_the_first_moments_of_their_parts() -> None:
     interactions = at([10, 20, 30])
-    labels = global_temporal(interactions, dates=(20, 30))
+    labels = label_times(interactions.timestamp, (20, 30))
     assert labels[np.argsort(interactions.timestamp)].tolist() == [TRAIN, VALID, TEST]
-    without_valid = global_temporal(interactions, dates=(20, 20))
+    without_valid = label_times(interactions.timestamp, (20, 20))
     assert without_valid[np.argsort(interactions.timestamp)].tolist() == [TRAIN, TEST, TEST]
 
 
@@ -82,7 +84,7 @@ def test_the_past_never_tests_and_moments_are_not_torn_apart(
     rows: list[tuple[str, int]], ratio: tuple[float, float]
 ) -> None:
     interactions = Interactions.of([u for u, _ in rows], ["a"] * len(rows), [t for _, t in rows])
-    labels = global_temporal(interactions, ratio)
+    labels = label_times(interactions.timestamp, dates_of_shares(interactions.timestamp, ratio))
     order = np.lexsort((labels, interactions.timestamp))
     assert (np.diff(labels[order].astype(int)) >= 0).all()
     for moment in np.unique(interactions.timestamp):
@@ -90,25 +92,15 @@ def test_the_past_never_tests_and_moments_are_not_torn_apart(
     assert (labels == TRAIN).sum() <= ratio[0] * len(rows)
 
 
-def test_order_alone_cannot_be_split_by_time() -> None:
-    with pytest.raises(ValueError, match="needs timestamps"):
-        global_temporal(users_with([3]))
-
-
 @pytest.mark.parametrize("ratio", [(0.0, 0.1), (1.0, 0.0), (0.8, 0.2), (0.8, -0.1), (1.5, 0.1)])
 def test_ratios_must_leave_something_to_test(ratio: tuple[float, float]) -> None:
     with pytest.raises(ValueError, match="split ratio"):
-        global_temporal(at([1, 2, 3]), ratio)
+        dates_of_shares(np.array([1, 2, 3]), ratio)
 
 
 def test_dates_must_be_in_order() -> None:
     with pytest.raises(ValueError, match="validation must begin before test"):
-        global_temporal(at([1, 2]), dates=(2, 1))
-
-
-def test_nothing_can_be_split() -> None:
-    empty = Interactions.of([], [], [])
-    assert len(leave_one_out(empty)) == len(global_temporal(empty)) == 0
+        label_times(np.array([1, 2]), (2, 1))
 
 
 def histories(rows: list[list[bool]]) -> tuple[np.ndarray, np.ndarray]:

@@ -21,7 +21,7 @@ from recsys.dataset import Dataset
 from recsys.interactions import Interactions
 from recsys.pipeline import Context
 from recsys.retrieval import digest
-from recsys.splits import leave_one_out
+from recsys.splits import label_ends
 from recsys.testing import byte_level_tokenizer
 
 ITEMS, USERS, LEVELS, CODES = 27, 40, 3, 3
@@ -61,7 +61,7 @@ def chain_dataset(users=USERS, length=9, seed=0, step=1):
     words = ["red", "blue", "wool", "steel", "garden"]
     texts = [f"{words[k % 5]} {words[k // 5 % 5]} thing" for k in range(ITEMS)]
     items = pa.table({"item_id": ids, "title": titles, "text": texts})
-    return Dataset(interactions, leave_one_out(interactions), items)
+    return Dataset(interactions, label_ends(interactions.user), items)
 
 
 def unique_codes():

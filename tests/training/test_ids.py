@@ -20,7 +20,7 @@ from recsys.retrieval import digest
 from recsys.semantic_ids.encoder import PLACED, ItemEncoder
 from recsys.semantic_ids.rqkmeans import RQKMeans
 from recsys.semantic_ids.rqvae import RQVAE
-from recsys.splits import TRAIN, leave_one_out
+from recsys.splits import TRAIN, label_ends
 from recsys.training.ids import level_sizes, print_report, stage
 from recsys.training.settings import IdsConfig
 
@@ -187,7 +187,7 @@ def test_beauty_gets_unique_ids_with_every_code_in_use(tmp_path, monkeypatch):
     interactions = Interactions.of(users, [item for _, *items in lines for item in items])
     ids = interactions.item_ids
     table = pa.table({"item_id": ids, "title": ids, "text": [""] * len(ids)})
-    dataset = Dataset(interactions, leave_one_out(interactions), table)
+    dataset = Dataset(interactions, label_ends(interactions.user), table)
     monkeypatch.setenv("RECSYS_HOME", str(tmp_path))
     settings = Settings({"name": "beauty", "ids": {"method": "rq-kmeans"}})
     context = Context.of(settings)
