@@ -1,4 +1,4 @@
-"""A service under load: latency, throughput, and answers that are equal under load and alone.
+"""A service under load: latency and throughput.
 
     OMP_NUM_THREADS=1 python benchmarks/serve.py --bundle var/bundles/demo --out var/reports/serve
     RECSYS_API_KEY=rk_... python benchmarks/serve.py --bundle var/bundles/demo --url http://10.0.0.7:8000
@@ -15,35 +15,26 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import time
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import numpy as np
-import pyarrow as pa
-from load_client import OK, Client, Reply, Run
+from load_client import OK, Client, Run
 from measuring import Row
 from reporting import Report, Table, begin, publish, read_options
 
 from recsys.artifacts import read_manifest
 from recsys.bundle import CATALOG
-from recsys.catalog import CODE_COLUMN, Catalog
+from recsys.catalog import Catalog
 from recsys.errors import ConfigError, RecsysError
 from recsys.progress import say
 from recsys.testing import Server, start_server
 
 RECOMMEND = "/v1/recommendations"
-KS = (1, 5, 10, 20, 50)
 WARM_S = 2.0  # of load before anything is measured
-CHECK_LOOPS = 3  # how long requests are sent alone, in durations of a loop
-# Fields of an answer that must not depend on the load.
-COMPARED = ("items", "history_items", "unknown_items", "eligible_items", "certificate")
-_FIXED = ("item_id", "title", "text", CODE_COLUMN)
 COLUMNS = {
     "answers": "answers", "rate": "1/s", "p50_ms": "p50 ms", "p95_ms": "p95 ms",
     "p99_ms": "p99 ms", "errors": "errors", "server_cpu": "cores",
@@ -51,69 +42,18 @@ COLUMNS = {
 }  # fmt: skip
 
 
-# Requests
-
-
 class Workload:
     """Requests with random histories that the server has not seen; the seed decides them."""
 
     def __init__(self, bundle: Path, seed: int = 0) -> None:
-        catalog = Catalog.load(bundle / CATALOG)
-        self.item_ids = catalog.item_ids
+        self.item_ids = Catalog.load(bundle / CATALOG).item_ids
         self._rng = np.random.default_rng(seed)
-        self._filters = _filters(catalog.items, self._rng)
 
     def plain(self, k: int = 10) -> Iterator[bytes]:
         """Requests with a history of 1 to 20 items and no other fields."""
         while True:
-            yield json.dumps({"history": self._items(1, 20), "k": k}).encode()
-
-    def mixed(self) -> Iterator[bytes]:
-        """Requests with exclusions, filters, unknown items and several k, in any combination."""
-        rng = self._rng
-        while True:
-            history = self._items(0, 30)
-            if rng.random() < 0.1:
-                history.append("no-such-item")
-            body: dict[str, Any] = {
-                "history": history,
-                "k": int(rng.choice(KS)),
-                "exclude_seen": bool(rng.random() < 0.7),
-            }
-            if rng.random() < 0.3:
-                body["exclude_items"] = self._items(1, 50)
-            if self._filters and rng.random() < 0.3:
-                body["filter"] = self._filters[rng.integers(len(self._filters))]
-            yield json.dumps(body).encode()
-
-    def _items(self, least: int, most: int) -> list[str]:
-        size = int(self._rng.integers(least, most + 1))
-        return [self.item_ids[i] for i in self._rng.integers(0, len(self.item_ids), size)]
-
-
-def _filters(items: pa.Table, rng: np.random.Generator, values: int = 8) -> list[dict[str, Any]]:
-    """A few filters on each attribute, with values that occur."""
-    found: list[dict[str, Any]] = []
-    for name in items.column_names:
-        column = items[name].drop_null()
-        if name in _FIXED or not len(column):
-            continue
-        kind = column.type
-        if pa.types.is_list(kind) or pa.types.is_large_list(kind):
-            column = pa.chunked_array([chunk.flatten() for chunk in column.chunks]).drop_null()
-            kind = column.type
-        if not len(column):
-            continue
-        some = column.take(rng.integers(0, len(column), values)).to_pylist()
-        if pa.types.is_integer(kind) or pa.types.is_floating(kind):
-            some = [value for value in some if value == value]  # not NaN
-            found += [{"must": [{"key": name, "range": {"lte": value}}]} for value in some]
-        elif pa.types.is_string(kind) or pa.types.is_large_string(kind):
-            found += [{"must": [{"key": name, "match": value}]} for value in some]
-    return found
-
-
-# What is measured and shown
+            items = self._rng.integers(0, len(self.item_ids), self._rng.integers(1, 21))
+            yield json.dumps({"history": [self.item_ids[i] for i in items], "k": k}).encode()
 
 
 @dataclass(frozen=True)
@@ -129,8 +69,6 @@ class Options:
         rates: requests a second of each open loop; 70 % of the peak is added.
         seconds: duration of each loop.
         k: items of a recommendation.
-        checks: mixed requests whose answers under load are compared with those alone; 0 for none.
-            Fewer if they take longer alone than `CHECK_LOOPS` loops.
         seed: of the requests.
     """
 
@@ -141,13 +79,12 @@ class Options:
     rates: tuple[float, ...] = field(default=(), metadata={"type": float})
     seconds: float = 10.0
     k: int = 10
-    checks: int = 5000
     seed: int = 0
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Measure, print tables and one JSON line."""
-    quick = {"concurrency": (1, 8), "seconds": 1.0, "checks": 30}
+    quick = {"concurrency": (1, 8), "seconds": 1.0}
     options, run = read_options(Options, __doc__, quick, argv)
     document = begin("serve", options, run)
     document["version"] = read_manifest(options.bundle, "bundle").digest
@@ -170,13 +107,13 @@ async def measure(server: Server, options: Options) -> Row:
     """All phases.
 
     Returns:
-        `closed` and `open`, a row for each loop, and `equality`, or None where it was left out.
+        `closed` and `open`, a row for each loop.
 
     Raises:
         RecsysError: the server does not answer a plain request.
     """
     workload = Workload(options.bundle, options.seed)
-    phases: Row = {"closed": [], "open": [], "equality": None}
+    phases: Row = {"closed": [], "open": []}
     async with Client(server, RECOMMEND, os.environ.get("RECSYS_API_KEY")) as client:
         first = await client.send(next(workload.plain(options.k)))
         if first.status not in OK:
@@ -194,9 +131,6 @@ async def measure(server: Server, options: Options) -> Row:
             due = draw_arrivals(rate, options.seconds, options.seed)
             run = await client.open(workload.plain(options.k), due)
             phases["open"].append({"sent_rate": round(rate, 1), **_describe(run, server)})
-        if options.checks:
-            say(f"{options.checks} answers under load and alone ...")
-            phases["equality"] = await compare(client, workload, options)
     return phases
 
 
@@ -226,66 +160,15 @@ def _describe(run: Run, server: Server) -> Row:
     }
 
 
-async def compare(client: Client, workload: Workload, options: Options) -> Row:
-    """Send mixed requests one by one, then again under load, and compare the answers."""
-    alone: dict[bytes, Row] = {}
-    refused: Counter[str] = Counter()
-    sent, end = 0, time.perf_counter() + CHECK_LOOPS * options.seconds
-    for request in islice(workload.mixed(), options.checks):
-        if time.perf_counter() > end:
-            break
-        sent += 1
-        reply = await client.send(request)
-        if reply.status in OK:
-            alone[request] = _comparable(reply)
-        else:
-            refused[str(reply.status)] += 1
-    order = np.random.default_rng(options.seed).permutation(len(alone))
-    requests, clients = list(alone), max(options.concurrency, default=1)
-    run = await client.closed(iter([requests[i] for i in order]), clients, keep=True)
-    replies = [reply for reply in run.replies if reply.status in OK]
-    pairs = [(alone[reply.request], _comparable(reply)) for reply in replies]
-    different = [pair for pair in pairs if pair[0] != pair[1]]
-    return {
-        "requests": sent,
-        "clients": clients,
-        "refused_alone": dict(refused),
-        "compared": len(pairs),
-        "different": len(different),
-        "first_different": _difference(*different[0]) if different else None,
-        "errors": run.errors,
-        "rate": round(run.rate, 1),
-        "p99_ms": run.percentile(99),
-    }
-
-
-def _comparable(reply: Reply) -> Row:
-    body = json.loads(reply.body)
-    return {name: body.get(name) for name in COMPARED}
-
-
-def _difference(alone: Row, under_load: Row) -> Row:
-    name = next(name for name in COMPARED if alone[name] != under_load[name])
-    return {"field": name, "alone": alone[name], "under_load": under_load[name]}
-
-
 def report(document: Row) -> Report:
-    """What is shown: a table for each kind of loop, and how answers under load compare."""
-    tables, sentences = [], []
+    """What is shown: a table for each kind of loop."""
+    tables = []
     for name, key in (("closed", "clients"), ("open", "sent_rate")):
         if rows := document[name]:
             cells = [[_cell(row[column]) for column in (key, *COLUMNS)] for row in rows]
             columns = (key.replace("_", " "), *COLUMNS.values())
             tables.append(Table(f"{name.capitalize()} loop", columns, cells, words=0))
-    if equality := document["equality"]:
-        sentences.append(
-            f"{equality['compared']} of {equality['requests']} mixed requests compared, "
-            f"{equality['clients']} clients against one: {equality['different']} different, "
-            f"{equality['errors']} errors."
-        )
-        if refused := equality["refused_alone"]:
-            sentences.append(f"Refused without load, by status: {refused}.")
-    return Report(tables, sentences)
+    return Report(tables)
 
 
 def _cell(value: Any) -> str:

@@ -7,7 +7,6 @@ from types import SimpleNamespace
 import numpy as np
 import pyarrow as pa
 import pytest
-from gate import share
 
 from recsys.dataset import Dataset
 from recsys.evaluation.compare import compare_rankers
@@ -122,10 +121,35 @@ def test_the_window_of_validation_is_asked_for_where_the_test_has_few_users():
     assert with_enough_users(many, gone) is not many
 
 
+def is_offered(rng, lost):
+    """Whether a challenger passes in an invented shop: 2,000 users, five events of each.
+
+    The champion lists .12 of the next items. The challenger loses .35 of these, and the share
+    `lost`, and lists as many others as it needs for the true difference.
+    """
+    names = np.arange(2000).repeat(5)
+    liking = rng.beta(1, 1 / 0.12 - 1, 2000).repeat(5)
+    champion = np.where(rng.random(len(liking)) < liking, rng.integers(1, 11, len(liking)), 0)
+    stays = (champion > 0) & (rng.random(len(liking)) >= 0.35 + lost)
+    comes = (champion == 0) & (rng.random(len(liking)) < liking * 0.35 / (1 - liking).clip(1e-9))
+    challenger = np.where(comes, rng.integers(1, 11, len(liking)), np.where(stays, champion, 0))
+    tables = [
+        pa.table(
+            {
+                "ranker": [name] * len(names), "seen": ["masked"] * len(names), "user_id": names,
+                "rank": ranks, "target_popularity": [1] * len(names), "targets": [1] * len(names),
+            }
+        )
+        for name, ranks in (("challenger", challenger), ("champion", champion))
+    ]  # fmt: skip
+    rows = compare_rankers(pa.concat_tables(tables), "challenger", "champion", resamples=300)
+    return not decide(found(users=2000) | {"comparisons": rows}, GateConfig())
+
+
 @pytest.mark.parametrize(("lost", "least", "most"), [(0.0, 0.93, 1.0), (0.2, 0.0, 0.01)])
 def test_a_shop_of_some_size_promotes_what_is_as_good_and_refuses_what_is_worse(lost, least, most):
-    """Draws of benchmarks/gate.py: 2,000 users who are asked for five events."""
-    assert least <= share(2000, 5, lost, 60) <= most
+    rng = np.random.default_rng(round(100 * lost))
+    assert least <= np.mean([is_offered(rng, lost) for _ in range(60)]) <= most
 
 
 def found(
