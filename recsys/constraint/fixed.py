@@ -115,7 +115,7 @@ class FixedTrie:
 
     def _fits(self, catalog: ItemTrie) -> bool:
         """Whether there is room for a catalog."""
-        if catalog.num_levels != self.trie.source.num_levels or catalog.end != self.catalog.end:
+        if catalog.num_levels != self.trie.source.num_levels:
             return False
         room, states = np.diff(self._depth_start), np.diff(catalog.depth_start)
         most = zip(catalog.branching, self._branching, strict=True)
@@ -152,7 +152,6 @@ class FixedTrie:
             inner_start,
             here,
             self._branching,
-            catalog.end,
         )
 
     def _number(self) -> None:

@@ -262,11 +262,6 @@ class DeviceTrie:
         inner = self.first_child[:-1]
         return torch.searchsorted(inner, states.to(inner.dtype), right=True) - 1
 
-    def ended(self, states: torch.Tensor) -> torch.Tensor:
-        """Whether a sequence has ended at a state; False for the root and for `NO_STATE`."""
-        inner = (states > 0) & (states < self.source.num_states)
-        return (self.tokens_of(torch.where(inner, states, 0)) == self.source.end) & inner
-
     def sequences(self, rows: torch.Tensor) -> torch.Tensor:
         """(..., L) int64 tokens of rows, on the device or on the host; all -1 for row -1."""
         nothing = rows < 0

@@ -12,9 +12,6 @@ Rows are the distinct sequences in lexicographic order. States are numbered brea
      /  \      \
    3: 3  7: 4   1: 5      depth 2     rows [0, 1)  [1, 2)  [2, 3)
 
-If sequences have unequal lengths, an end token fills each of them up to the longest length. After
-the first end token the rest is forced and adds nothing to the score (`recsys.decoding.expand`).
-
 A state is one integer, so copying or rewinding a beam costs nothing. Values that follow from other
 arrays are not stored: ten million items take less than 40 bytes each. `DeviceTrie.of` makes the
 tensors that decoding reads (`recsys.constraint.transitions`).
@@ -22,24 +19,19 @@ tensors that decoding reads (`recsys.constraint.transitions`).
 
 from __future__ import annotations
 
-import json
-from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from recsys.arguments import integers, whole_number
+from recsys.arguments import integers
 from recsys.constraint.dense import DenseDepth, lay_out
-from recsys.errors import ArtifactError
 
 NO_STATE = (1 << 31) - 1
 """The state of a beam that does not exist. It is greater than every state of a trie, so ascending
 states stay in order, and every array of a trie is shorter than it."""
-_SHAPE = "trie.json"
 _TABLE = 1 << 24  # tokens below it are looked up in a table, larger ones are sorted
 
 
@@ -67,7 +59,6 @@ class ItemTrie:
         inner_start: (I,) int32 first row of each inner state.
         depth_start: (L + 2,) first state of each depth.
         branching: (L,) largest number of children of a state, by depth of the state.
-        end: token that fills sequences up to L; None if all have length L.
     """
 
     rows: NDArray[np.signedinteger]
@@ -80,25 +71,20 @@ class ItemTrie:
     inner_start: NDArray[np.int32]
     depth_start: tuple[int, ...]
     branching: tuple[int, ...]
-    end: int | None = None
     on_devices: dict[str, Any] = field(default_factory=dict, repr=False)
 
     @classmethod
-    def build(cls, tokens: ArrayLike | Sequence[ArrayLike], *, end: int | None = None) -> ItemTrie:
+    def build(cls, tokens: ArrayLike) -> ItemTrie:
         """Build from one token sequence per item.
 
         Args:
             tokens: (items, L) integers from 0 to 2^31 - 1 in any order; rows may repeat
                 (collisions).
-            end: token that ends sequences shorter than the longest; lengths may then differ. The
-                model predicts it like any other token, and no sequence may contain it.
 
         Raises:
             ValueError: empty, not 2-D, not integers, or a token out of range.
         """
-        if end is not None:
-            end = whole_number("end", end, 0, np.iinfo(np.int32).max)
-        tokens = np.asarray(tokens) if end is None else _filled(tokens, end)
+        tokens = np.asarray(tokens)
         if tokens.ndim != 2 or 0 in tokens.shape:
             raise ValueError(f"tokens must be (items, L) with items, L >= 1, got {tokens.shape}")
         if not np.issubdtype(tokens.dtype, np.integer):
@@ -122,7 +108,7 @@ class ItemTrie:
             columns = [column[starts] for column in columns]
             new = [flags[starts] for flags in new]
         rows = np.stack(columns, axis=1)
-        return cls(rows, order, row_item_start, item_row, *_number_states(columns, new), end)
+        return cls(rows, order, row_item_start, item_row, *_number_states(columns, new))
 
     @property
     def num_rows(self) -> int:
@@ -148,7 +134,8 @@ class ItemTrie:
     def nbytes(self) -> int:
         """Bytes of all stored arrays and of the flags derived from them."""
         made = [self.dense_flags, *(dense.before for dense in self.dense if dense is not None)]
-        return sum(array.nbytes for array in [*self._arrays().values(), *made])
+        stored = (getattr(self, name) for name in _ARRAYS)
+        return sum(array.nbytes for array in [*stored, *made])
 
     @property
     def padded_states(self) -> int:
@@ -255,111 +242,12 @@ class ItemTrie:
         which, places = self.places_of(rows)
         return np.asarray(places[self.row_items[places] == items[which]], np.intp)
 
-    def statistics(self) -> dict[str, Any]:
-        """Sizes of the trie, and by level: states, branching, and the share of single children."""
-        children = np.diff(self.first_child)
-        levels = []
-        for depth in range(self.num_levels):
-            here = children[self.depth_start[depth] : self.depth_start[depth + 1]]
-            levels.append(
-                {
-                    "level": depth + 1,
-                    "states": self.depth_start[depth + 2] - self.depth_start[depth + 1],
-                    "branching_mean": float(here.mean()),
-                    "branching_max": int(here.max()),
-                    "single_child_share": float((here == 1).mean()),
-                }
-            )
-        return {
-            "items": self.num_items,
-            "rows": self.num_rows,
-            "states": self.num_states,
-            "largest_leaf": int(np.diff(self.row_item_start).max()),
-            "bytes": self.nbytes,
-            "levels": levels,
-        }
-
-    def save(self, folder: Path) -> None:
-        """Write one .npy file per array, and `trie.json`, into `folder`; create it if needed."""
-        folder.mkdir(parents=True, exist_ok=True)
-        for name, array in self._arrays().items():
-            np.save(folder / f"{name}.npy", array, allow_pickle=False)
-        shape = {
-            "depth_start": self.depth_start,
-            "branching": self.branching,
-            "end": self.end,
-        }
-        (folder / _SHAPE).write_text(json.dumps(shape) + "\n", encoding="utf-8")
-
-    @classmethod
-    def open(cls, folder: Path) -> ItemTrie:
-        """Open what `save` wrote, memory-mapped: pages are read on first use.
-
-        Raises:
-            ArtifactError: a file is missing, damaged, or of a size that contradicts the others.
-        """
-        try:
-            shape = json.loads((folder / _SHAPE).read_text(encoding="utf-8"))
-            depth_start, branching = tuple(shape["depth_start"]), tuple(shape["branching"])
-            # Copy on write: torch requires writable memory, although nothing is written.
-            arrays = {
-                name: np.load(folder / f"{name}.npy", mmap_mode="c", allow_pickle=False).view(
-                    np.ndarray
-                )
-                for name in _ARRAYS
-            }
-            trie = cls(**arrays, depth_start=depth_start, branching=branching, end=shape["end"])
-            trie._check()
-        except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
-            raise ArtifactError(f"{folder}: not a saved trie ({error}); build it again") from error
-        return trie
-
     def release(self) -> None:
         """Free the tensors, which hold a reference to the trie and so form a reference cycle."""
         self.on_devices.clear()
 
-    def _arrays(self) -> dict[str, NDArray[Any]]:
-        return {name: getattr(self, name) for name in _ARRAYS}
-
-    def _check(self) -> None:
-        rows, levels = self.rows.shape
-        inner, states = self.depth_start[levels], self.depth_start[levels + 1]
-        wanted = {
-            "rows": (rows, levels),
-            "row_items": (self.num_items,),
-            "row_item_start": (rows + 1,),
-            "item_row": (self.num_items,),
-            "alphabet": (len(self.alphabet),),
-            "symbol": (states,),
-            "first_child": (inner + 1,),
-            "inner_start": (inner,),
-        }
-        for name, array in self._arrays().items():
-            if array.shape != wanted[name] or array.dtype.kind != "i":
-                raise ValueError(f"{name} is {array.dtype} of shape {array.shape}")
-        if len(self.branching) != levels or len(self.depth_start) != levels + 2:
-            raise ValueError(f"depths do not fit {levels} levels")
-        if states - inner != rows:
-            raise ValueError(f"{states - inner} leaves for {rows} rows")
-
 
 _ARRAYS = tuple(f.name for f in fields(ItemTrie) if str(f.type).startswith("NDArray"))
-
-
-def _filled(sequences: Any, end: int) -> NDArray[np.int64]:
-    """(items, L) the sequences, each filled with `end` up to the longest length."""
-    lengths = np.array([len(sequence) for sequence in sequences], np.int64)
-    if not lengths.all():
-        raise ValueError(f"item {int(lengths.argmin())} has an empty sequence")
-    flat = np.concatenate([np.asarray(sequence) for sequence in sequences] or [np.zeros(0, int)])
-    if not np.issubdtype(flat.dtype, np.integer):
-        raise ValueError(f"tokens must be integers, got {flat.dtype}")
-    if (flat == end).any():
-        item = int(np.searchsorted(np.cumsum(lengths), (flat == end).argmax(), side="right"))
-        raise ValueError(f"item {item} has the token {end}, which ends sequences")
-    filled = np.full((len(lengths), int(lengths.max(initial=0))), end, np.int64)
-    filled[np.arange(filled.shape[1]) < lengths[:, None]] = flat
-    return filled
 
 
 def _smallest(most: int) -> type[np.int16 | np.int32]:

@@ -306,10 +306,6 @@ class Step:
             # an only child has probability 1 whatever the logits are, as in `forced`
             only = children.alive.sum(-1, keepdim=True) == 1
             steps = steps.masked_fill(only & children.alive, 0.0)
-        if self.trie.source.end is not None:
-            # tokens behind the end of a sequence have log-probability 0
-            ended = self.trie.ended(frontier.states).unsqueeze(-1)
-            steps = steps.masked_fill(ended & children.alive, 0.0)
         log_probs = frontier.log_probs.unsqueeze(-1) + steps
         if not isinstance(children, Children):
             return log_probs, log_probs

@@ -105,7 +105,7 @@ def expand_level(
         score_children,
         (triton.cdiv(size, _SCORED), batch),
         *(scores, states, log_probs, *tables, values, *values.stride(), total, *total.stride()),
-        *(dead, dead.shape[1], flags, start, *source.depth_start[depth : depth + 2], _end(trie)),
+        *(dead, dead.shape[1], flags, start, *source.depth_start[depth : depth + 2]),
         *(count, most),
         MASKED=allowed is not None,
         BLOCK=_SCORED,
@@ -145,12 +145,6 @@ def log_sum_exp(logits: torch.Tensor) -> torch.Tensor:
     return total
 
 
-def _end(trie: DeviceTrie) -> int:
-    """The symbol that ends sequences; -1 if there is none."""
-    source = trie.source
-    return -1 if source.end is None else int(source.alphabet.searchsorted(source.end))
-
-
 def compile_once(function: Any) -> Any:
     """A kernel that is compiled for its constants and types only, not for values and alignment."""
     names = inspect.signature(function).parameters
@@ -178,7 +172,6 @@ def score_children(
     flags_start,
     first_state,
     behind,
-    end,
     beams,
     most,
     MASKED: tl.constexpr,
@@ -187,7 +180,7 @@ def score_children(
     """(B, W * C) scores of the children of (B, W) states; -inf for those that are not alive.
 
     Program (i, b) computes block i of request b. `first_state` .. `behind` are the states of the
-    depth, `end` is the symbol that ends sequences or -1, `most` is C.
+    depth, `most` is C.
     """
     request = tl.program_id(1).to(tl.int64)
     size = beams * most
@@ -226,9 +219,6 @@ def score_children(
     )
     sums = tl.load(total + request * total_request + beam * total_beam, mask=alive, other=0.0)
     log_prob = value - sums
-    if end >= 0:  # tokens behind the end of a sequence have log-probability 0
-        above = tl.load(symbols + state, mask=here & (state > 0), other=-1)
-        log_prob = tl.where(above == end, 0.0, log_prob)
     score = tl.load(log_probs + at, mask=inside, other=0.0) + log_prob
     score = tl.where(alive, score, -float("inf"))
     tl.store(scores + request * size + place, score, mask=inside)

@@ -37,7 +37,6 @@ class RowTree:
             place + 1 a node.
         symbols: (B, C, L) int64 the row's tokens, as places in the trie's alphabet.
         known: (B, C) bool, False for padding and for rows that did not fit into `nodes`.
-        free: (B, C, L) bool, steps behind an end, with log-probability 0; None if there are none.
     """
 
     states: torch.Tensor
@@ -48,7 +47,6 @@ class RowTree:
     places: torch.Tensor
     symbols: torch.Tensor
     known: torch.Tensor
-    free: torch.Tensor | None
 
     @classmethod
     def of(
@@ -81,11 +79,6 @@ class RowTree:
         states, parents, places = prefixes.numbered(known, nodes)
         real_node = states > 0
         depths = np.searchsorted(source.depth_start, states, side="right") - 1
-        free = None
-        if source.end is not None:
-            ended = source.alphabet[source.symbol[path]] == source.end
-            free = (ended & (path > 0))[..., :-1]
-
         way = Upload(trie.device) if upload is None else upload
 
         def on_device(array: NDArray[np.generic]) -> torch.Tensor:
@@ -100,7 +93,6 @@ class RowTree:
             places=on_device(places),
             symbols=on_device(source.symbol[path[..., 1:]].astype(np.int64)),
             known=on_device(known),
-            free=None if free is None else on_device(free),
         )
         if upload is None:
             way.send()
@@ -126,8 +118,6 @@ class RowTree:
         flat = (self.places * size + self.symbols).flatten(1)
         chosen = values.flatten(1).gather(1, flat).view(self.places.shape)
         steps = chosen - total.gather(1, self.places.flatten(1)).view(self.places.shape)
-        if self.free is not None:
-            steps = steps.masked_fill(self.free, 0.0)
         score = steps[..., 0]
         for step in steps.unbind(-1)[1:]:  # add up in the order of a search, for the same bits
             score = score + step

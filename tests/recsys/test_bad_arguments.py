@@ -176,7 +176,6 @@ COLLIDING = ItemTrie.build([[1, 2, 3], [1, 2, 3], [1, 2, 4], [5, 2, 4]])
         (lambda: RecommendRequest("a"), "history must be a list of strings, got 'a'"),
         (lambda: RecommendRequest(["a"], exclude_items=[5]), "exclude_items must be a list"),
         (lambda: RecommendRequest(["a"], k=10**9), "k must be at most 1000000"),
-        (lambda: ItemTrie.build([[1], [3, 4]], end=2.5), "end must be a whole number"),
         (
             lambda: complete(MODEL, beam_search(MODEL, [[1]], COLLIDING, 2), [[1]], TRIE),
             "beams: found over another trie",

@@ -23,15 +23,13 @@ TARGET = MODELS["llama-gqa"]
 VOCABULARY = 64
 
 
-def teacher_forced(model, prompt, tokens, end=None) -> float:
+def teacher_forced(model, prompt, tokens) -> float:
     """One row alone: prompt and tokens in one plain forward, no tree, no cache."""
     whole = torch.tensor([[*prompt, *tokens]])
     with torch.inference_mode():
         steps = model(whole).logits[0].log_softmax(-1)
     total = 0.0
     for i, token in enumerate(tokens):
-        if i and tokens[i - 1] == end:  # behind an end nothing is predicted
-            break
         total += float(steps[len(prompt) + i - 1, int(token)])
     return total
 
@@ -57,15 +55,6 @@ def test_scores_equal_teacher_forcing(seed, architecture):
         wanted = [teacher_forced(model, prompt, trie.rows[r].tolist()) for r in mine]
         np.testing.assert_allclose(line[: len(mine)], wanted, rtol=0, atol=1e-9)
         assert all(s == -np.inf for s in line[len(mine) :])
-
-
-def test_tokens_behind_the_end_of_a_sequence_score_zero():
-    end = 63
-    trie = ItemTrie.build([[5], [5, 6, 7], [5, 9], [8, 1, 2]], end=end)
-    prompt = [3, 4, 4]
-    scores = score_rows(TARGET, [prompt], trie, [np.arange(trie.num_rows)])
-    wanted = [teacher_forced(TARGET, prompt, row.tolist(), end) for row in trie.rows]
-    np.testing.assert_allclose(scores[0], wanted, atol=1e-9)
 
 
 @given(st.integers(0, 10**6), st.integers(0, 12))

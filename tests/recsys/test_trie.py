@@ -1,9 +1,5 @@
 """The item trie: numbers by hand, and properties against sets of prefixes."""
 
-import dataclasses
-from pathlib import Path
-from tempfile import TemporaryDirectory
-
 import numpy as np
 import pytest
 import torch
@@ -16,7 +12,6 @@ from recsys.constraint.boost import Boost
 from recsys.constraint.mask import RowMask
 from recsys.constraint.restrictions import Allowed, Excluded
 from recsys.constraint.transitions import DeviceTrie
-from recsys.errors import ArtifactError
 from recsys.transfers import Upload
 
 catalogs = hnp.arrays(
@@ -68,14 +63,6 @@ def test_a_shared_leaf_is_excluded_only_with_all_its_items():
     assert trie.excluded_rows([1, 3, 3, 2]).tolist() == [0, 1]
 
 
-def test_statistics_by_hand():
-    stats = ItemTrie.build(DRAWN).statistics()
-    assert (stats["items"], stats["rows"], stats["states"], stats["largest_leaf"]) == (4, 3, 6, 2)
-    assert [level["states"] for level in stats["levels"]] == [2, 3]
-    assert stats["levels"][1]["branching_mean"] == 1.5
-    assert stats["levels"][1]["single_child_share"] == 0.5
-
-
 @given(catalogs)
 @settings(deadline=None)
 def test_every_item_finds_its_row_whatever_the_input_order(tokens):
@@ -118,31 +105,6 @@ def test_levels_too_wide_for_one_integer_key_sort_the_same():
 def test_bad_input_is_named(tokens, says):
     with pytest.raises(ValueError, match=says):
         ItemTrie.build(tokens)
-
-
-@given(catalogs)
-@settings(deadline=None)
-def test_a_saved_trie_opens_as_it_was(tokens):
-    trie = ItemTrie.build(tokens)
-    with TemporaryDirectory() as folder:
-        trie.save(Path(folder) / "trie")
-        again = ItemTrie.open(Path(folder) / "trie")
-        for field in dataclasses.fields(ItemTrie):
-            if not field.name.startswith("_"):
-                assert np.array_equal(getattr(again, field.name), getattr(trie, field.name))
-        assert reachable(again) == {tuple(row) for row in tokens.tolist()}
-
-
-def test_a_damaged_trie_says_so(tmp_path):
-    with pytest.raises(ArtifactError, match=r"not a saved trie .*build it again"):
-        ItemTrie.open(tmp_path)
-    ItemTrie.build(DRAWN).save(tmp_path)
-    np.save(tmp_path / "first_child.npy", np.array([1, 3], np.int32))
-    with pytest.raises(ArtifactError, match=r"first_child is int32 of shape \(2,\)"):
-        ItemTrie.open(tmp_path)
-    np.save(tmp_path / "first_child.npy", np.array([{}], object))
-    with pytest.raises(ArtifactError, match="not a saved trie"):
-        ItemTrie.open(tmp_path)
 
 
 @pytest.mark.parametrize(("levels", "codes"), [(4, 256), (3, 2048)])
@@ -196,39 +158,3 @@ def test_a_state_has_the_largest_boost_below_it():
     trie = ItemTrie.build(np.array([[9, 1], [5, 7], [5, 3], [5, 7]]))  # rows 53, 57 (two), 91
     boost = Boost.of(trie, np.array([-1, 2, 3, 0.5], np.float32))  # of items 2, 1, 3, 0
     assert boost.most.tolist() == [3, 3, 0.5, -1, 3, 0.5]
-
-
-# Sequences of unequal length; the suite of searches searches them.
-
-END = 63
-
-sequences = st.lists(st.lists(st.integers(0, 5), min_size=1, max_size=4), min_size=1, max_size=25)
-
-
-@given(sequences)
-def test_shorter_sequences_are_filled_with_their_end(items):
-    trie = ItemTrie.build(items, end=END)
-    longest = max(map(len, items))
-    filled = [[*s, *[END] * (longest - len(s))] for s in items]
-    assert trie.rows[trie.item_row].tolist() == filled
-    assert trie.end == END
-
-
-def test_the_end_token_is_saved(tmp_path):
-    ItemTrie.build([[1], [2, 3]], end=END).save(tmp_path)
-    assert ItemTrie.open(tmp_path).end == END
-
-
-@pytest.mark.parametrize(
-    ("items", "says"),
-    [
-        ([], "items, L >= 1"),
-        ([[1], []], "item 1 has an empty sequence"),
-        ([[1], [2, END, 3]], "item 1 has the token 63, which ends sequences"),
-        ([[1], [2, -3]], "item 1 has token -3 at level 2"),
-        ([[1.5], [2]], "must be integers"),
-    ],
-)
-def test_impossible_ends_are_refused(items, says):
-    with pytest.raises(ValueError, match=says):
-        ItemTrie.build(items, end=END)

@@ -2,7 +2,7 @@
 
     python tests/stress/random_exactness.py --cases 20000 --seed 0
 
-A case is a random catalog (3 to 6 levels, dense and listed depths, equal and unequal lengths,
+A case is a random catalog (3 to 6 levels, dense and listed depths,
 shared leaves), a batch of prompts, and for each request a mask, exclusions of 0 to 100 %, boosts,
 and a beam width from 1 to twice the catalog. All searches of `recsys.decoding` run on it. Their
 answers are compared with the oracle below, which is plain Python over lists and dictionaries and
@@ -184,8 +184,7 @@ class Case:
     """A catalog, a batch and a beam width.
 
     Attributes:
-        items: token sequence of each item; some items share one, and lengths may differ.
-        end: token that ends shorter sequences; None where all have the same length.
+        items: token sequence of each item; some items share one.
         requests: the batch.
         num_beams: K.
         script: of the target.
@@ -194,7 +193,6 @@ class Case:
     """
 
     items: tuple[Row, ...]
-    end: int | None
     requests: tuple[Request, ...]
     num_beams: int
     script: Script
@@ -218,16 +216,12 @@ class Case:
         shared = np.where(rng.random(count) < 0.5, levels - 1, rng.integers(0, levels, count))
         depth = np.arange(levels) < shared[owner][:, None]
         rows = np.where(depth, rows[owner], rows)
-        end, most = None, int(firsts[-1] + max(codes))
         items = [tuple(map(int, row)) for row in rows]
-        if rng.integers(3) == 0:
-            end, most = most, most + 1
-            items = [row[: int(rng.integers(1, levels + 1))] for row in items]
-        vocabulary = most + 1
+        vocabulary = int(firsts[-1] + max(codes)) + 1
         spread = int(rng.choice([1, 2, 4, 20]))
         script = Script(int(rng.integers(1 << 62)), vocabulary, spread)
         draft = replace(script, noise=int(rng.choice([0, 30, 256])), other_salt=script.salt + 1)
-        sequences = sorted({cls.filled(row, end, max(map(len, items))) for row in items})
+        sequences = sorted(set(items))
         requests, boosted = [], rng.integers(3) == 0
         for _ in range(int(rng.integers(1, 4))):
             share = float(rng.choice([0, 0.3, 0.6, 0.8, 0.95, 1]))
@@ -246,7 +240,7 @@ class Case:
         num_beams = int(
             rng.integers(1, size + 1) if rng.integers(2) else size + rng.integers(size + 1)
         )
-        return cls(tuple(items), end, tuple(requests), num_beams, script, draft, seed)
+        return cls(tuple(items), tuple(requests), num_beams, script, draft, seed)
 
     @staticmethod
     def some(rows: list[Row], share: float, rng: np.random.Generator) -> frozenset[Row]:
@@ -255,15 +249,10 @@ class Case:
         chosen = {prefix: rng.random() < share for prefix in sorted({r[:depth] for r in rows})}
         return frozenset(row for row in rows if chosen[row[:depth]])
 
-    @staticmethod
-    def filled(row: Row, end: int | None, levels: int) -> Row:
-        """The sequence as a search returns it, with `end` up to the full length."""
-        return row if end is None else row + (end,) * (levels - len(row))
-
     @property
     def levels(self) -> int:
         """L."""
-        return max(map(len, self.items))
+        return len(self.items[0])
 
 
 # The oracle: enumeration in plain Python.
@@ -276,7 +265,7 @@ class Oracle:
         self.case = case
         self.holders: dict[Row, list[int]] = {}
         for item, row in enumerate(case.items):
-            self.holders.setdefault(case.filled(row, case.end, case.levels), []).append(item)
+            self.holders.setdefault(row, []).append(item)
         self.rows = sorted(self.holders)
         # The noise of a sample is keyed by the number of a prefix: depth by depth, in order.
         prefixes = [sorted({row[:depth] for row in self.rows}) for depth in range(case.levels + 1)]
@@ -292,13 +281,11 @@ class Oracle:
         ]
 
     def steps(self, request: Request, row: Row) -> list[int]:
-        """Log-probability of each token of a sequence; 0 for tokens after its end."""
-        end, found = self.case.end, []
-        for place, token in enumerate(row):
-            filler = end is not None and place > 0 and row[place - 1] == end
-            path = request.prompt + row[:place]
-            found.append(0 if filler else self.case.script.logit(path, token))
-        return found
+        """Log-probability of each token of a sequence."""
+        return [
+            self.case.script.logit(request.prompt + row[:place], token)
+            for place, token in enumerate(row)
+        ]
 
     def gain(self, request: Request, prefix: Row) -> int:
         """The largest boost of an item below a prefix."""
@@ -337,13 +324,11 @@ class Oracle:
                 children = sorted({row[:depth] for row in rows if row[: depth - 1] == prefix})
                 if not children:
                     continue
-                end = self.case.end
-                free = end is not None and depth > 1 and prefix[-1] == end
                 path = request.prompt + prefix
                 logits = [self.case.script.logit(path, c[-1]) / temperature for c in children]
                 most = max(logits)
                 total = most + math.log(sum(math.exp(x - most) for x in logits))
-                logs = [log_prob + (0.0 if free else x - total) for x in logits]
+                logs = [log_prob + x - total for x in logits]
                 noisy = [
                     x + gumbel(seed, self.number[c]) for x, c in zip(logs, children, strict=True)
                 ]
@@ -371,11 +356,7 @@ class Checker:
 
     def __init__(self, case: Case) -> None:
         self.case, self.oracle = case, Oracle(case)
-        self.trie = (
-            ItemTrie.build(case.items)
-            if case.end is None
-            else ItemTrie.build([list(row) for row in case.items], end=case.end)
-        )
+        self.trie = ItemTrie.build(case.items)
         self.row_number = {row: n for n, row in enumerate(self.oracle.rows)}
         self.target, self.draft = ScriptedModel(case.script), ScriptedModel(case.draft)
         self.prompts = [list(r.prompt) for r in case.requests]

@@ -26,7 +26,6 @@ from recsys.testing import random_catalog, random_prompts, tiny_model
 
 TARGET = tiny_model("llama-gqa", dtype=torch.float64)
 BROKEN = 63  # a token that only prompts have
-END = 62
 
 Row = tuple[int, ...]
 
@@ -36,8 +35,7 @@ class Case:
     """A catalog, and requests with what they may get.
 
     Attributes:
-        items: (items, L) tokens, or lists of unequal lengths.
-        end: token that ends shorter sequences.
+        items: (items, L) tokens.
         prompts: the batch.
         allowed: of each request (items,) bools, or None.
         excluded: rows of each request.
@@ -53,14 +51,9 @@ class Case:
     gains: list[np.ndarray | None]
     candidates: list[np.ndarray] | None
     normalize: str
-    end: int | None = None
 
     def __post_init__(self) -> None:
-        self.trie = (
-            ItemTrie.build(self.items)
-            if self.end is None
-            else ItemTrie.build(self.items, end=self.end)
-        )
+        self.trie = ItemTrie.build(self.items)
         self.rows = [tuple(map(int, row)) for row in self.trie.rows]
 
     @property
@@ -115,14 +108,12 @@ class Expected:
         prefixes = sorted({row[:d] for row in case.rows for d in range(1, len(row) + 1)}, key=len)
         for prefix in prefixes:
             before, token = prefix[:-1], prefix[-1]
-            step = 0.0
-            if not before or case.end is None or before[-1] != case.end:
-                values = logits[before]
-                among = slice(None)
-                if case.normalize == "allowed":
-                    among = sorted({row[len(before)] for row in self.rows
-                                    if row[: len(before)] == before} | {token})  # fmt: skip
-                step = float(values[token] - values[among].logsumexp(-1))
+            values = logits[before]
+            among = slice(None)
+            if case.normalize == "allowed":
+                among = sorted({row[len(before)] for row in self.rows
+                                if row[: len(before)] == before} | {token})  # fmt: skip
+            step = float(values[token] - values[among].logsumexp(-1))
             self.log_probs[prefix] = self.log_probs[before] + step
 
     def worth(self, prefix: Row) -> float:
@@ -167,10 +158,7 @@ def cases(draw: Any, *, normalizes: tuple[str, ...] = ("vocabulary", "allowed"))
     catalog: Any = (
         thin(rng, items, levels) if draw(st.booleans()) else random_catalog(rng, items, levels, 60)
     )
-    end = None
-    if draw(st.sampled_from([False, False, True])):
-        end, catalog = END, [row[: rng.integers(1, levels + 1)].tolist() for row in catalog]
-    trie = ItemTrie.build(catalog) if end is None else ItemTrie.build(catalog, end=end)
+    trie = ItemTrie.build(catalog)
     prompts = random_prompts(rng, draw(st.integers(1, 4)), 12)
     if len(prompts) > 2:
         prompts[2] = prompts[0]
@@ -195,7 +183,6 @@ def cases(draw: Any, *, normalizes: tuple[str, ...] = ("vocabulary", "allowed"))
         ],
         candidates,
         normalize,
-        end,
     )  # fmt: skip
 
 
