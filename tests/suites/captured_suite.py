@@ -49,7 +49,6 @@ CATALOGS = {
     "fewer states than beams": ItemTrie.build([[1, 2], [1, 3], [4, 2]]),
     "one row": ItemTrie.build([[1, 2, 3]]),
     "dense": ItemTrie.build(np.add(RNG.integers(0, 16, (900, 3)), [1, 17, 33])),
-    "rows that end early": ItemTrie.build([[1, 2, 3], [1], [4, 2, 3], [5], [5, 6]], end=9),
 }
 
 

@@ -203,11 +203,6 @@ def test_captured_passes_are_left_to_the_steps():
     assert native_decoder(Search.of([[1, 2]], model, trie)) is None
 
 
-def test_rows_of_unequal_lengths_are_left_to_the_steps():
-    trie = ItemTrie.build([[5, 20], [5]], end=63)
-    assert native_decoder(Search.of([[1, 2]], MODELS["llama"], trie)) is None
-
-
 def test_a_prompt_without_room_is_refused():
     trie = ItemTrie.build([[5, 20], [5, 21]])
     search = Search.of([[1, 2]], MODELS["llama"], trie)

@@ -5,8 +5,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recsys.constraint import ItemTrie
-from recsys.decoding import ModelDrafter, beam_search, speculative_beam_search
 from recsys.models.tree_forward import TreeModel
 from recsys.testing import byte_level_tokenizer, tiny_model
 from recsys.text.constraint import DEAD
@@ -139,21 +137,6 @@ def test_a_tokenizer_without_an_end_token_needs_one_named():
     with pytest.raises(ValueError, match="end_token: "):
         TextTokenizer(fast)
     assert TextTokenizer(fast, end_token=5).end_tokens == (5,)
-
-
-def test_titles_in_the_tokenizers_own_tokenisation_are_a_trie_of_their_tokens():
-    titles = ["Heat", "Heat 2", "Alien", "Aliens", "Häuser", "Heat"]
-    tokenizer = TextTokenizer(byte_level_tokenizer(titles, 290))
-    end = tokenizer.end_tokens[0]
-    trie = ItemTrie.build([tokenizer.encode(title) for title in titles], end=end)
-    model = tiny_model("llama-gqa", 290)
-    found = beam_search(model, [np.array([3, 5])], trie, 10)
-    drafted = speculative_beam_search(model, ModelDrafter(model), [np.array([3, 5])], trie, 10)
-    for beams in (found, drafted):
-        rows = [row for row in beams.rows[0].tolist() if row >= 0]
-        texts = [tokenizer.decode(trie.rows[row].tolist()) for row in rows]
-        assert sorted(texts) == sorted(set(titles))  # each once: it has one tokenisation
-    assert found.rows.tolist() == drafted.rows.tolist()
 
 
 @pytest.mark.parametrize("passes", [0, 1, 3])
