@@ -1,21 +1,19 @@
 """Search: ranks the users of an evaluation, in this process and in others.
 
-Each process takes one chunk of users after another, this one from the end of the list and the
-others from its beginning. So none waits for another one, however long it takes to start.
+The other processes take one chunk of users after another from the beginning of the list. This one
+takes those from its end that no other has begun, so it does not wait until they have started.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
-from queue import SimpleQueue
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,7 +29,6 @@ from recsys.recommender import Ranked, Recommender
 CHUNK = 256  # users that a process takes at a time
 WORTH_A_PROCESS = 4000  # users; a process ranks about so many while another one starts
 
-T = TypeVar("T")
 Lists = list[tuple[Ranked, Ranked]]
 """Of each mode, the first ranker's lists and those of the model alone."""
 
@@ -126,33 +123,24 @@ class Search:
         self, chunks: Sequence[Histories], options: dict[str, Any]
     ) -> Iterator[tuple[int, Lists]]:
         """The lists of each chunk, by its place, in any order."""
-        left = deque(enumerate(chunks))
-        ready: SimpleQueue[tuple[int, Lists]] = SimpleQueue()
-
-        def pass_on(pool: ProcessPoolExecutor) -> None:
-            """Have another process rank the first chunk, until none is left."""
-            while (first := _taken(left.popleft)) is not None:
-                place, chunk = first
-                ready.put((place, pool.submit(_rank_in_process, chunk, options).result()))
-
-        with ThreadPoolExecutor(max(1, self._others)) as threads:
-            pools = [] if self._pool is None else [self._pool] * self._others
-            passing = [threads.submit(pass_on, pool) for pool in pools]
-            try:
-                while (last := _taken(left.pop)) is not None:
-                    place, chunk = last
-                    yield place, self._recommender.rank_variants(chunk, **options)
-                    for one in passing:
-                        if one.done():
-                            one.result()  # raises what went wrong there
-                    while not ready.empty():
-                        yield ready.get()
-                for one in passing:
-                    one.result()
-                while not ready.empty():
-                    yield ready.get()
-            finally:
-                left.clear()
+        futures: list[Future[Lists]] = []
+        if self._pool is not None:
+            futures = [self._pool.submit(_rank_in_process, chunk, options) for chunk in chunks]
+        try:
+            done = 0
+            for place in reversed(range(len(chunks))):
+                if futures and not futures[place].cancel():  # others have it, and all before
+                    break
+                yield place, self._recommender.rank_variants(chunks[place], **options)
+                while futures and done < place and futures[done].done():
+                    yield done, futures[done].result()
+                    done += 1
+            for place, future in enumerate(futures[done:], done):
+                if not future.cancelled():
+                    yield place, future.result()
+        finally:
+            for future in futures:
+                future.cancel()
 
     def begin_new_items(
         self, examples: Examples, available: NDArray[np.bool_] | None
@@ -171,14 +159,6 @@ class Search:
                 return future.result()
 
         return wait
-
-
-def _taken(take: Callable[[], T]) -> T | None:
-    """What another thread may have taken; None if it has."""
-    try:
-        return take()
-    except IndexError:
-        return None
 
 
 @contextmanager
