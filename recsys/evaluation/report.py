@@ -34,7 +34,6 @@ def document(
     name: str,
     made_from: Mapping[str, str],
     semantic_ids: Mapping[str, Any] | None = None,
-    new_items: Mapping[str, Any] | None = None,
     warnings: Sequence[str] = (),
     weaknesses: Sequence[str] = (),
 ) -> dict[str, Any]:
@@ -46,7 +45,6 @@ def document(
         name: name of the model under test.
         made_from: name -> digest of bundle and data set.
         semantic_ids: statistics of the catalog's semantic IDs, if it has any.
-        new_items: figures of items without events (`recsys.evaluation.new_items`), if there are.
         warnings: reasons to doubt the figures.
         weaknesses: what is worse than a simpler ranker, in words.
     """
@@ -71,7 +69,6 @@ def document(
         "coverage": result.coverage,
         "segments": result.segments,
         "semantic_ids": dict(semantic_ids) if semantic_ids is not None else None,
-        "new_items": dict(new_items) if new_items is not None else None,
         "examples": _examples(result, dataset),
     }
 
@@ -222,15 +219,6 @@ def headline(document: dict[str, Any]) -> list[str]:
         )
     if away := document["data"].get("unavailable"):  # older reports have none
         sentences.append(_of_availability(away, document["data"]["users_in_split"]))
-    if new := document.get("new_items"):  # older reports have none
-        served, content, known = (
-            f"{row['mean']:.4f}" for row in new["figures"] if row["metric"] == "recall"
-        )
-        sentences.append(
-            f"Items without events: Recall@{new['k']} {served} for {new['users']:,} users whose "
-            f"next item is treated as new; content-kNN has {content}, and with the items' events "
-            f"it is {known}."
-        )
     return sentences
 
 

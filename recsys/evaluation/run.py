@@ -26,7 +26,6 @@ from recsys.errors import ArtifactError
 from recsys.evaluation import report
 from recsys.evaluation.baselines import fit_baselines, of_available
 from recsys.evaluation.leaks import check_counts, check_fitted_on, check_no_leak
-from recsys.evaluation.new_items import measure_new_items
 from recsys.evaluation.protocol import (
     COLD,
     EvaluationConfig,
@@ -50,7 +49,7 @@ MODEL, BLENDED = "model", "blended"
 EVERYONE = 1 << 40  # more users than any split has
 MEASURED = 8  # users of a batch that says how fast the CPU is
 TIMED = 64  # users whose lists say how long a list takes
-RANKED = 0.35  # of the time that is left then; the rest is for new items, metrics and intervals
+RANKED = 0.35  # of the time that is left then; the rest is for metrics and intervals
 LEAST_EVALUATED = 100  # users who are evaluated even if the time is spent
 JSON, HTML, USERS = "report.json", "report.html", "users.parquet"
 
@@ -224,9 +223,7 @@ def _write(
         config = _in_time(config, recommender, others, everyone, end)
         examples = select(dataset, config, available)
         with Search(bundle_path, recommender, len(examples), config) as search:
-            new_lists = search.begin_new_items(examples, available)
             ours = _rankers(search, recommender, examples.histories)
-            new_items = new_lists()
             info["decoding_seconds"] = round(time.perf_counter() - start, 1)
         rankers = ours | others
         near = known.vectors if known is not None else None
@@ -240,7 +237,6 @@ def _write(
             name=bundle_path.name,
             made_from=parents,
             semantic_ids=health(recommender.bundle.catalog.codes),
-            new_items=measure_new_items(new_items, result),
             warnings=warnings,
             weaknesses=_weaknesses(result),
         )

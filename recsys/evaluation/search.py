@@ -6,21 +6,17 @@ takes those from its end that no other has begun, so it does not wait until they
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
-from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
-from numpy.typing import NDArray
 
-from recsys.dataset import Examples
 from recsys.errors import RecsysError
-from recsys.evaluation.new_items import NewItemLists, rank_with_new_items
 from recsys.evaluation.protocol import EvaluationConfig
 from recsys.interactions import Histories
 from recsys.progress import track
@@ -54,10 +50,6 @@ def _recommender() -> Recommender:
 
 def _rank_in_process(histories: Histories, options: dict[str, Any]) -> Lists:
     return _recommender().rank_variants(histories, **options)
-
-
-def _rank_new_in_process(*given: Any) -> NewItemLists | None:
-    return rank_with_new_items(_recommender(), *given)
 
 
 class Search:
@@ -141,24 +133,6 @@ class Search:
         finally:
             for future in futures:
                 future.cancel()
-
-    def begin_new_items(
-        self, examples: Examples, available: NDArray[np.bool_] | None
-    ) -> Callable[[], NewItemLists | None]:
-        """Begin `rank_with_new_items` in another process, if there are any; call the result for it.
-
-        Begun before `rank`, it takes one process while the others rank.
-        """
-        given = self._bundle, examples, available, self.config
-        if self._pool is None:
-            return partial(rank_with_new_items, self._recommender, *given)
-        future = self._pool.submit(_rank_new_in_process, *given)
-
-        def wait() -> NewItemLists | None:
-            with _named():
-                return future.result()
-
-        return wait
 
 
 @contextmanager

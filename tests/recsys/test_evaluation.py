@@ -387,7 +387,7 @@ def test_the_document_has_stable_keys_and_columns(page):
     assert set(page) == {
         "schema", "name", "split", "made_from", "warnings", "weaknesses", "protocol", "headline",
         "data", "rankers", "metrics", "comparisons", "coverage", "segments", "semantic_ids",
-        "new_items", "examples",
+        "examples",
     }  # fmt: skip
     assert page["schema"] == 1
     about = {"seen", "metric", "k", "mean", "low", "high"}
@@ -513,23 +513,6 @@ def test_a_ranker_that_lists_nothing_has_no_sentence(page):
     told, all_told = report.headline({**page, "coverage": rows}), report.headline(page)
     assert len(told) == len(all_told) - 1
     assert not any("successors" in sentence for sentence in told)
-
-
-def test_items_without_events_have_a_section_of_their_own(page, text):
-    assert "Items without events" not in text
-    rows = [
-        {"ranker": ranker, "metric": metric, "mean": mean, "low": 0.0, "high": 0.5}
-        for ranker, mean in (("as new", 0.125), ("content", 0.0625), ("known", 0.25))
-        for metric in ("recall", "ndcg")
-    ]
-    new = {"share": 0.1, "items": 1234, "users": 567, "k": 10, "figures": rows}
-    shown = report.render({**page, "new_items": new})
-    section = shown[shown.index("Items without events</h2>") :].split("</section>")[0]
-    assert section.index(">as new<") < section.index(">content<") < section.index(">known<")
-    for figure in ("1,234", "567", "0.1250", "0.0625", "0.2500", "10.0 %"):
-        assert figure in section
-    (sentence,) = (s for s in report.headline({**page, "new_items": new}) if "events" in s)
-    assert "0.1250 for 567 users" in sentence
 
 
 @pytest.fixture(scope="module")

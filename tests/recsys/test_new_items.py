@@ -9,18 +9,15 @@ import pyarrow as pa
 import pytest
 
 from recsys.artifacts import Manifest
-from recsys.bundle import CATALOG, ITEM_ENCODER, Bundle
+from recsys.bundle import Bundle
 from recsys.catalog import Catalog
 from recsys.dataset import Dataset
-from recsys.evaluation import new_items
-from recsys.evaluation.protocol import EvaluationConfig, evaluate, select
 from recsys.interactions import Interactions
 from recsys.live import NewItem
 from recsys.prompts import PromptConfig
 from recsys.recommender import Recommender, RecommendRequest
 from recsys.retrieval import ItemItem, Reranker, Retrieval, decayed_counts
 from recsys.retrieval.content import ContentIndex
-from recsys.semantic_ids.encoder import PLACED
 from recsys.splits import label_ends
 from recsys.testing import tiny_model
 from recsys.vocabulary import Vocabulary
@@ -109,26 +106,3 @@ def test_added_items_have_the_same_bits_alone_and_in_a_batch(rec):
     together = [[(r.item_id, r.score) for r in x.recommendations]
                 for x in rec.recommend_batch(requests)]  # fmt: skip
     assert together == [listed(rec, request.history) for request in requests]
-
-
-def test_items_are_evaluated_as_if_they_were_new(rec, data, tmp_path, monkeypatch):
-    monkeypatch.setattr(new_items, "SHARE", 0.3)
-    config = EvaluationConfig(ks=(5,), resamples=20, seen="masked", split="test")
-    result, chosen = evaluate({"served": rec}, data, config), select(data, config, None)
-    assert new_items.rank_with_new_items(rec, tmp_path, chosen, None, config) is None  # no encoder
-    assert new_items.measure_new_items(None, result) is None
-    (tmp_path / CATALOG / ITEM_ENCODER).mkdir(parents=True)
-    np.save(tmp_path / CATALOG / ITEM_ENCODER / PLACED, CODES)
-    before = listed(rec, ["i0"])
-    ranked = new_items.rank_with_new_items(rec, tmp_path, chosen, None, config)
-    found = new_items.measure_new_items(ranked, result)
-    assert listed(rec, ["i0"]) == before
-    seen = int((rec.retrieval.counts > 0).sum())
-    assert found["items"] == int(0.3 * seen)
-    recall = {r["ranker"]: r["mean"] for r in found["figures"] if r["metric"] == "recall"}
-    assert list(recall) == [new_items.AS_NEW, new_items.CONTENT, new_items.AS_KNOWN]
-    # All items are candidates, so by the weight of content alone both lists are the same.
-    assert recall[new_items.AS_NEW] == pytest.approx(recall[new_items.CONTENT], abs=1e-6)
-    assert recall[new_items.AS_NEW] > 0.2
-    few = EvaluationConfig(ks=(5,), resamples=20, seen="masked", users=10)
-    assert new_items.rank_with_new_items(rec, tmp_path, select(data, few, None), None, few) is None
