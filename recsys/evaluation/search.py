@@ -1,13 +1,14 @@
 """Search: ranks the users of an evaluation, in this process and in others.
 
 The other processes take one chunk of users after another from the beginning of the list. This one
-takes those from its end that no other has begun, so it does not wait until they have started.
+takes those from its end, so it does not wait until they have started.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from multiprocessing import get_context
@@ -115,24 +116,19 @@ class Search:
         self, chunks: Sequence[Histories], options: dict[str, Any]
     ) -> Iterator[tuple[int, Lists]]:
         """The lists of each chunk, by its place, in any order."""
-        futures: list[Future[Lists]] = []
-        if self._pool is not None:
-            futures = [self._pool.submit(_rank_in_process, chunk, options) for chunk in chunks]
-        try:
-            done = 0
-            for place in reversed(range(len(chunks))):
-                if futures and not futures[place].cancel():  # others have it, and all before
-                    break
+        waiting = deque(range(len(chunks)))
+        running: dict[Future[Lists], int] = {}
+        while waiting or running:
+            # One chunk more than it ranks, so that no process waits while this one ranks.
+            while self._pool is not None and waiting and len(running) < 2 * self._others:
+                place = waiting.popleft()
+                running[self._pool.submit(_rank_in_process, chunks[place], options)] = place
+            if waiting:
+                place = waiting.pop()
                 yield place, self._recommender.rank_variants(chunks[place], **options)
-                while futures and done < place and futures[done].done():
-                    yield done, futures[done].result()
-                    done += 1
-            for place, future in enumerate(futures[done:], done):
-                if not future.cancelled():
-                    yield place, future.result()
-        finally:
-            for future in futures:
-                future.cancel()
+            done = wait(running, 0 if waiting else None, FIRST_COMPLETED).done
+            for future in done:
+                yield running.pop(future), future.result()
 
 
 @contextmanager
