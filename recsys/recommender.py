@@ -29,7 +29,6 @@ from recsys.decoding.engine import Engine
 from recsys.decoding.planner import Plan
 from recsys.devices import AUTO
 from recsys.errors import RequestError
-from recsys.hub import find_bundle
 from recsys.interactions import NEGATIVE_TYPE, Histories, count_as_seen
 from recsys.listing import (
     Batch,
@@ -186,25 +185,6 @@ class Recommender:
             )
 
         return read_whole(Path(path), read)
-
-    @classmethod
-    def from_pretrained(
-        cls, source: Path | str, *, revision: str | None = None, **options: Any
-    ) -> Recommender:
-        """Load a bundle, or the one in `bundle/` of a folder or a repository of the Hub.
-
-        Args:
-            source: a folder, or the id of a repository of the Hugging Face Hub (ORG/NAME), which
-                is downloaded to `$RECSYS_HOME/hub`. A folder of this name takes precedence.
-            revision: branch, tag or commit of the repository; None takes `main`. The digests in a
-                bundle show that it is complete, and not who made it: a commit does.
-            **options: those of `load`.
-
-        Raises:
-            ArtifactError: as `load`, or the download failed.
-            ValueError: as `load`.
-        """
-        return cls.load(find_bundle(source, revision), **options)
 
     @contextmanager
     def aside(self) -> Iterator[Recommender]:
