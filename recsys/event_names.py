@@ -7,75 +7,17 @@ than a view.
 from __future__ import annotations
 
 import re
+import tomllib
 import unicodedata
 from functools import lru_cache
+from importlib.resources import files
 
-# Words that a name contains, in the order in which they are tried: `remove_from_cart` is negative.
-# English, German, French, Spanish, Italian, Dutch; of returns also Portuguese and Polish.
-LEVELS: tuple[tuple[int, str], ...] = (
-    # Names that contain a word of another level.
-    (1, "returnpolic returning returnedresult cancelsearch removefilter"),
-    (2, "paymentinfo paymentmethod"),
-    (
-        0,
-        "dislike unlike unfavo unsave unfollow unsubscribe thumbsdown downvote remove delete return"
-        " refund chargeback cancel hide block notinterested complaint storno stornier retour"
-        " ruckgabe rucksend ruecksend reklamation reklamier entfern loesch naimepas nietleuk"
-        " rembours annul anulow supprim devol reembols elimin restitu rimbors rimoss"
-        " zwrot zwroc estorn"
-        " verwijder terugbet terugges zuruckgeg erstatt creditnot creditmemo"
-        " creditinvoice creditfactu notadecredito notadicredito notacredito"
-        " notedecredit gutschrift rechnungskorrektur reversal reversed"
-        " anulac anulad rectificativ",
-    ),
-    (
-        4,
-        "purchase buy bought order transaction payment paid sale sold conversion subscribe booking"
-        " kauf bestell achat achet command compra pedido acquist ordin aankoop gekocht",
-    ),
-    (
-        3,
-        "rating rate review like favorite favourite love thumbsup upvote share bewert gefallt"
-        " gefaellt favori avis note jaime megusta mipiace beoordel favoriet leuk",
-    ),
-    (
-        2,
-        "cart basket checkout wishlist watchlist bookmark save warenkorb wunschliste merkzettel"
-        " panier listedesouhaits carrito carrello winkelwagen winkelmand verlanglijst addtobag play"
-        " listen watch stream download install",
-    ),
-    (
-        1,
-        "view click detail visit open browse select show seen read ansicht angesehen klick aufruf"
-        " vue clic consult vista visto visualizz bekijk bekeken impression display search scroll",
-    ),
-)
-# Those of the first line that say that the user does not want the item.
-DISLIKES = "dislike unlike unfavo thumbsdown downvote hide block notinterested naimepas nietleuk"
-# Those that take back a purchase, as a whole or in part.
-RETURNS = (
-    "return refund chargeback storno stornier retour ruckgabe rucksend ruecksend reklam erstatt"
-    " rembours devol reembols restitu rimbors terugbet terugges zuruckgeg zwrot zwroc estorn"
-    " creditnot creditmemo"
-    " creditinvoice creditfactu notadecredito notadicredito notacredito notedecredit gutschrift"
-    " rechnungskorrektur reversal reversed rectificativ anulac anulad"
-)
-# The same as words of their own: `reso` is in `resource`, and `avoir` in `savoir plus`.
-RETURN_WORDS = frozenset(["void", "voided", "avoir", "avoirs", "reso", "resi", "abono", "abonos"])
-# Words of their own that are purchases where a name has no word of `LEVELS`.
-SALES = frozenset(
-    ["sale", "sales", "vente", "ventes", "venta", "ventas", "vendita", "vendite", "verkoop",
-     "invoice", "rechnung", "facture", "factura", "fattura", "factuur", "receipt"]
-)  # fmt: skip
-PART = ("partial", "partiel", "partly", "teil", "parz", "parcial", "deels", "gedeelte")
-# Words of their own, which turn a like into a dislike: English, German, French, Spanish, Dutch,
-# Polish, Portuguese.
-NOT = {"not", "never", "no", "non", "nicht", "kein", "keine", "nie", "pas", "ne", "niet", "geen",
-       "nao"}  # fmt: skip
-FAILED = (
-    "fail declin reject expired error abandon void unpaid fehlgeschlag abgelehnt abgebroch"
-    " unbezahlt echou fallid impagad fallit mislukt"
-)
+_TABLE = tomllib.loads(files("recsys").joinpath("event_names.toml").read_text("utf-8"))
+_WORDS: dict[str, list[str]] = {name: words.split() for name, words in _TABLE["words"].items()}
+LEVELS: list[tuple[int, list[str]]] = [
+    (row["level"], row["words"].split()) for row in _TABLE["levels"]
+]
+NOT = frozenset(_WORDS["not"])
 PURCHASE, LIKE = 4, 3
 # Words such as `refundable`, `stornierbar` and `rimborsabile` say what may happen, not what did.
 MAY_HAPPEN = re.compile(
@@ -107,18 +49,18 @@ def level(name: str) -> int | None:
     >>> [level(name) for name in ("Gefällt mir nicht", "notLiked", "nicht gekauft", "order_failed")]
     [0, 0, None, None]
     """
-    key, parts = _key(name), words_of(name)
+    key, parts = _key(name), set(words_of(name))
     for number, words in LEVELS:
-        if not any(word in key for word in words.split()) and not (
-            number == 0 and not RETURN_WORDS.isdisjoint(parts)
+        if not any(word in key for word in words) and not (
+            number == 0 and not parts.isdisjoint(_WORDS["return_words"])
         ):
             continue
         if number == 0 or not _is_negated(name):
-            failed = number == PURCHASE and any(word in key for word in FAILED.split())
+            failed = number == PURCHASE and any(word in key for word in _WORDS["failed"])
             return None if failed else number
         return 0 if number == LIKE else None
-    failed = any(word in key for word in FAILED.split()) or _is_negated(name)
-    return None if failed or SALES.isdisjoint(parts) else PURCHASE
+    failed = any(word in key for word in _WORDS["failed"]) or _is_negated(name)
+    return None if failed or parts.isdisjoint(_WORDS["sales"]) else PURCHASE
 
 
 def is_dislike(name: str) -> bool:
@@ -128,8 +70,8 @@ def is_dislike(name: str) -> bool:
     [True, True, False, False]
     """
     key = _key(name)
-    words = DISLIKES.split()
-    return level(name) == 0 and (any(word in key for word in words) or _is_negated(name))
+    unwanted = any(word in key for word in _WORDS["dislikes"]) or _is_negated(name)
+    return level(name) == 0 and unwanted
 
 
 def is_return(name: str) -> bool:
@@ -139,9 +81,8 @@ def is_return(name: str) -> bool:
     [True, True, False, False]
     """
     key = _key(name)
-    taken = any(word in key for word in RETURNS.split()) or not RETURN_WORDS.isdisjoint(
-        words_of(name)
-    )
+    taken = any(word in key for word in _WORDS["returns"])
+    taken = taken or not set(words_of(name)).isdisjoint(_WORDS["return_words"])
     return level(name) == 0 and taken
 
 
@@ -152,7 +93,7 @@ def is_partial(name: str) -> bool:
     [True, True, False]
     """
     words = words_of(name)
-    return "part" in words or any(word.startswith(PART) for word in words)
+    return "part" in words or any(word.startswith(tuple(_WORDS["part"])) for word in words)
 
 
 def _key(name: str) -> str:
