@@ -56,7 +56,7 @@ format: install-dev ## format and fix what can be fixed
 	$(BIN)/ruff check --fix .
 
 bench: install ## exactness and speed against Hugging Face
-	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/exactness.py
+	OMP_NUM_THREADS=1 $(BIN)/python tests/stress/huggingface_exactness.py
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/decode.py --threads 1 --beams 20 --batches 1 8 --reuse cold
 
 $(VENV)/.audit: $(VENV)/.base

@@ -41,25 +41,6 @@ CHECKED = ConfigDict(extra="forbid", use_attribute_docstrings=True, allow_inf_na
 INTERNAL = "internal"
 BRANCHES = ("int", "str", "path")  # in the place of an error: the type that was tried
 UNKNOWN = ("unexpected_keyword_argument", "extra_forbidden")  # in dataclasses, and in models
-GONE = {
-    "threads": "the environment variable OMP_NUM_THREADS limits the threads",
-    "tensorboard": "log.jsonl beside the checkpoints has every figure",
-    **dict.fromkeys(("shadow_fraction", "shadow_alias"), "no request is run again"),
-    "engine": "one engine prepares data of any size",
-    **dict.fromkeys(
-        (
-            "beam_steps",
-            "density",
-            "level_tokens",
-            "softmax_temperature",
-            "constrained",
-            "top_k",
-            "tree_attention",
-        ),
-        "draft.ablations has it",
-    ),
-}
-"""Settings of earlier versions, by their keys: what stands in for them."""
 Share = Annotated[float, Field(ge=0, lt=1)]
 """A number of at least 0 and less than 1."""
 Folder = Annotated[Path, AfterValidator(Path.expanduser)]
@@ -345,7 +326,7 @@ def _with_defaults(cls: type, values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def refuse_unknown(cls: type, values: Mapping[str, Any], where: str) -> None:
-    """Refuse keys that a configuration may not set, those of other versions among them.
+    """Refuse keys that a configuration may not set.
 
     Raises:
         ConfigError: such a key; the message names `where` and the key.
@@ -354,9 +335,8 @@ def refuse_unknown(cls: type, values: Mapping[str, Any], where: str) -> None:
     for key, value in values.items():
         if key not in known:
             extra = _fields(cls)[key].json_schema_extra if key in _fields(cls) else None
-            instead = extra[INTERNAL] if isinstance(extra, dict) else GONE.get(key)
-            if instead is not None:
-                raise ConfigError(f"{where}.{key} is no setting any more ({instead}); remove it")
+            if isinstance(extra, dict):
+                raise ConfigError(f"{where}.{key} is no setting ({extra[INTERNAL]}); remove it")
             raise ConfigError(_unknown(f"key in {where!r}", str(key), list(known)))
         inner = subsection(known[key])
         if inner is not None and isinstance(value, Mapping):

@@ -140,8 +140,7 @@ def tables(document: dict[str, Any]) -> list[Table]:
 def cold_rows(document: dict[str, Any]) -> list[dict[str, Any]]:
     """Recall at the headline K within the `COLD` groups: one row for each group with users.
 
-    A row has `group`, `users`, and `rankers`: name -> the segment's row. Reports of earlier
-    versions lack some groups.
+    A row has `group`, `users`, and `rankers`: name -> the segment's row.
     """
     wanted = {"metric": "recall", "k": document["headline"]["k"]}
     wanted["seen"] = document["headline"]["seen"]
@@ -151,7 +150,7 @@ def cold_rows(document: dict[str, Any]) -> list[dict[str, Any]]:
         found = {
             row["ranker"]: row
             for row in document["segments"]
-            if "gap" in row and all(row[key] == value for key, value in about.items())
+            if all(row[key] == value for key, value in about.items())
         }
         if found:
             users = next(iter(found.values()))["users"]
@@ -197,7 +196,7 @@ def headline(document: dict[str, Any]) -> list[str]:
         f"Recall@{k} {row['mean']:.4f}: the first {k} {held} "
         f"(95 % interval {row['low']:.1%} to {row['high']:.1%}), seen items {about['seen']}."
     ]
-    if document["data"].get("baskets"):  # older reports do not know
+    if document["data"]["baskets"]:
         sentences.append(
             "Many events of a user have one time, as lines of an order, so which of them comes "
             "next is an accident of the file: figures of all events of the split count."
@@ -216,7 +215,7 @@ def headline(document: dict[str, Any]) -> list[str]:
             f"{verdict.capitalize()} {ranker}: {gap['mean']:+.4f} "
             f"({gap['low']:+.4f} to {gap['high']:+.4f})."
         )
-    if away := document["data"].get("unavailable"):  # older reports have none
+    if away := document["data"]["unavailable"]:
         sentences.append(_of_availability(away, document["data"]["users_in_split"]))
     return sentences
 

@@ -352,19 +352,11 @@ def _weaknesses(result: Result) -> list[str]:
     return found
 
 
-def _validation(bundle: Path) -> dict[str, Any] | None:
-    """What validation said of retrieval and the reranker; None for older bundles."""
-    file = bundle / EVAL / VALIDATION
-    if not file.is_file():
-        return None
-    found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8")).get(RETRIEVAL, {})
-    return found
-
-
 def _few_users(bundle: Path, has_retrieval: bool) -> list[str]:
     """Warn if too few validation users chose what is served."""
-    found = _validation(bundle)
-    if found is None or not has_retrieval or (users := found.get("users", 0)) >= LEAST_USERS:
+    text = (bundle / EVAL / VALIDATION).read_text(encoding="utf-8")
+    users = json.loads(text).get(RETRIEVAL, {}).get("users", 0)
+    if not has_retrieval or users >= LEAST_USERS:
         return []
     return [
         f"{users} validation users are too few to choose what is served (fewer than "
@@ -414,7 +406,6 @@ def _show(document: dict[str, Any]) -> None:
         console.print(table)
     for sentence in report.headline(document):
         say(sentence)
-    if device := document["protocol"].get("device"):  # reports of before have none
-        say(f"The model ranked on {device}.")
+    say(f"The model ranked on {document['protocol']['device']}.")
     if document["split"] == "valid":
         say("These are validation figures: use them to choose a model, and report the test split.")
