@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 import torch
+from huggingface import same_ranking
 
 from recsys.constraint.trie import NO_STATE
 from recsys.decoding import Beams, DecodeStats, ModelDrafter, Proposal, Search
 from recsys.decoding.expand import Frontier, Step
 from recsys.decoding.tree import TokenTree
 from recsys.models.tree_forward import TreeModel
-from recsys.testing import same_ranking
 
 Ranking = list[tuple[tuple[int, ...], float]]
 # Largest difference of a score, and of scores whose places may be exchanged.
@@ -65,7 +65,7 @@ class Agreement:
     def of(
         cls, found: list[Ranking], expected: list[Ranking], tolerance: float, tie: float
     ) -> Agreement:
-        """Compare the lists of a batch (`recsys.testing.same_ranking`)."""
+        """Compare the lists of a batch (`same_ranking`)."""
         same = common = total = 0
         gap = 0.0
         for mine, theirs in zip(found, expected, strict=True):

@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 from answers import HF_ROUNDING, ROUNDING, Agreement, Answer, PerfectDraft
+from huggingface import allowed_tokens, huggingface_beam_search
 from measuring import Row, Side, Times, compare_times, milliseconds, time_interleaved
 from reporting import Report, Table, begin, publish, read_options
 from workload import SHAPES, Setup, Workload, load_bundle_workload, make_shape_workload
@@ -38,7 +39,6 @@ from recsys.errors import RecsysError
 from recsys.models.cache import key_value_shape
 from recsys.models.tree_forward import TreeModel
 from recsys.progress import track
-from recsys.testing import allowed_tokens, huggingface_beam_search
 
 MODES = ("exhaustive", "draft", "perfect", "planned")
 BEAM, HUGGING_FACE, PLANNED = "beam", "huggingface", "planned"

@@ -11,6 +11,7 @@ from unittest.mock import patch
 import numpy as np
 import torch
 from answers import Answer, PerfectDraft
+from huggingface import allowed_tokens, huggingface_beam_search
 from workload import Setup, make_shape_workload
 
 from recsys.decoding import (
@@ -29,7 +30,6 @@ from recsys.models.cache import key_value_shape
 from recsys.models.graphs import BATCHES, list_sizes
 from recsys.models.tree_forward import TreeModel
 from recsys.modes import Mode
-from recsys.testing import allowed_tokens, huggingface_beam_search
 
 Row = dict[str, Any]
 GRAPHS, DECODE, HUGGING_FACE = "graphs", "decode-graph", "huggingface"

@@ -23,10 +23,10 @@ from typing import Any
 import numpy as np
 import torch
 from gpu_rows import Rows
+from huggingface import same_ranking
 from load_client import OK, Client, Run
 from serve import RECOMMEND, Workload
-
-from recsys.testing import same_ranking, start_server
+from servers import start_server
 
 Answer = list[tuple[tuple[int, ...], float]]
 TIE = 1e-3  # of scores in float32, whose lists are ranked by up to two more models

@@ -12,8 +12,7 @@ from typing import Any, Self
 
 import aiohttp
 import numpy as np
-
-from recsys.testing import Server
+from servers import Server
 
 OK = range(200, 300)
 

@@ -25,13 +25,13 @@ import numpy as np
 from load_client import OK, Client, Run
 from measuring import Row
 from reporting import Report, Table, begin, publish, read_options
+from servers import Server, start_server
 
 from recsys.artifacts import read_manifest
 from recsys.bundle import CATALOG
 from recsys.catalog import Catalog
 from recsys.errors import ConfigError, RecsysError
 from recsys.progress import say
-from recsys.testing import Server, start_server
 
 RECOMMEND = "/v1/recommendations"
 WARM_S = 2.0  # of load before anything is measured

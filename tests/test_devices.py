@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+from oracles import byte_level_tokenizer, random_catalog, random_prompts, tiny_model
 from starlette.testclient import TestClient
 from toy_bundle import wait_until_ready
 
@@ -40,7 +41,6 @@ from recsys.serving.app import create_app
 from recsys.serving.batch.job import Job
 from recsys.serving.batch.scoring import Scorer
 from recsys.serving.settings import ServingSettings
-from recsys.testing import byte_level_tokenizer, random_catalog, random_prompts, tiny_model
 from recsys.text.beam import BeamSettings, generate_text
 from recsys.text.explain import Explainer
 from recsys.text.sample import sample_text

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pytest
+from oracles import tiny_model
 
 from recsys.artifacts import Manifest
 from recsys.bundle import Bundle
@@ -16,7 +17,6 @@ from recsys.catalog import Catalog
 from recsys.live import NewItem
 from recsys.prompts import PromptConfig
 from recsys.recommender import Recommender, RecommendRequest
-from recsys.testing import tiny_model
 from recsys.vocabulary import Vocabulary
 
 ITEMS, LEVELS, COLORS, K = 400, (16, 8, 16), ("red", "green", "blue"), 10

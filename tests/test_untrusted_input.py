@@ -23,6 +23,7 @@ import pytest
 from fastapi.exceptions import RequestValidationError
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from oracles import byte_level_tokenizer
 from pydantic import BaseModel
 
 from recsys.constraint.attributes import Attributes
@@ -40,7 +41,6 @@ from recsys.serving.schemas.models import AliasBody
 from recsys.serving.schemas.recommendations import BatchRequest, RecommendationsRequest
 from recsys.serving.schemas.rules import RuleBody
 from recsys.serving.schemas.texts import MAX_SOURCE, TextsRequest
-from recsys.testing import byte_level_tokenizer
 from recsys.text.grammar import substring_of
 from recsys.text.grammar_constraint import GrammarCompiler
 from recsys.text.token_trie import TextTokenizer

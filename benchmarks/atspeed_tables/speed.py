@@ -11,13 +11,13 @@ from typing import Any
 
 import numpy as np
 import torch
+from huggingface import allowed_tokens, huggingface_beam_search
 from measuring import Row, Side, compare_times, milliseconds, time_interleaved
 
 from atspeed_tables.measure import Question, Scene, ask
 from recsys.decoding import SearchRequest, beam_search
 from recsys.models.tree_forward import TreeModel
 from recsys.progress import say
-from recsys.testing import allowed_tokens, huggingface_beam_search
 
 PLAIN, NO_TREE = "plain search", "beam search without tree attention"
 

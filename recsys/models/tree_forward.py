@@ -77,9 +77,10 @@ FindPass = Callable[[torch.Tensor, SlotCache, int, torch.Tensor | None], Capture
 class TreeModel:
     """A decoder-only causal LM that runs any tree of tokens in one pass.
 
+    >>> from transformers import LlamaConfig, LlamaForCausalLM
     >>> from recsys.models.mask import prompt_mask
-    >>> from recsys.testing import tiny_model
-    >>> model, prompt = TreeModel(tiny_model("llama", 64)), torch.tensor([[3, 1, 4, 1]])
+    >>> config = LlamaConfig(vocab_size=64, hidden_size=32, num_attention_heads=4)
+    >>> model, prompt = TreeModel(LlamaForCausalLM(config)), torch.tensor([[3, 1, 4, 1]])
     >>> places = torch.arange(4)[None]
     >>> with model.pool.lend(batch=1, prompt=4, nodes=8) as cache:
     ...     logits = model.forward(

@@ -36,14 +36,6 @@ must not begin with a token that they match themselves.
 class Grammar:
     """A set of texts; hashable, so that equal grammars are compiled once.
 
-    >>> from recsys.testing import byte_level_tokenizer
-    >>> from recsys.text import GrammarCompiler, TextTokenizer
-    >>> tokenizer = TextTokenizer(byte_level_tokenizer(["yes", "no"], 260))
-    >>> constraint = GrammarCompiler(tokenizer).constraint(choice(["yes", "no"]))
-    >>> first = constraint.allowed([constraint.initial()])[0].nonzero()[0].tolist()
-    >>> sorted(tokenizer.decode([token]) for token in first)
-    ['n', 'no', 'y']
-
     Attributes:
         field: name of the constructor, with which error messages begin.
         kind: kind of `text`.

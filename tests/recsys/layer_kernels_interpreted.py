@@ -10,12 +10,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from oracles import assert_as_exact, tiny_model
 
 from recsys.models import layer_kernels, layers, llama
 from recsys.models.layers import Heads
 from recsys.models.mask import prompt_mask
 from recsys.models.tree_forward import TreeModel
-from recsys.testing import assert_as_exact, tiny_model
 
 assert os.environ["TRITON_INTERPRET"] == "1"
 DTYPES = st.sampled_from([torch.float32, torch.bfloat16, torch.float16])

@@ -11,6 +11,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from oracles import assert_as_exact, exact_scores, random_catalog, random_prompts, tiny_model
 
 from recsys.constraint import ItemTrie
 from recsys.constraint.mask import MaskRoom, RowMask
@@ -27,13 +28,6 @@ from recsys.decoding import (
 )
 from recsys.decoding.expand import Frontier, Step, TokenLogits
 from recsys.models.tree_forward import TreeModel
-from recsys.testing import (
-    assert_as_exact,
-    exact_scores,
-    random_catalog,
-    random_prompts,
-    tiny_model,
-)
 from recsys.transfers import Upload
 
 assert os.environ["TRITON_INTERPRET"] == "1"

@@ -15,6 +15,7 @@ from unittest import mock
 import pytest
 import torch
 import transformers
+from oracles import tiny_model
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
@@ -22,7 +23,6 @@ from recsys.models import architectures
 from recsys.models.architectures import FIXED_POSITIONS, VERIFIED
 from recsys.models.mask import prompt_mask, tree_mask
 from recsys.models.tree_forward import TreeModel
-from recsys.testing import tiny_model
 
 ALL = sorted(set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES) - {"gpt-sw3"})  # another name of gpt2
 REFUSED = sorted(set(ALL) - VERIFIED)

@@ -4,6 +4,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import torch
+from oracles import tiny_model
 
 from recsys.constraint import ItemTrie
 from recsys.constraint.attributes import Attributes
@@ -21,7 +22,6 @@ from recsys.decoding import (
     speculative_beam_search,
 )
 from recsys.requests import RecommendRequest
-from recsys.testing import tiny_model
 
 ROWS = np.array([[1, 2, 3], [1, 2, 4], [1, 5, 3], [6, 2, 3]])
 TRIE, OTHER = ItemTrie.build(ROWS), ItemTrie.build(ROWS)

@@ -5,20 +5,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from huggingface import huggingface_beam_search
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from oracles import ARCHITECTURES, exact_twin, random_catalog, random_prompts, same_list, tiny_model
 
 from recsys.constraint import ItemTrie
 from recsys.decoding import SearchRequest, beam_search
-from recsys.testing import (
-    ARCHITECTURES,
-    exact_twin,
-    huggingface_beam_search,
-    random_catalog,
-    random_prompts,
-    same_list,
-    tiny_model,
-)
 
 MODELS = {name: tiny_model(name) for name in ARCHITECTURES}
 

@@ -11,7 +11,9 @@ import torch
 import workload
 from answers import Agreement
 from decode import Options, measure
+from huggingface import allowed_tokens, huggingface_beam_search
 from numpy.testing import assert_array_equal
+from oracles import tiny_model
 
 from recsys.artifacts import write_artifact
 from recsys.bundle import CATALOG, DRAFT, KIND, PROMPTS, TARGET
@@ -24,7 +26,6 @@ from recsys.models.architecture import Architecture
 from recsys.models.checkpoint import save_model
 from recsys.models.tree_forward import TreeModel
 from recsys.splits import TEST, TRAIN
-from recsys.testing import allowed_tokens, huggingface_beam_search, tiny_model
 from recsys.vocabulary import Vocabulary
 
 VOCABULARY = Vocabulary.from_levels([16] * 4)

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 import torch
+from oracles import random_catalog, random_prompts, tiny_model
 
 from recsys.constraint import ItemTrie
 from recsys.decoding import SearchRequest, beam_search, complete
-from recsys.testing import random_catalog, random_prompts, tiny_model
 
 TARGET = tiny_model("llama-gqa", dtype=torch.float64)
 

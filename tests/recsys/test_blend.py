@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from oracles import assert_as_exact, tiny_model
 from scipy import sparse
 from toy_bundle import counted_codes, items_table, write_bundle
 
@@ -20,7 +21,6 @@ from recsys.retrieval import ItemItem, Pool, Reranker, Retrieval, VectorIndex, d
 from recsys.retrieval.content import ContentIndex, Terms
 from recsys.retrieval.evidence import Evidence
 from recsys.retrieval.reranker import FEATURES, Network
-from recsys.testing import assert_as_exact, tiny_model
 from recsys.training.sasrec import SasRecConfig, SasRecModel
 from recsys.vocabulary import Vocabulary
 

@@ -16,6 +16,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from oracles import PATIENCE_S, assert_as_exact, tiny_model
 from toy_bundle import counted_codes, items_table, write_bundle
 
 from recsys.artifacts import read_manifest
@@ -27,7 +28,6 @@ from recsys.models.prefix_store import Block
 from recsys.native.library import OFF, find_library
 from recsys.prompts import PromptConfig
 from recsys.recommender import Recommender, RecommendRequest
-from recsys.testing import PATIENCE_S, assert_as_exact, tiny_model
 from recsys.vocabulary import Vocabulary
 
 ITEMS = 48

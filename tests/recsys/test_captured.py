@@ -17,6 +17,7 @@ from captured_suite import (
     same,
     weights_of,
 )
+from oracles import RecordedRun, random_catalog, random_prompts, tiny_model
 
 from recsys import transfers
 from recsys.constraint import ItemTrie
@@ -29,7 +30,6 @@ from recsys.decoding.grid import Grid
 from recsys.decoding.planner import Plan
 from recsys.models.graphs import BATCHES, PassGraphs
 from recsys.models.tree_forward import TreeModel
-from recsys.testing import RecordedRun, random_catalog, random_prompts, tiny_model
 
 
 @pytest.fixture(autouse=True)

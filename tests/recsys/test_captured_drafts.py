@@ -20,6 +20,7 @@ from captured_suite import (
     weights_of,
 )
 from captured_suite import NODES as EXTRA
+from oracles import random_prompts, tiny_model
 
 from recsys.constraint import ItemTrie
 from recsys.decoding import (
@@ -37,7 +38,6 @@ from recsys.errors import NonFiniteError
 from recsys.models.graphs import BATCHES, PassGraphs
 from recsys.models.tree_forward import TreeModel
 from recsys.modes import Mode
-from recsys.testing import random_prompts, tiny_model
 
 NODES = 30
 DRAFTED = Plan(Mode.DRAFT, NODES)

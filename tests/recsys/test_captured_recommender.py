@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import torch
+from oracles import tiny_model
 from scipy import sparse
 
 from recsys import transfers
@@ -25,7 +26,6 @@ from recsys.modes import Captured, Mode, check_capture
 from recsys.prompts import PromptConfig
 from recsys.recommender import Recommender, RecommendRequest
 from recsys.retrieval import ItemItem, Reranker, Retrieval
-from recsys.testing import tiny_model
 from recsys.vocabulary import Vocabulary
 
 ITEMS, LEVELS = 80, (6, 5, 4)

@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
+from oracles import assert_as_exact, exact_twin
 from safetensors.torch import load_file, save_file
 
 from recsys.errors import ArtifactError, ConfigError
 from recsys.models.architecture import PRESETS, Architecture, architecture
 from recsys.models.checkpoint import build, load_model, quiet, save_model
-from recsys.testing import assert_as_exact, exact_twin
 from recsys.vocabulary import Vocabulary
 
 VOCABULARY = Vocabulary.from_levels([8, 8, 8])

@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 import torch
+from oracles import random_catalog, random_prompts, tiny_model
 
 from recsys.constraint import ItemTrie
 from recsys.decoding import SearchRequest, beam_search
 from recsys.decoding.engine import Engine
-from recsys.testing import random_catalog, random_prompts, tiny_model
 
 TARGET = tiny_model("llama-gqa", dtype=torch.float64)
 DRAFT = tiny_model("llama", layers=1, seed=9, dtype=torch.float64)

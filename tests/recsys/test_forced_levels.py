@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 import torch
+from oracles import reference_beam_search, tiny_model
 
 from recsys.constraint import ItemTrie
 from recsys.decoding import SearchRequest, beam_search
 from recsys.decoding.draft import ModelDrafter
 from recsys.decoding.speculative import speculative_beam_search
-from recsys.testing import reference_beam_search, tiny_model
 
 TARGET = tiny_model("llama-gqa", dtype=torch.float64)
 DRAFT = tiny_model("llama", layers=1, seed=9, dtype=torch.float64)

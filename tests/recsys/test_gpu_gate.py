@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 import torch
 from answers import Answer
+from huggingface import huggingface_beam_search
+from oracles import assert_as_exact, random_catalog, tiny_model
 from toy_bundle import counted_codes
 
 from recsys.constraint import ItemTrie
@@ -21,12 +23,6 @@ from recsys.decoding import (
     speculative_beam_search,
 )
 from recsys.models.tree_forward import TreeModel
-from recsys.testing import (
-    assert_as_exact,
-    huggingface_beam_search,
-    random_catalog,
-    tiny_model,
-)
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "gpu_gate.py"
 SPEC = importlib.util.spec_from_file_location("gpu_gate_of_tests", SCRIPT)

@@ -10,19 +10,13 @@ import torch
 import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from oracles import ARCHITECTURES, RecordedRun, random_catalog, random_prompts, tiny_model
 
 from recsys.constraint import ItemTrie
 from recsys.decoding import beam_search
 from recsys.decoding.tree import ROOT, PromptBatch, TokenTree
 from recsys.models.graphs import CudaCapture, PassGraphs, PassShape
 from recsys.models.tree_forward import TreeModel
-from recsys.testing import (
-    ARCHITECTURES,
-    RecordedRun,
-    random_catalog,
-    random_prompts,
-    tiny_model,
-)
 
 BATCH, SLOTS = 8, 128
 MODELS = {name: tiny_model(name, dtype=torch.float64) for name in ARCHITECTURES}

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from oracles import random_catalog, random_prompts, tiny_model
 
 from recsys.constraint import ItemTrie
 from recsys.decoding import SearchRequest, beam_search, speculative
@@ -16,7 +17,6 @@ from recsys.errors import NonFiniteError
 from recsys.models.graphs import BATCHES, PassGraphs, PassShape, list_sizes
 from recsys.models.tree_forward import TreeModel
 from recsys.modes import Mode
-from recsys.testing import random_catalog, random_prompts, tiny_model
 
 TARGET = tiny_model("llama-gqa", layers=1, hidden=16, dtype=torch.float64)
 DRAFT = tiny_model("llama", layers=1, hidden=16, seed=9, dtype=torch.float64)

@@ -12,8 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
-
-from recsys.testing import PATIENCE_S
+from oracles import PATIENCE_S
 
 ROOT = Path(__file__).parents[2]
 HERE = "tests/recsys"

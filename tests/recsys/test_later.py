@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pyarrow as pa
 import pytest
+from oracles import assert_as_exact
 
 from recsys.dataset import Examples
 from recsys.interactions import Histories
@@ -16,7 +17,6 @@ from recsys.retrieval.as_new import AsNew, without
 from recsys.retrieval.content import ContentIndex
 from recsys.retrieval.evidence import Evidence
 from recsys.retrieval.later import POWER
-from recsys.testing import assert_as_exact
 from recsys.training.sasrec import SasRecConfig, SasRecModel
 
 KINDS = ("oak lamp", "wool scarf", "steel knife")

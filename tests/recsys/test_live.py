@@ -10,6 +10,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from oracles import PATIENCE_S, assert_as_exact, exact_twin, tiny_model
 
 from recsys.artifacts import Manifest
 from recsys.bundle import Bundle
@@ -19,7 +20,6 @@ from recsys.errors import ItemError, RequestError
 from recsys.live import Epochs, NewItem
 from recsys.prompts import PromptConfig
 from recsys.recommender import Recommender, RecommendRequest
-from recsys.testing import PATIENCE_S, assert_as_exact, exact_twin, tiny_model
 from recsys.vocabulary import Vocabulary
 
 LEVELS = (4, 3, 4)

@@ -12,17 +12,12 @@ import pytest
 import torch
 import transformers
 from launches import Counting
+from oracles import EPSILON, assert_as_exact, exact_twin, tiny_model
 
 from recsys.models import llama
 from recsys.models.graphs import PassGraphs, PassShape
 from recsys.models.mask import prompt_mask, tree_mask
 from recsys.models.tree_forward import TreeModel
-from recsys.testing import (
-    EPSILON,
-    assert_as_exact,
-    exact_twin,
-    tiny_model,
-)
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent

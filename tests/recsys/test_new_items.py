@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pytest
+from oracles import tiny_model
 
 from recsys.artifacts import Manifest
 from recsys.bundle import Bundle
@@ -19,7 +20,6 @@ from recsys.recommender import Recommender, RecommendRequest
 from recsys.retrieval import ItemItem, Reranker, Retrieval, decayed_counts
 from recsys.retrieval.content import ContentIndex
 from recsys.splits import label_ends
-from recsys.testing import tiny_model
 from recsys.vocabulary import Vocabulary
 
 ITEMS, LEVELS, USERS = 40, (5, 4, 4), 80

@@ -9,6 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from oracles import assert_as_exact, exact_scores, random_catalog, tiny_model
 
 from recsys.constraint import ItemTrie
 from recsys.decoding import (
@@ -20,7 +21,6 @@ from recsys.decoding import (
 )
 from recsys.errors import NonFiniteError
 from recsys.models.tree_forward import TreeModel
-from recsys.testing import assert_as_exact, exact_scores, random_catalog, tiny_model
 from recsys.text import BeamSettings, TitleTrie, TokenTrie, generate_text, sample_text
 
 BROKEN = 63  # a token that only histories hold

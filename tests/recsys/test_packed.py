@@ -2,11 +2,11 @@ import copy
 
 import pytest
 import torch
+from oracles import assert_as_exact, exact_twin
 from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from recsys.models.packed import PackedLinear, pack
-from recsys.testing import assert_as_exact, exact_twin
 
 pytestmark = pytest.mark.usefixtures("torch_only")
 SIZES = ((48, 96), (64, 200), (128, 31))

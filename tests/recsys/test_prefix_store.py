@@ -7,11 +7,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from oracles import tiny_model
 from transformers import LlamaConfig
 
 from recsys.models.prefix_store import PrefixStore
 from recsys.models.tree_forward import TreeModel
-from recsys.testing import tiny_model
 
 LAYERS, HEADS, SIZE = 2, 3, 6
 ROW = LAYERS * 2 * HEADS * SIZE * 4  # bytes of one token in float32

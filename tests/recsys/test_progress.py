@@ -4,10 +4,10 @@ import threading
 import time
 
 import pytest
+from oracles import PATIENCE_S
 
 from recsys import progress
 from recsys.progress import LINE_EVERY_S, Heartbeat, say, track, working
-from recsys.testing import PATIENCE_S
 
 
 class Clock:

@@ -10,13 +10,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from oracles import random_catalog, random_prompts, tiny_model
 from scipy.stats import chisquare
 
 from recsys.constraint import ItemTrie
 from recsys.decoding import ModelDrafter, SearchRequest, beam_search, speculative_beam_search
 from recsys.decoding.relaxed import settle
 from recsys.decoding.sampling import Noise
-from recsys.testing import random_catalog, random_prompts, tiny_model
 
 TARGET = tiny_model("llama-gqa", hidden=16, layers=1, dtype=torch.float64)
 # finds likely what the target finds unlikely

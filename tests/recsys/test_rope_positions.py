@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 import torch
+from oracles import random_catalog, reference_beam_search, tiny_model
 
 from recsys.constraint import ItemTrie
 from recsys.decoding import SearchRequest, beam_search
 from recsys.models.tree_forward import TreeModel
-from recsys.testing import random_catalog, reference_beam_search, tiny_model
 
 TRAINED = 24  # positions
 LEVELS = 3

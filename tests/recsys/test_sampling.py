@@ -7,12 +7,12 @@ from collections import Counter
 import numpy as np
 import pytest
 import torch
+from oracles import random_catalog, random_prompts, tiny_model
 from scipy.stats import chisquare, kstest
 
 from recsys.constraint import ItemTrie
 from recsys.decoding import SearchRequest, beam_search
 from recsys.decoding.sampling import Noise
-from recsys.testing import random_catalog, random_prompts, tiny_model
 
 TARGET = tiny_model("llama-gqa", hidden=16, layers=1, dtype=torch.float64)
 UNLIKELY = 1e-3

@@ -6,6 +6,7 @@ import numpy as np
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from oracles import random_catalog, random_prompts, tiny_model
 
 from recsys.constraint import ItemTrie
 from recsys.constraint.transitions import DeviceTrie
@@ -15,7 +16,6 @@ from recsys.decoding import (
     score_rows,
 )
 from recsys.decoding.row_tree import RowTree
-from recsys.testing import random_catalog, random_prompts, tiny_model
 
 ARCHITECTURES = ["llama-gqa", "mistral-window"]
 MODELS = {name: tiny_model(name, dtype=torch.float64) for name in ARCHITECTURES}

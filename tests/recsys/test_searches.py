@@ -2,6 +2,7 @@
 
 import numpy as np
 import torch
+from oracles import tiny_model
 from search_suite import DrafterSuite, SearchSuite
 
 from recsys.decoding import (
@@ -16,7 +17,6 @@ from recsys.decoding.expand import Frontier
 from recsys.decoding.planner import Plan
 from recsys.models.tree_forward import TreeModel
 from recsys.modes import Mode
-from recsys.testing import tiny_model
 
 UNRELATED = tiny_model("llama", layers=1, seed=9, dtype=torch.float64)
 ADVERSARY = tiny_model("llama-gqa", dtype=torch.float64)  # finds likely what the target does not

@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from oracles import assert_as_exact
 from quantizer_suite import QuantizerSuite, blobs
 from vector_quantize_pytorch import ResidualVQ
 
@@ -14,7 +15,6 @@ from recsys.semantic_ids.quantizer import decode, residual_codes
 from recsys.semantic_ids.rqkmeans import RQKMeans
 from recsys.semantic_ids.rqvae import RQVAE, _residual_vq, losses
 from recsys.semantic_ids.settings import RQKMeansConfig, RQVAEConfig
-from recsys.testing import assert_as_exact
 
 EPSILON = float(np.finfo(np.float32).eps)
 

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from oracles import random_prompts, tiny_model
 
 from recsys.constraint import ItemTrie
 from recsys.constraint.transitions import DeviceTrie
@@ -16,7 +17,6 @@ from recsys.decoding.draft import split_nodes
 from recsys.decoding.expand import Step
 from recsys.decoding.tree import PromptBatch
 from recsys.models.tree_forward import TreeModel
-from recsys.testing import random_prompts, tiny_model
 
 TARGET = tiny_model("llama-gqa", dtype=torch.float64)
 

@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 import torch
-
-from recsys.testing import allowed_error, assert_as_exact, same_list
+from oracles import allowed_error, assert_as_exact, same_list
 
 EXACT = np.array([100.0, -2.0, -np.inf, np.nan])
 OTHER = EXACT + 1e-4  # the error of the other way

@@ -11,6 +11,7 @@ import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from launches import Counting
+from oracles import random_catalog, random_prompts, tiny_model
 
 from recsys import transfers
 from recsys.constraint import ItemTrie
@@ -32,7 +33,6 @@ from recsys.decoding.captured_drafts import DraftGraphs
 from recsys.decoding.captured_inputs import DecodeShape
 from recsys.models.graphs import PassGraphs, PassShape, list_sizes
 from recsys.models.tree_forward import TreeModel
-from recsys.testing import random_catalog, random_prompts, tiny_model
 from recsys.transfers import FixedInputs, Upload, download
 
 RNG = np.random.default_rng(0)

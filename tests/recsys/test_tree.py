@@ -5,10 +5,10 @@ from contextlib import ExitStack
 import numpy as np
 import pytest
 import torch
+from oracles import ARCHITECTURES, tiny_model
 
 from recsys.decoding.tree import ROOT, PromptBatch, TokenTree
 from recsys.models.tree_forward import TreeModel
-from recsys.testing import ARCHITECTURES, tiny_model
 
 #      prompt
 #      /    \

@@ -24,7 +24,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import uvicorn
+from oracles import PATIENCE_S
 from scipy import sparse
+from servers import Server
 
 from recsys.artifacts import Manifest, write_artifact
 from recsys.bundle import EVAL, Bundle
@@ -40,7 +42,6 @@ from recsys.retrieval import ItemItem, Retrieval
 from recsys.serving.app import create_app
 from recsys.serving.service import Phase, Service
 from recsys.serving.settings import ServingSettings
-from recsys.testing import PATIENCE_S, Server
 from recsys.vocabulary import Vocabulary
 
 ITEMS = 300

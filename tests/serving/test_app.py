@@ -8,6 +8,7 @@ from dataclasses import replace
 from functools import partial
 
 import pytest
+from oracles import PATIENCE_S
 from pydantic import BaseModel
 
 from recsys.errors import ArtifactError
@@ -25,7 +26,6 @@ from recsys.serving.schemas import (
 )
 from recsys.serving.service import Phase
 from recsys.serving.stores.records import StoreError
-from recsys.testing import PATIENCE_S
 
 URL = "/v1/recommendations"
 EVEN = {"must": [{"key": "categories", "match": "even"}]}

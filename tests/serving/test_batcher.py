@@ -2,6 +2,7 @@ import asyncio
 import random
 
 import pytest
+from oracles import PATIENCE_S
 
 from recsys.serving.batcher import (
     Answer,
@@ -10,7 +11,6 @@ from recsys.serving.batcher import (
     DeadlineExceededError,
     QueueFullError,
 )
-from recsys.testing import PATIENCE_S
 
 FOREVER_MS = 600_000.0
 

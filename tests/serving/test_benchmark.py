@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from load_client import Client, Run
 from serve import Options, Workload, draw_arrivals, report, start_and_measure
+from servers import start_server
 
 from recsys.errors import ConfigError, RecsysError
-from recsys.testing import start_server
 
 
 @pytest.fixture

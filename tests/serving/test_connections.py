@@ -5,13 +5,13 @@ import contextlib
 from types import SimpleNamespace
 
 import pytest
+from oracles import PATIENCE_S
 
 from recsys.serving import server
 from recsys.serving.guard import Guard
 from recsys.serving.metrics import Metrics
 from recsys.serving.middleware import Entrance
 from recsys.serving.sockets import bind
-from recsys.testing import PATIENCE_S
 
 HEAD = b"POST /v1/recommendations HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
 LIVE = b"GET /health/live HTTP/1.1\r\nHost: localhost\r\n\r\n"

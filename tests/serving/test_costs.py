@@ -5,10 +5,10 @@ import threading
 from contextlib import contextmanager
 
 import pytest
+from oracles import PATIENCE_S
 
 from recsys.serving.api import operations, users
 from recsys.serving.metrics import Metrics
-from recsys.testing import PATIENCE_S
 
 
 async def test_requests_of_much_work_do_not_delay_others(client, recommender, monkeypatch):

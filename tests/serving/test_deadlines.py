@@ -5,11 +5,11 @@ import json
 import threading
 
 import pytest
+from oracles import PATIENCE_S
 
 from recsys.serving import catalog_changes
 from recsys.serving.api.recommendations import AT_ONCE
 from recsys.serving.api.routes import ROUTES
-from recsys.testing import PATIENCE_S
 
 URL = "/v1/recommendations"
 UNHURRIED = {("PUT", "/v1/aliases/{name}"), ("POST", "/v1/aliases/{name}/rollback")}

@@ -16,13 +16,13 @@ from pathlib import Path
 
 import httpx
 import pytest
+from oracles import PATIENCE_S
 
 from recsys.serving.app import create_app
 from recsys.serving.schemas.common import Problem
 from recsys.serving.server import http_server
 from recsys.serving.service import Phase
 from recsys.serving.sockets import bind
-from recsys.testing import PATIENCE_S
 
 CONF = Path(__file__).parents[2] / "deploy" / "nginx.conf"
 NGINX = shutil.which("nginx", path=os.environ.get("PATH", "") + ":/usr/sbin")

@@ -8,6 +8,7 @@ import shutil
 import httpx
 import numpy as np
 import pytest
+from oracles import PATIENCE_S
 
 from recsys import Recommender
 from recsys.bundle import TARGET
@@ -15,7 +16,6 @@ from recsys.errors import ArtifactError
 from recsys.recommender import RecommendRequest
 from recsys.serving.server import serve
 from recsys.serving.settings import ServingSettings
-from recsys.testing import PATIENCE_S
 
 ITEMS = 500
 

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import httpx
 import pytest
+from oracles import PATIENCE_S
 
 from recsys.artifacts import write_artifact
 from recsys.errors import ConfigError
 from recsys.serving.server import serve
 from recsys.serving.sockets import bind
 from recsys.serving.stores import open_store
-from recsys.testing import PATIENCE_S
 
 PROGRAM = """
 import runpy, sys

@@ -8,6 +8,7 @@ from functools import partial
 
 import jsonschema
 import pytest
+from oracles import byte_level_tokenizer, tiny_model
 
 from recsys.errors import ConfigError
 from recsys.serving import auth, texts
@@ -15,7 +16,6 @@ from recsys.serving.schemas.texts import MAX_PROMPT, MAX_TOKENS
 from recsys.serving.service import Phase
 from recsys.serving.settings import TextFormat
 from recsys.serving.texts import PASS, PROMPT
-from recsys.testing import byte_level_tokenizer, tiny_model
 from recsys.text import json_schema, regex, sample
 from recsys.text.grammar_constraint import Parser
 from recsys.text.sample import SampledText

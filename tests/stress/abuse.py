@@ -28,9 +28,10 @@ from typing import Any
 import numpy as np
 from attacks import ATTACKS, RECOMMEND, Target, dump, read_answer, run_attacks
 from harness import ITEMS, environment, write_bundle
+from oracles import byte_level_tokenizer, tiny_model
+from servers import Server, start_server
 
 from recsys.serving import auth
-from recsys.testing import Server, byte_level_tokenizer, start_server, tiny_model
 
 VICTIMS, PAUSE_S, QUIET_S = 4, 0.05, 3.0
 VICTIM = "127.0.0.2"  # its address, another one than the attacker's; all of 127/8 is this machine

@@ -27,6 +27,7 @@ from recsys.serving.stores.records import Event, content_digest
 from recsys.vocabulary import Vocabulary
 
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
+sys.path.append(str(Path(__file__).parents[1] / "suites"))
 
 from measuring import environment as environment
 

@@ -15,17 +15,12 @@ import json
 import sys
 
 import numpy as np
+from harness import environment
+from huggingface import huggingface_beam_search, same_ranking
+from oracles import ARCHITECTURES, random_catalog, random_prompts, tiny_model
 
 from recsys.constraint import ItemTrie
 from recsys.decoding import beam_search
-from recsys.testing import (
-    ARCHITECTURES,
-    huggingface_beam_search,
-    random_catalog,
-    random_prompts,
-    same_ranking,
-    tiny_model,
-)
 
 BEAMS, LEVELS = (1, 5, 20, 50), (2, 3, 4, 6)
 CATALOGS = (1, 12, 150, 600)
@@ -61,7 +56,7 @@ def main() -> None:
             if not agrees:
                 failures.append(case)
     found = {"cases": cases, "requests": requests, "disagreements": failures}
-    print(json.dumps({**found, "largest_score_gap": largest}))
+    print(json.dumps({**found, "largest_score_gap": largest, **environment()}))
     sys.exit(bool(failures))
 
 

@@ -20,11 +20,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from harness import environment
 from rich.console import Console
 from rich.table import Table
+from servers import Server, start_server
 
 from recsys.recommender import Recommender
-from recsys.testing import Server, start_server
 
 LARGE: dict[str, dict[str, Any]] = {
     "nobody": {},
@@ -95,6 +96,7 @@ async def run(bundle: Path, seconds: float) -> None:
             percentiles = (f"{value:.1f}" for value in np.percentile(took, (50, 90, 99)))
             table.add_row(name, *percentiles, str(len(took)))
     Console(width=100).print(table)
+    print(json.dumps(environment()))
 
 
 def main() -> None:

@@ -35,13 +35,14 @@ import numpy as np
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import torch
+from harness import environment
+from servers import start_server
 
 from recsys.artifacts import Workspace
 from recsys.dataset import Dataset
 from recsys.live_catalog import NewItem
 from recsys.recommender import Recommender
 from recsys.requests import RecommendRequest
-from recsys.testing import start_server
 
 NEAR = 1e-4  # scores of equal items, computed in another batch
 Listed = list[tuple[str, float]]
@@ -57,7 +58,7 @@ def main() -> int:
     torch.set_num_threads(1)
     workspace, start = Workspace.of(arguments.name), time.perf_counter()
     counts = asyncio.run(serve_and_compare(workspace, arguments.users, arguments.seed))
-    facts = {"name": arguments.name, "users": arguments.users, **counts}
+    facts = {"name": arguments.name, "users": arguments.users, **counts, **environment()}
     print(json.dumps(facts | {"seconds": round(time.perf_counter() - start, 1)}))
     return int(counts["wrong"] > 0)
 

@@ -42,12 +42,12 @@ from typing import Any
 import aiohttp
 import torch
 from harness import environment, write_bundle
+from servers import start_server
 from soak_faults import BUNDLES, Fault, Place, faults, placed, start_again
 from soak_load import ALLOWED, FIRST, LAST, Load, Minute, User
 from soak_oracle import replay
 
 from recsys.serving.stores import open_store
-from recsys.testing import start_server
 
 SHARE, PEAK_S = 0.7, 10.0
 

@@ -15,10 +15,9 @@ from typing import Any, BinaryIO
 import aiohttp
 import numpy as np
 from harness import some_item
+from servers import Server
 from soak_faults import BUNDLES, RECOMMEND
 from soak_oracle import COMPARED
-
-from recsys.testing import Server
 
 USERS = 400  # at any time
 FIRST, LAST = 5, 50  # events that a user begins with, and with which another user comes instead

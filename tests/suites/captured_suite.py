@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from oracles import ARCHITECTURES, RecordedRun, random_catalog, random_prompts, tiny_model
 
 from recsys import transfers
 from recsys.constraint import ItemTrie
@@ -22,13 +23,6 @@ from recsys.decoding.speculative import Answers
 from recsys.errors import NonFiniteError
 from recsys.models.graphs import BATCHES, run_again
 from recsys.models.tree_forward import TreeModel
-from recsys.testing import (
-    ARCHITECTURES,
-    RecordedRun,
-    random_catalog,
-    random_prompts,
-    tiny_model,
-)
 
 RNG = np.random.default_rng(3)
 TRIE = ItemTrie.build(random_catalog(RNG, 300, 4))

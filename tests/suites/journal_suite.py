@@ -11,9 +11,9 @@ from typing import Any
 
 import httpx
 import pytest
+from oracles import PATIENCE_S
 
 from recsys.serving.stores.records import StoreError
-from recsys.testing import PATIENCE_S
 
 
 class JournalSuite:

@@ -15,6 +15,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from oracles import random_catalog, random_prompts, tiny_model
 
 from recsys.constraint import ItemTrie
 from recsys.constraint.boost import Boost
@@ -22,7 +23,6 @@ from recsys.constraint.mask import RowMask
 from recsys.decoding import SearchRequest, beam_search, speculative_beam_search
 from recsys.errors import NonFiniteError
 from recsys.models.tree_forward import TreeModel
-from recsys.testing import random_catalog, random_prompts, tiny_model
 
 TARGET = tiny_model("llama-gqa", dtype=torch.float64)
 BROKEN = 63  # a token that only prompts have

@@ -7,6 +7,7 @@ import threading
 import numpy as np
 import pytest
 import sqlalchemy as sa
+from oracles import PATIENCE_S
 
 from recsys.errors import ArtifactError
 from recsys.serving.stores import history as history_module
@@ -25,7 +26,6 @@ from recsys.serving.stores.records import (
     now_ms,
 )
 from recsys.serving.stores.schema import RECOMMENDATIONS, SCHEMA_VERSION
-from recsys.testing import PATIENCE_S
 
 EVENTS = [("ada", "x", 30), ("ada", "y", 10), ("bob", "z", 5), ("ada", "w", 30)]
 

@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from oracles import PATIENCE_S, tiny_model
 
 from recsys.artifacts import write_artifact
 from recsys.bundle import CATALOG, DRAFT, KIND, PROMPTS, RETRIEVAL, TARGET
 from recsys.catalog import Catalog
 from recsys.models.checkpoint import save_model
-from recsys.testing import PATIENCE_S, tiny_model
 from recsys.vocabulary import Vocabulary
 
 

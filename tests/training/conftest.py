@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import torch
+from oracles import byte_level_tokenizer
 from safetensors.numpy import save_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -22,7 +23,6 @@ from recsys.interactions import Interactions
 from recsys.pipeline import Context
 from recsys.retrieval import digest
 from recsys.splits import label_ends
-from recsys.testing import byte_level_tokenizer
 
 ITEMS, USERS, LEVELS, CODES = 27, 40, 3, 3
 

@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from oracles import assert_as_exact, exact_twin
 
 from recsys.artifacts import read_manifest, verify
 from recsys.constraint import ItemTrie
@@ -13,7 +14,6 @@ from recsys.errors import ConfigError
 from recsys.interactions import Histories
 from recsys.models.checkpoint import build
 from recsys.prompts import PromptConfig, PromptEncoder
-from recsys.testing import assert_as_exact, exact_twin
 from recsys.training import draft, target
 from recsys.training.alignment import TreeAlignment, TreeBatches, WordDistillation
 from recsys.training.objective import NextToken

@@ -10,8 +10,7 @@ import yaml
 
 sys.path.insert(0, str(Path(__file__).parent))
 import test_loop
-
-from recsys.testing import assert_as_exact
+from oracles import assert_as_exact
 
 ROOT = Path(__file__).parents[2]
 

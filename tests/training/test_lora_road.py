@@ -6,6 +6,8 @@ import sys
 import numpy as np
 import pytest
 import torch
+from huggingface import huggingface_beam_search
+from oracles import same_list
 from peft import PeftModel
 from starlette.testclient import TestClient
 from toy_bundle import wait_until_ready
@@ -16,7 +18,6 @@ from recsys.artifacts import Workspace
 from recsys.models.checkpoint import quiet
 from recsys.serving.app import create_app
 from recsys.serving.settings import ServingSettings
-from recsys.testing import huggingface_beam_search, same_list
 from recsys.text.explain import Explainer
 
 HISTORIES, K = 30, 10

@@ -2,10 +2,10 @@
 
 import pytest
 import torch
+from oracles import assert_as_exact, exact_twin, tiny_model
 from torch.nn.functional import cross_entropy
 
 from recsys.errors import ConfigError
-from recsys.testing import assert_as_exact, exact_twin, tiny_model
 from recsys.training.objective import (
     NextToken,
     mixed_targets,

@@ -4,6 +4,7 @@ import json
 
 import pytest
 import torch
+from oracles import assert_as_exact, exact_twin
 from peft import PeftModel
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -12,7 +13,6 @@ from recsys import Recommender
 from recsys.artifacts import read_manifest, verify
 from recsys.errors import ArtifactError, ConfigError
 from recsys.models.checkpoint import load_model, quiet
-from recsys.testing import assert_as_exact, exact_twin
 from recsys.training import bundle, draft
 from recsys.training.pretrained import add_lora, load_base
 from recsys.training.settings import DraftConfig, LoraSettings

@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from oracles import assert_as_exact, same_list
 from safetensors.numpy import save_file
 
 from recsys.artifacts import read_manifest
@@ -19,7 +20,6 @@ from recsys.evaluation.run import stage as evaluate_stage
 from recsys.interactions import Histories
 from recsys.prompts import PromptConfig
 from recsys.retrieval import Retrieval, SasRec, digest
-from recsys.testing import assert_as_exact, same_list
 from recsys.training import bundle, draft, ids, retrieval, sasrec, target
 from recsys.training.sasrec import SampledSoftmax, SasRecModel
 from recsys.training.settings import SasRecConfig

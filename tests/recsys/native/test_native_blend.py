@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from oracles import assert_as_exact
 from scipy import sparse
 
 from recsys.interactions import Histories
@@ -17,7 +18,6 @@ from recsys.retrieval.event_types import EventTypes
 from recsys.retrieval.later import LaterItems
 from recsys.retrieval.native import covers
 from recsys.retrieval.reranker import FEATURES, Network
-from recsys.testing import assert_as_exact
 from recsys.training.sasrec import SasRecConfig, SasRecModel
 
 pytestmark = pytest.mark.skipif(

@@ -10,6 +10,14 @@ import torch
 import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from oracles import (
+    ARCHITECTURES,
+    assert_as_exact,
+    exact_twin,
+    random_catalog,
+    random_prompts,
+    tiny_model,
+)
 from torch import nn
 from torch.nn import functional
 
@@ -20,14 +28,6 @@ from recsys.errors import NonFiniteError, RecsysError
 from recsys.models.tree_forward import TreeModel
 from recsys.native import coverage, library
 from recsys.native import decoder as native
-from recsys.testing import (
-    ARCHITECTURES,
-    assert_as_exact,
-    exact_twin,
-    random_catalog,
-    random_prompts,
-    tiny_model,
-)
 
 pytestmark = pytest.mark.skipif(
     isinstance(library.find_library(), str), reason=f"{library.find_library()}"

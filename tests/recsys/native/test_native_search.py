@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from oracles import ARCHITECTURES, random_catalog, random_prompts, tiny_model
 
 from recsys.constraint import ItemTrie
 from recsys.constraint.boost import Boost
@@ -18,7 +19,6 @@ from recsys.decoding.request import Search
 from recsys.models.graphs import PassGraphs
 from recsys.models.tree_forward import TreeModel
 from recsys.native import library
-from recsys.testing import ARCHITECTURES, random_catalog, random_prompts, tiny_model
 
 pytestmark = pytest.mark.skipif(
     isinstance(library.find_library(), str), reason=f"{library.find_library()}"

@@ -5,9 +5,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from oracles import byte_level_tokenizer, random_prompts, tiny_model
 
 from recsys.models.tree_forward import TreeModel
-from recsys.testing import byte_level_tokenizer, random_prompts, tiny_model
 from recsys.text import BeamSettings, generate_text
 from recsys.text.grammar import choice, lark
 from recsys.text.grammar_constraint import GrammarCompiler

@@ -8,10 +8,10 @@ from typing import Literal
 import numpy as np
 import pytest
 import torch
+from oracles import byte_level_tokenizer, random_prompts, tiny_model
 from pydantic import BaseModel, ConfigDict, Field
 
 from recsys.models.tree_forward import TreeModel
-from recsys.testing import byte_level_tokenizer, random_prompts, tiny_model
 from recsys.text.grammar import (
     choice,
     delimited_list,

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 from constraint_suite import ConstraintSuite
+from oracles import byte_level_tokenizer
 
-from recsys.testing import byte_level_tokenizer
 from recsys.text.constraint import DEAD, check_constraint
 from recsys.text.grammar import choice, delimited_subsequence, json_schema, regex
 from recsys.text.grammar_constraint import GrammarCompiler

@@ -3,9 +3,9 @@
 import json
 
 import pytest
+from oracles import byte_level_tokenizer, tiny_model
 
 from recsys.errors import ArtifactError, RequestError
-from recsys.testing import byte_level_tokenizer, tiny_model
 from recsys.text.explain import PROMPT, Explainer
 from recsys.text.stopping import StoppedError
 

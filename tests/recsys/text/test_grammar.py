@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from oracles import byte_level_tokenizer
 from pydantic import BaseModel, Field
 
-from recsys.testing import byte_level_tokenizer
 from recsys.text.grammar import (
     MAX_DEPTH,
     choice,

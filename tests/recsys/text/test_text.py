@@ -5,10 +5,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from oracles import ARCHITECTURES, assert_as_exact, random_prompts, tiny_model
 
 from recsys.models.prefix_store import PrefixStore
 from recsys.models.tree_forward import TreeModel
-from recsys.testing import ARCHITECTURES, assert_as_exact, random_prompts, tiny_model
 from recsys.text import beam as text
 from recsys.text.beam import BeamSettings, generate_text
 

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from oracles import byte_level_tokenizer, tiny_model
 
 from recsys.models.tree_forward import TreeModel
-from recsys.testing import byte_level_tokenizer, tiny_model
 from recsys.text.constraint import DEAD
 from recsys.text.stopping import StoppedError
 from recsys.text.titles import TitleTrie, generate_titles

@@ -24,6 +24,7 @@ from typing import Any
 import httpx
 import numpy as np
 import yaml
+from oracles import PATIENCE_S
 
 from recsys.serving.batch.job import Job
 from recsys.serving.batch.run import score
@@ -34,7 +35,6 @@ from recsys.serving.cluster.ray import import_ray, start_ray
 from recsys.serving.cluster.server import deployed
 from recsys.serving.cluster.settings import ClusterSettings
 from recsys.serving.settings import ServingSettings
-from recsys.testing import PATIENCE_S
 
 ROOT = Path(__file__).parents[3]
 CLIENTS = 4

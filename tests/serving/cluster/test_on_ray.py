@@ -13,11 +13,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+from oracles import PATIENCE_S
 
 from recsys.recommender import Recommender
 from recsys.serving.batch.job import Job
 from recsys.serving.batch.run import score
-from recsys.testing import PATIENCE_S
 
 pytestmark = [
     pytest.mark.skipif(find_spec("ray") is None, reason="needs the extra 'ray'"),

@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
+from oracles import PATIENCE_S
 
 from recsys.serving.stores import open_store
 from recsys.serving.stores.records import Event, content_digest
 from recsys.serving.stores.schema import RECOMMENDATIONS
-from recsys.testing import PATIENCE_S
 
 SET_UPS = 5  # another process may take a port between its being found and its being used
 

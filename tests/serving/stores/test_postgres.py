@@ -5,12 +5,12 @@ import time
 from contextlib import closing
 
 import pytest
+from oracles import PATIENCE_S
 
 from recsys.errors import ConfigError
 from recsys.serving.stores import open_store
 from recsys.serving.stores import postgres as postgres_module
 from recsys.serving.stores.records import Appended, StoreAwayError, StoreError
-from recsys.testing import PATIENCE_S
 
 
 async def test_calls_fail_without_the_server_and_work_afterwards(postgres, opened, event):

@@ -1,40 +1,22 @@
-"""Small models, slow reference searches and server processes for tests and benchmarks.
-
-`recsys.decoding` must agree with `reference_beam_search` and `huggingface_beam_search`.
-"""
+"""Small models, slow reference searches, and bounds for results in float32."""
 
 from __future__ import annotations
 
-import asyncio
 import copy
-import os
-import re
-import signal
-import subprocess
-import sys
-import tempfile
-import time
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 import transformers
+from huggingface import Ranking, same_ranking
 from numpy.typing import NDArray
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from recsys.errors import RecsysError
-
 if TYPE_CHECKING:
     from recsys.constraint import ItemTrie
 
-Ranking = list[tuple[Any, float]]  # items or their tokens, and scores, best first
-START_S = 300.0
-ADDRESS = re.compile(r"answers at http://\[?([^\]\s]+?)\]?:(\d+), try")
 ARCHITECTURES = ("llama", "llama-gqa", "mistral-window", "qwen3", "qwen3-mixed-window", "phi3")
 PATIENCE_S = 600  # what tests wait at most for what must come: a guard against a hang, no more
 EPSILON = float(np.finfo(np.float32).eps)
@@ -191,8 +173,8 @@ def byte_level_tokenizer(
     bpe.train_from_iterator(texts, trainer)
     return transformers.PreTrainedTokenizerFast(
         tokenizer_object=bpe,
-        bos_token="<s>",  # noqa: S106
-        eos_token="</s>",  # noqa: S106
+        bos_token="<s>",
+        eos_token="</s>",
     )
 
 
@@ -244,69 +226,6 @@ def reference_beam_search(
             candidates += [((*sequence, t), score + float(logits[t] - total)) for t in allowed]
         beams = sorted(candidates, key=lambda c: (-c[1], c[0]))[:num_beams]
     return beams
-
-
-def allowed_tokens(catalog: NDArray[np.int64]) -> dict[tuple[int, ...], list[int]]:
-    """Prefix -> tokens that may follow, ascending: the fastest constraint in plain Python."""
-    children: dict[tuple[int, ...], set[int]] = {}
-    for row in catalog.tolist():
-        for depth, token in enumerate(row):
-            children.setdefault(tuple(row[:depth]), set()).add(token)
-    return {prefix: sorted(tokens) for prefix, tokens in children.items()}
-
-
-def huggingface_beam_search(
-    model: transformers.PreTrainedModel,
-    prompts: Sequence[NDArray[np.int64]],
-    catalog: NDArray[np.int64] | dict[tuple[int, ...], list[int]],
-    num_beams: int,
-) -> list[list[tuple[tuple[int, ...], float]]]:
-    """Run `generate(num_beams=K, prefix_allowed_tokens_fn=...)`; one list per request, best first.
-
-    Scores are sums of log-probabilities over the whole vocabulary. Padding rows, which `generate`
-    adds if K exceeds the catalog, are dropped. The catalog is (items, L) token rows, or the result
-    of `allowed_tokens`, which takes longer than a search and should not be part of a measured time.
-    """
-    allowed = catalog if isinstance(catalog, dict) else allowed_tokens(catalog)
-    longest = max(len(p) for p in prompts)
-    row: tuple[int, ...] = ()
-    while row in allowed:
-        row = (*row, allowed[row][0])
-    levels = len(row)
-    tokens = torch.zeros((len(prompts), longest), dtype=torch.int64)
-    mask = torch.zeros_like(tokens)
-    for i, prompt in enumerate(prompts):
-        tokens[i, longest - len(prompt) :] = torch.from_numpy(np.asarray(prompt))
-        mask[i, longest - len(prompt) :] = 1
-
-    def allow(_: int, sequence: torch.Tensor) -> list[int]:
-        return allowed.get(tuple(sequence[longest:].tolist()), [0])
-
-    with torch.inference_mode():
-        output = model.generate(
-            tokens.to(model.device),
-            attention_mask=mask.to(model.device),
-            num_beams=num_beams,
-            num_return_sequences=num_beams,
-            max_new_tokens=levels,
-            length_penalty=0.0,
-            do_sample=False,
-            prefix_allowed_tokens_fn=allow,
-            return_dict_in_generate=True,
-            output_scores=True,
-            output_logits=num_beams == 1,
-        )
-    sequences = output.sequences[:, longest:].tolist()
-    if num_beams == 1:  # greedy search reports no scores
-        steps = torch.stack([step.log_softmax(-1) for step in output.logits], dim=1)
-        scores = steps.gather(-1, output.sequences[:, longest:, None]).sum((1, 2)).tolist()
-    else:
-        scores = output.sequences_scores.tolist()
-    answers: list[list[tuple[tuple[int, ...], float]]] = []
-    for i in range(len(prompts)):
-        here = range(i * num_beams, (i + 1) * num_beams)
-        answers.append([(tuple(sequences[j]), scores[j]) for j in here if scores[j] > -1e8])
-    return answers
 
 
 def allowed_error(other: Any, exact: Any, *, times: float = 4.0, ulps: float = 8.0) -> float:
@@ -396,103 +315,3 @@ def _as_double(values: Any) -> torch.Tensor:
     if isinstance(values, torch.Tensor):
         return values.detach().to(torch.float64)
     return torch.from_numpy(np.asarray(values, dtype=np.float64))
-
-
-def same_ranking(
-    first: Ranking,
-    second: Ranking,
-    *,
-    tolerance: float,
-    tie: float = 1e-5,
-) -> bool:
-    """Whether two rankings agree: same items in the same order, scores within `tolerance`.
-
-    The order may only differ among sequences whose scores differ by at most `tie`. The same holds
-    for which sequences are on the list.
-    """
-    if len(first) != len(second):
-        return False
-    for (a, a_score), (b, b_score) in zip(first, second, strict=True):
-        if abs(a_score - b_score) > tolerance:
-            return False
-        if a != b and abs(a_score - b_score) > tie:
-            return False
-    scores = dict(second)
-    if any(abs(score - scores[s]) > tolerance for s, score in first if s in scores):
-        return False
-    inner = {s for s, score in first if score > first[-1][1] + tie} if first else set()
-    return inner <= scores.keys()
-
-
-@dataclass(frozen=True)
-class Usage:
-    """What a process holds, and the processor seconds that it has used."""
-
-    rss_bytes: int
-    open_files: int
-    threads: int
-    cpu_s: float
-
-
-@dataclass(frozen=True)
-class Server:
-    """A server that answers; `process` is None for one that we did not start."""
-
-    host: str
-    port: int
-    process: subprocess.Popen[bytes] | None = None
-
-    @property
-    def url(self) -> str:
-        """Its address, without a path."""
-        return f"http://{self.host}:{self.port}"
-
-    def usage(self) -> Usage | None:
-        """Usage of the process; None for a server that we did not start."""
-        if self.process is None:
-            return None
-        place = Path("/proc", str(self.process.pid))
-        fields = (place / "stat").read_text().rpartition(")")[2].split()
-        return Usage(
-            rss_bytes=int((place / "statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE"),
-            open_files=len(list((place / "fd").iterdir())),
-            threads=int(fields[17]),
-            cpu_s=(int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK"),
-        )
-
-
-@asynccontextmanager
-async def start_server(bundle: Path, settings: Sequence[str] = ()) -> AsyncIterator[Server]:
-    """Start a server on a free port, with a store of its own that is deleted afterwards.
-
-    `settings` are `key=value` of the section `serve`.
-
-    Raises:
-        RecsysError: it ended, or took too long, before it was ready; with its error output.
-    """
-    with tempfile.TemporaryDirectory(prefix="recsys-load-") as folder:
-        log = Path(folder, "stderr")
-        own = (f"store={Path(folder, 'histories.db')}", "histories=null", "keys=null")
-        command = [
-            *(sys.executable, "-m", "recsys", "serve", "--bundle", str(bundle), "--port", "0"),
-            *(part for key in (*own, *settings) for part in ("--set", f"serve.{key}")),
-        ]
-        end = time.monotonic() + START_S
-        with log.open("wb") as stderr:
-            process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=stderr)  # noqa: S603
-        try:
-            while True:
-                text = re.sub(r"\s+", " ", log.read_text(encoding="utf-8"))
-                if found := ADDRESS.search(text):
-                    break
-                if process.poll() is not None or time.monotonic() > end:
-                    raise RecsysError(f"the server did not start: {text.strip()}")
-                await asyncio.sleep(0.05)
-            yield Server(found[1], int(found[2]), process)
-        finally:
-            process.send_signal(signal.SIGTERM)
-            try:
-                process.wait(PATIENCE_S)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
