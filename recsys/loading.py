@@ -20,7 +20,6 @@ from recsys.interactions import Histories
 from recsys.models.checkpoint import load_model
 from recsys.models.packed import pack
 from recsys.modes import Mode
-from recsys.native.decoder import multiply_in_bfloat16
 from recsys.requests import MIN_BEAMS
 
 
@@ -66,10 +65,6 @@ class Models:
 
 def load_for(path: Path, dtype: str, device: str) -> Any:
     """A model to decode with, on a device."""
-    if dtype == "bfloat16" and torch.device(device).type == "cpu":
-        model = load_model(path, dtype=torch.float32, device=device).eval()
-        if multiply_in_bfloat16(model):
-            return model
     return pack(load_model(path, dtype=getattr(torch, dtype), device=device).eval())
 
 

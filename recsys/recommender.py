@@ -150,8 +150,7 @@ class Recommender:
             path: the bundle's directory.
             device: a torch device, or `auto`: a GPU, where there is one and it answers sooner than
                 the CPU (`recsys.devices`).
-            dtype: `float32`, `bfloat16` or `float64`. On a CPU with AVX512-BF16, only products of
-                matrices are in bfloat16 (`recsys.native.decoder.multiply_in_bfloat16`).
+            dtype: `float32`, `bfloat16` or `float64`. On a CPU, the native library runs float32.
             mode: a `Mode` other than `relaxed`. `auto` means `planned` on an accelerator, and
                 `beam` on a CPU, where equal requests then get equal bits.
             prefix_bytes: memory for the keys and values of earlier histories, so that a returning

@@ -109,8 +109,7 @@ class ServingSettings(BaseSettings):
     """Device of the models, such as `cpu` or `cuda`. `auto` is a GPU, where there is one and it
     answers sooner than the CPU; both times are logged when a model is loaded."""
     dtype: Literal["float32", "bfloat16", "float64"] = "float32"
-    """Data type of the models. On a CPU, `bfloat16` is faster only on processors with AVX512-BF16;
-    answers are then those of rounded weights."""
+    """Data type of the models. `bfloat16` rounds the weights, and is faster on a GPU only."""
     threads: int | None = Field(None, ge=1, le=1024)
     """CPU threads of a forward pass; None leaves one core free if there are more than two, because
     a thread that waits for a core delays the whole pass."""

@@ -109,8 +109,8 @@ class EvaluationConfig:
     """Torch device of the model, or `auto`: a GPU, where there is one and it ranks a batch sooner
     than the CPU. Scores differ by rounding."""
     dtype: Literal["float32", "bfloat16"] = "float32"
-    """Dtype of the model, `float32` or `bfloat16`. The latter is faster on processors with
-    instructions for it (AVX512-BF16), and changes the order of some lists."""
+    """Dtype of the model, `float32` or `bfloat16`. The latter is faster on a GPU, and changes the
+    order of some lists."""
     resamples: PositiveInt = internal(default=1000)
     """Draws of the bootstrap."""
     examples: NonNegativeInt = internal(default=6)

@@ -24,7 +24,6 @@ LIBRARY = HERE / "_native.so"
 SOURCES = ("entry.c", "search.c")
 # Compiled per instruction set, with further flags. The blend has the bits of its NumPy reference.
 VARIED = {"forward.c": (), "sasrec.c": (), "blend.c": ("-ffp-contract=off",)}
-BFLOAT16 = "bfloat16.c"  # compiled once, for processors that have the instructions
 
 # -ffp-contract=fast: a product and a sum become one instruction wherever the processor has it.
 _FLAGS = (
@@ -62,12 +61,6 @@ def variants(zig: bool) -> dict[str, list[str]]:
     return {f"v{level}": [f"-march=x86{dash}64{dash}v{level}"] for level in (4, 3, 2)}
 
 
-def _bfloat16_flags(zig: bool) -> list[str]:
-    """Flags for products of bfloat16; none where the processor is not x86-64."""
-    best = variants(zig).get("v4")
-    return [] if best is None else [*best, "-mavx512bf16"]
-
-
 def compile_with(
     command: Sequence[str], out: Path, *, flags: Sequence[str] = (), main: Path | None = None
 ) -> None:
@@ -84,9 +77,6 @@ def compile_with(
                 objects.append(str(Path(folder, f"{variant}.{name}.o")))
                 source = [f"-DVARIANT={variant}", "-c", str(HERE / name), "-o", objects[-1]]
                 _run([*command, *_FLAGS, *own, *machine, *flags, *source])
-        objects.append(str(Path(folder, f"{BFLOAT16}.o")))
-        source = ["-c", str(HERE / BFLOAT16), "-o", objects[-1]]
-        _run([*command, *_FLAGS, *_bfloat16_flags(zig), *flags, *source])
         made = Path(folder, "made")
         kind = ["-shared", "-s"] if main is None else [f"-I{HERE}", str(main)]
         sources = [

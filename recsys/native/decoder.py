@@ -17,10 +17,9 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import nn
 
 from recsys.errors import RecsysError
-from recsys.native.coverage import reason_against, runs_natively
+from recsys.native.coverage import reason_against
 from recsys.native.library import PANEL, Library, address, ffi, find_library
 
 _POSITIONS = 512
@@ -58,7 +57,6 @@ class NativeDecoder:
         # Tensors of inference mode do not count their changes.
         self._counted = [w for w in self._weights if not w.is_inference()]
         self._changes, self._sums = sum(map(_version, self._counted)), _sums(self._weights)
-        self._in_bfloat16 = model in _in_bfloat16
         self._decoder = model.get_decoder()
         self._kept: list[Any] = []  # what the structures point to
         self._kinds = kinds
@@ -342,11 +340,8 @@ class NativeDecoder:
         outputs, bias = sum(len(w) for w in weights), 0
         if biases[0] is not None:
             bias = self._keep(torch.cat([_padded(b) for b in biases if b is not None]))
-        if self._in_bfloat16:
-            pairs = self._keep(torch.cat([_pairs(_padded(w)) for w in weights]))
-            return 0, bias, pairs, inputs, outputs
         panels = [_padded(w).view(-1, PANEL, inputs).transpose(1, 2) for w in weights]
-        return self._keep(torch.cat(panels)), bias, 0, inputs, outputs
+        return self._keep(torch.cat(panels)), bias, inputs, outputs
 
     def _padded(self, weight: torch.Tensor) -> int:
         return self._keep(_padded(weight))
@@ -384,12 +379,6 @@ def _padded(weight: torch.Tensor) -> torch.Tensor:
     return torch.cat([weight, weight.new_zeros((missing, *weight.shape[1:]))])
 
 
-def _pairs(weight: torch.Tensor) -> torch.Tensor:
-    """(panels, pairs of inputs, PANEL, 2) the (outputs, inputs) weights in bfloat16."""
-    rounded = nn.functional.pad(weight.to(torch.bfloat16), (0, weight.shape[1] % 2))
-    return rounded.view(-1, PANEL, rounded.shape[1] // 2, 2).transpose(1, 2)
-
-
 def _aligned(floats: int) -> torch.Tensor:
     """Uninitialised floats from an address that is a multiple of 64."""
     raw = torch.empty(floats + 16, dtype=torch.float32)
@@ -412,21 +401,6 @@ def log_sum_exp(logits: torch.Tensor) -> torch.Tensor:
 
 
 _models: weakref.WeakKeyDictionary[Any, NativeDecoder] = weakref.WeakKeyDictionary()
-_in_bfloat16: weakref.WeakSet[Any] = weakref.WeakSet()
-
-
-def multiply_in_bfloat16(model: Any) -> bool:
-    """Have the library round matrices and their inputs to bfloat16; returns whether it can.
-
-    It can for a float32 `model` that it runs, on a processor with AVX512-BF16. Everything else
-    stays float32: sums, norms, attention, and keys and values. The bits of a request are the same
-    alone and in any batch. To be called before the first `native_model` of the model.
-    """
-    library = find_library()
-    if isinstance(library, str) or not library.multiplies_bfloat16 or not runs_natively(model):
-        return False
-    _in_bfloat16.add(model)
-    return True
 
 
 def native_model(model: Any, kinds: tuple[str, ...], positions: int | None) -> NativeDecoder | None:

@@ -28,11 +28,6 @@ static int find_level(void) {
     return (low & 0xe6) == 0xe6 && (b & v4) == v4 ? 4 : 3;
 }
 
-static int find_bfloat16(void) {
-    unsigned a, b, c, d;
-    return __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a >> 5 & 1);
-}
-
 static int level(void) {
     static _Atomic int known; /* asking the processor takes long in a virtual machine */
     if (!known) known = find_level();
@@ -63,15 +58,6 @@ int64_t recsys_abi(void) { return ABI; }
 const char *recsys_variant(int64_t place) {
     const Variant *variant = available(place);
     return variant ? variant->name : 0;
-}
-
-/* Whether products of bfloat16 numbers can be computed here (`Linear.pairs`). */
-int64_t recsys_bfloat16(void) {
-#if defined(__x86_64__)
-    return compiled_bfloat16 && level() == 4 && find_bfloat16();
-#else
-    return 0;
-#endif
 }
 
 /* Use another instruction set than the best; only tests and benchmarks do. */

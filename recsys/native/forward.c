@@ -121,10 +121,6 @@ static void any_tile(int64_t rows, const Linear *w, const float *a, int64_t a_ro
  * is a multiple of PANEL. */
 static void multiply(const Linear *w, const float *a, int64_t a_row, int64_t rows, float *c,
                      int64_t c_row, int64_t width, int add) {
-    if (w->pairs) {
-        multiply_bfloat16(w, a, a_row, rows, c, c_row, width, add);
-        return;
-    }
     const int64_t tiles = (rows + TILE_ROWS - 1) / TILE_ROWS;
     for (int64_t column = 0; column < width; column += TILE_COLUMNS) {
         const float *panel = w->panels + column / PANEL * PANEL * w->inputs + column % PANEL;

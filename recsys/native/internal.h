@@ -18,11 +18,6 @@ typedef struct {
 typedef void (*Multiply)(const Linear *w, const float *a, int64_t a_row, int64_t rows, float *c,
                          int64_t c_row, int64_t width, int add);
 
-/* A `Multiply` of pairs (bfloat16.c), where `recsys_bfloat16` is not 0. */
-void multiply_bfloat16(const Linear *w, const float *a, int64_t a_row, int64_t rows, float *c,
-                       int64_t c_row, int64_t width, int add);
-extern const int compiled_bfloat16; /* whether the compiler knew the instructions */
-
 typedef struct {
     int64_t (*bytes)(const Sasrec *model);
     void (*run)(const Sasrec *model, const Asked *asked, Multiply multiply, char *workspace,

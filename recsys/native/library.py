@@ -74,11 +74,6 @@ class Library:
             )
 
     @property
-    def multiplies_bfloat16(self) -> bool:
-        """Whether this processor multiplies numbers in bfloat16 (AVX512-BF16 of x86-64)."""
-        return bool(self.call.recsys_bfloat16())
-
-    @property
     def variants(self) -> list[str]:
         """Instruction sets that this processor has, best first: v4, v3 and v2 of x86-64; base."""
         names: list[str] = []

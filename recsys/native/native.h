@@ -1,5 +1,4 @@
-/* What Python calls: structures and functions. Everything is float32, except products with matrices in
- * bfloat16 (`Linear.pairs`). All arrays are row-major.
+/* What Python calls: structures and functions. Everything is float32. All arrays are row-major.
  *
  * cffi reads this file (`recsys.native.library`): declarations without function types and macros.
  */
@@ -8,17 +7,15 @@
 
 #include <stdint.h>
 
-enum { ABI = 8 };        /* raise it with every change of these structures */
+enum { ABI = 9 };        /* raise it with every change of these structures */
 enum { PANEL = 32 };     /* columns of a panel of packed weights */
 enum { MOST_MASKS = 2 }; /* kinds of attention masks: full and sliding */
 
 /* y = x W^T + bias. `panels` holds W, (outputs, inputs), as panels of PANEL outputs:
  * (panel, input, output of the panel), zeros behind the last output. `bias` has as many zeros, or is
- * NULL. `pairs`, unless it is NULL, replaces `panels` by the same in bfloat16, two inputs in a number:
- * (panel, pair, output of the panel), the first input in the lower half, zero behind an odd last one. */
+ * NULL. */
 typedef struct {
     const float *panels, *bias;
-    const uint32_t *pairs;
     int64_t inputs, outputs;
 } Linear;
 
@@ -191,7 +188,6 @@ typedef struct {
 int64_t recsys_abi(void);
 const char *recsys_variant(int64_t place); /* instruction sets, best first; NULL behind the last */
 void recsys_choose(int64_t place);         /* use this one */
-int64_t recsys_bfloat16(void);             /* whether this processor multiplies in bfloat16 */
 
 /* Bytes of the workspace of a call, and the call. Passes and searches return what is wrong, and its
  * place. */

@@ -299,7 +299,7 @@ class NativeSasRec:
         wide = np.pad(matrix, ((0, missing), (0, 0)))
         panels = wide.reshape(-1, PANEL, inputs).transpose(0, 2, 1)
         rest = np.pad(self._weights[bias], (0, missing))
-        return self._keep(panels), self._keep(rest), 0, inputs, outputs
+        return self._keep(panels), self._keep(rest), inputs, outputs
 
     def _addresses(self, *names: str) -> list[int]:
         return [self._keep(self._weights[name]) for name in names]

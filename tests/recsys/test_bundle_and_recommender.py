@@ -25,7 +25,7 @@ from recsys.errors import ArtifactError, FilterError
 from recsys.interactions import Histories
 from recsys.live import NewItem
 from recsys.models.prefix_store import Block
-from recsys.native.library import OFF, find_library
+from recsys.native.library import OFF
 from recsys.prompts import PromptConfig
 from recsys.recommender import Recommender, RecommendRequest
 from recsys.vocabulary import Vocabulary
@@ -387,12 +387,10 @@ def test_mode_draft_needs_a_draft_in_the_bundle(bundle):
         Recommender.load(bundle, mode="draft")
 
 
-def test_bfloat16_is_that_of_products_where_the_processor_multiplies_them(bundle, recommender):
+def test_bfloat16_rounds_the_weights(bundle, recommender):
     rough = Recommender.load(bundle, dtype="bfloat16")
-    library = find_library()
-    native = not isinstance(library, str) and library.multiplies_bfloat16
-    assert rough.engine.target.dtype == (torch.float32 if native else torch.bfloat16)
-    assert (rough.engine.target.native is not None) == native
+    assert rough.engine.target.dtype == torch.bfloat16
+    assert rough.engine.target.native is None
     (exact,) = recommender.recommend_batch([RecommendRequest(["id-5", "id-6"], 3)])
     (found,) = rough.recommend_batch([RecommendRequest(["id-5", "id-6"], 3)])
     assert [one.score for one in found.recommendations] != [

@@ -2,7 +2,6 @@
  * exactly its size, so that any access outside is found, and some weights are NaN or infinite. Each
  * request is run in its batch, and alone: passes and searches with the first layer's projections kept,
  * passes and blends on every instruction set, passes with several threads. It must get the same bits.
- * Half of the models have their matrices in bfloat16, where the processor multiplies them.
  */
 #include <math.h>
 #include <stdio.h>
@@ -38,28 +37,16 @@ static float *floats(int64_t count, int64_t used) {
     return values;
 }
 
-static int in_bfloat16; /* matrices of the model that is made */
 static Linear linear(int64_t inputs, int64_t outputs, int bias) {
-    const int64_t count = padded(outputs) * (in_bfloat16 ? (inputs + 1) / 2 * 2 : inputs);
+    const int64_t count = padded(outputs) * inputs;
     Linear w = {.inputs = inputs, .outputs = outputs};
     w.panels = floats(count, count);
     w.bias = bias ? floats(padded(outputs), outputs) : 0;
-    if (in_bfloat16) {
-        uint32_t *pairs = keep(malloc((size_t)count / 2 * sizeof(uint32_t)));
-        for (int64_t i = 0; i < count / 2; i++) {
-            uint32_t bits[2];
-            memcpy(bits, w.panels + 2 * i, sizeof(bits));
-            pairs[i] = bits[0] >> 16 | (bits[1] & 0xffff0000u);
-        }
-        w.panels = 0;
-        w.pairs = pairs;
-    }
     return w;
 }
 
 static Model make_model(void) {
     Model m = {0};
-    in_bfloat16 = recsys_bfloat16() && draw(2);
     m.layers = 1 + (int64_t)draw(3);
     m.kv_heads = 1 + (int64_t)draw(3);
     m.heads = m.kv_heads * (1 + (int64_t)draw(3));

@@ -19,12 +19,11 @@ from oracles import (
     tiny_model,
 )
 from torch import nn
-from torch.nn import functional
 
 from recsys.constraint import ItemTrie
 from recsys.decoding import Engine, SearchRequest, beam_search
 from recsys.decoding.tree import ROOT, PromptBatch, TokenTree
-from recsys.errors import NonFiniteError, RecsysError
+from recsys.errors import RecsysError
 from recsys.models.tree_forward import TreeModel
 from recsys.native import coverage, library
 from recsys.native import decoder as native
@@ -461,110 +460,3 @@ def test_a_weight_that_changes_under_a_packed_model_is_an_error():
     with torch.no_grad():
         model.model.norm.weight.mul_(0.5)  # as it was: counted all the same
     check_against_torch(logits_of(native_of(model), prompts, levels), model, prompts, levels)
-
-
-# Products in bfloat16
-
-needs_bfloat16 = pytest.mark.skipif(
-    isinstance(library.find_library(), str) or not library.find_library().multiplies_bfloat16,
-    reason="a processor without AVX512-BF16",
-)
-
-
-def rounded(values):
-    """float32 values rounded to bfloat16."""
-    return values.to(torch.bfloat16).to(torch.float32)
-
-
-def rounding_twin(model):
-    """A copy that torch runs, in which every matrix and what it multiplies are rounded."""
-    twin = copy.deepcopy(model)
-    for module in twin.modules():
-        if isinstance(module, nn.Linear):
-            module.forward = lambda x, layer=module: functional.linear(
-                rounded(x), rounded(layer.weight), layer.bias
-            )
-    return torch_twin(twin)
-
-
-def in_bfloat16(model):
-    """A copy whose products are in bfloat16."""
-    chosen = copy.deepcopy(model)
-    assert native.multiply_in_bfloat16(chosen)
-    return native_of(chosen)
-
-
-@needs_bfloat16
-@pytest.mark.parametrize("size", [8, 33, 62, 512, 514, 1031])
-def test_products_are_sums_of_rounded_products(size):
-    """The layers add nothing here, so logits are products of the head with inputs of 1 and -1."""
-    model = tiny_model(
-        "llama",
-        hidden=size,
-        num_attention_heads=1,
-        num_key_value_heads=1,
-        head_dim=4,
-        rms_norm_eps=1e-12,
-    )
-    generator = torch.Generator().manual_seed(size)
-    with torch.no_grad():
-        for layer in model.model.layers:
-            layer.self_attn.o_proj.weight.zero_()
-            layer.mlp.down_proj.weight.zero_()
-        signs = torch.randint(0, 2, (64, size), generator=generator) * 2.0 - 1.0
-        model.model.embed_tokens.weight.copy_(signs)
-        model.lm_head.weight.copy_(torch.randn(64, size, generator=generator))
-    ready = in_bfloat16(model)
-    prompt = np.array([3, 1, 4, 1, 5])
-    found = logits_of(ready, [prompt], random_tree(0, 1, [1]))[0, 0]
-    expected = rounded(model.lm_head.weight).double() @ signs[5].double()
-    assert_as_exact(found, rounded(model.lm_head.weight) @ signs[5], expected)
-    plain = model.lm_head.weight.double() @ signs[5].double()
-    assert (found - plain).abs().max() > 1e-3  # numbers were rounded
-
-
-@needs_bfloat16
-@settings(max_examples=12)
-@given(model=models(), seed=st.integers(0, 1000))
-def test_any_covered_model_is_its_rounding_twin(model, seed):
-    """A number between two of bfloat16 may be rounded to the other one, so they are only near."""
-    prompts, levels = (
-        random_prompts(np.random.default_rng(seed), 3, 12),
-        random_tree(seed, 3, [2, 3]),
-    )
-    found = logits_of(in_bfloat16(model), prompts, levels)
-    assert distance(found, logits_of(rounding_twin(model), prompts, levels)) < 0.02
-
-
-@needs_bfloat16
-@settings(max_examples=10)
-@given(model=models(), seed=st.integers(0, 1000))
-def test_in_bfloat16_a_request_has_the_same_bits_alone_and_in_a_batch(model, seed):
-    ready = in_bfloat16(model)
-    prompts, levels = (
-        random_prompts(np.random.default_rng(seed), 4, 12),
-        random_tree(seed, 4, [3, 5]),
-    )
-    together = logits_of(ready, prompts, levels)
-    for i, prompt in enumerate(prompts):
-        own = [(tokens[i : i + 1], parents[i : i + 1], d) for tokens, parents, d in levels]
-        assert torch.equal(logits_of(ready, [prompt], own, slots=3)[0], together[i])
-
-
-@needs_bfloat16
-def test_in_bfloat16_a_weight_that_is_no_number_is_an_error():
-    model = tiny_model("llama")
-    model.model.layers[0].mlp.up_proj.weight.data[3, 2] = torch.nan
-    rng = np.random.default_rng(0)
-    trie = ItemTrie.build(random_catalog(rng, items=40, levels=3))
-    with pytest.raises(NonFiniteError):
-        beam_search(in_bfloat16(model), random_prompts(rng, 2, 12), trie, 5)
-
-
-@needs_bfloat16
-def test_models_that_the_library_cannot_multiply_in_bfloat16_are_left_alone(monkeypatch):
-    monkeypatch.setenv(library.OFF, "0")
-    assert not native.multiply_in_bfloat16(tiny_model("llama"))
-    monkeypatch.delenv(library.OFF)
-    assert not native.multiply_in_bfloat16(tiny_model("llama", dtype=torch.bfloat16))
-    assert not native.multiply_in_bfloat16(tiny_model("llama", hidden_act="gelu"))
