@@ -106,7 +106,7 @@ def _draw_states(trie: ItemTrie, depth: int, options: Options) -> list[torch.Ten
 def _steps(device: DeviceTrie, depth: int, options: Options, **limits: Any) -> Side:
     """A step at a depth, from other states in each round."""
     states = _draw_states(device.source, depth, options)
-    return Side(lambda number: device.candidates(states[number], depth, **limits))
+    return Side(lambda number: device.children(states[number], depth, **limits))
 
 
 def _time(sides: Mapping[str, Side], options: Options) -> dict[str, list[float]]:

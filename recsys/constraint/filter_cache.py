@@ -119,7 +119,7 @@ class FilterCache:
 
     def _new_room(self, prepared: int) -> MaskRoom:
         """Shared memory for the masks that fit into the cache, and for some that are in use."""
-        flags = self.trie.padded_states + len(self.trie.dense_flags)
+        flags = self.trie.padded_states
         mask = self.trie.num_items + 4 * self.trie.num_rows + flags
         masks = min(_MOST_MASKS, self._max_bytes // mask) + _IN_USE
         return MaskRoom(self.trie, masks, min(_IN_USE * flags, prepared))

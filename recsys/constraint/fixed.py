@@ -14,26 +14,16 @@ reaches them. Symbols are offsets in a range of tokens, which has room, too.
 from __future__ import annotations
 
 from dataclasses import fields, replace
-from functools import cached_property
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from recsys.constraint.dense import BLOCK, DenseDepth
 from recsys.constraint.transitions import DeviceTrie
 from recsys.constraint.trie import NO_STATE, ItemTrie
 
 _SHARE = 8  # room for one more state, child or token for so many
 _LEAST = 8  # and for so many at least
-
-
-class _Spaced(ItemTrie):
-    """An `ItemTrie` with room behind the states of each depth; no depth is dense."""
-
-    @cached_property
-    def _layout(self) -> tuple[NDArray[np.bool_], tuple[DenseDepth | None, ...]]:
-        return np.zeros(BLOCK, np.bool_), (None,) * self.num_levels
 
 
 class FixedTrie:
@@ -101,17 +91,9 @@ class FixedTrie:
         found: NDArray[np.int64] = self.catalog.alphabet[symbols] - self._alphabet[0]
         return found
 
-    def excluded(
-        self, depth: int, dead: NDArray[np.int64], parent: NDArray[np.int64]
-    ) -> dict[str, NDArray[np.int64]]:
-        """`Excluded` at `depth` with the numbers here, from its dead states and their parents."""
-        real = dead != NO_STATE
-        first = self.catalog.first_child[np.where(real, parent, 0)]
-        return {
-            "dead": np.where(real, self.states(dead, depth + 1), NO_STATE),
-            "parent": np.where(real, self.states(parent, depth), -1),
-            "place": np.where(real, dead - first, 0),
-        }
+    def excluded(self, depth: int, dead: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The numbers here of dead states below `depth` (`Excluded`)."""
+        return np.where(dead != NO_STATE, self.states(dead, depth + 1), NO_STATE)
 
     def _fits(self, catalog: ItemTrie) -> bool:
         """Whether there is room for a catalog."""
@@ -125,7 +107,7 @@ class FixedTrie:
             and bool(np.isin(catalog.alphabet[[0, -1]], self._alphabet).all())
         )
 
-    def _spaced(self, catalog: ItemTrie) -> _Spaced:
+    def _spaced(self, catalog: ItemTrie) -> ItemTrie:
         """The catalog with room behind each depth."""
         here, theirs, levels = self._depth_start, catalog.depth_start, catalog.num_levels
         symbol = np.zeros(here[-1], np.int16 if len(self._alphabet) < 1 << 15 else np.int32)
@@ -141,7 +123,7 @@ class FixedTrie:
                 inner_start[here[depth] : behind] = catalog.inner_start[first:last]
                 first_child[here[depth] : behind] = catalog.first_child[first:last] + moved
                 first_child[behind : here[depth + 1]] = theirs[depth + 2] + moved
-        return _Spaced(
+        return ItemTrie(
             catalog.rows,
             catalog.row_items,
             catalog.row_item_start,

@@ -28,7 +28,7 @@ class MaskRoom:
     its part is reused.
 
     Attributes:
-        flags: (n (S + C + F),) bool; the first are those of a mask that allows everything.
+        flags: (n (S + C),) bool; the first are those of a mask that allows everything.
     """
 
     def __init__(self, trie: ItemTrie, masks: int, prepared: int = 0) -> None:
@@ -65,9 +65,8 @@ class RowMask:
         trie: the trie that the mask belongs to.
         items: (items,) bool, in the order of `ItemTrie.row_items`; `rows` itself if every row has
             one item.
-        alive: (S + C + F,) bool, whether a state has an allowed row below; then C times False, so
-            that C children may be read from any state; then the same for dense depths, laid out as
-            `ItemTrie.dense_flags`.
+        alive: (S + C,) bool, whether a state has an allowed row below; then C times False, so that
+            C children may be read from any state.
         rows: (R,) bool, whether a row has an allowed item; a view of `alive`.
         room: shared memory that contains `alive`, and the start of `alive` in it; None if it has
             memory of its own.
@@ -94,7 +93,7 @@ class RowMask:
                 f"{items.shape}"
             )
         start = None if room is None else room.take()
-        size = trie.padded_states + len(trie.dense_flags)
+        size = trie.padded_states
         if room is None or start is None:
             alive = np.empty(size, np.bool_)
         else:
@@ -149,19 +148,12 @@ class RowMask:
 def _set_sparse(trie: ItemTrie, alive: NDArray[np.bool_], leaves: NDArray[np.bool_]) -> None:
     """Set the states above the leaves of a mask, by the ancestors of each allowed leaf."""
     alive[: trie.depth_start[-2]] = False
-    flags = alive[trie.padded_states :]
     rows: NDArray[np.integer] = np.flatnonzero(leaves).astype(np.int32)
-    below = rows  # numbers of the live states, at the depth below
     for depth in reversed(range(trie.num_levels)):
-        first, last = trie.depth_start[depth : depth + 2]
         starts = trie.starts_at(depth)
         place = np.searchsorted(starts, rows, side="right") - 1
-        if (dense := trie.dense[depth]) is not None:
-            symbol = trie.symbol[last + below]
-            flags[dense.start - dense.low + place * dense.width + symbol] = True
-        alive[first + place] = True
-        below = place[np.append(True, place[1:] != place[:-1])] if len(place) else place
-        rows = starts[below]
+        alive[trie.depth_start[depth] + place] = True
+        rows = starts[place[np.append(True, place[1:] != place[:-1])]] if len(place) else rows
 
 
 def _set_levels(trie: ItemTrie, alive: NDArray[np.bool_], leaves: NDArray[np.bool_]) -> None:
@@ -172,18 +164,11 @@ def _set_levels(trie: ItemTrie, alive: NDArray[np.bool_], leaves: NDArray[np.boo
         counts = before.take(trie.starts_at(depth))
         np.not_equal(counts[1:], counts[:-1], out=alive[first : last - 1])
         alive[last - 1] = before[-1] != counts[-1]
-    flags = alive[trie.padded_states :]
-    for depth, dense in enumerate(trie.dense):
-        if dense is not None:
-            first, last, behind = trie.depth_start[depth : depth + 3]
-            there = slice(dense.start, dense.start + (last - first) * dense.width)
-            flags[there][trie.dense_flags[there]] = alive[last:behind]  # in row order on both sides
 
 
 def all_flags(trie: ItemTrie) -> NDArray[np.bool_]:
-    """(S + C + F,) `RowMask.alive` of a mask that allows everything."""
-    states = np.arange(trie.padded_states) < trie.num_states
-    return np.concatenate([states, trie.dense_flags])
+    """(S + C,) `RowMask.alive` of a mask that allows everything."""
+    return np.arange(trie.padded_states) < trie.num_states
 
 
 def _running(flags: NDArray[np.bool_]) -> NDArray[np.int32]:

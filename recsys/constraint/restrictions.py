@@ -1,7 +1,7 @@
 """Restrictions of the requests of a batch, as tensors: excluded rows, masks and boosts.
 
 Shapes: B requests, W states of a request, C candidates of a state, D dead states; a trie has S
-states and F flags of dense depths.
+states.
 """
 
 from __future__ import annotations
@@ -28,13 +28,9 @@ class Excluded:
 
     Attributes:
         dead: one (B, D) int64 for each depth 1 .. L, ascending, padded with `NO_STATE`; D may be 0.
-        parent: (B, D) int64 for each depth, their parents; -1 for padding.
-        place: index of each among the candidates of its parent (`DeviceTrie.candidates`).
     """
 
     dead: tuple[torch.Tensor, ...]
-    parent: tuple[torch.Tensor, ...]
-    place: tuple[torch.Tensor, ...]
 
     @classmethod
     def of(
@@ -45,41 +41,11 @@ class Excluded:
         masks: Sequence[RowMask | None] | None = None,
     ) -> Excluded:
         """Find the dead states of requests with these excluded rows and masks (None: all)."""
-        dead = dead_states(trie, rows, masks)
-        parents, places = [], []
-        for depth, (states, dense) in enumerate(zip(dead, trie.dense, strict=True)):
-            first, last = trie.depth_start[depth : depth + 2]
-            real = states != NO_STATE
-            child = states[real]
-            starts = trie.first_child[first:last]
-            above = np.searchsorted(starts, child.astype(starts.dtype), side="right") - 1
-            parent, place = np.full(states.shape, -1, np.int64), np.zeros(states.shape, np.int64)
-            parent[real] = above + first
-            place[real] = child - starts[above] if dense is None else trie.symbol[child] - dense.low
-            parents.append(parent)
-            places.append(place)
-        return cls(*(tuple(map(upload.add, arrays)) for arrays in (dead, parents, places)))
+        return cls(tuple(map(upload.add, dead_states(trie, rows, masks))))
 
     def take(self, requests: torch.Tensor) -> Excluded:
         """Select some requests of the batch."""
-        parts = (self.dead, self.parent, self.place)
-        return Excluded(*(tuple(states[requests] for states in part) for part in parts))
-
-    def hide(self, alive: torch.Tensor, states: torch.Tensor, depth: int) -> None:
-        """Clear the (B, W, C) flags of dead candidates of (B, W) ascending states, in place.
-
-        Live states are distinct, so a dead child has at most one parent among them.
-        """
-        parent = self.parent[depth]
-        if not parent.shape[1]:
-            return
-        beam = torch.searchsorted(states, parent).clamp_(max=states.shape[1] - 1)
-        spared = (
-            states.gather(1, beam) != parent
-        )  # the parent is not among the states: change nothing
-        place = beam.mul_(alive.shape[-1]).add_(self.place[depth])
-        flat = alive.view(torch.uint8).flatten(1)
-        flat.scatter_reduce_(1, place, spared.view(torch.uint8), "amin")
+        return Excluded(tuple(states[requests] for states in self.dead))
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,17 +53,15 @@ class Allowed:
     """What each request may get, as flags of the states with an allowed row below.
 
     Attributes:
-        alive: arrays of (n (S + C + F),) bool, each with the flags of n masks (`RowMask.alive`).
+        alive: arrays of (n (S + C),) bool, each with the flags of n masks (`RowMask.alive`).
         line: (B,) int64 index in `alive` of the array with each request's mask.
         start: (B, 1) int64 start of the flags of its states there.
-        dense_start: (B, 1) int64 start of the flags of its dense depths.
         masks: the mask of each request of the original batch; their memory is not reused meanwhile.
     """
 
     alive: tuple[torch.Tensor, ...]
     line: torch.Tensor
     start: torch.Tensor
-    dense_start: torch.Tensor
     masks: tuple[RowMask | None, ...]
 
     @classmethod
@@ -122,18 +86,16 @@ class Allowed:
             tuple(torch.as_tensor(flags) for flags in memory.values()),
             upload.add(lines[line]),
             upload.add(starts),
-            upload.add(starts + trie.padded_states),
             tuple(masks),
         )
 
     def take(self, requests: torch.Tensor) -> Allowed:
         """Select some requests of the batch."""
-        line, start, dense = (part[requests] for part in (self.line, self.start, self.dense_start))
-        return Allowed(self.alive, line, start, dense, self.masks)
+        return Allowed(self.alive, self.line[requests], self.start[requests], self.masks)
 
-    def runs(self, first: torch.Tensor, width: int, *, dense: bool = False) -> torch.Tensor:
-        """(B, W, `width`) flags, starting at each of (B, W) states or offsets of dense depths."""
-        first = first + (self.dense_start if dense else self.start)
+    def runs(self, first: torch.Tensor, width: int) -> torch.Tensor:
+        """(B, W, `width`) flags, starting at each of (B, W) states."""
+        first = first + self.start
         if len(self.alive) == 1:
             return read_runs(self.alive[0], first, width)
         lines = zip(first, self.line.tolist(), strict=True)

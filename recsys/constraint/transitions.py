@@ -3,25 +3,20 @@
 Beams and children that do not exist have the state `NO_STATE`, which has no children and no row.
 The live states of a request are distinct and ascending, followed by `NO_STATE`.
 
-Shapes: B requests, W states of a request, C most children at the depth, V symbols of a dense depth,
-F flags of dense depths. Look-up tables have the smallest integer type that fits; indices into them
-are int64, with which PyTorch indexes fastest.
+Shapes: B requests, W states of a request, C most children at the depth. Look-up tables have the
+smallest integer type that fits; indices into them are int64, with which PyTorch indexes fastest.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
 import torch
 
-from recsys.constraint.dense import BLOCK, NO_ROW, DenseDepth
 from recsys.constraint.restrictions import Allowed, Excluded, look_up, read_runs
 from recsys.constraint.trie import NO_STATE, ItemTrie
-
-_INFINITY = -1024  # its bits are those of -inf in float16
 
 
 class Children(NamedTuple):
@@ -48,68 +43,6 @@ class Children(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class Continuations:
-    """What may follow (B, W) ascending states, in row order, ready to be ranked.
-
-    Of a dense depth (`recsys.constraint.dense`), C stands for all V symbols of the depth.
-
-    Attributes:
-        alive: (B, W, C) bool; False for symbols that do not follow, and for states without an
-            allowed row.
-        parents: (B, W) int64 parents of the candidates; an arbitrary state of the depth for a beam
-            without candidates.
-        symbols: (B, W, C) int64 as in `Children`; None at a dense depth.
-        depth: depth of the parents.
-        trie: the trie.
-    """
-
-    alive: torch.Tensor
-    parents: torch.Tensor
-    symbols: torch.Tensor | None
-    depth: int
-    trie: DeviceTrie
-
-    def masked(self, values: torch.Tensor) -> torch.Tensor:
-        """(B, W, C) values of candidates, from (B, W, A) values by symbol; -inf if not alive."""
-        if self.symbols is not None:
-            return values.gather(-1, self.symbols).masked_fill_(~self.alive, -torch.inf)
-        dense = self._dense
-        # 0 or -inf by integer operations on the bits: on a CPU five times as fast as `where`
-        infinite = self.alive.to(torch.int16).sub_(1).bitwise_and_(_INFINITY).view(torch.float16)
-        return infinite.to(values.dtype).add_(values.narrow(-1, dense.low, dense.width))
-
-    def at(self, places: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """States and symbols at (B, K) indices among the W * C candidates.
-
-        Both are arbitrary at an index that is not alive; the caller drops it.
-        """
-        width = self.alive.shape[-1]
-        beam = places // width
-        state, place = self.parents.gather(1, beam), places - beam * width
-        first = look_up(self.trie.first_child, state)
-        if self.symbols is not None:
-            return first + place, self.symbols.flatten(1).gather(1, places)
-        dense = self._dense
-        row = state - self.trie.source.depth_start[self.depth]
-        block = place // BLOCK
-        before = self.trie.before[self.depth]
-        counted = look_up(before.flatten(), row * before.shape[1] + block)
-        flags = read_runs(
-            self.trie.dense_flags, row * dense.width + dense.start + block * BLOCK, BLOCK
-        )
-        upto = read_runs(self.trie.block, BLOCK - 1 - place + block * BLOCK, BLOCK)
-        counted += (flags & upto).sum(-1)
-        return first + counted - 1, place + dense.low
-
-    @property
-    def _dense(self) -> DenseDepth:
-        dense = self.trie.source.dense[self.depth]
-        if dense is None:
-            raise ValueError(f"depth {self.depth} is not dense")
-        return dense
-
-
-@dataclass(frozen=True, eq=False)
 class DeviceTrie:
     """`ItemTrie` on a device; on a CPU most tensors share its memory.
 
@@ -129,7 +62,6 @@ class DeviceTrie:
         row_start: (I,) int32.
         rows: (R, L) int16 or int32.
         ramp: (2 C,) bool, C times True and then C times False.
-        block: (2 `BLOCK`,) bool, likewise.
     """
 
     source: ItemTrie
@@ -139,7 +71,6 @@ class DeviceTrie:
     row_start: torch.Tensor
     rows: torch.Tensor
     ramp: torch.Tensor
-    block: torch.Tensor
 
     @classmethod
     def of(cls, trie: ItemTrie | DeviceTrie, device: str | torch.device = "cpu") -> DeviceTrie:
@@ -157,26 +88,13 @@ class DeviceTrie:
         most = max(trie.branching)
         symbol = np.append(trie.symbol, np.zeros(most, trie.symbol.dtype))
         ramp = np.arange(2 * most) < most
-        block = np.arange(2 * BLOCK) < BLOCK
-        arrays = (trie.alphabet, symbol, trie.first_child, trie.inner_start, trie.rows, ramp, block)
+        arrays = (trie.alphabet, symbol, trie.first_child, trie.inner_start, trie.rows, ramp)
         return cls(trie, *(torch.from_numpy(a).to(device) for a in arrays))
 
     @property
     def device(self) -> torch.device:
         """Device of the tensors."""
         return self.symbol.device
-
-    @cached_property
-    def dense_flags(self) -> torch.Tensor:
-        """(F,) `ItemTrie.dense_flags`."""
-        return torch.from_numpy(self.source.dense_flags).to(self.device)
-
-    @cached_property
-    def before(self) -> tuple[torch.Tensor, ...]:
-        """`DenseDepth.before` of each depth; empty if it is not dense."""
-        nothing = np.zeros((0, 0), np.int16)
-        counts = (nothing if d is None else d.before for d in self.source.dense)
-        return tuple(torch.from_numpy(c).to(self.device) for c in counts)
 
     def children(
         self,
@@ -192,7 +110,10 @@ class DeviceTrie:
         """
         width = self.source.branching[depth]
         here, inside = self._at_depth(states, depth)
-        first, real = self._children(here, inside, width)
+        first = look_up(self.first_child, inside)
+        count = (look_up(self.first_child, inside + 1) - first) * here
+        # children are contiguous, so their values are read in runs
+        real = read_runs(self.ramp, len(self.ramp) // 2 - count, width)
         place = torch.arange(width, device=states.device)
         child = torch.where(real, first.unsqueeze(-1) + place, NO_STATE)  # (B, W, C)
         alive = real if allowed is None else real & allowed.runs(first, width)
@@ -202,37 +123,6 @@ class DeviceTrie:
             alive = alive & (dead.gather(1, nearest) != flat).view_as(child)
         return Children(child, read_runs(self.symbol, first, width).long(), alive)
 
-    def candidates(
-        self,
-        states: torch.Tensor,
-        depth: int,
-        excluded: Excluded | None = None,
-        allowed: Allowed | None = None,
-    ) -> Continuations:
-        """As `children`, in a form that is faster to rank.
-
-        The states ascend, and those of live beams are distinct.
-        """
-        dense, symbols = self.source.dense[depth], None
-        here, inside = self._at_depth(states, depth)
-        if dense is not None:
-            width = dense.width
-            first = (inside - self.source.depth_start[depth]).mul_(width).add_(dense.start)
-            first = first.masked_fill_(~here, NO_ROW)
-            if allowed is not None:
-                alive = allowed.runs(first, width, dense=True)
-            else:
-                alive = read_runs(self.dense_flags, first, width)
-        else:
-            width = self.source.branching[depth]
-            first, alive = self._children(here, inside, width)
-            if allowed is not None:
-                alive &= allowed.runs(first, width)
-            symbols = read_runs(self.symbol, first, width).long()
-        if excluded is not None:
-            excluded.hide(alive, states, depth)
-        return Continuations(alive, inside, symbols, depth, self)
-
     def _at_depth(self, states: torch.Tensor, depth: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Whether each state is at `depth`, and the states, others replaced by the depth's first.
 
@@ -241,17 +131,6 @@ class DeviceTrie:
         start, stop = self.source.depth_start[depth : depth + 2]
         here = (states >= start) & (states < stop)
         return here, torch.where(here, states, start)
-
-    def _children(
-        self, here: torch.Tensor, inside: torch.Tensor, width: int
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """(B, W) first child of each state, and (B, W, `width`) whether each successor is a child.
-
-        Children are contiguous, so their values are read in runs.
-        """
-        first = look_up(self.first_child, inside)
-        count = (look_up(self.first_child, inside + 1) - first) * here
-        return first, read_runs(self.ramp, len(self.ramp) // 2 - count, width)
 
     def tokens_of(self, states: torch.Tensor) -> torch.Tensor:
         """Token that leads into each state; arbitrary for the root. No state may be `NO_STATE`."""

@@ -27,7 +27,6 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from recsys.arguments import integers
-from recsys.constraint.dense import DenseDepth, lay_out
 
 NO_STATE = (1 << 31) - 1
 """The state of a beam that does not exist. It is greater than every state of a trie, so ascending
@@ -132,29 +131,13 @@ class ItemTrie:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all stored arrays and of the flags derived from them."""
-        made = [self.dense_flags, *(dense.before for dense in self.dense if dense is not None)]
-        stored = (getattr(self, name) for name in _ARRAYS)
-        return sum(array.nbytes for array in [*stored, *made])
+        """Bytes of all stored arrays."""
+        return sum(getattr(self, name).nbytes for name in _ARRAYS)
 
     @property
     def padded_states(self) -> int:
         """S + C: length of arrays from which C entries can be read at any state."""
         return self.num_states + max(self.branching)
-
-    @property
-    def dense_flags(self) -> NDArray[np.bool_]:
-        """(F,) whether each symbol follows each state of the dense depths."""
-        return self._layout[0]
-
-    @property
-    def dense(self) -> tuple[DenseDepth | None, ...]:
-        """Layout of each depth 0 .. L - 1 (`recsys.constraint.dense`); None if it is not dense."""
-        return self._layout[1]
-
-    @cached_property
-    def _layout(self) -> tuple[NDArray[np.bool_], tuple[DenseDepth | None, ...]]:
-        return lay_out(self.depth_start, self.branching, self.symbol, self.first_child)
 
     @cached_property
     def shared_rows(self) -> NDArray[np.intp]:

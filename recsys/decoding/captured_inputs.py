@@ -37,7 +37,6 @@ MASKS = 8
 MOST_DECODES = 128  # of a plan; each holds some thousand kernels' arguments on the device
 # Fields of `RowTree`: padding that is not 0, and those with an axis of candidates, not of nodes.
 _FILL = {"tokens": NO_TOKEN, "parents": ROOT, "depth": 1}
-_FILL_EXCLUDED = {"dead": NO_STATE, "parent": -1, "place": 0}
 _OF_CANDIDATES = ("places", "symbols", "known", "free")
 
 Arrays = dict[str, NDArray[Any]]
@@ -129,12 +128,10 @@ class DecodeInputs:
             arrays[f"kept {number}"] = slots[:, count]
         states = np.diff(self._catalog.trie.source.depth_start)[1:]
         for depth, most in enumerate(states.tolist()):
-            dead = parent = np.zeros((len(search), 0), np.int64)
-            if (excluded := step.excluded) is not None:
-                dead, parent = host(excluded.dead[depth]), host(excluded.parent[depth])
-            for name, array in self._catalog.excluded(depth, dead, parent).items():
-                size, fill = min(self.excluded, most), _FILL_EXCLUDED[name]
-                arrays[f"{name} {depth}"] = _padded(array, batch, size, fill)
+            dead = np.zeros((len(search), 0), np.int64)
+            if step.excluded is not None:
+                dead = self._catalog.excluded(depth, host(step.excluded.dead[depth]))
+            arrays[f"dead {depth}"] = _padded(dead, batch, min(self.excluded, most), NO_STATE)
         masks = [None] * len(search) if step.allowed is None else step.allowed.masks
         arrays["allowed"] = _padded(self.masks.places(masks), batch)
         rows = {name: host(getattr(search.rows, name)) for name in _row_fields(search.rows)}
@@ -159,14 +156,10 @@ class DecodeInputs:
             upload=Upload(self._model.device),
             slots=self.prompt,
         )
-        dead, parent, place = (
-            tuple(inputs[f"{name} {depth}"] for depth in levels)
-            for name in ("dead", "parent", "place")
-        )
+        dead = tuple(inputs[f"dead {depth}"] for depth in levels)
         line = torch.zeros_like(inputs["lengths"])
-        start = inputs["allowed"]  # no depth is dense
-        allowed = Allowed((self.masks.flags,), line, start, start, ())
-        step = Step(trie, Excluded(dead, parent, place), allowed=allowed)
+        allowed = Allowed((self.masks.flags,), line, inputs["allowed"], ())
+        step = Step(trie, Excluded(dead), allowed=allowed)
         rows = None
         if shape.candidates:
             names = [field.name for field in fields(RowTree)]

@@ -19,7 +19,7 @@ import torch
 
 from recsys import transfers
 from recsys.constraint.restrictions import Allowed, Excluded, Gains
-from recsys.constraint.transitions import Children, Continuations, DeviceTrie
+from recsys.constraint.transitions import Children, DeviceTrie
 from recsys.constraint.trie import NO_STATE
 from recsys.decoding.sampling import Noise
 from recsys.decoding.tree import NO_TOKEN, TokenTree
@@ -208,13 +208,6 @@ class Step:
         """Children of (B, W) states at `depth`."""
         return self.trie.children(states, depth, self.excluded, self.allowed)
 
-    def candidates(self, states: torch.Tensor, depth: int) -> Children | Continuations:
-        """Children of (B, W) ascending states at `depth`, in the form that is fastest to rank."""
-        # noise, boosts and sums over the allowed tokens need the state of every candidate
-        if self.noise is not None or self.gains is not None or self.normalize == "allowed":
-            return self.children(states, depth)
-        return self.trie.candidates(states, depth, self.excluded, self.allowed)
-
     def forced(self, states: torch.Tensor, depth: int) -> torch.Tensor | None:
         """(B, W) whether a state has one child at most; None if scores need logits anyway.
 
@@ -242,7 +235,7 @@ class Step:
                 self.trie, depth, width, beams, logits, self.excluded, self.allowed
             )
             return Frontier(states, scores, tokens, parents, scores, rest)
-        children = self.candidates(frontier.states, depth)
+        children = self.children(frontier.states, depth)
         scores, log_probs = self.score(frontier, logits, children)
         flat = scores.flatten(1)  # (B, W * C)
         best, rest = stable_top(flat, min(width, flat.shape[1]))  # ascending: row order
@@ -253,7 +246,7 @@ class Step:
     def pick(
         self,
         places: torch.Tensor,
-        children: Children | Continuations,
+        children: Children,
         scores: torch.Tensor,
         log_probs: torch.Tensor,
         rest: torch.Tensor,
@@ -289,7 +282,7 @@ class Step:
         return kernels
 
     def score(
-        self, frontier: Frontier, logits: TokenLogits, children: Children | Continuations
+        self, frontier: Frontier, logits: TokenLogits, children: Children
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """(B, W, C) scores and log-probabilities of all children; -inf for those not alive."""
         values, total = logits
@@ -307,8 +300,6 @@ class Step:
             only = children.alive.sum(-1, keepdim=True) == 1
             steps = steps.masked_fill(only & children.alive, 0.0)
         log_probs = frontier.log_probs.unsqueeze(-1) + steps
-        if not isinstance(children, Children):
-            return log_probs, log_probs
         if self.gains is not None:
             return log_probs + self.gains.at(children.states), log_probs
         if self.noise is None:

@@ -5,9 +5,8 @@ blocks of children. `choose_best` chooses among them as `stable_top` does, one p
 and looks the chosen children up. Only the scores pass between the two. A third kernel computes the
 log-sum-exp of a row of logits.
 
-The children of a state are contiguous, so all depths are read by `first_child`; the layout of dense
-depths (`recsys.constraint.dense`), which is for CPUs, is not needed. Candidate c of beam w has the
-place w * C + c: a lower place is a lower row, as in the tensor code.
+The children of a state are contiguous, so all depths are read by `first_child`. Candidate c of beam
+w has the place w * C + c: a lower place is a lower row, as in the tensor code.
 
 No kernel depends on the values of a batch for its shape, and none synchronises, so a level can be
 captured in a CUDA graph. Sizes are arguments and no constants of the compiled code: a catalog of

@@ -2,11 +2,10 @@
 
     python tests/stress/random_exactness.py --cases 20000 --seed 0
 
-A case is a random catalog (3 to 6 levels, dense and listed depths,
-shared leaves), a batch of prompts, and for each request a mask, exclusions of 0 to 100 %, boosts,
-and a beam width from 1 to twice the catalog. All searches of `recsys.decoding` run on it. Their
-answers are compared with the oracle below, which is plain Python over lists and dictionaries and
-imports nothing of the project.
+A case is a random catalog (3 to 6 levels, shared leaves), a batch of prompts, and for each request
+a mask, exclusions of 0 to 100 %, boosts, and a beam width from 1 to twice the catalog. All searches
+of `recsys.decoding` run on it. Their answers are compared with the oracle below, which is plain
+Python over lists and dictionaries and imports nothing of the project.
 
 The model is scripted. A token's logit is an integer that depends on all tokens before it and their
 positions; one token outside the catalog has logit 0 and all others are at most -40, so that the
@@ -204,7 +203,6 @@ class Case:
         """The case of a seed."""
         rng = np.random.default_rng(seed)
         levels = int(rng.integers(3, 7))
-        # few codes make dense depths, many make listed ones
         codes = [int(rng.choice([2, 3, 4, 9, 40, 400])) for _ in range(levels)]
         apart = bool(rng.integers(2))  # whether each level has tokens of its own
         count = int(rng.choice([1, 3, 4, 5, 6, 8, 12, 20, 40]))
