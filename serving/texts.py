@@ -23,8 +23,8 @@ from recsys.serving.schemas.texts import TextsRequest, TextsResponse
 from recsys.serving.settings import ServingSettings, TextFormat
 
 if TYPE_CHECKING:
-    from recsys.text.explain import Explainer
     from recsys.text.grammar_constraint import GrammarConstraint
+    from recsys.text.text_model import TextModel
 
 PROMPT = 10.0  # units of work of the prompt
 PASS = 0.5  # units of work of a token
@@ -39,7 +39,7 @@ class FormatError(ValueError):
 class NamedFormat:
     """A format that the operator named: compiled once, and kept with its masks."""
 
-    def __init__(self, name: str, definition: TextFormat, explainer: "Explainer") -> None:
+    def __init__(self, name: str, definition: TextFormat, model: "TextModel") -> None:
         """Compile it.
 
         Raises:
@@ -49,7 +49,7 @@ class NamedFormat:
 
         (kind,) = definition.model_fields_set
         self.name, self.is_json = name, kind == "json_schema"
-        self._compiler = GrammarCompiler(explainer.tokenizer, capacity=1)
+        self._compiler = GrammarCompiler(model.tokenizer, capacity=1)
         self._constraint: GrammarConstraint | None = None
         try:
             self._grammar = getattr(grammar, kind)(getattr(definition, kind))
@@ -88,7 +88,7 @@ class Texts:
         """Make it; the model is loaded by `start`."""
         self._folder, self._definitions = settings.explainer, settings.text_formats
         self._formats: dict[str, NamedFormat] = {}
-        self._explainer: Explainer | None = None
+        self._model: TextModel | None = None
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="texts")
         self._calls = OffLoop(settings, self._thread.submit)
         self._asked, self._closing, self._idle = 0, False, asyncio.Event()
@@ -102,13 +102,13 @@ class Texts:
         """
         if self._folder is None:
             return
-        from recsys.text.explain import Explainer  # with the parser, only where it is used
+        from recsys.text.text_model import TextModel  # only where it is used
 
         loop = asyncio.get_running_loop()
-        self._explainer = await loop.run_in_executor(self._thread, Explainer.load, self._folder)
+        self._model = await loop.run_in_executor(self._thread, TextModel.load, self._folder)
         for name, definition in self._definitions.items():
             self._formats[name] = await asyncio.to_thread(
-                NamedFormat, name, definition, self._explainer
+                NamedFormat, name, definition, self._model
             )
 
     async def close(self) -> None:
@@ -126,7 +126,7 @@ class Texts:
             UnsupportedError: there is no text model, or the request is more than it can read.
             QueueFullError, DeadlineExceededError, ClosedError: as of other requests.
         """
-        if self._explainer is None or self._folder is None:
+        if self._model is None or self._folder is None:
             raise UnsupportedError(
                 "This service has no text model, which writes texts; the setting serve.explainer "
                 "names the folder of one."
@@ -144,9 +144,7 @@ class Texts:
         self._asked += 1
         self._idle.clear()
         try:
-            return await self._calls(
-                self._write, body, self._explainer, stop.is_set, deadline=deadline
-            )
+            return await self._calls(self._write, body, self._model, stop.is_set, deadline=deadline)
         except RequestError as error:
             raise UnsupportedError(f"{self._folder.name} cannot write this: {error}") from error
         finally:
@@ -156,7 +154,7 @@ class Texts:
                 self._idle.set()
 
     def _write(
-        self, body: TextsRequest, explainer: "Explainer", stopped: Callable[[], bool]
+        self, body: TextsRequest, model: "TextModel", stopped: Callable[[], bool]
     ) -> TextsResponse:
         """Write a text, the most probable token at a time."""
         from recsys.text.sample import sample_text
@@ -164,14 +162,14 @@ class Texts:
         form = self._formats[body.format]
         with form.constraint() as constraint:
             (written,) = sample_text(
-                explainer.model,
-                [explainer.encode(body.prompt)],
+                model.model,
+                [model.encode(body.prompt)],
                 constraint,
                 body.max_tokens,
                 temperature=0.0,
                 stopped=stopped,
             )
-        text = explainer.tokenizer.decode(written.tokens)
+        text = model.tokenizer.decode(written.tokens)
         answer = TextsResponse.model_construct(
             text=text if written.finished else text.rstrip("\ufffd"),  # a character may be cut
             finished=written.finished,

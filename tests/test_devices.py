@@ -42,7 +42,6 @@ from recsys.serving.batch.job import Job
 from recsys.serving.batch.scoring import Scorer
 from recsys.serving.settings import ServingSettings
 from recsys.text.beam import BeamSettings, generate_text
-from recsys.text.explain import Explainer
 from recsys.text.sample import sample_text
 from recsys.text.titles import TitleTrie, generate_titles
 from recsys.text.token_trie import TextTokenizer
@@ -382,16 +381,14 @@ WRITER = tiny_model("llama-gqa", 352, dtype=torch.float64)
 
 
 def write(model):
-    """Texts, titles and explanations as plain values."""
+    """Texts and titles as plain values."""
     prompts = [np.array([5, 6, 7]), np.array([9, 9])]
     titles = TitleTrie.build(TITLES, TextTokenizer(TOKENIZER, 352).tokens)
     beams = generate_text(model, prompts, BeamSettings(3, 6, num_return_sequences=2))
-    explainer = Explainer(model, TOKENIZER, longest_reason=12)
     return [
         beams.tokens.tolist(),
         [[row.tolist() for row in rows] for rows in generate_titles(model, prompts, titles).items],
         [text.tokens for text in sample_text(model, prompts, titles, 8)],
-        [found.explanation for found in explainer.explain(TITLES[:2], TITLES[2:])],
     ]
 
 

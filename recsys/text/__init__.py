@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from recsys.text.beam import BeamSettings, Texts, generate_text
 from recsys.text.constraint import Constraint, check_constraint
-from recsys.text.explain import Explainer, Explanation
 from recsys.text.grammar import (
     Grammar,
     choice,
@@ -26,18 +25,18 @@ from recsys.text.grammar import (
 )
 from recsys.text.grammar_constraint import GrammarCompiler, GrammarConstraint
 from recsys.text.sample import SampledText, sample_text
+from recsys.text.text_model import TextModel
 from recsys.text.titles import TitleBeams, TitleTrie, generate_titles
 from recsys.text.token_trie import TextTokenizer, TokenTrie
 
 __all__ = [
     "BeamSettings",
     "Constraint",
-    "Explainer",
-    "Explanation",
     "Grammar",
     "GrammarCompiler",
     "GrammarConstraint",
     "SampledText",
+    "TextModel",
     "TextTokenizer",
     "Texts",
     "TitleBeams",

@@ -19,7 +19,7 @@ import json
 import re
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from itertools import pairwise
 
 import numpy as np
@@ -194,11 +194,6 @@ class GrammarCompiler:
                 while len(self._kept) > self._capacity:
                     self._kept.popitem(last=False)
         return GrammarConstraint(base.fork(), self.tokenizer, grammar.field)
-
-    def warm_up(self, grammars: Sequence[Grammar]) -> None:
-        """Compile grammars ahead of their first use."""
-        for grammar in grammars:
-            self.constraint(grammar)
 
     def _compile(self, grammar: Grammar) -> Parser:
         parser = Parser.compile(grammar, self.tokenizer)

@@ -152,10 +152,6 @@ class TextTokenizer:
         is_whole = self.parser.decode_bytes(tokens) == text.encode()
         return tokens if is_whole else self.parser.greedy_tokenize(text)
 
-    def names_special(self, text: str) -> bool:
-        """Whether `encode` finds the name of a special token in a text."""
-        return any(map(self.parser.is_special_token, self.encode(text)))
-
     def decode(self, tokens: Sequence[int]) -> str:
         """Text of some tokens, without end tokens."""
         return self.parser.decode_str([t for t in tokens if t not in self.end_tokens])

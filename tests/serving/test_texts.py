@@ -241,7 +241,7 @@ async def test_without_a_text_model_the_setting_is_named(settings, recommender, 
 
 async def test_a_prompt_that_is_too_long_for_the_model_is_refused(on, recommender, running):
     async with running(on, recommender=recommender) as (client, service):
-        service._texts._explainer.model.max_positions = 20
+        service._texts._model.model.max_positions = 20
         response = await client.post(PATH, json=ask("colour"))
         assert (response.status_code, response.json()["code"]) == (409, "unsupported_by_model")
         assert "positions" in response.json()["detail"]

@@ -236,7 +236,8 @@ def test_a_grammar_is_compiled_once(monkeypatch):
     compile_ = Parser.compile
     a, b, c = (choice([x]) for x in "abc")
     monkeypatch.setattr(Parser, "compile", lambda g, *more: made.append(g) or compile_(g, *more))
-    compiler.warm_up([a, b])
+    compiler.constraint(a)
+    compiler.constraint(b)
     compiler.constraint(a)
     assert made == [a, b]
     compiler.constraint(c)  # b goes
