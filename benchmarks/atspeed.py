@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from atspeed_tables.report import draw_accepted
 from atspeed_tables.report import report as report_atspeed
 from atspeed_tables.run import Options, experiment
 from reporting import begin, publish, read_options
@@ -52,6 +53,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     if run.quick:
         settings = Settings(QUICK)
     document = begin("atspeed", options, run) | experiment(Context.of(settings), options)
+    if run.out is not None and "table" in document:
+        draw_accepted(document, run.out / "accepted.svg")
     publish(document, report_atspeed(document), run.out)
 
 

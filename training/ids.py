@@ -23,7 +23,7 @@ from recsys.semantic_ids.encoder import PLACED
 from recsys.semantic_ids.encoder import save as save_encoder
 from recsys.semantic_ids.features import Features, build_features
 from recsys.semantic_ids.quantizer import Quantizer, centroid_tensors
-from recsys.semantic_ids.report import agreement, compare, health
+from recsys.semantic_ids.report import agreement, compare, draw, health
 from recsys.semantic_ids.rqkmeans import RQKMeans
 from recsys.semantic_ids.rqvae import RQVAE
 from recsys.training import sasrec
@@ -37,12 +37,13 @@ KIND = "ids"
 def stage(context: Context) -> Path:
     """Write the `ids` artifact of a run.
 
-    It has `codes.npy` ((items, L) int32, dense order) and `report.json`. Learned IDs also have
-    `centroids.safetensors` (`centroids.0`, `centroids.1`, ...: (V_l, D) of each level),
-    `features.npy` ((items, F) float32, without predicted ones), `quantizer/` and, unless a text
-    model encodes the texts, `item_encoder/`, which computes codes of new items. With it are the
-    codes that each item would get if it were new. A run with a parent keeps the codes, the
-    quantiser and the encoder of its bundle, and places new items (`recsys.training.placing`).
+    It has `codes.npy` ((items, L) int32, dense order), `report.json` and, without a parent,
+    `report.svg`. Learned IDs also have `centroids.safetensors` (`centroids.0`, `centroids.1`, ...:
+    (V_l, D) of each level), `features.npy` ((items, F) float32, without predicted ones),
+    `quantizer/` and, unless a text model encodes the texts, `item_encoder/`, which computes codes
+    of new items. With it are the codes that each item would get if it were new. A run with a parent
+    keeps the codes, the quantiser and the encoder of its bundle, and places new items
+    (`recsys.training.placing`).
 
     Raises:
         ConfigError: the data set has no codes for its items, a new item cannot be placed, or the
@@ -84,6 +85,8 @@ def stage(context: Context) -> Path:
         np.save(folder / "codes.npy", codes, allow_pickle=False)
         text = json.dumps(report, indent=2)
         (folder / "report.json").write_text(text + "\n", encoding="utf-8")
+        if parent is None:  # few codes are new otherwise, and drawing takes longer than placing
+            draw(codes, report, folder / "report.svg")
         info.update(seconds=round(time.perf_counter() - start, 1), **_summary(report))
     if report["colliding_items"]:
         say(f"{report['colliding_items']} items share their semantic ID with another")

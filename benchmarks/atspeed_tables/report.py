@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 
 from measuring import Row
 from reporting import Report, Table
@@ -188,3 +189,29 @@ def _drafts(document: Row) -> Table:
         for row in document["drafts"]
     ]
     return Table("Drafts", names, rows, "On one thread, perhaps in an earlier run.")
+
+
+def draw_accepted(document: Row, file: Path) -> None:
+    """Accepted levels by K; dashed: the paper's AtSpeed-S (strict) and AtSpeed-R (relaxed)."""
+    import matplotlib as mpl
+    from matplotlib.figure import Figure
+
+    ks = document["options"]["ks"]
+    with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": "recsys"}):
+        figure = Figure(figsize=(8.4, 3.6), layout="constrained")
+        ways = (("strict", STRICT), ("released", RELAXED))
+        for axes, (verification, champion) in zip(figure.subplots(1, 2), ways, strict=True):
+            lines = _beside_paper(document, "table", verification, paper.ACCEPTED)
+            for title, own, _ in lines:
+                values = [row["accepted"] for row in own if row]
+                if len(values) == len(ks):
+                    means, errors = ([v[name] for v in values] for name in ("mean", "error"))
+                    axes.errorbar(range(len(ks)), means, yerr=errors, label=title, marker=".")
+            published = [paper.figure(paper.ACCEPTED, verification, champion, k) for k in ks]
+            axes.plot(range(len(ks)), published, "--", color="black", label="paper's best")
+            axes.set_xticks(range(len(ks)), [str(k) for k in ks])
+            axes.set(ylim=(0, None), xlabel="K")
+            axes.set_title(f"accepted levels, {HOW[verification]}", loc="left")
+        handles, labels = figure.axes[0].get_legend_handles_labels()
+        figure.legend(handles, labels, loc="outside upper center", ncols=5)
+        figure.savefig(file, metadata={"Date": None})

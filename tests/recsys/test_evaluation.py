@@ -428,6 +428,7 @@ def test_the_page_is_well_formed_and_fetches_nothing(text):
 
 def test_the_page_is_accessible_to_screen_readers(text):
     parsed = Page(text)
+    assert [s["role"] for s in parsed.named("svg") if s["aria-label"]] == ["img"] * 4
     assert all(header.get("scope") in ("col", "row") for header in parsed.named("th"))
     assert len(parsed.named("caption")) == len(parsed.named("table"))
     assert parsed.named("html")[0]["lang"] == "en"

@@ -156,6 +156,7 @@ def test_a_toy_run_fills_every_part_and_what_exists_is_not_made_again(
     shown, document = run("--out", str(tmp_path / "out"))
     made = stamps(tmp_path)
     assert document == json.loads((tmp_path / "out" / "result.json").read_text())
+    assert (tmp_path / "out" / "accepted.svg").read_text().startswith("<?xml")
     for text in ("paper (7B)", "2.58", "6.7 billion parameters", "AtSpeed-S", "margin-kd (ours)"):
         assert text in shown
     assert "…" not in shown, "nothing is cut off"
