@@ -24,8 +24,8 @@ class NativeLibrary(BuildHookInterface[Any]):
 
     def dependencies(self) -> list[str]:
         """Requirements of the build: ziglang if there is no compiler."""
-        has_compiler = self._build_module().has_compiler()
-        return [] if has_compiler or platform.machine().lower() not in _ZIG else ["ziglang>=0.13"]
+        compiler = self._build_module().own_compiler()
+        return [] if compiler or platform.machine().lower() not in _ZIG else ["ziglang>=0.13"]
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         """Build, and add the library to the wheel. A source distribution has the sources only."""

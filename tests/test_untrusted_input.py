@@ -40,7 +40,7 @@ from recsys.serving.schemas.items import ItemBody, ItemPatch, RankBody, UpsertBo
 from recsys.serving.schemas.models import AliasBody
 from recsys.serving.schemas.recommendations import BatchRequest, RecommendationsRequest
 from recsys.serving.schemas.rules import RuleBody
-from recsys.serving.schemas.texts import MAX_SOURCE, TextsRequest
+from recsys.serving.schemas.texts import TextsRequest
 from recsys.text.grammar import substring_of
 from recsys.text.grammar_constraint import GrammarCompiler
 from recsys.text.token_trie import TextTokenizer
@@ -83,7 +83,7 @@ def read_filters(data: bytes) -> None:
 
 def read_texts(data: bytes) -> None:
     """As a text whose parts are written, of which the first tokens are computed."""
-    text = data.decode(errors="replace")[:MAX_SOURCE]
+    text = data.decode(errors="replace")[:8_000]
     for unit in ("characters", "words"):
         constraint = compiler().constraint(substring_of(text, unit))
         states = np.asarray([constraint.initial()])

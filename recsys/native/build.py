@@ -37,7 +37,8 @@ class BuildError(Exception):
     """The library could not be built; the message says why."""
 
 
-def _own_compiler() -> list[str] | None:
+def own_compiler() -> list[str] | None:
+    """The command of this machine's C compiler, by $CC or under a usual name; None without one."""
     if given := shlex.split(os.environ.get("CC", "")):
         return given if shutil.which(given[0]) else None
     return next(([found] for name in ("cc", "gcc", "clang") if (found := shutil.which(name))), None)
@@ -45,7 +46,7 @@ def _own_compiler() -> list[str] | None:
 
 def compilers() -> list[list[str]]:
     """Commands that compile C, in the order in which they are tried."""
-    own = _own_compiler()
+    own = own_compiler()
     zig = [sys.executable, "-m", "ziglang", "cc"]
     return [
         *([own] if own else []),

@@ -117,9 +117,14 @@ def _begin(job: Job) -> None:
     global _job
     _job = job
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is handled by the main process
+    threading.Thread(target=_end_with_main, daemon=True).start()
+
+
+def _end_with_main() -> None:
     main = parent_process()
     assert main is not None  # noqa: S101 - this is a worker
-    threading.Thread(target=lambda: (main.join(), os._exit(1)), daemon=True).start()
+    main.join()
+    os._exit(1)
 
 
 def _part(number: int) -> pa.Table:
