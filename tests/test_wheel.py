@@ -14,11 +14,25 @@ ROOT = Path(__file__).parent.parent
 FOLDERS = ("data", "training", "serving")
 
 
+def hatch(folder: Path, *options: object) -> None:
+    """Run hatchling in a folder; without optimisation, which takes most of a compiler's time."""
+    environment = dict(os.environ)
+    if compiler := shutil.which("cc"):
+        quick = folder / "cc"
+        quick.write_text(f'#!/bin/sh\nexec {compiler} "$@" -O0\n')
+        quick.chmod(0o755)
+        environment["CC"] = str(quick)
+    command = [sys.executable, "-B", "-m", "hatchling", "build", *map(str, options)]
+    subprocess.run(command, cwd=folder, env=environment, check=True, capture_output=True)
+
+
 @pytest.fixture(scope="module")
 def built(tmp_path_factory):
-    out = tmp_path_factory.mktemp("dist")
-    command = [sys.executable, "-B", "-m", "hatchling", "build", "-d", str(out)]
-    subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
+    """A wheel and a source distribution of a copy of the tree, whose library stays as it is."""
+    out, tree = tmp_path_factory.mktemp("dist"), tmp_path_factory.mktemp("copy") / "tree"
+    left_out = shutil.ignore_patterns(".git", ".venv", ".*_cache", "var", "*.so", "__pycache__")
+    shutil.copytree(ROOT, tree, symlinks=True, ignore=left_out)
+    hatch(tree, "-d", out)
     return out
 
 
@@ -45,17 +59,7 @@ def test_a_source_distribution_builds_the_same_wheel(built, tmp_path):
     (source,), (wheel,) = built.glob("*.tar.gz"), built.glob("*.whl")
     with tarfile.open(source) as archive:
         archive.extractall(tmp_path, filter="data")
-    command = [sys.executable, "-B", "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)]
-    environment = dict(os.environ)
-    if compiler := shutil.which("cc"):  # without optimisation, which takes most of the time
-        quick = tmp_path / "cc"
-        quick.write_text(f'#!/bin/sh\nexec {compiler} "$@" -O0\n')
-        quick.chmod(0o755)
-        environment["CC"] = str(quick)
-    subprocess.run(
-        command, cwd=next(tmp_path.glob("recbeam-*")), env=environment, check=True,
-        capture_output=True,
-    )  # fmt: skip
+    hatch(next(tmp_path.glob("recbeam-*")), "-t", "wheel", "-d", tmp_path)
     assert sorted(names_of(next(tmp_path.glob("*.whl")))) == sorted(names_of(wheel))
 
 
