@@ -4,13 +4,14 @@ import gzip
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
 from recsys.data.delimited import first_line, read_delimited
 from recsys.data.files import read_integer_lines, read_json, read_text
 from recsys.data.item_texts import read_item_texts
-from recsys.data.semantic_index import read_index
+from recsys.data.semantic_index import aligned, read_index
 from recsys.errors import DataError
 
 
@@ -43,6 +44,11 @@ def test_integer_lines_leave_out_empty_ones_and_take_any_blanks(tmp_path: Path) 
 def test_an_index_takes_any_letters(tmp_path: Path) -> None:
     path = write(tmp_path / "a.json", '{"1": ["<x_0>", "<lvl_255>"], "0": ["<a_3>", "<b_4>"]}')
     assert read_index(path) == {1: (0, 255), 0: (3, 4)}
+
+
+def test_codes_are_in_the_order_of_the_items(tmp_path: Path) -> None:
+    codes = {0: (1,), 1: (2,), 2: (3,)}
+    assert aligned(codes, np.array([2, 0, 1]), tmp_path).tolist() == [[3], [1], [2]]
 
 
 def test_item_texts_lose_markup_and_written_out_lists(tmp_path: Path) -> None:
