@@ -625,6 +625,9 @@ def _content_agrees(role: str, name: str, sample: Sample, rules: TimeRules) -> b
         return False  # the number of a line
     if role in ("user", "item", "session"):
         repeats = distinct < len(values) and (distinct > 1 or role != "user")
+        if role == "item" and not repeats:  # baskets in cells
+            parts = pc.list_flatten(pc.split_pattern_regex(values, r"[^\pL\pN_-]+"))
+            repeats = 2 * pc.count_distinct(parts).as_py() < len(parts)
         return bool(repeats) or len(values) < ENOUGH_ROWS
     if role == "id":
         return bool(distinct >= 0.5 * len(values))

@@ -19,7 +19,6 @@ from recsys.data.first_rows import FirstRows
 from recsys.data.ids import IdForms
 from recsys.data.item_cleaning import ItemCleaner
 from recsys.data.item_fields import FIELDS, LATEST, ItemFields
-from recsys.data.layouts import split_items
 from recsys.data.opening import TableFile
 from recsys.data.ratings import read_ratings
 from recsys.data.raw import ReaderConfig, events_table
@@ -155,14 +154,13 @@ class EventReader:
             raise DataError(f"{where}: no usable rows are left" + (reasons and f". {reasons}"))
 
     def _split(self, table: pa.Table) -> pa.Table:
-        """One row for each item, where cells hold several."""
-        mark, name = self.first.separator, self.roles["item"].column
-        if mark is None:
+        """One row for each item, where cells hold several or numbers of pieces."""
+        if self.first.cells == (None, None):
             return table
-        several = pc.match_substring(pc.fill_null(table[name], ""), mark)
-        examples = table[name].filter(several)[:EXAMPLES].to_pylist()
-        self.report.add("rows_with_several_items_split", pc.sum(several).as_py() or 0, examples)
-        made = split_items(table, name, mark)
+        made, *found = self.first.cells.split(table, self.roles["item"].column)
+        rules = ("rows_with_several_items_split", "numbers_of_pieces_left_out")
+        for rule, texts in zip(rules, found, strict=True):
+            self.report.add(rule, len(texts), texts[:EXAMPLES].to_pylist())
         self.report.split += made.num_rows - table.num_rows
         return made
 

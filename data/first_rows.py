@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 from recsys.data.cleaning import CleanConfig, is_no_id
 from recsys.data.columns import SAMPLE_ROWS, Roles, Sample, recognise_items
 from recsys.data.histories import placeholders
-from recsys.data.layouts import item_separator, refuse_pieces_in_cells, split_items
+from recsys.data.layouts import ItemCells, item_cells
 from recsys.data.opening import TableFile
 from recsys.data.raw import ReaderConfig
 from recsys.data.service_lines import ServiceLines, order_shares, wildcard
@@ -29,13 +29,13 @@ class FirstRows:
     """What is taken from the first rows.
 
     Attributes:
-        separator: divides the items of one cell; None where a cell is one item.
+        cells: how the cells of the column of items hold items.
         nobody: ids of users that stand for nobody, where each row has a session.
         service: finds the lines that are no products.
         conditions: (column, pattern) by which the settings name such lines in the events.
     """
 
-    separator: str | None
+    cells: ItemCells
     nobody: list[str]
     service: ServiceLines
     conditions: Conditions
@@ -73,16 +73,15 @@ def look_at(
         before = known_form.get("items") or None
         mine = recognise_items(described, given, own, cells.drop_null(), times, before)
         known = described.texts(mine["id"].column)
-    separator = known_form.get("separator")
+    form = ItemCells(known_form.get("separator"), known_form.get("numbers_of_pieces"))
     if "separator" not in known_form:
-        refuse_pieces_in_cells(path, own, cells.drop_null())
-        separator = item_separator(clean.item_separator, own, cells.drop_null(), known)
+        form = item_cells(path, clean.item_separator, own, cells.drop_null(), known)
     nobody: list[str] = []
     user, session = roles["user"].column, roles.get("session")
     if clean.placeholder_users and session is not None and session.column != user:
         nobody = placeholders(sample.texts(user))
     plain, conditions, by_items = _patterns(clean, sample, items)
-    rows = sample.table if separator is None else split_items(sample.table, own, separator)
+    rows = form.split(sample.table, own)[0]
     orders = [session] if session else [roles[r] for r in ("user", "timestamp") if r in roles]
     shares, digits = order_shares(
         [as_strings(rows[order.column], "order", path) for order in orders],
@@ -98,7 +97,7 @@ def look_at(
     titles = _titles(sample, own, roles) | (_titles(described, "", mine) if described else {})
     if not config.new_items:  # nobody answers at night
         service.ask(titles)
-    return FirstRows(separator, nobody, service, conditions)
+    return FirstRows(form, nobody, service, conditions)
 
 
 def _ids(rows: pa.Table, own: str, roles: Roles, path: Path) -> pa.ChunkedArray:

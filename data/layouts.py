@@ -5,6 +5,7 @@ The way out is a setting, or a command that writes the table.
 
 from __future__ import annotations
 
+import ast
 import csv
 import io
 import json
@@ -12,8 +13,10 @@ import re
 import shlex
 import sys
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -26,19 +29,33 @@ from recsys.errors import DataError
 
 HEAD = 1 << 16  # bytes that show the layout
 LINES = 1000
+MOST_CELLS = 5_000  # distinct cells that are looked at, and as many with marks of any kind
 FEW_LINES = 5  # below this, lengths of lines say nothing
 SAME_LENGTH = 0.6  # of the lines of a table
 VALUE = r"[\d.,:/ TZ+-]*\d[\d.,:/ TZ+-]*"  # a number, a date or a time is no name of a column
 NUMBERED = re.compile(r"(item|product|produkt|artikel|article|sku|producto|prodotto)s?[ _-]?\d+")
-SEPARATORS = (";", "|", ",", " + ")
-MOST_KNOWN = 0.9  # of the parts of cells that are in the items file
+LISTS = "[]"  # the mark of cells of which only those in brackets are lists
+SEPARATORS = ("\n", "\t", ";", "|", ",", " + ", " & ", " / ")
+BETWEEN_CODES = ("&", "+", "/", " ")  # which names of single items have as well
+MOST_KNOWN = 0.9  # of the parts of cells that are in the items file, or that are codes
 SEVERAL, REPEATED = 0.1, 0.5  # shares of cells with several items, and of distinct parts in them
-AFTER = r"[^\s,;|]+ ?[xX×*] ?\d+"  # p0 x2
-BEFORE = r"\d+ ?[xX×*] ?[^\s,;|]+"  # 2x p0
-PIECES = "|".join(rf"^{one}(\s*[,;|]\s*{one})+$" for one in (AFTER, BEFORE))
-LIST = r"^\s*\[[^{]*\]\s*$"  # of JSON or Python
-RECORDS = r"^\s*\[?\s*\{.*[:=].*\}\s*\]?\s*$"
-CODES = r"^[^\s,;|+]*\d[^\s,;|+]*$"
+MIXED = 0.3  # share of the later parts of cells that are first in others: of names, hardly any are
+# Lists of JSON and Python, arrays of PostgreSQL and of NumPy.
+LIST = r"^\s*(?:\[[^{\[]*\]|\([^{\[(]*\)|\{[^{\[]*\})\s*$"
+FIELD = r"\{\s*[\"']?[^\s,:={}\"']+[\"']?\s*[:=]"
+RECORDS = rf"^\s*[\[({{]?\s*{FIELD}.*\}}\s*[\])}}]?\s*$|^\s*[\[(]\s*[\[(].*[\])]$"
+TOKEN = re.compile(
+    r"""(?P<json>"(?:[^"\\]|\\.)*")|'(?P<quoted>(?:[^'\\]|\\.)*)'|(?P<bare>[^\s,;|][^,;|]*)"""
+)
+DIVIDED = "\x1f"  # between the items of a cell while it is split
+CODE = re.compile(r"[^\s,;|+&/]*\d[^\s,;|+&/]*")
+# Numbers of pieces beside an item: 2x p0, p0 x2; and p0:2, p0 (2), which may also be ids.
+NUMBERS = {
+    "before": r"^(?P<pieces>[+-]?\d{1,4}) ?(?:[xX] |[×*] ?)(?P<item>\S.*)$",
+    "after": r"^(?P<item>.*\S)(?: [xX] ?| ?[×*] ?)(?P<pieces>[+-]?\d{1,4})$",
+    "colon": r"^(?P<item>[^:=]*[^\s:=])(?: ?[:=] ?| ?\((?:[xX] ?)?)(?P<pieces>[+-]?\d{1,4})\)?$",
+}
+SINGLE = 0.4  # share of numbers of pieces that are 1, if they are no part of ids
 MOST_NUMBERED = 3  # columns such as `Item 1`, `Item 2` from which a row is a basket
 
 
@@ -196,85 +213,220 @@ def _lines(file: TableFile) -> list[str]:
     return [line for line in lines[:-1] or lines if line][:LINES]
 
 
-def item_separator(
-    given: str | None, name: str, cells: pa.ChunkedArray, known: pa.ChunkedArray
-) -> str | None:
-    """What divides the items of one cell; None where each cell is one item.
+class ItemCells(NamedTuple):
+    """How the cells of a column hold items.
+
+    Attributes:
+        mark: divides the items of a cell; `LISTS` for lists in brackets; None where a cell is one.
+        numbers: the key of `NUMBERS` for the numbers of pieces beside items; None without any.
+    """
+
+    mark: str | None
+    numbers: str | None
+
+    def split(self, table: pa.Table, name: str) -> tuple[pa.Table, pa.Array, pa.Array]:
+        """One row for each item of the cells of a column, without numbers of pieces.
+
+        Returns:
+            the rows, the cells that had several items, and the items that had a number.
+        """
+        cells = pc.fill_null(as_text(table[name]), "").combine_chunks()
+        texts = cells
+        if self.mark is not None:
+            encoded = cells.dictionary_encode()
+            words = [DIVIDED.join(_parts(w, self.mark)) for w in encoded.dictionary.to_pylist()]
+            texts = pa.array(words, pa.string()).take(encoded.indices)
+        parts = pc.split_pattern(texts, DIVIDED)
+        items, rows = pc.utf8_trim_whitespace(pc.list_flatten(parts)), pc.list_parent_indices(parts)
+        several = cells.filter(pc.greater(pc.list_value_length(parts), 1))
+        numbered = items[:0]
+        if self.numbers is not None:
+            found = pc.extract_regex(items, NUMBERS[self.numbers])
+            numbered = items.filter(pc.is_valid(found))
+            items = pc.coalesce(pc.struct_field(found, "item"), items)
+        made = table.take(rows)
+        place = table.column_names.index(name)
+        return made.set_column(place, name, pa.chunked_array([items])), several, numbered
+
+
+def _parts(cell: str, mark: str) -> list[str]:
+    """The items of a cell, at least one, which is empty in an empty cell.
+
+    >>> _parts('["a, b", "c"]', LISTS), _parts("('P4', 'P8')", ","), _parts("[4 8]", LISTS)
+    (['a, b', 'c'], ['P4', 'P8'], ['4', '8'])
+    >>> _parts("P4; P8;", ";"), _parts("P4, P8", LISTS), _parts("{}", LISTS)
+    (['P4', 'P8'], ['P4, P8'], [''])
+    """
+    found = [cell] if mark == LISTS else cell.split(mark)
+    if re.match(LIST, cell):
+        found = []
+        for token in TOKEN.finditer(cell.strip()[1:-1]):
+            text = token["bare"] or re.sub(r"\\(.)", r"\1", token["quoted"] or "")
+            codes = text.split()
+            if token["json"]:
+                try:
+                    text = json.loads(token["json"])
+                except ValueError:
+                    text = token["json"][1:-1]
+            is_row = token["bare"] and all(map(CODE.fullmatch, codes)) and _bare(text) == text
+            found += codes if is_row else [text]
+    return [part for part in map(str.strip, found) if part] or [""]
+
+
+def item_cells(
+    path: Path, given: str | None, name: str, cells: pa.ChunkedArray, known: pa.ChunkedArray
+) -> ItemCells:
+    """How the cells of a column hold items, by the first rows.
 
     Args:
-        given: by the settings; `none` keeps cells as they are.
+        path: of the file, for errors.
+        given: what divides the items by the settings; `none` keeps cells as they are.
         name: of the column.
-        cells: of the first rows.
+        cells: of the first rows, without missing ones.
         known: ids of the items file; empty without one.
+
+    Raises:
+        DataError: cells with records, with pieces below 1, or with what may be several items; the
+            message has a command or a setting that decides.
     """
-    if given is not None:
-        return None if given == "none" else given
-    lists = cells.filter(pc.match_substring_regex(cells, LIST))
-    if len(lists) > (1 - SEVERAL) * len(cells):
-        return ","
-    for mark in SEPARATORS:
-        several = cells.filter(pc.match_substring(cells, mark)).combine_chunks()
-        if not len(several):
-            continue
-        parts = pc.utf8_trim_whitespace(pc.list_flatten(pc.split_pattern(several, mark)))
-        parts = parts.filter(pc.not_equal(parts, ""))
-        if len(known):
-            whole, each = (pc.is_in(values, value_set=known.combine_chunks())
-                           for values in (several, parts))  # fmt: skip
-            if not pc.any(whole).as_py() and pc.mean(pc.cast(each, "double")).as_py() >= MOST_KNOWN:
-                return mark
-            continue
-        plural = rank(name, EVENT_WORDS["item"]) == rank("items", EVENT_WORDS["item"])
-        repeated = pc.count_distinct(parts).as_py() <= REPEATED * len(parts)
-        if not repeated or len(several) < SEVERAL * len(cells):
-            continue
-        if plural:
+    if given == "none":
+        return ItemCells(None, None)
+    records = cells.filter(pc.match_substring_regex(cells, RECORDS))
+    if len(records) > SEVERAL * len(cells):
+        raise _with_records(path, name, records[0].as_py())
+    marked = pc.match_substring_regex(cells, r"[^\pL\pN_.-]")
+    counts: dict[str, int] = {}
+    for some in (cells.filter(marked), cells.filter(pc.invert(marked))):
+        counts |= Counter(some.to_pylist()).most_common(MOST_CELLS)
+    ids = set(known.to_pylist())
+    is_plural = rank(name, EVENT_WORDS["item"]) == rank("items", EVENT_WORDS["item"])
+    mark = given or next(
+        filter(None, (_divides(m, name, counts, ids, is_plural) for m in
+                      (LISTS, *SEPARATORS, *BETWEEN_CODES))), None,
+    )  # fmt: skip
+    parts: Counter[str] = Counter()
+    for cell, rows in counts.items():
+        for part in _parts(cell, mark) if mark else [cell]:
+            parts[part] += rows
+    return ItemCells(mark, _numbers(path, name, parts, is_list=mark is not None))
+
+
+def _divides(
+    mark: str, name: str, counts: Mapping[str, int], ids: set[str], is_plural: bool
+) -> str | None:
+    """The mark, if it divides items in cells; None if it does not.
+
+    Args:
+        mark: to look at.
+        name: of the column.
+        counts: cell -> rows.
+        ids: of the items file; empty without one.
+        is_plural: whether the name of the column says that there are several items.
+
+    Raises:
+        DataError: it may divide items.
+    """
+    several = [c for c in counts if (re.match(LIST, c) if mark == LISTS else mark in c.strip())]
+    rows, every = sum(counts[cell] for cell in several), sum(counts.values())
+    if not rows:
+        return None
+    if mark == LISTS and rows > (1 - SEVERAL) * every:
+        return mark
+    if mark in SEPARATORS:
+        inside = [part for cell in several for part in _parts(cell, mark)]
+        if sum(_bare(part) != part for part in inside) >= MOST_KNOWN * len(inside):
             return mark
-        if pc.all(pc.match_substring_regex(parts, CODES)).as_py():
-            raise DataError(
-                f"cells of column {name!r} look like several items ({several[0]}): --set "
-                f"'data.clean.item_separator=\"{mark}\"' makes a row of each, --set "
-                "data.clean.item_separator=none keeps a cell as one item"
-            )
+    parts = {cell: [_bare(part) for part in _parts(cell, mark)] for cell in counts}
+    inside = [part for cell in several for part in parts[cell]]
+    if ids and mark != LISTS:
+        known = sum(part in ids for part in inside) >= MOST_KNOWN * len(inside)
+        return mark if known and ids.isdisjoint(several) else None
+    first = {cell_parts[0] for cell_parts in parts.values()}
+    later = {part for cell in several for part in parts[cell][1:]}
+    is_mixed = len(later) > 1 and len(later & first) >= MIXED * len(later)
+    are_codes = sum(map(bool, map(CODE.fullmatch, inside))) >= MOST_KNOWN * len(inside)
+    if is_mixed and (mark == LISTS or (is_plural and (are_codes or mark in SEPARATORS))):
+        return mark
+    often = rows >= SEVERAL * every
+    of_rows = [part for cell in several for part in parts[cell] * counts[cell]]
+    if are_codes and mark in SEPARATORS:
+        is_mixed = is_mixed or (often and len({*of_rows}) <= REPEATED * len(of_rows))
+    elif mark == LISTS:
+        is_mixed = often
+    elif not are_codes:
+        is_mixed = is_mixed and often and mark in SEPARATORS
+    if is_mixed:
+        raise DataError(
+            f"cells of column {name!r} look like several items ({several[0]}): --set "
+            f"{shlex.quote(f'data.clean.item_separator={json.dumps(mark)}')} makes a row of each, "
+            "--set data.clean.item_separator=none keeps a cell as one item"
+        )
     return None
 
 
-def refuse_pieces_in_cells(path: Path, name: str, cells: pa.ChunkedArray) -> None:
-    """Refuse cells such as `p0 x2, p6 x1`, several items with numbers of pieces, and records.
+def _bare(part: str) -> str:
+    """An item without a number of pieces beside it."""
+    found = next(filter(None, (re.match(form, part) for form in NUMBERS.values())), None)
+    return found["item"] if found else part
+
+
+def _numbers(path: Path, name: str, parts: Mapping[str, int], *, is_list: bool) -> str | None:
+    """Where numbers of pieces stand beside items; None if there are none.
+
+    Args:
+        path: of the file, for errors.
+        name: of the column.
+        parts: item, perhaps with a number -> rows.
+        is_list: whether cells hold several items.
 
     Raises:
-        DataError: the message has a command that leaves the numbers out, or says what is read.
+        DataError: a number below 1, which may be a return.
     """
-    records = cells.filter(pc.match_substring_regex(cells, RECORDS))
-    if len(records) > SEVERAL * len(cells):
-        raise DataError(
-            f"{path}: cells of column {name!r} hold records ({records[0].as_py()[:60]}), which are "
-            "not read; write one row for each item, or JSON lines (.jsonl), of which lists are read"
+    for place, form in NUMBERS.items():
+        found = {part: match for part in parts if (match := re.match(form, part))}
+        rows = sum(parts[part] for part in found)
+        pieces = Counter(match["item"] for match in found.values())
+        again = sum(pieces[m["item"]] > 1 or m["item"] in parts for m in found.values())
+        single = sum(parts[part] for part, match in found.items() if int(match["pieces"]) == 1)
+        one = sum(parts[item] for item in pieces)
+        most, recurs = rows >= MOST_KNOWN * sum(parts.values()), again >= REPEATED * len(found)
+        is_sure = most or (recurs and (is_list or all(map(CODE.fullmatch, pieces))))
+        if place == "colon":
+            is_sure = (
+                is_sure and recurs and len(pieces) > 2 and single + one >= SINGLE * (rows + one)
+            )
+        elif not is_list:
+            is_sure = is_sure and recurs
+        if not found or rows < SEVERAL * sum(parts.values()) or not is_sure:
+            continue
+        if below := next((part for part, m in found.items() if int(m["pieces"]) < 1), None):
+            raise DataError(
+                f"{path}: cells of column {name!r} hold items with numbers of pieces, and {below!r}"
+                " may be a return; write a row for each item, with the number in a column "
+                "'quantity', or keep the cells as they are: --set data.clean.item_separator=none"
+            )
+        return place
+    return None
+
+
+def _with_records(path: Path, name: str, cell: str) -> DataError:
+    """The error for cells with records, with a command that reads those of JSON and Python."""
+    advice = "write one row for each item, or JSON lines (.jsonl), of which lists are read"
+    for reader in ("json.loads", "ast.literal_eval"):
+        try:
+            (json.loads if reader == "json.loads" else ast.literal_eval)(cell)
+        except (ValueError, SyntaxError):
+            continue
+        copy = shlex.quote(str(path.with_name(f"{path.name.partition('.')[0]}-lines.jsonl")))
+        program = (
+            "import ast, json, pathlib; from recsys.data.opening import open_table; "
+            f"rows = (row for batch in open_table(pathlib.Path({str(path)!r})).batches() "
+            f"for row in batch.to_pylist()); [print(json.dumps(row | {{{name!r}: "
+            f"{reader}(row[{name!r}] or '[]')}})) for row in rows]"
         )
-    several = cells.filter(pc.match_substring_regex(cells, PIECES))
-    if len(several) < SEVERAL * len(cells) or not len(several):
-        return
-    mark = re.findall(r"[,;|]", several[0].as_py())[-1]
-    copy = shlex.quote(str(path.with_name(f"{path.name.partition('.')[0]}-items{path.suffix}")))
-    # The blank keeps it from other columns, with ids such as `max1` and sizes such as `10x20`.
-    expression = r"s/( [xX]| ?[×*]) ?[0-9]+( *[],;|\t\"]|$)/\2/g"
-    if re.match(BEFORE, several[0].as_py()):
-        expression = r"s/(^|[],;|\t\"] *)[0-9]+ ?([xX] |[×*] ?)/\1/g"
-    raise DataError(
-        f"{path}: cells of column {name!r} hold items with numbers of pieces ({several[0]}), which "
-        "are not read; leave the numbers out, or write one row for each item with a column "
-        f"'quantity': sed -E '{expression}' {shlex.quote(str(path))} > {copy} && recsys run {copy} "
-        f"--set 'data.clean.item_separator=\"{mark}\"'"
+        python = f"{shlex.quote(sys.executable)} -X utf8 -c {shlex.quote(program)}"
+        advice += f": {python} > {copy} && recsys run {copy}"
+        break
+    return DataError(
+        f"{path}: cells of column {name!r} hold records ({cell[:60]}), which are not read; {advice}"
     )
-
-
-def split_items(table: pa.Table, name: str, mark: str) -> pa.Table:
-    """One row for each item of the cells of a column."""
-    cells = pc.fill_null(as_text(table[name]), "").combine_chunks()
-    bare = pc.replace_substring_regex(cells, r"^\s*\[|\]\s*$|[\"']", "")
-    cells = pc.if_else(pc.match_substring_regex(cells, LIST), bare, cells)
-    parts = pc.split_pattern(cells, mark)
-    items, rows = pc.utf8_trim_whitespace(pc.list_flatten(parts)), pc.list_parent_indices(parts)
-    keep = pc.or_(pc.not_equal(items, ""), pc.equal(cells.take(rows), ""))
-    made = table.take(rows.filter(keep))
-    return made.set_column(table.column_names.index(name), name, items.filter(keep))

@@ -5,6 +5,7 @@ It goes to the terminal, to `report.html` beside the data set, and as JSON into 
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib.resources import files
@@ -43,223 +44,12 @@ class Rule(NamedTuple):
     roles: tuple[str, ...] = ()
 
 
-RULES: dict[str, Rule] = {
-    "damaged_rows_skipped": Rule(
-        "rows do not have the header's number of columns, or a quote in them is not closed",
-        "skipped",
-        "data.clean.damaged_rows=0 refuses such a file",
-        asks=False,  # it has a share of its own
-    ),
-    "rows_with_several_items_split": Rule(
-        "rows hold several items in one cell",
-        "split into a row for each item",
-        "data.clean.item_separator=none keeps the cell as one item",
-    ),
-    "rows_named_by_title": Rule(
-        "rows have no item id, but the name of an item", "the name is taken as the id"
-    ),
-    "files_not_in_utf8": Rule(
-        "files are not in UTF-8", "read as UTF-16 (with a mark) or as Windows-1252"
-    ),
-    "rows_without_user_or_item_dropped": Rule(
-        "rows have no user or no item",
-        "dropped",
-        "data.clean.skip=missing_ids refuses the file",
-    ),
-    "rows_of_no_products_dropped": Rule(
-        "rows are lines that are no products, such as shipping or fees",
-        "dropped, and never recommended",
-        "'data.clean.drop_items=[none]' keeps them",
-    ),
-    "tracking_parameters_removed": Rule(
-        "items are URLs with parameters of a campaign",
-        "the parameters are removed, so that one page is one item",
-        "without data.clean.also=tracking they are kept",
-    ),
-    "rows_of_cancelled_orders_dropped": Rule(
-        "rows are of orders that were cancelled or not paid, or of 0 pieces",
-        "dropped; the same users' other events on the items stay",
-        "data.clean.skip=cancelled_orders keeps them as purchases",
-        roles=("taken_back", "order_status", "quantity"),
-    ),
-    "ids_with_a_decimal_place": Rule(
-        "ids are whole numbers with a decimal place, as some programs write them",
-        "the decimal place is removed, so that 100.0 is 100",
-    ),
-    "texts_in_another_spelling": Rule(
-        "ids have letters in another spelling of Unicode than NFC",
-        "brought to NFC, so that both spellings are one id",
-    ),
-    "sessions_without_user": Rule(
-        "rows have no user, but a session",
-        "the session is taken as the user",
-        "data.columns.session=none drops them",
-    ),
-    "rows_with_unreadable_times_dropped": Rule(
-        "rows have no time, or one that cannot be read",
-        "dropped",
-        "data.clean.skip=unreadable_times refuses the file",
-    ),
-    "times_with_a_zone": Rule("times name their time zone", "converted to UTC"),
-    "times_without_a_zone": Rule(
-        "times name no time zone",
-        "read as times of data.time_zone, which is UTC by default",
-        "data.time_zone=Europe/Berlin, for example, reads them as the time of a place",
-    ),
-    "rows_with_impossible_times_dropped": Rule(
-        "rows have a time before 1990 or in the future",
-        "dropped",
-        "data.clean.skip=impossible_times keeps them",
-    ),
-    "quantities_unreadable": Rule(
-        "numbers of pieces cannot be read as such", "the events count, without a number of pieces"
-    ),
-    "ratings_unreadable": Rule("ratings are not numbers", "read as missing"),
-    "events_of_placeholder_users_dropped": Rule(
-        "events belong to a user such as 'guest', who is not one person",
-        "dropped",
-        "data.clean.skip=placeholder_users keeps them",
-    ),
-    "events_of_test_users": Rule(
-        "events belong to users whose ids look like those of tests or of staff",
-        "kept",
-        "data.clean.also=test_users drops them",
-    ),
-    "events_of_test_users_dropped": Rule(
-        "events belong to users whose ids look like those of tests or of staff",
-        "dropped",
-        "without data.clean.also=test_users they are kept",
-    ),
-    "events_of_bots_dropped": Rule(
-        "events belong to users with far more events than all others",
-        "dropped as bots",
-        "data.clean.bots=0 keeps them, another number sets the smallest count of a bot",
-        by_users=True,
-    ),
-    "duplicate_rows_dropped": Rule(
-        "rows repeat the user, item, time, type and rating of another row",
-        "dropped",
-        "data.duplicates=keep keeps them",
-        asks=False,
-    ),
-    "pieces_of_equal_rows_added": Rule(
-        "of the rows that repeat another one have pieces, as equal lines of orders",
-        "added to the pieces of the row that stays, so that returns are counted against all",
-        asks=False,
-    ),
-    "events_at_the_same_time": Rule(
-        "events have the user and time of the event before, to the finest unit that is given",
-        "kept in the order of the file; in the opposite order if the file is newest first",
-    ),
-    "near_duplicate_events_merged": Rule(
-        "events follow another event of the same user on the same item within minutes",
-        "merged into one step with the strongest type and the last time",
-        "data.clean.skip=near_duplicates keeps them",
-        asks=False,
-    ),
-    "low_ratings_dropped": Rule(
-        "events have low ratings",
-        "not used as positives",
-        "data.clean.skip=negative_feedback keeps them; data.clean.negative_rating says which "
-        "ratings are low",
-        most=0.5,  # the lower two fifths of a scale are ordinary among reviews
-        roles=("rating",),
-    ),
-    "negative_events_dropped": Rule(
-        "events are dislikes, returns or removals",
-        "not used as positives",
-        "data.clean.skip=negative_feedback keeps them; data.behaviours says what is negative",
-        roles=("behaviour", "taken_back", "order_status", "quantity"),
-    ),
-    "events_before_negative_dropped": Rule(
-        "earlier events of the same users are on items that they then disliked or returned",
-        "not used as positives",
-        "data.clean.skip=negative_feedback keeps them",
-        roles=("rating", "behaviour", "taken_back", "order_status", "quantity"),
-    ),
-    "rows_below_min_rating_dropped": Rule(
-        "events are rated below data.min_rating", "dropped", asks=False
-    ),
-    "rows_outside_core_dropped": Rule(
-        "events are of users or items with fewer events than data.k_core", "dropped", asks=False
-    ),
-    "rows_of_short_users_dropped": Rule(
-        "events are of users with fewer events than data.min_length", "dropped", asks=False
-    ),
-    "partial_returns_dropped": Rule(
-        "rows are returns of a part of what the user bought of the item",
-        "not used; the purchase stays until all pieces are returned",
-        "data.columns.quantity=none ignores the pieces, so that returns are not recognised by them",
-    ),
-    "unknown_items": Rule(
-        "items of the events are not in the items file",
-        "kept in histories, and never recommended",
-        "data.clean.skip=unknown_items recommends them",
-    ),
-    "damaged_item_rows_skipped": Rule(
-        "rows of the items file do not have the header's number of columns", "skipped"
-    ),
-    "item_rows_without_id_dropped": Rule("rows of the items file have no id", "dropped"),
-    "repeated_item_rows_dropped": Rule(
-        "rows of the items file repeat an id",
-        "dropped; the first row of an id counts, but an item is available if one of its rows is",
-    ),
-    "item_fields_filled": Rule(
-        "fields of the items file are empty, and the events have them",
-        "filled: titles, categories and brands with the most frequent value, prices with the "
-        "latest",
-    ),
-    "items_without_title": Rule(
-        "items have no title", "their id is the title", "data.columns.title=NAME"
-    ),
-    "item_texts_cleaned": Rule(
-        "titles and texts contain markup, entities or superfluous blanks",
-        "removed",
-        "data.clean.skip=item_texts keeps them",
-    ),
-    "prices_read": Rule(
-        "prices have a currency, a decimal comma or a mark for thousands",
-        "read as numbers",
-        "data.clean.skip=prices keeps the texts",
-    ),
-    "prices_of_thousands": Rule(
-        "prices have three digits after the only mark, as 1.299, and no other price of the shop "
-        "shows what the mark means",
-        "read as thousands, because prices have two decimals",
-        "data.clean.skip=prices reads a dot as the decimal point",
-    ),
-    "values_not_read": Rule(
-        "values in columns of numbers or dates cannot be read as such",
-        "read as missing, one by one",
-    ),
-    "values_that_say_nothing": Rule("values such as N/A stand for no value", "read as missing"),
-    "category_paths_split": Rule(
-        "values are paths of categories",
-        "split into lists; the first part is an attribute of its own",
-        "data.clean.skip=category_paths keeps the texts",
-    ),
-    "columns_without_information_dropped": Rule(
-        "columns of the items file are empty, have one value in all rows, or number the rows",
-        "dropped",
-        "data.clean.skip=constant_columns keeps them",
-    ),
-    "unavailable_items": Rule(
-        "items are not available",
-        "kept in histories, and never recommended while they are unavailable",
-        "data.columns.available=none ignores the column",
-    ),
-    "last_days": Rule(
-        "items have a last date without a time of day",
-        "available until that day ends, in data.time_zone",
-        "data.time_zone=Europe/Berlin, for example, ends the days of a place",
-    ),
-    "items_outside_dates": Rule(
-        "items are before the first or after the last date of their availability",
-        "kept in histories, and recommended only between the dates",
-        "data.columns.available_from=none and data.columns.available_until=none ignore them",
-    ),
+RULES = {
+    name: Rule(**words | {"roles": tuple(words.get("roles", ()))})
+    for name, words in tomllib.loads(
+        files("recsys.data").joinpath("report.toml").read_text("utf-8")
+    ).items()
 }
-
 
 # The rules for single rows, before there are histories.
 BY_ROW = frozenset(name for name in RULES if name.startswith("rows_"))
@@ -306,8 +96,9 @@ class Report:
         left: events and items that are used in the end.
         mapping: what was decided about the form of the files, for later files of the same form:
             `events` and `items` (role -> column), `unused` (other columns of the events),
-            `day_first`, `no_products` (items that are left out), `separator` (of the items of a
-            cell), and `negative_rating` (None if no rating is negative) of a source with ratings.
+            `day_first`, `no_products` (items that are left out), `separator` and
+            `numbers_of_pieces` (`recsys.data.layouts.ItemCells`), and `negative_rating` (None if
+            no rating is negative) of a source with ratings.
     """
 
     columns: list[dict[str, str]] = field(default_factory=list)

@@ -126,7 +126,7 @@ def read(config: ReaderConfig) -> EventStream:
     def read_items(found: pa.Table) -> ItemCatalog:
         ids = found["item"].unique()
         report.mapping["no_products"] = sorted(first.service.dropped)
-        report.mapping["separator"] = first.separator
+        report.mapping["separator"], report.mapping["numbers_of_pieces"] = first.cells
         if left_out := first.service.summary():
             _warn(report, left_out)
             report.no_products = dict(first.service.dropped)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 import subprocess
 from collections.abc import Callable, Iterable
@@ -450,62 +451,132 @@ def test_a_line_that_may_be_a_product_is_kept_with_a_word(shop, line):
 # Several items in one cell
 
 
-@pytest.mark.parametrize("form", ['["{}"]', "['{}']", "[{}]"])
+@pytest.mark.parametrize(
+    "form",
+    ['["{}"]', "['{}']", "[{}]", "{{{}}}", '{{"{}"}}', "('{}')", "{{'{}'}}", "({})", "[{}|"],
+)
 @pytest.mark.parametrize("column", ["product_ids", "sku", "items"])
-def test_a_list_in_a_cell_is_several_items(shop, form, column):
-    inner = form[2] if form[1] in "\"'" else ""
-    mark = f"{form[1]}, {form[1]}" if inner else ", "
+@pytest.mark.parametrize("single", [False, True])
+def test_a_list_in_a_cell_is_several_items(shop, form, column, single):
+    form, mark = (form[:-1] + "]", "|") if form[-1] == "|" else (form, ", ")
+    quote = form.format("")[1] if form.format("")[1] in "\"'" else ""
+    baskets = [[f"p{(n + k) % 11}" for k in range(1 + n % 3)] for n in range(180)]
     cells = [
-        form.format(mark.join(f"p{(n + k) % 11}" for k in range(1 + n % 3))) for n in range(180)
+        basket[0]
+        if single and len(basket) == 1
+        else form.format(f"{quote}{mark}{quote}".join(basket))
+        for basket in baskets
     ]
     rows = [(f"u{n % 20}", cells[n], T + 5000 * n) for n in range(180)]
-    found = shop(table(f"user;{column};timestamp", rows, ";"))
+    found = shop(table(f"user\t{column}\ttimestamp", rows, "\t"))
     assert sorted(found.data.item_ids) == sorted(f"p{n}" for n in range(11))
     assert found.data.interactions.item.size == 360
+    assert found.counts["rows_with_several_items_split"] == 120
 
 
-@pytest.mark.parametrize("form", ['[{{"sku": "{}", "qty": 1}}]', "{{'sku': '{}'}}", "{{sku={}}}"])
-def test_records_in_cells_are_refused(shop, form):
-    rows = [(f"u{n % 20}", form.format(f"p{n % 11}"), T + 5000 * n) for n in range(180)]
-    with pytest.raises(DataError, match=r"'items' hold records .*one row for each item"):
+@pytest.mark.parametrize("share", [0.5, 0.05])
+def test_arrays_of_numpy_and_lists_in_few_rows(shop, share):
+    rows = [(f"u{n % 20}", f"['p{n % 11}' 'p{(n + 1) % 11}']" if n < 180 * share else f"p{n % 11}",
+             T + 5000 * n) for n in range(180)]  # fmt: skip
+    found = shop(table("user;sku;timestamp", rows, ";"))
+    assert found.data.interactions.item.size == 180 + 180 * share
+    assert len(found.data.item_ids) == 11
+
+
+def test_titles_with_commas_in_a_list_stay_whole(shop):
+    titles = ["Tisch, rund", "Stuhl; grün", 'Brett 12"', "L'eau", "Bank"]
+    cells = [json.dumps([titles[(n + k) % 5] for k in range(1 + n % 3)]) for n in range(180)]
+    found = shop(table("user\titems\ttimestamp", [(f"u{n % 20}", cells[n], T + 5000 * n)
+                                                 for n in range(180)], "\t"))  # fmt: skip
+    assert {*found.data.item_ids} == {*titles}
+
+
+@pytest.mark.parametrize(
+    "cell", ['[{{"sku": "{}", "qty": 1}}]', "{{'sku': '{}'}}", '[["{}", 2]]', "{{sku={}}}"]
+)
+def test_records_in_cells_are_refused_with_a_command_that_works(home, raw, shop, cell):
+    rows = [(f"u{n % 20}", cell.format(f"p{n % 11}"), T + 5000 * n) for n in range(180)]
+    with pytest.raises(DataError, match=r"'items' hold records .*one row for each item") as refused:
         shop(table("user\titems\ttimestamp", rows, "\t"))
+    if '"sku"' in cell or "'sku'" in cell:
+        command, _, again = (
+            str(refused.value).partition("are read: ")[2].partition(" && recsys run ")
+        )
+        subprocess.run(["bash", "-c", command], check=True)
+        found = shop((raw / "events-lines.jsonl").read_text(), file=again.rpartition("/")[2])
+        assert {*found.data.item_ids} == {f"p{n}" for n in range(11)}
 
 
-@pytest.mark.parametrize("mark", [",", ";", "|", " + "])
+@pytest.mark.parametrize("mark", [",", ";", "|", " + ", " & ", " / ", "&", "/", "+", " "])
 def test_codes_in_one_cell_are_asked_about(shop, mark):
-    cells = [f"{mark} ".join(f"P{(n + k) % 11}" for k in range(1 + n % 3)) for n in range(180)]
+    cells = [mark.join(f"P{(n + k) % 11}" for k in range(1 + n % 3)) for n in range(180)]
     text = table("user\tsku\ttimestamp", [(f"u{n % 20}", cells[n], T + 5000 * n)
                                           for n in range(180)], "\t")  # fmt: skip
     with pytest.raises(DataError, match="'sku' look like several items") as refused:
         shop(text)
     assert f"'data.clean.item_separator=\"{mark}\"'" in str(refused.value)
+    for n in (0, 9):  # also where few cells have several
+        few = [cells[k] if k % 10 == n else f"P{k % 11}" for k in range(180)]
+        rows = [(f"u{k % 20}", cell, T + k) for k, cell in enumerate(few)]
+        with pytest.raises(DataError, match="look like several items"):
+            shop(table("user\tsku\ttimestamp", rows, "\t"))
     assert shop(text, clean={"item_separator": mark}).data.interactions.item.size == 360
     assert shop(text, clean={"item_separator": "none"}).data.interactions.item.size == 180
 
 
-@pytest.mark.parametrize("cell", ["Tisch, rund", "SHIRT,RED,42", "iPad 5 + Pencil"])
+@pytest.mark.parametrize(
+    "cell",
+    [
+        "Tisch, rund",
+        "SHIRT,RED,42",
+        "iPad 5 + Pencil",
+        "Stuhl & Bank",
+        "AB/12 R2",
+        "2x Tee",
+    ],
+)
 def test_a_mark_in_the_name_of_one_item_divides_nothing(shop, cell):
     rows = [(f"u{n % 20}", (cell, "Stuhl", "Bank")[n % 3], T + 5000 * n) for n in range(180)]
     found = shop(table("user;item;timestamp", rows, ";"))
     assert found.data.item_ids.size == 3
 
 
-@pytest.mark.parametrize("form", ["{1}x {0}", "{1} x {0}", "{0} x{1}", "{0}*{1}"])
-def test_pieces_in_cells_are_refused_with_a_command_that_works(shop, raw, form):
+@pytest.mark.parametrize(
+    ("form", "column"),
+    [("{1}x {0}", "products"), ("{1} x {0}", "items"), ("{0} x{1}", "skus"),
+     ("{0}*{1}", "products"), ("{1}× {0}", "items"), ("{0} ({1})", "items"), ("{0}:{1}", "items"),
+     ("{0} (x{1})", "items")],
+)  # fmt: skip
+@pytest.mark.parametrize("mark", ["|", ", ", "[]"])
+@pytest.mark.parametrize("some", [False, True])
+def test_numbers_of_pieces_beside_items_are_left_out_and_counted(shop, form, column, mark, some):
     cells = [
-        "|".join(form.format(f"P{(n + k) % 11}", k + 1) for k in range(1 + n % 3))
-        for n in range(180)
+        [form.format(f"P{(n + k) % 11}", k + 1) if k or not some else f"P{n % 11}"
+         for k in range(1 + n % 3)] for n in range(180)
+    ]  # fmt: skip
+    texts = [f"[{', '.join(cell)}]" if mark == "[]" else mark.join(cell) for cell in cells]
+    rows = [(f"max{n % 20}", texts[n], T + 5000 * n) for n in range(180)]
+    found = shop(table(f"user\t{column}\ttimestamp", rows, "\t"))
+    assert {*found.data.item_ids} == {f"P{n}" for n in range(11)}
+    assert found.data.interactions.item.size == 360
+    assert found.counts["numbers_of_pieces_left_out"] == 360 - 180 * some
+
+
+def test_numbers_that_are_part_of_ids_stay(shop):
+    ids = [f"{shop}:{n}" for shop in ("de", "fr", "it", "es") for n in range(1, 9)]
+    rows = [(f"u{n % 20}", ids[n * 7 % 32], T + 5000 * n) for n in range(180)]
+    assert len(shop(table("user,items,timestamp", rows)).data.item_ids) == 32
+    packs = [f"{size}x Batterie {form}" for size in (4, 8) for form in ("AA", "AAA", "C")]
+    rows = [
+        (f"u{n % 20}", packs[n * 5 % 6] if n % 7 else "Lampe", T + 5000 * n) for n in range(180)
     ]
-    text = table("user,products,timestamp", [(f"max{n % 20}", cells[n], T + n) for n in range(180)])
-    with pytest.raises(DataError, match="numbers of pieces") as refused:
-        shop(text)
-    command = str(refused.value).partition("'quantity': ")[2].partition(" && ")[0]
-    subprocess.run(["bash", "-c", command], check=True)
-    made = (raw / "events-items.csv").read_text()
-    assert made == (table("user,products,timestamp", [
-        (f"max{n % 20}", "|".join(f"P{(n + k) % 11}" for k in range(1 + n % 3)), T + n)
-        for n in range(180)
-    ]))  # fmt: skip
+    assert len(shop(table("user,item,timestamp", rows)).data.item_ids) == 7
+
+
+def test_pieces_below_1_in_a_list_are_refused(shop):
+    rows = [(f"u{n % 20}", f"{n % 3 - 1}x P{n % 11}, 1x P{n % 7}", T + n) for n in range(180)]
+    with pytest.raises(DataError, match=r"may be a return.*item_separator=none"):
+        shop(table("user\tproducts\ttimestamp", rows, "\t"))
 
 
 # Missing ids
