@@ -70,6 +70,15 @@ def words(name: str) -> frozenset[str]:
     return frozenset(_text(WORDS[name]).split())
 
 
+def is_of_later(name: str) -> bool:
+    """Whether a time, by its name, is not that of an event, such as `Shipped at` and `Arrival`.
+
+    >>> is_of_later("Versanddatum"), is_of_later("Order date")
+    (True, False)
+    """
+    return any(part in normalised(name) for part in words("later"))
+
+
 def pattern(name: str) -> re.Pattern[str]:
     """The words of one name in `words.toml` that are a regular expression."""
     return re.compile("".join(WORDS[name].split()), re.IGNORECASE)

@@ -29,6 +29,7 @@ from recsys.data.column_words import (
     EVENT_WORDS,
     ITEM_WORDS,
     Groups,
+    is_of_later,
     order,
     rank,
     words,
@@ -67,7 +68,7 @@ EMAIL = r"^\S+@\S+\.\w+$"
 SURE_SHARE = 0.9  # of values that must look like numbers, clocks or answers
 SCORE = r"^-?(\d|10|\d[.,]\d)([.,]0+)?$"  # of scores
 RATE = r"^([1-9]|10|[1-9][.,]\d)([.,]0+)?$"  # of rates that are ratings: taxes are 0, too
-DECIMAL = r"^-?\d+[.,]\d{1,2}$"
+NO_IDS = r"^-?\d+[.,]\d{1,2}$|^\d{1,4}[-./]\d{1,2}[-./]\d{1,4}|\d:\d\d"  # amounts and times
 EXCEL_DAY = r"^[2-6]\d{4}([.,]\d+)?$"  # 33000 is in 1990, and 46000 in 2025
 CLOCK = r"^\d{1,2}:\d{2}(:\d{2}([.,]\d+)?)?( ?[AaPp][Mm])?( Uhr)?$"
 PUBLISHED = (
@@ -185,14 +186,16 @@ def recognise_events(
             found = _without_titles(found, sample)
         if role == "item" and known is None:
             found = _codes_beside_titles(sample, roles) or found
-        if role in ("timestamp", "behaviour", "user") and not found:
+        own = [pair for pair in found if role != "timestamp" or not is_of_later(pair[1])]
+        if role in ("timestamp", "behaviour", "user") and not own:
             tests: dict[str, Callable[[str], bool]] = {
-                "timestamp": fits(role),
+                "timestamp": lambda n: fits("timestamp")(n) and not is_of_later(n),
                 "behaviour": partial(_is_kind, sample),
                 "user": lambda n: fits("user")(n) and _share(sample.texts(n), EMAIL) >= SURE_SHARE,
             }
             once = [name for name in free_columns(sample, roles) if sample.counts[name] == 1]
-            found = [(0, name) for name in once if tests[role](name)]
+            own = [(0, name) for name in once if tests[role](name)]
+        found = own or found  # `updated_at` is the time where there is no other
         doubts |= _take(role, _without_twins(found, sample), roles, EVENT_WORDS[role])
     _take_clock(sample, given, roles)
     _take_fields(sample, given, roles, named_items=items is None and "item" not in doubts)
@@ -615,7 +618,8 @@ def _content_agrees(role: str, name: str, sample: Sample, rules: TimeRules) -> b
     values = sample.texts(name)
     if role in ("timestamp", "available_from", "available_until"):
         readable, possible = share_of_times(sample.table[name], rules)
-        return (possible if role == "timestamp" else readable) >= SHARE_OF_TIMES
+        often = len(values) >= SHARE_OF_TIMES * sample.table.num_rows
+        return (possible * often if role == "timestamp" else readable) >= SHARE_OF_TIMES
     if not len(values):
         return role == "taken_back" and not is_of_a_user(name)
     distinct = pc.count_distinct(values).as_py()
@@ -686,7 +690,7 @@ def _unknown(
     )
     settings = ", ".join(f"data.columns.{role}" for role in missing)
     order_of_file = title = ""
-    if "timestamp" in missing:
+    if "timestamp" in missing and named["timestamp"].column == FILE_ORDER:
         order_of_file = (
             f" {FILE_ORDER!r} says that the rows of each user are in order of time; a column of "
             "times is named in its place."
@@ -705,7 +709,7 @@ def _why_unknown(role: str, sample: Sample, equal: list[str], roles: Roles) -> t
     if equal:
         return f"both {' and '.join(map(repr, equal))} could be {what}", equal[0]
     if role == "timestamp":
-        return _without_time(sample, roles), FILE_ORDER
+        return _without_time(sample, roles)
     free = {name: sample.texts(name) for name in free_columns(sample, roles)}
     for name, values in free.items():
         unique = len(values) > 0 and len(values) == len(pc.unique(values))
@@ -720,29 +724,43 @@ def _why_unknown(role: str, sample: Sample, equal: list[str], roles: Roles) -> t
     repeated = [
         name
         for name, values in free.items()
-        if 1 < distinct[name] < len(values) and _share(values, DECIMAL) < SURE_SHARE
+        if 1 < distinct[name] < len(values) and _share(values, NO_IDS) < SURE_SHARE
     ]
-    nouns = [noun for noun in words("users" if role == "user" else "items") if len(noun) > 3]
+    kinds = ("users", "guests") if role == "user" else ("items",)
+    nouns = [noun for kind in kinds for noun in words(kind) if len(noun) > 3]
     alike = [name for name in repeated if any(noun in normalised(name) for noun in nouns)]
     others = list(free) if len(free) > 1 else []
     best = max(alike or repeated or others, key=lambda name: distinct[name], default="NAME")
     return f"no column is recognised as {what}", best
 
 
-def _without_time(sample: Sample, roles: Roles) -> str:
-    """Why events have no time; it names a column that looks like a time."""
-    like = [n for n in free_columns(sample, roles) if rank(n, EVENT_WORDS["timestamp"]) is not None]
+def _without_time(sample: Sample, roles: Roles) -> tuple[str, str]:
+    """Why events have no time, and a column that holds other times, or `FILE_ORDER`."""
+    free = free_columns(sample, roles)
+    like = [n for n in free if rank(n, EVENT_WORDS["timestamp"]) is not None]
+    filled = {n: len(sample.texts(n)) / sample.table.num_rows for n in free}
+    like.sort(key=lambda name: filled[name] < SHARE_OF_TIMES)
+    reason = "no column holds the time of the events"
+    if not like or filled[like[0]] < SHARE_OF_TIMES:
+        rules = TimeRules("auto", "UTC", None, 0)
+        for name in free:
+            times = share_of_times(sample.table[name], rules)[1]
+            if is_of_later(name) and filled[name] * times >= SHARE_OF_TIMES:
+                other = f"{reason}: by its name, {name!r} says when something else happened"
+                return other, name
     if not like:
-        return "no column holds the time of the events"
+        return reason, FILE_ORDER
     values = sample.texts(like[0])
     hint = (
         "most of its values are not times after 1990 in a known form; a form that is always read "
-        "is 2026-01-31 14:05:00; months in words are not"
+        "is 2026-01-31 14:05:00"
     )
-    if _share(values, EXCEL_DAY) >= SURE_SHARE:
+    if filled[like[0]] < SHARE_OF_TIMES:
+        hint = f"it is empty in {1 - filled[like[0]]:.0%} of the rows"
+    elif _share(values, EXCEL_DAY) >= SURE_SHARE:
         hint = (
             f"its values, such as {values[0]}, are days since 1900, as spreadsheets store times: "
             "give the column the format yyyy-mm-dd hh:mm:ss there, and export the file again, or "
             "take the .xlsx file itself"
         )
-    return f"no column holds the time of the events: {like[0]!r} looks like a time, but {hint}"
+    return f"{reason}: {like[0]!r} looks like a time, but {hint}", FILE_ORDER

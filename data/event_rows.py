@@ -31,9 +31,10 @@ from recsys.data.returns import (
     read_order_status,
     read_pieces,
     read_taken_back,
+    unclear_pieces,
 )
 from recsys.data.texts import MISSING, as_strings
-from recsys.data.time_formats import TimeRules, find_zones, read_moments
+from recsys.data.time_formats import CHANGES, TimeRules, find_zones, read_moments
 from recsys.errors import DataError
 from recsys.event_names import level
 
@@ -206,6 +207,8 @@ class EventReader:
                 parts = [as_strings(column[role], role, path) for role in ("timestamp", "clock")]
                 times = pc.binary_join_element_wise(*parts, " ", null_handling="replace")
             moments = read_moments(times, rules, self.counts)
+            for rule in CHANGES:
+                self.report.add(rule, self.counts.pop(rule, 0))
             made["timestamp"], made["nanosecond"] = moments.second, moments.nanosecond
             zones = find_zones(times)
             self.report.add("times_with_a_zone", zones.zoned, zones.names)
@@ -244,7 +247,10 @@ class EventReader:
         pieces = None
         if "quantity" in self.roles:
             texts = pc.fill_null(as_strings(column["quantity"], "quantity", path), "")
-            pieces = read_pieces(texts)
+            pieces = read_pieces(texts, self.first.pieces)
+            unclear = unclear_pieces(texts, self.first.pieces)
+            shown = unclear.slice(0, EXAMPLES).to_pylist()
+            self.report.add("pieces_of_three_digits", len(unclear), shown)
             nothing = pc.is_in(pc.utf8_lower(texts), value_set=MISSING)
             odd = pc.and_(pc.is_null(pieces), pc.invert(nothing))
             shown = texts.filter(odd).slice(0, EXAMPLES).to_pylist()

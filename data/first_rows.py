@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 import pyarrow as pa
@@ -15,6 +16,7 @@ from recsys.data.histories import placeholders
 from recsys.data.layouts import ItemCells, item_cells
 from recsys.data.opening import TableFile
 from recsys.data.raw import ReaderConfig
+from recsys.data.returns import forms_of_pieces
 from recsys.data.service_lines import ServiceLines, order_shares, wildcard
 from recsys.data.texts import as_strings
 from recsys.data.time_formats import TimeRules
@@ -32,6 +34,7 @@ class FirstRows:
         cells: how the cells of the column of items hold items.
         nobody: ids of users that stand for nobody, where each row has a session.
         service: finds the lines that are no products.
+        pieces: texts that show what marks in numbers of pieces mean (`forms_of_pieces`).
         conditions: (column, pattern) by which the settings name such lines in the events.
     """
 
@@ -39,10 +42,12 @@ class FirstRows:
     nobody: list[str]
     service: ServiceLines
     conditions: Conditions
+    pieces: list[str]
 
 
 def look_at(
     sample: Sample,
+    events: Sequence[TableFile],
     roles: Roles,
     items: TableFile | None,
     described: Sample | None,
@@ -54,6 +59,7 @@ def look_at(
 
     Args:
         sample: of the events.
+        events: their files.
         roles: of their columns.
         items: the items file, if there is one.
         described: its first rows.
@@ -97,7 +103,22 @@ def look_at(
     titles = _titles(sample, own, roles) | (_titles(described, "", mine) if described else {})
     if not config.new_items:  # nobody answers at night
         service.ask(titles)
-    return FirstRows(form, nobody, service, conditions)
+    pieces = known_form.get("pieces", []) + _pieces(events, roles)
+    return FirstRows(form, nobody, service, conditions, pieces)
+
+
+def _pieces(files: Sequence[TableFile], roles: Roles) -> list[str]:
+    """What marks in numbers of pieces mean, by all files, if the first rows of one have such."""
+    if "quantity" not in roles:
+        return []
+    name = roles["quantity"].column
+
+    def texts(file: TableFile) -> Iterator[pa.ChunkedArray]:
+        return (as_strings(batch[name], "quantity", file.path) for batch in file.batches([name]))
+
+    first = [column for file in files for column in islice(texts(file), 1)]
+    marked = any(pc.any(pc.match_substring_regex(column, "[.,]")).as_py() for column in first)
+    return forms_of_pieces(column for file in files for column in texts(file)) if marked else []
 
 
 def _ids(rows: pa.Table, own: str, roles: Roles, path: Path) -> pa.ChunkedArray:

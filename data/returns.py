@@ -6,6 +6,7 @@ What was returned was bought, and is negative feedback. What was cancelled or no
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ import pyarrow.compute as pc
 
 from recsys.data.availability import answers, each, is_missing, plain_answer
 from recsys.data.column_words import words
-from recsys.data.numbers import read_amounts
+from recsys.data.numbers import EITHER, FORMS, read_amounts
 from recsys.event_names import NOT, PURCHASE, is_partial, is_return, level, normalised, words_of
 
 DATE = re.compile(r"\d{4}-\d{1,2}-\d{1,2}|\d{1,2}[./-]\d{1,2}[./-]\d{2,4}|\d{8,13}$")
@@ -26,6 +27,8 @@ PIECES = (
     r"(?P<n>\d{1,3}(?:[\s\x{A0}\x{202F}'\x{2019}]\d{3})+(?:[.,]\d+)?|[\d.,]{0,12}\d)"
     r"\s*(?:[x\x{D7}]|\pL{1,9}\.?)?\s*(?P<end>[-)])?$"  # perhaps with a unit, as 2 Stk and 2x
 )
+BELOW_1000 = r"^[1-9]\d{0,2}$"
+MARKED = FORMS[1:]  # numbers with a mark before decimals or between thousands
 MOST_KINDS = 20  # distinct values of a column that says what kind of document a line is of
 SURE_KINDS = 0.9  # share of the rows with a kind of a known strength
 LINES = 0.1  # share of filled rows behind the first of an order: more, and a row has its own state
@@ -182,24 +185,60 @@ def fill_orders(
     return texts.take(pa.array(np.where(order[known] == order, known, row)))
 
 
-def read_pieces(texts: pa.ChunkedArray) -> pa.ChunkedArray:
+def read_pieces(texts: pa.ChunkedArray, shown: Sequence[str] = ()) -> pa.ChunkedArray:
     """Numbers of pieces, negative ones in the usual forms: (rows,) float32, null for no number.
 
     The forms are -1, also with Unicode's minus, 1- of SAP, and (1) of accounting. Marks of
     thousands are those of `numbers.read_amounts`.
 
+    Args:
+        texts: of a column.
+        shown: texts of the same column in other parts (`forms_of_pieces`), for the marks.
+
     >>> read_pieces(pa.chunked_array([["-2", "\u22121,5", "3-", "(4)", "5 pcs", ""]])).to_pylist()
     [-2.0, -1.5, -3.0, -4.0, 5.0, None]
     >>> read_pieces(pa.chunked_array([["-1.000", "1 200", "2", "minus 1", "5-10"]])).to_pylist()
     [-1000.0, 1200.0, 2.0, -1.0, None]
+    >>> read_pieces(pa.chunked_array([["1,000", "12,000"]])).to_pylist()
+    [1.0, 12.0]
     """
     encoded = texts.combine_chunks().dictionary_encode()
-    parts = pc.extract_regex(encoded.dictionary, PIECES)
-    bare = pc.replace_substring_regex(pc.struct_field(parts, "n"), r"[^\d.,]", "")
-    pieces = pc.cast(read_amounts(bare), pa.float32())
+    words = encoded.dictionary
+    every = pa.concat_arrays([_bare_pieces(words), _bare_pieces(pa.array(shown, pa.string()))])
+    thousand = pc.any(pc.match_substring_regex(every, BELOW_1000)).as_py() or False
+    pieces = read_amounts(every, thousand=thousand)[: len(words)]
+    parts = pc.extract_regex(words, PIECES)
     signs = [pc.struct_field(parts, name) for name in ("less", "end")]
     less = pc.or_(pc.not_equal(signs[0], ""), pc.equal(signs[1], "-"))
-    return pa.chunked_array([pc.if_else(less, pc.negate(pieces), pieces).take(encoded.indices)])
+    pieces = pc.cast(pc.if_else(less, pc.negate(pieces), pieces), pa.float32())
+    return pa.chunked_array([pieces.take(encoded.indices)])
+
+
+def _bare_pieces(texts: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
+    """The digits and marks of numbers of pieces; null where there is no number."""
+    number = pc.struct_field(pc.extract_regex(texts, PIECES), "n")
+    return pc.replace_substring_regex(number, r"[^\d.,]", "")
+
+
+def forms_of_pieces(batches: Iterable[pa.ChunkedArray]) -> list[str]:
+    """Texts, one of each form, that show what the marks in numbers of pieces mean."""
+    found: dict[str, str] = {}
+    for texts in batches:
+        bare = _bare_pieces(texts)
+        clear = pc.fill_null(pc.invert(pc.match_substring_regex(bare, EITHER)), False)
+        for name, form in (*MARKED, ("below 1000", BELOW_1000)):
+            if name not in found:
+                fitting = bare.filter(pc.and_(clear, pc.match_substring_regex(bare, form)))
+                found |= {name: fitting[0].as_py()} if len(fitting) else {}
+    return list(found.values())
+
+
+def unclear_pieces(texts: pa.ChunkedArray, shown: Sequence[str]) -> pa.ChunkedArray:
+    """The numbers of pieces such as 1.200, if no form in `shown` says what their marks mean."""
+    if any("." in text or "," in text for text in shown):
+        return texts[:0]
+    bare = _bare_pieces(texts)
+    return texts.filter(pc.fill_null(pc.match_substring_regex(bare, EITHER), False))
 
 
 def pieces_of_events(

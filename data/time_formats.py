@@ -5,6 +5,7 @@ A column may mix the forms. Arrow parses them; a value that is no time becomes n
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -15,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from recsys.data.column_words import WORDS
 from recsys.data.opening import TableFile
 from recsys.data.report import Report
 from recsys.data.times import (
@@ -28,28 +30,54 @@ from recsys.data.times import (
     of_timestamps,
 )
 from recsys.errors import DataError
+from recsys.event_names import normalised
 
 EARLIEST = 631_152_000  # 1990-01-01: earlier times of a shop's events are errors
 DAY_S = 86_400
+CHANGES = ("times_in_a_skipped_hour", "times_in_a_doubled_hour")  # rules of the report
 NO_TEXTS = pa.chunked_array([], pa.string())
 NUMBER = r"^\d{1,19}(\.\d*)?([eE]\+?\d{1,2})?$"
 COMPACT = r"^(19|20)\d{2}(0[1-9]|1[0-2])(0[1-9]|[12]\d|3[01])(\d{4}|\d{6})?$"
 YEAR_FIRST = r"^\d{4}-\d{1,2}-\d{1,2}(\s|$)"
 YEAR_LAST = r"^\d{1,2}-\d{1,2}-(\d{4}|\d{2})(\s|$)"
-WORDS = r"^(\d{1,2}[- ][A-Za-z]{3,9}[- ]\d{4}|[A-Za-z]{3,9} \d{1,2} \d{4})"
-ZONED = r":\d{2}([.,]\d+)?\s*(Z|z|UTC|GMT|[+-]\d{2}(:?\d{2})?)$"
-SPLIT_ZONE = r"^(?P<rest>.*:\d{2}(?:[.,]\d+)?)\s*(?P<zone>Z|z|UTC|GMT|[+-]\d{2}(?::?\d{2})?)$"
+# Hours east of UTC of names of zones that exports write.
+ZONES = {
+    "PST": -8, "PDT": -7, "MST": -7, "MDT": -6, "CST": -6, "CDT": -5, "EST": -5, "EDT": -4,
+    "BST": 1, "CET": 1, "MEZ": 1, "CEST": 2, "MESZ": 2, "EET": 2, "EEST": 3, "JST": 9,
+}  # fmt: skip
+ZONE = rf"Z|z|UTC|(?:GMT|UTC)?[+-]\d{{2}}(?::?\d{{2}})?|GMT|{'|'.join(ZONES)}"
+SPLIT_ZONE = (
+    r"^(?P<rest>.*:\d{2}(?:[.,]\d+)?(?: ?[AaPp]\.?[Mm]\.?)?)"
+    rf"\s*(?P<zone>{ZONE})(?: \([^()]*\))?$"
+)
+# Dates with the name of a month: 5 Jan 2026, Jan-05-26, 2026-Jan-05, and Mon Jan 5 10:00:00 2026.
+WEEKDAY, MONTH = r"^(?:\pL{2,13}\.?,? +)?", r"(?P<month>\pL{3,12})\.?"
+DAY = r"(?P<day>\d{1,2})(?:\.|st|nd|rd|th|er|º|°|ª)?"
+YEAR, AFTER = r"(?P<year>\d{4}|\d{2})", r"(?P<rest>(?:[\sT,:].*)?)$"
+SIGNS = r"[\s.,/'\x{2019}_-]"
+NAMED_MONTHS = (
+    rf"{WEEKDAY}{MONTH} +{DAY} (?P<rest>[\d:]{{7,8}})(?: UTC| GMT)? (?P<year>\d{{4}})$",
+    rf"{WEEKDAY}{DAY}{SIGNS}*(?:de |of )?{MONTH}{SIGNS}*(?:del? )?{YEAR}{AFTER}",
+    rf"{WEEKDAY}{MONTH}{SIGNS}*{DAY}{SIGNS}+(?:del? )?{YEAR}{AFTER}",
+    rf"^{YEAR}{SIGNS}*{MONTH}{SIGNS}*{DAY}{AFTER}",
+)
+MONTHS = {
+    word: f"{number:02}"
+    for number, names in enumerate(WORDS["months"].splitlines(), 1)
+    for word in names.split()
+}
 CLOCKS = ("", " %H:%M:%S", " %H:%M", " %I:%M %p", " %I:%M:%S %p")
 FRACTION = r":\d{2}[.,](?P<fraction>\d+)"
 # Replacements that bring the local forms to a few: `31.12.2024, 13:05 Uhr` -> `31-12-2024 13:05`.
 TIDY = (
-    (r"^(Mon|Tue|Wed|Thu|Fri|Sat|Sun)[a-z]*,? +", ""),
+    (r"^\pL{2,13}\.?,? +(\d)", r"\1"),
     (r"^(\d{1,4})[./](\d{1,2})[./](\d{1,4})", r"\1-\2-\3"),
-    (r"^(\d{4}-\d{1,2}-\d{1,2})T", r"\1 "),
+    (r"^(\d{4}-\d{1,2}-\d{1,2})[T:]", r"\1 "),
     (r"(:\d{2})[.,]\d+", r"\1"),
-    (r",? +(um )?", " "),
+    (r",?\s+(?:(?:a|à|as|às|at|um|om|o|alle|ore|las) +)*", " "),
     (r"(?i) (uhr|h)$", ""),
-    (r"(?i)(\d) ?([ap])\.?m\.?$", r"\1 \2M"),
+    (r"(?i) (\d{1,2}) ?h ?(\d{2})$", r" \1:\2"),
+    (r"(?i)(\d) ?([ap])\. ?m\.$|(\d) ?([ap])m$", r"\1\3 \2\4M"),
 )
 
 
@@ -94,14 +122,15 @@ def read_moments(
     Args:
         column: numbers, dates, times or texts.
         rules: how they are read; dates like 03/04/2024 are null while `day_first` is None.
-        counts: is increased by the number of values in each unit below a second.
+        counts: is increased by the number of values in each unit below a second, and of those in
+            an hour that a change of clocks skips or doubles (`CHANGES`).
         ends: whether a date without a time of day is the end of that day, not its start. Times
             without a zone are dates if all are midnight, as in a column of pandas or of SQL.
     """
     kind = column.type
     counts = Counter() if counts is None else counts
     if pa.types.is_date(kind) or pa.types.is_timestamp(kind):
-        return _of_arrow(column, rules.zone, ends)
+        return _of_arrow(column, rules.zone, ends, counts)
     if pa.types.is_floating(kind):
         floats = of_floats(pc.cast(column, pa.float64()))
         return Moments(*_in_range(*floats, rules.unit, counts), constant(False, len(column)))
@@ -117,7 +146,7 @@ def read_moments(
     found = _of_numbers(pc.if_else(number, texts, None), rules.unit, counts)
     if pc.all(number).as_py():
         return Moments(*found, constant(False, len(column)))
-    other = _of_texts(pc.if_else(number, "", texts), rules, ends)
+    other = _of_texts(pc.if_else(number, "", texts), rules, ends, counts)
     return Moments(
         pc.coalesce(found[0], other.second),
         pc.if_else(number, found[1], other.nanosecond),
@@ -184,7 +213,7 @@ def show_day_first(columns: Iterable[pa.ChunkedArray]) -> DayOrder:
             values of both kinds are known.
     """
     seen, day, month = False, None, None
-    form = r"^\s*(?P<one>\d{1,2})(?P<mark>[-/.])(?P<two>\d{1,2})[-/.]\d{2}"
+    form = r"^\s*(?:\pL{2,13}\.?,? +)?(?P<one>\d{1,2})(?P<mark>[-/.])(?P<two>\d{1,2})[-/.]\d{2}"
     for column in columns:
         texts = pc.fill_null(column, "") if pa.types.is_string(column.type) else NO_TEXTS
         parts = pc.extract_regex(texts, form)
@@ -302,7 +331,7 @@ def find_zones(column: pa.ChunkedArray) -> Zones:
         return Zones(0, 0, [])
     texts = pc.utf8_trim_whitespace(pc.fill_null(column, ""))
     clock = pc.sum(pc.match_substring_regex(texts, r"\d{1,2}:\d{2}")).as_py() or 0
-    zoned = texts.filter(pc.match_substring_regex(texts, ZONED))
+    zoned = texts.filter(pc.match_substring_regex(texts, SPLIT_ZONE))
     if not len(zoned):
         return Zones(clock, 0, [])
     names = pc.unique(pc.struct_field(pc.extract_regex(zoned, SPLIT_ZONE), "zone"))
@@ -346,7 +375,7 @@ def _in_range(
     return pc.if_else(pc.less_equal(second, SECONDS_END), second, None), nanosecond
 
 
-def _of_arrow(column: pa.ChunkedArray, zone: str, ends: bool) -> Moments:
+def _of_arrow(column: pa.ChunkedArray, zone: str, ends: bool, counts: Counter[str]) -> Moments:
     """Dates and timestamps of Arrow."""
     found = of_timestamps(column)
     if getattr(column.type, "tz", None):
@@ -356,7 +385,7 @@ def _of_arrow(column: pa.ChunkedArray, zone: str, ends: bool) -> Moments:
         if _all_midnight(local, found.nanosecond):
             is_date = pc.is_valid(local)
         local = pc.if_else(is_date, _next_day(local), local)
-    return Moments(_in_zone(local, zone), found.nanosecond, is_date)
+    return Moments(_in_zone(local, zone, counts), found.nanosecond, is_date)
 
 
 def _all_midnight(local: pa.ChunkedArray, nanosecond: pa.ChunkedArray) -> bool:
@@ -369,11 +398,31 @@ def _next_day(local: pa.ChunkedArray) -> pa.ChunkedArray:
     return pc.add(local, pa.scalar(DAY_S, pa.duration("s")))
 
 
-def _of_texts(texts: pa.ChunkedArray, rules: TimeRules, ends: bool) -> Moments:
+def _in_digits(texts: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Dates with the name of a month in digits, the year first; other texts stay."""
+    for form in NAMED_MONTHS:
+        parts = pc.extract_regex(texts, form)
+        month, day, year, rest = (
+            pc.struct_field(parts, name) for name in ("month", "day", "year", "rest")
+        )
+        encoded = month.combine_chunks().dictionary_encode()
+        known = [MONTHS.get(normalised(word)) for word in encoded.dictionary.to_pylist()]
+        month = pa.chunked_array([pa.array(known, pa.string()).take(encoded.indices)])
+        year = pc.replace_substring_regex(year, r"^([0-6]\d)$", r"20\1")
+        year = pc.replace_substring_regex(year, r"^([7-9]\d)$", r"19\1")
+        date = pc.binary_join_element_wise(year, month, day, "-")
+        rest = pc.replace_substring_regex(rest, r"^(\d)", r" \1")
+        texts = pc.coalesce(pc.binary_join_element_wise(date, rest, ""), texts)
+    return texts
+
+
+def _of_texts(
+    texts: pa.ChunkedArray, rules: TimeRules, ends: bool, counts: Counter[str]
+) -> Moments:
     """Dates and times in words and digits; empty texts become null."""
     offset = None
     texts = pc.utf8_trim_whitespace(texts)
-    if pc.any(pc.match_substring_regex(texts, ZONED)).as_py():
+    if pc.any(pc.match_substring_regex(texts, SPLIT_ZONE)).as_py():
         parts = pc.extract_regex(texts, SPLIT_ZONE)
         texts = pc.coalesce(pc.struct_field(parts, "rest"), texts)
         offset = _offset(pc.struct_field(parts, "zone"))
@@ -382,6 +431,8 @@ def _of_texts(texts: pa.ChunkedArray, rules: TimeRules, ends: bool) -> Moments:
         digits = pc.struct_field(pc.extract_regex(texts, FRACTION), "fraction")
         digits = pc.utf8_slice_codeunits(pc.utf8_rpad(digits, 9, "0"), 0, 9)
         nanosecond = pc.cast(pc.fill_null(digits, "0"), pa.int32())
+    if pc.any(pc.match_substring_regex(texts, r"\pL{3}")).as_py():
+        texts = _in_digits(texts)
     for pattern, new in TIDY:
         texts = pc.replace_substring_regex(texts, pattern, new)
     found = pa.chunked_array([pa.nulls(len(texts), pa.timestamp("s"))])
@@ -391,7 +442,6 @@ def _of_texts(texts: pa.ChunkedArray, rules: TimeRules, ends: bool) -> Moments:
     if order:
         forms += [(YEAR_LAST.replace(r"|\d{2}", ""), [order + "%Y"])]
         forms += [(YEAR_LAST.replace(r"\d{4}|", ""), [order + "%y"])]
-    forms += [(WORDS, ["%d-%b-%Y", "%d %b %Y", "%b %d %Y", "%d %B %Y", "%B %d %Y"])]
     for pattern, dates in forms:
         fitting = pc.match_substring_regex(texts, pattern)
         if not pc.any(fitting).as_py():
@@ -407,7 +457,8 @@ def _of_texts(texts: pa.ChunkedArray, rules: TimeRules, ends: bool) -> Moments:
                 break
     if ends and offset is None and not pc.any(is_date).as_py() and _all_midnight(found, nanosecond):
         found, is_date = _next_day(found), pc.is_valid(found)
-    local = _in_zone(found, rules.zone)
+    bare = found if offset is None else pc.if_else(pc.is_valid(offset), None, found)
+    local = _in_zone(bare, rules.zone, counts)
     if offset is not None:
         local = pc.if_else(pc.is_valid(offset), pc.subtract(_as_seconds(found), offset), local)
     return Moments(local, nanosecond, is_date)
@@ -418,18 +469,24 @@ def _offset(zones: pa.ChunkedArray) -> pa.ChunkedArray:
     encoded = zones.combine_chunks().dictionary_encode()
     seconds = []
     for zone in encoded.dictionary.to_pylist():
-        digits = zone[1:].replace(":", "") if zone and zone[0] in "+-" else ""
+        name, sign, digits = re.fullmatch("([A-Za-z]*)([+-]?)(.*)", zone or "").groups()
+        digits = digits.replace(":", "")
         size = int(digits[:2] or 0) * 3_600 + int(digits[2:] or 0) * 60
-        seconds.append(-size if zone and zone[0] == "-" else size)
+        seconds.append(ZONES.get(name, 0) * 3_600 + (-size if sign == "-" else size))
     return pa.chunked_array([pa.array(seconds, pa.int64()).take(encoded.indices)])
 
 
-def _in_zone(local: pa.ChunkedArray, zone: str) -> pa.ChunkedArray:
+def _in_zone(local: pa.ChunkedArray, zone: str, counts: Counter[str]) -> pa.ChunkedArray:
     """Unix seconds of times of a zone; an hour that a change of clocks skips is after it."""
     if zone == "UTC":
         return _as_seconds(local)
-    times = pc.assume_timezone(local, zone, ambiguous="earliest", nonexistent="earliest")
+    times, last = (
+        pc.assume_timezone(local, zone, ambiguous=which, nonexistent="earliest")
+        for which in ("earliest", "latest")
+    )
     skipped = pc.fill_null(pc.not_equal(pc.local_timestamp(times), local), False)
+    for rule, rows in zip(CHANGES, (skipped, pc.not_equal(times, last)), strict=True):
+        counts[rule] += pc.sum(rows).as_py() or 0
     if not pc.any(skipped).as_py():
         return _as_seconds(times)
     day = pa.scalar(DAY_S, pa.duration("s"))

@@ -119,7 +119,7 @@ def read(config: ReaderConfig) -> EventStream:
     others = [file for file in (*events, items) if file and file.encoding != "utf-8"]
     report.add("files_not_in_utf8", len(others), [f"{f.path.name}: {f.encoding}" for f in others])
     check_names(sample.table, {found.column for found in roles.values()}, sample.path)
-    first = look_at(sample, roles, items, described, given, times, config)
+    first = look_at(sample, events, roles, items, described, given, times, config)
     forms = IdForms(report)
     reader = EventReader(config, roles, of_file, report, first, forms)
 
@@ -127,6 +127,7 @@ def read(config: ReaderConfig) -> EventStream:
         ids = found["item"].unique()
         report.mapping["no_products"] = sorted(first.service.dropped)
         report.mapping["separator"], report.mapping["numbers_of_pieces"] = first.cells
+        report.mapping["pieces"] = first.pieces
         if left_out := first.service.summary():
             _warn(report, left_out)
             report.no_products = dict(first.service.dropped)

@@ -80,6 +80,47 @@ def test_a_time_is_recognised_by_its_content_alone() -> None:
     assert found["timestamp"].why == "by content"
 
 
+LATER = ["Cancelled at", "Refunded at", "Updated at", "Shipped at", "Versanddatum", "Expédiée le",
+         "Arrival", "Delivery date", "Fecha de entrega", "Data zwrotu"]  # fmt: skip
+
+
+@pytest.mark.parametrize("later", LATER)
+@pytest.mark.parametrize("own", ["Placed", "Wann", "Created at", "date"])
+def test_what_happened_later_is_not_the_time_of_an_event(later: str, own: str) -> None:
+    date = lambda row: f"{1 + row % 28}.11.2023 10:00"  # noqa: E731
+    for columns in ({later: date, own: date}, {own: date, later: date}):
+        assert names(events(user_id=user, item_id=item, **columns))["timestamp"] == own
+
+
+@pytest.mark.parametrize("later", [name for name in LATER if name != "Updated at"])
+def test_only_a_later_time_is_asked_about(later: str) -> None:
+    date = lambda row: f"{1 + row % 28}.11.2023 10:00"  # noqa: E731
+    with pytest.raises(DataError, match=f"by its name, '{later}' says") as refused:
+        events(user_id=user, item_id=item, **{later: date})
+    assert f"timestamp={later}" in str(refused.value)
+    assert events({"timestamp": later}, user_id=user, item_id=item, **{later: date})
+
+
+def test_a_time_that_is_mostly_empty_is_not_the_time() -> None:
+    date = lambda row: f"{1 + row % 28}.11.2023 10:00"  # noqa: E731
+    few = lambda row: date(row) if row % 5 == 0 else ""  # noqa: E731
+    found = events(user_id=user, item_id=item, date=few, gekauft=date)
+    assert names(found)["timestamp"] == "gekauft"
+    with pytest.raises(DataError, match="'date' looks like a time, but it is empty in 80%"):
+        events(user_id=user, item_id=item, date=few)
+
+
+def test_no_time_and_no_amount_is_proposed_as_the_user() -> None:
+    columns = {
+        "Booking": lambda row: row,
+        "Arrival": lambda row: f"2023-11-{1 + row % 28:02}",
+        "Guest name": lambda row: f"Guest {row % 9}",
+        "Total": lambda row: f"{row % 30}.50",
+    }
+    with pytest.raises(DataError, match="user=Guest name"):
+        events(item_id=item, **columns)
+
+
 def test_the_items_file_decides_between_two_columns() -> None:
     items = sample("items.csv", 11, sku=item, name=lambda row: f"Thing {row}")
     columns = {"user": user, "ts": time, "sku": item, "product_id": lambda row: row % 12 + 7000}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pyarrow as pa
 import pytest
 from hypothesis import given
@@ -32,6 +34,12 @@ def read(text: str | None, zone: str = "UTC", day_first: bool | None = True) -> 
         "2024-05-01T12:00:00+0200", "2024-05-01 12:00:00.123+02", "2024-05-01 10:00",
         "2024/05/01 10:00:00", "2024-5-1 10:00", "01.05.2024 10:00", "1.5.2024, 10:00 Uhr",
         "01/05/2024 10:00 AM", "1/5/24 10:00 am", "20240501100000", "01-May-2024 10:00:00",
+        "May-01-24 10:00:00", "2024-May-01 10:00", "01/May/2024:10:00:00 +0000",
+        "Wed May 1 2024 10:00", "MAY-1-2024 10:00", "Mi, 1.5.2024 10:00",
+        "Wed May  1 10:00:00 UTC 2024", "May 1st, 2024 3:00:00 AM PDT", "01May24 10:00",
+        "Wed May 01 2024 12:00:00 GMT+0200 (CEST)", "Mi., 1. Mai 2024, 10:00 Uhr",
+        "mercredi 1er mai 2024 à 10h00", "1 de mayo de 2024 10:00 a. m.", "1 mag 2024 alle 10:00",
+        "1 mei 2024 10:00", "1/mai/2024 às 10:00", "środa, 1 maja 2024 o 10:00",
         "May 1, 2024 10:00", "Wed, 01 May 2024 10:00:00 GMT", " 2024-05-01T10:00:00.900 UTC ",
     ],
 )  # fmt: skip
@@ -46,10 +54,48 @@ def test_a_date_is_midnight(text: str) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["", None, "noon", "-5", "2024-13-01", "0000-00-00", "32.1.2024", "9" * 40, "[1]", "NaN"],
+    [
+        "",
+        None,
+        "May 2024",
+        "Mar 12",
+        "31 Moon 2024",
+        "Room 12 2024",
+        "noon",
+        "-5",
+        "2024-13-01",
+        "0000-00-00",
+        "32.1.2024",
+        "9" * 40,
+        "[1]",
+        "NaN",
+    ],
 )
 def test_other_texts_are_null(text: str | None) -> None:
     assert read(text) is None
+
+
+@pytest.mark.parametrize(
+    ("month", "names"),
+    [(3, "März Mrz. mars marzo maart março marca MAR"), (12, "Dez déc. diciembre dicembre grudnia"),
+     (8, "août ago. augustus sierpnia AUG"), (10, "Okt. ottobre outubro października oct")],
+)  # fmt: skip
+def test_months_have_names_in_eight_languages(month: int, names: str) -> None:
+    for name in names.split():
+        for form in ("9 {} 2024", "9-{}-24", "{} 9, 2024", "2024 {} 09", "9 de {} de 2024"):
+            assert read(form.format(name)) == read(f"2024-{month:02}-09"), (name, form)
+
+
+@pytest.mark.parametrize(("form", "counted"), [("2026-03-29 02:{:02}", (60, 0)),
+                                               ("25.10.2026 02:{:02}", (0, 60))])  # fmt: skip
+@pytest.mark.parametrize("arrow", [False, True])
+def test_hours_that_a_change_of_clocks_skips_or_doubles_are_counted(form, counted, arrow) -> None:
+    texts = pa.chunked_array([[form.format(n) for n in range(60)] + ["2026-01-01 02:30"]])
+    rules, counts = TimeRules("auto", "Europe/Berlin", True, 0), Counter()
+    if arrow:
+        texts = read_times(texts, TimeRules("auto", "UTC", True, 0)).cast(pa.timestamp("s"))
+    read_times(texts, rules, counts)
+    assert (counts["times_in_a_skipped_hour"], counts["times_in_a_doubled_hour"]) == counted
 
 
 def test_times_without_a_zone_are_in_the_given_one() -> None:

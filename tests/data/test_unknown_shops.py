@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from recsys import cli
 from recsys.data.columns import Sample, check_new_columns, mapped
-from recsys.data.returns import read_pieces
+from recsys.data.returns import forms_of_pieces, read_pieces
 from recsys.data.service_lines import says
 from recsys.data.time_formats import TimeRules
 from recsys.errors import DataError
@@ -256,8 +256,29 @@ FORMS_OF_PIECES = {
 
 @pytest.mark.parametrize("text", FORMS_OF_PIECES)
 def test_a_number_of_pieces_is_read_whole_or_not_at_all(text):
-    (pieces,) = read_pieces(pa.chunked_array([[text]])).to_pylist()
+    (pieces,) = read_pieces(pa.chunked_array([[text]]), ["3"]).to_pylist()
     assert pieces == FORMS_OF_PIECES[text]
+
+
+@pytest.mark.parametrize(
+    ("parts", "pieces", "unclear"),
+    [([["1.200"], ["3"]], 1200, 1), ([["1.200"], ["2,5"]], 1200, 0), ([["1.200"], ["2.5"]], 1.2, 0),
+     ([["1.200"], ["1.000,00"]], 1200, 0), ([["1,200"], ["3", "0,500"]], 1.2, 0),
+     ([["1,200"], ["2,000", "1,000"]], 1.2, 3), ([["-1.200"], ["9"]], -1200, 1)],
+)  # fmt: skip
+def test_all_parts_show_what_a_mark_in_pieces_means(shop, raw, parts, pieces, unclear):
+    columns = [pa.chunked_array([part]) for part in parts]
+    shown = forms_of_pieces(columns)
+    assert read_pieces(columns[0], shown).to_pylist() == [pytest.approx(pieces)]
+    (raw / "parts").mkdir()
+    for name, part in zip("ab", parts, strict=True):
+        rows = [(f"u{n % 20}", f"p{n * 7 % 11}", T + 5000 * n + ord(name), part[n % len(part)])
+                for n in range(60)]  # fmt: skip
+        text = table("user;item;timestamp;Menge", rows, ";")
+        (raw / f"parts/{name}.csv").write_text(text)
+    found = shop(text, file="parts/b.csv")
+    assert found.counts.get("pieces_of_three_digits", 0) == (0, 60, 0, 120)[unclear]
+    assert found.info["cleaning"]["mapping"]["pieces"] == shown
 
 
 @pytest.mark.parametrize(
