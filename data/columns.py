@@ -71,16 +71,12 @@ RATE = r"^([1-9]|10|[1-9][.,]\d)([.,]0+)?$"  # of rates that are ratings: taxes 
 NO_IDS = r"^-?\d+[.,]\d{1,2}$|^\d{1,4}[-./]\d{1,2}[-./]\d{1,4}|\d:\d\d"  # amounts and times
 EXCEL_DAY = r"^[2-6]\d{4}([.,]\d+)?$"  # 33000 is in 1990, and 46000 in 2025
 CLOCK = r"^\d{1,2}:\d{2}(:\d{2}([.,]\d+)?)?( ?[AaPp][Mm])?( Uhr)?$"
-PUBLISHED = (
-    "active isactive aktiv actif activo attivo actief enabled published ispublished visible status"
-)
 TITLE_LENGTH = 80  # mean characters of texts that may be titles
 SHARE_OF_KNOWN = 0.1  # items of the events that the items file must describe
-SEVERAL = (
-    "unavailable",
-    "taken_back",
-    "order_status",
-)  # roles of all columns that fit: any of them may say yes
+# Roles of all columns that fit: any of them may say yes.
+SEVERAL = ("unavailable", "taken_back", "order_status")
+IN_ORDER = ("item", "timestamp", "user", "session", "behaviour", "rating", "quantity",
+            "taken_back", "order_status")  # in which columns of events are recognised  # fmt: skip
 NEEDED = {"user": "the user", "item": "the item", "timestamp": "the time", "id": "the item id"}
 
 
@@ -166,17 +162,7 @@ def recognise_events(
     def fits(role: str) -> Callable[[str], bool]:
         return lambda name: _content_agrees(role, name, sample, rules)
 
-    for role in (
-        "item",
-        "timestamp",
-        "user",
-        "session",
-        "behaviour",
-        "rating",
-        "quantity",
-        "taken_back",
-        "order_status",
-    ):
+    for role in IN_ORDER:
         if role in roles or given.get(role) in (NO_COLUMN, FILE_ORDER):
             continue
         found = _by_name(role, EVENT_WORDS[role], sample, roles, fits(role))
@@ -584,7 +570,7 @@ def _take(
 
 def _take_published(found: list[tuple[int, str]], roles: Roles) -> None:
     """Take columns that say whether an item is published beside one that says what is in stock."""
-    published = [name for _, name in found if normalised(name) in PUBLISHED.split()]
+    published = [name for _, name in found if normalised(name) in words("published")]
     stock = [name for _, name in found if name not in published]
     for number, name in enumerate(stock[:1] + published, 1):
         label = "available" if number == 1 else f"available {number}"

@@ -210,9 +210,9 @@ class EventReader:
             for rule in CHANGES:
                 self.report.add(rule, self.counts.pop(rule, 0))
             made["timestamp"], made["nanosecond"] = moments.second, moments.nanosecond
-            zones = find_zones(times)
-            self.report.add("times_with_a_zone", zones.zoned, zones.names)
-            self.report.add("times_without_a_zone", zones.local)
+            local, zoned, names = find_zones(times)
+            self.report.add("times_with_a_zone", zoned, names)
+            self.report.add("times_without_a_zone", local)
         if "rating" in self.roles:
             made["rating"] = self._ratings(as_strings(column["rating"], "rating", path))
         types = None

@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from recsys.data.column_words import WORDS
 from recsys.data.texts import NOTHING
 
 INTEGER = r"^[+-]?(0|[1-9]\d{0,17})$"  # any such number fits in 64 bits
@@ -43,13 +44,7 @@ FORMS = (("whole", r"^[+-]?\d+$"), ("point", POINT), ("comma", COMMA), ("points"
          ("commas", COMMAS))  # fmt: skip
 MONEY_SHARE = 0.9  # of the numbers of a column of prices that have a currency
 MOST_BAD, MOST_BAD_PRICES = 0.05, 0.1  # share of values that are no numbers
-NO_NUMBER = frozenset(
-    [*NOTHING.to_pylist(), "n. a.", "na", "nv", "n.v.", "k.a.", "k. a.", "?", "??", "tbd", "tba",
-     "inf", "+inf", "-inf", "infinity", "+infinity", "-infinity", "nan", "on request",
-     "upon request", "price on request", "auf anfrage", "preis auf anfrage", "sur demande",
-     "prix sur demande", "a consultar", "consultar", "su richiesta", "op aanvraag", "unknown",
-     "unbekannt", "inconnu", "none", "null"]
-)  # fmt: skip
+NO_NUMBER = frozenset([*NOTHING.to_pylist(), *WORDS["no_number"].split("|")])
 
 
 class Numbers(NamedTuple):

@@ -311,31 +311,14 @@ def orders_of_days(
     }
 
 
-class Zones(NamedTuple):
-    """How the times of a column are written.
-
-    Attributes:
-        local: texts with a clock and without a zone.
-        zoned: texts with a clock and a zone.
-        names: distinct zones, as written.
-    """
-
-    local: int
-    zoned: int
-    names: list[str]
-
-
-def find_zones(column: pa.ChunkedArray) -> Zones:
-    """Count the times with and without a zone; only texts with a clock count."""
+def find_zones(column: pa.ChunkedArray) -> tuple[int, int, list[str]]:
+    """Count texts with a clock: without a zone, with one, and the distinct zones as written."""
     if not (pa.types.is_string(column.type) or pa.types.is_large_string(column.type)):
-        return Zones(0, 0, [])
+        return 0, 0, []
     texts = pc.utf8_trim_whitespace(pc.fill_null(column, ""))
     clock = pc.sum(pc.match_substring_regex(texts, r"\d{1,2}:\d{2}")).as_py() or 0
-    zoned = texts.filter(pc.match_substring_regex(texts, SPLIT_ZONE))
-    if not len(zoned):
-        return Zones(clock, 0, [])
-    names = pc.unique(pc.struct_field(pc.extract_regex(zoned, SPLIT_ZONE), "zone"))
-    return Zones(clock - len(zoned), len(zoned), [name for name in names.to_pylist() if name])
+    names = pc.struct_field(pc.extract_regex(texts, SPLIT_ZONE), "zone").drop_null()
+    return clock - len(names), len(names), pc.unique(names).to_pylist()
 
 
 def share_of_times(column: pa.ChunkedArray, rules: TimeRules) -> tuple[float, float]:

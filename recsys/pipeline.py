@@ -37,7 +37,7 @@ SHARES = {
     "bundle": 0.01, "evaluate": 0.09,
 }  # fmt: skip
 """Shares of a run's time after the data are prepared, in the order of the stages."""
-FIXED_MINUTES = {"ids": 0.05, "draft": 0.1, "retrieval": 0.25, "bundle": 0.02, "evaluate": 0.25}
+FIXED_MINUTES = {"ids": 0.05, "draft": 0.1, "retrieval": 0.4, "bundle": 0.1, "evaluate": 0.25}
 """Time that a stage needs however little it does, which is kept for it and not shared."""
 LEAST_MINUTES = 0.05  # of a stage that trains, even if the budget is spent
 # Users (or histories) of a sample for each minute of the budget, by the setting of its size.
@@ -62,12 +62,14 @@ class Context:
         workspace: where its parents lie and its output goes.
         force: make the artifact again even if it is current.
         start: moment at which the run started, by `time.monotonic`.
+        ends: stage -> when it should end, for the stage that has begun.
     """
 
     settings: Settings
     workspace: Workspace
     force: bool = False
     start: float = field(default_factory=time.monotonic)
+    ends: Mapping[str, float] = field(default_factory=dict)
 
     @classmethod
     def of(cls, settings: Settings, *, force: bool = False) -> Context:
@@ -112,11 +114,14 @@ class Context:
     def share(self, stage: str) -> float | None:
         """Minutes that a stage may take now: its share of what remains, or None for no budget.
 
-        Time that earlier stages did not need goes to the later ones.
+        Time that earlier stages did not need goes to the later ones. What a stage that has begun
+        has taken, for loading and for labels, counts as well.
         """
         remaining = self.remaining()
         if remaining is None:
             return None
+        if stage in self.ends:
+            return max((self.ends[stage] - time.monotonic()) / 60, LEAST_MINUTES)
         names = list(SHARES)[list(SHARES).index(stage) :]
         shared = remaining - sum(FIXED_MINUTES.get(name, 0) for name in names)
         rest = sum(SHARES[name] for name in names)
@@ -213,6 +218,8 @@ def run(context: Context, stages: Iterable[str] = STAGES) -> dict[str, tuple[Pat
             if STAGES.index(name) > STAGES.index(RECIPE):
                 context = context.with_recipe()
             before = context.made(name)
+            ends = {name: context.deadline(name)} if name in SHARES else {}
+            context = replace(context, ends=ends)
             with working(name):
                 path = load_stage(name)(context)
             if path is None:

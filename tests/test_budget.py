@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -39,8 +40,8 @@ def test_a_stage_gets_its_share_of_what_remains(make_context):
 
 def test_a_late_stage_keeps_the_time_that_it_needs_in_any_case(make_context):
     fixed = FIXED_MINUTES["retrieval"]
-    assert make_context(0.6).share("retrieval") == pytest.approx(
-        fixed + (0.6 - fixed - FIXED_MINUTES["bundle"] - FIXED_MINUTES["evaluate"]) * 0.08 / 0.18
+    assert make_context(2).share("retrieval") == pytest.approx(
+        fixed + (2 - fixed - FIXED_MINUTES["bundle"] - FIXED_MINUTES["evaluate"]) * 0.08 / 0.18
     )
     assert make_context(10, spent=30).share("retrieval") == fixed
 
@@ -49,6 +50,12 @@ def test_a_stage_has_until_its_share_is_over(make_context):
     context = make_context(10, spent=4)
     assert context.deadline("evaluate") == pytest.approx(1000 + 60 * 10)
     assert make_context(None).deadline("evaluate") == math.inf
+
+
+def test_what_a_stage_takes_before_it_trains_is_part_of_its_share(make_context):
+    context = replace(make_context(10, spent=3), ends={"target": 1000 + 60 * 4})
+    assert context.share("target") == pytest.approx(1)
+    assert within_budget(LoopConfig(), "target", context).max_minutes == pytest.approx(TRAINED)
 
 
 def test_stages_that_take_their_shares_keep_the_budget(make_context):
