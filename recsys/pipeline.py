@@ -37,7 +37,7 @@ SHARES = {
     "bundle": 0.01, "evaluate": 0.09,
 }  # fmt: skip
 """Shares of a run's time after the data are prepared, in the order of the stages."""
-FIXED_MINUTES = {"ids": 0.05, "draft": 0.1, "retrieval": 0.4, "bundle": 0.1, "evaluate": 0.25}
+FIXED_MINUTES = {"ids": 0.05, "draft": 0.1, "retrieval": 0.25, "bundle": 0.02, "evaluate": 0.25}
 """Time that a stage needs however little it does, which is kept for it and not shared."""
 LEAST_MINUTES = 0.05  # of a stage that trains, even if the budget is spent
 # Users (or histories) of a sample for each minute of the budget, by the setting of its size.
