@@ -34,7 +34,7 @@ from recsys.data.column_words import (
     rank,
     words,
 )
-from recsys.data.layouts import refuse_without_header
+from recsys.data.layouts import parts_repeat, refuse_without_header
 from recsys.data.numbers import NO_NUMBER
 from recsys.data.ratings import share_of_points
 from recsys.data.returns import (
@@ -615,9 +615,7 @@ def _content_agrees(role: str, name: str, sample: Sample, rules: TimeRules) -> b
         return False  # the number of a line
     if role in ("user", "item", "session"):
         repeats = distinct < len(values) and (distinct > 1 or role != "user")
-        if role == "item" and not repeats:  # baskets in cells
-            parts = pc.list_flatten(pc.split_pattern_regex(values, r"[^\pL\pN_-]+"))
-            repeats = 2 * pc.count_distinct(parts).as_py() < len(parts)
+        repeats = repeats or (role == "item" and parts_repeat(values))
         return bool(repeats) or len(values) < ENOUGH_ROWS
     if role == "id":
         return bool(distinct >= 0.5 * len(values))
@@ -732,8 +730,7 @@ def _without_time(sample: Sample, roles: Roles) -> tuple[str, str]:
         for name in free:
             times = share_of_times(sample.table[name], rules)[1]
             if is_of_later(name) and filled[name] * times >= SHARE_OF_TIMES:
-                other = f"{reason}: by its name, {name!r} says when something else happened"
-                return other, name
+                return f"{reason}: by its name, {name!r} says when something else happened", name
     if not like:
         return reason, FILE_ORDER
     values = sample.texts(like[0])

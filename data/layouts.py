@@ -311,6 +311,12 @@ def item_cells(
     return ItemCells(mark, _numbers(path, name, parts, is_list=mark is not None))
 
 
+def parts_repeat(values: pa.ChunkedArray) -> bool:
+    """Whether the parts of cells, of which no two may be alike, are mostly those of others."""
+    parts = pc.list_flatten(pc.split_pattern_regex(values, r"[^\pL\pN_-]+"))
+    return bool(REPEATED * len(parts) > pc.count_distinct(parts).as_py())
+
+
 def _divides(
     mark: str, name: str, counts: Mapping[str, int], ids: set[str], is_plural: bool
 ) -> str | None:
