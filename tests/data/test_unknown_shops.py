@@ -504,6 +504,18 @@ def test_arrays_of_numpy_and_lists_in_few_rows(shop, share):
     assert len(found.data.item_ids) == 11
 
 
+@pytest.mark.parametrize("mark", [" und ", " and ", " & ", " / ", ", "])
+def test_titles_of_baskets_are_divided_under_a_plural_and_else_asked_about(shop, mark):
+    cells = [
+        mark.join(f"Tee {'ABCDEFG'[(n + k) % 7]}" for k in range(1 + n % 3)) for n in range(90)
+    ]
+    rows = [(f"u{n % 20}", cells[n], T + 5000 * n) for n in range(90)]
+    found = shop(table("user;products;timestamp", rows, ";"))
+    assert (found.data.interactions.item.size, len(found.data.item_ids)) == (180, 7)
+    with pytest.raises(DataError, match="look like several items"):
+        shop(table("user;product;timestamp", rows, ";"))
+
+
 def test_titles_with_commas_in_a_list_stay_whole(shop):
     titles = ["Tisch, rund", "Stuhl; grün", 'Brett 12"', "L'eau", "Bank"]
     cells = [json.dumps([titles[(n + k) % 5] for k in range(1 + n % 3)]) for n in range(180)]
@@ -552,6 +564,7 @@ def test_codes_in_one_cell_are_asked_about(shop, mark):
         "SHIRT,RED,42",
         "iPad 5 + Pencil",
         "Stuhl & Bank",
+        "Stuhl und Bank",
         "AB/12 R2",
         "2x Tee",
     ],
