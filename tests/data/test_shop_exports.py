@@ -629,15 +629,6 @@ def test_ids_in_another_case_are_told(run: Run, raw: Path) -> None:
         run(file, "--items", str(items))
 
 
-def test_a_missing_time_ends_with_a_command_that_works(run: Run, raw: Path) -> None:
-    file = write(
-        raw / "e.csv", [{k: v for k, v in row.items() if k != "timestamp"} for row in clicks()]
-    )
-    with pytest.raises(ValueError, match=r"--column timestamp=file-order"):
-        run(file)
-    assert len(run(file, "--column", "timestamp=file-order").interactions) == 240
-
-
 @pytest.mark.parametrize(
     ("user", "item"),
     [
