@@ -1,4 +1,4 @@
-"""Triton kernels of a layer against their twins; `test_llama_forward.py` runs this.
+"""Triton kernels of a layer against their twins; `test_level_kernel.py` runs this.
 
 Triton's interpreter must be chosen before triton is imported, so these tests have a process of
 their own, with TRITON_INTERPRET=1.

@@ -118,50 +118,16 @@ def test_the_whole_catalog_is_ranked_as_by_brute_force(recommender, exact, histo
     assert_as_exact(scores, expected[items], doubles[items])
 
 
-def test_a_recommendation_has_title_and_codes(recommender):
-    (found,) = recommender.recommend([["id-3"]], k=5)
-    assert len(found) == 5
-    for r in found:
-        item = int(r.item_id[3:])
-        assert r.title == f"Thing {item}"
-        assert r.semantic_id == tuple(CODES[item].tolist())
-        assert r.score < 0
-
-
 # Items of one leaf (0, 44, 45) differ in colour; price is missing from every seventh.
 COLOURED = TABLE.append_column(
     "colour", pa.array(["red" if i % 2 else "blue" for i in range(ITEMS)])
 ).append_column("price", pa.array([None if i % 7 == 0 else float(i) for i in range(ITEMS)]))
-RED = {"must": [{"key": "colour", "match": "red"}]}
-CHEAP = {"must": [{"key": "price", "range": {"lt": 20}}], "must_not": [RED]}
-NONE = {"must": [{"key": "colour", "match": "green"}]}
 
 
 @pytest.fixture(scope="module")
 def coloured(tmp_path_factory):
     path = tmp_path_factory.mktemp("coloured") / "tiny"
     return Recommender.load(build(path, COLOURED))
-
-
-@pytest.mark.parametrize(
-    ("fits", "holds"),
-    [
-        (RED, lambda i: i % 2 == 1),
-        (CHEAP, lambda i: i % 2 == 0 and i % 7 and i < 20),
-        ({"must": [{"key": "item_id", "any": ["id-44", "id-9"]}]}, lambda i: i in (44, 9)),
-        (NONE, lambda i: False),
-        ({}, lambda i: True),
-    ],
-)
-@pytest.mark.parametrize("history", [["id-3"], ["id-0", "id-1", "id-9", "id-45"]])
-def test_a_filter_keeps_matching_items_in_order(coloured, fits, holds, history):
-    everything = ask(coloured, history, ITEMS)
-    request = RecommendRequest(history, ITEMS, filter=fits)
-    (found,) = coloured.recommend_batch([request])
-    expected = [i for i in everything if holds(int(i[3:]))]
-    assert [r.item_id for r in found.recommendations] == expected
-    assert coloured.eligible(request) == sum(map(bool, map(holds, range(ITEMS))))
-    assert found.eligible_items == len(expected)
 
 
 def test_invalid_filters_are_refused_before_decoding(coloured):
@@ -214,22 +180,12 @@ def test_empty_and_unknown_histories_are_answered(recommender):
     assert ask(recommender, ["gone", "lost"]) == found
 
 
-def test_a_list_is_at_most_as_long_as_the_catalog(recommender):
-    assert len(ask(recommender, [], 500)) == ITEMS
-    assert len(ask(recommender, ["id-3", "id-3"], 500)) == ITEMS - 1
-
-
 def test_excluding_everything_returns_an_empty_list(recommender):
     everything = [f"id-{i}" for i in range(ITEMS)]
     assert ask(recommender, ["id-3"], exclude_items=everything) == []
     assert ask(recommender, everything) == []
     one = ask(recommender, ["id-3"], exclude_items=everything[:-1])
     assert one == ["id-47"]
-
-
-def test_an_empty_batch_has_no_answers(recommender):
-    assert recommender.recommend_batch([]) == []
-    assert recommender.recommend([]) == []
 
 
 def test_the_beam_is_as_wide_as_the_list_and_at_least_twenty(recommender):
@@ -332,24 +288,6 @@ def test_stored_histories_change_no_bits_and_save_tokens(bundle, alone):
         r.stats["target_tokens"] <= a.stats["target_tokens"]
         for r, a in zip(again, alone, strict=True)
     )
-
-
-@pytest.mark.parametrize("mode", ["exhaustive", "draft", "planned"])
-def test_every_mode_recommends_the_same(tmp_path, recommender, mode):
-    small = tiny_model(vocabulary=recommender.bundle.vocabulary.size, layers=1, seed=5)
-    path = build(tmp_path / "drafted", draft=small)
-    fast = Recommender.load(path, mode=mode, dtype="float64")
-    fast.warm_up()
-    slow = Recommender.load(path, mode="beam", dtype="float64")
-    for found, expected in zip(
-        fast.recommend_batch(REQUESTS), slow.recommend_batch(REQUESTS), strict=True
-    ):
-        assert [r.item_id for r in found.recommendations] == [
-            r.item_id for r in expected.recommendations
-        ]
-        assert [r.score for r in found.recommendations] == pytest.approx(
-            [r.score for r in expected.recommendations], abs=1e-10
-        )
 
 
 def test_boosts_on_a_shared_leaf_remove_the_certificate(recommender):

@@ -26,9 +26,10 @@ KERNELS = ("recsys.decoding.level_kernel", "recsys.models.layer_kernels")
 
 
 def test_kernels_equal_the_tensor_code_in_the_interpreter():
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
+    """Those of a level and those of a layer, in one process."""
+    files = (str(HERE / f"{name}_interpreted.py") for name in ("level_kernel", "layer_kernels"))
     done = subprocess.run(
-        [*command, str(HERE / "level_kernel_interpreted.py")],
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *files],
         cwd=ROOT,
         env=os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": str(ROOT)},
         capture_output=True,

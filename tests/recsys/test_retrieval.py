@@ -19,7 +19,6 @@ from recsys.retrieval import vectors as vector_index
 from recsys.retrieval.content import ContentIndex, Terms
 from recsys.retrieval.related import similar, together
 from recsys.retrieval.reranker import Network
-from recsys.retrieval.rows import WeightedItems, unit
 
 ITEMS = 9
 UNITS = np.arange(12.0).reshape(3, 4)  # of a network of two features
@@ -89,17 +88,6 @@ def test_candidates_are_the_most_probable_of_what_is_allowed(trained, asked, k, 
         np.testing.assert_allclose(found.log_probs[i, : len(mine)], np.log(wanted), rtol=1e-5)
         np.testing.assert_allclose(np.log([probs[j] for j in mine]), np.log(wanted), rtol=1e-5)
         assert (found.log_probs[i, len(mine) :] == -np.inf).all()
-
-
-@given(histories, histories)
-@settings(max_examples=40, deadline=None)
-def test_probabilities_of_all_items_add_up_to_one(trained, asked):
-    retrieval = fitted(trained)
-    found = retrieval.candidates(asked, ITEMS, exclude_seen=False)
-    np.testing.assert_allclose(np.exp(found.log_probs).sum(1), 1, rtol=1e-5)
-    for items, log_probs, history in zip(found.items, found.log_probs, asked, strict=True):
-        wanted = np.array(slow_probabilities(retrieval, history))[items]
-        np.testing.assert_allclose(np.exp(log_probs), wanted, rtol=1e-4)
 
 
 def test_evidence_of_very_long_ago_is_none():
@@ -278,48 +266,6 @@ def test_settings_out_of_range_are_refused():
         Reranker({}, 1.5)
     with pytest.raises(ValueError, match="weights must map features to numbers"):
         Reranker([])
-
-
-@given(histories, st.floats(0.1, 1.0))
-@settings(max_examples=60, deadline=None)
-def test_weighted_sums_of_rows_equal_dense_products(asked, decay):
-    rng = np.random.default_rng(1)
-    matrix = sparse.random_array((ITEMS, 5), density=0.4, format="csr", rng=rng, dtype=np.float32)
-    wanted = np.zeros((len(asked), 5))
-    for row, history in enumerate(asked):
-        for age, item in enumerate(history[::-1]):
-            wanted[row] += decay**age * matrix.toarray()[item]
-    weighted = WeightedItems.decayed(asked, ITEMS, decay)
-    found = weighted.sums(matrix)
-    np.testing.assert_allclose(found.toarray(), wanted, rtol=1e-6)
-    np.testing.assert_allclose(weighted.dense(matrix), wanted, rtol=1e-6)
-    assert found.filled.tolist() == wanted.any(axis=1).tolist()
-    columns = np.tile([4, -1, 0, 5], (len(asked), 1))
-    zero = np.zeros(len(asked))
-    wanted_there = np.column_stack([wanted[:, 4], zero, wanted[:, 0], zero])
-    np.testing.assert_allclose(found.at(columns), wanted_there, rtol=1e-6)
-    total = wanted.sum(axis=1, keepdims=True)
-    shares = np.divide(wanted, total, out=np.zeros_like(wanted), where=total > 0)
-    np.testing.assert_allclose(found.normalised().toarray(), shares, rtol=1e-6)
-
-
-def test_sums_have_the_same_bits_alone_and_together():
-    rng = np.random.default_rng(0)
-    matrix = sparse.random_array((ITEMS, 40), density=0.5, format="csr", rng=rng, dtype=np.float32)
-    vectors = rng.normal(size=(ITEMS, 7)).astype(np.float32)
-    asked = Histories.of([rng.integers(0, ITEMS, n) for n in (3, 0, 30, 1, 9)])
-    together = WeightedItems.decayed(asked, ITEMS, 0.6)
-    for row in range(len(asked)):
-        alone = WeightedItems.decayed(asked.take([row]), ITEMS, 0.6)
-        for one, all_of_them in (
-            (
-                alone.sums(matrix).normalised().toarray(),
-                together.sums(matrix).normalised().toarray(),
-            ),
-            (unit(alone.dense(matrix)), unit(together.dense(matrix))),
-            (alone.mean(vectors), together.mean(vectors)),
-        ):
-            np.testing.assert_array_equal(one[0], all_of_them[row])
 
 
 def test_neighbours_are_weighted_by_the_fourth_power_of_cosine():
