@@ -117,21 +117,6 @@ def test_a_code_among_numbers_is_not_lost(shop):
     assert shop(items=described(codes[:40] + codes[41:], "code")).values("code")[-1] == codes[-1]
 
 
-def test_a_number_of_pieces_in_words_is_counted(shop):
-    pieces = ["zwei", "", *["1"] * 22]
-    rows = [f"u{n % 3},p{n % 4},{1_700_000_000 + 5000 * n},{q}\n" for n, q in enumerate(pieces)]
-    found = shop("user,item,timestamp,qty\n" + "".join(rows))
-    assert found.counts["quantities_unreadable"] == 1
-    assert found.data.interactions.item.size == 24
-
-
-def test_prices_with_a_currency_and_one_without_a_price(shop):
-    texts = [*(f"{n},50 €" for n in range(12)), "auf Anfrage", "N/A"]
-    found = shop(items=described(texts))
-    assert found.values("price") == [*(n + 0.5 for n in range(12)), None, None]
-    assert found.counts["values_not_read"] == 2
-
-
 @pytest.mark.parametrize("kind", [pa.float64(), pa.float32()])
 def test_infinite_numbers_of_parquet_are_missing(shop, kind):
     prices = pa.array([1.5, float("inf"), float("nan"), 2.5], kind)
@@ -149,19 +134,6 @@ def test_infinity_of_json_is_missing(shop):
         None,
         2.5,
     ]
-
-
-@pytest.mark.parametrize(
-    "sizes",
-    [
-        ["36", "37", "XL", "38", "M"],
-        ["080442957X", "1804429570", "1234567890", "1234567891"],
-        ["tea", "coffee", "3", "4"],
-    ],
-    ids=lambda sizes: sizes[0],
-)
-def test_words_among_numbers_are_not_lost(shop, sizes):
-    assert shop(items=described(sizes, "size")).values("size") == sizes
 
 
 # Categories.

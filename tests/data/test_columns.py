@@ -187,17 +187,6 @@ def test_a_column_by_which_nothing_is_in_stock_is_left_alone_and_named(value, sh
     assert ignored_availability(items, {"available": "none"}, {}) is None
 
 
-@pytest.mark.parametrize("value", ["x", "ask us", lambda row: "x" if row % 3 else ""])
-def test_a_column_of_availability_that_cannot_be_read_is_named(value) -> None:
-    items = sample("items.csv", 11, sku=item, name=lambda row: f"Thing {row}", in_stock=value)
-    roles = recognise_items(items, {}, "sku", pa.chunked_array([["s1", "s2"]]), RULES)
-    said = ignored_availability(items, {}, roles)
-    assert said is not None
-    for part in ("'in_stock'", "items.csv", "do not say", "true and false"):
-        assert part in said
-    assert ignored_availability(items, {"available": "none"}, {}) is None
-
-
 @pytest.mark.parametrize(
     ("column", "value", "shown"),
     [

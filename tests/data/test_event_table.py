@@ -93,15 +93,6 @@ def test_exact_duplicates_are_equal_in_every_column(folder) -> None:
     np.testing.assert_array_equal(part["rating"], [5, 4, 5, np.nan])
 
 
-def test_the_first_of_equal_lines_gets_their_pieces(folder) -> None:
-    rows = [("u", "a", 1), ("u", "a", 1), ("u", "a", 1), ("u", "b", 1), ("u", "b", 1)]
-    with table(folder, rows, quantity=[2, 2, 3, 0, 0]) as events:
-        events.drop_duplicates("drop-exact")
-        (part,) = events.parts()
-        assert part["quantity"].tolist() == [4, 3, 0]
-        assert events.counts["pieces_of_equal_rows_added"] == 1
-
-
 def test_without_times_a_repeat_is_another_visit(folder) -> None:
     for policy, expected in (("drop-exact", 2), ("keep", 2), ("drop-near", 2), ("keep-first", 1)):
         with table(folder, [("u", "a", 0)] * 2, timed=False) as events:

@@ -25,7 +25,6 @@ from recsys.data.report import Report
 from recsys.errors import DataError
 
 NAMES = ("view", "cart", "purchase", "return")
-HALF_HOUR = 1800
 
 
 def facts(ids: list[str], events: list[int]) -> Facts:

@@ -40,7 +40,6 @@ LATER = pa.table(
 TRAINED = Histories.of([np.random.default_rng(i).integers(0, ITEMS, 6) for i in range(30)])
 VECTORS = np.random.default_rng(1).normal(size=(ITEMS, 4))
 SASREC = SasRecModel(ITEMS, SasRecConfig(1, hidden=8), None).frozen()
-WEIGHTED = ["content", "last_content", "vectors", "last_vectors", "sasrec"]
 
 
 def fitted(sasrec=SASREC) -> Retrieval:

@@ -52,7 +52,6 @@ def problem(code, status=503):
 
 ASK, EVENTS = "/v1/recommendations", "/v1/events"
 GOOD, LOST = Reply(200, [JSON], b"{}", "a:1"), ReplicaLostError()
-DOWN = problem("store_unavailable")
 
 
 @pytest.fixture
