@@ -118,6 +118,16 @@ def test_the_whole_catalog_is_ranked_as_by_brute_force(recommender, exact, histo
     assert_as_exact(scores, expected[items], doubles[items])
 
 
+def test_a_recommendation_has_title_and_codes(recommender):
+    (found,) = recommender.recommend([["id-3"]], k=5)
+    assert len(found) == 5
+    for r in found:
+        item = int(r.item_id[3:])
+        assert r.title == f"Thing {item}"
+        assert r.semantic_id == tuple(CODES[item].tolist())
+        assert r.score < 0
+
+
 # Items of one leaf (0, 44, 45) differ in colour; price is missing from every seventh.
 COLOURED = TABLE.append_column(
     "colour", pa.array(["red" if i % 2 else "blue" for i in range(ITEMS)])
