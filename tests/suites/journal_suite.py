@@ -46,7 +46,7 @@ class JournalSuite:
         self, settings: Any, fake: Any, running: Any, monkeypatch: pytest.MonkeyPatch
     ) -> AsyncIterator[Any]:
         """Two processes over one store, which look into it often; the service of the second."""
-        monkeypatch.setattr("recsys.serving.following.LOOK_S", 0.02)
+        monkeypatch.setattr("recsys.serving.journal_follower.LOOK_S", 0.02)
         async with (
             running(settings, recommender=fake()) as (one, _),
             running(settings, recommender=fake()) as (two, service),
