@@ -13,9 +13,10 @@ import pyarrow.compute as pc
 
 from recsys.data.cleaning import RowCleaner, is_no_id
 from recsys.data.column_words import EVENT_FIELDS, rank
-from recsys.data.columns import Found, Roles
+from recsys.data.columns import Found, Roles, all_of
 from recsys.data.damage import Damage
 from recsys.data.first_rows import FirstRows
+from recsys.data.guests import OTHER_ID
 from recsys.data.ids import IdForms
 from recsys.data.item_cleaning import ItemCleaner
 from recsys.data.item_fields import FIELDS, LATEST, ItemFields
@@ -57,6 +58,7 @@ class EventReader:
         types: names of the event types by number, as they appear.
         fields: of the items, as far as the events have them.
         last: role -> the last row read, with the state of its order.
+        nobody: ids that stood for nobody, in whose place other ids of the rows are the users.
     """
 
     config: ReaderConfig
@@ -68,6 +70,7 @@ class EventReader:
     counts: Counter[str] = field(default_factory=Counter)
     types: list[str] = field(default_factory=list)
     last: dict[str, pa.Table] = field(default_factory=dict)
+    nobody: dict[str, None] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         columns = {r: found.column for r, found in self.roles.items() if r in FIELDS}
@@ -76,10 +79,10 @@ class EventReader:
     @property
     def sessions(self) -> str | None:
         """Whether sessions are the `users`, or stand for `anonymous` ones; None without any."""
-        if "session" not in self.roles:
+        if not (sessions := all_of("session", self.roles)):
             return None
-        same = self.roles["session"].column == self.roles["user"].column
-        return "users" if same else "anonymous"
+        columns = [found.column for found in sessions]
+        return "users" if self.roles["user"].column in columns else "anonymous"
 
     def described(self, ids: pa.Array, times: TimeRules) -> pa.Table | None:
         """The items as the events describe them, with these rules of times; None if they do not."""
@@ -149,6 +152,12 @@ class EventReader:
             self.report.remove("damaged_rows_skipped", damage.rows, damage.examples, items=None)
             time = self.roles.get("timestamp")
             cleaner.finish(time.column if time else None)
+        if self.nobody:
+            self.report.note(
+                f"{', '.join(map(repr, list(self.nobody)[:5]))} in the column of users is no one "
+                "person, by its name or by its share of the orders, so each of its orders or "
+                "addresses is a user; --set data.clean.skip=placeholder_users keeps it."
+            )
         if not left:
             where = files[0].path if len(files) == 1 else files[0].path.parent
             reasons = self.report.in_words()
@@ -188,7 +197,14 @@ class EventReader:
             for role in ("user", "item")
         }
         if self.sessions == "anonymous":
-            made["user"] = self._or_session(made["user"], column["session"], path)
+            if OTHER_ID in column:
+                others = self.forms.read("user", table, self.roles[OTHER_ID].column, path)
+                made["user"] = self._or(made["user"], others, "users_by_another_id")
+            if "session" in column:
+                sessions = as_strings(column["session"], "session", path)
+                named = pc.binary_join_element_wise(self.first.prefix, sessions, "")
+                sessions = pc.if_else(is_no_id(sessions), sessions, named)
+                made["user"] = self._or(made["user"], sessions, "sessions_without_user")
         for role in self.fields.columns:
             made[role] = as_strings(column[role], role, path)
         if "title" in made:
@@ -286,20 +302,18 @@ class EventReader:
         self.last[role] = every.slice(max(0, every.num_rows - 1))
         return every["said"].slice(before.num_rows)
 
-    def _or_session(
-        self, users: pa.ChunkedArray, sessions: pa.ChunkedArray, path: Path
-    ) -> pa.ChunkedArray:
-        """The user of each row, or its session where there is none."""
-        texts = as_strings(sessions, "session", path)
-        nobody, nothing = is_no_id(users), is_no_id(texts)
-        nobody = pc.or_(nobody, pc.is_in(users, value_set=pa.array(self.first.nobody, pa.string())))
-        anonymous = pc.and_(nobody, pc.invert(nothing))
-        self.report.add(
-            "sessions_without_user",
-            pc.sum(anonymous).as_py() or 0,
-            pc.unique(texts.filter(anonymous)).slice(0, EXAMPLES).to_pylist(),
+    def _or(self, users: pa.ChunkedArray, others: pa.ChunkedArray, rule: str) -> pa.ChunkedArray:
+        """The user of each row, or another id where there is none or one that stands for nobody."""
+        of_nobody = pa.array(self.first.nobody, pa.string())
+        nobody, nothing = (
+            pc.or_(is_no_id(ids), pc.is_in(ids, value_set=of_nobody)) for ids in (users, others)
         )
-        return pc.if_else(anonymous, texts, users)
+        chosen = pc.and_(nobody, pc.invert(nothing))
+        shown = pc.unique(others.filter(chosen)).slice(0, EXAMPLES).to_pylist()
+        self.report.add(rule, pc.sum(chosen).as_py() or 0, shown)
+        named = pc.unique(users.filter(pc.and_(chosen, pc.invert(is_no_id(users))))).to_pylist()
+        self.nobody |= dict.fromkeys(named)
+        return pc.if_else(chosen, others, users)
 
     def _or_title(self, items: pa.ChunkedArray, titles: pa.ChunkedArray) -> pa.ChunkedArray:
         """The item of each row, or its title where it has no id."""

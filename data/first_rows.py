@@ -11,8 +11,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from recsys.data.cleaning import CleanConfig, is_no_id
+from recsys.data.column_words import EVENT_WORDS, rank
 from recsys.data.columns import SAMPLE_ROWS, Roles, Sample, recognise_items
-from recsys.data.histories import placeholders
+from recsys.data.guests import OTHER_ID, placeholders
 from recsys.data.layouts import ItemCells, item_cells
 from recsys.data.opening import TableFile
 from recsys.data.raw import ReaderConfig
@@ -32,7 +33,8 @@ class FirstRows:
 
     Attributes:
         cells: how the cells of the column of items hold items.
-        nobody: ids of users that stand for nobody, where each row has a session.
+        nobody: ids of users that stand for nobody, where other columns say who they are.
+        prefix: before ids of sessions that stand for users; empty if these are told apart without.
         service: finds the lines that are no products.
         pieces: texts that show what marks in numbers of pieces mean (`forms_of_pieces`).
         conditions: (column, pattern) by which the settings name such lines in the events.
@@ -40,6 +42,7 @@ class FirstRows:
 
     cells: ItemCells
     nobody: list[str]
+    prefix: str
     service: ServiceLines
     conditions: Conditions
     pieces: list[str]
@@ -82,10 +85,19 @@ def look_at(
     form = ItemCells(known_form.get("separator"), known_form.get("numbers_of_pieces"))
     if "separator" not in known_form:
         form = item_cells(path, clean.item_separator, own, cells.drop_null(), known)
-    nobody: list[str] = []
+    nobody, prefix = [*known_form.get("nobody", [])], known_form.get("prefix", "")
     user, session = roles["user"].column, roles.get("session")
-    if clean.placeholder_users and session is not None and session.column != user:
-        nobody = placeholders(sample.texts(user))
+    users = as_strings(sample.table[user], "user", path)
+    if session is not None and session.column != user:
+        sessions = as_strings(sample.table[session.column], "session", path)
+        if clean.placeholder_users:
+            is_order = rank(session.column, EVENT_WORDS["session"][:1]) is None
+            nobody += placeholders(users, sessions if is_order else None)
+        if config.mapping is None and pc.any(pc.is_in(sessions.drop_null(), value_set=users)):
+            prefix = f"{session.column} "
+    if clean.placeholder_users and OTHER_ID in roles:
+        other = as_strings(sample.table[roles[OTHER_ID].column], "user", path)
+        nobody += placeholders(users) + placeholders(other)
     plain, conditions, by_items = _patterns(clean, sample, items)
     rows = form.split(sample.table, own)[0]
     orders = [session] if session else [roles[r] for r in ("user", "timestamp") if r in roles]
@@ -104,7 +116,7 @@ def look_at(
     if not config.new_items:  # nobody answers at night
         service.ask(titles)
     pieces = known_form.get("pieces", []) + _pieces(events, roles)
-    return FirstRows(form, nobody, service, conditions, pieces)
+    return FirstRows(form, nobody, prefix, service, conditions, pieces)
 
 
 def _pieces(files: Sequence[TableFile], roles: Roles) -> list[str]:

@@ -16,17 +16,19 @@ from numpy.typing import NDArray
 
 from recsys.data.behaviours import Types, choose_types, report_types
 from recsys.data.cleaning import CleanConfig
-from recsys.data.column_words import words
+from recsys.data.guests import (
+    NUMBER_FACTOR,
+    NUMBERS,
+    PERCENTILE,
+    PLACEHOLDER_SHARE,
+    is_placeholder,
+)
 from recsys.data.report import EXAMPLES, Report
 from recsys.errors import DataError
-from recsys.event_names import PURCHASE, is_partial, is_return, level, normalised
+from recsys.event_names import PURCHASE, is_partial, is_return, level
 from recsys.interactions import Behaviour, Role
 
-PERCENTILE = 0.99
 BOT_FACTOR = 20  # times the events of the user at the percentile
-PLACEHOLDER_SHARE = 0.01  # of all events, for ids that are numbers
-PLACEHOLDERS = words("placeholders")
-NUMBERS = frozenset(["0", "-1", "00000000-0000-0000-0000-000000000000"])
 # A word of the id, such as `qa-12`, or an address that no customer has.
 TEST_USER = (
     r"(?i)(^|[^a-z0-9])(test|tester|testuser|testkunde|testaccount|qa|dev|demo|dummy|fake|staging"
@@ -35,7 +37,6 @@ TEST_USER = (
 )
 MOST_TEST_USERS = 0.1  # of all users; if more ids look so, that is how the shop writes ids
 HIGHEST, LONG_SCALES = 10.0, (20.0, 100.0)  # ends of scales of ratings
-NUMBER_FACTOR = 5  # a number such as 0 may also be a person with a usual number of events
 
 Columns = dict[str, NDArray[Any]]
 
@@ -288,24 +289,6 @@ def unwanted_by_rule(
         count = int(events[users].sum())
         report.remove(rule, count, _examples(users, facts), users=int(users.sum()))
     return found
-
-
-def is_placeholder(name: str) -> bool:
-    """Whether a user id is a word such as `guest` or `NA`, which stands for nobody."""
-    return normalised(name) in PLACEHOLDERS
-
-
-def placeholders(users: pa.ChunkedArray) -> list[str]:
-    """The ids among the users of many rows that stand for nobody, where each row has a session."""
-    counts = {row["values"]: row["counts"] for row in pc.value_counts(users).to_pylist()}
-    persons = [n for name, n in counts.items() if name not in NUMBERS and not is_placeholder(name)]
-    usual = float(np.quantile(persons, PERCENTILE, method="lower")) if persons else 0.0
-    return [
-        name
-        for name, count in counts.items()
-        if is_placeholder(name)
-        or (name in NUMBERS and count > max(NUMBER_FACTOR * usual, PLACEHOLDER_SHARE * len(users)))
-    ]
 
 
 def _test_users(

@@ -1,7 +1,8 @@
 """Brings the ids of all parts of a source to one form, or refuses forms that contradict others.
 
 `100.0` is the id `100` where a program wrote whole numbers as decimals, often in one month only,
-and a code beside `1.5`. Both spellings of a letter in Unicode are one letter.
+and a code beside `1.5`. Both spellings of a letter in Unicode are one letter, and addresses of
+e-mail do not differ in upper and lower case.
 """
 
 from __future__ import annotations
@@ -13,11 +14,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from recsys.data.report import EXAMPLES, Report
-from recsys.data.texts import as_strings, in_nfc
+from recsys.data.texts import OF_SPREADSHEETS, as_strings, in_nfc
 from recsys.errors import DataError
 
 NUMBER = r"^\d+\.\d+$"
 WHOLE = r"^\d+\.0+$"
+MAIL = r"^[^\s@]+@\S+\.\w+$"
+MARKED = rf"^\s+\S|\S\s+$|{OF_SPREADSHEETS}"
 EXACT = 2.0**53  # larger floating numbers have lost digits
 
 
@@ -29,11 +32,13 @@ class IdForms:
         report: is increased by the ids whose form was changed.
         whole: an id that lost its decimal place, such as `1.0`, and its file.
         decimal: an id with decimals, such as `1.5`, and its file.
+        mails: whether addresses of e-mail are brought to lower case.
     """
 
     report: Report
     whole: dict[str, tuple[str, Path]] = field(default_factory=dict)
     decimal: dict[str, tuple[str, Path]] = field(default_factory=dict)
+    mails: bool = True
 
     def read(self, role: str, table: pa.Table, name: str, path: Path) -> pa.ChunkedArray:
         """The ids of a column as texts in the agreed form; null stays null.
@@ -52,14 +57,21 @@ class IdForms:
                     "text or as integers (in pandas: dtype 'string' or 'Int64')"
                 )
         texts = as_strings(column, name, path)
-        self._count_spellings(column)
+        if pa.types.is_string(column.type):
+            self._count("texts_in_another_spelling", column, pc.not_equal(column, in_nfc(column)))
+            marked = pc.match_substring_regex(column, MARKED)
+            mail = pc.and_(pc.match_substring_regex(texts, MAIL), role == "user" and self.mails)
+            lower = pc.utf8_lower(texts)
+            changed = pc.and_(mail, pc.or_(marked, pc.not_equal(lower, texts)))
+            self._count("mails_in_another_spelling", column, changed)
+            self._count("ids_of_spreadsheets", column, pc.and_not(marked, mail))
+            texts = pc.if_else(mail, lower, texts)
         return self._agreed(role, texts, path)
 
-    def _count_spellings(self, column: pa.ChunkedArray) -> None:
-        if pa.types.is_string(column.type):
-            changed = pc.fill_null(pc.not_equal(column, in_nfc(column)), False)
-            shown = pc.unique(column.filter(changed)).slice(0, EXAMPLES).to_pylist()
-            self.report.add("texts_in_another_spelling", pc.sum(changed).as_py() or 0, shown)
+    def _count(self, rule: str, column: pa.ChunkedArray, changed: pa.ChunkedArray) -> None:
+        changed = pc.fill_null(changed, False)
+        shown = pc.unique(column.filter(changed)).slice(0, EXAMPLES).to_pylist()
+        self.report.add(rule, pc.sum(changed).as_py() or 0, shown)
 
     def _agreed(self, role: str, texts: pa.ChunkedArray, path: Path) -> pa.ChunkedArray:
         number = pc.fill_null(pc.match_substring_regex(texts, NUMBER), False)

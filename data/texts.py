@@ -11,6 +11,8 @@ import pyarrow.compute as pc
 from recsys.errors import DataError
 
 UUID_BYTES = 16
+OF_SPREADSHEETS = r"""^\s*="([^"]*)"\s*$|^'(\d+)$"""
+"""Digits that are to stay text, as spreadsheets write them: ="00042" and '00042."""
 MISSING = pa.array(["", "null", "none", "nan", "undefined", r"\n", "<na>"])
 """Texts that programs write for no value, in lower case."""
 NOTHING = pa.array(
@@ -34,9 +36,13 @@ def as_text(column: pa.ChunkedArray) -> pa.ChunkedArray:
 
     >>> as_text(pa.chunked_array([[1000000000000025.0, 2.0, 0.5]])).to_pylist()
     ['1000000000000025', '2', '0.5']
+    >>> as_text(pa.chunked_array([['="00042"', "'7", "'s"]])).to_pylist()
+    ['00042', '7', "'s"]
     """
     texts = pc.cast(column, pa.string())
     if not pa.types.is_floating(column.type):
+        if pc.any(pc.match_substring_regex(texts, OF_SPREADSHEETS)).as_py():
+            texts = pc.replace_substring_regex(texts, OF_SPREADSHEETS, r"\1\2")
         return in_nfc(texts)
     size = pc.abs(column)
     large = pc.and_(pc.greater_equal(size, 1e15), pc.less(size, 2.0**63))

@@ -38,6 +38,7 @@ from recsys.data.columns import (
 from recsys.data.damage import Damage
 from recsys.data.event_rows import EventReader, check_names
 from recsys.data.first_rows import look_at
+from recsys.data.guests import other_ids
 from recsys.data.ids import IdForms
 from recsys.data.item_cleaning import ItemCleaner
 from recsys.data.item_fields import ItemFields
@@ -90,6 +91,7 @@ def read(config: ReaderConfig) -> EventStream:
         sample = Sample(events[0].path, events[0].sample(SAMPLE_ROWS))
         if known is None:
             roles = recognise_events(sample, given, described, times)
+            roles |= other_ids(sample, roles, given)
         else:
             roles = mapped(sample, given, known["events"], of_items=False)
             before = known.get("unused", sample.table.column_names)
@@ -120,7 +122,8 @@ def read(config: ReaderConfig) -> EventStream:
     report.add("files_not_in_utf8", len(others), [f"{f.path.name}: {f.encoding}" for f in others])
     check_names(sample.table, {found.column for found in roles.values()}, sample.path)
     first = look_at(sample, events, roles, items, described, given, times, config)
-    forms = IdForms(report)
+    report.mapping |= {"nobody": first.nobody, "prefix": first.prefix, "lower_mails": True}
+    forms = IdForms(report, mails=known is None or "lower_mails" in known)
     reader = EventReader(config, roles, of_file, report, first, forms)
 
     def read_items(found: pa.Table) -> ItemCatalog:

@@ -78,6 +78,11 @@ class Shop(NamedTuple):
         return {row["rule"]: row["count"] for row in self.info["cleaning"]["findings"]}
 
     @property
+    def roles(self) -> dict[str, str]:
+        """Role -> column of the cleaning report."""
+        return {row["role"]: row["column"] for row in self.info["cleaning"]["columns"]}
+
+    @property
     def notes(self) -> str:
         """The notes of the cleaning report."""
         return "\n".join(self.info["cleaning"]["notes"])

@@ -78,9 +78,8 @@ def test_columns_are_recognised_in_eight_languages(shop, head):
          "12.50") for n in range(180)
     ]  # fmt: skip
     found = shop(table(head, rows, ";"))
-    roles = {row["role"]: row["column"] for row in found.info["cleaning"]["columns"]}
     wanted = ("user", "item", "timestamp", "quantity", "price")
-    assert roles == dict(zip(wanted, head.split(";"), strict=True))
+    assert found.roles == dict(zip(wanted, head.split(";"), strict=True))
 
 
 @pytest.mark.parametrize(
@@ -109,6 +108,81 @@ def shlex_parts(options: str) -> list[str]:
     return [shlex.quote(part) for part in shlex.split(options)]
 
 
+# Customers
+
+
+@pytest.mark.parametrize(
+    ("forms", "rule"),
+    [(("Anna{}@Shop.de", "anna{}@shop.de", " anna{}@shop.de "), "mails_in_another_spelling"),
+     (('="000{}"', "000{}", '="000{}"'), "ids_of_spreadsheets"),
+     (("'00{}", "00{}", " 00{}"), "ids_of_spreadsheets")],
+)  # fmt: skip
+def test_a_customer_in_several_spellings_is_one_and_counted(shop, forms, rule):
+    rows = [(forms[n % 3].format(n % 20), f"p{n * 7 % 11}", T + 5000 * n) for n in range(180)]
+    found = shop(table("customer;sku;date", rows, ";"))
+    assert found.histories.keys() == {forms[1].format(n) for n in range(20)}
+    assert found.counts[rule] == 120
+    ids = shop(table("sku;customer;date", rows, ";")).data.item_ids
+    assert ids.size == (40 if "mails" in rule else 20)  # an item is no address
+
+
+NOBODY = ["Walk-in Customer", "Guest", "Guest Customer", "Gastkunde", "Laufkundschaft", "POS",
+          "Cash Customer", "POS Customer", "anonymous", "no-reply@shop.de", "Barverkauf", "C00000",
+          "Cliente ocasional", "Client de passage", "Consumidor final", "Kassaverkoop"]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NOBODY)
+def test_each_order_of_nobody_is_a_user_of_its_own(shop, name):
+    rows = [
+        (
+            f"B{n // 2}",
+            f"c{n // 2 % 23}" if n // 2 % 3 else name,
+            f"p{n * 7 % 11}",
+            T + n // 2 * 999,
+        )
+        for n in range(480)
+    ]
+    found = shop(table("order,customer,sku,date", rows))
+    assert found.counts["sessions_without_user"] == 160
+    assert {len(found.histories[f"B{n}"]) for n in range(0, 240, 3)} == {2}
+    assert repr(name) in found.notes
+    kept = shop(table("order,customer,sku,date", rows), clean={"skip": "placeholder_users"})
+    assert len(kept.histories[name]) == 160
+
+
+def test_a_customer_with_many_orders_among_few_customers_is_one(shop):
+    rows = [
+        (n, f"c{n % 5 if n % 9 == 0 else 0}", f"p{n * 7 % 11}", T + n * 999) for n in range(180)
+    ]
+    rows += [(n, *row) for n, *row in rows]
+    assert shop(table("order,customer,sku,date", rows)).histories.keys() == {
+        "c0",
+        "c1",
+        "c2",
+        "c3",
+        "c4",
+    }
+
+
+@pytest.mark.parametrize("nobody", ["", "0"])
+def test_numbers_of_orders_and_of_customers_stay_apart(shop, nobody):
+    rows = [(n // 2, n // 2 % 24 + 1 if n // 2 % 5 else nobody, f"p{n * 7 % 11}", T + n // 2 * 999)
+            for n in range(240)]  # fmt: skip
+    found = shop(table("order_id,customer_id,sku,date", rows))
+    assert found.data.interactions.user_ids.size == 24 + 24
+    assert len(found.histories["order_id 5"]) == 2
+
+
+@pytest.mark.parametrize("column", ["customer_email", "anonymous_id"])
+@pytest.mark.parametrize("order", ["order_id", "note"])
+def test_guests_are_known_by_their_address_or_device(shop, column, order):
+    rows = [(n, f"K{n % 24}" if n % 3 else "", f"A{n % 12}@x.de", f"p{n * 7 % 11}", T + n * 9999)
+            for n in range(240)]  # fmt: skip
+    found = shop(table(f"{order},customer_id,{column},sku,date", rows))
+    assert found.counts["users_by_another_id"] == 80
+    assert len(found.histories["a3@x.de"]) == 20
+
+
 # Columns of payments and of kinds of products are no types of events
 
 
@@ -123,7 +197,7 @@ def test_kinds_of_products_and_payments_are_no_returns(shop, column, values):
     found = shop(
         events(180, lambda n: values[n % len(values)], head=f"user,item,timestamp,{column}")
     )
-    assert "behaviour" not in {row["role"] for row in found.info["cleaning"]["columns"]}
+    assert "behaviour" not in found.roles
     assert found.data.interactions.item.size == 180
 
 
@@ -158,9 +232,7 @@ DATES_OF_RETURNS = [
 def test_a_date_says_that_a_row_was_taken_back(shop, column):
     date = lambda n: "05.04.2026" if n % 9 == 0 else ""  # noqa: E731
     found = shop(events(180, date, head=f"user,item,timestamp,{column}"))
-    assert {row["role"]: row["column"] for row in found.info["cleaning"]["columns"]}[
-        "taken_back"
-    ] == column
+    assert found.roles["taken_back"] == column
     back = found.counts.get("negative_events_dropped", 0) + found.counts.get(
         "rows_of_cancelled_orders_dropped", 0
     )
