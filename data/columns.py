@@ -24,6 +24,7 @@ from recsys.data.availability import (
     share_of_answers,
     share_of_plain_answers,
 )
+from recsys.data.cleaning import is_no_id
 from recsys.data.column_words import (
     EVENT_FIELDS,
     EVENT_WORDS,
@@ -38,6 +39,7 @@ from recsys.data.layouts import parts_repeat, refuse_without_header
 from recsys.data.numbers import NO_NUMBER
 from recsys.data.ratings import share_of_points
 from recsys.data.returns import (
+    are_codes,
     are_kinds,
     knows_order_status,
     read_order_status,
@@ -170,7 +172,7 @@ def recognise_events(
             found = _by_overlap(found, _unnamed(sample, roles, EVENT_WORDS), sample, known)
         if role == "item" and not _only(found):
             found = _without_titles(found, sample)
-        if role == "item" and known is None:
+        if role == "item" and known is None and not (_only(found) and _are_codes(sample, found)):
             found = _codes_beside_titles(sample, roles) or found
         own = [pair for pair in found if role != "timestamp" or not is_of_later(pair[1])]
         if role in ("timestamp", "behaviour", "user") and not own:
@@ -404,6 +406,10 @@ def _codes_beside_titles(sample: Sample, roles: Roles) -> list[tuple[int, str]]:
     return found
 
 
+def _are_codes(sample: Sample, found: list[tuple[int, str]]) -> bool:
+    return _looks_like(sample.texts(found[0][1])) == "codes"
+
+
 def _without_twins(found: list[tuple[int, str]], sample: Sample) -> list[tuple[int, str]]:
     """The candidates, of which the surest are one if each has one value for each of the others."""
     if not found:
@@ -445,7 +451,9 @@ def _looks_like(values: pa.ChunkedArray) -> Literal["codes", "titles"] | None:
 def _is_of_items(sample: Sample, roles: Roles, name: str) -> bool:
     """Whether a column has mostly one value for each item, and several in all."""
     both = pa.table([sample.table[roles["item"].column], sample.table[name]], ["item", "value"])
-    both = both.filter(pc.and_(both["item"].is_valid(), both["value"].is_valid()))
+    both = both.filter(
+        pc.and_(pc.invert(is_no_id(as_text(both["item"]))), both["value"].is_valid())
+    )
     rows = both.group_by(["item", "value"]).aggregate([([], "count_all")])
     most = rows.group_by("item").aggregate([("count_all", "max")])
     several = pc.count_distinct(both["value"]).as_py() > 1 or most.num_rows == 1
@@ -624,6 +632,7 @@ def _content_agrees(role: str, name: str, sample: Sample, rules: TimeRules) -> b
         few = distinct <= max(2, len(values) // 2) or len(values) < ENOUGH_ROWS
         sure = rank(name, EVENT_WORDS["behaviour"][:1]) is not None
         said = sure or _share(values, r"^\d+$") == 1 or share_of_events(values) >= SHARE_OF_EVENTS
+        said = said or are_codes(values)
         return bool(distinct <= MAX_TYPES and longest <= 60 and few and said)
     if role == "available":
         return share_of_answers(values) >= SURE_SHARE

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import reduce
 from pathlib import Path
@@ -11,6 +11,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from recsys.data.availability import each, is_missing
 from recsys.data.cleaning import RowCleaner, is_no_id
 from recsys.data.column_words import EVENT_FIELDS, rank
 from recsys.data.columns import Found, Roles, all_of
@@ -27,12 +28,15 @@ from recsys.data.report import EXAMPLES, Report
 from recsys.data.returns import (
     fill_orders,
     is_cancellation,
+    is_refunded_in_full,
     is_return_line,
     pieces_of_events,
+    pieces_taken_back,
     read_order_status,
     read_pieces,
     read_taken_back,
     unclear_pieces,
+    with_meanings,
 )
 from recsys.data.texts import MISSING, as_strings
 from recsys.data.time_formats import CHANGES, TimeRules, find_zones, read_moments
@@ -233,7 +237,7 @@ class EventReader:
             made["rating"] = self._ratings(as_strings(column["rating"], "rating", path))
         types = None
         if "behaviour" in self.roles:
-            types = as_strings(column["behaviour"], "behaviour", path)
+            types = with_meanings(as_strings(column["behaviour"], "behaviour", path))
         returned: list[pa.ChunkedArray] = []
         cancelled: list[pa.ChunkedArray] = []
         lines: pa.ChunkedArray | pa.Scalar = pa.scalar(False)
@@ -242,10 +246,18 @@ class EventReader:
             types is None and "timestamp" in made and ("clock" in column or _has_clock(times))
         )
         for role, found in self.roles.items():
-            kind = role.partition(" ")[0]
-            if kind not in ("taken_back", "order_status"):
+            kind, _, form = role.partition(" ")
+            if kind not in ("taken_back", "order_status") or form.startswith(("pieces", "total")):
                 continue
             said = as_strings(column[role], kind, path)
+            if form.endswith("closed"):
+                said = pc.if_else(pc.equal(pc.utf8_lower(said), "closed"), "refunded", said)
+            elif form == "amount":
+                total = as_strings(column["taken_back total"], kind, path)
+                in_full = is_refunded_in_full(said, total)
+                said = pc.if_else(in_full, "yes", pc.if_else(pc.equal(said, ""), "", "no"))
+            elif form.startswith("number"):
+                said = pc.if_else(each(said, is_missing), "", "yes")
             if kind == "taken_back" and is_return_line(found.column):
                 returned.append(read_taken_back(said))
                 lines = pc.or_(lines, returned[-1])
@@ -272,6 +284,7 @@ class EventReader:
             shown = texts.filter(odd).slice(0, EXAMPLES).to_pylist()
             self.report.add("quantities_unreadable", pc.sum(odd).as_py() or 0, shown)
             returned.append(pc.fill_null(pc.less(pieces, 0), False))
+            pieces = self._without_taken_back(pieces, column, path, returned, cancelled)
         if "price" in made:  # of lines of returns it is not the price of today
             bought = _is_positive(types)
             if pieces is not None:
@@ -290,6 +303,33 @@ class EventReader:
             made["behaviour"] = self._types(types)
         rows = self.fields.take(cleaner.clean(pa.table(made), column))
         return events_table(**{name: rows[name] for name in rows.column_names})
+
+    def _without_taken_back(
+        self,
+        pieces: pa.ChunkedArray,
+        column: Mapping[str, pa.ChunkedArray],
+        path: Path,
+        returned: list[pa.ChunkedArray],
+        cancelled: list[pa.ChunkedArray],
+    ) -> pa.ChunkedArray:
+        """The pieces that are left; rows of which none is are added to one of the lists."""
+        texts = {
+            found.column: as_strings(column[role], "quantity", path)
+            for role, found in self.roles.items()
+            if role.startswith("taken_back pieces")
+        }
+        if not texts:
+            return pieces
+        of_returns, of_cancellations = pieces_taken_back(texts, self.first.pieces)
+        taken = pc.add(of_returns, of_cancellations)
+        some = pc.fill_null(pc.and_(pc.greater(taken, 0), pc.greater(pieces, 0)), False)
+        all_of_row = pc.and_(some, pc.fill_null(pc.greater_equal(taken, pieces), False))
+        was_returned = pc.and_(all_of_row, pc.greater(of_returns, 0))
+        returned.append(was_returned)
+        cancelled.append(pc.and_not(all_of_row, was_returned))
+        part = pc.and_not(some, all_of_row)
+        self.report.add("pieces_taken_back", pc.sum(part).as_py() or 0)
+        return pc.if_else(part, pc.subtract(pieces, taken), pieces)
 
     def _filled(
         self, role: str, said: pa.ChunkedArray, users: pa.ChunkedArray, times: pa.ChunkedArray

@@ -93,7 +93,8 @@ def look_at(
         if clean.placeholder_users:
             is_order = rank(session.column, EVENT_WORDS["session"][:1]) is None
             nobody += placeholders(users, sessions if is_order else None)
-        if config.mapping is None and pc.any(pc.is_in(sessions.drop_null(), value_set=users)):
+        known_sessions = sessions.filter(pc.invert(is_no_id(sessions)))
+        if config.mapping is None and pc.any(pc.is_in(known_sessions, value_set=users)).as_py():
             prefix = f"{session.column} "
     if clean.placeholder_users and OTHER_ID in roles:
         other = as_strings(sample.table[roles[OTHER_ID].column], "user", path)

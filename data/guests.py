@@ -66,7 +66,9 @@ def placeholders(users: pa.ChunkedArray, orders: pa.ChunkedArray | None = None) 
         SHARE_OF_ORDERS * pairs.num_rows,
         ORDERS_FACTOR * float(np.quantile(of_user.field("counts"), PERCENTILE, method="lower")),
     )
-    many = of_user.filter(pc.greater(of_user.field("counts"), most)).field("values").to_pylist()
+    many = (
+        of_user.filter(pc.greater_equal(of_user.field("counts"), most)).field("values").to_pylist()
+    )
     return found + [name for name in many if name and name not in found]
 
 

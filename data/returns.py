@@ -6,7 +6,7 @@ What was returned was bought, and is negative feedback. What was cancelled or no
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -22,6 +22,7 @@ DATE = re.compile(r"\d{4}-\d{1,2}-\d{1,2}|\d{1,2}[./-]\d{1,2}[./-]\d{2,4}|\d{8,1
 CANCELLED, RETURNED, ASKED, DENIED, PAID, KEPT, NO_EVENTS = map(
     words, ("cancelled", "returned", "asked", "denied", "paid", "kept", "no_events")
 )
+SALE_CODES, RETURN_CODES = map(words, ("sale_codes", "return_codes"))
 PIECES = (
     r"(?i)^\+?(?P<less>[-\x{2012}\x{2013}\x{2212}(]|minus|moins|menos|meno|min)?\s*(?:x\s*)?"
     r"(?P<n>\d{1,3}(?:[\s\x{A0}\x{202F}'\x{2019}]\d{3})+(?:[.,]\d+)?|[\d.,]{0,12}\d)"
@@ -31,7 +32,7 @@ BELOW_1000 = r"^[1-9]\d{0,2}$"
 MARKED = FORMS[1:]  # numbers with a mark before decimals or between thousands
 MOST_KINDS = 20  # distinct values of a column that says what kind of document a line is of
 SURE_KINDS = 0.9  # share of the rows with a kind of a known strength
-LINES = 0.1  # share of filled rows behind the first of an order: more, and a row has its own state
+LINES = 0.1  # share of the filled rows behind the first of an order; more: each has its own state
 
 
 def read_taken_back(texts: pa.ChunkedArray) -> pa.ChunkedArray:
@@ -119,6 +120,30 @@ def are_kinds(texts: pa.ChunkedArray) -> bool:
     return sold and share_of_events(texts) >= SURE_KINDS
 
 
+def with_meanings(texts: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Types of events, with what they mean if all of them are codes of sales and returns.
+
+    >>> with_meanings(pa.chunked_array([["S", "R", ""]])).to_pylist()
+    ['S (sale)', 'R (return)', '']
+    >>> with_meanings(pa.chunked_array([["S", "view"]])).to_pylist()
+    ['S', 'view']
+    """
+    codes = {text: normalised(text) for text in pc.unique(texts).to_pylist() if text}
+    if not (SALE_CODES | RETURN_CODES).issuperset(codes.values()):
+        return texts
+    for text, code in codes.items():
+        named = f"{text} ({'sale' if code in SALE_CODES else 'return'})"
+        texts = pc.if_else(pc.equal(texts, text), named, texts)
+    return texts
+
+
+def are_codes(texts: pa.ChunkedArray) -> bool:
+    """Whether the values of a column are codes of both sales and returns, such as S and R."""
+    codes = {normalised(text) for text in pc.unique(texts).to_pylist()}
+    both = codes & SALE_CODES and codes & RETURN_CODES
+    return bool(both) and codes <= SALE_CODES | RETURN_CODES
+
+
 def share_of_events(texts: pa.ChunkedArray) -> float:
     """The share of values that name an event, such as `purchase`, and nothing else.
 
@@ -164,6 +189,47 @@ def knows_order_status(texts: pa.ChunkedArray) -> bool:
     return bool(len(texts)) and 2 * pc.sum(known).as_py() >= len(texts)
 
 
+def closed_after_refunds(texts: pa.ChunkedArray) -> bool:
+    """Whether states are those of Magento, where `complete` orders are kept, and `closed` refunded.
+
+    >>> closed_after_refunds(pa.chunked_array([["complete", "closed", "processing"]]))
+    True
+    >>> closed_after_refunds(pa.chunked_array([["open", "closed"]]))
+    False
+    """
+    return {"complete", "closed"} <= {text.lower() for text in pc.unique(texts).to_pylist()}
+
+
+def is_refunded_in_full(refunded: pa.ChunkedArray, total: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Whether an amount is above 0 and the total: (rows,) bool.
+
+    >>> total = pa.chunked_array([["EUR 5,00", "EUR 5,00", "EUR 0,00"]])
+    >>> is_refunded_in_full(pa.chunked_array([["-5,00", "2,00", "0,00"]]), total).to_pylist()
+    [True, False, False]
+    """
+    amounts = [pc.replace_substring_regex(texts, r"[^\d.,]", "") for texts in (refunded, total)]
+    above = pc.match_substring_regex(amounts[0], "[1-9]")
+    return pc.fill_null(pc.and_(above, pc.equal(*amounts)), False)
+
+
+def pieces_taken_back(
+    texts: Mapping[str, pa.ChunkedArray], shown: Sequence[str]
+) -> tuple[pa.Array, pa.Array]:
+    """How many pieces of each row were returned, and how many cancelled: (rows,) float32 each.
+
+    Of several columns, such as those of returned and of refunded pieces, the largest counts.
+
+    Args:
+        texts: name -> values of each column, of which the name says which of both it counts.
+        shown: as of `read_pieces`.
+    """
+    taken: dict[bool, Any] = dict.fromkeys((False, True), pa.scalar(0, pa.float32()))
+    for name, values in texts.items():
+        kind, pieces = is_cancellation(name), pc.abs(read_pieces(values, shown))
+        taken[kind] = pc.max_element_wise(taken[kind], pc.fill_null(pieces, 0))
+    return taken[False], taken[True]
+
+
 def fill_orders(
     texts: pa.ChunkedArray, users: pa.ChunkedArray, times: pa.ChunkedArray
 ) -> pa.ChunkedArray:
@@ -180,7 +246,7 @@ def fill_orders(
     other = (user[1:] != user[:-1]) | (time[1:] != time[:-1])
     order = np.append(0, np.cumsum(other))[: len(row)]
     later = np.append(False, ~other)[: len(row)]
-    if filled[later].sum() > LINES * max(1, later.sum()):
+    if filled[later].sum() > LINES * filled.sum():
         return texts
     return texts.take(pa.array(np.where(order[known] == order, known, row)))
 

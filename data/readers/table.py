@@ -45,6 +45,7 @@ from recsys.data.item_fields import ItemFields
 from recsys.data.layouts import refuse_other_layouts, refuse_without_header
 from recsys.data.opening import TableFile, find_tables, open_table
 from recsys.data.raw import EventStream, ItemCatalog, ReaderConfig
+from recsys.data.refunds import refunds
 from recsys.data.report import Report
 from recsys.data.time_formats import TimeRules, orders_of_days
 from recsys.dataset import AVAILABILITY, ITEM_COLUMNS
@@ -92,6 +93,7 @@ def read(config: ReaderConfig) -> EventStream:
         if known is None:
             roles = recognise_events(sample, given, described, times)
             roles |= other_ids(sample, roles, given)
+            roles = refunds(sample, roles, given)
         else:
             roles = mapped(sample, given, known["events"], of_items=False)
             before = known.get("unused", sample.table.column_names)

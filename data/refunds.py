@@ -1,0 +1,92 @@
+"""Recognises columns that say how much of a line was taken back, or by which document."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from recsys.data.availability import each, is_missing
+from recsys.data.column_words import EVENT_WORDS, rank, words
+from recsys.data.columns import NO_COLUMN, Found, Roles, Sample, all_of, free_columns, is_of_a_user
+from recsys.data.returns import (
+    closed_after_refunds,
+    is_cancellation,
+    is_refunded_in_full,
+    read_pieces,
+)
+from recsys.data.texts import as_strings
+from recsys.event_names import is_return, level, normalised
+
+MOST_FILLED = 0.5  # share of the rows that may have the number of a return
+SHARE_OF_NUMBERS = 0.9
+
+
+def refunds(sample: Sample, roles: Roles, given: Mapping[str, str | None]) -> Roles:
+    """All roles, with those of such columns, whose second word is what they hold.
+
+    `taken_back pieces` are a part of the quantity, `taken_back amount` is one of `taken_back total`
+    of the same line, and `taken_back number` is filled where a line was returned. The states of
+    `order_status closed` are those of Magento, where a refunded order is closed.
+    """
+    found = {
+        f"{role} closed"
+        if role.startswith("order_status") and closed_after_refunds(sample.texts(one.column))
+        else role: one
+        for role, one in roles.items()
+    }
+    if given.get("taken_back") == NO_COLUMN:
+        return found
+    counted = "quantity" in roles and not _is_taken_back(roles["quantity"].column)
+    for name in free_columns(sample, roles):
+        values = sample.texts(name)
+        if sample.counts[name] > 1 or not len(values) or is_of_a_user(name):
+            continue
+        kind = None
+        if rank(name, EVENT_WORDS["return_number"]) is not None:
+            filled = pc.sum(each(values, lambda text: not is_missing(text))).as_py()
+            kind = "number" if 0 < filled <= MOST_FILLED * sample.table.num_rows else None
+        elif not _is_taken_back(name):
+            continue
+        elif any(word in normalised(name) for word in words("quantities")):
+            numbers = 1 - read_pieces(values).null_count / len(values)
+            kind = "pieces" if counted and numbers >= SHARE_OF_NUMBERS else None
+        elif "taken_back amount" not in found and (total := _total(sample, found, name)):
+            found["taken_back total"] = Found(total, "its values are those of whole refunds")
+            kind = "amount"
+        if kind is not None:
+            number = len([role for role in found if role.startswith(f"taken_back {kind}")])
+            role = f"taken_back {kind}" + (f" {number + 1}" if number else "")
+            found[role] = Found(name, "by name and content")
+    return found
+
+
+def _is_taken_back(name: str) -> bool:
+    return level(name) == 0 and (is_return(name) or is_cancellation(name))
+
+
+def _total(sample: Sample, roles: Roles, name: str) -> str | None:
+    """The column of amounts that whole refunds are equal to; a price is one if there is no other.
+
+    Of lines with several pieces, a price is not all that was paid.
+    """
+    refunded = as_strings(sample.table[name], name, sample.path)
+    prices = [one.column for one in all_of("price", roles)] if "quantity" not in roles else []
+    free = [one for one in free_columns(sample, roles) if sample.counts[one] == 1]
+    amounts = [
+        one
+        for one in free
+        if one != name
+        and not _is_taken_back(one)
+        and not pa.types.is_nested(sample.table[one].type)
+        and any(word in normalised(one) for word in words("amounts"))
+    ]
+    equal = {
+        one: pc.sum(
+            is_refunded_in_full(refunded, as_strings(sample.table[one], one, sample.path))
+        ).as_py()
+        for one in amounts + prices
+    }
+    best = max(equal, key=lambda one: equal[one], default=None)
+    return best if best is not None and equal[best] else None
