@@ -129,8 +129,11 @@ def _keys(name: str) -> list[str]:
 
     >>> _keys("order.customer.id"), _keys("lines.sku"), _keys("Kunden-Nr.")
     (['ordercustomerid', 'id', 'customerid', 'customer'], ['linessku', 'sku'], ['kundennr'])
+    >>> _keys("Credit Memo #"), _keys("Order Lines/Product")
+    (['creditmemono'], ['orderlinesproduct', 'product'])
     """
-    parts = [key for key in map(normalised, name.split(".")) if key]
+    name = name.replace("#", " no ")
+    parts = [key for key in map(normalised, re.split(r"\.|(?<=\w)/(?=\w)", name)) if key]
     keys = [normalised(name)]
     if len(parts) > 1:
         keys.append(parts[-1])

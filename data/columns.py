@@ -172,8 +172,8 @@ def recognise_events(
             found = _by_overlap(found, _unnamed(sample, roles, EVENT_WORDS), sample, known)
         if role == "item" and not _only(found):
             found = _without_titles(found, sample)
-        if role == "item" and known is None and not (_only(found) and _are_codes(sample, found)):
-            found = _codes_beside_titles(sample, roles) or found
+        if role == "item" and known is None:
+            found = _codes_beside_titles(found, sample, roles)
         own = [pair for pair in found if role != "timestamp" or not is_of_later(pair[1])]
         if role in ("timestamp", "behaviour", "user") and not own:
             tests: dict[str, Callable[[str], bool]] = {
@@ -184,7 +184,7 @@ def recognise_events(
             once = [name for name in free_columns(sample, roles) if sample.counts[name] == 1]
             own = [(0, name) for name in once if tests[role](name)]
         found = own or found  # `updated_at` is the time where there is no other
-        doubts |= _take(role, _without_twins(found, sample), roles, EVENT_WORDS[role])
+        doubts |= _take(role, _without_twins(found, sample), roles, EVENT_WORDS[role], sample)
     _take_clock(sample, given, roles)
     _take_fields(sample, given, roles, named_items=items is None and "item" not in doubts)
     if "user" not in roles and "user" not in doubts and "session" in roles:
@@ -309,7 +309,7 @@ def recognise_items(
             found = _by_overlap(found, _unnamed(sample, roles, ITEM_WORDS), sample, events)
         if role == "title" and not found and "id" in roles:
             found = _titles_under_names_of_items(sample, roles, "id")
-        doubts = _take(role, found, roles, groups)
+        doubts = _take(role, found, roles, groups, sample)
         if role == "id" and "id" not in roles:
             raise _unknown(["id"], sample, doubts, roles)
         if role == "available" and found:
@@ -389,25 +389,28 @@ def _without_titles(found: list[tuple[int, str]], sample: Sample) -> list[tuple[
     return found
 
 
-def _codes_beside_titles(sample: Sample, roles: Roles) -> list[tuple[int, str]]:
-    """(0, column) of the columns such as `Code` and `Ref.` that tell the titles of items apart."""
+def _codes_beside_titles(
+    named: list[tuple[int, str]], sample: Sample, roles: Roles
+) -> list[tuple[int, str]]:
+    """(0, column) of the columns such as `Code` and `Ref.` that tell the titles of items apart.
+
+    Without one, or where columns that are named as items hold codes, these (`named`) stay.
+    """
+    if any(_looks_like(sample.texts(name)) == "codes" for place, name in named if place <= 1):
+        return named
     of_items = (*EVENT_FIELDS["title"], *EVENT_WORDS["item"][:2])
-    named = [n for n in free_columns(sample, roles) if sample.counts[n] == 1]
-    titles = [n for n in named if rank(n, of_items) is not None]
+    free = [n for n in free_columns(sample, roles) if sample.counts[n] == 1]
+    titles = [n for n in free if rank(n, of_items) is not None]
     titles = [n for n in titles if _looks_like(sample.texts(n)) == "titles"]
     found = []
-    for name in named if titles else ():
+    for name in free if titles else ():
         values = sample.texts(name)
         is_code = normalised(name) in words("ids") and _share(values, BLANKS) <= 1 - SURE_SHARE
         is_code = is_code and _share(values, r"\d") > SHARE_OF_CODES
         if is_code and pc.count_distinct(values).as_py() < len(values):
             column = {"item": Found(name, "")}
             found += [(0, name)] if any(_is_of_items(sample, column, t) for t in titles) else []
-    return found
-
-
-def _are_codes(sample: Sample, found: list[tuple[int, str]]) -> bool:
-    return _looks_like(sample.texts(found[0][1])) == "codes"
+    return found or named
 
 
 def _without_twins(found: list[tuple[int, str]], sample: Sample) -> list[tuple[int, str]]:
@@ -451,9 +454,7 @@ def _looks_like(values: pa.ChunkedArray) -> Literal["codes", "titles"] | None:
 def _is_of_items(sample: Sample, roles: Roles, name: str) -> bool:
     """Whether a column has mostly one value for each item, and several in all."""
     both = pa.table([sample.table[roles["item"].column], sample.table[name]], ["item", "value"])
-    both = both.filter(
-        pc.and_(pc.invert(is_no_id(as_text(both["item"]))), both["value"].is_valid())
-    )
+    both = both.filter(pc.and_not(both["value"].is_valid(), is_no_id(as_text(both["item"]))))
     rows = both.group_by(["item", "value"]).aggregate([([], "count_all")])
     most = rows.group_by("item").aggregate([("count_all", "max")])
     several = pc.count_distinct(both["value"]).as_py() > 1 or most.num_rows == 1
@@ -554,7 +555,7 @@ def _only(found: list[tuple[int, str]]) -> bool:
 
 
 def _take(
-    role: str, found: list[tuple[int, str]], roles: Roles, groups: Groups
+    role: str, found: list[tuple[int, str]], roles: Roles, groups: Groups, sample: Sample
 ) -> dict[str, list[str]]:
     """Give the role to the surest candidate; to all, as `role`, `role 2`, ..., if it is `SEVERAL`.
 
@@ -570,7 +571,9 @@ def _take(
         for number, (_, name) in enumerate(found, 1):
             roles[role if number == 1 else f"{role} {number}"] = Found(name, "by name and content")
         return {}
-    name = min(equal, key=lambda name: order(name, groups))
+    # `Order #` of some tills begins anew each day, and `Order ID` does not.
+    distinct = {name: len(pc.unique(sample.table[name])) for name in equal if role == "session"}
+    name = min(equal, key=lambda name: (-distinct.get(name, 0), order(name, groups)))
     why = "by name and content" if rank(name, groups) is not None else "by content"
     roles[role] = Found(name, why)
     return {}
@@ -631,8 +634,8 @@ def _content_agrees(role: str, name: str, sample: Sample, rules: TimeRules) -> b
         longest = pc.max(pc.utf8_length(values)).as_py()
         few = distinct <= max(2, len(values) // 2) or len(values) < ENOUGH_ROWS
         sure = rank(name, EVENT_WORDS["behaviour"][:1]) is not None
-        said = sure or _share(values, r"^\d+$") == 1 or share_of_events(values) >= SHARE_OF_EVENTS
-        said = said or are_codes(values)
+        said = sure or _share(values, r"^\d+$") == 1 or are_codes(values)
+        said = said or share_of_events(values) >= SHARE_OF_EVENTS
         return bool(distinct <= MAX_TYPES and longest <= 60 and few and said)
     if role == "available":
         return share_of_answers(values) >= SURE_SHARE

@@ -20,7 +20,7 @@ from recsys.data.first_rows import FirstRows
 from recsys.data.guests import OTHER_ID
 from recsys.data.ids import IdForms
 from recsys.data.item_cleaning import ItemCleaner
-from recsys.data.item_fields import FIELDS, LATEST, ItemFields
+from recsys.data.item_fields import FIELDS, LATEST, ItemFields, ids_of_titles
 from recsys.data.opening import TableFile
 from recsys.data.ratings import read_ratings
 from recsys.data.raw import ReaderConfig, events_table
@@ -62,6 +62,7 @@ class EventReader:
         types: names of the event types by number, as they appear.
         fields: of the items, as far as the events have them.
         last: role -> the last row read, with the state of its order.
+        titles: `title` and `item`, for rows without an id.
         nobody: ids that stood for nobody, in whose place other ids of the rows are the users.
     """
 
@@ -75,6 +76,7 @@ class EventReader:
     types: list[str] = field(default_factory=list)
     last: dict[str, pa.Table] = field(default_factory=dict)
     nobody: dict[str, None] = field(default_factory=dict)
+    titles: pa.Table = field(default_factory=lambda: ids_of_titles(()))
 
     def __post_init__(self) -> None:
         columns = {r: found.column for r, found in self.roles.items() if r in FIELDS}
@@ -135,6 +137,8 @@ class EventReader:
         """Canonical events, part by part."""
         used = {found.column for found in self.roles.values()}
         used |= {column for column, _ in self.first.conditions}
+        if self.first.without_id:
+            self._find_titles(files)
         left = 0
         for file in files:
             damage = Damage()
@@ -356,11 +360,33 @@ class EventReader:
         return pc.if_else(chosen, others, users)
 
     def _or_title(self, items: pa.ChunkedArray, titles: pa.ChunkedArray) -> pa.ChunkedArray:
-        """The item of each row, or its title where it has no id."""
+        """The item of each row; where it has no id, that of other rows with its title, or this."""
         by_title = pc.and_(is_no_id(items), pc.invert(is_no_id(titles)))
-        shown = pc.unique(titles.filter(by_title)).slice(0, EXAMPLES).to_pylist()
-        self.report.add("rows_named_by_title", pc.sum(by_title).as_py() or 0, shown)
-        return pc.if_else(by_title, titles, items)
+        others = self.titles["item"].combine_chunks()
+        own = others.take(pc.index_in(titles, value_set=self.titles["title"].combine_chunks()))
+        by_id = pc.and_(by_title, pc.is_valid(own))
+        for rule, rows in (
+            ("rows_named_by_the_id_of_their_title", by_id),
+            ("rows_named_by_title", pc.and_not(by_title, by_id)),
+        ):
+            shown = pc.unique(titles.filter(rows)).slice(0, EXAMPLES).to_pylist()
+            self.report.add(rule, pc.sum(rows).as_py() or 0, shown)
+        return pc.if_else(by_title, pc.coalesce(own, titles), items)
+
+    def _find_titles(self, files: list[TableFile]) -> None:
+        """Read the ids and titles of all rows, so that those without an id may have one."""
+        forms = IdForms(Report())
+        item, title = self.roles["item"].column, self.roles["title"].column
+        self.titles = ids_of_titles(
+            pa.table(
+                {
+                    "item": forms.read("item", part, item, file.path),
+                    "title": as_strings(part[title], "title", file.path),
+                }
+            )
+            for file in files
+            for part in map(self._split, file.batches([item, title]))
+        )
 
     def _ratings(self, texts: pa.ChunkedArray) -> pa.ChunkedArray:
         filled = pc.fill_null(pc.not_equal(texts, ""), False)

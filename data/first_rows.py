@@ -12,13 +12,19 @@ import pyarrow.compute as pc
 
 from recsys.data.cleaning import CleanConfig, is_no_id
 from recsys.data.column_words import EVENT_WORDS, rank
-from recsys.data.columns import SAMPLE_ROWS, Roles, Sample, recognise_items
+from recsys.data.columns import SAMPLE_ROWS, Roles, Sample, free_columns, recognise_items
 from recsys.data.guests import OTHER_ID, placeholders
 from recsys.data.layouts import ItemCells, item_cells
 from recsys.data.opening import TableFile
 from recsys.data.raw import ReaderConfig
 from recsys.data.returns import forms_of_pieces
-from recsys.data.service_lines import ServiceLines, order_shares, wildcard
+from recsys.data.service_lines import (
+    KEEP,
+    ServiceLines,
+    kinds_of_no_products,
+    order_shares,
+    wildcard,
+)
 from recsys.data.texts import as_strings
 from recsys.data.time_formats import TimeRules
 
@@ -37,6 +43,7 @@ class FirstRows:
         prefix: before ids of sessions that stand for users; empty if these are told apart without.
         service: finds the lines that are no products.
         pieces: texts that show what marks in numbers of pieces mean (`forms_of_pieces`).
+        without_id: whether an item has a title and no id.
         conditions: (column, pattern) by which the settings name such lines in the events.
     """
 
@@ -46,6 +53,7 @@ class FirstRows:
     service: ServiceLines
     conditions: Conditions
     pieces: list[str]
+    without_id: bool
 
 
 def look_at(
@@ -100,6 +108,9 @@ def look_at(
         other = as_strings(sample.table[roles[OTHER_ID].column], "user", path)
         nobody += placeholders(users) + placeholders(other)
     plain, conditions, by_items = _patterns(clean, sample, items)
+    for name in free_columns(sample, roles) if KEEP not in clean.drop_items else ():
+        kinds = kinds_of_no_products(name, sample.texts(name))
+        conditions += [(name, wildcard(kind)) for kind in kinds]
     rows = form.split(sample.table, own)[0]
     orders = [session] if session else [roles[r] for r in ("user", "timestamp") if r in roles]
     shares, digits = order_shares(
@@ -117,7 +128,8 @@ def look_at(
     if not config.new_items:  # nobody answers at night
         service.ask(titles)
     pieces = known_form.get("pieces", []) + _pieces(events, roles)
-    return FirstRows(form, nobody, prefix, service, conditions, pieces)
+    without_id = "title" in roles and pc.any(is_no_id(cells)).as_py()
+    return FirstRows(form, nobody, prefix, service, conditions, pieces, without_id)
 
 
 def _pieces(files: Sequence[TableFile], roles: Roles) -> list[str]:

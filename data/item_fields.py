@@ -6,7 +6,7 @@ among equals; its price is the latest one above 0, and 0 only if it has no other
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -78,6 +78,23 @@ class ItemFields:
             place = pc.index_in(ids, value_set=best["item"].combine_chunks())
             found[name] = best["value_first"].combine_chunks().take(place)
         return found
+
+
+def ids_of_titles(parts: Iterable[pa.Table]) -> pa.Table:
+    """`title` and `item` of the titles that stand beside one id wherever they have one.
+
+    Args:
+        parts: the columns `title` and `item` of all rows.
+    """
+    pairs = pa.table({name: pa.array([], pa.string()) for name in ("title", "item")})
+    for part in parts:
+        missing = pc.or_(is_no_id(part["title"]), is_no_id(part["item"]))
+        both = pa.concat_tables([pairs, part.filter(pc.invert(missing)).select(pairs.column_names)])
+        pairs = both.group_by(pairs.column_names, use_threads=False).aggregate([])
+    titles = pairs.group_by("title", use_threads=False)
+    found = titles.aggregate([("item", "min"), ("item", "count")])
+    one = found.filter(pc.equal(found["item_count"], 1))
+    return one.select(["title", "item_min"]).rename_columns(["title", "item"])
 
 
 def _merged(part: pa.Table) -> pa.Table:

@@ -132,8 +132,9 @@ def with_meanings(texts: pa.ChunkedArray) -> pa.ChunkedArray:
     if not (SALE_CODES | RETURN_CODES).issuperset(codes.values()):
         return texts
     for text, code in codes.items():
-        named = f"{text} ({'sale' if code in SALE_CODES else 'return'})"
-        texts = pc.if_else(pc.equal(texts, text), named, texts)
+        if level(text) is None:
+            named = f"{text} ({'sale' if code in SALE_CODES else 'return'})"
+            texts = pc.if_else(pc.equal(texts, text), named, texts)
     return texts
 
 

@@ -30,6 +30,8 @@ ENOUGH_ORDERS = 50  # below this, shares say nothing
 WITH_DIGITS = 0.8  # share of lines whose id has a digit, from which an id without one stands out
 SURE, WEAK, VOUCHERS = map(pattern, ("no_products", "weak_no_products", "vouchers"))
 CONTEXT = words("beside_no_products")
+KINDS_OF_LINES = re.compile("(line|position|zeile|itemiz).*(type|typ|art|kind)")
+MOST_KINDS = 20
 Says = Literal["sure", "weak", "part"]
 
 
@@ -206,6 +208,20 @@ class ServiceLines:
             for item, rows in lines.most_common(5)
         )
         return shown + (f" and {len(lines) - 5} more" if len(lines) > 5 else "")
+
+
+def kinds_of_no_products(name: str, values: pa.ChunkedArray) -> list[str]:
+    """The values of a column of kinds of lines that are of lines that are no products.
+
+    >>> kinds = pa.chunked_array([["Artikel", "Versandposition", "fee"]])
+    >>> kinds_of_no_products("Positionstyp", kinds), kinds_of_no_products("Product type", kinds)
+    (['Versandposition', 'fee'], [])
+    """
+    if not KINDS_OF_LINES.search(normalised(name)):
+        return []
+    kinds = pc.unique(values).to_pylist()
+    found = [kind for kind in kinds if says(kind) in ("sure", "weak")]
+    return found if len(found) < len(kinds) <= MOST_KINDS else []
 
 
 def order_shares(

@@ -183,6 +183,25 @@ def test_guests_are_known_by_their_address_or_device(shop, column, order):
     assert len(found.histories["a3@x.de"]) == 20
 
 
+# Items without an id
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_an_item_without_an_id_has_that_of_its_title(shop, late):
+    titles = [*"ABCDEFGHI", "Shirt", "Shirt"]  # one title of two items, and one item without an id
+    rows = [
+        (f"u{n % 20}", "" if n * 7 % 11 == 0 or n % 2 == late * (n < 90) else f"p{n * 7 % 11}",
+         f"Tea {titles[n * 7 % 11]}", T + 5000 * n) for n in range(180)
+    ]  # fmt: skip
+    found = shop(table("user,sku,product_name,timestamp", rows))
+    unclear = [title for _, sku, title, _ in rows if not sku and title[4:] in ("A", "Shirt")]
+    clear = [sku for _, sku, *_ in rows if not sku]
+    assert found.counts["rows_named_by_title"] == len(unclear)
+    assert found.counts["rows_named_by_the_id_of_their_title"] == len(clear) - len(unclear)
+    ids = {"Tea A", "Tea Shirt", *(f"p{n}" for n in range(1, 11))}
+    assert {*found.data.item_ids.tolist()} == ids
+
+
 # Columns of payments and of kinds of products are no types of events
 
 
@@ -277,6 +296,99 @@ def test_what_may_say_that_rows_were_taken_back_is_never_left_out_in_silence(sho
     assert f"Column {column!r}" in found.notes
     assert values[1] in found.notes
     assert "That is not read, so these events count as the others" in found.notes
+
+
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [("RMA Number", "RMA{}"), ("Return ID", "{}"), ("Credit Memo #", "CM-{}"), ("N° avoir", "AV{}"),
+     ("Retourennummer", "RT{}"), ("Gutschriftsnr.", "G/{}"), ("Nº de devolución", "D{}")],
+)  # fmt: skip
+def test_a_line_with_the_number_of_a_return_was_returned(shop, column, value):
+    text = events(
+        180, lambda n: value.format(7000 + n) if n % 9 == 0 else "",
+        head=f"user,item,timestamp,{column}",
+    )  # fmt: skip
+    found = shop(text)
+    assert found.roles["taken_back number"] == column
+    assert found.counts["negative_events_dropped"] == 20
+    every = shop(events(180, value.format, head=f"user,item,timestamp,{column}"))
+    assert every.data.interactions.item.size == 180
+
+
+@pytest.mark.parametrize(
+    ("refund", "total"),
+    [("Refunded Amount", "Total"), ("Amount Refunded", "Amount"), ("Refunds", "Sold For"),
+     ("Erstattungsbetrag", "Betrag"), ("Kwota zwrotu", "Kwota")],
+)  # fmt: skip
+@pytest.mark.parametrize("money", ["{}.00", "EUR {},00", "${}.00"])
+def test_a_refund_of_all_that_was_paid_is_a_return(shop, refund, total, money):
+    back = lambda n: money.format({1: 20 + n % 5, 2: 3}.get(n % 9, 0))  # noqa: E731
+    rows = [
+        (f"u{n % 20}", f"p{n * 7 % 11}", T + 5000 * n, money.format(20 + n % 5), back(n))
+        for n in range(180)
+    ]
+    found = shop(table(f"user;item;timestamp;{total};{refund}", rows, ";"))
+    assert found.counts["negative_events_dropped"] == 20
+    assert found.roles["taken_back amount"] == refund
+
+
+@pytest.mark.parametrize(
+    ("refunded", "cancelled"),
+    [("qty_refunded", "qty_canceled"), ("Retourenmenge", "Stornierte Menge"),
+     ("Quantité remboursée", "Quantité annulée"), ("Returned quantity", "Cancelled qty")],
+)  # fmt: skip
+def test_pieces_that_were_taken_back_are_those_of_the_line(shop, refunded, cancelled):
+    taken = {1: (3, 0), 2: (0, 3), 3: (1, 0), 4: (1, 2), 5: (0, 1)}  # of three pieces
+    text = events(
+        180, lambda n: "3.0000", lambda n: taken.get(n % 9, (0, 0))[0],
+        lambda n: f"{taken.get(n % 9, (0, 0))[1]}.0000",
+        head=f"user,item,timestamp,qty_ordered,{refunded},{cancelled}",
+    )  # fmt: skip
+    found = shop(text)
+    assert found.counts["negative_events_dropped"] == 40
+    assert found.counts["rows_of_cancelled_orders_dropped"] == 20
+    assert found.counts["pieces_taken_back"] == 40
+    assert {*found.data.pieces["pieces"].to_pylist()} >= {2.0, 3.0}
+
+
+@pytest.mark.parametrize("codes", [("S", "R"), ("SALE", "RTN"), ("inv", "crn")])
+@pytest.mark.parametrize("column", ["Trans Type", "type", "Belegart", "doc_type"])
+def test_codes_of_sales_and_returns_are_types(shop, codes, column):
+    text = events(180, lambda n: codes[n % 9 == 0], head=f"user,item,timestamp,{column}")
+    found = shop(text)
+    assert found.counts["negative_events_dropped"] == 20
+    types = {row["name"]: row["role"] for row in found.info["cleaning"]["behaviours"]}
+    assert list(types.values()) == ["negative", "target"]
+
+
+@pytest.mark.parametrize(("kept", "back"), [("complete", 20), ("fulfilled", 0)])
+def test_closed_orders_are_refunds_beside_complete_ones_as_in_magento(shop, kept, back):
+    text = events(180, lambda n: (kept, "closed")[n % 9 == 0], head="user,item,timestamp,status")
+    assert shop(text).counts.get("negative_events_dropped", 0) == back
+
+
+@pytest.mark.parametrize(
+    "column",
+    ["Fulfillment", "Positionsstatus", "SellerStatus", "transactions.stateMachineState.name",
+     "Estado de la venta", "Delivery state"],
+)  # fmt: skip
+def test_states_have_many_names(shop, column):
+    state = lambda n: {1: "cancelled", 2: "returned"}.get(n % 18, "shipped")  # noqa: E731
+    found = shop(events(180, state, head=f"user,item,timestamp,{column}"))
+    assert found.counts["rows_of_cancelled_orders_dropped"] == 10
+    assert found.counts["negative_events_dropped"] == 10
+
+
+@pytest.mark.parametrize("value", ["yes", "2026-05-01", "returned"])
+def test_a_returned_line_does_not_take_its_order_with_it(shop, value):
+    name = {"yes": "returned", "returned": "status"}.get(value, "refunded_at")
+    rows = [
+        (f"u{n // 4}", f"p{n}", f"2026-01-{1 + n // 4 % 28:02d} 10:00", value * (n % 40 in (0, 22)))
+        for n in range(400)
+    ]
+    rows = [(user, f"p{int(item[1:]) * 7 % 31}", time, said) for user, item, time, said in rows]
+    found = shop(table(f"user,item,timestamp,{name}", rows))
+    assert found.counts["negative_events_dropped"] == 20
 
 
 NO_RETURNS = [
@@ -525,6 +637,20 @@ def test_lines_of_shipping_are_no_items_of_a_small_catalogue(shop, head, line):
     found = shop(table(head, rows))
     assert line not in found.data.item_ids
     assert found.counts["rows_of_no_products_dropped"] == sum(n % 11 == 5 for n in range(180))
+
+
+@pytest.mark.parametrize("kind", ["Versandposition", "shipping", "fee"])
+@pytest.mark.parametrize("column", ["Positionstyp", "line_type", "lineItems.type"])
+def test_the_kind_of_a_line_says_that_it_is_no_product(shop, column, kind):
+    rows = [(n // 3, f"u{n // 3 % 20}", *(("DHL", kind) if n % 3 == 2 else (f"p{n * 7 % 13}", "Artikel")),
+             T + n // 3 * 9999) for n in range(270)]  # fmt: skip
+    found = shop(table(f"order_id,user,item,{column},timestamp", rows), clean={"most_removed": 1})
+    assert found.counts["rows_of_no_products_dropped"] == 90
+    assert "'DHL'" in found.notes
+    kept = shop(
+        table(f"order_id,user,item,{column},timestamp", rows), clean={"drop_items": ["none"]}
+    )
+    assert "DHL" in kept.data.item_ids
 
 
 @pytest.mark.parametrize("line", ["Gift card", "Carte cadeau", "Porto", "Tarjeta regalo"])
