@@ -307,7 +307,7 @@ def test_a_column_that_the_first_run_had_is_not_new() -> None:
         ("qty_refunded", ("0", "1")),
         ("Quantity Cancelled", ("0", "2")),
         ("refunded", ("0.00", "9.99")),  # an amount
-        ("shipment_status", ("delivered", "returned to sender")),
+        ("parcel_note", ("delivered", "returned to sender")),
     ],
 )
 def test_a_column_of_returns_that_cannot_be_read_is_named(column, values) -> None:
