@@ -10,15 +10,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from recsys.data.availability import each, read_available
-from recsys.data.column_words import EVENT_WORDS, ITEM_WORDS, rank, words
+from recsys.data.column_words import EVENT_WORDS, ITEM_WORDS, all_of, is_of_a_user, rank, words
 from recsys.data.columns import (
     NO_COLUMN,
     SURE_SHARE,
     Roles,
     Sample,
-    all_of,
     free_columns,
-    is_of_a_user,
 )
 from recsys.data.returns import (
     may_be_yes,

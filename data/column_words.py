@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import re
 import tomllib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from importlib.resources import files
-from typing import Any
+from typing import Any, TypeVar
 
 from recsys.event_names import normalised
 
+T = TypeVar("T")
 _TABLE = tomllib.loads(files("recsys.data").joinpath("words.toml").read_text("utf-8"))
 WORDS: dict[str, str] = _TABLE["words"]
 CURRENCY_AT_END = r"(?i)[\W_]+(eur|euro|usd|gbp|chf|pln|sek|dkk|nok|czk)\W*$"  # Preis (EUR)
@@ -117,6 +119,20 @@ def rank(name: str, groups: Groups) -> int | None:
 def order(name: str, groups: Groups) -> tuple[int, int]:
     """Sorts columns with a role by how usual their names are."""
     return _best(name, groups) or (2 * len(groups), 0)
+
+
+def all_of(role: str, roles: Mapping[str, T]) -> list[T]:
+    """What is known of each column that has a role of `SEVERAL`.
+
+    >>> all_of("unavailable", {"id": "sku", "unavailable": "sold_out", "unavailable 2": "hidden"})
+    ['sold_out', 'hidden']
+    """
+    return [one for name, one in roles.items() if name.partition(" ")[0] == role]
+
+
+def is_of_a_user(name: str) -> bool:
+    """Whether a field belongs to the record of a user, such as `customer.newsletter.status`."""
+    return any(rank(part, EVENT_WORDS["user"]) is not None for part in name.split(".")[:-1])
 
 
 def _best(name: str, groups: Groups) -> tuple[int, int] | None:

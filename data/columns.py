@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Literal
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -30,6 +30,7 @@ from recsys.data.column_words import (
     EVENT_WORDS,
     ITEM_WORDS,
     Groups,
+    is_of_a_user,
     is_of_later,
     order,
     rank,
@@ -53,7 +54,6 @@ from recsys.data.time_formats import TimeRules, share_of_times
 from recsys.errors import DataError
 from recsys.event_names import normalised
 
-T = TypeVar("T")
 SAMPLE_ROWS = 100_000
 ORDER_NUMBER = r"^#?[A-Za-z]{0,6}[-_/ ]?\d{2,}[A-Za-z]?$"  # such as #1001 or RE-20251
 SHARE_OF_ONE = 0.8  # of an item's rows that have its most frequent value, in a field of items
@@ -318,15 +318,6 @@ def recognise_items(
     if "title" not in roles and not named:
         _take_short_text(sample, roles)
     return roles
-
-
-def all_of(role: str, roles: Mapping[str, T]) -> list[T]:
-    """What is known of each column that has a role of `SEVERAL`.
-
-    >>> all_of("unavailable", {"id": "sku", "unavailable": "sold_out", "unavailable 2": "hidden"})
-    ['sold_out', 'hidden']
-    """
-    return [one for name, one in roles.items() if name.partition(" ")[0] == role]
 
 
 def _take_short_text(sample: Sample, roles: Roles) -> None:
@@ -665,11 +656,6 @@ def _content_agrees(role: str, name: str, sample: Sample, rules: TimeRules) -> b
         less = pc.sum(pc.less_equal(pieces, 0)).as_py() or 0
         return bool(less or 2 * pieces.null_count <= len(pieces))
     return True
-
-
-def is_of_a_user(name: str) -> bool:
-    """Whether a field belongs to the record of a user, such as `customer.newsletter.status`."""
-    return any(rank(part, EVENT_WORDS["user"]) is not None for part in name.split(".")[:-1])
 
 
 def _unknown(

@@ -13,8 +13,8 @@ import pyarrow.compute as pc
 
 from recsys.data.availability import each, is_missing
 from recsys.data.cleaning import RowCleaner, is_no_id
-from recsys.data.column_words import EVENT_FIELDS, rank
-from recsys.data.columns import Found, Roles, all_of
+from recsys.data.column_words import EVENT_FIELDS, all_of, rank
+from recsys.data.columns import Found, Roles
 from recsys.data.damage import Damage
 from recsys.data.first_rows import FirstRows
 from recsys.data.guests import OTHER_ID

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from recsys.data.availability import each, is_missing, read_available, read_plain_yes
 from recsys.data.cleaning import NO_ID, CleanConfig, are_short_codes, is_no_item
-from recsys.data.column_words import CURRENCY_AT_END, ITEM_WORDS, rank
-from recsys.data.columns import Roles, all_of
+from recsys.data.column_words import CURRENCY_AT_END, ITEM_WORDS, all_of, rank
+from recsys.data.columns import Roles
 from recsys.data.ids import IdForms
 from recsys.data.item_texts import plain
 from recsys.data.numbers import ANSWER, NO_NUMBER, Numbers, of_numbers, read_numbers

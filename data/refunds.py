@@ -8,8 +8,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from recsys.data.availability import each, is_missing
-from recsys.data.column_words import EVENT_WORDS, rank, words
-from recsys.data.columns import NO_COLUMN, Found, Roles, Sample, all_of, free_columns, is_of_a_user
+from recsys.data.column_words import EVENT_WORDS, all_of, is_of_a_user, rank, words
+from recsys.data.columns import NO_COLUMN, Found, Roles, Sample, free_columns
 from recsys.data.returns import (
     closed_after_refunds,
     is_cancellation,
