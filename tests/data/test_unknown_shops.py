@@ -646,7 +646,7 @@ def test_the_kind_of_a_line_says_that_it_is_no_product(shop, column, kind):
         (n // 3, f"u{n // 3 % 20}", "DHL" if n % 3 == 2 else f"p{n * 7 % 13}",
          kind if n % 3 == 2 else "Artikel", T + n // 3 * 9999) for n in range(270)
     ]  # fmt: skip
-    found = shop(table(f"order_id,user,item,{column},timestamp", rows), clean={"most_removed": 1})
+    found = shop(table(f"order_id,user,item,{column},timestamp", rows))
     assert found.counts["rows_of_no_products_dropped"] == 90
     assert "'DHL'" in found.notes
     kept = shop(
