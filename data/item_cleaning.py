@@ -166,7 +166,7 @@ class ItemCleaner:
             if order.day and order.month and self._times.day_first is None:
                 raise contradiction(f"{self._path}: column {name!r}", order)
             first = self._times.day_first if order.day_first is None else order.day_first
-            times = replace(self._times, day_first=first is not False)
+            times = replace(self._times, day_first=first is not False, year_first=order.year_first)
             moments = read_moments(column, times, ends=role == "available_until")
             dates[role] = moments.second
             self._count("last_days", moments.is_date, as_text(column))

@@ -34,6 +34,8 @@ from recsys.event_names import normalised
 
 EARLIEST = 631_152_000  # 1990-01-01: earlier times of a shop's events are errors
 DAY_S = 86_400
+# In dates like 26-01-05, so few first and so many last numbers show that the year is the first.
+FEW_YEARS, MANY_DAYS = 3, 10
 CHANGES = ("times_in_a_skipped_hour", "times_in_a_doubled_hour")  # rules of the report
 NO_TEXTS = pa.chunked_array([], pa.string())
 NUMBER = r"^\d{1,19}(\.\d*)?([eE]\+?\d{1,2})?$"
@@ -90,12 +92,14 @@ class TimeRules:
         zone: of times without a zone.
         day_first: whether 03/04/2024 is the third of April; None if the data have not shown it.
         now: unix seconds of the present.
+        year_first: whether 26-01-05 is the fifth of January 2026, as the data have shown.
     """
 
     unit: TimeUnit
     zone: str
     day_first: bool | None
     now: float
+    year_first: bool = False
 
     @property
     def latest(self) -> int:
@@ -193,11 +197,13 @@ class DayOrder(NamedTuple):
         seen: whether there are such dates.
         day: a value that begins with the day, such as 13/04/2024; None without any.
         month: a value that begins with the month, such as 04/13/2024; None without any.
+        year_first: whether the dates are like 26-01-05 and begin with the year.
     """
 
     seen: bool
     day: str | None
     month: str | None
+    year_first: bool = False
 
     @property
     def day_first(self) -> bool | None:
@@ -213,7 +219,10 @@ def show_day_first(columns: Iterable[pa.ChunkedArray]) -> DayOrder:
             values of both kinds are known.
     """
     seen, day, month = False, None, None
-    form = r"^\s*(?:\pL{2,13}\.?,? +)?(?P<one>\d{1,2})(?P<mark>[-/.])(?P<two>\d{1,2})[-/.]\d{2}"
+    form = (
+        r"^\s*(?:\pL{2,13}\.?,? +)?"
+        r"(?P<one>\d{1,2})(?P<mark>[-/.])(?P<two>\d{1,2})[-/.](?P<end>\d{2,4})"
+    )
     for column in columns:
         texts = pc.fill_null(column, "") if pa.types.is_string(column.type) else NO_TEXTS
         parts = pc.extract_regex(texts, form)
@@ -223,7 +232,14 @@ def show_day_first(columns: Iterable[pa.ChunkedArray]) -> DayOrder:
             if not seen:
                 break
             continue
-        one, mark, two = (pc.struct_field(parts, name) for name in ("one", "mark", "two"))
+        one, mark, two, end = (
+            pc.struct_field(parts, name) for name in ("one", "mark", "two", "end")
+        )
+        years, days_of_month = (pc.unique(part).to_pylist() for part in (one, end))
+        if len(years) <= FEW_YEARS < MANY_DAYS <= len(days_of_month) and {
+            len(text) for text in (*years, *days_of_month)
+        } == {2}:
+            return DayOrder(True, None, None, True)
         dotted = pc.equal(mark, ".")
         if not seen and pc.all(dotted).as_py():
             return DayOrder(True, texts[0].as_py(), None)
@@ -285,6 +301,8 @@ def orders_of_days(
                     f"data.day_first={str(order.day_first).lower()}"
                 )
             orders[file.path] = order
+    if any(order.year_first for order in orders.values()):
+        report.note(f"In column {name!r}, dates like 26-01-05 begin with the year.")
     shown = {order.day_first: path for path, order in orders.items()}
     shown.pop(None, None)
     if len(shown) > 1:
@@ -296,7 +314,7 @@ def orders_of_days(
         )
     common = next(iter(shown)) if len(shown) == 1 else before
     for path, order in orders.items():
-        if order.seen and order.day_first is None and common is None:
+        if order.seen and order.day_first is None and common is None and not order.year_first:
             beside = ", and the other files contradict each other" if shown else ""
             raise DataError(
                 f"{path}: no value of the column {name!r} shows whether the day or the "
@@ -306,7 +324,11 @@ def orders_of_days(
     own = {path: order.day_first for path, order in orders.items()}
     usual = common if rules.day_first is None else rules.day_first
     return {
-        file.path: replace(rules, day_first=usual if own.get(file.path) is None else own[file.path])
+        file.path: replace(
+            rules,
+            day_first=usual if own.get(file.path) is None else own[file.path],
+            year_first=file.path in orders and orders[file.path].year_first,
+        )
         for file in files
     }
 
@@ -329,9 +351,8 @@ def share_of_times(column: pa.ChunkedArray, rules: TimeRules) -> tuple[float, fl
     if not len(filled):
         return 0.0, 0.0
     if rules.day_first is None:
-        rules = TimeRules(
-            rules.unit, rules.zone, show_day_first([filled]).day_first is not False, 0
-        )
+        order = show_day_first([filled])
+        rules = replace(rules, day_first=order.day_first is not False, year_first=order.year_first)
     seconds = read_times(filled, rules)
     possible = pc.greater_equal(seconds, EARLIEST)
     return 1 - seconds.null_count / len(filled), (pc.sum(possible).as_py() or 0) / len(filled)
@@ -424,7 +445,9 @@ def _of_texts(
     forms = [(YEAR_FIRST, ["%Y-%m-%d"]), (COMPACT, ["%Y%m%d", "%Y%m%d%H%M", "%Y%m%d%H%M%S"])]
     if order:
         forms += [(YEAR_LAST.replace(r"|\d{2}", ""), [order + "%Y"])]
-        forms += [(YEAR_LAST.replace(r"\d{4}|", ""), [order + "%y"])]
+    if order or rules.year_first:
+        short = "%y-%m-%d" if rules.year_first else f"{order}%y"
+        forms += [(YEAR_LAST.replace(r"\d{4}|", ""), [short])]
     for pattern, dates in forms:
         fitting = pc.match_substring_regex(texts, pattern)
         if not pc.any(fitting).as_py():

@@ -127,6 +127,16 @@ def test_the_data_show_whether_the_day_comes_first(
     assert (found.seen, found.day_first) == shown
 
 
+@pytest.mark.parametrize("mark", ["-", ".", "/"])
+def test_short_dates_begin_with_the_year_where_only_the_last_number_changes_much(mark) -> None:
+    days = [f"2026-01-{day:02}" for day in range(5, 17)]
+    column = pa.chunked_array([[day[2:].replace("-", mark) for day in days]])
+    order = show_day_first([column])
+    assert (order.seen, order.day_first, order.year_first) == (True, None, True)
+    rules = TimeRules("auto", "UTC", None, 1.8e9, order.year_first)
+    assert read_times(column, rules).to_pylist() == [read(day) for day in days]
+
+
 @given(st.datetimes(min_value=__import__("datetime").datetime(1990, 1, 1)))
 def test_local_and_iso_forms_agree(when) -> None:
     when = when.replace(microsecond=0)
