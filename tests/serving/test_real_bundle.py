@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import shutil
+import signal
 
 import httpx
 import numpy as np
@@ -61,12 +62,28 @@ async def test_an_answer_under_load_is_the_answer_alone(served, bundle, running)
     assert any(together)
 
 
-def test_the_command_serves_a_bundle(bundle, server_process, tmp_path):
+def test_the_command_serves_a_bundle_until_a_signal(bundle, server_process, tmp_path):
     command = "from recsys.cli import main; main()"
-    with server_process("-c", command, "serve", "--bundle", bundle, "--port", "0") as (_, url):
+    options = ("serve", "--bundle", bundle, "--port", "0")
+    with (
+        server_process("-c", command, *options) as (started, url),
+        httpx.Client(base_url=url, timeout=PATIENCE_S) as client,
+    ):
+        assert client.get("/health/ready").json() == {"status": "ready"}
         body = {"history": ["B0001", "B0002"], "k": 3}
-        response = httpx.post(f"{url}/v1/recommendations", json=body, timeout=PATIENCE_S)
+        response = client.post("/v1/recommendations", json=body, headers={"X-Request-ID": "a"})
         assert len(response.json()["items"]) == 3
+        headers = {"content-type": "application/json"}
+        large = client.post("/v1/recommendations", content=b" " * 2_000_000, headers=headers)
+        assert large.json()["code"] == "body_too_large"
+        started.send_signal(signal.SIGTERM)
+        out, err = started.communicate(timeout=PATIENCE_S)
+    assert started.returncode in (0, -signal.SIGTERM)
+    lines = [json.loads(line) for line in out.splitlines()]
+    requests = [line for line in lines if line["logger"] == "recsys.serving.access"]
+    assert [line["status"] for line in requests] == [200, 200, 413]
+    assert requests[1]["request_id"] == "a"
+    assert "Traceback" not in err
     assert (tmp_path / "serving" / "tiny" / "histories.db").is_file()
 
 

@@ -23,6 +23,7 @@ from pathlib import Path
 from recsys.serving.server import serve
 from recsys.serving.settings import ServingSettings
 tests, home = sys.argv[1:]
+sys.path += [str(Path(tests).parent / "suites"), str(Path(tests).parents[1] / "benchmarks")]
 fake = runpy.run_path(str(Path(tests) / "conftest.py"))["FakeRecommender"]
 settings = ServingSettings(port=0, bundle=Path(home) / "demo", store=Path(home) / "h.db")
 serve(settings, recommender=fake())
@@ -33,32 +34,6 @@ serve(settings, recommender=fake())
 def process(server_process, tmp_path):
     with server_process("-W", "error", "-c", PROGRAM, Path(__file__).parent, tmp_path) as found:
         yield found
-
-
-def test_a_process_answers_over_a_socket_until_a_signal(process):
-    started, url = process
-    with httpx.Client(base_url=url, timeout=PATIENCE_S) as client:
-        assert client.get("/health/ready").json() == {"status": "ready"}
-        response = client.post(
-            "/v1/recommendations",
-            json={"history": ["item-1"], "k": 3},
-            headers={"X-Request-ID": "a"},
-        )
-        assert len(response.json()["items"]) == 3
-        too_large = client.post(
-            "/v1/recommendations",
-            content=b" " * 2_000_000,
-            headers={"content-type": "application/json"},
-        )
-        assert too_large.json()["code"] == "body_too_large"
-        started.send_signal(signal.SIGTERM)
-        out, err = started.communicate(timeout=PATIENCE_S)
-    assert started.returncode in (0, -signal.SIGTERM)
-    lines = [json.loads(line) for line in out.splitlines()]
-    requests = [line for line in lines if line["logger"] == "recsys.serving.access"]
-    assert [line["status"] for line in requests] == [200, 200, 413]
-    assert requests[1]["request_id"] == "a"
-    assert "Traceback" not in err
 
 
 def test_the_printed_curl_line_works_and_ctrl_c_ends_it(process):
