@@ -174,7 +174,7 @@ class TokenTree:
 
     >>> from transformers import LlamaConfig, LlamaForCausalLM
     >>> config = LlamaConfig(vocab_size=64, hidden_size=32, num_attention_heads=4)
-    >>> model = TreeModel.of(LlamaForCausalLM(config))
+    >>> model = TreeModel.of(LlamaForCausalLM(config).eval())
     >>> with TokenTree(model, PromptBatch.of([[1, 2], [3]], model), capacity=4) as tree:
     ...     first = tree.add(torch.tensor([[5, 6], [5, 7]]), torch.full((2, 2), ROOT), depth=1)
     ...     logits = tree.forward()  # of each prompt's last token, then of the two nodes

@@ -80,7 +80,7 @@ class TreeModel:
     >>> from transformers import LlamaConfig, LlamaForCausalLM
     >>> from recsys.models.mask import prompt_mask
     >>> config = LlamaConfig(vocab_size=64, hidden_size=32, num_attention_heads=4)
-    >>> model, prompt = TreeModel(LlamaForCausalLM(config)), torch.tensor([[3, 1, 4, 1]])
+    >>> model, prompt = TreeModel(LlamaForCausalLM(config).eval()), torch.tensor([[3, 1, 4, 1]])
     >>> places = torch.arange(4)[None]
     >>> with model.pool.lend(batch=1, prompt=4, nodes=8) as cache:
     ...     logits = model.forward(
