@@ -126,7 +126,6 @@ def _measure_filters(device: DeviceTrie, options: Options) -> list[Row]:
     rows = []
     for share in SHARES:
         cache = FilterCache(trie, columns)
-        cache.prepare()  # as a service does before it answers
         filters = [
             {
                 "must": [{"key": "price", "range": {"gte": i / 100, "lt": i / 100 + share}}],

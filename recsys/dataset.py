@@ -13,7 +13,7 @@ and the parts in order have the rows of the single file. Raw formats are read by
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -393,18 +393,6 @@ class Dataset:
             pq.read_table(path / PIECES) if (path / PIECES).is_file() else None,
             metadata.get(b"baskets") == b"1",
         )
-
-    @staticmethod
-    def parts(path: Path | str) -> Iterator[Events]:
-        """Read the events part by part, in order; each part holds all events of some users.
-
-        A data set in one file has one part.
-
-        Raises:
-            ArtifactError: `path` holds no data set.
-        """
-        read_manifest(Path(path), "dataset")
-        return (_columns(pq.read_table(file)) for file in event_files(Path(path)))
 
     @staticmethod
     def behaviours_of(path: Path | str) -> tuple[Behaviour, ...]:

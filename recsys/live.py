@@ -180,7 +180,6 @@ class Epochs:
         self._clock, self._minute = clock, int(clock()) // MINUTE
         left, unavailable = self._available(trie, columns, alive)
         filters = FilterCache(trie, columns, filter_bytes, left=left)
-        filters.prepare()
         self._epoch = Epoch(0, catalog, trie, encoder, filters, left, unavailable)
         self._waiting: list[_Call] = []
         self._led = False  # whether a call is leading those that wait

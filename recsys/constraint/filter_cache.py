@@ -15,13 +15,10 @@ from numpy.typing import NDArray
 from recsys.constraint.attributes import Attributes
 from recsys.constraint.boost import Boost
 from recsys.constraint.filters import ItemBoosts, ItemFilter
-from recsys.constraint.mask import MaskRoom, RowMask
+from recsys.constraint.mask import RowMask
 from recsys.constraint.trie import ItemTrie
 
 K = TypeVar("K", RowMask, Boost)
-_IN_USE = 32  # masks in the shared memory that may be in use although the cache has dropped them
-_MOST_MASKS = 4096  # most masks in the shared memory; further ones have memory of their own
-_PREPARED = 1 << 26  # most bytes of the shared memory that `prepare` touches
 
 
 @dataclass(frozen=True)
@@ -65,8 +62,7 @@ class FilterCache:
             max_bytes: limit for all masks together, at least 0.
             left: (items,) bool in the attributes' order, the items that have not been removed; None
                 if none has. No mask allows a removed item, and no boost counts for one.
-            after: the cache that this one replaces. Its counters are continued, and its memory is
-                reused if the trie is the same.
+            after: the cache that this one replaces. Its counters are continued.
         """
         if max_bytes < 0:
             raise ValueError(f"max_bytes must be at least 0, got {max_bytes}")
@@ -75,11 +71,8 @@ class FilterCache:
         self._kept: OrderedDict[tuple[type, str], RowMask | Boost] = OrderedDict()
         self._lock = threading.Lock()
         self._stats = FilterStats()
-        self._room: MaskRoom | None = None
         if after is not None:
             self._stats = replace(after.stats, entries=0, bytes=0)
-            if after.trie is trie:
-                self._room = after._room
 
     @property
     def stats(self) -> FilterStats:
@@ -100,29 +93,13 @@ class FilterCache:
         """As `mask`, the boosts of all items."""
         return self._get(Boost, wanted, self._new_boost)
 
-    def prepare(self) -> None:
-        """Allocate the masks' shared memory ahead of time, so that the first filters are fast."""
-        if self._room is None:
-            self._room = self._new_room(_PREPARED)
-
     def _new_mask(self, items: NDArray[np.bool_]) -> RowMask:
-        if self._room is None:
-            self._room = self._new_room(0)  # if several threads get here, one of the rooms stays
-        return RowMask.of(
-            self.trie, items if self._left is None else items & self._left, self._room
-        )
+        return RowMask.of(self.trie, items if self._left is None else items & self._left)
 
     def _new_boost(self, items: NDArray[np.float32]) -> Boost:
         if self._left is not None:  # a removed item must not raise the bound of a prefix
             items = np.where(self._left, items, items.min())
         return Boost.of(self.trie, items)
-
-    def _new_room(self, prepared: int) -> MaskRoom:
-        """Shared memory for the masks that fit into the cache, and for some that are in use."""
-        flags = self.trie.padded_states
-        mask = self.trie.num_items + 4 * self.trie.num_rows + flags
-        masks = min(_MOST_MASKS, self._max_bytes // mask) + _IN_USE
-        return MaskRoom(self.trie, masks, min(_IN_USE * flags, prepared))
 
     def _get(
         self, kind: type[K], wanted: ItemFilter | ItemBoosts, make: Callable[[NDArray[Any]], K]

@@ -6,8 +6,6 @@ rows answer. NumPy only, but for `RowMask.to`.
 
 from __future__ import annotations
 
-import weakref
-from collections import deque
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -18,38 +16,6 @@ from numpy.typing import ArrayLike, NDArray
 from recsys.constraint.trie import ItemTrie
 
 _SPARSE = 200  # from this many rows per allowed row on, allowed rows are looked up one by one
-
-
-class MaskRoom:
-    """Shared memory for the flags of many masks, so that one look-up reads several masks.
-
-    Unused parts are address space only, except for the bytes that are prepared: getting memory from
-    the operating system can take longer than computing a mask. When a mask is garbage-collected,
-    its part is reused.
-
-    Attributes:
-        flags: (n (S + C),) bool; the first are those of a mask that allows everything.
-    """
-
-    def __init__(self, trie: ItemTrie, masks: int, prepared: int = 0) -> None:
-        """Reserve room for `masks` masks over `trie`, and touch the first `prepared` bytes."""
-        everything = all_flags(trie)
-        size = len(everything)
-        self.flags = np.empty((masks + 1) * size, np.bool_)
-        self.flags[:size] = everything
-        self.flags[size : size + prepared] = False
-        self._free = deque(range(size, (masks + 1) * size, size))  # its ends are thread-safe
-
-    def take(self) -> int | None:
-        """Start of a free part for the flags of a mask; None if there is none."""
-        try:
-            return self._free.popleft()  # the part used last, whose memory is already there
-        except IndexError:
-            return None
-
-    def give_back_with(self, mask: RowMask, start: int) -> None:
-        """Free the part at `start` when `mask` is garbage-collected."""
-        weakref.finalize(mask, self._free.appendleft, start)
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,20 +34,17 @@ class RowMask:
         alive: (S + C,) bool, whether a state has an allowed row below; then C times False, so that
             C children may be read from any state.
         rows: (R,) bool, whether a row has an allowed item; a view of `alive`.
-        room: shared memory that contains `alive`, and the start of `alive` in it; None if it has
-            memory of its own.
     """
 
     trie: ItemTrie
     items: NDArray[np.bool_]
     alive: NDArray[np.bool_]
     rows: NDArray[np.bool_]
-    room: tuple[MaskRoom, int] | None = None
     _devices: dict[str, torch.Tensor] = field(default_factory=dict, repr=False)
 
     @classmethod
-    def of(cls, trie: ItemTrie, items: NDArray[np.bool_], room: MaskRoom | None = None) -> RowMask:
-        """Make a mask from (items,) bool in the order of `trie.row_items`, in `room` if it has any.
+    def of(cls, trie: ItemTrie, items: NDArray[np.bool_]) -> RowMask:
+        """Make a mask from (items,) bool in the order of `trie.row_items`.
 
         Raises:
             ValueError: wrong dtype or shape.
@@ -92,12 +55,7 @@ class RowMask:
                 f"a mask is {trie.row_items.shape} bool, one per item; got {items.dtype} "
                 f"{items.shape}"
             )
-        start = None if room is None else room.take()
-        size = trie.padded_states
-        if room is None or start is None:
-            alive = np.empty(size, np.bool_)
-        else:
-            alive = room.flags[start : start + size]
+        alive = np.empty(trie.padded_states, np.bool_)
         leaves = alive[trie.depth_start[-2] : trie.num_states]
         if trie.num_rows < trie.num_items:
             items.take(trie.row_item_start[:-1], out=leaves)
@@ -111,11 +69,7 @@ class RowMask:
             _set_sparse(trie, alive, leaves)
         else:
             _set_levels(trie, alive, leaves)
-        if room is None or start is None:
-            return cls(trie, items, alive, leaves)
-        mask = cls(trie, items, alive, leaves, (room, start))
-        room.give_back_with(mask, start)
-        return mask
+        return cls(trie, items, alive, leaves)
 
     def excluded_rows(self, items: ArrayLike) -> NDArray[np.int32]:
         """Rows without an item that is allowed and not among `items`."""

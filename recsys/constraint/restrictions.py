@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from recsys.constraint.boost import Boost
-from recsys.constraint.mask import MaskRoom, RowMask, all_flags
+from recsys.constraint.mask import RowMask, all_flags
 from recsys.constraint.trie import NO_STATE, ItemTrie
 from recsys.transfers import Upload
 
@@ -56,7 +56,7 @@ class Allowed:
         alive: arrays of (n (S + C),) bool, each with the flags of n masks (`RowMask.alive`).
         line: (B,) int64 index in `alive` of the array with each request's mask.
         start: (B, 1) int64 start of the flags of its states there.
-        masks: the mask of each request of the original batch; their memory is not reused meanwhile.
+        masks: the mask of each request of the original batch.
     """
 
     alive: tuple[torch.Tensor, ...]
@@ -69,25 +69,16 @@ class Allowed:
         """Put the requests' masks on a device; None where every request may get everything."""
         if not any(masks):
             return None
-        room = next((m.room[0] for m in masks if m is not None and m.room is not None), None)
         distinct, line = _distinct(masks)
-        device = upload.device
+        start, device = np.zeros_like(line), upload.device
         if device.type == "cpu":
-            parts = [_memory(trie, mask, room) for mask in distinct]
+            arrays = (all_flags(trie) if mask is None else mask.alive for mask in distinct)
+            alive = tuple(torch.from_numpy(array) for array in arrays)
         else:  # copying is cheap there and allows a single look-up
             flags = [_everything(trie, device) if m is None else m.to(device) for m in distinct]
-            joined = torch.cat(flags) if len(flags) > 1 else flags[0]
-            parts = [(joined, i * len(flags[0])) for i in range(len(flags))]
-        memory = {id(flags): flags for flags, _ in parts}
-        places = {key: i for i, key in enumerate(memory)}
-        lines = np.array([places[id(flags)] for flags, _ in parts], np.int64)
-        starts = np.array([start for _, start in parts], np.int64)[line, None]
-        return cls(
-            tuple(torch.as_tensor(flags) for flags in memory.values()),
-            upload.add(lines[line]),
-            upload.add(starts),
-            tuple(masks),
-        )
+            alive = (torch.cat(flags) if len(flags) > 1 else flags[0],)
+            start, line = line * len(flags[0]), start
+        return cls(alive, upload.add(line), upload.add(start[:, None]), tuple(masks))
 
     def take(self, requests: torch.Tensor) -> Allowed:
         """Select some requests of the batch."""
@@ -190,13 +181,6 @@ def dead_states(
         padded[np.arange(padded.shape[1]) < sizes[:, None]] = state
         dead.append(padded)
     return dead
-
-
-def _memory(trie: ItemTrie, mask: RowMask | None, room: MaskRoom | None) -> tuple[Any, int]:
-    """The array that contains a mask's flags, and their start in it."""
-    if mask is None:
-        return (all_flags(trie) if room is None else room.flags), 0
-    return (mask.alive, 0) if mask.room is None else (mask.room[0].flags, mask.room[1])
 
 
 def _everything(trie: ItemTrie, device: torch.device) -> torch.Tensor:

@@ -10,14 +10,12 @@ Shapes: B requests, W beams, C children a beam at most, V vocabulary, A tokens o
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
 import torch
 
-from recsys import transfers
 from recsys.constraint.restrictions import Allowed, Excluded, Gains
 from recsys.constraint.transitions import Children, DeviceTrie
 from recsys.constraint.trie import NO_STATE
@@ -27,7 +25,6 @@ from recsys.kernels import find_kernels
 from recsys.native.decoder import log_sum_exp
 
 _KERNELS = "recsys.decoding.level_kernel"
-_PART = 64  # values in a block of the two-stage top-k on a CPU
 Normalize = Literal["vocabulary", "allowed"]
 
 
@@ -324,28 +321,9 @@ def stable_top(values: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Te
         (B, count) places, ascending, followed by n where there are fewer values than `count`; and
         (B, 1) the best value that was not chosen, -inf if there is none.
     """
-    size, on_cpu = values.shape[-1], transfers.shares_memory(values.device)
-    if not on_cpu:  # looking whether there is a NaN would wait for the device
-        values = _without_nan(values)
-    if on_cpu and size > 4 * _PART * (count + 1):
-        # Two-stage top-k: every one of the best count + 1 values lies in a part whose maximum is
-        # among the best count + 1, so the values of the other parts are never compared.
-        parts = torch.nn.functional.pad(values, (0, -size % _PART), value=-torch.inf)
-        parts = parts.view(len(values), -1, _PART)
-        best = parts.amax(-1)
-        if len(values) and math.isnan(best.amax().item()):
-            return stable_top(_without_nan(values), count)
-        kept, _ = stable_top(best, count + 1)
-        missing = kept == parts.shape[1]
-        some = kept.masked_fill(missing, 0).unsqueeze(-1).expand(-1, -1, _PART)
-        inside = parts.gather(1, some).masked_fill_(missing.unsqueeze(-1), -torch.inf).flatten(1)
-        place, rest = stable_top(inside, count)
-        missing = place == inside.shape[1]
-        found = kept.gather(1, (place // _PART).masked_fill_(missing, 0)) * _PART + place % _PART
-        return found.masked_fill_(missing, size), rest
+    size = values.shape[-1]
+    values = values.nan_to_num(-torch.inf, posinf=torch.inf, neginf=-torch.inf)
     most = values.topk(min(count + 1, size), dim=-1).values
-    if on_cpu and len(values) and math.isnan(most[:, 0].amax().item()):  # topk puts NaN first
-        return stable_top(_without_nan(values), count)
     threshold, rest = most[:, count - 1 : count], most[:, count:]
     if not rest.shape[1]:
         rest = torch.full_like(threshold, -torch.inf)
@@ -356,11 +334,6 @@ def stable_top(values: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Te
     taken = above | (equal & (equal.cumsum(-1) <= room))
     place = torch.arange(size, device=values.device)
     return torch.where(taken, place, size).topk(count, largest=False).values, rest
-
-
-def _without_nan(values: torch.Tensor) -> torch.Tensor:
-    """The values, with -inf in place of NaN."""
-    return values.nan_to_num(-torch.inf, posinf=torch.inf, neginf=-torch.inf)
 
 
 def best_first(frontier: Frontier) -> torch.Tensor:

@@ -216,25 +216,21 @@ def resampled_means(
     return np.concatenate(means)
 
 
-def interval(
-    mean: float, means: NDArray[np.float64], level: float = 0.95, *, ndigits: int = 6
-) -> Interval:
-    """Percentile interval of (R,) resampled means, with the measured mean."""
-    low, high = np.quantile(means, [(1 - level) / 2, (1 + level) / 2])
-    return Interval(*(round(float(value), ndigits) for value in (mean, low, high)))
+def interval(mean: float, means: NDArray[np.float64]) -> Interval:
+    """95 % percentile interval of (R,) resampled means, with the measured mean."""
+    low, high = np.quantile(means, [0.025, 0.975])
+    return Interval(*(round(float(value), 6) for value in (mean, low, high)))
 
 
-def bootstrap(
-    values: ArrayLike, *, resamples: int = 1000, seed: int = 0, level: float = 0.95
-) -> Interval:
+def bootstrap(values: ArrayLike, *, resamples: int = 1000, seed: int = 0) -> Interval:
     """Mean of one number per user, (n,), with its percentile bootstrap interval."""
     column = np.asarray(values, np.float64)[:, None]
     means = resampled_means(column, resamples=resamples, seed=seed)
-    return interval(float(column.mean()), means[:, 0], level)
+    return interval(float(column.mean()), means[:, 0])
 
 
 def paired_bootstrap(
-    a: ArrayLike, b: ArrayLike, *, resamples: int = 1000, seed: int = 0, level: float = 0.95
+    a: ArrayLike, b: ArrayLike, *, resamples: int = 1000, seed: int = 0
 ) -> Interval:
     """Mean difference a - b of two recommenders over the same users, with its interval.
 
@@ -246,4 +242,4 @@ def paired_bootstrap(
     a, b = np.asarray(a, np.float64), np.asarray(b, np.float64)
     if a.shape != b.shape:
         raise ValueError(f"{a.shape} and {b.shape}: a pair is two numbers of one user")
-    return bootstrap(a - b, resamples=resamples, seed=seed, level=level)
+    return bootstrap(a - b, resamples=resamples, seed=seed)

@@ -8,7 +8,7 @@ the text model of a service does.
 from __future__ import annotations
 
 from recsys.text.beam import BeamSettings, Texts, generate_text
-from recsys.text.constraint import Constraint, check_constraint
+from recsys.text.constraint import Constraint
 from recsys.text.grammar import (
     Grammar,
     choice,
@@ -42,7 +42,6 @@ __all__ = [
     "TitleBeams",
     "TitleTrie",
     "TokenTrie",
-    "check_constraint",
     "choice",
     "delimited_list",
     "delimited_subsequence",

@@ -283,7 +283,6 @@ def generate_text(
     settings: BeamSettings | None = None,
     *,
     constraint: Constraint | Sequence[Constraint] | None = None,
-    prompt_slots: int = 0,
     stopped: Callable[[], bool] | None = None,
 ) -> Texts:
     """The best texts that beam search finds after each prompt.
@@ -298,7 +297,6 @@ def generate_text(
         settings: width, lengths and rules of the search.
         constraint: which texts are allowed, one constraint for all requests or one each. Texts that
             are not complete at `max_new_tokens` are no answers.
-        prompt_slots: prompt slots to reserve at least.
         stopped: whether to search no further; asked before each pass of the model.
 
     Returns:
@@ -312,7 +310,7 @@ def generate_text(
     """
     model, settings = TreeModel.of(model), settings or BeamSettings()
     longest, every = settings.max_new_tokens, settings.collect_every
-    ready = PromptBatch.of(prompts, model, longest - 1, slots=prompt_slots)
+    ready = PromptBatch.of(prompts, model, longest - 1)
     rules = _Rules.of(settings, constraint, len(ready), model)
     beams = _Beams.start(len(ready), rules, model.score_dtype, model.device)
     if not len(ready):

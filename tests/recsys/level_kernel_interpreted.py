@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from oracles import assert_as_exact, exact_scores, random_catalog, random_prompts, tiny_model
 
 from recsys.constraint import ItemTrie
-from recsys.constraint.mask import MaskRoom, RowMask
+from recsys.constraint.mask import RowMask
 from recsys.constraint.restrictions import Allowed, Excluded
 from recsys.constraint.transitions import DeviceTrie
 from recsys.constraint.trie import NO_STATE
@@ -89,8 +89,8 @@ def test_a_level_has_the_bits_of_the_tensor_code(seed, shape, items, shares, wid
     (levels, codes), rng = shape, np.random.default_rng(seed)
     tokens = list(rng.integers(0, codes, (items, levels)))
     host = ItemTrie.build(tokens)
-    trie, batch, room = DeviceTrie.of(host), len(shares), MaskRoom(host, len(shares))
-    masks = [s if s is None else RowMask.of(host, rng.random(items) < s, room) for s in shares]
+    trie, batch = DeviceTrie.of(host), len(shares)
+    masks = [s if s is None else RowMask.of(host, rng.random(items) < s) for s in shares]
     gone = [rng.integers(0, host.num_rows, rng.integers(0, 12)) for _ in shares]
     upload = Upload("cpu")
     excluded = Excluded.of(host, upload, gone, masks)

@@ -124,9 +124,9 @@ def test_what_is_saved_is_loaded(tmp_path: Path, baskets: bool) -> None:
         assert before.codes is None or after.codes.tolist() == before.codes.tolist()  # type: ignore[union-attr]
         assert (after.behaviours, after.baskets) == (before.behaviours, before.baskets)
         assert Dataset.manifest(tmp_path / str(number)).kind == "dataset"
-    (part,) = Dataset.parts(tmp_path / "2")
-    assert part.behaviour is not None
-    assert part.behaviour.tolist() == [0, 0, 1, 0, 0, 0, 1]
+    behaviour = Dataset.load(tmp_path / "2").events.behaviour
+    assert behaviour is not None
+    assert behaviour.tolist() == [0, 0, 1, 0, 0, 0, 1]
 
 
 @pytest.mark.parametrize(

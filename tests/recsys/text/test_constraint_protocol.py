@@ -2,10 +2,10 @@
 
 import numpy as np
 import pytest
-from constraint_suite import ConstraintSuite
+from constraint_suite import ConstraintSuite, check_constraint
 from oracles import byte_level_tokenizer
 
-from recsys.text.constraint import DEAD, check_constraint
+from recsys.text.constraint import DEAD
 from recsys.text.grammar import choice, delimited_subsequence, json_schema, regex
 from recsys.text.grammar_constraint import GrammarCompiler
 from recsys.text.titles import TitleTrie
