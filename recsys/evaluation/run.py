@@ -354,9 +354,11 @@ def _weaknesses(result: Result) -> list[str]:
 
 def _few_users(bundle: Path, has_retrieval: bool) -> list[str]:
     """Warn if too few validation users chose what is served."""
-    text = (bundle / EVAL / VALIDATION).read_text(encoding="utf-8")
-    users = json.loads(text).get(RETRIEVAL, {}).get("users", 0)
-    if not has_retrieval or users >= LEAST_USERS:
+    file = bundle / EVAL / VALIDATION
+    if not has_retrieval or not file.is_file():
+        return []
+    users = json.loads(file.read_text(encoding="utf-8")).get(RETRIEVAL, {}).get("users", 0)
+    if users >= LEAST_USERS:
         return []
     return [
         f"{users} validation users are too few to choose what is served (fewer than "
