@@ -45,8 +45,8 @@ class DataConfig:
     """Section `data`. Paths are absolute, or below a folder of raw data or the working folder."""
 
     source: str = SYNTHETIC
-    """`synthetic`, or the name of a reader: `s3rec`, `atspeed`, `lcrec`, `minionerec`, `movielens`,
-    `amazon`, `recbole` or `table`."""
+    """`synthetic`, or the name of a reader: `s3rec`, `atspeed`, `lcrec`, `movielens`, `amazon`,
+    `recbole` or `table`."""
     path: str | None = None
     """The file of interactions or its folder, depending on the reader."""
     attributes: str | None = None

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Protocol
 
 from recsys.data.raw import EventStream, ReaderConfig
-from recsys.data.readers import amazon, atspeed, lcrec, minionerec, movielens, recbole, s3rec, table
+from recsys.data.readers import amazon, atspeed, lcrec, movielens, recbole, s3rec, table
 
 
 class Reader(Protocol):
@@ -23,7 +23,6 @@ READERS: dict[str, Reader] = {
     "s3rec": s3rec,
     "atspeed": atspeed,
     "lcrec": lcrec,
-    "minionerec": minionerec,
     "movielens": movielens,
     "amazon": amazon,
     "recbole": recbole,

@@ -111,41 +111,6 @@ class TestMovieLens(ReaderSuite):
     )
 
 
-def example(user: str, history: str, item: str, more: str = "") -> str:
-    return f'user_id,history_item_id,item_id\n{user},"{history}",{item}\n{more}'
-
-
-class TestMiniOneRec(ReaderSuite):
-    source, path = "minionerec", "."
-    files = (
-        ("train/X.csv", example("u", "[0, 1]", "2", "v,[1],0\n")),
-        ("test/X.csv", example("u", "[0, 1, 2]", "1")),
-        ("index/X.item.json", '{"0": {"title": "A"}, "1": {"title": "B"}, "2": {"title": "C"}}'),
-    )
-    events = (("u", "0"), ("u", "1"), ("u", "2"), ("u", "1"), ("v", "1"), ("v", "0"))
-    malformed = (
-        (
-            "train/X.csv",
-            example("u", "[__import__('os')]", "2"),
-            r"X\.csv:2: column 'history_item_id': expected a list of item numbers, found \"\[__imp",
-        ),
-        ("train/X.csv", "user,item\nu,1\n", "no column 'user_id'"),
-        ("train/X.csv", example("u", "[1]", "x"), "column 'item_id': .* found 'x'"),
-        ("train/X.csv", example("", "[1]", "2"), "column 'user_id': expected a user, found ''"),
-        ("train/X.csv", 'user_id,history_item_id,item_id\nu,"[1],2\n', "unexpected end"),
-        ("train/X.csv", 'user_id,"history', r"X\.csv:1: unexpected end"),
-        ("train/X.csv", example("u", "[1]", "2", "v,[1],\n"), r"X\.csv:3: column 'item_id': .* ''"),
-        ("train/X.csv", example("u", "[1]", "1 2"), r"X\.csv:2: column 'item_id': .* '1 2'"),
-        ("train/X.csv", example("u", "[1]", "9" * 19), r"X\.csv:2: column 'item_id': .* '9999"),
-        ("train/X.csv", example("u", "[1]", "2")[:-3], "column 'item_id': .* found ''"),
-        (
-            "train/X.csv",
-            "\n\n" + example("u", "[1]", "2", "\nv\n"),
-            r"X\.csv:6: column 'history_item_id'",
-        ),
-    )
-
-
 def review(user: str, item: str, time: int, text: str = "", **more: Any) -> str:
     record = {"reviewerID": user, "asin": item, "overall": 5.0, "unixReviewTime": time}
     return json.dumps(record | {"reviewText": text} | more) + "\n"

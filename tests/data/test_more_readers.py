@@ -1,4 +1,4 @@
-"""Amazon, RecBole and MiniOneRec on small files written here, right ones and wrong ones."""
+"""Amazon and RecBole on small files written here, right ones and wrong ones."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from recsys.data.prepare import DataConfig, build
 from recsys.data.raw import RawData
 from recsys.data.readers import READERS
 from recsys.errors import DataError
-from recsys.splits import TEST, TRAIN, VALID
 
 
 def read(source: str, path: str, **section: Any) -> RawData:
@@ -208,56 +207,4 @@ def test_atomic_files_are_read_by_their_headers(raw: Path) -> None:
         "user_rows_not_kept": 1,
         "repeated_item_rows_dropped": 1,
         "items_without_metadata": 1,
-    }
-
-
-# --- minionerec
-
-
-def examples(*rows: tuple[str, list[int], int]) -> str:
-    return "user_id,history_item_id,item_id\n" + "".join(
-        f'{user},"{history}",{item}\n' for user, history, item in rows
-    )
-
-
-def folder(raw: Path, **splits: str) -> None:
-    for split, text in splits.items():
-        (raw / split).mkdir()
-        (raw / split / "X.csv").write_text(text)
-
-
-def test_histories_and_targets_become_sequences_again(raw: Path) -> None:
-    folder(
-        raw,
-        train=examples(("u", [5, 6], 7), ("u", [5, 6, 7], 8), ("v", [1], 5)),
-        valid=examples(("u", [6, 7, 8], 6)),
-        test=examples(("u", [8, 6, 1], 5), ("w", [7, 8], 1)),
-    )
-    (raw / "index").mkdir()
-    (raw / "index/X.item.json").write_text(
-        json.dumps({str(n): {"title": f"T{n}", "brand": "B"} for n in (1, 5, 6, 7, 8, 9)})
-    )
-    (raw / "index/X.index.json").write_text(
-        json.dumps({str(n): [f"<a_{n}>", "<b_0>"] for n in (1, 5, 6, 7, 8, 9)})
-    )
-    made = build(DataConfig(source="minionerec", path="."))
-    events = made.dataset.interactions
-    sequences = [events.item_ids[h].tolist() for h in events.histories]
-    assert sequences == [["5", "6", "7", "8", "6", "1", "5"], ["1", "5"], ["7", "8", "1"]]
-    assert made.split == "own"
-    assert made.dataset.split.tolist() == [
-        TRAIN, TRAIN, TRAIN, TRAIN, VALID, VALID, TEST, TRAIN, TRAIN, TRAIN, TRAIN, TEST,
-    ]  # fmt: skip
-    assert made.decisions == {"examples_read": 6}
-    assert made.dataset.codes is not None
-    assert made.dataset.codes[:, 0].tolist() == [1, 5, 6, 7, 8, 9]
-
-
-def test_what_is_missing_of_a_published_folder_is_counted(raw: Path) -> None:
-    folder(raw, test=examples(("u", [1, 2], 3), ("u", [8, 9], 3)))
-    assert read("minionerec", ".").counts == {
-        "examples_read": 2,
-        "splits_without_a_file": 2,
-        "histories_that_leave_a_gap": 1,
-        "items_without_metadata": 5,
     }

@@ -44,7 +44,6 @@ COUNTS = {
     "letter-instruments": ("lcrec", "", 24_772, 9_922, 206_153, 6, 5, 218, 0),
     "movielens-100k": ("movielens", "", 943, 1_682, 100_000, 65, 20, 737, 0),
     "recbole-ml-100k": ("recbole", "", 943, 1_682, 100_000, 65, 20, 737, 0),
-    "minionerec-office": ("minionerec", "", 3_231, 3_459, 22_447, 6, 5, 30, 1_259),
     "movielens-latest-small-2016": ("movielens", "", 671, 9_125, 100_004, 71, 20, 2391, 0),
 }
 
@@ -127,31 +126,6 @@ def test_the_atomic_files_of_recbole_are_tables(make: Callable[..., Prepared]) -
     for name in ("timestamp", "rating", "user", "item"):
         one, other = getattr(made.interactions, name), getattr(original.interactions, name)
         np.testing.assert_array_equal(one, other)
-
-
-def test_office_products_have_clean_texts_and_brands(
-    datasets: Path, tmp_path: Path, make: Callable[..., Prepared]
-) -> None:
-    """Its histories are published as examples, not as `inter`; one line of ours stands in."""
-    folder = datasets / "minionerec-office/index"
-    if not folder.is_dir():
-        pytest.skip("no minionerec-office among the public data sets")
-    (tmp_path / "Office.inter.json").write_text('{"0": [0, 1, 2, 3458]}')
-    made = build(
-        DataConfig(
-            source="lcrec",
-            path=str(tmp_path / "Office.inter.json"),
-            items=str(folder / "Office_Products.item.json"),
-            index=str(folder / "Office_Products.index.json"),
-        )
-    )
-    items = made.dataset.items.to_pylist()
-    assert len(items) == 3_459
-    assert items[1]["brand"] == "AmazonBasics"
-    assert items[1]["text"] == "An Amazon Brand."
-    assert made.dataset.codes is not None
-    assert made.dataset.codes[0].tolist() == [60, 159, 203]
-    assert sum("&amp;" in row["text"] or row["text"].startswith("['") for row in items) == 0
 
 
 def test_amazon_editions_are_read_from_their_own_files(make: Callable[..., Prepared]) -> None:
