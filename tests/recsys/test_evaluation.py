@@ -645,7 +645,7 @@ class FakeRecommender:
 
 
 @pytest.fixture
-def context(tmp_path, shop, monkeypatch):
+def context(tmp_path, shop, monkeypatch, without_charts):
     module = SimpleNamespace(Recommender=FakeRecommender)
     monkeypatch.setitem(sys.modules, "recsys.recommender", module)
     monkeypatch.setattr("recsys.progress.LINE_EVERY_S", math.inf)  # lines do not depend on load
