@@ -265,9 +265,9 @@ def test_a_retraining_killed_after_each_step_goes_on(home, service, forked, tmp_
     assert once == again
 
 
+@pytest.mark.usefixtures("refused")
 def test_what_the_gate_refuses_is_not_promoted(home, service, monkeypatch, capsys):
     with service() as client:
-        add_the_news(client)
         offered = ("least_users", "margin", "coverage", "latency")
         options = [f"--set=gate.{key}={QUICK['gate'][key]}" for key in offered]
         monkeypatch.setattr(sys, "argv", [
