@@ -459,16 +459,6 @@ def test_a_cancelled_order_says_nothing_about_earlier_ones(raw: Path) -> None:
     assert every.count(("coffee", "purchase")) == 4
 
 
-def test_a_date_in_the_first_row_of_an_order_is_that_of_all_its_rows(raw: Path) -> None:
-    (raw / "e.csv").write_text(
-        "user,item,timestamp,Refunded at\n"
-        "u,a,2024-05-01 10:00,2024-05-02 09:00\nu,b,2024-05-01 10:00,\nu,c,2024-05-01 10:00,\n"
-        "v,a,2024-05-01 11:00,\nv,b,2024-05-01 11:00,\n"
-    )
-    found = [kind for _, kind in kinds(read("table", "e.csv"))]
-    assert found == ["return"] * 3 + ["purchase"] * 2
-
-
 def test_an_order_may_be_divided_between_parts_of_a_file(raw: Path, monkeypatch) -> None:
     monkeypatch.setattr("recsys.data.opening.BLOCK", 1 << 10)
     lines = []

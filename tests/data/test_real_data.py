@@ -82,28 +82,6 @@ def test_atspeed_has_its_own_split_and_index(make: Callable[..., Prepared]) -> N
     assert data.examples("test", "all").targets[0].tolist() == [3_003]
 
 
-def test_yelp_gets_names_categories_and_codes_from_letter(make: Callable[..., Prepared]) -> None:
-    made = make(
-        "s3rec",
-        "s3rec-yelp/Yelp.txt",
-        items="letter-yelp/Yelp.item.json",
-        index="letter-yelp/Yelp.index.json",
-    )
-    items = made.dataset.items.to_pylist()
-    assert items[0] == {
-        "item_id": "1",
-        "title": "The Great Greek",
-        "text": "Diners, Greek, Mediterranean, Restaurants",
-        "categories": ["Diners", "Greek", "Mediterranean", "Restaurants"],
-    }
-    assert items[-1]["title"] == "Award Realty Corp"
-    assert all(row["title"] and row["categories"] for row in items)
-    codes = made.dataset.codes
-    assert codes is not None
-    _, leaf, sizes = np.unique(codes, axis=0, return_inverse=True, return_counts=True)
-    assert (sizes[leaf.reshape(-1)] > 1).sum() == 1_247
-
-
 def test_the_atomic_files_of_recbole_are_tables(make: Callable[..., Prepared]) -> None:
     from recsys.data.cleaning import CleanConfig
 

@@ -582,15 +582,6 @@ def test_the_command_for_a_json_list_works(run: Run, raw: Path) -> None:
     assert set(data.items["price"].to_pylist()) == {8.5, 9.5}
 
 
-def test_numbers_of_pieces_show_that_cells_hold_lists(run: Run, raw: Path) -> None:
-    rows = [
-        {"customer": f"u{n % 9}", "items": f"p{n % 7} x2, p{n % 5 + 7} x1",
-         "date": f"2026-01-{1 + n % 28:02d}"} for n in range(60)
-    ]  # fmt: skip
-    data = run(write(raw / "e.csv", rows))
-    assert set(data.item_ids.tolist()) == {f"p{n}" for n in range(12)}
-
-
 def test_files_of_a_folder_may_differ_in_order_and_case(run: Run, raw: Path) -> None:
     (raw / "parts").mkdir()
     rows = clicks()

@@ -234,17 +234,6 @@ def test_baselines_of_available_items_are_those_of_a_catalog(shop, monkeypatch):
             assert np.isfinite(scores[row]).sum() == len(expected)
 
 
-@pytest.mark.parametrize("mode", ["masked", "unmasked"])
-def test_one_mode_can_be_evaluated_alone(shop, mode):
-    found = evaluate({"model": Fixed([1])}, shop, replace(SMALL, seen=mode))
-    assert {row["seen"] for row in found.metrics} == {mode}
-
-
-def test_validation_histories_end_before_the_validation_event(shop):
-    found = evaluate({"model": Fixed([1])}, shop, replace(SMALL, split="valid"))
-    assert (found.histories.lengths == shop.train_histories.lengths[found.users]).all()
-
-
 def test_a_sample_depends_on_the_seed_and_keeps_users_targets(shop):
     config = replace(SMALL, users=20)
     first, again, other = (
@@ -454,16 +443,6 @@ def test_the_page_needs_no_semantic_ids_examples_or_baselines(shop, page):
     assert "Semantic IDs" not in text
     assert "A few users" not in text
     assert "difference real" not in text
-
-
-def test_tables_fit_a_log_and_name_split_rankers_and_modes(page):
-    console = Console(file=StringIO(), width=80)
-    for table in report.tables(page):
-        console.print(table)
-    text = console.file.getvalue()
-    assert "…" not in text
-    for word in ("TEST", "model", "popularity", "item-kNN", "masked", "unmasked", "NDCG@10", "MRR"):
-        assert word in text
 
 
 def test_both_kinds_of_targets_are_shown_where_they_differ():
