@@ -161,7 +161,7 @@ SCHEMA = SCHEMA.append(pa.field("brand", pa.string()))
 
 
 @given(GROUPS, st.integers(0, 1 << 30), st.integers(1, 12))
-@settings(max_examples=750, deadline=None)
+@settings(max_examples=250, deadline=None)
 def test_a_filter_says_of_many_items_what_its_twin_says_of_one(expression, seed, count):
     rng = random.Random(seed)
     items = [item_of(rng) for _ in range(count)]

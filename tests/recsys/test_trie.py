@@ -127,7 +127,7 @@ masks = st.sampled_from([0.0, 0.02, 0.2, 0.5, 0.9, 1.0, None])
 
 
 @given(catalogs, st.lists(st.tuples(masks, st.floats(0, 1)), min_size=1, max_size=4), st.data())
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 def test_reachable_rows_are_allowed_and_not_excluded(tokens, requests, data):
     trie = ItemTrie.build(tokens)
     rng = np.random.default_rng(data.draw(st.integers(0, 1 << 30)))

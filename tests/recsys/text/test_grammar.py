@@ -49,7 +49,7 @@ def accepts(grammar, text, rng=None):
 
 
 @given(text=letters, seed=st.integers(0, 1000))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_a_regex_accepts_what_pythons_does_in_any_tokenisation(text, seed):
     for pattern in (r"(a|b)+( b)?", r"a{2,3} ?b*", r"[^a]*"):
         expected = re.fullmatch(pattern, text) is not None
@@ -57,7 +57,7 @@ def test_a_regex_accepts_what_pythons_does_in_any_tokenisation(text, seed):
 
 
 @given(source=st.text('ab"\\é\n', max_size=12), text=st.text('ab"\\é\n', max_size=5))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_substring_of_accepts_the_parts_of_a_text(source, text):
     assert accepts(substring_of(source), text) is (text in source)
 
@@ -74,7 +74,7 @@ def test_parts_may_be_cut_between_words_only():
     least=st.integers(0, 3),
     most=st.integers(1, 5),
 )
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_a_subsequence_keeps_the_order_and_repeats_none(candidates, chosen, least, most):
     least = min(least, most, len(candidates))
     slate = delimited_subsequence(candidates, "; ", least=least, most=most)
@@ -90,7 +90,7 @@ def test_a_subsequence_keeps_the_order_and_repeats_none(candidates, chosen, leas
     least=st.integers(0, 3),
     more=st.integers(0, 3),
 )
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_a_list_has_so_many_members(parts, least, more):
     most = max(least + more, 1)
     grammar = delimited_list("[ab]{1,2}", ", ", least=least, most=most)
@@ -363,7 +363,7 @@ values = st.recursive(
     pattern=st.text("ab|*+?()[]{}^$.\\-,&d\np12", max_size=12),
     rules=st.text('startXa:|"()*+?{}1\n%', max_size=30),  # no terminals that may touch
 )
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_anything_is_compiled_or_refused(schema, pattern, rules):
     for grammar, field in ((json_schema, schema), (regex, pattern), (lark, f"start: {rules}")):
         refused = ""
