@@ -108,14 +108,6 @@ async def test_events_of_an_erased_user_do_not_count(client):
     assert ids(await ask(client, "trending")) == ["item-2"]
 
 
-async def test_trending_items_are_kept_for_a_short_time(client, service):
-    service.state.lists._trending.cached.kept_s = 1000.0
-    await send(client, ("eve", "item-1", "view", 0))
-    first = await ask(client, "trending")
-    await send(client, ("eve", "item-2", "view", 0))
-    assert await ask(client, "trending") == first
-
-
 # Latest
 
 

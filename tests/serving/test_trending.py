@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from recsys.serving import cached_results
 from recsys.serving import trending as module
 from recsys.serving.stores import open_store
-from recsys.serving.stores.records import Act, Event, StoreError
+from recsys.serving.stores.records import Act, Event
 from recsys.serving.trending import Tally, Trending
 
 NOW = 10**12
@@ -114,10 +114,6 @@ async def test_the_newest_events_are_read_in_pages(store, at, page):
     assert (sorted(found.items), found.since_ms) == (["i2", "i3", "i4"], NOW - 300)
 
 
-async def test_an_empty_store_has_no_trends(store, at):
-    assert (await trending(directly)(store)).items == []
-
-
 async def test_trends_are_kept_for_a_while_and_read_once(store, at):
     readings = 0
 
@@ -139,35 +135,3 @@ async def test_trends_are_kept_for_a_while_and_read_once(store, at):
     recent.cached._results["trends"] = time.monotonic() - 1000.0, second
     assert await recent(store) is not second, "an old one is not used"
     await recent.cached.close()
-
-
-async def test_a_store_that_fails_is_read_again(store, at, monkeypatch):
-    recent = trending(directly)
-    acts = store.history.acts
-
-    async def fail(*_):
-        raise StoreError("away")
-
-    await store.history.append(events(NOW))
-    monkeypatch.setattr(store.history, "acts", fail)
-    with pytest.raises(StoreError, match="away"):
-        await recent(store)
-    monkeypatch.setattr(store.history, "acts", acts)
-    assert (await recent(store)).items == ["i0"]
-
-
-async def test_a_reading_goes_on_without_who_began_it(store, at):
-    free = asyncio.Event()
-
-    async def slow(function, *arguments):
-        await free.wait()
-        return function(*arguments)
-
-    recent = trending(slow)
-    await store.history.append(events(NOW))
-    recent.cached.kept_s = 1000.0
-    with pytest.raises(TimeoutError):
-        await asyncio.wait_for(recent(store), 0.01)
-    free.set()
-    assert (await recent(store)).items == ["i0"]
-    assert "trends" in recent.cached._results
