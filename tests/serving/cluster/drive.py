@@ -24,7 +24,6 @@ from typing import Any
 import httpx
 import numpy as np
 import yaml
-from oracles import PATIENCE_S
 
 from recsys.serving.batch.job import Job
 from recsys.serving.batch.run import score
@@ -37,6 +36,7 @@ from recsys.serving.cluster.settings import ClusterSettings
 from recsys.serving.settings import ServingSettings
 
 ROOT = Path(__file__).parents[3]
+PATIENCE_S = float(os.environ["PATIENCE_S"])
 CLIENTS = 4
 ATTEMPTS = 3
 

@@ -57,7 +57,7 @@ def saw(bundles, tmp_path_factory):
             capture_output=True,
             text=True,
             timeout=DRIVE_S,
-            env={**os.environ, "RAY_TMPDIR": sessions, **PATIENT},
+            env={**os.environ, "RAY_TMPDIR": sessions, "PATIENCE_S": str(PATIENCE_S), **PATIENT},
         )
     assert done.returncode == 0, done.stderr[-4000:]
     seen = json.loads(done.stdout.splitlines()[-1])
