@@ -63,12 +63,12 @@ class Agreement:
 
     @classmethod
     def of(
-        cls, found: list[Ranking], expected: list[Ranking], tolerance: float, tie: float
+        cls, answers: list[Ranking], expected: list[Ranking], tolerance: float, tie: float
     ) -> Agreement:
         """Compare the lists of a batch (`same_ranking`)."""
         same = common = total = 0
         gap = 0.0
-        for mine, theirs in zip(found, expected, strict=True):
+        for mine, theirs in zip(answers, expected, strict=True):
             same += same_ranking(mine, theirs, tolerance=tolerance, tie=tie)
             scores = dict(theirs)
             gaps = [abs(score - scores[key]) for key, score in mine if key in scores]
@@ -104,16 +104,16 @@ class PerfectDraft(ModelDrafter):
         """Keep the tree to propose next."""
         levels = self._target.propose(search.prompts, search.step, num_beams).levels
         starts = search.step.trie.source.depth_start[1:]
-        for kept, level, first in zip(self._kept(levels), levels, starts, strict=False):
-            for old, new in zip(kept, _moved(level, -first), strict=True):
+        for level_filter, level, first in zip(self._kept(levels), levels, starts, strict=False):
+            for old, new in zip(level_filter, _moved(level, -first), strict=True):
                 old[: len(new)] = new
                 old[len(new) :] = new[-1]  # requests that fill up a shape repeat the last one
 
     def draft(self, tree: TokenTree, step: Step, widths: Sequence[int]) -> Proposal:
         """See `ModelDrafter`."""
         proposal, batch = super().draft(tree, step, widths), len(tree.lengths)
-        kept = self._kept(proposal.levels)
-        levels = [Frontier(*(part[:batch] for part in level)) for level in kept]
+        level_filter = self._kept(proposal.levels)
+        levels = [Frontier(*(part[:batch] for part in level)) for level in level_filter]
         starts = step.trie.source.depth_start[1:]
         levels = [_moved(level, first) for level, first in zip(levels, starts, strict=False)]
         return replace(proposal, levels=levels)

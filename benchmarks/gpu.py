@@ -110,7 +110,7 @@ class Case:
         lists = self._lists(way, excluded)
         agreement = Agreement.join([Agreement.of(lists, expected, *rounding)])
         judged = zip(lists, expected, excluded, strict=True)
-        faults = [find_fault(self._rows, *one) for one in judged]
+        faults = [find_fault(self._rows, *arguments) for arguments in judged]
         if fault := next(filter(None, faults), None):
             gate: Row = {"passed": False, "error": fault}
         elif self.bench.exact:

@@ -102,7 +102,7 @@ class Bench:
             statistics = [graphs.statistics() for graphs in capture()]
         return {
             "seconds": round(time.perf_counter() - start, 1),
-            "graphs": [one.graphs for one in statistics],
+            "graphs": [counts.graphs for counts in statistics],
             "device_bytes": free - self._free_bytes(),
         }
 
@@ -199,10 +199,10 @@ def decode_draft_as_one_graph(bench: Bench, request: SearchRequest) -> Answer:
     """Speculation with a perfect draft, in one graph."""
     engine, drafts = bench.engine, bench.drafts
     assert drafts is not None
-    found = drafts.run(Search.of(request, engine.target, engine.trie), bench.sizes.beams)
-    if found is None:
+    beams = drafts.run(Search.of(request, engine.target, engine.trie), bench.sizes.beams)
+    if beams is None:
         raise RuntimeError(f"no captured decode fits: {drafts.statistics().fallbacks}")
-    return Answer.of(found)
+    return Answer.of(beams)
 
 
 def generate(bench: Bench, request: SearchRequest) -> Answer:

@@ -74,12 +74,12 @@ def find_fault(
     """
     if len(ranking) != len(expected):
         return "lists have other lengths"
-    found = [find_row(rows, sequence) for sequence, _ in ranking]
-    if None in found:
+    found_rows = [find_row(rows, sequence) for sequence, _ in ranking]
+    if None in found_rows:
         return "an item is not in the catalog"
-    if len(set(found)) < len(found):
+    if len(set(found_rows)) < len(found_rows):
         return "an item is listed twice"
-    if not set(found).isdisjoint(excluded):
+    if not set(found_rows).isdisjoint(excluded):
         return "an excluded item is listed"
     scores = [score for _, score in ranking]
     if any(second > first for first, second in pairwise(scores)):
@@ -167,18 +167,18 @@ class Scorer:
             for column in self._rows.T:
                 beams = [prefix for prefix, _ in kept]
                 steps = log_probabilities(self._model, prompt, beams)[:, -1]
-                found: list[Beam] = []
+                children: list[Beam] = []
                 for (prefix, total), step in zip(kept, steps, strict=True):
                     low, high = find_rows(self._rows, prefix)
                     gone = [row - low for row in excluded if low <= row < high]
                     tokens = np.unique(np.delete(column[low:high], gone)).tolist()
                     values = (total + step[tokens]).tolist()
-                    found += [((*prefix, t), v) for t, v in zip(tokens, values, strict=True)]
-                found.sort(key=lambda beam: -beam[1])
-                found += [((), -np.inf)] * (self._beams + 1 - len(found))
-                certain.append(max(found[self._beams - 1][1], dropped))
-                dropped = max(dropped, found[self._beams][1])
-                kept = [beam for beam in found[: self._beams] if beam[0]]
+                    children += [((*prefix, t), v) for t, v in zip(tokens, values, strict=True)]
+                children.sort(key=lambda beam: -beam[1])
+                children += [((), -np.inf)] * (self._beams + 1 - len(children))
+                certain.append(max(children[self._beams - 1][1], dropped))
+                dropped = max(dropped, children[self._beams][1])
+                kept = [beam for beam in children[: self._beams] if beam[0]]
             items, exact = [item for item, _ in kept], self._exact(prompt, kept)
             self._found[key] = dict(zip(items, exact, strict=True)), np.array(certain)
         return self._found[key]
@@ -217,14 +217,14 @@ def log_probabilities(
     branch = torch.arange(count, device=device).repeat_interleave(length)
     branch = torch.cat([torch.full((first,), -1, device=device), branch])
     within = torch.arange(first, first + length, device=device).repeat(count)
-    places = torch.cat([torch.arange(first, device=device), within])
-    seen = (places <= places[:, None]) & ((branch == -1) | (branch == branch[:, None]))
+    positions = torch.cat([torch.arange(first, device=device), within])
+    seen = (positions <= positions[:, None]) & ((branch == -1) | (branch == branch[:, None]))
     mask = torch.where(seen, 0.0, torch.finfo(dtype).min).to(dtype)[None, None]
     weights = {name: parameter.to(dtype) for name, parameter in model.named_parameters()}
     inputs = {
         "input_ids": torch.cat([start, behind])[None],
         "attention_mask": mask,
-        "position_ids": places[None],
+        "position_ids": positions[None],
         "use_cache": False,
     }
     logits = functional_call(model, weights, kwargs=inputs).logits[0]

@@ -138,8 +138,8 @@ def draw_arrivals(rate: float, seconds: float, seed: int) -> list[float]:
     """Times at which requests are due: a Poisson process of `rate` a second."""
     count = int(2 * rate * seconds) + 100
     times = np.random.default_rng(seed).exponential(1 / rate, count).cumsum()
-    found: list[float] = times[times < seconds].tolist()
-    return found
+    arrivals: list[float] = times[times < seconds].tolist()
+    return arrivals
 
 
 def _describe(run: Run, server: Server) -> Row:

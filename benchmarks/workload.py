@@ -185,8 +185,8 @@ def draw_skewed_codes(
     room = np.prod([float(size) for size in level_sizes])
     if not 1 <= items <= room / 2:
         raise ConfigError(f"--items {items}: want 1 to {room / 2:.0f} with codes {level_sizes}")
-    found = np.empty(0, np.int64)  # codes of all levels as one number: faster to sort than rows
-    while len(found) < items:
+    distinct = np.empty(0, np.int64)  # codes of all levels as one number: faster to sort than rows
+    while len(distinct) < items:
         drawn, prefix = np.zeros((2, 2 * items), np.int64)
         for size in level_sizes:
             common = 1 / np.sqrt(np.arange(1, size + 1))
@@ -194,9 +194,9 @@ def draw_skewed_codes(
             code = (rank + prefix) % size
             prefix = (prefix + code + 1) * 2_654_435_761 % 2**31
             drawn = drawn * size + code
-        found = np.sort(np.concatenate([found, drawn]))
-        found = found[np.append(True, found[1:] != found[:-1])]
-    return np.stack(np.unravel_index(rng.permutation(found)[:items], level_sizes), axis=1)
+        distinct = np.sort(np.concatenate([distinct, drawn]))
+        distinct = distinct[np.append(True, distinct[1:] != distinct[:-1])]
+    return np.stack(np.unravel_index(rng.permutation(distinct)[:items], level_sizes), axis=1)
 
 
 def make_random_model(shape: Architecture, vocabulary: Vocabulary, setup: Setup) -> Any:

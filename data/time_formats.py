@@ -475,7 +475,7 @@ def _offset(zones: pa.ChunkedArray) -> pa.ChunkedArray:
     encoded = zones.combine_chunks().dictionary_encode()
     seconds = []
     for zone in encoded.dictionary.to_pylist():
-        name, sign, digits = re.fullmatch("([A-Za-z]*)([+-]?)(.*)", zone or "").groups()
+        name, sign, digits = re.findall("([A-Za-z]*)([+-]?)(.*)", zone or "")[0]
         digits = digits.replace(":", "")
         size = int(digits[:2] or 0) * 3_600 + int(digits[2:] or 0) * 60
         seconds.append(ZONES.get(name, 0) * 3_600 + (-size if sign == "-" else size))

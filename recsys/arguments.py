@@ -112,7 +112,7 @@ def rows_of_requests(
 ) -> list[NDArray[np.int64]]:
     """Convert the rows of each request to (n,) int64 and check their range."""
     one_each(name, values, requests)
-    found = []
+    parts = []
     for request, listed in enumerate(values):
         rows = integers(f"{name} of request {request}", listed)
         if len(rows) and (rows.min() < 0 or rows.max() >= num_rows):
@@ -120,5 +120,5 @@ def rows_of_requests(
             raise ValueError(
                 f"{name} of request {request} has row {row}; rows lie in 0 .. {num_rows - 1}"
             )
-        found.append(rows)
-    return found
+        parts.append(rows)
+    return parts

@@ -160,13 +160,13 @@ class Output:
     def is_current(self) -> bool:
         """Whether the artifact is there, made with these settings from these parents."""
         try:
-            found = None if self.force else read_manifest(self.path, self.kind)
+            manifest = None if self.force else read_manifest(self.path, self.kind)
         except ArtifactError:
             return False
         return (
-            found is not None
-            and found.parents == dict(self.parents)
-            and _as_json(found.config) == _as_json(self.config)
+            manifest is not None
+            and manifest.parents == dict(self.parents)
+            and _as_json(manifest.config) == _as_json(self.config)
         )
 
     def write(self, info: dict[str, Any] | None = None) -> AbstractContextManager[Path]:
@@ -263,12 +263,12 @@ def _replace(path: Path, new: Path) -> None:
     sync_folder(path.parent)
 
 
-def _exchange(one: Path, other: Path) -> bool:
+def _exchange(first: Path, other: Path) -> bool:
     """Exchange two paths atomically; False where the system or the file system cannot."""
     call = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
     if call is None:
         return False
-    if call(AT_FDCWD, os.fsencode(one), AT_FDCWD, os.fsencode(other), RENAME_EXCHANGE) == 0:
+    if call(AT_FDCWD, os.fsencode(first), AT_FDCWD, os.fsencode(other), RENAME_EXCHANGE) == 0:
         return True
     code = ctypes.get_errno()
     if code in (errno.ENOSYS, errno.EINVAL, errno.ENOTSUP):
@@ -306,13 +306,13 @@ def read_whole(path: Path, read: Callable[[], T]) -> T:
     for _ in range(READ_ATTEMPTS):
         before = _version(path)
         try:
-            found = read()
+            loaded = read()
         except Exception:
             if _version(path) == before:
                 raise
         else:
             if _version(path) == before:
-                return found
+                return loaded
     raise ArtifactError(f"{path} is replaced again and again while it is read; try again later")
 
 

@@ -106,15 +106,15 @@ class Bundle:
         folder = self.path / RETRIEVAL
         if not folder.is_dir():
             return None
-        found = Retrieval.load(folder)
-        if len(found) != len(self.catalog):
+        loaded = Retrieval.load(folder)
+        if len(loaded) != len(self.catalog):
             raise ArtifactError(
-                f"{folder} is of {len(found)} items, the catalog has {len(self.catalog)}; make "
+                f"{folder} is of {len(loaded)} items, the catalog has {len(self.catalog)}; make "
                 "the bundle again"
             )
-        if found.reranker is not None and SASREC_SOURCE in found.reranker.sources:
-            found = replace(found, sasrec=load_sasrec(self.path, len(found)))
-        return found
+        if loaded.reranker is not None and SASREC_SOURCE in loaded.reranker.sources:
+            loaded = replace(loaded, sasrec=load_sasrec(self.path, len(loaded)))
+        return loaded
 
     @property
     def encoder(self) -> PromptEncoder:
@@ -136,12 +136,12 @@ def load_sasrec(bundle: Path, items: int) -> SasRec | None:
     if not (folder / SASREC).is_file():
         return None
     try:
-        found = SasRec.load(folder)
+        loaded = SasRec.load(folder)
     except ValueError as error:
         raise ArtifactError(f"{folder}: {error}; copy the bundle again") from error
-    if len(found) != items:
+    if len(loaded) != items:
         raise ArtifactError(
-            f"{folder / SASREC} is of {len(found)} items, the catalog has {items}; make the "
+            f"{folder / SASREC} is of {len(loaded)} items, the catalog has {items}; make the "
             "bundle again"
         )
-    return found
+    return loaded

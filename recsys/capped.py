@@ -73,7 +73,7 @@ class CappedLists:
         """Begin without items."""
         self.width = width
         self._batch = batch
-        self._lists = [CappedList(places) for places in batch.places]
+        self._lists = [CappedList(size) for size in batch.places]
         self._requests = list(range(len(self._lists)))  # those of `part`, by their place
         # Pinned items may have closed values already, of which a search would find nothing else.
         self.part = replace(batch, masks=[_left(batch, i) for i in self._requests])
@@ -83,14 +83,14 @@ class CappedLists:
         """Whether there is more to search for."""
         return bool(self._requests)
 
-    def take(self, found: Lists) -> None:
+    def take(self, lists: Lists) -> None:
         """Add what a search of `part` found, and make the next part."""
         batch, following = self._batch, []
-        self._first = self._first or found
-        for place, request in enumerate(self._requests):
-            one, caps = self._lists[request], batch.caps[request]
+        self._first = self._first or lists
+        for row, request in enumerate(self._requests):
+            capped, caps = self._lists[request], batch.caps[request]
             assert caps is not None  # noqa: S101 - all requests have caps
-            if one.take(self.part, found, place, caps) and len(one.items) < one.places:
+            if capped.take(self.part, lists, row, caps) and len(capped.items) < capped.places:
                 following.append(request)
         self._requests, excluded, masks = [], [], []
         for request in following:
@@ -108,10 +108,10 @@ class CappedLists:
         items = np.full((len(self._lists), max(self._batch.k)), -1, np.int32)
         scores = np.full(items.shape, -np.inf, np.float32)
         source = np.zeros(items.shape, np.int8)
-        for i, one in enumerate(self._lists):
-            columns = slice(len(one.items))
-            items[i, columns], scores[i, columns] = one.items, one.scores
-            source[i, columns] = one.source
+        for i, capped in enumerate(self._lists):
+            columns = slice(len(capped.items))
+            items[i, columns], scores[i, columns] = capped.items, capped.scores
+            source[i, columns] = capped.source
         first = self._first
         return Lists(
             items,
@@ -119,8 +119,10 @@ class CappedLists:
             source,
             None if first is None else first.beams,
             blended=first is not None and first.blended,
-            certificates=["global-exact" if one.proven else "approximate" for one in self._lists],
-            stats=[one.stats for one in self._lists if one.stats is not None],
+            certificates=[
+                "global-exact" if capped.proven else "approximate" for capped in self._lists
+            ],
+            stats=[capped.stats for capped in self._lists if capped.stats is not None],
         )
 
 

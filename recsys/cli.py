@@ -35,10 +35,10 @@ class _Commands(TyperGroup):
         return [n for n in ORDER if n in names] + sorted(names - set(ORDER))
 
     def get_command(self, ctx: Context, cmd_name: str) -> Command | None:
-        found = entry_points(group=COMMANDS, name=cmd_name)
-        if not found:
+        matches = entry_points(group=COMMANDS, name=cmd_name)
+        if not matches:
             return None
-        loaded = next(iter(found)).load()
+        loaded = next(iter(matches)).load()
         if not isinstance(loaded, typer.Typer):
             wrapper = typer.Typer(add_completion=False)
             wrapper.command(cmd_name)(loaded)
@@ -94,8 +94,8 @@ def _not_writable(error: Exception) -> str | None:
     """The reason if a file could not be written for want of space or of permission, or None."""
     number = error.errno if isinstance(error, OSError) else None
     name = error.filename if isinstance(error, OSError) else None
-    if told := re.search(r"\(os error (\d+)\)", str(error)):  # an error of safetensors
-        number = int(told[1])
+    if match := re.search(r"\(os error (\d+)\)", str(error)):  # an error of safetensors
+        number = int(match[1])
     if number not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES):
         return None
     return os.strerror(number) + (f": {name}" if name is not None else "")

@@ -147,26 +147,26 @@ class SourceOptions:
                     f"--query: EVENTS must be the URL of a database, not {shown(events)!r}"
                 )
             return find_tables(events, self.items, name=name)
-        found = export_queries(
+        tables = export_queries(
             events, name, query=self.query, items_query=self.items_query, force=force
         )
         if self.items is None:
-            return found
-        if found.items is not None:
+            return tables
+        if tables.items is not None:
             raise ConfigError("--items and --items-query: give only one of them")
-        return Tables(found.events, find_tables(self.items, name=name).events)
+        return Tables(tables.events, find_tables(self.items, name=name).events)
 
     def _read_columns(self) -> dict[str, str]:
         """Role -> name of the column."""
         from recsys.errors import ConfigError
 
-        given = {
+        columns = {
             "--items": self.items,
             "--query": self.query,
             "--column": self.column,
             "--drop-items": self.drop_items,
         }
-        for option, value in given.items():
+        for option, value in columns.items():
             if value and self.events is None:
                 raise ConfigError(
                     f"{option}: the events are missing; for example recsys run events.csv "
@@ -489,10 +489,10 @@ def _find_history(dataset: Path, user: str | None, seed: int) -> tuple[str, list
         long_enough = np.flatnonzero(histories.lengths >= 3)
         index = int(np.random.default_rng(seed).choice(long_enough))
     else:
-        found = np.flatnonzero(ids == user)
-        if not len(found):
+        matches = np.flatnonzero(ids == user)
+        if not len(matches):
             raise DataError(f"--user {user!r} is not in {dataset}; it has ids like {str(ids[0])!r}")
-        index = int(found[0])
+        index = int(matches[0])
     return str(ids[index]), [str(i) for i in data.item_ids[histories[index]]]
 
 

@@ -117,23 +117,23 @@ class Settings:
         overrides = list(overrides)
         for override in overrides:
             _apply(values, override)
-        given = [override.partition("=")[0].strip() for override in overrides]
-        given += _merge(values, sections or {})
+        names = [override.partition("=")[0].strip() for override in overrides]
+        names += _merge(values, sections or {})
         values.update({key: value for key, value in top.items() if value is not None})
         allowed = sorted({"name", "parent", "seed", "minutes", *known})
         if known:
             for key in values:
                 if key not in allowed:
                     raise ConfigError(_unknown("section", str(key), allowed))
-        settings = cls(values, frozenset(given), internals=False)
+        settings = cls(values, frozenset(names), internals=False)
         _ = settings.seed  # reading checks it
         return settings
 
     def merged(self, sections: Mapping[str, Mapping[str, object]]) -> Settings:
         """These settings with other values; sections as in `load`."""
         values = copy.deepcopy(self.values)
-        given = _merge(values, sections)
-        return Settings(values, self.given.union(given), self.internals)
+        merged_keys = _merge(values, sections)
+        return Settings(values, self.given.union(merged_keys), self.internals)
 
     def overridden(self, overrides: Iterable[str]) -> Settings:
         """These settings with `section.key=value` strings, as those of `--set`, applied.
@@ -280,23 +280,23 @@ def build(cls: type[T], values: Mapping[str, Any], where: str = "", *, internals
 
 def explain(error: ValidationError, cls: type, where: str) -> str:
     """The mistakes that pydantic found in a section, each with its key, its value and a way out."""
-    return "; ".join(dict.fromkeys(_explain(found, cls, where) for found in error.errors()))
+    return "; ".join(dict.fromkeys(_explain(detail, cls, where) for detail in error.errors()))
 
 
-def _explain(found: ErrorDetails, cls: type, where: str) -> str:
+def _explain(detail: ErrorDetails, cls: type, where: str) -> str:
     path, at = where, cls
-    for part in found["loc"]:
+    for part in detail["loc"]:
         if isinstance(part, int):
             path += f"[{part}]"
         elif part in _fields(at):
             path, at = f"{path}.{part}", subsection(_fields(at)[part]) or at
-        elif found["type"] in UNKNOWN:
+        elif detail["type"] in UNKNOWN:
             return _unknown(f"key in {path!r}", str(part), list(fields_of(at)))
         elif part not in BRANCHES and "[" not in part:
             path += f".{part}"  # the key of a mapping
-    said = found["msg"].removeprefix("Value error, ")
-    if found["type"] != "value_error":
-        return f"{path}: {said}, found {found['input']!r}"
+    said = detail["msg"].removeprefix("Value error, ")
+    if detail["type"] != "value_error":
+        return f"{path}: {said}, found {detail['input']!r}"
     if said.startswith((f"{path}.", "unknown key")):
         return said
     named = re.match(r"(\w+)[\w.]*: ", said)  # some messages begin with a field
@@ -315,14 +315,16 @@ def _is_internal(info: FieldInfo) -> bool:
 
 def _with_defaults(cls: type, values: Mapping[str, Any]) -> dict[str, Any]:
     """The values without those of sections that say nothing."""
-    found = {}
+    values_by_name = {}
     for key, value in values.items():
         inner = subsection(_fields(cls)[key]) if key in _fields(cls) else None
         if inner is None:
-            found[key] = value
+            values_by_name[key] = value
         elif value is not None:
-            found[key] = _with_defaults(inner, value) if isinstance(value, Mapping) else value
-    return found
+            values_by_name[key] = (
+                _with_defaults(inner, value) if isinstance(value, Mapping) else value
+            )
+    return values_by_name
 
 
 def refuse_unknown(cls: type, values: Mapping[str, Any], where: str) -> None:
@@ -381,8 +383,8 @@ def _merge(values: dict[str, Any], sections: Mapping[str, Mapping[str, object]])
     return keys
 
 
-def _put(values: dict[str, Any], path: list[str], value: object, what: str) -> None:
-    """Set one value in nested mappings; `what` begins the error message."""
+def _put(values: dict[str, Any], path: list[str], value: object, origin: str) -> None:
+    """Set one value in nested mappings; `origin` begins the error message."""
     *parents, last = path
     node = values
     for parent in parents:
@@ -390,12 +392,12 @@ def _put(values: dict[str, Any], path: list[str], value: object, what: str) -> N
         if child is None:
             child = node[parent] = {}
         if not isinstance(child, dict):
-            raise ConfigError(f"{what}: {parent!r} is a value, not a section")
+            raise ConfigError(f"{origin}: {parent!r} is a value, not a section")
         node = child
     node[last] = value
 
 
-def _unknown(what: str, key: str, allowed: list[str]) -> str:
+def _unknown(kind: str, key: str, allowed: list[str]) -> str:
     near = difflib.get_close_matches(key, allowed, n=1)
     hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(allowed)}"
-    return f"unknown {what}: {key!r}; {hint}"
+    return f"unknown {kind}: {key!r}; {hint}"

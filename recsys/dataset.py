@@ -96,11 +96,11 @@ class Examples:
         """
         if available is None:
             return self
-        kept = np.flatnonzero(available[self.targets.items[self.targets.offsets[:-1]]])
-        if not len(kept):
+        rows = np.flatnonzero(available[self.targets.items[self.targets.offsets[:-1]]])
+        if not len(rows):
             return self
-        found = self.take(kept)
-        return replace(found, targets=found.targets.where(available[found.targets.items]))
+        examples = self.take(rows)
+        return replace(examples, targets=examples.targets.where(available[examples.targets.items]))
 
     def sample(self, count: int) -> Examples:
         """At most `count` rows: the same random ones each time, shortest history first.
@@ -148,11 +148,11 @@ class Disliked:
 
     def of(self, user_ids: Sequence[str]) -> list[list[str]]:
         """The standing items of each user."""
-        users, items, places = self._by_user
-        found = pc.index_in(pa.array(user_ids, pa.string()), users).fill_null(-1).to_pylist()
+        users, items, positions = self._by_user
+        numbers = pc.index_in(pa.array(user_ids, pa.string()), users).fill_null(-1).to_pylist()
         return [
-            [items[i] for i in dict.fromkeys(places[at].tolist())] if at >= 0 else []
-            for at in found
+            [items[i] for i in dict.fromkeys(positions[at].tolist())] if at >= 0 else []
+            for at in numbers
         ]
 
     def before(
@@ -287,11 +287,11 @@ class Dataset:
         if everything.behaviours is not None:
             seen = count_as_seen(everything.behaviours, self.behaviours)
             everything = replace(everything, seen=seen)
-        wanted = (self.split == LABELS[split]) & self.is_asked
-        asked = everything.where(wanted)
+        chosen = (self.split == LABELS[split]) & self.is_asked
+        asked = everything.where(chosen)
         users = np.flatnonzero(asked.lengths > 0)
         first = np.zeros(len(everything), np.int64)  # row of the user's first target
-        first[users] = np.flatnonzero(wanted)[asked.offsets[users]]
+        first[users] = np.flatnonzero(chosen)[asked.offsets[users]]
         before = np.arange(len(everything.items)) < first[everything.rows]
         histories = everything.where(before).take(users)
         asked = asked.take(users)
@@ -326,10 +326,12 @@ class Dataset:
         if self.disliked is None or not events.has_time:
             return None
         ids = events.user_ids[users].tolist()
-        found = self.disliked.before(events.timestamp[rows], ids, self.item_ids)
+        disliked = self.disliked.before(events.timestamp[rows], ids, self.item_ids)
         size = len(self.item_ids)
-        chosen = np.isin(found.rows * size + found.items, histories.rows * size + histories.items)
-        return found.where(~chosen)
+        chosen = np.isin(
+            disliked.rows * size + disliked.items, histories.rows * size + histories.items
+        )
+        return disliked.where(~chosen)
 
     def save(self, folder: Path) -> None:
         """Write the parquet files into `folder` (an artifact being written)."""

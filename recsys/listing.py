@@ -179,19 +179,23 @@ class Batch:
 
     def open_items(self, i: int) -> NDArray[np.bool_]:
         """(items,) bool, which items of the catalog request i may get, the pinned ones not."""
-        found = self._allowed(self.masks[i], len(self.epoch.alive))
-        found = self.epoch.alive.copy() if found is None else found.copy()
-        found[self.excluded[i]] = False
-        return found
+        allowed = self._allowed(self.masks[i], len(self.epoch.alive))
+        allowed = self.epoch.alive.copy() if allowed is None else allowed.copy()
+        allowed[self.excluded[i]] = False
+        return allowed
 
     def first_of(self, items: NDArray[np.integer], i: int, k: int) -> NDArray[np.intp]:
         """Places of the first k of ranked items that request i may get; its caps count them."""
-        places = np.flatnonzero(self.open_items(i)[items])
+        open_positions = np.flatnonzero(self.open_items(i)[items])
         caps = self.caps[i]
         if caps is None:
-            return places[:k]
-        at = self.epoch.trie.item_places(items[places]).tolist()
-        admitted = (p for p, place in zip(places.tolist(), at, strict=True) if caps.admit(place))
+            return open_positions[:k]
+        at = self.epoch.trie.item_places(items[open_positions]).tolist()
+        admitted = (
+            p
+            for p, item_row in zip(open_positions.tolist(), at, strict=True)
+            if caps.admit(item_row)
+        )
         return np.fromiter(islice(admitted, k), np.intp)
 
     @property
@@ -280,10 +284,10 @@ def rank(
 
 def most_likely(batch: Batch, retrieval: Retrieval, k: int) -> Lists:
     """The k best items of each request by retrieval alone."""
-    found = batch.candidates(retrieval, k)
-    source = np.where(found.supported, OF_RETRIEVAL, OF_POPULAR).astype(np.int8)
+    candidates = batch.candidates(retrieval, k)
+    source = np.where(candidates.supported, OF_RETRIEVAL, OF_POPULAR).astype(np.int8)
     certificates: list[Certificate] = ["approximate" for _ in batch.masks]
-    return Lists(found.items, found.log_probs, source, certificates=certificates)
+    return Lists(candidates.items, candidates.log_probs, source, certificates=certificates)
 
 
 def certificate(batch: Batch, lists: Lists, i: int, count: int) -> Certificate:
@@ -402,18 +406,18 @@ def _pinned(
     caps: Caps | None,
 ) -> NDArray[np.int32]:
     """The pinned items that the request may get, at most k; the caps count them."""
-    found: list[int] = []
+    pinned: list[int] = []
     if request.pin:
         items = epoch.catalog.index(request.pin)
         for item in dict.fromkeys(items[(items >= 0) & ~np.isin(items, hidden)].tolist()):
-            if len(found) == request.k:
+            if len(pinned) == request.k:
                 break
             if not epoch.allows(item, mask):
                 continue
-            (place,) = epoch.trie.item_places(np.asarray([item])).tolist()
-            if caps is None or caps.admit(place):
-                found.append(item)
-    return np.array(found, np.int32)
+            (position,) = epoch.trie.item_places(np.asarray([item])).tolist()
+            if caps is None or caps.admit(position):
+                pinned.append(item)
+    return np.array(pinned, np.int32)
 
 
 def boost_of(epoch: Epoch, request: RecommendRequest) -> Boost | None:
@@ -440,30 +444,30 @@ def items_of_rows(
     items = np.full((n, k), -1, np.int32)
     scores = np.full((n, k), -np.inf, np.float32)
     real = np.flatnonzero(rows.reshape(-1) >= 0)
-    which, places = trie.places_of(rows.reshape(-1)[real])
-    owner, flat = real[which] // width, trie.row_items[places]
+    which, positions = trie.places_of(rows.reshape(-1)[real])
+    owner, flat = real[which] // width, trie.row_items[positions]
     flat_scores = row_scores.reshape(-1)[real[which]]
     keep = np.ones(len(flat), np.bool_)
     for request, mask in enumerate(masks):
         if mask is not None:
             here = owner == request
-            keep[here] = mask.items[places[here]]
+            keep[here] = mask.items[positions[here]]
     if len(excluded.items):
         keys = excluded.rows * trie.num_items + excluded.items
         keep &= ~np.isin(owner * trie.num_items + flat, keys)
     for request, boost in enumerate(boosts):
         if boost is not None:
             here = owner == request
-            flat_scores[here] += boost.items[places[here]]
+            flat_scores[here] += boost.items[positions[here]]
     flat, owner, flat_scores = flat[keep], owner[keep], flat_scores[keep]
     if any(boosts):
         order = np.lexsort((-flat_scores, owner))  # stable: equal scores keep row order
         flat, flat_scores = flat[order], flat_scores[order]
     first = np.searchsorted(owner, np.arange(n))
-    place = np.arange(len(flat)) - first[owner]
-    kept = place < k
-    items[owner[kept], place[kept]] = flat[kept]
-    scores[owner[kept], place[kept]] = flat_scores[kept]
+    rank_in_row = np.arange(len(flat)) - first[owner]
+    inside = rank_in_row < k
+    items[owner[inside], rank_in_row[inside]] = flat[inside]
+    scores[owner[inside], rank_in_row[inside]] = flat_scores[inside]
     return items, scores
 
 
@@ -471,11 +475,11 @@ def count_items(
     trace: Trace, trie: ItemTrie, level_sizes: Sequence[int], mask: RowMask | None
 ) -> Trace:
     """A trace with the number of items below each node, and of codes closed at each level."""
-    place = trie.row_item_start
+    starts = trie.row_item_start
     if mask is not None:
-        place = np.append(0, np.cumsum(mask.items))[place]
+        starts = np.append(0, np.cumsum(mask.items))[starts]
     state = np.array([0, *(node.state for node in trace.nodes)], np.int64)
-    items = place[trie.row_stop[state]] - place[trie.row_start[state]]
+    items = starts[trie.row_stop[state]] - starts[trie.row_start[state]]
     nodes = [replace(n, items=int(count)) for n, count in zip(trace.nodes, items[1:], strict=True)]
     blocked = dict.fromkeys(range(1, trie.num_levels + 1), 0)
     beams = [0, *(n.state for n in nodes if n.fate != "rejected")]

@@ -94,13 +94,13 @@ class Epoch:
         """The mask that hides removed items of the trie; None if it has none."""
         return None if self.left is None else RowMask.of(self.trie, self.left)
 
-    def allowed(self, wanted: ItemFilter | None) -> RowMask | None:
+    def allowed(self, item_filter: ItemFilter | None) -> RowMask | None:
         """The mask of the items that a filter allows; None for all items.
 
         Raises:
             FilterError: the filter does not fit the items' attributes.
         """
-        return self.mask if wanted is None else self.filters.mask(wanted)
+        return self.mask if item_filter is None else self.filters.mask(item_filter)
 
     def excluded_rows(self, items: NDArray[np.integer], mask: RowMask | None) -> NDArray[np.int32]:
         """Rows that hold nothing but these items (`ItemTrie.excluded_rows`), removed or not."""
@@ -234,12 +234,12 @@ class Epochs:
 
         Unknown ids and repetitions are ignored. Returns the ids of the items that were removed.
         """
-        wanted = list(dict.fromkeys(arguments.strings("item_ids", item_ids)))
+        ids = list(dict.fromkeys(arguments.strings("item_ids", item_ids)))
         with self._publish:
             epoch = self._epoch
-            found = epoch.catalog.index(wanted)
-            there = [name for name, item in zip(wanted, found, strict=True) if item >= 0]
-            items = found[found >= 0]
+            numbers = epoch.catalog.index(ids)
+            there = [name for name, item in zip(ids, numbers, strict=True) if item >= 0]
+            items = numbers[numbers >= 0]
             if not len(items):
                 return []
             catalog, trie, before = epoch.catalog, epoch.trie, epoch.filters
@@ -360,22 +360,22 @@ class Epochs:
         catalog, tokens = seen.catalog, seen.encoder.item_tokens
         added, record, codes = catalog.added, catalog.record, catalog.codes
         base = len(added.base)
-        kept = np.arange(len(catalog))
+        rows = np.arange(len(catalog))
         gone = int(np.count_nonzero(~catalog.alive[base:]))
         live = len(catalog) - base - gone
         many = gone > max(_FORGET, (len(catalog) - base) // 2)
         many |= len(added.records) > 2 * live + _FORGET  # most records are replaced ones
         # if no items are left, the old trie and its numbers are kept
         if many and (news or catalog.alive.any()):
-            kept = np.flatnonzero(catalog.alive | (kept < base))
-            added, record = added.kept(kept, record[kept])
-            codes, tokens = codes[kept], tokens[kept]
+            rows = np.flatnonzero(catalog.alive | (rows < base))
+            added, record = added.kept(rows, record[rows])
+            codes, tokens = codes[rows], tokens[rows]
         for _, table, _ in news:
             added.columns.extend(table)
             if self._describe is not None:
                 added.describe(self._describe(table))
-        places = [added.append(item) for items, _, _ in news for item in items]
-        dense, records = np.array(places, np.int32).reshape(-1, 2).T
+        positions = [added.append(item) for items, _, _ in news for item in items]
+        dense, records = np.array(positions, np.int32).reshape(-1, 2).T
         new_codes = np.concatenate([codes[:0], *(c for _, _, c in news)])
         size = base + len(added.ids)
         fresh = bool((dense < len(record)).any())
@@ -387,7 +387,7 @@ class Epochs:
         record[dense], codes[dense] = records, new_codes
         tokens[dense] = self._vocabulary.encode(new_codes)
         alive = np.zeros(size, np.bool_)
-        alive[: len(kept)] = catalog.alive[kept]
+        alive[: len(rows)] = catalog.alive[rows]
         alive[dense] = True
         trie = build_trie(tokens, alive) if alive.any() else seen.trie
         self._prepare(trie)
@@ -396,7 +396,7 @@ class Epochs:
         with self._publish:
             now = self._epoch
             # items that were removed while the trie was built stay removed
-            alive[: len(kept)] = now.catalog.alive[kept]
+            alive[: len(rows)] = now.catalog.alive[rows]
             alive[dense] = True
             left, unavailable = self._available(trie, attributes, alive)
             filters = FilterCache(

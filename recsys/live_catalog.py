@@ -82,21 +82,23 @@ class AddedItems:
 
     def completed(self, item: NewItem) -> NewItem:
         """The item with the values of derived columns that it does not give itself."""
-        given = item.attributes
-        if not isinstance(given, Mapping):
+        attributes = item.attributes
+        if not isinstance(attributes, Mapping):
             return item  # refused later
-        found = {
-            name: given[source][0]
+        derived = {
+            name: attributes[source][0]
             for source, name in self.derived.items()
-            if name not in given and isinstance(given.get(source), list | tuple) and given[source]
+            if name not in attributes
+            and isinstance(attributes.get(source), list | tuple)
+            and attributes[source]
         }
-        return replace(item, attributes={**given, **found}) if found else item
+        return replace(item, attributes={**attributes, **derived}) if derived else item
 
     def find(self, item_id: str) -> int:
         """Dense number of an id that has one in any epoch, or -1."""
         item = self.base.find(item_id)
-        if item < 0 and (place := self.index.get(item_id)) is not None:
-            return len(self.base) + place
+        if item < 0 and (position := self.index.get(item_id)) is not None:
+            return len(self.base) + position
         return item
 
     def append(self, item: NewItem) -> tuple[int, int]:
@@ -202,8 +204,8 @@ class EpochCatalog:
 
     def known(self, item_ids: Iterable[str]) -> NDArray[np.int32]:
         """As `index`, and also removed items of the bundle."""
-        found = self._numbers(list(item_ids))
-        return np.where(found < len(self.added.base), found, self._alive(found))
+        numbers = self._numbers(list(item_ids))
+        return np.where(numbers < len(self.added.base), numbers, self._alive(numbers))
 
     def knows_any(self, item_ids: Sequence[str]) -> bool:
         """Whether `known` finds one of the items."""
@@ -214,12 +216,12 @@ class EpochCatalog:
     def _numbers(self, item_ids: list[str]) -> NDArray[np.int32]:
         """Dense numbers of outside ids that have one in any epoch, else -1."""
         base = self.added.base
-        found = base.index(item_ids)
-        if self.added.index and (missing := np.flatnonzero(found < 0)).size:
-            rest = [item_ids[place] for place in missing.tolist()]
-            places = np.fromiter(map(self.added.index.get, rest, repeat(-1)), np.int32)
-            found[missing] = np.where(places < 0, -1, places + len(base))
-        return found
+        numbers = base.index(item_ids)
+        if self.added.index and (missing := np.flatnonzero(numbers < 0)).size:
+            rest = [item_ids[position] for position in missing.tolist()]
+            added_numbers = np.fromiter(map(self.added.index.get, rest, repeat(-1)), np.int32)
+            numbers[missing] = np.where(added_numbers < 0, -1, added_numbers + len(base))
+        return numbers
 
     def _alive(self, numbers: NDArray[np.int32]) -> NDArray[np.int32]:
         """Dense numbers, with -1 for those that cannot be recommended in this epoch."""
@@ -243,8 +245,8 @@ class EpochCatalog:
         if record < len(base):
             return dict(base.items.slice(record, 1).to_pylist()[0])
         new = self.added.records[record - len(base)]
-        given = {"item_id": new.item_id, "title": new.title, "text": new.text, **new.attributes}
-        return {name: given.get(name) for name in base.items.column_names}
+        values = {"item_id": new.item_id, "title": new.title, "text": new.text, **new.attributes}
+        return {name: values.get(name) for name in base.items.column_names}
 
     def attributes(self, item: int) -> dict[str, Any]:
         """Attribute columns of one item; without `available` where it was never set."""
@@ -259,7 +261,7 @@ def derived_columns(items: pa.Table) -> dict[str, str]:
 
     Only where this is true of every item.
     """
-    found: dict[str, str] = {}
+    sources: dict[str, str] = {}
     for name in items.column_names if items.num_rows else ():
         top = f"{name}{TOP}"
         if top not in items.column_names or not pa.types.is_list(items[name].type):
@@ -267,12 +269,12 @@ def derived_columns(items: pa.Table) -> dict[str, str]:
         lists = items[name].combine_chunks()
         filled = pc.fill_null(pc.greater(pc.list_value_length(lists), 0), False)
         first = pc.list_flatten(pc.list_slice(lists.filter(filled), 0, 1))
-        given = items[top].combine_chunks()
-        if first.equals(given.filter(filled)) and given.filter(pc.invert(filled)).null_count == len(
-            given
-        ) - len(first):
-            found[name] = top
-    return found
+        records = items[top].combine_chunks()
+        if first.equals(records.filter(filled)) and records.filter(
+            pc.invert(filled)
+        ).null_count == len(records) - len(first):
+            sources[name] = top
+    return sources
 
 
 def settable(catalog: Catalog) -> Catalog:
@@ -343,8 +345,8 @@ def _joined(first: Column, second: Column) -> Column:
     values = second.values
     if first.kind != "number":
         words = first.words
-        place = np.array([*(words.setdefault(w, len(words)) for w in second.words), -1], np.int32)
-        values = place[values]
+        numbers = np.array([*(words.setdefault(w, len(words)) for w in second.words), -1], np.int32)
+        values = numbers[values]
     starts = None
     if first.starts is not None and second.starts is not None:
         starts = np.concatenate([first.starts, second.starts[1:] + first.starts[-1]])
@@ -360,17 +362,17 @@ def _joined(first: Column, second: Column) -> Column:
 
 def _laid_out(column: Column, records: NDArray[np.int32]) -> Column:
     """A column rearranged to these records."""
-    places, starts = records.astype(np.intp), None
+    numbers, starts = records.astype(np.intp), None
     if column.starts is not None:
-        begin = column.starts[places].astype(np.intp)
-        lengths = column.starts[places + 1] - begin
+        begin = column.starts[numbers].astype(np.intp)
+        lengths = column.starts[numbers + 1] - begin
         starts = np.append(0, np.cumsum(lengths)).astype(np.int32)
-        places = np.repeat(begin - starts[:-1], lengths) + np.arange(starts[-1])
+        numbers = np.repeat(begin - starts[:-1], lengths) + np.arange(starts[-1])
     return Column(
         column.name,
         column.kind,
-        column.values[places],
-        column.known[places],
+        column.values[numbers],
+        column.known[numbers],
         column.words,
         starts,
     )

@@ -48,19 +48,19 @@ class Models:
         """
         if mode == Mode.DRAFT and bundle.draft is None:
             raise ArtifactError(f"mode 'draft' needs a draft model; {bundle.path} has none")
-        place = choose_device(
+        chosen = choose_device(
             device,
             f"answers of {bundle.path}",
             partial(_seconds_to_answer, bundle, dtype),
             large=is_large(bundle.target),
         )
-        on_cpu = torch.device(place).type == "cpu"
+        on_cpu = torch.device(chosen).type == "cpu"
         draft = None  # a request may need it in any mode
         if bundle.draft is not None:
-            draft = load_for(bundle.draft, dtype, place)
+            draft = load_for(bundle.draft, dtype, chosen)
         if mode == Mode.AUTO:
             mode = Mode.BEAM if on_cpu else Mode.PLANNED
-        return cls(load_for(bundle.target, dtype, place), draft, mode, on_cpu)
+        return cls(load_for(bundle.target, dtype, chosen), draft, mode, on_cpu)
 
 
 def load_for(path: Path, dtype: str, device: str) -> Any:

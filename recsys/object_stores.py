@@ -68,18 +68,18 @@ def writing(location: str | Path) -> Iterator[Path]:
         yield Path(location)
         return
     url = str(location)
-    system, place = _open(url)
-    name = place.rpartition("/")[2]
+    system, path = _open(url)
+    name = path.rpartition("/")[2]
     if name in (".", ".."):
         raise ConfigError(f"{shown(url)}: the object cannot be a file; give it another name")
-    if "/" not in place or url.partition("?")[0].endswith("/"):
+    if "/" not in path or url.partition("?")[0].endswith("/"):
         raise ConfigError(f"{shown(url)}: the URL names no object; give BUCKET/KEY")
     with tempfile.TemporaryDirectory(prefix="recsys-") as folder:
         file = Path(folder) / name
         with _named_after(url, file):
             yield file
         with _explained(url):
-            _upload(system, file, place)
+            _upload(system, file, path)
 
 
 @contextmanager
@@ -106,14 +106,14 @@ def fetch(url: str, folder: Path) -> Path:
     """
     from pyarrow import fs
 
-    system, place = _open(url)
+    system, path = _open(url)
     with _explained(url):
-        found = system.get_file_info(place.rstrip("/"))
+        found = system.get_file_info(path.rstrip("/"))
         if found.type == fs.FileType.File:
             return _download(system, found, folder)
         if found.type == fs.FileType.NotFound:
             raise DataError(f"{shown(url)}: there is no such object")
-        below = system.get_file_info(fs.FileSelector(place.rstrip("/")))
+        below = system.get_file_info(fs.FileSelector(path.rstrip("/")))
     files = [info for info in below if info.type == fs.FileType.File]
     if not files:
         raise DataError(f"{shown(url)}: there are no objects directly below; name a longer prefix")
@@ -160,13 +160,13 @@ def _open(url: str) -> tuple[fs.FileSystem, str]:
     if "#" in url:  # Arrow would drop it with the rest, and use another object
         raise ConfigError(f"{shown(url)}: write %23 in place of #")
     try:
-        system, place = fs.FileSystem.from_uri(url)
+        system, path = fs.FileSystem.from_uri(url)
     except (pa.ArrowException, OSError, ValueError) as error:
         raise ConfigError(
             f"{shown(url)}: {_reason(error)}; write spaces and other special characters "
             "percent-encoded, a space as %20"
         ) from None
-    return system, place
+    return system, path
 
 
 def _download(system: fs.FileSystem, info: Any, folder: Path) -> Path:
@@ -198,7 +198,7 @@ def _download(system: fs.FileSystem, info: Any, folder: Path) -> Path:
     return path
 
 
-def _upload(system: fs.FileSystem, file: Path, place: str) -> None:
+def _upload(system: fs.FileSystem, file: Path, path: str) -> None:
     """Copy a file to an object.
 
     A stream of Arrow completes the upload when it is closed, and it is closed even if an exception
@@ -207,7 +207,7 @@ def _upload(system: fs.FileSystem, file: Path, place: str) -> None:
     """
 
     def copy() -> None:
-        with file.open("rb") as source, system.open_output_stream(place) as target:
+        with file.open("rb") as source, system.open_output_stream(path) as target:
             while block := source.read(BLOCK):
                 target.write(block)
 

@@ -76,7 +76,7 @@ class RunOptions:
         return Context.of(settings, force=self.force)
 
 
-def read_columns(given: Sequence[str]) -> dict[str, str]:
+def read_columns(options: Sequence[str]) -> dict[str, str]:
     """Role -> name of the column, of options such as `item=sku`.
 
     Raises:
@@ -85,7 +85,7 @@ def read_columns(given: Sequence[str]) -> dict[str, str]:
     from recsys.errors import ConfigError
 
     columns = {}
-    for text in given:
+    for text in options:
         role, sign, column = text.partition("=")
         if not (sign and role and column):
             raise ConfigError(f"--column {text!r}: expected ROLE=NAME, such as item=sku")

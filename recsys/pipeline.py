@@ -91,10 +91,10 @@ class Context:
 
     def with_recipe(self) -> Context:
         """This context with the settings that the stage `recipe` chose, if it is asked for."""
-        found = self.made(RECIPE) if self.settings.sets(RECIPE, "trials") else None
-        if found is None:
+        recipe = self.made(RECIPE) if self.settings.sets(RECIPE, "trials") else None
+        if recipe is None:
             return self
-        return replace(self, settings=self.settings.overridden(found.info["chosen"]))
+        return replace(self, settings=self.settings.overridden(recipe.info["chosen"]))
 
     @property
     def minutes(self) -> float | None:
@@ -191,10 +191,10 @@ def load_stage(name: str) -> Callable[[Context], Path | None]:
     Raises:
         ConfigError: no such stage is installed.
     """
-    found = entry_points(group=GROUP, name=name)
-    if not found:
+    matches = entry_points(group=GROUP, name=name)
+    if not matches:
         raise ConfigError(f"stage {name!r} is not installed; run `pip install -e .` again")
-    return cast("Callable[[Context], Path | None]", next(iter(found)).load())
+    return cast("Callable[[Context], Path | None]", next(iter(matches)).load())
 
 
 def run(context: Context, stages: Iterable[str] = STAGES) -> dict[str, tuple[Path, float]]:

@@ -40,8 +40,8 @@ def table_of(items: Sequence[NewItem], schema: pa.Schema, level_sizes: Sequence[
             type, or an id given twice.
     """
     seen = set()
-    for place, item in enumerate(items):
-        _check(item, place, schema)
+    for number, item in enumerate(items):
+        _check(item, number, schema)
         if item.semantic_id is not None:
             _check_codes(item, level_sizes)
         if item.item_id in seen:
@@ -57,10 +57,10 @@ def table_of(items: Sequence[NewItem], schema: pa.Schema, level_sizes: Sequence[
     )
 
 
-def _check(item: NewItem, place: int, schema: pa.Schema) -> None:
+def _check(item: NewItem, number: int, schema: pa.Schema) -> None:
     if not isinstance(item.item_id, str) or not 0 < len(item.item_id) <= MOST_CHARACTERS:
         raise ItemError(
-            f"items[{place}]: item_id: want text of 1 to {MOST_CHARACTERS} characters, "
+            f"items[{number}]: item_id: want text of 1 to {MOST_CHARACTERS} characters, "
             f"got {_show(item.item_id)}"
         )
     at = f"item {item.item_id!r}"
@@ -85,12 +85,12 @@ def _check(item: NewItem, place: int, schema: pa.Schema) -> None:
 
 
 def _check_codes(item: NewItem, sizes: Sequence[int]) -> None:
-    at, given = f"item {item.item_id!r}: semantic_id", item.semantic_id
-    if isinstance(given, np.ndarray):
-        given = given.tolist()
-    if not isinstance(given, list | tuple) or len(given) != len(sizes):
-        raise ItemError(f"{at}: want {len(sizes)} codes, got {_show(given)}")
-    for level, (code, size) in enumerate(zip(given, sizes, strict=True), 1):
+    at, codes = f"item {item.item_id!r}: semantic_id", item.semantic_id
+    if isinstance(codes, np.ndarray):
+        codes = codes.tolist()
+    if not isinstance(codes, list | tuple) or len(codes) != len(sizes):
+        raise ItemError(f"{at}: want {len(sizes)} codes, got {_show(codes)}")
+    for level, (code, size) in enumerate(zip(codes, sizes, strict=True), 1):
         whole = isinstance(code, int | np.integer) and not isinstance(code, bool)
         if not whole or not 0 <= code < size:
             raise ItemError(
@@ -180,15 +180,17 @@ class Placement:
         """Compute the codes of all items that need them in one call; they come with their rows."""
         if self._coder is None:
             return
-        wanted = [
+        missing = [
             [i for i, item in enumerate(items) if item.like is None and self._given(item) is None]
             for items, _ in calls
         ]
-        tables = [table.take(pa.array(w)) for w, (_, table) in zip(wanted, calls, strict=True) if w]
+        tables = [
+            table.take(pa.array(w)) for w, (_, table) in zip(missing, calls, strict=True) if w
+        ]
         if not tables:
             return
         codes, far = self._coder.encode(pa.concat_tables(tables))
-        each = (items[i] for w, (items, _) in zip(wanted, calls, strict=True) for i in w)
+        each = (items[i] for w, (items, _) in zip(missing, calls, strict=True) for i in w)
         for item, its_codes, its_far in zip(each, codes, far, strict=True):
             self._encoded[id(item)] = _tuple(its_codes), its_far
 
@@ -264,10 +266,10 @@ class Placement:
 
     def _below(self, prefix: tuple[int, ...]) -> set[int]:
         """The last codes below a prefix that are taken."""
-        found = self._taken.get(prefix)
-        if found is None:
-            found = self._taken[prefix] = self._in_trie(prefix)
-        return found
+        taken = self._taken.get(prefix)
+        if taken is None:
+            taken = self._taken[prefix] = self._in_trie(prefix)
+        return taken
 
     def _in_trie(self, prefix: tuple[int, ...]) -> set[int]:
         trie, offsets = self._trie, self._vocabulary.level_offsets
@@ -277,15 +279,15 @@ class Placement:
             if symbol == len(trie.alphabet) or trie.alphabet[symbol] != code + offset:
                 return set()
             first, last = trie.first_child[state : state + 2].tolist()
-            place = first + int(np.searchsorted(trie.symbol[first:last], symbol))
-            if place == last or trie.symbol[place] != symbol:
+            position = first + int(np.searchsorted(trie.symbol[first:last], symbol))
+            if position == last or trie.symbol[position] != symbol:
                 return set()
-            state = place
+            state = position
         first, last = trie.first_child[state : state + 2].tolist()
         rows = np.arange(first, last) - trie.depth_start[-2]
-        owner, places = trie.places_of(rows)
+        owner, positions = trie.places_of(rows)
         there = np.zeros(len(rows), np.bool_)
-        there[owner[self._catalog.alive[trie.row_items[places]]]] = True
+        there[owner[self._catalog.alive[trie.row_items[positions]]]] = True
         return set((trie.alphabet[trie.symbol[first:last][there]] - offsets[-1]).tolist())
 
 

@@ -77,9 +77,9 @@ class PromptEncoder:
     def encode(self, history: ArrayLike) -> NDArray[np.int64]:
         """(T,) tokens of one history, oldest item first."""
         items = np.asarray(history, np.int64).reshape(-1)
-        kept = items[int(self.config.start(len(items))) :]
+        recent = items[int(self.config.start(len(items))) :]
         return np.concatenate(
-            [np.asarray(self.prefix, np.int64), self.item_tokens[kept].reshape(-1)]
+            [np.asarray(self.prefix, np.int64), self.item_tokens[recent].reshape(-1)]
         )
 
     def encode_all(self, histories: Histories) -> list[NDArray[np.int64]]:
@@ -109,7 +109,7 @@ def training_windows(
     Item number p of a history is predicted from items `start(p) .. p - 1`; items with the same
     start share a window. Items with fewer than `min_context` items before them carry no loss.
     """
-    places, rows, firsts = [], [], []
+    positions, rows, firsts = [], [], []
     for row, length in enumerate(histories.lengths):
         predicted = np.arange(min_context, length)
         if len(predicted) == 0:
@@ -117,8 +117,10 @@ def training_windows(
         starts = config.start(predicted)
         for start in np.unique(starts):
             group = predicted[starts == start]
-            places.append((int(start), int(group[-1]) + 1))
+            positions.append((int(start), int(group[-1]) + 1))
             firsts.append(int(group[0] - start))
             rows.append(row)
-    sequences = Histories.of(histories[row][a:b] for row, (a, b) in zip(rows, places, strict=True))
+    sequences = Histories.of(
+        histories[row][a:b] for row, (a, b) in zip(rows, positions, strict=True)
+    )
     return Windows(sequences, np.asarray(firsts, np.int64))

@@ -261,12 +261,12 @@ class Recommender:
         """
         epoch = self._begin()
         groups: dict[Kind, list[int]] = {}
-        for place, request in enumerate(requests):
+        for number, request in enumerate(requests):
             kind = Kind.of(request, self._blends(request))
-            groups.setdefault(kind, []).append(place)
+            groups.setdefault(kind, []).append(number)
         results: dict[int, RecommendResult] = {}
-        for kind, places in groups.items():
-            batch = Batch.of(epoch, [requests[i] for i in places], self.types)
+        for kind, positions in groups.items():
+            batch = Batch.of(epoch, [requests[i] for i in positions], self.types)
             if kind.capped:
                 capped = CappedLists(batch, kind.beams)
                 while capped:
@@ -276,7 +276,7 @@ class Recommender:
             else:
                 lists = self._search(batch, kind, max(batch.k))
             sizes = self.bundle.vocabulary.level_sizes
-            results |= zip(places, describe(batch, lists, sizes, self.retrieval), strict=True)
+            results |= zip(positions, describe(batch, lists, sizes, self.retrieval), strict=True)
         return [results[i] for i in range(len(requests))]
 
     def _search(self, batch: Batch, kind: Kind, k: int) -> Lists:
@@ -287,14 +287,14 @@ class Recommender:
         if reranker is not None and self.retrieval is not None:
             proposals = batch.proposals(self.retrieval, max(reranker.candidates, kind.beams))
             nodes = reranker.nodes
-        found = self.engine.decode(
+        decoded = self.engine.decode(
             batch.search_request(proposals, nodes),
             kind.beams,
             mode=self._mode(kind.mode),
             until_global=kind.guarantee == "global",
             traced=kind.trace,
         )
-        return rank(batch, found.beams, k, proposals, reranker)
+        return rank(batch, decoded.beams, k, proposals, reranker)
 
     def eligible(self, request: RecommendRequest) -> int | None:
         """How many items the request's filter allows; None without a filter.
@@ -332,8 +332,8 @@ class Recommender:
         self, histories: Histories, k: int, exclude_seen: bool = True, **options: Any
     ) -> Ranked:
         """One ranking of many histories: that of `rank_variants`, with its options."""
-        ((found, _),) = self.rank_variants(histories, k, (exclude_seen,), **options)
-        return found
+        ((ranked, _),) = self.rank_variants(histories, k, (exclude_seen,), **options)
+        return ranked
 
     def rank_variants(
         self,
@@ -376,16 +376,16 @@ class Recommender:
         scores = np.full(items.shape, -np.inf, np.float32)
         order = np.argsort(histories.lengths, kind="stable")  # similar lengths share a batch
         for start in range(0, len(order), batch_size):
-            places = order[start : start + batch_size]
-            group = histories.take(places)
+            rows = order[start : start + batch_size]
+            group = histories.take(rows)
             masks = [epoch.mask] * len(group)
             for variant, with_seen in enumerate(exclude_seen):
                 batch = Batch(epoch, group, group.left_out(with_seen), masks)
                 lists = self._search(batch, kind, k)
-                items[variant, 0, places], scores[variant, 0, places] = lists.items, lists.scores
+                items[variant, 0, rows], scores[variant, 0, rows] = lists.items, lists.scores
                 assert lists.beams is not None  # noqa: S101 - it is a search's
                 own = best_items(batch, lists.beams, k)
-                items[variant, 1, places], scores[variant, 1, places] = own
+                items[variant, 1, rows], scores[variant, 1, rows] = own
         return [((i[0], s[0]), (i[1], s[1])) for i, s in zip(items, scores, strict=True)]
 
     def warm_up(self) -> None:
@@ -456,15 +456,15 @@ class Recommender:
             RequestError: an item that cannot be recommended; the text names it.
         """
         epoch = self._begin()
-        wanted = [epoch.catalog.index(ids) for ids in items]
-        for ids, found in zip(items, wanted, strict=True):
-            if (found < 0).any():
-                raise RequestError(f"item {ids[int(found.argmin())]!r} is not in the catalog")
+        item_numbers = [epoch.catalog.index(ids) for ids in items]
+        for ids, numbers in zip(items, item_numbers, strict=True):
+            if (numbers < 0).any():
+                raise RequestError(f"item {ids[int(numbers.argmin())]!r} is not in the catalog")
         known = [epoch.catalog.known(history) for history in histories]
         prompts = epoch.encoder.encode_all(Histories.of([h[h >= 0] for h in known]))
-        rows = [epoch.trie.item_row[found] for found in wanted]
+        rows = [epoch.trie.item_row[numbers] for numbers in item_numbers]
         scores = self.engine.score(prompts, rows).tolist()
-        return [line[: len(found)] for line, found in zip(scores, wanted, strict=True)]
+        return [line[: len(numbers)] for line, numbers in zip(scores, item_numbers, strict=True)]
 
     def similar(self, item_id: str, k: int) -> list[tuple[str, float]]:
         """The k items most similar to one item, with scores, best first.
@@ -479,19 +479,19 @@ class Recommender:
         item = epoch.catalog.find(item_id)
         if item < 0:
             raise RequestError(f"item {item_id!r} is not in the catalog")
-        found = np.zeros(0, np.int32)
+        nearest = np.zeros(0, np.int32)
         if item < len(retrieval):
             alive = epoch.alive[: len(retrieval)]
             named, rated = similar(retrieval, np.array([item]), k, alive)
-            found, scores = named[0][named[0] >= 0], rated[0]
-        if not len(found):
+            nearest, scores = named[0][named[0] >= 0], rated[0]
+        if not len(nearest):
             codes = epoch.catalog.codes
             shared = (codes == codes[item]).cumprod(axis=1).mean(axis=1)
             shared[~epoch.alive] = shared[item] = 0
-            found = np.argsort(-shared, kind="stable")[:k].astype(np.int32)
-            found = found[shared[found] > 0]
-            scores = shared[found].astype(np.float32)
-        ids = [epoch.catalog.item_id(i) for i in found.tolist()]
+            nearest = np.argsort(-shared, kind="stable")[:k].astype(np.int32)
+            nearest = nearest[shared[nearest] > 0]
+            scores = shared[nearest].astype(np.float32)
+        ids = [epoch.catalog.item_id(i) for i in nearest.tolist()]
         return list(zip(ids, scores.tolist(), strict=False))
 
     def fallback(self, request: RecommendRequest) -> RecommendResult:

@@ -156,13 +156,13 @@ class RecommendRequest:
         """The boosts, parsed."""
         return ItemBoosts.parse(self.boosts)
 
-    def after(self, found: RecommendResult) -> RecommendRequest:
+    def after(self, result: RecommendResult) -> RecommendRequest:
         """The request for a list that begins with the items of another, by the model alone.
 
         They are pinned, so that caps count them, and those that the catalog or the filter no longer
         allows when the answer comes are left out.
         """
-        return replace(self, pin=[one.item_id for one in found.recommendations], blend=False)
+        return replace(self, pin=[item.item_id for item in result.recommendations], blend=False)
 
 
 @dataclass(frozen=True)
@@ -235,16 +235,16 @@ class RecommendResult:
         The answer is of the epoch of `more`. Items that were removed since, or that no longer match
         the filter, are left out; titles and codes are those of that epoch.
         """
-        own = {one.item_id: one for one in self.recommendations}
-        found = [
-            one
-            if (first := own.get(one.item_id)) is None
-            else replace(one, score=first.score, source=first.source, because=first.because)
-            for one in more.recommendations
+        own = {item.item_id: item for item in self.recommendations}
+        items = [
+            item
+            if (first := own.get(item.item_id)) is None
+            else replace(item, score=first.score, source=first.source, because=first.because)
+            for item in more.recommendations
         ]
         return replace(
             self,
-            recommendations=found,
+            recommendations=items,
             epoch=more.epoch,
             eligible_items=more.eligible_items,
             stats=more.stats,

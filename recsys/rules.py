@@ -77,8 +77,8 @@ class Rule:
 
     @cached_property
     def _parsed(self) -> tuple[ItemFilter, ItemBoosts]:
-        wanted = ItemFilter.parse({} if self.filter is None else self.filter)
-        return wanted, ItemBoosts.parse(self.boosts)
+        item_filter = ItemFilter.parse({} if self.filter is None else self.filter)
+        return item_filter, ItemBoosts.parse(self.boosts)
 
 
 def apply_rules(request: RecommendRequest, rules: Iterable[Rule]) -> RecommendRequest:
@@ -91,14 +91,14 @@ def apply_rules(request: RecommendRequest, rules: Iterable[Rule]) -> RecommendRe
     rules = list(rules)
     if not rules:
         return request
-    wanted, caps = request.filter, dict(request.max_per)
+    item_filter, caps = request.filter, dict(request.max_per)
     for rule in rules:
-        wanted = _both(wanted, rule.filter)
+        item_filter = _both(item_filter, rule.filter)
         for name, count in rule.max_per.items():
             caps[name] = min(count, caps.get(name, count))
     return replace(
         request,
-        filter=wanted,
+        filter=item_filter,
         boosts=[*request.boosts, *(boost for rule in rules for boost in rule.boosts)],
         pin=list(dict.fromkeys([*request.pin, *(item for rule in rules for item in rule.pin)])),
         max_per=caps,
@@ -115,7 +115,7 @@ def _both(
         name: [*_listed(first.get(name)), *_listed(second.get(name))]
         for name in ("must", "must_not")
     }
-    should = [_listed(one.get("should")) for one in (first, second)]
+    should = [_listed(part.get("should")) for part in (first, second)]
     if all(should):
         both["must"].append({"should": should.pop()})
     return both | {"should": should[0] or should[-1]}

@@ -149,9 +149,9 @@ def dates_of_shares(timestamps: NDArray[np.int64], ratio: tuple[float, float]) -
     if not (0 < train < 1 and 0 <= valid < 1 and train + valid < 1):
         raise ValueError(f"split ratio {ratio}: want train > 0, valid >= 0, train + valid < 1")
     last = len(timestamps) - 1
-    places = [min(int(len(timestamps) * share), last) for share in (train, train + valid)]
-    times = np.partition(timestamps, places)
-    return int(times[places[0]]), int(times[places[1]])
+    positions = [min(int(len(timestamps) * share), last) for share in (train, train + valid)]
+    times = np.partition(timestamps, positions)
+    return int(times[positions[0]]), int(times[positions[1]])
 
 
 def label_times(timestamps: NDArray[np.int64], dates: tuple[int, int]) -> NDArray[np.uint8]:

@@ -89,8 +89,8 @@ class Aliases:
         """
         own = self._settings.bundle.absolute()
         state = await self._store.state.get(STATE) or {}
-        kept = state.get("aliases", {}) if state.get("bundle") == str(own) else {}
-        aliases = {name: KeptAlias.model_validate(value) for name, value in kept.items()}
+        stored = state.get("aliases", {}) if state.get("bundle") == str(own) else {}
+        aliases = {name: KeptAlias.model_validate(value) for name, value in stored.items()}
         champion = aliases.pop(CHAMPION, None)
         if loaded is not None:
             await self.put(CHAMPION, own.name, loaded=loaded)
@@ -143,13 +143,13 @@ class Aliases:
                 previous = () if before is None else before.previous
                 return await self._change(alias, bundle, previous, loaded=loaded)
 
-    async def _restore(self, alias: str, kept: KeptAlias) -> None:
+    async def _restore(self, alias: str, stored: KeptAlias) -> None:
         """Let an alias stand again for the version that it stood for when it was kept.
 
         If that is gone, the alias gets the bundle that has its name now, and the lost version
         becomes its latest previous one. An alias that cannot be restored is logged.
         """
-        version, previous = Version(kept.bundle, kept.digest), kept.previous
+        version, previous = Version(stored.bundle, stored.digest), stored.previous
         async with self._changing:
             try:
                 bundle = await asyncio.to_thread(self._bundles.find, version)
@@ -157,11 +157,11 @@ class Aliases:
                     logger.warning(
                         "alias %s: version %s of bundle %s is gone", alias, *version[::-1]
                     )
-                    bundle, previous = kept.bundle, (*previous, version)
+                    bundle, previous = stored.bundle, (*previous, version)
                 await self._change(alias, bundle, previous)
             except Exception as error:
                 logger.error("alias %s is not restored: %s", alias, error)
-                self._unrestored[alias] = kept
+                self._unrestored[alias] = stored
 
     async def rollback(self, alias: str) -> AliasInfo:
         """Let an alias stand for its latest previous version.
@@ -175,11 +175,11 @@ class Aliases:
             if not previous:
                 raise AliasConflictError(f"The alias {alias!r} stood for no other bundle before.")
             version = previous[-1]
-            found = await asyncio.to_thread(self._bundles.find, version)
-            if found is None:
+            bundle = await asyncio.to_thread(self._bundles.find, version)
+            if bundle is None:
                 raise AliasConflictError(_gone(alias, version))
             with self._refusals(alias):
-                return await self._change(alias, found, previous[:-1], back=version)
+                return await self._change(alias, bundle, previous[:-1], back=version)
 
     async def remove(self, alias: str) -> None:
         """Remove an alias; its model is unloaded if no other alias stands for it.

@@ -150,23 +150,23 @@ def note(code: NoteCode | None, *, fallback: bool = False, filled_up: bool = Fal
 
 
 def items_of(
-    found: Iterable[Recommendation], catalog: EpochCatalog, include: Sequence[str]
+    recommendations: Iterable[Recommendation], catalog: EpochCatalog, include: Sequence[str]
 ) -> list[RecommendedItem]:
     """Recommendations in the wire form, ranked in their order."""
     answer = []
-    for rank, one in enumerate(found, start=1):
+    for rank, item in enumerate(recommendations, start=1):
         values: dict[str, Any] = {
-            "item_id": one.item_id,
-            "score": one.score,
-            "title": one.title,
+            "item_id": item.item_id,
+            "score": item.score,
+            "title": item.title,
             "rank": rank,
-            "source": one.source,
-            "semantic_id": list(one.semantic_id),
+            "source": item.source,
+            "semantic_id": list(item.semantic_id),
         }
         if "explanation" in include:
-            values["because"] = one.because
+            values["because"] = item.because
         if "metadata" in include:
-            values["metadata"] = metadata(catalog, catalog.find(one.item_id))
+            values["metadata"] = metadata(catalog, catalog.find(item.item_id))
         answer.append(made(RecommendedItem, values))
     return answer
 

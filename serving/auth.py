@@ -124,13 +124,13 @@ def create(file: Path, name: str, scope: str, expires: str | None = None) -> str
     now = datetime.now(UTC).replace(microsecond=0)
     until = None if expires is None else (now + _duration(expires)).isoformat()
     key = Key(name, scope, _digest(secret), now.isoformat(), until)
-    with _changing(file) as place:
-        keys = read(place) if place.exists() else []
+    with _changing(file) as path:
+        keys = read(path) if path.exists() else []
         if any(key.name == name for key in keys):
             raise ConfigError(
                 f"{file}: there is a key {name!r} already; revoke it or choose another name"
             )
-        _write(place, [*keys, key])
+        _write(path, [*keys, key])
         mark(file)
     return secret
 
@@ -143,13 +143,13 @@ def revoke(file: Path, name: str) -> None:
         LockedError: as `create`.
     """
     read(file)  # a missing file is refused before a lock is made
-    with _changing(file) as place:
-        keys = read(place)
+    with _changing(file) as path:
+        keys = read(path)
         left = [key for key in keys if key.name != name]
         if len(left) == len(keys):
             known = ", ".join(key.name for key in keys) or "none"
             raise ConfigError(f"{file}: there is no key {name!r}; known: {known}")
-        _write(place, left)
+        _write(path, left)
         mark(file)
 
 
@@ -200,14 +200,14 @@ def _parse(file: Path, content: bytes) -> list[Key]:
 @contextmanager
 def _changing(file: Path) -> Iterator[Path]:
     """Exclude other changes of the file; yields its place, which a link may name."""
-    place = file.resolve()
+    path = file.resolve()
     try:
-        _make_folder(place.parent)
-        with locked(place, wait_s=LOCK_WAIT_S, way_out="try again"):
-            for leftover in place.parent.glob(_temporary(place) + "*"):  # of a killed process
-                if leftover != lock_file(place):
+        _make_folder(path.parent)
+        with locked(path, wait_s=LOCK_WAIT_S, way_out="try again"):
+            for leftover in path.parent.glob(_temporary(path) + "*"):  # of a killed process
+                if leftover != lock_file(path):
                     leftover.unlink()
-            yield place
+            yield path
     except OSError as error:
         raise ConfigError(f"keys {file}: {error.strerror or error}") from error
 
@@ -255,17 +255,17 @@ def _write(file: Path, keys: Sequence[Key]) -> None:
 
 def mark(file: Path) -> None:
     """Write the marker of a file of keys, unless it is there."""
-    place = marker(file)
-    if not place.exists():
-        place.write_text(f"{file.name} was in use; {WITHOUT_KEYS}\n", encoding="utf-8")
-        _hand_over(place, file.parent)
+    path = marker(file)
+    if not path.exists():
+        path.write_text(f"{file.name} was in use; {WITHOUT_KEYS}\n", encoding="utf-8")
+        _hand_over(path, file.parent)
 
 
 def _duration(text: str) -> timedelta:
-    found = _DURATION.fullmatch(text)
-    if found is None:
+    match = _DURATION.fullmatch(text)
+    if match is None:
         raise ConfigError(f"expires {text!r} is not a number of days or hours, such as 90d or 12h")
-    return timedelta(**{{"d": "days", "h": "hours"}[found[2]]: int(found[1])})
+    return timedelta(**{{"d": "days", "h": "hours"}[match[2]]: int(match[1])})
 
 
 def _digest(secret: str) -> str:
@@ -300,11 +300,11 @@ class Keyring:
         """
         self._reread_if_changed()
         shown = _digest(secret)
-        found = None
+        match = None
         for key in self._keys:
             if hmac.compare_digest(shown, key.sha256):
-                found = key
-        return None if found is None or found.is_expired else found
+                match = key
+        return None if match is None or match.is_expired else match
 
     def _reread_if_changed(self) -> None:
         now = time.monotonic()

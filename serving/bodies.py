@@ -93,12 +93,12 @@ def _count_values(body: bytes) -> int:
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(pairs) > MAX_NAMES:
         raise MalformedError(f"an object has more than {MAX_NAMES} names")
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for name, value in pairs:
-        if name in found:
+        if name in values:
             raise MalformedError(f"an object has the name {name[:60]!r} twice")
-        found[name] = value
-    return found
+        values[name] = value
+    return values
 
 
 def _float(text: str) -> float:

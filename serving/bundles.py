@@ -32,8 +32,8 @@ class Bundles:
         folders = [self._own]
         if self._folder.is_dir():
             folders += self._folder.iterdir()
-        found = {folder.name for folder in folders if (folder / MANIFEST).is_file()}
-        return sorted(name for name in found if not name.startswith("."))
+        names = {folder.name for folder in folders if (folder / MANIFEST).is_file()}
+        return sorted(name for name in names if not name.startswith("."))
 
     def path(self, name: str) -> Path:
         """The folder of a bundle, which is never outside of the folder of bundles."""

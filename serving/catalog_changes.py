@@ -118,24 +118,24 @@ class Shelf:
         in the order, so items that come or go between two pages move no others.
         """
         first, last = self._range(prefix)
-        places = np.arange(first, last)
+        positions = np.arange(first, last)
         if text:
-            found = self._containing(text)
-            places = places[found[self.rows[places]]]
+            matching = self._containing(text)
+            positions = positions[matching[self.rows[positions]]]
         children: list[Branch] = []
         if len(prefix) < self.codes.shape[1]:
-            codes, counts = np.unique(self.codes[places, len(prefix)], return_counts=True)
+            codes, counts = np.unique(self.codes[positions, len(prefix)], return_counts=True)
             children = [
                 Branch(code=c, items=n)
                 for c, n in zip(codes.tolist(), counts.tolist(), strict=True)
             ]
-        start = np.searchsorted(places, self._after(cursor)) if cursor else 0
+        start = np.searchsorted(positions, self._after(cursor)) if cursor else 0
         end = start + limit
-        shown = self.rows[places[start:end]].tolist()
+        shown = self.rows[positions[start:end]].tolist()
         return ItemPage(
             items=[item_of(self.epoch.catalog, row) for row in shown],
-            total=len(places),
-            next=self._cursor(places[end - 1]) if end < len(places) else None,
+            total=len(positions),
+            next=self._cursor(positions[end - 1]) if end < len(positions) else None,
             prefix=list(prefix),
             children=children,
         )
@@ -149,9 +149,9 @@ class Shelf:
                 first, last = (bounds + first).tolist()
         return first, last
 
-    def _cursor(self, place: int) -> str:
-        codes = ".".join(map(str, self.codes[place].tolist()))
-        return f"{codes}-{self._id(place)}"
+    def _cursor(self, position: int) -> str:
+        codes = ".".join(map(str, self.codes[position].tolist()))
+        return f"{codes}-{self._id(position)}"
 
     def _after(self, cursor: str) -> int:
         """The first place behind a cursor."""
@@ -159,8 +159,8 @@ class Shelf:
         first, last = self._range([int(code) for code in codes.split(".")][: self.codes.shape[1]])
         return first + bisect_right(range(first, last), item_id, key=self._id)
 
-    def _id(self, place: int) -> str:
-        return self.epoch.catalog.item_id(int(self.rows[place]))
+    def _id(self, position: int) -> str:
+        return self.epoch.catalog.item_id(int(self.rows[position]))
 
     def _containing(self, text: str) -> NDArray[np.bool_]:
         """(items,) whether the id or the title contains the text."""
@@ -274,19 +274,19 @@ class CatalogChanges:
                 attributes={key: value for key, value in together.items() if value is not None},
                 semantic_id=None,  # it keeps its codes
             )
-            number, (found,) = await self._put([new])
-        return number, found
+            number, (item,) = await self._put([new])
+        return number, item
 
     async def _put(self, news: Sequence[NewItem]) -> tuple[int, list[DescribedItem]]:
         """Add or replace items in all models; the caller holds the lock of changes."""
         with self._models.lease() as model:
             # A thousand items take a tenth of a second, for which the event loop must not stand.
-            epoch, found, records = await asyncio.to_thread(_upsert, model, news)
+            epoch, items, records = await asyncio.to_thread(_upsert, model, news)
             for other in self._models.loaded:
                 if other is not model:
                     await asyncio.to_thread(_apply, other, records)
         await self._keep(records)
-        return epoch.number, found
+        return epoch.number, items
 
     async def _remove(self, item_id: str) -> None:
         async with self._changing:
@@ -353,9 +353,9 @@ def _upsert(
     """Add or replace items in a model: its epoch that has them, the items, and their records."""
     epoch = model.recommender.upsert(news)
     catalog = epoch.catalog
-    found = [described(catalog, catalog.find(new.item_id)) for new in news]
-    pairs = zip(news, found, strict=True)
-    return epoch, found, [_record(model, epoch, new, item) for new, item in pairs]
+    items = [described(catalog, catalog.find(new.item_id)) for new in news]
+    pairs = zip(news, items, strict=True)
+    return epoch, items, [_record(model, epoch, new, item) for new, item in pairs]
 
 
 def _record(model: Model, epoch: Epoch, new: NewItem, placed: Item) -> dict[str, Any]:
@@ -395,16 +395,16 @@ def _apply(model: Model, records: Sequence[dict[str, Any]]) -> None:
     ]
     # Removals come last: a new item may share the semantic ID of a removed one.
     while waiting:
-        tried = [(record, places, next(places, None)) for record, places in waiting]
-        news = [_new(record, place) for record, _, place in tried if place is not None]
+        tried = [(record, positions, next(positions, None)) for record, positions in waiting]
+        news = [_new(record, position) for record, _, position in tried if position is not None]
         refused = _put(model, news)
-        for record, _, place in tried:
-            if place is None:
+        for record, _, position in tried:
+            if position is None:
                 logger.warning("%s refuses item %r", model.name, record["item_id"])
         waiting = [
-            (record, places)
-            for record, places, place in tried
-            if place is not None and record["item_id"] in refused
+            (record, positions)
+            for record, positions, position in tried
+            if position is not None and record["item_id"] in refused
         ]
     model.recommender.remove(gone)
 
@@ -426,9 +426,9 @@ def _places(model: Model, record: dict[str, Any]) -> Iterator[dict[str, Any]]:
             yield {"semantic_id": catalog.codes[row].tolist()}
 
 
-def _new(record: dict[str, Any], place: dict[str, Any]) -> NewItem:
+def _new(record: dict[str, Any], position: dict[str, Any]) -> NewItem:
     names = ("item_id", "title", "text", "attributes")
-    return NewItem(**{name: record[name] for name in names}, **place)
+    return NewItem(**{name: record[name] for name in names}, **position)
 
 
 def _put(model: Model, news: list[NewItem]) -> set[str]:

@@ -118,10 +118,10 @@ def create_key(
     from recsys.progress import say
     from recsys.serving import auth
 
-    place = _keys_file(file, config).absolute()
-    typer.echo(auth.create(place, name, scope, expires))
+    path = _keys_file(file, config).absolute()
+    typer.echo(auth.create(path, name, scope, expires))
     limit = f", for {expires}" if expires else ""
-    say(f"Key {name} ({scope}{limit}) is in {place}, as a hash.")
+    say(f"Key {name} ({scope}{limit}) is in {path}, as a hash.")
     say("Send it as 'Authorization: Bearer KEY'.")
 
 

@@ -68,14 +68,14 @@ class Tally:
             self._groups[group] += 1
             items = set(json.loads(answer.items))
             self._shown.update(items)
-            told = [
+            answered = [
                 event
                 for event in self._feedback.get(answer.recommendation_id, ())
                 if answer.user in (None, event.user) and event.time_ms >= answer.time_ms - SKEW_MS
             ]
-            for name in {event.type for event in told}:
+            for name in {event.type for event in answered}:
                 self._followed[name][group] += 1
-            liked = {event.item for event in told if event.type not in self._not_history}
+            liked = {event.item for event in answered if event.type not in self._not_history}
             self._chosen.update(liked & items)
 
     def figures(self, epoch: Epoch, *, complete: bool, events_complete: bool) -> Today:
@@ -97,9 +97,9 @@ class Tally:
         missing = alive.copy()
         missing[shown] = False
         interest = Counter(item for _, item in self._seen)
-        wanted = [item for item, _ in interest.most_common() if _at(missing, catalog.find(item))]
+        searched = [item for item, _ in interest.most_common() if _at(missing, catalog.find(item))]
         rest = (catalog.item_id(row) for row in np.flatnonzero(missing).tolist())
-        never_shown = [*dict.fromkeys([*wanted[:MOST_ITEMS], *islice(rest, MOST_ITEMS)])]
+        never_shown = [*dict.fromkeys([*searched[:MOST_ITEMS], *islice(rest, MOST_ITEMS)])]
         ignored = [item for item, _ in self._shown.most_common() if item not in self._chosen]
         ignored = [item for item in ignored if _at(alive, catalog.find(item))]
 
@@ -203,16 +203,16 @@ class DailyFigures:
         since_ms = until_ms - days * 24 * HOUR_MS
         tally = Tally(since_ms, until_ms, self._not_history)
         first, last, oldest_ms = await store.history.newest_places(DEPTH)
-        for place in range(first, last + 1, PAGE):
-            up_to = min(place + PAGE - 1, last)
-            if events := await store.history.acts(place, up_to, since_ms):
+        for start in range(first, last + 1, PAGE):
+            up_to = min(start + PAGE - 1, last)
+            if events := await store.history.acts(start, up_to, since_ms):
                 await self._off_loop(tally.add_events, events)
         page = PAGE
-        place, forgotten_ms = await store.served.last()
+        start, forgotten_ms = await store.served.last()
         while page == PAGE:
-            answers = await store.served.page(place, PAGE, since_ms)
+            answers = await store.served.page(start, PAGE, since_ms)
             await self._off_loop(tally.add_answers, answers)
-            page, place = len(answers), answers[-1].place - 1 if answers else 0
+            page, start = len(answers), answers[-1].place - 1 if answers else 0
         epoch = self._models.get(CHAMPION).recommender.epoch
         return await self._off_loop(
             lambda: (

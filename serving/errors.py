@@ -212,11 +212,11 @@ def problem_of(error: Exception) -> ProblemError:
 def invalid_part(error: Exception) -> list[InvalidField]:
     """The part of the body that the error is about, if its text begins with a path."""
     text = str(error)
-    found = _PLACE.match(text)
-    if found is None:
+    match = _PLACE.match(text)
+    if match is None:
         return []
-    pointer = _pointer(re.findall(r"\w+", found[1]))
-    return [InvalidField(location="body", pointer=pointer, detail=text[found.end() :])]
+    pointer = _pointer(re.findall(r"\w+", match[1]))
+    return [InvalidField(location="body", pointer=pointer, detail=text[match.end() :])]
 
 
 def _from_http(request: Request, error: HTTPException) -> ProblemError:
@@ -240,18 +240,18 @@ def _from_http(request: Request, error: HTTPException) -> ProblemError:
 
 
 def _from_validation(error: RequestValidationError) -> ProblemError:
-    found = error.errors()
-    if found[0]["type"] == "json_invalid":
-        where = f"at character {found[0]['loc'][1]}: {found[0]['ctx']['error']}"
+    details = error.errors()
+    if details[0]["type"] == "json_invalid":
+        where = f"at character {details[0]['loc'][1]}: {details[0]['ctx']['error']}"
         return ProblemError("malformed_body", f"The body is not valid JSON {where}.")
     fields = [
         InvalidField.model_construct(
             location=entry["loc"][0], pointer=_pointer(_path(entry)), detail=_sentence(entry)
         )
-        for entry in found[:MAX_ERRORS]
+        for entry in details[:MAX_ERRORS]
     ]
     first = fields[0]
-    more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
+    more = f" (and {len(details) - 1} more)" if len(details) > 1 else ""
     return ProblemError(
         "invalid_request",
         f"{first.location} {first.pointer or '/'}: {first.detail}{more}",

@@ -93,9 +93,11 @@ class Experiment:
         """The alias that a user falls to, before any arm was stopped."""
         key = f"{self.id}\0{user}".encode("utf-8", "surrogatepass")
         digest = hmac.digest(salt, key, "sha256")
-        place = (int.from_bytes(digest[:8], "big") >> 11) / 2**53  # below 1, unlike 64 bits / 2**64
+        position = (
+            int.from_bytes(digest[:8], "big") >> 11
+        ) / 2**53  # below 1, unlike 64 bits / 2**64
         ends = [*itertools.accumulate(self.body.shares)]
-        return self.aliases[bisect.bisect_right(ends[:-1], place)]
+        return self.aliases[bisect.bisect_right(ends[:-1], position)]
 
     def info(self) -> ExperimentInfo:
         """Describe it as it is now."""
@@ -164,21 +166,23 @@ class Experiments(JournalFollower):
         Requests without a user, those after the end, and those whose arm was stopped or has no
         model here are answered by the first arm, and do not count.
         """
-        found = self._experiments.get(name)
-        if found is None:
+        experiment = self._experiments.get(name)
+        if experiment is None:
             return None
-        first = Assignment(ExperimentRef.model_construct(name=name, arm=found.aliases[0]), None)
-        if user is None or now_ms() >= found.ends_ms:
+        first = Assignment(
+            ExperimentRef.model_construct(name=name, arm=experiment.aliases[0]), None
+        )
+        if user is None or now_ms() >= experiment.ends_ms:
             return first
-        arm = found.arm_of(user, self._store.salt)
-        if arm in found.stopped:
+        arm = experiment.arm_of(user, self._store.salt)
+        if arm in experiment.stopped:
             return first
         try:
             self._models.get(arm)
         except UnknownModelError:  # aliases are those of a process
             return first
-        window_ms = found.body.window_s * 1000
-        exposure = None if found.id in self._full else Exposure(found.id, arm, window_ms)
+        window_ms = experiment.body.window_s * 1000
+        exposure = None if experiment.id in self._full else Exposure(experiment.id, arm, window_ms)
         return Assignment(ExperimentRef.model_construct(name=name, arm=arm), exposure)
 
     async def results(self, name: str) -> ExperimentResults:
@@ -210,8 +214,8 @@ class Experiments(JournalFollower):
         Raises:
             AliasConflictError: an experiment that runs has it.
         """
-        for name, found in self._experiments.items():
-            if alias in found.aliases and now_ms() < found.ends_ms:
+        for name, experiment in self._experiments.items():
+            if alias in experiment.aliases and now_ms() < experiment.ends_ms:
                 raise AliasConflictError(
                     f"The alias {alias!r} is an arm of the experiment {name!r}; delete that first."
                 )
@@ -233,13 +237,13 @@ class Experiments(JournalFollower):
                 self._check(name, body)
                 value = body.model_dump(mode="json")
                 await self._write({"op": "put", "name": name, "value": value}, by)
-            found = self._find(name)
-            if found.body != body:
+            experiment = self._find(name)
+            if experiment.body != body:
                 raise ExperimentConflictError(
                     f"The experiment {name!r} runs with other settings, and other weights would "
                     "move users between arms; delete it, or choose another name."
                 )
-            return found.info()
+            return experiment.info()
 
     async def delete(self, name: str, by: str | None) -> None:
         """Delete an experiment; its exposures go soon after, since they may be many.
@@ -250,8 +254,8 @@ class Experiments(JournalFollower):
         """
         async with self._changing:
             await self._catch_up()
-            found = self._find(name)
-            await self._write({"op": "delete", "name": name, "experiment": found.id}, by)
+            experiment = self._find(name)
+            await self._write({"op": "delete", "name": name, "experiment": experiment.id}, by)
 
     # Internals
 
@@ -275,10 +279,10 @@ class Experiments(JournalFollower):
                 f"There is an alias {name!r}, and requests name both by `model`; choose another "
                 "name."
             )
-        for place, arm in enumerate(body.arms):
+        for number, arm in enumerate(body.arms):
             if arm.alias not in aliases:
                 raise ExperimentError(
-                    f"arms[{place}]: there is no alias {arm.alias!r}; /v1/models lists them"
+                    f"arms[{number}]: there is no alias {arm.alias!r}; /v1/models lists them"
                 )
 
     def _apply(self, record: Mapping[str, Any]) -> bool:
@@ -329,7 +333,11 @@ class Experiments(JournalFollower):
         pruned = -math.inf
         while True:
             await asyncio.sleep(LOOK_S)
-            running = [one.name for one in self._experiments.values() if now_ms() < one.ends_ms]
+            running = [
+                experiment.name
+                for experiment in self._experiments.values()
+                if now_ms() < experiment.ends_ms
+            ]
             for name in running:
                 try:
                     await self._check_arms(name)
@@ -379,20 +387,22 @@ def analyse(experiment: Experiment, users: Sequence[Exposed], time_ms: int) -> E
     values = followed / np.maximum(shown, 1)
     alpha = (1 - LEVEL) / (len(aliases) - 1)
     arms = []
-    for place, alias in enumerate(aliases):
+    for number, alias in enumerate(aliases):
         until = experiment.stopped.get(alias, time_ms)
         done = first_ms + observed_ms <= until
-        own = done & (arm == place)
+        own = done & (arm == number)
         compared: dict[str, Any] = {}
         verdict = "first"
-        if place:
+        if number:
             verdict = "no_users"
-            pair = done & ((arm == 0) | (arm == place))
+            pair = done & ((arm == 0) | (arm == number))
             if pair.any():
-                weight = body.shares[place] / (body.shares[0] + body.shares[place])
+                weight = body.shares[number] / (body.shares[0] + body.shares[number])
                 looks = [int(pair.sum())]
-                found = sequential.compare(values[pair], arm[pair] == place, weight, alpha, looks)
-                difference, low, high = (float(value[-1]) for value in found)
+                comparison = sequential.compare(
+                    values[pair], arm[pair] == number, weight, alpha, looks
+                )
+                difference, low, high = (float(value[-1]) for value in comparison)
                 compared = {"difference": difference, "low": low, "high": high}
                 verdict = "better" if low > 0 else "worse" if high < 0 else "undecided"
         arms.append(
@@ -400,7 +410,7 @@ def analyse(experiment: Experiment, users: Sequence[Exposed], time_ms: int) -> E
                 {
                     "alias": alias,
                     "observed": int(own.sum()),
-                    "waiting": int((arm == place).sum() - own.sum()),
+                    "waiting": int((arm == number).sum() - own.sum()),
                     "exposures": int(shown[own].sum()),
                     "followed": int(followed[own].sum()),
                     "rate": float(values[own].mean()) if own.any() else None,
@@ -412,7 +422,7 @@ def analyse(experiment: Experiment, users: Sequence[Exposed], time_ms: int) -> E
         )
     # Users of a stopped arm are no longer counted, so shares are compared up to then.
     whole = first_ms < min(experiment.stopped.values(), default=time_ms + 1)
-    counts = [int((whole & (arm == place)).sum()) for place in range(len(aliases))]
+    counts = [int((whole & (arm == number)).sum()) for number in range(len(aliases))]
     p_value = sequential.ratio_p_value(counts, body.shares)
     return ExperimentResults(
         name=experiment.name,

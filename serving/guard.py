@@ -94,12 +94,12 @@ class Guard:
         Orchestrators check the health by address, and metrics are scraped by address. A health
         check tells nothing, and an address as a host name is not the result of DNS.
         """
-        given = headers.getlist("host")
-        if len(given) > 1:
+        hosts = headers.getlist("host")
+        if len(hosts) > 1:
             raise ProblemError("unknown_host", "There is more than one header Host.")
-        if not given or "*" in self.hosts or path.startswith("/health/"):
+        if not hosts or "*" in self.hosts or path.startswith("/health/"):
             return
-        host = re.sub(r":\d+$", "", given[0]).lower().removesuffix(".").strip("[]")
+        host = re.sub(r":\d+$", "", hosts[0]).lower().removesuffix(".").strip("[]")
         if path == METRICS and _is_address(host):
             return
         for allowed in self.hosts:
@@ -178,10 +178,11 @@ def _check_encoding(scope: AsgiScope) -> None:
         try:
             unquote_to_bytes(written).decode()
         except UnicodeDecodeError as error:
-            found = error.object[error.start : error.end].hex("%").upper()
+            bytes_in_hex = error.object[error.start : error.end].hex("%").upper()
             raise ProblemError(
                 "malformed_target",
-                f"The {part} has %{found}, which is not UTF-8; write ü as %C3%BC, for example.",
+                f"The {part} has %{bytes_in_hex}, which is not UTF-8; write ü as %C3%BC, for "
+                "example.",
             ) from None
 
 

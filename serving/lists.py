@@ -88,7 +88,9 @@ class Lists:
         """End what runs in the background."""
         await self._trending.cached.close()
 
-    async def trending(self, query: ListQuery, wanted: Mapping[str, Any] | None) -> ListResponse:
+    async def trending(
+        self, query: ListQuery, item_filter: Mapping[str, Any] | None
+    ) -> ListResponse:
         """Items by the decayed events of all users."""
         trends = await self._trending(self._store)
 
@@ -98,13 +100,13 @@ class Lists:
             return Ranking(
                 rows[places],
                 "no_events",
-                lambda place: {"score": trends.scores[places[place]]},
+                lambda number: {"score": trends.scores[places[number]]},
                 {"since": trends.since_ms / 1000},
             )
 
-        return await self._list("trending", query, wanted, rank)
+        return await self._list("trending", query, item_filter, rank)
 
-    async def latest(self, query: ListQuery, wanted: Mapping[str, Any] | None) -> ListResponse:
+    async def latest(self, query: ListQuery, item_filter: Mapping[str, Any] | None) -> ListResponse:
         """Items by the time since which they are available, the newest first."""
 
         def rank(batch: Batch, model: Model) -> Ranking:
@@ -113,29 +115,29 @@ class Lists:
                 dated = dates(batch.epoch)
                 self._dates[model.recommender] = batch.epoch, dated
             times = dated.times
-            return Ranking(dated.items, "no_dates", lambda place: {"time": times[place]})
+            return Ranking(dated.items, "no_dates", lambda number: {"time": times[number]})
 
-        return await self._list("latest", query, wanted, rank)
+        return await self._list("latest", query, item_filter, rank)
 
     async def together(
-        self, query: TogetherQuery, wanted: Mapping[str, Any] | None
+        self, query: TogetherQuery, item_filter: Mapping[str, Any] | None
     ) -> ListResponse:
         """Items that are chosen together with those of a basket."""
 
         def rank(batch: Batch, model: Model) -> Ranking:
             catalog = batch.epoch.catalog
             rows = catalog.known(query.item)
-            found = together(model.retrieval, rows)
+            items = together(model.retrieval, rows)
             unknown = [name for name, row in zip(query.item, rows, strict=True) if row < 0]
 
-            def fields(place: int) -> dict[str, Any]:
-                because = catalog.item_id(int(found.because[place]))
-                return {"score": float(found.shares[place]), "because": because}
+            def fields(number: int) -> dict[str, Any]:
+                because = catalog.item_id(int(items.because[number]))
+                return {"score": float(items.shares[number]), "because": because}
 
-            return Ranking(found.items, "no_evidence", fields, {"unknown_items": unknown})
+            return Ranking(items.items, "no_evidence", fields, {"unknown_items": unknown})
 
         return await self._list(
-            "together", query, wanted, rank, {"exclude_items": [*dict.fromkeys(query.item)]}
+            "together", query, item_filter, rank, {"exclude_items": [*dict.fromkeys(query.item)]}
         )
 
     async def similar(self, item_id: str, k: int, alias: str) -> SimilarResponse:
@@ -150,7 +152,7 @@ class Lists:
             find(recommender.catalog, item_id)
             _ = model.retrieval  # fail if there is none
             try:
-                found = await self._off_loop(recommender.similar, item_id, k)
+                items = await self._off_loop(recommender.similar, item_id, k)
             except RequestError:
                 find(recommender.catalog, item_id)  # raises if it was removed meanwhile
                 raise
@@ -159,7 +161,7 @@ class Lists:
                 item_id=item_id,
                 items=[
                     scored(recommender.catalog, name, score, rank, "retrieval")
-                    for rank, (name, score) in enumerate(found, start=1)
+                    for rank, (name, score) in enumerate(items, start=1)
                 ],
             )
 
@@ -169,7 +171,7 @@ class Lists:
         self,
         name: ListName,
         query: ListQuery,
-        wanted: Mapping[str, Any] | None,
+        item_filter: Mapping[str, Any] | None,
         rank: Callable[[Batch, Model], Ranking],
         options: Mapping[str, Any] | None = None,
     ) -> ListResponse:
@@ -181,7 +183,7 @@ class Lists:
         with self._models.lease(query.model) as model:
 
             def make() -> ListResponse:
-                batch = self._batch(model, query.k, wanted, rules, options or {})
+                batch = self._batch(model, query.k, item_filter, rules, options or {})
                 return _response(name, query, model, batch, rank(batch, model), list(rules))
 
             return await self._off_loop(make)
@@ -190,11 +192,11 @@ class Lists:
         self,
         model: Model,
         k: int,
-        wanted: Mapping[str, Any] | None,
+        item_filter: Mapping[str, Any] | None,
         rules: Mapping[str, Rule],
         options: Mapping[str, Any],
     ) -> Batch:
-        request = RecommendRequest(**{"history": [], "k": k, "filter": wanted, **options})
+        request = RecommendRequest(**{"history": [], "k": k, "filter": item_filter, **options})
         standing = [replace(rule, boosts=(), pin=()) for rule in rules.values()]
         recommender = model.recommender
         types = None if recommender.retrieval is None else recommender.retrieval.types
@@ -206,10 +208,10 @@ class Lists:
 
     def _rows_of(self, recommender: Recommender, epoch: Epoch, trends: Trends) -> NDArray[np.int32]:
         """Dense items of those that trend; -1 where one cannot be recommended."""
-        kept = self._rows.get(recommender)
-        if kept is None or kept[0] is not trends or kept[1] is not epoch:
-            kept = self._rows[recommender] = (trends, epoch, epoch.catalog.index(trends.items))
-        return kept[2]
+        cached = self._rows.get(recommender)
+        if cached is None or cached[0] is not trends or cached[1] is not epoch:
+            cached = self._rows[recommender] = (trends, epoch, epoch.catalog.index(trends.items))
+        return cached[2]
 
 
 @dataclass(frozen=True)
@@ -245,15 +247,15 @@ def _response(
     name: ListName, query: ListQuery, model: Model, batch: Batch, ranking: Ranking, rules: list[str]
 ) -> ListResponse:
     epoch = batch.epoch
-    places = batch.first_of(ranking.items, 0, query.k).tolist()
-    rows = [int(ranking.items[place]) for place in places]
+    positions = batch.first_of(ranking.items, 0, query.k).tolist()
+    rows = [int(ranking.items[position]) for position in positions]
     items = []
-    for rank, (place, row) in enumerate(zip(places, rows, strict=True), start=1):
+    for rank, (position, row) in enumerate(zip(positions, rows, strict=True), start=1):
         values = {
             "item_id": epoch.catalog.item_id(row),
             "title": epoch.catalog.title(row),
             "rank": rank,
-            **ranking.fields(place),
+            **ranking.fields(position),
         }
         if "metadata" in query.include:
             values["metadata"] = metadata(epoch.catalog, row)

@@ -182,10 +182,10 @@ class Metrics:
 
     def _labelled(self, metric: Any, *values: str) -> Any:
         """As `metric.labels`, but faster, for metrics of which no labels are removed."""
-        found = self._children.get((metric, *values))
-        if found is None:
-            found = self._children[metric, *values] = metric.labels(*values)
-        return found
+        child = self._children.get((metric, *values))
+        if child is None:
+            child = self._children[metric, *values] = metric.labels(*values)
+        return child
 
     def exposition(self) -> bytes:
         """Prometheus' text format (content type `CONTENT_TYPE`)."""
@@ -203,22 +203,24 @@ class _Current:
             "recsys_queue_depth", "Requests in the queue.", value=self._metrics.queue_depth()
         )
         yield from self._captured()
-        found = self._metrics.filter_stats()
-        if found is None:
+        statistics = self._metrics.filter_stats()
+        if statistics is None:
             return
         masks = CounterMetricFamily(
             "recsys_filter_cache", "Lookups in the cache of filter masks.", labels=["result"]
         )
-        masks.add_metric(["hit"], found.hits)
-        masks.add_metric(["miss"], found.misses)
+        masks.add_metric(["hit"], statistics.hits)
+        masks.add_metric(["miss"], statistics.misses)
         yield masks
         yield GaugeMetricFamily(
-            "recsys_filter_cache_bytes", "Memory of cached filter masks.", value=found.bytes
+            "recsys_filter_cache_bytes", "Memory of cached filter masks.", value=statistics.bytes
         )
 
     def _captured(self) -> Iterable[Metric]:
         """What models have captured; nothing where there are no graphs, as on a CPU."""
-        told = {name: one for name, one in self._metrics.captured().items() if one.passes}
+        told = {
+            name: captures for name, captures in self._metrics.captured().items() if captures.passes
+        }
         if not told:
             return
 
@@ -233,14 +235,14 @@ class _Current:
         text = "Decodes not run as one graph."
         others = of_models(CounterMetricFamily, "uncaptured_decodes", text, "reason")
         eager = of_models(CounterMetricFamily, "eager_passes", "Passes without graph.", "reason")
-        for name, one in told.items():
-            graphs.add_metric([name, "passes"], one.passes)
-            graphs.add_metric([name, "decodes"], one.decodes)
-            seconds.add_metric([name], one.seconds)
-            size.add_metric([name], one.device_bytes or 0)
-            replays.add_metric([name], one.replays)
-            patched.add_metric([name], one.patched)
-            for family, counts in ((others, one.fallbacks), (eager, one.eager_passes)):
+        for name, captures in told.items():
+            graphs.add_metric([name, "passes"], captures.passes)
+            graphs.add_metric([name, "decodes"], captures.decodes)
+            seconds.add_metric([name], captures.seconds)
+            size.add_metric([name], captures.device_bytes or 0)
+            replays.add_metric([name], captures.replays)
+            patched.add_metric([name], captures.patched)
+            for family, counts in ((others, captures.fallbacks), (eager, captures.eager_passes)):
                 for reason, count in counts.items():
                     family.add_metric([name, reason], count)
         yield from (graphs, seconds, size, replays, patched, others, eager)

@@ -166,27 +166,27 @@ class BodyLimit:
         declared = headers.get("content-length", "")
         if declared.isdecimal() and int(declared) > self.max_bytes:
             raise too_large
-        received = held = 0
+        received = in_queue = 0
 
         async def receive_counted() -> Message:
-            nonlocal received, held
+            nonlocal received, in_queue
             message = await receive()
             received += len(message.get("body", b""))
             if received > self.max_bytes:
                 raise too_large
-            more = max(0, received - LARGE) - held
+            more = max(0, received - LARGE) - in_queue
             if more:
                 if self._held + more > BODIES * self.max_bytes:
                     detail = "Too many large bodies at once; try again shortly."
                     raise ProblemError("queue_full", detail)
                 self._held += more
-                held += more
+                in_queue += more
             return message
 
         try:
             yield receive_counted
         finally:
-            self._held -= held
+            self._held -= in_queue
 
 
 def _may_be_kept(message: Message) -> bytes:

@@ -123,8 +123,8 @@ class Rules(JournalFollower):
         if not standing and not names:
             return {}
         return {
-            name: self._referred(name, place - len(standing)).rule
-            for place, name in enumerate([*standing, *names])
+            name: self._referred(name, number - len(standing)).rule
+            for number, name in enumerate([*standing, *names])
         }
 
     def check(self, rules: Mapping[str, Rule], model: Model) -> None:
@@ -156,12 +156,12 @@ class Rules(JournalFollower):
         async with self._changing:
             await self._catch_up()
             await asyncio.to_thread(self._check, name, rule)
-            kept = self._state.rules.get(name)
-            if kept is None and len(self._state.rules) >= MOST_RULES:
+            stored = self._state.rules.get(name)
+            if stored is None and len(self._state.rules) >= MOST_RULES:
                 raise RuleError(
                     f"there are {MOST_RULES} rules already, the most that a service has; delete one"
                 )
-            if kept is None or kept.value != value:
+            if stored is None or stored.value != value:
                 await self._write({"op": "put", "name": name, "value": value}, by)
             return self._info(name)
 
@@ -187,8 +187,8 @@ class Rules(JournalFollower):
         """
         async with self._changing:
             await self._catch_up()
-        for place, name in enumerate(names):
-            self._referred(name, place)
+        for number, name in enumerate(names):
+            self._referred(name, number)
 
     async def stand(self, alias: str, names: Sequence[str], by: str | None) -> None:
         """Set the rules that apply to all requests of an alias.
@@ -200,7 +200,7 @@ class Rules(JournalFollower):
         value = [*dict.fromkeys(names)]
         async with self._changing:
             await self._catch_up()
-            rules = {name: self._referred(name, place).rule for place, name in enumerate(value)}
+            rules = {name: self._referred(name, number).rule for number, name in enumerate(value)}
             if rules:
                 await asyncio.to_thread(self.check, rules, self._models.get(alias))
                 try:
@@ -210,8 +210,8 @@ class Rules(JournalFollower):
             if self.standing(alias) == value:
                 return
             if not await self._write({"op": "alias", "name": alias, "value": value}, by):
-                for place, name in enumerate(value):  # another process was faster
-                    self._referred(name, place)
+                for number, name in enumerate(value):  # another process was faster
+                    self._referred(name, number)
 
     # Internals
 
@@ -229,21 +229,21 @@ class Rules(JournalFollower):
         except KeyError:
             raise UnknownRuleError(f"There is no rule {name!r}; /v1/rules lists them.") from None
 
-    def _referred(self, name: str, place: int) -> Kept:
-        kept = self._state.rules.get(name)
-        if kept is None:
+    def _referred(self, name: str, number: int) -> Kept:
+        stored = self._state.rules.get(name)
+        if stored is None:
             raise RuleReferenceError(
-                f"rules[{place}]: there is no rule {name!r}; GET /v1/rules lists them"
+                f"rules[{number}]: there is no rule {name!r}; GET /v1/rules lists them"
             )
-        return kept
+        return stored
 
     def _check(self, name: str, rule: Rule) -> None:
         """Check a rule against the models that it is for; its pins against the champion."""
         catalog = self._models.get(CHAMPION).recommender.catalog
-        for place, row in enumerate(catalog.index(rule.pin).tolist()):
+        for number, row in enumerate(catalog.index(rule.pin).tolist()):
             if row < 0:
                 raise RuleError(
-                    f"pin[{place}]: item {rule.pin[place]!r} is not in the catalog; add it with "
+                    f"pin[{number}]: item {rule.pin[number]!r} is not in the catalog; add it with "
                     "POST /v1/items, or correct the id"
                 )
         for alias in self._state.users(name):

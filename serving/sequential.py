@@ -30,22 +30,22 @@ def boundary(variance: Floats, alpha: float) -> Floats:
     Returns:
         (n,) the boundary at these sums.
     """
-    wanted = np.log(1 / alpha)
-    rho = TUNED_FOR / (2 * wanted + np.log(1 + 2 * wanted))
+    target = np.log(1 / alpha)
+    rho = TUNED_FOR / (2 * target + np.log(1 + 2 * target))
     # The wealth of the mixture grows with the sum; the boundary is where it reaches 1 / alpha.
-    low, high = np.zeros_like(variance), 4 * (wanted + np.sqrt(wanted * (variance + rho)))
+    low, high = np.zeros_like(variance), 4 * (target + np.sqrt(target * (variance + rho)))
     for _ in range(HALVINGS):
         middle = (low + high) / 2
-        reached = _log_wealth(middle, variance, rho) >= wanted
+        reached = _log_wealth(middle, variance, rho) >= target
         low, high = np.where(reached, low, middle), np.where(reached, middle, high)
-    found: Floats = high
-    return found
+    bound: Floats = high
+    return bound
 
 
 def _log_wealth(total: Floats, variance: Floats, rho: float) -> Floats:
     """Logarithm of the mixture supermartingale m(s, v) of Proposition 9 for c = 1."""
     first, second = variance + rho, total + variance + rho
-    found: Floats = (
+    log_wealth: Floats = (
         rho * np.log(rho)
         - gammaln(rho)
         - np.log(gammainc(rho, rho))
@@ -55,7 +55,7 @@ def _log_wealth(total: Floats, variance: Floats, rho: float) -> Floats:
         + total
         + variance
     )
-    return found
+    return log_wealth
 
 
 def compare(
@@ -108,11 +108,11 @@ def ratio_p_value(counts: Sequence[int], shares: Sequence[float]) -> float:
     Lindon and Malek, "Anytime-valid inference for multinomial count data" (2022): the inverse Bayes
     factor against shares that are uniform on the simplex.
     """
-    found, expected = np.asarray(counts, dtype=float), np.asarray(shares)
+    observed, expected = np.asarray(counts, dtype=float), np.asarray(shares)
     log_factor = (
-        gammaln(len(found))
-        - gammaln(len(found) + found.sum())
-        + gammaln(1 + found).sum()
-        - (found * np.log(expected)).sum()
+        gammaln(len(observed))
+        - gammaln(len(observed) + observed.sum())
+        + gammaln(1 + observed).sum()
+        - (observed * np.log(expected)).sum()
     )
     return float(np.exp(-max(0.0, log_factor)))

@@ -255,7 +255,7 @@ class Service:
         if asked.unusual is None or not may_fall_back or answers.for_the_model(asked.body):
             return await self._decode(asked, request)
         found = await self.off_loop(recommender.fallback, request)
-        sources = (one.source for one in found.recommendations if one.source != "pinned")
+        sources = (item.source for item in found.recommendations if item.source != "pinned")
         self.metrics.fallbacks.labels(next(sources, "popular")).inc()
         if not found.is_short(request.k):
             return Answered(found, is_fallback=True)
@@ -299,22 +299,22 @@ class Service:
         if history is None:
             raise _unknown_user(body)
         with self.state.models.lease(body.model) as model:
-            given = list(dict.fromkeys(body.items))
-            known, scores = await self._rated(model, history, given, deadline)
+            item_ids = list(dict.fromkeys(body.items))
+            known, scores = await self._rated(model, history, item_ids, deadline)
             # A thousand items take some milliseconds, for which the event loop must not stand.
             make = partial(answers.ranking, body, model, history, known, scores)
             return await self.off_loop(make)
 
     async def _rated(
-        self, model: Model, history: Sequence[str], given: Sequence[str], deadline: float
+        self, model: Model, history: Sequence[str], item_ids: Sequence[str], deadline: float
     ) -> tuple[list[str], list[float]]:
         """The items that the catalog has, and their scores.
 
         If an item is removed between the look-up and the scoring, both are repeated.
         """
         while True:
-            rows = model.recommender.catalog.index(given)
-            known = [name for name, row in zip(given, rows, strict=True) if row >= 0]
+            rows = model.recommender.catalog.index(item_ids)
+            known = [name for name, row in zip(item_ids, rows, strict=True) if row >= 0]
             if not known:
                 return [], []
             try:
@@ -338,9 +338,9 @@ class Service:
     @property
     def deadline(self) -> float:
         """Time on the event loop's clock by which the current request is to be answered."""
-        given = CALLER.get().deadline
-        if given is not None:
-            return given
+        explicit = CALLER.get().deadline
+        if explicit is not None:
+            return explicit
         return asyncio.get_running_loop().time() + self.settings.deadline_ms / 1000
 
     async def _decode(self, asked: Asked, request: RecommendRequest) -> Answered:

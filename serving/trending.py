@@ -101,7 +101,7 @@ class Trending:
         first, last, earliest_ms = await store.history.newest_places(DEPTH)
         since_ms = max(until_ms - WINDOW_MS, earliest_ms)
         tally = Tally(until_ms, weigh)
-        for place in range(first, last + 1, PAGE):
-            acts = await store.history.acts(place, min(last, place + PAGE - 1), since_ms)
+        for start in range(first, last + 1, PAGE):
+            acts = await store.history.acts(start, min(last, start + PAGE - 1), since_ms)
             await self._off_loop(tally.add, acts)
         return await self._off_loop(tally.trends, since_ms)

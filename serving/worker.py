@@ -118,13 +118,13 @@ class DecodeWorker:
         recommender = loaded if loaded is not None else self._open(bundle)
         recommender.warm_up()
         if recommender.device.type != "cpu":
-            told = recommender.engine.statistics()
+            statistics = recommender.engine.statistics()
             fields = {
                 "bundle": bundle.name,
-                "passes": told.passes,
-                "decodes": told.decodes,
-                "seconds": round(told.seconds, 1),
-                "device_bytes": told.device_bytes,
+                "passes": statistics.passes,
+                "decodes": statistics.decodes,
+                "seconds": round(statistics.seconds, 1),
+                "device_bytes": statistics.device_bytes,
             }
             logger.info("captured", extra={"fields": fields})
         return recommender

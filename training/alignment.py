@@ -111,8 +111,8 @@ class TreeBatches:
 
     def epoch(self, epoch: int, start: int = 0) -> Iterator[TreeBatch]:
         """Batches of one epoch from number `start` on."""
-        for places in self.groups(epoch)[start:]:
-            yield self.batch(places)
+        for positions in self.groups(epoch)[start:]:
+            yield self.batch(positions)
 
     def count(self, epoch: int = 0) -> int:
         """Number of batches of an epoch."""
@@ -127,13 +127,13 @@ class TreeBatches:
         rng = np.random.default_rng([self.seed, epoch])
         return group_rows(items, tokens, self.max_tokens, rng)
 
-    def batch(self, places: NDArray[np.int64]) -> TreeBatch:
-        """The batch of the prompts at `places`."""
+    def batch(self, positions: NDArray[np.int64]) -> TreeBatch:
+        """The batch of the prompts at `positions`."""
         levels, prefix = self.encoder.item_tokens.shape[1], len(self.encoder.prefix)
-        chosen = self.prompts.take(places)
+        chosen = self.prompts.take(positions)
         prompts = self.encoder.encode_all(chosen.histories)
         lengths = np.asarray([len(p) for p in prompts], np.int64)
-        window = np.full((len(places), lengths.max() + levels), self.encoder.pad, np.int64)
+        window = np.full((len(positions), lengths.max() + levels), self.encoder.pad, np.int64)
         loss = np.zeros(window.shape, np.bool_)
         for line, (prompt, item) in enumerate(zip(prompts, chosen.following.tolist(), strict=True)):
             stop = len(prompt)
@@ -145,9 +145,9 @@ class TreeBatches:
         trees = self.trees
         return TreeBatch(
             window, loss, lengths,
-            trees.states[places].astype(np.int64), trees.parents[places].astype(np.int64),
-            trees.scores[places], trees.children_log_probs(places, self.trie),
-            trees.split_levels(places, self.level_sizes) if self.level_tokens else [],
+            trees.states[positions].astype(np.int64), trees.parents[positions].astype(np.int64),
+            trees.scores[positions], trees.children_log_probs(positions, self.trie),
+            trees.split_levels(positions, self.level_sizes) if self.level_tokens else [],
         )  # fmt: skip
 
 
@@ -230,9 +230,9 @@ class Levels:
             score_q = prefix_q[..., None] + self.log_q[depth].masked_fill(~real, 0.0)
             yield score_p, score_q, real
             if depth + 1 < len(self.real):
-                places = self.places(depth)
-                prefix_p = score_p.flatten(1).gather(1, places)
-                prefix_q = score_q.flatten(1).gather(1, places)
+                positions = self.places(depth)
+                prefix_p = score_p.flatten(1).gather(1, positions)
+                prefix_q = score_q.flatten(1).gather(1, positions)
 
 
 @dataclass(frozen=True)
@@ -393,13 +393,16 @@ class TreeAlignment(nn.Module):
     ) -> Levels:
         """Look up the children of all nodes, and take the draft's log-probs of them."""
         children, real, q = [], [], []
-        for depth, place in enumerate(_node_places(states)):
+        for depth, positions in enumerate(_node_places(states)):
             above = torch.zeros_like(states[:, 0, :1]) if depth == 0 else states[:, depth - 1]
             below, tokens, alive = child_tokens(self._trie, above, depth)
             children.append(below)
             real.append(alive)
-            q.append(log_q[:, place].gather(-1, tokens))
-        p = [one.masked_fill(~mask, losses.NOWHERE) for one, mask in zip(log_p, real, strict=True)]
+            q.append(log_q[:, positions].gather(-1, tokens))
+        p = [
+            log_probs.masked_fill(~mask, losses.NOWHERE)
+            for log_probs, mask in zip(log_p, real, strict=True)
+        ]
         return Levels(states, parents, scores, children, real, p, q)
 
     def _sequences(
@@ -417,16 +420,16 @@ class TreeAlignment(nn.Module):
             beam_steps=settings.beam_steps, top_k=settings.top_k,
         )  # fmt: skip
         total = log_q.new_zeros(())
-        for depth, place in enumerate(_node_places(levels.states)):
+        for depth, positions in enumerate(_node_places(levels.states)):
             q, share = levels.log_q[depth], weights.share[depth]
             if settings.objective == "seqkd":
                 total = total + losses.sequence_cross_entropy(q, share).sum(-1).mean()
                 continue
             if whole_p is not None:
-                here_p, here_q = whole_p[:, place], log_q[:, place]
+                here_p, here_q = whole_p[:, positions], log_q[:, positions]
             elif self._level_tokens:
                 here_p = level_p[depth].log_softmax(-1)
-                here_q = log_q[:, place][..., self._level_tokens[depth]].log_softmax(-1)
+                here_q = log_q[:, positions][..., self._level_tokens[depth]].log_softmax(-1)
             else:
                 here_p, here_q = p[depth], losses.allowed(q, levels.real[depth])
             if settings.objective == "atspeed-s":

@@ -115,14 +115,14 @@ class TrainingBatches:
         sequences, first = self.windows.sequences, self.windows.first
         if self.item_dropout > 0:
             keep = rng.random(len(sequences.items)) >= self.item_dropout
-            place = np.arange(len(keep)) - np.repeat(sequences.offsets[:-1], sequences.lengths)
-            early = keep & (place < first[sequences.rows])
+            position = np.arange(len(keep)) - np.repeat(sequences.offsets[:-1], sequences.lengths)
+            early = keep & (position < first[sequences.rows])
             first = np.bincount(sequences.rows[early], minlength=len(sequences))
             sequences = sequences.where(keep)
             if not self.prefix:
                 first = np.maximum(first, 1)  # the first item has no context
-        kept = np.flatnonzero(sequences.lengths > first)
-        return sequences.take(kept), first[kept]
+        rows = np.flatnonzero(sequences.lengths > first)
+        return sequences.take(rows), first[rows]
 
     def _batch(self, sequences: Histories, first: NDArray[np.int64]) -> Batch:
         events = sequences.padded()

@@ -54,9 +54,9 @@ def on_chosen_device(
         parameters = sum(p.numel() for model in models for p in model.parameters())
         large = not batches or 6 * parameters * max(b.size for b in batches) > LARGE_STEP
 
-        def measure(place: str) -> float:
-            module = make(torch.device(place), *copy.deepcopy(list(models)))
-            return step_seconds(module.to(place), batches, config, torch.device(place))
+        def measure(device: str) -> float:
+            module = make(torch.device(device), *copy.deepcopy(list(models)))
+            return step_seconds(module.to(device), batches, config, torch.device(device))
 
         chosen = choose_device(
             AUTO, f"training of {name}", measure, large=large, by_name=BY_NAME,

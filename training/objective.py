@@ -188,8 +188,8 @@ class _CrossEntropy(torch.autograd.Function):
         log_p = logits.float().log_softmax(-1)
         ctx.save_for_backward(log_p, targets, shares)
         ctx.smoothing, ctx.dtype = smoothing, logits.dtype  # type: ignore[attr-defined]
-        wanted = (shares * log_p.gather(1, targets)).sum(1)
-        return -((1 - smoothing) * wanted + smoothing * log_p.mean(-1)).mean()
+        mass = (shares * log_p.gather(1, targets)).sum(1)
+        return -((1 - smoothing) * mass + smoothing * log_p.mean(-1)).mean()
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:

@@ -50,10 +50,10 @@ def place(
         ConfigError: a new item that cannot be placed; the message names it.
     """
     ids = dataset.item_ids.tolist()
-    found = parent.catalog.index(ids)
-    new = np.flatnonzero(found < 0)
+    numbers = parent.catalog.index(ids)
+    new = np.flatnonzero(numbers < 0)
     codes = np.zeros((len(ids), parent.catalog.codes.shape[1]), np.int32)
-    codes[found >= 0] = parent.catalog.codes[found[found >= 0]]
+    codes[numbers >= 0] = parent.catalog.codes[numbers[numbers >= 0]]
     if len(new):
         codes[new] = _codes_of(dataset, new, parent)
     for part in (QUANTIZER, ITEM_ENCODER):
@@ -63,7 +63,7 @@ def place(
     report = {**health(codes), "new_items": len(new), "placed": placed}
     if (coder := parent.coder) is not None:
         meant = coder.encode(dataset.items.take(pa.array(new)))[0] if len(new) else codes[:0]
-        _extend_placed(folder / ITEM_ENCODER / PLACED, found, meant)
+        _extend_placed(folder / ITEM_ENCODER / PLACED, numbers, meant)
         if len(new):
             report["drift"] = measure_drift(dataset.items, new, codes, meant, placed, coder)
     return codes, report
@@ -93,14 +93,14 @@ def _codes_of(dataset: Dataset, new: NDArray[np.int64], parent: Bundle) -> NDArr
     return np.asarray(catalog.codes[[catalog.find(item.item_id) for item in items]])
 
 
-def _extend_placed(file: Path, found: NDArray[np.integer], meant: NDArray[np.int32]) -> None:
+def _extend_placed(file: Path, numbers: NDArray[np.integer], meant: NDArray[np.int32]) -> None:
     """Replace the codes that the parent's items would get as new ones by those of all items."""
     if not file.is_file():
         return
     before = np.load(file, allow_pickle=False)
-    placed = np.empty((len(found), before.shape[1]), np.int32)
-    placed[found >= 0] = before[found[found >= 0]]
-    placed[found < 0] = meant
+    placed = np.empty((len(numbers), before.shape[1]), np.int32)
+    placed[numbers >= 0] = before[numbers[numbers >= 0]]
+    placed[numbers < 0] = meant
     np.save(file, placed, allow_pickle=False)
 
 

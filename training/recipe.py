@@ -130,10 +130,10 @@ class _Trials:
         for name, trial in trials.items() if epochs >= LEAST_EPOCHS else ():
             if time.monotonic() > end:
                 break
-            found, _ = self._train([*sample, *chosen, *trial], minutes)
-            rows.append(row := _row(name, trial, found, gains))
+            best, _ = self._train([*sample, *chosen, *trial], minutes)
+            rows.append(row := _row(name, trial, best, gains))
             if row["kept"]:
-                gains, chosen = found, [*chosen, *trial]
+                gains, chosen = best, [*chosen, *trial]
         return {"chosen": chosen, "trials": rows, "window_share": window_share}
 
     def _train(
@@ -212,8 +212,8 @@ def _show(info: Mapping[str, Any]) -> None:
         table.add_column(heading)
     for row in info["trials"]:
         gain = f"{row['gain']:+.4f} ± {row['error']:.4f}" if "gain" in row else ""
-        settings, kept = "\n".join(row["settings"]), "yes" if row["kept"] else "no"
-        table.add_row(row["name"], settings, f"{row['ndcg@10']:.4f}", gain, kept)
+        settings, is_kept = "\n".join(row["settings"]), "yes" if row["kept"] else "no"
+        table.add_row(row["name"], settings, f"{row['ndcg@10']:.4f}", gain, is_kept)
     console.print(table)
     if len(info["trials"]) == 1:
         say("recipe: the time for trials was too short for further ones; --minutes gives more")

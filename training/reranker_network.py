@@ -51,7 +51,7 @@ def fit_network(
     scaled[there] = (real - mean) * known
     inputs = torch.from_numpy(scaled)
     base = torch.from_numpy(np.where(there, linear, NOTHING).astype(np.float32))
-    wanted = torch.from_numpy(np.asarray(chosen, np.int64))
+    targets = torch.from_numpy(np.asarray(chosen, np.int64))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         inner, outer = nn.Linear(len(names), UNITS), nn.Linear(UNITS, 1, bias=False)
@@ -59,15 +59,15 @@ def fit_network(
         drop, keep = nn.Dropout(DROPOUT), torch.ones(USERS, 1, UNITS)
         parameters = [*inner.parameters(), *outer.parameters()]
         optimizer = torch.optim.AdamW(parameters, lr=LEARNING_RATE, weight_decay=WEIGHT_DECAY)
-        steps = EPOCHS * -(-len(wanted) // USERS)
+        steps = EPOCHS * -(-len(targets) // USERS)
         schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, steps)
         for _ in range(EPOCHS):
-            for rows in torch.split(torch.randperm(len(wanted)), USERS):
+            for rows in torch.split(torch.randperm(len(targets)), USERS):
                 # a unit is dropped for all candidates of a user: drawing random numbers for each
                 # candidate took more than half of the time, and gained nothing
                 units = torch.relu(inner(inputs[rows])) * drop(keep[: len(rows)])
                 scores = base[rows] + outer(units)[..., 0]
-                loss = nn.functional.cross_entropy(scores, wanted[rows])
+                loss = nn.functional.cross_entropy(scores, targets[rows])
                 optimizer.zero_grad()
                 loss.backward()  # type: ignore[no-untyped-call]
                 optimizer.step()

@@ -91,7 +91,7 @@ class Candidates:
 
 
 def fit(
-    found: Candidates,
+    candidates: Candidates,
     shape: Reranker,
     sources: Sequence[str] | None = None,
     *,
@@ -100,26 +100,26 @@ def fit(
     """Weights for the features of some sources; those of the prior where no user has a hit.
 
     Args:
-        found: validation users.
+        candidates: validation users.
         shape: its numbers of candidates and nodes are kept.
         sources: whose features may have weight; None for all.
         network: also train a network, if any user has a hit.
     """
-    there = found.there
-    names, features = feature_matrix(found.values, there, sources or list(found.values))
+    there = candidates.there
+    names, features = feature_matrix(candidates.values, there, sources or list(candidates.values))
     prior = np.array([PRIOR.get(name, 0.0) for name in names])
-    weights = _weights(found, features, np.zeros(found.items.shape), PENALTY, prior)
+    weights = _weights(candidates, features, np.zeros(candidates.items.shape), PENALTY, prior)
     linear = replace(shape, weights=dict(zip(names, weights, strict=True)), network=None)
-    hit = found.hits
+    hit = candidates.hits
     rows = np.flatnonzero(hit.any(axis=1))
     if not network or not len(rows):
         return linear
     base = features[rows] @ np.array(weights)
-    place = hit[rows].argmax(axis=1)
-    return replace(linear, network=fit_network(names, features[rows], there[rows], place, base))
+    column = hit[rows].argmax(axis=1)
+    return replace(linear, network=fit_network(names, features[rows], there[rows], column, base))
 
 
-def fit_new(found: Candidates, reranker: Reranker) -> Reranker:
+def fit_new(candidates: Candidates, reranker: Reranker) -> Reranker:
     """Add weights for items without events; those of other items do not change.
 
     The fit gives new items the chance that they had in the sample, where most lists then have none.
@@ -127,23 +127,23 @@ def fit_new(found: Candidates, reranker: Reranker) -> Reranker:
     most `COST` of their NDCG@10.
 
     Args:
-        found: validation users, some of whose next items count as new; with the source `new`.
+        candidates: validation users, some of whose next items count as new; with the source `new`.
         reranker: how to rank items with events.
 
     Returns:
         The same reranker if too few of the next items are new candidates.
     """
-    is_new = (found.hits & (found.values[NEW] > 0)).any(axis=1)
+    is_new = (candidates.hits & (candidates.values[NEW] > 0)).any(axis=1)
     if np.count_nonzero(is_new) < LEAST_NEW:
         return reranker
-    features = new_features(found.values, found.there, list(found.values))
-    base = reranker.score(found.values, found.there)
+    features = new_features(candidates.values, candidates.there, list(candidates.values))
+    base = reranker.score(candidates.values, candidates.there)
     stacked = np.stack(list(features.values()), axis=-1)
-    weights = _weights(found, stacked, base, PENALTY_NEW, np.zeros(len(features)))
+    weights = _weights(candidates, stacked, base, PENALTY_NEW, np.zeros(len(features)))
     added = dict(zip(features, weights, strict=True))
     scores = base + stacked @ np.array(weights)
     rows = np.flatnonzero(~is_new)
-    known, scores, new = found.take(rows), scores[rows], features[NEW][rows]
+    known, scores, new = candidates.take(rows), scores[rows], features[NEW][rows]
     least = (1 - COST) * gains(ranks_by(known, scores)).mean()
     for _ in range(MOST_RAISES):
         scores = scores + RAISE * new
@@ -154,7 +154,7 @@ def fit_new(found: Candidates, reranker: Reranker) -> Reranker:
 
 
 def _weights(
-    found: Candidates,
+    candidates: Candidates,
     features: NDArray[np.floating[Any]],
     base: NDArray[np.float64],
     penalty: float,
@@ -164,7 +164,7 @@ def _weights(
 
     The penalty and the (F,) prior refer to features with mean 0 and variance 1 over all candidates.
     """
-    there, hit = found.there, found.hits
+    there, hit = candidates.there, candidates.hits
     scale = features[there].astype(np.float64).std(axis=0) if there.any() else np.zeros(len(prior))
     rows = np.flatnonzero(hit.any(axis=1))
     fitted = prior
@@ -201,7 +201,7 @@ def _maximise(
         (F,) weights.
     """
     width = np.diff(np.append(starts, len(features)))
-    wanted = features[chosen].sum(axis=0)
+    target_sums = features[chosen].sum(axis=0)
 
     def value(weights: NDArray[np.float64]) -> tuple[float, NDArray[np.float64]]:
         scores = base + features @ weights
@@ -216,7 +216,7 @@ def _maximise(
     for _ in range(NEWTON_STEPS):
         weighted = features * share[:, None]
         expected = np.add.reduceat(weighted, starts, axis=0)
-        slope = wanted - expected.sum(axis=0) - 2 * penalty * weights
+        slope = target_sums - expected.sum(axis=0) - 2 * penalty * weights
         bend = weighted.T @ features - expected.T @ expected
         step = np.linalg.solve(bend + 2 * penalty * np.eye(len(weights)), slope)
         for _ in range(HALVINGS):
@@ -234,34 +234,34 @@ def _maximise(
 
 
 def cross_fit(
-    found: Candidates,
+    candidates: Candidates,
     shape: Reranker,
     sources: Sequence[str] | None = None,
     *,
     network: bool = False,
 ) -> NDArray[np.int64]:
     """(n,) rank of each user's next item by a reranker that `fit` made of other users."""
-    fold = np.random.default_rng(0).permutation(len(found.targets)) % FOLDS
-    scores = np.zeros(found.items.shape)
+    fold = np.random.default_rng(0).permutation(len(candidates.targets)) % FOLDS
+    scores = np.zeros(candidates.items.shape)
     for number in range(FOLDS):
         rows, others = np.flatnonzero(fold == number), np.flatnonzero(fold != number)
-        reranker = fit(found.take(others), shape, sources, network=network)
-        own = found.take(rows)
+        reranker = fit(candidates.take(others), shape, sources, network=network)
+        own = candidates.take(rows)
         scores[rows] = reranker.score(own.values, own.there)
-    return ranks_by(found, scores)
+    return ranks_by(candidates, scores)
 
 
-def rank_targets(found: Candidates, reranker: Reranker) -> NDArray[np.int64]:
+def rank_targets(candidates: Candidates, reranker: Reranker) -> NDArray[np.int64]:
     """(n,) number of candidates before the next item; a large number if it is none of them."""
-    return ranks_by(found, reranker.score(found.values, found.there))
+    return ranks_by(candidates, reranker.score(candidates.values, candidates.there))
 
 
-def ranks_by(found: Candidates, scores: NDArray[np.float64]) -> NDArray[np.int64]:
+def ranks_by(candidates: Candidates, scores: NDArray[np.float64]) -> NDArray[np.int64]:
     """(n,) ranks as of `rank_targets`, by (n, w) scores."""
-    hit = found.hits
-    place = hit.argmax(axis=1)
-    own = scores[np.arange(len(place)), place][:, None]
-    earlier = np.arange(scores.shape[1]) < place[:, None]
+    hit = candidates.hits
+    column = hit.argmax(axis=1)
+    own = scores[np.arange(len(column)), column][:, None]
+    earlier = np.arange(scores.shape[1]) < column[:, None]
     before = ((scores > own) | ((scores == own) & earlier)).sum(axis=1)
     return np.asarray(np.where(hit.any(axis=1), before, MISSED), np.int64)
 
@@ -284,7 +284,7 @@ class Choice:
 
 
 def choose(
-    found: Candidates,
+    candidates: Candidates,
     shape: Reranker,
     alone: Mapping[str, NDArray[np.int64]],
     *,
@@ -300,7 +300,7 @@ def choose(
     network.
 
     Args:
-        found: validation users.
+        candidates: validation users.
         shape: its numbers of candidates and nodes are kept.
         alone: name -> (n,) ranks of the next items in the full lists of each part.
         ablate: also fit the reranker without each source, which takes most of the time.
@@ -309,16 +309,17 @@ def choose(
     """
     metrics = {name: _metrics(ranks) for name, ranks in alone.items()}
     servable = {
-        source: Reranker.of_source(source, shape.candidates, shape.nodes) for source in found.values
+        source: Reranker.of_source(source, shape.candidates, shape.nodes)
+        for source in candidates.values
     }
-    ranks = {name: rank_targets(found, reranker) for name, reranker in servable.items()}
+    ranks = {name: rank_targets(candidates, reranker) for name, reranker in servable.items()}
     servable[MODEL], ranks[MODEL] = replace(shape, weights={}), alone[MODEL]
     best = max(servable, key=lambda name: gains(ranks[name]).mean())
     begun = time.monotonic()
-    crossed, useful = _cross_fit_optional(found, shape)
+    crossed, useful = _cross_fit_optional(candidates, shape)
     ready = time.monotonic() + NETWORK_TIMES * (time.monotonic() - begun)
     network = False
-    hits = np.count_nonzero(found.hits.any(axis=1))
+    hits = np.count_nonzero(candidates.hits.any(axis=1))
     if hits >= LEAST_HITS and ready < end:
         its_ranks = cross_fit(useful, shape, network=True)
         if network := _exceeds(its_ranks, crossed):
@@ -326,31 +327,36 @@ def choose(
     servable[RERANKER], ranks[RERANKER] = fit(useful, shape, network=network), crossed
     metrics[RERANKER] = _metrics(crossed)
     without = _ablate(useful, shape, crossed, network=network, end=end) if ablate else {}
-    few = len(found.targets) < LEAST_USERS
+    few = len(candidates.targets) < LEAST_USERS
     if few or not _exceeds(ranks[best], crossed, ERRORS):
         best = RERANKER
     metrics["served"] = _metrics(ranks[best])
-    info = {"users": len(found.targets), "served": best, "parts": metrics, "without": without}
+    info = {"users": len(candidates.targets), "served": best, "parts": metrics, "without": without}
     return Choice(servable[best], info)
 
 
 def _ablate(
-    found: Candidates, shape: Reranker, crossed: NDArray[np.int64], *, network: bool, end: float
+    candidates: Candidates,
+    shape: Reranker,
+    crossed: NDArray[np.int64],
+    *,
+    network: bool,
+    end: float,
 ) -> dict[str, dict[str, float]]:
     """What `choose` says of each source; `crossed` has the ranks with all sources."""
-    if len(found.targets) > ABLATED:
-        rows = np.random.default_rng(0).permutation(len(found.targets))[:ABLATED]
-        found = found.take(np.sort(rows))
-        crossed = cross_fit(found, shape, network=network)
+    if len(candidates.targets) > ABLATED:
+        rows = np.random.default_rng(0).permutation(len(candidates.targets))[:ABLATED]
+        candidates = candidates.take(np.sort(rows))
+        crossed = cross_fit(candidates, shape, network=network)
     without: dict[str, dict[str, float]] = {}
     begun = time.monotonic()
-    for number, source in enumerate(found.values):
+    for number, source in enumerate(candidates.values):
         so_far = time.monotonic() - begun
         if time.monotonic() + so_far / max(number, 1) > end:  # the next one would end too late
             break
-        others = [name for name in found.values if name != source]
+        others = [name for name in candidates.values if name != source]
         if others:
-            left = gains(cross_fit(found, shape, others, network=network))
+            left = gains(cross_fit(candidates, shape, others, network=network))
             gap = gains(crossed) - left
             without[source] = {
                 "ndcg@10": round(float(left.mean()), 6),
@@ -360,15 +366,17 @@ def _ablate(
     return without
 
 
-def _cross_fit_optional(found: Candidates, shape: Reranker) -> tuple[NDArray[np.int64], Candidates]:
+def _cross_fit_optional(
+    candidates: Candidates, shape: Reranker
+) -> tuple[NDArray[np.int64], Candidates]:
     """Ranks as by `cross_fit`, and the candidates with the sources that are worth having."""
-    ranks = cross_fit(found, shape)
-    if RECENT not in found.values:
-        return ranks, found
-    rest = {source: values for source, values in found.values.items() if source != RECENT}
-    fewer = replace(found, values=rest)
+    ranks = cross_fit(candidates, shape)
+    if RECENT not in candidates.values:
+        return ranks, candidates
+    rest = {source: values for source, values in candidates.values.items() if source != RECENT}
+    fewer = replace(candidates, values=rest)
     others = cross_fit(fewer, shape)
-    return (ranks, found) if _exceeds(ranks, others) else (others, fewer)
+    return (ranks, candidates) if _exceeds(ranks, others) else (others, fewer)
 
 
 def _exceeds(ranks: NDArray[np.int64], others: NDArray[np.int64], errors: float = 1.0) -> bool:

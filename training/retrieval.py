@@ -111,7 +111,7 @@ def stage(context: Context) -> Path:
         if known is not None:
             retrieval = replace(retrieval, sasrec=known[0])
         target = TrainedTarget.load(workspace)
-        found, alone, examples = decode_candidates(
+        candidates, alone, examples = decode_candidates(
             retrieval, examples, config, target, available=available, end=by(DECODED)
         )
         size = len(dataset.item_ids)
@@ -122,7 +122,7 @@ def stage(context: Context) -> Path:
         ranks = {name: _rank(part, examples) for name, part in parts.items()}
         shape = Reranker({}, config.candidates, config.nodes)
         ranks[MODEL] = alone
-        choice = choose(found, shape, ranks, ablate=config.ablate, end=by(CHOSEN))
+        choice = choose(candidates, shape, ranks, ablate=config.ablate, end=by(CHOSEN))
         info["validation"], reranker = choice.info, choice.reranker
         _report(choice.info)
         if RECENT not in reranker.sources:
@@ -222,8 +222,8 @@ def fit_to_new(
     everyone = dataset.validation().servable(available)
     examples = everyone.sample(min(config.users, USERS_NEW))
     target = TrainedTarget.load(workspace)
-    found, _, _ = decode_candidates(retrieval, examples, config, target, new, available, end)
-    return fit_new(found, reranker)
+    candidates, _, _ = decode_candidates(retrieval, examples, config, target, new, available, end)
+    return fit_new(candidates, reranker)
 
 
 def decode_candidates(
@@ -271,7 +271,7 @@ def decode_candidates(
                 break
             rows = np.arange(start, min(start + BATCH, len(examples)))
             decoded.append(rows)
-            histories, wanted = examples.histories.take(rows), examples.targets.items[rows]
+            histories, targets = examples.histories.take(rows), examples.targets.items[rows]
             if alive is not None:
                 limits["allowed"] = [alive] * len(rows)
             candidates = retrieval.propose(histories, config.candidates, **limits)
@@ -284,9 +284,9 @@ def decode_candidates(
                 candidate_nodes=config.nodes,
             )
             beams = beam_search(model, request, trie, config.beams)
-            found, scores = beams.rows.cpu().numpy(), beams.scores.cpu().numpy()
-            items, own = items_of_rows(trie, found, scores, config.beams, excluded=seen)
-            alone.append(_rank_of(items, wanted))
+            rows_of_beams, scores = beams.rows.cpu().numpy(), beams.scores.cpu().numpy()
+            items, own = items_of_rows(trie, rows_of_beams, scores, config.beams, excluded=seen)
+            alone.append(_rank_of(items, targets))
             scored = np.full((len(rows), 0), -np.inf, np.float32)  # without any candidate
             if beams.candidate_scores is not None:
                 scored = beams.candidate_scores.cpu().numpy()
@@ -316,25 +316,25 @@ def _rank(part: Any, examples: Examples) -> NDArray[np.int64]:
     return _rank_of(items, examples.targets.items)
 
 
-def _rank_of(items: NDArray[np.int32], wanted: NDArray[np.int32]) -> NDArray[np.int64]:
+def _rank_of(items: NDArray[np.int32], targets: NDArray[np.int32]) -> NDArray[np.int64]:
     """(n,) place of the wanted item in each list; a large number if it is not in it."""
-    hit = items == wanted[:, None]
+    hit = items == targets[:, None]
     return np.where(hit.any(axis=1), hit.argmax(axis=1), MISSED)
 
 
 def _report(validation: dict[str, Any]) -> None:
     """Print NDCG@10 and Recall@10 of all parts, and what each source adds."""
     table = Table("ranker", "NDCG@10", "Recall@10", title="Validation, seen items left out")
-    for name, found in validation["parts"].items():
+    for name, figures in validation["parts"].items():
         if name == "served":  # one of the others
             continue
-        table.add_row(name, *(f"{found[key]:.4f}" for key in ("ndcg@10", "recall@10")))
+        table.add_row(name, *(f"{figures[key]:.4f}" for key in ("ndcg@10", "recall@10")))
     console.print(table)
     if validation["without"]:
         table = Table("source", "adds", "± 1 s.e.", title="NDCG@10 that each source adds")
         rows = sorted(validation["without"].items(), key=lambda row: -row[1]["adds"])
-        for name, found in rows:
-            table.add_row(name, f"{found['adds']:+.4f}", f"{found['error']:.4f}")
+        for name, figures in rows:
+            table.add_row(name, f"{figures['adds']:+.4f}", f"{figures['error']:.4f}")
         console.print(table)
     served = validation["served"]
     if served == RERANKER:

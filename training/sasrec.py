@@ -132,11 +132,11 @@ def _continued(
         ConfigError: the settings have other sizes than the parent's model.
     """
     ids = dataset.item_ids.tolist()
-    found = parent.catalog.index(ids)
+    numbers = parent.catalog.index(ids)
     model = SasRecModel(len(ids), config, None)
     vectors = model.items.weight.detach().numpy().copy()
-    vectors[found >= 0] = served.vectors[found[found >= 0]]
-    new = np.flatnonzero(found < 0)
+    vectors[numbers >= 0] = served.vectors[numbers[numbers >= 0]]
+    new = np.flatnonzero(numbers < 0)
     known = parent.retrieval
     later = None
     if len(new) and known is not None:
@@ -181,12 +181,12 @@ def features(context: Context, dataset: Dataset) -> NDArray[np.float32] | None:
 def _fit_features(context: Context, dataset: Dataset) -> NDArray[np.float32] | None:
     """The same, fitted to the data set."""
     config = context.settings.section(KIND, SasRecConfig)
-    wanted = config.item_features
-    weights = wanted.text_weight, wanted.attribute_weight, wanted.collaborative_weight
+    chosen = config.item_features
+    weights = chosen.text_weight, chosen.attribute_weight, chosen.collaborative_weight
     if not config.epochs or not any(weights):
         return None
     histories, seed = dataset.train_histories, context.settings.seed
-    return build_features(dataset.items, histories, wanted, seed).matrix
+    return build_features(dataset.items, histories, chosen, seed).matrix
 
 
 def trained(context: Context) -> tuple[SasRec, str] | None:
@@ -331,16 +331,16 @@ class SampledSoftmax(nn.Module):
         negative = torch.randperm(size, device=tokens.device)[: self._config.negatives]
         read = tokens[:, :-1]
         everything = torch.cat([read.flatten(), own.flatten(), negative])
-        used, place = torch.unique(everything, return_inverse=True)
+        used, position = torch.unique(everything, return_inverse=True)
         with torch.autocast(tokens.device.type, self._dtype, enabled=self._dtype != torch.float32):
             vectors = self.model.vectors(used)
-            inputs = vectors[place[: read.numel()]].view(*read.shape, -1)
+            inputs = vectors[position[: read.numel()]].view(*read.shape, -1)
             states = self.model(inputs)
             past = (states @ inputs.transpose(1, 2)).float()[asked]
             states = states[asked]
-            mine = vectors[place[read.numel() : -len(negative)]].view(*own.shape, -1)
+            mine = vectors[position[read.numel() : -len(negative)]].view(*own.shape, -1)
             positive = (mine * states[:, None]).sum(-1).float()
-            others = (states @ vectors[place[-len(negative) :]].T).float()
+            others = (states @ vectors[position[-len(negative) :]].T).float()
         at = negative.new_full((size,), len(negative)).index_put(
             (negative,), torch.arange(len(negative), device=negative.device)
         )

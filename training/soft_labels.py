@@ -60,8 +60,8 @@ class SoftLabels:
         shares = np.zeros((events, k), np.float32)
         for asked in _until(end, np.arange(events), "soft labels"):
             evidence = _without_own(model, histories, asked)
-            line, place, item, score = best_of(evidence, k)
-            items[asked[line], place], shares[asked[line], place] = item, score
+            line, column, item, score = best_of(evidence, k)
+            items[asked[line], column], shares[asked[line], column] = item, score
         return cls(items, _normalise(shares))
 
     @classmethod
@@ -80,9 +80,9 @@ class SoftLabels:
         events, k = len(histories.items), min(k, len(model))
         items = np.full((events, k), -1, np.int32)
         shares = np.zeros((events, k), np.float32)
-        place = np.arange(events) - histories.offsets[histories.rows]
-        order = np.argsort(place, kind="stable")  # equal lengths are computed together
-        for asked in _until(_end(minutes), order[place[order] > 0], "soft labels"):
+        position = np.arange(events) - histories.offsets[histories.rows]
+        order = np.argsort(position, kind="stable")  # equal lengths are computed together
+        for asked in _until(_end(minutes), order[position[order] > 0], "soft labels"):
             items[asked], scores = model.rank(_before(histories, asked)[0], k, exclude_seen=True)
             likely = np.exp(scores - scores[:, :1])
             shares[asked] = np.where(items[asked] >= 0, likely, 0)
@@ -141,8 +141,8 @@ def _without_own(
     gap = np.arange(1, WINDOW + 1)[:, None]
     later = np.minimum(event + gap, len(user) - 1)
     own = (event + gap < len(user)) & (user[later] == user[event]) & (age < gap)
-    places = (np.broadcast_to(line, own.shape)[own], histories.items[later[own]])
-    part = sparse.csr_array(((weight / gap)[own], places), shape=evidence.shape)
+    positions = (np.broadcast_to(line, own.shape)[own], histories.items[later[own]])
+    part = sparse.csr_array(((weight / gap)[own], positions), shape=evidence.shape)
     evidence = sparse.csr_array(evidence - part.astype(np.float32))
     evidence.data[evidence.data < LEAST] = 0
     evidence.eliminate_zeros()

@@ -124,8 +124,8 @@ class Checkpoints:
         Raises:
             ArtifactError: a checkpoint of this run does not fit the model.
         """
-        found = sorted(self.folder.glob("step-*"), key=lambda p: int(p.name[5:]), reverse=True)
-        for folder in found:
+        folders = sorted(self.folder.glob("step-*"), key=lambda p: int(p.name[5:]), reverse=True)
+        for folder in folders:
             state = json.loads((folder / STATE).read_text(encoding="utf-8"))
             if state["run"] == self.run:
                 return Progress(**state["progress"]), self._restore(folder, model, optimizer)
@@ -206,7 +206,7 @@ def _generators(parameters: Iterable[nn.Parameter]) -> dict[str, list[torch.Tens
     if dist.is_available() and dist.is_initialized():
         gathered = [states] * dist.get_world_size()
         dist.all_gather_object(gathered, states)
-    return {kind: [one[kind] for one in gathered] for kind in states}
+    return {kind: [states_of_process[kind] for states_of_process in gathered] for kind in states}
 
 
 def _names(model: nn.Module) -> dict[str, nn.Parameter]:

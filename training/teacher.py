@@ -98,9 +98,9 @@ class Prompts:
         following = np.append(histories.items, -1)[after]
         following = np.where(lengths < histories.lengths[rows], following, -1)
         ends = np.cumsum(lengths)
-        place = np.arange(ends[-1] if len(ends) else 0)
+        position = np.arange(ends[-1] if len(ends) else 0)
         items = histories.items[
-            place + np.repeat(histories.offsets[rows] - ends + lengths, lengths)
+            position + np.repeat(histories.offsets[rows] - ends + lengths, lengths)
         ]
         prompts = Histories(np.append(0, ends), items)
         if item_dropout:
@@ -113,9 +113,9 @@ class Prompts:
     def __len__(self) -> int:
         return len(self.following)
 
-    def take(self, places: NDArray[np.int64]) -> Prompts:
+    def take(self, positions: NDArray[np.int64]) -> Prompts:
         """A subset."""
-        return Prompts(self.histories.take(places), self.following[places])
+        return Prompts(self.histories.take(positions), self.following[positions])
 
 
 @dataclass(frozen=True)
@@ -146,28 +146,29 @@ class Trees:
         return len(self.states)
 
     def split_levels(
-        self, places: NDArray[np.int64], sizes: Sequence[int]
+        self, positions: NDArray[np.int64], sizes: Sequence[int]
     ) -> list[NDArray[np.float32]]:
         """(n, 1 or K, V) `level_log_probs` of the nodes of depth 0 .. L - 1; `sizes` are the V."""
         widths = [1] + [self.states.shape[2]] * (len(sizes) - 1)
         ends = np.cumsum([w * v for w, v in zip(widths, sizes, strict=True)])
-        parts = np.split(self.level_log_probs[places].astype(np.float32), ends[:-1], axis=1)
+        parts = np.split(self.level_log_probs[positions].astype(np.float32), ends[:-1], axis=1)
         return [
-            part.reshape(len(places), w, v) for part, w, v in zip(parts, widths, sizes, strict=True)
+            part.reshape(len(positions), w, v)
+            for part, w, v in zip(parts, widths, sizes, strict=True)
         ]
 
     def children_log_probs(
-        self, places: NDArray[np.int64], trie: ItemTrie
+        self, positions: NDArray[np.int64], trie: ItemTrie
     ) -> list[NDArray[np.float32]]:
         """(n, 1 or K, C) log-probs of the nodes of depth 0 .. L - 1, padded with -inf."""
-        states = self.states[places]
-        starts, stops = self.starts[places], self.starts[places + 1]
+        states = self.states[positions]
+        starts, stops = self.starts[positions], self.starts[positions + 1]
         counts = child_counts(states, trie)
         real = [
             np.arange(trie.branching[depth]) < count[..., None]
             for depth, count in enumerate(counts)
         ]
-        flat = np.concatenate([r.reshape(len(places), -1) for r in real], axis=1)
+        flat = np.concatenate([r.reshape(len(positions), -1) for r in real], axis=1)
         values = np.full(flat.shape, -np.inf, np.float32)
         lengths = stops - starts
         ends = np.cumsum(lengths)
@@ -264,14 +265,14 @@ def search_trees(
                 above = above if depth else torch.full_like(parents, ROOT)
                 for tree in trees:
                     tree.add(tokens, above, depth + 1)
-    kept = torch.cat(real, dim=1)
-    starts = torch.nn.functional.pad(kept.sum(1).cumsum(0), (1, 0))
+    is_real = torch.cat(real, dim=1)
+    starts = torch.nn.functional.pad(is_real.sum(1).cumsum(0), (1, 0))
     states, parents, scores = (torch.stack(part, dim=1) for part in zip(*chosen, strict=True))
     return Trees(
         states.cpu().numpy().astype(np.int32),
         parents.cpu().numpy().astype(np.int32),
         scores.cpu().numpy().astype(np.float32),
-        torch.cat(stored, dim=1)[kept].cpu().numpy(),
+        torch.cat(stored, dim=1)[is_real].cpu().numpy(),
         starts.cpu().numpy(),
         torch.cat(on_levels, dim=1).cpu().numpy(),
     )
@@ -349,8 +350,8 @@ def stage(context: Context) -> Path:
     workspace = context.workspace
     config = context.settings.section(KIND, TeacherConfig)
     if context.minutes is not None and not context.settings.sets(KIND, "histories"):
-        wanted = config.histories or ALL
-        config = replace(config, histories=context.sample(KIND, wanted, "histories"))
+        limit = config.histories or ALL
+        config = replace(config, histories=context.sample(KIND, limit, "histories"))
     if config.level_tokens is None:
         needed = context.settings.section("draft", DraftConfig).alignment.on_levels
         config = replace(config, level_tokens=needed)

@@ -49,12 +49,12 @@ def tree_mask(
         dtype: of the mask.
     """
     batch, nodes, _ = seen.shape
-    place = torch.arange(width, device=seen.device)
+    position = torch.arange(width, device=seen.device)
     allowed = torch.zeros(
         (batch, width + nodes, width + nodes), dtype=torch.bool, device=seen.device
     )
-    allowed[:, :width, :width] = place[:, None] >= place
-    allowed[:, width:, :width] = (place < lengths[:, None])[:, None, :]
+    allowed[:, :width, :width] = position[:, None] >= position
+    allowed[:, width:, :width] = (position < lengths[:, None])[:, None, :]
     allowed[:, width:, width:] = seen
     mask = torch.zeros(allowed.shape, dtype=dtype, device=seen.device)
     return mask.masked_fill_(~allowed, -torch.inf)[:, None]
@@ -100,8 +100,8 @@ def node_logits(
     order = order[..., :deepest]
     path = tokens[:, None].expand(-1, nodes, -1).gather(2, order.clamp(max=nodes - 1))
     rows = torch.nn.functional.pad(prompts, (0, deepest))[:, None].repeat(1, nodes, 1)
-    place = lengths[:, None, None] + torch.arange(deepest, device=seen.device)
-    rows.scatter_(2, place.expand(-1, nodes, -1), path)
+    position = lengths[:, None, None] + torch.arange(deepest, device=seen.device)
+    rows.scatter_(2, position.expand(-1, nodes, -1), path)
     last = lengths[:, None] + seen.sum(-1) - 1
     hidden = decoder(input_ids=rows.flatten(0, 1), use_cache=False).last_hidden_state
     hidden = hidden[torch.arange(batch * nodes, device=seen.device), last.flatten()]

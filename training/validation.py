@@ -111,9 +111,9 @@ class Acceptance:
         """`accepted_levels` and `target_passes` of a request, means over users."""
         drafter = ModelDrafter(self.draft, self.nodes)
         stats = [
-            found
+            beams
             for start in range(0, len(self.prompts), DRAFTED)
-            for found in speculative_beam_search(
+            for beams in speculative_beam_search(
                 self.target,
                 drafter,
                 self.prompts[start : start + DRAFTED],

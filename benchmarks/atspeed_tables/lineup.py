@@ -121,8 +121,8 @@ class Variant:
         """Name of its folder."""
         budget = "" if self.budget == "time" else self.budget
         words = [self.objective, self.change, self.init, budget, str(self.seed)]
-        kept = ["".join(c if c.isalnum() or c in "-." else "-" for c in w) for w in words if w]
-        return "_".join(kept)
+        safe = ["".join(c if c.isalnum() or c in "-." else "-" for c in w) for w in words if w]
+        return "_".join(safe)
 
     def of(self, seed: int) -> Variant:
         """The same with another seed."""

@@ -166,8 +166,8 @@ def answer_question(base: Workspace, space: DraftSpace, question: Question, user
         temporary.replace(file)
         mean = np.mean(measured["accepted"])
         say(f"{space.draft}: {question.verification}, K = {question.beams}: {mean:.2f} levels")
-    found = json.loads(file.read_text(encoding="utf-8"))
-    return Sample(question, *(np.asarray(found[name]) for name in ("accepted", "passes")))
+    stored = json.loads(file.read_text(encoding="utf-8"))
+    return Sample(question, *(np.asarray(stored[name]) for name in ("accepted", "passes")))
 
 
 def _measure(scene: Scene, draft: TreeModel, question: Question) -> dict[str, list[float]]:
@@ -223,30 +223,30 @@ def measure_lists(base: Workspace, lists: Lists, users: int) -> dict[str, Any]:
     draft = None if lists.draft is None else load_draft(lists.draft)
     items, differing = [], 0
     for group, seeds in scene.batches():
-        plain = found = None
+        plain = drafted = None
         if draft is None or lists.question.verification == "strict":
             drawn, heat = seeds if lists.sampled else None, lists.question.temperature
             request = SearchRequest(group, seeds=drawn, temperature=heat)
-            plain = found = beam_search(scene.target, request, scene.trie, k)
+            plain = drafted = beam_search(scene.target, request, scene.trie, k)
         if draft is not None:
-            found = ask(scene, draft, lists.question, group, seeds)
-            differing += 0 if plain is None else _differing(found, plain)
-        assert found is not None
-        items.append(_items(found, scene.trie, k))
+            drafted = ask(scene, draft, lists.question, group, seeds)
+            differing += 0 if plain is None else _differing(drafted, plain)
+        assert drafted is not None
+        items.append(_items(drafted, scene.trie, k))
     hits = Hits.of(np.concatenate(items), scene.targets)
     return {"recall": recall_at_k(hits, k), "ndcg": ndcg_at_k(hits, k), "differing": differing}
 
 
-def _differing(found: Beams, expected: Beams) -> int:
+def _differing(beams: Beams, expected: Beams) -> int:
     """Number of requests whose lists differ by more than the order of equal scores."""
-    mine, theirs = Answer.of(found).rankings, Answer.of(expected).rankings
+    mine, theirs = Answer.of(beams).rankings, Answer.of(expected).rankings
     return round((1 - Agreement.of(mine, theirs, *ROUNDING).requests) * len(theirs))
 
 
-def _items(found: Beams, trie: ItemTrie, k: int) -> NDArray[np.int32]:
+def _items(beams: Beams, trie: ItemTrie, k: int) -> NDArray[np.int32]:
     """(B, k) items of the rows, best first, -1 behind the end; samples come in another order."""
-    scores, order = found.scores.sort(dim=1, descending=True, stable=True)
-    rows = found.rows.gather(1, order).cpu().numpy()
+    scores, order = beams.scores.sort(dim=1, descending=True, stable=True)
+    rows = beams.rows.gather(1, order).cpu().numpy()
     return items_of_rows(trie, rows, scores.cpu().numpy(), k, excluded=Histories.of([]))[0]
 
 

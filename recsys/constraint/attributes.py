@@ -53,35 +53,35 @@ class Column:
     @cached_property
     def numbering(self) -> tuple[NDArray[Any], NDArray[np.intp]]:
         """Distinct numbers, ascending, and the index of each element among them."""
-        distinct, place = np.unique(self.values, return_inverse=True)
-        return distinct, place
+        distinct, number = np.unique(self.values, return_inverse=True)
+        return distinct, number
 
     def one_of(self, wanted: Sequence[Scalar]) -> Test:
         """Test whether items have one of the values, which are of the column's kind."""
         values, known = self.values, self.known
         if self.kind != "number":
-            places = [self.words[v] for v in wanted if v in self.words]
-            if len(places) <= _FEW:
-                return self._any(lambda part: _equal(values[part], places))
+            numbers = [self.words[v] for v in wanted if v in self.words]
+            if len(numbers) <= _FEW:
+                return self._any(lambda part: _equal(values[part], numbers))
             table = np.zeros(len(self.words) + 1, np.bool_)
-            table[places] = True  # the last entry, at -1, is that of missing elements
+            table[numbers] = True  # the last entry, at -1, is that of missing elements
             return self._any(lambda part: table.take(values[part]))
         if len(wanted) <= _FEW:
             return self._any(lambda part: _equal(values[part], wanted) & known[part])
-        distinct, place = self.numbering
+        distinct, number = self.numbering
         whole = distinct.dtype.kind == "i"
         fitting = [v for v in wanted if isinstance(v, int) or not whole]
         table = np.isin(distinct, np.array(fitting, distinct.dtype))
-        return self._any(lambda part: table.take(place[part]) & known[part])
+        return self._any(lambda part: table.take(number[part]) & known[part])
 
     def within(self, bounds: Sequence[tuple[str, int | float]]) -> Test:
         """Test whether items have a number within all bounds: (`gt` ... `lte`, number)."""
 
         def test(part: slice) -> NDArray[np.bool_]:
-            found = self.known[part].copy()
+            matches = self.known[part].copy()
             for name, bound in bounds:
-                found &= _COMPARE[name](self.values[part], bound)
-            return found
+                matches &= _COMPARE[name](self.values[part], bound)
+            return matches
 
         return self._any(test)
 
@@ -106,12 +106,12 @@ class Column:
         return test
 
 
-def _equal(values: NDArray[Any], wanted: Sequence[Scalar]) -> NDArray[np.bool_]:
+def _equal(values: NDArray[Any], targets: Sequence[Scalar]) -> NDArray[np.bool_]:
     """Whether each of the values is one of a few."""
-    found = np.zeros(len(values), np.bool_)
-    for value in wanted:
-        found |= values == value
-    return found
+    matches = np.zeros(len(values), np.bool_)
+    for value in targets:
+        matches |= values == value
+    return matches
 
 
 _COMPARE = {"gt": np.greater, "gte": np.greater_equal, "lt": np.less, "lte": np.less_equal}
@@ -136,11 +136,11 @@ class Attributes:
         Raises:
             FilterError: there is no such column, or no filter supports its type.
         """
-        found = self._columns.get(name)
-        if found is None:
+        column = self._columns.get(name)
+        if column is None:
             # Two threads may both make it; one of the equal results stays.
-            found = self._columns[name] = self._make(name)
-        return found
+            column = self._columns[name] = self._make(name)
+        return column
 
     def _make(self, name: str) -> Column:
         if name not in self.table.column_names:

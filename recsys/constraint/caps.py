@@ -39,9 +39,9 @@ class Caps:
             except FilterError as error:
                 raise FilterError(f"max_per.{name}: {error}") from None
 
-    def admit(self, place: int) -> bool:
+    def admit(self, row: int) -> bool:
         """Add the item at a place of the attributes' order, unless a cap forbids it."""
-        values = [_values(column, place) for column, _, _ in self._columns]
+        values = [_values(column, row) for column, _, _ in self._columns]
         for (_, limit, counts), own in zip(self._columns, values, strict=True):
             if any(counts[value] >= limit for value in own):
                 return False
@@ -61,9 +61,9 @@ class Caps:
         return found
 
 
-def _values(column: Column, place: int) -> set[int | float]:
+def _values(column: Column, row: int) -> set[int | float]:
     """The distinct values of an item; words by their numbers."""
-    part = slice(place, place + 1)
+    part = slice(row, row + 1)
     if column.starts is not None:
-        part = slice(*column.starts[place : place + 2].tolist())
+        part = slice(*column.starts[row : row + 2].tolist())
     return set(column.values[part][column.known[part]].tolist())

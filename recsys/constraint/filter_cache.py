@@ -79,19 +79,19 @@ class FilterCache:
         """Counters so far."""
         return self._stats
 
-    def mask(self, wanted: ItemFilter | Mapping[str, Any]) -> RowMask:
+    def mask(self, item_filter: ItemFilter | Mapping[str, Any]) -> RowMask:
         """The items that a filter allows; computed on first use, outside of any lock.
 
         Raises:
             FilterError: a malformed filter, or one that does not fit the attributes.
         """
-        if not isinstance(wanted, ItemFilter):
-            wanted = ItemFilter.parse(wanted)
-        return self._get(RowMask, wanted, self._new_mask)
+        if not isinstance(item_filter, ItemFilter):
+            item_filter = ItemFilter.parse(item_filter)
+        return self._get(RowMask, item_filter, self._new_mask)
 
-    def boost(self, wanted: ItemBoosts) -> Boost:
+    def boost(self, boosts: ItemBoosts) -> Boost:
         """As `mask`, the boosts of all items."""
-        return self._get(Boost, wanted, self._new_boost)
+        return self._get(Boost, boosts, self._new_boost)
 
     def _new_mask(self, items: NDArray[np.bool_]) -> RowMask:
         return RowMask.of(self.trie, items if self._left is None else items & self._left)
@@ -102,24 +102,24 @@ class FilterCache:
         return Boost.of(self.trie, items)
 
     def _get(
-        self, kind: type[K], wanted: ItemFilter | ItemBoosts, make: Callable[[NDArray[Any]], K]
+        self, kind: type[K], request: ItemFilter | ItemBoosts, make: Callable[[NDArray[Any]], K]
     ) -> K:
-        key = kind, wanted.key
+        key = kind, request.key
         with self._lock:
-            found = self._kept.get(key)
-            if isinstance(found, kind):
+            cached = self._kept.get(key)
+            if isinstance(cached, kind):
                 self._kept.move_to_end(key)
                 self._stats = replace(self._stats, hits=self._stats.hits + 1)
-                return found
+                return cached
         start = time.perf_counter()
-        made = make(wanted.evaluate(self.attributes))
+        made = make(request.evaluate(self.attributes))
         seconds = time.perf_counter() - start
         with self._lock:
             # Another thread may have been faster; then all threads share its result.
-            kept = self._kept.setdefault(key, made)
+            cached_now = self._kept.setdefault(key, made)
             self._kept.move_to_end(key)
             size, evictions = self._stats.bytes, self._stats.evictions
-            size += made.nbytes if kept is made else 0
+            size += made.nbytes if cached_now is made else 0
             while size > self._max_bytes:
                 size -= self._kept.popitem(last=False)[1].nbytes
                 evictions += 1
@@ -131,4 +131,4 @@ class FilterCache:
                 size,
                 self._stats.seconds + seconds,
             )
-            return kept if isinstance(kept, kind) else made
+            return cached_now if isinstance(cached_now, kind) else made

@@ -89,8 +89,8 @@ class _Clause:
 
     def _check(self, column: Column, kind: Kind, because: str) -> None:
         if column.kind != kind:
-            found = f"attribute {self.key!r} is a {column.kind}"
-            raise FilterError(f"{self.at}.{self.written}: {because}, but {found}")
+            actual = f"attribute {self.key!r} is a {column.kind}"
+            raise FilterError(f"{self.at}.{self.written}: {because}, but {actual}")
 
 
 @dataclass(frozen=True)
@@ -113,12 +113,12 @@ class _Group:
         return "{" + ",".join(groups) + "}"
 
     def expression(self) -> dict[str, Any]:
-        found = {}
+        clauses = {}
         for name in _GROUPS:
             parts = {part.canonical: part for part in getattr(self, name)}
             if parts:
-                found[name] = [parts[text].expression() for text in sorted(parts)]
-        return found
+                clauses[name] = [parts[text].expression() for text in sorted(parts)]
+        return clauses
 
     def bound(self, attributes: Attributes) -> Test:
         """As `_Clause.bound`."""
@@ -128,17 +128,17 @@ class _Group:
         )
 
         def test(part: slice) -> NDArray[np.bool_]:
-            found = np.ones(part.stop - part.start, np.bool_)
+            matches = np.ones(part.stop - part.start, np.bool_)
             for each in must:
-                found &= each(part)
+                matches &= each(part)
             for each in must_not:
-                found &= ~each(part)
+                matches &= ~each(part)
             if should:
                 some = should[0](part)
                 for each in should[1:]:
                     some = some | each(part)
-                found &= some
-            return found
+                matches &= some
+            return matches
 
         return test
 
@@ -186,11 +186,11 @@ class ItemFilter:
             FilterError: an attribute that items do not have, or that has another type.
         """
         test, count = self._root.bound(attributes), len(attributes.order)
-        found = np.empty(count, np.bool_)
+        matches = np.empty(count, np.bool_)
         for start in range(0, count, _PART):
             part = slice(start, min(start + _PART, count))
-            found[part] = test(part)
-        return found
+            matches[part] = test(part)
+        return matches
 
 
 @dataclass(frozen=True)
@@ -228,13 +228,13 @@ class ItemBoosts:
             root = parser.group(boost["filter"], f"{at}.filter", 1)
             parts.append((ItemFilter(root.canonical, root), weight))
         parts.sort(key=lambda part: (part[0].key, part[1]))
-        texts = (f"[{wanted.key},{weight}]" for wanted, weight in parts)
+        texts = (f"[{condition.key},{weight}]" for condition, weight in parts)
         return cls(f"[{','.join(texts)}]", tuple(parts))
 
     def check(self, attributes: Attributes) -> None:
         """FilterError as `evaluate`, without the work."""
-        for wanted, _ in self.parts:
-            wanted.check(attributes)
+        for condition, _ in self.parts:
+            condition.check(attributes)
 
     def evaluate(self, attributes: Attributes) -> NDArray[np.float32]:
         """(items,) float32 boost of each item, in the attributes' order.
@@ -243,8 +243,8 @@ class ItemBoosts:
             FilterError: an attribute that items do not have, or that has another type.
         """
         total = np.zeros(len(attributes.order), np.float32)
-        for wanted, weight in self.parts:
-            total[wanted.evaluate(attributes)] += weight
+        for condition, weight in self.parts:
+            total[condition.evaluate(attributes)] += weight
         return total
 
 

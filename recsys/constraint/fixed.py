@@ -88,8 +88,8 @@ class FixedTrie:
 
     def symbols(self, symbols: NDArray[np.int64]) -> NDArray[np.int64]:
         """The symbols here of symbols of the catalog."""
-        found: NDArray[np.int64] = self.catalog.alphabet[symbols] - self._alphabet[0]
-        return found
+        numbers: NDArray[np.int64] = self.catalog.alphabet[symbols] - self._alphabet[0]
+        return numbers
 
     def excluded(self, depth: int, dead: NDArray[np.int64]) -> NDArray[np.int64]:
         """The numbers here of dead states below `depth` (`Excluded`)."""
@@ -140,10 +140,10 @@ class FixedTrie:
         """Set what follows from the catalog."""
         here, theirs = np.array(self._depth_start), np.array(self.catalog.depth_start)
         self._moved = (here - theirs)[:-1]
-        places = np.full(self.trie.source.padded_states, self.catalog.num_states, np.int32)
+        states = np.full(self.trie.source.padded_states, self.catalog.num_states, np.int32)
         for start, first, last in zip(here, theirs, theirs[1:], strict=False):
-            places[start : start + last - first] = np.arange(first, last)
-        self.places = torch.from_numpy(places).to(self.trie.device)
+            states[start : start + last - first] = np.arange(first, last)
+        self.places = torch.from_numpy(states).to(self.trie.device)
 
 
 def _with_room(count: int) -> int:

@@ -59,8 +59,8 @@ class RowMask:
         leaves = alive[trie.depth_start[-2] : trie.num_states]
         if trie.num_rows < trie.num_items:
             items.take(trie.row_item_start[:-1], out=leaves)
-            owner, places = trie.places_of(trie.shared_rows)
-            leaves[trie.shared_rows[owner[items[places]]]] = True
+            owner, positions = trie.places_of(trie.shared_rows)
+            leaves[trie.shared_rows[owner[items[positions]]]] = True
         else:
             leaves[:] = items
             items = leaves
@@ -105,9 +105,9 @@ def _set_sparse(trie: ItemTrie, alive: NDArray[np.bool_], leaves: NDArray[np.boo
     rows: NDArray[np.integer] = np.flatnonzero(leaves).astype(np.int32)
     for depth in reversed(range(trie.num_levels)):
         starts = trie.starts_at(depth)
-        place = np.searchsorted(starts, rows, side="right") - 1
-        alive[trie.depth_start[depth] + place] = True
-        rows = starts[place[np.append(True, place[1:] != place[:-1])]] if len(place) else rows
+        run = np.searchsorted(starts, rows, side="right") - 1
+        alive[trie.depth_start[depth] + run] = True
+        rows = starts[run[np.append(True, run[1:] != run[:-1])]] if len(run) else rows
 
 
 def _set_levels(trie: ItemTrie, alive: NDArray[np.bool_], leaves: NDArray[np.bool_]) -> None:

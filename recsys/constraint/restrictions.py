@@ -132,8 +132,8 @@ class Gains:
             return torch.stack(
                 [self.most[line].index_select(0, s.flatten()).view_as(s) for s, line in lines]
             )
-        places = states + (self.line * len(self.most[0]))[:, None, None]
-        return torch.cat(self.most).index_select(0, places.flatten()).view_as(places)
+        positions = states + (self.line * len(self.most[0]))[:, None, None]
+        return torch.cat(self.most).index_select(0, positions.flatten()).view_as(positions)
 
 
 def dead_states(
@@ -168,13 +168,13 @@ def dead_states(
             below = np.searchsorted(starts, row.astype(starts.dtype), side="right") - 1
             start, following = starts[below], np.minimum(below + 1, len(starts) - 1)
             stop = np.where(following > below, starts[following], trie.num_rows)
-        held = np.asarray(stop - start)
+        count = np.asarray(stop - start)
         for mask, theirs in groups:
             here = theirs[request]
-            held = np.where(here, mask.before[stop] - mask.before[start], held)
+            count = np.where(here, mask.before[stop] - mask.before[start], count)
         state = trie.depth_start[depth] + below
         key, first, counts = np.unique(request * end + state, return_index=True, return_counts=True)
-        key = key[counts == held[first]]
+        key = key[counts == count[first]]
         owner, state = np.divmod(key, end)
         sizes = np.bincount(owner, minlength=batch)
         padded = np.full((batch, int(sizes.max(initial=0))), NO_STATE, np.int64)
@@ -188,15 +188,15 @@ def _everything(trie: ItemTrie, device: torch.device) -> torch.Tensor:
     key = f"{device}, all flags"
     if key not in trie.on_devices:
         trie.on_devices[key] = torch.from_numpy(all_flags(trie)).to(device)
-    kept: torch.Tensor = trie.on_devices[key]
-    return kept
+    cached: torch.Tensor = trie.on_devices[key]
+    return cached
 
 
-def _distinct(given: Sequence[T]) -> tuple[list[T], NDArray[np.int64]]:
+def _distinct(values: Sequence[T]) -> tuple[list[T], NDArray[np.int64]]:
     """The distinct objects among those given, and the (B,) index of each among them."""
-    distinct = {id(one): one for one in given}
-    place = {key: i for i, key in enumerate(distinct)}
-    return list(distinct.values()), np.array([place[id(one)] for one in given], np.int64)
+    distinct = {id(value): value for value in values}
+    number = {key: i for i, key in enumerate(distinct)}
+    return list(distinct.values()), np.array([number[id(value)] for value in values], np.int64)
 
 
 def read_runs(table: torch.Tensor, first: torch.Tensor, width: int) -> torch.Tensor:
@@ -208,6 +208,6 @@ def read_runs(table: torch.Tensor, first: torch.Tensor, width: int) -> torch.Ten
     return rows.view(*first.shape, width)
 
 
-def look_up(table: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+def look_up(table: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
     """`table[places]` as int64, but many times faster on a CPU."""
-    return table.index_select(0, places.flatten()).view_as(places).long()
+    return table.index_select(0, positions.flatten()).view_as(positions).long()

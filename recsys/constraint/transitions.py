@@ -37,9 +37,11 @@ class Children(NamedTuple):
         """(B, W, C) values of candidates, from (B, W, A) values by symbol; -inf if not alive."""
         return values.gather(-1, self.symbols).masked_fill(~self.alive, -torch.inf)
 
-    def at(self, places: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def at(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """States and symbols at (B, K) indices among the W * C candidates."""
-        return self.states.flatten(1).gather(1, places), self.symbols.flatten(1).gather(1, places)
+        return self.states.flatten(1).gather(1, positions), self.symbols.flatten(1).gather(
+            1, positions
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,8 +82,8 @@ class DeviceTrie:
         key = str(device)
         if key not in trie.on_devices:
             trie.on_devices[key] = cls._copy(trie, device)
-        kept: DeviceTrie = trie.on_devices[key]
-        return kept
+        cached: DeviceTrie = trie.on_devices[key]
+        return cached
 
     @classmethod
     def _copy(cls, trie: ItemTrie, device: str | torch.device) -> DeviceTrie:
@@ -114,8 +116,8 @@ class DeviceTrie:
         count = (look_up(self.first_child, inside + 1) - first) * here
         # children are contiguous, so their values are read in runs
         real = read_runs(self.ramp, len(self.ramp) // 2 - count, width)
-        place = torch.arange(width, device=states.device)
-        child = torch.where(real, first.unsqueeze(-1) + place, NO_STATE)  # (B, W, C)
+        offset = torch.arange(width, device=states.device)
+        child = torch.where(real, first.unsqueeze(-1) + offset, NO_STATE)  # (B, W, C)
         alive = real if allowed is None else real & allowed.runs(first, width)
         if excluded is not None and excluded.dead[depth].shape[1]:
             dead, flat = excluded.dead[depth], child.flatten(1)
@@ -160,14 +162,14 @@ class DeviceTrie:
         if depth == source.num_levels:
             return here.long()
         start, stop = source.depth_start[depth : depth + 2]
-        starts, place = self.row_start[start:stop], inside - start
-        last = place == stop - start - 1
-        following = look_up(starts, (place + 1).masked_fill(last, 0))
+        starts, offset = self.row_start[start:stop], inside - start
+        last = offset == stop - start - 1
+        following = look_up(starts, (offset + 1).masked_fill(last, 0))
         ends = torch.where(last, source.num_rows, following)
-        return (ends - look_up(starts, place)) * here
+        return (ends - look_up(starts, offset)) * here
 
 
-def read(values: torch.Tensor, places: torch.Tensor, missing: float) -> torch.Tensor:
+def read(values: torch.Tensor, positions: torch.Tensor, missing: float) -> torch.Tensor:
     """(B, n) entries of (B, m) values at (B, n) indices; `missing` for index m."""
-    nothing = places == values.shape[1]
-    return values.gather(1, places.masked_fill(nothing, 0)).masked_fill_(nothing, missing)
+    nothing = positions == values.shape[1]
+    return values.gather(1, positions.masked_fill(nothing, 0)).masked_fill_(nothing, missing)

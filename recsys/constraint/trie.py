@@ -200,10 +200,10 @@ class ItemTrie:
             return np.unique(self.item_row[items]).astype(np.int32)
         distinct = np.unique(items)
         rows = np.unique(self.item_row[distinct])
-        owner, places = self.places_of(rows)
-        left = np.isin(self.row_items[places], distinct, invert=True)
+        owner, positions = self.places_of(rows)
+        left = np.isin(self.row_items[positions], distinct, invert=True)
         if allowed is not None:
-            left &= allowed[places]
+            left &= allowed[positions]
         return np.asarray(rows[np.bincount(owner[left], minlength=len(rows)) == 0], np.int32)
 
     def places_of(self, rows: NDArray[np.integer]) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
@@ -222,8 +222,8 @@ class ItemTrie:
         rows = self.item_row[items]
         if self.num_rows == len(self.row_items):  # a row is an item
             return np.asarray(rows, np.intp)
-        which, places = self.places_of(rows)
-        return np.asarray(places[self.row_items[places] == items[which]], np.intp)
+        which, positions = self.places_of(rows)
+        return np.asarray(positions[self.row_items[positions] == items[which]], np.intp)
 
     def release(self) -> None:
         """Free the tensors, which hold a reference to the trie and so form a reference cycle."""
@@ -304,8 +304,8 @@ def _number_states(
         place[alphabet] = np.arange(len(alphabet))
         symbol = place[token]
     else:
-        alphabet, found = np.unique(token, return_inverse=True)
-        symbol = found.astype(_smallest(len(alphabet) - 1))
+        alphabet, number = np.unique(token, return_inverse=True)
+        symbol = number.astype(_smallest(len(alphabet) - 1))
     symbol[0] = 0
     return (
         alphabet.astype(np.int64),

@@ -128,14 +128,14 @@ def finish(
 
     NonFiniteError if the logits of `tree`, of the whole batch, were not finite for some requests.
     """
-    found = answer(frontier, step, num_beams, candidate_scores)
+    ranked = answer(frontier, step, num_beams, candidate_scores)
     if tree is not None:
-        found["finite"] = tree.finite
-    found = dict(zip(found, download(list(found.values())), strict=True))
+        ranked["finite"] = tree.finite
+    ranked = dict(zip(ranked, download(list(ranked.values())), strict=True))
     if tree is not None:
-        tree.settle(found["finite"].tolist())
-        require_finite(found["finite"])
-    return beams_of(found, step, stats)
+        tree.settle(ranked["finite"].tolist())
+        require_finite(ranked["finite"])
+    return beams_of(ranked, step, stats)
 
 
 def answer(
@@ -151,20 +151,20 @@ def answer(
     rows = step.trie.rows_of(frontier.states.gather(1, order))
     # No descendant of a pruned prefix scores more than the prefix: log-probabilities are <= 0.
     complete = (scores[:, -1:] > frontier.rest) | (frontier.rest == -torch.inf)
-    found = {"scores": frontier.log_probs.gather(1, order), "rows": rows, "complete": complete}
+    ranked = {"scores": frontier.log_probs.gather(1, order), "rows": rows, "complete": complete}
     if candidate_scores is not None:
-        found["candidates"] = candidate_scores
-    return found
+        ranked["candidates"] = candidate_scores
+    return ranked
 
 
-def beams_of(found: dict[str, torch.Tensor], step: Step, stats: list[DecodeStats]) -> Beams:
+def beams_of(values: dict[str, torch.Tensor], step: Step, stats: list[DecodeStats]) -> Beams:
     """The answer that `answer` describes, once it is on the host."""
     return Beams(
-        step.trie.sequences(found["rows"]),
-        found["scores"],
-        found["rows"],
+        step.trie.sequences(values["rows"]),
+        values["scores"],
+        values["rows"],
         stats,
         # not of a sample
-        None if step.noise is not None else found["complete"].squeeze(1),
-        candidate_scores=found.get("candidates"),
+        None if step.noise is not None else values["complete"].squeeze(1),
+        candidate_scores=values.get("candidates"),
     )

@@ -62,10 +62,10 @@ def complete(
     max_nodes = arguments.whole_number("max_nodes", max_nodes)
     search = Search.of(request, target, trie)
     source = search.step.trie.source
-    requests, wanted = beams.rows.shape
+    requests, width = beams.rows.shape
     if len(search) != requests:
         raise ValueError(f"beams of {requests} requests for {len(search)} prompts")
-    num_beams = min(wanted, source.num_rows)
+    num_beams = min(width, source.num_rows)
     beam_nodes = num_beams * (source.num_levels - 1)
     if max_nodes < pass_nodes + beam_nodes:
         raise ValueError(
@@ -92,10 +92,10 @@ def complete(
         while len(request_of):
             table.run()
             answers.require_finite(request_of, tree.finite)
-            found, frontier = _look(table, num_beams, pass_nodes)
+            complete_beams, frontier = _look(table, num_beams, pass_nodes)
             proven = ~(frontier.scores > -torch.inf).any(1)
             leave = proven if tree.nodes + pass_nodes <= max_nodes else torch.ones_like(proven)
-            answers.take(request_of[proven], found.take(proven))
+            answers.take(request_of[proven], complete_beams.take(proven))
             answers.count(request_of[leave], table.request[leave], tree)
             going_on = (~leave).nonzero().squeeze(1)
             if len(going_on) < len(leave):
@@ -119,7 +119,7 @@ def _bounded(
     decoder = native_decoder(search)
     assert decoder is not None  # noqa: S101 - checked by the caller
     assert beams.is_global is not None  # noqa: S101 - checked by the caller
-    wanted = beams.rows.shape[1]
+    width = beams.rows.shape[1]
     widths, left = search.widths(max_nodes)[:-1], max_nodes
     for depth, states in enumerate(widths):  # levels with few states leave more to the others
         widths[depth] = min(states, left // (len(widths) - depth))
@@ -127,17 +127,17 @@ def _bounded(
     widths.append(num_beams)
     rows, tokens, scores = beams.rows.clone(), beams.tokens.clone(), beams.scores.clone()
     is_global, stats = beams.is_global.clone(), list(beams.stats)
-    for place in requests:  # one at a time: each may need memory for many nodes
-        part = search.take(torch.tensor([place]))
-        limit = scores[place, num_beams - 1 : num_beams]
-        found = native_search(part, decoder, widths, wanted, limit)
-        assert found.is_global is not None  # noqa: S101 - of a plain search
-        stats[place] = stats[place].plus(found.stats[0])
-        if bool(found.is_global[0]):
-            rows[place], tokens[place], scores[place] = (
-                part[0] for part in (found.rows, found.tokens, found.scores)
+    for request in requests:  # one at a time: each may need memory for many nodes
+        part = search.take(torch.tensor([request]))
+        limit = scores[request, num_beams - 1 : num_beams]
+        beams_of_part = native_search(part, decoder, widths, width, limit)
+        assert beams_of_part.is_global is not None  # noqa: S101 - of a plain search
+        stats[request] = stats[request].plus(beams_of_part.stats[0])
+        if bool(beams_of_part.is_global[0]):
+            rows[request], tokens[request], scores[request] = (
+                part[0] for part in (beams_of_part.rows, beams_of_part.tokens, beams_of_part.scores)
             )
-            is_global[place] = True
+            is_global[request] = True
     return replace(beams, rows=rows, tokens=tokens, scores=scores, stats=stats, is_global=is_global)
 
 
@@ -158,16 +158,16 @@ class _Answers:
         self._finite[requests] = finite
         require_finite(self._finite)
 
-    def take(self, requests: torch.Tensor, found: Frontier) -> None:
+    def take(self, requests: torch.Tensor, frontier: Frontier) -> None:
         """The global top K of these requests."""
-        for all_, some in zip(self._frontier, found, strict=True):
+        for all_, some in zip(self._frontier, frontier, strict=True):
             all_[requests] = some
         self._proven[requests] = True
 
-    def count(self, requests: torch.Tensor, places: torch.Tensor, tree: TokenTree) -> None:
+    def count(self, requests: torch.Tensor, positions: torch.Tensor, tree: TokenTree) -> None:
         """Add the work done for requests, which have these places in the tree's first batch."""
-        for request, place in zip(requests.tolist(), places.tolist(), strict=True):
-            self._stats[request] = self._stats[request].plus(tree.stats(place))
+        for request, position in zip(requests.tolist(), positions.tolist(), strict=True):
+            self._stats[request] = self._stats[request].plus(tree.stats(position))
 
     def beams(self, before: Beams) -> Beams:
         """The answers that are proven now, and those of `before` for the others."""
@@ -200,8 +200,8 @@ def _look(table: Table, num_beams: int, pass_nodes: int) -> tuple[Frontier, Fron
         # keep equal scores: one may lead to an answer of a lower row
         scores = level.open_scores()
         scores = scores.masked_fill(scores < limit, -torch.inf)
-        places, _ = stable_top(scores.flatten(1), min(pass_nodes, scores[0].numel()))
-        open_.append(pick(places, level.children, scores, level.log_probs))
+        chosen, _ = stable_top(scores.flatten(1), min(pass_nodes, scores[0].numel()))
+        open_.append(pick(chosen, level.children, scores, level.log_probs))
     if not open_:
         return answer, Frontier.nothing(answer, pass_nodes)
     every = Frontier.joined(open_)

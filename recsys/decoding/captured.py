@@ -144,13 +144,16 @@ class DecodeGraphs:
             ValueError: too many shapes, or one that is larger than the storage.
             RuntimeError: a decode holds the storage, which capture would overwrite.
         """
-        wanted, pools = sorted(set(shapes), key=_cost), [part.passes.pool for part in self._parts]
-        if len(wanted) > MOST_DECODES:
+        sorted_shapes, pools = (
+            sorted(set(shapes), key=_cost),
+            [part.passes.pool for part in self._parts],
+        )
+        if len(sorted_shapes) > MOST_DECODES:
             raise ValueError(
-                f"{len(wanted)} decodes to capture, and at most {MOST_DECODES} are captured; ask "
-                "for smaller batches or prompts, or fewer sizes of candidates"
+                f"{len(sorted_shapes)} decodes to capture, and at most {MOST_DECODES} are captured; "
+                "ask for smaller batches or prompts, or fewer sizes of candidates"
             )
-        for shape in wanted:
+        for shape in sorted_shapes:
             for pool, nodes in zip(pools, self._nodes(shape), strict=True):
                 slots = whole_blocks(self._inputs.prompt) + whole_blocks(nodes)
                 if shape.batch > pool.batch or slots > pool.slots:
@@ -162,19 +165,19 @@ class DecodeGraphs:
             raise RuntimeError("a decode holds the storage; warm up before decoding")
         self._graphs, self.shapes, device = {}, [], self._model.device
         self._parts = [Part(passes, passes.model.prefixes) for passes, _ in self._parts]
-        examples = {shape: self._inputs.example(shape, len(self._parts)) for shape in wanted}
+        examples = {shape: self._inputs.example(shape, len(self._parts)) for shape in sorted_shapes}
         size = max((FixedInputs.size(arrays) for arrays in examples.values()), default=0)
         inputs = torch.zeros(size, dtype=torch.uint8, device=device)
-        size = max((s.batch * (self._columns + s.candidates) for s in wanted), default=0)
+        size = max((s.batch * (self._columns + s.candidates) for s in sorted_shapes), default=0)
         output = torch.zeros(size, dtype=torch.float64, device=device)
-        for shape in reversed(wanted):  # the smaller ones reuse the memory of the largest
+        for shape in reversed(sorted_shapes):  # the smaller ones reuse the memory of the largest
             fixed = FixedInputs(examples[shape], inputs)
             fixed.send(examples[shape])
             self._graphs[shape] = self._capture(shape, fixed, output)
         for pool in pools:  # the examples may have left values that are not finite
             pool.storage.values.zero_()
         left = sum(graph.left.bytes for graph in self._graphs.values() if graph.left is not None)
-        self.shapes, self._bytes = wanted, inputs.nbytes + output.nbytes + left
+        self.shapes, self._bytes = sorted_shapes, inputs.nbytes + output.nbytes + left
 
     def run(self, search: Search, num_beams: int) -> Beams | None:
         """The answer of `beam_search`, by one graph; None if no graph can run this decode.
@@ -210,23 +213,23 @@ class DecodeGraphs:
         shape = self._find(search, begun)
         graph, prompts = self._graphs[shape], search.prompts
         tokens, lengths = prompts.host_tokens, prompts.host_lengths
-        with ExitStack() as held:
-            caches, kept = [], []
+        with ExitStack() as stack:
+            caches, prefixes = [], []
             for (passes, _), nodes in zip(self._parts, self._nodes(shape), strict=True):
-                cache = held.enter_context(passes.pool.lend(batch, self._inputs.prompt, nodes))
+                cache = stack.enter_context(passes.pool.lend(batch, self._inputs.prompt, nodes))
                 if cache is not passes.pool.pinned:
                     raise NoGraphError("busy")
                 caches.append(cache)
             for (passes, store), cache in zip(self._parts, caches, strict=True):
                 if store is not None:
-                    hit = held.enter_context(store.lookup(passes.model.version, tokens, lengths))
+                    hit = stack.enter_context(store.lookup(passes.model.version, tokens, lengths))
                     if (hit.cached < begun).any():  # another thread changed the store
                         raise NoGraphError("busy")
-                    kept.append(hit.places(cache.slots))
-            graph.inputs.send(self._inputs.arrays(shape, search, begun, kept))
+                    prefixes.append(hit.places(cache.slots))
+            graph.inputs.send(self._inputs.arrays(shape, search, begun, prefixes))
             graph.replay()
             stored = []
-            if kept:
+            if prefixes:
                 finite = graph.finite[:batch]
                 for number, ((passes, store), cache) in enumerate(
                     zip(self._parts, caches, strict=True)
@@ -235,15 +238,17 @@ class DecodeGraphs:
                         stored.append((number, Finite(finite[:, number])))
                         version = passes.model.version
                         store.insert(version, tokens, lengths, cache.buffer, stored[-1][1])
-            found = {name: values[:batch] for name, values in graph.download().items()}
+            values_by_name = {name: values[:batch] for name, values in graph.download().items()}
             self._replays += 1
             for number, record in stored:
-                record.host = found["finite"][:, number].tolist()
-            for cache, finite in zip(caches, found["finite"].unbind(1), strict=True):
+                record.host = values_by_name["finite"][:, number].tolist()
+            for cache, finite in zip(caches, values_by_name["finite"].unbind(1), strict=True):
                 cache.note(finite.all())
             if search.rows is not None:  # without the padding
-                found["candidates"] = found["candidates"][:, : search.rows.known.shape[1]]
-            return self._beams(graph, found, Decode(shape, search, begun, caches[0]))
+                values_by_name["candidates"] = values_by_name["candidates"][
+                    :, : search.rows.known.shape[1]
+                ]
+            return self._beams(graph, values_by_name, Decode(shape, search, begun, caches[0]))
 
     def _check(self, search: Search, num_beams: int) -> None:
         """NoGraphError if no graph can run a decode, whatever has been captured."""
@@ -265,7 +270,9 @@ class DecodeGraphs:
                 for passes, store in self._parts
             ),
         }
-        if (reason := next((name for name, found in reasons.items() if found), None)) is not None:
+        if (
+            reason := next((name for name, applies in reasons.items() if applies), None)
+        ) is not None:
             raise NoGraphError(reason)
 
     def _begun(self, search: Search) -> NDArray[np.int64]:
@@ -291,10 +298,10 @@ class DecodeGraphs:
         shape = DecodeShape(len(search), int(new.max()), bool(begun.any()))
         if rows is not None:
             shape = replace(shape, candidates=max(1, rows.known.shape[1]), nodes=rows.width)
-        found = next((captured for captured in self.shapes if shape.fits(captured)), None)
-        if found is None:
+        smallest = next((captured for captured in self.shapes if shape.fits(captured)), None)
+        if smallest is None:
             raise NoGraphError("shape")
-        return found
+        return smallest
 
     @property
     def _trie(self) -> DeviceTrie:
@@ -321,9 +328,9 @@ class DecodeGraphs:
         """Capture a decode on these inputs; `inputs` hold one."""
         search, nodes = self._inputs.search(shape, inputs), self._nodes(shape)
         begin, graph = (inputs["places"], inputs["last"]), DecodeGraph(inputs, search)
-        with ExitStack() as held:
+        with ExitStack() as stack:
             caches = [
-                held.enter_context(passes.pool.lend(shape.batch, self._inputs.prompt, slots))
+                stack.enter_context(passes.pool.lend(shape.batch, self._inputs.prompt, slots))
                 for (passes, _), slots in zip(self._parts, nodes, strict=True)
             ]
 
@@ -340,9 +347,9 @@ class DecodeGraphs:
                 with ExitStack() as paused:
                     for passes, _ in self._parts:
                         paused.enter_context(passes.paused())
-                    found, left = self._compute(search, trees)
-                found["finite"] = torch.stack([tree.finite for tree in trees], 1)
-                graph.write(found, left, output)
+                    results, left = self._compute(search, trees)
+                results["finite"] = torch.stack([tree.finite for tree in trees], 1)
+                graph.write(results, left, output)
 
             graph.replay = self.passes.capture(run)
         return graph
@@ -354,9 +361,9 @@ class DecodeGraphs:
         frontier, scores = search_tree(search, trees[0], self._widths)
         return answer(frontier, search.step, self._num_beams, scores), None
 
-    def _beams(self, graph: DecodeGraph, found: dict[str, torch.Tensor], decode: Decode) -> Beams:
+    def _beams(self, graph: DecodeGraph, results: dict[str, torch.Tensor], decode: Decode) -> Beams:
         """The answer, from what a replay found; NonFiniteError as `run`."""
-        require_finite(found["finite"][:, 0])
+        require_finite(results["finite"][:, 0])
         search, passes = decode.search, len(self._widths)
         nodes = self._tree_nodes + (0 if search.rows is None else search.rows.width)
         padded, slot = round(self._padded(decode)), decode.cache.bytes_per_slot
@@ -372,7 +379,7 @@ class DecodeGraphs:
             )
             for length, cached in zip(lengths, decode.begun.tolist(), strict=True)
         ]
-        return beams_of(found, search.step, stats)
+        return beams_of(results, search.step, stats)
 
     def _padded(self, decode: Decode) -> float:
         """Tokens of the target per request that only fill up the shape."""
@@ -400,12 +407,12 @@ class DecodeGraph:
         """A graph without results yet."""
         self.inputs, self.search = inputs, search
 
-    def write(self, found: dict[str, torch.Tensor], left: Any, output: torch.Tensor) -> None:
+    def write(self, results: dict[str, torch.Tensor], left: Any, output: torch.Tensor) -> None:
         """Write results to `output`, packed; to be captured, after what computes them."""
-        packed = pack(list(found.values()))
+        packed = pack(list(results.values()))
         self._output, self.left = output[: packed.numel()].view(packed.shape), left
         self._output.copy_(packed)
-        self._like = {name: torch.empty_like(t, device="meta") for name, t in found.items()}
+        self._like = {name: torch.empty_like(t, device="meta") for name, t in results.items()}
 
     @property
     def finite(self) -> torch.Tensor:

@@ -103,11 +103,11 @@ class DraftGraphs(DecodeGraphs):
         target, draft = trees
         proposal = self._drafter.draft(draft, search.step, self._split)
         left = verify_draft(search, target, proposal, self._width)
-        found = left.found()
+        results = left.found()
         left.proposal = Proposal(proposal.levels, proposal.passes)  # frees the draft's tree
-        return found, left
+        return results, left
 
-    def _beams(self, graph: DecodeGraph, found: dict[str, torch.Tensor], decode: Decode) -> Beams:
+    def _beams(self, graph: DecodeGraph, results: dict[str, torch.Tensor], decode: Decode) -> Beams:
         search, left = decode.search, graph.left
         step = replace(search.step, trie=self._trie)  # the numbers of states in the graph
         tree = left.table.tree.continued(
@@ -120,7 +120,7 @@ class DraftGraphs(DecodeGraphs):
         verifying = left.continued(tree)
         verifying.table.step = replace(verifying.table.step, trie=self._trie)
         answers = Answers(verifying, len(search))
-        waiting = answers.take(verifying, found)
+        waiting = answers.take(verifying, results)
         if waiting is not None:
             self._patched += 1
             if verifying.level is left.level:

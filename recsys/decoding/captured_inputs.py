@@ -90,9 +90,9 @@ class DecodeInputs:
 
     def example(self, shape: DecodeShape, models: int) -> Arrays:
         """Inputs of this shape, for a decode that runs so many models."""
-        one = [[0]] * shape.batch
+        tokens = [[0]] * shape.batch
         request = SearchRequest(
-            one, candidates=one if shape.candidates else None, candidate_nodes=shape.nodes
+            tokens, candidates=tokens if shape.candidates else None, candidate_nodes=shape.nodes
         )
         nothing = np.zeros(shape.batch, np.int64)
         search = Search.of(request, self._model, self._catalog.catalog)
@@ -193,11 +193,11 @@ class MaskTable:
         if self._of is not self._catalog.catalog:
             self._of = self._catalog.catalog
             self._kept.clear()
-        wanted = {id(mask): mask for mask in masks if mask is not None}
-        for key in wanted.keys() & self._kept.keys():
+        by_id = {id(mask): mask for mask in masks if mask is not None}
+        for key in by_id.keys() & self._kept.keys():
             self._kept.move_to_end(key)
-        for key in wanted.keys() - self._kept.keys():
-            flags = wanted[key].to(self.flags.device)
+        for key in by_id.keys() - self._kept.keys():
+            flags = by_id[key].to(self.flags.device)
             if len(self._kept) == self.room:
                 self._kept.popitem(last=False)
             # Not `len(self._kept)`: if a copy fails, the free place is any one.
@@ -206,7 +206,7 @@ class MaskTable:
             start = (1 + place) * self._size
             own = self.flags[start : start + self._size]
             torch.index_select(flags, 0, self._catalog.places, out=own)
-            self._kept[key] = wanted[key], place
+            self._kept[key] = by_id[key], place
         places = [0 if mask is None else 1 + self._kept[id(mask)][1] for mask in masks]
         return np.array(places, np.int64)[:, None] * self._size
 

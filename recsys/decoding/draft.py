@@ -179,22 +179,22 @@ class CandidateDrafter:
         for depth in range(1, step.levels):
             first, last = source.depth_start[depth : depth + 2]
             starts = step.trie.row_start[first:last]
-            held = torch.searchsorted(starts, row.to(starts.dtype), right=True)
+            owner = torch.searchsorted(starts, row.to(starts.dtype), right=True)
             # rows ascend, so rows of one prefix lie together; the first of them is its node
-            state = torch.where(real, first + held - 1, NO_STATE)
+            state = torch.where(real, first + owner - 1, NO_STATE)
             new = real.clone()
             new[:, 1:] &= state[:, 1:] != state[:, :-1]
-            place = new.cumsum(1) - 1
+            position = new.cumsum(1) - 1
             number = torch.arange(width, device=device)
             at = torch.where(new, number, width).sort(dim=1).values  # the nodes' places, ascending
             states = read(state, at, NO_STATE)
             token = step.trie.tokens_of(states.masked_fill(states == NO_STATE, 0))
             best = torch.full_like(rank, width).scatter_reduce(
-                1, place.clamp(min=0), torch.where(real, rank, width), "amin"
+                1, position.clamp(min=0), torch.where(real, rank, width), "amin"
             )
             score = (-best.float()).masked_fill(states == NO_STATE, -torch.inf)
             levels.append(Frontier.proposed(states, score, token, read(above, at, 0)))
-            above = place
+            above = position
         return Proposal(levels)
 
 

@@ -276,9 +276,9 @@ class Engine:
             shapes.append(set())
             for widths in _draft_widths(DeviceTrie.of(trie, self.draft.device), trees, num_beams):
                 shapes[-1] |= grid.of_beams(widths)
-        for place, (model, wanted) in enumerate(zip(self._models, shapes, strict=False)):
-            slots = max(s.view for s in wanted) + whole_blocks(spare)
-            self._passes(place, model, batch, slots).warm_up(wanted)
+        for number, (model, model_shapes) in enumerate(zip(self._models, shapes, strict=False)):
+            slots = max(s.view for s in model_shapes) + whole_blocks(spare)
+            self._passes(number, model, batch, slots).warm_up(model_shapes)
 
     def capture_decodes(
         self,
@@ -342,12 +342,12 @@ class Engine:
             passes.append(self._passes(1, self.draft, batch, slots))
         self.decodes, self._catalog = {}, catalog  # frees the memory of those before
         limits = {"prompt": prompt, "num_beams": num_beams}
-        wanted = {plan: self._decodes(plan, passes, catalog, **limits) for plan in plans}
-        for plan, decodes in wanted.items():
+        shapes = {plan: self._decodes(plan, passes, catalog, **limits) for plan in plans}
+        for plan, decodes in shapes.items():
             models = self._models if plan.mode == Mode.DRAFT else [self.target]
-            kept = all(model.prefixes is not None for model in models)
-            decodes.warm_up(grid.of_decodes(plan, kept=kept, candidates=candidates))
-        self.decodes = wanted
+            with_prefixes = all(model.prefixes is not None for model in models)
+            decodes.warm_up(grid.of_decodes(plan, kept=with_prefixes, candidates=candidates))
+        self.decodes = shapes
 
     def _decodes(
         self, plan: Plan, passes: Sequence[PassGraphs], catalog: FixedTrie, **limits: int
@@ -363,14 +363,14 @@ class Engine:
         passes = [graphs.statistics() for graphs in self.graphs]
         decodes = [decodes.statistics() for decodes in self.decodes.values()]
         return EngineStatistics(
-            passes=sum(told.graphs for told in passes),
-            decodes=sum(told.graphs for told in decodes),
+            passes=sum(counts.graphs for counts in passes),
+            decodes=sum(counts.graphs for counts in decodes),
             seconds=self._capture_seconds,
             device_bytes=self._device_bytes if self.target.device.type == "cuda" else None,
-            replays=sum(told.replays for told in decodes),
-            patched=sum(told.patched for told in decodes),
-            fallbacks=dict(sum((Counter(told.fallbacks) for told in decodes), Counter())),
-            eager_passes=dict(sum((Counter(told.fallbacks) for told in passes), Counter())),
+            replays=sum(counts.replays for counts in decodes),
+            patched=sum(counts.patched for counts in decodes),
+            fallbacks=dict(sum((Counter(counts.fallbacks) for counts in decodes), Counter())),
+            eager_passes=dict(sum((Counter(counts.fallbacks) for counts in passes), Counter())),
         )
 
     @contextmanager
@@ -396,16 +396,16 @@ class Engine:
             first_level=trie.branching[0],
         )
 
-    def _passes(self, place: int, model: TreeModel, batch: int, slots: int) -> PassGraphs:
+    def _passes(self, number: int, model: TreeModel, batch: int, slots: int) -> PassGraphs:
         """The captured passes of a model, with room for these sizes."""
-        if len(self.graphs) == place:
+        if len(self.graphs) == number:
             self.graphs.append(PassGraphs.attach(model, batch=batch, slots=slots))
-        elif not self.graphs[place].has_room(batch, slots):
-            before = self.graphs[place].shapes
-            self.graphs[place] = PassGraphs.attach(model, batch=batch, slots=slots)
-            self.graphs[place].warm_up(before)
+        elif not self.graphs[number].has_room(batch, slots):
+            before = self.graphs[number].shapes
+            self.graphs[number] = PassGraphs.attach(model, batch=batch, slots=slots)
+            self.graphs[number].warm_up(before)
             self.decodes = {}  # they are captured over the storage of before
-        return self.graphs[place]
+        return self.graphs[number]
 
     def _measure_plans(
         self, prompts: Sequence[ArrayLike], num_beams: int, batches: Sequence[int]

@@ -53,9 +53,9 @@ class TokenLogits(NamedTuple):
     @classmethod
     def run(cls, tree: TokenTree, trie: DeviceTrie) -> TokenLogits:
         """The logits of the tree's next pass."""
-        found = cls.of(tree.forward(), trie)
-        tree.note(found.total)
-        return found
+        logits = cls.of(tree.forward(), trie)
+        tree.note(logits.total)
+        return logits
 
     def last(self, rows: int) -> TokenLogits:
         """The last `rows` entries of each request."""
@@ -67,10 +67,10 @@ class TokenLogits(NamedTuple):
         total = torch.zeros_like(like)
         return cls(total.unsqueeze(-1).expand(-1, -1, len(trie.alphabet)), total)
 
-    def at(self, places: torch.Tensor) -> TokenLogits:
-        """The (B, w) entries at `places` of each request."""
-        wide = places.unsqueeze(-1).expand(-1, -1, self.logits.shape[-1])
-        return TokenLogits(self.logits.gather(1, wide), self.total.gather(1, places))
+    def at(self, positions: torch.Tensor) -> TokenLogits:
+        """The (B, w) entries at `positions` of each request."""
+        wide = positions.unsqueeze(-1).expand(-1, -1, self.logits.shape[-1])
+        return TokenLogits(self.logits.gather(1, wide), self.total.gather(1, positions))
 
 
 class Frontier(NamedTuple):
@@ -103,9 +103,9 @@ class Frontier(NamedTuple):
     @classmethod
     def root(cls, batch: int, dtype: torch.dtype, device: torch.device) -> Frontier:
         """One beam a request, at the root, with score 0."""
-        place = torch.zeros((batch, 1), dtype=torch.int64, device=device)
+        zero = torch.zeros((batch, 1), dtype=torch.int64, device=device)
         score = torch.zeros((batch, 1), dtype=dtype, device=device)
-        return cls(place, score, place, place, score, score - torch.inf)
+        return cls(zero, score, zero, zero, score, score - torch.inf)
 
     @classmethod
     def proposed(
@@ -147,10 +147,10 @@ class Frontier(NamedTuple):
         parts = [torch.cat(same, dim=1) for same in zip(*frontiers, strict=True)]
         return cls(*parts)._replace(rest=frontiers[0].rest)
 
-    def at(self, places: torch.Tensor) -> Frontier:
+    def at(self, positions: torch.Tensor) -> Frontier:
         """The beams at (B, w) places; the place W, which `stable_top` gives, is no beam."""
         whole = self.padded(self.scores.shape[1] + 1)
-        parts = [part if part is whole.rest else part.gather(1, places) for part in whole]
+        parts = [part if part is whole.rest else part.gather(1, positions) for part in whole]
         return Frontier(*parts)
 
     def take(self, requests: torch.Tensor) -> Frontier:
@@ -242,7 +242,7 @@ class Step:
 
     def pick(
         self,
-        places: torch.Tensor,
+        positions: torch.Tensor,
         children: Children,
         scores: torch.Tensor,
         log_probs: torch.Tensor,
@@ -253,18 +253,18 @@ class Step:
         `scores` and `log_probs` are (B, W, C), and `rest` is that of the frontier that is made.
         """
         flat = scores.flatten(1)
-        missing = places == flat.shape[1]
-        places = places.masked_fill(missing, 0)
-        states, symbols = children.at(places)
-        kept = flat.gather(1, places).masked_fill_(missing, -torch.inf)
-        sums = kept
+        missing = positions == flat.shape[1]
+        positions = positions.masked_fill(missing, 0)
+        states, symbols = children.at(positions)
+        chosen = flat.gather(1, positions).masked_fill_(missing, -torch.inf)
+        sums = chosen
         if log_probs is not scores:
-            sums = log_probs.flatten(1).gather(1, places).masked_fill_(missing, -torch.inf)
+            sums = log_probs.flatten(1).gather(1, positions).masked_fill_(missing, -torch.inf)
         return Frontier(
             states.masked_fill_(missing, NO_STATE),
-            kept,
+            chosen,
             self.trie.alphabet[symbols].masked_fill_(missing, NO_TOKEN),
-            places // scores.shape[-1],
+            positions // scores.shape[-1],
             sums,
             rest,
         )
@@ -332,8 +332,8 @@ def stable_top(values: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Te
     above, equal = values > threshold, values == limit
     room = count - above.sum(-1, keepdim=True)
     taken = above | (equal & (equal.cumsum(-1) <= room))
-    place = torch.arange(size, device=values.device)
-    return torch.where(taken, place, size).topk(count, largest=False).values, rest
+    position = torch.arange(size, device=values.device)
+    return torch.where(taken, position, size).topk(count, largest=False).values, rest
 
 
 def best_first(frontier: Frontier) -> torch.Tensor:

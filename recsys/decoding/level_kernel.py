@@ -110,20 +110,20 @@ def expand_level(
         BLOCK=_SCORED,
         num_warps=4,
     )
-    found = [torch.empty((batch, width), dtype=torch.int64, device=device) for _ in range(3)]
+    outputs = [torch.empty((batch, width), dtype=torch.int64, device=device) for _ in range(3)]
     best = torch.empty((batch, width), dtype=torch.float32, device=device)
     left = torch.empty((batch, 1), dtype=torch.float32, device=device)
     block = min(_COMPARED, max(512, triton.next_power_of_2(size)))
     launch(
         choose_best,
         (batch,),
-        *(*found, best, left, scores, states, rest, rest.stride(0), *tables, trie.alphabet),
+        *(*outputs, best, left, scores, states, rest, rest.stride(0), *tables, trie.alphabet),
         *(count, most, width),
         BLOCK=block,
         num_warps=max(4, block // 256),
     )
     pruned = rest if depth + 1 == source.num_levels else left
-    return found[0], best, found[1], found[2], pruned
+    return outputs[0], best, outputs[1], outputs[2], pruned
 
 
 def log_sum_exp(logits: torch.Tensor) -> torch.Tensor:
@@ -183,14 +183,14 @@ def score_children(
     """
     request = tl.program_id(1).to(tl.int64)
     size = beams * most
-    place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    inside = place < size
-    beam = place // most
+    offsets = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = offsets < size
+    beam = offsets // most
     at = request * beams + beam
     state = tl.load(states + at, mask=inside, other=_NO_STATE)
     here = (state >= first_state) & (state < behind)
     first = tl.load(first_child + state, mask=here, other=0)
-    child = first + place % most
+    child = first + offsets % most
     alive = here & (child < tl.load(first_child + state + 1, mask=here, other=0))
     symbol = tl.load(symbols + child, mask=alive, other=0).to(tl.int64)
     if MASKED:
@@ -220,7 +220,7 @@ def score_children(
     log_prob = value - sums
     score = tl.load(log_probs + at, mask=inside, other=0.0) + log_prob
     score = tl.where(alive, score, -float("inf"))
-    tl.store(scores + request * size + place, score, mask=inside)
+    tl.store(scores + request * size + offsets, score, mask=inside)
 
 
 @triton.jit
@@ -237,8 +237,8 @@ def count_from(scores, size, least, BLOCK: tl.constexpr):
     """How many of `size` scores have a key of at least `least`."""
     count = tl.zeros((), tl.int32)
     for start in range(0, size, BLOCK):
-        place = start + tl.arange(0, BLOCK)
-        key = order_key(tl.load(scores + place, mask=place < size, other=-float("inf")))
+        offsets = start + tl.arange(0, BLOCK)
+        key = order_key(tl.load(scores + offsets, mask=offsets < size, other=-float("inf")))
         count += tl.sum((key >= least).to(tl.int32), 0)
     return count
 
@@ -275,8 +275,8 @@ def choose_best(
     greatest = tl.full((), _NO_KEY, tl.int32)
     alive = tl.zeros((), tl.int32)
     for start in range(0, size, BLOCK):
-        place = start + tl.arange(0, BLOCK)
-        key = order_key(tl.load(scores + place, mask=place < size, other=-float("inf")))
+        offsets = start + tl.arange(0, BLOCK)
+        key = order_key(tl.load(scores + offsets, mask=offsets < size, other=-float("inf")))
         least = tl.minimum(least, tl.min(tl.where(key == _NO_KEY, 0x7FFFFFFF, key), 0))
         greatest = tl.maximum(greatest, tl.max(key, 0))
         alive += tl.sum((key > _NO_KEY).to(tl.int32), 0)
@@ -295,15 +295,15 @@ def choose_best(
     equals = tl.zeros((), tl.int32)
     best_left = tl.full((), -float("inf"), tl.float32)
     for start in range(0, size, BLOCK):
-        place = start + tl.arange(0, BLOCK)
-        score = tl.load(scores + place, mask=place < size, other=-float("inf"))
+        offsets = start + tl.arange(0, BLOCK)
+        score = tl.load(scores + offsets, mask=offsets < size, other=-float("inf"))
         key = order_key(score)
         equal = ((key == last) & (key > _NO_KEY)).to(tl.int32)
         chosen = (key > last) | ((equal > 0) & (equals + tl.cumsum(equal, 0) <= room))
         slot = request * width + taken + tl.cumsum(chosen.to(tl.int32), 0) - 1
-        beam = place // most
+        beam = offsets // most
         state = tl.load(states + request * beams + beam, mask=chosen, other=0)
-        child = tl.load(first_child + state, mask=chosen, other=0) + place % most
+        child = tl.load(first_child + state, mask=chosen, other=0) + offsets % most
         symbol = tl.load(symbols + child, mask=chosen, other=0).to(tl.int64)
         tl.store(found_states + slot, child.to(tl.int64), mask=chosen)
         tl.store(found_scores + slot, score, mask=chosen)
@@ -314,9 +314,9 @@ def choose_best(
         taken += tl.sum(chosen.to(tl.int32), 0)
         equals += tl.sum(equal, 0)
     for start in range(0, width, BLOCK):
-        place = start + tl.arange(0, BLOCK)
-        slot = request * width + place
-        missing = (place >= taken) & (place < width)
+        offsets = start + tl.arange(0, BLOCK)
+        slot = request * width + offsets
+        missing = (offsets >= taken) & (offsets < width)
         nothing = tl.zeros((BLOCK,), tl.int64)
         tl.store(found_states + slot, nothing + _NO_STATE, mask=missing)
         tl.store(found_scores + slot, -float("inf"), mask=missing)
@@ -335,14 +335,14 @@ def sum_exponentials(
     mine = logits + request * logits_request + beam * logits_beam
     most = tl.full((BLOCK,), -float("inf"), tl.float32)
     for start in range(0, size, BLOCK):
-        place = start + tl.arange(0, BLOCK)
-        value = tl.load(mine + place * logits_token, mask=place < size, other=-float("inf"))
+        offsets = start + tl.arange(0, BLOCK)
+        value = tl.load(mine + offsets * logits_token, mask=offsets < size, other=-float("inf"))
         most = tl.maximum(most, value)
     greatest = tl.max(most, 0)
     greatest = tl.where(tl.abs(greatest) < float("inf"), greatest, 0.0)  # inf - inf is NaN
     sums = tl.zeros((BLOCK,), tl.float32)
     for start in range(0, size, BLOCK):
-        place = start + tl.arange(0, BLOCK)
-        value = tl.load(mine + place * logits_token, mask=place < size, other=-float("inf"))
+        offsets = start + tl.arange(0, BLOCK)
+        value = tl.load(mine + offsets * logits_token, mask=offsets < size, other=-float("inf"))
         sums += tl.exp(value - greatest)
     tl.store(total + request * tl.num_programs(0) + beam, greatest + tl.log(tl.sum(sums, 0)))

@@ -71,12 +71,14 @@ def native_search(
         stats = [
             DecodeStats(
                 target_passes=len(widths),
-                target_tokens=length + nodes - kept,
+                target_tokens=length + nodes - cached_tokens,
                 kv_slots=length + nodes,
                 kv_bytes=(length + nodes) * slot,
-                cached_tokens=kept,
+                cached_tokens=cached_tokens,
             )
-            for length, kept, nodes in zip(lengths.tolist(), cached.tolist(), run, strict=True)
+            for length, cached_tokens, nodes in zip(
+                lengths.tolist(), cached.tolist(), run, strict=True
+            )
         ]
     return Beams(
         call.sequences,
@@ -161,8 +163,8 @@ class _Call:
 
     def _add_candidates(self, rows: RowTree, vocabulary: int) -> None:
         """Run the nodes of the candidates in the first pass, and keep its logits."""
-        given = (rows.tokens, rows.parents, rows.depth, rows.states)
-        self._extra = [t.contiguous() for t in given]
+        arrays = (rows.tokens, rows.parents, rows.depth, rows.states)
+        self._extra = [t.contiguous() for t in arrays]
         self._first = torch.empty((len(rows.tokens), 1 + rows.width, vocabulary))
         self._call.extra = rows.width
         names = ("token", "parent", "depth", "state")

@@ -143,9 +143,9 @@ class Beams:
 
     def take(self, requests: Sequence[int]) -> Beams:
         """The answers to some requests, in this order."""
-        places = torch.tensor(requests, dtype=torch.int64, device=self.rows.device)
+        positions = torch.tensor(requests, dtype=torch.int64, device=self.rows.device)
         return replace(
-            self._each(lambda tensor: tensor[places]),
+            self._each(lambda tensor: tensor[positions]),
             stats=[self.stats[i] for i in requests] if self.stats else [],
             traces=[self.traces[i] for i in requests] if self.traces else [],
         )

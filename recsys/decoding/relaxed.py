@@ -94,9 +94,9 @@ def relaxed_beam_search(
             rounds.take_done()
         require_finite(rounds.finite)
         stats = [rounds.stats[i] for i in range(len(prompts))]
-        found = finish(rounds.answers, step, num_beams, stats)
-    scores = found.scores.to(search.model.score_dtype)
-    return replace(found, scores=scores, is_global=None, approximate=True)
+        sampled = finish(rounds.answers, step, num_beams, stats)
+    scores = sampled.scores.to(search.model.score_dtype)
+    return replace(sampled, scores=scores, is_global=None, approximate=True)
 
 
 def settle(
@@ -138,11 +138,11 @@ def settle(
     weight = torch.where(kind == 1, residual, log_p).masked_fill(accepted, 0.0)
     by_weight = (weight + noise.stream(_FILL).gumbel(states)).argsort(1, descending=True)
     order = by_weight.gather(1, kind.gather(1, by_weight).argsort(stable=True, dim=1))
-    place = order[:, :count]
-    place = torch.where(alive.gather(1, place), place, log_p.shape[1]).sort(1).values
+    chosen = order[:, :count]
+    chosen = torch.where(alive.gather(1, chosen), chosen, log_p.shape[1]).sort(1).values
     if mass is None:
-        return place, read(drawn, place, True).all(1)
-    return place, accepted.sum(1) >= alive.sum(1).clamp(max=count)
+        return chosen, read(drawn, chosen, True).all(1)
+    return chosen, accepted.sum(1) >= alive.sum(1).clamp(max=count)
 
 
 def _normalized(log_probs: torch.Tensor) -> torch.Tensor:
@@ -242,9 +242,9 @@ class _Rounds:
                 log_q, drawn = log_p, torch.zeros_like(states, dtype=torch.bool)
                 own, _ = stable_top(log_p + self.noise.gumbel(states), self.num_beams)
                 drawn = torch.nn.functional.pad(drawn, (0, 1)).scatter_(1, own, True)[:, :-1]
-            place, known = settle(log_p, log_q, drawn, states, self.noise, self.num_beams, mass)
-            beams = self._take(beams, children, log_p, place).where(here, beams)
-            theirs = self._take(theirs, children, log_q, place).where(here, theirs)
+            chosen, known = settle(log_p, log_q, drawn, states, self.noise, self.num_beams, mass)
+            beams = self._take(beams, children, log_p, chosen).where(here, beams)
+            theirs = self._take(theirs, children, log_q, chosen).where(here, theirs)
             self.level = self.level + here
             going = going & (known | ~here)
         self.frontier = beams
@@ -253,34 +253,34 @@ class _Rounds:
 
     def _log_probs(self, table: Table, beams: Frontier, children: Children) -> torch.Tensor:
         """(b, W * C) log-probabilities of all children of the beams; -inf where not alive."""
-        place, _ = table.find(beams.states)
-        logits, total = table.logits.at(place)
+        position, _ = table.find(beams.states)
+        logits, total = table.logits.at(position)
         tempered = TokenLogits(logits.double() / self.temperature, total)
         return self.target.step.score(beams, tempered, children)[1].flatten(1)
 
     def _take(
-        self, beams: Frontier, children: Children, log_probs: torch.Tensor, place: torch.Tensor
+        self, beams: Frontier, children: Children, log_probs: torch.Tensor, chosen: torch.Tensor
     ) -> Frontier:
-        """The children of the beams at (b, W) `place`."""
+        """The children of the beams at (b, W) `chosen`."""
         parents = beams.states.unsqueeze(-1).expand_as(children.states).flatten(1)
         tokens = self.target.step.trie.alphabet[children.symbols].flatten(1)
-        found = Frontier(
+        children_frontier = Frontier(
             children.states.flatten(1), log_probs, tokens, parents, log_probs, beams.rest
         )
-        return found.at(place)
+        return children_frontier.at(chosen)
 
     def _among(self, drawn: Frontier, beams: Frontier, children: Children) -> torch.Tensor:
         """(b, W * C) which children of the beams were drawn; others' children are left out."""
         width = children.states.shape[-1]
         alive = (drawn.scores > -torch.inf)[:, :, None]
         match = (drawn.parents[:, :, None] == beams.states[:, None, :]) & alive
-        found = match.any(-1)
-        first = self.target.step.trie.first_child[drawn.parents.masked_fill(~found, 0)]
-        place = match.to(torch.uint8).argmax(-1) * width + drawn.states - first
+        drawn_below = match.any(-1)
+        first = self.target.step.trie.first_child[drawn.parents.masked_fill(~drawn_below, 0)]
+        column = match.to(torch.uint8).argmax(-1) * width + drawn.states - first
         nowhere = beams.states.shape[1] * width
         mask = torch.zeros_like(children.alive.flatten(1))
         mask = torch.nn.functional.pad(mask, (0, 1))
-        return mask.scatter(1, torch.where(found, place, nowhere), True)[:, :-1]
+        return mask.scatter(1, torch.where(drawn_below, column, nowhere), True)[:, :-1]
 
     def take_done(self) -> None:
         """Remove finished requests; this synchronises with the device, once a round."""
@@ -311,10 +311,10 @@ class _Rounds:
         self.frontier = self.frontier.take(going_on)
 
 
-def _add(table: Table, beams: Frontier, wanted: torch.Tensor, depth: int) -> None:
+def _add(table: Table, beams: Frontier, needed: torch.Tensor, depth: int) -> None:
     """Add the wanted beams that are not in the table, in as few places as possible."""
-    _, found = table.find(beams.states)
-    missing = wanted & ~found
+    _, known = table.find(beams.states)
+    missing = needed & ~known
     width = int(missing.sum(1).max())
     if width:
         chosen, _ = stable_top(missing.float(), width)

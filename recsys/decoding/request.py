@@ -80,10 +80,10 @@ class SearchRequest:
             if getattr(self, name) is not None:
                 arguments.one_each(name, getattr(self, name), len(self.prompts))
         for name, kind in (("masks", RowMask), ("boosts", Boost)):
-            for i, one in enumerate(getattr(self, name) or ()):
-                if one is not None and not isinstance(one, kind):
+            for i, value in enumerate(getattr(self, name) or ()):
+                if value is not None and not isinstance(value, kind):
                     raise ValueError(
-                        f"{name}: that of request {i} is a {type(one).__name__}, not a "
+                        f"{name}: that of request {i} is a {type(value).__name__}, not a "
                         f"{kind.__name__}"
                     )
         if self.seeds is not None:
@@ -107,13 +107,13 @@ class SearchRequest:
         """`request` itself, or the request that prompts alone make."""
         return request if isinstance(request, cls) else cls(request)  # type: ignore[arg-type]
 
-    def take(self, places: Sequence[int]) -> SearchRequest:
+    def take(self, positions: Sequence[int]) -> SearchRequest:
         """Some of the requests, in this order."""
         each = ("prompts", "exclude", "masks", "boosts", "seeds", "candidates")
-        given = {name: getattr(self, name) for name in each}
+        fields_of_each = {name: getattr(self, name) for name in each}
         parts: dict[str, Any] = {
-            name: None if of_all is None else [of_all[i] for i in places]
-            for name, of_all in given.items()
+            name: None if of_all is None else [of_all[i] for i in positions]
+            for name, of_all in fields_of_each.items()
         }
         return replace(self, **parts)
 
@@ -203,9 +203,9 @@ def check_vocabulary(model: TreeModel, trie: DeviceTrie) -> None:
 
 def _step(request: SearchRequest, upload: Upload, trie: DeviceTrie) -> Step:
     """The constraints of a request as tensors on the device of `upload`."""
-    for name, given in (("masks", request.masks), ("boosts", request.boosts)):
-        for i, one in enumerate(given or ()):
-            if one is not None and one.trie is not trie.source:
+    for name, values in (("masks", request.masks), ("boosts", request.boosts)):
+        for i, value in enumerate(values or ()):
+            if value is not None and value.trie is not trie.source:
                 raise ValueError(f"{name}: that of request {i} is made for another trie")
     source = trie.source
     excluded = noise = None

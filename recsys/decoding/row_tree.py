@@ -76,7 +76,7 @@ class RowTree:
         path = _paths(source, row)
         prefixes = _Prefixes.of(path[..., 1:-1], real, source.num_states)
         known = real if nodes is None else real & (prefixes.new.sum(-1).cumsum(-1) <= nodes)
-        states, parents, places = prefixes.numbered(known, nodes)
+        states, parents, positions = prefixes.numbered(known, nodes)
         real_node = states > 0
         depths = np.searchsorted(source.depth_start, states, side="right") - 1
         way = Upload(trie.device) if upload is None else upload
@@ -84,19 +84,19 @@ class RowTree:
         def on_device(array: NDArray[np.generic]) -> torch.Tensor:
             return way.add(np.ascontiguousarray(array))
 
-        found = cls(
+        tree = cls(
             states=on_device(states),
             tokens=on_device(np.where(real_node, source.alphabet[source.symbol[states]], NO_TOKEN)),
             parents=on_device(parents),
             depth=on_device(depths.clip(min=1)),
             real=on_device(real_node),
-            places=on_device(places),
+            places=on_device(positions),
             symbols=on_device(source.symbol[path[..., 1:]].astype(np.int64)),
             known=on_device(known),
         )
         if upload is None:
             way.send()
-        return found
+        return tree
 
     @property
     def width(self) -> int:
@@ -193,15 +193,15 @@ class _Prefixes:
         """
         batch, width, steps = self.shape
         owner = self.first // max(1, width * steps)
-        kept = (self.state >= 0) & known.reshape(-1)[self.first // max(1, steps)]
-        begin = np.searchsorted(owner[kept], np.arange(batch + 1))  # requests lie in order
-        number = np.cumsum(kept) - 1
-        place = number - begin[owner] if len(owner) else number
-        places = np.zeros((batch, width, steps + 1), np.int64)
-        places[..., 1:] = np.where(kept, place + 1, 0)[self.which].reshape(self.shape)
+        is_node = (self.state >= 0) & known.reshape(-1)[self.first // max(1, steps)]
+        begin = np.searchsorted(owner[is_node], np.arange(batch + 1))  # requests lie in order
+        number = np.cumsum(is_node) - 1
+        node = number - begin[owner] if len(owner) else number
+        nodes_of = np.zeros((batch, width, steps + 1), np.int64)
+        nodes_of[..., 1:] = np.where(is_node, node + 1, 0)[self.which].reshape(self.shape)
         sizes = np.diff(begin)
         real = np.arange(int(sizes.max(initial=0)) if nodes is None else nodes) < sizes[:, None]
         states, parents = np.zeros(real.shape, np.int64), np.full(real.shape, ROOT, np.int64)
-        states[real] = self.state[kept]
-        parents[real] = places[..., :-1].reshape(-1)[self.first[kept]] - 1
-        return states, parents, places
+        states[real] = self.state[is_node]
+        parents[real] = nodes_of[..., :-1].reshape(-1)[self.first[is_node]] - 1
+        return states, parents, nodes_of

@@ -50,12 +50,12 @@ def score_rows(
     """
     search = Search.of(SearchRequest(prompts, prompt_slots=prompt_slots), model, trie)
     lists = arguments.rows_of_requests("rows", rows, len(search), search.step.trie.source.num_rows)
-    wanted = RowTree.of(search.step.trie, lists, upload=search.prompts.upload)
+    row_tree = RowTree.of(search.step.trie, lists, upload=search.prompts.upload)
     search.send()
     if not len(search):
-        return wanted.known.to(search.model.score_dtype)
-    with TokenTree(search.model, search.prompts, wanted.width) as tree:
-        wanted.add_to(tree)
-        scores = wanted.scores(TokenLogits.run(tree, search.step.trie))
+        return row_tree.known.to(search.model.score_dtype)
+    with TokenTree(search.model, search.prompts, row_tree.width) as tree:
+        row_tree.add_to(tree)
+        scores = row_tree.scores(TokenLogits.run(tree, search.step.trie))
         require_finite(tree.finite)
         return scores

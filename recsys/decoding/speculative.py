@@ -208,8 +208,8 @@ class Verification:
 
     def _look_up(self) -> None:
         """Set `place`, `missing` and `forced` for the frontier as it is."""
-        self.place, found = self.table.find(self.frontier.states)
-        missing = ~found & (self.frontier.scores > -torch.inf)
+        self.place, known = self.table.find(self.frontier.states)
+        missing = ~known & (self.frontier.scores > -torch.inf)
         last = self.table.step.levels - 1
         forced = self.table.step.forced(self.frontier.states, last)
         if forced is not None:  # its logits make no difference, and no node will follow it
@@ -246,7 +246,7 @@ class Verification:
         new = torch.where(real, new, self.place.gather(1, chosen))
         self._add_children(self.place.scatter(1, chosen, new), levels, budget)
 
-    def _add_children(self, place: torch.Tensor, levels: range, budget: int) -> None:
+    def _add_children(self, position: torch.Tensor, levels: range, budget: int) -> None:
         """Add the best nodes below the beams at (b, K) places, at most `budget` a request."""
         table, step = self.table, self.table.step
         if levels.start >= step.levels - 1:
@@ -254,16 +254,16 @@ class Verification:
         pick = Frontier.nothing(self.frontier, budget)
         for depth in range(levels.start, min(levels.stop, step.levels - 1)):
             children = step.children(self.frontier.states, depth)
-            worth = self._worth(place, children, depth).flatten(1)
+            worth = self._worth(position, children, depth).flatten(1)
             best, _ = stable_top(worth, min(budget, worth.shape[1]))
-            above = place.unsqueeze(-1).expand_as(children.states).flatten(1)
-            found = Frontier.proposed(
+            above = position.unsqueeze(-1).expand_as(children.states).flatten(1)
+            proposed = Frontier.proposed(
                 children.states.flatten(1),
                 worth,
                 step.trie.alphabet[children.symbols].flatten(1),
                 above,
             ).at(best)
-            pick = found.padded(budget).where(self.level == depth, pick)
+            pick = proposed.padded(budget).where(self.level == depth, pick)
         _, run = table.find(pick.states)
         real = (pick.scores > -torch.inf) & ~run
         width = int(real.sum(1).max()) if counts_nodes(real.device) else real.shape[1]
@@ -277,11 +277,11 @@ class Verification:
                 real.gather(1, chosen),
             )
 
-    def _worth(self, place: torch.Tensor, children: Children, depth: int) -> torch.Tensor:
+    def _worth(self, position: torch.Tensor, children: Children, depth: int) -> torch.Tensor:
         """(b, K, C) priority of each child of the frontier; -inf if it cannot be needed."""
         step, missing = self.table.step, self.missing
         # Of the children that are known, only the best K can be in the next frontier.
-        logits = self.table.logits.at(torch.where(missing, 0, place))
+        logits = self.table.logits.at(torch.where(missing, 0, position))
         exact, _ = step.score(self.frontier, logits, children)
         known = exact.masked_fill(missing.unsqueeze(-1), -torch.inf)
         limit = known.flatten(1).topk(self.num_beams).values[:, -1:]
@@ -316,26 +316,26 @@ class Answers:
         self._traces: dict[int, Trace] = {}
 
     def take(
-        self, search: Verification, found: dict[str, torch.Tensor]
+        self, search: Verification, results: dict[str, torch.Tensor]
     ) -> tuple[range, int] | None:
         """Take the finished searches out of `search`; this synchronises once a pass.
 
         Args:
             search: after a pass.
-            found: `search.found()`, on the device or on the host.
+            results: `search.found()`, on the device or on the host.
 
         Returns:
             The levels of the searches still going on and the most beams that one of them misses;
             None if all are done.
         """
-        columns = [column[: len(self.finite)] for column in found.values()]
-        found = dict(zip(found, download(columns), strict=True))
+        columns = [column[: len(self.finite)] for column in results.values()]
+        results = dict(zip(results, download(columns), strict=True))
         table, draft = search.table, self._proposal.tree
-        if "candidates" in found:
-            self._scores = found["candidates"]
-        if "draft finite" in found and draft is not None:
-            draft.settle(found["draft finite"].tolist())
-        counts = found["counts"]
+        if "candidates" in results:
+            self._scores = results["candidates"]
+        if "draft finite" in results and draft is not None:
+            draft.settle(results["draft finite"].tolist())
+        counts = results["counts"]
         lines = counts.tolist()
         # a request whose logits are not finite ends here
         ended = [line[1] == table.step.levels or not line[-1] for line in lines]
@@ -343,12 +343,12 @@ class Answers:
         going_on = [i for i, end in enumerate(ended) if not end]
         device = search.level.device
         if done:
-            places = torch.tensor(done)
-            requests = counts[places, 0]
+            positions = torch.tensor(done)
+            requests = counts[positions, 0]
             for name, mine in self.frontier._asdict().items():
-                mine[requests] = found[name][places]
+                mine[requests] = results[name][positions]
             if self._traced:
-                traces = trace(table, places.to(device), search.num_beams, self._proposal.levels)
+                traces = trace(table, positions.to(device), search.num_beams, self._proposal.levels)
                 self._traces |= {lines[i][0]: t for i, t in zip(done, traces, strict=True)}
         for i in done:
             request, _, accepted, _, forced, finite = lines[i]
@@ -386,6 +386,6 @@ class Answers:
         tree.settle(self.finite.tolist())
         require_finite(self.finite)
         stats = [self._stats[i] for i in range(len(self._stats))]
-        found = finish(self.frontier, step, num_beams, stats, self._scores)
-        found.traces.extend(self._traces[i] for i in range(len(self._traces)))
-        return found
+        ranked = finish(self.frontier, step, num_beams, stats, self._scores)
+        ranked.traces.extend(self._traces[i] for i in range(len(self._traces)))
+        return ranked

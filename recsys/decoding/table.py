@@ -171,16 +171,16 @@ class Table:
         nodes = root.padded(self.places)._replace(states=self.states)
         real = self.states != PADDING
         states = self.states.masked_fill(~real, 0)
-        place = states - trie.first_child[states.gather(1, parents)]
-        found = []
+        position = states - trie.first_child[states.gather(1, parents)]
+        parts = []
         for depth in range(levels):
             children = self.step.children(self.states, depth)  # none of places at other depths
             scores, log_probs = self.step.score(nodes, self.logits, children)
             below = (self.depth == depth + 1) & real
-            at = torch.where(below, parents * children.states.shape[-1] + place, 0)
+            at = torch.where(below, parents * children.states.shape[-1] + position, 0)
             nodes = nodes._replace(
                 scores=torch.where(below, scores.flatten(1).gather(1, at), nodes.scores),
                 log_probs=torch.where(below, log_probs.flatten(1).gather(1, at), nodes.log_probs),
             )
-            found.append(Expansion(children, scores, log_probs, at, below))
-        return nodes, found
+            parts.append(Expansion(children, scores, log_probs, at, below))
+        return nodes, parts

@@ -60,7 +60,7 @@ def _beams(table: Table, num_beams: int) -> torch.Tensor:
     frontier = Frontier.root(len(table.request), dtype, device)
     states = []
     for depth in range(step.levels - 1):
-        place, _ = table.find(frontier.states)
-        frontier = step.expand(frontier, table.logits.at(place), depth, num_beams)
+        position, _ = table.find(frontier.states)
+        frontier = step.expand(frontier, table.logits.at(position), depth, num_beams)
         states.append(frontier.states)
     return torch.cat(states, dim=1) if states else table.states[:, :0]

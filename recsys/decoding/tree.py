@@ -103,9 +103,9 @@ class PromptBatch:
             row[: len(array)] = array
         # as unsigned numbers, negative tokens are the largest of all
         if padded.view(np.uint64).max(initial=0) >= model.vocabulary_size:
-            row, place = np.argwhere((padded < 0) | (padded >= model.vocabulary_size))[0]
+            row, column = np.argwhere((padded < 0) | (padded >= model.vocabulary_size))[0]
             raise ValueError(
-                f"prompt {row} has token {padded[row, place]} at place {place}; "
+                f"prompt {row} has token {padded[row, column]} at place {column}; "
                 f"the model knows 0 .. {model.vocabulary_size - 1}"
             )
         return cls._on_way(padded, lengths, Upload(model.device), slots)
@@ -299,8 +299,8 @@ class TokenTree:
         self._depth[:, here] = depth
         known, none = self._ancestors[..., :end], self._ancestors.shape[1] - 1
         rows = torch.where(parents == ROOT, none, parents).unsqueeze(-1).expand(-1, -1, end)
-        places = torch.arange(end, device=tokens.device)
-        own = places == places[first:].unsqueeze(-1)
+        slots = torch.arange(end, device=tokens.device)
+        own = slots == slots[first:].unsqueeze(-1)
         for _ in range(1 + within):  # each round hands ancestors one generation down
             known[:, here] = known.gather(1, rows) | own
         self.nodes = end
@@ -421,21 +421,23 @@ class TokenTree:
         """
         if (most := self.model.most_padding) is None:
             return
-        found = find_long_prompts(self.prompts.host_lengths - self._begun)
-        if found.saved <= most:
+        long_prompts = find_long_prompts(self.prompts.host_lengths - self._begun)
+        if long_prompts.saved <= most:
             return
-        lengths, begun = (a[: found.requests] for a in (self.prompts.host_lengths, self._begun))
-        end = np.maximum(lengths - found.tokens, begun + 1)
-        places = np.minimum(begun[:, None] + np.arange((end - begun).max()), end[:, None] - 1)
-        on_device = self.prompts.upload.add(places)
-        self._begun = np.concatenate([end, self._begun[found.requests :]])
+        lengths, begun = (
+            a[: long_prompts.requests] for a in (self.prompts.host_lengths, self._begun)
+        )
+        end = np.maximum(lengths - long_prompts.tokens, begun + 1)
+        positions = np.minimum(begun[:, None] + np.arange((end - begun).max()), end[:, None] - 1)
+        on_device = self.prompts.upload.add(positions)
+        self._begun = np.concatenate([end, self._begun[long_prompts.requests :]])
         self._places = self._prompt_places()
         self.prompts.upload.send()
         view, model = self.cache.prompt, self.model
         before = self.cache.tokens
-        with self.cache.narrowed(found.requests):
+        with self.cache.narrowed(long_prompts.requests):
             model.forward(
-                self.prompts.tokens[: found.requests].gather(1, on_device),
+                self.prompts.tokens[: long_prompts.requests].gather(1, on_device),
                 on_device,
                 lambda window: prompt_mask(on_device, view, window=window, dtype=model.dtype),
                 self.cache,

@@ -145,16 +145,16 @@ def _read(path: Path) -> tuple[pa.Table, str]:
     return table.sort_by("user_id"), str(manifest.config.get("split"))
 
 
-def _ranker(table: pa.Table, path: Path | str, wanted: str | None, k: int) -> str:
+def _ranker(table: pa.Table, path: Path | str, ranker: str | None, k: int) -> str:
     names = table["ranker"].unique().to_pylist()
-    if wanted is None:
-        wanted = next(name for name in ("blended", "model", names[0]) if name in names)
-    if wanted not in names:
-        raise DataError(f"{path} has no ranker {wanted!r}; it has {', '.join(names)}")
+    if ranker is None:
+        ranker = next(name for name in ("blended", "model", names[0]) if name in names)
+    if ranker not in names:
+        raise DataError(f"{path} has no ranker {ranker!r}; it has {', '.join(names)}")
     ks = [int(c.removeprefix("hits_at_")) for c in table.column_names if c.startswith("hits_at_")]
     if not 1 <= k <= max(ks):
         raise DataError(f"{path} has lists of {max(ks)}; k = {k} cannot be had from them")
-    return str(wanted)
+    return str(ranker)
 
 
 def _select(table: pa.Table, ranker: str, mode: str) -> pa.Table:
@@ -171,10 +171,10 @@ def _of_users(gains: Gains, user_ids: pa.ChunkedArray) -> Gains:
 def _gains(table: pa.Table, k: int) -> Gains:
     """Metric of each user's list, by targets and metric."""
     rank = table["rank"].fill_null(0).to_numpy()
-    found = (rank >= 1) & (rank <= k)
+    hit = (rank >= 1) & (rank <= k)
     gains = {
-        ("next", "recall"): found.astype(np.float64),
-        ("next", "ndcg"): np.where(found, 1 / np.log2(1 + np.maximum(rank, 1)), 0.0),
+        ("next", "recall"): hit.astype(np.float64),
+        ("next", "ndcg"): np.where(hit, 1 / np.log2(1 + np.maximum(rank, 1)), 0.0),
     }
     targets, hits = table["targets"].to_numpy(), f"hits_at_{k}"
     if (targets > 1).any() and hits in table.column_names:

@@ -61,7 +61,7 @@ def by_k(document: dict[str, Any]) -> str:
 def by_segment(document: dict[str, Any], by: str) -> str:
     """Recall at the headline K within each segment of `by`, with intervals."""
     k = document["headline"]["k"]
-    what = by.replace("_", " ")
+    label = by.replace("_", " ")
 
     def draw(figure: Figure) -> None:
         axes = figure.subplots()
@@ -70,9 +70,11 @@ def by_segment(document: dict[str, Any], by: str) -> str:
         width = 0.8 / len(document["rankers"])
         for i, ranker in enumerate(document["rankers"]):
             rows = [row for row in chosen if row["ranker"] == ranker]
-            places = [list(users).index(row["segment"]) + (i + 0.5) * width - 0.4 for row in rows]
+            positions = [
+                list(users).index(row["segment"]) + (i + 0.5) * width - 0.4 for row in rows
+            ]
             axes.bar(
-                places,
+                positions,
                 [row["mean"] for row in rows],
                 width * 0.92,
                 yerr=_reach(rows),
@@ -85,7 +87,7 @@ def by_segment(document: dict[str, Any], by: str) -> str:
         axes.set_ylim(0, None)
         axes.set_title(f"Recall@{k}", loc="left")
 
-    return svg(draw, by, f"Bar chart: Recall@{k} of each recommender by {what}.")
+    return svg(draw, by, f"Bar chart: Recall@{k} of each recommender by {label}.")
 
 
 def coverage(document: dict[str, Any]) -> str:
@@ -102,17 +104,17 @@ def coverage(document: dict[str, Any]) -> str:
     return svg(draw, "coverage", "Line chart: catalog coverage of each recommender by K.")
 
 
-def _pick(rows: Rows, document: dict[str, Any], **wanted: object) -> Rows:
+def _pick(rows: Rows, document: dict[str, Any], **conditions: object) -> Rows:
     """The rows of the headline mode with these values."""
-    wanted["seen"] = document["headline"]["seen"]
-    return [row for row in rows if all(row[key] == value for key, value in wanted.items())]
+    conditions["seen"] = document["headline"]["seen"]
+    return [row for row in rows if all(row[key] == value for key, value in conditions.items())]
 
 
 def _line(axes: Axes, i: int, label: str, rows: Rows) -> None:
     intervals = bool(rows) and "low" in rows[0]
     axes.errorbar(
         # So that error bars do not overlap.
-        [place + 0.05 * i * intervals for place in range(len(rows))],
+        [position + 0.05 * i * intervals for position in range(len(rows))],
         [row["mean"] for row in rows],
         yerr=_reach(rows) if intervals else None,
         color=SERIES[i % len(SERIES)],

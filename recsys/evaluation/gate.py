@@ -77,7 +77,7 @@ def stage(context: Context) -> Path:
             seed=context.settings.seed,
         )
         rankers = {CHALLENGER: Served(challenger), CHAMPION: Served(champion)}
-        alive = [one.epoch.alive for one in (challenger, champion)]
+        alive = [recommender.epoch.alive for recommender in (challenger, champion)]
         dataset = with_enough_users(dataset, np.logical_and.reduce(alive))
         results, left = [], config.users
         for replay in replays(dataset) if left else [dataset]:
@@ -86,10 +86,10 @@ def stage(context: Context) -> Path:
             if left is not None and left <= 0:
                 break
         result = results[0]
-        tables = [report.per_user(one, dataset) for one in results]
+        tables = [report.per_user(recommender, dataset) for recommender in results]
         users = tables[0]
         times = measure_latency([challenger, champion], result, dataset, config)
-        found = {
+        findings = {
             CHALLENGER: {"bundle": workspace.name, "version": parents["bundle"]},
             CHAMPION: {"bundle": parent.name, "version": parents[CHAMPION]},
             "window": _window(dataset, len(result.users)),
@@ -104,8 +104,8 @@ def stage(context: Context) -> Path:
             "latency_ms": dict(zip(rankers, times, strict=True)),
             "k": config.k,
         }
-        reasons = decide(found, config)
-        verdict = {"offered": not reasons, "reasons": reasons, **found}
+        reasons = decide(findings, config)
+        verdict = {"offered": not reasons, "reasons": reasons, **findings}
         document = report.document(
             result, dataset, name=workspace.name, made_from=parents, weaknesses=reasons
         )
@@ -185,7 +185,9 @@ def evaluate_alike(
 
     Stock changes between two bundles. A list must not win because it has what was sold out since.
     """
-    available = np.logical_and.reduce([one.recommender.epoch.alive for one in rankers.values()])
+    available = np.logical_and.reduce(
+        [ranker.recommender.epoch.alive for ranker in rankers.values()]
+    )
     known = None if available.all() else available
     return evaluate(of_available(rankers, known), dataset, config, available=known)
 
@@ -286,8 +288,8 @@ def measure_latency(
 
 def read_verdict(report_path: Path) -> dict[str, Any]:
     """`gate.json` of a report."""
-    found: dict[str, Any] = json.loads((report_path / VERDICT).read_text(encoding="utf-8"))
-    return found
+    verdict: dict[str, Any] = json.loads((report_path / VERDICT).read_text(encoding="utf-8"))
+    return verdict
 
 
 def show(path: Path) -> None:

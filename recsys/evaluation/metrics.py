@@ -54,11 +54,11 @@ class Hits:
             raise ValueError("targets must be dense items, not negative")
         # A (user, item) pair is one integer, so that one sorted search finds all pairs.
         stride = 1 + max(ranked.max(initial=0), int(targets.items.max(initial=0)))
-        wanted = np.unique(targets.rows * stride + targets.items)
+        target_keys = np.unique(targets.rows * stride + targets.items)
         shown = np.arange(len(ranked))[:, None] * stride + ranked
-        place = np.searchsorted(wanted, shown).clip(max=max(len(wanted) - 1, 0))
-        found = (wanted[place] == shown) & (ranked >= 0)
-        return cls(found, np.bincount(wanted // stride, minlength=len(ranked)))
+        position = np.searchsorted(target_keys, shown).clip(max=max(len(target_keys) - 1, 0))
+        is_hit = (target_keys[position] == shown) & (ranked >= 0)
+        return cls(is_hit, np.bincount(target_keys // stride, minlength=len(ranked)))
 
     def first(self, k: int) -> NDArray[np.bool_]:
         """(n, k) the first k places; ValueError if the lists are shorter."""
@@ -81,8 +81,8 @@ def ndcg_at_k(hits: Hits, k: int) -> NDArray[np.float64]:
 
 def mrr_at_k(hits: Hits, k: int) -> NDArray[np.float64]:
     """(n,) 1/rank of the first hit among the first k, or 0."""
-    found = hits.first(k)
-    return np.where(found.any(axis=1), 1 / (1 + found.argmax(axis=1)), 0.0)
+    first_hit = hits.first(k)
+    return np.where(first_hit.any(axis=1), 1 / (1 + first_hit.argmax(axis=1)), 0.0)
 
 
 def coverage_at_k(ranked: NDArray[np.int32], k: int, num_items: int) -> float:
@@ -122,10 +122,10 @@ def short_share_at_k(ranked: NDArray[np.int32], k: int) -> float:
     return float(((ranked[:, :k] >= 0).sum(axis=1) < k).mean()) if len(ranked) else 0.0
 
 
-def share_at_k(ranked: NDArray[np.int32], k: int, wanted: NDArray[np.bool_]) -> float:
-    """Share of the first k places, as far as they are filled, with one of the `wanted` (items,)."""
+def share_at_k(ranked: NDArray[np.int32], k: int, members: NDArray[np.bool_]) -> float:
+    """Share of the first k items, where there are so many, that are among `members` (items,)."""
     shown = ranked[:, :k]
-    return float(wanted[shown[shown >= 0]].mean()) if (shown >= 0).any() else 0.0
+    return float(members[shown[shown >= 0]].mean()) if (shown >= 0).any() else 0.0
 
 
 def gini_at_k(ranked: NDArray[np.int32], k: int, num_items: int) -> float:
@@ -164,7 +164,7 @@ def diversities(
     square = np.einsum("nd,nd->n", vectors, vectors)
     whole, squares = np.zeros((n, vectors.shape[1])), np.zeros(n)
     length = np.zeros(n, np.int64)
-    for place, k in enumerate(ks):
+    for number, k in enumerate(ks):
         here = ranked[:, begin:k]
         shown = here >= 0
         added = shown.sum(axis=1)
@@ -179,8 +179,8 @@ def diversities(
         together = np.einsum("nd,nd->n", whole, whole) - squares  # each pair twice
         several = length > 1
         pairs = length * (length - 1)
-        total[place] = (1 - together[several] / pairs[several]).sum()
-        lists[place] = several.sum()
+        total[number] = (1 - together[several] / pairs[several]).sum()
+        lists[number] = several.sum()
     return [float(t / many) if many else 0.0 for t, many in zip(total, lists, strict=True)]
 
 

@@ -295,12 +295,12 @@ def _rank(
     with track(f"{name}, seen {mode}", len(histories)) as bar:
         for batch in range(0, len(order), config.batch_size):
             rows = order[batch : batch + config.batch_size]
-            given = histories.take(rows)
-            items[rows], scores[rows] = ranker.rank(given, k, mode == "masked")
-            _check(name, items[rows], given.left_out(mode == "masked"), num_items)
+            histories_of_chunk = histories.take(rows)
+            items[rows], scores[rows] = ranker.rank(histories_of_chunk, k, mode == "masked")
+            _check(name, items[rows], histories_of_chunk.left_out(mode == "masked"), num_items)
             bar.advance(len(rows))
     seconds = time.perf_counter() - start
-    hits = {kind: Hits.of(items, wanted) for kind, wanted in targets.items()}
+    hits = {kind: Hits.of(items, targets_of_kind) for kind, targets_of_kind in targets.items()}
     return Ranking(items, scores, hits, seconds)
 
 
@@ -376,14 +376,14 @@ def _coverage(
             if vectors is not None:
                 alike = [round(d, 6) for d in diversities(ranking.items, config.ks, vectors)]
             for k, diversity in zip(config.ks, alike, strict=True):
-                found = {
+                shares = {
                     "coverage": coverage_at_k(ranking.items, k, num_items),
                     "gini": gini_at_k(ranking.items, k, num_items),
                     "novelty": novelty_at_k(ranking.items, k, popularity),
                     "tail_share": share_at_k(ranking.items, k, tail),
                     "short_share": short_share_at_k(ranking.items, k),
                 }
-                rounded = {key: round(value, 6) for key, value in found.items()}
+                rounded = {key: round(value, 6) for key, value in shares.items()}
                 about = {"ranker": name, "seen": mode, "k": k}
                 rows.append({**about, **rounded, "diversity": diversity})
     return rows
@@ -405,12 +405,12 @@ def _segments(
             drawn = resampled_means(inside, resamples=config.resamples, seed=config.seed)
             means, first = inside.mean(axis=0), len(about) // len(rankings)
             for i, row in enumerate(about):
-                found = {"by": by, "segment": name, "users": len(inside), **row}
-                del found["targets"]
+                row_of_segment = {"by": by, "segment": name, "users": len(inside), **row}
+                del row_of_segment["targets"]
                 j = i % first  # the same column of the first ranker
                 gap = interval(means[j] - means[i], drawn[:, j] - drawn[:, i])
                 paired = {"gap": gap.mean, "gap_low": gap.low, "gap_high": gap.high}
-                rows.append({**found, **vars(interval(means[i], drawn[:, i])), **paired})
+                rows.append({**row_of_segment, **vars(interval(means[i], drawn[:, i])), **paired})
     return rows
 
 
@@ -462,9 +462,9 @@ def _unavailable(everything: Examples, available: NDArray[np.bool_]) -> dict[str
     }
 
 
-def find(rows: list[dict[str, Any]], **wanted: object) -> dict[str, Any]:
+def find(rows: list[dict[str, Any]], **conditions: object) -> dict[str, Any]:
     """The only row of a result with these values; KeyError if no row or several have them."""
-    found = [row for row in rows if all(row[key] == value for key, value in wanted.items())]
-    if len(found) != 1:
-        raise KeyError(f"{len(found)} rows have {wanted}")
-    return found[0]
+    matching = [row for row in rows if all(row[key] == value for key, value in conditions.items())]
+    if len(matching) != 1:
+        raise KeyError(f"{len(matching)} rows have {conditions}")
+    return matching[0]

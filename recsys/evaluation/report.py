@@ -143,19 +143,19 @@ def cold_rows(document: dict[str, Any]) -> list[dict[str, Any]]:
 
     A row has `group`, `users`, and `rankers`: name -> the segment's row.
     """
-    wanted = {"metric": "recall", "k": document["headline"]["k"]}
-    wanted["seen"] = document["headline"]["seen"]
+    conditions = {"metric": "recall", "k": document["headline"]["k"]}
+    conditions["seen"] = document["headline"]["seen"]
     rows = []
     for group, (by, segment) in COLD.items():
-        about = {**wanted, "by": by, "segment": segment}
-        found = {
+        about = {**conditions, "by": by, "segment": segment}
+        rows_by = {
             row["ranker"]: row
             for row in document["segments"]
             if all(row[key] == value for key, value in about.items())
         }
-        if found:
-            users = next(iter(found.values()))["users"]
-            rows.append({"group": group, "users": users, "rankers": found})
+        if rows_by:
+            users = next(iter(rows_by.values()))["users"]
+            rows.append({"group": group, "users": users, "rankers": rows_by})
     return rows
 
 
@@ -178,9 +178,9 @@ def _cold_table(document: dict[str, Any]) -> list[Table]:
     for row in rows:
         cells = [f"{row['rankers'][first]['mean']:.4f}"]
         for name in shown[1:]:
-            one = row["rankers"][name]
-            low, high = (f"{one[key]:+.3f}" for key in ("gap_low", "gap_high"))
-            cells.append(f"{one['mean']:.4f}\n[dim]{low} to {high}[/dim]")
+            measured = row["rankers"][name]
+            low, high = (f"{measured[key]:+.3f}" for key in ("gap_low", "gap_high"))
+            cells.append(f"{measured['mean']:.4f}\n[dim]{low} to {high}[/dim]")
         table.add_row(row["group"], f"{row['users']:,}", *cells)
     return [table]
 
@@ -190,11 +190,11 @@ def headline(document: dict[str, Any]) -> list[str]:
     about = {"metric": "recall", **document["headline"]}
     k, model = about["k"], document["rankers"][0]
     row = find(document["metrics"], ranker=model, **about)
-    held = f"hold the next event {row['mean']:.1%} of the time"
+    sentence = f"hold the next event {row['mean']:.1%} of the time"
     if about["targets"] == "all":
-        held = f"hold {row['mean']:.1%} of the items that a user has in the split"
+        sentence = f"hold {row['mean']:.1%} of the items that a user has in the split"
     sentences = [
-        f"Recall@{k} {row['mean']:.4f}: the first {k} {held} "
+        f"Recall@{k} {row['mean']:.4f}: the first {k} {sentence} "
         f"(95 % interval {row['low']:.1%} to {row['high']:.1%}), seen items {about['seen']}."
     ]
     if document["data"]["baskets"]:
@@ -310,8 +310,8 @@ def _examples(result: Result, dataset: Dataset) -> list[dict[str, Any]]:
         listed = result.rankings[model][mode].items[row, :k]
         ranks: dict[str, int | None] = {}
         for ranker, modes in result.rankings.items():
-            places = np.flatnonzero(modes[mode].hits["next"].found[row])
-            ranks[ranker] = int(places[0]) + 1 if len(places) else None
+            positions = np.flatnonzero(modes[mode].hits["next"].found[row])
+            ranks[ranker] = int(positions[0]) + 1 if len(positions) else None
         examples.append(
             {
                 "user_id": str(dataset.interactions.user_ids[result.users[row]]),

@@ -148,10 +148,12 @@ def _keys(histories: Histories) -> list[tuple[bytes, ...]]:
 def _rankers(search: Search, recommender: Recommender, histories: Histories) -> dict[str, Ranker]:
     """The recommender's rankers by name, with lists of all modes from one search per user."""
     modes = tuple(mode == "masked" for mode in search.config.seen_modes)
-    found = search.rank(histories, modes)
-    places = {key: place for place, key in enumerate(_keys(histories))}
+    ranked = search.rank(histories, modes)
+    positions = {key: position for position, key in enumerate(_keys(histories))}
     first, alone = (
-        _Precomputed(places, {mode: both[which] for mode, both in zip(modes, found, strict=True)})
+        _Precomputed(
+            positions, {mode: both[which] for mode, both in zip(modes, ranked, strict=True)}
+        )
         for which in range(2)
     )
     return {BLENDED: first, MODEL: alone} if _blends(recommender) else {MODEL: alone}
@@ -261,14 +263,14 @@ def _load(bundle: Path, config: EvaluationConfig) -> Recommender:
 
     def seconds(device: str) -> float:
         """Time of a batch; on a CPU, which takes each user about as long, by that of a few."""
-        found = load(device=device)
+        loaded = load(device=device)
         few = min(config.batch_size, MEASURED) if device == CPU else config.batch_size
         items = np.random.default_rng(0).integers(
-            0, len(found.catalog), (few, found.encoder.config.max_items)
+            0, len(loaded.catalog), (few, loaded.encoder.config.max_items)
         )
         k, users = max(config.ks), Histories.of(items.tolist())
         taken = typical_seconds(
-            lambda: found.rank_variants(
+            lambda: loaded.rank_variants(
                 users, k=k, exclude_seen=(True,), beams=config.beams, batch_size=few
             )
         )
@@ -293,8 +295,10 @@ def _of_today(items: Path) -> dict[str, str]:
     """Which items are available now, as a setting of the report, if that changes with time."""
     names = pq.read_schema(items).names if items.is_file() else []
     used = [name for name in (AVAILABLE, FROM, UNTIL) if name in names]
-    found = digest_of_available(pq.read_table(items, columns=used), this_minute()) if used else None
-    return {} if found is None else {"available": found}
+    digest = (
+        digest_of_available(pq.read_table(items, columns=used), this_minute()) if used else None
+    )
+    return {} if digest is None else {"available": digest}
 
 
 def _check_catalog(catalog: Catalog, dataset: Dataset) -> None:
@@ -322,7 +326,7 @@ def _weaknesses(result: Result) -> list[str]:
     """Name what is worse than a simpler ranker: the served list, and the model alone."""
     k = result.config.headline_k
     about: dict[str, Any] = {"metric": "ndcg", "k": k}
-    served, found = next(iter(result.rankings)), []
+    served, weaknesses = next(iter(result.rankings)), []
     kinds = {"next": "the next event", "all": "all events of the split"}
     fitted = "all events of a later time" if result.facts["baskets"] else "the next event"
     for seen in result.config.seen_modes:
@@ -330,26 +334,26 @@ def _weaknesses(result: Result) -> list[str]:
             for name in result.rankings:
                 worse = _worst(result, served, name, {"seen": seen, "targets": targets})
                 if worse is not None:
-                    found.append(
+                    weaknesses.append(
                         f"The served list is worse than {name} for {meaning}, seen items {seen}: "
                         f"{worse}. It is fitted to {fitted} without seen items; more time "
                         "(--minutes) may help it."
                     )
-    found += _cold_weaknesses(result)
+    weaknesses += _cold_weaknesses(result)
     about |= {"seen": result.config.seen_modes[0], "targets": result.config.targets}
     if MODEL not in result.rankings:
-        return found
+        return weaknesses
     own = find(result.metrics, ranker=MODEL, **about)["mean"]
     for name in ("popularity", "item-kNN"):
         if name in result.rankings:
             theirs = find(result.metrics, ranker=name, **about)["mean"]
             if own < theirs:
-                found.append(
+                weaknesses.append(
                     f"The model alone is below {name}: NDCG@{k} {own:.4f} against {theirs:.4f}. "
                     "More events, more epochs or a SASRec teacher (sasrec.epochs) may help it; the "
                     "served list does not depend on it alone."
                 )
-    return found
+    return weaknesses
 
 
 def _few_users(bundle: Path, has_retrieval: bool) -> list[str]:
@@ -370,18 +374,18 @@ def _few_users(bundle: Path, has_retrieval: bool) -> list[str]:
 def _cold_weaknesses(result: Result) -> list[str]:
     """Where little is known, name the simple baselines that are surely better."""
     k, seen = result.config.headline_k, result.config.seen_modes[0]
-    found = []
+    weaknesses = []
     for group, (by, segment) in COLD.items():
-        wanted = {"by": by, "segment": segment, "seen": seen, "metric": "recall", "k": k}
+        conditions = {"by": by, "segment": segment, "seen": seen, "metric": "recall", "k": k}
         for row in result.segments:
-            about = all(row[key] == value for key, value in wanted.items())
+            about = all(row[key] == value for key, value in conditions.items())
             if about and row["ranker"] in report.SIMPLE and row["gap_high"] < 0:
-                found.append(
+                weaknesses.append(
                     f"For {group} ({row['users']:,} users), the served list is worse than "
                     f"{row['ranker']}: Recall@{k} {row['gap']:+.4f} ({row['gap_low']:+.4f} to "
                     f"{row['gap_high']:+.4f})."
                 )
-    return found
+    return weaknesses
 
 
 def _worst(result: Result, served: str, other: str, where: dict[str, Any]) -> str | None:

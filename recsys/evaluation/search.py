@@ -43,10 +43,10 @@ def _load_in_process(bundle: Path, device: str, dtype: str, threads: int) -> Non
 
 
 def _recommender() -> Recommender:
-    (found,) = _in_process
-    if isinstance(found, Exception):
-        raise found
-    return found
+    (recommender,) = _in_process
+    if isinstance(recommender, Exception):
+        raise recommender
+    return recommender
 
 
 def _rank_in_process(histories: Histories, options: dict[str, Any]) -> Lists:
@@ -104,8 +104,8 @@ class Search:
         options: dict[str, Any] = {"k": k, "exclude_seen": modes}
         options |= {"beams": self.config.beams, "batch_size": self.config.batch_size}
         with track("model", n) as bar, _named():
-            for place, lists in self._rank([histories.take(rows) for rows in work], options):
-                rows = work[place]
+            for number, lists in self._rank([histories.take(rows) for rows in work], options):
+                rows = work[number]
                 for mode, both in enumerate(lists):
                     for which, (ranked, rated) in enumerate(both):
                         items[mode, which, rows], scores[mode, which, rows] = ranked, rated
@@ -121,11 +121,11 @@ class Search:
         while waiting or running:
             # One chunk more than it ranks, so that no process waits while this one ranks.
             while self._pool is not None and waiting and len(running) < 2 * self._others:
-                place = waiting.popleft()
-                running[self._pool.submit(_rank_in_process, chunks[place], options)] = place
+                number = waiting.popleft()
+                running[self._pool.submit(_rank_in_process, chunks[number], options)] = number
             if waiting:
-                place = waiting.pop()
-                yield place, self._recommender.rank_variants(chunks[place], **options)
+                number = waiting.pop()
+                yield number, self._recommender.rank_variants(chunks[number], **options)
             done = wait(running, 0 if waiting else None, FIRST_COMPLETED).done
             for future in done:
                 yield running.pop(future), future.result()

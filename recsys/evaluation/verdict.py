@@ -44,7 +44,7 @@ class GateConfig:
     """Draws of the bootstrap."""
 
 
-def decide(found: dict[str, Any], config: GateConfig) -> list[str]:
+def decide(compared: dict[str, Any], config: GateConfig) -> list[str]:
     """Why a challenger is not offered, in sentences; empty if it is.
 
     Something must have been measured. The challenger must not be surely worse: the 95 % interval of
@@ -52,13 +52,13 @@ def decide(found: dict[str, Any], config: GateConfig) -> list[str]:
     of the users. Its lists must not surely have too few items, and it must keep the latency.
     """
     k, reasons = config.k, []
-    users = found["window"]["users"]
+    users = compared["window"]["users"]
     if users < config.least_users:
         reasons.append(
             f"Only {users} users have an event in the window; {config.least_users} are needed "
             "(gate.least_users). More new events decide it."
         )
-    for row in found["comparisons"]:
+    for row in compared["comparisons"]:
         about = f"{row['metric']}@{k} of {row['target']} next items"
         gap = f"{row['mean']:+.4f} ({row['low']:+.4f} to {row['high']:+.4f})"
         whole = row["target"] == "all" and row["metric"] == "ndcg"
@@ -71,7 +71,7 @@ def decide(found: dict[str, Any], config: GateConfig) -> list[str]:
         elif row["high"] < allowed:
             least = "" if whole else f", and {allowed:+.4f} is allowed (gate.margin)"
             reasons.append(f"The challenger is worse: {about} {gap}{least}.")
-    about = found["coverage"]
+    about = compared["coverage"]
     if about["gap"]["high"] < 0:
         mine, theirs, taken = (
             round(about[name] * about["items"]) for name in (CHALLENGER, CHAMPION, "taken")
@@ -83,7 +83,7 @@ def decide(found: dict[str, Any], config: GateConfig) -> list[str]:
             f"(gate.coverage), and the gap of {about['gap']['mean']:+.0f} items "
             f"({about['gap']['low']:+.0f} to {about['gap']['high']:+.0f}) is more than chance."
         )
-    times = [found["latency_ms"][name] for name in (CHALLENGER, CHAMPION)]
+    times = [compared["latency_ms"][name] for name in (CHALLENGER, CHAMPION)]
     if None not in times and times[0]["p50"] > config.latency * times[1]["p50"]:
         reasons.append(
             f"A request takes {times[0]['p50']:.1f} ms, and {times[1]['p50']:.1f} ms with the "

@@ -181,9 +181,9 @@ class SlotCache:
         """Keep the requests at (b,) ascending places of the batch, moved to the front in place."""
         if len(requests) == self.buffer.shape[2]:
             return  # all of them
-        kept = self.buffer.index_select(2, requests)
+        selected = self.buffer.index_select(2, requests)
         self.buffer = self.buffer[:, :, : len(requests)]
-        self.buffer.copy_(kept)
+        self.buffer.copy_(selected)
 
     def gather(self, slots: torch.Tensor, first: int) -> None:
         """Compact the cache: move the (B, n) slots still needed to `first .. first + n`."""
@@ -217,8 +217,8 @@ class CachePool:
         with self._lock:
             self.lent += 1
             sizes = (s.values.shape[2] for s in self._free)
-            place = next((i for i, size in enumerate(sizes) if size >= tokens), None)
-            storage = None if place is None else self._free.pop(place)
+            number = next((i for i, size in enumerate(sizes) if size >= tokens), None)
+            storage = None if number is None else self._free.pop(number)
         try:
             if storage is None:
                 layers, heads, size = self._shape

@@ -139,14 +139,14 @@ def check_sizes(folder: Path) -> None:
 
 def _shapes(folder: Path) -> list[list[int]]:
     """Shapes of all tensors of a folder, from the headers of their files."""
-    found = []
+    shapes = []
     for file in sorted(folder.glob("*.safetensors")):
         try:
             with safe_open(file, "pt") as tensors:
-                found += [tensors.get_slice(name).get_shape() for name in tensors.keys()]  # noqa: SIM118
+                shapes += [tensors.get_slice(name).get_shape() for name in tensors.keys()]  # noqa: SIM118
         except (OSError, SafetensorError) as error:
             raise ArtifactError(f"{file}: not safetensors weights: {error}") from error
-    return found
+    return shapes
 
 
 def _add_in(model: Any, folder: Path) -> Any:

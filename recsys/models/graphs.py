@@ -379,8 +379,8 @@ class PassGraphs:
             ValueError: a shape is larger than the storage.
             RuntimeError: a decode holds the storage, which capture would overwrite.
         """
-        wanted = {shape.rounded() for shape in shapes} - set(self.shapes)
-        for shape in wanted:
+        missing = {shape.rounded() for shape in shapes} - set(self.shapes)
+        for shape in missing:
             if not self.has_room(shape.batch, shape.view):
                 raise ValueError(
                     f"{shape} does not fit a storage of {self.pool.batch} requests with "
@@ -390,20 +390,20 @@ class PassGraphs:
             raise RuntimeError("a decode holds the storage; warm up before decoding")
         model = self.model
         with self.pool.lend(self.pool.batch, self.pool.slots, 0):
-            rows = max((shape.batch * shape.rows for shape in wanted), default=0)
+            rows = max((shape.batch * shape.rows for shape in missing), default=0)
             logits = torch.zeros(
                 rows * model.vocabulary_size, dtype=model.score_dtype, device=model.device
             )
             captured = [
                 PassGraph(model, shape, self.pool, self.capture, logits)
-                for shape in sorted(wanted, key=_size, reverse=True)
+                for shape in sorted(missing, key=_size, reverse=True)
             ]
         self.pool.storage.values.zero_()  # captures may have left values that are not finite
         with self._lock:
             self._graphs = sorted([*self._graphs, *captured], key=lambda g: _size(g.shape))
             self._found = {}
             self._logits_bytes += logits.nbytes
-            for shape in wanted:
+            for shape in missing:
                 del self.missed[shape]
 
     def find(
@@ -421,16 +421,16 @@ class PassGraphs:
             if shape not in self._found:
                 fitting = (g for g in self._graphs if shape.fits(g.shape))
                 self._found[shape] = next(fitting, None)
-            found = self._found[shape]
+            smallest = self._found[shape]
             if cache is not self.pool.pinned:
                 self._fallbacks["cache"] += 1
                 return None
-            if found is None:
+            if smallest is None:
                 self._fallbacks["shape"] += 1
                 self.missed[shape] += 1
                 return None
             self._replays += 1
-        return found
+        return smallest
 
     @contextmanager
     def paused(self) -> Iterator[None]:

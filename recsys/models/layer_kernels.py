@@ -102,18 +102,18 @@ def norm_rows(
 ):
     """Program t: the norm of row t, to whose residual `values` are added first if ADDED."""
     row = tl.program_id(0).to(tl.int64) * size
-    place = tl.arange(0, BLOCK)
-    inside = place < size
-    exact = tl.load(residual + row + place, mask=inside, other=0.0).to(tl.float32)
+    offsets = tl.arange(0, BLOCK)
+    inside = offsets < size
+    exact = tl.load(residual + row + offsets, mask=inside, other=0.0).to(tl.float32)
     if ADDED:
-        exact += tl.load(values + row + place, mask=inside, other=0.0).to(tl.float32)
+        exact += tl.load(values + row + offsets, mask=inside, other=0.0).to(tl.float32)
         rounded = exact.to(residual.dtype.element_ty)
-        tl.store(residual + row + place, rounded, mask=inside)
+        tl.store(residual + row + offsets, rounded, mask=inside)
         exact = rounded.to(tl.float32)
     scale = tl.rsqrt(tl.sum(exact * exact, 0) / size + epsilon)
     normed = (exact * scale).to(result.dtype.element_ty).to(tl.float32)
-    factor = tl.load(weight + place, mask=inside, other=0.0).to(tl.float32)
-    tl.store(result + row + place, (normed * factor).to(result.dtype.element_ty), mask=inside)
+    factor = tl.load(weight + offsets, mask=inside, other=0.0).to(tl.float32)
+    tl.store(result + row + offsets, (normed * factor).to(result.dtype.element_ty), mask=inside)
 
 
 @triton.jit(do_not_specialize=["new", "values_from", "queries", "pairs", "half", "epsilon"])
@@ -142,11 +142,11 @@ def rotate_heads(
     """
     token = tl.program_id(0).to(tl.int64)
     head = (tl.program_id(1) * HEADS + tl.arange(0, HEADS))[:, None]
-    place = tl.arange(0, HALF)[None, :]
+    offsets = tl.arange(0, HALF)[None, :]
     size = 2 * half
-    inside = (head < queries + 2 * pairs) & (place < half)
+    inside = (head < queries + 2 * pairs) & (offsets < half)
     kind = rotated.dtype.element_ty
-    source = merged + token * (queries + 2 * pairs) * size + head * size + place
+    source = merged + token * (queries + 2 * pairs) * size + head * size + offsets
     plain_first = tl.load(source, mask=inside, other=0.0)
     plain_second = tl.load(source + half, mask=inside, other=0.0)
     first, second = plain_first.to(tl.float32), plain_second.to(tl.float32)
@@ -156,27 +156,27 @@ def rotate_heads(
         squares = tl.sum(first * first + second * second, 1)[:, None]
         scale = tl.rsqrt(squares / size + epsilon)
         used = inside & is_query
-        weight = tl.load(query_weight + place + head * 0, mask=used, other=0.0)
-        weight += tl.load(key_weight + place + head * 0, mask=inside & is_key, other=0.0)
+        weight = tl.load(query_weight + offsets + head * 0, mask=used, other=0.0)
+        weight += tl.load(key_weight + offsets + head * 0, mask=inside & is_key, other=0.0)
         normed = (first * scale).to(kind).to(tl.float32) * weight.to(tl.float32)
         first = normed.to(kind).to(tl.float32)
-        weight = tl.load(query_weight + half + place + head * 0, mask=used, other=0.0)
-        weight += tl.load(key_weight + half + place + head * 0, mask=inside & is_key, other=0.0)
+        weight = tl.load(query_weight + half + offsets + head * 0, mask=used, other=0.0)
+        weight += tl.load(key_weight + half + offsets + head * 0, mask=inside & is_key, other=0.0)
         normed = (second * scale).to(kind).to(tl.float32) * weight.to(tl.float32)
         second = normed.to(kind).to(tl.float32)
-    angle = rotation + tl.load(positions + token) * size + place
-    cosine = tl.load(angle, mask=place < half, other=0.0).to(tl.float32)
-    sine = tl.load(angle + half, mask=place < half, other=0.0).to(tl.float32)
+    angle = rotation + tl.load(positions + token) * size + offsets
+    cosine = tl.load(angle, mask=offsets < half, other=0.0).to(tl.float32)
+    sine = tl.load(angle + half, mask=offsets < half, other=0.0).to(tl.float32)
     # As in torch, products are rounded to the model's dtype before they are added.
     low = (first * cosine).to(kind).to(tl.float32) - (second * sine).to(kind).to(tl.float32)
     high = (second * cosine).to(kind).to(tl.float32) + (first * sine).to(kind).to(tl.float32)
     low, high = low.to(kind), high.to(kind)
     batch, step = token // new, token % new
-    to = rotated + ((batch * queries + head) * new + step) * size + place
+    to = rotated + ((batch * queries + head) * new + step) * size + offsets
     tl.store(to, low, mask=inside & is_query)
     tl.store(to + half, high, mask=inside & is_query)
     slot = tl.load(write + token)
-    to = cache + (slot * pairs + head - queries) * size + place
+    to = cache + (slot * pairs + head - queries) * size + offsets
     tl.store(to, low, mask=inside & is_key)
     tl.store(to + half, high, mask=inside & is_key)
     to += values_from - pairs * size
@@ -189,10 +189,10 @@ def rotate_heads(
 def multiply_gates(result, merged, size, BLOCK: tl.constexpr):
     """Program (t, i): block i of row t."""
     row = tl.program_id(0).to(tl.int64)
-    place = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    inside = place < size
+    offsets = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = offsets < size
     kind = result.dtype.element_ty
-    gate = tl.load(merged + 2 * row * size + place, mask=inside, other=0.0).to(tl.float32)
-    up = tl.load(merged + (2 * row + 1) * size + place, mask=inside, other=0.0).to(tl.float32)
+    gate = tl.load(merged + 2 * row * size + offsets, mask=inside, other=0.0).to(tl.float32)
+    up = tl.load(merged + (2 * row + 1) * size + offsets, mask=inside, other=0.0).to(tl.float32)
     silu = (gate / (1.0 + tl.exp(-gate))).to(kind).to(tl.float32)
-    tl.store(result + row * size + place, (silu * up).to(kind), mask=inside)
+    tl.store(result + row * size + offsets, (silu * up).to(kind), mask=inside)

@@ -146,15 +146,15 @@ class LlamaForward:
         """(T, H x D) results of (B, H, S, D) queries over (2, B, view, G, D) keys and values."""
         batch, _, new, size = queries.shape
         keys, values = cached.transpose(2, 3)
-        found = functional.scaled_dot_product_attention(
+        attended = functional.scaled_dot_product_attention(
             queries.view(batch, self._heads.pairs, -1, size),
             keys,
             values,
             attn_mask=mask,
             scale=self._scaling,
         )
-        found = found.view(batch, self._heads.pairs, -1, new, size)
-        return found.permute(0, 3, 1, 2, 4).reshape(batch * new, -1)
+        attended = attended.view(batch, self._heads.pairs, -1, new, size)
+        return attended.permute(0, 3, 1, 2, 4).reshape(batch * new, -1)
 
     def _project(self, hidden: torch.Tensor) -> torch.Tensor:
         """(rows, vocabulary) logits."""
@@ -227,6 +227,6 @@ def _joined(parts: list[Any]) -> torch.Tensor:
 
 def _rotation(decoder: Any, positions: int, like: torch.Tensor) -> torch.Tensor:
     """(positions, D) cosines and sines, by the model's own module; their halves repeat."""
-    place = torch.arange(positions, device=like.device)[None]
-    both = decoder.rotary_emb(like, place)
+    position = torch.arange(positions, device=like.device)[None]
+    both = decoder.rotary_emb(like, position)
     return torch.cat([part[0].chunk(2, dim=-1)[0] for part in both], dim=-1).contiguous()

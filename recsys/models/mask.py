@@ -9,14 +9,14 @@ import torch
 
 
 def prompt_mask(
-    places: torch.Tensor, slots: int, *, window: int | None, dtype: torch.dtype
+    positions: torch.Tensor, slots: int, *, window: int | None, dtype: torch.dtype
 ) -> torch.Tensor:
     """(B, 1, S, slots) causal mask of prompt tokens; node slots come after them and are masked.
 
-    (B, S) `places` are positions, which are the slots of the tokens. A token attends to `window`
+    (B, S) `positions` are positions, which are the slots of the tokens. A token attends to `window`
     positions, its own included; None for all before it.
     """
-    distance = places.unsqueeze(-1) - torch.arange(slots, device=places.device)
+    distance = positions.unsqueeze(-1) - torch.arange(slots, device=positions.device)
     seen = distance >= 0
     if window is not None:
         seen &= distance < window
@@ -45,11 +45,11 @@ def tree_mask(
         dtype: dtype of the mask.
     """
     batch, width, _ = ancestors.shape
-    place = torch.arange(prompt, device=lengths.device)
-    in_prompt = (place < lengths[:, None])[:, None, :].expand(batch, width, prompt)
+    slot = torch.arange(prompt, device=lengths.device)
+    in_prompt = (slot < lengths[:, None])[:, None, :].expand(batch, width, prompt)
     if window is not None:
         position = (lengths[:, None] + depth - 1).unsqueeze(-1)
-        in_prompt = in_prompt & (position - place < window)
+        in_prompt = in_prompt & (position - slot < window)
         ancestors = ancestors & (depth[:, :, None] - node_depth[:, None, :] < window)
     return additive(torch.cat([in_prompt, ancestors], dim=-1), dtype)[:, None]
 

@@ -132,12 +132,12 @@ class Hit:
 
         The latter are slots of a flattened working cache, in which a request has `slots`.
         """
-        found = [
-            (block, request, place)
+        positions = [
+            (block, request, number)
             for request, path in enumerate(self.paths)
-            for place, block in enumerate(path)
+            for number, block in enumerate(path)
         ]
-        return _places(found, self.store.block, slots)
+        return _places(positions, self.store.block, slots)
 
     def release(self) -> None:
         """Let the blocks go; they may then be evicted. A second call does nothing."""
@@ -254,9 +254,9 @@ class PrefixStore:
             for path in hit.paths:
                 self._hold(path)
             self._pinned += hit.held
-            found = int(hit.cached.sum())
-            self._hits += found
-            self._misses += sum(sizes) - found
+            cached = int(hit.cached.sum())
+            self._hits += cached
+            self._misses += sum(sizes) - cached
         return hit
 
     def release(self, hit: Hit) -> None:
@@ -297,12 +297,12 @@ class PrefixStore:
         if hit.held:
             self._copy(self._send(hit.places(cache.shape[3]), upload), flat)
 
-    def read(self, places: torch.Tensor, cache: torch.Tensor) -> None:
+    def read(self, positions: torch.Tensor, cache: torch.Tensor) -> None:
         """`load` of (2, tokens) int64 `Hit.places` that are on the device.
 
         Nothing waits for the device or depends on the values, so it can be captured.
         """
-        self._copy(places, self._flat(cache, 0, 0))
+        self._copy(positions, self._flat(cache, 0, 0))
 
     @torch.inference_mode()
     def insert(
@@ -451,16 +451,16 @@ class PrefixStore:
             prompts.append([data[i * width : (i + 1) * width] for i in range(count)])
         return prompts, sizes.tolist()
 
-    def _send(self, places: NDArray[np.int64], upload: Upload | None = None) -> torch.Tensor:
+    def _send(self, positions: NDArray[np.int64], upload: Upload | None = None) -> torch.Tensor:
         """(2, tokens) places on the device, by `upload` or by a copy of their own."""
         upload = Upload(self._pool.device) if upload is None else upload
-        on_device = upload.add(places)
+        on_device = upload.add(positions)
         upload.send()
         return on_device
 
-    def _copy(self, places: torch.Tensor, flat: torch.Tensor) -> None:
+    def _copy(self, positions: torch.Tensor, flat: torch.Tensor) -> None:
         """Copy tokens of the pool into a `_flat` working cache; places are `Hit.places`."""
-        pool, slots = places
+        pool, slots = positions
         flat.index_copy_(1, slots, self._wide_pool.index_select(1, pool))
 
     @property

@@ -176,13 +176,13 @@ class TreeModel:
         else:
             self.max_positions = self._own.positions
 
-    def _make_own(self, wanted: bool | None) -> LlamaForward | None:
+    def _make_own(self, use_own: bool | None) -> LlamaForward | None:
         """The own forward, or None without one."""
-        if wanted is False or (wanted is None and self.device.type != "cuda"):
+        if use_own is False or (use_own is None and self.device.type != "cuda"):
             return None
         if (reason := reason_against(self._model)) is None:
             return LlamaForward(self._model, tuple(self.mask_kinds))
-        if wanted:
+        if use_own:
             raise ValueError(
                 f"own_forward=True: {reason}; leave own_forward out for the modules of transformers"
             )
@@ -262,7 +262,7 @@ class TreeModel:
         """
         if self.max_positions is not None and self.device.type == "cpu":
             self.check_positions(int(positions.max()) + 1)
-        wanted = tokens.shape[1] if rows is None else rows.shape[1]
+        outputs = tokens.shape[1] if rows is None else rows.shape[1]
         masks = {kind: mask(window) for kind, window in self.mask_kinds.items()}
         graph = None if self.find_graph is None else self.find_graph(tokens, cache, view, rows)
         if graph is not None:
@@ -274,11 +274,11 @@ class TreeModel:
                 tokens, positions = tokens[:, spread], positions[:, spread]
                 write = write[:, spread]
                 masks = {kind: m[:, :, spread] for kind, m in masks.items()}
-            if rows is not None and wanted % _ROWS:
-                rows = rows[:, _round_up(wanted, rows.device)]
+            if rows is not None and outputs % _ROWS:
+                rows = rows[:, _round_up(outputs, rows.device)]
         cache.tokens += tokens.numel()
         cache.select(write, view)
-        logits = self.run(tokens, positions, masks, cache, rows)[:, :wanted]
+        logits = self.run(tokens, positions, masks, cache, rows)[:, :outputs]
         return logits if logits.dtype == torch.float64 else logits.float()
 
     def run(

@@ -120,38 +120,38 @@ class NativeDecoder:
         self._check_frozen()
         self._check(tokens, positions, masks, buffer, write, view, rows)
         batch, count = tokens.shape
-        wanted = count if rows is None else rows.shape[1]
-        given = [tokens.contiguous(), positions.contiguous(), write.contiguous()]
+        outputs = count if rows is None else rows.shape[1]
+        inputs = [tokens.contiguous(), positions.contiguous(), write.contiguous()]
         if rows is not None:
-            given.append(rows.contiguous())
-        logits = torch.empty((batch, wanted, self._model.vocabulary), dtype=torch.float32)
+            inputs.append(rows.contiguous())
+        logits = torch.empty((batch, outputs, self._model.vocabulary), dtype=torch.float32)
         call = _struct(
             "Pass",
             batch=batch,
             tokens=count,
-            rows=wanted,
+            rows=outputs,
             slots=buffer.shape[3],
             view=view,
             threads=_threads or torch.get_num_threads(),
-            token=given[0].data_ptr(),
-            position=given[1].data_ptr(),
-            write=given[2].data_ptr(),
-            row=0 if rows is None else given[3].data_ptr(),
+            token=inputs[0].data_ptr(),
+            position=inputs[1].data_ptr(),
+            write=inputs[2].data_ptr(),
+            row=0 if rows is None else inputs[3].data_ptr(),
             cache=buffer.data_ptr(),
             cache_layer=buffer.stride(0),
             cache_values=buffer.stride(1),
             logits=logits.data_ptr(),
         )
-        for place, kind in enumerate(self._kinds):
+        for number, kind in enumerate(self._kinds):
             mask = masks[kind]
             if mask.stride(-1) != 1:
                 mask = mask.contiguous()
-            given.append(mask)
-            call.mask[place] = mask.data_ptr()
-            call.mask_batch[place] = mask.stride(0) if mask.shape[0] > 1 else 0
-            call.mask_token[place] = mask.stride(2)
-        if batch and wanted:
-            self._call(call, given)
+            inputs.append(mask)
+            call.mask[number] = mask.data_ptr()
+            call.mask_batch[number] = mask.stride(0) if mask.shape[0] > 1 else 0
+            call.mask_token[number] = mask.stride(2)
+        if batch and outputs:
+            self._call(call, inputs)
         return logits
 
     def search(self, trie: Any, call: Any) -> None:
@@ -167,15 +167,15 @@ class NativeDecoder:
         """
         self._check_frozen()
         call.threads = _threads or torch.get_num_threads()
-        model, place = self._model, ffi.new("int64_t *")
+        model, failed_at = self._model, ffi.new("int64_t *")
         workspace = self._borrow(self._call_of.recsys_search_workspace(model, trie, call))
         call.workspace = workspace[1].data_ptr()
         try:
-            wrong = self._call_of.recsys_search(model, trie, call, address(place))
+            wrong = self._call_of.recsys_search(model, trie, call, address(failed_at))
         finally:
             self._give_back(workspace)
         if wrong:
-            raise IndexError(f"{_WRONG[wrong]} of request {place[0]} is outside its range")
+            raise IndexError(f"{_WRONG[wrong]} of request {failed_at[0]} is outside its range")
 
     def has(self, weights: list[torch.Tensor]) -> bool:
         """Whether these tensors, with these values, were packed."""
@@ -200,24 +200,24 @@ class NativeDecoder:
         if self._model.positions < positions:
             self._make_positions(2 * positions)
 
-    def _call(self, call: Any, given: list[torch.Tensor]) -> None:
-        """Run a pass whose sizes fit; `given`: tokens, positions, slots, and the other tensors."""
-        model, place = self._model, ffi.new("int64_t *")
+    def _call(self, call: Any, inputs: list[torch.Tensor]) -> None:
+        """Run a pass whose sizes fit; `inputs`: tokens, positions, slots, and the other tensors."""
+        model, failed_at = self._model, ffi.new("int64_t *")
         workspace = self._borrow(self._call_of.recsys_workspace(model, call))
         call.workspace = workspace[1].data_ptr()
         try:
-            wrong = self._call_of.recsys_forward(model, call, address(place))
+            wrong = self._call_of.recsys_forward(model, call, address(failed_at))
         finally:
             self._give_back(workspace)
         if not wrong:
             return
-        bad = given[wrong - 1].flatten()[place[0]].item()
+        bad = inputs[wrong - 1].flatten()[failed_at[0]].item()
         if wrong == _BAD_POSITION and bad >= 0 and (self._limit is None or bad < self._limit):
-            self._make_positions(2 * (int(given[1].max()) + 1))
-            self._call(call, given)
+            self._make_positions(2 * (int(inputs[1].max()) + 1))
+            self._call(call, inputs)
             return
         raise IndexError(
-            f"{_WRONG[wrong]} {place[0]} of the pass is {bad}, which the model or its cache "
+            f"{_WRONG[wrong]} {failed_at[0]} of the pass is {bad}, which the model or its cache "
             "does not have"
         )
 
@@ -276,9 +276,9 @@ class NativeDecoder:
     def _borrow(self, size: int) -> tuple[int, torch.Tensor]:
         """A workspace of at least `size` bytes, aligned to 64, and its size."""
         with self._lock:
-            for place, (bytes_, _) in enumerate(self._spare):
+            for number, (bytes_, _) in enumerate(self._spare):
                 if bytes_ >= size:
-                    return self._spare.pop(place)
+                    return self._spare.pop(number)
         return size, _aligned(size // 4 + 1)
 
     def _give_back(self, workspace: tuple[int, torch.Tensor]) -> None:
@@ -291,8 +291,8 @@ class NativeDecoder:
         """Compute the rotation of the positions before `count` by the model's own module."""
         count = min(count, self._limit or count)
         with torch.inference_mode():
-            place = torch.arange(count)[None]
-            cosine, sine = self._decoder.rotary_emb(torch.zeros(1), place)
+            position = torch.arange(count)[None]
+            cosine, sine = self._decoder.rotary_emb(torch.zeros(1), position)
         with self._lock:
             if self._model.positions >= count:
                 return
@@ -303,7 +303,7 @@ class NativeDecoder:
             model.positions, model.rotary = count, cosine.shape[-1]
             self._model = model
 
-    def _layer(self, layer: Any, config: Any, place: int) -> dict[str, Any]:
+    def _layer(self, layer: Any, config: Any, number: int) -> dict[str, Any]:
         attention, mlp = layer.self_attn, layer.mlp
         size = attention.head_dim
         if hasattr(attention, "qkv_proj"):  # Phi-3 keeps them in one matrix
@@ -314,7 +314,7 @@ class NativeDecoder:
             q, k, v = attention.q_proj, attention.k_proj, attention.v_proj
             gate, up = mlp.gate_proj, mlp.up_proj
         kinds = getattr(config, "layer_types", None)
-        kind = kinds[place] if kinds and len(self._kinds) > 1 else self._kinds[0]
+        kind = kinds[number] if kinds and len(self._kinds) > 1 else self._kinds[0]
         return {
             "q": self._linear([q.weight], [q.bias]),
             "kv": self._linear([torch.cat([k.weight, v.weight])], _joined(k.bias, v.bias)),
@@ -368,8 +368,8 @@ def _struct(name: str, **fields: Any) -> Any:
 
 
 def _joined(*biases: torch.Tensor | None) -> list[torch.Tensor | None]:
-    given = [bias for bias in biases if bias is not None]
-    return [torch.cat(given)] if given else [None]
+    present = [bias for bias in biases if bias is not None]
+    return [torch.cat(present)] if present else [None]
 
 
 def _padded(weight: torch.Tensor) -> torch.Tensor:

@@ -223,8 +223,8 @@ def _read(
             pq.write_table(pa.concat_tables([old, events.select(old.column_names)]), file)
             own = OWN_COLUMNS | {"day_first": None, "items": (mapping or {}).get("items")}
             columns = {n: c for n, c in sources.columns.items() if n not in EVENT_WORDS}
-            found = _read_files(file, sources.items, columns, champion, schema, own, **as_written)
-            items.append(found[1])
+            news = _read_files(file, sources.items, columns, champion, schema, own, **as_written)
+            items.append(news[1])
     events = events.filter(pc.invert(gone(events, erased)))
     described = growth.stacked(items)
     rows = {item_id: row for row, item_id in enumerate(described["item_id"].to_pylist())}
@@ -245,9 +245,9 @@ def erased_since(version: Workspace, champion: Workspace, sources: Sources) -> i
     events, left_out = growth.read(version.path(growth.KIND))
     with closing(open_store(sources.store)) as store:
         erased = store.history.erased(_users(before, events))
-    places = growth.Erased.of(before, erased)
-    users = np.setdiff1d(places.users, left_out.users)
-    rows = np.setdiff1d(places.dislikes, left_out.dislikes)
+    positions = growth.Erased.of(before, erased)
+    users = np.setdiff1d(positions.users, left_out.users)
+    rows = np.setdiff1d(positions.dislikes, left_out.dislikes)
     found = {*events.filter(gone(events, erased))["user"].to_pylist()}
     found.update(before.interactions.user_ids[users].tolist())
     if before.disliked is not None:
@@ -380,24 +380,24 @@ def _read_files(
         say(f"{escape(path.name)}: {raw.report.rows_in_words()}")
         if raw.report.rows >= FEW_ROWS:
             raw.report.check_removed(pc.unique(raw.events["user"]), config.clean.most_removed)
-    found = in_time_order(raw)
-    if "timestamp" not in found.column_names:
+    ordered = in_time_order(raw)
+    if "timestamp" not in ordered.column_names:
         raise ConfigError(f"{path}: the events have no times, so it is not known which are new")
     events = pa.table(
         {
-            "user": found["user_id"],
-            "item": found["item_id"],
-            "timestamp": found["timestamp"],
-            "nanosecond": found["nanosecond"] if "nanosecond" in found.column_names
-            else pa.nulls(found.num_rows, pa.int32()),
-            "rating": found["rating"] if "rating" in found.column_names
-            else pa.nulls(found.num_rows, pa.float32()),
-            "type": pa.array(raw.behaviours, pa.string()).take(found["behaviour"])
-            if "behaviour" in found.column_names
-            else pa.nulls(found.num_rows, pa.string()),
-            "quantity": found["quantity"] if "quantity" in found.column_names
-            else pa.nulls(found.num_rows, pa.float32()),
-            "stored": np.zeros(found.num_rows, np.bool_),
+            "user": ordered["user_id"],
+            "item": ordered["item_id"],
+            "timestamp": ordered["timestamp"],
+            "nanosecond": ordered["nanosecond"] if "nanosecond" in ordered.column_names
+            else pa.nulls(ordered.num_rows, pa.int32()),
+            "rating": ordered["rating"] if "rating" in ordered.column_names
+            else pa.nulls(ordered.num_rows, pa.float32()),
+            "type": pa.array(raw.behaviours, pa.string()).take(ordered["behaviour"])
+            if "behaviour" in ordered.column_names
+            else pa.nulls(ordered.num_rows, pa.string()),
+            "quantity": ordered["quantity"] if "quantity" in ordered.column_names
+            else pa.nulls(ordered.num_rows, pa.float32()),
+            "stored": np.zeros(ordered.num_rows, np.bool_),
         }
     )  # fmt: skip
     return events.cast(growth.COLUMNS), growth.conform(_described(raw.items), schema)
@@ -405,9 +405,13 @@ def _read_files(
 
 def _described(items: pa.Table) -> pa.Table:
     """The items of which more is known than the id."""
-    told = pc.and_(pc.not_equal(items["title"], ""), pc.not_equal(items["title"], items["item_id"]))
-    told = pc.or_(pc.fill_null(told, False), pc.fill_null(pc.not_equal(items["text"], ""), False))
+    has_title = pc.and_(
+        pc.not_equal(items["title"], ""), pc.not_equal(items["title"], items["item_id"])
+    )
+    has_title = pc.or_(
+        pc.fill_null(has_title, False), pc.fill_null(pc.not_equal(items["text"], ""), False)
+    )
     for name in items.column_names:
         if name not in (*ITEM_COLUMNS, *AVAILABILITY):
-            told = pc.or_(told, items[name].is_valid())
-    return items.filter(told)
+            has_title = pc.or_(has_title, items[name].is_valid())
+    return items.filter(has_title)

@@ -24,13 +24,13 @@ KEPT = 3  # the newest versions, whose data and models are kept beside those tha
 
 def numbers(base: Workspace) -> list[int]:
     """Numbers of the versions of a run of which anything is there, ascending."""
-    found = set()
-    for place in ("runs", "datasets", "bundles", "reports"):
-        for path in (base.home / place).glob(f"{base.name}.*"):
+    numbers = set()
+    for folder in ("runs", "datasets", "bundles", "reports"):
+        for path in (base.home / folder).glob(f"{base.name}.*"):
             number = path.name.removeprefix(f"{base.name}.")
             if number.isdecimal() and path.is_dir():
-                found.add(int(number))
-    return sorted(found)
+                numbers.add(int(number))
+    return sorted(numbers)
 
 
 def newest(base: Workspace) -> Workspace | None:

@@ -63,9 +63,9 @@ class EventTypes:
         )
 
     def _number_of(self, name: str) -> int:
-        found = self.numbers.get(name.lower())
-        if found is not None:
-            return NEGATIVE_TYPE if self.behaviours[found].role == "negative" else found
+        number = self.numbers.get(name.lower())
+        if number is not None:
+            return NEGATIVE_TYPE if self.behaviours[number].role == "negative" else number
         strength = level(name)
         if strength is None:
             return OTHER_TYPE
@@ -74,16 +74,16 @@ class EventTypes:
     @cached_property
     def _by_strength(self) -> dict[int, int]:
         """Strength of a type -> its number; a target stands for all that are at least as strong."""
-        found: dict[int, int] = {}
+        strengths: dict[int, int] = {}
         for number, behaviour in enumerate(self.behaviours):
             if behaviour.role != "negative":
-                found.setdefault(_strength(behaviour), number)
+                strengths.setdefault(_strength(behaviour), number)
         targets = [n for n, behaviour in enumerate(self.behaviours) if behaviour.role == "target"]
         floor = min((_strength(self.behaviours[n]) for n in targets), default=None)
         for strength in range(len(WEIGHTS)):
             if floor is not None and strength >= floor:
-                found.setdefault(strength, targets[0])
-        return found
+                strengths.setdefault(strength, targets[0])
+        return strengths
 
     def strength(self, name: str) -> int | None:
         """How strong a sign of interest a type is (`recsys.event_names.level`).
@@ -91,9 +91,9 @@ class EventTypes:
         A name that means nothing has the strength that the data set gave it; None if it is unknown
         there, too.
         """
-        found, number = level(name), self.numbers.get(name.lower())
-        if found is not None or number is None:
-            return found
+        named_level, number = level(name), self.numbers.get(name.lower())
+        if named_level is not None or number is None:
+            return named_level
         behaviour = self.behaviours[number]
         return 0 if behaviour.role == "negative" else _strength(behaviour)
 
@@ -102,10 +102,10 @@ class EventTypes:
 
         The age of an event counts all later events of the history.
         """
-        wanted = np.zeros(len(histories.items), np.bool_)
+        chosen = np.zeros(len(histories.items), np.bool_)
         if histories.behaviours is not None:
-            wanted = histories.behaviours == self.numbers[name]
-        return WeightedItems.decayed(histories, len(self), SEEN_DECAY, wanted).entries(len(self))
+            chosen = histories.behaviours == self.numbers[name]
+        return WeightedItems.decayed(histories, len(self), SEEN_DECAY, chosen).entries(len(self))
 
 
 def _strength(behaviour: Behaviour) -> int:

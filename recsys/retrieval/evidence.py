@@ -134,12 +134,12 @@ class Evidence:
         """(n, terms) sums of contents; `recency` has the items of the catalog."""
         retrieval, later = self.retrieval, self.later
         assert retrieval.content is not None  # noqa: S101 - the caller has looked
-        size, found = len(retrieval), recency.dense(retrieval.content.rows)
+        size, scores = len(retrieval), recency.dense(retrieval.content.rows)
         is_later = histories.items >= size
         if later is None or not is_later.any():
-            return found
+            return scores
         own = WeightedItems.decayed(histories, size + len(later), decay, is_later)
-        return found + replace(own, items=own.items - size).dense(later.content)
+        return scores + replace(own, items=own.items - size).dense(later.content)
 
     def values(
         self, items: NDArray[np.integer], sources: Sequence[str]
@@ -186,24 +186,24 @@ class Evidence:
         if (sasrec := retrieval.sasrec) is not None:
             rows = None if later is None else later.sasrec
             compute[SASREC] = partial(self._of_both, self.states, items, sasrec.vectors, rows)
-        found = {}
+        values_by_source = {}
         for source in sources:
             if source in compute:
-                found[source] = compute[source]().astype(np.float64)
+                values_by_source[source] = compute[source]().astype(np.float64)
             elif source != MODEL:
-                found[source] = np.full(items.shape, np.nan)
-        return found
+                values_by_source[source] = np.full(items.shape, np.nan)
+        return values_by_source
 
     def _alike(self, items: NDArray[np.integer], which: slice) -> NDArray[np.float32]:
         """(n, c) cosines of contents, of some rows of `self.cosines`; NaN outside the items."""
         size = len(self.retrieval)
         inside = (items >= 0) & (items < size)
         near = np.take_along_axis(self.cosines[which], np.where(inside, items, 0), axis=1)
-        found = np.where(inside, near, np.float32(np.nan))
+        cosines = np.where(inside, near, np.float32(np.nan))
         if (later := self.later_cosines) is not None:
-            row, place = np.nonzero((items >= size) & (items < size + later.shape[1]))
-            found[row, place] = later[which][row, items[row, place] - size]
-        return found
+            row, column = np.nonzero((items >= size) & (items < size + later.shape[1]))
+            cosines[row, column] = later[which][row, items[row, column] - size]
+        return cosines
 
     def _of_both(
         self,
@@ -215,10 +215,10 @@ class Evidence:
         """(n, c) products of (n, D) queries and the items' vectors; NaN for items without any."""
         size = len(self.retrieval)
         inside = (items >= 0) & (items < size)
-        found = np.einsum("nd,ncd->nc", queries, fitted[np.where(inside, items, 0)])
-        found = np.where(inside, found, np.float32(np.nan))
+        scores = np.einsum("nd,ncd->nc", queries, fitted[np.where(inside, items, 0)])
+        scores = np.where(inside, scores, np.float32(np.nan))
         if later is not None:
-            row, place = np.nonzero((items >= size) & (items < size + len(later)))
-            theirs = later[items[row, place] - size]
-            found[row, place] = np.einsum("md,md->m", queries[row], theirs)
-        return np.asarray(found)
+            row, column = np.nonzero((items >= size) & (items < size + len(later)))
+            theirs = later[items[row, column] - size]
+            scores[row, column] = np.einsum("md,md->m", queries[row], theirs)
+        return np.asarray(scores)

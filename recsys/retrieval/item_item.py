@@ -78,8 +78,8 @@ class ItemItem:
             target.append(items[gap:][together])
             weight.append(np.full(int(together.sum()), 1 / gap))
         shape = (num_items, num_items)
-        places = (np.concatenate(source), np.concatenate(target))
-        forwards = sparse.csr_array((np.concatenate(weight), places), shape=shape)
+        pairs = (np.concatenate(source), np.concatenate(target))
+        forwards = sparse.csr_array((np.concatenate(weight), pairs), shape=shape)
         both = forwards + reverse * forwards.T
         counts = np.bincount(items, minlength=num_items).clip(1).astype(np.float64)
         damped = (
@@ -148,9 +148,9 @@ class ItemItem:
         total: sparse.csr_array = sparse.csr_array(shape, dtype=np.float64)
         for gap in range(1, window + 1):
             pairs = (rows[:-gap] == rows[gap:]) & is_target[gap:]
-            places = (items[:-gap][pairs], items[gap:][pairs])
+            pairs_of_items = (items[:-gap][pairs], items[gap:][pairs])
             weight = np.full(int(pairs.sum()), 1 / gap)
-            total = total + sparse.csr_array((weight, places), shape=shape)
+            total = total + sparse.csr_array((weight, pairs_of_items), shape=shape)
         counts = np.bincount(items, minlength=num_items).clip(1).astype(np.float64)
         return cls(_finished(sparse.diags_array(counts**-0.5) @ total), decay)
 
@@ -188,9 +188,9 @@ class ItemItem:
         scores = np.full((len(histories), k), -np.inf, np.float32)
         for start in range(0, len(histories), USERS_AT_A_TIME):
             rows = np.arange(start, min(start + USERS_AT_A_TIME, len(histories)))
-            row, place, item, score = best_of(self.score(histories.take(rows), exclude_seen), k)
-            items[start + row, place] = item
-            scores[start + row, place] = score
+            row, column, item, score = best_of(self.score(histories.take(rows), exclude_seen), k)
+            items[start + row, column] = item
+            scores[start + row, column] = score
         return items, scores
 
     def score(self, histories: Histories, exclude_seen: bool) -> sparse.csr_array:
@@ -209,17 +209,17 @@ def decayed(
     histories: Histories,
     num_items: int,
     decay: float,
-    wanted: NDArray[np.bool_] | None = None,
+    chosen: NDArray[np.bool_] | None = None,
 ) -> sparse.csr_array:
     """(n, num_items) the sum of `decay**age` of each item of a history; the last one has age 0.
 
-    Items beyond `num_items` are skipped, and those that are not `wanted` (total,); all of them age
+    Items beyond `num_items` are skipped, and those that are not `chosen` (total,); all of them age
     the others.
     """
-    found = WeightedItems.decayed(histories, num_items, decay, wanted)
-    recency = found.weights.astype(np.float32)
-    shape = (found.rows, num_items)
-    return sparse.csr_array((recency, (found.row, found.items)), shape=shape)
+    weighted = WeightedItems.decayed(histories, num_items, decay, chosen)
+    recency = weighted.weights.astype(np.float32)
+    shape = (weighted.rows, num_items)
+    return sparse.csr_array((recency, (weighted.row, weighted.items)), shape=shape)
 
 
 def _finished(matrix: sparse.csr_array) -> sparse.csr_array:
@@ -264,18 +264,18 @@ def _best_of(
             part = (row[here] - first, items[here], scores[here])
             own, *rest = _best_of(bounds - bounds[0], *part, width, k)
             parts.append((first + own, *rest))
-        rows, places, found, values = (np.concatenate(p) for p in zip(*parts, strict=True))
-        return rows, places, found, values
+        rows, columns, found, values = (np.concatenate(p) for p in zip(*parts, strict=True))
+        return rows, columns, found, values
     item_bits = np.uint64(bits)
     falling = np.uint64(2**32 - 1) - scores.view(np.uint32)
     key = (row.astype(np.uint64) << (item_bits + np.uint64(32))) | (falling << item_bits)
     key = np.sort(key | items.astype(np.uint64))
-    place = np.arange(len(row)) - np.asarray(starts)[row]
-    kept = place < k
-    key = key[kept]
+    rank_in_row = np.arange(len(row)) - np.asarray(starts)[row]
+    inside = rank_in_row < k
+    key = key[inside]
     item = (key & ((np.uint64(1) << item_bits) - np.uint64(1))).astype(np.int32)
     score = (np.uint64(2**32 - 1) - ((key >> item_bits) & np.uint64(2**32 - 1))).astype(np.uint32)
-    return row[kept], place[kept], item, score.view(np.float32)
+    return row[inside], rank_in_row[inside], item, score.view(np.float32)
 
 
 def best_items(scores: Entries, k: int, blocked: NDArray[np.bool_]) -> NDArray[np.int32]:
@@ -291,7 +291,7 @@ def best_items(scores: Entries, k: int, blocked: NDArray[np.bool_]) -> NDArray[n
     keep = (scores.values > 0) & ~blocked[row, item]
     row, item = row[keep], item[keep]
     starts = np.append(0, np.cumsum(np.bincount(row, minlength=n)))
-    line, place, item, _ = _best_of(starts, row, item, scores.values[keep], width, k)
-    found = np.full((n, k), -1, np.int32)
-    found[line, place] = item
-    return found
+    line, column, item, _ = _best_of(starts, row, item, scores.values[keep], width, k)
+    best = np.full((n, k), -1, np.int32)
+    best[line, column] = item
+    return best

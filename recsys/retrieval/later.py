@@ -96,6 +96,6 @@ def describe(
 
 
 def _both(
-    one: NDArray[np.float32] | None, other: NDArray[np.float32] | None
+    fitted: NDArray[np.float32] | None, other: NDArray[np.float32] | None
 ) -> NDArray[np.float32] | None:
-    return None if one is None or other is None else np.concatenate([one, other])
+    return None if fitted is None or other is None else np.concatenate([fitted, other])

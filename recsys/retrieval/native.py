@@ -98,7 +98,7 @@ class NativeRetrieval:
             blocked: (n, items) which items each history may not get.
         """
         n, fitted, half, quarter = len(evidence.histories), self._fitted, -(-k // 2), k // 4
-        asked, kept = self._asked(evidence.histories, blocked, self._states(evidence))
+        asked, cached = self._asked(evidence.histories, blocked, self._states(evidence))
         width = k + half * self._parts + quarter * self._orders
         items, supported = np.empty((n, width), np.int32), np.empty((n, width), np.bool_)
         fields = {
@@ -118,7 +118,7 @@ class NativeRetrieval:
             nearest = select_largest(cosines, half)
             call.cosines, call.nearest = cosines.ctypes.data, nearest.ctypes.data
             call.near = nearest.shape[1]
-            kept += [cosines, nearest]
+            cached += [cosines, nearest]
         self._call.recsys_propose(fitted, asked, call, workspace)
         return items, supported
 
@@ -156,16 +156,16 @@ class NativeRetrieval:
         """`Retrieval.because`."""
         asked, _ = self._asked(histories, None, None)
         items = np.ascontiguousarray(items, np.int32)
-        found = np.empty(items.shape, np.int64)
+        reasons = np.empty(items.shape, np.int64)
         self._call.recsys_because(
             self._fitted,
             asked,
             items.ctypes.data,
             items.shape[1],
             self._workspace(0, 0, 0),
-            found.ctypes.data,
+            reasons.ctypes.data,
         )
-        return found
+        return reasons
 
     def _keep(self, array: Any, dtype: Any) -> int:
         """Address of an array of this type, which is kept."""
@@ -271,14 +271,14 @@ class NativeSasRec:
             "history": items.ctypes.data,
         }
         asked = ffi.new("Asked *", fields)
-        found = np.empty((len(histories), self._model.hidden), np.float32)
+        states = np.empty((len(histories), self._model.hidden), np.float32)
         memory = getattr(self._own, "memory", None)
         if memory is None:
             size = self._call.recsys_states_workspace(self._model)
             self._own.memory = memory = np.empty(size + 64, np.uint8)
         workspace = -(-memory.ctypes.data // 64) * 64
-        self._call.recsys_states(self._model, asked, workspace, found.ctypes.data)
-        return found
+        self._call.recsys_states(self._model, asked, workspace, states.ctypes.data)
+        return states
 
     def _layer(self, number: int) -> tuple[Any, ...]:
         own = f"layers.{number}."
@@ -330,32 +330,32 @@ class _Packed:
     """The weights of a reranker as the library reads them, and the arrays that they point to."""
 
     def __init__(self, weights: Mapping[str, float], network: Network | None) -> None:
-        given, call = weights, ffi.new("Ranking *")
-        sources = Reranker(given, network=network).sources
-        places: dict[str, tuple[int, int]] = {}  # of features, as the network's inputs name them
+        arrays, call = weights, ffi.new("Ranking *")
+        sources = Reranker(arrays, network=network).sources
+        ranges: dict[str, tuple[int, int]] = {}  # of features, as the network's inputs name them
         for name in sources:
             if name == NEW:
                 continue
             plain = name in _PLAIN
             lines, count = (call.plain, "plain_count") if plain else (call.formed, "formed_count")
-            place = getattr(call, count)
-            found = lines[place]
-            found.source = _RANKED[name]
+            size = getattr(call, count)
+            line = lines[size]
+            line.source = _RANKED[name]
             if plain:
-                found.value = given.get(name, 0.0)
-                places[name] = _INPUTS["plain"], place
+                line.value = arrays.get(name, 0.0)
+                ranges[name] = _INPUTS["plain"], size
             else:
                 for form in FORMS:
-                    setattr(found, form, given.get(f"{name}.{form}", 0.0))
-                    places[f"{name}.{form}"] = _INPUTS[form], place
+                    setattr(line, form, arrays.get(f"{name}.{form}", 0.0))
+                    ranges[f"{name}.{form}"] = _INPUTS[form], size
                 if name in OF_NEW:
-                    found.new_rank = given.get(f"{NEW}.{name}", 0.0)
-            setattr(call, count, place + 1)
-        places[f"{MODEL}.missing"] = _INPUTS["missing"], 0
-        call.missing = given.get(f"{MODEL}.missing", 0.0) if MODEL in sources else 0.0
-        call.weighs_new, call.is_new = NEW in sources, given.get(NEW, 0.0)
+                    line.new_rank = arrays.get(f"{NEW}.{name}", 0.0)
+            setattr(call, count, size + 1)
+        ranges[f"{MODEL}.missing"] = _INPUTS["missing"], 0
+        call.missing = arrays.get(f"{MODEL}.missing", 0.0) if MODEL in sources else 0.0
+        call.weighs_new, call.is_new = NEW in sources, arrays.get(NEW, 0.0)
         if network is not None:
-            self._inputs = ffi.new("Input[]", [places[name] for name in network.features])
+            self._inputs = ffi.new("Input[]", [ranges[name] for name in network.features])
             self._units = np.ascontiguousarray(network.units.T)
             call.input_count, call.units = len(self._inputs), len(network.units)
             call.input, call.network = self._inputs, self._units.ctypes.data

@@ -57,7 +57,7 @@ class Pool:
     @classmethod
     def of(
         cls,
-        found: NDArray[np.int32],
+        decoded: NDArray[np.int32],
         log_probs: NDArray[np.floating[Any]],
         proposals: Proposals,
         scored: NDArray[np.floating[Any]],
@@ -65,18 +65,18 @@ class Pool:
         """The items that a search found, and then what retrieval proposes.
 
         Args:
-            found: (n, a) items, with `log_probs` (n, a) of the model.
-            log_probs: of `found`.
+            decoded: (n, a) items, with `log_probs` (n, a) of the model.
+            log_probs: of `decoded`.
             proposals: (n, w) items.
             scored: (n, c) the model's log-probabilities of the first c proposals; -inf for those
                 that it has not scored.
         """
-        items = np.concatenate([found, proposals.items], axis=1)
+        items = np.concatenate([decoded, proposals.items], axis=1)
         values = np.full(items.shape, -np.inf, np.float32)
-        values[:, : found.shape[1]] = log_probs
-        values[:, found.shape[1] : found.shape[1] + scored.shape[1]] = scored
+        values[:, : decoded.shape[1]] = log_probs
+        values[:, decoded.shape[1] : decoded.shape[1] + scored.shape[1]] = scored
         source = np.full(items.shape, OF_MODEL, np.int8)
-        source[:, found.shape[1] :] = np.where(proposals.supported, OF_RETRIEVAL, OF_POPULAR)
+        source[:, decoded.shape[1] :] = np.where(proposals.supported, OF_RETRIEVAL, OF_POPULAR)
         return cls(items, values, source, proposals.evidence)
 
     def rank(self, reranker: Reranker, k: int) -> Ranked:

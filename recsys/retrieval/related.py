@@ -52,21 +52,21 @@ def similar(
     if retrieval.vectors is not None:
         spare = 0 if allowed is None else int(np.count_nonzero(~allowed))
         near, cosine = retrieval.vectors.near(items, min(len(retrieval), k + 1 + spare))
-        near_line, place = np.nonzero(near >= 0)
+        near_line, column = np.nonzero(near >= 0)
         line = np.append(line, near_line)
-        other = np.append(other, near[near_line, place])
-        value = np.append(value, cosine[near_line, place])
+        other = np.append(other, near[near_line, column])
+        value = np.append(value, cosine[near_line, column])
     keep = other != np.asarray(items)[line]
     if allowed is not None:
         keep &= allowed[other]
     shape = (len(items), len(retrieval))
     both = sparse.csr_array((value[keep], (line[keep], other[keep])), shape=shape)
     both = sparse.csr_array(both.astype(np.float32))
-    found = np.full((len(items), k), -1, np.int32)
+    related = np.full((len(items), k), -1, np.int32)
     scores = np.zeros((len(items), k), np.float32)
-    at, place, item, score = best_of(both, k)
-    found[at, place], scores[at, place] = item, score
-    return found, scores
+    at, column, item, score = best_of(both, k)
+    related[at, column], scores[at, column] = item, score
+    return related, scores
 
 
 def together(retrieval: Retrieval, items: NDArray[np.integer]) -> Companions:
@@ -79,19 +79,19 @@ def together(retrieval: Retrieval, items: NDArray[np.integer]) -> Companions:
         retrieval: the fitted parts.
         items: dense items; those beyond the catalog have no evidence.
     """
-    given = np.unique(np.asarray(items, np.int64))
-    given = given[(given >= 0) & (given < len(retrieval))]
+    distinct = np.unique(np.asarray(items, np.int64))
+    distinct = distinct[(distinct >= 0) & (distinct < len(retrieval))]
     targets = [] if retrieval.types is None else [retrieval.types.to_targets]
     for source in (*targets, retrieval.item_item):
-        rows = source.weights[given].tocoo()
+        rows = source.weights[distinct].tocoo()
         row, other = rows.coords
-        keep = ~np.isin(other, given)
+        keep = ~np.isin(other, distinct)
         row, other, weight = row[keep], other[keep], rows.data[keep].astype(np.float64)
         if len(other):
             break
     order = np.lexsort((row, -weight, other))  # by item, the strongest reason first
     row, other, weight = row[order], other[order], weight[order]
-    found, first = np.unique(other, return_index=True)
+    partners, first = np.unique(other, return_index=True)
     shares = np.add.reduceat(weight, first) / weight.sum() if len(first) else np.zeros(0)
     best = np.argsort(-shares, kind="stable")
-    return Companions(found[best].astype(np.int32), shares[best], given[row[first[best]]])
+    return Companions(partners[best].astype(np.int32), shares[best], distinct[row[first[best]]])

@@ -155,9 +155,9 @@ class Reranker:
         """The sources whose features have weight, or are an input of the network."""
         inputs = () if self.network is None else self.network.features
         used = sorted({name for name, weight in self.weights.items() if weight} | {*inputs})
-        found = dict.fromkeys(n if n.startswith(SEEN) else n.split(".")[0] for n in used)
-        found |= dict.fromkeys(n.removeprefix(f"{NEW}.") for n in used if n.startswith(f"{NEW}."))
-        return list(found)
+        sources = dict.fromkeys(n if n.startswith(SEEN) else n.split(".")[0] for n in used)
+        sources |= dict.fromkeys(n.removeprefix(f"{NEW}.") for n in used if n.startswith(f"{NEW}."))
+        return list(sources)
 
     @classmethod
     def of_source(cls, source: str, candidates: int, nodes: int) -> Reranker:
@@ -230,10 +230,10 @@ def feature_matrix(
     sources: Sequence[str],
 ) -> tuple[list[str], NDArray[np.float32]]:
     """Names and (n, w, F) values of the features of some sources."""
-    found: dict[str, NDArray[np.float64]] = {}
+    columns: dict[str, NDArray[np.float64]] = {}
     for source in sources:
-        found |= features_of(source, values[source], there)
-    return list(found), np.stack(list(found.values()), axis=-1).astype(np.float32)
+        columns |= features_of(source, values[source], there)
+    return list(columns), np.stack(list(columns.values()), axis=-1).astype(np.float32)
 
 
 def new_features(
@@ -243,12 +243,12 @@ def new_features(
 ) -> dict[str, NDArray[np.float64]]:
     """Feature -> (n, w): 1 for new items, and log(1 + rank) of these by some sources."""
     new = there & (values[NEW] > 0)
-    found = {NEW: new.astype(np.float64)}
+    features = {NEW: new.astype(np.float64)}
     for source in OF_NEW:
         if source in sources:
             rank = features_of(source, values[source], there)[f"{source}.rank"]
-            found[f"{NEW}.{source}"] = np.where(new, rank, 0)
-    return found
+            features[f"{NEW}.{source}"] = np.where(new, rank, 0)
+    return features
 
 
 def features_of(
@@ -269,10 +269,10 @@ def features_of(
     if _is_plain(source):
         return {source: np.where(known, values, 0)}
     filled, rank, gap = (form[0] for form in _forms([source], values[None], there))
-    found = {f"{source}.value": filled, f"{source}.rank": rank, f"{source}.gap": gap}
+    features = {f"{source}.value": filled, f"{source}.rank": rank, f"{source}.gap": gap}
     if source == MODEL:
-        found[f"{source}.missing"] = (there & ~known).astype(np.float64)
-    return found
+        features[f"{source}.missing"] = (there & ~known).astype(np.float64)
+    return features
 
 
 def _forms(
@@ -302,10 +302,10 @@ def _ranks(values: NDArray[np.floating[Any]], known: NDArray[np.bool_]) -> NDArr
     falling = np.where(known, -values, np.inf)
     order = np.argsort(falling, axis=1)  # equal values get one rank, in any order
     ordered = np.take_along_axis(falling, order, axis=1)
-    place = np.broadcast_to(np.arange(values.shape[1]), values.shape)
+    column = np.broadcast_to(np.arange(values.shape[1]), values.shape)
     new = np.ones(values.shape, np.bool_)
     new[:, 1:] = ordered[:, 1:] != ordered[:, :-1]
     ranks = np.empty(values.shape, np.int64)
-    first = np.maximum.accumulate(np.where(new, place, 0), axis=1)
+    first = np.maximum.accumulate(np.where(new, column, 0), axis=1)
     np.put_along_axis(ranks, order, first, axis=1)
     return ranks

@@ -141,14 +141,14 @@ class Retrieval:
     @property
     def native(self) -> NativeRetrieval | None:
         """The fitted parts in the native library; None without it, and with types."""
-        found = find_library()
-        return None if isinstance(found, str) or self.types is not None else self._native
+        library = find_library()
+        return None if isinstance(library, str) or self.types is not None else self._native
 
     @cached_property
     def _native(self) -> NativeRetrieval:
-        found = find_library()
-        assert not isinstance(found, str)  # noqa: S101 - the caller has looked
-        return NativeRetrieval(found, self)
+        library = find_library()
+        assert not isinstance(library, str)  # noqa: S101 - the caller has looked
+        return NativeRetrieval(library, self)
 
     @cached_property
     def popularity(self) -> NDArray[np.float64]:
@@ -232,27 +232,27 @@ class Retrieval:
         if (native := evidence.native) is not None:
             return Proposals(*native.propose(evidence, k, free), evidence)
         first, half = self._candidates(evidence, k, blocked), -(-k // 2)
-        found = [first.items, best_items(evidence.last_shares, half, blocked)]
+        proposed = [first.items, best_items(evidence.last_shares, half, blocked)]
         if self.neighbors is not None:
-            found.append(best_items(evidence.common, half, blocked))
+            proposed.append(best_items(evidence.common, half, blocked))
         if self.types is not None:
-            found.append(best_items(evidence.to_targets, half, blocked))
+            proposed.append(best_items(evidence.to_targets, half, blocked))
             seen = WeightedItems.decayed(histories, len(self), SEEN_DECAY).entries(len(self))
-            found.append(best_items(seen, half, blocked))
+            proposed.append(best_items(seen, half, blocked))
         if self.content is not None:
-            found.append(nearest(evidence.cosines[: len(histories)], half, blocked))
+            proposed.append(nearest(evidence.cosines[: len(histories)], half, blocked))
         if self.sasrec is not None:
             logits = product(evidence.states, self.sasrec.vectors)
             logits[~evidence.states.any(axis=1)] = -np.inf
-            found.append(best_entries(logits, half, blocked))
+            proposed.append(best_entries(logits, half, blocked))
         elif self.vectors is not None:  # they would mostly repeat what SASRec proposes
-            found.append(nearest(product(evidence.vectors, self.vectors.vectors), half, blocked))
+            proposed.append(nearest(product(evidence.vectors, self.vectors.vectors), half, blocked))
         orders = [self.popular_order] + ([] if self.recent is None else [self.recent_order])
         popular = np.concatenate([_first_free(o, k // 4, blocked) for o in orders], axis=1)
-        found.append(popular)
+        proposed.append(popular)
         if later is not None and len(later):
-            found += self._nearest_later(evidence, later, half, free[:, len(self) :])
-        items = without_repeats(np.concatenate(found, axis=1))
+            proposed += self._nearest_later(evidence, later, half, free[:, len(self) :])
+        items = without_repeats(np.concatenate(proposed, axis=1))
         supported = (evidence.shares.at(items) > 0) | ~(items[:, :, None] == popular[:, None]).any(
             -1
         )
@@ -266,15 +266,15 @@ class Retrieval:
         `blocked` (n, later) are those that a history may not get.
         """
         assert evidence.later_cosines is not None  # noqa: S101 - there are later items
-        found = [nearest(evidence.later_cosines[: len(blocked)], width, blocked)]
+        proposed = [nearest(evidence.later_cosines[: len(blocked)], width, blocked)]
         if self.sasrec is not None and later.sasrec is not None:
             logits = product(evidence.states, np.nan_to_num(later.sasrec))
             known = np.any(evidence.states != 0, axis=1, keepdims=True)
             known = known & ~np.isnan(later.sasrec[:, 0])
-            found.append(best_entries(logits, width, blocked | ~known))
+            proposed.append(best_entries(logits, width, blocked | ~known))
         elif self.vectors is not None and later.vectors is not None:
-            found.append(nearest(product(evidence.vectors, later.vectors), width, blocked))
-        return [np.where(f >= 0, f + len(self), -1).astype(np.int32) for f in found]
+            proposed.append(nearest(product(evidence.vectors, later.vectors), width, blocked))
+        return [np.where(f >= 0, f + len(self), -1).astype(np.int32) for f in proposed]
 
     def describe(self, items: pa.Table) -> LaterItems | None:
         """What is known of items that are added later, a table with the columns of the catalog.
@@ -307,20 +307,20 @@ class Retrieval:
         seen, owner, size = histories.items, histories.rows, len(self)
         if not len(seen) or not items.shape[1]:
             return np.full(items.shape, -1, np.int64)
-        place = np.arange(len(seen)) - histories.offsets[owner]
-        recency = self.item_item.decay ** (histories.lengths[owner] - 1 - place)
-        wanted = items[owner]
-        known = (seen < size)[:, None] & (wanted >= 0) & (wanted < size)
-        line = np.repeat(np.where(seen < size, seen, 0), wanted.shape[1])
-        evidence = self.item_item.weights[line, np.where(known, wanted, 0).ravel()]
-        evidence = evidence.reshape(wanted.shape)
+        position = np.arange(len(seen)) - histories.offsets[owner]
+        recency = self.item_item.decay ** (histories.lengths[owner] - 1 - position)
+        shown = items[owner]
+        known = (seen < size)[:, None] & (shown >= 0) & (shown < size)
+        line = np.repeat(np.where(seen < size, seen, 0), shown.shape[1])
+        evidence = self.item_item.weights[line, np.where(known, shown, 0).ravel()]
+        evidence = evidence.reshape(shown.shape)
         shape = (len(items), int(histories.lengths.max()), items.shape[1])
         table = np.zeros(shape, np.float32)
-        table[owner, place] = np.where(known, evidence * recency[:, None], 0)
+        table[owner, position] = np.where(known, evidence * recency[:, None], 0)
         best = table.argmax(axis=1)
-        found = table.max(axis=1) > 0
-        first = np.where(found, histories.offsets[:-1, None] + best, 0)
-        return np.where(found, seen[first], -1)
+        supported = table.max(axis=1) > 0
+        first = np.where(supported, histories.offsets[:-1, None] + best, 0)
+        return np.where(supported, seen[first], -1)
 
     def save(self, folder: Path) -> None:
         """Write arrays and settings into `folder`, which exists."""
@@ -444,10 +444,10 @@ def _first_free(order: NDArray[np.int64], k: int, blocked: NDArray[np.bool_]) ->
         if width >= len(order) or (np.count_nonzero(free, axis=1) >= k).all():
             break
         width *= 4
-    place = np.argsort(~free, axis=1, kind="stable")[:, :k]
+    column = np.argsort(~free, axis=1, kind="stable")[:, :k]
     found = np.full((len(blocked), k), -1, np.int32)
-    there = np.take_along_axis(free, place, axis=1)
-    found[:, : place.shape[1]] = np.where(there, first[place], -1)
+    there = np.take_along_axis(free, column, axis=1)
+    found[:, : column.shape[1]] = np.where(there, first[column], -1)
     return found
 
 
@@ -474,6 +474,6 @@ def _read_terms(folder: Path, name: str) -> Terms:
 
 def digest(histories: Histories) -> str:
     """SHA-256 of sequences in hexadecimal."""
-    found = hashlib.sha256(histories.offsets.astype("<i8").tobytes())
-    found.update(histories.items.astype("<i4").tobytes())
-    return found.hexdigest()
+    hashed = hashlib.sha256(histories.offsets.astype("<i8").tobytes())
+    hashed.update(histories.items.astype("<i4").tobytes())
+    return hashed.hexdigest()

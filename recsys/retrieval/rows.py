@@ -79,15 +79,15 @@ class WeightedItems:
         histories: Histories,
         num_items: int,
         decay: float,
-        wanted: NDArray[np.bool_] | None = None,
+        chosen: NDArray[np.bool_] | None = None,
     ) -> WeightedItems:
         """Items of histories with `decay**age`; the last one has age 0.
 
-        Items beyond `num_items` are skipped, and those that are not `wanted` (total,); all of them
+        Items beyond `num_items` are skipped, and those that are not `chosen` (total,); all of them
         age the others.
         """
         known = histories.items < num_items
-        known = known if wanted is None else known & wanted
+        known = known if chosen is None else known & chosen
         lengths = histories.lengths
         age = np.repeat(histories.offsets[1:], lengths) - 1 - np.arange(len(known))
         row = np.repeat(np.arange(len(lengths)), lengths)
@@ -103,9 +103,9 @@ class WeightedItems:
         first = matrix.indptr[self.items].astype(np.int64)
         count = matrix.indptr[self.items + 1] - first
         end = np.cumsum(count)
-        place = np.arange(end[-1] if len(end) else 0) + np.repeat(first - end + count, count)
-        keys = np.repeat(self.row * matrix.shape[1], count) + matrix.indices[place]
-        return keys, np.repeat(self.weights, count) * matrix.data[place]
+        entry = np.arange(end[-1] if len(end) else 0) + np.repeat(first - end + count, count)
+        keys = np.repeat(self.row * matrix.shape[1], count) + matrix.indices[entry]
+        return keys, np.repeat(self.weights, count) * matrix.data[entry]
 
     def entries(self, num_items: int) -> Entries:
         """(n, items) the weights themselves, added up."""
@@ -155,9 +155,9 @@ class Entries:
         there = np.zeros(size, np.bool_)
         there[keys] = True
         distinct = np.flatnonzero(there)
-        place = np.empty(size, np.int32)  # only where an entry is
-        place[distinct] = np.arange(len(distinct), dtype=np.int32)
-        total = np.bincount(place[keys], values, len(distinct))
+        number = np.empty(size, np.int32)  # only where an entry is
+        number[distinct] = np.arange(len(distinct), dtype=np.int32)
+        total = np.bincount(number[keys], values, len(distinct))
         return cls(distinct, total.astype(np.float32), shape)
 
     @property
@@ -168,9 +168,9 @@ class Entries:
     @property
     def filled(self) -> NDArray[np.bool_]:
         """(n,) which rows have an entry above 0; that of an item of long ago may have become 0."""
-        found = np.zeros(self.shape[0], np.bool_)
-        found[self.row[self.values > 0]] = True
-        return found
+        is_filled = np.zeros(self.shape[0], np.bool_)
+        is_filled[self.row[self.values > 0]] = True
+        return is_filled
 
     def normalised(self) -> Entries:
         """The same with rows that add up to 1; rows of zeros stay as they are."""
@@ -184,17 +184,17 @@ class Entries:
         if not len(self.keys):
             return np.zeros(columns.shape, np.float32)
         n, width = self.shape
-        wanted = np.arange(n)[:, None] * width + columns
-        place = np.searchsorted(self.keys, wanted)
-        place[place == len(self.keys)] = 0
-        found = (self.keys[place] == wanted) & (columns >= 0) & (columns < width)
-        return np.where(found, self.values[place], np.float32(0))
+        keys = np.arange(n)[:, None] * width + columns
+        position = np.searchsorted(self.keys, keys)
+        position[position == len(self.keys)] = 0
+        exists = (self.keys[position] == keys) & (columns >= 0) & (columns < width)
+        return np.where(exists, self.values[position], np.float32(0))
 
     def toarray(self) -> NDArray[np.float32]:
         """The dense matrix."""
-        found = np.zeros(self.shape, np.float32)
-        found.reshape(-1)[self.keys] = self.values
-        return found
+        dense = np.zeros(self.shape, np.float32)
+        dense.reshape(-1)[self.keys] = self.values
+        return dense
 
 
 def unit(vectors: NDArray[np.float64]) -> NDArray[np.float32]:

@@ -58,10 +58,10 @@ class SasRec:
 
     @cached_property
     def _native(self) -> NativeSasRec:
-        found = find_library()
-        assert not isinstance(found, str)  # noqa: S101 - the caller has looked
+        library = find_library()
+        assert not isinstance(library, str)  # noqa: S101 - the caller has looked
         self.check()
-        return NativeSasRec(found, self)
+        return NativeSasRec(library, self)
 
     @cached_property
     def num_layers(self) -> int:
@@ -84,8 +84,8 @@ class SasRec:
             return self._native.states(histories)
         known = histories.where(histories.items < len(self))
         start = self.window.start(known.lengths)
-        place = np.arange(len(known.items)) - known.offsets[known.rows]
-        known = known.where(place >= start[known.rows])
+        position = np.arange(len(known.items)) - known.offsets[known.rows]
+        known = known.where(position >= start[known.rows])
         lengths = known.lengths
         states = np.zeros((len(known), self.weights[ITEMS].shape[1]), np.float32)
         widths = np.minimum(-(-lengths // STEP) * STEP, self.window.max_items)
@@ -158,11 +158,11 @@ class SasRec:
                 about = json.loads(metadata[ABOUT])
                 weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
             window = PromptConfig(int(about["max_items"]), int(about["block"]))
-            found = cls(weights, int(about["heads"]), window)
+            model = cls(weights, int(about["heads"]), window)
         except (SafetensorError, KeyError, TypeError, OverflowError) as error:
             raise ValueError(f"{FILE}: {error}") from error
-        found.check()
-        return found
+        model.check()
+        return model
 
     def check(self) -> None:
         """Raise `ValueError` unless all weights are there, fit together, and are finite."""

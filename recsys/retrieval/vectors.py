@@ -55,12 +55,14 @@ class VectorIndex:
             (m, k) items with positive cosine, padded with -1, and their (m, k) cosines.
         """
         width = min(k, len(self.vectors))
-        found = np.full((len(items), k), -1, np.int64)
+        nearest_items = np.full((len(items), k), -1, np.int64)
         cosines = np.zeros((len(items), k), np.float32)
         if width and len(items):
-            cosines[:, :width], found[:, :width] = self._index.search(self.vectors[items], width)
-        found[cosines <= 0] = -1
-        return found, cosines
+            cosines[:, :width], nearest_items[:, :width] = self._index.search(
+                self.vectors[items], width
+            )
+        nearest_items[cosines <= 0] = -1
+        return nearest_items, cosines
 
     def neighbours(self, k: int, end: float = math.inf) -> sparse.csr_array:
         """(items, items) the k nearest other items of each, weighted by cosine to the power of 4.
@@ -70,7 +72,7 @@ class VectorIndex:
         neighbours; which ones those are is random.
         """
         size = len(self.vectors)
-        found = np.full((size, k + 1), -1, np.int64)
+        neighbours = np.full((size, k + 1), -1, np.int64)
         cosines = np.zeros((size, k + 1), np.float32)
         order = np.arange(size)
         if not math.isinf(end):
@@ -80,14 +82,14 @@ class VectorIndex:
                 if time.monotonic() > end:
                     break
                 rows = order[start : start + SEARCHED]
-                found[rows], cosines[rows] = self.near(rows, k + 1)
+                neighbours[rows], cosines[rows] = self.near(rows, k + 1)
                 bar.advance(len(rows))
-        kept = (found >= 0) & (found != np.arange(size)[:, None])
+        kept = (neighbours >= 0) & (neighbours != np.arange(size)[:, None])
         weight = np.where(kept, cosines, 0.0) ** 4
         total = weight.sum(axis=1, keepdims=True)
         weight = np.divide(weight, total, out=weight, where=total > 0)
         row = np.nonzero(kept)[0]
-        return sparse.csr_array((weight[kept], (row, found[kept])), shape=(size, size))
+        return sparse.csr_array((weight[kept], (row, neighbours[kept])), shape=(size, size))
 
 
 def product(queries: NDArray[np.float32], vectors: NDArray[np.float32]) -> NDArray[np.float32]:

@@ -38,10 +38,10 @@ def assign_unique(
     residual = np.array(latents, np.float32)
     for level in range(num_levels):
         room = min(prod(len(book) for book in centroids[level + 1 :]), max(len(codes), 1))
-        place = _spread_leaf if level == num_levels - 1 else _spread_prefix
+        move = _spread_leaf if level == num_levels - 1 else _spread_prefix
         for members in _overfull(codes[:, : level + 1], room):
             distances = squared_distances(residual[members], centroids[level])
-            moved = place(codes[members, level], distances, room)
+            moved = move(codes[members, level], distances, room)
             changed = members[moved != codes[members, level]]
             codes[members, level] = moved
             if level < num_levels - 1 and len(changed):

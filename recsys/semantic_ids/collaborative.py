@@ -61,12 +61,12 @@ def predict(
     """
     known = collaborative.any(axis=1) & (np.diff(content.indptr) > 0)
     regression = _ridge(collaborative[known], content[known])
-    found = content @ regression
+    predicted = content @ regression
     fold = np.random.default_rng(0).permutation(len(known)) % FOLDS
     for number in range(FOLDS):
         own, others = known & (fold == number), known & (fold != number)
-        found[own] = content[own] @ _ridge(collaborative[others], content[others])
-    return unit_rows(found), regression
+        predicted[own] = content[own] @ _ridge(collaborative[others], content[others])
+    return unit_rows(predicted), regression
 
 
 def _ridge(collaborative: NDArray[np.float32], content: sparse.csr_array) -> NDArray[np.float64]:
@@ -82,8 +82,8 @@ def _cooccurrence(histories: Histories, num_items: int, window: int) -> sparse.c
     counts = sparse.csr_array((num_items, num_items), dtype=np.float64)
     for gap in range(1, min(window, int(histories.lengths.max(initial=0)) - 1) + 1):
         same = (rows[gap:] == rows[:-gap]) & (items[gap:] != items[:-gap])
-        one, other = items[:-gap][same], items[gap:][same]
+        left, other = items[:-gap][same], items[gap:][same]
         counts = counts + sparse.csr_array(
-            (np.ones(len(one)), (one, other)), shape=(num_items, num_items)
+            (np.ones(len(left)), (left, other)), shape=(num_items, num_items)
         )
     return counts + counts.T

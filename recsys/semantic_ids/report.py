@@ -64,11 +64,11 @@ def agreement(placed: NDArray[np.integer], codes: NDArray[np.integer]) -> dict[s
         `first_code`, the share of the items; `by_chance`, that of two items drawn at random.
     """
     share = np.bincount(codes[:, 0]) / len(codes)
-    found = {
+    shares = {
         "first_code": float((placed[:, 0] == codes[:, 0]).mean()),
         "by_chance": float((share**2).sum()),
     }
-    return {key: round(value, 4) for key, value in found.items()}
+    return {key: round(value, 4) for key, value in shares.items()}
 
 
 def reconstruction_error(

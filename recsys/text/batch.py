@@ -100,17 +100,17 @@ class BatchConstraint:
         vocabulary = total.shape[1] // states.shape[1]
         many = count
         while True:
-            scores, place = total.topk(min(many, total.shape[1]))
-            after = self.advance(states.gather(1, place // vocabulary), place % vocabulary)
+            scores, column = total.topk(min(many, total.shape[1]))
+            after = self.advance(states.gather(1, column // vocabulary), column % vocabulary)
             scores = scores.masked_fill(repeated(self.merge_keys(after), scores), -torch.inf)
             short = (scores > -torch.inf).sum(1) < count
-            more = total.gather(1, place[:, -1:])[:, 0] > -torch.inf
+            more = total.gather(1, column[:, -1:])[:, 0] > -torch.inf
             if many >= total.shape[1] or not (short & more).any():
                 break
             many *= 4
         scores, order = scores.sort(descending=True, stable=True)
         scores, order = scores[:, :count], order[:, :count]
-        return scores, place.gather(1, order), after.gather(1, order)
+        return scores, column.gather(1, order), after.gather(1, order)
 
     def keep(self, requests: torch.Tensor) -> None:
         """Keep the requests at (b,) indices of the batch."""

@@ -118,14 +118,14 @@ class _Finished(NamedTuple):
     states: torch.Tensor  # (B, K) of the constraint
 
     def texts(
-        self, wanted: int, stats: list[DecodeStats], live: list[int], collections: int
+        self, count: int, stats: list[DecodeStats], live: list[int], collections: int
     ) -> Texts:
-        """The best `wanted` texts of each request."""
-        tokens, lengths, scores, _ = (part[:, :wanted] for part in self)
+        """The best `count` texts of each request."""
+        tokens, lengths, scores, _ = (part[:, :count] for part in self)
         lengths = lengths.masked_fill(scores == -torch.inf, 0)
         longest = max(lengths.flatten().tolist(), default=0)
-        kept = torch.arange(longest, device=tokens.device) < lengths.unsqueeze(-1)
-        return Texts(tokens[..., :longest] * kept, lengths, scores, stats, live, collections)
+        inside = torch.arange(longest, device=tokens.device) < lengths.unsqueeze(-1)
+        return Texts(tokens[..., :longest] * inside, lengths, scores, stats, live, collections)
 
 
 class _Beams(NamedTuple):
@@ -146,13 +146,13 @@ class _Beams(NamedTuple):
             (*shape, rules.settings.max_new_tokens), dtype=torch.int64, device=device
         )
         scores = torch.full(shape, -torch.inf, dtype=dtype, device=device)
-        place = torch.zeros(shape, dtype=torch.int64, device=device)
+        zero = torch.zeros(shape, dtype=torch.int64, device=device)
         first = scores.clone()
         first[:, 0] = 0
         done = torch.zeros(batch, dtype=torch.bool, device=device)
         constraint = rules.constraint
-        states = place if constraint is None else constraint.initial(rules.settings.num_beams)
-        return cls(tokens, first, place, states, _Finished(tokens, place, scores, place), done)
+        states = zero if constraint is None else constraint.initial(rules.settings.num_beams)
+        return cls(tokens, first, zero, states, _Finished(tokens, zero, scores, zero), done)
 
     def take(self, requests: torch.Tensor) -> _Beams:
         """Some requests of the batch; (b,) places."""
@@ -188,23 +188,23 @@ class _Rules:
         beams than tokens can follow a prompt.
         """
         vocabulary, together = model.vocabulary_size, None
-        given = [] if settings.eos_token_id is None else np.unique(settings.eos_token_id).tolist()
+        eos = [] if settings.eos_token_id is None else np.unique(settings.eos_token_id).tolist()
         if constraint is not None:
             together = BatchConstraint(constraint, requests, vocabulary, model.device)
-            if given:
+            if eos:
                 raise ValueError("eos_token_id: the constraint has end tokens of its own")
-            given = sorted(together.end_tokens)
-        outside = [token for token in given if not 0 <= token < vocabulary]
+            eos = sorted(together.end_tokens)
+        outside = [token for token in eos if not 0 <= token < vocabulary]
         if outside:
             raise ValueError(
                 f"eos_token_id {outside[0]} is outside the vocabulary 0 .. {vocabulary - 1}"
             )
-        if settings.num_beams > vocabulary - len(given):
+        if settings.num_beams > vocabulary - len(eos):
             raise ValueError(
-                f"num_beams must be at most the {vocabulary - len(given)} tokens that can follow a "
+                f"num_beams must be at most the {vocabulary - len(eos)} tokens that can follow a "
                 f"prompt without ending the text, got {settings.num_beams}"
             )
-        end = torch.tensor(given, dtype=torch.int64, device=model.device)
+        end = torch.tensor(eos, dtype=torch.int64, device=model.device)
         return cls(settings, end, together)
 
     def advance(self, beams: _Beams, logits: torch.Tensor, depth: int) -> _Beams:
@@ -224,11 +224,11 @@ class _Rules:
         total = (beams.scores.unsqueeze(-1) + log_probs).flatten(1)
         count = max(2, 1 + len(self.end)) * K
         if constraint is None:
-            scores, place = total.topk(count)
-            states = torch.zeros_like(place)
+            scores, column = total.topk(count)
+            states = torch.zeros_like(column)
         else:
-            scores, place, states = constraint.best(total, before, count)
-        parents, last = place // vocabulary, place % vocabulary
+            scores, column, states = constraint.best(total, before, count)
+        parents, last = column // vocabulary, column % vocabulary
         ends = torch.isin(last, self.end)
         if constraint is None:
             ends = ends | (depth == self.settings.max_new_tokens)
@@ -258,10 +258,10 @@ class _Rules:
         whole = torch.cat([old.states, states[:, : ends.shape[1]]], dim=1)
         if self.constraint is not None:
             both = both.masked_fill(repeated(self.constraint.merge_keys(whole), both), -torch.inf)
-        best, kept = both.topk(self.settings.num_beams)
+        best, column = both.topk(self.settings.num_beams)
         lengths = torch.cat([old.lengths, torch.full_like(old.lengths, depth)], dim=1)
-        tokens = pick(torch.cat([old.tokens, texts], dim=1), kept)
-        return _Finished(tokens, lengths.gather(1, kept), best, whole.gather(1, kept))
+        tokens = pick(torch.cat([old.tokens, texts], dim=1), column)
+        return _Finished(tokens, lengths.gather(1, column), best, whole.gather(1, column))
 
     def _is_final(self, live: torch.Tensor, worst: torch.Tensor, depth: int) -> torch.Tensor:
         """(B,) whether no live beam can replace the worst of the K finished texts."""
@@ -392,10 +392,10 @@ class _Answers:
         here = self.requests
         self._live[here] = np.maximum(self._live[here], self._lengths[here] + nodes)
 
-    def texts(self, wanted: int) -> Texts:
+    def texts(self, count: int) -> Texts:
         """The best of every request, in the original order."""
-        place = np.argsort(self._order)
-        back = torch.from_numpy(place).to(self._found[0].tokens.device)
-        found = _Finished(*(torch.cat(parts)[back] for parts in zip(*self._found, strict=True)))
-        stats = [self._stats[i] for i in place]
-        return found.texts(wanted, stats, self._live.tolist(), self._nodes.collections)
+        position = np.argsort(self._order)
+        back = torch.from_numpy(position).to(self._found[0].tokens.device)
+        finished = _Finished(*(torch.cat(parts)[back] for parts in zip(*self._found, strict=True)))
+        stats = [self._stats[i] for i in position]
+        return finished.texts(count, stats, self._live.tolist(), self._nodes.collections)

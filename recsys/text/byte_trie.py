@@ -54,8 +54,8 @@ class ByteTrie:
             rows = rows[lengths[rows] > depth]
         key = np.concatenate(keys)
         first_child = 1 + np.searchsorted(key, np.arange(nodes + 1) * 256)
-        place = {string: i for i, string in enumerate(distinct)}
-        end = node[np.asarray([place[s] for s in strings], np.int64)]
+        number = {string: i for i, string in enumerate(distinct)}
+        end = node[np.asarray([number[s] for s in strings], np.int64)]
         return cls(key, first_child, np.asarray(depth_start), end)
 
     @property
@@ -66,10 +66,10 @@ class ByteTrie:
     def child(self, nodes: NDArray[np.int64], byte: NDArray[np.int64]) -> NDArray[np.int64]:
         """(n,) child of each node by byte, or `NOWHERE`; nodes may be `NOWHERE`, too."""
         key = nodes * 256 + byte
-        place = np.searchsorted(self.key, key)
-        found = place < len(self.key)
-        found[found] = self.key[place[found]] == key[found]
-        return np.where(found, place + 1, NOWHERE)
+        position = np.searchsorted(self.key, key)
+        exists = position < len(self.key)
+        exists[exists] = self.key[position[exists]] == key[exists]
+        return np.where(exists, position + 1, NOWHERE)
 
     def children(
         self, nodes: NDArray[np.int64]
@@ -85,6 +85,6 @@ def spread(
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Index of the range, and value, of all values of (n,) ranges in order."""
     count = stop - start
-    place = np.repeat(np.arange(len(start)), count)
+    owner = np.repeat(np.arange(len(start)), count)
     before = np.cumsum(count) - count
-    return place, np.arange(len(place)) - before[place] + start[place]
+    return owner, np.arange(len(owner)) - before[owner] + start[owner]

@@ -237,7 +237,7 @@ def _check_depth(schema: dict[str, Any]) -> None:
         if isinstance(value, dict):
             stack += [(inner, (*path, str(key))) for key, inner in value.items()]
         elif isinstance(value, list):
-            stack += [(inner, (*path, str(place))) for place, inner in enumerate(value)]
+            stack += [(inner, (*path, str(number))) for number, inner in enumerate(value)]
 
 
 def _closed(schema: Any) -> Any:

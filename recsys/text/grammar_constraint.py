@@ -101,7 +101,7 @@ class GrammarConstraint:
         text = self._parser.forced()
         parser = self._tokenizer.parser
         run = parser.tokenize_bytes(text)
-        special = [place for place, token in enumerate(run) if parser.is_special_token(token)]
+        special = [position for position, token in enumerate(run) if parser.is_special_token(token)]
         if special:  # its name is a part of the text, which no special token may write
             return run[: special[0]]
         for token in run:
@@ -246,9 +246,9 @@ class Parser:
 
         The end tokens are set only if the text may end.
         """
-        found = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)[: self._width]
+        mask = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)[: self._width]
         self.check()
-        return found
+        return mask
 
     def forced(self) -> bytes:
         """Bytes with which every text continues."""
@@ -314,12 +314,12 @@ def _missing(text: str, tokenizer: TextTokenizer) -> Iterator[str]:
         if name in TERMINALS:
             yield f"{name}: {TERMINALS[name]}"
             continue
-        found = [
+        absent = [
             token
             for token, data in enumerate(tokenizer.tokens.spelling)
             if data and (name == "text_token" or not LINE_BREAKS.intersection(data))
         ]
-        yield f"{name}: <[{','.join(_ranges(found))}]>"
+        yield f"{name}: <[{','.join(_ranges(absent))}]>"
 
 
 def _ranges(numbers: list[int]) -> Iterator[str]:

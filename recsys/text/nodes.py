@@ -126,6 +126,6 @@ def node_budget(num_beams: int, max_new_tokens: int, collect_every: int) -> int:
     return max_new_tokens + num_beams * (6 + collect_every)
 
 
-def pick(values: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+def pick(values: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
     """(B, n, X) rows of (B, N, X) values at (B, n) indices."""
-    return values.gather(1, places.unsqueeze(-1).expand(-1, -1, values.shape[-1]))
+    return values.gather(1, positions.unsqueeze(-1).expand(-1, -1, values.shape[-1]))

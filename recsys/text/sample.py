@@ -181,12 +181,12 @@ class _Draws:
         while True:
             require_finite(tree.finite, [text.request for text in live])
             self._draw(live, logits)
-            stay = [place for place, text in enumerate(live) if text.open]
+            stay = [number for number, text in enumerate(live) if text.open]
             if not stay:
                 return
             raise_if_stopped(stopped)
             if len(stay) < len(live):
-                live = [live[place] for place in stay]
+                live = [live[number] for number in stay]
                 tree.keep(torch.tensor(stay, dtype=torch.int64, device=tree.model.device))
             logits = _forward(tree, live)
 
@@ -214,11 +214,11 @@ def _forward(tree: TokenTree, live: list[_Text]) -> torch.Tensor:
     # A text with fewer new tokens than others runs its last token again, in the same slot.
     first = np.asarray([text.cached for text in live])
     last = np.asarray([len(text.tokens) - 1 for text in live])
-    place = np.minimum(first[:, None] + np.arange((last - first).max() + 1), last[:, None])
-    run = [[text.tokens[p] for p in row] for text, row in zip(live, place.tolist(), strict=True)]
+    position = np.minimum(first[:, None] + np.arange((last - first).max() + 1), last[:, None])
+    run = [[text.tokens[p] for p in row] for text, row in zip(live, position.tolist(), strict=True)]
     for text in live:
         text.cached = len(text.tokens)
-    slots = place - np.asarray([[text.start] for text in live])
+    slots = position - np.asarray([[text.start] for text in live])
     ids, slot = torch.from_numpy(np.stack([np.asarray(run), slots])).to(model.device)
     nodes = whole_blocks(int(slots.max()) + 1)
     node = torch.arange(nodes, device=model.device)

@@ -80,12 +80,12 @@ class TitleTrie:
         item_start = np.searchsorted(trie.end[order], np.arange(trie.num_nodes + 1))
         alive = np.ones(trie.num_nodes, np.bool_)
         key = _only_title(trie)
-        found = cls(trie, tokens, named[order], item_start, alive, key)
+        trie_of_titles = cls(trie, tokens, named[order], item_start, alive, key)
         if not tokens.bytes_alone[np.unique(trie.key & 255)].all():
-            found._find_alive()
+            trie_of_titles._find_alive()
         if not alive[0]:
             raise ValueError("titles: the vocabulary can write none of them")
-        return found
+        return trie_of_titles
 
     def without_masks(self) -> TitleTrie:
         """The same titles, of which no tokens that may follow a state are kept yet."""
@@ -124,9 +124,9 @@ class TitleTrie:
         width = int(length.max(initial=0))
         data = np.frombuffer(b"".join(s.ljust(width, b"\0") for s in spelling), np.uint8)
         byte = data.reshape(len(tokens), width).astype(np.int64)
-        for place in range(width):
-            on = np.flatnonzero(length > place)
-            node[on] = self.trie.child(node[on], byte[on, place])
+        for step in range(width):
+            on = np.flatnonzero(length > step)
+            node[on] = self.trie.child(node[on], byte[on, step])
         node[(length == 0) | ~self.alive[node]] = DEAD  # special tokens have no bytes
         whole = np.flatnonzero(np.isin(tokens, self.end_tokens) & inside)
         whole = whole[self._is_title(states[whole])]
@@ -187,16 +187,16 @@ class TitleTrie:
         """Walk both tries from (n,) nodes: index in `nodes`, token, node after it."""
         owner, ours = np.arange(len(nodes)), nodes
         theirs = np.zeros(len(nodes), np.int64)
-        found = [(owner[:0], owner[:0], owner[:0])]
+        parts = [(owner[:0], owner[:0], owner[:0])]
         while len(owner):
             parent, child, byte = self.trie.children(ours)
             below = self.tokens.trie.child(theirs[parent], byte)
             both = below != NOWHERE
             owner, ours, theirs = owner[parent[both]], child[both], below[both]
             start = self.tokens.token_start
-            place, token = spread(start[theirs], start[theirs + 1])
-            found.append((owner[place], self.tokens.tokens[token], ours[place]))
-        owners, tokens, targets = (np.concatenate(part) for part in zip(*found, strict=True))
+            owner_number, token = spread(start[theirs], start[theirs + 1])
+            parts.append((owner[owner_number], self.tokens.tokens[token], ours[owner_number]))
+        owners, tokens, targets = (np.concatenate(part) for part in zip(*parts, strict=True))
         return owners, tokens, targets
 
     def _find_alive(self) -> None:
@@ -244,9 +244,9 @@ def generate_titles(
     texts = generate_text(model, prompts, settings, constraint=titles, stopped=stopped)
     tokens, lengths = texts.tokens.cpu().numpy(), texts.lengths.cpu().numpy()
     states = np.full(lengths.shape, titles.initial(), np.int64)
-    for place in range(tokens.shape[2]):
-        on = lengths > place
-        states[on] = titles.advance(states[on], tokens[..., place][on])
+    for step in range(tokens.shape[2]):
+        on = lengths > step
+        states[on] = titles.advance(states[on], tokens[..., step][on])
     items = [
         [titles.items_of(state) for state in row[written].tolist()]
         for row, written in zip(states, lengths > 0, strict=True)

@@ -69,11 +69,11 @@ class TokenTrie:
     @cached_property
     def of_byte(self) -> NDArray[np.int64]:
         """(256,) a token that consists of this byte alone, or -1."""
-        found = np.full(256, -1, np.int64)
+        table = np.full(256, -1, np.int64)
         for token, data in enumerate(self.spelling):
             if len(data) == 1:
-                found[data[0]] = token
-        return found
+                table[data[0]] = token
+        return table
 
     @cached_property
     def first_byte(self) -> NDArray[np.int16]:

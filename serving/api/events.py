@@ -48,12 +48,12 @@ def _schema() -> dict[str, Any]:
 @requires(Scope.WRITE)
 async def post_events(request: Request, service: AnyPhase) -> EventsResponse:
     """Store a batch of events: all of it or nothing. A batch of events with ids can be repeated."""
-    given = content_type(request)
-    if given != JSON and given not in LINES:
-        detail = f"The content type is {given or 'missing'}; send {JSON} or {LINES[0]}."
+    media_type = content_type(request)
+    if media_type != JSON and media_type not in LINES:
+        detail = f"The content type is {media_type or 'missing'}; send {JSON} or {LINES[0]}."
         raise ProblemError("unsupported_media_type", detail)
     body = await request.body()
-    is_lines = given in LINES
+    is_lines = media_type in LINES
     now = now_ms()
 
     def parse_events(body: bytes) -> tuple[EventsBody, list[Event]]:
@@ -91,10 +91,10 @@ def _conflict(batch: EventsBody, error: EventConflictError) -> ProblemError:
     fields = [
         InvalidField(
             location="body",
-            pointer=f"/events/{place}/event_id",
+            pointer=f"/events/{number}/event_id",
             detail="another event with this id, in the store or in this batch, has other content",
         )
-        for place, event in enumerate(batch.events)
+        for number, event in enumerate(batch.events)
         if event.event_id in ids
     ]
     detail = "Nothing of the batch was stored. A new event needs a new event_id."

@@ -77,8 +77,8 @@ async def get_item(item_id: PathId, service: Ready, model: Alias = CHAMPION) -> 
 @requires(Scope.WRITE)
 async def patch_item(item_id: PathId, body: ItemPatch, service: Ready) -> Response:
     """Change a part of an item, such as whether it is available."""
-    epoch, found = await service.state.catalog_changes.patch(item_id, body)
-    return json_response(ItemChange.model_construct(epoch=epoch, item=found))
+    epoch, item = await service.state.catalog_changes.patch(item_id, body)
+    return json_response(ItemChange.model_construct(epoch=epoch, item=item))
 
 
 @router.delete(

@@ -36,12 +36,12 @@ async def recommend(body: RecommendationsRequest, service: Ready) -> Response:
 async def recommend_batch(body: BatchRequest, request: Request, service: Ready) -> Response:
     """Several requests at once; the result of one does not affect the others."""
     request_id = request.scope["state"].get("request_id")
-    places = asyncio.Semaphore(AT_ONCE)  # a batch enters the queue one by one, not as a block
+    slots = asyncio.Semaphore(AT_ONCE)  # a batch enters the queue one by one, not as a block
 
-    async def result(one: RecommendationsRequest) -> str:
-        async with places:
-            found = await _result(service, one, request_id)
-        return found.model_dump_json(exclude_unset=True, by_alias=True)  # less than objects
+    async def result(body: RecommendationsRequest) -> str:
+        async with slots:
+            answer = await _result(service, body, request_id)
+        return answer.model_dump_json(exclude_unset=True, by_alias=True)  # less than objects
 
     async def each() -> str:
         results = await asyncio.gather(*map(result, body.requests))

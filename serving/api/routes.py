@@ -34,9 +34,9 @@ def find_route(scope: Scope) -> tuple[APIRoute | None, set[str]]:
     Returns the route and the methods that its path answers to. If the request's method is not
     among them, it is the first route of the path. If there is no such path, None and no methods.
     """
-    place = (scope["method"], scope["path"])
-    is_as_written = scope.get("raw_path") == place[1].encode() and not scope.get("root_path")
-    return (is_as_written and _FOUND.get(place)) or _search(scope)
+    key = (scope["method"], scope["path"])
+    is_as_written = scope.get("raw_path") == key[1].encode() and not scope.get("root_path")
+    return (is_as_written and _FOUND.get(key)) or _search(scope)
 
 
 def _search(scope: Scope) -> tuple[APIRoute | None, set[str]]:

@@ -72,21 +72,21 @@ def validated(value: Any, model: type[ModelT]) -> ModelT:
     try:
         return model.model_validate(value)
     except ValidationError as error:
-        found = error.errors(include_url=False, include_context=False)
+        errors = error.errors(include_url=False, include_context=False)
         raise RequestValidationError(
-            [{**entry, "loc": ("body", *_place(value, entry["loc"]))} for entry in found]
+            [{**entry, "loc": ("body", *_place(value, entry["loc"]))} for entry in errors]
         ) from None
 
 
 def _place(body: Any, loc: Sequence[Any]) -> list[Any]:
     """The path to an invalid value, without the tags of unions, which are no names in the body."""
-    place: list[Any] = []
+    path: list[Any] = []
     for at, part in enumerate(loc, 1):
         leads_on = part in body if isinstance(body, dict) else isinstance(part, int)
         if leads_on or at == len(loc) or not isinstance(body, dict | list):
-            place.append(part)
+            path.append(part)
             body = body[part] if leads_on and isinstance(body, dict | list) else None
-    return place
+    return path
 
 
 class OnceRoute(APIRoute):
@@ -101,7 +101,7 @@ class OnceRoute(APIRoute):
         handle: Callable[[Any], Coroutine[Any, Any, Response]] = super().get_route_handler()
         if scope_of(self.endpoint) is AccessScope.READ:
             handle = partial(while_connected, handle)
-        fields = {one.name: one.field_info for one in self.dependant.query_params}
+        fields = {parameter.name: parameter.field_info for parameter in self.dependant.query_params}
         for info in list(fields.values()):
             if inspect.isclass(info.annotation) and issubclass(info.annotation, BaseModel):
                 fields = dict(info.annotation.model_fields)  # FastAPI allows one model, alone
@@ -110,8 +110,8 @@ class OnceRoute(APIRoute):
             return handle
 
         async def checked(request: Request) -> Response:
-            given = Counter(name for name, _ in request.query_params.multi_items())
-            if twice := [name for name, times in given.items() if times > 1 and name in once]:
+            counts = Counter(name for name, _ in request.query_params.multi_items())
+            if twice := [name for name, times in counts.items() if times > 1 and name in once]:
                 message = "give it once"
                 raise RequestValidationError(
                     [{"loc": ("query", name), "type": "twice", "msg": message} for name in twice]
@@ -150,9 +150,9 @@ class JsonRoute(IdRoute):
         model: Any = self.body_field.field_info.annotation
 
         async def checked(request: Request) -> Response:
-            given = content_type(request)
-            if given != "application/json":
-                detail = f"The content type is {given or 'missing'}; send application/json."
+            counts = content_type(request)
+            if counts != "application/json":
+                detail = f"The content type is {counts or 'missing'}; send application/json."
                 raise ProblemError("unsupported_media_type", detail)
             strict = StrictRequest(request.scope, request.receive)
             strict.model = model

@@ -28,8 +28,8 @@ async def get_history(
     pay_for(query.limit)
     before = None
     if query.before is not None:
-        time_ms, _, place = query.before.partition("-")
-        before = (int(time_ms), int(place))
+        time_ms, _, event_id = query.before.partition("-")
+        before = (int(time_ms), int(event_id))
     events = await in_time(service, service.store.history.events(user_id, query.limit, before))
     if not events and before is None:
         raise UnknownUserError(f"There are no events of user {user_id!r}.")

@@ -109,9 +109,9 @@ def score(
 def _read_fields(request: Path) -> dict[str, Any]:
     """Read the fields of a `--request` file."""
     try:
-        found = json.loads(request.read_text(encoding="utf-8"))
+        fields = json.loads(request.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise ConfigError(f"--request {request}: {error}") from error
-    if not isinstance(found, dict):
+    if not isinstance(fields, dict):
         raise ConfigError(f"--request {request}: expected an object")
-    return found
+    return fields

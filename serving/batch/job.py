@@ -68,9 +68,9 @@ class Job:
                 json.dumps({**self.request, "history": []})
             )
         except ValidationError as error:
-            found = error.errors()[0]
-            place = ".".join(str(part) for part in found["loc"]) or "request"
-            raise ConfigError(f"--request: {place}: {found['msg']}") from error
+            first_error = error.errors()[0]
+            field = ".".join(str(part) for part in first_error["loc"]) or "request"
+            raise ConfigError(f"--request: {field}: {first_error['msg']}") from error
 
     @property
     def parts(self) -> int:

@@ -62,8 +62,8 @@ class Output:
     def write(self, part: int, table: pa.Table) -> None:
         """Write a part atomically."""
         marked = table.replace_schema_metadata({PLAN_KEY: self.job.digest.encode()})
-        with self._whole(self.path(part)) as place:
-            pq.write_table(marked, place, compression="zstd")
+        with self._whole(self.path(part)) as path:
+            pq.write_table(marked, path, compression="zstd")
 
     def finish(self) -> Manifest:
         """Write the manifest, after all parts."""
@@ -106,23 +106,23 @@ class Output:
         if not file.is_file():
             return False
         try:
-            found = pq.read_metadata(file)
+            metadata = pq.read_metadata(file)
         except (OSError, pa.ArrowInvalid):
             return False  # damaged: it is written again
         start, stop = self.job.rows(part)
-        marked = (found.metadata or {}).get(PLAN_KEY) == self.job.digest.encode()
-        return marked and found.num_rows == stop - start
+        marked = (metadata.metadata or {}).get(PLAN_KEY) == self.job.digest.encode()
+        return marked and metadata.num_rows == stop - start
 
     def _write_json(self, name: str, values: dict[str, Any]) -> None:
-        with self._whole(self.folder / name) as place:
+        with self._whole(self.folder / name) as path:
             text = json.dumps(values, indent=2, sort_keys=True)
-            place.write_text(text + "\n", encoding="utf-8")
+            path.write_text(text + "\n", encoding="utf-8")
 
     @contextmanager
     def _whole(self, final: Path) -> Iterator[Path]:
         """A temporary path, which is synced and renamed to `final` after the block."""
-        place = final.with_name(f".{final.name}{UNFINISHED}")
-        yield place
-        with place.open("rb") as stream:
+        path = final.with_name(f".{final.name}{UNFINISHED}")
+        yield path
+        with path.open("rb") as stream:
             os.fsync(stream.fileno())
-        place.replace(final)
+        path.replace(final)

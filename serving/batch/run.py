@@ -54,13 +54,13 @@ def score(
     output = Output(out, job)
     with output.opened(force=force) as missing:
         total = len(job.source)
-        wanted = sum(stop - first for first, stop in map(job.rows, missing))
+        rows = sum(stop - first for first, stop in map(job.rows, missing))
         if not missing and (out / MANIFEST).is_file():
             say(f"{out} is up to date.")
             digest = read_manifest(out).digest
             return Summary(str(out), digest, total, job.parts, 0, _since(start), None)
-        if wanted < total:
-            say(f"{total - wanted:,} of {total:,} users are done; continuing with the others.")
+        if rows < total:
+            say(f"{total - rows:,} of {total:,} users are done; continuing with the others.")
         if engine == Runner.ray:
             done = engines.on_ray(job, missing, workers, gpus)
         elif workers == 1:
@@ -70,7 +70,7 @@ def score(
         first = last = 0.0
         behind = 0
         with track("users", total) as bar:
-            bar.advance(total - wanted)
+            bar.advance(total - rows)
             for part, table in done if missing else ():
                 output.write(part, table)
                 bar.advance(len(table))
@@ -81,7 +81,7 @@ def score(
                     first = last
         digest = output.finish().digest
         rate = behind / (last - first) if behind else None
-        return Summary(str(out), digest, total, job.parts, wanted, _since(start), rate)
+        return Summary(str(out), digest, total, job.parts, rows, _since(start), rate)
 
 
 def _since(start: float) -> float:

@@ -65,7 +65,7 @@ class Scorer:
         ]
         body, known = self._job.body, self._recommender.retrieval is not None
         falls_back = known and not answers.for_the_model(body)
-        found: list[list[Found]] = [[] for _ in ids]
+        lists: list[list[Found]] = [[] for _ in ids]
         requests: dict[int, RecommendRequest] = {}
         for place, (history, note) in enumerate(zip(histories, notes, strict=True)):
             if history is None and not body.fallback:
@@ -73,27 +73,27 @@ class Scorer:
             latest = (history or TypedHistory([], [])).latest(MAX_HISTORY)
             request = answers.to_request(body, latest, self._recommender)
             if note is not None and falls_back:
-                found[place] = _listed(self._recommender.fallback(request).recommendations)
+                lists[place] = _listed(self._recommender.fallback(request).recommendations)
             else:
                 requests[place] = request
         # alike lengths share a batch; no answer depends on it
         order = sorted(requests, key=lambda place: len(requests[place].history))
         for start in range(0, len(order), BATCH):
-            places = order[start : start + BATCH]
-            results = self._recommender.recommend_batch([requests[place] for place in places])
-            for place, result in zip(places, results, strict=True):
-                found[place] = _listed(result.recommendations)
+            positions = order[start : start + BATCH]
+            results = self._recommender.recommend_batch([requests[place] for place in positions])
+            for place, result in zip(positions, results, strict=True):
+                lists[place] = _listed(result.recommendations)
         return pa.table(
             {
                 "user_id": ids,
-                "item_id": [[item for item, _, _ in one] for one in found],
-                "score": [[score for _, score, _ in one] for one in found],
-                "source": [[source for _, _, source in one] for one in found],
+                "item_id": [[item for item, _, _ in listed] for listed in lists],
+                "score": [[score for _, score, _ in listed] for listed in lists],
+                "source": [[source for _, _, source in listed] for listed in lists],
                 "note": notes,
             },
             schema=SCHEMA,
         )
 
 
-def _listed(found: Sequence[Recommendation]) -> list[Found]:
-    return [(one.item_id, one.score, one.source) for one in found]
+def _listed(recommendations: Sequence[Recommendation]) -> list[Found]:
+    return [(item.item_id, item.score, item.source) for item in recommendations]

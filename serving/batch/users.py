@@ -47,7 +47,7 @@ class UsersFile:
         self._rows = 0
         try:
             names = [set(pq.read_schema(file).names) for file in self._files]
-            self.has_histories = all(HISTORY in found for found in names)
+            self.has_histories = all(HISTORY in columns for columns in names)
             self._columns = [USER, HISTORY] if self.has_histories else [USER]
             for file in self._files:
                 with pq.ParquetFile(file) as opened:
@@ -91,14 +91,14 @@ class UsersFile:
         if start < self._begin:
             self._stream, self._begin = self._batches(), 0
             self._held = next(self._stream)
-        found = []
+        tables = []
         while True:
             end = self._begin + len(self._held)
             first, last = max(start, self._begin), min(stop, end)
             if first < last:
-                found.append(self._held.slice(first - self._begin, last - first))
+                tables.append(self._held.slice(first - self._begin, last - first))
             if end >= stop:
-                return pa.Table.from_batches(found)
+                return pa.Table.from_batches(tables)
             self._begin, self._held = end, next(self._stream)
 
     def _batches(self) -> Iterator[pa.RecordBatch]:
@@ -186,16 +186,16 @@ class DatasetUsers:
         ids = self._listed.ids(start, stop)
         if self.chosen is None:
             users = np.arange(start, stop)
-            wanted = (ds.field("user") >= start) & (ds.field("user") < stop)
+            condition = (ds.field("user") >= start) & (ds.field("user") < stop)
         else:
-            found = pc.index_in(pa.array(ids, self._all.type), self._all)
-            users = found.fill_null(-1).to_numpy(zero_copy_only=False)
-            wanted = ds.field("user").isin(pa.array(np.unique(users[users >= 0]), pa.int32()))
+            numbers = pc.index_in(pa.array(ids, self._all.type), self._all)
+            users = numbers.fill_null(-1).to_numpy(zero_copy_only=False)
+            condition = ds.field("user").isin(pa.array(np.unique(users[users >= 0]), pa.int32()))
         left_out = [n for n, name in enumerate(self._types) if name in self.not_history]
         if left_out:
-            wanted &= ~ds.field("behaviour").isin(pa.array(left_out, pa.uint8()))
+            condition &= ~ds.field("behaviour").isin(pa.array(left_out, pa.uint8()))
         columns = ["user", "item", *(["behaviour"] if self._types else [])]
-        events = self._events.to_table(columns=columns, filter=wanted, use_threads=False)
+        events = self._events.to_table(columns=columns, filter=condition, use_threads=False)
         types = [None] * events.num_rows
         if self._types:
             types = [self._types[number] for number in events["behaviour"].to_pylist()]
@@ -204,13 +204,13 @@ class DatasetUsers:
         items = self._items.take(events["item"].combine_chunks()).to_pylist()
         first = np.searchsorted(owner, users, side="left", sorter=order)
         last = np.searchsorted(owner, users, side="right", sorter=order)
-        places = (order[a:b] for a, b in zip(first.tolist(), last.tolist(), strict=True))
+        positions = (order[a:b] for a, b in zip(first.tolist(), last.tolist(), strict=True))
         disliked = [[] for _ in ids] if self._disliked is None else self._disliked.of(ids)
         return ids, [
             TypedHistory([items[i] for i in own], [types[i] for i in own], tuple(hidden))
             if len(own) or hidden
             else None
-            for own, hidden in zip(places, disliked, strict=True)
+            for own, hidden in zip(positions, disliked, strict=True)
         ]
 
 

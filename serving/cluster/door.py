@@ -185,16 +185,16 @@ def session_of(call: Call) -> str:
     It is the header `X-Session-ID`, or else the user, or else the first item of an inline history,
     which does not change while the history grows, or else random.
     """
-    if given := call.header(SESSION):
-        return given.decode("latin-1")
-    found: Any = None
+    if session := call.header(SESSION):
+        return session.decode("latin-1")
+    user: Any = None
     if call.method == "POST" and call.path in OF_A_USER:
         try:
             body = json.loads(call.body)
-            found = body.get("user") or (body.get("history") or [None])[0]
+            user = body.get("user") or (body.get("history") or [None])[0]
         except (ValueError, AttributeError, TypeError, KeyError, RecursionError):
             pass  # the replica reports the error
-    return found if isinstance(found, str) and found else uuid.uuid4().hex
+    return user if isinstance(user, str) and user else uuid.uuid4().hex
 
 
 def _worst(replies: Sequence[Reply]) -> Reply:

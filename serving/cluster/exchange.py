@@ -23,10 +23,10 @@ class Call:
     @classmethod
     def of(cls, scope: AsgiScope, body: bytes) -> Self:
         """Take the parts of a scope that can be sent to another process."""
-        kept = {name: scope.get(name) for name in _SENT}
-        kept["raw_path"] = scope.get("raw_path") or scope["path"].encode()
-        kept["headers"] = [(bytes(name), bytes(value)) for name, value in scope["headers"]]
-        return cls(kept, body)
+        fields = {name: scope.get(name) for name in _SENT}
+        fields["raw_path"] = scope.get("raw_path") or scope["path"].encode()
+        fields["headers"] = [(bytes(name), bytes(value)) for name, value in scope["headers"]]
+        return cls(fields, body)
 
     @property
     def method(self) -> str:

@@ -44,13 +44,13 @@ class Database(ABC):
     advice: ClassVar[str]  # what a person can do about a failure
     insert: ClassVar[Any]  # the dialect's form of `sqlalchemy.insert`
 
-    def __init__(self, place: str, dialect: str) -> None:
+    def __init__(self, url: str, dialect: str) -> None:
         """Open the database, and make its tables where there are none.
 
         Raises:
             StoreError: the schema is that of another version of this program.
         """
-        self.place = place
+        self.place = url
         self.is_closing = self._fails = self._is_away = False
         # Each statement is committed, unless a transaction is begun.
         options: dict[str, Any] = {"isolation_level": "AUTOCOMMIT", "hide_parameters": True}
@@ -99,7 +99,7 @@ class Database(ABC):
         """The parameters of a statement with `among`, which is made once."""
 
     @abstractmethod
-    def lock(self, connection: sa.Connection, what: int, *, shared: bool = False) -> None:
+    def lock(self, connection: sa.Connection, number: int, *, shared: bool = False) -> None:
         """Exclude other processes from an activity (`SEEDING`, ...) until the transaction ends.
 
         Those that only must not run beside the activity share the lock with each other.

@@ -45,14 +45,16 @@ def erase(database: Database, connection: sa.Connection, erasure: Erasure, user:
 def take_over(database: Database, connection: sa.Connection, erasures: Sequence[Erasure]) -> int:
     """Record erasures of stores, and delete what they erase; returns how many were not known."""
     known = dict(connection.execute(TIMES).all())
-    fresh = [one for one in erasures if one.erased_ms > known.get(one.user_hash, -1)]
+    fresh = [
+        erasure for erasure in erasures if erasure.erased_ms > known.get(erasure.user_hash, -1)
+    ]
     if not fresh:
         return 0
-    salts = dict.fromkeys(one.salt for one in fresh)
+    salts = dict.fromkeys(erasure.salt for erasure in fresh)
     _keep(database, connection, fresh)
     every = dict.fromkeys([*database.state(connection, SALTS), *salts])
     database.put_state(connection, SALTS, [*every])
-    times = {one.user_hash: one.erased_ms for one in fresh}
+    times = {erasure.user_hash: erasure.erased_ms for erasure in fresh}
     for table, more_ms in OF_USERS:
         user = table.c.user_id
         users = connection.scalars(sa.select(user).distinct().where(user.is_not(None))).all()

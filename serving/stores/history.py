@@ -77,14 +77,14 @@ class HistoryTable:
     ) -> list[StoredEvent]:
         """A user's events of every type, newest first, at most `limit`.
 
-        `before` is (`time_ms`, `place`) of the last event of the previous page.
+        `before` is (`time_ms`, `position`) of the last event of the previous page.
         """
         if "\0" in user_id:
             return []
         query = STORED.where(EVENTS.c.user_id == user_id)
         if before is not None:
-            place = sa.tuple_(EVENTS.c.time_ms, EVENTS.c.id)
-            query = query.where(place < sa.tuple_(*map(sa.literal, before)))
+            position = sa.tuple_(EVENTS.c.time_ms, EVENTS.c.id)
+            query = query.where(position < sa.tuple_(*map(sa.literal, before)))
         query = query.order_by(EVENTS.c.time_ms.desc(), EVENTS.c.id.desc()).limit(limit)
         return await self._calls.rows("events", query, _stored)
 
@@ -325,6 +325,6 @@ def _row(event: Event, answers: Collection[str]) -> dict[str, Any]:
 
 def _stored(*columns: Any) -> StoredEvent:
     """An event from the columns of `STORED`."""
-    *event, linked, digest, seed, place = columns
+    *event, linked, digest, seed, position = columns
     reported = None if linked is None else bool(linked)
-    return StoredEvent(*(*event, digest, seed, place, reported))
+    return StoredEvent(*(*event, digest, seed, position, reported))

@@ -40,7 +40,7 @@ class JournalTable:
 
         def read() -> list[tuple[int, dict[str, Any]]]:
             rows = self._calls.database.read(query)
-            return [(place, json.loads(record)) for place, record in rows]
+            return [(position, json.loads(record)) for position, record in rows]
 
         return await self._calls.read("journal", read, limited=False)
 

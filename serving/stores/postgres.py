@@ -164,10 +164,10 @@ class PostgresDatabase(Database):
     def overwrite(self, *, erased: bool = False) -> None:
         """Nothing, as in `leave_bytes`."""
 
-    def lock(self, connection: sa.Connection, what: int, *, shared: bool = False) -> None:
+    def lock(self, connection: sa.Connection, number: int, *, shared: bool = False) -> None:
         """Take an advisory lock until the transaction ends."""
         function = f"pg_advisory_xact_lock{'_shared' if shared else ''}"
-        connection.execute(sa.text(f"SELECT {function}(:key)"), {"key": LOCK + what})
+        connection.execute(sa.text(f"SELECT {function}(:key)"), {"key": LOCK + number})
 
     def among(self, column: sa.ColumnElement[Any]) -> Any:
         """A condition with one parameter, so that the statement is always the same."""

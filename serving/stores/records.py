@@ -263,6 +263,6 @@ def told_history(
         (item, name, signs.get(name or "", Sign.PART))
         for item, name in zip(items, types, strict=True)
     ]
-    kept = [(item, name) for item, name, sign in events if sign is Sign.PART]
+    parts = [(item, name) for item, name, sign in events if sign is Sign.PART]
     disliked = dict.fromkeys(item for item, _, sign in events if sign is Sign.DISLIKE)
-    return TypedHistory([item for item, _ in kept], [name for _, name in kept], tuple(disliked))
+    return TypedHistory([item for item, _ in parts], [name for _, name in parts], tuple(disliked))

@@ -64,16 +64,16 @@ class ServedTable:
 
         The second value is the time of the oldest one, None if no older ones were forgotten.
         """
-        (place,) = await self._calls.rows("today", sa.select(sa.func.coalesce(LAST, 0)), int)
+        (position,) = await self._calls.rows("today", sa.select(sa.func.coalesce(LAST, 0)), int)
         query = sa.select(RECOMMENDATIONS.c.time_ms).order_by(RECOMMENDATIONS.c.id).limit(1)
-        times = await self._calls.rows("today", query, int) if place > SERVED_KEPT else ()
-        return place, times[0] if times else None
+        times = await self._calls.rows("today", query, int) if position > SERVED_KEPT else ()
+        return position, times[0] if times else None
 
-    async def page(self, place: int, limit: int, since_ms: int) -> list[Given]:
-        """Remembered answers since a time, newest first: at most `limit` up to `place`."""
+    async def page(self, after: int, limit: int, since_ms: int) -> list[Given]:
+        """Remembered answers since a time, newest first: at most `limit` up to `after`."""
         t = RECOMMENDATIONS.c
         query = sa.select(t.id, t.recommendation_id, t.user_id, t["items"], t.time_ms)
-        query = query.where(t.id <= place, t.time_ms >= since_ms)
+        query = query.where(t.id <= after, t.time_ms >= since_ms)
         return await self._calls.rows("today", query.order_by(t.id.desc()).limit(limit), Given)
 
     async def exposed(
@@ -134,17 +134,19 @@ class ServedTable:
         if not answers:
             return
         database = self._calls.database
-        users = {one.user for one in answers if one.user is not None}
+        users = {answer.user for answer in answers if answer.user is not None}
         erased = erased_among(database, connection, users)
         fresh = [
-            one
-            for one in answers
-            if one.user not in erased or one.time_ms > erased[one.user] + UNDER_WAY_MS
+            answer
+            for answer in answers
+            if answer.user not in erased or answer.time_ms > erased[answer.user] + UNDER_WAY_MS
         ]
         if fresh:
             insert = database.insert(RECOMMENDATIONS).on_conflict_do_nothing()
-            connection.execute(insert, [_row(one) for one in fresh])
-        if exposures := [_exposure(one) for one in fresh if one.exposure and one.user is not None]:
+            connection.execute(insert, [_row(answer) for answer in fresh])
+        if exposures := [
+            _exposure(answer) for answer in fresh if answer.exposure and answer.user is not None
+        ]:
             connection.execute(INSERT_EXPOSURE, exposures)
         oldest = sa.select(LAST - SERVED_KEPT).scalar_subquery()
         connection.execute(sa.delete(RECOMMENDATIONS).where(RECOMMENDATIONS.c.id <= oldest))

@@ -79,7 +79,7 @@ class SqliteDatabase(Database):
             raise
         return connection
 
-    def lock(self, connection: sa.Connection, what: int, *, shared: bool = False) -> None:
+    def lock(self, connection: sa.Connection, number: int, *, shared: bool = False) -> None:
         """Nothing: `begin` has locked the file."""
 
     def among(self, column: sa.ColumnElement[Any]) -> Any:
