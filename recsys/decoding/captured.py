@@ -150,8 +150,8 @@ class DecodeGraphs:
         )
         if len(sorted_shapes) > MOST_DECODES:
             raise ValueError(
-                f"{len(sorted_shapes)} decodes to capture, and at most {MOST_DECODES} are captured; "
-                "ask for smaller batches or prompts, or fewer sizes of candidates"
+                f"{len(sorted_shapes)} decodes to capture, and at most {MOST_DECODES} are "
+                "captured; ask for smaller batches or prompts, or fewer sizes of candidates"
             )
         for shape in sorted_shapes:
             for pool, nodes in zip(pools, self._nodes(shape), strict=True):
