@@ -8,8 +8,10 @@ network are needed. NumPy only; the same seed gives the same shop.
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, replace
-from typing import Annotated
+from importlib.resources import files
+from typing import Annotated, Any
 
 import numpy as np
 import pyarrow as pa
@@ -18,11 +20,13 @@ from pydantic import Field, PositiveInt
 
 from recsys.config import internal, section
 from recsys.data.raw import EventStream, RawData, events_table
-from recsys.data.shop import WORDS, Department, Genre
 
-SHELVES = [(department, genre) for department in WORDS.departments for genre in department.genres]
-_NAMES = [genre.name for _, genre in SHELVES]
-COMPANION = np.asarray([_NAMES.index(genre.companion) for _, genre in SHELVES])
+# A department has forms of titles, and a typical price in each tier; a genre has words of titles,
+# two makers for each tier, and a companion, to which customers often turn after it.
+WORDS: dict[str, Any] = json.loads(files("recsys.data").joinpath("shop.json").read_text("utf-8"))
+SHELVES = [(shelves, genre) for shelves in WORDS["departments"] for genre in shelves["genres"]]
+_NAMES = [genre["name"] for _, genre in SHELVES]
+COMPANION = np.asarray([_NAMES.index(genre["companion"]) for _, genre in SHELVES])
 SCHEMA = {
     "item_id": pa.string(),
     "title": pa.string(),
@@ -164,7 +168,7 @@ def _describe(shop: _Shop, rng: np.random.Generator) -> pa.Table:
     n = len(shop.cell)
     rows: dict[str, list[object]] = {name: [] for name in SCHEMA}
     used = [0] * len(SHELVES)
-    orders = [rng.permutation(len(g.firsts) * len(g.seconds)).tolist() for _, g in SHELVES]
+    orders = [rng.permutation(len(g["firsts"]) * len(g["seconds"])).tolist() for _, g in SHELVES]
     choices = rng.integers(0, 2, n).tolist()
     years = rng.integers(1998, 2017, n).tolist()
     spreads = rng.lognormal(0.0, 0.15, n).tolist()
@@ -178,15 +182,15 @@ def _describe(shop: _Shop, rng: np.random.Generator) -> pa.Table:
         if volume <= 1:  # a new name; other volumes keep that of their first
             name = _name(department, genre, orders[shelf], used[shelf])
             used[shelf] += 1
-            maker = genre.makers[2 * tier + choices[item]]
-            price, year = round(department.prices[tier] * spreads[item]) + 0.99, years[item]
-        title = department.volume.format(name, volume) if volume else name
+            maker = genre["makers"][2 * tier + choices[item]]
+            price, year = round(department["prices"][tier] * spreads[item]) + 0.99, years[item]
+        title = department["volume"].format(name, volume) if volume else name
         part = f" Part {volume} of the series {name}." if volume else ""
-        article = "An" if genre.phrase[0] in "aeiou" else "A"
-        rows["item_id"].append(f"{department.thing}-{item + 1:0{len(str(n))}d}")
+        article = "An" if genre["phrase"][0] in "aeiou" else "A"
+        rows["item_id"].append(f"{department['thing']}-{item + 1:0{len(str(n))}d}")
         rows["title"].append(title)
-        rows["text"].append(f"{article} {genre.phrase} by {maker}.{part} {TIERS[tier]}")
-        rows["categories"].append([department.name, genre.name])
+        rows["text"].append(f"{article} {genre['phrase']} by {maker}.{part} {TIERS[tier]}")
+        rows["categories"].append([department["name"], genre["name"]])
         rows["brand"].append(maker)
         rows["series"].append(name if volume else None)
         rows["volume"].append(volume or None)
@@ -195,12 +199,13 @@ def _describe(shop: _Shop, rng: np.random.Generator) -> pa.Table:
     return pa.table({key: pa.array(rows[key], kind) for key, kind in SCHEMA.items()})
 
 
-def _name(department: Department, genre: Genre, order: list[int], used: int) -> str:
+def _name(department: dict[str, Any], genre: dict[str, Any], order: list[int], used: int) -> str:
     """The next unused name of a genre; a place is appended when all names have been used."""
     again, combination = divmod(used, len(order))
-    first, second = divmod(order[combination], len(genre.seconds))
-    name = department.title.format(f"{genre.firsts[first]} {genre.seconds[second]}")
-    return f"{name} of {WORDS.places[again - 1]}" if again else name
+    first, second = divmod(order[combination], len(genre["seconds"]))
+    words = f"{genre['firsts'][first]} {genre['seconds'][second]}"
+    name = str(department["title"].format(words))
+    return f"{name} of {WORDS['places'][again - 1]}" if again else name
 
 
 def _invite(people: int, rng: np.random.Generator) -> _People:

@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 
 from recsys.data.prepare import DataConfig, build
-from recsys.data.shop import WORDS
-from recsys.data.synthetic import LENGTHS, SyntheticConfig, generate
+from recsys.data.synthetic import LENGTHS, SHELVES, WORDS, SyntheticConfig, generate
 from recsys.dataset import Dataset
 
 SMALL = SyntheticConfig(users=800, items=400)
@@ -73,9 +72,8 @@ def test_prices_follow_the_tier_of_the_maker(shop: Dataset) -> None:
     makers = {
         tier: {
             m
-            for d in WORDS.departments[:1]
-            for g in d.genres
-            for m in g.makers[2 * tier : 2 * tier + 2]
+            for g in WORDS["departments"][0]["genres"]
+            for m in g["makers"][2 * tier : 2 * tier + 2]
         }
         for tier in range(3)
     }
@@ -131,12 +129,14 @@ def test_there_is_far_more_to_find_than_popularity(shop: Dataset) -> None:
 
 
 def test_every_genre_knows_its_companion_and_has_words_enough() -> None:
-    genres = [genre for department in WORDS.departments for genre in department.genres]
-    names = {genre.name for genre in genres}
+    genres = [genre for _, genre in SHELVES]
+    names = {genre["name"] for genre in genres}
     for genre in genres:
-        assert genre.companion in names - {genre.name}
-        assert len(genre.makers) == 6
-        assert len(set(genre.firsts)) == len(genre.firsts)
-        assert len(set(genre.seconds)) == len(genre.seconds)
-    openings = min(len(g.firsts) * len(g.seconds) for g in genres) * (1 + len(WORDS.places))
+        assert genre["companion"] in names - {genre["name"]}
+        assert len(genre["makers"]) == 6
+        assert len(set(genre["firsts"])) == len(genre["firsts"])
+        assert len(set(genre["seconds"])) == len(genre["seconds"])
+    openings = min(len(g["firsts"]) * len(g["seconds"]) for g in genres) * (
+        1 + len(WORDS["places"])
+    )
     assert openings * len(genres) > 100_000 / 2.5  # an opening stands for three items on average
