@@ -283,40 +283,19 @@ def _check_same_source(output: Output) -> None:
     names = ["source"]
     if existing.parents != output.parents:
         names += ["path", "items", "attributes", "index"]
-    for name in names:
-        old, new = existing.config.get(name), output.config[name]
-        if old != new:
-            raise _prepared_otherwise(output, name, _with(old), _with(new))
     if output.config["source"] in WITH_COLUMNS:
-        columns = output.config["columns"]
-        before = dict.fromkeys(columns) | (
-            existing.config.get("columns") or {}
-        )  # of fewer roles once
-        if before != columns:
-            had, has = _with_columns(before, columns), _with_columns(columns, before)
-            raise _prepared_otherwise(output, "columns", had, has)
-
-
-def _prepared_otherwise(output: Output, name: str, before: str, now: str) -> ConfigError:
-    return ConfigError(
-        f"data.{name}: {output.path} was prepared {before}, not {now}; take another --name, or "
-        "replace it with --force"
-    )
-
-
-def _with_columns(columns: dict[str, Any], other: dict[str, Any]) -> str:
-    """The columns of the roles for which `other` has another column.
-
-    >>> _with_columns({"user": None, "item": None}, {"user": None, "item": "sku"})
-    'with the recognised column as item'
-    """
-    roles = [role for role in columns if columns[role] != other.get(role)]
-    names = [repr(columns[role]) if columns[role] else "the recognised column" for role in roles]
-    return "with " + ", ".join(f"{n} as {r}" for n, r in zip(names, roles, strict=True))
-
-
-def _with(value: object) -> str:
-    return "without it" if value is None else f"from {value!r}"
+        names.append("columns")
+    for name in names:
+        before, now = (of.get(name) or None for of in (existing.config, output.config))
+        if before != now:
+            said = [
+                f"{'with' if name == 'columns' else 'from'} {value!r}" if value else "without it"
+                for value in (before, now)
+            ]
+            raise ConfigError(
+                f"data.{name}: {output.path} was prepared {said[0]}, not {said[1]}; take another "
+                "--name, or replace it with --force"
+            )
 
 
 def build(config: DataConfig, seed: int = 0) -> Prepared:

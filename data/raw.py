@@ -248,36 +248,12 @@ def check_items(ids: pa.Array, items: pa.Table, codes: NDArray[np.int32] | None)
         raise DataError(f"codes: {len(codes)} rows for {items.num_rows} items")
 
 
-def events_table(
-    user: Any,
-    item: Any,
-    *,
-    timestamp: Any = None,
-    nanosecond: Any = None,
-    rating: Any = None,
-    split: Any = None,
-    content: Any = None,
-    behaviour: Any = None,
-    quantity: Any = None,
-) -> pa.Table:
-    """Make the table of events from array-like columns; None columns are omitted."""
-    columns = {
-        "user": user,
-        "item": item,
-        "timestamp": timestamp,
-        "nanosecond": nanosecond,
-        "rating": rating,
-        "split": split,
-        "content": content,
-        "behaviour": behaviour,
-        "quantity": quantity,
-    }
+def events_table(user: Any, item: Any, **others: Any) -> pa.Table:
+    """Make the table of events from array-like columns of `EVENT_COLUMNS`; None is omitted."""
+    columns = {"user": user, "item": item, **others}
+    names = sorted(columns, key=[*EVENT_COLUMNS].index)
     table = pa.table(
-        {
-            name: _column(values, EVENT_COLUMNS[name])
-            for name, values in columns.items()
-            if values is not None
-        }
+        {n: _column(columns[n], EVENT_COLUMNS[n]) for n in names if columns[n] is not None}
     )
     for name in ("user", "item"):
         _check_ids(table[name], f"events: {name}")

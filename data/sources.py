@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from recsys.artifacts import Workspace
+from recsys.data.column_words import words
 from recsys.errors import ConfigError, DataError, RecsysError
 from recsys.object_stores import fetch, is_object
 from recsys.progress import say
@@ -29,19 +30,7 @@ if TYPE_CHECKING:  # reading files needs neither
 SUFFIXES = (".csv", ".tsv", ".txt", ".parquet", ".jsonl", ".ndjson", ".json", ".xlsx")
 PACKED = (".gz",)
 # Words in the name of a file that say what it holds.
-EVENT_WORDS = {
-    "activity", "behavior", "behaviour", "clicks", "clickstream", "events", "feedback", "history",
-    "histories", "interactions", "log", "logs", "orders", "plays", "purchases", "ratings",
-    "reviews", "sales", "sessions", "transactions", "views", "visits", "bestellungen", "ereignisse",
-    "verkaufe", "verkaeufe", "commandes", "achats", "ventes", "evenements", "pedidos", "compras",
-    "ventas", "eventos", "ordini", "acquisti", "vendite", "eventi", "bestellingen", "verkopen",
-}  # fmt: skip
-ITEM_WORDS = {
-    "artikel", "articles", "assortment", "books", "catalog", "goods", "items", "listings", "meta",
-    "metadata", "movies", "product", "products", "produkte", "skus", "songs", "sortiment", "tracks",
-    "katalog", "produits", "productos", "articulos", "catalogo", "prodotti", "articoli",
-    "producten", "artikelen",
-}  # fmt: skip
+EVENT_WORDS, ITEM_WORDS = words("files_of_events"), words("files_of_items")
 ROWS = 100_000  # of a query's result that are held in memory
 ORIGIN = b"recsys.origin"  # key of the hash of database and query in a written file
 

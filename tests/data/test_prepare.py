@@ -82,7 +82,7 @@ OTHER = CSV.replace("a", "x")
         ({"source": "synthetic", "synthetic": SMALL}, r"data\.source: .* prepared from 'table'"),
         (
             {"source": "table", "path": "e.csv", "columns": {"rating": "none"}},
-            r"was prepared with the recognised column as rating, not with 'none' as rating; take",
+            r"was prepared without it, not with {'rating': 'none'}; take",
         ),
     ],
 )
