@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from pydantic import BeforeValidator, Field, NonNegativeInt
 
-from recsys.config import Share, internal, section
+from recsys.config import Share, section
 from recsys.data.report import EXAMPLES, Report
 from recsys.data.service_lines import ServiceLines
 from recsys.data.texts import MISSING, NOTHING
@@ -35,7 +35,6 @@ Rule = Literal[
     "category_paths", "constant_columns",
 ]  # fmt: skip
 OptionalRule = Literal["tracking", "test_users"]
-SKIP, ALSO = "data.clean.skip turns rules off", "data.clean.also turns it on"
 
 
 def _split(value: Any) -> Any:
@@ -71,45 +70,15 @@ class CleanConfig:
     """Rules that are not applied, as a list or separated by commas."""
     also: Annotated[tuple[OptionalRule, ...], BeforeValidator(_split)] = ()
     """Rules that are applied besides, in the same form: `tracking` and `test_users`."""
-    missing_ids: bool = internal(SKIP, default=True)
-    """Drop rows without user or item, instead of refusing the file."""
-    cancelled_orders: bool = internal(SKIP, default=True)
-    """Drop rows of orders that were cancelled or not paid."""
-    tracking: bool = internal(ALSO, default=False)
-    """Remove parameters of campaigns, such as `utm_source`, from items that are URLs. The items
-    file and later requests must then name items without them."""
-    unreadable_times: bool = internal(SKIP, default=True)
-    """Drop rows without a readable time, instead of refusing the file."""
-    impossible_times: bool = internal(SKIP, default=True)
-    """Drop events before 1990 and more than a day in the future."""
-    placeholder_users: bool = internal(SKIP, default=True)
-    """Drop users such as `guest` with many events."""
-    test_users: bool = internal(ALSO, default=False)
-    """Drop users whose ids look like those of tests or of staff; by default they are only
-    reported."""
-    near_duplicates_minutes: float = internal(SKIP, default=30.0, ge=0)
-    """A user's consecutive events on one item within this time are one step. 0 keeps all."""
-    negative_feedback: bool = internal(SKIP, default=True)
-    """Drop dislikes, returns and low ratings, and the user's earlier events on the same item."""
-    unknown_items: bool = internal(SKIP, default=True)
-    """Never recommend items that the items file does not describe."""
-    item_texts: bool = internal(SKIP, default=True)
-    """Remove markup, entities and superfluous blanks from titles and texts."""
-    prices: bool = internal(SKIP, default=True)
-    """Read prices with currencies and decimal commas as numbers."""
-    category_paths: bool = internal(SKIP, default=True)
-    """Split paths of categories into lists."""
-    constant_columns: bool = internal(SKIP, default=True)
-    """Drop columns of the items file that have one value or none."""
 
-    def __post_init__(self) -> None:
-        for rule in self.skip:
-            if rule == "near_duplicates":
-                object.__setattr__(self, "near_duplicates_minutes", 0.0)
-            else:
-                object.__setattr__(self, rule, False)
-        for optional in self.also:
-            object.__setattr__(self, optional, True)
+    def applies(self, rule: Rule | OptionalRule) -> bool:
+        """Whether a rule is applied.
+
+        >>> clean = CleanConfig(skip=("prices",), also=("tracking",))
+        >>> [clean.applies(rule) for rule in ("prices", "item_texts", "tracking", "test_users")]
+        [False, True, True, False]
+        """
+        return rule in self.also if rule in get_args(OptionalRule) else rule not in self.skip
 
 
 @dataclass
@@ -176,7 +145,7 @@ class RowCleaner:
             self.report.remove(rule, count, texts, items=items, owners=owners)
             events = events.filter(pc.invert(bad))
 
-        if self.config.tracking:
+        if self.config.applies("tracking"):
             events = self._without_tracking(events)
         for role in ("user", "item"):
             bad = is_no_id(events[role])
@@ -184,22 +153,22 @@ class RowCleaner:
                 if self.short_codes is None:
                     self.short_codes = are_short_codes(events["item"])
                 bad = is_no_item(events["item"], self.short_codes)
-            drop(bad, "rows_without_user_or_item_dropped", role, self.config.missing_ids)
+            drop(bad, "rows_without_user_or_item_dropped", role, self.config.applies("missing_ids"))
         if self.service is not None:
             bad = self.service.find(events)
             drop(bad, "rows_of_no_products_dropped", "item", True)
         if "named" in events.column_names:
             events = events.drop_columns("named")
         if "cancelled" in events.column_names:
-            if self.config.cancelled_orders:
+            if self.config.applies("cancelled_orders"):
                 drop(events["cancelled"], "rows_of_cancelled_orders_dropped", "item", True)
             events = events.drop_columns("cancelled")
         if "timestamp" in events.column_names:
             bad = pc.is_null(events["timestamp"])
             self.unreadable += pc.sum(bad).as_py() or 0
             rule = "rows_with_unreadable_times_dropped"
-            drop(bad, rule, "timestamp", self.config.unreadable_times)
-            if self.config.impossible_times:
+            drop(bad, rule, "timestamp", self.config.applies("unreadable_times"))
+            if self.config.applies("impossible_times"):
                 early = pc.less(events["timestamp"], EARLIEST)
                 bad = pc.or_(early, pc.greater(events["timestamp"], self.times.latest))
                 drop(bad, "rows_with_impossible_times_dropped", "timestamp", True)
@@ -209,10 +178,8 @@ class RowCleaner:
         """Events whose items are URLs without the parameters that name a campaign."""
         place, items = events.column_names.index("item"), events["item"]
         clean = without_tracking(items)
-        changed = pc.fill_null(pc.not_equal(clean, items), False)
-        if count := pc.sum(changed).as_py() or 0:
-            examples = [text[-60:] for text in items.filter(changed).slice(0, EXAMPLES).to_pylist()]
-            self.report.add("tracking_parameters_removed", count, examples)
+        ends = pc.utf8_slice_codeunits(items, -60)
+        self.report.add_rows("tracking_parameters_removed", pc.not_equal(clean, items), ends)
         return events.set_column(place, "item", clean)
 
     def finish(self, column: str | None) -> None:

@@ -281,12 +281,10 @@ class EventReader:
             texts = pc.fill_null(as_strings(column["quantity"], "quantity", path), "")
             pieces = read_pieces(texts, self.first.pieces)
             unclear = unclear_pieces(texts, self.first.pieces)
-            shown = unclear.slice(0, EXAMPLES).to_pylist()
-            self.report.add("pieces_of_three_digits", len(unclear), shown)
+            self.report.add("pieces_of_three_digits", len(unclear), unclear[:EXAMPLES].to_pylist())
             nothing = pc.is_in(pc.utf8_lower(texts), value_set=MISSING)
             odd = pc.and_(pc.is_null(pieces), pc.invert(nothing))
-            shown = texts.filter(odd).slice(0, EXAMPLES).to_pylist()
-            self.report.add("quantities_unreadable", pc.sum(odd).as_py() or 0, shown)
+            self.report.add_rows("quantities_unreadable", odd, texts)
             returned.append(pc.fill_null(pc.less(pieces, 0), False))
             pieces = self._without_taken_back(pieces, column, path, returned, cancelled)
         if "price" in made:  # of lines of returns it is not the price of today
@@ -353,8 +351,7 @@ class EventReader:
             pc.or_(is_no_id(ids), pc.is_in(ids, value_set=of_nobody)) for ids in (users, others)
         )
         chosen = pc.and_(nobody, pc.invert(nothing))
-        shown = pc.unique(others.filter(chosen)).slice(0, EXAMPLES).to_pylist()
-        self.report.add(rule, pc.sum(chosen).as_py() or 0, shown)
+        self.report.add_rows(rule, chosen, others)
         named = pc.unique(users.filter(pc.and_(chosen, pc.invert(is_no_id(users))))).to_pylist()
         self.nobody |= dict.fromkeys(named)
         return pc.if_else(chosen, others, users)
@@ -365,12 +362,8 @@ class EventReader:
         others = self.titles["item"].combine_chunks()
         own = others.take(pc.index_in(titles, value_set=self.titles["title"].combine_chunks()))
         by_id = pc.and_(by_title, pc.is_valid(own))
-        for rule, rows in (
-            ("rows_named_by_the_id_of_their_title", by_id),
-            ("rows_named_by_title", pc.and_not(by_title, by_id)),
-        ):
-            shown = pc.unique(titles.filter(rows)).slice(0, EXAMPLES).to_pylist()
-            self.report.add(rule, pc.sum(rows).as_py() or 0, shown)
+        self.report.add_rows("rows_named_by_the_id_of_their_title", by_id, titles)
+        self.report.add_rows("rows_named_by_title", pc.and_not(by_title, by_id), titles)
         return pc.if_else(by_title, pc.coalesce(own, titles), items)
 
     def _find_titles(self, files: list[TableFile]) -> None:
@@ -391,12 +384,7 @@ class EventReader:
     def _ratings(self, texts: pa.ChunkedArray) -> pa.ChunkedArray:
         filled = pc.fill_null(pc.not_equal(texts, ""), False)
         points = read_ratings(texts)
-        odd = pc.and_(filled, pc.is_null(points))
-        self.report.add(
-            "ratings_unreadable",
-            pc.sum(odd).as_py() or 0,
-            texts.filter(odd).slice(0, 3).to_pylist(),
-        )
+        self.report.add_rows("ratings_unreadable", pc.and_(filled, pc.is_null(points)), texts)
         return points
 
     def _types(self, texts: pa.ChunkedArray) -> pa.ChunkedArray:

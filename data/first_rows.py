@@ -98,13 +98,13 @@ def look_at(
     users = as_strings(sample.table[user], "user", path)
     if session is not None and session.column != user:
         sessions = as_strings(sample.table[session.column], "session", path)
-        if clean.placeholder_users:
+        if clean.applies("placeholder_users"):
             is_order = rank(session.column, EVENT_WORDS["session"][:1]) is None
             nobody += placeholders(users, sessions if is_order else None)
         known_sessions = sessions.filter(pc.invert(is_no_id(sessions)))
         if config.mapping is None and pc.any(pc.is_in(known_sessions, value_set=users)).as_py():
             prefix = f"{session.column} "
-    if clean.placeholder_users and OTHER_ID in roles:
+    if clean.applies("placeholder_users") and OTHER_ID in roles:
         other = as_strings(sample.table[roles[OTHER_ID].column], "user", path)
         nobody += placeholders(users) + placeholders(other)
     plain, conditions, by_items = _patterns(clean, sample, items)

@@ -28,6 +28,7 @@ from recsys.errors import DataError
 from recsys.event_names import PURCHASE, is_partial, is_return, level
 from recsys.interactions import Behaviour, Role
 
+NEAR_DUPLICATES_S = 30 * 60  # consecutive events on one item within this time are one step
 BOT_FACTOR = 20  # times the events of the user at the percentile
 # A word of the id, such as `qa-12`, or an address that no customer has.
 TEST_USER = (
@@ -144,7 +145,7 @@ class HistoryCleaner:
             self._bound = report.mapping["negative_rating"]  # of the scale of the first run
         if len(facts.ratings):
             report.mapping["negative_rating"] = self._bound
-        if self._bound is not None and config.negative_feedback:
+        if self._bound is not None and config.applies("negative_feedback"):
             report.note(f"Ratings of {self._bound:g} and less are negative feedback.")
         elif are_counts(facts.ratings) and config.negative_rating is None:
             report.note(
@@ -152,7 +153,9 @@ class HistoryCleaner:
                 "usual scale, so they are taken as counts and none is negative; "
                 "--set data.clean.negative_rating=NUMBER says up to which one they are."
             )
-        kept = [b for b in types.all if b.role != "negative" or not config.negative_feedback]
+        kept = [
+            b for b in types.all if b.role != "negative" or not config.applies("negative_feedback")
+        ]
         self.behaviours: tuple[Behaviour, ...] = tuple(kept) if len(kept) > 1 else ()
         places = {b.name: place for place, b in enumerate(self.behaviours)}
         self._place = np.array([places.get(b.name, 0) for b in types.all] or [0], np.uint8)
@@ -180,7 +183,7 @@ class HistoryCleaner:
             partial |= negative & (left > 0)
         columns, keep = self._merge(columns | {"behaviour": types}, negative)
         disliked = _none(columns)
-        if self._config.negative_feedback and negative.any():
+        if self._config.applies("negative_feedback") and negative.any():
             negative &= ~partial
             keep = self._remove("partial_returns_dropped", columns, keep, partial)
             disliked = _disliked(columns, keep & negative, negative)
@@ -232,13 +235,13 @@ class HistoryCleaner:
         """One step for a user's consecutive events on an item: the last row, the strongest type."""
         n = len(columns["user"])
         keep = np.ones(n, bool)
-        seconds = self._config.near_duplicates_minutes * 60
-        if not seconds or "timestamp" not in columns or n < 2:
+        merges = self._config.applies("near_duplicates")
+        if not merges or "timestamp" not in columns or n < 2:
             return columns, keep
         same = (
             (np.diff(columns["user"]) == 0)
             & (np.diff(columns["item"]) == 0)
-            & (np.diff(columns["timestamp"]) <= seconds)
+            & (np.diff(columns["timestamp"]) <= NEAR_DUPLICATES_S)
             & (negative[1:] == negative[:-1])
         )
         if not same.any():
@@ -271,7 +274,7 @@ def unwanted_by_rule(
     many = np.flatnonzero(events > min(usual, PLACEHOLDER_SHARE * total))
     found: dict[str, NDArray[np.bool_]] = {}
     unwanted = np.zeros(len(events), bool)
-    if config.placeholder_users:
+    if config.applies("placeholder_users"):
         for user in many[np.argsort(-events[many])][:1000].tolist():
             name = facts.user_ids[user].as_py()
             number = name in NUMBERS and events[user] > NUMBER_FACTOR * usual
@@ -299,10 +302,11 @@ def _test_users(
     found = np.asarray(found.to_numpy(zero_copy_only=False), bool) & free
     if found.sum() > MOST_TEST_USERS * len(found):
         return np.zeros(len(found), bool)
-    if not config.test_users:
+    drops = config.applies("test_users")
+    if not drops:
         count = int(facts.events_of_user[found].sum())
         report.add("events_of_test_users", count, _examples(found, facts))
-    return found & config.test_users
+    return found & drops
 
 
 def negative_rating(ratings: NDArray[np.float32], config: CleanConfig) -> float | None:

@@ -13,7 +13,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from recsys.data.report import EXAMPLES, Report
+from recsys.data.report import Report
 from recsys.data.texts import OF_SPREADSHEETS, as_strings, in_nfc
 from recsys.errors import DataError
 
@@ -58,20 +58,16 @@ class IdForms:
                 )
         texts = as_strings(column, name, path)
         if pa.types.is_string(column.type):
-            self._count("texts_in_another_spelling", column, pc.not_equal(column, in_nfc(column)))
+            other = pc.not_equal(column, in_nfc(column))
+            self.report.add_rows("texts_in_another_spelling", other, column)
             marked = pc.match_substring_regex(column, MARKED)
             mail = pc.and_(pc.match_substring_regex(texts, MAIL), role == "user" and self.mails)
             lower = pc.utf8_lower(texts)
             changed = pc.and_(mail, pc.or_(marked, pc.not_equal(lower, texts)))
-            self._count("mails_in_another_spelling", column, changed)
-            self._count("ids_of_spreadsheets", column, pc.and_not(marked, mail))
+            self.report.add_rows("mails_in_another_spelling", changed, column)
+            self.report.add_rows("ids_of_spreadsheets", pc.and_not(marked, mail), column)
             texts = pc.if_else(mail, lower, texts)
         return self._agreed(role, texts, path)
-
-    def _count(self, rule: str, column: pa.ChunkedArray, changed: pa.ChunkedArray) -> None:
-        changed = pc.fill_null(changed, False)
-        shown = pc.unique(column.filter(changed)).slice(0, EXAMPLES).to_pylist()
-        self.report.add(rule, pc.sum(changed).as_py() or 0, shown)
 
     def _agreed(self, role: str, texts: pa.ChunkedArray, path: Path) -> pa.ChunkedArray:
         number = pc.fill_null(pc.match_substring_regex(texts, NUMBER), False)
@@ -91,10 +87,9 @@ class IdForms:
                     "text, in one form"
                 )
             return texts
-        if cases := pc.sum(whole).as_py():
-            shown = texts.filter(whole)
-            self.whole.setdefault(role, (shown[0].as_py(), path))
-            self.report.add("ids_with_a_decimal_place", cases, shown.slice(0, EXAMPLES).to_pylist())
+        if pc.any(whole).as_py():
+            self.whole.setdefault(role, (texts.filter(whole)[0].as_py(), path))
+            self.report.add_rows("ids_with_a_decimal_place", whole, texts)
             texts = pc.replace_substring_regex(texts, r"^(\d+)\.0+$", r"\1")
         return texts
 

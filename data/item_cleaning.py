@@ -82,16 +82,18 @@ class ItemCleaner:
         """
         ids = pc.fill_null(self._forms.read("item", table, self._column["id"], self._path), "")
         known = pc.invert(is_no_item(ids, are_short_codes(ids)))
-        self._count("item_rows_without_id_dropped", pc.invert(known), None)
+        self._report.add("item_rows_without_id_dropped", pc.sum(pc.invert(known)).as_py() or 0)
         table, ids = table.filter(known), ids.filter(known)
         first = first_of_each(ids)
         repeated = np.ones(len(ids), bool)
         repeated[first] = False
-        self._count("repeated_item_rows_dropped", pa.chunked_array([pa.array(repeated)]), ids)
+        self._report.add_rows(
+            "repeated_item_rows_dropped", pa.chunked_array([pa.array(repeated)]), ids
+        )
         available = self._available(table, ids)
         table, ids = table.take(pa.array(first)), ids.take(pa.array(first))
         columns = {"item_id": ids, "title": self._words("title", table, ids)}
-        self._count("items_without_title", pc.equal(columns["title"], ""), ids)
+        self._report.add_rows("items_without_title", pc.equal(columns["title"], ""), ids)
         columns["text"] = self._words("text", table, ids)
         columns |= available | self._dates(table)
         self._prices = pa.concat_arrays([self._prices, *self._own_prices(table)])
@@ -103,18 +105,13 @@ class ItemCleaner:
                 columns |= self._attribute(name, table[name])
         return pa.table(columns)
 
-    def _count(self, rule: str, cases: pa.ChunkedArray, shown: pa.ChunkedArray | None) -> None:
-        count = pc.sum(cases).as_py() or 0
-        examples = [] if shown is None else shown.filter(cases).slice(0, EXAMPLES).to_pylist()
-        self._report.add(rule, count, [str(text)[:60] for text in examples])
-
     def _words(self, role: str, table: pa.Table, ids: pa.ChunkedArray) -> pa.ChunkedArray:
         """Titles or texts without markup; empty where missing."""
         if role not in self._column:
             return pa.chunked_array([pa.array([""] * len(ids), pa.string())])
         texts = pc.fill_null(as_strings(table[self._column[role]], role, self._path), "")
         texts = pc.fill_null(self._said(texts, NO_ID.slice(1)), "")  # the first one is empty
-        if not self._config.item_texts:
+        if not self._config.applies("item_texts"):
             return texts
         clean = texts
         dirty = pc.match_substring_regex(texts, MARKUP)
@@ -125,7 +122,7 @@ class ItemCleaner:
             )
             clean = pa.chunked_array([clean])
         clean = pc.utf8_trim_whitespace(pc.replace_substring_regex(clean, BLANKS, " "))
-        self._count("item_texts_cleaned", pc.not_equal(clean, texts), ids)
+        self._report.add_rows("item_texts_cleaned", pc.not_equal(clean, texts), ids)
         return clean
 
     def _available(self, table: pa.Table, ids: pa.ChunkedArray) -> dict[str, pa.ChunkedArray]:
@@ -169,11 +166,13 @@ class ItemCleaner:
             times = replace(self._times, day_first=first is not False, year_first=order.year_first)
             moments = read_moments(column, times, ends=role == "available_until")
             dates[role] = moments.second
-            self._count("last_days", moments.is_date, as_text(column))
+            self._report.add_rows("last_days", moments.is_date, as_text(column))
             texts = as_strings(column, role, self._path)
             said = pc.invert(each(texts, lambda text: is_missing(text) or text in NO_NUMBER))
             unread = pc.and_(pc.is_null(moments.second), pc.and_(pc.is_valid(texts), said))
-            self._count("values_not_read", unread, pc.binary_join_element_wise(name, texts, ": "))
+            self._report.add_rows(
+                "values_not_read", unread, pc.binary_join_element_wise(name, texts, ": ")
+            )
         return dates
 
     def _attribute(self, name: str, column: pa.ChunkedArray) -> dict[str, pa.ChunkedArray]:
@@ -194,7 +193,7 @@ class ItemCleaner:
         if pa.types.is_string(kind):
             texts = self._said(texts, MISSING.slice(1))  # the first one is empty
         texts = pc.if_else(pc.is_in(pc.utf8_lower(texts), value_set=MISSING), None, texts)
-        if self._config.constant_columns and self._says_nothing(name, texts):
+        if self._config.applies("constant_columns") and self._says_nothing(name, texts):
             self._report.add("columns_without_information_dropped", 1, [name])
             return {}
         if texts.null_count == len(texts):
@@ -202,9 +201,9 @@ class ItemCleaner:
         numbers = self._numbers(name, column, texts)
         if numbers is not None:
             bad = pc.binary_join_element_wise(name, texts, ": ")
-            self._count("values_not_read", numbers.bad, bad)
-            self._count("prices_of_thousands", numbers.thousands, texts)
-            self._count("prices_read", numbers.converted, texts)
+            self._report.add_rows("values_not_read", numbers.bad, bad)
+            self._report.add_rows("prices_of_thousands", numbers.thousands, texts)
+            self._report.add_rows("prices_read", numbers.converted, texts)
             return {name: numbers.values}
         self._note_text(name, texts)
         answers = pc.match_substring_regex(texts, ANSWER)
@@ -218,7 +217,9 @@ class ItemCleaner:
         if pa.types.is_integer(column.type) or pa.types.is_floating(column.type):
             return of_numbers(column)
         named = self._is_price(name)
-        return read_numbers(texts, named=named, prices=self._config.prices, others=self._prices)
+        return read_numbers(
+            texts, named=named, prices=self._config.applies("prices"), others=self._prices
+        )
 
     def _own_prices(self, table: pa.Table) -> list[pa.Array]:
         """The distinct texts of each column of prices."""
@@ -254,7 +255,7 @@ class ItemCleaner:
     def _said(self, texts: pa.ChunkedArray, words: pa.Array) -> pa.ChunkedArray:
         """Texts, null where one of the words says that there is no value."""
         empty = pc.fill_null(pc.is_in(pc.utf8_lower(texts), value_set=words), False)
-        self._count("values_that_say_nothing", empty, texts)
+        self._report.add_rows("values_that_say_nothing", empty, texts)
         return pc.if_else(empty, None, texts)
 
     def _says_nothing(self, name: str, texts: pa.ChunkedArray) -> bool:
@@ -272,13 +273,13 @@ class ItemCleaner:
         filled = texts.drop_null()
         if not len(filled):
             return {}
-        if self._config.category_paths and _has_lists(name, filled):
-            self._count("category_paths_split", pc.match_substring(texts, ">"), texts)
+        if self._config.applies("category_paths") and _has_lists(name, filled):
+            self._report.add_rows("category_paths_split", pc.match_substring(texts, ">"), texts)
             lists = [None if text is None else _paths(text) for text in texts.to_pylist()]
             tops = [paths[0] if paths else None for paths in lists]
             columns = {name: pa.array(lists, pa.list_(pa.string())), f"{name}_top": pa.array(tops)}
             return {key: pa.chunked_array([column]) for key, column in columns.items()}
-        for mark in PATHS if self._config.category_paths else ():
+        for mark in PATHS if self._config.applies("category_paths") else ():
             share = pc.mean(pc.cast(pc.match_substring(filled, mark), pa.float64())).as_py()
             if share < (0.1 if named else 0.5) or (not named and mark != " > "):
                 continue
@@ -286,7 +287,7 @@ class ItemCleaner:
                 pc.replace_substring_regex(texts, rf"\s*{_literal(mark)}\s*", "\x1f"), "\x1f"
             )
             top = pc.list_element(parts.combine_chunks(), 0)
-            self._count("category_paths_split", pc.match_substring(texts, mark), texts)
+            self._report.add_rows("category_paths_split", pc.match_substring(texts, mark), texts)
             return {name: parts, f"{name}_top": pa.chunked_array([top])}
         if pc.any(pc.match_substring(filled, "|")).as_py():
             return {name: pc.split_pattern(texts, "|")}

@@ -266,7 +266,7 @@ def _items(
     empty = pa.array([""] * len(missing), pa.string())
     titles = pc.fill_null((fields.of(missing) if fields else {}).get("title", empty), "")
     unknown = pa.table({"item_id": missing, "title": titles, "text": empty})
-    if path is not None and len(missing) and config.clean.unknown_items:
+    if path is not None and len(missing) and config.clean.applies("unknown_items"):
         report.add("unknown_items", len(missing), missing[:3].to_pylist())
         unknown = unknown.append_column("available", pa.array(np.zeros(len(missing), bool)))
     table = pa.concat_tables([described, unknown], promote_options="default")
@@ -276,10 +276,7 @@ def _items(
         place = table.column_names.index("available")
         available = pc.fill_null(table["available"], True)
         table = table.set_column(place, "available", available)
-        gone = pc.invert(available)
-        report.add(
-            "unavailable_items", pc.sum(gone).as_py(), table["item_id"].filter(gone)[:3].to_pylist()
-        )
+        report.add_rows("unavailable_items", pc.invert(available), table["item_id"])
     dates = table.select([name for name in (FROM, UNTIL) if name in table.column_names])
     within = available_items(dates, int(time.time())) if dates.num_columns else None
     if within is not None:

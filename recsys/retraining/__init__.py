@@ -36,7 +36,7 @@ from recsys.pipeline import RECIPE, SECTIONS, STAGES, Context, check
 from recsys.pipeline import run as run_stages
 from recsys.progress import say
 from recsys.retraining import versions
-from recsys.retraining.news import OF_DATA, Sources, erased_since, take
+from recsys.retraining.news import Sources, erased_since, settings_of_data, take
 from recsys.retraining.service import promote_version, send_events, unsent
 from recsys.retraining.versions import CHAMPION, LOG
 from recsys.training.settings import (
@@ -254,8 +254,7 @@ def _context(settings: Settings, version: Workspace, champion: Workspace) -> Con
             "the folder of its run"
         )
     values["target"].pop("base", None)  # the parent's target contains it
-    made_with = champion.manifest("dataset").config
-    values["data"] = {key: made_with[key] for key in OF_DATA if key in made_with}
+    values["data"] = settings_of_data(champion)
     changes = Settings.load(CHANGES, known=SECTIONS).values
     if "sasrec" not in values:
         changes.pop("sasrec")

@@ -20,8 +20,9 @@ from rich.markup import escape
 
 from recsys.artifacts import Workspace, write_artifact
 from recsys.bundle import Bundle
-from recsys.config import Settings
+from recsys.config import Settings, fields_of
 from recsys.data import growth
+from recsys.data.cleaning import CleanConfig
 from recsys.data.column_words import EVENT_WORDS, ITEM_WORDS
 from recsys.data.columns import NO_COLUMN
 from recsys.data.engine import in_time_order
@@ -341,6 +342,23 @@ def _live_items(store: Store, bundle: Bundle, schema: pa.Schema) -> pa.Table:
     return growth.conform(table, schema)
 
 
+def settings_of_data(champion: Workspace) -> dict[str, Any]:
+    """The settings `OF_DATA` with which the data set of a run was prepared.
+
+    Raises:
+        ArtifactError: an earlier version of this program prepared it.
+    """
+    made_with = champion.manifest("dataset").config
+    unknown = made_with.get("clean", {}).keys() - fields_of(CleanConfig).keys()
+    if unknown:
+        raise ArtifactError(
+            f"{champion.dataset}: an earlier version of recsys prepared this data set, with rules "
+            f"of cleaning in another form ({min(unknown)}); run from the beginning with all "
+            f"events: recsys run EVENTS --name {champion.name} --force"
+        )
+    return {key: made_with[key] for key in OF_DATA if key in made_with}
+
+
 def _read_files(
     path: Path,
     items: Path | None,
@@ -354,8 +372,7 @@ def _read_files(
 
     The columns are those of the `mapping` of the first run, and nothing is guessed anew.
     """
-    made_with = champion.manifest("dataset").config
-    known = {key: made_with[key] for key in OF_DATA if key in made_with}
+    known = settings_of_data(champion)
     columns = {**other.pop("columns", {}), **columns}
     for key in other.keys() & {*OF_DATA}:
         is_section = isinstance(other[key], dict)
@@ -368,9 +385,10 @@ def _read_files(
             for n, c in named.items()
             if c == NO_COLUMN or (n in ITEM_WORDS and n not in mapped)
         }
+    clean = known.get("clean", {})
     section = {
         **known, "source": "table", "path": str(path.absolute()),
-        "clean": {**known.get("clean", {}), "constant_columns": False},
+        "clean": {**clean, "skip": [*clean.get("skip", ()), "constant_columns"]},
         "columns": {**named, **columns},
         "items": None if items is None else str(items),
     }  # fmt: skip

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 from datetime import UTC, datetime
+from pathlib import Path
+from types import SimpleNamespace
 from zoneinfo import ZoneInfo
 
 import numpy as np
@@ -16,8 +18,8 @@ from recsys.data import growth, sources
 from recsys.data.cleaning import CleanConfig
 from recsys.data.rules import Rules
 from recsys.dataset import Dataset
-from recsys.errors import DataError
-from recsys.retraining.news import _read_files
+from recsys.errors import ArtifactError, DataError
+from recsys.retraining.news import _read_files, settings_of_data
 
 T = 1_700_000_000
 DAY = 86_400
@@ -159,7 +161,7 @@ def test_a_grown_data_set_keeps_the_order_within_a_second(shop, tmp_path):
     growth.write(tmp_path, new, before.items.slice(0, 0), growth.Erased.of(before, ()))
     rules = Rules(
         split="global-temporal", dates=(T + DAY, T + DAY + 1),
-        clean=CleanConfig(near_duplicates_minutes=0),
+        clean=CleanConfig(skip=("near_duplicates",)),
     )  # fmt: skip
     made: Dataset = growth.grow(before, tmp_path, rules).dataset
     assert made.item_ids[made.interactions.item].tolist() == list("abab") * 2
@@ -320,3 +322,10 @@ def test_a_time_of_day_ends_when_it_says(shop):
           datetime(2026, 11, 26, 18, tzinfo=UTC)]  # fmt: skip
     assert found.values("available_until") == [*(int(m.timestamp()) for m in at), 1795716000]
     assert "last_days" not in found.counts
+
+
+def test_a_data_set_of_an_earlier_version_names_the_command_that_makes_it_again():
+    manifest = SimpleNamespace(config={"clean": {"prices": False}})
+    champion = SimpleNamespace(name="x", dataset=Path("d"), manifest=lambda kind: manifest)
+    with pytest.raises(ArtifactError, match="recsys run EVENTS --name x --force"):
+        settings_of_data(champion)

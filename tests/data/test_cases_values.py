@@ -56,7 +56,7 @@ def test_prices_with_nothing_but_a_mark_before_three_digits(shop, mark):
     assert found.values("Preis (EUR)") == [1299, 2299, 3299, 4299]
     assert found.counts["prices_of_thousands"] == 4
     if mark == ".":
-        plain = shop(items=described(texts, "Preis (EUR)"), clean={"prices": False})
+        plain = shop(items=described(texts, "Preis (EUR)"), clean={"skip": ["prices"]})
         assert plain.values("Preis (EUR)") == [1.299, 2.299, 3.299, 4.299]
         assert "prices_of_thousands" not in plain.counts
 

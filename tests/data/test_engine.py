@@ -40,7 +40,9 @@ rules = st.fixed_dictionaries(
         "min_length": st.integers(1, 3),
         "split": st.sampled_from(["leave-one-out", "global-temporal"]),
         "clean": st.builds(
-            CleanConfig, bots=st.sampled_from([0, 500]), negative_feedback=st.booleans()
+            CleanConfig,
+            bots=st.sampled_from([0, 500]),
+            skip=st.sampled_from([(), ("negative_feedback",)]),
         ),
     },
 )
@@ -140,7 +142,7 @@ def test_a_limit_of_memory_makes_no_other_data_set(raw: Path, home: Path) -> Non
 
 def test_a_failure_leaves_nothing_behind(raw: Path, home: Path) -> None:
     (raw / "e.csv").write_text("user,item,timestamp\nu,a,1500000000\nu,b,noon\n")
-    section = {"source": "table", "path": "e.csv", "clean": {"unreadable_times": False}}
+    section = {"source": "table", "path": "e.csv", "clean": {"skip": "unreadable_times"}}
     context = Context.of(Settings({"name": "t", "data": section}))
     with pytest.raises(DataError, match="data row 2: 'noon' cannot be used"):
         stage(context)

@@ -131,9 +131,9 @@ def test_items_of_an_export_are_clean(export: Path) -> None:
 
 def test_a_rule_that_is_off_changes_nothing(export: Path) -> None:
     clean = CleanConfig(
-        placeholder_users=False, bots=0, near_duplicates_minutes=0, negative_feedback=False,
-        impossible_times=False, unknown_items=False, item_texts=False, prices=False,
-        category_paths=False, constant_columns=False, tracking=False,
+        bots=0,
+        skip=("placeholder_users", "near_duplicates", "negative_feedback", "impossible_times",
+              "unknown_items", "item_texts", "prices", "category_paths", "constant_columns"),
     )  # fmt: skip
     made = build(
         DataConfig(
@@ -162,7 +162,7 @@ def test_a_rule_that_is_off_changes_nothing(export: Path) -> None:
     ],
 )
 def test_a_row_can_be_refused_instead(export: Path, rule: str, message: str) -> None:
-    clean = CleanConfig(**{"missing_ids": True, rule: False})
+    clean = CleanConfig(skip=(rule,))
     with pytest.raises(DataError, match=message):
         build(DataConfig(source="table", path=str(export), clean=clean))
 
@@ -297,7 +297,7 @@ def test_urls_of_one_page_are_one_item(raw: Path) -> None:
             source="table",
             path=str(raw / "log.jsonl"),
             columns={"item": "page.url"},
-            clean=CleanConfig(tracking=tracking),
+            clean=CleanConfig(also=("tracking",) if tracking else ()),
         )
         made = build(config)
         found = set(made.dataset.item_ids.tolist())
@@ -347,7 +347,7 @@ def test_test_users_are_named_and_dropped_on_demand(raw: Path) -> None:
     assert (finding["count"], finding["done"]) == (6, "kept")
     assert [text.split(":")[0] for text in finding["examples"]] == ids[:3]
     assert "data.clean.also=test_users" in finding["otherwise"]
-    config = DataConfig(source="table", path="e.csv", clean=CleanConfig(test_users=True))
+    config = DataConfig(source="table", path="e.csv", clean=CleanConfig(also=("test_users",)))
     kept = set(build(config).dataset.interactions.user_ids.tolist())
     assert kept & set(ids) == {"contest", "qatar"}
 

@@ -70,7 +70,7 @@ def steps(rows: list[tuple[int, int, int, str]], **config: Any) -> list[tuple[in
 def test_a_view_a_cart_and_a_purchase_are_one_step() -> None:
     rows = [(0, 7, 0, "view"), (0, 7, 5, "cart"), (0, 7, 9, "purchase"), (0, 7, 12, "view")]
     assert steps(rows) == [(0, 7, 12, "purchase")]
-    assert steps(rows, near_duplicates_minutes=0) == rows
+    assert steps(rows, skip=("near_duplicates",)) == rows
 
 
 def test_other_items_users_and_later_times_are_other_steps() -> None:
@@ -83,7 +83,7 @@ def test_a_return_drops_what_came_before_it() -> None:
     rows = [(0, 7, 0, "purchase"), (0, 8, 99, "view"), (0, 7, 999, "return"),
             (0, 7, 5000, "purchase"), (1, 7, 0, "purchase")]  # fmt: skip
     assert steps(rows) == [rows[1], rows[3], rows[4]]
-    assert len(steps(rows, negative_feedback=False)) == 5
+    assert len(steps(rows, skip=("negative_feedback",))) == 5
 
 
 def test_a_dislike_stands_until_the_item_is_chosen_again() -> None:
@@ -93,7 +93,7 @@ def test_a_dislike_stands_until_the_item_is_chosen_again() -> None:
     assert [disliked[name].tolist() for name in ("user", "item", "timestamp", "stands")] == [
         [0, 0, 1], [7, 8, 7], [99 * 60, 1000 * 60, 0], [False, True, True],
     ]  # fmt: skip
-    assert not len(cleaner(negative_feedback=False)[0].clean(columns(rows)).disliked["user"])
+    assert not len(cleaner(skip=("negative_feedback",))[0].clean(columns(rows)).disliked["user"])
 
 
 def test_one_type_that_is_left_is_no_type() -> None:
@@ -176,7 +176,7 @@ def test_a_purchase_goes_when_all_of_its_pieces_are_returned(rows, kept, left, d
 
 
 def test_returns_that_are_not_read_as_feedback_stay() -> None:
-    assert bought([("purchase", 10), ("return", -3)], negative_feedback=False)[0] == [0, 1]
+    assert bought([("purchase", 10), ("return", -3)], skip=("negative_feedback",))[0] == [0, 1]
 
 
 @given(
