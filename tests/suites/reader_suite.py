@@ -107,9 +107,9 @@ class ReaderSuite:
             content = content[:start] + data.draw(st.sampled_from(ODD)) + content[end:]
         self.read_or_refuse(folder, name, content)
 
-    def test_files_cut_off_anywhere_are_read_or_refused_with_words(self, folder: Path) -> None:
+    def test_files_that_are_cut_off_are_read_or_refused_with_words(self, folder: Path) -> None:
         for name, text in self.files:
-            for end in range(len(text)):
+            for end in range(0, len(text), 1 + len(text) // 80):
                 self.read_or_refuse(folder, name, text[:end].encode())
 
     def read_or_refuse(self, folder: Path, name: str, content: bytes) -> None:
