@@ -12,7 +12,7 @@ from typing import NamedTuple, cast, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from recsys.data.report import Report
+from recsys.data.report import Report, sentence
 from recsys.errors import ConfigError, DataError
 from recsys.event_names import WEIGHTS, level
 from recsys.interactions import Behaviour, Role
@@ -103,9 +103,9 @@ def choose_types(
             f"--set 'data.behaviours={{{names[0]}: target}}'"
         )
     notes += [
-        f"The event type {name!r} has no usual name and is taken as {role}; --set "
-        f"'data.behaviours={{{name}: {'context' if role == 'target' else 'target'}}}' or negative "
-        "changes that."
+        sentence(
+            "unknown_type", name=name, role=role, other="context" if role == "target" else "target"
+        )
         for name, role in zip(names, roles, strict=True)
         if name not in given and level(name) is None
     ]
@@ -158,8 +158,5 @@ def _target_level(
     chosen = [names[p] for p in free if levels[p] == floor]
     if not rare:
         return floor, []
-    return floor, [
-        f"Fewer than {ENOUGH_USERS:.0%} of the users have {' or '.join(rare)} twice, so "
-        f"{' and '.join(chosen)} are targets too; --set 'data.behaviours={{{rare[0]}: target}}' "
-        "makes only that type the target."
-    ]
+    names_of = {"rare": " or ".join(rare), "chosen": " and ".join(chosen), "first": rare[0]}
+    return floor, [sentence("rare_types", share=ENOUGH_USERS, **names_of)]

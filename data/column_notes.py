@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Mapping
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -18,6 +19,7 @@ from recsys.data.columns import (
     Sample,
     free_columns,
 )
+from recsys.data.report import sentence
 from recsys.data.returns import (
     may_be_yes,
     names_of_returns,
@@ -47,12 +49,7 @@ def ignored_availability(
         values = sample.texts(one.column)
         unread = values.filter(pc.is_null(read_available(values)))
         if len(unread):
-            shown = examples(unread)
-            return (
-                f"{len(unread)} values of column {one.column!r} of {sample.path.name} do not say "
-                f"whether an item is available ({shown}), so these items can be recommended; write "
-                "true and false, or a number in stock."
-            )
+            return _note("available_unread", sample, one.column, unread)
     if "available" in roles:
         return None
     for name in free_columns(sample, roles):
@@ -61,22 +58,18 @@ def ignored_availability(
             continue
         answers = read_available(values).drop_null()
         if len(answers) >= SURE_SHARE * len(values) and not pc.any(answers).as_py():
-            shown = examples(values)
-            return (
-                f"Column {name!r} of {sample.path.name} says of all {len(values)} items in the "
-                f"first rows that they are not available ({shown}), so it is ignored; correct the "
-                f"file, or let it count with --column {shlex.quote(f'available={name}')}."
-            )
+            setting = shlex.quote(f"available={name}")
+            return _note("all_unavailable", sample, name, values, setting=setting)
         unread = values.filter(pc.is_null(read_available(values)))
         if len(unread) and rank(name, ITEM_WORDS["available"][:SURE_NAMES]) is not None:
-            shown = examples(unread)
-            return (
-                f"Column {name!r} of {sample.path.name} has the name of a column of availability, "
-                f"but {len(unread)} of its {len(values)} values in the first rows do not say "
-                f"whether an item is available ({shown}), so it is ignored and every item can be "
-                "recommended; write true and false in it, or a number in stock."
-            )
+            return _note("availability_ignored", sample, name, unread, every=len(values))
     return None
+
+
+def _note(note: str, sample: Sample, name: str, values: pa.ChunkedArray, **others: Any) -> str:
+    """A sentence on some values of a column of a file."""
+    told = {"file": sample.path.name, "count": len(values), "shown": examples(values)}
+    return sentence(note, name=name, **told, **others)
 
 
 def shortened_ids(sample: Sample, roles: Roles) -> list[str]:
@@ -91,12 +84,7 @@ def shortened_ids(sample: Sample, roles: Roles) -> list[str]:
         form = rf"^\d[.,]\d{digits}[Ee]\+\d+$"
         short = values.filter(pc.match_substring_regex(values, form))
         if len(short):
-            shown = examples(short)
-            found.append(
-                f"Column {name!r} of {sample.path.name} has {shown} in {len(short)} of its first "
-                f"rows: spreadsheets write long numbers so, and different {what} become one. "
-                "Export the column as text."
-            )
+            found.append(_note("shortened_ids", sample, name, short, what=what))
     return found
 
 
@@ -118,11 +106,7 @@ def negative_amounts(sample: Sample, roles: Roles, given: Mapping[str, str | Non
             advice = "say -1 in their rows of a column 'quantity', and 1 in the others"
             if pc.all(pc.is_valid(read_pieces(below))).as_py():
                 advice = f"read them as returns with --column {shlex.quote(f'quantity={name}')}"
-            found.append(
-                f"Column {name!r} of {sample.path.name} is below 0 in {len(below)} of its first "
-                f"rows ({examples(below)}), and these events count as the others; if they are "
-                f"refunds, {advice}."
-            )
+            found.append(_note("below_0", sample, name, below, advice=advice))
     return found
 
 
@@ -163,19 +147,9 @@ def unread_exclusions(
             continue
         if not len(said):
             continue
-        shown = examples(said)
-        advice = (
-            "these items are recommended as the others; say false for them in a column 'available'"
-            if of_items
-            else "these events count as the others; leave them out of the file, or say in a column "
-            "'returned' which of them were taken back as a whole, or in 'liked' which were liked: "
-            "yes or no"
-        )
+        advice = sentence("unread_items" if of_items else "unread_events")
         if not of_items and "behaviour" not in roles and names_of_returns(values):
             flag = shlex.quote(f"behaviour={name}")
             advice += f"; if it says what kind of event a row is, read it with --column {flag}"
-        found.append(
-            f"Column {name!r} of {sample.path.name} has {shown} in {len(said)} of its first rows. "
-            f"That is not read, so {advice}."
-        )
+        found.append(_note("unread", sample, name, said, advice=advice))
     return found

@@ -25,8 +25,8 @@ from recsys.data.event_table import EventTable, connected
 from recsys.data.histories import Cleaned, Facts, HistoryCleaner
 from recsys.data.ids import note_zeros
 from recsys.data.raw import EVENT_COLUMNS, EventStream, ItemCatalog, RawData, check_items
-from recsys.data.report import Report
-from recsys.data.rules import Rules, Split, by_time, decided_rules, in_baskets, too_few
+from recsys.data.report import Report, sentence
+from recsys.data.rules import Rules, Split, by_time, decided_rules, in_baskets
 from recsys.data.stats import Tally
 from recsys.dataset import (
     DISLIKED,
@@ -54,10 +54,6 @@ from recsys.splits import (
 )
 
 MEMORY_GB = 8.0
-NEWEST_FIRST = (
-    "The file is newest first, so events of a user at the same time count in the opposite order of "
-    "the file."
-)
 SIDES = {
     "disliked": (DISLIKED, DISLIKED_COLUMNS, {"timestamp": "BIGINT", "stands": "BOOLEAN"}),
     "pieces": (PIECES, PIECES_COLUMNS, {"pieces": "FLOAT"}),
@@ -146,8 +142,6 @@ def prepare(source: EventStream, rules: Rules, folder: Path, memory_gb: float) -
         if rules.k_core:
             events.k_core(rules.k_core)
             catalog = _in_core(catalog, events)
-        if rules.min_length:
-            events.drop_short(rules.min_length)
         return _Writer(events, catalog, source, rules, behaviours).write(folder)
 
 
@@ -200,7 +194,7 @@ def _sort(events: EventTable, report: Report) -> None:
     turned = events.newest_first
     events.sort(turned=turned)
     if turned and events.ties:
-        report.note(NEWEST_FIRST)
+        report.note(sentence("newest_first"))
 
 
 def _cleaned(events: EventTable, cleaner: HistoryCleaner) -> Iterator[dict[str, NDArray[Any]]]:
@@ -304,7 +298,7 @@ class _Writer:
             target &= ~starts_session(user, sessions)
             asked += users_to_ask(user, label_times(columns["timestamp"], dates), target)
         if asked.min() < ENOUGH_USERS:
-            report.note(too_few(asked))
+            report.note(sentence("too_few", asked=asked, least=ENOUGH_USERS))
             return "leave-one-out", None
         report.note(by_time(asked, dates, sessions))
         return "global-temporal", dates

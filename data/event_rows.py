@@ -24,7 +24,7 @@ from recsys.data.item_fields import FIELDS, LATEST, ItemFields, ids_of_titles
 from recsys.data.opening import TableFile
 from recsys.data.ratings import read_ratings
 from recsys.data.raw import ReaderConfig, events_table
-from recsys.data.report import EXAMPLES, Report
+from recsys.data.report import EXAMPLES, Report, sentence
 from recsys.data.returns import (
     fill_orders,
     is_cancellation,
@@ -161,11 +161,7 @@ class EventReader:
             time = self.roles.get("timestamp")
             cleaner.finish(time.column if time else None)
         if self.nobody:
-            self.report.note(
-                f"{', '.join(map(repr, list(self.nobody)[:5]))} in the column of users is no one "
-                "person, by its name or by its share of the orders, so each of its orders or "
-                "addresses is a user; --set data.clean.skip=placeholder_users keeps it."
-            )
+            self.report.note(sentence("nobody", names=", ".join(map(repr, [*self.nobody][:5]))))
         if not left:
             where = files[0].path if len(files) == 1 else files[0].path.parent
             reasons = self.report.in_words()

@@ -291,12 +291,6 @@ class EventTable:
         while self._drop("rows_outside_core_dropped", where, k, k):
             pass
 
-    def drop_short(self, minimum: int) -> None:
-        """Drop users with fewer than `minimum` events."""
-        name = '"user"'
-        where = f"{name} IN ({FEW.format(name=name)})"
-        self._drop("rows_of_short_users_dropped", where, minimum)
-
     def _drop(self, reason: str, where: str, *values: object) -> int:
         """Drop rows, and count them under `reason`.
 

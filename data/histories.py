@@ -23,7 +23,7 @@ from recsys.data.guests import (
     PLACEHOLDER_SHARE,
     is_placeholder,
 )
-from recsys.data.report import EXAMPLES, Report
+from recsys.data.report import EXAMPLES, Report, sentence
 from recsys.errors import DataError
 from recsys.event_names import PURCHASE, is_partial, is_return, level
 from recsys.interactions import Behaviour, Role
@@ -146,13 +146,9 @@ class HistoryCleaner:
         if len(facts.ratings):
             report.mapping["negative_rating"] = self._bound
         if self._bound is not None and config.applies("negative_feedback"):
-            report.note(f"Ratings of {self._bound:g} and less are negative feedback.")
+            report.note(sentence("low_ratings", bound=self._bound))
         elif are_counts(facts.ratings) and config.negative_rating is None:
-            report.note(
-                f"The ratings go from {facts.ratings[0]:g} to {facts.ratings[-1]:g}, which is no "
-                "usual scale, so they are taken as counts and none is negative; "
-                "--set data.clean.negative_rating=NUMBER says up to which one they are."
-            )
+            report.note(sentence("counts", first=facts.ratings[0], last=facts.ratings[-1]))
         kept = [
             b for b in types.all if b.role != "negative" or not config.applies("negative_feedback")
         ]

@@ -13,7 +13,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from recsys.data.report import Report
+from recsys.data.report import Report, sentence
 from recsys.data.texts import OF_SPREADSHEETS, as_strings, in_nfc
 from recsys.errors import DataError
 
@@ -108,11 +108,8 @@ def note_zeros(role: str, ids: pa.Array, report: Report) -> None:
     padded = both.filter(pc.match_substring_regex(both, r"^0+[1-9]"))
     if len(padded):
         one = padded[0].as_py()
-        report.note(
-            f"{len(padded)} {role}s differ from another one in nothing but zeros at the start, "
-            f"such as {one!r} and {one.lstrip('0')!r}, and are kept apart; if a spreadsheet "
-            "removed the zeros, export the ids as text."
-        )
+        other = one.lstrip("0")
+        report.note(sentence("zeros", count=len(padded), role=role, one=one, other=other))
 
 
 def refuse_lost_zeros(role: str, ids: pa.Array, known: pa.Array, path: Path) -> None:

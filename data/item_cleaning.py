@@ -20,7 +20,7 @@ from recsys.data.columns import Roles
 from recsys.data.ids import IdForms
 from recsys.data.item_texts import plain
 from recsys.data.numbers import ANSWER, NO_NUMBER, Numbers, of_numbers, read_numbers
-from recsys.data.report import EXAMPLES, Report
+from recsys.data.report import EXAMPLES, Report, sentence
 from recsys.data.texts import MISSING, NOTHING, as_strings, as_text
 from recsys.data.time_formats import TimeRules, contradiction, read_moments, show_day_first
 from recsys.dataset import AVAILABILITY
@@ -229,23 +229,16 @@ class ItemCleaner:
     def _note_text(self, name: str, texts: pa.ChunkedArray) -> None:
         """Say that a column stays text although it has the name of a price or many numbers."""
         if self._is_price(name):
-            self._report.note(
-                f"Column {name!r} of {self._path.name} has the name of a price and stays text, "
-                "because too many of its values are none; a filter by price needs numbers."
-            )
+            self._report.note(sentence("price_as_text", name=name, file=self._path.name))
             return
         filled = texts.drop_null()
         alike = filled.filter(pc.match_substring_regex(filled, LIKE_A_NUMBER))
         codes = pc.match_substring_regex(filled, CODE_OR_LONG)
         if 2 * len(alike) <= len(filled) or pc.any(codes).as_py():
             return
-        self._report.note(
-            f"Column {name!r} of {self._path.name} stays text, although most of its values look "
-            f"like numbers (e.g. {', '.join(pc.unique(alike).to_pylist()[:EXAMPLES])}): they have "
-            "other marks than a decimal point, or too many others are none. A filter by a range "
-            "needs numbers, written as 1299.50; if it is a price, --column "
-            f"{shlex.quote(f'price={name}')} reads it as one."
-        )
+        values = ", ".join(pc.unique(alike).to_pylist()[:EXAMPLES])
+        said = {"name": name, "file": self._path.name, "setting": shlex.quote(f"price={name}")}
+        self._report.note(sentence("numbers_as_text", values=values, **said))
 
     def _is_price(self, name: str) -> bool:
         if name == self._column.get("price"):

@@ -79,8 +79,6 @@ class DataConfig:
     """Drop events with a lower rating."""
     k_core: NonNegativeInt = 0
     """Drop users and items with fewer events until there are none; 0 keeps all."""
-    min_length: NonNegativeInt = internal(default=0)
-    """Drop users with fewer events; 0 keeps all."""
     split: Split | None = None
     """`leave-one-out`, `global-temporal`, or `own` for the split of the source. The default is
     `own` if the source has one, `global-temporal` for a `table` source with times and at least 30
@@ -216,7 +214,7 @@ def _grown(context: Context, config: DataConfig) -> Path:
     if output.is_current():
         return output.path
     before = Dataset.load(context.parent.dataset)
-    rules = replace(_rules(config), min_rating=None, k_core=0, min_length=0)  # items must stay
+    rules = replace(_rules(config), min_rating=None, k_core=0)  # items must stay
     cleaning = context.parent.manifest("dataset").info.get("cleaning")
     made = growth.grow(
         before,
@@ -241,10 +239,7 @@ def _write_report(report: Report | None, info: dict[str, Any], folder: Path, nam
         behaviour["role"] == "context" for behaviour in report.behaviours
     )  # a view is no repeat
     if share >= OFTEN_REPEATED and not viewed:
-        report.note(
-            f"{share:.0%} of the events repeat an item that the user had before. By default, items "
-            'of the history are not recommended; requests with "exclude_seen": false get them, too.'
-        )
+        report.note(reports.sentence("often_repeated", share=share))
     info["cleaning"] = report.as_json()
     (folder / REPORT).write_text(reports.render(info["cleaning"], name), encoding="utf-8")
     reports.show(info["cleaning"])
@@ -314,7 +309,6 @@ def _rules(config: DataConfig) -> Rules:
         config.duplicates,
         config.min_rating,
         config.k_core,
-        config.min_length,
         config.split,
         config.ratio,
         _dates(config),

@@ -44,21 +44,21 @@ class Rule(NamedTuple):
     roles: tuple[str, ...] = ()
 
 
+_WORDS = tomllib.loads(files("recsys.data").joinpath("report.toml").read_text("utf-8"))
+NOTES: dict[str, str] = _WORDS.pop("notes")
 RULES = {
-    name: Rule(**words | {"roles": tuple(words.get("roles", ()))})
-    for name, words in tomllib.loads(
-        files("recsys.data").joinpath("report.toml").read_text("utf-8")
-    ).items()
+    name: Rule(**words | {"roles": tuple(words.get("roles", ()))}) for name, words in _WORDS.items()
 }
 
 # The rules for single rows, before there are histories.
 BY_ROW = frozenset(name for name in RULES if name.startswith("rows_"))
 
-FILTERS = (
-    "rows_below_min_rating_dropped",
-    "rows_outside_core_dropped",
-    "rows_of_short_users_dropped",
-)
+FILTERS = ("rows_below_min_rating_dropped", "rows_outside_core_dropped")
+
+
+def sentence(name: str, **values: Any) -> str:
+    """A sentence of the notes in `report.toml`, with values in the place of their names."""
+    return NOTES[name].format(**values)
 
 
 @dataclass

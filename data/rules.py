@@ -11,8 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recsys.data.cleaning import CleanConfig
+from recsys.data.report import sentence
 from recsys.interactions import Role
-from recsys.splits import BASKETS, ENOUGH_USERS
+from recsys.splits import BASKETS
 
 Split = Literal["leave-one-out", "global-temporal", "own"]
 Duplicates = Literal["keep", "drop-exact", "keep-first", "drop-near"]
@@ -26,7 +27,6 @@ class Rules:
         duplicates: policy for repeated rows.
         min_rating: drop rows with a lower rating; None keeps all.
         k_core: 0 keeps all.
-        min_length: events that a user must have.
         split: `leave-one-out`, `global-temporal`, `own`, or None: the source's own split; else by
             time if the source was cleaned, has times, and enough users can be asked; else
             leave-one-out.
@@ -39,7 +39,6 @@ class Rules:
     duplicates: Duplicates = "drop-exact"
     min_rating: float | None = None
     k_core: int = 0
-    min_length: int = 0
     split: Split | None = None
     ratio: tuple[float, float] = (0.8, 0.1)
     dates: tuple[int, int] | None = None
@@ -61,30 +60,11 @@ def by_time(asked: NDArray[np.int64], dates: tuple[int, int], sessions: bool) ->
     """The note for a split by time that was chosen."""
     valid, test = (datetime.fromtimestamp(date, UTC).strftime("%Y-%m-%d %H:%M") for date in dates)
     whole = "Each session is asked for items after its first event. " if sessions else ""
-    return (
-        f"The events have times, so they are split by time: those before {valid} (UTC) are for "
-        f"training, those before {test} for validation, and later ones for the test. {asked[0]} "
-        f"users with a history have events in validation, and {asked[1]} in the test. {whole}--set "
-        "data.split=leave-one-out holds out each user's last events instead."
-    )
+    return sentence("by_time", valid=valid, test=test, asked=asked, whole=whole)
 
 
 def in_baskets(tied: int, events: int) -> str:
     """The note for events that come in baskets; empty if they do not."""
     if tied < BASKETS * events or not events:
         return ""
-    return (
-        f"{tied / events:.0%} of the events share their time with another event of the user, as "
-        "lines of an order or days without a time of day. Which of them comes next is an accident "
-        "of the file, so the report, the fit and the choice of the recipe go by all events of the "
-        "split."
-    )
-
-
-def too_few(asked: NDArray[np.int64]) -> str:
-    """The note for a split by time that leaves too few users in validation and test."""
-    return (
-        f"A split by time would leave {asked[0]} validation and {asked[1]} test users with a "
-        f"history, fewer than {ENOUGH_USERS}, so each user's last events are held out instead "
-        "(leave-one-out); --set data.split=global-temporal splits by time all the same."
-    )
+    return sentence("in_baskets", share=tied / events)

@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 
 from recsys.data.column_words import WORDS
 from recsys.data.opening import TableFile
-from recsys.data.report import Report
+from recsys.data.report import Report, sentence
 from recsys.data.times import (
     SECONDS_END,
     Moments,
@@ -302,16 +302,13 @@ def orders_of_days(
                 )
             orders[file.path] = order
     if any(order.year_first for order in orders.values()):
-        report.note(f"In column {name!r}, dates like 26-01-05 begin with the year.")
+        report.note(sentence("years_first", name=name))
     shown = {order.day_first: path for path, order in orders.items()}
     shown.pop(None, None)
     if len(shown) > 1:
         day, month = shown[True], shown[False]
-        report.note(
-            f"In column {name!r}, dates begin with the day in {day.name} ({orders[day].day}) and "
-            f"with the month in {month.name} ({orders[month].month}): each file is read in its own "
-            "order."
-        )
+        values = {"of_day": orders[day].day, "of_month": orders[month].month}
+        report.note(sentence("orders_of_days", name=name, day=day, month=month, **values))
     common = next(iter(shown)) if len(shown) == 1 else before
     for path, order in orders.items():
         if order.seen and order.day_first is None and common is None and not order.year_first:

@@ -46,7 +46,7 @@ from recsys.data.layouts import refuse_other_layouts, refuse_without_header
 from recsys.data.opening import TableFile, find_tables, open_table
 from recsys.data.raw import EventStream, ItemCatalog, ReaderConfig
 from recsys.data.refunds import refunds
-from recsys.data.report import Report
+from recsys.data.report import Report, sentence
 from recsys.data.time_formats import TimeRules, orders_of_days
 from recsys.dataset import AVAILABILITY, ITEM_COLUMNS
 from recsys.errors import DataError
@@ -102,10 +102,7 @@ def read(config: ReaderConfig) -> EventStream:
         if not lists or any(found.column.startswith(lists) for found in roles.values()):
             break  # lines of orders; other lists, such as parameters, are no rows
     if "timestamp" not in roles:
-        report.note(
-            "There are no times: the rows of each user count as in order of time, events cannot be "
-            "merged into steps, and the split is by each user's last events."
-        )
+        report.note(sentence("no_times"))
     moment = roles["timestamp"].column if "timestamp" in roles else None
     before_now = known["day_first"] if known else None
     of_file = orders_of_days(events, moment, times, report, before_now)

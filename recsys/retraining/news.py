@@ -45,7 +45,7 @@ VALIDATION = 500  # least events of validation, if the parent has not been train
 OWN_COLUMNS = {"events": {"user": "user", "item": "item", "timestamp": "timestamp"}}
 """Columns of the events that are written here, beside which a file of items is read."""
 SOURCE = frozenset(
-    ["source", "path", "attributes", "items", "index", "min_rating", "k_core", "min_length",
+    ["source", "path", "attributes", "items", "index", "min_rating", "k_core",
      "split", "ratio", "dates", "synthetic", "memory_gb"]
 )  # fmt: skip
 OF_DATA = tuple(one.name for one in fields(DataConfig) if one.name not in SOURCE)

@@ -37,7 +37,6 @@ rules = st.fixed_dictionaries(
         "duplicates": st.sampled_from(["keep", "drop-exact", "keep-first", "drop-near"]),
         "min_rating": st.sampled_from([2, 5]),
         "k_core": st.integers(1, 3),
-        "min_length": st.integers(1, 3),
         "split": st.sampled_from(["leave-one-out", "global-temporal"]),
         "clean": st.builds(
             CleanConfig,

@@ -173,14 +173,6 @@ def test_k_core_equals_its_slow_twin(folder, rows: list[Row], k: int) -> None:
         assert events.counts["rows_outside_core_dropped"] == len(rows) - len(expected)
 
 
-def test_short_users_go(folder) -> None:
-    with table(folder, [("u", "a", 0), ("v", "b", 1), ("u", "c", 2)]) as events:
-        events.drop_short(2)
-        assert left(events) == [("u", "a"), ("u", "c")]
-        assert events.events_of("user").tolist() == [2, 0]
-        assert events.events_of("item").tolist() == [1, 0, 1]
-
-
 @pytest.mark.parametrize(
     ("hours", "items", "newest"),
     [

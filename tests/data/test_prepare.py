@@ -58,15 +58,14 @@ def test_a_table_becomes_a_data_set_split_leave_one_out(prepare: Prepare, events
 
 
 def test_the_manifest_tells_what_was_decided(prepare: Prepare, events: Path, home: Path) -> None:
-    prepare(source="table", path="e.csv", min_rating=2, min_length=2)
+    prepare(source="table", path="e.csv", min_rating=2)
     manifest = verify(home / "datasets/t", "dataset")
     assert manifest.info["decisions"] == {
         "items_without_metadata": 4,
         "duplicate_rows_dropped": 1,
         "rows_below_min_rating_dropped": 1,
-        "rows_of_short_users_dropped": 1,
     }
-    assert manifest.info["stats"]["interactions"] == 4
+    assert manifest.info["stats"]["interactions"] == 5
     assert manifest.info["stats"]["items"] == 4  # items stay on sale when their events go
     assert manifest.config["path"] == "e.csv"
     assert list(manifest.parents) == ["interactions"]
@@ -222,7 +221,7 @@ def test_the_stage_works_again_only_when_something_changed(
     events.write_text(CSV + "w,a,1500000500,5\n")
     third = run()
     assert third != second
-    assert run(min_length=2) != third
+    assert run(k_core=1) != third
     assert [path.name for path in folder.parent.iterdir()] == ["t"]
 
 
