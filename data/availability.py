@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from recsys.data.column_words import words
+from recsys.data.texts import each_value
 from recsys.event_names import normalised
 
 YES, NO = words("yes"), words("no")
@@ -72,9 +73,7 @@ def read_plain_yes(texts: pa.ChunkedArray) -> pa.ChunkedArray:
 
 def each(texts: pa.ChunkedArray, test: Callable[[str], bool]) -> pa.ChunkedArray:
     """(rows,) bool: whether each text passes a test; false where it is missing."""
-    encoded = texts.combine_chunks().dictionary_encode()
-    values = pa.array([test(text) for text in encoded.dictionary.to_pylist()], pa.bool_())
-    return pa.chunked_array([pc.fill_null(values.take(encoded.indices), False)])
+    return pc.fill_null(each_value(texts, test, pa.bool_()), False)
 
 
 def read_available(texts: pa.ChunkedArray) -> pa.ChunkedArray:

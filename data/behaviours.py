@@ -79,11 +79,8 @@ def choose_types(
     if numbers:
         example = ", ".join(f"{name}: context" for name in numbers[1:])
         example = f"{numbers[0]}: target" + (f", {example}" if example else "")
-        raise DataError(
-            f"the types of events in column {column!r} are numbers ({', '.join(numbers)}); say "
-            f"what they are with --set 'data.behaviours={{{example}}}' (target, context or "
-            "negative), or ignore the column with --set data.columns.behaviour=none"
-        )
+        said = {"column": column, "numbers": ", ".join(numbers), "example": example}
+        raise DataError(sentence("types_are_numbers", **said))
     levels = [_level(name, given.get(name)) for name in names]
     notes: list[str] = []
     if "target" in given.values():

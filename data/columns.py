@@ -39,6 +39,7 @@ from recsys.data.column_words import (
 from recsys.data.layouts import parts_repeat, refuse_without_header
 from recsys.data.numbers import NO_NUMBER
 from recsys.data.ratings import share_of_points
+from recsys.data.report import sentence
 from recsys.data.returns import (
     are_codes,
     are_kinds,
@@ -260,12 +261,8 @@ def check_new_columns(
                 way_out = f"read it with --column {flag}" if fits else (
                     "say in a column 'returned' which events were taken back as a whole: yes or no"
                 )  # fmt: skip
-                raise DataError(
-                    f"{sample.path}: column {name!r} ({shown}) looks like the {role} of the "
-                    "events, and was not read in the first run, so that returns or dislikes could "
-                    f"be taken for purchases; {way_out}, or go on without it: --column "
-                    f"{role}={NO_COLUMN}"
-                )
+                said = {"name": name, "shown": shown, "role": role, "way_out": way_out}
+                raise DataError(sentence("new_column", path=sample.path, **said))
 
 
 def recognise_items(

@@ -51,11 +51,8 @@ class IdForms:
         if pa.types.is_floating(column.type):
             large = column.filter(pc.fill_null(pc.greater_equal(pc.abs(column), EXACT), False))
             if len(large):
-                raise DataError(
-                    f"{path}: column {name!r} has {large[0].as_py():.0f} as a floating number, "
-                    "which keeps 15 digits, so that last digits of ids are lost; write the ids as "
-                    "text or as integers (in pandas: dtype 'string' or 'Int64')"
-                )
+                shown = large[0].as_py()
+                raise DataError(sentence("lost_digits", path=path, name=name, shown=shown))
         texts = as_strings(column, name, path)
         if pa.types.is_string(column.type):
             other = pc.not_equal(column, in_nfc(column))
@@ -80,11 +77,9 @@ class IdForms:
         if role in self.decimal:
             if role in self.whole:
                 (one, first), (other, second) = self.whole[role], self.decimal[role]
+                said = {"one": one, "bare": one.partition(".")[0], "other": other}
                 raise DataError(
-                    f"{first}: the {role} {one!r} is a whole number with a decimal place, and "
-                    f"{second} has the {role} {other!r}, so that it is not known whether {one!r} "
-                    f"and {one.partition('.')[0]!r} are one {role}; write the ids of all files as "
-                    "text, in one form"
+                    sentence("two_forms", role=role, first=first, second=second, **said)
                 )
             return texts
         if pc.any(whole).as_py():
@@ -131,9 +126,5 @@ def refuse_lost_zeros(role: str, ids: pa.Array, known: pa.Array, path: Path) -> 
     both = new.filter(place.is_valid())
     if len(both):
         other = known[place.drop_null()[0].as_py()].as_py()
-        raise DataError(
-            f"{path}: {len(both)} ids of {role}s differ from known ones in nothing but zeros at "
-            f"the start, such as {both[0].as_py()!r} and {other!r}; if a spreadsheet removed the "
-            f"zeros, export the ids as text; if they are other {role}s, run from the beginning "
-            "with all events: recsys run"
-        )
+        said = {"count": len(both), "one": both[0].as_py(), "other": other}
+        raise DataError(sentence("lost_zeros", path=path, role=role, **said))

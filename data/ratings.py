@@ -8,6 +8,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from recsys.data.availability import read_available
+from recsys.data.texts import each_value
 
 POINTS = re.compile(
     r"(-?\d{1,9}(?:[.,]\d*)?)\s*(?:(?:/|out of|of|von|sur|de|su|van)\s*\d{1,3}(?:[.,]0+)?)?"
@@ -27,19 +28,14 @@ def read_ratings(texts: pa.ChunkedArray) -> pa.ChunkedArray:
     >>> read_ratings(said).to_pylist()
     [4.0, 1.0, 3.0, 3.5, 0.0, None]
     """
-    encoded = texts.combine_chunks().dictionary_encode()
-    words = encoded.dictionary
-    points = pa.array([_points(text) for text in words.to_pylist()], pa.float32())
-    answers = pc.cast(read_available(pa.chunked_array([words])), pa.float32()).combine_chunks()
-    return pa.chunked_array([pc.coalesce(points, answers).take(encoded.indices)])
+    answers = pc.cast(read_available(texts), pa.float32())
+    return pc.coalesce(each_value(texts, _points, pa.float32()), answers)
 
 
 def share_of_points(texts: pa.ChunkedArray) -> float:
     """The share of texts that are a number of points or of stars, without yes and no."""
-    encoded = texts.combine_chunks().dictionary_encode()
-    known = [_points(text) is not None for text in encoded.dictionary.to_pylist()]
-    values = pa.array(known, pa.bool_()).take(encoded.indices)
-    return float(pc.mean(pc.cast(values, pa.float64())).as_py() or 0.0)
+    points = each_value(texts, _points, pa.float32())
+    return 1 - points.null_count / len(points) if len(points) else 0.0
 
 
 def _points(text: str) -> float | None:

@@ -12,12 +12,12 @@ from recsys.data.column_words import EVENT_WORDS, all_of, is_of_a_user, rank, wo
 from recsys.data.columns import NO_COLUMN, Found, Roles, Sample, free_columns
 from recsys.data.returns import (
     closed_after_refunds,
-    is_cancellation,
     is_refunded_in_full,
+    is_taken_back,
     read_pieces,
 )
 from recsys.data.texts import as_strings
-from recsys.event_names import is_return, level, normalised
+from recsys.event_names import normalised
 
 MOST_FILLED = 0.5  # share of the rows that may have the number of a return
 SHARE_OF_NUMBERS = 0.9
@@ -38,7 +38,7 @@ def refunds(sample: Sample, roles: Roles, given: Mapping[str, str | None]) -> Ro
     }
     if given.get("taken_back") == NO_COLUMN:
         return found
-    counted = "quantity" in roles and not _is_taken_back(roles["quantity"].column)
+    counted = "quantity" in roles and not is_taken_back(roles["quantity"].column)
     for name in free_columns(sample, roles):
         values = sample.texts(name)
         if sample.counts[name] > 1 or not len(values) or is_of_a_user(name):
@@ -47,7 +47,7 @@ def refunds(sample: Sample, roles: Roles, given: Mapping[str, str | None]) -> Ro
         if rank(name, EVENT_WORDS["return_number"]) is not None:
             filled = pc.sum(each(values, lambda text: not is_missing(text))).as_py()
             kind = "number" if 0 < filled <= MOST_FILLED * sample.table.num_rows else None
-        elif not _is_taken_back(name):
+        elif not is_taken_back(name):
             continue
         elif any(word in normalised(name) for word in words("quantities")):
             numbers = 1 - read_pieces(values).null_count / len(values)
@@ -62,10 +62,6 @@ def refunds(sample: Sample, roles: Roles, given: Mapping[str, str | None]) -> Ro
     return found
 
 
-def _is_taken_back(name: str) -> bool:
-    return level(name) == 0 and (is_return(name) or is_cancellation(name))
-
-
 def _total(sample: Sample, roles: Roles, name: str) -> str | None:
     """The column of amounts that whole refunds are equal to; a price is one if there is no other.
 
@@ -78,7 +74,7 @@ def _total(sample: Sample, roles: Roles, name: str) -> str | None:
         one
         for one in free
         if one != name
-        and not _is_taken_back(one)
+        and not is_taken_back(one)
         and not pa.types.is_nested(sample.table[one].type)
         and any(word in normalised(one) for word in words("amounts"))
     ]

@@ -45,7 +45,7 @@ class Rule(NamedTuple):
 
 
 _WORDS = tomllib.loads(files("recsys.data").joinpath("report.toml").read_text("utf-8"))
-NOTES: dict[str, str] = _WORDS.pop("notes")
+SENTENCES: dict[str, str] = _WORDS.pop("sentences")
 RULES = {
     name: Rule(**words | {"roles": tuple(words.get("roles", ()))}) for name, words in _WORDS.items()
 }
@@ -56,9 +56,9 @@ BY_ROW = frozenset(name for name in RULES if name.startswith("rows_"))
 FILTERS = ("rows_below_min_rating_dropped", "rows_outside_core_dropped")
 
 
-def sentence(name: str, **values: Any) -> str:
-    """A sentence of the notes in `report.toml`, with values in the place of their names."""
-    return NOTES[name].format(**values)
+def sentence(key: str, /, **values: Any) -> str:
+    """A sentence of `report.toml`, with values in the place of their names."""
+    return SENTENCES[key].format(**values)
 
 
 @dataclass

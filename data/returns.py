@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 from recsys.data.availability import answers, each, is_missing, plain_answer
 from recsys.data.column_words import words
 from recsys.data.numbers import EITHER, FORMS, read_amounts
+from recsys.data.texts import each_value
 from recsys.event_names import NOT, PURCHASE, is_partial, is_return, level, normalised, words_of
 
 DATE = re.compile(r"\d{4}-\d{1,2}-\d{1,2}|\d{1,2}[./-]\d{1,2}[./-]\d{2,4}|\d{8,13}$")
@@ -60,6 +61,11 @@ def is_cancellation(name: str) -> bool:
     return any(word in key for word in ("cancel", "storn", "annul", "anul", "void"))
 
 
+def is_taken_back(name: str) -> bool:
+    """Whether a name is that of a return or a cancellation."""
+    return level(name) == 0 and (is_return(name) or is_cancellation(name))
+
+
 def values_of_returns(name: str, texts: pa.ChunkedArray) -> pa.ChunkedArray:
     """The values that may say yes, of a column that the name says to be of what was taken back.
 
@@ -69,9 +75,7 @@ def values_of_returns(name: str, texts: pa.ChunkedArray) -> pa.ChunkedArray:
     >>> values_of_returns("Menge", amounts).to_pylist()
     []
     """
-    if level(name) != 0 or not (is_return(name) or is_cancellation(name)):
-        return texts[:0]
-    return texts.filter(each(texts, may_be_yes))
+    return texts.filter(each(texts, may_be_yes)) if is_taken_back(name) else texts[:0]
 
 
 def may_be_yes(text: str) -> bool:
@@ -97,8 +101,7 @@ def names_of_returns(texts: pa.ChunkedArray) -> list[str]:
     kinds = pc.unique(texts)
     if len(kinds) > MOST_KINDS:
         return []
-    found = [kind for kind in kinds.to_pylist() if kind and level(kind) == 0]
-    return [kind for kind in found if is_return(kind) or is_cancellation(kind)]
+    return [kind for kind in kinds.to_pylist() if kind and is_taken_back(kind)]
 
 
 def are_kinds(texts: pa.ChunkedArray) -> bool:
@@ -166,9 +169,7 @@ def read_order_status(texts: pa.ChunkedArray) -> pa.ChunkedArray:
     >>> read_order_status(pa.chunked_array([states])).to_pylist()
     [None, 'returned', None, 'cancelled', None]
     """
-    encoded = texts.combine_chunks().dictionary_encode()
-    states = pa.array([_state(text) for text in encoded.dictionary.to_pylist()], pa.string())
-    return pa.chunked_array([states.take(encoded.indices)])
+    return each_value(texts, _state, pa.string())
 
 
 def unread_states(texts: pa.ChunkedArray) -> list[str]:

@@ -21,6 +21,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from recsys.data.column_words import pattern, words
+from recsys.data.report import sentence
 from recsys.errors import DataError
 from recsys.event_names import normalised
 
@@ -174,27 +175,18 @@ class ServiceLines:
                 continue
             name = f"{item!r} ({title})" if title and title != item else repr(item)
             why = "is not in the items file" if missing else "has the name of a fee or of shipping"
-            raise DataError(
-                f"{name} is in {share:.0%} of the orders and {why}, so it may be no product; leave "
-                f"it out of histories and lists with {self._setting(item)}, or keep it with "
-                f"{self._setting(f'!{item}')}"
-            )
+            said = {"leave": self._setting(item), "keep": self._setting(f"!{item}")}
+            raise DataError(sentence("doubtful_line", name=name, share=share, why=why, **said))
 
     def summary(self) -> str:
         """What was left out, and what was kept although it has such a name; empty for nothing."""
         told = []
         if self.dropped:
-            told.append(
-                "Left out of histories and lists, because they are no products: "
-                f"{self._shown(self.dropped)}. {self._setting(f'!{next(iter(self.dropped))}')} "
-                f"keeps one, {self._setting(KEEP)} all of them, and a pattern leaves out others."
-            )
+            shown, one = self._shown(self.dropped), self._setting(f"!{next(iter(self.dropped))}")
+            told.append(sentence("left_out", shown=shown, one=one, every=self._setting(KEEP)))
         if self.kept:
-            told.append(
-                "Kept as items, although they are named like lines that are no products: "
-                f"{self._shown(self.kept)}. {self._setting(next(iter(self.kept)))}, for example, "
-                "leaves one out."
-            )
+            one = self._setting(next(iter(self.kept)))
+            told.append(sentence("kept_lines", shown=self._shown(self.kept), one=one))
         return " ".join(told)
 
     def _setting(self, pattern: str) -> str:

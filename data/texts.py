@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 from uuid import UUID
 
 import pyarrow as pa
@@ -53,6 +55,15 @@ def as_text(column: pa.ChunkedArray) -> pa.ChunkedArray:
     return pc.coalesce(whole, texts)
 
 
+def each_value(
+    texts: pa.ChunkedArray, read: Callable[[Any], Any], kind: pa.DataType
+) -> pa.ChunkedArray:
+    """(rows,) what a function makes of each value, of which it sees each distinct one once."""
+    encoded = texts.combine_chunks().dictionary_encode()
+    values = pa.array(map(read, encoded.dictionary.to_pylist()), kind)
+    return pa.chunked_array([values.take(encoded.indices)])
+
+
 def examples(texts: pa.ChunkedArray) -> str:
     """The first three distinct texts, for a message.
 
@@ -91,18 +102,12 @@ def _plain_texts(column: pa.ChunkedArray) -> pa.ChunkedArray:
     if types.is_dictionary(kind) or types.is_run_end_encoded(kind):
         return _plain_texts(column.cast(kind.value_type))
     if types.is_binary(kind) or types.is_large_binary(kind) or types.is_binary_view(kind):
-        return _bytes_as_texts(column.cast(pa.binary()))
+        return each_value(column.cast(pa.binary()), bytes_as_text, pa.string())
     if types.is_fixed_size_binary(kind):
-        return _bytes_as_texts(column)
+        return each_value(column, bytes_as_text, pa.string())
     if types.is_large_string(kind) or types.is_string_view(kind):
         return column.cast(pa.string())
     return column
-
-
-def _bytes_as_texts(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    encoded = column.combine_chunks().dictionary_encode()
-    texts = pa.array(map(bytes_as_text, encoded.dictionary.to_pylist()), pa.string())
-    return pa.chunked_array([texts.take(encoded.indices)])
 
 
 def bytes_as_text(value: bytes) -> str:

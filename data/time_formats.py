@@ -19,6 +19,7 @@ import pyarrow.compute as pc
 from recsys.data.column_words import WORDS
 from recsys.data.opening import TableFile
 from recsys.data.report import Report, sentence
+from recsys.data.texts import each_value
 from recsys.data.times import (
     SECONDS_END,
     Moments,
@@ -256,12 +257,7 @@ def show_day_first(columns: Iterable[pa.ChunkedArray]) -> DayOrder:
 
 def contradiction(where: str, order: DayOrder) -> DataError:
     """The error for dates of which some begin with the day and others with the month."""
-    return DataError(
-        f"{where} has {order.day!r}, which begins with the day, and {order.month!r}, which begins "
-        "with the month, so that dates like 03/04/2024 have no one reading; export the dates as "
-        "2024-04-03, or say what comes first with --set data.day_first=true (3 April) or --set "
-        "data.day_first=false (4 March): dates that do not fit are then counted as unreadable"
-    )
+    return DataError(sentence("two_orders_of_days", where=where, order=order))
 
 
 def orders_of_days(
@@ -294,11 +290,9 @@ def orders_of_days(
                 raise contradiction(f"{file.path}: column {name!r}", order)
             if before is not None and order.day_first is (not before):
                 words = ("day", "month") if order.day_first else ("month", "day")
+                said = {"shown": order.day or order.month, "setting": str(order.day_first).lower()}
                 raise DataError(
-                    f"{file.path}: column {name!r} has {order.day or order.month!r}, which begins "
-                    f"with the {words[0]}, and the dates of the first run begin with the "
-                    f"{words[1]}; export the dates as 2024-04-03, or read this file with --set "
-                    f"data.day_first={str(order.day_first).lower()}"
+                    sentence("other_order_of_days", path=file.path, name=name, words=words, **said)
                 )
             orders[file.path] = order
     if any(order.year_first for order in orders.values()):
@@ -313,11 +307,7 @@ def orders_of_days(
     for path, order in orders.items():
         if order.seen and order.day_first is None and common is None and not order.year_first:
             beside = ", and the other files contradict each other" if shown else ""
-            raise DataError(
-                f"{path}: no value of the column {name!r} shows whether the day or the "
-                f"month comes first in a date like 03/04/2024{beside}; say it with --set "
-                "data.day_first=true (3 April) or --set data.day_first=false (4 March)"
-            )
+            raise DataError(sentence("no_order_of_days", path=path, name=name, beside=beside))
     own = {path: order.day_first for path, order in orders.items()}
     usual = common if rules.day_first is None else rules.day_first
     return {
@@ -406,9 +396,7 @@ def _in_digits(texts: pa.ChunkedArray) -> pa.ChunkedArray:
         month, day, year, rest = (
             pc.struct_field(parts, name) for name in ("month", "day", "year", "rest")
         )
-        encoded = month.combine_chunks().dictionary_encode()
-        known = [MONTHS.get(normalised(word)) for word in encoded.dictionary.to_pylist()]
-        month = pa.chunked_array([pa.array(known, pa.string()).take(encoded.indices)])
+        month = each_value(month, lambda word: MONTHS.get(normalised(word)), pa.string())
         year = pc.replace_substring_regex(year, r"^([0-6]\d)$", r"20\1")
         year = pc.replace_substring_regex(year, r"^([7-9]\d)$", r"19\1")
         date = pc.binary_join_element_wise(year, month, day, "-")
@@ -469,14 +457,14 @@ def _of_texts(
 
 def _offset(zones: pa.ChunkedArray) -> pa.ChunkedArray:
     """Seconds east of UTC; null where no zone is given. There are few distinct zones."""
-    encoded = zones.combine_chunks().dictionary_encode()
-    seconds = []
-    for zone in encoded.dictionary.to_pylist():
-        name, sign, digits = re.findall("([A-Za-z]*)([+-]?)(.*)", zone or "")[0]
+
+    def seconds(zone: str) -> int:
+        name, sign, digits = re.findall("([A-Za-z]*)([+-]?)(.*)", zone)[0]
         digits = digits.replace(":", "")
         size = int(digits[:2] or 0) * 3_600 + int(digits[2:] or 0) * 60
-        seconds.append(ZONES.get(name, 0) * 3_600 + (-size if sign == "-" else size))
-    return pa.chunked_array([pa.array(seconds, pa.int64()).take(encoded.indices)])
+        return ZONES.get(name, 0) * 3_600 + (-size if sign == "-" else size)
+
+    return each_value(zones, seconds, pa.int64())
 
 
 def _in_zone(local: pa.ChunkedArray, zone: str, counts: Counter[str]) -> pa.ChunkedArray:
