@@ -71,10 +71,7 @@ def choose_types(
         ConfigError: the settings name a type that does not occur, or leave no target.
     """
     if unknown := sorted(set(given) - set(names)):
-        raise ConfigError(
-            f"data.behaviours: no event is of the type {unknown[0]!r}; the types are "
-            f"{', '.join(names)}"
-        )
+        raise ConfigError(sentence("no_such_type", name=unknown[0], names=", ".join(names)))
     numbers = [name for name in names if name.isdigit() and name not in given]
     if numbers:
         example = ", ".join(f"{name}: context" for name in numbers[1:])
@@ -95,10 +92,8 @@ def choose_types(
             for name, at in zip(names, levels, strict=True)
         ]
     if "target" not in roles:
-        raise ConfigError(
-            f"data.behaviours: no type is a target among {', '.join(names)}; name one, for example "
-            f"--set 'data.behaviours={{{names[0]}: target}}'"
-        )
+        every = ", ".join(names)
+        raise ConfigError(sentence("types_without_target", names=every, first=names[0]))
     notes += [
         sentence(
             "unknown_type", name=name, role=role, other="context" if role == "target" else "target"

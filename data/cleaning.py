@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 from pydantic import BeforeValidator, Field, NonNegativeInt
 
 from recsys.config import Share, section
-from recsys.data.report import EXAMPLES, Report
+from recsys.data.report import EXAMPLES, Report, sentence
 from recsys.data.service_lines import ServiceLines
 from recsys.data.texts import MISSING, NOTHING
 from recsys.data.time_formats import EARLIEST, TimeRules
@@ -134,10 +134,8 @@ class RowCleaner:
             shown = ["" if value is None else str(value)[:40] for value in values]
             texts = [f"data row {row}: {text!r}" for row, text in zip(rows, shown, strict=True)]
             if not allowed:
-                raise DataError(
-                    f"{self.path}: column of the {role}: {texts[0]} cannot be used; correct it, or "
-                    "turn the rule in data.clean on that drops such rows"
-                )
+                said = {"path": self.path, "role": role, "shown": texts[0]}
+                raise DataError(sentence("unusable_row", **said))
             items, owners = (
                 ids.filter(pc.invert(is_no_id(ids))).to_pylist()
                 for ids in (pc.unique(gone["item"]), pc.unique(gone["user"]))
@@ -189,11 +187,8 @@ class RowCleaner:
             DataError: more than half of the times cannot be read.
         """
         if self.unreadable * 2 > self.rows:
-            raise DataError(
-                f"{self.path}: {self.unreadable} of {self.rows} rows have no readable time in the "
-                f"column {column!r}, which is probably not the time; name another with "
-                "--column timestamp=NAME"
-            )
+            counts = {"unreadable": self.unreadable, "rows": self.rows}
+            raise DataError(sentence("few_times", path=self.path, column=column, **counts))
 
 
 def is_no_id(texts: pa.ChunkedArray | pa.Array) -> pa.ChunkedArray | pa.Array:

@@ -218,11 +218,8 @@ def mapped(
             continue
         if name not in sample.table.column_names:
             without = "" if kind in NEEDED else f", or go on without it: --column {kind}=none"
-            raise DataError(
-                f"{sample.path}: no column {name!r}, which is the {kind} in the data of the first "
-                f"run; if it has another name now, say so with --column {kind}=NAME{without}. The "
-                f"columns are:\n{sample.show()}"
-            )
+            said = {"path": sample.path, "name": name, "kind": kind, "without": without}
+            raise DataError(f"{sentence('no_column_of_first_run', **said)}\n{sample.show()}")
         roles[role] = Found(name, "as in the first run")
     return roles
 

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from recsys.data.report import sentence
 from recsys.errors import DataError
 
 
@@ -38,9 +39,6 @@ class Damage:
         """
         damaged = self.rows / max(self.rows + self.good, 1)
         if damaged > share:
-            raise DataError(
-                f"{path}: {self.rows} of {self.rows + self.good} rows are damaged: they do not "
-                f"have the header's number of columns, or a quote is not closed "
-                f"({'; '.join(self.examples[:1])!r}); correct them, or allow a larger share "
-                f"with --set data.clean.damaged_rows={math.ceil(100 * damaged) / 100:g}"
-            )
+            said = {"every": self.rows + self.good, "shown": "; ".join(self.examples[:1])}
+            enough = math.ceil(100 * damaged) / 100
+            raise DataError(sentence("damaged", path=path, rows=self.rows, share=enough, **said))

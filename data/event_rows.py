@@ -391,11 +391,8 @@ class EventReader:
             if name not in self.types:
                 self.types.append(name)
         if len(self.types) > MAX_TYPES:
-            raise DataError(
-                f"{self.config.path}: column {self.roles['behaviour'].column!r} has more than "
-                f"{MAX_TYPES} values, so it is no type of event; name another with "
-                "--column behaviour=NAME, or none"
-            )
+            path, name = self.config.path, self.roles["behaviour"].column
+            raise DataError(sentence("many_types", path=path, name=name, most=MAX_TYPES))
         numbers = [self.types.index(name) for name in encoded.dictionary.to_pylist()]
         codes = pa.array(numbers, pa.uint8()).take(encoded.indices)
         return pa.chunked_array([codes])

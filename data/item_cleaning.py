@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from recsys.data.availability import each, is_missing, read_available, read_plain_yes
 from recsys.data.cleaning import NO_ID, CleanConfig, are_short_codes, is_no_item
-from recsys.data.column_words import CURRENCY_AT_END, ITEM_WORDS, all_of, rank
+from recsys.data.column_words import CURRENCY_AT_END, ITEM_WORDS, all_of, rank, words
 from recsys.data.columns import Roles
 from recsys.data.ids import IdForms
 from recsys.data.item_texts import plain
@@ -33,9 +33,7 @@ ROW_NUMBER = re.compile(r"|Unnamed: \d+|__index_level_\d+__")  # pandas writes s
 LIKE_A_NUMBER = r"^[+-]?\d[\d.,' \x{00A0}\x{202F}]*$"
 CODE_OR_LONG = r"^0\d|^\d{16,}$"  # articles' numbers, which are texts
 PATHS = (" > ", ">", " / ", "/", "|", "::")  # separators of category paths
-LISTS = frozenset(  # names of columns with lists of paths, as in WooCommerce
-    ["categories", "kategorien", "categorias", "categorie", "categorieen", "productcategories"]
-)
+LISTS = words("lists_of_categories")
 LIST = r"(?<!\\),\s*"  # a comma with a backslash is part of a name
 ENDS = r"^[\s>/|:]+|[\s>/|:]+$"  # separators around a path
 NO_CATEGORY = pa.array(["", "na", "none", "?", "k.a.", "tbd"])

@@ -44,6 +44,7 @@ from recsys.data.json_lines import (
     list_of_items,
     lists_of_records,
 )
+from recsys.data.report import sentence
 from recsys.data.spreadsheets import is_spreadsheet, read_spreadsheet
 from recsys.data.texts import as_text, with_plain_texts
 from recsys.errors import DataError
@@ -111,11 +112,9 @@ class TableFile:
             DataError: a file of another kind, or with another number of columns.
         """
         if self.kind != "delimited" or len(names) != len(self.columns):
-            raise DataError(
-                f"{self.path}: data.column_names has {len(names)} names, and this {self.kind} file "
-                f"has {len(self.columns)} columns ({', '.join(self.names)[:80]}); it must name "
-                "each column of a text file"
-            )
+            said = {"own": len(self.columns), "shown": ", ".join(self.names)[:80]}
+            given = {"path": self.path, "given": len(names), "kind": self.kind}
+            raise DataError(sentence("column_names_do_not_fit", **given, **said))
         return replace(self, columns=names, values=names, has_header=False)
 
     def batches(
@@ -469,11 +468,7 @@ def _check_mixed(path: Path, compression: str | None) -> None:
                 bad += 1
                 first = first or number
     if good > bad:
-        raise DataError(
-            f"{path}: {good:,} lines have letters in UTF-8 and {bad:,} have bytes that are not "
-            f"UTF-8 (the first is line {first:,}); save those lines as UTF-8, or leave such bytes "
-            f"out: iconv -f utf-8 -t utf-8 -c {path.name} > clean.csv"
-        )
+        raise DataError(sentence("mixed_encodings", path=path, good=good, bad=bad, first=first))
 
 
 def _blocks(path: Path, compression: str | None) -> Iterator[bytes]:

@@ -186,12 +186,12 @@ class Report:
                 f"--set data.columns.{role}=none ignores column {column!r}; "
                 for column, role in self._columns_of(rule).items()
             )
+            otherwise = ignored + (row["otherwise"] or "correct the file")
+            said = {"rows": self.rows, "lost": lost, "shown": shown, "otherwise": otherwise}
             raise DataError(
-                f"{removed.events:,} of {self.rows:,} events{lost} would be removed, more than "
-                f"data.clean.most_removed={most:g} allows, so nothing is written: "
-                f"{removed.events:,} {row['found']}{shown}. See whether that is so, and decide: "
-                f"{ignored}{row['otherwise'] or 'correct the file'}; --set "
-                "data.clean.most_removed=1 removes them"
+                sentence(
+                    "much_removed", events=removed.events, most=most, found=row["found"], **said
+                )
             )
 
     def finish(self, counts: Mapping[str, int], events: int, items: int) -> None:

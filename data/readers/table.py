@@ -181,11 +181,9 @@ def _agreed(files: list[TableFile]) -> list[TableFile]:
         keys = [name.lower() for name in file.names]
         if sorted(keys) != sorted(by_key) or len(by_key) < len(names):
             refuse_without_header(file.path, file.sample(SAMPLE_ROWS), named=False)
-            raise DataError(
-                f"{file.path}: this file has {', '.join(file.names)}, the first file of the folder "
-                f"{', '.join(names)}; give the columns the same names in all files, or read one "
-                f"file: recsys run {shlex.quote(str(file.path))}"
-            )
+            said = {"own": ", ".join(file.names), "names": ", ".join(names)}
+            quoted = shlex.quote(str(file.path))
+            raise DataError(sentence("other_columns", path=file.path, quoted=quoted, **said))
         made.append(replace(file, renamed=tuple(by_key[key] for key in keys)))
     return made
 
