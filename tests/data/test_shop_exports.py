@@ -249,16 +249,6 @@ def test_play_counts_are_no_ratings(run: Run, raw: Path) -> None:
     assert len(data.interactions) == 240
 
 
-def test_sessions_stand_for_users_that_stand_for_nobody(run: Run, raw: Path) -> None:
-    rows = clicks(
-        user_id=lambda n: ("NA", "guest", "0", f"u{n // 12}")[n % 4 if n % 4 != 2 or n > 99 else 3],
-        session_id=lambda n: f"s{n // 6}",
-    )
-    data = run(write(raw / "clicks.csv", rows))
-    assert len(data.interactions) == 240
-    assert not {"NA", "guest"} & set(data.interactions.user_ids.tolist())
-
-
 STOPPED = {
     "counts up to ten": (
         {"rating": lambda n: (1, 1, 1, 1, 2, 2, 2, 3, 4, 6, 8, 10)[n % 12]},
@@ -301,9 +291,6 @@ def test_a_rule_that_would_remove_much_stops_and_asks(run: Run, raw: Path, case:
     removed = run(file, "--set", "data.clean.most_removed=1")
     assert 0 < len(removed.interactions) < 240
     check_accounts(run, 240, removed)
-    if flag.endswith("=false") and "unreadable" not in flag:
-        kept = run(file, "--set", flag)
-        assert len(kept.interactions) == 240
 
 
 # Lines that are no products
@@ -445,17 +432,6 @@ def test_a_column_of_products_beside_their_numbers_has_the_titles(
     rows = [{key: value for key, value in row.items() if key != "item_id"} for row in rows]
     data = run(write(raw / "e.csv", rows), *option)
     assert titles(data) == {f"{n:05d}": name(n) for n in range(8)}
-
-
-def test_prepare_has_the_option_that_its_errors_advise(run: Run, raw: Path) -> None:
-    rows = clicks(product=lambda n: f"P{n % 8}", sku=lambda n: f"{n % 16:05d}")
-    rows = [{key: value for key, value in row.items() if key != "item_id"} for row in rows]
-    command = ["data", "prepare", "--source", "table", "--path", str(write(raw / "e.csv", rows))]
-    result = CliRunner().invoke(cli.app, [*command, "--name", "p"])
-    assert "--column item=product" in str(result.exception)
-    result = CliRunner().invoke(cli.app, [*command, "--name", "p", "--column", "item=sku"])
-    assert result.exit_code == 0
-    assert set(Dataset.load(run.home / "datasets/p").item_ids) == {f"{n:05d}" for n in range(16)}
 
 
 def test_names_in_lists_of_lines_are_titles(run: Run, raw: Path) -> None:

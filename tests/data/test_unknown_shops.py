@@ -34,6 +34,13 @@ def events(n: int = 180, *more: Callable[[int], object], head: str = "user,item,
     return table(head, rows)
 
 
+def bought(
+    item: Callable[[int], object], head: str = "user,item,timestamp", mark: str = ",", n: int = 180
+) -> str:
+    """Rows of 20 users, as in `events`, with an item of each row."""
+    return table(head, ((f"u{k % 20}", item(k), T + 5000 * k) for k in range(n)), mark)
+
+
 # Titles under the name of an item, in the items file
 
 
@@ -126,9 +133,10 @@ def test_a_customer_in_several_spellings_is_one_and_counted(shop, forms, rule):
     assert ids.size == (40 if "mails" in rule else 20)  # an item is no address
 
 
-NOBODY = ["Walk-in Customer", "Guest", "Guest Customer", "Gastkunde", "Laufkundschaft", "POS",
-          "Cash Customer", "POS Customer", "anonymous", "no-reply@shop.de", "Barverkauf", "C00000",
-          "Cliente ocasional", "Client de passage", "Consumidor final", "Kassaverkoop"]  # fmt: skip
+NOBODY = ["NA", "Walk-in Customer", "Guest", "Guest Customer", "Gastkunde", "Laufkundschaft",
+          "POS", "Cash Customer", "POS Customer", "anonymous", "no-reply@shop.de", "Barverkauf",
+          "C00000", "Cliente ocasional", "Client de passage", "Consumidor final",
+          "Kassaverkoop"]  # fmt: skip
 
 
 @pytest.mark.parametrize("name", NOBODY)
@@ -247,17 +255,6 @@ DATES_OF_RETURNS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("column", DATES_OF_RETURNS)
-def test_a_date_says_that_a_row_was_taken_back(shop, column):
-    date = lambda n: "05.04.2026" if n % 9 == 0 else ""  # noqa: E731
-    found = shop(events(180, date, head=f"user,item,timestamp,{column}"))
-    assert found.roles["taken_back"] == column
-    back = found.counts.get("negative_events_dropped", 0) + found.counts.get(
-        "rows_of_cancelled_orders_dropped", 0
-    )
-    assert back == 20
-
-
 STATES = {
     "de": ("Abgeschlossen", "Storniert", "Retourniert"),
     "fr": ("Livrée", "Annulée", "Remboursée"),
@@ -271,14 +268,42 @@ STATES = {
 }
 
 
-@pytest.mark.parametrize("language", STATES)
-@pytest.mark.parametrize("column", ["Status", "Stan zamówienia"])
-def test_states_of_orders_in_eight_languages(shop, language, column):
-    done, cancelled, returned = STATES[language]
-    state = lambda n: {1: cancelled, 2: returned}.get(n % 18, done)  # noqa: E731
-    found = shop(events(180, state, head=f"user,item,timestamp,{column}"))
-    assert found.counts["rows_of_cancelled_orders_dropped"] == 10
-    assert found.counts["negative_events_dropped"] == 10
+NAMES_OF_STATES = [
+    "Status", "Stan zamówienia", "Fulfillment", "Positionsstatus", "SellerStatus",
+    "transactions.stateMachineState.name", "Estado de la venta", "Delivery state",
+]  # fmt: skip
+NUMBERS_OF_RETURNS = {
+    "RMA Number": "RMA{}", "Return ID": "{}", "Credit Memo #": "CM-{}", "N° avoir": "AV{}",
+    "Retourennummer": "RT{}", "Gutschriftsnr.": "G/{}", "Nº de devolución": "D{}",
+}  # fmt: skip
+# Column, usual value, the value of a cancelled row and that of a returned one, and the role.
+TAKEN_BACK = [
+    *((name, "", "05.04.2026", "05.04.2026", "taken_back") for name in DATES_OF_RETURNS),
+    *((name, *STATES[language], "order_status") for name in NAMES_OF_STATES[:2]
+      for language in STATES),
+    *((name, "shipped", "cancelled", "returned", "order_status") for name in NAMES_OF_STATES[2:]),
+    *((name, "", form, form, "taken_back number") for name, form in NUMBERS_OF_RETURNS.items()),
+    *((name, sold, back, back, "behaviour") for sold, back in (("S", "R"), ("SALE", "RTN"),
+      ("inv", "crn")) for name in ("Trans Type", "type", "Belegart", "doc_type")),
+    ("status", "complete", "closed", "closed", "order_status closed"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("column", "usual", "cancelled", "returned", "role"), TAKEN_BACK)
+def test_what_was_taken_back_is_no_purchase(shop, column, usual, cancelled, returned, role):
+    value = lambda n: {1: cancelled, 2: returned}.get(n % 18, usual).format(7000 + n)  # noqa: E731
+    found = shop(events(180, value, head=f"user,item,timestamp,{column}"))
+    assert found.roles[role] == column
+    gone = [found.counts.get(f"{rule}_dropped", 0)
+            for rule in ("rows_of_cancelled_orders", "negative_events")]  # fmt: skip
+    assert gone == [10, 10] if cancelled != returned else sum(gone) == 20
+
+
+@pytest.mark.parametrize("column", NUMBERS_OF_RETURNS)
+def test_a_column_that_numbers_every_line_is_of_no_returns(shop, column):
+    form = NUMBERS_OF_RETURNS[column]
+    every = shop(events(180, form.format, head=f"user,item,timestamp,{column}"))
+    assert every.data.interactions.item.size == 180
 
 
 @pytest.mark.parametrize(
@@ -296,23 +321,6 @@ def test_what_may_say_that_rows_were_taken_back_is_never_left_out_in_silence(sho
     assert f"Column {column!r}" in found.notes
     assert values[1] in found.notes
     assert "That is not read, so these events count as the others" in found.notes
-
-
-@pytest.mark.parametrize(
-    ("column", "value"),
-    [("RMA Number", "RMA{}"), ("Return ID", "{}"), ("Credit Memo #", "CM-{}"), ("N° avoir", "AV{}"),
-     ("Retourennummer", "RT{}"), ("Gutschriftsnr.", "G/{}"), ("Nº de devolución", "D{}")],
-)  # fmt: skip
-def test_a_line_with_the_number_of_a_return_was_returned(shop, column, value):
-    text = events(
-        180, lambda n: value.format(7000 + n) if n % 9 == 0 else "",
-        head=f"user,item,timestamp,{column}",
-    )  # fmt: skip
-    found = shop(text)
-    assert found.roles["taken_back number"] == column
-    assert found.counts["negative_events_dropped"] == 20
-    every = shop(events(180, value.format, head=f"user,item,timestamp,{column}"))
-    assert every.data.interactions.item.size == 180
 
 
 @pytest.mark.parametrize(
@@ -351,32 +359,10 @@ def test_pieces_that_were_taken_back_are_those_of_the_line(shop, refunded, cance
     assert {*found.data.pieces["pieces"].to_pylist()} >= {2.0, 3.0}
 
 
-@pytest.mark.parametrize("codes", [("S", "R"), ("SALE", "RTN"), ("inv", "crn")])
-@pytest.mark.parametrize("column", ["Trans Type", "type", "Belegart", "doc_type"])
-def test_codes_of_sales_and_returns_are_types(shop, codes, column):
-    text = events(180, lambda n: codes[n % 9 == 0], head=f"user,item,timestamp,{column}")
-    found = shop(text)
-    assert found.counts["negative_events_dropped"] == 20
-    types = {row["name"]: row["role"] for row in found.info["cleaning"]["behaviours"]}
-    assert list(types.values()) == ["negative", "target"]
-
-
-@pytest.mark.parametrize(("kept", "back"), [("complete", 20), ("fulfilled", 0)])
-def test_closed_orders_are_refunds_beside_complete_ones_as_in_magento(shop, kept, back):
-    text = events(180, lambda n: (kept, "closed")[n % 9 == 0], head="user,item,timestamp,status")
-    assert shop(text).counts.get("negative_events_dropped", 0) == back
-
-
-@pytest.mark.parametrize(
-    "column",
-    ["Fulfillment", "Positionsstatus", "SellerStatus", "transactions.stateMachineState.name",
-     "Estado de la venta", "Delivery state"],
-)  # fmt: skip
-def test_states_have_many_names(shop, column):
-    state = lambda n: {1: "cancelled", 2: "returned"}.get(n % 18, "shipped")  # noqa: E731
-    found = shop(events(180, state, head=f"user,item,timestamp,{column}"))
-    assert found.counts["rows_of_cancelled_orders_dropped"] == 10
-    assert found.counts["negative_events_dropped"] == 10
+def test_closed_orders_without_complete_ones_are_kept(shop):
+    state = lambda n: ("fulfilled", "closed")[n % 9 == 0]  # noqa: E731
+    text = events(180, state, head="user,item,timestamp,status")
+    assert "negative_events_dropped" not in shop(text).counts
 
 
 @pytest.mark.parametrize("value", ["yes", "2026-05-01", "returned"])
@@ -630,11 +616,8 @@ LINES = ["Frais de port", "Spedizione", "Versand", "Portes de envío", "Verzendk
 @pytest.mark.parametrize("line", LINES)
 @pytest.mark.parametrize("head", ["user,item,timestamp", "client,produit,date"])
 def test_lines_of_shipping_are_no_items_of_a_small_catalogue(shop, head, line):
-    rows = [
-        (f"u{n % 20}", line if n % 11 == 5 else f"Thé {'ABCDEFGHIJKLM'[n * 7 % 13]}", T + 5000 * n)
-        for n in range(180)
-    ]
-    found = shop(table(head, rows))
+    item = lambda n: line if n % 11 == 5 else f"Thé {'ABCDEFGHIJKLM'[n * 7 % 13]}"  # noqa: E731
+    found = shop(bought(item, head))
     assert line not in found.data.item_ids
     assert found.counts["rows_of_no_products_dropped"] == sum(n % 11 == 5 for n in range(180))
 
@@ -658,14 +641,11 @@ def test_the_kind_of_a_line_says_that_it_is_no_product(shop, column, kind):
 @pytest.mark.parametrize("line", ["Gift card", "Carte cadeau", "Porto", "Tarjeta regalo"])
 def test_a_line_that_may_be_a_product_is_kept_with_a_word(shop, line):
     assert says(line) == "weak"
-    rows = [
-        (f"u{n % 20}", line if n % 11 == 5 else f"Tea {'ABCDEFGHIJKLM'[n * 7 % 13]}", T + 5000 * n)
-        for n in range(180)
-    ]
-    found = shop(table("user,item,timestamp", rows))
+    text = bought(lambda n: line if n % 11 == 5 else f"Tea {'ABCDEFGHIJKLM'[n * 7 % 13]}")
+    found = shop(text)
     assert (line in found.data.item_ids) == (f'drop_items=["{line}"]' in found.notes)
     assert repr(line) in found.notes
-    dropped = shop(table("user,item,timestamp", rows), clean={"drop_items": [line]})
+    dropped = shop(text, clean={"drop_items": [line]})
     assert line not in dropped.data.item_ids
 
 
@@ -688,8 +668,7 @@ def test_a_list_in_a_cell_is_several_items(shop, form, column, single):
         else form.format(f"{quote}{mark}{quote}".join(basket))
         for basket in baskets
     ]
-    rows = [(f"u{n % 20}", cells[n], T + 5000 * n) for n in range(180)]
-    found = shop(table(f"user\t{column}\ttimestamp", rows, "\t"))
+    found = shop(bought(cells.__getitem__, f"user\t{column}\ttimestamp", "\t"))
     assert sorted(found.data.item_ids) == sorted(f"p{n}" for n in range(11))
     assert found.data.interactions.item.size == 360
     assert found.counts["rows_with_several_items_split"] == 120
@@ -709,18 +688,16 @@ def test_titles_of_baskets_are_divided_under_a_plural_and_else_asked_about(shop,
     cells = [
         mark.join(f"Tee {'ABCDEFG'[(n + k) % 7]}" for k in range(1 + n % 3)) for n in range(90)
     ]
-    rows = [(f"u{n % 20}", cells[n], T + 5000 * n) for n in range(90)]
-    found = shop(table("user;products;timestamp", rows, ";"))
+    found = shop(bought(cells.__getitem__, "user;products;timestamp", ";", 90))
     assert (found.data.interactions.item.size, len(found.data.item_ids)) == (180, 7)
     with pytest.raises(DataError, match="look like several items"):
-        shop(table("user;product;timestamp", rows, ";"))
+        shop(bought(cells.__getitem__, "user;product;timestamp", ";", 90))
 
 
 def test_titles_with_commas_in_a_list_stay_whole(shop):
     titles = ["Tisch, rund", "Stuhl; grün", 'Brett 12"', "L'eau", "Bank"]
     cells = [json.dumps([titles[(n + k) % 5] for k in range(1 + n % 3)]) for n in range(180)]
-    found = shop(table("user\titems\ttimestamp", [(f"u{n % 20}", cells[n], T + 5000 * n)
-                                                 for n in range(180)], "\t"))  # fmt: skip
+    found = shop(bought(cells.__getitem__, "user\titems\ttimestamp", "\t"))
     assert {*found.data.item_ids} == {*titles}
 
 
@@ -728,9 +705,9 @@ def test_titles_with_commas_in_a_list_stay_whole(shop):
     "cell", ['[{{"sku": "{}", "qty": 1}}]', "{{'sku': '{}'}}", '[["{}", 2]]', "{{sku={}}}"]
 )
 def test_records_in_cells_are_refused_with_a_command_that_works(home, raw, shop, cell):
-    rows = [(f"u{n % 20}", cell.format(f"p{n % 11}"), T + 5000 * n) for n in range(180)]
+    text = bought(lambda n: cell.format(f"p{n % 11}"), "user\titems\ttimestamp", "\t")
     with pytest.raises(DataError, match=r"'items' hold records .*one row for each item") as refused:
-        shop(table("user\titems\ttimestamp", rows, "\t"))
+        shop(text)
     if '"sku"' in cell or "'sku'" in cell:
         command, _, again = (
             str(refused.value).partition("are read: ")[2].partition(" && recsys run ")
@@ -743,16 +720,14 @@ def test_records_in_cells_are_refused_with_a_command_that_works(home, raw, shop,
 @pytest.mark.parametrize("mark", [",", ";", "|", " + ", " & ", " / ", "&", "/", "+", " "])
 def test_codes_in_one_cell_are_asked_about(shop, mark):
     cells = [mark.join(f"P{(n + k) % 11}" for k in range(1 + n % 3)) for n in range(180)]
-    text = table("user\tsku\ttimestamp", [(f"u{n % 20}", cells[n], T + 5000 * n)
-                                          for n in range(180)], "\t")  # fmt: skip
+    text = bought(cells.__getitem__, "user\tsku\ttimestamp", "\t")
     with pytest.raises(DataError, match="'sku' look like several items") as refused:
         shop(text)
     assert f"'data.clean.item_separator=\"{mark}\"'" in str(refused.value)
     for n in (0, 9):  # also where few cells have several
         few = [cells[k] if k % 10 == n else f"P{k % 11}" for k in range(180)]
-        rows = [(f"u{k % 20}", cell, T + k) for k, cell in enumerate(few)]
         with pytest.raises(DataError, match="look like several items"):
-            shop(table("user\tsku\ttimestamp", rows, "\t"))
+            shop(bought(few.__getitem__, "user\tsku\ttimestamp", "\t"))
     assert shop(text, clean={"item_separator": mark}).data.interactions.item.size == 360
     assert shop(text, clean={"item_separator": "none"}).data.interactions.item.size == 180
 
@@ -770,8 +745,8 @@ def test_codes_in_one_cell_are_asked_about(shop, mark):
     ],
 )
 def test_a_mark_in_the_name_of_one_item_divides_nothing(shop, cell):
-    rows = [(f"u{n % 20}", (cell, "Stuhl", "Bank")[n % 3], T + 5000 * n) for n in range(180)]
-    found = shop(table("user;item;timestamp", rows, ";"))
+    names = (cell, "Stuhl", "Bank")
+    found = shop(bought(lambda n: names[n % 3], "user;item;timestamp", ";"))
     assert found.data.item_ids.size == 3
 
 
@@ -798,13 +773,11 @@ def test_numbers_of_pieces_beside_items_are_left_out_and_counted(shop, form, col
 
 def test_numbers_that_are_part_of_ids_stay(shop):
     ids = [f"{shop}:{n}" for shop in ("de", "fr", "it", "es") for n in range(1, 9)]
-    rows = [(f"u{n % 20}", ids[n * 7 % 32], T + 5000 * n) for n in range(180)]
-    assert len(shop(table("user,items,timestamp", rows)).data.item_ids) == 32
+    text = bought(lambda n: ids[n * 7 % 32], "user,items,timestamp")
+    assert len(shop(text).data.item_ids) == 32
     packs = [f"{size}x Batterie {form}" for size in (4, 8) for form in ("AA", "AAA", "C")]
-    rows = [
-        (f"u{n % 20}", packs[n * 5 % 6] if n % 7 else "Lampe", T + 5000 * n) for n in range(180)
-    ]
-    assert len(shop(table("user,item,timestamp", rows)).data.item_ids) == 7
+    text = bought(lambda n: packs[n * 5 % 6] if n % 7 else "Lampe")
+    assert len(shop(text).data.item_ids) == 7
 
 
 def test_pieces_below_1_in_a_list_are_refused(shop):
@@ -818,12 +791,8 @@ def test_pieces_below_1_in_a_list_are_refused(shop):
 
 @pytest.mark.parametrize("nothing", ["N/A", "null", "None", "-", "NA", "n.a.", "(not set)", "--"])
 def test_an_item_that_says_nothing_is_missing(shop, nothing):
-    rows = [
-        (f"u{n % 20}", nothing if n % 18 == 5 else f"p{n * 7 % 11}", T + 5000 * n)
-        for n in range(180)
-    ]
     items = table("item,title", [*((f"p{n}", f"T{n}") for n in range(11)), (nothing, "Nothing")])
-    found = shop(table("user,item,timestamp", rows), items)
+    found = shop(bought(lambda n: nothing if n % 18 == 5 else f"p{n * 7 % 11}"), items)
     assert nothing not in found.data.item_ids
     assert found.counts["rows_without_user_or_item_dropped"] == 10
     assert found.counts["item_rows_without_id_dropped"] == 1
@@ -831,12 +800,10 @@ def test_an_item_that_says_nothing_is_missing(shop, nothing):
 
 @pytest.mark.parametrize("codes", [("DE", "FR", "NA", "IT"), ("USD", "NA", "EUR", "CHF")])
 def test_na_among_short_codes_is_a_code(shop, codes):
-    rows = [(f"u{n % 20}", codes[n % 4], T + 5000 * n) for n in range(180)]
-    assert "NA" in shop(table("user,item,timestamp", rows)).data.item_ids
+    assert "NA" in shop(bought(lambda n: codes[n % 4])).data.item_ids
 
 
 def test_many_missing_items_stop_without_advice_on_columns_that_do_not_exist(shop):
-    rows = [(f"u{n % 20}", "N/A" if n % 2 else f"p{n % 11}", T + 5000 * n) for n in range(180)]
     with pytest.raises(DataError, match=r"90 of 180 events.* would be removed") as refused:
-        shop(table("user,item,timestamp", rows))
+        shop(bought(lambda n: "N/A" if n % 2 else f"p{n % 11}"))
     assert "=NAME" not in str(refused.value)
