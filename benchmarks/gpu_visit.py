@@ -32,6 +32,7 @@ HERE = Path(__file__).resolve().parent
 SECONDS = 480.0  # of all parts
 LEAST = 5.0  # seconds that a part is worth starting for
 TAIL = 1500  # characters
+STOPS = (signal.SIGTERM, signal.SIGHUP)  # the latter as a connection is lost
 GPU_TESTS = [
     f"tests/recsys/test_{name}.py"
     for name in ("graphs", "captured", "captured_drafts", "level_kernel")
@@ -157,6 +158,13 @@ def visit(out: Path, seconds: float, wheels: Path | None, *, quick: bool) -> int
         return parts.failures
 
 
+def stop(*_: object) -> None:
+    """End the visit, and with it the running part; a second signal does not interrupt that."""
+    for number in STOPS:
+        signal.signal(number, signal.SIG_IGN)
+    sys.exit("stopped")
+
+
 def main() -> None:
     """Measure and write."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -165,7 +173,13 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="toy sizes, on a CPU too")
     parser.add_argument("--out", type=Path, required=True, help="rows are added to this file")
     args = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped"))  # ends the running part, too
+    if args.wheels and not any(args.wheels.glob("*.whl")):
+        raise SystemExit(
+            f"--wheels {args.wheels}: no wheels are there; docs/gpu.md says how to get them"
+        )
+    for number in STOPS:
+        if signal.getsignal(number) != signal.SIG_IGN:  # as under nohup
+            signal.signal(number, stop)
     if failures := visit(args.out.resolve(), args.seconds, args.wheels, quick=args.quick):
         raise SystemExit(f"{failures} parts failed, or were stopped or left out")
 

@@ -4,6 +4,7 @@ import asyncio
 import importlib.util
 import json
 import os
+import subprocess
 import sys
 import tomllib
 import zipfile
@@ -135,13 +136,39 @@ def test_a_quickstart_that_failed_is_repeated_without_the_gpu(
     assert {"tests", "1.1B", "7B", "service", "10 million items"} <= set(ran)
 
 
-def test_a_file_that_cannot_be_written_is_refused_before_anything_runs(
-    visit, tmp_path, monkeypatch
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        (["--out", "."], "--out .*: Is a directory; name a file"),
+        (["--out", "rows.jsonl", "--wheels", "."], "--wheels .*: no wheels are there"),
+    ],
+)
+def test_wrong_options_are_refused_before_anything_runs(
+    visit, tmp_path, monkeypatch, options, error
 ):
     monkeypatch.setattr(visit.Visit, "run", lambda *_: pytest.fail("it runs"))
-    monkeypatch.setattr(sys, "argv", ["gpu_visit.py", "--out", str(tmp_path)])
-    with pytest.raises(SystemExit, match=r"--out .*: Is a directory; name a file"):
+    monkeypatch.setattr(sys, "argv", ["gpu_visit.py", *options])
+    monkeypatch.setattr(visit.signal, "signal", lambda *_: None)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit, match=error):
         visit.main()
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP"])
+def test_a_visit_that_is_stopped_leaves_nothing(tmp_path, name):
+    """Its part sends the signal."""
+    part = "import os, signal, sys, time; open(sys.argv[1], 'w').write(str(os.getpid()))"
+    part += f"; os.kill(os.getppid(), signal.{name}); time.sleep(600)"
+    parts = f"[gpu_visit.Part('stops it', 300, ['-c', {part!r}, {str(tmp_path / 'pid')!r}])]"
+    main = f"import gpu_visit; gpu_visit.list_parts = lambda *_, **__: {parts}; gpu_visit.main()"
+    (tmp_path / "temporary").mkdir()
+    ended = subprocess.run(
+        [sys.executable, "-c", main, "--out", str(tmp_path / "rows.jsonl")],
+        cwd=FOLDER, env={**os.environ, "TMPDIR": str(tmp_path / "temporary")}, check=False,
+    )  # fmt: skip
+    assert ended.returncode == 1
+    assert not any((tmp_path / "temporary").iterdir())
+    assert not Path("/proc", (tmp_path / "pid").read_text()).exists()
 
 
 def test_wheels_are_installed_beside_the_machine_s_own_packages(
