@@ -25,6 +25,7 @@ from recsys.data.returns import (
     names_of_returns,
     read_order_status,
     read_pieces,
+    unread_marks,
     unread_states,
     values_of_returns,
 )
@@ -121,18 +122,22 @@ def unread_exclusions(
     ignored = {role for role, column in (given or {}).items() if column == NO_COLUMN}
     found, of_items = [], "id" in roles
     names = words("unavailable") | {"deletedat"}
-    states = [one.column for one in all_of("order_status", roles)]
-    for name in [*free_columns(sample, roles), *states]:
+    states = [roles[role].column for role in roles if re.match("order_status(?! paid)", role)]
+    marks = [roles[role].column for role in roles if re.fullmatch(r"taken_back( \d+)?", role)]
+    for name in [*free_columns(sample, roles), *states, *marks]:
         key, values = normalised(name), sample.texts(name)
         back = pa.array([], pa.string()) if of_items else values_of_returns(name, values)
         if is_of_a_user(name):
             continue
         if of_items and re.sub("^(is|has)|qty|quantity", "", key) in names:
             said = values.filter(each(values, may_be_yes))
+        elif name in marks:
+            said = unread_marks(values)
         elif len(back):
             said = back if "taken_back" not in ignored else back[:0]
         elif name in states or (not of_items and "status" in key and "order_status" not in ignored):
-            unread = pc.is_in(values, value_set=pa.array(unread_states(values), pa.string()))
+            said = unread_states(values, unknown=name in states)
+            unread = pc.is_in(values, value_set=pa.array(said, pa.string()))
             if name not in states:
                 unread = pc.or_(unread, pc.is_valid(read_order_status(values)))
             said = values.filter(unread)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from recsys.data.availability import each, is_missing
+from recsys.data.availability import each, is_missing, plain_answer
 from recsys.data.cleaning import RowCleaner, is_no_id
 from recsys.data.column_words import EVENT_FIELDS, all_of, rank
 from recsys.data.columns import Found, Roles
@@ -252,6 +252,9 @@ class EventReader:
             said = as_strings(column[role], kind, path)
             if form.endswith("closed"):
                 said = pc.if_else(pc.equal(pc.utf8_lower(said), "closed"), "refunded", said)
+            elif form == "paid":
+                unpaid = each(said, lambda text: plain_answer(text) is False)
+                said = pc.if_else(unpaid, "unpaid", said)
             elif form == "amount":
                 total = as_strings(column["taken_back total"], kind, path)
                 in_full = is_refunded_in_full(said, total)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from recsys.data.availability import each, is_missing
+from recsys.data.availability import each, is_missing, share_of_plain_answers
 from recsys.data.column_words import EVENT_WORDS, all_of, is_of_a_user, rank, words
 from recsys.data.columns import NO_COLUMN, Found, Roles, Sample, free_columns
 from recsys.data.returns import (
@@ -28,7 +28,8 @@ def refunds(sample: Sample, roles: Roles, given: Mapping[str, str | None]) -> Ro
 
     `taken_back pieces` are a part of the quantity, `taken_back amount` is one of `taken_back total`
     of the same line, and `taken_back number` is filled where a line was returned. The states of
-    `order_status closed` are those of Magento, where a refunded order is closed.
+    `order_status closed` are those of Magento, where a refunded order is closed, and those of
+    `order_status paid` say yes or no.
     """
     found = {
         f"{role} closed"
@@ -44,6 +45,10 @@ def refunds(sample: Sample, roles: Roles, given: Mapping[str, str | None]) -> Ro
         if sample.counts[name] > 1 or not len(values) or is_of_a_user(name):
             continue
         kind = None
+        if normalised(name).removeprefix("is") in words("paid"):
+            if share_of_plain_answers(values, sample.table.num_rows) >= SHARE_OF_NUMBERS:
+                found["order_status paid"] = Found(name, "by name and content")
+            continue
         if rank(name, EVENT_WORDS["return_number"]) is not None:
             filled = pc.sum(each(values, lambda text: not is_missing(text))).as_py()
             kind = "number" if 0 < filled <= MOST_FILLED * sample.table.num_rows else None

@@ -20,8 +20,9 @@ from recsys.data.texts import each_value
 from recsys.event_names import NOT, PURCHASE, is_partial, is_return, level, normalised, words_of
 
 DATE = re.compile(r"\d{4}-\d{1,2}-\d{1,2}|\d{1,2}[./-]\d{1,2}[./-]\d{2,4}|\d{8,13}$")
-CANCELLED, RETURNED, ASKED, DENIED, PAID, KEPT, NO_EVENTS = map(
-    words, ("cancelled", "returned", "asked", "denied", "paid", "kept", "no_events")
+CANCELLED, RETURNED, ASKED, DENIED, PAID, KEPT, NO_EVENTS, IN_FULL = map(
+    words,
+    ("cancelled", "returned", "asked", "denied", "paid", "kept", "no_events", "in_full"),
 )
 SALE_CODES, RETURN_CODES = map(words, ("sale_codes", "return_codes"))
 PIECES = (
@@ -39,11 +40,20 @@ LINES = 0.1  # share of the filled rows behind the first of an order; more: each
 def read_taken_back(texts: pa.ChunkedArray) -> pa.ChunkedArray:
     """Whether a column such as `returned` or `cancelled_at` says yes or has a date: (rows,) bool.
 
-    >>> said = pa.chunked_array([["2024-05-01", "", "yes", "0.0", "0000-00-00", "2 pieces"]])
+    >>> said = pa.chunked_array([["2024-05-01", "", "full", "0.0", "0000-00-00", "partial"]])
     >>> read_taken_back(said).to_pylist()
     [True, False, True, False, False, False]
     """
     return each(texts, lambda text: _says(text) is True)
+
+
+def unread_marks(texts: pa.ChunkedArray) -> pa.ChunkedArray:
+    """The values of a column such as `returned` that may say more than is read of them.
+
+    >>> unread_marks(pa.chunked_array([["no", "partial", "yes", "2", "n/a"]])).to_pylist()
+    ['partial', '2']
+    """
+    return texts.filter(each(texts, lambda text: may_be_yes(text) and _says(text) is not True))
 
 
 def share_of_taken_back(texts: pa.ChunkedArray, rows: int) -> float:
@@ -58,7 +68,9 @@ def is_cancellation(name: str) -> bool:
     (True, False)
     """
     key = normalised(name).replace("estorn", "")  # Portuguese: paid back
-    return any(word in key for word in ("cancel", "storn", "annul", "anul", "void"))
+    return any(
+        word in key for word in ("cancel", "storn", "annul", "anul", "void", "delet", "skip")
+    )
 
 
 def is_taken_back(name: str) -> bool:
@@ -172,14 +184,21 @@ def read_order_status(texts: pa.ChunkedArray) -> pa.ChunkedArray:
     return each_value(texts, _state, pa.string())
 
 
-def unread_states(texts: pa.ChunkedArray) -> list[str]:
+def unread_states(texts: pa.ChunkedArray, *, unknown: bool = False) -> list[str]:
     """The states that seem to say that an order was taken back, but are not known as such.
 
-    >>> unread_states(pa.chunked_array([["paid", "Cancel it", "not refunded", "refund denied"]]))
-    ['Cancel it']
+    With `unknown`, these are all states of which it is not known that the order was kept.
+
+    >>> states = pa.chunked_array([["paid", "Cancel it", "not refunded", "refund denied", "XYZ"]])
+    >>> unread_states(states), unread_states(states, unknown=True)
+    (['Cancel it'], ['Cancel it', 'XYZ'])
     """
+    states = names_of_returns(texts)
+    if unknown:
+        every = [text for text in pc.unique(texts).to_pylist() if not is_missing(text)]
+        states += [t for t in every if t not in states and KEPT.isdisjoint(words_of(t))]
     kept = NOT | DENIED
-    states = [text for text in names_of_returns(texts) if kept.isdisjoint(words_of(text))]
+    states = [text for text in states if kept.isdisjoint(words_of(text))]
     return [text for text in states if _state(text) is None and not is_partial(text)]
 
 
@@ -344,12 +363,18 @@ def pieces_of_events(
 
 def _says(text: str) -> bool | None:
     answer = plain_answer(text)
+    if answer is None and is_partial(text):
+        return False
+    if answer is None and not IN_FULL.isdisjoint(words_of(text)):
+        return True
     if answer is None and DATE.match(text) and not is_missing(text):
         return True
     return answer
 
 
 def _state(text: str) -> str | None:
+    if normalised(text) in CANCELLED:
+        return "cancelled"
     words = words_of(text)
     if "reversal" in words or is_partial(text):
         return None

@@ -265,6 +265,15 @@ STATES = {
     "nl": ("Geleverd", "Geannuleerd", "Terugbetaald"),
     "pl": ("Zrealizowane", "Anulowane", "Zwrócone"),
     "pl2": ("Wysłane", "Nieopłacone", "Zwrot"),
+    "RTO": ("Delivered", "RTO", "Returned"),
+    "Shipped - Rejected by Buyer": ("Delivered", "Shipped - Rejected by Buyer", "Returned"),
+    "Undelivered": ("Delivered", "Undelivered", "Returned"),
+    "Refused": ("Delivered", "Refused", "Returned"),
+    "Expired": ("Delivered", "Expired", "Returned"),
+    "Fraud": ("Delivered", "Fraud", "Returned"),
+    "Draft": ("Delivered", "Draft", "Returned"),
+    "Nicht abgeholt": ("Delivered", "Nicht abgeholt", "Returned"),
+    "Awaiting payment": ("Delivered", "Awaiting payment", "Returned"),
 }
 
 
@@ -286,6 +295,13 @@ TAKEN_BACK = [
     *((name, sold, back, back, "behaviour") for sold, back in (("S", "R"), ("SALE", "RTN"),
       ("inv", "crn")) for name in ("Trans Type", "type", "Belegart", "doc_type")),
     ("status", "complete", "closed", "closed", "order_status closed"),
+    ("deleted_at", "", "05.04.2026", "05.04.2026", "taken_back"),
+    ("returned", "no", "full", "full", "taken_back"),
+    ("refunded", "No", "Fully", "Fully", "taken_back"),
+    ("zurückgegeben", "nein", "ganz", "ganz", "taken_back"),
+    ("skipped", "false", "true", "true", "taken_back"),
+    ("paid", "yes", "no", "no", "order_status paid"),
+    ("is_paid", "1", "0", "0", "order_status paid"),
 ]  # fmt: skip
 
 
@@ -313,7 +329,9 @@ def test_a_column_that_numbers_every_line_is_of_no_returns(shop, column):
      ("product_quantity_return", ("0", "1")), ("Kwota zwrotu", ("", "12.50")),
      ("Motivo da devolução", ("", "Defeito")), ("Stornogrund", ("", "zu spät")),
      ("rating", ("fine", "awful")), ("Bewertung", ("gut", "schlecht")),
-     ("order_status", ("paid", "Cancel it")), ("Status", ("Zrealizowane", "Do zwrotu"))],
+     ("order_status", ("paid", "Cancel it")), ("Status", ("Zrealizowane", "Do zwrotu")),
+     ("Status", ("Delivered", "Parked")), ("returned", ("no", "partial")),
+     ("refunded", ("No", "Partially")), ("cancelled", ("no", "perhaps"))],
 )  # fmt: skip
 def test_what_may_say_that_rows_were_taken_back_is_never_left_out_in_silence(shop, column, values):
     value = lambda n: values[n % 9 == 0]  # noqa: E731
