@@ -46,7 +46,8 @@ def refunds(sample: Sample, roles: Roles, given: Mapping[str, str | None]) -> Ro
             continue
         kind = None
         if normalised(name).removeprefix("is") in words("paid"):
-            if share_of_plain_answers(values, sample.table.num_rows) >= SHARE_OF_NUMBERS:
+            said = share_of_plain_answers(values, sample.table.num_rows)
+            if said >= SHARE_OF_NUMBERS and given.get("order_status") != NO_COLUMN:
                 found["order_status paid"] = Found(name, "by name and content")
             continue
         if rank(name, EVENT_WORDS["return_number"]) is not None:
