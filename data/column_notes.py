@@ -29,10 +29,12 @@ from recsys.data.returns import (
     unread_states,
     values_of_returns,
 )
-from recsys.data.texts import examples
+from recsys.data.service_lines import says
+from recsys.data.texts import as_text, examples
 from recsys.event_names import normalised
 
-REFUNDS = frozenset(["quantity", "behaviour", "taken_back", "order_status"])  # roles that show them
+REFUNDS = frozenset(["behaviour", "taken_back", "order_status"])  # roles that show them
+WHOLE = r"^[-−]?\d{1,3}$"
 BELOW_0 = r"^\(\D*\d.*\)$|^\D*[-−]\D*\d|\d\s*[-−]$"
 SURE_NAMES = 2  # groups of names of a column of availability that mean nothing else
 
@@ -90,25 +92,41 @@ def shortened_ids(sample: Sample, roles: Roles) -> list[str]:
 
 
 def negative_amounts(sample: Sample, roles: Roles, given: Mapping[str, str | None]) -> list[str]:
-    """Sentences on prices and amounts below 0 in events that have neither pieces nor types.
+    """Sentences on prices, amounts and whole numbers below 0 in events that have no types.
 
-    Tills and payment services write refunds so.
+    Tills and payment services write refunds so. A row with a quantity below 0 is one already.
     """
     if given.get("quantity") == NO_COLUMN or not REFUNDS.isdisjoint(roles):
         return []
     found, names = [], words("prices") | words("amounts")
     prices = [one.column for one in all_of("price", roles)]
     for name in dict.fromkeys([*prices, *free_columns(sample, roles)]):
-        if not any(word in normalised(name) for word in names):
-            continue
         values = sample.texts(name)
-        below = values.filter(pc.match_substring_regex(values, BELOW_0))
-        if len(below):
+        is_amount = any(word in normalised(name) for word in names)
+        is_whole = pc.all(pc.match_substring_regex(values, WHOLE)).as_py()
+        if not len(values) or not (is_amount or is_whole) or (name not in prices and says(name)):
+            continue
+        texts = _texts(sample, name)
+        rows = pc.match_substring_regex(texts, BELOW_0)
+        if "quantity" in roles:
+            pieces = _texts(sample, roles["quantity"].column)
+            rows = pc.and_not(rows, pc.match_substring_regex(pieces, BELOW_0))
+        below = texts.filter(rows)
+        if is_amount and "quantity" in roles and len(below):
+            advice = "write their quantity below 0"
+            found.append(_note("below_0", sample, name, below, advice=advice))
+        elif "quantity" not in roles and 0 < len(below) <= len(values) * (0.5, 1)[is_amount]:
             advice = "say -1 in their rows of a column 'quantity', and 1 in the others"
             if pc.all(pc.is_valid(read_pieces(below))).as_py():
                 advice = f"read them as returns with --column {shlex.quote(f'quantity={name}')}"
             found.append(_note("below_0", sample, name, below, advice=advice))
     return found
+
+
+def _texts(sample: Sample, name: str) -> pa.ChunkedArray:
+    """The values of a column in all rows; empty where one is missing."""
+    column = sample.table.column(sample.table.schema.get_all_field_indices(name)[0])
+    return pc.utf8_trim_whitespace(pc.fill_null(as_text(column), ""))
 
 
 def unread_exclusions(

@@ -21,7 +21,7 @@ NUMBER = r"^\d+\.\d+$"
 WHOLE = r"^\d+\.0+$"
 MAIL = r"^[^\s@]+@\S+\.\w+$"
 MARKED = rf"^\s+\S|\S\s+$|{OF_SPREADSHEETS}"
-EXACT = 2.0**53  # larger floating numbers have lost digits
+EXACT, EXACT_OF_32 = 2.0**53, 2.0**24  # larger floating numbers have lost digits
 
 
 @dataclass
@@ -49,10 +49,12 @@ class IdForms:
         """
         column = table[name]
         if pa.types.is_floating(column.type):
-            large = column.filter(pc.fill_null(pc.greater_equal(pc.abs(column), EXACT), False))
+            exact, digits = (EXACT, 15) if column.type == pa.float64() else (EXACT_OF_32, 7)
+            large = column.filter(pc.fill_null(pc.greater_equal(pc.abs(column), exact), False))
             if len(large):
                 shown = large[0].as_py()
-                raise DataError(sentence("lost_digits", path=path, name=name, shown=shown))
+                values = {"path": path, "name": name, "shown": shown, "digits": digits}
+                raise DataError(sentence("lost_digits", **values))
         texts = as_strings(column, name, path)
         if pa.types.is_string(column.type):
             other = pc.not_equal(column, in_nfc(column))

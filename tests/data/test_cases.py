@@ -199,10 +199,12 @@ def test_ids_of_parquet_are_texts_of_every_type(shop, items, right):
     assert "unknown_items" not in found.counts
 
 
-def test_ids_that_are_floats_beyond_their_digits_are_refused(shop):
-    ids = [float(2**60 + n * 1024) for n in range(4)]
+@pytest.mark.parametrize(("bits", "least"), [(pa.float64(), 2**60), (pa.float32(), 2**24)])
+def test_ids_that_are_floats_beyond_their_digits_are_refused(shop, bits, least):
+    ids = [float(least + n * 1024) for n in range(4)]
     users, items, times = zip(*events(ids), strict=True)
-    with pytest.raises(DataError, match=r"'item'.*1152921504606846976.*last digits"):
+    items = pa.array(items, bits)
+    with pytest.raises(DataError, match=rf"'item'.*{least}.*last digits"):
         shop(pa.table({"user": users, "item": items, "ts": times}), file="e.parquet")
 
 

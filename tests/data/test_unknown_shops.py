@@ -628,7 +628,8 @@ def test_only_prices_in_another_notation_are_reported(shop, prices, converted):
 
 
 LINES = ["Frais de port", "Spedizione", "Versand", "Portes de envío", "Verzendkosten",
-         "Koszty wysyłki", "Frete", "Gastos de envío", "Spese di spedizione"]  # fmt: skip
+         "Koszty wysyłki", "Frete", "Gastos de envío", "Spese di spedizione", "Vorverkaufsgebühr",
+         "Anfahrtspauschale", "Rundungsdifferenz", "Aufpreis", "Ecotax"]  # fmt: skip
 
 
 @pytest.mark.parametrize("line", LINES)
@@ -656,7 +657,11 @@ def test_the_kind_of_a_line_says_that_it_is_no_product(shop, column, kind):
     assert "DHL" in kept.data.item_ids
 
 
-@pytest.mark.parametrize("line", ["Gift card", "Carte cadeau", "Porto", "Tarjeta regalo"])
+@pytest.mark.parametrize(
+    "line",
+    ["Gift card", "Carte cadeau", "Porto", "Tarjeta regalo", "Bag fee", "Taxa de entrega", "VAT",
+     "Service charge", "Gift wrap", "Gutschein", "Loyalty points", "Extended warranty"],
+)  # fmt: skip
 def test_a_line_that_may_be_a_product_is_kept_with_a_word(shop, line):
     assert says(line) == "weak"
     text = bought(lambda n: line if n % 11 == 5 else f"Tea {'ABCDEFGHIJKLM'[n * 7 % 13]}")
