@@ -77,11 +77,7 @@ def choose_device(
         if not large:
             seconds[GPU] = measure(GPU)
     except Exception as error:
-        fields |= {"device": CPU, "error": f"{type(error).__name__}: {error}"}
-        logger.warning(
-            "the GPU is not used, since it could not be measured; %s: %s",
-            by_name, fields, extra={"fields": fields},
-        )  # fmt: skip
+        warn_not_used("it could not be measured", work, error, by_name)
         return CPU
     if not large:
         show(", ".join(f"{1000 * taken:.1f} ms on {name}" for name, taken in seconds.items()))
@@ -90,6 +86,13 @@ def choose_device(
     fields["device"] = chosen
     logger.info("device %s", fields, extra={"fields": fields})
     return chosen
+
+
+def warn_not_used(reason: str, work: str, error: Exception, by_name: str = BY_NAME) -> None:
+    """Log that work which `auto` gave to a GPU runs on the CPU."""
+    fields = {"work": work, "device": CPU, "error": f"{type(error).__name__}: {error}"}
+    message = "the GPU is not used, since %s; %s: %s"
+    logger.warning(message, reason, by_name, fields, extra={"fields": fields})
 
 
 def typical_seconds(run: Callable[[], object], limit_s: float = math.inf) -> float:

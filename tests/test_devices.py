@@ -4,10 +4,13 @@ What is decoded there equals what is decoded on the CPU.
 """
 
 import copy
+import importlib
 import json
 import shutil
 from dataclasses import replace
 from functools import partial
+from types import SimpleNamespace
+from unittest import mock
 
 import numpy as np
 import pyarrow as pa
@@ -18,6 +21,8 @@ from oracles import byte_level_tokenizer, random_catalog, random_prompts, tiny_m
 from starlette.testclient import TestClient
 from toy_bundle import wait_until_ready
 
+import recsys.training
+from recsys import devices, loading
 from recsys.config import Settings
 from recsys.constraint import ItemTrie
 from recsys.constraint.boost import Boost
@@ -32,6 +37,9 @@ from recsys.decoding import (
     speculative_beam_search,
 )
 from recsys.devices import faster_device
+from recsys.evaluation import gate
+from recsys.evaluation.protocol import EvaluationConfig
+from recsys.evaluation.run import _load
 from recsys.interactions import Histories
 from recsys.models.tree_forward import TreeModel
 from recsys.pipeline import STAGES, Context, load_stage
@@ -46,6 +54,7 @@ from recsys.text.sample import sample_text
 from recsys.text.titles import TitleTrie, generate_titles
 from recsys.text.token_trie import TextTokenizer
 from recsys.training import device as training_device
+from recsys.training import recipe, teacher
 from recsys.training.batches import TrainingBatches
 from recsys.training.loop import _unshard, fit
 from recsys.training.objective import NextToken
@@ -53,6 +62,7 @@ from recsys.training.settings import LoopConfig
 from recsys.training.state import Checkpoints
 from recsys.training.supervised import describe
 from recsys.training.target import TrainedTarget
+from recsys.training.validation import Validation
 
 SMALL = {
     "name": "road",
@@ -75,7 +85,9 @@ SMALL = {
     "teacher": {"histories": 40, "beams": 4},
     "evaluate": {"ks": [1, 10], "resamples": 10, "users": 20},
 }  # fmt: skip
-ON_GPU = ("sasrec", "recipe", "target", "draft", "retrieval", "evaluate")
+TRAINED = ("sasrec", "target", "draft")
+OTHERS = {"teacher": teacher.stage, "gate": gate.stage}  # stages that others or commands run
+ON_GPU = (*TRAINED, *OTHERS, "recipe", "retrieval", "evaluate")
 
 
 def context(*, force=False, **sections):
@@ -84,26 +96,39 @@ def context(*, force=False, **sections):
     return Context.of(Settings({**SMALL, **changed}), force=force)
 
 
+def run_stage(memory, run, name):
+    """Run a stage; whether it was on the GPU, and no measurement there has raised."""
+    before = memory.operations
+    with mock.patch.object(devices.logger, "warning", wraps=devices.logger.warning) as not_used:
+        run.run(OTHERS.get(name) or load_stage(name))
+    if name in TRAINED and run.workspace.manifest(name).info["device"] != "cuda":
+        return False
+    return memory.operations > before and not not_used.called
+
+
 @pytest.fixture(scope="module")
 def road(tmp_path_factory, claimed_gpu):
-    """The workspace of a run on a GPU, and the number of operations there by stage."""
+    """The workspace of a run on a GPU, which stages were there, and devices of its trials."""
+
+    def validate(model, *args):
+        trials.append(model.device.type)
+        return Validation.of(model, *args)
+
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RECSYS_HOME", str(tmp_path_factory.mktemp("road")))
-        operations = {}
         patch.setattr("recsys.devices.faster_device", lambda *_, **__: "cuda")
+        patch.setattr(recipe, "Validation", SimpleNamespace(of=validate))
+        trials, plain = [], context()
         with claimed_gpu() as memory:
-            for name in STAGES:
-                before = memory.operations
-                plain = context()
-                plain.with_recipe().run(load_stage(name))
-                operations[name] = memory.operations - before
-        yield plain.workspace, operations
+            stages = {name: run_stage(memory, context().with_recipe(), name) for name in STAGES}
+        yield plain.workspace, stages, trials
 
 
 def test_every_stage_runs_and_those_of_models_on_the_gpu(road):
-    workspace, operations = road
+    workspace, stages, trials = road
     assert (workspace.bundle / "manifest.json").is_file()
-    assert all(operations[name] for name in ON_GPU), operations
+    assert {name for name, on_gpu in stages.items() if on_gpu} >= {*STAGES} & {*ON_GPU}
+    assert trials == ["cuda"] * 2
     report = json.loads((workspace.report / "report.json").read_text(encoding="utf-8"))
     assert report["protocol"]["device"] == "cuda"
 
@@ -131,28 +156,34 @@ def home(road, monkeypatch):
 @pytest.mark.parametrize("objective", OBJECTIVES)
 def test_a_draft_learns_by_every_objective(home, claimed_gpu, objective):
     run = context(draft=OBJECTIVES[objective], force=True)
-    with claimed_gpu():
-        assert run.run(load_stage("draft")).is_dir()
+    with claimed_gpu() as memory:
+        assert run_stage(memory, run, "draft")
 
 
 def test_a_mixture_is_searched_and_continued(home, claimed_gpu):
-    teacher = {**SMALL["teacher"], "source": "mixture"}
-    with claimed_gpu():
-        run = context(draft={"objective": "seqkd"}, teacher=teacher, force=True)
-        assert run.run(load_stage("draft")).is_dir()
+    run = context(draft={"objective": "seqkd"}, teacher={"source": "mixture"}, force=True)
+    with claimed_gpu() as memory:
+        assert run_stage(memory, run, "teacher")
+        assert run_stage(memory, run, "draft")
 
 
 @pytest.mark.parametrize("update", ["lora", "full"])
-def test_a_run_continues_the_bundle_of_its_parent(home, road, claimed_gpu, update):
+def test_a_run_continues_the_bundle_of_its_parent(home, road, claimed_gpu, monkeypatch, update):
+    def measure(recommenders, *args):
+        compared.extend(recommender.device.type for recommender in recommenders)
+        return measure_latency(recommenders, *args)
+
+    compared, measure_latency = [], gate.measure_latency
+    monkeypatch.setattr(gate, "measure_latency", measure)
     target = {**SMALL["target"], "update": update, "agreement": 0.2, "soft_labels_from": "sasrec"}
     values = {**SMALL, "target": target, "name": f"newer-{update}", "parent": "road"}
     del values["data"], values["recipe"]
     run = Context.of(Settings(values))
     shutil.copytree(road[0].dataset, run.workspace.dataset)
-    with claimed_gpu():
-        for name in ("sasrec", "ids", "target", "draft", "retrieval", "bundle"):
-            run.run(load_stage(name))
-    assert (run.workspace.bundle / "manifest.json").is_file()
+    with claimed_gpu() as memory:
+        for name in ("sasrec", "ids", "target", "draft", "retrieval", "bundle", "gate"):
+            assert run_stage(memory, run, name) or name not in ON_GPU, name
+    assert compared == ["cuda"] * 2
 
 
 class Stopped(Exception):  # noqa: N818 - it is no error here
@@ -269,7 +300,7 @@ def test_training_on_the_cpu_asks_nothing_of_a_gpu_that_is_busy(
     assert "busy or unavailable" in caplog.text
 
 
-@pytest.mark.parametrize("case", ["launched", "large"])
+@pytest.mark.parametrize("case", ["launched", "large", "large, and an empty variable"])
 def test_training_does_not_measure_where_the_device_is_clear(
     claimed_gpu, monkeypatch, tmp_path, case
 ):
@@ -278,6 +309,9 @@ def test_training_does_not_measure_where_the_device_is_clear(
         monkeypatch.setenv("ACCELERATE_USE_CPU", "false")
     else:
         monkeypatch.setattr(training_device, "LARGE_STEP", 1)
+    if "empty" in case:
+        monkeypatch.setenv("ACCELERATE_USE_CPU", "")
+        importlib.reload(recsys.training)
     with claimed_gpu():
         assert weights_after(tmp_path)[0] == "cuda"
 
@@ -510,3 +544,25 @@ def test_an_automatic_device_is_that_of_the_faster_measurement(
         assert found.capture == ("passes" if chosen == "cpu" else "decodes")
         assert found.recommend([found.catalog.item_ids[:3]], k=5)[0]
         found.close()
+
+
+def test_models_that_its_memory_does_not_hold_are_loaded_on_the_cpu(
+    road, claimed_gpu, monkeypatch, caplog
+):
+    def load_model(path, *, device, **options):
+        if device == "cuda":
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return right(path, device=device, **options)
+
+    right = loading.load_model
+    monkeypatch.setattr(loading, "load_model", load_model)
+    monkeypatch.setattr(devices, "LARGE_BYTES", 1)  # so nothing is measured
+    with claimed_gpu():
+        found = Recommender.load(road[0].bundle, capture="decodes")
+        assert (found.device.type, found.mode, found.capture) == ("cpu", "beam", "passes")
+        (line,) = (record for record in caplog.records if record.levelname == "WARNING")
+        assert "CUDA out of memory" in line.getMessage()
+        assert "device=cuda asks for it" in line.getMessage()
+        assert _load(road[0].bundle, EvaluationConfig()).device.type == "cpu"
+        with pytest.raises(torch.OutOfMemoryError):
+            Recommender.load(road[0].bundle, device="cuda")
