@@ -15,11 +15,9 @@ import tarfile
 import tempfile
 import zipfile
 import zlib
-from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.resources import files as resources
 from pathlib import Path, PurePosixPath
-from typing import IO
 from urllib.parse import unquote, urlsplit
 
 import httpx
@@ -28,7 +26,6 @@ from recsys.artifacts import sha256
 from recsys.errors import ConfigError, DataError
 from recsys.progress import say, track
 
-CHUNK = 1 << 20  # bytes unpacked at a time
 TRIES = 5  # failures in a row without any new byte
 TIMEOUT_S = 60.0
 GIB = 1 << 30
@@ -272,23 +269,36 @@ def unpack(archive: Path, *, max_bytes: int) -> Path:
     if folder.is_dir():
         return folder
     temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}~", dir=archive.parent))
+    sizes: list[int] = []  # neither format unpacks more bytes of a member than are declared
+
+    def check(name: str, size: int, is_plain: bool) -> None:
+        path = PurePosixPath(name.replace("\\", "/"))
+        sizes.append(size)
+        if path.is_absolute() or ".." in path.parts or ":" in name or not path.parts:
+            raise DataError(f"{archive}: {name!r} would leave its folder; nothing was unpacked")
+        if not is_plain:
+            raise DataError(f"{archive}: {name!r} is not a plain file; nothing was unpacked")
+        if len(sizes) > MAX_FILES:
+            raise DataError(f"{archive}: more than {MAX_FILES:,} files in it")
+        if sum(sizes) > max_bytes:
+            raise DataError(
+                f"{archive}: unpacks to more than {max_bytes / GIB:.3g} GiB; allow more with "
+                "--max-gb if that is right"
+            )
+
     try:
-        members = _zip_members(archive) if suffix == ".zip" else _tar_members(archive)
-        written = 0
-        for count, (name, stream) in enumerate(members):
-            if count == MAX_FILES:
-                raise DataError(f"{archive}: more than {MAX_FILES:,} files in it")
-            target = temporary / _member_path(name, archive)
-            target.parent.mkdir(parents=True, exist_ok=True)
-            with stream, target.open("xb") as out:
-                while chunk := stream.read(CHUNK):
-                    written += len(chunk)
-                    if written > max_bytes:  # the declared sizes may be false
-                        raise DataError(
-                            f"{archive}: unpacks to more than {max_bytes / GIB:.3g} GiB; allow "
-                            "more with --max-gb if that is right"
-                        )
-                    out.write(chunk)
+        if suffix == ".zip":
+            with zipfile.ZipFile(archive) as zipped:
+                for entry in zipped.infolist():
+                    # The highest bits of the Unix mode: 0 unknown, 8 a plain file, 4 a folder.
+                    kind = entry.external_attr >> 28
+                    check(entry.filename, entry.file_size, kind in (0, 4, 8))
+                    zipped.extract(entry, temporary)
+        else:
+            with tarfile.open(archive) as packed:
+                for member in packed:
+                    check(member.name, member.size, member.isreg() or member.isdir())
+                    packed.extract(member, temporary, filter="data")
         temporary.chmod(0o755)
         temporary.rename(folder)
     except (
@@ -303,36 +313,3 @@ def unpack(archive: Path, *, max_bytes: int) -> Path:
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     return folder
-
-
-def _member_path(name: str, archive: Path) -> Path:
-    path = PurePosixPath(name.replace("\\", "/"))
-    if path.is_absolute() or ".." in path.parts or ":" in name or not path.parts:
-        raise DataError(f"{archive}: {name!r} would leave its folder; nothing was unpacked")
-    return Path(*path.parts)
-
-
-def _zip_members(archive: Path) -> Iterator[tuple[str, IO[bytes]]]:
-    with zipfile.ZipFile(archive) as file:
-        for member in file.infolist():
-            kind = member.external_attr >> 28  # of the Unix mode: 0 unknown, 8 plain, 4 folder
-            if member.is_dir():
-                continue
-            if kind not in (0, 8):
-                raise DataError(
-                    f"{archive}: {member.filename!r} is not a plain file; nothing was unpacked"
-                )
-            yield member.filename, file.open(member)
-
-
-def _tar_members(archive: Path) -> Iterator[tuple[str, IO[bytes]]]:
-    with tarfile.open(archive) as file:
-        for member in file:
-            if member.isdir():
-                continue
-            stream = file.extractfile(member) if member.isreg() else None
-            if stream is None:
-                raise DataError(
-                    f"{archive}: {member.name!r} is not a plain file; nothing was unpacked"
-                )
-            yield member.name, stream
