@@ -174,9 +174,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True, help="rows are added to this file")
     args = parser.parse_args()
     if args.wheels and not any(args.wheels.glob("*.whl")):
-        raise SystemExit(
-            f"--wheels {args.wheels}: no wheels are there; docs/gpu.md says how to get them"
-        )
+        raise SystemExit(f"--wheels {args.wheels}: no wheels; docs/gpu.md says how to get them")
     for number in STOPS:
         if signal.getsignal(number) != signal.SIG_IGN:  # as under nohup
             signal.signal(number, stop)
