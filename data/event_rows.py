@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from functools import reduce
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -26,6 +27,7 @@ from recsys.data.ratings import read_ratings
 from recsys.data.raw import ReaderConfig, events_table
 from recsys.data.report import EXAMPLES, Report, sentence
 from recsys.data.returns import (
+    are_returns,
     fill_orders,
     is_cancellation,
     is_refunded_in_full,
@@ -62,6 +64,7 @@ class EventReader:
         types: names of the event types by number, as they appear.
         fields: of the items, as far as the events have them.
         last: role -> the last row read, with the state of its order.
+        returns: the files that hold returns, by their names.
         titles: `title` and `item`, for rows without an id.
         nobody: ids that stood for nobody, in whose place other ids of the rows are the users.
     """
@@ -75,6 +78,7 @@ class EventReader:
     counts: Counter[str] = field(default_factory=Counter)
     types: list[str] = field(default_factory=list)
     last: dict[str, pa.Table] = field(default_factory=dict)
+    returns: list[Path] = field(default_factory=list)
     nobody: dict[str, None] = field(default_factory=dict)
     titles: pa.Table = field(default_factory=lambda: ids_of_titles(()))
 
@@ -139,6 +143,11 @@ class EventReader:
         used |= {column for column, _ in self.first.conditions}
         if self.first.without_id:
             self._find_titles(files)
+        self.returns = [file.path for file in files if are_returns(file.path.stem)]
+        if len(self.returns) == len(files) and self.config.mapping is None:
+            self.returns = []
+        for path in self.returns:
+            self.report.note(sentence("file_of_returns", name=path.name))
         left = 0
         for file in files:
             damage = Damage()
@@ -261,7 +270,7 @@ class EventReader:
                 said = pc.if_else(in_full, "yes", pc.if_else(pc.equal(said, ""), "", "no"))
             elif form.startswith("number"):
                 said = pc.if_else(each(said, is_missing), "", "yes")
-            if kind == "taken_back" and is_return_line(found.column):
+            if kind == "taken_back" and form != "amount" and is_return_line(found.column):
                 returned.append(read_taken_back(said))
                 lines = pc.or_(lines, returned[-1])
                 continue
@@ -275,6 +284,9 @@ class EventReader:
             state = read_order_status(said)
             for name, rows in (("returned", returned), ("cancelled", cancelled)):
                 rows.append(pc.fill_null(pc.equal(state, name), False))
+        if self.returns:
+            returned.append(pa.chunked_array([np.full(table.num_rows, path in self.returns)]))
+            lines = pc.or_(lines, returned[-1])
         pieces = None
         if "quantity" in self.roles:
             texts = pc.fill_null(as_strings(column["quantity"], "quantity", path), "")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
 import pyarrow as pa
@@ -13,8 +14,10 @@ from recsys.data.columns import NO_COLUMN, Found, Roles, Sample, free_columns
 from recsys.data.returns import (
     closed_after_refunds,
     is_refunded_in_full,
+    is_return_line,
     is_taken_back,
     read_pieces,
+    unread_marks,
 )
 from recsys.data.texts import as_strings
 from recsys.event_names import normalised
@@ -40,7 +43,14 @@ def refunds(sample: Sample, roles: Roles, given: Mapping[str, str | None]) -> Ro
     if given.get("taken_back") == NO_COLUMN:
         return found
     counted = "quantity" in roles and not is_taken_back(roles["quantity"].column)
-    for name in free_columns(sample, roles):
+    marks = [role for role in found if re.fullmatch(r"taken_back( \d+)?", role)]
+    for role in marks if given.get("taken_back") is None else ():
+        values = sample.texts(found[role].column)
+        more = unread_marks(values)
+        numbers = len(more) and not read_pieces(values).null_count
+        if numbers or (counted and _are_pieces(sample, roles, found[role].column)):
+            del found[role]
+    for name in free_columns(sample, found):
         values = sample.texts(name)
         if sample.counts[name] > 1 or not len(values) or is_of_a_user(name):
             continue
@@ -55,7 +65,9 @@ def refunds(sample: Sample, roles: Roles, given: Mapping[str, str | None]) -> Ro
             kind = "number" if 0 < filled <= MOST_FILLED * sample.table.num_rows else None
         elif not is_taken_back(name):
             continue
-        elif any(word in normalised(name) for word in words("quantities")):
+        elif any(word in normalised(name) for word in words("quantities")) or (
+            counted and _are_pieces(sample, roles, name)
+        ):
             numbers = 1 - read_pieces(values).null_count / len(values)
             kind = "pieces" if counted and numbers >= SHARE_OF_NUMBERS else None
         elif "taken_back amount" not in found and (total := _total(sample, found, name)):
@@ -68,13 +80,29 @@ def refunds(sample: Sample, roles: Roles, given: Mapping[str, str | None]) -> Ro
     return found
 
 
+def _are_pieces(sample: Sample, roles: Roles, name: str) -> bool:
+    """Whether the numbers of a column such as `refunded` are a part of the quantity of each row."""
+    values = sample.texts(name)
+    digits = pc.all(pc.match_substring_regex(values, r"^\d{1,3}$")).as_py()
+    if not len(values) or not digits or normalised(name).startswith("is") or is_return_line(name):
+        return False
+    names = (name, roles["quantity"].column)
+    taken, pieces = (
+        read_pieces(as_strings(sample.table[n], "quantity", sample.path)) for n in names
+    )
+    return bool(pc.all(pc.less_equal(taken, pieces)).as_py())
+
+
 def _total(sample: Sample, roles: Roles, name: str) -> str | None:
     """The column of amounts that whole refunds are equal to; a price is one if there is no other.
 
     Of lines with several pieces, a price is not all that was paid.
     """
     refunded = as_strings(sample.table[name], name, sample.path)
-    prices = [one.column for one in all_of("price", roles)] if "quantity" not in roles else []
+    prices = [one.column for one in all_of("price", roles)]
+    if "quantity" in roles:
+        pieces = read_pieces(sample.texts(roles["quantity"].column))
+        prices = prices if pc.all(pc.equal(pieces, 1)).as_py() else []
     free = [one for one in free_columns(sample, roles) if sample.counts[one] == 1]
     amounts = [
         one

@@ -95,6 +95,15 @@ def may_be_yes(text: str) -> bool:
     return plain_answer(text) is not False and not is_missing(text)
 
 
+def are_returns(name: str) -> bool:
+    """Whether a file or a sheet, by its name, holds returns and nothing else.
+
+    >>> [are_returns(name) for name in ("Retouren 2026", "orders", "orders and returns")]
+    [True, False, False]
+    """
+    return is_return(name) and (NOT | words("beside_returns")).isdisjoint(words_of(name))
+
+
 def is_return_line(name: str) -> bool:
     """Whether a column such as `is_return`, by its name, marks lines that are returns.
 

@@ -12,9 +12,11 @@ from typing import Any
 import pyarrow as pa
 from rich.markup import escape
 
+from recsys.data.returns import are_returns
 from recsys.errors import DataError
 from recsys.progress import say
 
+IS_RETURN = "is_return"
 SUFFIXES = (".xlsx", ".xlsm", ".xls", ".ods")
 
 
@@ -27,7 +29,8 @@ def read_spreadsheet(path: Path) -> pa.Table:
     """The rows of the first sheet with rows, and of the sheets with the same names of columns.
 
     A whole number has no decimal place, and times are ISO texts. Lines with one value above the
-    names of the columns are no part of the table. What is not read is said in the terminal.
+    names of the columns are no part of the table. What is not read is said in the terminal. Where
+    some sheets are called returns, a column `is_return` says so of their rows.
 
     Raises:
         DataError: no readable spreadsheet, or no sheet with two rows.
@@ -42,6 +45,7 @@ def _read(path: Path, _changed: int, _size: int) -> pa.Table:
 
     header: list[str] | None = None
     rows: list[list[str | None]] = []
+    returns: list[str | None] = []
     others: list[str] = []
     above: list[str] = []
     try:
@@ -61,6 +65,7 @@ def _read(path: Path, _changed: int, _size: int) -> pa.Table:
             positions = (
                 [*range(len(names))] if names == header else [names.index(n) for n in header]
             )
+            returns += [str(are_returns(name)).lower()] * (len(filled) - start - 1)
             rows += [
                 [_text(row[position]) for position in positions] for row in filled[start + 1 :]
             ]
@@ -78,6 +83,8 @@ def _read(path: Path, _changed: int, _size: int) -> pa.Table:
                 f"data: {escape(path.name)}: {description} are not read: {escape(', '.join(names))}"
             )
     columns = [pa.array(column, pa.string()) for column in zip(*rows, strict=True)]
+    if len({*returns}) > 1 and IS_RETURN not in header:
+        columns, header = [*columns, pa.array(returns, pa.string())], [*header, IS_RETURN]
     return pa.table(columns, names=header)
 
 

@@ -686,6 +686,27 @@ def test_lines_above_the_names_and_the_order_of_columns_do_not_matter_in_sheets(
     assert sorted(set(data.interactions.user_ids)) == [str(n) for n in range(9)]
 
 
+@pytest.mark.parametrize(
+    ("name", "back"),
+    [("returns", 9), ("Retouren", 9), ("Refunds 2026", 9), ("more", 0), ("sales and returns", 0)],
+)
+@pytest.mark.parametrize("is_folder", [False, True])
+def test_a_sheet_or_a_file_called_returns_beside_sales_holds_returns(
+    run: Run, raw: Path, name: str, back: int, is_folder: bool
+) -> None:
+    header: list[object] = ["Customer ID", "StockCode", "InvoiceDate"]
+    rows = [[n % 9, f"P{n % 7}", 1_700_000_000 + 9000 * n] for n in range(189)]
+    sheets = {"all sales": [header, *rows[:180]], name: [header, *rows[180:]]}
+    path = raw / "shop"
+    if is_folder:
+        path.mkdir()
+        for sheet, lines in sheets.items():
+            text = "\n".join(",".join(map(str, line)) for line in lines)
+            (path / f"{sheet}.csv").write_text(text, "utf-8")
+    run(path if is_folder else write_xlsx(raw / "shop.xlsx", sheets))
+    assert counts(run).get("negative_events_dropped", 0) == back
+
+
 @pytest.mark.parametrize("content", [b"", b"PK\x03\x04 cut off", b"a,b\n1,2\n"])
 def test_a_damaged_spreadsheet_is_refused_with_words(run: Run, raw: Path, content: bytes) -> None:
     (raw / "orders.xlsx").write_bytes(content)
