@@ -35,7 +35,8 @@ SAME_LENGTH = 0.6  # of the lines of a table
 VALUE = r"[\d.,:/ TZ+-]*\d[\d.,:/ TZ+-]*"  # a number, a date or a time is no name of a column
 NUMBERED = re.compile(r"(item|product|produkt|artikel|article|sku|producto|prodotto)s?[ _-]?\d+")
 LISTS = "[]"  # the mark of cells of which only those in brackets are lists
-SEPARATORS = ("\n", "\t", ";", "|", ",", " + ", " & ", " / ", " and ", " und ")
+OF_LISTS = ("<br>", "<br/>", "<br />", "\n", "\t", ";", "|")  # hardly in the name of one item
+SEPARATORS = (*OF_LISTS, ",", " + ", " & ", " / ", " and ", " und ")
 BETWEEN_CODES = ("&", "+", "/", " ")  # which names of single items have as well
 MOST_KNOWN = 0.9  # of the parts of cells that are in the items file, or that are codes
 SEVERAL, REPEATED = 0.1, 0.5  # shares of cells with several items, and of distinct parts in them
@@ -360,6 +361,7 @@ def _divides(
     elif mark == LISTS:
         is_mixed = often
     elif not are_codes:
+        is_mixed = is_mixed or (is_plural and mark in OF_LISTS)
         is_mixed = is_mixed and often and mark in SEPARATORS
     if is_mixed:
         raise DataError(

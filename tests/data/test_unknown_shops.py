@@ -710,7 +710,7 @@ def test_arrays_of_numpy_and_lists_in_few_rows(shop, share):
     assert len(found.data.item_ids) == 11
 
 
-@pytest.mark.parametrize("mark", [" und ", " and ", " & ", " / ", ", "])
+@pytest.mark.parametrize("mark", [" und ", " and ", " & ", " / ", ", ", "<br>", "<br />"])
 def test_titles_of_baskets_are_divided_under_a_plural_and_else_asked_about(shop, mark):
     cells = [
         mark.join(f"Tee {'ABCDEFG'[(n + k) % 7]}" for k in range(1 + n % 3)) for n in range(90)
@@ -719,6 +719,18 @@ def test_titles_of_baskets_are_divided_under_a_plural_and_else_asked_about(shop,
     assert (found.data.interactions.item.size, len(found.data.item_ids)) == (180, 7)
     with pytest.raises(DataError, match="look like several items"):
         shop(bought(cells.__getitem__, "user;product;timestamp", ";", 90))
+
+
+@pytest.mark.parametrize("mark", ["|", " | ", "<br>", "<br/>", "#", ", "])
+def test_titles_of_two_kinds_in_the_cells_of_a_plural_are_asked_about(shop, mark):
+    cells = [f"Red Shoe {n % 5}{mark}Blue Hat {n % 7}" if n % 3 else "Red Tie" for n in range(90)]
+    text = table("user;products;timestamp", [(f"u{n % 20}", cells[n], T + n) for n in range(90)],
+                 ";")  # fmt: skip
+    if mark in ("#", ", "):
+        assert shop(text).data.interactions.item.size == 90
+        return
+    with pytest.raises(DataError, match="look like several items"):
+        shop(text)
 
 
 def test_titles_with_commas_in_a_list_stay_whole(shop):
