@@ -35,7 +35,7 @@ def prepare(
         str | None,
         typer.Option(
             "--source",
-            help="synthetic, s3rec, atspeed, lcrec, movielens, amazon, recbole or table.",
+            help="synthetic, s3rec, atspeed, lcrec, movielens, amazon or table.",
         ),
     ] = None,
     path: Annotated[

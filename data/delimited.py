@@ -46,15 +46,34 @@ def read_delimited(
     quote: str | Literal[False] = '"',
     required: Collection[str] = (),
 ) -> pa.Table:
-    """Read a whole file as a table, as `delimited_batches` does.
+    """Read a whole file as a table.
+
+    Args:
+        path: the file, which may be compressed.
+        delimiter: one character.
+        types: column -> type; the others are inferred from the first `BLOCK` bytes.
+        names: of the columns, for a file without a header.
+        encoding: of the text.
+        quote: encloses values that contain the delimiter; False if there is no such character.
+        required: columns that have a value in each row.
 
     Raises:
-        DataError: as there, or a row without a value in one of the `required` columns.
+        DataError: empty, no rows, wrong number of fields, wrong type, not in `encoding`, or a row
+            without a required value.
     """
-    parts = delimited_batches(
-        path, delimiter, types=types, names=names, encoding=encoding, quote=quote
-    )
-    table = pa.concat_tables(parts)
+    with _located_errors(path, names or (), delimiter, encoding):
+        table = pa.csv.read_csv(
+            str(path),
+            pa.csv.ReadOptions(
+                column_names=names, encoding=encoding, use_threads=False, block_size=BLOCK
+            ),
+            pa.csv.ParseOptions(delimiter=delimiter, quote_char=quote, newlines_in_values=True),
+            pa.csv.ConvertOptions(column_types=dict(types)),
+        )
+    if any(pa.types.is_binary(kind) for kind in table.schema.types):  # text that is not valid
+        decode(_content(path), path, encoding)
+    if not table.num_rows:
+        raise DataError(f"{path}: no rows in it")
     for name in required:
         empty = pc.or_kleene(
             pc.is_null(table[name]), pc.equal(pc.cast(table[name], pa.string()), "")
@@ -63,54 +82,6 @@ def read_delimited(
         if row >= 0:
             raise DataError(f"{path}: column {name!r} is empty in data row {row + 1}")
     return table
-
-
-def delimited_batches(
-    path: Path,
-    delimiter: str,
-    *,
-    types: Mapping[str, pa.DataType],
-    columns: Sequence[str] = (),
-    names: Sequence[str] | None = None,
-    encoding: str = "utf-8",
-    quote: str | Literal[False] = '"',
-) -> Iterator[pa.Table]:
-    """Read a file some rows at a time.
-
-    Args:
-        path: the file, which may be compressed.
-        delimiter: one character.
-        types: column -> type; the others are inferred from the first `BLOCK` bytes.
-        columns: the columns to read; empty for all.
-        names: of the columns, for a file without a header.
-        encoding: of the text.
-        quote: encloses values that contain the delimiter; False if there is no such character.
-
-    Raises:
-        DataError: empty, no rows, wrong number of fields, wrong type, or not in `encoding`, when
-            the iteration reaches it.
-    """
-    rows = 0
-    with _located_errors(path, names or (), delimiter, encoding):
-        reader = pa.csv.open_csv(
-            str(path),
-            pa.csv.ReadOptions(
-                column_names=names, encoding=encoding, use_threads=False, block_size=BLOCK
-            ),
-            pa.csv.ParseOptions(delimiter=delimiter, quote_char=quote, newlines_in_values=True),
-            pa.csv.ConvertOptions(column_types=dict(types), include_columns=list(columns)),
-        )
-    while True:
-        with _located_errors(path, names or (), delimiter, encoding):
-            batch = next(iter(reader), None)
-        if batch is None:
-            break
-        rows += batch.num_rows
-        if any(pa.types.is_binary(kind) for kind in batch.schema.types):  # text that is not valid
-            decode(_content(path), path, encoding)
-        yield pa.Table.from_batches([batch])
-    if not rows:
-        raise DataError(f"{path}: no rows in it")
 
 
 @contextmanager

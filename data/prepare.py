@@ -37,7 +37,6 @@ OFTEN_REPEATED = 0.2  # share of events; goods that are bought again and again
 LEAST_ITEMS = 2
 # These settings do not change the data set, so it is not made again when they change.
 MEANS = ("memory_gb",)
-WITH_COLUMNS = ("table", "recbole")  # sources that read `data.columns`
 
 
 @section
@@ -45,8 +44,8 @@ class DataConfig:
     """Section `data`. Paths are absolute, or below a folder of raw data or the working folder."""
 
     source: str = SYNTHETIC
-    """`synthetic`, or the name of a reader: `s3rec`, `atspeed`, `lcrec`, `movielens`, `amazon`,
-    `recbole` or `table`."""
+    """`synthetic`, or the name of a reader: `s3rec`, `atspeed`, `lcrec`, `movielens`, `amazon` or
+    `table`."""
     path: str | None = None
     """The file of interactions or its folder, depending on the reader."""
     attributes: str | None = None
@@ -56,7 +55,7 @@ class DataConfig:
     index: str | None = None
     """File of semantic IDs to import; by default the reader looks beside `path`."""
     columns: dict[str, str | None] = Field(default_factory=dict)
-    """Role -> column of a `table` or `recbole` source (`recsys.data.raw.Columns`)."""
+    """Role -> column of a `table` source (`recsys.data.raw.Columns`)."""
     column_names: tuple[str, ...] = ()
     """Names of all columns of the events, in order, of a `table` source whose files have no line of
     names; of text files alone."""
@@ -278,7 +277,7 @@ def _check_same_source(output: Output) -> None:
     names = ["source"]
     if existing.parents != output.parents:
         names += ["path", "items", "attributes", "index"]
-    if output.config["source"] in WITH_COLUMNS:
+    if output.config["source"] == "table":
         names.append("columns")
     for name in names:
         before, now = (of.get(name) or None for of in (existing.config, output.config))

@@ -40,7 +40,7 @@ EVENT_COLUMNS = {
 
 @section
 class Columns:
-    """Names of the columns of a `table` or `recbole` source; those that are None are recognised.
+    """Names of the columns of a `table` source; those that are None are recognised.
 
     The value `none` says that no column has the role, if the role is not needed.
     """
@@ -94,7 +94,7 @@ class ReaderConfig:
         attributes: file of item attributes; None looks beside `path`.
         items: file of item titles and texts; None looks beside `path`.
         index: file of semantic IDs to import; None looks beside `path` if the format has one.
-        columns: column names of a `table` or `recbole` source.
+        columns: column names of a `table` source.
         column_names: of all columns, in order, of a `table` source without a line of names.
         time_unit: unit of numeric times.
         time_zone: of times without a zone, in a `table` source.

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Protocol
 
 from recsys.data.raw import EventStream, ReaderConfig
-from recsys.data.readers import amazon, atspeed, lcrec, movielens, recbole, s3rec, table
+from recsys.data.readers import amazon, atspeed, lcrec, movielens, s3rec, table
 
 
 class Reader(Protocol):
@@ -25,6 +25,5 @@ READERS: dict[str, Reader] = {
     "lcrec": lcrec,
     "movielens": movielens,
     "amazon": amazon,
-    "recbole": recbole,
     "table": table,
 }

@@ -101,12 +101,7 @@ def test_a_date_and_a_fine_clock_keep_their_order(shop):
     assert shop(csv(rows, "user,item,date,clock")).histories == RIGHT
 
 
-def test_other_readers_keep_the_order_within_a_second(shop, raw):
-    head = "user_id:token\titem_id:token\ttimestamp:float\n"
-    rows = [f"{user}\t{item}\t{ms}\n" for user, item, ms in clicks()]
-    (raw / "set").mkdir()
-    (raw / "set/set.inter").write_text(head + "".join(rows))
-    assert shop_of(raw, "recbole", "set") == RIGHT
+def test_reviews_keep_the_order_within_a_second(shop, raw):
     rows = [
         {"user_id": user, "parent_asin": item, "timestamp": ms, "rating": 5.0, "text": item,
          "title": ""}

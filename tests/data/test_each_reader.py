@@ -154,24 +154,6 @@ class TestAmazon(ReaderSuite):
     )
 
 
-class TestRecBole(ReaderSuite):
-    source, path = "recbole", "X.inter"
-    files = (
-        ("X.inter", "user_id:token\titem_id:token\ttimestamp:float\nu\ta\t1\nv\tb\t2.5\n"),
-        ("X.item", "item_id:token\ttitle:token_seq\tyear:float\tv:float_seq\na\tA B\t1\t1 2\n"),
-        ("X.user", "user_id:token\tage:float\nu\t3\n"),
-    )
-    events = (("u", "a"), ("v", "b"))
-    malformed = (
-        ("X.inter", "user_id\titem_id:token\nu\ta\n", "'user_id' is not a field and its type"),
-        ("X.inter", "who:token\titem_id:token\nu\ta\n", "no field 'user' or 'user_id' among who"),
-        ("X.inter", "user_id:token\titem_id:token\n", "no rows"),
-        ("X.inter", "user_id:token\titem_id:token\nu\n", "Expected 2 columns"),
-        ("X.inter", b"user_id:token\titem_id:token\nu\t\xff\n", r"X\.inter:2: byte 0xff is not"),
-        ("X.item", "item_id:token\tv:float_seq\na\tx\n", "'v': could not convert string to float"),
-    )
-
-
 class TestTable(ReaderSuite):
     source, path, items = "table", "e.csv", "i.csv"
     files = (

@@ -1,4 +1,4 @@
-"""Amazon and RecBole on small files written here, right ones and wrong ones."""
+"""Amazon on small files written here, right ones and wrong ones."""
 
 from __future__ import annotations
 
@@ -169,42 +169,3 @@ def test_a_gzip_file_that_is_cut_off_says_where_and_what_to_do(raw: Path) -> Non
     (raw / "e.csv.gz").write_bytes(bytes(broken))
     with pytest.raises(DataError, match=r"the gzip file is (damaged|cut off)"):
         read("table", "e.csv.gz")
-
-
-# --- recbole
-
-
-def test_an_item_file_without_rows_leaves_items_without_texts(raw: Path) -> None:
-    (raw / "X.inter").write_text("user_id:token\titem_id:token\nu\ta\n")
-    (raw / "X.item").write_text("item_id:token\ttitle:token_seq\tyear:float\n\tA\t1\n")
-    made = read("recbole", ".")
-    assert made.items.to_pylist() == [{"item_id": "a", "title": "a", "text": "", "year": None}]
-    assert made.counts["items_without_metadata"] == 1
-
-
-def test_atomic_files_are_read_by_their_headers(raw: Path) -> None:
-    (raw / "X.inter").write_text(
-        'user_id:token\titem_id:token\trating:float\ttimestamp:float\nu\t"a\t3\t9\n\tb\t1\t2\nv\tb\t1\t8\n'
-    )
-    (raw / "X.item").write_text(
-        "item_id:token\tmovie_title:token_seq\tyear:token\tgenres:token_seq\tv:float_seq\n"
-        "b\tB side\t1999\tx y\t.5 1\nb\tagain\t1\tz\t1\nc\t\t\t\t\n"
-    )
-    (raw / "X.user").write_text("user_id:token\tage:token\nu\t24\n")
-    made = read("recbole", ".")
-    assert made.events.drop_columns("nanosecond").to_pylist() == [
-        {"user": "u", "item": '"a', "timestamp": 9, "rating": 3.0},
-        {"user": "v", "item": "b", "timestamp": 8, "rating": 1.0},
-    ]
-    assert made.items.to_pylist() == [
-        {"item_id": "b", "title": "B side", "text": "", "year": "1999", "genres": ["x", "y"],
-         "v": [0.5, 1.0]},
-        {"item_id": "c", "title": "c", "text": "", "year": None, "genres": [], "v": []},
-        {"item_id": '"a', "title": '"a', "text": "", "year": None, "genres": None, "v": None},
-    ]  # fmt: skip
-    assert made.counts == {
-        "rows_without_user_or_item_dropped": 1,
-        "user_rows_not_kept": 1,
-        "repeated_item_rows_dropped": 1,
-        "items_without_metadata": 1,
-    }

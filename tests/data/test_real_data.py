@@ -43,7 +43,6 @@ COUNTS = {
     "letter-beauty": ("lcrec", "", 22_363, 12_101, 198_502, 6, 5, 204, 0),
     "letter-instruments": ("lcrec", "", 24_772, 9_922, 206_153, 6, 5, 218, 0),
     "movielens-100k": ("movielens", "", 943, 1_682, 100_000, 65, 20, 737, 0),
-    "recbole-ml-100k": ("recbole", "", 943, 1_682, 100_000, 65, 20, 737, 0),
     "movielens-latest-small-2016": ("movielens", "", 671, 9_125, 100_004, 71, 20, 2391, 0),
 }
 
