@@ -33,18 +33,18 @@ class Types(NamedTuple):
     notes: list[str]
 
 
-def check_roles(given: Mapping[object, object]) -> dict[str, Role]:
+def check_roles(roles: Mapping[object, object]) -> dict[str, Role]:
     """The setting `data.behaviours`: name -> role.
 
     Raises:
         ConfigError: a role that does not exist.
     """
-    for name, role in given.items():
+    for name, role in roles.items():
         if role not in get_args(Role):
             raise ConfigError(
                 f"data.behaviours: {name}: {role!r} is not one of {', '.join(get_args(Role))}"
             )
-    return {str(name): cast("Role", role) for name, role in given.items()}
+    return {str(name): cast("Role", role) for name, role in roles.items()}
 
 
 def choose_types(
@@ -122,21 +122,21 @@ def _level(name: str, role: Role | None) -> int:
     """The strength of a type whose role may be given."""
     if role == "negative":
         return 0
-    found = level(name)
+    named = level(name)
     if role is None:
-        return CONTEXT if found is None else found
-    return found or (len(WEIGHTS) - 1 if role == "target" else CONTEXT)
+        return CONTEXT if named is None else named
+    return named or (len(WEIGHTS) - 1 if role == "target" else CONTEXT)
 
 
 def _target_level(
     names: Sequence[str],
-    given: Mapping[str, Role],
+    roles: Mapping[str, Role],
     levels: Sequence[int],
     repeated: NDArray[np.int64],
     users: int,
 ) -> tuple[int, list[str]]:
     """The lowest level of a target, and notes about stronger types that are too rare."""
-    free = [place for place, name in enumerate(names) if name not in given and levels[place]]
+    free = [number for number, name in enumerate(names) if name not in roles and levels[number]]
     if not free:
         return len(WEIGHTS), []
     by_level = {

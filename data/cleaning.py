@@ -174,11 +174,11 @@ class RowCleaner:
 
     def _without_tracking(self, events: pa.Table) -> pa.Table:
         """Events whose items are URLs without the parameters that name a campaign."""
-        place, items = events.column_names.index("item"), events["item"]
+        column, items = events.column_names.index("item"), events["item"]
         clean = without_tracking(items)
         ends = pc.utf8_slice_codeunits(items, -60)
         self.report.add_rows("tracking_parameters_removed", pc.not_equal(clean, items), ends)
-        return events.set_column(place, "item", clean)
+        return events.set_column(column, "item", clean)
 
     def finish(self, column: str | None) -> None:
         """Check the whole file.

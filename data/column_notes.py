@@ -40,19 +40,19 @@ SURE_NAMES = 2  # groups of names of a column of availability that mean nothing 
 
 
 def ignored_availability(
-    sample: Sample, given: Mapping[str, str | None], roles: Roles
+    sample: Sample, chosen: Mapping[str, str | None], roles: Roles
 ) -> str | None:
     """A sentence on what is not read of availability; None if all is.
 
     A column was left alone because it allows no item, or because its values do not say yes or no.
     """
-    if given.get("available") == NO_COLUMN:
+    if chosen.get("available") == NO_COLUMN:
         return None
-    for one in all_of("available", roles):
-        values = sample.texts(one.column)
+    for match in all_of("available", roles):
+        values = sample.texts(match.column)
         unread = values.filter(pc.is_null(read_available(values)))
         if len(unread):
-            return _note("available_unread", sample, one.column, unread)
+            return _note("available_unread", sample, match.column, unread)
     if "available" in roles:
         return None
     for name in free_columns(sample, roles):
@@ -71,35 +71,35 @@ def ignored_availability(
 
 def _note(note: str, sample: Sample, name: str, values: pa.ChunkedArray, **others: Any) -> str:
     """A sentence on some values of a column of a file."""
-    told = {"file": sample.path.name, "count": len(values), "shown": examples(values)}
-    return sentence(note, name=name, **told, **others)
+    values_shown = {"file": sample.path.name, "count": len(values), "shown": examples(values)}
+    return sentence(note, name=name, **values_shown, **others)
 
 
 def shortened_ids(sample: Sample, roles: Roles) -> list[str]:
     """Sentences on columns of ids and times that a spreadsheet has shortened to powers of ten."""
-    found = []
+    notes = []
     for role in ("user", "item", "id", "timestamp"):
         if role not in roles:
             continue
         name = roles[role].column
         values = sample.texts(name)
-        what, digits = ("times", "{1,8}") if role == "timestamp" else ("ids", "+")
+        kind, digits = ("times", "{1,8}") if role == "timestamp" else ("ids", "+")
         form = rf"^\d[.,]\d{digits}[Ee]\+\d+$"
         short = values.filter(pc.match_substring_regex(values, form))
         if len(short):
-            found.append(_note("shortened_ids", sample, name, short, what=what))
-    return found
+            notes.append(_note("shortened_ids", sample, name, short, what=kind))
+    return notes
 
 
-def negative_amounts(sample: Sample, roles: Roles, given: Mapping[str, str | None]) -> list[str]:
+def negative_amounts(sample: Sample, roles: Roles, chosen: Mapping[str, str | None]) -> list[str]:
     """Sentences on prices, amounts and whole numbers below 0 in events that have no types.
 
     Tills and payment services write refunds so. A row with a quantity below 0 is one already.
     """
-    if given.get("quantity") == NO_COLUMN or not REFUNDS.isdisjoint(roles):
+    if chosen.get("quantity") == NO_COLUMN or not REFUNDS.isdisjoint(roles):
         return []
-    found, names = [], words("prices") | words("amounts")
-    prices = [one.column for one in all_of("price", roles)]
+    notes, names = [], words("prices") | words("amounts")
+    prices = [match.column for match in all_of("price", roles)]
     for name in dict.fromkeys([*prices, *free_columns(sample, roles)]):
         values = sample.texts(name)
         is_amount = any(word in normalised(name) for word in names)
@@ -114,13 +114,13 @@ def negative_amounts(sample: Sample, roles: Roles, given: Mapping[str, str | Non
         below = texts.filter(rows)
         if is_amount and "quantity" in roles and len(below):
             advice = "write their quantity below 0"
-            found.append(_note("below_0", sample, name, below, advice=advice))
+            notes.append(_note("below_0", sample, name, below, advice=advice))
         elif "quantity" not in roles and 0 < len(below) <= len(values) * (0.5, 1)[is_amount]:
             advice = "say -1 in their rows of a column 'quantity', and 1 in the others"
             if pc.all(pc.is_valid(read_pieces(below))).as_py():
                 advice = f"read them as returns with --column {shlex.quote(f'quantity={name}')}"
-            found.append(_note("below_0", sample, name, below, advice=advice))
-    return found
+            notes.append(_note("below_0", sample, name, below, advice=advice))
+    return notes
 
 
 def _texts(sample: Sample, name: str) -> pa.ChunkedArray:
@@ -130,15 +130,15 @@ def _texts(sample: Sample, name: str) -> pa.ChunkedArray:
 
 
 def unread_exclusions(
-    sample: Sample, roles: Roles, given: Mapping[str, str | None] | None = None
+    sample: Sample, roles: Roles, chosen: Mapping[str, str | None] | None = None
 ) -> list[str]:
     """Sentences on columns such as `sold_out` and `returned` whose values cannot be read as such.
 
     They seem to say that items must not be recommended, or that events must not count. So does a
-    column with values that name returns, unless the settings (`given`) say that none is read.
+    column with values that name returns, unless the settings (`chosen`) say that none is read.
     """
-    ignored = {role for role, column in (given or {}).items() if column == NO_COLUMN}
-    found, of_items = [], "id" in roles
+    ignored = {role for role, column in (chosen or {}).items() if column == NO_COLUMN}
+    notes, of_items = [], "id" in roles
     names = words("unavailable") | {"deletedat"}
     states = [roles[role].column for role in roles if re.match("order_status(?! paid)", role)]
     marks = [roles[role].column for role in roles if re.fullmatch(r"taken_back( \d+)?", role)]
@@ -174,5 +174,5 @@ def unread_exclusions(
         if not of_items and "behaviour" not in roles and names_of_returns(values):
             flag = shlex.quote(f"behaviour={name}")
             advice += f"; if it says what kind of event a row is, read it with --column {flag}"
-        found.append(_note("unread", sample, name, said, advice=advice))
-    return found
+        notes.append(_note("unread", sample, name, said, advice=advice))
+    return notes

@@ -127,7 +127,7 @@ def all_of(role: str, roles: Mapping[str, T]) -> list[T]:
     >>> all_of("unavailable", {"id": "sku", "unavailable": "sold_out", "unavailable 2": "hidden"})
     ['sold_out', 'hidden']
     """
-    return [one for name, one in roles.items() if name.partition(" ")[0] == role]
+    return [match for name, match in roles.items() if name.partition(" ")[0] == role]
 
 
 def is_of_a_user(name: str) -> bool:

@@ -139,7 +139,7 @@ class Sample:
 
 
 def recognise_events(
-    sample: Sample, given: Mapping[str, str | None], items: Sample | None, rules: TimeRules
+    sample: Sample, chosen: Mapping[str, str | None], items: Sample | None, rules: TimeRules
 ) -> Roles:
     """The roles of the columns of events: user, item, timestamp, behaviour, rating and session.
 
@@ -147,35 +147,35 @@ def recognise_events(
 
     Args:
         sample: rows of the events.
-        given: role -> column, from the settings; None means that it is to be recognised.
+        chosen: role -> column, from the settings; None means that it is to be recognised.
         items: rows of the items file, if there is one.
         rules: how times are read.
 
     Raises:
         DataError: a needed column that cannot be told, with the setting that names it.
     """
-    _check_names(sample, [name for name in given.values() if name])
-    roles = _given(sample, given, EVENT_WORDS)
+    _check_names(sample, [name for name in chosen.values() if name])
+    roles = _given(sample, chosen, EVENT_WORDS)
     if items is None:  # else the names are of its columns
-        roles |= _given(sample, given, EVENT_FIELDS)
+        roles |= _given(sample, chosen, EVENT_FIELDS)
     refuse_without_header(sample.path, sample.table, bool(roles))
-    known = None if items is None else _best_ids(items, given)
+    known = None if items is None else _best_ids(items, chosen)
     doubts: dict[str, list[str]] = {}
 
     def fits(role: str) -> Callable[[str], bool]:
         return lambda name: _content_agrees(role, name, sample, rules)
 
     for role in IN_ORDER:
-        if role in roles or given.get(role) in (NO_COLUMN, FILE_ORDER):
+        if role in roles or chosen.get(role) in (NO_COLUMN, FILE_ORDER):
             continue
-        found = _by_name(role, EVENT_WORDS[role], sample, roles, fits(role))
+        ranked = _by_name(role, EVENT_WORDS[role], sample, roles, fits(role))
         if role == "item" and known is not None:
-            found = _by_overlap(found, _unnamed(sample, roles, EVENT_WORDS), sample, known)
-        if role == "item" and not _only(found):
-            found = _without_titles(found, sample)
+            ranked = _by_overlap(ranked, _unnamed(sample, roles, EVENT_WORDS), sample, known)
+        if role == "item" and not _only(ranked):
+            ranked = _without_titles(ranked, sample)
         if role == "item" and known is None:
-            found = _codes_beside_titles(found, sample, roles)
-        own = [pair for pair in found if role != "timestamp" or not is_of_later(pair[1])]
+            ranked = _codes_beside_titles(ranked, sample, roles)
+        own = [pair for pair in ranked if role != "timestamp" or not is_of_later(pair[1])]
         if role in ("timestamp", "behaviour", "user") and not own:
             tests: dict[str, Callable[[str], bool]] = {
                 "timestamp": lambda n: fits("timestamp")(n) and not is_of_later(n),
@@ -184,37 +184,37 @@ def recognise_events(
             }
             once = [name for name in free_columns(sample, roles) if sample.counts[name] == 1]
             own = [(0, name) for name in once if tests[role](name)]
-        found = own or found  # `updated_at` is the time where there is no other
-        doubts |= _take(role, _without_twins(found, sample), roles, EVENT_WORDS[role], sample)
-    _take_clock(sample, given, roles)
-    _take_fields(sample, given, roles, named_items=items is None and "item" not in doubts)
+        ranked = own or ranked  # `updated_at` is the time where there is no other
+        doubts |= _take(role, _without_twins(ranked, sample), roles, EVENT_WORDS[role], sample)
+    _take_clock(sample, chosen, roles)
+    _take_fields(sample, chosen, roles, named_items=items is None and "item" not in doubts)
     if "user" not in roles and "user" not in doubts and "session" in roles:
         session = roles["session"]
         roles["user"] = Found(session.column, "there are only sessions, so each is taken as a user")
-    needed = ["user", "item"] + ["timestamp"] * (given.get("timestamp") != FILE_ORDER)
+    needed = ["user", "item"] + ["timestamp"] * (chosen.get("timestamp") != FILE_ORDER)
     if missing := [role for role in needed if role not in roles]:
         raise _unknown(missing, sample, doubts, roles)
     return roles
 
 
 def mapped(
-    sample: Sample, given: Mapping[str, str | None], mapping: Mapping[str, str], *, of_items: bool
+    sample: Sample, chosen: Mapping[str, str | None], mapping: Mapping[str, str], *, of_items: bool
 ) -> Roles:
     """The roles that the columns had in earlier files; columns that the settings name win.
 
     Args:
         sample: rows of the file.
-        given: role -> column, from the settings.
+        chosen: role -> column, from the settings.
         mapping: role -> column of the earlier files.
         of_items: whether the file describes items.
 
     Raises:
         DataError: the file lacks such a column.
     """
-    roles = _given(sample, given, ITEM_WORDS if of_items else EVENT_WORDS)
+    roles = _given(sample, chosen, ITEM_WORDS if of_items else EVENT_WORDS)
     for role, name in mapping.items():
         kind = role.partition(" ")[0]
-        if given.get(kind) is not None and not (kind in NEEDED and given[kind] == NO_COLUMN):
+        if chosen.get(kind) is not None and not (kind in NEEDED and chosen[kind] == NO_COLUMN):
             continue
         if name not in sample.table.column_names:
             without = "" if kind in NEEDED else f", or go on without it: --column {kind}=none"
@@ -226,7 +226,7 @@ def mapped(
 
 def check_new_columns(
     sample: Sample,
-    given: Mapping[str, str | None],
+    chosen: Mapping[str, str | None],
     roles: Roles,
     before: Collection[str],
     rules: TimeRules,
@@ -235,7 +235,7 @@ def check_new_columns(
 
     Args:
         sample: rows of the events.
-        given: role -> column, from the settings.
+        chosen: role -> column, from the settings.
         roles: of the columns, from `mapped`.
         before: the columns without a role in the files of the first run.
         rules: how times are read.
@@ -244,7 +244,7 @@ def check_new_columns(
         DataError: such a column, with the settings that decide.
     """
     for role in ("behaviour", "rating", "quantity", "taken_back", "order_status"):
-        if given.get(role) is not None or (role in roles and role not in SEVERAL):
+        if chosen.get(role) is not None or (role in roles and role not in SEVERAL):
             continue
         for name in free_columns(sample, roles):
             fits = role == "behaviour" and _is_kind(sample, name)
@@ -263,7 +263,7 @@ def check_new_columns(
 
 
 def recognise_items(
-    sample: Sample, given: Mapping[str, str | None], item: str, events: pa.ChunkedArray,
+    sample: Sample, chosen: Mapping[str, str | None], item: str, events: pa.ChunkedArray,
     rules: TimeRules, mapping: Mapping[str, str] | None = None,
 ) -> Roles:  # fmt: skip
     """The roles of the columns of the items file.
@@ -273,7 +273,7 @@ def recognise_items(
 
     Args:
         sample: rows of the items file.
-        given: role -> column, from the settings.
+        chosen: role -> column, from the settings.
         item: the column of items in the events, which the items file may have too.
         events: item ids of the events, to compare with.
         rules: how times are read.
@@ -283,32 +283,32 @@ def recognise_items(
         DataError: the id column cannot be told, or a named column does not exist.
     """
     _check_names(sample, sample.table.column_names)
-    roles = _given(sample, given, ITEM_WORDS)
+    roles = _given(sample, chosen, ITEM_WORDS)
     refuse_without_header(sample.path, sample.table, bool(roles), of_items=True)
     names = ITEM_WORDS
     if mapping is not None:
-        roles = mapped(sample, given, mapping, of_items=True)
+        roles = mapped(sample, chosen, mapping, of_items=True)
         names = {role: ITEM_WORDS[role] for role in ITEM_WORDS if "available" in role}
 
     def fits(role: str) -> Callable[[str], bool]:
         return lambda name: _content_agrees(role, name, sample, rules)
 
-    if "id" not in roles and given.get("item") in sample.table.column_names:
+    if "id" not in roles and chosen.get("item") in sample.table.column_names:
         roles["id"] = Found(item, "named in the settings")
     for role, groups in names.items():
-        if role in roles or given.get(role) == NO_COLUMN:
+        if role in roles or chosen.get(role) == NO_COLUMN:
             continue
-        found = _by_name(role, groups, sample, roles, fits(role))
+        ranked = _by_name(role, groups, sample, roles, fits(role))
         if role == "id":
-            found = _by_overlap(found, _unnamed(sample, roles, ITEM_WORDS), sample, events)
-        if role == "title" and not found and "id" in roles:
-            found = _titles_under_names_of_items(sample, roles, "id")
-        doubts = _take(role, found, roles, groups, sample)
+            ranked = _by_overlap(ranked, _unnamed(sample, roles, ITEM_WORDS), sample, events)
+        if role == "title" and not ranked and "id" in roles:
+            ranked = _titles_under_names_of_items(sample, roles, "id")
+        doubts = _take(role, ranked, roles, groups, sample)
         if role == "id" and "id" not in roles:
             raise _unknown(["id"], sample, doubts, roles)
-        if role == "available" and found:
-            _take_published(found, roles)
-    named = [role for role in ("title", "text") if given.get(role) or role in (mapping or ())]
+        if role == "available" and ranked:
+            _take_published(ranked, roles)
+    named = [role for role in ("title", "text") if chosen.get(role) or role in (mapping or ())]
     if "title" not in roles and not named:
         _take_short_text(sample, roles)
     return roles
@@ -330,24 +330,24 @@ def _take_short_text(sample: Sample, roles: Roles) -> None:
 
 
 def _take_fields(
-    sample: Sample, given: Mapping[str, str | None], roles: Roles, *, named_items: bool
+    sample: Sample, chosen: Mapping[str, str | None], roles: Roles, *, named_items: bool
 ) -> None:
     """Take the columns of the events that describe items, and a title as the item without an id."""
     for role, groups in EVENT_FIELDS.items():
-        if role in roles or given.get(role) == NO_COLUMN:
+        if role in roles or chosen.get(role) == NO_COLUMN:
             continue
-        found = _by_name(role, groups, sample, roles, lambda name: bool(len(sample.texts(name))))
-        if role == "title" and "item" in roles and not any(place == 0 for place, _ in found):
-            found += _titles_under_names_of_items(sample, roles, "item")
+        ranked = _by_name(role, groups, sample, roles, lambda name: bool(len(sample.texts(name))))
+        if role == "title" and "item" in roles and not any(order == 0 for order, _ in ranked):
+            ranked += _titles_under_names_of_items(sample, roles, "item")
         if "item" in roles and role != "price":  # the price of an item changes
             sure = role == "title"  # names such as `Lineitem name`, which variants do not share
-            found = [
-                (place, n)
-                for place, n in found
-                if (sure and place == 0) or _is_of_items(sample, roles, n)
+            ranked = [
+                (order, n)
+                for order, n in ranked
+                if (sure and order == 0) or _is_of_items(sample, roles, n)
             ]
-        if found:
-            roles[role] = Found(found[0][1], "by name: it describes the items")
+        if ranked:
+            roles[role] = Found(ranked[0][1], "by name: it describes the items")
     bare = "title" in roles and rank(roles["title"].column, EVENT_FIELDS["title"][:2]) is None
     if "item" not in roles and "title" in roles and named_items and not bare:
         title = roles.pop("title").column
@@ -362,16 +362,16 @@ def _is_kind(sample: Sample, name: str) -> bool:
     return not is_of_a_user(name) and are_kinds(sample.texts(name))
 
 
-def _without_titles(found: list[tuple[int, str]], sample: Sample) -> list[tuple[int, str]]:
+def _without_titles(ranked: list[tuple[int, str]], sample: Sample) -> list[tuple[int, str]]:
     """Of the surest columns of items, the one with codes, if all others have titles.
 
     `SKU` is the item and `Product` its title, or the other way round.
     """
-    surest = [pair for pair in found if pair[0] == found[0][0]]
+    surest = [pair for pair in ranked if pair[0] == ranked[0][0]]
     kinds = [_looks_like(sample.texts(name)) for _, name in surest]
     if kinds.count("codes") == 1 and kinds.count("titles") == len(kinds) - 1:
         return [surest[kinds.index("codes")]]
-    return found
+    return ranked
 
 
 def _codes_beside_titles(
@@ -381,49 +381,49 @@ def _codes_beside_titles(
 
     Without one, or where columns that are named as items hold codes, these (`named`) stay.
     """
-    if any(_looks_like(sample.texts(name)) == "codes" for place, name in named if place <= 1):
+    if any(_looks_like(sample.texts(name)) == "codes" for order, name in named if order <= 1):
         return named
     of_items = (*EVENT_FIELDS["title"], *EVENT_WORDS["item"][:2])
     free = [n for n in free_columns(sample, roles) if sample.counts[n] == 1]
     titles = [n for n in free if rank(n, of_items) is not None]
     titles = [n for n in titles if _looks_like(sample.texts(n)) == "titles"]
-    found = []
+    codes = []
     for name in free if titles else ():
         values = sample.texts(name)
         is_code = normalised(name) in words("ids") and _share(values, BLANKS) <= 1 - SURE_SHARE
         is_code = is_code and _share(values, r"\d") > SHARE_OF_CODES
         if is_code and pc.count_distinct(values).as_py() < len(values):
             column = {"item": Found(name, "")}
-            found += [(0, name)] if any(_is_of_items(sample, column, t) for t in titles) else []
-    return found or named
+            codes += [(0, name)] if any(_is_of_items(sample, column, t) for t in titles) else []
+    return codes or named
 
 
-def _without_twins(found: list[tuple[int, str]], sample: Sample) -> list[tuple[int, str]]:
+def _without_twins(ranked: list[tuple[int, str]], sample: Sample) -> list[tuple[int, str]]:
     """The candidates, of which the surest are one if each has one value for each of the others."""
-    if not found:
-        return found
-    surest = [name for place, name in found if place == found[0][0]]
+    if not ranked:
+        return ranked
+    surest = [name for order, name in ranked if order == ranked[0][0]]
     unclear = any(sample.counts[name] > 1 for name in surest)
     if unclear or len(surest) < 2 or len({*surest}) < len(surest):
-        return found
+        return ranked
     columns = [sample.table[name] for name in surest]
     if any(pa.types.is_nested(column.type) for column in columns):
-        return found
+        return ranked
     rows = pa.table(columns, surest).group_by(surest).aggregate([]).num_rows
     same = all(len(pc.unique(column)) == rows for column in columns)
-    return found[:1] + found[len(surest) :] if same else found
+    return ranked[:1] + ranked[len(surest) :] if same else ranked
 
 
 def _titles_under_names_of_items(sample: Sample, roles: Roles, role: str) -> list[tuple[int, str]]:
     """(1, column) of the free columns such as `Product` that hold titles beside a column of ids."""
     codes = _looks_like(sample.texts(roles[role].column)) == "codes"
-    found = []
+    titles = []
     for name in free_columns(sample, roles):
         if rank(name, EVENT_WORDS["item"]) in (0, 1):
             values = sample.texts(name)
             words = codes or _share(values, BLANKS) >= SHARE_OF_WORDS
-            found += [(1, name)] if words and _looks_like(values) == "titles" else []
-    return found
+            titles += [(1, name)] if words and _looks_like(values) == "titles" else []
+    return titles
 
 
 def _looks_like(values: pa.ChunkedArray) -> Literal["codes", "titles"] | None:
@@ -457,11 +457,11 @@ def _repeated(path: Path, name: str, times: int) -> DataError:
     return DataError(f"{path}: {times} columns are called {name!r}; rename all but one")
 
 
-def _given(sample: Sample, given: Mapping[str, str | None], words: Mapping[str, Groups]) -> Roles:
+def _given(sample: Sample, chosen: Mapping[str, str | None], words: Mapping[str, Groups]) -> Roles:
     """The roles that the settings name."""
     roles = {}
     for role in words:
-        name = given.get(role)
+        name = chosen.get(role)
         if name in (None, NO_COLUMN) or (role == "timestamp" and name == FILE_ORDER):
             continue
         if name not in sample.table.column_names:
@@ -475,7 +475,7 @@ def _given(sample: Sample, given: Mapping[str, str | None], words: Mapping[str, 
 
 def free_columns(sample: Sample, roles: Roles) -> list[str]:
     """The columns without a role, in the order of the file."""
-    taken = {found.column for found in roles.values()}
+    taken = {match.column for match in roles.values()}
     return [name for name in sample.table.column_names if name not in taken]
 
 
@@ -489,16 +489,16 @@ def _by_name(
     role: str, groups: Groups, sample: Sample, roles: Roles, fits: Callable[[str], bool]
 ) -> list[tuple[int, str]]:
     """(rank, column) of the columns whose name fits the role and whose content agrees."""
-    found = []
+    ranked = []
     for name in free_columns(sample, roles):
-        place = rank(name, groups)
-        if place is None:
+        order = rank(name, groups)
+        if order is None:
             continue
         if sample.counts[name] > 1:
             raise _repeated(sample.path, name, sample.counts[name])
         if fits(name):
-            found.append((place, name))
-    return sorted(found, key=lambda pair: pair[0])
+            ranked.append((order, name))
+    return sorted(ranked, key=lambda pair: pair[0])
 
 
 def _by_overlap(
@@ -521,10 +521,10 @@ def _by_overlap(
     return named
 
 
-def _best_ids(items: Sample, given: Mapping[str, str | None]) -> pa.ChunkedArray:
+def _best_ids(items: Sample, chosen: Mapping[str, str | None]) -> pa.ChunkedArray:
     """All values of the columns of the items file that may hold the item id."""
     names = items.table.column_names
-    named = given.get("id") or given.get("item")
+    named = chosen.get("id") or chosen.get("item")
     if named is not None and named in names:
         names = [named]
     elif likely := [name for name in names if rank(name, ITEM_WORDS["id"]) is not None]:
@@ -534,26 +534,26 @@ def _best_ids(items: Sample, given: Mapping[str, str | None]) -> pa.ChunkedArray
     return pa.chunked_array(chunks, pa.string())
 
 
-def _only(found: list[tuple[int, str]]) -> bool:
+def _only(ranked: list[tuple[int, str]]) -> bool:
     """Whether one candidate is surer than all others."""
-    return len(found) == 1 or (len(found) > 1 and found[0][0] < found[1][0])
+    return len(ranked) == 1 or (len(ranked) > 1 and ranked[0][0] < ranked[1][0])
 
 
 def _take(
-    role: str, found: list[tuple[int, str]], roles: Roles, groups: Groups, sample: Sample
+    role: str, ranked: list[tuple[int, str]], roles: Roles, groups: Groups, sample: Sample
 ) -> dict[str, list[str]]:
     """Give the role to the surest candidate; to all, as `role`, `role 2`, ..., if it is `SEVERAL`.
 
     Returns:
         role -> equal candidates for a needed role, which nobody gets.
     """
-    if not found:
+    if not ranked:
         return {}
-    equal = [name for place, name in found if place == found[0][0]]
+    equal = [name for place, name in ranked if place == ranked[0][0]]
     if role in NEEDED and len(equal) > 1:
         return {role: equal}
     if role in SEVERAL:
-        for number, (_, name) in enumerate(found, 1):
+        for number, (_, name) in enumerate(ranked, 1):
             roles[role if number == 1 else f"{role} {number}"] = Found(name, "by name and content")
         return {}
     # `Order #` of some tills begins anew each day, and `Order ID` does not.
@@ -564,29 +564,29 @@ def _take(
     return {}
 
 
-def _take_published(found: list[tuple[int, str]], roles: Roles) -> None:
+def _take_published(ranked: list[tuple[int, str]], roles: Roles) -> None:
     """Take columns that say whether an item is published beside one that says what is in stock."""
-    published = [name for _, name in found if normalised(name) in words("published")]
-    stock = [name for _, name in found if name not in published]
+    published = [name for _, name in ranked if normalised(name) in words("published")]
+    stock = [name for _, name in ranked if name not in published]
     for number, name in enumerate(stock[:1] + published, 1):
         label = "available" if number == 1 else f"available {number}"
         roles[label] = Found(name, "by name and content")
 
 
-def _take_clock(sample: Sample, given: Mapping[str, str | None], roles: Roles) -> None:
+def _take_clock(sample: Sample, chosen: Mapping[str, str | None], roles: Roles) -> None:
     """Find the time of day in a column of its own, if the time of the events is a date alone."""
-    if given.get("clock") is not None or "timestamp" not in roles:
+    if chosen.get("clock") is not None or "timestamp" not in roles:
         return
     dates = sample.texts(roles["timestamp"].column)
     if pc.any(pc.match_substring_regex(dates, r":|^\d{9,}")).as_py():
         return
-    found = [
+    ranked = [
         name
         for name in free_columns(sample, roles)
         if _share(sample.texts(name), CLOCK) >= SURE_SHARE
     ]
-    if len(found) == 1:
-        roles["clock"] = Found(found[0], "by content: the time of day of each date")
+    if len(ranked) == 1:
+        roles["clock"] = Found(ranked[0], "by content: the time of day of each date")
 
 
 def _share(values: pa.ChunkedArray, pattern: str) -> float:
@@ -681,9 +681,9 @@ def _unknown(
 
 def _why_unknown(role: str, sample: Sample, equal: list[str], roles: Roles) -> tuple[str, str]:
     """Why a role is not known, and the column that a command may name."""
-    what = NEEDED[role]
+    description = NEEDED[role]
     if equal:
-        return f"both {' and '.join(map(repr, equal))} could be {what}", equal[0]
+        return f"both {' and '.join(map(repr, equal))} could be {description}", equal[0]
     if role == "timestamp":
         return _without_time(sample, roles)
     free = {name: sample.texts(name) for name in free_columns(sample, roles)}
@@ -691,9 +691,9 @@ def _why_unknown(role: str, sample: Sample, equal: list[str], roles: Roles) -> t
         unique = len(values) > 0 and len(values) == len(pc.unique(values))
         if rank(name, (ITEM_WORDS if role == "id" else EVENT_WORDS)[role]) is not None and unique:
             why = (
-                f"no column is recognised as {what} (the name of {name!r} fits, but no value of it "
-                "occurs twice in the first rows, and recommendations are learned from "
-                f"{what} of several events)"
+                f"no column is recognised as {description} (the name of {name!r} fits, but no "
+                "value of it occurs twice in the first rows, and recommendations are learned from "
+                f"{description} of several events)"
             )
             return why, name
     distinct = {name: pc.count_distinct(values).as_py() for name, values in free.items()}
@@ -707,7 +707,7 @@ def _why_unknown(role: str, sample: Sample, equal: list[str], roles: Roles) -> t
     alike = [name for name in repeated if any(noun in normalised(name) for noun in nouns)]
     others = list(free) if len(free) > 1 else []
     best = max(alike or repeated or others, key=lambda name: distinct[name], default="NAME")
-    return f"no column is recognised as {what}", best
+    return f"no column is recognised as {description}", best
 
 
 def _without_time(sample: Sample, roles: Roles) -> tuple[str, str]:

@@ -55,7 +55,7 @@ def prepare(
 
 @app.command()
 def download(
-    wanted: Annotated[
+    source: Annotated[
         str | None,
         typer.Argument(metavar="NAME|URL", help="A public data set (--list names them), or a URL."),
     ] = None,
@@ -85,17 +85,17 @@ def download(
         for name, entry in known.items():
             typer.echo(f"{name}: {entry.licence}. {entry.citation}")
         return
-    if wanted is None:
+    if source is None:
         raise ConfigError("name a public data set or a URL; recsys data download --list names them")
     target = folder or raw_folders()[0]
-    path = fetch(wanted, target, digest=sha256, max_bytes=int(max_gb * GIB))
+    path = fetch(source, target, digest=sha256, max_bytes=int(max_gb * GIB))
     typer.echo(path)
-    if wanted in known:
+    if source in known:
         from recsys.progress import say
 
-        entry = known[wanted]
+        entry = known[source]
         say(f"licence: {entry.licence}\ncite: {entry.citation}")
-        say(f"next: recsys data prepare {entry.prepare.format(folder=path)} --name {wanted}")
+        say(f"next: recsys data prepare {entry.prepare.format(folder=path)} --name {source}")
 
 
 @app.command()

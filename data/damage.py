@@ -28,8 +28,8 @@ class Damage:
         """Count damaged rows, of which `text` is the first."""
         self.rows += rows
         if len(self.examples) < 3:
-            place = f"line {line}: " if line else ""
-            self.examples.append(f"{place}{text[:60]}")
+            where = f"line {line}: " if line else ""
+            self.examples.append(f"{where}{text[:60]}")
 
     def check(self, path: Path, share: float) -> None:
         """Refuse a file of which more than a share of the rows is damaged.

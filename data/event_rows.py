@@ -83,7 +83,7 @@ class EventReader:
     titles: pa.Table = field(default_factory=lambda: ids_of_titles(()))
 
     def __post_init__(self) -> None:
-        columns = {r: found.column for r, found in self.roles.items() if r in FIELDS}
+        columns = {r: match.column for r, match in self.roles.items() if r in FIELDS}
         self.fields = ItemFields(columns)
 
     @property
@@ -91,7 +91,7 @@ class EventReader:
         """Whether sessions are the `users`, or stand for `anonymous` ones; None without any."""
         if not (sessions := all_of("session", self.roles)):
             return None
-        columns = [found.column for found in sessions]
+        columns = [match.column for match in sessions]
         return "users" if self.roles["user"].column in columns else "anonymous"
 
     def described(self, ids: pa.Array, times: TimeRules) -> pa.Table | None:
@@ -133,13 +133,13 @@ class EventReader:
             empty = pc.and_(is_no_id(texts), values.is_valid())
             if count := pc.sum(empty).as_py():
                 self.report.add("item_fields_filled", count, values.filter(empty)[:3].to_pylist())
-                place = items.column_names.index(column)
-                items = items.set_column(place, column, pc.if_else(empty, values, texts))
+                position = items.column_names.index(column)
+                items = items.set_column(position, column, pc.if_else(empty, values, texts))
         return items, mine
 
     def read(self, files: list[TableFile]) -> Iterator[pa.Table]:
         """Canonical events, part by part."""
-        used = {found.column for found in self.roles.values()}
+        used = {match.column for match in self.roles.values()}
         used |= {column for column, _ in self.first.conditions}
         if self.first.without_id:
             self._find_titles(files)
@@ -180,9 +180,9 @@ class EventReader:
         """One row for each item, where cells hold several or numbers of pieces."""
         if self.first.cells == (None, None):
             return table
-        made, *found = self.first.cells.split(table, self.roles["item"].column)
+        made, *counted = self.first.cells.split(table, self.roles["item"].column)
         rules = ("rows_with_several_items_split", "numbers_of_pieces_left_out")
-        for rule, texts in zip(rules, found, strict=True):
+        for rule, texts in zip(rules, counted, strict=True):
             self.report.add(rule, len(texts), texts[:EXAMPLES].to_pylist())
         self.report.split += made.num_rows - table.num_rows
         return made
@@ -204,7 +204,7 @@ class EventReader:
     def _canonical(
         self, table: pa.Table, path: Path, cleaner: RowCleaner, rules: TimeRules
     ) -> pa.Table:
-        column = {role: table[found.column] for role, found in self.roles.items()}
+        column = {role: table[match.column] for role, match in self.roles.items()}
         made = {
             role: self.forms.read(role, table, self.roles[role].column, path)
             for role in ("user", "item")
@@ -254,7 +254,7 @@ class EventReader:
         is_order = (
             types is None and "timestamp" in made and ("clock" in column or _has_clock(times))
         )
-        for role, found in self.roles.items():
+        for role, match in self.roles.items():
             kind, _, form = role.partition(" ")
             if kind not in ("taken_back", "order_status") or form.startswith(("pieces", "total")):
                 continue
@@ -270,14 +270,14 @@ class EventReader:
                 said = pc.if_else(in_full, "yes", pc.if_else(pc.equal(said, ""), "", "no"))
             elif form.startswith("number"):
                 said = pc.if_else(each(said, is_missing), "", "yes")
-            if kind == "taken_back" and form != "amount" and is_return_line(found.column):
+            if kind == "taken_back" and form != "amount" and is_return_line(match.column):
                 returned.append(read_taken_back(said))
                 lines = pc.or_(lines, returned[-1])
                 continue
             if is_order:
                 said = self._filled(role, said, made["user"], made["timestamp"])
             if kind == "taken_back":
-                (cancelled if is_cancellation(found.column) else returned).append(
+                (cancelled if is_cancellation(match.column) else returned).append(
                     read_taken_back(said)
                 )
                 continue
@@ -327,8 +327,8 @@ class EventReader:
     ) -> pa.ChunkedArray:
         """The pieces that are left; rows of which none is are added to one of the lists."""
         texts = {
-            found.column: as_strings(column[role], "quantity", path)
-            for role, found in self.roles.items()
+            match.column: as_strings(column[role], "quantity", path)
+            for role, match in self.roles.items()
             if role.startswith("taken_back pieces")
         }
         if not texts:

@@ -62,7 +62,7 @@ def look_at(
     roles: Roles,
     items: TableFile | None,
     described: Sample | None,
-    given: Mapping[str, str | None],
+    chosen: Mapping[str, str | None],
     times: TimeRules,
     config: ReaderConfig,
 ) -> FirstRows:
@@ -74,7 +74,7 @@ def look_at(
         roles: of their columns.
         items: the items file, if there is one.
         described: its first rows.
-        given: role -> column, from the settings.
+        chosen: role -> column, from the settings.
         times: how times are read.
         config: of the reader.
 
@@ -88,7 +88,7 @@ def look_at(
     known = pa.chunked_array([], pa.string())
     if described is not None:
         before = known_form.get("items") or None
-        mine = recognise_items(described, given, own, cells.drop_null(), times, before)
+        mine = recognise_items(described, chosen, own, cells.drop_null(), times, before)
         known = described.texts(mine["id"].column)
     form = ItemCells(known_form.get("separator"), known_form.get("numbers_of_pieces"))
     if "separator" not in known_form:

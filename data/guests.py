@@ -52,14 +52,14 @@ def placeholders(users: pa.ChunkedArray, orders: pa.ChunkedArray | None = None) 
     counts = {name: count for name, count in counts.items() if name}
     persons = [n for name, n in counts.items() if name not in NUMBERS and not is_placeholder(name)]
     usual = float(np.quantile(persons, PERCENTILE, method="lower")) if persons else 0.0
-    found = [
+    placeholders_by_name = [
         name
         for name, count in counts.items()
         if is_placeholder(name)
         or (name in NUMBERS and count > max(NUMBER_FACTOR * usual, PLACEHOLDER_SHARE * len(users)))
     ]
     if orders is None or len(persons) < ENOUGH_USERS:
-        return found
+        return placeholders_by_name
     pairs = pa.table([users, orders], ["user", "order"]).group_by(["user", "order"]).aggregate([])
     of_user = pc.value_counts(pairs["user"].drop_null())
     most = max(
@@ -69,13 +69,15 @@ def placeholders(users: pa.ChunkedArray, orders: pa.ChunkedArray | None = None) 
     many = (
         of_user.filter(pc.greater_equal(of_user.field("counts"), most)).field("values").to_pylist()
     )
-    return found + [name for name in many if name and name not in found]
+    return placeholders_by_name + [
+        name for name in many if name and name not in placeholders_by_name
+    ]
 
 
-def other_ids(sample: Sample, roles: Roles, given: Mapping[str, str | None]) -> Roles:
+def other_ids(sample: Sample, roles: Roles, chosen: Mapping[str, str | None]) -> Roles:
     """A column of addresses or devices, with the role `OTHER_ID`, for rows without a user."""
     user, session = roles["user"].column, roles.get("session")
-    if given.get("session") == NO_COLUMN or (session is not None and session.column == user):
+    if chosen.get("session") == NO_COLUMN or (session is not None and session.column == user):
         return {}
     users = as_strings(sample.table[user], "user", sample.path)
     names = placeholders(users)

@@ -149,12 +149,12 @@ class HistoryCleaner:
             report.note(sentence("low_ratings", bound=self._bound))
         elif are_counts(facts.ratings) and config.negative_rating is None:
             report.note(sentence("counts", first=facts.ratings[0], last=facts.ratings[-1]))
-        kept = [
+        behaviours = [
             b for b in types.all if b.role != "negative" or not config.applies("negative_feedback")
         ]
-        self.behaviours: tuple[Behaviour, ...] = tuple(kept) if len(kept) > 1 else ()
-        places = {b.name: place for place, b in enumerate(self.behaviours)}
-        self._place = np.array([places.get(b.name, 0) for b in types.all] or [0], np.uint8)
+        self.behaviours: tuple[Behaviour, ...] = tuple(behaviours) if len(behaviours) > 1 else ()
+        numbers = {b.name: number for number, b in enumerate(self.behaviours)}
+        self._place = np.array([numbers.get(b.name, 0) for b in types.all] or [0], np.uint8)
 
     def clean(self, columns: Columns) -> Cleaned:
         """Merge repeated steps and drop negative feedback.
@@ -294,15 +294,15 @@ def _test_users(
     facts: Facts, config: CleanConfig, report: Report, free: NDArray[np.bool_]
 ) -> NDArray[np.bool_]:
     """(users,) the users to drop because their ids look like those of tests or of staff."""
-    found = pc.match_substring_regex(facts.user_ids, TEST_USER)
-    found = np.asarray(found.to_numpy(zero_copy_only=False), bool) & free
-    if found.sum() > MOST_TEST_USERS * len(found):
-        return np.zeros(len(found), bool)
+    is_test = pc.match_substring_regex(facts.user_ids, TEST_USER)
+    is_test = np.asarray(is_test.to_numpy(zero_copy_only=False), bool) & free
+    if is_test.sum() > MOST_TEST_USERS * len(is_test):
+        return np.zeros(len(is_test), bool)
     drops = config.applies("test_users")
     if not drops:
-        count = int(facts.events_of_user[found].sum())
-        report.add("events_of_test_users", count, _examples(found, facts))
-    return found & drops
+        count = int(facts.events_of_user[is_test].sum())
+        report.add("events_of_test_users", count, _examples(is_test, facts))
+    return is_test & drops
 
 
 def negative_rating(ratings: NDArray[np.float32], config: CleanConfig) -> float | None:
@@ -368,17 +368,17 @@ def before_negative(
         return negative
     pairs, first = np.unique(pair[rows][::-1], return_index=True)
     last = rows[::-1][first]
-    place = np.searchsorted(pairs, pair).clip(max=len(pairs) - 1)
-    return np.asarray((pairs[place] == pair) & (np.arange(len(pair)) <= last[place]))
+    position = np.searchsorted(pairs, pair).clip(max=len(pairs) - 1)
+    return np.asarray((pairs[position] == pair) & (np.arange(len(pair)) <= last[position]))
 
 
 def _disliked(columns: Columns, chosen: NDArray[np.bool_], negative: NDArray[np.bool_]) -> Columns:
     """The chosen negative events, as `Cleaned.disliked`."""
     pair = _pairs(columns["user"], columns["item"])
-    _, from_end, place = np.unique(pair[::-1], return_index=True, return_inverse=True)
+    _, from_end, number = np.unique(pair[::-1], return_index=True, return_inverse=True)
     last = negative[len(pair) - 1 - from_end]  # of each pair's last event
-    found = {n: columns[n][chosen] for n in ("user", "item", "timestamp") if n in columns}
-    return found | {"stands": last[place[::-1]][chosen]}
+    disliked = {n: columns[n][chosen] for n in ("user", "item", "timestamp") if n in columns}
+    return disliked | {"stands": last[number[::-1]][chosen]}
 
 
 def _rest(
@@ -389,9 +389,9 @@ def _rest(
 ) -> Columns:
     """`Cleaned.pieces`: of the pairs with rows to keep, of which `bought` are purchases."""
     pair = _pairs(columns["user"], columns["item"])
-    _, from_end, place = np.unique(pair[::-1], return_index=True, return_inverse=True)
-    last, place = len(pair) - 1 - from_end, place[::-1]
-    events, rows = (np.bincount(place, rows, len(last)) for rows in (bought, keep))
+    _, from_end, number = np.unique(pair[::-1], return_index=True, return_inverse=True)
+    last, number = len(pair) - 1 - from_end, number[::-1]
+    events, rows = (np.bincount(number, rows, len(last)) for rows in (bought, keep))
     rest = last[(left[last] != events) & (rows > 0)]
     return {n: columns[n][rest] for n in ("user", "item")} | {
         "pieces": left[rest].astype(np.float32)
@@ -400,8 +400,8 @@ def _rest(
 
 def _none(columns: Columns) -> Columns:
     """No disliked items, with the columns of `_disliked`."""
-    found = {n: columns[n][:0] for n in ("user", "item", "timestamp") if n in columns}
-    return found | {"stands": np.zeros(0, np.bool_)}
+    nothing = {n: columns[n][:0] for n in ("user", "item", "timestamp") if n in columns}
+    return nothing | {"stands": np.zeros(0, np.bool_)}
 
 
 def _pairs(user: NDArray[np.int64], item: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -104,9 +104,9 @@ def note_zeros(role: str, ids: pa.Array, report: Report) -> None:
     both = digits.filter(pc.is_in(bare, value_set=digits.filter(pc.equal(bare, digits))))
     padded = both.filter(pc.match_substring_regex(both, r"^0+[1-9]"))
     if len(padded):
-        one = padded[0].as_py()
-        other = one.lstrip("0")
-        report.note(sentence("zeros", count=len(padded), role=role, one=one, other=other))
+        example = padded[0].as_py()
+        other = example.lstrip("0")
+        report.note(sentence("zeros", count=len(padded), role=role, one=example, other=other))
 
 
 def refuse_lost_zeros(role: str, ids: pa.Array, known: pa.Array, path: Path) -> None:
@@ -124,9 +124,9 @@ def refuse_lost_zeros(role: str, ids: pa.Array, known: pa.Array, path: Path) -> 
     ids, known = (pc.unique(texts.filter(pc.match_substring_regex(texts, r"^\d+$")))
                   for texts in (ids, known))  # fmt: skip
     new = ids.filter(pc.invert(pc.is_in(ids, value_set=known)))
-    place = pc.index_in(pc.utf8_ltrim(new, "0"), value_set=pc.utf8_ltrim(known, "0"))
-    both = new.filter(place.is_valid())
+    position = pc.index_in(pc.utf8_ltrim(new, "0"), value_set=pc.utf8_ltrim(known, "0"))
+    both = new.filter(position.is_valid())
     if len(both):
-        other = known[place.drop_null()[0].as_py()].as_py()
+        other = known[position.drop_null()[0].as_py()].as_py()
         said = {"count": len(both), "one": both[0].as_py(), "other": other}
         raise DataError(sentence("lost_zeros", path=path, role=role, **said))

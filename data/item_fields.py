@@ -65,7 +65,7 @@ class ItemFields:
 
     def of(self, ids: pa.Array) -> dict[str, pa.Array]:
         """Field -> the value of each item; null where the events have none."""
-        found = {}
+        fields_by_role = {}
         for name, parts in self.parts.items():
             rows = _merged(pa.concat_tables(parts))
             keys = ["rows", "last"]
@@ -75,9 +75,9 @@ class ItemFields:
                 keys = ["paid", "last", "rows"]
             rows = rows.sort_by([(key, "descending") for key in keys])
             best = rows.group_by("item", use_threads=False).aggregate([("value", "first")])
-            place = pc.index_in(ids, value_set=best["item"].combine_chunks())
-            found[name] = best["value_first"].combine_chunks().take(place)
-        return found
+            position = pc.index_in(ids, value_set=best["item"].combine_chunks())
+            fields_by_role[name] = best["value_first"].combine_chunks().take(position)
+        return fields_by_role
 
 
 def ids_of_titles(parts: Iterable[pa.Table]) -> pa.Table:
@@ -92,8 +92,8 @@ def ids_of_titles(parts: Iterable[pa.Table]) -> pa.Table:
         both = pa.concat_tables([pairs, part.filter(pc.invert(missing)).select(pairs.column_names)])
         pairs = both.group_by(pairs.column_names, use_threads=False).aggregate([])
     titles = pairs.group_by("title", use_threads=False)
-    found = titles.aggregate([("item", "min"), ("item", "count")])
-    one = found.filter(pc.equal(found["item_count"], 1))
+    counted = titles.aggregate([("item", "min"), ("item", "count")])
+    one = counted.filter(pc.equal(counted["item_count"], 1))
     return one.select(["title", "item_min"]).rename_columns(["title", "item"])
 
 

@@ -74,10 +74,10 @@ def refuse_other_layouts(file: TableFile) -> None:
         raise _with_double_colons(file, lines)
     numbered = [n for n, c in enumerate(file.names) if NUMBERED.fullmatch(c.lower())]
     if len(numbered) >= MOST_NUMBERED:
-        what = (
+        description = (
             f"the columns {file.names[numbered[0]]!r} to {file.names[numbered[-1]]!r} hold baskets"
         )
-        raise _of_baskets(file, what, file.names[: numbered[0]], " if number > 1")
+        raise _of_baskets(file, description, file.names[: numbered[0]], " if number > 1")
     marks = [mark for mark in ("\t", ";", "|", ",") if any(mark in line for line in lines)]
     mark = file.delimiter if len(file.columns) > 1 else (*marks, " ")[0]
     rows = [row for row in csv.reader(io.StringIO("\n".join(lines)), delimiter=mark) if row]
@@ -85,19 +85,19 @@ def refuse_other_layouts(file: TableFile) -> None:
     if len(rows) < FEW_LINES or len(lengths) < 2:
         return
     if max(lengths.values()) < SAME_LENGTH * len(rows) and not _known(rows[0]):
-        what = f"the lines have {min(lengths)} to {max(lengths)} values, so each is a basket"
-        raise _of_baskets(replace(file, delimiter=mark), what, _before_items(rows), "")
+        description = f"the lines have {min(lengths)} to {max(lengths)} values, so each is a basket"
+        raise _of_baskets(replace(file, delimiter=mark), description, _before_items(rows), "")
 
 
 def _before_items(rows: list[list[str]]) -> list[str]:
     """Names of the columns before the items of a basket, none of whose values is an item."""
     names: list[str] = []
-    for place in range(min(map(len, rows)) - 1):
-        values = [row[place] for row in rows]
-        if not {*values}.isdisjoint(value for row in rows for value in row[place + 1 :]):
+    for number in range(min(map(len, rows)) - 1):
+        values = [row[number] for row in rows]
+        if not {*values}.isdisjoint(value for row in rows for value in row[number + 1 :]):
             break
         is_user = "user" not in names and len({*values}) < len(values)
-        names.append("user" if is_user else f"column{place + 1}")
+        names.append("user" if is_user else f"column{number + 1}")
     return names
 
 
@@ -115,7 +115,7 @@ def refuse_without_header(path: Path, rows: pa.Table, named: bool, of_items: boo
     """
     names = rows.column_names
     known = _known(names)
-    counted = names == [str(place) for place in range(len(names))]
+    counted = names == [str(number) for number in range(len(names))]
     if known > 1 or (named and (counted or known)):
         return
     values = any(name and re.fullmatch(VALUE, name) for name in names)
@@ -150,10 +150,10 @@ def _likely_names(columns: list[pa.ChunkedArray]) -> list[str]:
     """Names for columns without any: the time by its content; user and item in order."""
     rules = TimeRules("auto", "UTC", None, 0)
     free, names = iter(["user", "item"]), []
-    for place, column in enumerate(columns):
+    for number, column in enumerate(columns):
         is_time = "timestamp" not in names and share_of_times(column, rules)[1] > 0.5
         several = pc.count_distinct(column).as_py() > 1 or len(column) < FEW_LINES
-        other = f"column{place + 1}"
+        other = f"column{number + 1}"
         names.append("timestamp" if is_time else next(free, other) if several else other)
     return names
 
@@ -195,15 +195,15 @@ def _with_double_colons(file: TableFile, lines: list[str]) -> DataError:
     )
 
 
-def _of_baskets(file: TableFile, what: str, before: list[str], condition: str) -> DataError:
+def _of_baskets(file: TableFile, description: str, before: list[str], condition: str) -> DataError:
     rows = (
         f"[number, *row[:{len(before)}], item.strip()] for number, row in "
         f"enumerate(csv.reader(lines, delimiter={json.dumps(file.delimiter)}), 1){condition} "
         f"for item in row[{len(before)}:] if item.strip()"
     )
     return DataError(
-        f"{file.path}: {what}; write one row for each item, with the number of the basket as the "
-        f"order: {_rewritten(file, ['order', *before, 'item'], rows)}"
+        f"{file.path}: {description}; write one row for each item, with the number of the basket "
+        f"as the order: {_rewritten(file, ['order', *before, 'item'], rows)}"
     )
 
 
@@ -242,12 +242,12 @@ class ItemCells(NamedTuple):
         several = cells.filter(pc.greater(pc.list_value_length(parts), 1))
         numbered = items[:0]
         if self.numbers is not None:
-            found = pc.extract_regex(items, NUMBERS[self.numbers])
-            numbered = items.filter(pc.is_valid(found))
-            items = pc.coalesce(pc.struct_field(found, "item"), items)
+            matches = pc.extract_regex(items, NUMBERS[self.numbers])
+            numbered = items.filter(pc.is_valid(matches))
+            items = pc.coalesce(pc.struct_field(matches, "item"), items)
         made = table.take(rows)
-        place = table.column_names.index(name)
-        return made.set_column(place, name, pa.chunked_array([items])), several, numbered
+        position = table.column_names.index(name)
+        return made.set_column(position, name, pa.chunked_array([items])), several, numbered
 
 
 def _parts(cell: str, mark: str) -> list[str]:
@@ -258,9 +258,9 @@ def _parts(cell: str, mark: str) -> list[str]:
     >>> _parts("P4; P8;", ";"), _parts("P4, P8", LISTS), _parts("{}", LISTS)
     (['P4', 'P8'], ['P4, P8'], [''])
     """
-    found = [cell] if mark == LISTS else cell.split(mark)
+    parts = [cell] if mark == LISTS else cell.split(mark)
     if re.match(LIST, cell):
-        found = []
+        parts = []
         for token in TOKEN.finditer(cell.strip()[1:-1]):
             text = token["bare"] or re.sub(r"\\(.)", r"\1", token["quoted"] or "")
             codes = text.split()
@@ -270,18 +270,18 @@ def _parts(cell: str, mark: str) -> list[str]:
                 except ValueError:
                     text = token["json"][1:-1]
             is_row = token["bare"] and all(map(CODE.fullmatch, codes)) and _bare(text) == text
-            found += codes if is_row else [text]
-    return [part for part in map(str.strip, found) if part] or [""]
+            parts += codes if is_row else [text]
+    return [part for part in map(str.strip, parts) if part] or [""]
 
 
 def item_cells(
-    path: Path, given: str | None, name: str, cells: pa.ChunkedArray, known: pa.ChunkedArray
+    path: Path, chosen: str | None, name: str, cells: pa.ChunkedArray, known: pa.ChunkedArray
 ) -> ItemCells:
     """How the cells of a column hold items, by the first rows.
 
     Args:
         path: of the file, for errors.
-        given: what divides the items by the settings; `none` keeps cells as they are.
+        chosen: what divides the items by the settings; `none` keeps cells as they are.
         name: of the column.
         cells: of the first rows, without missing ones.
         known: ids of the items file; empty without one.
@@ -290,7 +290,7 @@ def item_cells(
         DataError: cells with records, with pieces below 1, or with what may be several items; the
             message has a command or a setting that decides.
     """
-    if given == "none":
+    if chosen == "none":
         return ItemCells(None, None)
     records = cells.filter(pc.match_substring_regex(cells, RECORDS))
     if len(records) > SEVERAL * len(cells):
@@ -301,7 +301,7 @@ def item_cells(
         counts |= Counter(some.to_pylist()).most_common(MOST_CELLS)
     ids = set(known.to_pylist())
     is_plural = rank(name, EVENT_WORDS["item"]) == rank("items", EVENT_WORDS["item"])
-    mark = given or next(
+    mark = chosen or next(
         filter(None, (_divides(m, name, counts, ids, is_plural) for m in
                       (LISTS, *SEPARATORS, *BETWEEN_CODES))), None,
     )  # fmt: skip
@@ -374,8 +374,8 @@ def _divides(
 
 def _bare(part: str) -> str:
     """An item without a number of pieces beside it."""
-    found = next(filter(None, (re.match(form, part) for form in NUMBERS.values())), None)
-    return found["item"] if found else part
+    match = next(filter(None, (re.match(form, part) for form in NUMBERS.values())), None)
+    return match["item"] if match else part
 
 
 def _numbers(path: Path, name: str, parts: Mapping[str, int], *, is_list: bool) -> str | None:
@@ -390,30 +390,33 @@ def _numbers(path: Path, name: str, parts: Mapping[str, int], *, is_list: bool) 
     Raises:
         DataError: a number below 1, which may be a return.
     """
-    for place, form in NUMBERS.items():
-        found = {part: match for part in parts if (match := re.match(form, part))}
-        rows = sum(parts[part] for part in found)
-        pieces = Counter(match["item"] for match in found.values())
-        again = sum(pieces[m["item"]] > 1 or m["item"] in parts for m in found.values())
-        single = sum(parts[part] for part, match in found.items() if int(match["pieces"]) == 1)
-        one = sum(parts[item] for item in pieces)
-        most, recurs = rows >= MOST_KNOWN * sum(parts.values()), again >= REPEATED * len(found)
+    for position, form in NUMBERS.items():
+        matches = {part: match for part in parts if (match := re.match(form, part))}
+        rows = sum(parts[part] for part in matches)
+        pieces = Counter(match["item"] for match in matches.values())
+        again = sum(pieces[m["item"]] > 1 or m["item"] in parts for m in matches.values())
+        single = sum(parts[part] for part, match in matches.items() if int(match["pieces"]) == 1)
+        pieces_of_one = sum(parts[item] for item in pieces)
+        most, recurs = rows >= MOST_KNOWN * sum(parts.values()), again >= REPEATED * len(matches)
         is_sure = most or (recurs and (is_list or all(map(CODE.fullmatch, pieces))))
-        if place == "colon":
+        if position == "colon":
             is_sure = (
-                is_sure and recurs and len(pieces) > 2 and single + one >= SINGLE * (rows + one)
+                is_sure
+                and recurs
+                and len(pieces) > 2
+                and single + pieces_of_one >= SINGLE * (rows + pieces_of_one)
             )
         elif not is_list:
             is_sure = is_sure and recurs
-        if not found or rows < SEVERAL * sum(parts.values()) or not is_sure:
+        if not matches or rows < SEVERAL * sum(parts.values()) or not is_sure:
             continue
-        if below := next((part for part, m in found.items() if int(m["pieces"]) < 1), None):
+        if below := next((part for part, m in matches.items() if int(m["pieces"]) < 1), None):
             raise DataError(
                 f"{path}: cells of column {name!r} hold items with numbers of pieces, and {below!r}"
                 " may be a return; write a row for each item, with the number in a column "
                 "'quantity', or keep the cells as they are: --set data.clean.item_separator=none"
             )
-        return place
+        return position
     return None
 
 

@@ -102,26 +102,28 @@ def read_numbers(
         return None
     rows = np.bincount(encoded.indices.drop_null().to_numpy(), minlength=len(words))
     marks = decimal_marks(pa.array([], pa.string()) if others is None else others)
-    found = _prices(words, rows, named, marks) if prices else None
-    money = found is not None
-    if found is None:
-        found = _plain(words, rows, named)
-    if found is None:
+    prices_read = _prices(words, rows, named, marks) if prices else None
+    money = prices_read is not None
+    if prices_read is None:
+        prices_read = _plain(words, rows, named)
+    if prices_read is None:
         return None
-    bad = pc.fill_null(pc.is_null(found).take(encoded.indices), False)
+    bad = pc.fill_null(pc.is_null(prices_read).take(encoded.indices), False)
     guessed = converted = pa.array([False] * len(words))
     if money:
         plain = pc.if_else(pc.match_substring_regex(words, PLAIN), words, None)
         plain = pc.cast(pc.replace_substring_regex(plain, r"^\+", ""), pa.float64())
-        converted = pc.and_(pc.is_valid(found), pc.fill_null(pc.not_equal(plain, found), True))
+        converted = pc.and_(
+            pc.is_valid(prices_read), pc.fill_null(pc.not_equal(plain, prices_read), True)
+        )
     if money and len(marks) != 1 and not pc.any(pc.match_substring_regex(words, CURRENCY)).as_py():
         bare = pc.replace_substring_regex(words, BLANKS, "")
-        either = pc.or_(pc.match_substring_regex(bare, EITHER), pc.is_null(found))
+        either = pc.or_(pc.match_substring_regex(bare, EITHER), pc.is_null(prices_read))
         if pc.all(either).as_py():
-            guessed = pc.is_valid(found)
+            guessed = pc.is_valid(prices_read)
     made = [pc.fill_null(values.take(encoded.indices), False) for values in (converted, guessed)]
     return Numbers(
-        pa.chunked_array([found.take(encoded.indices)]),
+        pa.chunked_array([prices_read.take(encoded.indices)]),
         pa.chunked_array([bad]),
         *(pa.chunked_array([values]) for values in made),
     )
@@ -182,9 +184,11 @@ def _few_bad(words: pa.Array, bad: pa.Array, rows: NDArray[np.int64], named: boo
     numbers = int(rows[~strange].sum())
     if not numbers or strange.sum() > 10_000:
         return False
-    places = np.flatnonzero(strange)
-    texts = words.take(pa.array(places)).to_pylist()
-    unknown = [at for at, text in zip(places, texts, strict=True) if text.lower() not in NO_NUMBER]
+    positions = np.flatnonzero(strange)
+    texts = words.take(pa.array(positions)).to_pylist()
+    unknown = [
+        at for at, text in zip(positions, texts, strict=True) if text.lower() not in NO_NUMBER
+    ]
     share = MOST_BAD_PRICES if named else MOST_BAD
     return int(rows[unknown].sum()) <= share * (numbers + int(rows[unknown].sum()))
 

@@ -113,8 +113,8 @@ class TableFile:
         """
         if self.kind != "delimited" or len(names) != len(self.columns):
             said = {"own": len(self.columns), "shown": ", ".join(self.names)[:80]}
-            given = {"path": self.path, "given": len(names), "kind": self.kind}
-            raise DataError(sentence("column_names_do_not_fit", **given, **said))
+            described = {"path": self.path, "given": len(names), "kind": self.kind}
+            raise DataError(sentence("column_names_do_not_fit", **described, **said))
         return replace(self, columns=names, values=names, has_header=False)
 
     def batches(

@@ -26,7 +26,7 @@ MOST_FILLED = 0.5  # share of the rows that may have the number of a return
 SHARE_OF_NUMBERS = 0.9
 
 
-def refunds(sample: Sample, roles: Roles, given: Mapping[str, str | None]) -> Roles:
+def refunds(sample: Sample, roles: Roles, chosen: Mapping[str, str | None]) -> Roles:
     """All roles, with those of such columns, whose second word is what they hold.
 
     `taken_back pieces` are a part of the quantity, `taken_back amount` is one of `taken_back total`
@@ -34,31 +34,31 @@ def refunds(sample: Sample, roles: Roles, given: Mapping[str, str | None]) -> Ro
     `order_status closed` are those of Magento, where a refunded order is closed, and those of
     `order_status paid` say yes or no.
     """
-    found = {
+    refund_roles = {
         f"{role} closed"
-        if role.startswith("order_status") and closed_after_refunds(sample.texts(one.column))
-        else role: one
-        for role, one in roles.items()
+        if role.startswith("order_status") and closed_after_refunds(sample.texts(match.column))
+        else role: match
+        for role, match in roles.items()
     }
-    if given.get("taken_back") == NO_COLUMN:
-        return found
+    if chosen.get("taken_back") == NO_COLUMN:
+        return refund_roles
     counted = "quantity" in roles and not is_taken_back(roles["quantity"].column)
-    marks = [role for role in found if re.fullmatch(r"taken_back( \d+)?", role)]
-    for role in marks if given.get("taken_back") is None else ():
-        values = sample.texts(found[role].column)
+    marks = [role for role in refund_roles if re.fullmatch(r"taken_back( \d+)?", role)]
+    for role in marks if chosen.get("taken_back") is None else ():
+        values = sample.texts(refund_roles[role].column)
         more = unread_marks(values)
         numbers = len(more) and not read_pieces(values).null_count
-        if numbers or (counted and _are_pieces(sample, roles, found[role].column)):
-            del found[role]
-    for name in free_columns(sample, found):
+        if numbers or (counted and _are_pieces(sample, roles, refund_roles[role].column)):
+            del refund_roles[role]
+    for name in free_columns(sample, refund_roles):
         values = sample.texts(name)
         if sample.counts[name] > 1 or not len(values) or is_of_a_user(name):
             continue
         kind = None
         if normalised(name).removeprefix("is") in words("paid"):
             said = share_of_plain_answers(values, sample.table.num_rows)
-            if said >= SHARE_OF_NUMBERS and given.get("order_status") != NO_COLUMN:
-                found["order_status paid"] = Found(name, "by name and content")
+            if said >= SHARE_OF_NUMBERS and chosen.get("order_status") != NO_COLUMN:
+                refund_roles["order_status paid"] = Found(name, "by name and content")
             continue
         if rank(name, EVENT_WORDS["return_number"]) is not None:
             filled = pc.sum(each(values, lambda text: not is_missing(text))).as_py()
@@ -70,14 +70,16 @@ def refunds(sample: Sample, roles: Roles, given: Mapping[str, str | None]) -> Ro
         ):
             numbers = 1 - read_pieces(values).null_count / len(values)
             kind = "pieces" if counted and numbers >= SHARE_OF_NUMBERS else None
-        elif "taken_back amount" not in found and (total := _total(sample, found, name)):
-            found["taken_back total"] = Found(total, "its values are those of whole refunds")
+        elif "taken_back amount" not in refund_roles and (
+            total := _total(sample, refund_roles, name)
+        ):
+            refund_roles["taken_back total"] = Found(total, "its values are those of whole refunds")
             kind = "amount"
         if kind is not None:
-            number = len([role for role in found if role.startswith(f"taken_back {kind}")])
+            number = len([role for role in refund_roles if role.startswith(f"taken_back {kind}")])
             role = f"taken_back {kind}" + (f" {number + 1}" if number else "")
-            found[role] = Found(name, "by name and content")
-    return found
+            refund_roles[role] = Found(name, "by name and content")
+    return refund_roles
 
 
 def _are_pieces(sample: Sample, roles: Roles, name: str) -> bool:
@@ -99,24 +101,24 @@ def _total(sample: Sample, roles: Roles, name: str) -> str | None:
     Of lines with several pieces, a price is not all that was paid.
     """
     refunded = as_strings(sample.table[name], name, sample.path)
-    prices = [one.column for one in all_of("price", roles)]
+    prices = [match.column for match in all_of("price", roles)]
     if "quantity" in roles:
         pieces = read_pieces(sample.texts(roles["quantity"].column))
         prices = prices if pc.all(pc.equal(pieces, 1)).as_py() else []
-    free = [one for one in free_columns(sample, roles) if sample.counts[one] == 1]
+    free = [match for match in free_columns(sample, roles) if sample.counts[match] == 1]
     amounts = [
-        one
-        for one in free
-        if one != name
-        and not is_taken_back(one)
-        and not pa.types.is_nested(sample.table[one].type)
-        and any(word in normalised(one) for word in words("amounts"))
+        match
+        for match in free
+        if match != name
+        and not is_taken_back(match)
+        and not pa.types.is_nested(sample.table[match].type)
+        and any(word in normalised(match) for word in words("amounts"))
     ]
     equal = {
-        one: pc.sum(
-            is_refunded_in_full(refunded, as_strings(sample.table[one], one, sample.path))
+        match: pc.sum(
+            is_refunded_in_full(refunded, as_strings(sample.table[match], match, sample.path))
         ).as_py()
-        for one in amounts + prices
+        for match in amounts + prices
     }
-    best = max(equal, key=lambda one: equal[one], default=None)
+    best = max(equal, key=lambda match: equal[match], default=None)
     return best if best is not None and equal[best] else None

@@ -206,8 +206,8 @@ def unread_states(texts: pa.ChunkedArray, *, unknown: bool = False) -> list[str]
     if unknown:
         every = [text for text in pc.unique(texts).to_pylist() if not is_missing(text)]
         states += [t for t in every if t not in states and KEPT.isdisjoint(words_of(t))]
-    kept = NOT | DENIED
-    states = [text for text in states if kept.isdisjoint(words_of(text))]
+    refusing = NOT | DENIED
+    states = [text for text in states if refusing.isdisjoint(words_of(text))]
     return [text for text in states if _state(text) is None and not is_partial(text)]
 
 
@@ -318,15 +318,15 @@ def _bare_pieces(texts: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArra
 
 def forms_of_pieces(batches: Iterable[pa.ChunkedArray]) -> list[str]:
     """Texts, one of each form, that show what the marks in numbers of pieces mean."""
-    found: dict[str, str] = {}
+    forms: dict[str, str] = {}
     for texts in batches:
         bare = _bare_pieces(texts)
         clear = pc.fill_null(pc.invert(pc.match_substring_regex(bare, EITHER)), False)
         for name, form in (*MARKED, ("below 1000", BELOW_1000)):
-            if name not in found:
+            if name not in forms:
                 fitting = bare.filter(pc.and_(clear, pc.match_substring_regex(bare, form)))
-                found |= {name: fitting[0].as_py()} if len(fitting) else {}
-    return list(found.values())
+                forms |= {name: fitting[0].as_py()} if len(fitting) else {}
+    return list(forms.values())
 
 
 def unclear_pieces(texts: pa.ChunkedArray, shown: Sequence[str]) -> pa.ChunkedArray:
@@ -361,8 +361,8 @@ def pieces_of_events(
     if types is not None:
         levels = {name: level(name) for name in pc.unique(types).drop_null().to_pylist()}
         negative, bought = (
-            pc.is_in(types, pa.array([n for n, at in levels.items() if at == wanted], pa.string()))
-            for wanted in (0, PURCHASE)
+            pc.is_in(types, pa.array([n for n, at in levels.items() if at == sign], pa.string()))
+            for sign in (0, PURCHASE)
         )
         counted = pc.if_else(negative, pc.negate(pc.abs(pieces)), None)
         counted = pc.if_else(bought, pieces, counted)
@@ -390,8 +390,8 @@ def _state(text: str) -> str | None:
     if not ASKED.isdisjoint(words) and not DENIED.isdisjoint(words):
         return None
     state = None
-    for place, word in enumerate(words):
-        if not NOT.isdisjoint(words[:place]) or words[-1] in NOT:
+    for number, word in enumerate(words):
+        if not NOT.isdisjoint(words[:number]) or words[-1] in NOT:
             said = "cancelled" if word in PAID else None
         elif word in CANCELLED:
             said = "cancelled"

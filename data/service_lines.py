@@ -109,12 +109,12 @@ class ServiceLines:
         pairs = pa.table([ids.indices, titles.indices], ["id", "title"])
         distinct = pairs.group_by(["id", "title"], use_threads=False).aggregate([]).to_pydict()
         texts = ids.dictionary.to_pylist(), titles.dictionary.to_pylist()
-        found = [
+        lines = [
             (i, t) for i, t in zip(*distinct.values(), strict=True)
             if self.is_service(texts[0][i], texts[1][t])
         ]  # fmt: skip
         key = pc.add(pc.multiply(pc.cast(ids.indices, pa.int64()), len(texts[1])), titles.indices)
-        chosen = pa.array([i * len(texts[1]) + t for i, t in found], pa.int64())
+        chosen = pa.array([i * len(texts[1]) + t for i, t in lines], pa.int64())
         bad = pc.is_in(key, value_set=chosen)
         if "named" in events.column_names:
             bad = pc.or_(bad, events["named"].combine_chunks())
@@ -183,14 +183,19 @@ class ServiceLines:
 
     def summary(self) -> str:
         """What was left out, and what was kept although it has such a name; empty for nothing."""
-        told = []
+        sentences = []
         if self.dropped:
-            shown, one = self._shown(self.dropped), self._setting(f"!{next(iter(self.dropped))}")
-            told.append(sentence("left_out", shown=shown, one=one, every=self._setting(KEEP)))
+            shown, setting = (
+                self._shown(self.dropped),
+                self._setting(f"!{next(iter(self.dropped))}"),
+            )
+            sentences.append(
+                sentence("left_out", shown=shown, one=setting, every=self._setting(KEEP))
+            )
         if self.kept:
-            one = self._setting(next(iter(self.kept)))
-            told.append(sentence("kept_lines", shown=self._shown(self.kept), one=one))
-        return " ".join(told)
+            setting = self._setting(next(iter(self.kept)))
+            sentences.append(sentence("kept_lines", shown=self._shown(self.kept), one=setting))
+        return " ".join(sentences)
 
     def _setting(self, pattern: str) -> str:
         patterns = json.dumps([*self.patterns, pattern], ensure_ascii=False)
@@ -215,8 +220,8 @@ def kinds_of_no_products(name: str, values: pa.ChunkedArray) -> list[str]:
     if not KINDS_OF_LINES.search(normalised(name)):
         return []
     kinds = pc.unique(values).to_pylist()
-    found = [kind for kind in kinds if says(kind) in ("sure", "weak")]
-    return found if len(found) < len(kinds) <= MOST_KINDS else []
+    named = [kind for kind in kinds if says(kind) in ("sure", "weak")]
+    return named if len(named) < len(kinds) <= MOST_KINDS else []
 
 
 def order_shares(
@@ -228,7 +233,7 @@ def order_shares(
         orders: columns that together tell the orders apart.
         items: the item of each row; empty where it is missing.
     """
-    names = [f"order{place}" for place in range(len(orders))]
+    names = [f"order{number}" for number in range(len(orders))]
     rows = pa.table([*orders, items], [*names, "item"])
     rows = rows.filter(pc.not_equal(pc.fill_null(rows["item"], ""), ""))
     lines = rows.group_by([*names, "item"]).aggregate([])

@@ -148,13 +148,13 @@ def read_moments(
     texts = pc.fill_null(column, "")
     compact = pc.match_substring_regex(texts, COMPACT)
     number = pc.and_(pc.match_substring_regex(texts, NUMBER), pc.invert(compact))
-    found = _of_numbers(pc.if_else(number, texts, None), rules.unit, counts)
+    moments = _of_numbers(pc.if_else(number, texts, None), rules.unit, counts)
     if pc.all(number).as_py():
-        return Moments(*found, constant(False, len(column)))
+        return Moments(*moments, constant(False, len(column)))
     other = _of_texts(pc.if_else(number, "", texts), rules, ends, counts)
     return Moments(
-        pc.coalesce(found[0], other.second),
-        pc.if_else(number, found[1], other.nanosecond),
+        pc.coalesce(moments[0], other.second),
+        pc.if_else(number, moments[1], other.nanosecond),
         other.is_date,
     )
 
@@ -233,10 +233,10 @@ def show_day_first(columns: Iterable[pa.ChunkedArray]) -> DayOrder:
             if not seen:
                 break
             continue
-        one, mark, two, end = (
+        first, mark, two, end = (
             pc.struct_field(parts, name) for name in ("one", "mark", "two", "end")
         )
-        years, days_of_month = (pc.unique(part).to_pylist() for part in (one, end))
+        years, days_of_month = (pc.unique(part).to_pylist() for part in (first, end))
         if len(years) <= FEW_YEARS < MANY_DAYS <= len(days_of_month) and {
             len(text) for text in (*years, *days_of_month)
         } == {2}:
@@ -246,7 +246,7 @@ def show_day_first(columns: Iterable[pa.ChunkedArray]) -> DayOrder:
             return DayOrder(True, texts[0].as_py(), None)
         seen = True
         # A date with dots begins with the day, whatever its numbers.
-        days = pc.or_(dotted, pc.greater(pc.cast(one, pa.int64()), 12))
+        days = pc.or_(dotted, pc.greater(pc.cast(first, pa.int64()), 12))
         months = pc.and_(pc.greater(pc.cast(two, pa.int64()), 12), pc.invert(days))
         day = day or next(iter(texts.filter(days).slice(0, 1).to_pylist()), None)
         month = month or next(iter(texts.filter(months).slice(0, 1).to_pylist()), None)
@@ -368,15 +368,15 @@ def _in_range(
 
 def _of_arrow(column: pa.ChunkedArray, zone: str, ends: bool, counts: Counter[str]) -> Moments:
     """Dates and timestamps of Arrow."""
-    found = of_timestamps(column)
+    moments = of_timestamps(column)
     if getattr(column.type, "tz", None):
-        return found
-    local, is_date = pc.cast(found.second, pa.timestamp("s")), found.is_date
+        return moments
+    local, is_date = pc.cast(moments.second, pa.timestamp("s")), moments.is_date
     if ends:
-        if _all_midnight(local, found.nanosecond):
+        if _all_midnight(local, moments.nanosecond):
             is_date = pc.is_valid(local)
         local = pc.if_else(is_date, _next_day(local), local)
-    return Moments(_in_zone(local, zone, counts), found.nanosecond, is_date)
+    return Moments(_in_zone(local, zone, counts), moments.nanosecond, is_date)
 
 
 def _all_midnight(local: pa.ChunkedArray, nanosecond: pa.ChunkedArray) -> bool:
@@ -424,7 +424,7 @@ def _of_texts(
         texts = _in_digits(texts)
     for pattern, new in TIDY:
         texts = pc.replace_substring_regex(texts, pattern, new)
-    found = pa.chunked_array([pa.nulls(len(texts), pa.timestamp("s"))])
+    moments = pa.chunked_array([pa.nulls(len(texts), pa.timestamp("s"))])
     is_date = constant(False, len(texts))
     order = {True: "%d-%m-", False: "%m-%d-", None: None}[rules.day_first]
     forms = [(YEAR_FIRST, ["%Y-%m-%d"]), (COMPACT, ["%Y%m%d", "%Y%m%d%H%M", "%Y%m%d%H%M%S"])]
@@ -441,17 +441,22 @@ def _of_texts(
         for form in (d + c for d in dates for c in (CLOCKS if pattern != COMPACT else ("",))):
             parsed = pc.strptime(mine, format=form, unit="s", error_is_null=True)
             if ends and "%H" not in form and "%I" not in form:
-                day = pc.and_(pc.is_null(found), pc.is_valid(parsed))
+                day = pc.and_(pc.is_null(moments), pc.is_valid(parsed))
                 parsed, is_date = _next_day(parsed), pc.or_(is_date, day)
-            found = pc.coalesce(found, parsed)
-            if not pc.any(pc.and_(fitting, pc.is_null(found))).as_py():
+            moments = pc.coalesce(moments, parsed)
+            if not pc.any(pc.and_(fitting, pc.is_null(moments))).as_py():
                 break
-    if ends and offset is None and not pc.any(is_date).as_py() and _all_midnight(found, nanosecond):
-        found, is_date = _next_day(found), pc.is_valid(found)
-    bare = found if offset is None else pc.if_else(pc.is_valid(offset), None, found)
+    if (
+        ends
+        and offset is None
+        and not pc.any(is_date).as_py()
+        and _all_midnight(moments, nanosecond)
+    ):
+        moments, is_date = _next_day(moments), pc.is_valid(moments)
+    bare = moments if offset is None else pc.if_else(pc.is_valid(offset), None, moments)
     local = _in_zone(bare, rules.zone, counts)
     if offset is not None:
-        local = pc.if_else(pc.is_valid(offset), pc.subtract(_as_seconds(found), offset), local)
+        local = pc.if_else(pc.is_valid(offset), pc.subtract(_as_seconds(moments), offset), local)
     return Moments(local, nanosecond, is_date)
 
 

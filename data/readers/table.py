@@ -59,12 +59,12 @@ def files(config: ReaderConfig) -> dict[str, Path]:
     Raises:
         DataError: a folder without tables.
     """
-    found = {"interactions": config.path}
+    paths = {"interactions": config.path}
     if config.path.is_dir():
-        found = {f"interactions/{file.name}": file for file in find_tables(config.path)}
+        paths = {f"interactions/{file.name}": file for file in find_tables(config.path)}
     if config.items is not None:
-        found["items"] = config.items
-    return found
+        paths["items"] = config.items
+    return paths
 
 
 def read(config: ReaderConfig) -> EventStream:
@@ -80,7 +80,7 @@ def read(config: ReaderConfig) -> EventStream:
     if items is not None:
         refuse_other_layouts(items)
     described = None if items is None else Sample(items.path, items.sample(SAMPLE_ROWS))
-    given, known = asdict(config.columns), config.mapping
+    chosen, known = asdict(config.columns), config.mapping
     times = TimeRules(config.time_unit, config.time_zone, config.day_first, config.now)
     ours = [path for role, path in paths.items() if role != "items"]
     for explode in (True, False):
@@ -91,15 +91,15 @@ def read(config: ReaderConfig) -> EventStream:
         events = _agreed(events)
         sample = Sample(events[0].path, events[0].sample(SAMPLE_ROWS))
         if known is None:
-            roles = recognise_events(sample, given, described, times)
-            roles |= other_ids(sample, roles, given)
-            roles = refunds(sample, roles, given)
+            roles = recognise_events(sample, chosen, described, times)
+            roles |= other_ids(sample, roles, chosen)
+            roles = refunds(sample, roles, chosen)
         else:
-            roles = mapped(sample, given, known["events"], of_items=False)
+            roles = mapped(sample, chosen, known["events"], of_items=False)
             before = known.get("unused", sample.table.column_names)
-            check_new_columns(sample, given, roles, before, times)
+            check_new_columns(sample, chosen, roles, before, times)
         lists = tuple(f"{file.explode}." for file in events if file.explode)
-        if not lists or any(found.column.startswith(lists) for found in roles.values()):
+        if not lists or any(match.column.startswith(lists) for match in roles.values()):
             break  # lines of orders; other lists, such as parameters, are no rows
     if "timestamp" not in roles:
         report.note(sentence("no_times"))
@@ -112,21 +112,21 @@ def read(config: ReaderConfig) -> EventStream:
     report.mapping |= {"events": _names(roles), "unused": unused, "day_first": times.day_first}
     _report_columns(report, sample, roles)
     for note in [
-        *unread_exclusions(sample, roles, given),
-        *negative_amounts(sample, roles, given),
+        *unread_exclusions(sample, roles, chosen),
+        *negative_amounts(sample, roles, chosen),
         *shortened_ids(sample, roles),
     ]:
         _warn(report, note)
     others = [file for file in (*events, items) if file and file.encoding != "utf-8"]
     report.add("files_not_in_utf8", len(others), [f"{f.path.name}: {f.encoding}" for f in others])
-    check_names(sample.table, {found.column for found in roles.values()}, sample.path)
-    first = look_at(sample, events, roles, items, described, given, times, config)
+    check_names(sample.table, {match.column for match in roles.values()}, sample.path)
+    first = look_at(sample, events, roles, items, described, chosen, times, config)
     report.mapping |= {"nobody": first.nobody, "prefix": first.prefix, "lower_mails": True}
     forms = IdForms(report, mails=known is None or "lower_mails" in known)
     reader = EventReader(config, roles, of_file, report, first, forms)
 
-    def read_items(found: pa.Table) -> ItemCatalog:
-        ids = found["item"].unique()
+    def read_items(match: pa.Table) -> ItemCatalog:
+        ids = match["item"].unique()
         report.mapping["no_products"] = sorted(first.service.dropped)
         report.mapping["separator"], report.mapping["numbers_of_pieces"] = first.cells
         report.mapping["pieces"] = first.pieces
@@ -137,11 +137,11 @@ def read(config: ReaderConfig) -> EventStream:
             return _items(reader.described(ids, times), ids, config, report)
         before = known["items"] if known and known.get("items") else None
         mine = recognise_items(
-            described, given, roles["item"].column, pa.chunked_array([ids]), times, before
+            described, chosen, roles["item"].column, pa.chunked_array([ids]), times, before
         )
         report.mapping["items"] = _names(mine)
         _report_columns(report, described, mine)
-        ignored = ignored_availability(described, given, mine)
+        ignored = ignored_availability(described, chosen, mine)
         notes = unread_exclusions(described, mine) + shortened_ids(described, mine)
         for note in ([ignored] if ignored else []) + notes:
             _warn(report, note)
@@ -190,7 +190,7 @@ def _agreed(files: list[TableFile]) -> list[TableFile]:
 
 def _names(roles: Roles) -> dict[str, str]:
     """Role -> name of the column."""
-    return {role: found.column for role, found in roles.items()}
+    return {role: match.column for role, match in roles.items()}
 
 
 def _warn(report: Report, note: str) -> None:
@@ -201,20 +201,20 @@ def _warn(report: Report, note: str) -> None:
 
 def _report_columns(report: Report, sample: Sample, roles: Roles) -> None:
     """Show the roles before the work starts, and add them to the report."""
-    mapping = ", ".join(f"{role} = {found.column}" for role, found in roles.items())
+    mapping = ", ".join(f"{role} = {match.column}" for role, match in roles.items())
     say(f"data: columns of {sample.path.name}: {escape(mapping)}")
-    for role, found in roles.items():
-        values = pc.unique(sample.texts(found.column).slice(0, 100)).to_pylist()[:3]
+    for role, match in roles.items():
+        values = pc.unique(sample.texts(match.column).slice(0, 100)).to_pylist()[:3]
         report.columns.append(
             {
                 "file": sample.path.name,
                 "role": role,
-                "column": found.column,
-                "why": found.why,
+                "column": match.column,
+                "why": match.why,
                 "values": ", ".join(value[:40] for value in values),
             }
         )
-    taken = {found.column for found in roles.values()}
+    taken = {match.column for match in roles.values()}
     unused = [name for name in sample.table.column_names if name not in taken]
     if unused and "user" in roles:
         report.note(f"Columns of {sample.path.name} that are not used: {', '.join(unused)}.")
@@ -268,9 +268,9 @@ def _items(
     title = pc.if_else(pc.equal(table["title"], ""), table["item_id"], table["title"])
     table = table.set_column(1, "title", title)
     if "available" in table.column_names:
-        place = table.column_names.index("available")
+        position = table.column_names.index("available")
         available = pc.fill_null(table["available"], True)
-        table = table.set_column(place, "available", available)
+        table = table.set_column(position, "available", available)
         report.add_rows("unavailable_items", pc.invert(available), table["item_id"])
     dates = table.select([name for name in (FROM, UNTIL) if name in table.column_names])
     within = available_items(dates, int(time.time())) if dates.num_columns else None

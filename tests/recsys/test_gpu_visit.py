@@ -140,7 +140,7 @@ def test_a_quickstart_that_failed_is_repeated_without_the_gpu(
     ("options", "error"),
     [
         (["--out", "."], "--out .*: Is a directory; name a file"),
-        (["--out", "rows.jsonl", "--wheels", "."], "--wheels .*: no wheels are there"),
+        (["--out", "rows.jsonl", "--wheels", "."], "--wheels .*: no wheels"),
     ],
 )
 def test_wrong_options_are_refused_before_anything_runs(
