@@ -144,16 +144,13 @@ class DecodeGraphs:
             ValueError: too many shapes, or one that is larger than the storage.
             RuntimeError: a decode holds the storage, which capture would overwrite.
         """
-        sorted_shapes, pools = (
-            sorted(set(shapes), key=_cost),
-            [part.passes.pool for part in self._parts],
-        )
-        if len(sorted_shapes) > MOST_DECODES:
+        ordered, pools = sorted(set(shapes), key=_cost), [part.passes.pool for part in self._parts]
+        if len(ordered) > MOST_DECODES:
             raise ValueError(
-                f"{len(sorted_shapes)} decodes to capture, and at most {MOST_DECODES} are "
+                f"{len(ordered)} decodes to capture, and at most {MOST_DECODES} are "
                 "captured; ask for smaller batches or prompts, or fewer sizes of candidates"
             )
-        for shape in sorted_shapes:
+        for shape in ordered:
             for pool, nodes in zip(pools, self._nodes(shape), strict=True):
                 slots = whole_blocks(self._inputs.prompt) + whole_blocks(nodes)
                 if shape.batch > pool.batch or slots > pool.slots:
@@ -165,19 +162,19 @@ class DecodeGraphs:
             raise RuntimeError("a decode holds the storage; warm up before decoding")
         self._graphs, self.shapes, device = {}, [], self._model.device
         self._parts = [Part(passes, passes.model.prefixes) for passes, _ in self._parts]
-        examples = {shape: self._inputs.example(shape, len(self._parts)) for shape in sorted_shapes}
+        examples = {shape: self._inputs.example(shape, len(self._parts)) for shape in ordered}
         size = max((FixedInputs.size(arrays) for arrays in examples.values()), default=0)
         inputs = torch.zeros(size, dtype=torch.uint8, device=device)
-        size = max((s.batch * (self._columns + s.candidates) for s in sorted_shapes), default=0)
+        size = max((s.batch * (self._columns + s.candidates) for s in ordered), default=0)
         output = torch.zeros(size, dtype=torch.float64, device=device)
-        for shape in reversed(sorted_shapes):  # the smaller ones reuse the memory of the largest
+        for shape in reversed(ordered):  # the smaller ones reuse the memory of the largest
             fixed = FixedInputs(examples[shape], inputs)
             fixed.send(examples[shape])
             self._graphs[shape] = self._capture(shape, fixed, output)
         for pool in pools:  # the examples may have left values that are not finite
             pool.storage.values.zero_()
         left = sum(graph.left.bytes for graph in self._graphs.values() if graph.left is not None)
-        self.shapes, self._bytes = sorted_shapes, inputs.nbytes + output.nbytes + left
+        self.shapes, self._bytes = ordered, inputs.nbytes + output.nbytes + left
 
     def run(self, search: Search, num_beams: int) -> Beams | None:
         """The answer of `beam_search`, by one graph; None if no graph can run this decode.
