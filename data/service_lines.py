@@ -26,7 +26,7 @@ from recsys.errors import DataError
 from recsys.event_names import normalised
 
 KEEP = "none"  # the pattern that turns the recognition off
-MANY, VERY_MANY, NEARLY_ALL = 0.1, 0.2, 0.8  # shares of the orders
+MANY, VERY_MANY = 0.1, 0.2  # shares of the orders
 ENOUGH_ORDERS = 50  # below this, shares say nothing
 WITH_DIGITS = 0.8  # share of lines whose id has a digit, from which an id without one stands out
 SURE, WEAK, VOUCHERS = map(pattern, ("no_products", "weak_no_products", "vouchers"))
@@ -168,16 +168,15 @@ class ServiceLines:
         for item, share in self.shares.items() if self._recognises else ():
             title = titles.get(item, "")
             missing = bool(present) and item not in self.described
-            everywhere = self.orders and not self.described and share >= NEARLY_ALL
-            doubtful = missing or everywhere or {"part", "weak"} & {says(item), says(title)}
+            doubtful = missing or {"part", "weak"} & {says(item), says(title)}
             if share < VERY_MANY or not doubtful or self._is_product(item):
                 continue
             if self.is_service(item, title):
                 continue
             name = f"{item!r} ({title})" if title and title != item else repr(item)
             why = "has the name of a fee or of shipping"
-            if missing or everywhere:
-                why = "is not in the items file" if missing else "no items file describes it"
+            if missing:
+                why = "is not in the items file"
             said = {"leave": self._setting(item), "keep": self._setting(f"!{item}")}
             raise DataError(sentence("doubtful_line", name=name, share=share, why=why, **said))
 
