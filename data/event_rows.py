@@ -247,46 +247,11 @@ class EventReader:
         types = None
         if "behaviour" in self.roles:
             types = with_meanings(as_strings(column["behaviour"], "behaviour", path))
-        returned: list[pa.ChunkedArray] = []
-        cancelled: list[pa.ChunkedArray] = []
-        lines: pa.ChunkedArray | pa.Scalar = pa.scalar(False)
         # Only lines of orders with a time of day are surely of one order.
         is_order = (
             types is None and "timestamp" in made and ("clock" in column or _has_clock(times))
         )
-        for role, match in self.roles.items():
-            kind, _, form = role.partition(" ")
-            if kind not in ("taken_back", "order_status") or form.startswith(("pieces", "total")):
-                continue
-            said = as_strings(column[role], kind, path)
-            if form.endswith("closed"):
-                said = pc.if_else(pc.equal(pc.utf8_lower(said), "closed"), "refunded", said)
-            elif form == "paid":
-                unpaid = each(said, lambda text: plain_answer(text) is False)
-                said = pc.if_else(unpaid, "unpaid", said)
-            elif form == "amount":
-                total = as_strings(column["taken_back total"], kind, path)
-                in_full = is_refunded_in_full(said, total)
-                said = pc.if_else(in_full, "yes", pc.if_else(pc.equal(said, ""), "", "no"))
-            elif form.startswith("number"):
-                said = pc.if_else(each(said, is_missing), "", "yes")
-            if kind == "taken_back" and form != "amount" and is_return_line(match.column):
-                returned.append(read_taken_back(said))
-                lines = pc.or_(lines, returned[-1])
-                continue
-            if is_order:
-                said = self._filled(role, said, made["user"], made["timestamp"])
-            if kind == "taken_back":
-                (cancelled if is_cancellation(match.column) else returned).append(
-                    read_taken_back(said)
-                )
-                continue
-            state = read_order_status(said)
-            for name, rows in (("returned", returned), ("cancelled", cancelled)):
-                rows.append(pc.fill_null(pc.equal(state, name), False))
-        if self.returns:
-            returned.append(pa.chunked_array([np.full(table.num_rows, path in self.returns)]))
-            lines = pc.or_(lines, returned[-1])
+        returned, cancelled, lines = self._marks(column, path, made if is_order else None)
         pieces = None
         if "quantity" in self.roles:
             texts = pc.fill_null(as_strings(column["quantity"], "quantity", path), "")
@@ -316,6 +281,62 @@ class EventReader:
             made["behaviour"] = self._types(types)
         rows = self.fields.take(cleaner.clean(pa.table(made), column))
         return events_table(**{name: rows[name] for name in rows.column_names})
+
+    def _marks(
+        self,
+        column: Mapping[str, pa.ChunkedArray],
+        path: Path,
+        of_orders: Mapping[str, pa.ChunkedArray] | None,
+    ) -> tuple[list[pa.ChunkedArray], list[pa.ChunkedArray], pa.ChunkedArray | pa.Scalar]:
+        """What the columns of marks and states say of each row.
+
+        Args:
+            column: role -> values of the file.
+            path: of the file.
+            of_orders: `user` and `timestamp`, where rows are lines of orders, so that a state that
+                stands in the first line counts for the others; None otherwise.
+
+        Returns:
+            masks of rows that were returned, masks of rows that were cancelled, and whether a row
+            is itself the line of a return.
+        """
+        returned: list[pa.ChunkedArray] = []
+        cancelled: list[pa.ChunkedArray] = []
+        lines: pa.ChunkedArray | pa.Scalar = pa.scalar(False)
+        for role, match in self.roles.items():
+            kind, _, form = role.partition(" ")
+            if kind not in ("taken_back", "order_status") or form.startswith(("pieces", "total")):
+                continue
+            said = as_strings(column[role], kind, path)
+            if form.endswith("closed"):
+                said = pc.if_else(pc.equal(pc.utf8_lower(said), "closed"), "refunded", said)
+            elif form == "paid":
+                unpaid = each(said, lambda text: plain_answer(text) is False)
+                said = pc.if_else(unpaid, "unpaid", said)
+            elif form == "amount":
+                total = as_strings(column["taken_back total"], kind, path)
+                in_full = is_refunded_in_full(said, total)
+                said = pc.if_else(in_full, "yes", pc.if_else(pc.equal(said, ""), "", "no"))
+            elif form.startswith("number"):
+                said = pc.if_else(each(said, is_missing), "", "yes")
+            if kind == "taken_back" and form != "amount" and is_return_line(match.column):
+                returned.append(read_taken_back(said))
+                lines = pc.or_(lines, returned[-1])
+                continue
+            if of_orders is not None:
+                said = self._filled(role, said, of_orders["user"], of_orders["timestamp"])
+            if kind == "taken_back":
+                (cancelled if is_cancellation(match.column) else returned).append(
+                    read_taken_back(said)
+                )
+                continue
+            state = read_order_status(said)
+            for name, rows in (("returned", returned), ("cancelled", cancelled)):
+                rows.append(pc.fill_null(pc.equal(state, name), False))
+        if self.returns:
+            returned.append(pa.chunked_array([np.full(len(column["item"]), path in self.returns)]))
+            lines = pc.or_(lines, returned[-1])
+        return returned, cancelled, lines
 
     def _without_taken_back(
         self,

@@ -105,20 +105,20 @@ def _total(sample: Sample, roles: Roles, name: str) -> str | None:
     if "quantity" in roles:
         pieces = read_pieces(sample.texts(roles["quantity"].column))
         prices = prices if pc.all(pc.equal(pieces, 1)).as_py() else []
-    free = [match for match in free_columns(sample, roles) if sample.counts[match] == 1]
     amounts = [
-        match
-        for match in free
-        if match != name
-        and not is_taken_back(match)
-        and not pa.types.is_nested(sample.table[match].type)
-        and any(word in normalised(match) for word in words("amounts"))
+        column
+        for column in free_columns(sample, roles)
+        if column != name
+        and sample.counts[column] == 1
+        and not is_taken_back(column)
+        and not pa.types.is_nested(sample.table[column].type)
+        and any(word in normalised(column) for word in words("amounts"))
     ]
     equal = {
-        match: pc.sum(
-            is_refunded_in_full(refunded, as_strings(sample.table[match], match, sample.path))
+        column: pc.sum(
+            is_refunded_in_full(refunded, as_strings(sample.table[column], column, sample.path))
         ).as_py()
-        for match in amounts + prices
+        for column in amounts + prices
     }
-    best = max(equal, key=lambda match: equal[match], default=None)
+    best = max(equal, key=lambda column: equal[column], default=None)
     return best if best is not None and equal[best] else None
