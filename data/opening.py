@@ -11,6 +11,8 @@ import io
 import json
 import re
 import shlex
+import threading
+import weakref
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -54,6 +56,7 @@ BLOCK = 1 << 20  # bytes of text read at a time
 BATCH = 1 << 18  # rows read at a time from a Parquet file
 MOST_COLUMNS = 2000  # each is looked at for every role
 HEAD = 1 << 18  # bytes at the start of a file that show its kind, delimiter and columns
+DROPPED_S = 60  # Arrow's thread reads at most one more block
 MAX_NULS = 0.1  # a larger share of NUL bytes means that a file is no text
 PARQUET = b"PAR1"
 MARKS = {codecs.BOM_UTF16_LE: "utf-16", codecs.BOM_UTF16_BE: "utf-16"}
@@ -192,6 +195,10 @@ class TableFile:
             damage.add(row.number, row.text)
             return "skip"
 
+        # A thread of Arrow may be the last that holds the handler. If it dropped it while Python
+        # shuts down, the process would abort; so the end of reading waits for it.
+        dropped = threading.Event()
+        watched = weakref.ref(skip, lambda _: dropped.set())
         stream = self._open()
         columns = list(self.values or self.columns)
         reader = pa.csv.open_csv(
@@ -214,11 +221,16 @@ class TableFile:
             ),
         )
         positions = [position for position, name in enumerate(self.columns) if name in chosen]
-        for batch in reader:
-            table = pa.Table.from_batches([batch])
-            table = _without_values_behind(table, damage)
-            table = self._without_open_quotes(table, damage)
-            yield table.select(positions)
+        try:
+            for batch in reader:
+                table = pa.Table.from_batches([batch])
+                table = _without_values_behind(table, damage)
+                table = self._without_open_quotes(table, damage)
+                yield table.select(positions)
+        finally:
+            del reader, skip
+            if watched() is not None:
+                dropped.wait(DROPPED_S)
 
     def _without_open_quotes(self, table: pa.Table, damage: Damage) -> pa.Table:
         """Drop rows with a value that contains a row, because a quote in it is not closed.

@@ -110,11 +110,12 @@ class Store:
             logger.exception("store %s: %d answers were dropped", self.database.place, len(answers))
 
     def _write(self, group: list[Write], answers: Sequence[Served]) -> list[Any]:
-        for _ in range(ATTEMPTS):
+        for attempt in range(ATTEMPTS):
             try:
                 with self.database.transaction() as connection:
                     # An erasure sees the events of all transactions before it, and no later ones.
-                    shared = not any(write.erases for write in group)
+                    # After a race, the group is written while no other process writes.
+                    shared = attempt == 0 and not any(write.erases for write in group)
                     self.database.lock(connection, ERASING, shared=shared)
                     self.served.insert(connection, answers)
                     outcomes: list[Any] = []
