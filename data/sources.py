@@ -1,8 +1,8 @@
-"""Where a shop's events and items come from: files, objects, SQL queries, tables in memory.
+"""Where a shop's events and items come from: files, SQL queries, tables in memory.
 
 It only finds or writes the files that the reader `table` then reads; it knows nothing of what their
 columns mean. Results of queries and tables in memory are written as Parquet files to
-`$RECSYS_HOME/raw/NAME`, completely or not at all; objects are copied to folders below it.
+`$RECSYS_HOME/raw/NAME`, completely or not at all.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from uuid import UUID
 from recsys.artifacts import Workspace
 from recsys.data.column_words import words
 from recsys.errors import ConfigError, DataError, RecsysError
-from recsys.object_stores import fetch, is_object
 from recsys.progress import say
 from recsys.raw_files import find_raw
 
@@ -49,8 +48,17 @@ class Tables:
 
 
 def is_url(text: str) -> bool:
-    """Whether a source is the SQLAlchemy URL of a database and not a path or an object."""
-    return "://" in text and not is_object(text)
+    """Whether a source is the SQLAlchemy URL of a database and not a path.
+
+    Raises:
+        ConfigError: the URL of an object store.
+    """
+    if text.startswith(("s3://", "gs://", "az://", "abfss://")):
+        raise ConfigError(
+            f"{text.partition('?')[0]!r}: objects are copied by their store's own tool first, for "
+            "example `aws s3 cp URL .`, `gcloud storage cp URL .` or `rclone copy`"
+        )
+    return "://" in text
 
 
 def name_of(source: str) -> str:
@@ -69,30 +77,17 @@ def name_of(source: str) -> str:
     return re.sub(r"[^a-z0-9_]+", "-", ascii_only).strip("-") or "shop"
 
 
-def local(location: str, name: str, part: str) -> Path:
-    """A path as it is; an object is copied to the raw folder of run `name`, below `part`.
-
-    Raises:
-        ConfigError, DataError: as `recsys.object_stores.fetch`.
-    """
-    if is_object(location):
-        return fetch(location, _raw(name) / "objects" / part).absolute()
-    return Path(location)
-
-
-def find_tables(events: str, items: str | None = None, *, name: str | None = None) -> Tables:
+def find_tables(events: str, items: str | None = None) -> Tables:
     """Find the files that a command names, as absolute paths.
 
-    Objects are copied to the raw folder of run `name` (default: as `name_of`). A folder is read as
-    a folder of events, unless the names of its files tell the events from the items (`orders.csv`,
-    `products.csv`).
+    A folder is read as a folder of events, unless the names of its files tell the events from the
+    items (`orders.csv`, `products.csv`).
 
     Raises:
         ConfigError: a path that does not exist, or a folder whose files cannot be told apart.
     """
-    name = name or name_of(events)
-    events_path = _find("EVENTS", events, name, "events")
-    described = items and _find("--items", items, name, "items")
+    events_path = _find("EVENTS", events)
+    described = items and _find("--items", items)
     if not events_path.is_dir():
         return Tables(events_path, described or None)
     if described and described.parent != events_path:
@@ -143,14 +138,13 @@ def _words(file: Path) -> set[str]:
     return set(re.split(r"[^a-z]+", file.name.partition(".")[0].lower()))
 
 
-def _find(option: str, path: str, name: str, part: str) -> Path:
-    own = local(path, name, part).expanduser()
+def _find(option: str, path: str) -> Path:
+    own = Path(path).expanduser()
     existing = own if own.exists() else find_raw(own)
     if existing is None:
         raise ConfigError(
             f"{option}: {path!r} is no file or folder in {Path.cwd()}; give a csv, tsv, parquet, "
-            "jsonl or xlsx file, a folder of them, an object (s3://, gs://), or the URL of a "
-            "database with --query"
+            "jsonl or xlsx file, a folder of them, or the URL of a database with --query"
         )
     return existing.absolute()
 
@@ -277,7 +271,7 @@ def export_tables(events: Any, items: Any | None, name: str, *, force: bool = Fa
 
     def place(part: str, table: Any) -> Path:
         if isinstance(table, (str, Path)):
-            return _find(part, str(table), name, part)
+            return _find(part, str(table))
         made = _as_arrow(part, table)
         if not force:
             _compare(name, part, made)
@@ -285,7 +279,7 @@ def export_tables(events: Any, items: Any | None, name: str, *, force: bool = Fa
 
     described = None if items is None else place("items", items)
     if isinstance(events, (str, Path)):
-        return find_tables(str(events), None if described is None else str(described), name=name)
+        return find_tables(str(events), None if described is None else str(described))
     return Tables(place("events", events), described)
 
 

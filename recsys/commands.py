@@ -83,9 +83,8 @@ class SourceOptions:
         str | None,
         typer.Argument(
             metavar="EVENTS",
-            help="File of events (csv, tsv, parquet, jsonl, xlsx), a folder, an object (s3://, "
-            "gs://), or a database's SQLAlchemy URL; without it, the data prepared under "
-            "--name.",
+            help="File of events (csv, tsv, parquet, jsonl, xlsx), a folder, or a database's "
+            "SQLAlchemy URL; without it, the data prepared under --name.",
         ),
     ] = None
     items: Annotated[str | None, typer.Option("--items", help="File that describes the items.")] = (
@@ -138,15 +137,12 @@ class SourceOptions:
     def _find_tables(self, name: str, *, force: bool) -> Tables:
         from recsys.data.sources import Tables, export_queries, find_tables, is_url
         from recsys.errors import ConfigError
-        from recsys.object_stores import shown
 
         events = str(self.events)
         if not is_url(events):
             if self.query or self.items_query:
-                raise ConfigError(
-                    f"--query: EVENTS must be the URL of a database, not {shown(events)!r}"
-                )
-            return find_tables(events, self.items, name=name)
+                raise ConfigError(f"--query: EVENTS must be the URL of a database, not {events!r}")
+            return find_tables(events, self.items)
         tables = export_queries(
             events, name, query=self.query, items_query=self.items_query, force=force
         )
@@ -154,7 +150,7 @@ class SourceOptions:
             return tables
         if tables.items is not None:
             raise ConfigError("--items and --items-query: give only one of them")
-        return Tables(tables.events, find_tables(self.items, name=name).events)
+        return Tables(tables.events, find_tables(self.items).events)
 
     def _read_columns(self) -> dict[str, str]:
         """Role -> name of the column."""
@@ -183,9 +179,8 @@ class NewsOptions:
         str | None,
         typer.Argument(
             metavar="EVENTS",
-            help="File, folder or object (s3://, gs://) of events, also a full export: what is "
-            "older than the served bundle's data is left out. Without it, the events of the "
-            "service's store.",
+            help="File or folder of events, also a full export: what is older than the served "
+            "bundle's data is left out. Without it, the events of the service's store.",
         ),
     ] = None
     items: Annotated[str | None, typer.Option("--items", help="File that describes items.")] = None
@@ -201,7 +196,6 @@ class NewsOptions:
         Raises:
             ConfigError: neither is there.
         """
-        from recsys.data.sources import local
         from recsys.errors import ConfigError
         from recsys.retraining import Sources
         from recsys.serving.settings import ServingSettings
@@ -220,9 +214,7 @@ class NewsOptions:
                 f"there is no store {served.store}; name it by --store, or give a file of events"
             )
         columns = read_columns(self.column or ())
-        name = str(run.name)
-        events = None if self.events is None else local(self.events, name, "events")
-        items = None if self.items is None else local(self.items, name, "items")
+        events, items = (None if path is None else Path(path) for path in (self.events, self.items))
         return Sources(store, served.not_history, events, items, columns)
 
 

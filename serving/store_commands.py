@@ -26,9 +26,7 @@ def _store() -> None:
 
 @app.command("export")
 def export(
-    file: Annotated[
-        str, typer.Argument(metavar="FILE", help="File or object (s3://, gs://) to write.")
-    ],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="File to write.")],
     store: Location = None,
     name: Name = None,
     config: ConfigFile = None,
@@ -40,21 +38,18 @@ def export(
     """
     from contextlib import closing
 
-    from recsys.object_stores import shown, writing
     from recsys.serving.transfer import export_events
 
-    with closing(_open(store, name, config, set_)) as opened, writing(file) as path:
-        count = export_events(opened, path)
-    typer.echo(f"{count} events exported to {shown(file)}")
+    with closing(_open(store, name, config, set_)) as opened:
+        count = export_events(opened, file)
+    typer.echo(f"{count} events exported to {file}")
 
 
 @app.command("import")
 def import_(
     file: Annotated[
-        str,
-        typer.Argument(
-            metavar="FILE", help="File or object of `export`, or lines of POST /v1/events."
-        ),
+        Path,
+        typer.Argument(metavar="FILE", help="File of `export`, or lines of POST /v1/events."),
     ],
     store: Location = None,
     name: Name = None,
@@ -71,14 +66,12 @@ def import_(
     from contextlib import closing
 
     from recsys.errors import DataError
-    from recsys.object_stores import reading, shown
     from recsys.serving.transfer import import_events
 
-    with reading(file) as path:
-        if not path.is_file():
-            raise DataError(f"{shown(file)}: there is no such file")
-        with closing(_open(store, name, config, set_, is_old=False)) as opened:
-            done = asyncio.run(import_events(opened, path))
+    if not file.is_file():
+        raise DataError(f"{file}: there is no such file")
+    with closing(_open(store, name, config, set_, is_old=False)) as opened:
+        done = asyncio.run(import_events(opened, file))
     typer.echo(
         f"{done.accepted} events imported, {done.duplicates} were there, {done.ignored} of erased "
         f"users left out"
@@ -90,8 +83,7 @@ def import_(
 @app.command("backup")
 def backup(
     file: Annotated[
-        str,
-        typer.Argument(metavar="FILE", help="File or object to write, for example shop.db."),
+        Path, typer.Argument(metavar="FILE", help="File to write, for example shop.db.")
     ],
     store: Location = None,
     name: Name = None,
@@ -102,12 +94,11 @@ def backup(
 
     To restore it, stop the service and put the file in the place of the store.
 
-    Example: recsys store backup backup.db, or recsys store backup s3://backups/shop.db
+    Example: recsys store backup backup.db
     """
     from contextlib import closing
 
     from recsys.errors import ConfigError
-    from recsys.object_stores import shown, writing
     from recsys.serving.stores.sqlite import SqliteDatabase
 
     with closing(_open(store, name, config, set_)) as opened:
@@ -117,9 +108,8 @@ def backup(
                 f"store {database.place}: back it up by `pg_dump --format=custom --file=FILE URL`, "
                 "with the URL of serve.store"
             )
-        with writing(file) as path:
-            database.back_up(path)
-        typer.echo(f"{opened.history.count()} events are in {shown(file)}")
+        database.back_up(file)
+        typer.echo(f"{opened.history.count()} events are in {file}")
 
 
 def _open(

@@ -10,7 +10,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from recsys.data.sources import Tables, export_queries, export_tables, find_tables, name_of
+from recsys.data.sources import (
+    Tables,
+    export_queries,
+    export_tables,
+    find_tables,
+    is_url,
+    name_of,
+)
 from recsys.errors import ConfigError, DataError, RecsysError
 
 QUERY = "SELECT customer, sku FROM orders"
@@ -238,3 +245,9 @@ def test_what_is_no_table_is_refused(home: Path) -> None:
         export_tables([("u", "i")], None, "s")
     with pytest.raises(DataError, match="events: Arrow cannot hold this table"):
         export_tables(pd.DataFrame({"user": ["u", 3], "item": ["a", "b"]}), None, "s")
+
+
+def test_an_object_store_is_refused_with_the_tool_that_copies():
+    with pytest.raises(ConfigError, match="aws s3 cp") as caught:
+        is_url("s3://shop/events.csv?secret_key=hush")
+    assert "hush" not in str(caught.value)
