@@ -1,25 +1,21 @@
-"""Where a shop's events and items come from: files, SQL queries, tables in memory.
+"""Where a shop's events and items come from: files, and tables in memory.
 
 It only finds or writes the files that the reader `table` then reads; it knows nothing of what their
-columns mean. Results of queries and tables in memory are written as Parquet files to
-`$RECSYS_HOME/raw/NAME`, completely or not at all.
+columns mean. Tables in memory are written as Parquet files to `$RECSYS_HOME/raw/NAME`, completely
+or not at all.
 """
 
 from __future__ import annotations
 
-import hashlib
 import re
 import unicodedata
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from uuid import UUID
 
 from recsys.artifacts import Workspace
 from recsys.data.column_words import words
-from recsys.errors import ConfigError, DataError, RecsysError
+from recsys.errors import ConfigError, DataError
 from recsys.progress import say
 from recsys.raw_files import find_raw
 
@@ -30,8 +26,10 @@ SUFFIXES = (".csv", ".tsv", ".txt", ".parquet", ".jsonl", ".ndjson", ".json", ".
 PACKED = (".gz",)
 # Words in the name of a file that say what it holds.
 EVENT_WORDS, ITEM_WORDS = words("files_of_events"), words("files_of_items")
-ROWS = 100_000  # of a query's result that are held in memory
-ORIGIN = b"recsys.origin"  # key of the hash of database and query in a written file
+EXPORTERS = """export a database's rows first, for example
+    psql URL --csv -c "SELECT customer_id, sku, ts FROM events" > events.csv
+    sqlite3 -csv -header FILE "SELECT ..." > events.csv
+and copy an object with its store's own tool: aws s3 cp, gcloud storage cp or rclone copy"""
 
 
 @dataclass(frozen=True)
@@ -47,31 +45,13 @@ class Tables:
     items: Path | None = None
 
 
-def is_url(text: str) -> bool:
-    """Whether a source is the SQLAlchemy URL of a database and not a path.
-
-    Raises:
-        ConfigError: the URL of an object store.
-    """
-    if text.startswith(("s3://", "gs://", "az://", "abfss://")):
-        raise ConfigError(
-            f"{text.partition('?')[0]!r}: objects are copied by their store's own tool first, for "
-            "example `aws s3 cp URL .`, `gcloud storage cp URL .` or `rclone copy`"
-        )
-    return "://" in text
-
-
 def name_of(source: str) -> str:
-    """A plain word for the name of a run, from the name of its file, folder or database.
+    """A plain word for the name of a run, from the name of its file or folder.
 
-    >>> name_of("exports/Große Bestellungen.csv.gz"), name_of("sqlite:///shop.db?timeout=3")
-    ('grosse-bestellungen', 'shop')
+    >>> name_of("exports/Große Bestellungen.csv.gz")
+    'grosse-bestellungen'
     """
-    if "://" in source:  # only the database or key: what stands before it may hold a password
-        path = re.sub(r"^[^:]*://[^/]*/?|[?#].*", "", source)
-    else:
-        path = str(Path(source).absolute())
-    stem = Path(path).name.partition(".")[0]
+    stem = Path(source).absolute().name.partition(".")[0]
     letters = unicodedata.normalize("NFKD", stem.casefold())
     ascii_only = letters.encode("ascii", "ignore").decode()
     return re.sub(r"[^a-z0-9_]+", "-", ascii_only).strip("-") or "shop"
@@ -139,119 +119,16 @@ def _words(file: Path) -> set[str]:
 
 
 def _find(option: str, path: str) -> Path:
+    if "://" in path:
+        raise ConfigError(f"{option}: a URL is not read; {EXPORTERS}")
     own = Path(path).expanduser()
     existing = own if own.exists() else find_raw(own)
     if existing is None:
         raise ConfigError(
             f"{option}: {path!r} is no file or folder in {Path.cwd()}; give a csv, tsv, parquet, "
-            "jsonl or xlsx file, a folder of them, or the URL of a database with --query"
+            "jsonl or xlsx file, or a folder of them"
         )
     return existing.absolute()
-
-
-def export_queries(
-    url: str, name: str, *, query: str | None, items_query: str | None, force: bool = False
-) -> Tables:
-    """Write the results of SQL queries to the raw folder of run `name`.
-
-    The URL is given to SQLAlchemy and is stored nowhere; a hash of database and query is, so that
-    another query does not replace the data set of this one.
-
-    Raises:
-        ConfigError: no query, a driver is not installed, or the folder holds the result of another
-            query and `force` is not given.
-        DataError: the database refuses the connection or the query.
-    """
-    if query is None:
-        raise ConfigError(
-            "--query: a database needs one, for example "
-            "--query 'SELECT customer_id, sku, ts FROM events ORDER BY ts'"
-        )
-    from sqlalchemy import create_engine
-    from sqlalchemy.engine import make_url
-    from sqlalchemy.exc import SQLAlchemyError
-
-    try:
-        parsed = make_url(url)
-        engine = create_engine(parsed, hide_parameters=True)
-    except (SQLAlchemyError, ImportError, ValueError):
-        # Messages of these errors may repeat the URL and its password.
-        raise ConfigError(
-            "EVENTS: SQLAlchemy cannot open this URL; it has the form "
-            "dialect+driver://user:password@host/database, and the driver must be installed"
-        ) from None
-    file = str(parsed.database or ":memory:")
-    is_file = parsed.get_backend_name() == "sqlite" and not file.startswith((":memory:", "file:"))
-    if is_file and not Path(file).is_file():  # SQLite would make an empty one
-        raise DataError(f"EVENTS: there is no SQLite file {file}")
-    database = f"{parsed.get_backend_name()}://{parsed.host}:{parsed.port}/{parsed.database}"
-    try:
-        written = {
-            part: _write(name, part, _run_query(engine, text), f"{database}\n{text}", force=force)
-            for part, text in (("events", query), ("items", items_query))
-            if text is not None
-        }
-    except RecsysError:
-        raise
-    except (SQLAlchemyError, TypeError, ValueError) as error:  # drivers raise the other two
-        cause = str(getattr(error, "orig", None) or type(error).__name__).partition("\n")[0]
-        raise DataError(f"--query: the database refuses it: {cause}") from None
-    finally:
-        engine.dispose()
-    return Tables(written["events"], written.get("items"))
-
-
-def _run_query(engine: Any, query: str) -> Iterator[pa.Table]:
-    """The rows of a query, some at a time; the first ones determine the types."""
-    import pyarrow as pa
-    from sqlalchemy import text
-
-    schema: pa.Schema | None = None
-    with engine.connect() as connection:
-        result = connection.execution_options(stream_results=True).execute(text(query))
-        if not result.returns_rows:
-            raise DataError("--query: it gives no rows, so it is not run; write a SELECT")
-        names = list(result.keys())
-        rows = result.fetchmany(ROWS)
-        while rows or schema is None:
-            columns = list(zip(*rows, strict=True)) or [()] * len(names)
-            arrays = [_column(name, values) for name, values in zip(names, columns, strict=True)]
-            table = pa.table(arrays, names)
-            if schema is None:
-                schema = table.schema
-            try:
-                yield table.cast(schema)
-            except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
-                raise DataError(f"--query: a column changes its type: {error}; cast it") from error
-            rows = result.fetchmany(ROWS)
-
-
-def _column(name: str, values: Iterable[Any]) -> pa.Array:
-    import pyarrow as pa
-
-    plain = [_exact(value) for value in values]
-    try:
-        array = pa.array(plain)
-    except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError):
-        array = pa.array([None if value is None else str(value) for value in plain])
-    if pa.types.is_null(array.type):
-        return array.cast(pa.string())
-    types = pa.types
-    known = types.is_primitive, types.is_string, types.is_list
-    if not any(is_known(array.type) for is_known in known):
-        raise DataError(f"--query: column {name!r} has values of type {array.type}; cast it")
-    return array
-
-
-def _exact(value: Any) -> Any:
-    """Numbers of any length, UUIDs and bytes as texts; everything else as it is."""
-    if isinstance(value, Decimal):
-        return format(value, "f")
-    if isinstance(value, (bytes, bytearray, memoryview)):
-        from recsys.data.texts import bytes_as_text
-
-        return bytes_as_text(bytes(value))
-    return str(value) if isinstance(value, UUID) else value
 
 
 def export_tables(events: Any, items: Any | None, name: str, *, force: bool = False) -> Tables:
@@ -261,7 +138,7 @@ def export_tables(events: Any, items: Any | None, name: str, *, force: bool = Fa
         events: a path, or a table that exports Arrow data (pandas, polars, pyarrow, DuckDB, ...).
         items: the same, or None.
         name: of the run.
-        force: replace what was written under this name from another source.
+        force: replace a table of other columns that was written under this name.
 
     Raises:
         ConfigError: neither a path nor a table, or events with other columns than those that were
@@ -275,7 +152,7 @@ def export_tables(events: Any, items: Any | None, name: str, *, force: bool = Fa
         made = _as_arrow(part, table)
         if not force:
             _compare(name, part, made)
-        return _write(name, part, iter([made]), "memory", force=force)
+        return _write(name, part, made)
 
     described = None if items is None else place("items", items)
     if isinstance(events, (str, Path)):
@@ -326,32 +203,18 @@ def _raw(name: str) -> Path:
     return Workspace.of(name).home / "raw" / name
 
 
-def _write(name: str, part: str, tables: Iterator[pa.Table], origin: str, *, force: bool) -> Path:
+def _write(name: str, part: str, table: pa.Table) -> Path:
     """Write `part`.parquet of run `name`, completely or not at all."""
     import pyarrow.parquet as pq
 
+    if not table.num_rows:
+        raise DataError(f"{part}: no rows")
     path = (_raw(name) / f"{part}.parquet").absolute()
-    digest = hashlib.sha256(origin.encode()).hexdigest()[:16].encode()
-    if path.is_file() and not force and (pq.read_schema(path).metadata or {}).get(ORIGIN) != digest:
-        raise ConfigError(
-            f"{path} has the result of another query or another source; take another --name, or "
-            "replace it with --force"
-        )
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}~")
-    writer, rows = None, 0
     try:
-        for table in tables:
-            rows += table.num_rows
-            schema = table.schema.with_metadata({ORIGIN: digest})
-            writer = writer or pq.ParquetWriter(temporary, schema)
-            writer.write_table(table.replace_schema_metadata(schema.metadata))
-        if writer is None or not rows:
-            raise DataError(f"{part}: no rows")
-        writer.close()
+        pq.write_table(table, temporary)
         temporary.replace(path)
     finally:
-        if writer is not None:
-            writer.close()
         temporary.unlink(missing_ok=True)
     return path

@@ -24,7 +24,6 @@ from recsys.options import (
 )
 
 if TYPE_CHECKING:  # the command loads these when it runs
-    from recsys.data.sources import Tables
     from recsys.pipeline import Context
     from recsys.retraining import Sources
 
@@ -83,19 +82,13 @@ class SourceOptions:
         str | None,
         typer.Argument(
             metavar="EVENTS",
-            help="File of events (csv, tsv, parquet, jsonl, xlsx), a folder, or a database's "
-            "SQLAlchemy URL; without it, the data prepared under --name.",
+            help="File of events (csv, tsv, parquet, jsonl, xlsx), or a folder; "
+            "without it, the data prepared under --name.",
         ),
     ] = None
     items: Annotated[str | None, typer.Option("--items", help="File that describes the items.")] = (
         None
     )
-    query: Annotated[
-        str | None, typer.Option("--query", help="SQL query for the events of a database.")
-    ] = None
-    items_query: Annotated[
-        str | None, typer.Option("--items-query", help="SQL query for the items of a database.")
-    ] = None
     column: ColumnNames = None
     drop_items: Annotated[
         list[str] | None,
@@ -123,34 +116,16 @@ class SourceOptions:
         run = replace(run, config=run.config or RECIPE)
         if self.events is None:
             return run.context(minutes=self.minutes)
-        from recsys.data.sources import name_of
+        from recsys.data.sources import find_tables, name_of
 
         run = replace(run, name=run.name or name_of(self.events))
         settings = run.context(minutes=self.minutes).settings
-        check_settings(settings, columns)  # before a database is read
-        tables = self._find_tables(settings.name, force=run.force)
+        check_settings(settings, columns)
+        tables = find_tables(self.events, self.items)
         sections = table_sections(tables, columns)
         if self.drop_items:
             sections["data.clean"] = {"drop_items": list(self.drop_items)}
         return run.context(minutes=self.minutes, **sections)
-
-    def _find_tables(self, name: str, *, force: bool) -> Tables:
-        from recsys.data.sources import Tables, export_queries, find_tables, is_url
-        from recsys.errors import ConfigError
-
-        events = str(self.events)
-        if not is_url(events):
-            if self.query or self.items_query:
-                raise ConfigError(f"--query: EVENTS must be the URL of a database, not {events!r}")
-            return find_tables(events, self.items)
-        tables = export_queries(
-            events, name, query=self.query, items_query=self.items_query, force=force
-        )
-        if self.items is None:
-            return tables
-        if tables.items is not None:
-            raise ConfigError("--items and --items-query: give only one of them")
-        return Tables(tables.events, find_tables(self.items).events)
 
     def _read_columns(self) -> dict[str, str]:
         """Role -> name of the column."""
@@ -158,7 +133,6 @@ class SourceOptions:
 
         columns = {
             "--items": self.items,
-            "--query": self.query,
             "--column": self.column,
             "--drop-items": self.drop_items,
         }

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sqlite3
 import sys
 from pathlib import Path
 
@@ -129,7 +128,6 @@ def test_another_file_of_the_same_name_replaces_nothing(run, home, events):
         (("--column", "item=sku"), "--column: the events are missing"),
         (("orders.csv", "--column", "sku"), "--column 'sku': expected ROLE=NAME"),
         (("orders.csv", "--column", "itm=sku"), "unknown key in 'data.columns': 'itm'; did you"),
-        (("orders.csv", "--query", "SELECT 1"), "--query: EVENTS must be the URL of a database"),
         (("orders.csv", "--minutes", "0"), "minutes: expected a number above 0"),
         (("orders.csv", "--set", "target.epoch=3"), "unknown key in 'target': 'epoch'"),
     ],
@@ -140,24 +138,6 @@ def test_a_mistake_is_refused_before_anything_is_read(run, home, events, argumen
     status, err = run(*arguments)
     assert (status, message in err) == (2, True), err
     assert not home.exists()
-
-
-def test_a_database_is_a_source(run, home, events):
-    with sqlite3.connect("web.db") as database:
-        events.to_sql("events", database, index=False)
-    database.close()
-    query = 'SELECT "user", item AS sku, timestamp FROM events'
-    status, err = run("sqlite:///web.db", "--query", query, "--column", "item=sku")
-    assert status == 0, err
-    assert len(load(home, "web").item_ids) == 30
-    manifest = (home / "datasets/web/manifest.json").read_text()
-    assert "sqlite" not in manifest
-
-
-def test_a_wrong_setting_is_refused_before_a_query_runs(run, home):
-    status, err = run("sqlite:///gone.db", "--query", "SELECT 1", "--set", "target.epoch=3")
-    assert (status, "unknown key in 'target'" in err) == (2, True)
-    assert not Path("gone.db").exists()
 
 
 def test_frames_become_a_bundle(home, events, items):

@@ -6,7 +6,6 @@ The times and values of such inputs are in `test_cases_times.py` and `test_cases
 from __future__ import annotations
 
 import json
-import sqlite3
 import unicodedata
 import uuid
 from decimal import Decimal
@@ -230,36 +229,6 @@ def test_ids_of_pandas_are_texts(shop, home, ids, right):
     })  # fmt: skip
     path = sources.export_tables(frame, None, "t").events
     assert items_of(shop(path.read_bytes(), file="frame.parquet")) == sorted(right)
-
-
-def test_ids_of_a_database_are_texts(shop, home, raw):
-    ids = [b"\x00\x9f", b"ab", b"cd"]
-    with sqlite3.connect(raw / "shop.db") as connection:
-        connection.execute("CREATE TABLE e (user INTEGER, item BLOB, ts INTEGER)")
-        rows = [(2**62 + n % 3, ids[n % 3], T + 4000 * n) for n in range(24)]
-        connection.executemany("INSERT INTO e VALUES (?, ?, ?)", rows)
-    found = sources.export_queries(
-        f"sqlite:///{raw / 'shop.db'}", "t", query="SELECT * FROM e", items_query=None
-    )
-    made = shop(found.events.read_bytes(), file="result.parquet")
-    assert items_of(made) == ["009f", "ab", "cd"]
-    assert sorted(made.histories) == [str(2**62 + n) for n in range(3)]
-
-
-@pytest.mark.parametrize(
-    ("values", "right"),
-    [
-        ([Decimal(10**19 + 1), None, Decimal(7)], [str(10**19 + 1), None, "7"]),
-        ([Decimal("12.50"), Decimal("1E+2")], ["12.50", "100"]),
-        ([2**64, 1], [str(2**64), "1"]),
-        ([UUIDS[0], None], [str(UUIDS[0]), None]),
-        ([b"ab", b"\xff"], ["ab", "ff"]),
-        ([1, "a"], ["1", "a"]),
-        ([1, 2], [1, 2]),
-    ],
-)  # fmt: skip
-def test_values_of_a_database_keep_their_digits(values, right):
-    assert sources._column("id", values).to_pylist() == right
 
 
 # Attributes: a number is what survives being written again.

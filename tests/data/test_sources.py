@@ -1,8 +1,7 @@
-"""Where a shop's tables come from: files, folders, SQL queries, tables in memory."""
+"""Where a shop's tables come from: files, folders, tables in memory."""
 
 from __future__ import annotations
 
-import sqlite3
 from pathlib import Path
 
 import pandas as pd
@@ -12,15 +11,11 @@ import pytest
 
 from recsys.data.sources import (
     Tables,
-    export_queries,
     export_tables,
     find_tables,
-    is_url,
     name_of,
 )
-from recsys.errors import ConfigError, DataError, RecsysError
-
-QUERY = "SELECT customer, sku FROM orders"
+from recsys.errors import ConfigError, DataError
 
 
 @pytest.fixture
@@ -28,17 +23,6 @@ def folder(home: Path, tmp_path: Path) -> Path:
     """A folder for the files of a shop."""
     (tmp_path / "shop").mkdir()
     return tmp_path / "shop"
-
-
-@pytest.fixture
-def url(folder: Path) -> str:
-    """A database with orders; its URL."""
-    with sqlite3.connect(folder / "shop.db") as database:
-        database.execute("CREATE TABLE orders (customer TEXT, sku TEXT, price REAL, note TEXT)")
-        rows = [(f"c{n % 3}", f"{n % 5:03}", n / 2, None) for n in range(20)]
-        database.executemany("INSERT INTO orders VALUES (?, ?, ?, ?)", rows)
-    database.close()
-    return f"sqlite:///{folder / 'shop.db'}"
 
 
 def put(folder: Path, *names: str) -> None:
@@ -54,9 +38,6 @@ def put(folder: Path, *names: str) -> None:
         ("Große Käufe.csv", "grosse-kaufe"),
         ("注文.csv", "shop"),
         ("exports/shop/", "shop"),
-        ("sqlite:///data/web_shop.db?timeout=3", "web_shop"),
-        ("postgresql://me:secret@host:5432/orders", "orders"),
-        ("postgresql://me:secret@host", "shop"),
     ],
 )
 def test_a_run_is_named_after_its_source(source: str, name: str) -> None:
@@ -118,87 +99,6 @@ def test_an_empty_folder_is_refused(folder: Path) -> None:
         find_tables(str(folder))
 
 
-def test_the_result_of_a_query_becomes_a_file(url: str, home: Path) -> None:
-    items = "SELECT DISTINCT sku, note FROM orders"
-    found = export_queries(url, "s", query="SELECT * FROM orders", items_query=items)
-    assert found == Tables(home / "raw/s/events.parquet", home / "raw/s/items.parquet")
-    table = pq.read_table(found.events)
-    assert table.column_names == ["customer", "sku", "price", "note"]
-    assert table["sku"].to_pylist()[:2] == ["000", "001"], "an id keeps its zeros"
-    assert table["note"].type == pa.string()
-    assert len(pq.read_table(found.items)) == 5
-    assert sorted(file.name for file in (home / "raw/s").iterdir()) == [
-        "events.parquet", "items.parquet",
-    ]  # fmt: skip
-
-
-def test_rows_of_a_query_arrive_in_parts(
-    url: str, home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("recsys.data.sources.ROWS", 7)
-    found = export_queries(url, "s", query=QUERY, items_query=None)
-    assert pq.read_metadata(found.events).num_row_groups == 3
-    assert len(pq.read_table(found.events)) == 20
-
-
-def test_another_query_replaces_nothing_unless_forced(url: str, home: Path) -> None:
-    found = export_queries(url, "s", query=QUERY, items_query=None)
-    before = found.events.read_bytes()
-    other = QUERY + " LIMIT 3"
-    with pytest.raises(ConfigError, match=r"another query .* --force"):
-        export_queries(url, "s", query=other, items_query=None)
-    assert found.events.read_bytes() == before
-    export_queries(url, "s", query=QUERY, items_query=None)
-    assert found.events.read_bytes() == before
-    export_queries(url, "s", query=other, items_query=None, force=True)
-    assert len(pq.read_table(found.events)) == 3
-
-
-@pytest.mark.parametrize(
-    ("query", "message"),
-    [
-        (None, "--query: a database needs one"),
-        ("SELECT * FROM nowhere", "the database refuses it: no such table: nowhere"),
-        (QUERY + " WHERE 0", "events: no rows"),
-        ("DELETE FROM orders WHERE 0", "--query: it gives no rows, so it is not run; write a SEL"),
-    ],
-)
-def test_a_bad_query_is_refused_and_leaves_nothing(
-    url: str, home: Path, query: str | None, message: str
-) -> None:
-    with pytest.raises(RecsysError, match=message):
-        export_queries(url, "s", query=query, items_query=None)
-    assert not list(home.rglob("*.parquet"))
-
-
-def test_a_sqlite_file_that_is_not_there_is_not_made(home: Path, tmp_path: Path) -> None:
-    missing = tmp_path / "none.db"
-    with pytest.raises(DataError, match=r"there is no SQLite file .*none\.db"):
-        export_queries(f"sqlite:///{missing}", "s", query=QUERY, items_query=None)
-    assert not missing.exists()
-
-
-@pytest.mark.parametrize(
-    "address", ["nodialect://me:secret@host/shop", "postgresql+nodriver://me:secret@host/shop"]
-)
-def test_no_message_repeats_a_password(url: str, home: Path, address: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        export_queries(address, "s", query=QUERY, items_query=None)
-    assert "secret" not in str(caught.value)
-
-
-def test_a_wrong_option_of_a_driver_is_refused_in_words(url: str, home: Path) -> None:
-    with pytest.raises(RecsysError, match=r"EVENTS: SQLAlchemy cannot open|the database refuses"):
-        export_queries(url + "?timeout=soon", "s", query=QUERY, items_query=None)
-
-
-def test_nothing_written_names_the_database(url: str, home: Path) -> None:
-    export_queries(url + "?timeout=5", "s", query=QUERY, items_query=None)
-    written = (home / "raw/s/events.parquet").read_bytes()
-    assert b"shop.db" not in written
-    assert b"timeout" not in written
-
-
 FRAME = pd.DataFrame({"user": ["u", "v"], "item": ["001", "002"]})
 
 
@@ -247,7 +147,8 @@ def test_what_is_no_table_is_refused(home: Path) -> None:
         export_tables(pd.DataFrame({"user": ["u", 3], "item": ["a", "b"]}), None, "s")
 
 
-def test_an_object_store_is_refused_with_the_tool_that_copies():
-    with pytest.raises(ConfigError, match="aws s3 cp") as caught:
-        is_url("s3://shop/events.csv?secret_key=hush")
+@pytest.mark.parametrize("url", ["s3://shop/e.csv?key=hush", "postgresql://me:hush@host/shop"])
+def test_a_url_is_refused_with_the_tools_that_export_and_copy(url: str) -> None:
+    with pytest.raises(ConfigError, match=r"(?s)psql URL --csv .* aws s3 cp") as caught:
+        find_tables(url)
     assert "hush" not in str(caught.value)
