@@ -57,26 +57,20 @@ def prepare(
 def download(
     source: Annotated[
         str | None,
-        typer.Argument(metavar="NAME|URL", help="A public data set (--list names them), or a URL."),
+        typer.Argument(metavar="NAME", help="A public data set (--list names them)."),
     ] = None,
     folder: Annotated[
         Path | None,
         typer.Option("--folder", help="Where it goes (default $RECSYS_DATASETS, else var/raw)."),
     ] = None,
-    sha256: Annotated[
-        str | None, typer.Option("--sha256", help="SHA-256 that a file by URL must have.")
-    ] = None,
-    max_gb: Annotated[
-        float, typer.Option("--max-gb", help="Refuse what is larger, downloaded or unpacked.")
-    ] = 20.0,
     listed: Annotated[bool, typer.Option("--list", help="List the public data sets.")] = False,
 ) -> None:
-    """Download a public data set; an interrupted download is resumed.
+    """Download a public data set.
 
     Example: recsys data download s3rec-beauty
     """
-    from recsys.data.download import GIB, public_sets
     from recsys.data.download import download as fetch
+    from recsys.data.download import public_sets
     from recsys.errors import ConfigError
     from recsys.raw_files import raw_folders
 
@@ -86,16 +80,15 @@ def download(
             typer.echo(f"{name}: {entry.licence}. {entry.citation}")
         return
     if source is None:
-        raise ConfigError("name a public data set or a URL; recsys data download --list names them")
+        raise ConfigError("name a public data set; recsys data download --list names them")
     target = folder or raw_folders()[0]
-    path = fetch(source, target, digest=sha256, max_bytes=int(max_gb * GIB))
+    path = fetch(source, target)
     typer.echo(path)
-    if source in known:
-        from recsys.progress import say
+    from recsys.progress import say
 
-        entry = known[source]
-        say(f"licence: {entry.licence}\ncite: {entry.citation}")
-        say(f"next: recsys data prepare {entry.prepare.format(folder=path)} --name {source}")
+    entry = known[source]
+    say(f"licence: {entry.licence}\ncite: {entry.citation}")
+    say(f"next: recsys data prepare {entry.prepare.format(folder=path)} --name {source}")
 
 
 @app.command()
