@@ -70,13 +70,13 @@ class RecommendRequest:
         boosts: filters with weights that are added to the scores of matching items. The search
             stays exact; where items share a leaf, the certificate tells if it is not.
         mode: one of `recsys.modes.REQUEST_MODES`: `auto` decodes as the recommender does; `beam` by
-            beam search; `strict` verifies a drafted tree, with the same answer; `relaxed` samples
-            approximately, with the bundle's draft.
+            beam search; `strict` verifies a drafted tree, with the same answer, blended or not;
+            `relaxed` samples approximately, with the bundle's draft.
         trace: also return how the answer was found; beam search is then replaced by `strict`.
         history_types: the type of the event of each item of the history, such as `view`; None for
             an unknown one. Empty if no types are known.
         blend: whether retrieval may add to the model's list and reorder it. None leaves it to the
-            bundle, and is no blend with a seed, with `global`, and in modes other than `auto`.
+            bundle, and is no blend with a seed and with `global`. A mode does not change it.
         pin: outside ids of items that take the first places, in this order, if they may be
             recommended: exclusions, the filter, availability and caps come first.
         max_per: attribute -> how many items of the list may have the same value of it, at least 1
@@ -133,7 +133,8 @@ class RecommendRequest:
             raise ValueError("trace: only a strict decode can be traced, not mode 'relaxed'")
         if self.blend and not self.searches_plainly:
             raise ValueError(
-                "blend: lists are blended in mode 'auto' with guarantee 'beam' and without a seed"
+                "blend: lists are blended with guarantee 'beam' and without a seed; leave out seed "
+                "and guarantee, or blend"
             )
         # parse filter and boosts, so that malformed ones fail here
         if self.filter is not None:
@@ -143,8 +144,8 @@ class RecommendRequest:
 
     @property
     def searches_plainly(self) -> bool:
-        """Whether it is for the model's best items, without a mode or guarantee of its own."""
-        return self.mode == Mode.AUTO and self.guarantee == "beam" and self.seed is None
+        """Whether it is for the best items that a search finds, without proof or sampling."""
+        return self.guarantee == "beam" and self.seed is None
 
     @cached_property
     def item_filter(self) -> ItemFilter:

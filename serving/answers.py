@@ -46,9 +46,7 @@ _NOTES: dict[NoteCode, str] = {
     "unknown_history": "The model knows none of the history's items",
 }
 # Fields that only the model can serve, with the values that need no model.
-_OF_THE_MODEL: dict[str, Any] = {
-    "mode": "auto", "guarantee": "beam", "seed": None, "boosts": [],
-}  # fmt: skip
+_OF_THE_MODEL: dict[str, Any] = {"guarantee": "beam", "seed": None, "boosts": []}
 
 
 @dataclass(frozen=True)

@@ -90,9 +90,9 @@ class RecommendationsRequest(Subject):
     )
     mode: Literal["auto", "strict", "relaxed", "beam"] = Field(
         "auto",
-        description="How to decode: `beam` is beam search; `strict` verifies a drafted tree and "
-        "returns the same list; `relaxed` samples approximately with the draft, and needs a seed; "
-        "`auto` leaves the choice to the service.",
+        description="How to compute: `beam` is beam search; `strict` verifies a drafted tree, or "
+        "without a draft all first codes, and returns the same list, blended or not; `relaxed` "
+        "samples approximately with the draft, and needs a seed; `auto` leaves it to the service.",
     )
     guarantee: Literal["beam", "global"] = Field(
         "beam",
@@ -111,8 +111,9 @@ class RecommendationsRequest(Subject):
     )
     blend: bool | None = Field(
         None,
-        description="Whether retrieval may add to the model's list and reorder it; null leaves it "
-        "to the bundle, false uses the model alone.",
+        description="Whether retrieval may add to the model's list and reorder it, in any exact "
+        "mode; null leaves it to the bundle, false uses the model alone. Samples (a seed) and "
+        "lists with the guarantee `global` are the model's.",
     )
     fallback: bool = Field(
         True,

@@ -128,11 +128,15 @@ async def test_unknown_histories_get_a_fallback_or_the_bare_prompt(
     assert (body["note"]["code"], body["unknown_items"]) == (code, unknown)
     assert (body["history_items"], body["eligible_items"]) == (0, 149)
     # who asks for what only the model can do gets the model
-    for special in ({"fallback": False}, {"seed": 7}, {"mode": "beam"}, {"blend": False}):
+    for special in ({"fallback": False}, {"seed": 7}, {"blend": False}):
         answer = await client.post(URL, json={**request_, **special})
         assert ids(answer) == recommender.expected(unknown)
         assert answer.json()["note"]["code"] == code
         assert "bare prompt" in answer.json()["note"]["detail"]
+    # how a list is computed is not such a wish
+    for mode in ("beam", "strict"):
+        answer = await client.post(URL, json={**request_, "filter": EVEN, "mode": mode})
+        assert ids(answer)[:2] == ["item-0", "item-2"]
 
 
 async def test_new_users_get_the_bare_prompt_without_retrieval(client, recommender):

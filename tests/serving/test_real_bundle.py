@@ -14,7 +14,9 @@ from oracles import PATIENCE_S
 from recsys import Recommender
 from recsys.bundle import TARGET
 from recsys.errors import ArtifactError
+from recsys.interactions import Histories
 from recsys.recommender import RecommendRequest
+from recsys.retrieval import ItemItem, Reranker, Retrieval
 from recsys.serving.server import serve
 from recsys.serving.settings import ServingSettings
 
@@ -31,6 +33,50 @@ def served(bundle, tmp_path):
     return ServingSettings(
         bundle=bundle, histories=None, store=tmp_path / "h.db", threads=1, deadline_ms=60_000
     )
+
+
+@pytest.mark.parametrize("draft", [False, True])
+async def test_a_mode_changes_how_a_list_is_computed_and_not_the_list(
+    tmp_path, random_bundle, served, running, draft
+):
+    rng = np.random.default_rng(2)
+    walks = Histories.of(rng.integers(0, ITEMS, (300, 6)).tolist())
+    counts = np.bincount(walks.items, minlength=ITEMS).astype(float)
+    reranker = Reranker({"item_item.value": 1.5, "model.value": 1.0, "popularity": 0.1})
+    retrieval = Retrieval(ItemItem.directional(walks, ITEMS), counts, reranker=reranker)
+    folder = random_bundle(
+        tmp_path / "blended", ITEMS, draft=draft, retrieval=retrieval,
+        price=[i / 4 for i in range(ITEMS)],
+    )  # fmt: skip
+    filters = [None, *({"must": [{"key": "price", "range": {"lt": most}}]} for most in (60, 2))]
+    async with running(served.model_copy(update={"bundle": folder})) as (client, _):
+
+        async def answer(**body):
+            history = [f"B{i:04d}" for i in rng.integers(0, ITEMS, 4)]
+            bodies = {}
+            for mode in ("beam", "auto", "strict"):
+                asked = {"history": history, **body, "mode": mode}
+                response = await client.post("/v1/recommendations", json=asked)
+                assert response.status_code == 200, response.text
+                bodies[mode] = response.json()
+            return bodies
+
+        blended = set()
+        for wanted in filters:
+            for blend in (None, True, False):
+                for k, include in ((5, []), (30, ["trace"])):
+                    bodies = await answer(filter=wanted, blend=blend, k=k, include=include)
+                    first = bodies["beam"]["items"]
+                    blended |= {(blend, item["source"]) for item in first}
+                    for body in bodies.values():
+                        names = ("item_id", "source", "rank")
+                        assert [[i[n] for n in names] for i in body["items"]] == [
+                            [i[n] for n in names] for i in first
+                        ]
+                        scores = [i["score"] for i in body["items"]]
+                        assert scores == pytest.approx([i["score"] for i in first], abs=1e-4)
+                        assert body["certificate"] == bodies["beam"]["certificate"]
+    assert {blend for blend, source in blended if source == "retrieval"} == {None, True}
 
 
 async def test_an_answer_under_load_is_the_answer_alone(served, bundle, running):
