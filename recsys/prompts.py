@@ -109,18 +109,17 @@ def training_windows(
     Item number p of a history is predicted from items `start(p) .. p - 1`; items with the same
     start share a window. Items with fewer than `min_context` items before them carry no loss.
     """
-    positions, rows, firsts = [], [], []
-    for row, length in enumerate(histories.lengths):
-        predicted = np.arange(min_context, length)
-        if len(predicted) == 0:
-            continue
-        starts = config.start(predicted)
-        for start in np.unique(starts):
-            group = predicted[starts == start]
-            positions.append((int(start), int(group[-1]) + 1))
-            firsts.append(int(group[0] - start))
-            rows.append(row)
-    sequences = Histories.of(
-        histories[row][a:b] for row, (a, b) in zip(rows, positions, strict=True)
-    )
-    return Windows(sequences, np.asarray(firsts, np.int64))
+    counts = np.maximum(histories.lengths - min_context, 0)  # predicted items of each history
+    rows = np.repeat(np.arange(len(histories)), counts)
+    predicted = min_context + np.arange(len(rows)) - np.repeat(np.cumsum(counts) - counts, counts)
+    starts = config.start(predicted)
+    opens = np.ones(len(rows), np.bool_)  # whether a predicted item is the first of a window
+    opens[1:] = (np.diff(rows) != 0) | (np.diff(starts) != 0)
+    closes = np.ones(len(rows), np.bool_)
+    closes[:-1] = opens[1:]
+    lengths = predicted[closes] + 1 - starts[opens]
+    offsets = np.append(0, np.cumsum(lengths))
+    begin = histories.offsets[rows[opens]] + starts[opens]
+    events = np.arange(offsets[-1]) + np.repeat(begin - offsets[:-1], lengths)
+    sequences = Histories(offsets.astype(np.int64), histories.items[events])
+    return Windows(sequences, predicted[opens] - starts[opens])
