@@ -28,7 +28,7 @@ class CappedList:
     Attributes:
         places: number of places to fill.
         items: dense items.
-        scores: of the items; those of a later search follow those of an earlier one.
+        scores: of the items, search after search.
         source: as in `Lists`.
         stats: counters of all searches; None without a model.
         proven: whether no other item could be at a place of the list.
@@ -104,21 +104,28 @@ class CappedLists:
         self.width = max(self.width, min(2 * self.width, MOST_BEAMS))
 
     def lists(self) -> Lists:
-        """The lists, as many columns as the longest may have."""
+        """The lists, as many columns as the longest may have.
+
+        They are in the order of scores. Those of blended lists are not comparable between searches,
+        so there the items of a later search follow.
+        """
+        first = self._first
+        blended = first is not None and first.blended
         items = np.full((len(self._lists), max(self._batch.k)), -1, np.int32)
         scores = np.full(items.shape, -np.inf, np.float32)
         source = np.zeros(items.shape, np.int8)
         for i, capped in enumerate(self._lists):
-            columns = slice(len(capped.items))
-            items[i, columns], scores[i, columns] = capped.items, capped.scores
-            source[i, columns] = capped.source
-        first = self._first
+            columns, found = slice(len(capped.items)), np.array(capped.scores)
+            order = np.arange(len(found)) if blended else np.argsort(-found, kind="stable")
+            items[i, columns] = np.array(capped.items, np.int32)[order]
+            scores[i, columns] = found[order]
+            source[i, columns] = np.array(capped.source, np.int8)[order]
         return Lists(
             items,
             scores,
             source,
             None if first is None else first.beams,
-            blended=first is not None and first.blended,
+            blended=blended,
             certificates=[
                 "global-exact" if capped.proven else "approximate" for capped in self._lists
             ],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
@@ -85,7 +86,7 @@ class Catalog:
         """Read `items.parquet`.
 
         Raises:
-            DataError: the codes are missing, ragged or not numbers.
+            DataError: the codes are missing, ragged or not numbers, or two items have one id.
         """
         table = pq.read_table(folder / FILE)
         if CODE_COLUMN not in table.column_names:
@@ -94,4 +95,11 @@ class Catalog:
             codes = np.asarray(table[CODE_COLUMN].to_pylist(), np.int32)
         except (TypeError, ValueError) as error:
             raise DataError(f"{folder / FILE}: {CODE_COLUMN!r} is not a matrix: {error}") from error
-        return cls(table.drop_columns([CODE_COLUMN]), codes.reshape(table.num_rows, -1))
+        catalog = cls(table.drop_columns([CODE_COLUMN]), codes.reshape(table.num_rows, -1))
+        if len(catalog._index) < len(catalog):
+            twice, _ = Counter(catalog.item_ids).most_common(1)[0]
+            raise DataError(
+                f"{folder / FILE}: two items have the id {twice!r}; give each item an id of its "
+                "own, and make the artifact again"
+            )
+        return catalog

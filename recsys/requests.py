@@ -66,9 +66,10 @@ class RecommendRequest:
             the best; the same seed draws the same items.
         temperature: flattens (above 1) or sharpens that distribution.
         filter: recommend only items that match (`recsys.constraint.filters`); the search is
-            constrained to them.
+            constrained to them. It may be parsed already.
         boosts: filters with weights that are added to the scores of matching items. The search
-            stays exact; where items share a leaf, the certificate tells if it is not.
+            stays exact; where items share a leaf, the certificate tells if it is not. They may be
+            parsed already.
         mode: one of `recsys.modes.REQUEST_MODES`: `auto` decodes as the recommender does; `beam` by
             beam search; `strict` verifies a drafted tree, with the same answer, blended or not;
             `relaxed` samples approximately, with the bundle's draft.
@@ -96,8 +97,8 @@ class RecommendRequest:
     guarantee: Guarantee = "beam"
     seed: int | None = None
     temperature: float = 1.0
-    filter: Mapping[str, Any] | None = None
-    boosts: Sequence[Mapping[str, Any]] = ()
+    filter: Mapping[str, Any] | ItemFilter | None = None
+    boosts: Sequence[Mapping[str, Any]] | ItemBoosts = ()
     mode: str = Mode.AUTO
     trace: bool = False
     blend: bool | None = None
@@ -150,12 +151,14 @@ class RecommendRequest:
     @cached_property
     def item_filter(self) -> ItemFilter:
         """The parsed filter; without one, a filter that allows everything."""
+        if isinstance(self.filter, ItemFilter):
+            return self.filter
         return ItemFilter.parse(self.filter or {})
 
     @cached_property
     def item_boosts(self) -> ItemBoosts:
         """The boosts, parsed."""
-        return ItemBoosts.parse(self.boosts)
+        return self.boosts if isinstance(self.boosts, ItemBoosts) else ItemBoosts.parse(self.boosts)
 
     def after(self, result: RecommendResult) -> RecommendRequest:
         """The request for a list that begins with the items of another, by the model alone.

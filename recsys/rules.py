@@ -84,22 +84,29 @@ class Rule:
 def apply_rules(request: RecommendRequest, rules: Iterable[Rule]) -> RecommendRequest:
     """The request with the filters, boosts, pins and caps of rules beside its own.
 
+    The sizes of filters and boosts are limited for the rules together, and for the request apart.
+
     Raises:
-        FilterError, ValueError: as `RecommendRequest`: there are too many boosts together, or the
-            rules' boosts meet a seed.
+        FilterError, ValueError: the rules are too large together, or their boosts meet a seed.
     """
     rules = list(rules)
     if not rules:
         return request
-    item_filter, caps = request.filter, dict(request.max_per)
+    of_rules: Mapping[str, Any] | None = None
+    caps = dict(request.max_per)
     for rule in rules:
-        item_filter = _both(item_filter, rule.filter)
+        of_rules = _both(of_rules, rule.filter)
         for name, count in rule.max_per.items():
             caps[name] = min(count, caps.get(name, count))
+    item_filter, boosts = request.filter, request.boosts
+    if of_rules:
+        item_filter = request.item_filter & ItemFilter.parse(of_rules)
+    if more := [boost for rule in rules for boost in rule.boosts]:
+        boosts = request.item_boosts + ItemBoosts.parse(more)
     return replace(
         request,
         filter=item_filter,
-        boosts=[*request.boosts, *(boost for rule in rules for boost in rule.boosts)],
+        boosts=boosts,
         pin=list(dict.fromkeys([*request.pin, *(item for rule in rules for item in rule.pin)])),
         max_per=caps,
     )

@@ -12,7 +12,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from recsys.constraint.filters import MOST_BOOSTS
 from recsys.errors import RuleError
 from recsys.requests import RecommendRequest
 from recsys.rules import Rule, apply_rules
@@ -25,7 +24,6 @@ from recsys.serving.stores.store import Store
 logger = logging.getLogger("recsys.serving.rules")
 JOURNAL = "rules"  # written in stores
 MOST_RULES = 1_000
-STANDING_BOOSTS = MOST_BOOSTS // 2  # of the standing rules of an alias; requests may have as many
 
 
 class UnknownRuleError(LookupError):
@@ -266,17 +264,8 @@ class Rules(JournalFollower):
 
 
 def _check_together(rules: Iterable[Rule]) -> None:
-    """Check that an alias may have these rules together, with room for those of a request.
-
-    Raises:
-        RuleError: they are more than a request may have.
-    """
+    """Check that an alias may have these rules together; `RuleError` if they are too large."""
     try:
-        whole = apply_rules(RecommendRequest([]), rules)
+        apply_rules(RecommendRequest([]), rules)
     except ValueError as error:  # a FilterError, too
         raise RuleError(f"the standing rules of an alias together: {error}") from None
-    if len(whole.boosts) > STANDING_BOOSTS:
-        raise RuleError(
-            f"the standing rules of an alias have {len(whole.boosts)} boosts together; want at "
-            f"most {STANDING_BOOSTS}, so that requests can have some, too"
-        )

@@ -6,9 +6,9 @@ It uses the wire schemas, but no HTTP.
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from enum import StrEnum
-from functools import partial
+from functools import partial, reduce
 from typing import Any
 
 from recsys.errors import FilterError, RecsysError, RequestError
@@ -224,7 +224,9 @@ class Service:
             rules or body.boosts or body.blend or body.mode == "relaxed"
         )
         parts = known.items, known.disliked, known.earlier, body.exclude_items
-        make = partial(_request, body, known, rules, model.recommender, is_plain=is_plain)
+        standing = {name: rules[name] for name in self.state.rules.standing(alias)}
+        groups = standing.values(), (rule for name, rule in rules.items() if name not in standing)
+        make = partial(_request, body, known, groups, model.recommender, is_plain=is_plain)
         try:
             if is_plain and sum(map(len, parts)) <= SHORT:
                 request = make()
@@ -367,13 +369,16 @@ class Service:
 def _request(
     body: RecommendationsRequest,
     history: TypedHistory,
-    rules: Mapping[str, Rule],
+    groups: Iterable[Iterable[Rule]],
     recommender: Recommender,
     *,
     is_plain: bool,
 ) -> RecommendRequest:
-    """The library's request; the masks of one that is not plain are made now."""
-    request = apply_rules(answers.to_request(body, history, recommender), rules.values())
+    """The library's request; the masks of one that is not plain are made now.
+
+    The standing rules are a group apart, so that they leave room for those of the request.
+    """
+    request = reduce(apply_rules, groups, answers.to_request(body, history, recommender))
     if not is_plain:
         recommender.eligible(request)
     return request

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import threading
 import time
 from collections import OrderedDict
@@ -68,7 +69,7 @@ class FilterCache:
             raise ValueError(f"max_bytes must be at least 0, got {max_bytes}")
         self.trie, self.attributes = trie, attributes
         self._max_bytes, self._left = max_bytes, left
-        self._kept: OrderedDict[tuple[type, str], RowMask | Boost] = OrderedDict()
+        self._kept: OrderedDict[tuple[type, bytes], RowMask | Boost] = OrderedDict()
         self._lock = threading.Lock()
         self._stats = FilterStats()
         if after is not None:
@@ -104,7 +105,8 @@ class FilterCache:
     def _get(
         self, kind: type[K], request: ItemFilter | ItemBoosts, make: Callable[[NDArray[Any]], K]
     ) -> K:
-        key = kind, request.key
+        # A key may be as long as a filter, and is not counted.
+        key = kind, hashlib.sha256(request.key.encode("utf-8", "surrogatepass")).digest()
         with self._lock:
             cached = self._kept.get(key)
             if isinstance(cached, kind):

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -175,6 +175,11 @@ class ItemFilter:
         """The JSON expression of the filter in canonical form: sorted, without repetition."""
         return self._root.expression()
 
+    def __and__(self, other: ItemFilter) -> ItemFilter:
+        """What both let pass; the limits of `parse` are for each of them alone."""
+        root = _Group((self._root, other._root), (), ())
+        return ItemFilter(root.canonical, root)
+
     def check(self, attributes: Attributes) -> None:
         """FilterError as `evaluate`, without the work."""
         self._root.bound(attributes)
@@ -227,9 +232,17 @@ class ItemBoosts:
                 raise FilterError(f"{at}.weight: want -{MOST_WEIGHT:g} .. {MOST_WEIGHT:g}")
             root = parser.group(boost["filter"], f"{at}.filter", 1)
             parts.append((ItemFilter(root.canonical, root), weight))
-        parts.sort(key=lambda part: (part[0].key, part[1]))
-        texts = (f"[{condition.key},{weight}]" for condition, weight in parts)
-        return cls(f"[{','.join(texts)}]", tuple(parts))
+        return cls._of(parts)
+
+    @classmethod
+    def _of(cls, parts: Iterable[tuple[ItemFilter, float]]) -> ItemBoosts:
+        ordered = sorted(parts, key=lambda part: (part[0].key, part[1]))
+        texts = (f"[{condition.key},{weight}]" for condition, weight in ordered)
+        return cls(f"[{','.join(texts)}]", tuple(ordered))
+
+    def __add__(self, other: ItemBoosts) -> ItemBoosts:
+        """The boosts of both; the limits of `parse` are for each of them alone."""
+        return self._of((*self.parts, *other.parts))
 
     def check(self, attributes: Attributes) -> None:
         """FilterError as `evaluate`, without the work."""

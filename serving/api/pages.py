@@ -26,12 +26,15 @@ router = APIRouter(include_in_schema=False)
 @router.get("/")
 @requires(Scope.PUBLIC)
 async def index(request: Request, service: AnyPhase) -> HTMLResponse:
-    """The page; without JavaScript, a short description and a command to try."""
-    is_ready = service.phase is Phase.READY
+    """The page; without JavaScript, a short description and a command to try.
+
+    What it says of the model is for readers, so a service with keys leaves it out.
+    """
+    is_told = service.phase is Phase.READY and service.settings.keys is None
     text = PAGES.get_template("index.html").render(
         phase=service.phase.value,
-        model=service.model if is_ready else None,
-        curl=example(service, str(request.base_url)) if is_ready else None,
+        model=service.model if is_told else None,
+        curl=example(service, str(request.base_url)) if is_told else None,
         pictures=" ".join(service.settings.pictures),
     )
     return HTMLResponse(text)

@@ -158,7 +158,8 @@ class RecommendedItem(BaseModel):
         description="The higher the better, within one answer. Of a list by the model alone: "
         "log-probability of the semantic ID given the history, plus boosts. Of a blended list: "
         "log-probability among the candidates of this request, so it changes with `k` and with the "
-        "filter. A pinned item has 0."
+        "filter, and between the searches of a list with caps: `rank` is the order. A pinned item "
+        "has 0."
     )
     title: str
     rank: int = Field(ge=1)

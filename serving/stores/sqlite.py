@@ -21,7 +21,8 @@ from recsys.serving.stores.records import StoreError
 from recsys.serving.stores.schema import STATE
 
 LEFT_BYTES = "left_bytes"  # key of STATE while bytes of erased users may be on the disk
-BUSY_TIMEOUT_S = 4.0  # of a call that a request waits for; less than the deadline of requests
+# Of a call that a request waits for. The one behind it waits twice that, within every deadline.
+BUSY_TIMEOUT_S = 0.5
 PATIENT_S = 30.0  # of bulk work
 OVERWRITE_WAIT_MS = 100  # for a reader or another writer, before overwriting is put off
 AT_ONCE_BYTES = 8 << 20  # largest file for whose rewriting an erasure waits, about 0.1 s

@@ -403,6 +403,12 @@ def test_a_pickle_in_a_bundle_is_refused_by_name(tmp_path, copy):
         Recommender.load(build(tmp_path / "listed", extra=pickled))
 
 
+def test_two_items_of_one_id_are_refused_by_the_id(tmp_path):
+    table = items_table(["a", "b", "a"])
+    with pytest.raises(ArtifactError, match=r"items\.parquet: two items have the id 'a'"):
+        Bundle.load(write_bundle(tmp_path / "odd", table, CODES[:3], (4, 3, 3)))
+
+
 @pytest.mark.parametrize(
     ("parts", "message"),
     [

@@ -191,6 +191,21 @@ def test_a_proven_list_is_right_with_shared_leaves(sharing, case):
         assert ids(result) == as_listed(sharing, *case)
 
 
+def test_later_searches_that_find_better_items_are_sorted_in(tmp_path):
+    """A search of few beams misses items that the next, constrained one finds."""
+    levels, names = (8, 8, 8), [f"i{n}" for n in range(400)]
+    brands = ["ABCDEFGHIJ"[n % 10] for n in range(400)]
+    codes = counted_codes(512, levels)[np.random.default_rng(0).permutation(512)[:400]]
+    write_bundle(tmp_path / "wide", items_table(names, brand=brands), codes, levels)
+    wide = Recommender.load(tmp_path / "wide", mode="beam")
+    for name in names[:40]:
+        request = RecommendRequest([name], 20, max_per={"brand": 2})
+        (result,) = wide.recommend_batch([request])
+        scores = [one.score for one in result.recommendations]
+        assert len(scores) == 20
+        assert scores == sorted(scores, reverse=True), name
+
+
 def assert_keeps(request, result):
     """No list breaks a filter, an exclusion, availability or a cap, whatever is pinned."""
     found = ids(result)

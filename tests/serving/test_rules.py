@@ -253,19 +253,28 @@ async def test_an_alias_applies_its_rules_to_all_requests(client):
 async def test_standing_rules_leave_room_for_requests(client):
     """Rules that would make every request of an alias invalid are refused when they are set."""
 
-    def boosts(count: int) -> dict[str, object]:
+    def large(boosts: int, ids: int) -> dict[str, object]:
         wanted = {"filter": {"must": [{"key": "brand", "match": "Acme"}]}, "weight": 1.0}
-        return {"boosts": [wanted] * count}
+        names = [f"gone-{number}" for number in range(ids)]
+        unwanted = {"must_not": [{"key": "item_id", "any": names}]}
+        return {"boosts": [wanted] * boosts, "filter": unwanted}
 
-    await put(client, "some", boosts(30))
-    await put(client, "more", boosts(30))
-    both = await client.put("/v1/aliases/champion", json={"rules": ["some", "more"]})
-    assert both.status_code == 422
-    assert "60 boosts together" in both.json()["detail"]
+    await put(client, "some", large(60, 5_000))
+    await put(client, "boosts", large(41, 0))
+    await put(client, "ids", large(0, 5_000))
+    for other in ("boosts", "ids"):
+        both = await client.put("/v1/aliases/champion", json={"rules": ["some", other]})
+        assert both.status_code == 422
+        assert "the standing rules of an alias together" in both.json()["detail"]
     await stand(client, "champion", "some")
-    grown = await client.put("/v1/rules/some", json=boosts(51))
-    assert code(grown) == (422, "invalid_rule")
-    assert (await client.post(URL, json=ASK | boosts(50))).status_code == 200
+    await put(client, "boosts", large(100, 9_980))
+    for name in ("some", "boosts"):  # the one that stands, and one that requests name
+        assert (await client.put(f"/v1/rules/{name}", json=large(100, 9_980))).status_code == 200
+        body = ASK | large(100, 9_980) | {"rules": ["boosts"]}
+        assert (await client.post(URL, json=body)).status_code == 200
+    await put(client, "more", {"pin": ["B0007"]})
+    await stand(client, "champion", "some", "more")
+    await put(client, "more", large(1, 100), 422)
 
 
 async def test_the_number_of_rules_is_bounded(client, monkeypatch):
