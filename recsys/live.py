@@ -11,6 +11,9 @@ but stay in the catalog.
 Dense numbers of the bundle's items never change. Those of added items stay until the item is
 removed. An added item that was removed is forgotten; a removed item of the bundle is still known in
 histories.
+
+Records of removed and replaced items are freed when they take more than a small share of the bytes
+of the catalog, so memory is a function of the items that are there.
 """
 
 from __future__ import annotations
@@ -50,7 +53,7 @@ from recsys.retrieval.later import LaterItems
 __all__ = ["Epoch", "Epochs", "NewItem"]
 
 T = TypeVar("T", bound=np.generic)
-_FORGET = 4096  # removed items below which compaction is not worth its time
+_FORGET = 4096  # hidden items below which a new trie is not worth its time
 _HIDDEN = 1 / 8  # share of hidden items above which the trie is built anew
 
 
@@ -259,9 +262,10 @@ class Epochs:
                 left=left,
             )
             hidden = int(np.count_nonzero(~alive[trie.row_items]))
-            many = hidden > max(_FORGET, _HIDDEN * len(left)) and not self._compacting
-            self._compacting |= many
-        if many:
+            many = hidden > max(_FORGET, _HIDDEN * len(left))
+            is_due = (many or self._epoch.catalog.is_wasteful) and not self._compacting
+            self._compacting |= is_due
+        if is_due:
             threading.Thread(target=self._compact, name="compaction", daemon=True).start()
         return there
 
@@ -361,12 +365,10 @@ class Epochs:
         added, record, codes = catalog.added, catalog.record, catalog.codes
         base = len(added.base)
         rows = np.arange(len(catalog))
-        gone = int(np.count_nonzero(~catalog.alive[base:]))
-        live = len(catalog) - base - gone
-        many = gone > max(_FORGET, (len(catalog) - base) // 2)
-        many |= len(added.records) > 2 * live + _FORGET  # most records are replaced ones
         # if no items are left, the old trie and its numbers are kept
-        if many and (news or catalog.alive.any()):
+        if catalog.is_wasteful and (news or catalog.alive.any()):
+            # a removed item of the bundle has its first record again
+            record = np.where(catalog.alive, record, rows).astype(np.int32)
             rows = np.flatnonzero(catalog.alive | (rows < base))
             added, record = added.kept(rows, record[rows])
             codes, tokens = codes[rows], tokens[rows]

@@ -8,6 +8,7 @@ item, its codes, whether it can be recommended) and never reads beyond their end
 from __future__ import annotations
 
 import threading
+from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -26,6 +27,9 @@ from recsys.retrieval.later import LaterItems
 
 FIXED = ("item_id", "title", "text")
 TOP = "_top"  # the end of the name of a column with the first values of lists
+RECORD_BYTES = 500  # of a record without its texts and attributes, about
+MOST_WASTE = 1 / 32  # share of a catalog's bytes that removed and replaced records may have
+LEAST_WASTE = 1 << 16  # bytes that are not worth the time to free them
 
 
 @dataclass(frozen=True)
@@ -61,6 +65,7 @@ class AddedItems:
         ids: outside ids of the added items.
         index: place of each in `ids`.
         records: added records, as they were given.
+        sizes: bytes of each, about.
         columns: attributes of all records.
         content: what retrieval knows of the added records; None if it knows nothing.
     """
@@ -73,6 +78,7 @@ class AddedItems:
         self.ids: list[str] = []
         self.index: dict[str, int] = {}
         self.records: list[NewItem] = []
+        self.sizes = array("q")
         self.columns = columns or Columns(base.items)
 
     @cached_property
@@ -108,6 +114,7 @@ class AddedItems:
             dense = len(self.base) + len(self.ids)
             self.ids.append(item.item_id)
             self.index[item.item_id] = len(self.ids) - 1  # after `ids`, for concurrent readers
+        self.sizes.append(RECORD_BYTES + len(repr(item).encode("utf-8", "surrogatepass")))
         self.records.append(item)
         return dense, len(self.base) + len(self.records) - 1
 
@@ -130,7 +137,8 @@ class AddedItems:
         copy.index = {item_id: i for i, item_id in enumerate(copy.ids)}
         new = np.flatnonzero(record >= size)
         copy.records = [self.records[r - size] for r in record[new].tolist()]
-        copy.columns.extend(self.columns.added().take(pa.array(record[new] - size)))
+        copy.sizes = array("q", np.array(self.sizes)[record[new] - size].tobytes())
+        copy.columns.extend(_taken(self.columns.added(), record[new] - size))
         if self.content is not None:
             copy.content = self.content.take(record[new] - size)
         renumbered = record.copy()
@@ -158,6 +166,15 @@ class EpochCatalog:
 
     def __len__(self) -> int:
         return len(self.codes)
+
+    @property
+    def is_wasteful(self) -> bool:
+        """Whether removed and replaced records take more than a small share of the memory."""
+        sizes, base = np.array(self.added.sizes), self.added.base
+        record = self.record[self.alive]
+        live = int(sizes[record[record >= len(base)] - len(base)].sum())
+        most = max(LEAST_WASTE, MOST_WASTE * (base.items.nbytes + live))
+        return int(sizes.sum()) - live > most
 
     @cached_property
     def items(self) -> pa.Table:
@@ -317,6 +334,8 @@ class Columns:
             column, done = self._grown.get(name, (self._read[name], 0))
             tables = self._tables[done:]
             if tables:
+                if not done:  # the words of records go with the records
+                    column = replace(column, words=dict(column.words))
                 table = pa.concat_tables(tables)
                 order = np.arange(table.num_rows, dtype=np.int32)
                 column = _joined(column, Attributes(table, order).column(name))
@@ -338,6 +357,16 @@ class EpochAttributes(Attributes):
 
     def _make(self, name: str) -> Column:
         return _laid_out(self.source.column(name), self.record[self.order])
+
+
+def _taken(table: pa.Table, rows: NDArray[np.integer]) -> pa.Table:
+    """Some rows of a table, and of its dictionaries what they need."""
+    taken = table.take(pa.array(rows)).combine_chunks()
+    for place, field_ in enumerate(taken.schema):
+        if pa.types.is_dictionary(field_.type):
+            plain = taken[field_.name].cast(field_.type.value_type)
+            taken = taken.set_column(place, field_, plain.dictionary_encode().cast(field_.type))
+    return taken
 
 
 def _joined(first: Column, second: Column) -> Column:

@@ -13,7 +13,8 @@ import math
 from bisect import bisect_right
 from collections.abc import Coroutine, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Self, TypeVar
+from functools import cached_property
+from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -84,32 +85,35 @@ def find(catalog: EpochCatalog, item_id: str) -> int:
     return row
 
 
+def by_codes(catalog: EpochCatalog) -> NDArray[np.intp]:
+    """Dense items in the order of their semantic IDs, and of their ids where those are equal.
+
+    A restart does not change it.
+    """
+    rows = np.flatnonzero(catalog.alive)
+    codes = catalog.codes[rows]
+    order = np.lexsort(codes.T[::-1])
+    rows, codes = rows[order], codes[order]
+    same = (codes[1:] == codes[:-1]).all(axis=1)
+    shared = np.flatnonzero((np.append(same, False) | np.append(False, same))[: len(rows)])
+    leaf = np.append(0, np.cumsum(~same))[shared]
+    table = pa.table({"leaf": leaf, "id": catalog.items["item_id"].take(rows[shared])})
+    by_id = pc.sort_indices(table, [("leaf", "ascending"), ("id", "ascending")])
+    rows[shared] = rows[shared[by_id.to_numpy()]]
+    return rows
+
+
 @dataclass(frozen=True)
 class Shelf:
-    """The items of an epoch in the order of their semantic IDs: (n,) dense items, (n, L) codes.
+    """The items of a catalog; `rows` are `by_codes`."""
 
-    Items of equal codes are in the order of their ids, which a restart does not change.
-    """
-
-    epoch: Epoch
+    catalog: EpochCatalog
     rows: NDArray[np.intp]
-    codes: NDArray[np.int32]
 
-    @classmethod
-    def of(cls, epoch: Epoch) -> Self:
-        """Sort the items of an epoch."""
-        rows = np.flatnonzero(epoch.catalog.alive)
-        codes = epoch.catalog.codes[rows]
-        order = np.lexsort(codes.T[::-1])
-        rows, codes = rows[order], codes[order]
-        same = (codes[1:] == codes[:-1]).all(axis=1)
-        shared = np.flatnonzero((np.append(same, False) | np.append(False, same))[: len(rows)])
-        leaf = np.append(0, np.cumsum(~same))[shared]
-        ids = epoch.catalog.items["item_id"].take(rows[shared])
-        table = pa.table({"leaf": leaf, "id": ids})
-        by_id = pc.sort_indices(table, [("leaf", "ascending"), ("id", "ascending")])
-        rows[shared] = rows[shared[by_id.to_numpy()]]
-        return cls(epoch, rows, codes)
+    @cached_property
+    def codes(self) -> NDArray[np.int32]:
+        """(n, L) codes."""
+        return self.catalog.codes[self.rows]
 
     def page(self, prefix: Sequence[int], text: str, cursor: str, limit: int) -> ItemPage:
         """A page of the items with this prefix whose id or title contains the text.
@@ -133,7 +137,7 @@ class Shelf:
         end = start + limit
         shown = self.rows[positions[start:end]].tolist()
         return ItemPage(
-            items=[item_of(self.epoch.catalog, row) for row in shown],
+            items=[item_of(self.catalog, row) for row in shown],
             total=len(positions),
             next=self._cursor(positions[end - 1]) if end < len(positions) else None,
             prefix=list(prefix),
@@ -160,11 +164,11 @@ class Shelf:
         return first + bisect_right(range(first, last), item_id, key=self._id)
 
     def _id(self, position: int) -> str:
-        return self.epoch.catalog.item_id(int(self.rows[position]))
+        return self.catalog.item_id(int(self.rows[position]))
 
     def _containing(self, text: str) -> NDArray[np.bool_]:
         """(items,) whether the id or the title contains the text."""
-        table = self.epoch.catalog.items
+        table = self.catalog.items
         hits = [
             pc.fill_null(pc.match_substring(table[name], text, ignore_case=True), False)
             for name in ("item_id", "title")
@@ -182,7 +186,9 @@ class CatalogChanges:
         self._changing = asyncio.Lock()
         self._seen = 0  # place in the journal of the last change that the models have
         self._following: asyncio.Task[None] | None = None
-        self._shelves: WeakKeyDictionary[Recommender, Shelf] = WeakKeyDictionary()
+        # The order of the items of an epoch; the epoch itself would keep removed items in memory.
+        self._orders: WeakKeyDictionary[Recommender, tuple[int, NDArray[np.intp]]]
+        self._orders = WeakKeyDictionary()
         self._changes: set[asyncio.Task[Any]] = set()
 
     def start(self) -> None:
@@ -330,9 +336,11 @@ class CatalogChanges:
         self, recommender: Recommender, prefix: list[int], text: str, cursor: str, limit: int
     ) -> ItemPage:
         epoch = recommender.epoch
-        shelf = self._shelves.get(recommender)
-        if shelf is None or shelf.epoch is not epoch:
-            shelf = self._shelves[recommender] = Shelf.of(epoch)
+        number, order = self._orders.get(recommender, (-1, None))
+        if number != epoch.number or order is None:
+            order = by_codes(epoch.catalog)
+            self._orders[recommender] = epoch.number, order
+        shelf = Shelf(epoch.catalog, order)
         return shelf.page(prefix[: epoch.catalog.codes.shape[1]], text, cursor, limit)
 
     async def _keep(self, records: list[dict[str, Any]]) -> None:

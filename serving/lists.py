@@ -79,9 +79,9 @@ class Lists:
         self._store = store
         self._models, self._rules, self._off_loop = models, rules, off_loop
         self._trending = Trending(models, off_loop, not_history)
-        # By recommender, with what they were computed from:
-        self._rows: WeakKeyDictionary[Recommender, tuple[Trends, Epoch, NDArray[np.int32]]]
-        self._dates: WeakKeyDictionary[Recommender, tuple[Epoch, Dated]]
+        # By recommender, with the trends and the number of the epoch that they were computed from:
+        self._rows: WeakKeyDictionary[Recommender, tuple[Trends, int, NDArray[np.int32]]]
+        self._dates: WeakKeyDictionary[Recommender, tuple[int, Dated]]
         self._rows, self._dates = WeakKeyDictionary(), WeakKeyDictionary()
 
     async def close(self) -> None:
@@ -110,12 +110,12 @@ class Lists:
         """Items by the time since which they are available, the newest first."""
 
         def rank(batch: Batch, model: Model) -> Ranking:
-            epoch, dated = self._dates.get(model.recommender, (None, None))
-            if epoch is not batch.epoch or dated is None:
+            number, dated = self._dates.get(model.recommender, (-1, None))
+            if number != batch.epoch.number or dated is None:
                 dated = dates(batch.epoch)
-                self._dates[model.recommender] = batch.epoch, dated
+                self._dates[model.recommender] = batch.epoch.number, dated
             times = dated.times
-            return Ranking(dated.items, "no_dates", lambda number: {"time": times[number]})
+            return Ranking(dated.items, "no_dates", lambda place: {"time": times[place]})
 
         return await self._list("latest", query, item_filter, rank)
 
@@ -209,8 +209,9 @@ class Lists:
     def _rows_of(self, recommender: Recommender, epoch: Epoch, trends: Trends) -> NDArray[np.int32]:
         """Dense items of those that trend; -1 where one cannot be recommended."""
         cached = self._rows.get(recommender)
-        if cached is None or cached[0] is not trends or cached[1] is not epoch:
-            cached = self._rows[recommender] = (trends, epoch, epoch.catalog.index(trends.items))
+        if cached is None or cached[0] is not trends or cached[1] != epoch.number:
+            rows = epoch.catalog.index(trends.items)
+            cached = self._rows[recommender] = (trends, epoch.number, rows)
         return cached[2]
 
 

@@ -1,7 +1,11 @@
 """The hot catalog: any road to a catalog gives the answers of that catalog, at any time."""
 
+import gc
 import json
+import random
+import sys
 import threading
+import types
 from dataclasses import replace
 from pathlib import Path
 
@@ -192,7 +196,7 @@ def test_an_old_epoch_does_not_change(changes):
 
 
 def test_compaction_renumbers_added_items_only(monkeypatch):
-    monkeypatch.setattr("recsys.live._FORGET", 2)
+    monkeypatch.setattr("recsys.live_catalog.LEAST_WASTE", 0)
     hot = make()
     before = hot.epoch
     hot.upsert([NewItem(f"n{i}", f"New {i}", "", attributes(i), (1, 1, 1)) for i in range(10)])
@@ -208,7 +212,7 @@ def test_compaction_renumbers_added_items_only(monkeypatch):
 
 
 def test_replaced_records_are_forgotten(monkeypatch):
-    monkeypatch.setattr("recsys.live._FORGET", 2)
+    monkeypatch.setattr("recsys.live_catalog.LEAST_WASTE", 0)
     hot = make()
     for price in range(20):
         hot.upsert([NewItem(f"n{i}", f"{price}", "", {"price": price}, (1, 1, 1)) for i in (0, 1)])
@@ -512,3 +516,74 @@ def test_a_trace_counts_items_and_closed_codes(removed):
             open_ = {i.semantic_id[:level] for i in there if i.semantic_id[: level - 1] in above}
             assert answer.trace.blocked[level] == size * len(above) - len(open_)
         json.dumps(answer.trace.as_dict())
+
+
+def bytes_of(start):
+    """Bytes of all objects, arrays and Arrow buffers that can be reached from an object."""
+    total, seen, buffers, waiting = 0, set(), {}, [start]
+    while waiting:
+        one = waiting.pop()
+        if id(one) in seen or isinstance(one, type | types.ModuleType | types.FunctionType):
+            continue
+        seen.add(id(one))
+        total += sys.getsizeof(one)
+        if isinstance(one, np.ndarray):
+            waiting.append(one.base)  # its own bytes are in its size
+        elif isinstance(one, pa.Table):
+            chunks = [chunk for column in one.columns for chunk in column.chunks]
+            while chunks:
+                chunk = chunks.pop()
+                buffers |= {b.address: b.size for b in chunk.buffers() if b is not None}
+                if pa.types.is_dictionary(chunk.type):
+                    chunks.append(chunk.dictionary)
+        waiting += gc.get_referents(one)
+    return total + sum(buffers.values())
+
+
+def random_item(rng, name):
+    """An item whose size is anything up to some kilobytes, and most of whose words are new."""
+    words = [f"w{rng.randrange(10**9)}" for _ in range(rng.randrange(1, 8))]
+    text = "é" * rng.choice([0, 10, 1_000, 4_000])
+    given = {"color": f"c{rng.randrange(10**9)}", "tags": words, "price": rng.randrange(100)}
+    given["shade"] = f"s{rng.randrange(10**9)}"
+    codes = tuple(rng.randrange(size) for size in LEVELS)
+    return NewItem(name, f"Thing {words[0]}", text, given, codes)
+
+
+def test_memory_is_that_of_a_fresh_load_after_any_changes():
+    rng = random.Random(0)
+    names = [f"n{i}" for i in range(600)]
+    table = pa.Table.from_pylist([{"item_id": n, "title": n, "text": n} for n in names[:300]])
+    for column, of in {"color": pa.string(), "tags": pa.list_(pa.string()), "price": pa.int64(),
+                       "shade": pa.dictionary(pa.int32(), pa.string())}.items():  # fmt: skip
+        table = table.append_column(column, pa.nulls(300, of))
+    codes = np.array([random_item(rng, n).semantic_id for n in names[:300]], np.int32)
+    bundle = replace(BUNDLE, catalog=Catalog(table, codes))
+
+    def used(epochs):
+        for thread in threading.enumerate():
+            if thread.name == "compaction":
+                thread.join()
+        for name in ("color", "tags", "shade"):
+            epochs.current.filters.mask({"must_not": [{"key": name, "match": "w"}]})
+        return bytes_of(epochs)
+
+    hot, there = Epochs(bundle), {}
+    hot._rested = float("-inf")
+    for number in range(1_000):
+        some = rng.sample(names, 20)
+        if number % 3:
+            items = [random_item(rng, name) for name in some]
+            hot.upsert(items)
+            hot._rested = float("-inf")  # no pauses
+            there |= {item.item_id: item for item in items}
+        else:
+            hot.remove(some)
+            there |= dict.fromkeys(some)
+        if number % 50 == 0:
+            used(hot)
+    fresh = Epochs(bundle)
+    fresh.upsert([item for item in there.values() if item is not None])
+    fresh.remove([name for name, item in there.items() if item is None])
+    assert hot.current.num_items == fresh.current.num_items
+    assert used(hot) == pytest.approx(used(fresh), rel=0.05)

@@ -1,8 +1,10 @@
 """Lists for a storefront over HTTP, and recommendations by GET."""
 
 import asyncio
+import gc
 import json
 import time
+import weakref
 from dataclasses import replace
 from urllib.parse import urlencode
 
@@ -274,6 +276,15 @@ async def test_lists_can_be_kept(client, name):
     assert response.headers["cache-control"] == "public, max-age=60"
     assert response.headers["vary"] == "Authorization"
     assert "etag" not in response.headers
+
+
+async def test_no_page_or_list_keeps_an_old_catalog_in_memory(client, recommender):
+    for path in ("/v1/items", "/v1/lists/trending", "/v1/lists/latest"):
+        assert (await client.get(path)).status_code == 200
+    before = weakref.ref(recommender.epoch)
+    assert (await client.put_item("item-1", {"title": "Changed"})).status_code == 200
+    gc.collect()
+    assert before() is None
 
 
 async def test_lists_need_a_key(settings, recommender, running, tmp_path):
