@@ -34,8 +34,7 @@ FIRST = [  # files with tests or fixtures that take long, the longest first
     "test_on_ray.py",
     "test_atspeed.py",
     "test_batch.py",
-    "test_ids.py",
-    "test_benchmark_reports.py",
+    "test_benchmarks.py",
     "test_distributed.py",
 ]
 

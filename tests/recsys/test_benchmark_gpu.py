@@ -86,30 +86,6 @@ def shortened(right):
     return wrong
 
 
-def test_a_way_with_another_answer_is_timed_and_says_so(gpu, tmp_path, monkeypatch):
-    monkeypatch.setitem(gpu.WAYS, "graphs", shortened(gpu.WAYS["graphs"]))
-    found = rows(gpu, tmp_path, "--ways", "graphs", "--cases", "cold:1")
-    row = next(r for r in found if r.get("way") == "graphs")
-    assert (row["kind"], row["rounds"], row["gate"]["passed"]) == ("row", 3, False)
-    assert row["ms"]["p50"] > 0
-
-
-def test_what_a_way_measured_before_it_raised_is_kept(gpu, tmp_path, monkeypatch):
-    right, calls = gpu.WAYS["graphs"], []
-
-    def fragile(bench, request):
-        calls.append(request)
-        if len(calls) == 8 + 3:  # eight requests are compared, then the rounds begin
-            raise RuntimeError("out of memory")
-        return right(bench, request)
-
-    monkeypatch.setitem(gpu.WAYS, "graphs", fragile)
-    found = rows(gpu, tmp_path, "--ways", "graphs", "--cases", "cold:1")
-    row = next(r for r in found if r.get("way") == "graphs")
-    assert (row["kind"], row["rounds"], row["gate"]["passed"]) == ("failure", 2, True)
-    assert row["error"] == "RuntimeError: out of memory"
-
-
 def test_in_bfloat16_ways_are_judged_by_their_error(gpu, monkeypatch):
     """Right ones pass; scores of 1 too much do not, and neither do lists that lack an item."""
     bench = gpu.Bench("tiny", gpu.QUICK, [("cold", 3)], torch.bfloat16)
@@ -149,19 +125,6 @@ def test_a_fault_that_eager_shares_is_refused_in_any_number_of_beams(gpu, monkey
     assert not gate["passed"]
 
 
-@pytest.mark.parametrize(("seed", "beams", "items"), [(5, 5, 300), (10, 5, 300), (123, 20, 12_000)])
-def test_a_near_tie_that_moves_a_whole_branch_is_no_fault(gpu, monkeypatch, seed, beams, items):
-    """Hugging Face or eager beam search loses one with these seeds."""
-    bench_module = sys.modules["gpu_bench"]
-    setup = bench_module.Setup
-    monkeypatch.setattr(bench_module, "Setup", lambda *about: setup(*about[:3], seed))
-    sizes = gpu.QUICK._replace(beams=beams, items=items)
-    case = gpu.Case(gpu.Bench("tiny", sizes, [("cold", 1)], torch.bfloat16), "cold", 1)
-    for way in ("huggingface", "graphs"):
-        found = case.check(way)
-        assert found["gate"]["passed"], found
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_wrong_selections_with_right_scores_are_refused(gpu, monkeypatch, dtype):
     bench = gpu.Bench("tiny", gpu.QUICK, [("cold", 3)], dtype)
@@ -194,33 +157,3 @@ def test_all_ways_answer_alike(gpu, tmp_path):
     passes = {r["way"]: r.get("passes") for r in found}
     assert passes["draft-graph"] == passes["draft"] < 2
     assert {r["cached_tokens"] for r in found if "cached_tokens" in r} == {20}
-
-
-def test_a_profile_names_operations_and_their_counts(gpu, tmp_path):
-    found = rows(gpu, tmp_path, "--profile", "--ways", "graphs", "--cases", "cold:1")
-    profile = next(r for r in found if r["kind"] == "profile")
-    assert all(count >= 1 for count, _ in profile["kernels_count_us"].values())
-
-
-def test_the_command_fails_if_a_row_does(gpu, tmp_path, monkeypatch):
-    monkeypatch.setitem(gpu.WAYS, "graphs", broken)
-    options = ["--quick", "--ways", "graphs", "--cases", "cold:1", "--out", str(tmp_path / "rows")]
-    monkeypatch.setattr(sys, "argv", ["gpu.py", *options])
-    with pytest.raises(SystemExit, match=r"1 rows have the kind failure, and the gate refused 0"):
-        gpu.main()
-
-
-@pytest.mark.parametrize(
-    ("option", "value", "text"),
-    [
-        *(
-            ("--cases", case, "want cold:B or kept:B with B of 1 to 32")
-            for case in ("warm:1", "cold", "cold:0", "cold:33", "kept:x")
-        ),
-        ("--beams", "0", "want a whole number, at least 1"),
-    ],
-)
-def test_options_that_are_none_are_refused(gpu, capsys, option, value, text):
-    with pytest.raises(SystemExit):
-        gpu.parse([f"{option}={value}"])
-    assert text in capsys.readouterr().err

@@ -105,7 +105,7 @@ def plain_scores(judged, number, sequences, dtype):
     return scores
 
 
-@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("seed", SEEDS)
 def test_eager_passes_hugging_face_and_other_orders_of_sums_pass(seed):
     judged = judge_of(seed)
     others = judged.search(), judged.search(drafted=True)
@@ -183,14 +183,6 @@ def test_a_lost_item_is_judged_where_no_listed_one_begins_like_it():
                 found.append(judged.scorer.shortfall([prompt], [ranking], [()]))
                 assert found[-1] == pytest.approx(score - ranking[-1][1], abs=1e-4)
     assert max(found) > gate.allowance(judged.trusted)
-
-
-def test_what_is_certainly_kept_is_better_than_the_best_of_the_catalog_at_its_level(judged):
-    _, certain = judged.scorer._search(judged.prompts[0], ())
-    levels = prefix_scores(judged, judged.prompts[0])
-    best = [sorted(scores.values())[-BEAMS] for scores in levels]
-    assert certain[0] == pytest.approx(best[0], abs=1e-4)
-    assert all(bound > score - 1e-4 for bound, score in zip(certain, best, strict=True))
 
 
 @pytest.mark.parametrize("error", [0.0, 0.5, 2.0])

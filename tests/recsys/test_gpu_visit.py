@@ -1,16 +1,12 @@
 """benchmarks/gpu_visit.py: parts write rows, cost each other nothing, and end in time."""
 
-import asyncio
 import importlib.util
 import json
 import os
 import subprocess
 import sys
 import tomllib
-import zipfile
-from contextlib import asynccontextmanager
 from importlib import metadata
-from itertools import count
 from pathlib import Path
 
 import pytest
@@ -98,16 +94,6 @@ def test_the_whole_ends_at_its_limit_and_names_what_it_left_out(
     assert parts.failures == 3
 
 
-def test_a_toy_model_writes_its_rows(visit, begin, tmp_path):
-    parts = visit.list_parts(tmp_path / "rows.jsonl", tmp_path, None, quick=True)
-    part = next(part for part in parts if part.name == "7B")
-    assert begin().run(part), rows(tmp_path)
-    kinds = [row["kind"] for row in rows(tmp_path)]
-    ways = ["graphs", "decode-graph", "draft", "draft-graph"]
-    assert kinds == ["begin", *["capture"] * 3, *["row"] * len(ways), "model", "end", "part"]
-    assert [row["way"] for row in rows(tmp_path) if row["kind"] == "row"] == ways
-
-
 def test_the_options_of_all_parts_are_understood(visit, tmp_path):
     gpu = load("gpu")
     for quick in (True, False):
@@ -117,41 +103,6 @@ def test_the_options_of_all_parts_are_understood(visit, tmp_path):
         assert (exact.float32, exact.quick, set(exact.ways)) == (True, True, set(gpu.WAYS))
         assert [(one.float32, one.quick) for one in parsed] == [(False, quick)] * 5
     assert all(Path(FOLDER.parent, test).is_file() for test in visit.GPU_TESTS)
-
-
-@pytest.mark.parametrize("succeeds", ["quickstart", "quickstart without the GPU"])
-def test_a_quickstart_that_failed_is_repeated_without_the_gpu(
-    visit, tmp_path, monkeypatch, succeeds
-):
-    ran = []
-
-    def run(self, part):
-        ran.append(part.name)
-        if part.name == succeeds:
-            Path(self._environment["RECSYS_HOME"], "bundles", "demo").mkdir(parents=True)
-
-    monkeypatch.setattr(visit.Visit, "run", run)
-    visit.visit(tmp_path / "rows.jsonl", 60, None, quick=True)
-    assert ("quickstart without the GPU" in ran) == (succeeds != "quickstart")
-    assert {"tests", "1.1B", "7B", "service", "10 million items"} <= set(ran)
-
-
-@pytest.mark.parametrize(
-    ("options", "error"),
-    [
-        (["--out", "."], "--out .*: Is a directory; name a file"),
-        (["--out", "rows.jsonl", "--wheels", "."], "--wheels .*: no wheels"),
-    ],
-)
-def test_wrong_options_are_refused_before_anything_runs(
-    visit, tmp_path, monkeypatch, options, error
-):
-    monkeypatch.setattr(visit.Visit, "run", lambda *_: pytest.fail("it runs"))
-    monkeypatch.setattr(sys, "argv", ["gpu_visit.py", *options])
-    monkeypatch.setattr(visit.signal, "signal", lambda *_: None)
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(SystemExit, match=error):
-        visit.main()
 
 
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP"])
@@ -169,21 +120,6 @@ def test_a_visit_that_is_stopped_leaves_nothing(tmp_path, name):
     assert ended.returncode == 1
     assert not any((tmp_path / "temporary").iterdir())
     assert not Path("/proc", (tmp_path / "pid").read_text()).exists()
-
-
-def test_wheels_are_installed_beside_the_machine_s_own_packages(
-    visit, begin, tmp_path, monkeypatch
-):
-    about = "brought-1.0.dist-info"
-    with zipfile.ZipFile(tmp_path / "brought-1.0-py3-none-any.whl", "w") as wheel:
-        wheel.writestr("brought.py", "")
-        wheel.writestr(f"{about}/METADATA", "Metadata-Version: 2.1\nName: brought\nVersion: 1.0\n")
-        wheel.writestr(f"{about}/WHEEL", "Wheel-Version: 1.0\nTag: py3-none-any\n")
-        wheel.writestr(f"{about}/RECORD", "")
-    parts = begin(PYTHONPATH=str(tmp_path / "site"))
-    monkeypatch.chdir(tmp_path)  # parts run elsewhere
-    assert parts.run(visit.install(Path(), tmp_path / "site")), rows(tmp_path)
-    assert parts.run(visit.Part("imports", 60, ["-c", "import brought"])), rows(tmp_path)
 
 
 def needed_by(requirements):
@@ -216,43 +152,6 @@ def test_the_rule_of_near_ties(visit):
     assert service.compare(alone, [[(("a",), 3.0), (("b",), 2.1), (("c",), 2.0)]])["different"] == 1
     assert service.compare(alone, [[(("b",), 3.0), (("a",), 2.0), (("c",), 2.0)]])["different"] == 1
     assert service.compare(alone, [alone[0][:2]])["different"] == 1
-
-
-def test_a_request_that_is_refused_costs_no_row(visit, tmp_path, monkeypatch):
-    """Of 6 requests of three clients the second is refused."""
-    service = load("gpu_service")
-    client = sys.modules["load_client"]
-
-    class Client:
-        async def __aenter__(self):
-            return self
-
-        async def __aexit__(self, *error):
-            pass
-
-        async def closed(self, requests, at_once, **options):
-            body = b'{"items": [{"item_id": "a", "score": 1.0}]}'
-            replies = [client.Reply(request, 200, body, 1.0) for request in requests]
-            if at_once == 3:
-                replies[1] = client.Reply(replies[1].request, 503, b"queue full", 1.0)
-            return client.Run(seconds=1.0, latency_ms=[1.0], replies=replies)
-
-    class Workload:
-        def plain(self):
-            return (str(number).encode() for number in count())
-
-    @asynccontextmanager
-    async def start_server(*options):
-        yield
-
-    monkeypatch.setattr(service, "Client", lambda *options: Client())
-    monkeypatch.setattr(service, "Workload", lambda bundle: Workload())
-    monkeypatch.setattr(service, "start_server", start_server)
-    with pytest.raises(SystemExit, match="1 requests were refused, the first with 503: b'queue f"):
-        asyncio.run(service.measure(tmp_path, 6, 3, visit.Rows(tmp_path / "rows.jsonl")))
-    _, one, three, equality = rows(tmp_path)
-    assert (one["refused"], three["refused"], three["per_second"]) == (0, 1, 1.0)
-    assert (equality["same"], equality["different"]) == (5, 0)
 
 
 def test_rows_begin_behind_a_line_that_was_cut_off(visit, tmp_path):

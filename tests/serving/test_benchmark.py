@@ -1,17 +1,13 @@
 """`benchmarks/serve.py`: loops over HTTP, requests, errors."""
 
 import json
-import re
 from contextlib import asynccontextmanager
-from itertools import islice
 
-import numpy as np
 import pytest
-from load_client import Client, Run
-from serve import Options, Workload, draw_arrivals, report, start_and_measure
+from load_client import Client
 from servers import start_server
 
-from recsys.errors import ConfigError, RecsysError
+from recsys.errors import RecsysError
 
 
 @pytest.fixture
@@ -72,56 +68,7 @@ async def test_an_open_loop_counts_latency_from_the_due_time(talking):
     assert max(run.latency_ms) >= 1000, "the request that was due a second ago"
 
 
-def test_an_open_loop_is_a_poisson_process_of_its_rate():
-    due = np.array(draw_arrivals(400, 50.0, seed=3))
-    assert (np.diff(due) > 0).all()
-    assert due[-1] < 50
-    assert len(due) == pytest.approx(400 * 50, rel=0.03)
-    assert np.diff(due).std() == pytest.approx(1 / 400, rel=0.05)
-
-
-@pytest.fixture(scope="module")
-def bundle(tmp_path_factory, random_bundle):
-    return random_bundle(tmp_path_factory.mktemp("bundles") / "tiny", 50)
-
-
-def bodies(requests, count):
-    return [json.loads(request) for request in islice(requests, count)]
-
-
-def test_a_seed_gives_the_same_requests_all_different(bundle):
-    first, again = (bodies(Workload(bundle, 1).plain(), 50) for _ in range(2))
-    assert first == again
-    assert first != bodies(Workload(bundle, 2).plain(), 50)
-    assert len({json.dumps(body) for body in first}) == 50
-
-
-def row(key, value):
-    return {
-        key: value, "answers": 100, "rate": value, "p50_ms": 10.0, "p95_ms": 20.0, "p99_ms": None,
-        "errors": 0, "generator_cpu": 0.1, "server_cpu": 0.9, "server_cpu_ms": 9.0,
-        "server_mb": 500,
-    }  # fmt: skip
-
-
-def test_a_report_has_both_loops():
-    document = {
-        "closed": [row("clients", 1), row("clients", 8)],
-        "open": [row("sent_rate", 10)],
-    }
-    assert [len(table.rows) for table in report(document).tables] == [2, 1]
-
-
-def test_a_run_without_answers_has_no_percentile():
-    assert (Run().percentile(50), Run().rate) == (None, 0.0)
-
-
 async def test_a_server_that_cannot_start_reports_the_reason(tmp_path):
     with pytest.raises(RecsysError, match=r"did not start: .*nothing is not an artifact"):
         async with start_server(tmp_path / "nothing"):
             pass
-
-
-async def test_an_address_that_is_none_is_named(bundle):
-    with pytest.raises(ConfigError, match=re.escape("--url https://x: expected http://HOST:PORT")):
-        await start_and_measure(Options(bundle=bundle, url="https://x"))

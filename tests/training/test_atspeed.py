@@ -6,14 +6,12 @@ from pathlib import Path
 import atspeed
 import numpy as np
 import pytest
-from atspeed_tables import paper
 from atspeed_tables.lineup import DraftSpace, Limits, Variant, derive_settings, list_variants
-from atspeed_tables.measure import Question, Sample, compare_accepted, describe
+from atspeed_tables.measure import Question, Sample, describe
 from atspeed_tables.run import PARTS, Options, list_cells
 
 from recsys.artifacts import Workspace
 from recsys.config import Settings
-from recsys.errors import ConfigError
 from recsys.training.settings import DraftConfig, TeacherConfig
 
 HOME = Workspace(Path("home"), "shop")
@@ -22,20 +20,6 @@ BOTH, BUDGETS = ("scratch", "target"), ("time", "steps")
 
 def limits(budget):
     return Limits(budget, minutes=0.5, steps=700)
-
-
-def test_every_variant_has_a_folder_of_its_own():
-    everyone = [
-        variant.of(seed)
-        for init in BOTH
-        for budget in BUDGETS
-        for variant in list_variants(PARTS, init, budget)
-        for seed in (0, 1)
-    ]
-    folders = {DraftSpace.seen_by(HOME, v).run("draft") for v in everyone}
-    # Nine objectives, nine ablations and six weights, of two starts, budgets and seeds.
-    assert len(folders) == len(everyone) == 8 * (9 + 9 + 6)
-    assert all(f.is_relative_to(Path("home/runs/shop/atspeed")) for f in folders)
 
 
 @pytest.mark.parametrize("budget", BUDGETS)
@@ -97,28 +81,6 @@ def test_cells_cover_the_papers_tables_once():
     assert len({(c.variant.key, c.question) for c in cells if c.part == "table"}) == table
 
 
-def test_published_levels_compare_with_the_released_count():
-    assert paper.figure(paper.ACCEPTED, "released", "atspeed-r", 10) == 2.10
-    assert paper.figure(paper.ACCEPTED, "relaxed", "atspeed-r", 10) is None
-    assert paper.figure(paper.ACCEPTED, "strict", "atspeed-s", 10) == 1.64
-    assert paper.figure(paper.ACCEPTED, "strict", "atspeed-s-eq4", 10) is None
-    assert paper.figure(paper.SPEEDUP, "relaxed", "atspeed-r", 10) == 2.16
-
-
-@pytest.mark.parametrize(
-    ("options", "says"),
-    [
-        ({"objectives": ("atspeed-s-eq4",), "parts": ("table",)}, "eq4 needs the draft of sft"),
-        ({"objectives": ("sft", "atspeed-s")}, "recall needs the draft of atspeed-r"),
-        ({"minutes": -1.0}, "minutes: expected more than 0, got -1.0"),
-        ({"minutes": 0.0}, "minutes: expected more than 0, got 0.0"),
-    ],
-)
-def test_options_that_cannot_work_are_named(options, says):
-    with pytest.raises(ConfigError, match=says):
-        Options(**options)
-
-
 def sample(accepted):
     return Sample(Question(5), np.asarray(accepted, float), 4 - np.asarray(accepted, float))
 
@@ -129,11 +91,6 @@ def test_intervals_are_over_users_and_figures_means_over_seeds():
     assert row["passes"]["mean"] == 2.5
     assert row["by_seed"] == [1.0, 2.0]
     assert (row["k"], row["verification"], row["drafts"]) == (5, "strict", 40)
-
-
-def test_differences_are_paired():
-    gap = compare_accepted([sample([3, 1, 2])], [sample([2, 0, 1])])
-    assert gap == {"mean": 1.0, "error": 0.0}
 
 
 def stamps(home):

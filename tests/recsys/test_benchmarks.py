@@ -1,0 +1,123 @@
+"""`benchmarks/decode.py` and `constraint.py`: they run, and time nothing but right answers."""
+
+import json
+from dataclasses import replace
+
+import constraint
+import decode
+import numpy as np
+import pytest
+import torch
+import workload
+from answers import Agreement
+from decode import Options, measure
+from measuring import Side, compare_times, time_interleaved
+from oracles import tiny_model
+from reporting import begin, read_options
+from toy_bundle import counted_codes, items_table, write_bundle
+
+from recsys.artifacts import write_artifact
+from recsys.dataset import Dataset
+from recsys.decoding import speculative_beam_search
+from recsys.errors import ConfigError, RecsysError
+from recsys.interactions import Interactions
+from recsys.models.architecture import Architecture
+from recsys.splits import TEST, TRAIN
+from recsys.vocabulary import Vocabulary
+
+SETUP = workload.Setup(6, "cpu", torch.float32, 0)
+SMALL = Options(beams=(3,), batches=(2,), nodes=(40,), modes=("perfect",), repeats=1, hf_repeats=0)
+
+
+def small_workload():
+    sizes = Architecture(64, 64, 1, 2)
+    levels = Vocabulary.from_levels([16] * 4)
+    return workload.make_random_workload((sizes, sizes), levels, SETUP, items=400, history=5)
+
+
+@pytest.mark.parametrize(
+    ("program", "options", "part"),
+    [
+        (decode, ["--modes", "draft", "planned"], "rows"),
+        (constraint, ["--items", "500", "2000"], "trie"),
+    ],
+    ids=["decode", "constraint"],
+)
+def test_a_program_writes_what_it_shows(program, options, part, tmp_path, capsys):
+    program.main(["--quick", *options, "--out", str(tmp_path)])
+    *shown, last = capsys.readouterr().out.splitlines()
+    document = json.loads(last)
+    assert document == json.loads((tmp_path / "result.json").read_text())
+    assert "\n".join(shown).strip() == (tmp_path / "report.txt").read_text().strip()
+    assert document["quick"]
+    assert document[part]
+
+
+def test_a_perfect_draft_takes_one_pass():
+    for row in measure(small_workload(), SMALL):
+        if row["mode"] == "perfect-40":
+            assert (row["passes"], row["accepted_levels"]) == (1, 3)
+            assert row["agreement"]["requests"] == 1
+
+
+def test_a_wrong_answer_stops_the_benchmark(monkeypatch):
+    def lies(target, drafter, prompts, trie, beams, **options):
+        found = speculative_beam_search(target, drafter, prompts, trie, beams, **options)
+        return replace(found, rows=found.rows.flip(1), tokens=found.tokens.flip(1))
+
+    monkeypatch.setattr(decode, "speculative_beam_search", lies)
+    with pytest.raises(RecsysError, match="exhaustive at K = 3, B = 2, cold"):
+        measure(small_workload(), replace(SMALL, modes=("exhaustive",), reuse=("cold",)))
+
+
+def test_agreement_counts_lists_items_and_the_gap():
+    expected = [[((1,), -1.0), ((2,), -2.0)], [((3,), -1.0), ((4,), -2.0)]]
+    found = [[((1,), -1.0), ((2,), -2.00001)], [((3,), -1.25), ((5,), -2.0)]]
+    agreement = Agreement.of(found, expected, tolerance=1e-4, tie=1e-5)
+    assert (agreement.requests, agreement.items, agreement.gap) == (0.5, 0.75, 0.25)
+    other = Agreement(1.0, 1.0, 0.5)
+    assert Agreement.join([agreement, other]) == Agreement(0.75, 0.875, 0.5)
+
+
+def test_a_bundle_gets_the_test_users_of_its_data_set(tmp_path, monkeypatch):
+    """Of two users one can be asked: the other has no more than one training event."""
+    monkeypatch.setenv("RECSYS_HOME", str(tmp_path))
+    ids = [f"i{n:02d}" for n in range(12)]
+    table, codes = items_table(ids), counted_codes(12, (4, 3))
+    prompts = '{"max_items": 4, "block": 1}'
+    bundle = tmp_path / "bundles" / "shop"
+    draft = tiny_model(vocabulary=Vocabulary.from_levels((4, 3)).size)
+    write_bundle(bundle, table, codes, (4, 3), draft=draft, prompts=prompts)
+    events = Interactions.of(["a"] * 4 + ["b"] * 2, ids[:6], [1, 2, 3, 4, 1, 2], item_ids=ids)
+    split = np.asarray([TRAIN, TRAIN, TRAIN, TEST, TRAIN, TEST], np.uint8)
+    with write_artifact(tmp_path / "datasets" / "shop", "dataset") as inside:
+        Dataset(events, split, table).save(inside)
+    data = workload.load_bundle_workload(bundle, SETUP)
+    # items 0, 1, 2 have codes (0, 0), (0, 1), (0, 2); level 2 starts at token 6
+    assert [p.tolist() for p in data.prompts] == [[1, 2, 6, 2, 7, 2, 8]]
+    assert [p.tolist() for p in data.earlier] == [[1, 2, 6, 2, 7]]
+
+
+def test_every_side_runs_once_a_round_and_its_preparation_is_not_timed(monkeypatch):
+    now, runs = [0.0], {"a": [], "b": []}
+    monkeypatch.setattr("measuring.time.perf_counter", lambda: now[0])
+
+    def take(seconds, name, number):
+        now[0] += seconds
+        runs[name].append(number)
+
+    sides = {
+        "a": Side(lambda r: take(2.0, "a", r), lambda r: take(100.0, "a", -r)),
+        "b": Side(lambda r: take(3.0, "b", r), rounds=2),
+    }
+    times = time_interleaved(sides, 3)
+    assert (times["a"].wall, times["b"].wall) == ([2.0] * 3, [3.0] * 2)
+    assert runs == {"a": [0, 0, -1, 1, -2, 2], "b": [0, 1]}
+    assert compare_times([10, 30], [1, 1, 500])["p50"] == pytest.approx(20)
+
+
+def test_a_file_in_place_of_the_folder_is_named_before_anything_is_measured(tmp_path):
+    (tmp_path / "taken").write_text("")
+    options, run = read_options(Options, "", {}, ["--out", str(tmp_path / "taken")])
+    with pytest.raises(ConfigError, match=r"taken.*: expected a folder, and it is a file"):
+        begin("decode", options, run)
