@@ -1,7 +1,4 @@
-"""What comes from outside costs processor time and memory in proportion to its size.
-
-`fuzz_coverage.py` gives the same functions bytes that it finds by their coverage.
-"""
+"""What comes from outside costs processor time and memory in proportion to its size."""
 
 from __future__ import annotations
 
