@@ -10,7 +10,7 @@ import pytest
 from recsys.artifacts import Workspace, write_artifact
 from recsys.config import Settings
 from recsys.errors import ConfigError
-from recsys.pipeline import FIXED_MINUTES, SHARES, STAGES, Context, run
+from recsys.pipeline import FIXED_MINUTES, SHARES, Context, run
 from recsys.training.settings import LoopConfig
 from recsys.training.supervised import LABELS, TRAINED, budget, labels_minutes, within_budget
 
@@ -27,23 +27,10 @@ def make_context(monkeypatch, tmp_path):
     return make
 
 
-def test_shares_are_those_of_all_stages_after_the_data():
-    assert list(SHARES) == [name for name in STAGES if name != "data"]
-    assert sum(SHARES.values()) == pytest.approx(1)
-
-
 def test_a_stage_gets_its_share_of_what_remains(make_context):
     fixed = sum(FIXED_MINUTES.values())
     assert make_context(10).share("sasrec") == pytest.approx((10 - fixed) * SHARES["sasrec"])
     assert make_context(10, spent=6).share("evaluate") == pytest.approx(4)
-
-
-def test_a_late_stage_keeps_the_time_that_it_needs_in_any_case(make_context):
-    fixed = FIXED_MINUTES["retrieval"]
-    assert make_context(2).share("retrieval") == pytest.approx(
-        fixed + (2 - fixed - FIXED_MINUTES["bundle"] - FIXED_MINUTES["evaluate"]) * 0.08 / 0.18
-    )
-    assert make_context(10, spent=30).share("retrieval") == fixed
 
 
 def test_a_stage_has_until_its_share_is_over(make_context):
@@ -63,11 +50,6 @@ def test_stages_that_take_their_shares_keep_the_budget(make_context):
     for name in SHARES:
         spent += make_context(10, spent).share(name)
     assert spent == pytest.approx(10)
-
-
-def test_time_that_a_stage_does_not_need_goes_to_the_later_ones(make_context):
-    early, late = (make_context(10, spent).share("target") for spent in (1, 3))
-    assert early > late
 
 
 def test_a_stage_trains_even_if_the_budget_is_spent(make_context):
@@ -109,11 +91,6 @@ def test_soft_labels_are_a_part_of_the_stage_s_time(make_context):
     minutes = labels_minutes(LoopConfig(), "sasrec", context)
     assert minutes == pytest.approx(LABELS * context.share("sasrec"))
     assert labels_minutes(LoopConfig(max_minutes=2), "sasrec", context) == 2 * LABELS
-
-
-def test_training_leaves_time_for_the_last_validation(make_context):
-    limited = within_budget(LoopConfig(), "target", make_context(10))
-    assert limited.max_minutes == pytest.approx(TRAINED * make_context(10).share("target"))
 
 
 def test_a_limit_of_its_own_wins(make_context):

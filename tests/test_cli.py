@@ -104,10 +104,6 @@ def test_every_command_explains_its_options_and_has_an_example(path):
     assert {word for word in example.split() if word.startswith("-")} <= known
 
 
-def test_the_version_is_the_packages(invoke):
-    assert invoke("--version") == (0, f"{__version__}\n", "")
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -178,15 +174,6 @@ def test_a_full_disk_is_one_line_and_no_traceback(invoke, monkeypatch, error, me
     assert "same command again" in err
 
 
-def test_other_errors_keep_their_traceback(monkeypatch):
-    def fail():
-        raise FileNotFoundError(2, "No such file", "x")
-
-    monkeypatch.setattr(cli, "app", fail)
-    with pytest.raises(FileNotFoundError):
-        cli.main()
-
-
 CHECK = f"""
 import sys
 from recsys.config import Settings
@@ -225,31 +212,6 @@ def test_doctor_speaks_json(invoke, monkeypatch, tmp_path):
     assert json.loads(invoke("doctor", "--json")[1])["real data"] is None
     (tmp_path / "var" / "raw").mkdir(parents=True)
     assert json.loads(invoke("doctor", "--json")[1])["real data"] == str(tmp_path / "var" / "raw")
-
-
-def test_doctor_prints_the_next_step(invoke, monkeypatch, tmp_path):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("RECSYS_DATASETS", str(tmp_path / "nowhere"))
-    _, out, _ = invoke("doctor")
-    assert "`recsys quickstart`" in out
-    assert "`recsys run events.csv --items products.csv`" in out
-    assert "set RECSYS_DATASETS" in out
-    with write_artifact(tmp_path / "var" / "bundles" / "shop", "bundle"):
-        pass
-    monkeypatch.setenv("RECSYS_DATASETS", str(tmp_path))
-    _, out, _ = invoke("doctor")
-    assert "['shop']" in out
-    assert "recsys quickstart" not in out
-    assert "set RECSYS_DATASETS" not in out
-
-
-def test_synthetic_data_are_printed_as_table_and_json(invoke, tmp_path):
-    status, out, _ = invoke("data", "synth", "--users", "60", "--items", "240", "--name", "s")
-    assert status == 0
-    assert str(tmp_path / "var" / "datasets" / "s") in out.replace("\n", "")
-    status, out, _ = invoke("data", "stats", "--name", "s", "--json")
-    assert status == 0
-    assert json.loads(out)["stats"]["users"] == 60
 
 
 def test_a_run_without_a_source_keeps_the_prepared_data(invoke, tmp_path):
@@ -299,14 +261,6 @@ def test_a_run_prints_only_json_on_standard_output(invoke, tmp_path):
     assert made["path"] == str(tmp_path / "var" / "datasets" / "s")
     assert made["seconds"] > 0
     assert "data →" in err
-
-
-def test_a_store_that_is_not_there_is_not_made_by_a_backup(invoke, tmp_path):
-    missing = tmp_path / "typo.db"
-    code, _, err = invoke("store", "backup", str(tmp_path / "b.db"), "--store", str(missing))
-    assert (code, missing.exists()) == (2, False)
-    assert "there is no store" in err
-    assert "--store" in err
 
 
 def test_retraining_reads_the_store_of_its_settings(invoke, tmp_path):

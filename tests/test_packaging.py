@@ -82,11 +82,6 @@ def test_imports_name_the_folders_under_recsys():
         assert not set(LINKED) & imported_by(file), file
 
 
-@pytest.mark.parametrize("name", PACKAGES)
-def test_every_package_is_typed(name):
-    assert (ROOT / name / "py.typed").is_file()
-
-
 @pytest.mark.parametrize("point", POINTS, ids=lambda point: f"{point.group}:{point.name}")
 def test_every_entry_point_loads(point):
     loaded = point.load()
@@ -118,13 +113,6 @@ def test_the_version_has_an_entry_in_the_changelog():
         r"^## \[(\d[^\]]*)\] - \d{4}-\d{2}-\d{2}$", (ROOT / "CHANGELOG.md").read_text(), flags=re.M
     )
     assert recsys.__version__ == releases[0]
-
-
-@pytest.mark.parametrize("name", recsys.__all__)
-def test_every_public_name_exists(name):
-    assert getattr(recsys, name) is not None
-    with pytest.raises(AttributeError, match=f"no attribute '{name}s'"):
-        getattr(recsys, f"{name}s")
 
 
 @pytest.mark.parametrize(

@@ -26,11 +26,6 @@ def test_every_example_compiles(document):
         compile(example, str(document), "exec")
 
 
-def test_the_readme_has_an_example_and_at_most_120_lines():
-    assert examples(ROOT / "README.md")
-    assert len(README.splitlines()) <= 120
-
-
 @pytest.mark.parametrize("document", DOCUMENTS)
 def test_links_lead_somewhere(document):
     for link in re.findall(r"\]\(([^)#]+)\)", document.read_text(encoding="utf-8")):

@@ -27,45 +27,37 @@ def hatch(folder: Path, *options: object) -> None:
 
 
 @pytest.fixture(scope="module")
-def built(tmp_path_factory):
-    """A wheel and a source distribution of a copy of the tree, whose library stays as it is."""
+def wheel(tmp_path_factory):
+    """The wheel that the source distribution of a copy of the tree builds."""
     out, tree = tmp_path_factory.mktemp("dist"), tmp_path_factory.mktemp("copy") / "tree"
     left_out = shutil.ignore_patterns(".git", ".venv", ".*_cache", "var", "*.so", "__pycache__")
     shutil.copytree(ROOT, tree, symlinks=True, ignore=left_out)
-    hatch(tree, "-d", out)
-    return out
-
-
-def names_of(wheel: Path) -> list[str]:
-    return zipfile.ZipFile(wheel).namelist()
-
-
-def test_a_wheel_holds_one_package(built):
-    (wheel,) = built.glob("*.whl")
-    tops = {name.partition("/")[0] for name in names_of(wheel)}
-    assert {top for top in tops if not top.endswith(".dist-info")} == {"recsys"}
-
-
-def test_a_wheel_holds_code_configs_and_page(built):
-    (wheel,) = built.glob("*.whl")
-    names = set(names_of(wheel))
-    for folder in FOLDERS:
-        assert f"recsys/{folder}/__init__.py" in names
-    assert {"recsys/configs/quickstart.yaml", "recsys/serving/web/index.html"} <= names
-    assert len(names) == len(names_of(wheel)), "no file is packed twice"
-
-
-def test_a_source_distribution_builds_the_same_wheel(built, tmp_path):
-    (source,), (wheel,) = built.glob("*.tar.gz"), built.glob("*.whl")
+    hatch(tree, "-t", "sdist", "-d", out)
+    (source,) = out.glob("*.tar.gz")
     with tarfile.open(source) as archive:
-        archive.extractall(tmp_path, filter="data")
-    hatch(next(tmp_path.glob("recbeam-*")), "-t", "wheel", "-d", tmp_path)
-    assert sorted(names_of(next(tmp_path.glob("*.whl")))) == sorted(names_of(wheel))
+        archive.extractall(out, filter="data")
+    hatch(next(out.glob("recbeam-*/")), "-t", "wheel", "-d", out)
+    return next(out.glob("*.whl"))
 
 
-def test_a_project_with_the_same_folders_keeps_its_own(built, tmp_path):
+def test_a_wheel_holds_one_package_with_all_code_the_library_configs_and_page(wheel):
+    names = zipfile.ZipFile(wheel).namelist()
+    assert len(set(names)) == len(names), "no file is packed twice"
+    tops = {name.partition("/")[0] for name in names}
+    assert {top for top in tops if not top.endswith(".dist-info")} == {"recsys"}
+    code = {
+        (Path("recsys") / path.relative_to(ROOT / "recsys" if folder == "recsys" else ROOT))
+        for folder in ("recsys", *FOLDERS)
+        for path in (ROOT / folder).rglob("*.py")
+        if path.resolve().is_relative_to(ROOT / folder)
+    }
+    assert {path.as_posix() for path in code} == {name for name in names if name.endswith(".py")}
+    assert {"recsys/configs/quickstart.yaml", "recsys/serving/web/index.html"} <= set(names)
+    assert any(name.endswith(".so") for name in names) == (shutil.which("cc") is not None)
+
+
+def test_a_project_with_the_same_folders_keeps_its_own(wheel, tmp_path):
     site, project = tmp_path / "site", tmp_path / "project"
-    (wheel,) = built.glob("*.whl")
     zipfile.ZipFile(wheel).extractall(site)
     for folder in FOLDERS:
         (project / folder).mkdir(parents=True)
