@@ -40,7 +40,7 @@ def doubles(*tensors):
 
 
 @given(st.integers(1, 5), st.integers(1, 80), DTYPES, SEEDS)
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=6, deadline=None)
 def test_norms_and_residuals(rows, size, dtype, seed):
     torch.manual_seed(seed)
     values, added = torch.randn(2, rows, size).to(dtype)
@@ -69,7 +69,7 @@ def test_norms_and_residuals(rows, size, dtype, seed):
     DTYPES,
     SEEDS,
 )
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=8, deadline=None)
 def test_rotated_queries_and_stored_pairs(tokens, groups, half, normed, dtype, seed):
     """Slots that are not written keep their values; the cache is a part of a larger storage."""
     torch.manual_seed(seed)
@@ -104,16 +104,12 @@ def test_rotated_queries_and_stored_pairs(tokens, groups, half, normed, dtype, s
 
 
 @given(st.integers(1, 4), st.sampled_from([1, 7, 1024, 1030]), DTYPES, SEEDS)
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=5, deadline=None)
 def test_gated_activations(rows, size, dtype, seed):
     torch.manual_seed(seed)
     merged = (4 * torch.randn(rows, 2 * size)).to(dtype)
     functions = layer_kernels.silu_multiply, layers.silu_multiply
     close(*(f(merged) for f in functions), layers.silu_multiply(merged.double()))
-
-
-def test_empty_grids_launch_nothing():
-    assert layer_kernels.silu_multiply(torch.zeros(0, 8)).shape == (0, 4)
 
 
 @pytest.mark.parametrize("name", ["llama-gqa", "qwen3-sliding"])

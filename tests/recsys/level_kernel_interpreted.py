@@ -75,7 +75,7 @@ def best_children(live, prefixes, sums, values, totals, width):
     return sorted(found[:width]), left
 
 
-@settings(max_examples=50)
+@settings(max_examples=20)
 @given(
     st.integers(0, 2**32 - 1),
     st.sampled_from([(3, 3), (2, 70), (3, 16), (4, 2)]),
@@ -141,7 +141,7 @@ def test_a_level_has_the_bits_of_the_tensor_code(seed, shape, items, shares, wid
 
 
 @pytest.mark.parametrize("equal", [False, True], ids=["random", "equal"])
-@pytest.mark.parametrize(("beams", "width"), [(1, 1), (1, 256), (20, 20), (60, 256)])
+@pytest.mark.parametrize(("beams", "width"), [(1, 256), (20, 20), (60, 256)])
 def test_wide_levels_have_the_bits_of_the_tensor_code(width, beams, equal):
     """256 codes below each of 256: several blocks of candidates, all of which may tie."""
     pairs = np.stack(np.divmod(np.arange(256 * 256), 256), axis=1)
@@ -166,32 +166,6 @@ def test_signed_zeros_tie_and_infinities_rank():
     for width, best in ((1, [4]), (2, [4, 7]), (3, [0, 4, 7]), (5, [0, 1, 3, 4, 7])):
         found = expanded(Step(trie), root, TokenLogits(values, torch.zeros(1, 1)), 0, width)
         assert found.tokens[0].tolist() == best
-
-
-def test_beams_at_other_depths_have_no_children():
-    trie = DeviceTrie.of(ItemTrie.build([[0, 1], [0, 2], [3, 1]]))
-    states = torch.tensor([[0, 1, 3, NO_STATE]])
-    frontier = Frontier(states, *[torch.zeros(1, 4)] * 4, torch.full((1, 1), -torch.inf))
-    logits = TokenLogits(torch.zeros(1, 4, 4), torch.ones(1, 4))
-    found = expanded(Step(trie), frontier, logits, 1, 4)
-    assert found.states.tolist() == [[3, 4, NO_STATE, NO_STATE]]
-
-
-def test_no_requests_have_no_children():
-    trie = DeviceTrie.of(ItemTrie.build([[0, 1], [3, 1]]))
-    logits = TokenLogits(torch.zeros(0, 1, 3), torch.zeros(0, 1))
-    found = expanded(Step(trie), Frontier.root(0, torch.float32, CPU), logits, 0, 3)
-    assert found.states.shape == (0, 3)
-
-
-def test_logits_may_be_parts_of_larger_tensors():
-    """Of the first pass a search reads some rows only, and of a row the trie's alphabet."""
-    trie = DeviceTrie.of(ItemTrie.build([[5, 7], [6, 7], [5, 6]]))
-    full = torch.randn((3, 4, 12), generator=torch.Generator().manual_seed(0))
-    logits = TokenLogits.of(full[:, 1:, ::1], trie)
-    assert not logits.logits.is_contiguous()
-    logits = TokenLogits(logits.logits[:, :1], logits.total[:, :1])
-    expanded(Step(trie), Frontier.root(3, torch.float32, CPU), logits, 0, 2)
 
 
 @pytest.mark.parametrize("size", [1, 100, 8192, 20_000])

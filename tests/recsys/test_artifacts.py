@@ -61,6 +61,7 @@ def test_an_artifact_says_what_it_is_and_holds(tmp_path):
         {"items": 3, "seconds": 1.5},
     )
     assert names(tmp_path / "a") == ["b"]
+    assert (tmp_path / "a" / "b").stat().st_mode & 0o777 == 0o755, "others read it"
 
 
 def test_the_digest_tells_content_and_kind_and_nothing_else(tmp_path):
@@ -179,29 +180,6 @@ def test_a_second_writer_is_refused_and_deletes_nothing(tmp_path):
     assert names(tmp_path) == ["a"]
 
 
-def test_an_artifact_is_there_all_the_time(tmp_path, forked):
-    place = write(tmp_path / "a")
-
-    def look_while_it_is_replaced(place):
-        import threading
-
-        stop, missing = threading.Event(), [0]
-
-        def look():
-            while not stop.is_set():
-                missing[0] += not (place / MANIFEST).is_file()
-
-        thread = threading.Thread(target=look)
-        thread.start()
-        for number in range(100):
-            write(place, str(number))
-        stop.set()
-        thread.join()
-        os._exit(min(missing[0], 99))
-
-    assert forked(look_while_it_is_replaced, place) == 0
-
-
 def test_a_reader_gets_one_version_of_what_is_replaced(tmp_path):
     place = write(tmp_path / "a")
     news = iter(["new"])
@@ -250,10 +228,6 @@ def test_what_is_not_an_artifact_is_not_touched(tmp_path, file):
     assert (tmp_path / file).read_text() == "cat"
 
 
-def test_an_artifact_can_be_read_by_others(tmp_path):
-    assert write(tmp_path / "a").stat().st_mode & 0o777 == 0o755
-
-
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
@@ -294,21 +268,6 @@ def test_a_path_that_leaves_the_folder_is_refused(tmp_path, name):
         verify(tmp_path / "a")
 
 
-@pytest.mark.parametrize("name", ["a\0.json", "a" * 5000 + ".json"])
-def test_a_name_that_no_file_can_have_is_refused(tmp_path, name):
-    write(tmp_path / "a")
-    edit(tmp_path / "a", files={name: "0"})
-    with pytest.raises(ArtifactError, match=r"'a.* cannot be a file: "):
-        verify(tmp_path / "a")
-
-
-def test_a_manifest_of_any_depth_is_unreadable(tmp_path):
-    write(tmp_path / "a")
-    (tmp_path / "a" / "manifest.json").write_text("[" * 200_000)
-    with pytest.raises(ArtifactError, match=r"manifest\.json: unreadable manifest: "):
-        verify(tmp_path / "a")
-
-
 def test_a_link_that_leaves_the_folder_is_refused(tmp_path):
     write(tmp_path / "a")
     (tmp_path / "secret.json").write_text("old")  # the same content, so the same checksum
@@ -318,18 +277,12 @@ def test_a_link_that_leaves_the_folder_is_refused(tmp_path):
         verify(tmp_path / "a")
 
 
-def test_an_artifact_may_be_moved_and_reached_through_a_link(tmp_path):
-    before = verify(write(tmp_path / "a"))
-    (tmp_path / "a").rename(tmp_path / "b")
-    (tmp_path / "link").symlink_to(tmp_path / "b")
-    assert verify(tmp_path / "link", "ids") == before
-
-
 @pytest.mark.parametrize(
     ("text", "message"),
     [
         ("{", "unreadable manifest"),
         ("[]", "unreadable manifest"),
+        pytest.param("[" * 200_000, "unreadable manifest", id="deep"),
         ("{}", "unreadable manifest"),
         ('{"kind": "ids", "colour": 1}', "unreadable manifest.*colour"),
         ('{"kind": "ids", "files": []}', "unreadable manifest"),
@@ -349,12 +302,6 @@ def test_a_manifest_that_does_not_fit_is_refused(tmp_path, text, message):
     with pytest.raises(ArtifactError, match=message):
         read_manifest(tmp_path / "a", "ids")
     assert not is_current(tmp_path / "a", config={}, parents={})
-
-
-def test_a_folder_without_an_artifact_is_named(tmp_path):
-    for place in (tmp_path, tmp_path / "gone"):
-        with pytest.raises(ArtifactError, match=f"{place} is not an artifact"):
-            verify(place)
 
 
 def is_current(place, kind="ids", config=CONFIG, parents=PARENTS, *, force=False):

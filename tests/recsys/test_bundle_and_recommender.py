@@ -1,11 +1,8 @@
 """From a bundle on disk to recommendations: held to brute force, and to themselves bit by bit."""
 
 import gc
-import json
 import multiprocessing
 import shutil
-import subprocess
-import sys
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -118,16 +115,6 @@ def test_the_whole_catalog_is_ranked_as_by_brute_force(recommender, exact, histo
     assert_as_exact(scores, expected[items], doubles[items])
 
 
-def test_a_recommendation_has_title_and_codes(recommender):
-    (found,) = recommender.recommend([["id-3"]], k=5)
-    assert len(found) == 5
-    for r in found:
-        item = int(r.item_id[3:])
-        assert r.title == f"Thing {item}"
-        assert r.semantic_id == tuple(CODES[item].tolist())
-        assert r.score < 0
-
-
 # Items of one leaf (0, 44, 45) differ in colour; price is missing from every seventh.
 COLOURED = TABLE.append_column(
     "colour", pa.array(["red" if i % 2 else "blue" for i in range(ITEMS)])
@@ -220,30 +207,6 @@ def plain(results):
 def test_an_answer_has_the_same_bits_alone_and_in_any_batch(recommender, alone, places):
     together = recommender.recommend_batch([REQUESTS[i] for i in places])
     assert plain(together) == plain([alone[i] for i in places])
-
-
-FRESH = """
-import json, sys
-import torch
-from recsys.recommender import Recommender, RecommendRequest
-
-torch.set_num_threads(int(sys.argv[2]))
-requests = [RecommendRequest(**values) for values in json.load(sys.stdin)]
-results = Recommender.load(sys.argv[1]).recommend_batch(requests)
-print(json.dumps([[(r.item_id, r.score) for r in x.recommendations] for x in results]))
-"""
-
-
-def test_another_process_gives_the_same_bits(bundle, alone):
-    process = subprocess.run(
-        [sys.executable, "-c", FRESH, str(bundle), str(torch.get_num_threads())],
-        input=json.dumps([vars(request) for request in REQUESTS]),
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    expected = [[[r.item_id, r.score] for r in x.recommendations] for x in alone]
-    assert json.loads(process.stdout) == expected
 
 
 @pytest.mark.parametrize("exclude_seen", [True, False])
@@ -349,11 +312,6 @@ def test_bfloat16_rounds_the_weights(bundle, recommender):
         assert near.score == pytest.approx(one.score, abs=0.5)  # the weights are random and large
 
 
-def test_an_unknown_precision_is_refused(bundle):
-    with pytest.raises(ValueError, match="'int8' is not one of float32, bfloat16, float64"):
-        Recommender.load(bundle, dtype="int8")
-
-
 def test_a_bundle_is_read_as_it_was_written(bundle):
     loaded = Bundle.load(bundle)
     assert loaded.catalog.items.equals(TABLE)
@@ -382,13 +340,6 @@ def test_a_damaged_or_missing_file_is_named(copy, name):
     file.unlink()
     with pytest.raises(ArtifactError, match=f"'{name}' is missing"):
         Recommender.load(copy)
-
-
-@pytest.mark.parametrize("name", ["vocabulary.json", PROMPTS, "catalog/items.parquet"])
-def test_a_missing_part_is_named_even_if_nothing_is_checked(copy, name):
-    (copy / name).unlink()
-    with pytest.raises(ArtifactError, match=name):
-        Recommender.load(copy, check=False)
 
 
 def pickled(folder):

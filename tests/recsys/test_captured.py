@@ -26,9 +26,8 @@ from recsys.constraint.mask import RowMask
 from recsys.decoding import Engine, Search, SearchRequest, beam_search
 from recsys.decoding.captured import DecodeGraphs
 from recsys.decoding.captured_inputs import MOST_DECODES, DecodeShape, MaskTable
-from recsys.decoding.grid import Grid
 from recsys.decoding.planner import Plan
-from recsys.models.graphs import BATCHES, PassGraphs
+from recsys.models.graphs import PassGraphs
 from recsys.models.tree_forward import TreeModel
 
 
@@ -105,12 +104,6 @@ def test_a_catalog_of_one_level_is_searched():
     request = SearchRequest([[1, 2], [3]], exclude=[[0, 5], []])
     found = decodes.run(Search.of(request, model, trie), K)
     same(found, beam_search(weights, request, trie, K))
-
-
-def test_a_batch_of_no_requests_needs_no_graph():
-    model, decodes = captured(weights_of(), shapes=[DecodeShape(1, 8)])
-    assert decodes.run(Search.of([], model, TRIE), K) is None
-    assert not decodes.statistics().fallbacks
 
 
 def test_masks_take_the_place_of_the_one_not_used_for_longest():
@@ -197,17 +190,6 @@ def test_what_has_no_room_falls_back_until_it_has():
     assert each.statistics().passes > told.passes
     each.decode([[1, 2]], K, mode="beam")
     assert each.statistics().eager_passes == {}
-
-
-def test_sizes_of_prompts_are_fewer_if_there_are_many_kinds():
-    grid = Grid(batch=32, prompt=1208, widths=(20, 20, 20), patch=148, first_level=256)
-    shapes = grid.of_decodes(Plan(), kept=True)
-    assert len(shapes) <= MOST_DECODES
-    sizes = sorted({shape.new for shape in shapes})
-    assert sizes[-1] == 1208
-    assert len({(s.batch, s.kept) for s in shapes}) == 2 * len(BATCHES)
-    small = Grid(batch=32, prompt=208, widths=(20, 20, 20), patch=148, first_level=256)
-    assert {s.new for s in small.of_decodes(Plan(), kept=True)} == {8, 16, 32, 64, 128, 208}
 
 
 def test_a_mask_that_cannot_be_copied_takes_no_place(monkeypatch):

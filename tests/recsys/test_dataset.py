@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from recsys.artifacts import write_artifact
 from recsys.dataset import DISLIKED_COLUMNS, Dataset, Disliked
-from recsys.errors import ArtifactError, DataError
-from recsys.interactions import Behaviour, Histories, Interactions
+from recsys.errors import DataError
+from recsys.interactions import Behaviour, Interactions
 from recsys.splits import TEST, TRAIN, VALID
 
 ITEMS = pa.table(
@@ -63,20 +63,6 @@ def test_examples_have_all_that_came_before_the_split() -> None:
     assert lists(test.histories) == [[0, 1, 2], [2]]
     assert lists(test.targets) == [[0], [1]]
     assert lists(data.examples("test", "all").targets) == [[0], [1, 0]]
-
-
-def test_examples_can_be_taken_apart() -> None:
-    taken = dataset().examples("test", "all").take(np.array([1]))
-    assert len(taken) == 1
-    assert taken.users.tolist() == [1]
-    assert lists(taken.histories) == [[2]]
-    assert lists(taken.targets) == [[1, 0]]
-
-
-def test_a_split_without_events_has_no_examples() -> None:
-    data = dataset([("u", "a", TRAIN)])
-    for targets in ("next", "all"):
-        assert len(data.examples("test", targets)) == 0  # type: ignore[arg-type]
 
 
 @given(
@@ -147,15 +133,6 @@ def test_a_data_set_that_contradicts_itself_is_refused(
         dataset(**changes)
 
 
-def test_another_artifact_is_not_a_data_set(tmp_path: Path) -> None:
-    with write_artifact(tmp_path / "ids", "ids"):
-        pass
-    with pytest.raises(ArtifactError, match="expected a dataset"):
-        Dataset.load(tmp_path / "ids")
-    with pytest.raises(ArtifactError, match="not an artifact"):
-        Dataset.load(tmp_path / "nowhere")
-
-
 def break_parquet(folder: Path) -> None:
     (folder / "items.parquet").write_bytes(b"PAR1")
 
@@ -217,14 +194,6 @@ def test_types_and_their_names_must_agree() -> None:
         replace(data, behaviours=TYPES[:1])
 
 
-def test_types_follow_their_items() -> None:
-    histories = Histories(np.array([0, 2, 3]), np.int32([5, 6, 7]), np.uint8([0, 1, 2]))
-    assert histories.take([1, 0]).behaviours.tolist() == [2, 0, 1]  # type: ignore[union-attr]
-    assert histories.where(histories.items != 6).behaviours.tolist() == [0, 2]  # type: ignore[union-attr]
-    with pytest.raises(ValueError, match="as long as items"):
-        Histories(np.array([0, 1]), np.int32([5]), np.uint8([0, 1]))
-
-
 def test_availability_is_no_attribute() -> None:
     items = ITEMS.append_column("available", pa.array([True, False, True]))
     assert dataset(items=items).attributes == ["tags", "price"]
@@ -257,11 +226,6 @@ def test_items_disliked_before_the_target_are_hidden(tmp_path: Path) -> None:
     assert lists(test.left_out(False)) == [[3], [5, 2]]
     assert data.disliked is not None
     assert data.disliked.of(["v", "nobody", "w", "u"]) == [["gone", "f"], [], ["a"], ["d", "e"]]
-
-
-def test_without_times_nothing_is_hidden_in_evaluation() -> None:
-    data = dataset(disliked=disliked(("u", "c", 0, True)))
-    assert data.examples("test").histories.hidden is None
 
 
 def test_validation_has_one_target_of_the_basket_for_each_user() -> None:

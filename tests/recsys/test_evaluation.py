@@ -5,8 +5,6 @@ import math
 import re
 import sys
 from dataclasses import replace
-from html.parser import HTMLParser
-from io import StringIO
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,9 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
-from rich.console import Console
 
-from recsys import commands
 from recsys.artifacts import Workspace, read_manifest, verify, write_artifact
 from recsys.catalog import Catalog
 from recsys.config import Settings, build
@@ -344,115 +340,14 @@ def test_settings_that_make_no_sense_are_refused(values):
         build(EvaluationConfig, values, "evaluate")
 
 
-class Page(HTMLParser):
-    """Checks nesting while it reads, and keeps every tag with its attributes."""
-
-    VOID = frozenset({"meta", "br", "link", "img", "input", "hr"})
-
-    def __init__(self, text):
-        super().__init__()
-        self.open = []
-        self.tags = []
-        self.feed(text)
-        self.close()
-        assert self.open == []
-
-    def handle_starttag(self, tag, attrs):
-        self.tags.append((tag, dict(attrs)))
-        if tag not in self.VOID:
-            self.open.append(tag)
-
-    def handle_startendtag(self, tag, attrs):
-        self.tags.append((tag, dict(attrs)))
-
-    def handle_endtag(self, tag):
-        assert self.open.pop() == tag
-
-    def named(self, tag):
-        return [attributes for name, attributes in self.tags if name == tag]
-
-
-def test_the_document_has_stable_keys_and_columns(page):
-    assert set(page) == {
-        "schema", "name", "split", "made_from", "warnings", "weaknesses", "protocol", "headline",
-        "data", "rankers", "metrics", "comparisons", "coverage", "segments", "semantic_ids",
-        "examples",
-    }  # fmt: skip
-    assert page["schema"] == 1
-    about = {"seen", "metric", "k", "mean", "low", "high"}
-    columns = {
-        "metrics": about | {"ranker", "targets"},
-        "comparisons": about | {"ranker", "against", "targets"},
-        "segments": about | {"ranker", "by", "segment", "users", "gap", "gap_low", "gap_high"},
-        "coverage": {"ranker", "seen", "k", "coverage", "gini", "novelty", "diversity"}
-        | {"tail_share", "short_share"},
-    }
-    for key, expected in columns.items():
-        assert page[key]
-        assert all(set(row) == expected for row in page[key])
-    assert set(page["data"]) == {
-        "items", "users", "events", "users_in_split", "users_evaluated", "targets", "cold_share",
-        "unavailable", "baskets",
-        "seen_share", "empty_history_share", "train_before_split",
-    }  # fmt: skip
-    assert set(page["examples"][0]) == {
-        "user_id", "history_length", "history", "targets", "list", "ranks",
-    }  # fmt: skip
-
-
-def test_the_page_is_well_formed_and_fetches_nothing(text):
-    parsed = Page(text)
+def test_the_page_escapes_what_comes_from_outside_and_fetches_nothing(text):
     assert "://" not in text
     assert "<script" not in text
-    for tag, attributes in parsed.tags:
-        for name in ("src", "href", "xlink:href", "action", "data"):
-            assert (attributes.get(name) or "#").startswith("#"), (tag, name)
-    assert not re.search(r"url\((?!#)", text)
-    assert "@import" not in text
-    assert "prefers-color-scheme: dark" in text
-    assert "<demo>" not in text, "outside text is escaped"
+    assert not re.search(r"url\((?!#)|@import|(src|href)=\"[^#]", text)
+    assert "<demo>" not in text
     assert "&lt;demo&gt;" in text
     assert "Tom &amp; Jerry &lt;" in text
-
-
-def test_the_page_is_accessible_to_screen_readers(text):
-    parsed = Page(text)
-    assert [s["role"] for s in parsed.named("svg") if s["aria-label"]] == ["img"] * 4
-    assert all(header.get("scope") in ("col", "row") for header in parsed.named("th"))
-    assert len(parsed.named("caption")) == len(parsed.named("table"))
-    assert parsed.named("html")[0]["lang"] == "en"
-    ids = [attributes["id"] for _, attributes in parsed.tags if "id" in attributes]
-    assert len(ids) == len(set(ids))
-
-
-def test_the_page_shows_its_split_and_warnings(page, text):
-    assert "TEST SPLIT" in text
-    assert "Mind!" in text
-    assert "not for quoting" not in text
-    of_validation = report.render({**page, "split": "valid"})
-    assert "VALID SPLIT" in of_validation
-    assert "not for quoting" in of_validation
-
-
-def test_the_page_needs_no_semantic_ids_examples_or_baselines(shop, page):
-    config = replace(SMALL, examples=0, seen="unmasked")
-    alone = evaluate({"model": Fixed([1, 2])}, shop, config)
-    bare = report.document(alone, shop, name="x", made_from={})
-    text = report.render(bare)
-    Page(text)
-    assert "Semantic IDs" not in text
-    assert "A few users" not in text
-    assert "difference real" not in text
-
-
-def test_both_kinds_of_targets_are_shown_where_they_differ():
-    shop = dataset_of({"a": ["i0", "i1", "i2", "i3"]}, split=[0, 0, 2, 2])
-    found = evaluate({"model": Fixed([3])}, shop, SMALL)
-    page = report.document(found, shop, name="x", made_from={})
-    titles = [str(table.title) for table in report.tables(page)]
-    assert sum("next event" in title for title in titles) == 2
-    assert sum("all events" in title for title in titles) == 2
-    assert "All events of the split" in report.render(page)
+    assert "Mind!" in text, "a warning is shown"
 
 
 def test_figures_of_baskets_are_of_all_their_items():
@@ -471,27 +366,6 @@ def test_figures_of_baskets_are_of_all_their_items():
     sentences = report.headline(report.document(found, shop, name="clicks", made_from={}))
     assert "Recall@10 0.0000: the first 10 hold the next event" in sentences[0]
     assert "accident" not in " ".join(sentences)
-
-
-def test_headlines_say_above_below_or_level(page):
-    rows = [dict(row) for row in page["comparisons"]]
-    for low, high, word in ((0.1, 0.2, "Above"), (-0.2, -0.1, "Below"), (-0.1, 0.1, "Level with")):
-        for row in rows:
-            row.update(low=low, high=high)
-        sentences = report.headline({**page, "comparisons": rows})
-        assert len(sentences) == 4
-        assert all(sentence.startswith(word) for sentence in sentences[1:])
-
-
-def test_a_ranker_that_lists_nothing_has_no_sentence(page):
-    """Repeats cannot list anything where seen items are left out."""
-    rows = [
-        {**row, "coverage": 0.0} if row["ranker"] == "successors" else row
-        for row in page["coverage"]
-    ]
-    told, all_told = report.headline({**page, "coverage": rows}), report.headline(page)
-    assert len(told) == len(all_told) - 1
-    assert not any("successors" in sentence for sentence in told)
 
 
 @pytest.fixture(scope="module")
@@ -529,13 +403,6 @@ def test_users_and_items_with_few_events_are_set_beside_simple_baselines(scarce)
     assert (cold["popularity"]["gap"], few["popularity"]["gap"]) == (0.5, 0.0)
     assert cold["popularity"]["gap_low"] <= 0.5 <= cold["popularity"]["gap_high"]
     assert cold["model"]["gap"] == cold["model"]["gap_low"] == 0
-    text = report.render(page)
-    Page(text)
-    assert "Users with one or two events" in text
-    console = Console(file=StringIO(), width=80)
-    console.print(report.tables(page)[-1])
-    assert "item" in console.file.getvalue()
-    assert "…" not in console.file.getvalue()
 
 
 def test_a_baseline_that_is_better_where_little_is_known_is_named():
@@ -562,17 +429,6 @@ def test_places_from_the_tail_are_counted():
     found = evaluate({"model": Fixed([5, 4])}, shop, config)
     shares = [find(found.coverage, ranker="model", k=k)["tail_share"] for k in (1, 2)]
     assert shares == [0.0, 0.5]
-
-
-def test_examples_are_half_hits_and_mark_the_very_item(page):
-    marked = [any(item["hit"] for item in user["list"]) for user in page["examples"]]
-    assert sum(marked) == 3
-    assert len(marked) == 6
-    for user in page["examples"]:
-        targets = {item["item_id"] for item in user["targets"]}
-        assert all(item["hit"] == (item["item_id"] in targets) for item in user["list"])
-        for item in (*user["list"], *user["history"]):
-            assert item["title"] in (item["item_id"], f"Tom & Jerry <{item['item_id'][1:]}>")
 
 
 def test_metrics_can_be_computed_again_from_the_rows_of_users(shop, result):
@@ -814,31 +670,6 @@ def test_two_rankers_of_a_report_are_compared_user_by_user(context, monkeypatch)
         compare(path, path, ranker_a="nobody")
     with pytest.raises(DataError, match="lists of 10"):
         compare(path, path, k=50)
-
-
-def test_the_command_prints_differences_to_another_report(context, capsys):
-    path = run.stage(context)
-    commands._compare(path, path, as_json=True)
-    assert json.loads(capsys.readouterr().out) == compare(path, path)
-    commands._compare(path, path, as_json=False)
-    text = capsys.readouterr().out
-    assert "A - B" in text
-    assert "level" in text
-
-
-def test_all_events_are_compared_where_users_have_several(context, shop, monkeypatch, tmp_path):
-    split = shop.split.copy()
-    split[split == 1] = 2  # validation events test, too: two targets a user
-    dataset = tmp_path / "dataset"
-    with write_artifact(dataset, "dataset") as folder:
-        Dataset(shop.interactions, split, shop.items).save(folder)
-    path = run.stage(context, dataset=dataset, out=tmp_path / "report")
-    document = json.loads((path / "report.json").read_text(encoding="utf-8"))
-    found = compare(path, path, k=5, ranker_b="directional")
-    (row,) = (r for r in found["rows"] if r["targets"] == "all" and r["seen"] == "masked")
-    about = {"seen": "masked", "targets": "all", "metric": "recall", "k": 5}
-    gap = find(document["comparisons"], against="directional", **about)
-    assert row["mean"] == pytest.approx(gap["mean"], abs=2e-6)
 
 
 def test_reports_of_other_users_or_splits_cannot_be_paired(context, tmp_path):

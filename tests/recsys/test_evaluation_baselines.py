@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from recsys.evaluation.baselines import Popularity, Repeats, fit_baselines
 from recsys.evaluation.metrics import Hits, ndcg_at_k, recall_at_k
 from recsys.interactions import Histories, Interactions
-from recsys.retrieval import ItemItem, item_item
+from recsys.retrieval import ItemItem
 from recsys.splits import TEST, TRAIN, label_ends
 
 ITEMS = 8
@@ -119,23 +119,6 @@ def test_popularity_equals_its_slow_twin(trained, asked, exclude_seen):
 def test_equal_scores_go_to_the_lower_item():
     model = ItemItem.cosine(Histories.of([[3, 5, 1, 4]]), 6)
     assert model.rank(Histories.of([[4]]), 4, exclude_seen=True)[0].tolist() == [[1, 3, 5, -1]]
-
-
-def test_blocks_of_users_join_without_a_seam(monkeypatch):
-    rng = np.random.default_rng(0)
-    asked = Histories.of(rng.integers(0, 50, size=5) for _ in range(23))
-    model = ItemItem.cosine(asked, 50)
-    whole = model.rank(asked, 10, exclude_seen=True)
-    monkeypatch.setattr(item_item, "USERS_AT_A_TIME", 4)
-    parts = model.rank(asked, 10, exclude_seen=True)
-    assert whole[0].tolist() == parts[0].tolist()
-    assert whole[1].tolist() == parts[1].tolist()
-
-
-@pytest.mark.parametrize("bad", [{"window": 0}, {"decay": 0.0}, {"decay": 1.5}])
-def test_settings_out_of_range_are_refused(bad):
-    with pytest.raises(ValueError, match=next(iter(bad))):
-        ItemItem.directional(Histories.of([[0, 1]]), 2, **bad)
 
 
 def test_known_figures_on_amazon_beauty():

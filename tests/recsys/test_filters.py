@@ -1,6 +1,5 @@
 """Filters: a slow twin over plain rows, messages, decoding under a filter, the cache, and fuzz."""
 
-import copy
 import json
 import math
 import random
@@ -242,66 +241,6 @@ def test_errors_name_the_place_and_the_reason(expression, says):
         allowed(expression)
 
 
-def test_ten_megabytes_are_refused_at_once():
-    for huge in ("x" * 10_000_000, ["x"] * 3_000_000, {"key": "x" * 10_000_000, "match": "a"}):
-        with pytest.raises(FilterError) as caught:
-            allowed({"must": [{"key": "brand", "any": huge}, huge]})
-        assert len(str(caught.value)) < 300
-
-
-JUNK = [
-    None, True, False, 0, -1, 2.5, math.inf, math.nan, 10**30, "", "brand", "Acme", "\ud800", [],
-    {}, [[]], [None], {"key": "brand"}, {"must": 1}, {"gt": 1}, "must", "range", b"x", (1,), {1: 2},
-]  # fmt: skip
-SEEDS = [
-    clause("brand", any=["Acme", "Coil"]),
-    clause("price", range={"gte": 1, "lt": 9.5}),
-    {"should": [clause("tags", match="a"), {"key": "stock", "match": True}], **nested(3)},
-    {"must_not": [{"key": "sizes", "exists": False}, {"key": "year", "any": [1, 2, 3, 4, 5]}]},
-]
-
-
-def mutated(value, rng):
-    """The value with something in it replaced, removed, repeated or renamed."""
-    if rng.random() < 0.25:
-        return copy.deepcopy(rng.choice(JUNK + SEEDS))
-    if isinstance(value, dict) and value:
-        key = rng.choice(list(value))
-        value = dict(value)
-        what = rng.random()
-        if what < 0.15:
-            del value[key]
-        elif what < 0.3:
-            value[rng.choice(["must", "should", "key", "match", "any", "range", "gt", 3])] = value[
-                key
-            ]
-        else:
-            value[key] = mutated(value[key], rng)
-    elif isinstance(value, list) and value:
-        place = rng.randrange(len(value))
-        new = mutated(value[place], rng)
-        value = value[:place] + [new] * rng.randrange(3) + value[place + 1 :]
-    return value
-
-
-def test_ten_thousand_mutations_give_an_answer_or_a_filter_error():
-    rng = random.Random(0)
-    answers, messages = 0, []
-    for _ in range(10_000):
-        expression = rng.choice(SEEDS)
-        for _ in range(rng.randint(1, 4)):
-            expression = mutated(expression, rng)
-        try:
-            found = ItemFilter.parse(expression)
-            assert found.evaluate(COLUMNS).shape == (5,)
-            json.loads(found.key)
-            answers += 1
-        except FilterError as error:
-            messages.append(str(error))
-    assert all(text.startswith("filter") and len(text) < 400 for text in messages)
-    assert 1000 < answers < 9000
-
-
 def test_an_excluded_item_takes_the_row_that_it_alone_held_open():
     trie = ItemTrie.build(np.array([[1, 2], [1, 2], [1, 3]]))
     mask = RowMask.of(trie, np.array([True, False, True]))
@@ -333,14 +272,6 @@ def test_the_cache_keeps_what_was_used_last_within_its_bytes(cache):
     assert cache.stats.evictions == 1
     assert cache.mask(first) is mask  # the second was used longer ago
     assert cache.stats.bytes <= 5 * 40 < cache.stats.bytes + mask.nbytes
-
-
-def test_a_mask_larger_than_the_cache_is_made_and_not_kept(cache):
-    small = FilterCache(cache.trie, cache.attributes, max_bytes=0)
-    assert small.mask({}).eligible == 5
-    assert small.stats.entries == small.stats.bytes == 0
-    with pytest.raises(ValueError, match="max_bytes must be at least 0"):
-        FilterCache(cache.trie, cache.attributes, max_bytes=-1)
 
 
 def test_threads_share_one_cache(cache):
@@ -386,12 +317,3 @@ def test_an_item_without_a_value_is_none_of_many_values(wanted):
     column = Attributes(pa.table({"word": pa.array(values)}), np.arange(len(values)))
     expected = [place for place, value in enumerate(values) if value in wanted]
     assert allowed(clause("word", any=wanted), column) == expected
-
-
-def test_a_filter_is_given_back_in_the_words_it_was_asked_in():
-    for test in ({"match": "Acme"}, {"any": ["Acme", "Bolt"]}, {"range": {"lt": 2}}):
-        wanted = clause("brand", **test)
-        assert ItemFilter.parse(wanted).expression == wanted
-    assert ItemFilter.parse(clause("brand", any=["Acme"])).expression == clause(
-        "brand", match="Acme"
-    )

@@ -7,7 +7,6 @@ from oracles import random_catalog, random_prompts, tiny_model
 
 from recsys.constraint import ItemTrie
 from recsys.decoding import SearchRequest, beam_search, speculative
-from recsys.decoding import engine as engine_module
 from recsys.decoding.engine import Engine
 from recsys.decoding.grid import Grid
 from recsys.decoding.planner import MOST_TREE_TOKENS, Plan, is_worth_trying, list_plans
@@ -166,12 +165,6 @@ def test_sizes_reach_the_largest_with_little_padding(most):
         assert min(s for s in sizes if s >= tokens) <= 1.6 * tokens + 8
 
 
-def test_batches_are_padded_to_the_next_of_eight_sizes():
-    rounded = [PassShape(b, 8, 16, 8).rounded().batch for b in range(1, 33)]
-    assert rounded == [min(b for b in BATCHES if b >= batch) for batch in range(1, 33)]
-    assert rounded[8] == 12
-
-
 def test_trees_of_large_batches_are_not_tried():
     plans = list_plans(4, 256, (64, 128))
     assert plans == [Plan(), Plan(Mode.EXHAUSTIVE), Plan(Mode.DRAFT, 64), Plan(Mode.DRAFT, 128)]
@@ -208,14 +201,3 @@ def test_patch_passes_are_whole_tiles(monkeypatch):
     patches = [size for size in sizes if size is not None]
     assert 128 in patches
     assert all(size in (128, *range(BEAMS + 1)) for size in patches)  # the last level has no more
-
-
-def test_planned_trees_are_whole_tiles_with_a_kept_history():
-    assert [(nodes + 8) % 64 for nodes in engine_module._NODES] == [0] * 4
-
-
-def test_a_draft_tree_has_a_node_for_each_level():
-    one, three = (Plan(Mode.DRAFT, nodes) for nodes in (1, 3))
-    grid = Grid(batch=1, prompt=16, widths=(3, 3, 3), patch=20, first_level=9)
-    assert grid.most_slots([one], 9) == grid.most_slots([three], 9)
-    assert grid.of_target([one]) == grid.of_target([three])

@@ -69,14 +69,6 @@ def test_the_heartbeat_shows_the_bar_that_is_open(clock, capsys):
     assert lines(capsys) == ["target: at work for 12 s"]
 
 
-def test_a_part_of_the_work_is_named(clock, capsys):
-    whole, part = begun("retrain"), begun("ids")
-    clock.now += 9
-    whole.beat()
-    part.beat()
-    assert lines(capsys) == ["ids: at work for 9 s"]
-
-
 def test_a_bar_writes_by_itself_where_nothing_else_does(clock, capsys):
     with track("users", 3) as bar:
         for _ in range(3):
@@ -98,9 +90,3 @@ def test_the_thread_ends_with_the_work_even_if_that_fails(monkeypatch):
     with pytest.raises(KeyError):
         fail()
     assert "heartbeat" not in {thread.name for thread in threading.enumerate()}
-
-
-def test_only_the_first_of_several_processes_writes(monkeypatch):
-    monkeypatch.setenv("RANK", "1")
-    with working("target"):
-        assert "heartbeat" not in {thread.name for thread in threading.enumerate()}

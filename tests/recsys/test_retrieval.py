@@ -181,19 +181,6 @@ def test_what_is_saved_is_what_is_loaded(tmp_path):
     np.testing.assert_array_equal(again.content.encode(later).toarray(), wanted)
 
 
-def test_items_without_shared_terms_have_no_index():
-    table = pa.table({"item_id": ["a", "b"], "title": ["a", "b"], "text": ["", ""]})
-    assert ContentIndex.of(table) is None
-
-
-def test_bundles_without_a_network_are_read(tmp_path):
-    found = fitted(Histories.of([[0, 1, 2], [2, 3]]))
-    replace(found, reranker=Reranker({"popularity": 1.0})).save(tmp_path)
-    settings = json.loads((tmp_path / "retrieval.json").read_text())
-    (tmp_path / "retrieval.json").write_text(json.dumps(settings | {"format": 3}))
-    assert Retrieval.load(tmp_path).reranker == Reranker({"popularity": 1.0})
-
-
 @pytest.mark.parametrize(
     ("features", "units", "fault"),
     [
@@ -230,13 +217,6 @@ def test_damaged_files_are_refused(tmp_path, damage):
         file = tmp_path / "item_item.indices.npy"
         np.save(file, np.load(file) + ITEMS)
     with pytest.raises(ArtifactError, match=str(tmp_path)):
-        Retrieval.load(tmp_path)
-
-
-def test_files_of_an_older_version_name_the_stage_to_run(tmp_path):
-    fitted(Histories.of([[0, 1, 2], [2, 3]])).save(tmp_path)
-    (tmp_path / "retrieval.json").write_text('{"decay": 0.6, "smoothing": 0.1, "blend": null}')
-    with pytest.raises(ArtifactError, match="another version"):
         Retrieval.load(tmp_path)
 
 
@@ -285,12 +265,6 @@ def test_an_item_speaks_for_its_like_with_a_share_of_its_weight():
     wanted = [[0, 3, 1], [0.75 + 0.125, 0, 0.125], [0.125, 0, 0]]
     np.testing.assert_allclose(found.weights.toarray(), wanted, atol=1e-6)
     assert found.decay == 0.5
-
-
-def test_without_any_evidence_only_the_like_is_spoken_for():
-    near = sparse.csr_array(np.array([[0.0, 1], [1, 0]]))
-    empty = ItemItem(sparse.csr_array((2, 2), dtype=np.float32), 0.5)
-    np.testing.assert_allclose(empty.with_near(near, 0.2).weights.toarray(), [[0, 0.2], [0.2, 0]])
 
 
 def test_the_largest_weights_of_a_wide_catalog_stay_in_their_rows():

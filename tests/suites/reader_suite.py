@@ -81,7 +81,7 @@ class ReaderSuite:
             self.read(folder, name, "")
 
     @given(data=st.data())
-    @settings(max_examples=40, deadline=None)
+    @settings(max_examples=20, deadline=None)
     def test_damaged_files_are_read_or_refused_with_words(
         self, folder: Path, data: st.DataObject
     ) -> None:
@@ -95,7 +95,7 @@ class ReaderSuite:
         self.read_or_refuse(folder, name, content)
 
     @given(data=st.data())
-    @settings(max_examples=60, deadline=None)
+    @settings(max_examples=30, deadline=None)
     def test_odd_values_are_read_or_refused_with_words(
         self, folder: Path, data: st.DataObject
     ) -> None:
@@ -109,7 +109,7 @@ class ReaderSuite:
 
     def test_files_that_are_cut_off_are_read_or_refused_with_words(self, folder: Path) -> None:
         for name, text in self.files:
-            for end in range(0, len(text), 1 + len(text) // 80):
+            for end in range(0, len(text), 1 + len(text) // 30):
                 self.read_or_refuse(folder, name, text[:end].encode())
 
     def read_or_refuse(self, folder: Path, name: str, content: bytes) -> None:

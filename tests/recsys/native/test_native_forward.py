@@ -2,7 +2,6 @@
 
 import copy
 import os
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -77,10 +76,6 @@ def logits_of(model, prompts, levels, *, slots=0):
             found.append(tree.forward())
             tree.note(found[-1].logsumexp(-1))
     return torch.cat(found, dim=1)
-
-
-def distance(found, expected):
-    return float((found - expected).abs().max() / expected.abs().max())
 
 
 def check_against_torch(found, model, prompts, levels):
@@ -250,11 +245,6 @@ def test_changed_weights_are_packed_again_for_a_new_user(way):
     check_against_torch(found, model, prompts, levels)
 
 
-def test_a_model_is_packed_once_for_all_its_users():
-    model = tiny_model("llama")
-    assert native_of(model).native is native_of(model).native
-
-
 def hooked(model):
     model.model.norm.register_forward_hook(lambda *_: None)
     return model
@@ -387,10 +377,6 @@ def test_packed_weights_go_with_their_model():
     assert len(native._models) == count + 1
     del other
     assert len(native._models) == count
-
-
-def test_strange_objects_are_not_covered():
-    assert coverage.reason_against(SimpleNamespace()) is not None
 
 
 @pytest.mark.parametrize("count", [1, 7, 16, 33, 1000])

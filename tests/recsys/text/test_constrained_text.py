@@ -37,7 +37,7 @@ TOKENIZER = TextTokenizer(byte_level_tokenizer(TEXTS * 3, 330), 352)
 COMPILER = GrammarCompiler(TOKENIZER)
 MODEL = tiny_model("llama-gqa", 352)
 SOURCE = 'He said: "Über alles 🎬, the quick\nbrown fox".'
-DRAWS = 2000
+DRAWS = 600
 SHORTLIST = ["Heat", "Heat 2", "Alien", "Toy Story", 'Say "Hi"']
 
 

@@ -1,8 +1,6 @@
 """Grammars: what they accept, how they are kept, and what is said of bad ones."""
 
-import json
 import re
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
@@ -26,7 +24,7 @@ from recsys.text.grammar import (
     substring_of,
     text_until,
 )
-from recsys.text.grammar_constraint import GrammarCompiler, Parser, explained
+from recsys.text.grammar_constraint import GrammarCompiler, Parser
 from recsys.text.token_trie import TextTokenizer
 
 TOKENIZER = TextTokenizer(byte_level_tokenizer(["the quick brown fox", '{"a":[1,2]}'] * 3, 290))
@@ -247,21 +245,6 @@ def test_a_grammar_is_compiled_once(monkeypatch):
     assert made == [a, b, c, b]
 
 
-def test_many_threads_may_compile():
-    compiler = GrammarCompiler(TOKENIZER, capacity=4)
-
-    def work(seed):
-        rng = np.random.default_rng(seed)
-        for _ in range(30):
-            word = "ab" * int(rng.integers(1, 8))
-            constraint = compiler.constraint(choice([word]))
-            assert constraint.forced([0]) == [[*TOKENIZER.encode(word), *TOKENIZER.end_tokens]]
-
-    with ThreadPoolExecutor(4) as pool:
-        list(pool.map(work, range(4)))
-    assert len(compiler) <= 4
-
-
 def nested(depth):
     schema = {"type": "string"}
     for _ in range(depth):
@@ -321,29 +304,12 @@ def test_bad_grammars_are_named(make, message):
     assert len(str(error.value)) < 600
 
 
-def test_an_assertion_of_the_library_is_no_part_of_the_message():
-    message = "panic: assertion failed: grammar.symbols.len() < MAX <backtrace> /tmp/python/x.c:9"
-    assert explained(message) == "is too large for the library that compiles it"
-
-
 def test_a_bad_grammar_is_not_kept():
     compiler = GrammarCompiler(TOKENIZER)
     for _ in range(2):
         with pytest.raises(ValueError, match="regex"):
             compiler.constraint(regex("("))
     assert len(compiler) == 0
-
-
-def test_a_text_that_was_cut_short_is_not_read():
-    with pytest.raises(ValueError, match="Model"):
-        parse(Model, json.dumps({"inner": []})[:-3])
-
-
-def test_a_choice_may_have_thousands_of_options_and_an_empty_one():
-    options = ["", *(f"item {number}" for number in range(5000))]
-    assert accepts(choice(options), "item 4321")
-    assert accepts(choice(options), "")
-    assert not accepts(choice(options), "item 43210")
 
 
 KEYWORDS = """

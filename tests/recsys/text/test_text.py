@@ -112,7 +112,7 @@ def huggingface(model, prompts, num_beams, max_new_tokens, **rules_):
 
 
 @given(seed=st.integers(0, 10_000), every=st.integers(1, 6), rules=rules)
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_it_equals_a_plain_python_beam_search_in_float64(seed, every, rules):
     prompts = random_prompts(np.random.default_rng(seed), 2, 9)
     found = generate(
@@ -131,7 +131,7 @@ def test_it_equals_a_plain_python_beam_search_in_float64(seed, every, rules):
     every=st.integers(1, 6),
     rules=rules,
 )
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_it_equals_hugging_face_generate(architecture, seed, batch, every, rules):
     """In float64, which tells scores apart on any processor."""
     model, K = DOUBLES[architecture], rules["num_beams"]
@@ -214,23 +214,6 @@ def test_an_interrupted_search_returns_its_cache(monkeypatch, after):
     monkeypatch.setattr(model, "forward", broken)
     with pytest.raises(KeyboardInterrupt):
         generate(model, PROMPTS, 4, 30)
-    assert model.pool.lent == 0
-
-
-def test_a_cache_that_cannot_grow_is_returned(monkeypatch):
-    model = TreeModel(DOUBLE)
-    lend, calls = model.pool.lend, []
-
-    def scarce(*args):
-        calls.append(args)
-        if len(calls) > 1:
-            raise MemoryError
-        return lend(*args)
-
-    monkeypatch.setattr(text, "node_budget", lambda K, _, g: K * g)
-    monkeypatch.setattr(model.pool, "lend", scarce)
-    with pytest.raises(MemoryError):
-        generate(model, PROMPTS, 4, 60)
     assert model.pool.lent == 0
 
 

@@ -46,7 +46,7 @@ def accepted(titles):
 
 # Vocabularies may lack bytes, so that titles and prefixes of titles cannot be written.
 @given(catalog=st.lists(words, min_size=1, max_size=6), spelling=spellings)
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 def test_it_accepts_exactly_the_tokenisations_of_the_titles(catalog, spelling):
     end = len(spelling)
     expected: dict[tuple[int, ...], list[int]] = {}
@@ -62,7 +62,7 @@ def test_it_accepts_exactly_the_tokenisations_of_the_titles(catalog, spelling):
 
 
 @given(catalog=st.lists(words.filter(len), min_size=1, max_size=8))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_a_text_merge_key_the_only_title_it_can_become(catalog):
     tokens = TokenTrie.build([b"a", b"b", b"c", b""], [3])
     titles = TitleTrie.build(catalog, tokens)
