@@ -22,6 +22,7 @@ from recsys.serving.stores.records import (
     Sign,
     StoredEvent,
     TypedHistory,
+    hidden_items,
     now_ms,
     sign_of,
     user_hash,
@@ -66,7 +67,7 @@ class HistoryTable:
         """The user's latest events, oldest first, or None if the user is unknown.
 
         Equal times are in order of arrival. Events of the types `not_history` are left out; items
-        that the user dislikes are named apart.
+        that the user dislikes, or returned last, are named apart.
         """
         if "\0" in user_id:  # no event has such an id, and PostgreSQL refuses it
             return None
@@ -257,13 +258,13 @@ class HistoryTable:
             for item, name in rows
             if signs[name] is Sign.PART
         ]
-        disliked = dict.fromkeys(item for item, name in rows if signs[name] is Sign.DISLIKE)
+        disliked = hidden_items([(item, signs[name]) for item, name in reversed(rows)])
         if not events and not disliked:
             return None
         latest = events[:limit][::-1]
         earlier = tuple(dict.fromkeys(events[limit:]))
         return TypedHistory(
-            [item for item, _ in latest], [name for _, name in latest], tuple(disliked), earlier
+            [item for item, _ in latest], [name for _, name in latest], disliked, earlier
         )
 
 

@@ -15,7 +15,7 @@ from itertools import zip_longest
 from typing import NamedTuple
 
 from recsys.errors import RecsysError
-from recsys.event_names import is_dislike, level, normalised
+from recsys.event_names import is_dislike, is_partial, is_return, level, normalised
 
 SEED_TYPE = "interaction"  # of a data set's events without types
 NOT_HISTORY = (
@@ -30,6 +30,7 @@ class Sign(Enum):
 
     PART = "a part of it"
     LEFT_OUT = "no part of it"
+    RETURN = "no part of it, and the item is not recommended until the user has a later event on it"
     DISLIKE = "no part of it, and the item is not recommended"
 
 
@@ -39,23 +40,39 @@ def sign_of(name: str, not_history: Collection[str]) -> Sign:
     Names that mean something negative are known in six languages, as in exports
     (`recsys.event_names`). To count one of `NOT_HISTORY`, or all, leave it out of `not_history`.
 
-    >>> [sign_of(name, NOT_HISTORY).name for name in ("view", "Retoure", "thumbs_down", "dislike")]
-    ['PART', 'LEFT_OUT', 'DISLIKE', 'DISLIKE']
+    >>> [sign_of(name, NOT_HISTORY).name for name in ("view", "Retoure", "thumbs_down", "skip")]
+    ['PART', 'RETURN', 'DISLIKE', 'LEFT_OUT']
     """
+    taken_back = is_return(name) and not is_partial(name)
     if name in not_history:
-        return Sign.DISLIKE if name in DISLIKES else Sign.LEFT_OUT
+        if name in DISLIKES:
+            return Sign.DISLIKE
+        return Sign.RETURN if taken_back else Sign.LEFT_OUT
     if name in NOT_HISTORY or not not_history or level(name) != 0:
         return Sign.PART
     if normalised(name) in map(normalised, not_history):  # such as `Remove from cart`
         return Sign.LEFT_OUT
+    if taken_back:
+        return Sign.RETURN
     return Sign.DISLIKE if is_dislike(name) else Sign.LEFT_OUT
+
+
+def hidden_items(events: Sequence[tuple[str, Sign]]) -> tuple[str, ...]:
+    """Items that are not recommended to a user, by the events on them, oldest first.
+
+    >>> hidden_items([("a", Sign.RETURN), ("b", Sign.RETURN), ("b", Sign.PART)])
+    ('a',)
+    """
+    last = dict(events)
+    disliked = {item for item, sign in events if sign is Sign.DISLIKE}
+    return tuple(i for i, sign in last.items() if i in disliked or sign is Sign.RETURN)
 
 
 class TypedHistory(NamedTuple):
     """A user's latest items, oldest first, and the types of their events; None where not known.
 
-    `disliked` are items that the user does not want to see. `earlier` are the items and types of
-    events before those, each pair once.
+    `disliked` are items that the user does not want to see, or returned last. `earlier` are the
+    items and types of events before those, each pair once.
     """
 
     items: list[str]
@@ -264,5 +281,5 @@ def told_history(
         for item, name in zip(items, types, strict=True)
     ]
     parts = [(item, name) for item, name, sign in events if sign is Sign.PART]
-    disliked = dict.fromkeys(item for item, _, sign in events if sign is Sign.DISLIKE)
-    return TypedHistory([item for item, _ in parts], [name for _, name in parts], tuple(disliked))
+    disliked = hidden_items([(item, sign) for item, _, sign in events])
+    return TypedHistory([item for item, _ in parts], [name for _, name in parts], disliked)

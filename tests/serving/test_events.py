@@ -359,8 +359,34 @@ async def test_negative_events_of_a_request_are_no_history(client, monkeypatch, 
     body = {"history": ["item-7"], "history_types": [name]}
     empty = (await client.post("/v1/recommendations", json=body)).json()
     assert empty["note"]["code"] == "empty_history"
-    disliked = ["item-7"] if name in ("dislike", "thumbs_down") else []
-    assert asked == [(["item-3", "item-4"], ["view", None], disliked), ([], [], disliked)]
+    hidden = ["item-7"]
+    assert asked == [(["item-3", "item-4"], ["view", None], hidden), ([], [], hidden)]
+
+
+@pytest.mark.parametrize("name", ["return", "Refund", "Retoure"])
+async def test_what_a_user_returned_last_is_not_recommended_to_them(client, name):
+    """The purchase of the item may be in an older export, so that the store does not know it."""
+
+    async def ask() -> list[str]:
+        body = {"user": "ida", "k": 5, "exclude_seen": False}
+        answer = await client.post("/v1/recommendations", json=body)
+        return [item["item_id"] for item in answer.json()["items"]]
+
+    async def send(item: str, kind: str) -> None:
+        body = {"events": [{"user": "ida", "item": item, "type": kind}]}
+        assert (await client.post("/v1/events", json=body)).status_code < 300
+
+    await send("item-7", "view")
+    first, *rest = await ask()
+    await send(first, f"partial {name}")
+    assert await ask() == [first, *rest], "the others are kept"
+    await send(first, name)
+    assert (await ask())[:4] == rest, "and it is no dislike of what is like it"
+    page = (await client.get("/v1/users/ida/history")).json()["events"]
+    assert [event["type"] for event in page] == [name.lower(), f"partial {name}".lower(), "view"]
+    await send(first, "purchase")
+    page = (await client.post("/v1/recommendations", json={"user": "ida", "k": 5})).json()
+    assert page["history_items"] == 2, "bought again, so it counts again"
 
 
 def test_both_spellings_of_a_letter_are_one_id():
