@@ -46,9 +46,10 @@ class CleanConfig:
     """Section `data.clean`: how a `table` source is cleaned."""
 
     most_removed: Annotated[float, Field(ge=0)] = 0.3
-    """The largest share of events or of users that one rule may remove; where a rule would remove
-    more, nothing is written and the error names the settings that decide. Low ratings may be half
-    of all, because the lower part of a scale is ordinary in reviews."""
+    """The largest share of events or of users that one rule may remove; all together may remove
+    half of the events at least. Where more would be removed, nothing is written, and the error
+    names the settings that decide. Low ratings may be half of all, because the lower part of a
+    scale is ordinary in reviews."""
     drop_items: tuple[str, ...] = ()
     """Lines that are no products: ids, patterns of ids with `*`, or `COLUMN=VALUE` of either file.
     They are in no history and are never recommended. Lines that are named like shipping, fees or

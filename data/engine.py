@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from recsys.data import event_table
 from recsys.data.event_table import EventTable, connected
 from recsys.data.histories import Cleaned, Facts, HistoryCleaner
-from recsys.data.ids import note_zeros
+from recsys.data.ids import note_cases, note_zeros
 from recsys.data.raw import EVENT_COLUMNS, EventStream, ItemCatalog, RawData, check_items
 from recsys.data.report import Report, sentence
 from recsys.data.rules import Rules, Split, by_time, decided_rules, in_baskets
@@ -130,6 +130,7 @@ def prepare(source: EventStream, rules: Rules, folder: Path, memory_gb: float) -
         if source.report is not None:
             note_zeros("user", events.users, source.report)
             note_zeros("item", events.items, source.report)
+            note_cases(events.users, source.report)
         catalog = source.read_items(pa.table({"item": events.items}))
         check_items(events.items, catalog.items, catalog.codes)
         if rules.min_rating is not None and "rating" not in events.columns:

@@ -29,6 +29,7 @@ from recsys.data.texts import as_strings
 from recsys.data.time_formats import TimeRules
 
 # Roles of which one shows that events are lines of orders; so do events without rating and type.
+FEW_ITEMS = 20  # of fewer, one may well be in nearly every order
 ORDERS = frozenset(["session", "quantity", "order_status", "taken_back", "price"])
 Conditions = list[tuple[str, str]]
 
@@ -113,15 +114,18 @@ def look_at(
         conditions += [(name, wildcard(kind)) for kind in kinds]
     rows = form.split(sample.table, own)[0]
     orders = [session] if session else [roles[r] for r in ("user", "timestamp") if r in roles]
+    bought = _ids(rows, own, roles, path)
     shares, digits = order_shares(
-        [as_strings(rows[order.column], "order", path) for order in orders],
-        _ids(rows, own, roles, path),
+        [as_strings(rows[order.column], "order", path) for order in orders], bought
     )
     all_known = described is not None and described.table.num_rows < SAMPLE_ROWS
     ids = frozenset(known.to_pylist()) if all_known else frozenset()
     is_order = not ORDERS.isdisjoint(roles) or {"rating", "behaviour"}.isdisjoint(roles)
     plain += known_form.get("no_products", [])
-    service = ServiceLines(plain, set(), ids, shares, digits, is_order)
+    told = (
+        described is not None or bool(conditions) or pc.count_distinct(bought).as_py() < FEW_ITEMS
+    )
+    service = ServiceLines(plain, set(), ids, shares, digits, is_order, told)
     if items is not None:
         service.named = _named(items, mine, by_items, service)
     titles = _titles(sample, own, roles) | (_titles(described, "", mine) if described else {})

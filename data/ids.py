@@ -1,8 +1,8 @@
 """Brings the ids of all parts of a source to one form, or refuses forms that contradict others.
 
 `100.0` is the id `100` where a program wrote whole numbers as decimals, often in one month only,
-and a code beside `1.5`. Both spellings of a letter in Unicode are one letter, and addresses of
-e-mail do not differ in upper and lower case.
+and a code beside `1.5`. Both spellings of a letter in Unicode are one letter. Letters stay as
+they are, because requests name users as the shop does.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from recsys.errors import DataError
 
 NUMBER = r"^\d+\.\d+$"
 WHOLE = r"^\d+\.0+$"
-MAIL = r"^[^\s@]+@\S+\.\w+$"
 MARKED = rf"^\s+\S|\S\s+$|{OF_SPREADSHEETS}"
 EXACT, EXACT_OF_32 = 2.0**53, 2.0**24  # larger floating numbers have lost digits
 
@@ -32,13 +31,11 @@ class IdForms:
         report: is increased by the ids whose form was changed.
         whole: an id that lost its decimal place, such as `1.0`, and its file.
         decimal: an id with decimals, such as `1.5`, and its file.
-        mails: whether addresses of e-mail are brought to lower case.
     """
 
     report: Report
     whole: dict[str, tuple[str, Path]] = field(default_factory=dict)
     decimal: dict[str, tuple[str, Path]] = field(default_factory=dict)
-    mails: bool = True
 
     def read(self, role: str, table: pa.Table, name: str, path: Path) -> pa.ChunkedArray:
         """The ids of a column as texts in the agreed form; null stays null.
@@ -60,12 +57,7 @@ class IdForms:
             other = pc.not_equal(column, in_nfc(column))
             self.report.add_rows("texts_in_another_spelling", other, column)
             marked = pc.match_substring_regex(column, MARKED)
-            mail = pc.and_(pc.match_substring_regex(texts, MAIL), role == "user" and self.mails)
-            lower = pc.utf8_lower(texts)
-            changed = pc.and_(mail, pc.or_(marked, pc.not_equal(lower, texts)))
-            self.report.add_rows("mails_in_another_spelling", changed, column)
-            self.report.add_rows("ids_of_spreadsheets", pc.and_not(marked, mail), column)
-            texts = pc.if_else(mail, lower, texts)
+            self.report.add_rows("ids_of_spreadsheets", marked, column)
         return self._agreed(role, texts, path)
 
     def _agreed(self, role: str, texts: pa.ChunkedArray, path: Path) -> pa.ChunkedArray:
@@ -107,6 +99,19 @@ def note_zeros(role: str, ids: pa.Array, report: Report) -> None:
         example = padded[0].as_py()
         other = example.lstrip("0")
         report.note(sentence("zeros", count=len(padded), role=role, one=example, other=other))
+
+
+def note_cases(users: pa.Array, report: Report) -> None:
+    """Tell of distinct users that differ in nothing but upper and lower case."""
+    lower = pc.utf8_lower(users)
+    several = pc.value_counts(
+        lower.filter(pc.is_in(lower, value_set=lower.filter(pc.not_equal(lower, users))))
+    )
+    both = several.filter(pc.greater(several.field("counts"), 1)).field("values")
+    if len(both):
+        one, other, *_ = users.filter(pc.equal(lower, both[0])).to_pylist()
+        count = pc.sum(pc.is_in(lower, value_set=both)).as_py()
+        report.note(sentence("two_cases", count=count, one=one, other=other))
 
 
 def refuse_lost_zeros(role: str, ids: pa.Array, known: pa.Array, path: Path) -> None:

@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 from recsys.errors import DataError
 
 EXAMPLES = 3
+MOST_TOGETHER = 0.5  # a third returned and cancelled is ordinary in fashion, most of all is not
 TEMPLATE = "report.html.jinja"
 
 
@@ -29,6 +30,8 @@ class Rule(NamedTuple):
         otherwise: the setting that chooses otherwise; empty if there is none.
         asks: whether the run stops where the rule would remove more than `most_removed`. Copies and
             repeated steps are merged, so that no user and no item is lost by it.
+        adds: whether its events are added to those of other rules, whose sum is bounded as
+            well. Those that follow from what another rule removed are counted there.
         by_users: whether only the share of the users counts, because the events of one user may be
             most of all.
         most: the share up to which the rule never asks, whatever `most_removed` is.
@@ -39,6 +42,7 @@ class Rule(NamedTuple):
     done: str
     otherwise: str = ""
     asks: bool = True
+    adds: bool = True
     by_users: bool = False
     most: float = 0.0
     roles: tuple[str, ...] = ()
@@ -172,6 +176,7 @@ class Report:
             removed.owners.clear()
         by_row = sum(self.removed[rule].users for rule in self.removed if rule in BY_ROW)
         users = len(user_ids) + by_row
+        together: dict[str, int] = {}
         for row in self.findings():
             removed = self.removed.get(row["rule"], Removed())
             rule, share = RULES[row["rule"]], removed.users / max(users, 1)
@@ -179,6 +184,9 @@ class Report:
                 share = max(share, removed.events / max(self.rows, 1))
             asks = rule.asks and row["rule"] not in decided
             if not asks or share <= max(most, rule.most):
+                if asks and rule.adds and removed.events and not (rule.most or rule.by_users):
+                    otherwise = f" ({row['otherwise']})" if row["otherwise"] else ""
+                    together[f"{removed.events:,} {row['found']}{otherwise}"] = removed.events
                 continue
             lost = f" and all of {removed.users:,} of {users:,} users" if removed.users else ""
             shown = f" (e.g. {'; '.join(row['examples'])})" if row["examples"] else ""
@@ -193,6 +201,10 @@ class Report:
                     "much_removed", events=removed.events, most=most, found=row["found"], **said
                 )
             )
+        together_most = max(most, MOST_TOGETHER)
+        if sum(together.values()) > together_most * self.rows:
+            said = {"events": sum(together.values()), "rows": self.rows, "most": together_most}
+            raise DataError(sentence("much_removed_together", found="; ".join(together), **said))
 
     def finish(self, counts: Mapping[str, int], events: int, items: int) -> None:
         """Add what the filters of the settings dropped, and what is used in the end."""

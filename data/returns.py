@@ -34,6 +34,7 @@ BELOW_1000 = r"^[1-9]\d{0,2}$"
 MARKED = FORMS[1:]  # numbers with a mark before decimals or between thousands
 MOST_KINDS = 20  # distinct values of a column that says what kind of document a line is of
 SURE_KINDS = 0.9  # share of the rows with a kind of a known strength
+PARTS = r" [-\u2013\u2014/|] |[:,;()\[\]]"  # between the parts of a state
 LINES = 0.1  # share of the filled rows behind the first of an order; more: each has its own state
 
 
@@ -196,16 +197,23 @@ def read_order_status(texts: pa.ChunkedArray) -> pa.ChunkedArray:
 def unread_states(texts: pa.ChunkedArray, *, unknown: bool = False) -> list[str]:
     """The states that seem to say that an order was taken back, but are not known as such.
 
-    With `unknown`, these are all states of which it is not known that the order was kept.
+    With `unknown`, these are all states of which a part does not say that the order was kept.
 
     >>> states = pa.chunked_array([["paid", "Cancel it", "not refunded", "refund denied", "XYZ"]])
     >>> unread_states(states), unread_states(states, unknown=True)
     (['Cancel it'], ['Cancel it', 'XYZ'])
+    >>> unread_states(pa.chunked_array([["Shipped - Delivered", "Shipped - XYZ"]]), unknown=True)
+    ['Shipped - XYZ']
     """
     states = names_of_returns(texts)
     if unknown:
         every = [text for text in pc.unique(texts).to_pylist() if not is_missing(text)]
-        states += [t for t in every if t not in states and KEPT.isdisjoint(words_of(t))]
+        parts = {text: re.split(PARTS, text) for text in every if text not in states}
+        states += [
+            text
+            for text, some in parts.items()
+            if any(part and KEPT.isdisjoint(words_of(part)) for part in map(str.strip, some))
+        ]
     refusing = NOT | DENIED
     states = [text for text in states if refusing.isdisjoint(words_of(text))]
     return [text for text in states if _state(text) is None and not is_partial(text)]

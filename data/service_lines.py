@@ -26,7 +26,7 @@ from recsys.errors import DataError
 from recsys.event_names import normalised
 
 KEEP = "none"  # the pattern that turns the recognition off
-MANY, VERY_MANY = 0.1, 0.2  # shares of the orders
+MANY, VERY_MANY, NEARLY_ALL = 0.1, 0.2, 0.8  # shares of the orders
 ENOUGH_ORDERS = 50  # below this, shares say nothing
 WITH_DIGITS = 0.8  # share of lines whose id has a digit, from which an id without one stands out
 SURE, WEAK, VOUCHERS = map(pattern, ("no_products", "weak_no_products", "vouchers"))
@@ -73,6 +73,8 @@ class ServiceLines:
         with_digits: share of the lines whose id has a digit.
         orders: whether the events are lines of orders; among ratings and clicks, an item that only
             has the name of such a line is one of the shop, unless it stands out.
+        told: whether a file or a column says which lines are products, or the shop has so few items
+            that one of them may be in nearly every order.
         dropped: item -> rows that were found.
         kept: item -> rows of items that are named like such lines, and do not stand out.
     """
@@ -83,6 +85,7 @@ class ServiceLines:
     shares: Mapping[str, float] = field(default_factory=dict)
     with_digits: float = 0.0
     orders: bool = True
+    told: bool = True
     dropped: Counter[str] = field(default_factory=Counter)
     kept: Counter[str] = field(default_factory=Counter)
 
@@ -168,15 +171,16 @@ class ServiceLines:
         for item, share in self.shares.items() if self._recognises else ():
             title = titles.get(item, "")
             missing = bool(present) and item not in self.described
-            doubtful = missing or {"part", "weak"} & {says(item), says(title)}
+            everywhere = self.orders and not self.told and share >= NEARLY_ALL
+            doubtful = missing or everywhere or {"part", "weak"} & {says(item), says(title)}
             if share < VERY_MANY or not doubtful or self._is_product(item):
                 continue
             if self.is_service(item, title):
                 continue
             name = f"{item!r} ({title})" if title and title != item else repr(item)
             why = "has the name of a fee or of shipping"
-            if missing:
-                why = "is not in the items file"
+            if missing or everywhere:
+                why = "is not in the items file" if missing else "no items file describes it"
             said = {"leave": self._setting(item), "keep": self._setting(f"!{item}")}
             raise DataError(sentence("doubtful_line", name=name, share=share, why=why, **said))
 

@@ -121,8 +121,8 @@ def read(config: ReaderConfig) -> EventStream:
     report.add("files_not_in_utf8", len(others), [f"{f.path.name}: {f.encoding}" for f in others])
     check_names(sample.table, {match.column for match in roles.values()}, sample.path)
     first = look_at(sample, events, roles, items, described, chosen, times, config)
-    report.mapping |= {"nobody": first.nobody, "prefix": first.prefix, "lower_mails": True}
-    forms = IdForms(report, mails=known is None or "lower_mails" in known)
+    report.mapping |= {"nobody": first.nobody, "prefix": first.prefix}
+    forms = IdForms(report)
     reader = EventReader(config, roles, of_file, report, first, forms)
 
     def read_items(match: pa.Table) -> ItemCatalog:

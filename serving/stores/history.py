@@ -258,7 +258,7 @@ class HistoryTable:
             for item, name in rows
             if signs[name] is Sign.PART
         ]
-        disliked = hidden_items([(item, signs[name]) for item, name in reversed(rows)])
+        disliked = hidden_items([(item, signs[name]) for item, name in rows])
         if not events and not disliked:
             return None
         latest = events[:limit][::-1]

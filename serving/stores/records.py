@@ -58,14 +58,15 @@ def sign_of(name: str, not_history: Collection[str]) -> Sign:
 
 
 def hidden_items(events: Sequence[tuple[str, Sign]]) -> tuple[str, ...]:
-    """Items that are not recommended to a user, by the events on them, oldest first.
+    """Items that are not recommended to a user, by the events on them, newest first.
 
-    >>> hidden_items([("a", Sign.RETURN), ("b", Sign.RETURN), ("b", Sign.PART)])
+    >>> hidden_items([("a", Sign.RETURN), ("b", Sign.PART), ("b", Sign.RETURN)])
     ('a',)
     """
-    last = dict(events)
+    newest = dict(reversed(events))
     disliked = {item for item, sign in events if sign is Sign.DISLIKE}
-    return tuple(i for i, sign in last.items() if i in disliked or sign is Sign.RETURN)
+    every = dict.fromkeys(item for item, _ in events)
+    return tuple(i for i in every if i in disliked or newest[i] is Sign.RETURN)
 
 
 class TypedHistory(NamedTuple):
@@ -281,5 +282,5 @@ def told_history(
         for item, name in zip(items, types, strict=True)
     ]
     parts = [(item, name) for item, name, sign in events if sign is Sign.PART]
-    disliked = hidden_items([(item, sign) for item, _, sign in events])
+    disliked = hidden_items([(item, sign) for item, _, sign in reversed(events)])
     return TypedHistory([item for item, _ in parts], [name for _, name in parts], disliked)
