@@ -17,6 +17,7 @@ from recsys.data.columns import (
     SURE_SHARE,
     Roles,
     Sample,
+    clocks_beside_dates,
     free_columns,
 )
 from recsys.data.report import sentence
@@ -89,6 +90,13 @@ def shortened_ids(sample: Sample, roles: Roles) -> list[str]:
         if len(short):
             notes.append(_note("shortened_ids", sample, name, short, what=kind))
     return notes
+
+
+def unread_clocks(sample: Sample, roles: Roles) -> list[str]:
+    """Sentences on columns that seem to have the time of day of dates, and are not read."""
+    clocks = clocks_beside_dates(sample, roles) if "timestamp" in roles else ()
+    date = roles["timestamp"].column if clocks else ""
+    return [_note("unread_clock", sample, n, sample.texts(n), date=date) for n in clocks]
 
 
 def negative_amounts(sample: Sample, roles: Roles, chosen: Mapping[str, str | None]) -> list[str]:

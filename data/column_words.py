@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from importlib.resources import files
@@ -119,6 +119,16 @@ def rank(name: str, groups: Groups) -> int | None:
 def order(name: str, groups: Groups) -> tuple[int, int]:
     """Sorts columns with a role by how usual their names are."""
     return _best(name, groups) or (2 * len(groups), 0)
+
+
+def known_names(names: Iterable[str]) -> int:
+    """How many names are those of a role.
+
+    >>> known_names(["Kunde", "Datum", "Blau"])
+    2
+    """
+    groups = (*EVENT_WORDS.values(), *EVENT_FIELDS.values(), *ITEM_WORDS.values())
+    return sum(any(rank(name, group) is not None for group in groups) for name in names)
 
 
 def all_of(role: str, roles: Mapping[str, T]) -> list[T]:

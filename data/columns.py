@@ -51,7 +51,12 @@ from recsys.data.returns import (
     values_of_returns,
 )
 from recsys.data.texts import as_text, examples
-from recsys.data.time_formats import TimeRules, share_of_times
+from recsys.data.time_formats import (
+    DIGITS_OF_CLOCKS,
+    TimeRules,
+    share_of_times,
+    without_midnight,
+)
 from recsys.errors import DataError
 from recsys.event_names import normalised
 
@@ -73,7 +78,7 @@ SCORE = r"^-?(\d|10|\d[.,]\d)([.,]0+)?$"  # of scores
 RATE = r"^([1-9]|10|[1-9][.,]\d)([.,]0+)?$"  # of rates that are ratings: taxes are 0, too
 NO_IDS = r"^-?\d+[.,]\d{1,2}$|^\d{1,4}[-./]\d{1,2}[-./]\d{1,4}|\d:\d\d"  # amounts and times
 EXCEL_DAY = r"^[2-6]\d{4}([.,]\d+)?$"  # 33000 is in 1990, and 46000 in 2025
-CLOCK = r"^\d{1,2}:\d{2}(:\d{2}([.,]\d+)?)?( ?[AaPp][Mm])?( Uhr)?$"
+CLOCK = r"^\d{1,2}[:h]\d{2}(:\d{2}([.,]\d+)?)?( ?[AaPp][Mm])?( Uhr)?$"
 TITLE_LENGTH = 80  # mean characters of texts that may be titles
 SHARE_OF_KNOWN = 0.1  # items of the events that the items file must describe
 # Roles of all columns that fit: any of them may say yes.
@@ -171,6 +176,10 @@ def recognise_events(
         ranked = _by_name(role, EVENT_WORDS[role], sample, roles, fits(role))
         if role == "item" and known is not None:
             ranked = _by_overlap(ranked, _unnamed(sample, roles, EVENT_WORDS), sample, known)
+        if role == "item" and len(ranked) > 1:
+            ranked = [
+                pair for pair in ranked if not _numbers_lines(sample.texts(pair[1]))
+            ] or ranked
         if role == "item" and not _only(ranked):
             ranked = _without_titles(ranked, sample)
         if role == "item" and known is None:
@@ -360,6 +369,15 @@ def _is_kind(sample: Sample, name: str) -> bool:
     if sample.counts[name] > 1 or any(rank(name, words) is not None for words in states):
         return False
     return not is_of_a_user(name) and are_kinds(sample.texts(name))
+
+
+def _numbers_lines(values: pa.ChunkedArray) -> bool:
+    """Whether a column such as `Item` numbers the lines of each order, as 10, 20, 10, 20, 30."""
+    if not len(values) or _share(values, r"^0*[1-9]\d{0,3}$") < 1:
+        return False
+    numbers = pc.cast(values, pa.int64()).to_numpy()
+    rises, begins = numbers[1:] > numbers[:-1], numbers[1:] == numbers[0]
+    return bool((rises | begins).all() and numbers.min() == numbers[0])
 
 
 def _without_titles(ranked: list[tuple[int, str]], sample: Sample) -> list[tuple[int, str]]:
@@ -574,19 +592,35 @@ def _take_published(ranked: list[tuple[int, str]], roles: Roles) -> None:
 
 
 def _take_clock(sample: Sample, chosen: Mapping[str, str | None], roles: Roles) -> None:
-    """Find the time of day in a column of its own, if the time of the events is a date alone."""
+    """Find the time of day, or what divides seconds, in a column of its own."""
     if chosen.get("clock") is not None or "timestamp" not in roles:
         return
-    dates = sample.texts(roles["timestamp"].column)
-    if pc.any(pc.match_substring_regex(dates, r":|^\d{9,}")).as_py():
-        return
-    ranked = [
-        name
-        for name in free_columns(sample, roles)
-        if _share(sample.texts(name), CLOCK) >= SURE_SHARE
-    ]
-    if len(ranked) == 1:
-        roles["clock"] = Found(ranked[0], "by content: the time of day of each date")
+    free, name = free_columns(sample, roles), roles["timestamp"].column
+    stem = name.removesuffix("seconds")  # {"_seconds": 1767225600, "_nanoseconds": 5000000}
+    below = [n for n in (f"{stem}nanoseconds", f"{stem}nanos") if n in free and stem != name]
+    if below:
+        roles["nanosecond"] = Found(below[0], "by name: it divides the seconds")
+    clocks = clocks_beside_dates(sample, roles)
+    ranked = [n for n, reads in clocks.items() if reads]
+    named = [n for n in ranked if rank(n, EVENT_WORDS["clock"]) is not None]
+    if len(ranked) == 1 or len(named) == 1:
+        roles["clock"] = Found((named or ranked)[0], "by content: the time of day of each date")
+
+
+def clocks_beside_dates(sample: Sample, roles: Roles) -> dict[str, bool]:
+    """The free columns that seem to have the time of day of dates, and whether it can be read."""
+    dates = without_midnight(sample.texts(roles["timestamp"].column))
+    if "clock" in roles or pc.any(pc.match_substring_regex(dates, r":|^\d{9,}")).as_py():
+        return {}
+    clocks = {}
+    for name in free_columns(sample, roles):
+        values = sample.texts(name) if sample.counts[name] == 1 else sample.texts(name)[:0]
+        named = rank(name, EVENT_WORDS["clock"]) is not None
+        forms = (CLOCK, *(DIGITS_OF_CLOCKS if named and _share(values, r"^\d{3}") > 0.5 else ()))
+        reads = any(_share(values, form) >= SURE_SHARE for form in forms)
+        if len(values) and (reads or named):
+            clocks[name] = reads
+    return clocks
 
 
 def _share(values: pa.ChunkedArray, pattern: str) -> float:
@@ -609,6 +643,8 @@ def _content_agrees(role: str, name: str, sample: Sample, rules: TimeRules) -> b
         return _share(values, ORDER_NUMBER) >= SURE_SHARE and distinct < len(values)
     if role == "item" and name.rstrip().endswith("#"):
         return False  # the number of a line
+    if role == "item" and normalised(name) == "material" and _looks_like(values) != "codes":
+        return False  # what it is made of
     if role in ("user", "item", "session"):
         repeats = distinct < len(values) and (distinct > 1 or role != "user")
         repeats = repeats or (role == "item" and parts_repeat(values))
@@ -686,7 +722,12 @@ def _why_unknown(role: str, sample: Sample, equal: list[str], roles: Roles) -> t
         return f"both {' and '.join(map(repr, equal))} could be {description}", equal[0]
     if role == "timestamp":
         return _without_time(sample, roles)
-    free = {name: sample.texts(name) for name in free_columns(sample, roles)}
+    taken = {  # but for types of which none is known, such as the events of a concert hall
+        role: match
+        for role, match in roles.items()
+        if role != "behaviour" or share_of_events(sample.texts(match.column))
+    }
+    free = {name: sample.texts(name) for name in free_columns(sample, taken)}
     for name, values in free.items():
         unique = len(values) > 0 and len(values) == len(pc.unique(values))
         if rank(name, (ITEM_WORDS if role == "id" else EVENT_WORDS)[role]) is not None and unique:
@@ -702,8 +743,10 @@ def _why_unknown(role: str, sample: Sample, equal: list[str], roles: Roles) -> t
         for name, values in free.items()
         if 1 < distinct[name] < len(values) and _share(values, NO_IDS) < SURE_SHARE
     ]
-    kinds = ("users", "guests") if role == "user" else ("items",)
+    kinds = ("users", "guests") if role == "user" else ("items", "maybe_items")
     nouns = [noun for kind in kinds for noun in words(kind) if len(noun) > 3]
+    if role != "user":
+        repeated = [n for n in repeated if not any(p in normalised(n) for p in words("persons"))]
     alike = [name for name in repeated if any(noun in normalised(name) for noun in nouns)]
     others = list(free) if len(free) > 1 else []
     best = max(alike or repeated or others, key=lambda name: distinct[name], default="NAME")

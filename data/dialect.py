@@ -10,12 +10,40 @@ from collections.abc import Iterable, Sequence
 from itertools import islice
 from typing import Any
 
+from recsys.data.column_words import known_names
+
 DELIMITERS = (",", "\t", ";", "|")
 FIRST_ROWS = 1000  # that show how a file is written
 FEW_ROWS = 5  # below this, blanks do not divide columns
+MOST_ABOVE = 20  # lines above the names of the columns
 BEHIND = "\x1f behind the last column"
 BLOCK = 1 << 20  # bytes read at a time
 ESCAPED = re.compile(rb'\\(["\\])')  # a quote or a backslash, behind a backslash
+
+
+def first_of_table(rows: Sequence[Sequence[str]]) -> int:
+    """The number of the row that names the columns, below rows with fewer values; 0 without such.
+
+    >>> first_of_table([["Orders of May"], [], ["Customer", "SKU", "Date"], ["c1", "p1", "1"]])
+    2
+    """
+    filled = [sum(map(bool, row)) for row in rows[: MOST_ABOVE + 1]]
+    for number, row in enumerate(rows[: MOST_ABOVE + 1]):
+        if known_names(row) > 1:
+            return number if max(filled[:number], default=0) < filled[number] else 0
+    return 0
+
+
+def lines_above(text: str) -> tuple[str, ...]:
+    """The lines above the names of the columns, such as a title or `sep=;`."""
+    lines = [line.rstrip("\r") for line in text.split("\n", MOST_ABOVE + 1)[: MOST_ABOVE + 1]]
+    numbers = {}
+    for delimiter in DELIMITERS:
+        rows = [line.split(delimiter) for line in lines]
+        number = first_of_table(rows)
+        numbers[len(rows[number])] = number
+    above = lines[: numbers[max(numbers)]]
+    return tuple(above) if any(above) else ()
 
 
 def header(text: str) -> tuple[str, list[str]]:

@@ -41,7 +41,7 @@ from recsys.data.returns import (
     with_meanings,
 )
 from recsys.data.texts import MISSING, as_strings
-from recsys.data.time_formats import CHANGES, TimeRules, find_zones, read_moments
+from recsys.data.time_formats import CHANGES, TimeRules, find_zones, read_moments, with_clocks
 from recsys.errors import DataError
 from recsys.event_names import level
 
@@ -233,12 +233,15 @@ class EventReader:
         if "timestamp" in self.roles:
             times = column["timestamp"]
             if "clock" in column:
-                parts = [as_strings(column[role], role, path) for role in ("timestamp", "clock")]
-                times = pc.binary_join_element_wise(*parts, " ", null_handling="replace")
+                times = with_clocks(times, as_strings(column["clock"], "clock", path))
             moments = read_moments(times, rules, self.counts)
             for rule in CHANGES:
                 self.report.add(rule, self.counts.pop(rule, 0))
             made["timestamp"], made["nanosecond"] = moments.second, moments.nanosecond
+            if "nanosecond" in column:
+                below = as_strings(column["nanosecond"], "nanosecond", path)
+                below = pc.if_else(pc.match_substring_regex(below, r"^\d{1,9}$"), below, "0")
+                made["nanosecond"] = pc.fill_null(pc.cast(below, pa.int32()), 0)
             local, zoned, names = find_zones(times)
             self.report.add("times_with_a_zone", zoned, names)
             self.report.add("times_without_a_zone", local)

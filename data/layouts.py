@@ -13,7 +13,7 @@ import re
 import shlex
 import sys
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -21,8 +21,9 @@ from typing import NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from recsys.data.column_words import EVENT_FIELDS, EVENT_WORDS, ITEM_WORDS, rank
-from recsys.data.opening import TableFile
+from recsys.data.column_words import EVENT_WORDS, known_names, rank
+from recsys.data.opening import TableFile, open_table
+from recsys.data.report import sentence
 from recsys.data.texts import as_text
 from recsys.data.time_formats import TimeRules, share_of_times
 from recsys.errors import DataError
@@ -33,7 +34,11 @@ MOST_CELLS = 5_000  # distinct cells that are looked at, and as many with marks 
 FEW_LINES = 5  # below this, lengths of lines say nothing
 SAME_LENGTH = 0.6  # of the lines of a table
 VALUE = r"[\d.,:/ TZ+-]*\d[\d.,:/ TZ+-]*"  # a number, a date or a time is no name of a column
-NUMBERED = re.compile(r"(item|product|produkt|artikel|article|sku|producto|prodotto)s?[ _-]?\d+")
+NUMBERED = re.compile(r"(.*?)[\s_.-]*(\d+)[\s_.-]*(\D*)")
+ITEMS = re.compile(
+    "(line ?)?(item|product|produkt|artikel|article|sku|producto|prodotto)s?"
+    "([ _-]?(id|nr|no|code|name))?"
+)
 LISTS = "[]"  # the mark of cells of which only those in brackets are lists
 OF_LISTS = ("<br>", "<br/>", "<br />", "\n", "\t", ";", "|")  # hardly in the name of one item
 SEPARATORS = (*OF_LISTS, ",", " + ", " & ", " / ", " and ", " und ")
@@ -57,36 +62,30 @@ NUMBERS = {
     "colon": r"^(?P<item>[^:=]*[^\s:=])(?: ?[:=] ?| ?\((?:[xX] ?)?)(?P<pieces>[+-]?\d{1,4})\)?$",
 }
 SINGLE = 0.4  # share of numbers of pieces that are 1, if they are no part of ids
-MOST_NUMBERED = 3  # columns such as `Item 1`, `Item 2` from which a row is a basket
 
 
 def refuse_other_layouts(file: TableFile) -> None:
-    """Refuse a text file with `::` between its columns, or with one basket on each line.
+    """Refuse a file with one order on each line, or a text file with `::` between its columns.
 
     Raises:
         DataError: it is one; the message has a command that writes a table.
     """
+    if file.kind != "json" and len(numbers := _numbered(file.names)) > 1:
+        raise _with_numbers(file, numbers)
     if file.kind != "delimited":
         return
     lines = _lines(file)
     first = lines[0] if lines else ""
     if first.count("::") >= 2 or (first.count("::") == 1 and len(file.columns) == 1):
         raise _with_double_colons(file, lines)
-    numbered = [n for n, c in enumerate(file.names) if NUMBERED.fullmatch(c.lower())]
-    if len(numbered) >= MOST_NUMBERED:
-        description = (
-            f"the columns {file.names[numbered[0]]!r} to {file.names[numbered[-1]]!r} hold baskets"
-        )
-        raise _of_baskets(file, description, file.names[: numbered[0]], " if number > 1")
     marks = [mark for mark in ("\t", ";", "|", ",") if any(mark in line for line in lines)]
     mark = file.delimiter if len(file.columns) > 1 else (*marks, " ")[0]
     rows = [row for row in csv.reader(io.StringIO("\n".join(lines)), delimiter=mark) if row]
     lengths = Counter(map(len, rows))
     if len(rows) < FEW_LINES or len(lengths) < 2:
         return
-    if max(lengths.values()) < SAME_LENGTH * len(rows) and not _known(rows[0]):
-        description = f"the lines have {min(lengths)} to {max(lengths)} values, so each is a basket"
-        raise _of_baskets(replace(file, delimiter=mark), description, _before_items(rows), "")
+    if max(lengths.values()) < SAME_LENGTH * len(rows) and not known_names(rows[0]):
+        raise _of_baskets(replace(file, delimiter=mark), lengths, _before_items(rows))
 
 
 def _before_items(rows: list[list[str]]) -> list[str]:
@@ -114,7 +113,7 @@ def refuse_without_header(path: Path, rows: pa.Table, named: bool, of_items: boo
         DataError: the message has the setting that names the columns.
     """
     names = rows.column_names
-    known = _known(names)
+    known = known_names(names)
     counted = names == [str(number) for number in range(len(names))]
     if known > 1 or (named and (counted or known)):
         return
@@ -129,21 +128,69 @@ def refuse_without_header(path: Path, rows: pa.Table, named: bool, of_items: boo
         likely = _likely_names(rows.columns)
         setting = shlex.quote(f"data.column_names=[{', '.join(likely)}]")
         order = "" if "timestamp" in likely else " --column timestamp=file-order"
-        advice = (
-            f"name the columns with --set {setting}{order} (correct the names if they do not fit; "
-            "column4 and so on are not read, and may be rating, quantity or type)"
-        )
+        advice = sentence("name_columns", setting=setting, order=order)
         if of_items:
             advice = "write a line of names above the rows, such as item,title"
-        raise DataError(
-            f"{path}: the first line holds values ({shown}) and no names of columns; {advice}"
-        )
+        raise DataError(sentence("without_header", path=path, shown=shown, advice=advice))
 
 
-def _known(names: list[str]) -> int:
-    """How many names are those of a role."""
-    words = (*EVENT_WORDS.values(), *EVENT_FIELDS.values(), *ITEM_WORDS.values())
-    return sum(any(rank(name, groups) is not None for groups in words) for name in names)
+def _numbered(names: list[str]) -> dict[str, dict[str, str]]:
+    """Number -> name of a column -> name without the number, for columns such as `Item 1 SKU`.
+
+    Empty if no column with a number is called item.
+
+    >>> _numbered(["Order", "Item 1", "Qty 1", "Item 2", "Line 3"])
+    {'1': {'Item 1': 'Item', 'Qty 1': 'Qty'}, '2': {'Item 2': 'Item'}}
+    """
+    parts = [(name, match) for name in names if (match := NUMBERED.fullmatch(name))]
+    of_items = {match[2] for _, match in parts if ITEMS.fullmatch(match[1].lower())}
+    numbers: dict[str, dict[str, str]] = {}
+    for name, match in parts:
+        if match[2] in of_items:
+            numbers.setdefault(match[2], {})[name] = f"{match[1]} {match[3]}".strip()
+    return numbers
+
+
+def print_items(path: str) -> None:
+    """Print, as delimited text, a row for each item of orders with columns such as `Item 1`."""
+    file = open_table(Path(path))
+    numbers = _numbered(file.names)
+    named = {name for columns in numbers.values() for name in columns}
+    others = [name for name in file.names if name not in named]
+    bases = dict.fromkeys(base for columns in numbers.values() for base in columns.values())
+    order = [] if _has_role("session", others) else ["order"]
+    out = csv.DictWriter(sys.stdout, [*order, *others, *bases], restval="", lineterminator="\n")
+    out.writeheader()
+    rows = (row for batch in file.batches() for row in batch.to_pylist())
+    for count, row in enumerate(rows, 1):
+        own = {name: row[name] for name in others} | dict.fromkeys(order, count)
+        for columns in numbers.values():
+            line = {base: row[name] for name, base in columns.items()}
+            if any(line[base] for base in line if ITEMS.match(base.lower())):
+                out.writerow(own | line)
+
+
+def _has_role(role: str, names: list[str]) -> bool:
+    return any(rank(name, EVENT_WORDS[role]) is not None for name in names)
+
+
+def _with_numbers(file: TableFile, numbers: Mapping[str, Mapping[str, str]]) -> DataError:
+    names = [name for columns in numbers.values() for name in columns]
+    program = (
+        f"from recsys.data.layouts import print_items; print_items({json.dumps(str(file.path))})"
+    )
+    order = "" if _has_role("timestamp", file.names) else " --column timestamp=file-order"
+    command = f"{_run(program, file.path, 'table.csv')}{order}"
+    return DataError(
+        sentence("wide", path=file.path, first=names[0], last=names[-1], command=command)
+    )
+
+
+def _run(program: str, path: Path, end: str) -> str:
+    """A command that writes a copy of a file with a program, and reads it."""
+    copy = shlex.quote(str(path.with_name(f"{path.name.partition('.')[0]}-{end}")))
+    python = f"{shlex.quote(sys.executable)} -X utf8 -c {shlex.quote(program)}"
+    return f"{python} > {copy} && recsys run {copy}"
 
 
 def _likely_names(columns: list[pa.ChunkedArray]) -> list[str]:
@@ -166,7 +213,6 @@ def _rewritten(file: TableFile, names: list[str], rows: str) -> str:
         names: of the columns.
         rows: Python that makes the rows.
     """
-    copy = shlex.quote(str(file.path.with_name(f"{file.path.name.partition('.')[0]}-table.csv")))
     name, packed, encoding = (
         json.dumps(text, ensure_ascii=False)
         for text in (str(file.path), file.compression or "", file.encoding.replace("-8", "-8-sig"))
@@ -174,44 +220,41 @@ def _rewritten(file: TableFile, names: list[str], rows: str) -> str:
     program = (
         "import csv, io, pyarrow, sys; "
         f"stream = pyarrow.input_stream({name}, compression={packed} or None); "
-        f'lines = list(io.TextIOWrapper(stream, {encoding}, newline="")); out = csv.writer('
-        f"sys.stdout); out.writerow({json.dumps(names, ensure_ascii=False)}); out.writerows({rows})"
+        f'lines = list(io.TextIOWrapper(stream, {encoding}, newline=""))[{len(file.above)}:]; '
+        "out = csv.writer(sys.stdout); "
+        f"out.writerow({json.dumps(names, ensure_ascii=False)}); out.writerows({rows})"
     )
     order = "" if "timestamp" in names else " --column timestamp=file-order"
-    python = f"{shlex.quote(sys.executable)} -X utf8 -c {shlex.quote(program)}"
-    return f"{python} > {copy} && recsys run {copy}{order}"
+    return f"{_run(program, file.path, 'table.csv')}{order}"
 
 
 def _with_double_colons(file: TableFile, lines: list[str]) -> DataError:
     first, *others = (line.split("::") for line in lines)
-    names, known = first, int(_known(first) > 0)
+    names, known = first, int(known_names(first) > 0)
     if not known:
         same = [parts for parts in (first, *others) if len(parts) == len(first)]
         names = _likely_names([pa.chunked_array([column]) for column in zip(*same, strict=True)])
     rows = f'line.rstrip().split("::") for line in lines[{known}:]'
-    return DataError(
-        f"{file.path}: '::' divides the columns, which is not read; divide them by commas, with "
-        f"names above them (correct them if they do not fit): {_rewritten(file, names, rows)}"
-    )
+    command = _rewritten(file, names, rows)
+    return DataError(sentence("double_colons", path=file.path, command=command))
 
 
-def _of_baskets(file: TableFile, description: str, before: list[str], condition: str) -> DataError:
+def _of_baskets(file: TableFile, lengths: Collection[int], before: list[str]) -> DataError:
     rows = (
         f"[number, *row[:{len(before)}], item.strip()] for number, row in "
-        f"enumerate(csv.reader(lines, delimiter={json.dumps(file.delimiter)}), 1){condition} "
+        f"enumerate(csv.reader(lines, delimiter={json.dumps(file.delimiter)}), 1) "
         f"for item in row[{len(before)}:] if item.strip()"
     )
-    return DataError(
-        f"{file.path}: {description}; write one row for each item, with the number of the basket "
-        f"as the order: {_rewritten(file, ['order', *before, 'item'], rows)}"
-    )
+    said = {"least": min(lengths), "most": max(lengths)}
+    command = _rewritten(file, ["order", *before, "item"], rows)
+    return DataError(sentence("baskets", path=file.path, command=command, **said))
 
 
 def _lines(file: TableFile) -> list[str]:
     with pa.input_stream(str(file.path), compression=file.compression) as stream:
         head = bytes(stream.read(HEAD))
     lines = head.decode(file.encoding, errors="replace").removeprefix("\ufeff").splitlines()
-    return [line for line in lines[:-1] or lines if line][:LINES]
+    return [line for line in (lines[:-1] or lines)[len(file.above) :] if line][:LINES]
 
 
 class ItemCells(NamedTuple):
@@ -364,11 +407,8 @@ def _divides(
         is_mixed = is_mixed or (is_plural and mark in OF_LISTS)
         is_mixed = is_mixed and often and mark in SEPARATORS
     if is_mixed:
-        raise DataError(
-            f"cells of column {name!r} look like several items ({several[0]}): --set "
-            f"{shlex.quote(f'data.clean.item_separator={json.dumps(mark)}')} makes a row of each, "
-            "--set data.clean.item_separator=none keeps a cell as one item"
-        )
+        setting = shlex.quote(f"data.clean.item_separator={json.dumps(mark)}")
+        raise DataError(sentence("may_be_several", name=name, shown=several[0], setting=setting))
     return None
 
 
@@ -411,33 +451,25 @@ def _numbers(path: Path, name: str, parts: Mapping[str, int], *, is_list: bool) 
         if not matches or rows < SEVERAL * sum(parts.values()) or not is_sure:
             continue
         if below := next((part for part, m in matches.items() if int(m["pieces"]) < 1), None):
-            raise DataError(
-                f"{path}: cells of column {name!r} hold items with numbers of pieces, and {below!r}"
-                " may be a return; write a row for each item, with the number in a column "
-                "'quantity', or keep the cells as they are: --set data.clean.item_separator=none"
-            )
+            raise DataError(sentence("pieces_below_1", path=path, name=name, shown=below))
         return position
     return None
 
 
 def _with_records(path: Path, name: str, cell: str) -> DataError:
     """The error for cells with records, with a command that reads those of JSON and Python."""
-    advice = "write one row for each item, or JSON lines (.jsonl), of which lists are read"
+    command = ""
     for reader in ("json.loads", "ast.literal_eval"):
         try:
             (json.loads if reader == "json.loads" else ast.literal_eval)(cell)
         except (ValueError, SyntaxError):
             continue
-        copy = shlex.quote(str(path.with_name(f"{path.name.partition('.')[0]}-lines.jsonl")))
         program = (
             "import ast, json, pathlib; from recsys.data.opening import open_table; "
             f"rows = (row for batch in open_table(pathlib.Path({str(path)!r})).batches() "
             f"for row in batch.to_pylist()); [print(json.dumps(row | {{{name!r}: "
             f"{reader}(row[{name!r}] or '[]')}})) for row in rows]"
         )
-        python = f"{shlex.quote(sys.executable)} -X utf8 -c {shlex.quote(program)}"
-        advice += f": {python} > {copy} && recsys run {copy}"
+        command = f": {_run(program, path, 'lines.jsonl')}"
         break
-    return DataError(
-        f"{path}: cells of column {name!r} hold records ({cell[:60]}), which are not read; {advice}"
-    )
+    return DataError(sentence("records", path=path, name=name, shown=cell[:60], command=command))

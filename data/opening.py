@@ -31,6 +31,7 @@ from recsys.data.dialect import (
     WithDoubledQuotes,
     has_escapes,
     header,
+    lines_above,
     names_of_values,
 )
 from recsys.data.files import GZIP, check_gzip
@@ -86,6 +87,7 @@ class TableFile:
         values: names of the values of a row of delimited text, if the header has others.
         escaped: whether quotes in delimited text are written as a backslash and a quote.
         renamed: names of the columns, if they are called otherwise than in the file.
+        above: lines of text above the names of the columns, which are not read.
         has_header: whether the first line of delimited text names the columns.
     """
 
@@ -101,6 +103,7 @@ class TableFile:
     values: tuple[str, ...] = ()
     escaped: bool = False
     renamed: tuple[str, ...] = ()
+    above: tuple[str, ...] = ()
     has_header: bool = True
 
     @property
@@ -210,7 +213,7 @@ class TableFile:
                 block_size=BLOCK,
                 encoding=self.encoding,
                 column_names=columns if self.values else None,
-                skip_rows=int(bool(self.values) and self.has_header),
+                skip_rows=len(self.above) + int(bool(self.values) and self.has_header),
             ),
             pa.csv.ParseOptions(
                 delimiter=self.delimiter, newlines_in_values=True, invalid_row_handler=skip
@@ -317,13 +320,15 @@ def _table_file(path: Path, explode: bool) -> TableFile:
             raise DataError(f"{path}: the file is empty")
         encoding = _encoding(path, head, compression)
         text = codecs.getincrementaldecoder(encoding)(errors="replace").decode(head)
-        text = text.removeprefix("\ufeff").lstrip("\r\n")
+        text = text.removeprefix("\ufeff")
         if text.lstrip().startswith("{"):
             if (name := _list_in_one_object(text)) is not None:
                 raise _json_list(path, compression, name)
             return _json_file(path, encoding, compression, explode)
         if text.lstrip().startswith("["):
             raise _json_list(path, compression)
+        above = lines_above(text)
+        text = text.split("\n", len(above))[-1].lstrip("\r\n")
         delimiter, columns = header(text)
         values = names_of_values(text, delimiter, columns)
         columns = list(values[: len(columns)] or columns)
@@ -338,6 +343,7 @@ def _table_file(path: Path, explode: bool) -> TableFile:
         compression,
         values=values,
         escaped=escaped,
+        above=above,
     )
 
 

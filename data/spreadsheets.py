@@ -12,6 +12,7 @@ from typing import Any
 import pyarrow as pa
 from rich.markup import escape
 
+from recsys.data.dialect import first_of_table
 from recsys.data.returns import are_returns
 from recsys.errors import DataError
 from recsys.progress import say
@@ -28,9 +29,9 @@ def is_spreadsheet(path: Path) -> bool:
 def read_spreadsheet(path: Path) -> pa.Table:
     """The rows of the first sheet with rows, and of the sheets with the same names of columns.
 
-    A whole number has no decimal place, and times are ISO texts. Lines with one value above the
-    names of the columns are no part of the table. What is not read is said in the terminal. Where
-    some sheets are called returns, a column `is_return` says so of their rows.
+    A whole number has no decimal place, and times are ISO texts. Lines with fewer values above
+    the names of the columns are no part of the table. What is not read is said in the terminal.
+    Where some sheets are called returns, a column `is_return` says so of their rows.
 
     Raises:
         DataError: no readable spreadsheet, or no sheet with two rows.
@@ -55,7 +56,8 @@ def _read(path: Path, _changed: int, _size: int) -> pa.Table:
             filled = [row for row in sheet if any(cell != "" for cell in row)]
             if len(filled) < 2:
                 continue
-            start = next((n for n, row in enumerate(filled) if sum(c != "" for c in row) > 1), 0)
+            few = next((n for n, row in enumerate(filled) if sum(c != "" for c in row) > 1), 0)
+            start = first_of_table([[_text(c) or "" for c in row] for row in filled[:30]]) or few
             above += [f"{name}: {_text(cell)}" for row in filled[:start] for cell in row if cell]
             names = [_text(cell) or "" for cell in filled[start]]
             header = header or names

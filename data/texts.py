@@ -64,7 +64,7 @@ def each_value(
     return pa.chunked_array([values.take(encoded.indices)])
 
 
-def examples(texts: pa.ChunkedArray) -> str:
+def examples(texts: pa.ChunkedArray | pa.Array) -> str:
     """The first three distinct texts, for a message.
 
     >>> examples(pa.chunked_array([["a", "b", "a"]]))

@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 from recsys.data.column_words import WORDS
 from recsys.data.opening import TableFile
 from recsys.data.report import Report, sentence
-from recsys.data.texts import each_value
+from recsys.data.texts import as_text, each_value
 from recsys.data.times import (
     SECONDS_END,
     Moments,
@@ -34,6 +34,7 @@ from recsys.errors import DataError
 from recsys.event_names import normalised
 
 EARLIEST = 631_152_000  # 1990-01-01: earlier times of a shop's events are errors
+CENTURY_ENDS = 4_102_444_800  # 2100-01-01: later times are other numbers, as of documents
 DAY_S = 86_400
 # In dates like 26-01-05, so few first and so many last numbers show that the year is the first.
 FEW_YEARS, MANY_DAYS = 3, 10
@@ -48,7 +49,8 @@ ZONES = {
     "PST": -8, "PDT": -7, "MST": -7, "MDT": -6, "CST": -6, "CDT": -5, "EST": -5, "EDT": -4,
     "BST": 1, "CET": 1, "MEZ": 1, "CEST": 2, "MESZ": 2, "EET": 2, "EEST": 3, "JST": 9,
 }  # fmt: skip
-ZONE = rf"Z|z|UTC|(?:GMT|UTC)?[+-]\d{{2}}(?::?\d{{2}})?|GMT|{'|'.join(ZONES)}"
+OFFSET = r"[+-]\d{2}(?::?\d{2})?|(?:GMT|UTC)[+-]\d{1,2}(?::?\d{2})?"
+ZONE = rf"Z|z|UTC|{OFFSET}|GMT|{'|'.join(ZONES)}"
 SPLIT_ZONE = (
     r"^(?P<rest>.*:\d{2}(?:[.,]\d+)?(?: ?[AaPp]\.?[Mm]\.?)?)"
     rf"\s*(?P<zone>{ZONE})(?: \([^()]*\))?$"
@@ -71,6 +73,9 @@ MONTHS = {
 }
 CLOCKS = ("", " %H:%M:%S", " %H:%M", " %I:%M %p", " %I:%M:%S %p")
 FRACTION = r":\d{2}[.,](?P<fraction>\d+)"
+MIDNIGHT = r"[ T]0?0:00(:00([.,]0+)?)?$"
+# Times of day such as 900 and 1430, or 90500 and 143000, that a name says to be such.
+DIGITS_OF_CLOCKS = (r"^([01]?\d|2[0-3])?[0-5]?\d$", r"^([01]?\d|2[0-3])[0-5]\d[0-5]\d$")
 # Replacements that bring the local forms to a few: `31.12.2024, 13:05 Uhr` -> `31-12-2024 13:05`.
 TIDY = (
     (r"^\pL{2,13}\.?,? +(\d)", r"\1"),
@@ -106,6 +111,29 @@ class TimeRules:
     def latest(self) -> int:
         """Unix seconds of the latest possible event."""
         return int(self.now) + DAY_S
+
+
+def without_midnight(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Dates and times as texts, of which those at midnight are dates."""
+    return pc.replace_substring_regex(as_text(column), MIDNIGHT, "")
+
+
+def with_clocks(dates: pa.ChunkedArray, clocks: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Dates and the times of day of another column, as texts.
+
+    >>> clocks = pa.chunked_array([["14:30", "900", "5", "143005", None]])
+    >>> with_clocks(pa.chunked_array([["2026-01-05"] * 5]), clocks).to_pylist()[1:]
+    ['2026-01-05 09:00', '2026-01-05 00:05', '2026-01-05 14:30:05', '2026-01-05 ']
+    """
+    number = pc.match_substring_regex(clocks, r"^\d{1,6}$")
+    size = pc.if_else(pc.less_equal(pc.utf8_length(clocks), 4), 4, 6)
+    zeros = pc.binary_repeat("0", pc.subtract(size, pc.if_else(number, pc.utf8_length(clocks), 4)))
+    padded = pc.replace_substring_regex(
+        pc.binary_join_element_wise(zeros, clocks, ""), r"^(\d\d)(\d\d)(\d\d)?$", r"\1:\2:\3"
+    )
+    clocks = pc.if_else(number, pc.utf8_rtrim(padded, ":"), clocks)
+    parts = (without_midnight(dates), clocks)
+    return pc.binary_join_element_wise(*parts, " ", null_handling="replace")
 
 
 def read_times(
@@ -324,7 +352,7 @@ def find_zones(column: pa.ChunkedArray) -> tuple[int, int, list[str]]:
     """Count texts with a clock: without a zone, with one, and the distinct zones as written."""
     if not (pa.types.is_string(column.type) or pa.types.is_large_string(column.type)):
         return 0, 0, []
-    texts = pc.utf8_trim_whitespace(pc.fill_null(column, ""))
+    texts = _without_wide_blanks(pc.fill_null(column, ""))
     clock = pc.sum(pc.match_substring_regex(texts, r"\d{1,2}:\d{2}")).as_py() or 0
     names = pc.struct_field(pc.extract_regex(texts, SPLIT_ZONE), "zone").drop_null()
     return clock - len(names), len(names), pc.unique(names).to_pylist()
@@ -341,7 +369,7 @@ def share_of_times(column: pa.ChunkedArray, rules: TimeRules) -> tuple[float, fl
         order = show_day_first([filled])
         rules = replace(rules, day_first=order.day_first is not False, year_first=order.year_first)
     seconds = read_times(filled, rules)
-    possible = pc.greater_equal(seconds, EARLIEST)
+    possible = pc.and_(pc.greater_equal(seconds, EARLIEST), pc.less(seconds, CENTURY_ENDS))
     return 1 - seconds.null_count / len(filled), (pc.sum(possible).as_py() or 0) / len(filled)
 
 
@@ -389,6 +417,11 @@ def _next_day(local: pa.ChunkedArray) -> pa.ChunkedArray:
     return pc.add(local, pa.scalar(DAY_S, pa.duration("s")))
 
 
+def _without_wide_blanks(texts: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Texts without blanks around them, and with usual ones inside."""
+    return pc.utf8_trim_whitespace(pc.replace_substring_regex(texts, r"[\x{A0}\x{202F}]", " "))
+
+
 def _in_digits(texts: pa.ChunkedArray) -> pa.ChunkedArray:
     """Dates with the name of a month in digits, the year first; other texts stay."""
     for form in NAMED_MONTHS:
@@ -410,7 +443,7 @@ def _of_texts(
 ) -> Moments:
     """Dates and times in words and digits; empty texts become null."""
     offset = None
-    texts = pc.utf8_trim_whitespace(texts)
+    texts = _without_wide_blanks(texts)
     if pc.any(pc.match_substring_regex(texts, SPLIT_ZONE)).as_py():
         parts = pc.extract_regex(texts, SPLIT_ZONE)
         texts = pc.coalesce(pc.struct_field(parts, "rest"), texts)
@@ -466,7 +499,8 @@ def _offset(zones: pa.ChunkedArray) -> pa.ChunkedArray:
     def seconds(zone: str) -> int:
         name, sign, digits = re.findall("([A-Za-z]*)([+-]?)(.*)", zone)[0]
         digits = digits.replace(":", "")
-        size = int(digits[:2] or 0) * 3_600 + int(digits[2:] or 0) * 60
+        hours, minutes = (digits, "") if len(digits) < 3 else (digits[:-2], digits[-2:])
+        size = int(hours or 0) * 3_600 + int(minutes or 0) * 60
         return ZONES.get(name, 0) * 3_600 + (-size if sign == "-" else size)
 
     return each_value(zones, seconds, pa.int64())

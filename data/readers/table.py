@@ -23,6 +23,7 @@ from recsys.data.column_notes import (
     ignored_availability,
     negative_amounts,
     shortened_ids,
+    unread_clocks,
     unread_exclusions,
 )
 from recsys.data.columns import (
@@ -47,6 +48,7 @@ from recsys.data.opening import TableFile, find_tables, open_table
 from recsys.data.raw import EventStream, ItemCatalog, ReaderConfig
 from recsys.data.refunds import refunds
 from recsys.data.report import Report, sentence
+from recsys.data.texts import examples
 from recsys.data.time_formats import TimeRules, orders_of_days
 from recsys.dataset import AVAILABILITY, ITEM_COLUMNS
 from recsys.errors import DataError
@@ -108,6 +110,12 @@ def read(config: ReaderConfig) -> EventStream:
     of_file = orders_of_days(events, moment, times, report, before_now)
     orders = {rules.day_first for rules in of_file.values()}
     times = replace(times, day_first=orders.pop() if len(orders) == 1 else None)
+    for file in (*events, items):
+        if file is not None and file.above:
+            _warn(
+                report,
+                sentence("lines_above", name=file.path.name, lines=examples(pa.array(file.above))),
+            )
     unused = free_columns(sample, roles)
     report.mapping |= {"events": _names(roles), "unused": unused, "day_first": times.day_first}
     _report_columns(report, sample, roles)
@@ -115,6 +123,7 @@ def read(config: ReaderConfig) -> EventStream:
         *unread_exclusions(sample, roles, chosen),
         *negative_amounts(sample, roles, chosen),
         *shortened_ids(sample, roles),
+        *unread_clocks(sample, roles),
     ]:
         _warn(report, note)
     others = [file for file in (*events, items) if file and file.encoding != "utf-8"]

@@ -1,0 +1,215 @@
+"""Exports in forms that programs for orders, halls and books write: read, or refused with a way."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import subprocess
+from itertools import chain
+from pathlib import Path
+
+import pytest
+
+from recsys.data.dialect import lines_above
+from recsys.errors import DataError
+
+T = 1_767_225_600  # 2026-01-01
+ROWS = range(180)
+
+
+def table(head, rows, mark=","):
+    return "\n".join([head, *(mark.join(map(str, row)) for row in rows)]) + "\n"
+
+
+def day(n):
+    return 1 + n % 28
+
+
+ORDERS = table("customer,sku,date", [(f"c{n % 20}", f"p{n * 7 % 11}", T + 5000 * n) for n in ROWS])
+
+
+# Lines above the names of the columns
+
+
+@pytest.mark.parametrize(
+    "above",
+    ["Orders of May", "Orders of May\n", "Orders of May\nExported 2026-05-05", "sep=,",
+     "Orders of May,,\n,,", "Report,Orders\nPeriod,2026", '"Orders, of May"', "# by Ann\n\n# 2026"],
+)  # fmt: skip
+@pytest.mark.parametrize("mark", [",", ";", "\t"])
+def test_lines_above_the_names_of_the_columns_are_named_and_not_read(shop, above, mark):
+    text = f"{above}\n{ORDERS}".replace(",", mark)
+    found = shop(text)
+    assert found.roles == {"item": "sku", "timestamp": "date", "user": "customer"}
+    assert found.info["cleaning"]["accounts"][0]["events"] == 180
+    assert "lines above the names of the columns are not read" in found.notes
+
+
+@pytest.mark.parametrize(
+    "text",
+    [ORDERS, "\n\n" + ORDERS, "customer,,\ncustomer,sku,x\n", "alpha\nuser;item\n",
+     "1,2,3\nsale,item,user\n"],
+)  # fmt: skip
+def test_a_first_line_with_names_is_no_title(text):
+    is_title = text.startswith(("customer,,", "alpha"))
+    assert lines_above(text) == (tuple(text.splitlines()[:1]) if is_title else ())
+
+
+def test_baskets_are_still_refused(shop):
+    with pytest.raises(DataError, match="so each is a basket"):
+        shop("\n".join([",".join("abcdefgh"[: 1 + n % 5]) for n in range(40)]) + "\n")
+
+
+# Exports of ERP systems
+
+
+@pytest.mark.parametrize(
+    ("head", "order"),
+    [("Auftrag;Kunde;Material;Menge;Datum", "Auftrag"),
+     ("Verkaufsbeleg;Auftraggeber;Materialnummer;Auftragsmenge;Angelegt am", "Verkaufsbeleg"),
+     ("Sales Document;Sold-to Party;Material;Order Quantity;Created On", "Sales Document")],
+)  # fmt: skip
+@pytest.mark.parametrize("position", [None, "Item", "Position"])
+def test_orders_of_an_erp_system_are_read(shop, head, order, position):
+    names = head.split(";")
+    rows = [
+        (4_500_000_000 + n // 3, 100_000 + n // 3 % 25, 10_000_000 + n * 7 % 31, 1 + n % 3,
+         f"{day(n // 3):02d}.01.2026", *([10 * (n % 3 + 1)] if position else []))
+        for n in ROWS
+    ]  # fmt: skip
+    found = shop(table(";".join([*names, *([position] if position else [])]), rows, ";"))
+    roles = ("session", "user", "item", "quantity", "timestamp")
+    assert found.roles == dict(zip(roles, [order, *names[1:]], strict=True))
+    assert found.data.item_ids.size == 31
+
+
+def test_a_material_that_products_are_made_of_is_no_item(shop):
+    rows = [
+        (f"c{n % 20}", f"Tea pot {'ABCDEFG'[n % 7]}", ["cotton", "steel"][n % 2], T + 5000 * n)
+        for n in ROWS
+    ]
+    assert shop(table("customer,product name,material,date", rows)).roles["item"] == "product name"
+
+
+# Lists of attendees
+
+
+@pytest.mark.parametrize("event", ["Event Name", "Event", "Event Title", "Veranstaltung"])
+@pytest.mark.parametrize("person", ["First Name,Last Name", "Vorname,Nachname"])
+def test_the_advice_for_attendees_names_the_event_and_works(shop, event, person):
+    names = ["Ann", "Bob", "Cid", "Dora", "Eva"]
+    rows = [
+        (900_000 + n, f"2026-01-{day(n):02d} 10:{n % 60:02d}", names[n % 5], names[n % 4],
+         f"a{n % 20}@x.org", 1, ["General", "VIP"][n % 2], f"Concert {n * 7 % 13}") for n in ROWS
+    ]  # fmt: skip
+    text = table(f"Order #,Order Date,{person},Email,Quantity,Ticket Type,{event}", rows)
+    with pytest.raises(DataError) as refused:
+        shop(text)
+    option = str(refused.value).partition("Say it with --column ")[2].partition(" (data.")[0]
+    role, name = shlex.split(option)[0].split("=")
+    assert (role, name) == ("item", event)
+    found = shop(text, columns={role: name})
+    assert found.data.item_ids.size == 13
+    assert found.roles["user"] == "Email"
+
+
+# One order on each line
+
+
+WIDE = {  # the values of an item, and the most items of an order
+    "Order ID,Customer,Date,Item 1,Item 2,Item 3": (1, 3),
+    "Order ID,Customer,Date,Product1,Product2": (1, 2),
+    "Order ID,Customer,Date,Item 1,Qty 1,Item 2,Qty 2,Item 3,Qty 3": (2, 3),
+    "Order ID,Customer,Date,Item 1 SKU,Item 1 Name,Item 2 SKU,Item 2 Name": (2, 2),
+}
+
+
+@pytest.mark.parametrize("head", WIDE)
+@pytest.mark.parametrize("status", [False, True])
+def test_orders_with_an_item_in_each_of_several_columns_have_a_command(shop, raw, head, status):
+    rows, items, (size, most) = [], 0, WIDE[head]
+    for n in ROWS:
+        cells = [[f"p{(n * 7 + 3 * j) % 19}", 2][:size] for j in range(most)]
+        cells = [cell if j <= n % 4 else [""] * size for j, cell in enumerate(cells)]
+        order = [1000 + n, f"c{n % 20}", f"2026-01-{day(n):02d} 10:00", *chain.from_iterable(cells)]
+        rows.append([*order, *([["paid", "cancelled"][n % 9 == 0]] if status else [])])
+        items += min(most, n % 4 + 1)
+    with pytest.raises(DataError, match="hold the items of an order") as refused:
+        shop(table(head + ",Status" * status, rows), file="wide.csv")
+    command, _, run = str(refused.value).partition("for each item: ")[2].partition(" && ")
+    subprocess.run(command, shell=True, check=True)
+    file = Path(shlex.split(run)[2])
+    assert shlex.split(run) == ["recsys", "run", str(file)]
+    found = shop(file.read_text("utf-8"))
+    assert found.info["cleaning"]["accounts"][0]["events"] == items
+    assert found.roles["session"] == "Order ID"
+    assert ("quantity" in found.roles) == ("Qty" in head)
+    assert ("rows_of_cancelled_orders_dropped" in found.counts) == status
+
+
+def test_two_numbered_columns_of_something_else_are_no_baskets(shop):
+    rows = [(f"c{n % 20}", f"p{n * 7 % 11}", T + 5000 * n, "a", "b") for n in ROWS]
+    assert shop(table("customer,sku,date,address 1,address 2", rows)).data.item_ids.size == 11
+
+
+# Times
+
+
+def lines(value, name="createdAt"):
+    rows = ({"user": f"u{n % 20}", "item": f"p{n * 7 % 11}", name: value(n)} for n in ROWS)
+    return "".join(json.dumps(row) + "\n" for row in rows)
+
+
+@pytest.mark.parametrize("names", [("_seconds", "_nanoseconds"), ("seconds", "nanos")])
+def test_seconds_and_nanoseconds_of_one_record_are_one_time(shop, names):
+    value = lambda n: dict(zip(names, (T + n // 4, n % 4 * 250_000_000), strict=True))  # noqa: E731
+    found = shop(lines(value), file="events.jsonl")
+    events = found.data.events
+    assert "events_at_the_same_time" not in found.counts
+    assert {*events.nanosecond.tolist()} == {0, 250_000_000, 500_000_000, 750_000_000}
+    assert events.timestamp.max() == T + 44
+
+
+@pytest.mark.parametrize(
+    ("zone", "hours"),
+    [("UTC+1", 1), ("UTC-5", -5), ("GMT+5:30", 5.5), ("UTC+01:00", 1), ("UTC", 0)],
+)
+@pytest.mark.parametrize("blank", [" ", "\u202f"])
+def test_times_in_words_with_a_short_zone(shop, zone, hours, blank):
+    text = lambda n: f"January {day(n)}, 2026 at 3:04:05{blank}PM {zone}"  # noqa: E731
+    found = shop(lines(text), file="events.jsonl")
+    assert found.data.events.timestamp.min() == T + 15 * 3600 + 4 * 60 + 5 - 3600 * hours
+    assert found.counts["times_with_a_zone"] == 180
+
+
+CLOCKS = {
+    "{h:02d}:{m:02d}": 60, "{h}{m:02d}": 60, "{h:02d}{m:02d}": 60, "{h:02d}{m:02d}17": 1,
+    "{h}h{m:02d}": 60, "{h:02d}:{m:02d}:17": 1,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("form", CLOCKS)
+@pytest.mark.parametrize("date", ["2026-01-{:02d}", "{:02d}.01.2026", "2026-01-{:02d} 00:00:00"])
+@pytest.mark.parametrize("head", ["date,time", "Datum,Uhrzeit"])
+def test_a_time_of_day_beside_a_date_is_joined(shop, form, date, head):
+    rows = [
+        (f"u{n % 20}", f"p{n * 7 % 11}", date.format(day(n)), form.format(h=n % 24, m=n % 60))
+        for n in ROWS
+    ]
+    found = shop(table(f"user,item,{head}", rows))
+    n = 17 if CLOCKS[form] == 1 else 0
+    wanted = {T + 86_400 * (day(k) - 1) + 3600 * (k % 24) + 60 * (k % 60) + n for k in ROWS}
+    assert {*found.data.events.timestamp.tolist()} == wanted
+
+
+@pytest.mark.parametrize(
+    ("names", "values"),
+    [("hour,minute", lambda n: (n % 24, n % 60)), ("time,x", lambda n: (n / 181, 1)),
+     ("start,end", lambda n: (f"{n % 24}:00", f"{n % 24}:30"))],
+)  # fmt: skip
+def test_a_time_of_day_that_is_not_read_is_named(shop, names, values):
+    rows = [(f"u{n % 20}", f"p{n * 7 % 11}", f"2026-01-{day(n):02d}", *values(n)) for n in ROWS]
+    found = shop(table(f"user,item,date,{names}", rows))
+    first = names.partition(",")[0]
+    assert re.search(f"Column '{first}' of events.csv seems to have the time of day", found.notes)
