@@ -85,6 +85,7 @@ SHARE_OF_KNOWN = 0.1  # items of the events that the items file must describe
 SEVERAL = ("unavailable", "taken_back", "order_status")
 IN_ORDER = ("item", "timestamp", "user", "session", "behaviour", "rating", "quantity",
             "taken_back", "order_status")  # in which columns of events are recognised  # fmt: skip
+FIRST_LINES = (1, 10, 100)  # numbers of the first line of an order
 NEEDED = {"user": "the user", "item": "the item", "timestamp": "the time", "id": "the item id"}
 
 
@@ -377,7 +378,7 @@ def _numbers_lines(values: pa.ChunkedArray) -> bool:
         return False
     numbers = pc.cast(values, pa.int64()).to_numpy()
     rises, begins = numbers[1:] > numbers[:-1], numbers[1:] == numbers[0]
-    return bool((rises | begins).all() and numbers.min() == numbers[0])
+    return bool((rises | begins).all() and numbers.min() == numbers[0] in FIRST_LINES)
 
 
 def _without_titles(ranked: list[tuple[int, str]], sample: Sample) -> list[tuple[int, str]]:

@@ -12,7 +12,7 @@ from typing import Any
 
 from recsys.data.column_words import known_names
 
-DELIMITERS = (",", "\t", ";", "|")
+DELIMITERS = (",", "\t", ";", "|", "\x01", "^", "~")  # Hive writes the fifth
 FIRST_ROWS = 1000  # that show how a file is written
 FEW_ROWS = 5  # below this, blanks do not divide columns
 MOST_ABOVE = 20  # lines above the names of the columns

@@ -122,15 +122,13 @@ def look_at(
     ids = frozenset(known.to_pylist()) if all_known else frozenset()
     is_order = not ORDERS.isdisjoint(roles) or {"rating", "behaviour"}.isdisjoint(roles)
     plain += known_form.get("no_products", [])
-    told = (
-        described is not None or bool(conditions) or pc.count_distinct(bought).as_py() < FEW_ITEMS
-    )
+    told = described is not None or bool(known_form.get("items") or conditions)
+    told = told or pc.count_distinct(bought).as_py() < FEW_ITEMS
     service = ServiceLines(plain, set(), ids, shares, digits, is_order, told)
     if items is not None:
         service.named = _named(items, mine, by_items, service)
     titles = _titles(sample, own, roles) | (_titles(described, "", mine) if described else {})
-    if not config.new_items:  # nobody answers at night
-        service.ask(titles)
+    service.ask(titles, stops=not config.new_items)  # nobody answers at night
     pieces = known_form.get("pieces", []) + _pieces(events, roles)
     without_id = "title" in roles and pc.any(is_no_id(cells)).as_py()
     return FirstRows(form, nobody, prefix, service, conditions, pieces, without_id)

@@ -101,17 +101,28 @@ def _fields(structure: Mapping[str, Any], name: str = "", pointer: str = "") -> 
 
 
 def lists_of_records(fields: Iterable[Field]) -> dict[str, tuple[Field, list[str]]]:
-    """The lists of records by name, with the names of their fields."""
-    return {
-        field.name: (field, [inner.name for inner in _fields(field.kind[0], f"{field.name}.")])
-        for field in fields
-        if isinstance(field.kind, list) and isinstance(field.kind[0], dict)
-    }
+    """The lists of records, or else of items, by name, with the names of their fields."""
+    lists = [field for field in fields if isinstance(field.kind, list)]
+    records = [field for field in lists if isinstance(field.kind[0], dict)]
+    plain = [field for field in lists if isinstance(field.kind[0], str) and is_of_items(field.name)]
+    return {f.name: (f, [entry.name for entry in _entries(f)]) for f in records or plain}
+
+
+def _entries(field: Field) -> list[Field]:
+    """The fields of the records of a list, or the list itself if its entries are plain values."""
+    if isinstance(field.kind[0], dict):
+        return list(_fields(field.kind[0], f"{field.name}."))
+    return [Field(field.name, "$", field.kind[0])]
+
+
+def is_of_items(name: str) -> bool:
+    """Whether a list, by its name, holds items."""
+    return rank(name, EVENT_WORDS["item"]) is not None
 
 
 def explode_records(fields: Iterable[Field], records: Field) -> list[Field]:
-    """The fields where each record of a list is a row: the other fields, and those of a record."""
-    inside = _fields(records.kind[0], f"{records.name}.")
+    """The fields where each entry of a list is a row: the other fields, and those of an entry."""
+    inside = _entries(records)
     others = [field for field in fields if field is not records]
     return others + [field._replace(of_list=True) for field in inside]
 
@@ -225,7 +236,7 @@ def list_of_items(lists: Mapping[str, Iterable[str]]) -> str | None:
         name
         for name, fields in lists.items()
         if level(name) != 0  # such as `refunds`
-        and any(rank(field, EVENT_WORDS["item"]) is not None for field in fields)
+        and any(map(is_of_items, fields))
     ]
     for candidates in (list(lists), named):
         if len(candidates) == 1:
@@ -234,8 +245,8 @@ def list_of_items(lists: Mapping[str, Iterable[str]]) -> str | None:
 
 
 def exploded(table: pa.Table, name: str | None) -> pa.Table:
-    """A row for each record of a list, if the table has such a list."""
-    if name not in table.column_names or not holds_records(table[name].type):
+    """A row for each entry of a list, if the table has such a list."""
+    if name not in table.column_names or not is_list(table[name].type):
         return table
     lists = pa.concat_arrays(table[name].chunks)
     around, of = table.drop_columns([name]), pc.list_parent_indices(lists)
@@ -254,7 +265,6 @@ def _check_repeated(size: int) -> None:
         )
 
 
-def holds_records(kind: pa.DataType) -> bool:
-    """Whether it is a type of lists of records."""
-    is_list = pa.types.is_list(kind) or pa.types.is_large_list(kind)
-    return bool(is_list and pa.types.is_struct(kind.value_type))
+def is_list(kind: pa.DataType) -> bool:
+    """Whether it is a type of lists."""
+    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind))

@@ -41,7 +41,8 @@ from recsys.data.json_lines import (
     exploded,
     find_fields,
     flatten,
-    holds_records,
+    is_list,
+    is_of_items,
     json_table,
     line_blocks,
     list_of_items,
@@ -86,6 +87,7 @@ class TableFile:
         records: the field of the list `explode` in JSON lines.
         values: names of the values of a row of delimited text, if the header has others.
         escaped: whether quotes in delimited text are written as a backslash and a quote.
+        quote: encloses values of delimited text.
         renamed: names of the columns, if they are called otherwise than in the file.
         above: lines of text above the names of the columns, which are not read.
         has_header: whether the first line of delimited text names the columns.
@@ -102,6 +104,7 @@ class TableFile:
     records: Field | None = None
     values: tuple[str, ...] = ()
     escaped: bool = False
+    quote: str = '"'
     renamed: tuple[str, ...] = ()
     above: tuple[str, ...] = ()
     has_header: bool = True
@@ -216,7 +219,10 @@ class TableFile:
                 skip_rows=len(self.above) + int(bool(self.values) and self.has_header),
             ),
             pa.csv.ParseOptions(
-                delimiter=self.delimiter, newlines_in_values=True, invalid_row_handler=skip
+                delimiter=self.delimiter,
+                quote_char=self.quote,
+                newlines_in_values=True,
+                invalid_row_handler=skip,
             ),
             pa.csv.ConvertOptions(
                 column_types=dict.fromkeys(columns, pa.string()),
@@ -332,6 +338,8 @@ def _table_file(path: Path, explode: bool) -> TableFile:
         delimiter, columns = header(text)
         values = names_of_values(text, delimiter, columns)
         columns = list(values[: len(columns)] or columns)
+        quote = "'" if all(re.fullmatch("\\s*'[^']*'\\s*", name) for name in columns) else '"'
+        columns = [name.strip(f" {quote}") for name in columns] if quote == "'" else columns
         blocks = _blocks(path, compression)
         escaped = encoding != "utf-16" and has_escapes(blocks, text, delimiter, len(columns))
     return TableFile(
@@ -343,6 +351,7 @@ def _table_file(path: Path, explode: bool) -> TableFile:
         compression,
         values=values,
         escaped=escaped,
+        quote=quote,
         above=above,
     )
 
@@ -404,12 +413,14 @@ def _parquet_file(path: Path, explode: bool) -> TableFile:
     if not any(pa.types.is_nested(kind) for kind in table.schema.types):
         return TableFile(path, "parquet", tuple(table.column_names))
     table = flatten(table)
-    lists = {
-        column.name: [f"{column.name}.{field.name}" for field in column.type.value_type.fields]
-        for column in table.schema
-        if holds_records(column.type)
+    lists = {c.name: c.type.value_type for c in table.schema if is_list(c.type)}
+    records = {
+        name: [f"{name}.{field.name}" for field in kind.fields]
+        for name, kind in lists.items()
+        if pa.types.is_struct(kind)
     }
-    chosen = list_of_items(lists) if explode else None
+    plain = {n: [n] for n in lists if is_of_items(n) and not pa.types.is_nested(lists[n])}
+    chosen = list_of_items(records or plain) if explode else None
     names = exploded(table, chosen).column_names
     return TableFile(path, "parquet", tuple(names), explode=chosen)
 

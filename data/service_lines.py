@@ -77,6 +77,7 @@ class ServiceLines:
             that one of them may be in nearly every order.
         dropped: item -> rows that were found.
         kept: item -> rows of items that are named like such lines, and do not stand out.
+        doubts: sentences on items of which nobody could say what they are.
     """
 
     patterns: Sequence[str] = ()
@@ -88,6 +89,7 @@ class ServiceLines:
     told: bool = True
     dropped: Counter[str] = field(default_factory=Counter)
     kept: Counter[str] = field(default_factory=Counter)
+    doubts: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         products = [text for text in self.patterns if text.startswith("!")]
@@ -158,11 +160,12 @@ class ServiceLines:
         unknown = bool(self.described) and item not in self.described
         return odd or unknown or self.shares.get(item, 0.0) >= MANY
 
-    def ask(self, titles: Mapping[str, str]) -> None:
-        """Stop if an item in very many orders may be no product.
+    def ask(self, titles: Mapping[str, str], *, stops: bool) -> None:
+        """Stop, or say in the summary, if an item in very many orders may be no product.
 
         Args:
             titles: item -> title, as far as they are known.
+            stops: whether somebody can answer.
 
         Raises:
             DataError: it may be; the message names the options that decide.
@@ -182,11 +185,14 @@ class ServiceLines:
             if missing or everywhere:
                 why = "is not in the items file" if missing else "no items file describes it"
             said = {"leave": self._setting(item), "keep": self._setting(f"!{item}")}
-            raise DataError(sentence("doubtful_line", name=name, share=share, why=why, **said))
+            doubt = sentence("doubtful_line", name=name, share=share, why=why, **said)
+            if stops:
+                raise DataError(doubt)
+            self.doubts.append(f"{doubt}.")
 
     def summary(self) -> str:
         """What was left out, and what was kept although it has such a name; empty for nothing."""
-        sentences = []
+        sentences = [*self.doubts]
         if self.dropped:
             shown, setting = (
                 self._shown(self.dropped),

@@ -71,11 +71,18 @@ MONTHS = {
     for number, names in enumerate(WORDS["months"].splitlines(), 1)
     for word in names.split()
 }
+DOTNET = r"^/Date\((\d{1,19})(?:[+-]\d{4})?\)/$"
 CLOCKS = ("", " %H:%M:%S", " %H:%M", " %I:%M %p", " %I:%M:%S %p")
 FRACTION = r":\d{2}[.,](?P<fraction>\d+)"
 MIDNIGHT = r"[ T]0?0:00(:00([.,]0+)?)?$"
 # Times of day such as 900 and 1430, or 90500 and 143000, that a name says to be such.
 DIGITS_OF_CLOCKS = (r"^([01]?\d|2[0-3])?[0-5]?\d$", r"^([01]?\d|2[0-3])[0-5]\d[0-5]\d$")
+# Narrow blanks of browsers, 20260105T140503 of calendars, and 05-JAN-26 02.05.03 PM of Oracle.
+SIGNS_OF_PROGRAMS = (
+    (r"[\x{A0}\x{202F}]", " "),
+    (r"^\s*(\d{4})(\d\d)(\d\d)T(\d\d)(\d\d)(\d\d)", r"\1-\2-\3T\4:\5:\6"),
+    (r"(?i)^(\d{1,2}-[a-z]{3}-\d{2,4} \d{1,2})\.(\d\d)\.(\d\d)", r"\1:\2:\3"),
+)
 # Replacements that bring the local forms to a few: `31.12.2024, 13:05 Uhr` -> `31-12-2024 13:05`.
 TIDY = (
     (r"^\pL{2,13}\.?,? +(\d)", r"\1"),
@@ -173,7 +180,7 @@ def read_moments(
         nothing = pa.chunked_array([pa.nulls(len(column), pa.int64())])
         zeros = pa.chunked_array([pa.array(np.zeros(len(column), np.int32))])
         return Moments(nothing, zeros, constant(False, len(column)))
-    texts = pc.fill_null(column, "")
+    texts = pc.replace_substring_regex(pc.fill_null(column, ""), DOTNET, r"\1")
     compact = pc.match_substring_regex(texts, COMPACT)
     number = pc.and_(pc.match_substring_regex(texts, NUMBER), pc.invert(compact))
     moments = _of_numbers(pc.if_else(number, texts, None), rules.unit, counts)
@@ -352,7 +359,7 @@ def find_zones(column: pa.ChunkedArray) -> tuple[int, int, list[str]]:
     """Count texts with a clock: without a zone, with one, and the distinct zones as written."""
     if not (pa.types.is_string(column.type) or pa.types.is_large_string(column.type)):
         return 0, 0, []
-    texts = _without_wide_blanks(pc.fill_null(column, ""))
+    texts = _with_colons(pc.fill_null(column, ""))
     clock = pc.sum(pc.match_substring_regex(texts, r"\d{1,2}:\d{2}")).as_py() or 0
     names = pc.struct_field(pc.extract_regex(texts, SPLIT_ZONE), "zone").drop_null()
     return clock - len(names), len(names), pc.unique(names).to_pylist()
@@ -417,9 +424,11 @@ def _next_day(local: pa.ChunkedArray) -> pa.ChunkedArray:
     return pc.add(local, pa.scalar(DAY_S, pa.duration("s")))
 
 
-def _without_wide_blanks(texts: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Texts without blanks around them, and with usual ones inside."""
-    return pc.utf8_trim_whitespace(pc.replace_substring_regex(texts, r"[\x{A0}\x{202F}]", " "))
+def _with_colons(texts: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Texts without blanks around them, and with the usual signs inside."""
+    for pattern, new in SIGNS_OF_PROGRAMS:
+        texts = pc.replace_substring_regex(texts, pattern, new)
+    return pc.utf8_trim_whitespace(texts)
 
 
 def _in_digits(texts: pa.ChunkedArray) -> pa.ChunkedArray:
@@ -443,7 +452,7 @@ def _of_texts(
 ) -> Moments:
     """Dates and times in words and digits; empty texts become null."""
     offset = None
-    texts = _without_wide_blanks(texts)
+    texts = _with_colons(texts)
     if pc.any(pc.match_substring_regex(texts, SPLIT_ZONE)).as_py():
         parts = pc.extract_regex(texts, SPLIT_ZONE)
         texts = pc.coalesce(pc.struct_field(parts, "rest"), texts)

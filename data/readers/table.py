@@ -100,8 +100,10 @@ def read(config: ReaderConfig) -> EventStream:
             roles = mapped(sample, chosen, known["events"], of_items=False)
             before = known.get("unused", sample.table.column_names)
             check_new_columns(sample, chosen, roles, before, times)
-        lists = tuple(f"{file.explode}." for file in events if file.explode)
-        if not lists or any(match.column.startswith(lists) for match in roles.values()):
+        lists = {file.explode for file in events if file.explode}
+        if not lists or any(
+            lists & {m.column, m.column.rpartition(".")[0]} for m in roles.values()
+        ):
             break  # lines of orders; other lists, such as parameters, are no rows
     if "timestamp" not in roles:
         report.note(sentence("no_times"))

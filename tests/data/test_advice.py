@@ -6,9 +6,11 @@ import json
 import re
 import shlex
 import subprocess
+from datetime import UTC, datetime
 from itertools import chain
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
 from recsys.data.dialect import lines_above
@@ -59,6 +61,36 @@ def test_a_first_line_with_names_is_no_title(text):
 def test_baskets_are_still_refused(shop):
     with pytest.raises(DataError, match="so each is a basket"):
         shop("\n".join([",".join("abcdefgh"[: 1 + n % 5]) for n in range(40)]) + "\n")
+
+
+@pytest.mark.parametrize("mark", ["\x01", "^", "~"])
+def test_marks_of_other_programs_divide_columns(shop, mark):
+    assert shop(ORDERS.replace(",", mark)).data.item_ids.size == 11
+
+
+def test_values_in_single_quotes_are_without_them(shop):
+    text = re.sub(r"[^,\n]+", r"'\g<0>'", ORDERS).replace("'p0'", "'p,0'")
+    found = shop(text)
+    assert found.roles == {"item": "sku", "timestamp": "date", "user": "customer"}
+    assert {"p,0", "p1"} < {*found.data.item_ids.tolist()}
+    assert "c0" in found.histories
+
+
+# Lists of items that are no records
+
+
+def test_a_list_of_ids_is_a_row_for_each(shop):
+    rows = [{"order": n, "customer": f"c{n % 20}", "date": T + 5000 * n,
+             "items": [f"p{n * 7 % 11}", f"p{n * 3 % 11}"]} for n in range(1, 181)]  # fmt: skip
+    lists = shop("".join(json.dumps(row) + "\n" for row in rows), file="events.jsonl")
+    assert lists.roles["item"] == "items"
+    assert lists.info["cleaning"]["accounts"][0]["events"] == 360
+    columns = shop(pa.Table.from_pylist(rows), file="events.parquet")
+    assert columns.histories == lists.histories
+    beside = shop(pa.Table.from_pylist([row | {"sku": row["items"][0]} for row in rows]),
+                  file="events.parquet")  # fmt: skip
+    assert beside.roles["item"] == "sku"
+    assert beside.info["cleaning"]["accounts"][0]["events"] == 180
 
 
 # Exports of ERP systems
@@ -181,6 +213,23 @@ def test_times_in_words_with_a_short_zone(shop, zone, hours, blank):
     found = shop(lines(text), file="events.jsonl")
     assert found.data.events.timestamp.min() == T + 15 * 3600 + 4 * 60 + 5 - 3600 * hours
     assert found.counts["times_with_a_zone"] == 180
+
+
+@pytest.mark.parametrize(
+    ("form", "below"),
+    [("{d}T{h}{m}{s}.{f:03d}Z", 1_000_000), ("/Date({ms})/", 1_000_000),
+     ("{d:%d-%b-%y} {h}.{m}.{s}.{f:06d} AM", 1_000)],
+)  # fmt: skip
+def test_times_of_calendars_databases_and_frameworks_keep_their_precision(shop, form, below):
+    def text(n):
+        at = datetime.fromtimestamp(T + 36_000 + n // 4, UTC)
+        parts = {"h": f"{at:%H}", "m": f"{at:%M}", "s": f"{at:%S}", "f": n % 4}
+        date = at if "%" in form else f"{at:%Y%m%d}"
+        return form.format(d=date, ms=int(at.timestamp()) * 1000 + n % 4, **parts)
+
+    events = shop(lines(text), file="events.jsonl").data.events
+    assert {*events.nanosecond.tolist()} == {n * below for n in range(4)}
+    assert events.timestamp.min() == T + 36_000
 
 
 CLOCKS = {

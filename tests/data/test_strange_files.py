@@ -405,3 +405,20 @@ def test_events_with_amounts_below_0_are_told_of(shop, capsys, name, sold, back,
         # one of the refunds is of an item that the customer had bought
         assert shop(text, columns={"quantity": name}).data.interactions.item.size == 111
     assert "below 0" not in capsys.readouterr().err
+
+
+# Files of the night in the forms of the first run
+
+
+def test_an_unknown_item_in_nearly_every_order_is_named_at_night(shop, raw, capsys):
+    """Nobody can be asked."""
+    rows = [(f"u{n % 10}", f"p{n * 7 % 31}", 1_700_000_000 + 9999 * n) for n in range(180)]
+    made = shop(table("user,item,date", rows))
+    bags = [(user, "BAG", at) for user, _, at in rows]
+    (raw / "new.csv").write_text(f"Orders of May\n\n{table('user,item,date', [*rows, *bags])}")
+    schema, mapping = made.data.items.schema.remove_metadata(), made.info["cleaning"]["mapping"]
+    read = _read_files(raw / "new.csv", None, {}, Workspace.of("t"), schema, mapping)[0]
+    assert read.num_rows == 360
+    told = " ".join(capsys.readouterr().err.split())
+    assert "'BAG' is in 100% of the orders" in told
+    assert "lines above the names of the columns are not read: 'Orders of May'" in told
