@@ -12,14 +12,7 @@ import pyarrow.compute as pc
 
 from recsys.data.availability import each, read_available
 from recsys.data.column_words import EVENT_WORDS, ITEM_WORDS, all_of, is_of_a_user, rank, words
-from recsys.data.columns import (
-    NO_COLUMN,
-    SURE_SHARE,
-    Roles,
-    Sample,
-    clocks_beside_dates,
-    free_columns,
-)
+from recsys.data.columns import clocks_beside_dates
 from recsys.data.report import sentence
 from recsys.data.returns import (
     may_be_yes,
@@ -30,6 +23,7 @@ from recsys.data.returns import (
     unread_states,
     values_of_returns,
 )
+from recsys.data.sample import NO_COLUMN, SURE_SHARE, Roles, Sample, free_columns
 from recsys.data.service_lines import says
 from recsys.data.texts import as_text, examples
 from recsys.event_names import normalised

@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -50,6 +48,18 @@ from recsys.data.returns import (
     share_of_taken_back,
     values_of_returns,
 )
+from recsys.data.sample import (
+    FILE_ORDER,
+    NEEDED,
+    NO_COLUMN,
+    SHARE_OF_TIMES,
+    SURE_SHARE,
+    Found,
+    Roles,
+    Sample,
+    free_columns,
+    share_of,
+)
 from recsys.data.texts import as_text, examples
 from recsys.data.time_formats import (
     DIGITS_OF_CLOCKS,
@@ -57,27 +67,21 @@ from recsys.data.time_formats import (
     share_of_times,
     without_midnight,
 )
+from recsys.data.unknown_columns import unknown
 from recsys.errors import DataError
 from recsys.event_names import normalised
 
-SAMPLE_ROWS = 100_000
 ORDER_NUMBER = r"^#?[A-Za-z]{0,6}[-_/ ]?\d{2,}[A-Za-z]?$"  # such as #1001 or RE-20251
 SHARE_OF_ONE = 0.8  # of an item's rows that have its most frequent value, in a field of items
 ENOUGH_ROWS = 50  # below this, repetition says nothing
-FILE_ORDER = "file-order"  # the value of `columns.timestamp` for a file without times
-NO_COLUMN = "none"  # the value of a setting that says that no column has the role
 MAX_TYPES = 60  # distinct names of event types
 MAX_RATINGS = 101  # distinct values of a rating
-SHARE_OF_TIMES = 0.5
 SHARE_OF_EVENTS = 0.5  # of the values of a column such as `type` that must name events
 BLANKS, SHARE_OF_WORDS = r"\S\s+\S", 0.5  # of titles that have a blank between words
 SHARE_OF_CODES = 0.5  # of a column with the name of a code: a line such as `SHIPPING` has none
 EMAIL = r"^\S+@\S+\.\w+$"
-SURE_SHARE = 0.9  # of values that must look like numbers, clocks or answers
 SCORE = r"^-?(\d|10|\d[.,]\d)([.,]0+)?$"  # of scores
 RATE = r"^([1-9]|10|[1-9][.,]\d)([.,]0+)?$"  # of rates that are ratings: taxes are 0, too
-NO_IDS = r"^-?\d+[.,]\d{1,2}$|^\d{1,4}[-./]\d{1,2}[-./]\d{1,4}|\d:\d\d"  # amounts and times
-EXCEL_DAY = r"^[2-6]\d{4}([.,]\d+)?$"  # 33000 is in 1990, and 46000 in 2025
 CLOCK = r"^\d{1,2}[:h]\d{2}(:\d{2}([.,]\d+)?)?( ?[AaPp][Mm])?( Uhr)?$"
 TITLE_LENGTH = 80  # mean characters of texts that may be titles
 SHARE_OF_KNOWN = 0.1  # items of the events that the items file must describe
@@ -86,62 +90,6 @@ SEVERAL = ("unavailable", "taken_back", "order_status")
 IN_ORDER = ("item", "timestamp", "user", "session", "behaviour", "rating", "quantity",
             "taken_back", "order_status")  # in which columns of events are recognised  # fmt: skip
 FIRST_LINES = (1, 10, 100)  # numbers of the first line of an order
-NEEDED = {"user": "the user", "item": "the item", "timestamp": "the time", "id": "the item id"}
-
-
-@dataclass(frozen=True)
-class Found:
-    """A column with a role.
-
-    Attributes:
-        column: its name.
-        why: a sentence for the report.
-    """
-
-    column: str
-    why: str
-
-
-Roles = dict[str, Found]
-
-
-@dataclass(frozen=True)
-class Sample:
-    """The first rows of a file.
-
-    Attributes:
-        path: the file.
-        table: the rows, with all columns.
-    """
-
-    path: Path
-    table: pa.Table
-
-    @cached_property
-    def counts(self) -> Counter[str]:
-        """How many columns have each name."""
-        return Counter(self.table.column_names)
-
-    def texts(self, name: str) -> pa.ChunkedArray:
-        """The filled values of a column as strings; none for lists and records."""
-        column = self.table.column(self.table.schema.get_all_field_indices(name)[0])
-        if pa.types.is_nested(column.type):
-            return pa.chunked_array([], pa.string())
-        try:
-            column = pc.utf8_trim_whitespace(as_text(column))
-        except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
-            return pa.chunked_array([], pa.string())
-        return column.filter(pc.fill_null(pc.not_equal(column, ""), False))
-
-    def show(self) -> str:
-        """The columns with sample values, one per line."""
-        lines = []
-        for column in list(self.table.schema)[:40]:
-            values = pc.unique(self.texts(column.name).slice(0, 100)).to_pylist()[:3]
-            is_nested = pa.types.is_nested(column.type)
-            nothing = f"(no plain value: {str(column.type)[:60]})" if is_nested else "(empty)"
-            lines.append(f"  {column.name}: {', '.join(v[:40] for v in values) or nothing}")
-        return "\n".join(lines)
 
 
 def recognise_events(
@@ -190,7 +138,9 @@ def recognise_events(
             tests: dict[str, Callable[[str], bool]] = {
                 "timestamp": lambda n: fits("timestamp")(n) and not is_of_later(n),
                 "behaviour": partial(_is_kind, sample),
-                "user": lambda n: fits("user")(n) and _share(sample.texts(n), EMAIL) >= SURE_SHARE,
+                "user": lambda n: (
+                    fits("user")(n) and share_of(sample.texts(n), EMAIL) >= SURE_SHARE
+                ),
             }
             once = [name for name in free_columns(sample, roles) if sample.counts[name] == 1]
             own = [(0, name) for name in once if tests[role](name)]
@@ -203,7 +153,7 @@ def recognise_events(
         roles["user"] = Found(session.column, "there are only sessions, so each is taken as a user")
     needed = ["user", "item"] + ["timestamp"] * (chosen.get("timestamp") != FILE_ORDER)
     if missing := [role for role in needed if role not in roles]:
-        raise _unknown(missing, sample, doubts, roles)
+        raise unknown(missing, sample, doubts, roles)
     return roles
 
 
@@ -315,7 +265,7 @@ def recognise_items(
             ranked = _titles_under_names_of_items(sample, roles, "id")
         doubts = _take(role, ranked, roles, groups, sample)
         if role == "id" and "id" not in roles:
-            raise _unknown(["id"], sample, doubts, roles)
+            raise unknown(["id"], sample, doubts, roles)
         if role == "available" and ranked:
             _take_published(ranked, roles)
     named = [role for role in ("title", "text") if chosen.get(role) or role in (mapping or ())]
@@ -374,7 +324,7 @@ def _is_kind(sample: Sample, name: str) -> bool:
 
 def _numbers_lines(values: pa.ChunkedArray) -> bool:
     """Whether a column such as `Item` numbers the lines of each order, as 10, 20, 10, 20, 30."""
-    if not len(values) or _share(values, r"^0*[1-9]\d{0,3}$") < 1:
+    if not len(values) or share_of(values, r"^0*[1-9]\d{0,3}$") < 1:
         return False
     numbers = pc.cast(values, pa.int64()).to_numpy()
     rises, begins = numbers[1:] > numbers[:-1], numbers[1:] == numbers[0]
@@ -409,8 +359,8 @@ def _codes_beside_titles(
     codes = []
     for name in free if titles else ():
         values = sample.texts(name)
-        is_code = normalised(name) in words("ids") and _share(values, BLANKS) <= 1 - SURE_SHARE
-        is_code = is_code and _share(values, r"\d") > SHARE_OF_CODES
+        is_code = normalised(name) in words("ids") and share_of(values, BLANKS) <= 1 - SURE_SHARE
+        is_code = is_code and share_of(values, r"\d") > SHARE_OF_CODES
         if is_code and pc.count_distinct(values).as_py() < len(values):
             column = {"item": Found(name, "")}
             codes += [(0, name)] if any(_is_of_items(sample, column, t) for t in titles) else []
@@ -440,7 +390,7 @@ def _titles_under_names_of_items(sample: Sample, roles: Roles, role: str) -> lis
     for name in free_columns(sample, roles):
         if rank(name, EVENT_WORDS["item"]) in (0, 1):
             values = sample.texts(name)
-            words = codes or _share(values, BLANKS) >= SHARE_OF_WORDS
+            words = codes or share_of(values, BLANKS) >= SHARE_OF_WORDS
             titles += [(1, name)] if words and _looks_like(values) == "titles" else []
     return titles
 
@@ -449,7 +399,7 @@ def _looks_like(values: pa.ChunkedArray) -> Literal["codes", "titles"] | None:
     """Codes have digits and no blanks; most titles have a blank between words, or no digits."""
     if not len(values):
         return None
-    blanks, digits = _share(values, BLANKS), _share(values, r"\d")
+    blanks, digits = share_of(values, BLANKS), share_of(values, r"\d")
     if digits >= SURE_SHARE and blanks <= 1 - SURE_SHARE:
         return "codes"
     return "titles" if blanks >= SHARE_OF_WORDS or digits <= 0.5 else None
@@ -490,12 +440,6 @@ def _given(sample: Sample, chosen: Mapping[str, str | None], words: Mapping[str,
             )
         roles[role] = Found(name, "named in the settings")
     return roles
-
-
-def free_columns(sample: Sample, roles: Roles) -> list[str]:
-    """The columns without a role, in the order of the file."""
-    taken = {match.column for match in roles.values()}
-    return [name for name in sample.table.column_names if name not in taken]
 
 
 def _unnamed(sample: Sample, roles: Roles, words: Mapping[str, Groups]) -> list[tuple[int, str]]:
@@ -617,17 +561,11 @@ def clocks_beside_dates(sample: Sample, roles: Roles) -> dict[str, bool]:
     for name in free_columns(sample, roles):
         values = sample.texts(name) if sample.counts[name] == 1 else sample.texts(name)[:0]
         named = rank(name, EVENT_WORDS["clock"]) is not None
-        forms = (CLOCK, *(DIGITS_OF_CLOCKS if named and _share(values, r"^\d{3}") > 0.5 else ()))
-        reads = any(_share(values, form) >= SURE_SHARE for form in forms)
+        forms = (CLOCK, *(DIGITS_OF_CLOCKS if named and share_of(values, r"^\d{3}") > 0.5 else ()))
+        reads = any(share_of(values, form) >= SURE_SHARE for form in forms)
         if len(values) and (reads or named):
             clocks[name] = reads
     return clocks
-
-
-def _share(values: pa.ChunkedArray, pattern: str) -> float:
-    """The share of values that match a pattern."""
-    matches = pc.cast(pc.match_substring_regex(values, pattern), pa.float64())
-    return float(pc.mean(matches).as_py() or 0.0)
 
 
 def _content_agrees(role: str, name: str, sample: Sample, rules: TimeRules) -> bool:
@@ -641,7 +579,7 @@ def _content_agrees(role: str, name: str, sample: Sample, rules: TimeRules) -> b
         return role == "taken_back" and not is_of_a_user(name)
     distinct = pc.count_distinct(values).as_py()
     if role == "session" and rank(name, EVENT_WORDS["session"][:2]) is None:
-        return _share(values, ORDER_NUMBER) >= SURE_SHARE and distinct < len(values)
+        return share_of(values, ORDER_NUMBER) >= SURE_SHARE and distinct < len(values)
     if role == "item" and name.rstrip().endswith("#"):
         return False  # the number of a line
     if role == "item" and normalised(name) == "material" and _looks_like(values) != "codes":
@@ -656,7 +594,7 @@ def _content_agrees(role: str, name: str, sample: Sample, rules: TimeRules) -> b
         longest = pc.max(pc.utf8_length(values)).as_py()
         few = distinct <= max(2, len(values) // 2) or len(values) < ENOUGH_ROWS
         sure = rank(name, EVENT_WORDS["behaviour"][:1]) is not None
-        said = sure or _share(values, r"^\d+$") == 1 or are_codes(values)
+        said = sure or share_of(values, r"^\d+$") == 1 or are_codes(values)
         said = said or share_of_events(values) >= SHARE_OF_EVENTS
         return bool(distinct <= MAX_TYPES and longest <= 60 and few and said)
     if role == "available":
@@ -671,13 +609,13 @@ def _content_agrees(role: str, name: str, sample: Sample, rules: TimeRules) -> b
     if role == "unavailable":
         return share_of_plain_answers(values, sample.table.num_rows) >= SURE_SHARE
     if role == "price":
-        return _share(values, r"\d") >= SURE_SHARE
+        return share_of(values, r"\d") >= SURE_SHARE
     if role == "rating":
         values = values.filter(each(values, lambda text: text.lower() not in NO_NUMBER))
         surest = max(share_of_points(values), share_of_answers(values))
         record, _, own = name.rpartition(".")
         if own.lower() in ("rate", "score", "grade"):  # of anything: discounts, taxes, frauds
-            surest = min(surest, _share(values, RATE if own.lower() == "rate" else SCORE))
+            surest = min(surest, share_of(values, RATE if own.lower() == "rate" else SCORE))
             if record and not re.search("review|rating|feedback|bewertung", record.lower()):
                 surest = 0.0
         named = rank(name, EVENT_WORDS["rating"][:1]) is not None
@@ -687,99 +625,3 @@ def _content_agrees(role: str, name: str, sample: Sample, rules: TimeRules) -> b
         less = pc.sum(pc.less_equal(pieces, 0)).as_py() or 0
         return bool(less or 2 * pieces.null_count <= len(pieces))
     return True
-
-
-def _unknown(
-    missing: list[str], sample: Sample, doubts: Mapping[str, list[str]], roles: Roles
-) -> DataError:
-    """The error for roles that no column, or several columns, could have: all of them at once."""
-    reasons, named = [], dict(roles)
-    for role in missing:
-        reason, column = _why_unknown(role, sample, doubts.get(role, []), named)
-        reasons.append(reason)
-        named[role] = Found(column, "")
-    options = " ".join(
-        f"--column {shlex.quote(f'{role}={named[role].column}')}" for role in missing
-    )
-    settings = ", ".join(f"data.columns.{role}" for role in missing)
-    order_of_file = title = ""
-    if "timestamp" in missing and named["timestamp"].column == FILE_ORDER:
-        order_of_file = (
-            f" {FILE_ORDER!r} says that the rows of each user are in order of time; a column of "
-            "times is named in its place."
-        )
-    if sample.table.num_columns == 1:
-        title = " If lines such as a title stand above the names of the columns, delete them."
-    return DataError(
-        f"{sample.path}: {'; '.join(reasons)}. Say it with {options} ({settings}); see whether "
-        f"these are the right columns.{order_of_file}{title} The columns are:\n{sample.show()}"
-    )
-
-
-def _why_unknown(role: str, sample: Sample, equal: list[str], roles: Roles) -> tuple[str, str]:
-    """Why a role is not known, and the column that a command may name."""
-    description = NEEDED[role]
-    if equal:
-        return f"both {' and '.join(map(repr, equal))} could be {description}", equal[0]
-    if role == "timestamp":
-        return _without_time(sample, roles)
-    taken = {  # but for types of which none is known, such as the events of a concert hall
-        role: match
-        for role, match in roles.items()
-        if role != "behaviour" or share_of_events(sample.texts(match.column))
-    }
-    free = {name: sample.texts(name) for name in free_columns(sample, taken)}
-    for name, values in free.items():
-        unique = len(values) > 0 and len(values) == len(pc.unique(values))
-        if rank(name, (ITEM_WORDS if role == "id" else EVENT_WORDS)[role]) is not None and unique:
-            why = (
-                f"no column is recognised as {description} (the name of {name!r} fits, but no "
-                "value of it occurs twice in the first rows, and recommendations are learned from "
-                f"{description} of several events)"
-            )
-            return why, name
-    distinct = {name: pc.count_distinct(values).as_py() for name, values in free.items()}
-    repeated = [
-        name
-        for name, values in free.items()
-        if 1 < distinct[name] < len(values) and _share(values, NO_IDS) < SURE_SHARE
-    ]
-    kinds = ("users", "guests") if role == "user" else ("items", "maybe_items")
-    nouns = [noun for kind in kinds for noun in words(kind) if len(noun) > 3]
-    if role != "user":
-        repeated = [n for n in repeated if not any(p in normalised(n) for p in words("persons"))]
-    alike = [name for name in repeated if any(noun in normalised(name) for noun in nouns)]
-    others = list(free) if len(free) > 1 else []
-    best = max(alike or repeated or others, key=lambda name: distinct[name], default="NAME")
-    return f"no column is recognised as {description}", best
-
-
-def _without_time(sample: Sample, roles: Roles) -> tuple[str, str]:
-    """Why events have no time, and a column that holds other times, or `FILE_ORDER`."""
-    free = free_columns(sample, roles)
-    like = [n for n in free if rank(n, EVENT_WORDS["timestamp"]) is not None]
-    filled = {n: len(sample.texts(n)) / sample.table.num_rows for n in free}
-    like.sort(key=lambda name: filled[name] < SHARE_OF_TIMES)
-    reason = "no column holds the time of the events"
-    if not like or filled[like[0]] < SHARE_OF_TIMES:
-        rules = TimeRules("auto", "UTC", None, 0)
-        for name in free:
-            times = share_of_times(sample.table[name], rules)[1]
-            if is_of_later(name) and filled[name] * times >= SHARE_OF_TIMES:
-                return f"{reason}: by its name, {name!r} says when something else happened", name
-    if not like:
-        return reason, FILE_ORDER
-    values = sample.texts(like[0])
-    hint = (
-        "most of its values are not times after 1990 in a known form; a form that is always read "
-        "is 2026-01-31 14:05:00"
-    )
-    if filled[like[0]] < SHARE_OF_TIMES:
-        hint = f"it is empty in {1 - filled[like[0]]:.0%} of the rows"
-    elif _share(values, EXCEL_DAY) >= SURE_SHARE:
-        hint = (
-            f"its values, such as {values[0]}, are days since 1900, as spreadsheets store times: "
-            "give the column the format yyyy-mm-dd hh:mm:ss there, and export the file again, or "
-            "take the .xlsx file itself"
-        )
-    return f"{reason}: {like[0]!r} looks like a time, but {hint}", FILE_ORDER

@@ -15,7 +15,6 @@ import pyarrow.compute as pc
 from recsys.data.availability import each, is_missing, plain_answer
 from recsys.data.cleaning import RowCleaner, is_no_id
 from recsys.data.column_words import EVENT_FIELDS, all_of, rank
-from recsys.data.columns import Found, Roles
 from recsys.data.damage import Damage
 from recsys.data.first_rows import FirstRows
 from recsys.data.guests import OTHER_ID
@@ -40,6 +39,7 @@ from recsys.data.returns import (
     unclear_pieces,
     with_meanings,
 )
+from recsys.data.sample import Found, Roles
 from recsys.data.texts import MISSING, as_strings
 from recsys.data.time_formats import CHANGES, TimeRules, find_zones, read_moments, with_clocks
 from recsys.errors import DataError

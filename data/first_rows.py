@@ -12,12 +12,13 @@ import pyarrow.compute as pc
 
 from recsys.data.cleaning import CleanConfig, is_no_id
 from recsys.data.column_words import EVENT_WORDS, rank
-from recsys.data.columns import SAMPLE_ROWS, Roles, Sample, free_columns, recognise_items
+from recsys.data.columns import recognise_items
 from recsys.data.guests import OTHER_ID, placeholders
 from recsys.data.layouts import ItemCells, item_cells
 from recsys.data.opening import TableFile
 from recsys.data.raw import ReaderConfig
 from recsys.data.returns import forms_of_pieces
+from recsys.data.sample import SAMPLE_ROWS, Roles, Sample, free_columns
 from recsys.data.service_lines import (
     KEEP,
     ServiceLines,

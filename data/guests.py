@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 
 from recsys.data.cleaning import is_no_id
 from recsys.data.column_words import EVENT_WORDS, rank, words
-from recsys.data.columns import NO_COLUMN, Found, Roles, Sample, free_columns
+from recsys.data.sample import NO_COLUMN, Found, Roles, Sample, free_columns
 from recsys.data.texts import as_strings
 from recsys.event_names import normalised
 

@@ -16,11 +16,11 @@ from numpy.typing import NDArray
 from recsys.data.availability import each, is_missing, read_available, read_plain_yes
 from recsys.data.cleaning import NO_ID, CleanConfig, are_short_codes, is_no_item
 from recsys.data.column_words import CURRENCY_AT_END, ITEM_WORDS, all_of, rank, words
-from recsys.data.columns import Roles
 from recsys.data.ids import IdForms
 from recsys.data.item_texts import plain
 from recsys.data.numbers import ANSWER, NO_NUMBER, Numbers, of_numbers, read_numbers
 from recsys.data.report import EXAMPLES, Report, sentence
+from recsys.data.sample import Roles
 from recsys.data.texts import MISSING, NOTHING, as_strings, as_text
 from recsys.data.time_formats import TimeRules, contradiction, read_moments, show_day_first
 from recsys.dataset import AVAILABILITY

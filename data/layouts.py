@@ -13,10 +13,10 @@ import re
 import shlex
 import sys
 from collections import Counter
-from collections.abc import Collection, Mapping
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -28,8 +28,7 @@ from recsys.data.texts import as_text
 from recsys.data.time_formats import TimeRules, share_of_times
 from recsys.errors import DataError
 
-HEAD = 1 << 16  # bytes that show the layout
-LINES = 1000
+LINES, LONGEST = 1000, 1 << 20  # lines that show the layout, and characters of one
 MOST_CELLS = 5_000  # distinct cells that are looked at, and as many with marks of any kind
 FEW_LINES = 5  # below this, lengths of lines say nothing
 SAME_LENGTH = 0.6  # of the lines of a table
@@ -64,28 +63,72 @@ NUMBERS = {
 SINGLE = 0.4  # share of numbers of pieces that are 1, if they are no part of ids
 
 
+class Layout(NamedTuple):
+    """A file that is no table with a row for each item, and its rows as such a table.
+
+    Attributes:
+        key: of the sentence that describes it.
+        names: of the columns of the table.
+        rows: of the table.
+        said: values for the sentence.
+    """
+
+    key: str
+    names: list[str]
+    rows: Iterable[Sequence[Any]]
+    said: Mapping[str, Any]
+
+
 def refuse_other_layouts(file: TableFile) -> None:
     """Refuse a file with one order on each line, or a text file with `::` between its columns.
 
     Raises:
         DataError: it is one; the message has a command that writes a table.
     """
+    layout = _other_layout(file)
+    if layout is not None:
+        path = json.dumps(str(file.path), ensure_ascii=False)
+        program = f"from recsys.data.layouts import print_table; print_table({path})"
+        order = "" if _has_role("timestamp", layout.names) else " --column timestamp=file-order"
+        command = f"{_command(program, file.path, 'table.csv')}{order}"
+        raise DataError(sentence(layout.key, path=file.path, command=command, **layout.said))
+
+
+def print_table(path: str) -> None:
+    """Print a file of another layout as a table, which `refuse_other_layouts` advises."""
+    layout = _other_layout(open_table(Path(path)))
+    out = csv.writer(sys.stdout, lineterminator="\n")
+    if layout is not None:
+        out.writerow(layout.names)
+        out.writerows(layout.rows)
+
+
+def _other_layout(file: TableFile) -> Layout | None:
     if file.kind != "json" and len(numbers := _numbered(file.names)) > 1:
-        raise _with_numbers(file, numbers)
+        return _with_numbers(file, numbers)
     if file.kind != "delimited":
-        return
-    lines = _lines(file)
+        return None
+    lines = list(islice(filter(None, _lines(file)), LINES))
     first = lines[0] if lines else ""
     if first.count("::") >= 2 or (first.count("::") == 1 and len(file.columns) == 1):
-        raise _with_double_colons(file, lines)
+        return _with_double_colons(file, [line.split("::") for line in lines])
     marks = [mark for mark in ("\t", ";", "|", ",") if any(mark in line for line in lines)]
     mark = file.delimiter if len(file.columns) > 1 else (*marks, " ")[0]
-    rows = [row for row in csv.reader(io.StringIO("\n".join(lines)), delimiter=mark) if row]
+    rows = [row for row in csv.reader(lines, delimiter=mark) if row]
     lengths = Counter(map(len, rows))
     if len(rows) < FEW_LINES or len(lengths) < 2:
-        return
-    if max(lengths.values()) < SAME_LENGTH * len(rows) and not known_names(rows[0]):
-        raise _of_baskets(replace(file, delimiter=mark), lengths, _before_items(rows))
+        return None
+    if max(lengths.values()) >= SAME_LENGTH * len(rows) or known_names(rows[0]):
+        return None
+    before = _before_items(rows)
+    baskets = (
+        [number, *row[: len(before)], item.strip()]
+        for number, row in enumerate(csv.reader(_lines(file), delimiter=mark), 1)
+        for item in row[len(before) :]
+        if item.strip()
+    )
+    said = {"least": min(lengths), "most": max(lengths)}
+    return Layout("baskets", ["order", *before, "item"], baskets, said)
 
 
 def _before_items(rows: list[list[str]]) -> list[str]:
@@ -98,6 +141,71 @@ def _before_items(rows: list[list[str]]) -> list[str]:
         is_user = "user" not in names and len({*values}) < len(values)
         names.append("user" if is_user else f"column{number + 1}")
     return names
+
+
+def _with_double_colons(file: TableFile, rows: list[list[str]]) -> Layout:
+    names, known = rows[0], int(known_names(rows[0]) > 0)
+    if not known:
+        same = [row for row in rows if len(row) == len(names)]
+        names = _likely_names([pa.chunked_array([column]) for column in zip(*same, strict=True)])
+    every = (line.split("::") for line in islice(_lines(file), known, None))
+    return Layout("double_colons", names, every, {})
+
+
+def _with_numbers(file: TableFile, numbers: Mapping[str, Mapping[str, str]]) -> Layout:
+    """Orders with columns such as `Item 1`; the other columns stand in the row of each item."""
+    named = [name for columns in numbers.values() for name in columns]
+    others = [name for name in file.names if name not in named]
+    bases = dict.fromkeys(base for columns in numbers.values() for base in columns.values())
+    order = [] if _has_role("session", others) else ["order"]
+    orders = (row for batch in file.batches() for row in batch.to_pylist())
+    rows = (
+        [*([count] if order else []), *map(row.get, others), *map(values.get, bases)]
+        for count, row in enumerate(orders, 1)
+        for columns in numbers.values()
+        if (values := {base: row[name] for name, base in columns.items()})
+        and any(values[base] for base in values if ITEMS.match(base.lower()))
+    )
+    said = {"first": named[0], "last": named[-1]}
+    return Layout("wide", [*order, *others, *bases], rows, said)
+
+
+def _numbered(names: list[str]) -> dict[str, dict[str, str]]:
+    """Number -> name of a column -> name without the number, for columns such as `Item 1 SKU`.
+
+    Empty if no column with a number is called item.
+
+    >>> _numbered(["Order", "Item 1", "Qty 1", "Item 2", "Line 3"])
+    {'1': {'Item 1': 'Item', 'Qty 1': 'Qty'}, '2': {'Item 2': 'Item'}}
+    """
+    parts = [(name, match) for name in names if (match := NUMBERED.fullmatch(name))]
+    of_items = {match[2] for _, match in parts if ITEMS.fullmatch(match[1].lower())}
+    numbers: dict[str, dict[str, str]] = {}
+    for name, match in parts:
+        if match[2] in of_items:
+            numbers.setdefault(match[2], {})[name] = f"{match[1]} {match[3]}".strip()
+    return numbers
+
+
+def _has_role(role: str, names: list[str]) -> bool:
+    return any(rank(name, EVENT_WORDS[role]) is not None for name in names)
+
+
+def _command(program: str, path: Path, end: str) -> str:
+    """A command that writes a copy of a file with a program, and reads it."""
+    copy = shlex.quote(str(path.with_name(f"{path.name.partition('.')[0]}-{end}")))
+    python = f"{shlex.quote(sys.executable)} -X utf8 -c {shlex.quote(program)}"
+    return f"{python} > {copy} && recsys run {copy}"
+
+
+def _lines(file: TableFile) -> Iterator[str]:
+    """The lines of a text file below those that are not read."""
+    encoding = file.encoding.replace("utf-8", "utf-8-sig")
+    with pa.input_stream(str(file.path), compression=file.compression) as stream:
+        lines = io.TextIOWrapper(stream, encoding, errors="replace")
+        every = iter(lambda: lines.readline(LONGEST), "")
+        for line in islice(every, len(file.above), None):
+            yield line.rstrip("\n")
 
 
 def refuse_without_header(path: Path, rows: pa.Table, named: bool, of_items: bool = False) -> None:
@@ -134,65 +242,6 @@ def refuse_without_header(path: Path, rows: pa.Table, named: bool, of_items: boo
         raise DataError(sentence("without_header", path=path, shown=shown, advice=advice))
 
 
-def _numbered(names: list[str]) -> dict[str, dict[str, str]]:
-    """Number -> name of a column -> name without the number, for columns such as `Item 1 SKU`.
-
-    Empty if no column with a number is called item.
-
-    >>> _numbered(["Order", "Item 1", "Qty 1", "Item 2", "Line 3"])
-    {'1': {'Item 1': 'Item', 'Qty 1': 'Qty'}, '2': {'Item 2': 'Item'}}
-    """
-    parts = [(name, match) for name in names if (match := NUMBERED.fullmatch(name))]
-    of_items = {match[2] for _, match in parts if ITEMS.fullmatch(match[1].lower())}
-    numbers: dict[str, dict[str, str]] = {}
-    for name, match in parts:
-        if match[2] in of_items:
-            numbers.setdefault(match[2], {})[name] = f"{match[1]} {match[3]}".strip()
-    return numbers
-
-
-def print_items(path: str) -> None:
-    """Print, as delimited text, a row for each item of orders with columns such as `Item 1`."""
-    file = open_table(Path(path))
-    numbers = _numbered(file.names)
-    named = {name for columns in numbers.values() for name in columns}
-    others = [name for name in file.names if name not in named]
-    bases = dict.fromkeys(base for columns in numbers.values() for base in columns.values())
-    order = [] if _has_role("session", others) else ["order"]
-    out = csv.DictWriter(sys.stdout, [*order, *others, *bases], restval="", lineterminator="\n")
-    out.writeheader()
-    rows = (row for batch in file.batches() for row in batch.to_pylist())
-    for count, row in enumerate(rows, 1):
-        own = {name: row[name] for name in others} | dict.fromkeys(order, count)
-        for columns in numbers.values():
-            line = {base: row[name] for name, base in columns.items()}
-            if any(line[base] for base in line if ITEMS.match(base.lower())):
-                out.writerow(own | line)
-
-
-def _has_role(role: str, names: list[str]) -> bool:
-    return any(rank(name, EVENT_WORDS[role]) is not None for name in names)
-
-
-def _with_numbers(file: TableFile, numbers: Mapping[str, Mapping[str, str]]) -> DataError:
-    names = [name for columns in numbers.values() for name in columns]
-    program = (
-        f"from recsys.data.layouts import print_items; print_items({json.dumps(str(file.path))})"
-    )
-    order = "" if _has_role("timestamp", file.names) else " --column timestamp=file-order"
-    command = f"{_run(program, file.path, 'table.csv')}{order}"
-    return DataError(
-        sentence("wide", path=file.path, first=names[0], last=names[-1], command=command)
-    )
-
-
-def _run(program: str, path: Path, end: str) -> str:
-    """A command that writes a copy of a file with a program, and reads it."""
-    copy = shlex.quote(str(path.with_name(f"{path.name.partition('.')[0]}-{end}")))
-    python = f"{shlex.quote(sys.executable)} -X utf8 -c {shlex.quote(program)}"
-    return f"{python} > {copy} && recsys run {copy}"
-
-
 def _likely_names(columns: list[pa.ChunkedArray]) -> list[str]:
     """Names for columns without any: the time by its content; user and item in order."""
     rules = TimeRules("auto", "UTC", None, 0)
@@ -203,58 +252,6 @@ def _likely_names(columns: list[pa.ChunkedArray]) -> list[str]:
         other = f"column{number + 1}"
         names.append("timestamp" if is_time else next(free, other) if several else other)
     return names
-
-
-def _rewritten(file: TableFile, names: list[str], rows: str) -> str:
-    """A command that writes a table and reads it.
-
-    Args:
-        file: is read as the list `lines`.
-        names: of the columns.
-        rows: Python that makes the rows.
-    """
-    name, packed, encoding = (
-        json.dumps(text, ensure_ascii=False)
-        for text in (str(file.path), file.compression or "", file.encoding.replace("-8", "-8-sig"))
-    )
-    program = (
-        "import csv, io, pyarrow, sys; "
-        f"stream = pyarrow.input_stream({name}, compression={packed} or None); "
-        f'lines = list(io.TextIOWrapper(stream, {encoding}, newline=""))[{len(file.above)}:]; '
-        "out = csv.writer(sys.stdout); "
-        f"out.writerow({json.dumps(names, ensure_ascii=False)}); out.writerows({rows})"
-    )
-    order = "" if "timestamp" in names else " --column timestamp=file-order"
-    return f"{_run(program, file.path, 'table.csv')}{order}"
-
-
-def _with_double_colons(file: TableFile, lines: list[str]) -> DataError:
-    first, *others = (line.split("::") for line in lines)
-    names, known = first, int(known_names(first) > 0)
-    if not known:
-        same = [parts for parts in (first, *others) if len(parts) == len(first)]
-        names = _likely_names([pa.chunked_array([column]) for column in zip(*same, strict=True)])
-    rows = f'line.rstrip().split("::") for line in lines[{known}:]'
-    command = _rewritten(file, names, rows)
-    return DataError(sentence("double_colons", path=file.path, command=command))
-
-
-def _of_baskets(file: TableFile, lengths: Collection[int], before: list[str]) -> DataError:
-    rows = (
-        f"[number, *row[:{len(before)}], item.strip()] for number, row in "
-        f"enumerate(csv.reader(lines, delimiter={json.dumps(file.delimiter)}), 1) "
-        f"for item in row[{len(before)}:] if item.strip()"
-    )
-    said = {"least": min(lengths), "most": max(lengths)}
-    command = _rewritten(file, ["order", *before, "item"], rows)
-    return DataError(sentence("baskets", path=file.path, command=command, **said))
-
-
-def _lines(file: TableFile) -> list[str]:
-    with pa.input_stream(str(file.path), compression=file.compression) as stream:
-        head = bytes(stream.read(HEAD))
-    lines = head.decode(file.encoding, errors="replace").removeprefix("\ufeff").splitlines()
-    return [line for line in (lines[:-1] or lines)[len(file.above) :] if line][:LINES]
 
 
 class ItemCells(NamedTuple):
@@ -470,6 +467,6 @@ def _with_records(path: Path, name: str, cell: str) -> DataError:
             f"for row in batch.to_pylist()); [print(json.dumps(row | {{{name!r}: "
             f"{reader}(row[{name!r}] or '[]')}})) for row in rows]"
         )
-        command = f": {_run(program, path, 'lines.jsonl')}"
+        command = f": {_command(program, path, 'lines.jsonl')}"
         break
     return DataError(sentence("records", path=path, name=name, shown=cell[:60], command=command))

@@ -10,7 +10,6 @@ import pyarrow.compute as pc
 
 from recsys.data.availability import each, is_missing, share_of_plain_answers
 from recsys.data.column_words import EVENT_WORDS, all_of, is_of_a_user, rank, words
-from recsys.data.columns import NO_COLUMN, Found, Roles, Sample, free_columns
 from recsys.data.returns import (
     closed_after_refunds,
     is_refunded_in_full,
@@ -19,6 +18,7 @@ from recsys.data.returns import (
     read_pieces,
     unread_marks,
 )
+from recsys.data.sample import NO_COLUMN, Found, Roles, Sample, free_columns
 from recsys.data.texts import as_strings
 from recsys.event_names import normalised
 

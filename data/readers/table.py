@@ -26,16 +26,7 @@ from recsys.data.column_notes import (
     unread_clocks,
     unread_exclusions,
 )
-from recsys.data.columns import (
-    SAMPLE_ROWS,
-    Roles,
-    Sample,
-    check_new_columns,
-    free_columns,
-    mapped,
-    recognise_events,
-    recognise_items,
-)
+from recsys.data.columns import check_new_columns, mapped, recognise_events, recognise_items
 from recsys.data.damage import Damage
 from recsys.data.event_rows import EventReader, check_names
 from recsys.data.first_rows import look_at
@@ -48,6 +39,7 @@ from recsys.data.opening import TableFile, find_tables, open_table
 from recsys.data.raw import EventStream, ItemCatalog, ReaderConfig
 from recsys.data.refunds import refunds
 from recsys.data.report import Report, sentence
+from recsys.data.sample import SAMPLE_ROWS, Roles, Sample, free_columns
 from recsys.data.texts import examples
 from recsys.data.time_formats import TimeRules, orders_of_days
 from recsys.dataset import AVAILABILITY, ITEM_COLUMNS

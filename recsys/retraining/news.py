@@ -24,11 +24,11 @@ from recsys.config import Settings, fields_of
 from recsys.data import growth
 from recsys.data.cleaning import CleanConfig
 from recsys.data.column_words import EVENT_WORDS, ITEM_WORDS
-from recsys.data.columns import NO_COLUMN
 from recsys.data.engine import in_time_order
 from recsys.data.ids import refuse_lost_zeros
 from recsys.data.prepare import DataConfig
 from recsys.data.readers import READERS
+from recsys.data.sample import NO_COLUMN
 from recsys.dataset import AVAILABILITY, ITEM_COLUMNS, Dataset
 from recsys.errors import ArtifactError, ConfigError
 from recsys.event_names import level

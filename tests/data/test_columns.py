@@ -8,14 +8,8 @@ import pyarrow as pa
 import pytest
 
 from recsys.data.column_notes import ignored_availability, shortened_ids, unread_exclusions
-from recsys.data.columns import (
-    Roles,
-    Sample,
-    check_new_columns,
-    mapped,
-    recognise_events,
-    recognise_items,
-)
+from recsys.data.columns import check_new_columns, mapped, recognise_events, recognise_items
+from recsys.data.sample import Roles, Sample
 from recsys.data.time_formats import TimeRules
 from recsys.errors import DataError
 

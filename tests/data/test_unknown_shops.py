@@ -12,8 +12,9 @@ import pytest
 from typer.testing import CliRunner
 
 from recsys import cli
-from recsys.data.columns import Sample, check_new_columns, mapped
+from recsys.data.columns import check_new_columns, mapped
 from recsys.data.returns import forms_of_pieces, read_pieces
+from recsys.data.sample import Sample
 from recsys.data.service_lines import says
 from recsys.data.time_formats import TimeRules
 from recsys.errors import DataError
