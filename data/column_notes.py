@@ -30,7 +30,8 @@ from recsys.event_names import normalised
 
 REFUNDS = frozenset(["behaviour", "taken_back", "order_status"])  # roles that show them
 WHOLE = r"^[-−]?\d{1,3}$"
-BELOW_0 = r"^\(\D*\d.*\)$|^\D*[-−]\D*\d|\d\s*[-−]$"
+SIGN = r"[^\pL\d]*(?:\pL{1,3}\.?\s|(?i:eur|usd|gbp|chf))?"  # EUR -5 and -EUR 5; SO-5 is a code
+BELOW_0 = rf"^\(\D*\d.*\)$|^{SIGN}[-−](?:\pL{{1,3}}\.?)?{SIGN}\d|\d\s*[-−]$"
 SURE_NAMES = 2  # groups of names of a column of availability that mean nothing else
 
 

@@ -561,7 +561,8 @@ def clocks_beside_dates(sample: Sample, roles: Roles) -> dict[str, bool]:
     for name in free_columns(sample, roles):
         values = sample.texts(name) if sample.counts[name] == 1 else sample.texts(name)[:0]
         named = rank(name, EVENT_WORDS["clock"]) is not None
-        forms = (CLOCK, *(DIGITS_OF_CLOCKS if named and share_of(values, r"^\d{3}") > 0.5 else ()))
+        ends = named or normalised(name).endswith(tuple(words("clocks")))
+        forms = (CLOCK, *(DIGITS_OF_CLOCKS if ends and share_of(values, r"^\d{3}") > 0.5 else ()))
         reads = any(share_of(values, form) >= SURE_SHARE for form in forms)
         if len(values) and (reads or named):
             clocks[name] = reads

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -17,6 +19,7 @@ from recsys.data.guests import OTHER_ID, placeholders
 from recsys.data.layouts import ItemCells, item_cells
 from recsys.data.opening import TableFile
 from recsys.data.raw import ReaderConfig
+from recsys.data.report import sentence
 from recsys.data.returns import forms_of_pieces
 from recsys.data.sample import SAMPLE_ROWS, Roles, Sample, free_columns
 from recsys.data.service_lines import (
@@ -110,9 +113,15 @@ def look_at(
         other = as_strings(sample.table[roles[OTHER_ID].column], "user", path)
         nobody += placeholders(users) + placeholders(other)
     plain, conditions, by_items = _patterns(clean, sample, items)
+    doubts: list[str] = []
     for name in free_columns(sample, roles) if KEEP not in clean.drop_items else ():
         kinds = kinds_of_no_products(name, sample.texts(name))
         conditions += [(name, wildcard(kind)) for kind in kinds]
+        others = [kind for kind in pc.unique(sample.texts(name)).to_pylist() if kind not in kinds]
+        if kinds and len(others) > 1:
+            setting = shlex.quote(f"data.clean.drop_items={json.dumps([f'{name}={others[-1]}'])}")
+            shown = ", ".join(map(repr, others))
+            doubts.append(sentence("kinds_of_items", name=name, shown=shown, setting=setting))
     rows = form.split(sample.table, own)[0]
     orders = [session] if session else [roles[r] for r in ("user", "timestamp") if r in roles]
     bought = _ids(rows, own, roles, path)
@@ -125,7 +134,7 @@ def look_at(
     plain += known_form.get("no_products", [])
     told = described is not None or bool(known_form.get("items") or conditions)
     told = told or pc.count_distinct(bought).as_py() < FEW_ITEMS
-    service = ServiceLines(plain, set(), ids, shares, digits, is_order, told)
+    service = ServiceLines(plain, set(), ids, shares, digits, is_order, told, doubts=doubts)
     if items is not None:
         service.named = _named(items, mine, by_items, service)
     titles = _titles(sample, own, roles) | (_titles(described, "", mine) if described else {})

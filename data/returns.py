@@ -202,18 +202,14 @@ def unread_states(texts: pa.ChunkedArray, *, unknown: bool = False) -> list[str]
     >>> states = pa.chunked_array([["paid", "Cancel it", "not refunded", "refund denied", "XYZ"]])
     >>> unread_states(states), unread_states(states, unknown=True)
     (['Cancel it'], ['Cancel it', 'XYZ'])
-    >>> unread_states(pa.chunked_array([["Shipped - Delivered", "Shipped - XYZ"]]), unknown=True)
+    >>> states = ["Shipped - Delivered", "Shipped - Out for Delivery", "Paid (Klarna)"]
+    >>> unread_states(pa.chunked_array([[*states, "Shipped - XYZ"]]), unknown=True)
     ['Shipped - XYZ']
     """
     states = names_of_returns(texts)
     if unknown:
         every = [text for text in pc.unique(texts).to_pylist() if not is_missing(text)]
-        parts = {text: re.split(PARTS, text) for text in every if text not in states}
-        states += [
-            text
-            for text, some in parts.items()
-            if any(part and KEPT.isdisjoint(words_of(part)) for part in map(str.strip, some))
-        ]
+        states += [text for text in every if text not in states and not _is_kept(text)]
     refusing = NOT | DENIED
     states = [text for text in states if refusing.isdisjoint(words_of(text))]
     return [text for text in states if _state(text) is None and not is_partial(text)]
@@ -376,6 +372,14 @@ def pieces_of_events(
         counted = pc.if_else(bought, pieces, counted)
     less = pc.fill_null(pc.less(pieces, 0), False)
     return pc.if_else(less, pieces, pc.if_else(back, 0, counted)).cast(pa.float32())
+
+
+def _is_kept(state: str) -> bool:
+    """Whether a part of a state says that an order was kept, and the others that, or who paid."""
+    parts = [part for part in re.split(PARTS, state) if part.strip()]
+    said = [{*words_of(part), normalised(part)} for part in parts]
+    kept = any(not KEPT.isdisjoint(words) for words in said)
+    return kept and all(not (KEPT | NO_EVENTS).isdisjoint(words) for words in said)
 
 
 def _says(text: str) -> bool | None:

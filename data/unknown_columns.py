@@ -78,8 +78,11 @@ def _why_unknown(role: str, sample: Sample, equal: list[str], roles: Roles) -> t
     if role != "user":
         repeated = [n for n in repeated if not any(p in normalised(n) for p in words("persons"))]
     alike = [name for name in repeated if any(noun in normalised(name) for noun in nouns)]
+    orders = [n for n in free if role == "user" and rank(n, EVENT_WORDS["session"]) is not None]
     others = list(free) if len(free) > 1 else []
-    best = max(alike or repeated or others, key=lambda name: distinct[name], default="NAME")
+    best = max(
+        alike or orders or repeated or others, key=lambda name: distinct[name], default="NAME"
+    )
     return f"no column is recognised as {description}", best
 
 

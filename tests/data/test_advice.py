@@ -240,7 +240,7 @@ CLOCKS = {
 
 @pytest.mark.parametrize("form", CLOCKS)
 @pytest.mark.parametrize("date", ["2026-01-{:02d}", "{:02d}.01.2026", "2026-01-{:02d} 00:00:00"])
-@pytest.mark.parametrize("head", ["date,time", "Datum,Uhrzeit"])
+@pytest.mark.parametrize("head", ["date,time", "Datum,Uhrzeit", "order date,order time"])
 def test_a_time_of_day_beside_a_date_is_joined(shop, form, date, head):
     rows = [
         (f"u{n % 20}", f"p{n * 7 % 11}", date.format(day(n)), form.format(h=n % 24, m=n % 60))

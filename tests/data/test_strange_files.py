@@ -407,6 +407,12 @@ def test_events_with_amounts_below_0_are_told_of(shop, capsys, name, sold, back,
     assert "below 0" not in capsys.readouterr().err
 
 
+def test_codes_with_a_hyphen_are_no_amounts_below_0(shop):
+    rows = [(f"u{n % 10}", f"p{n % 11}", f"SO-{n:05d}", 1, T + 5000 * n) for n in range(120)]
+    found = shop(table("customer;sku;Sales order reference;quantity;date", rows, ";"))
+    assert "below 0" not in found.notes
+
+
 # Files of the night in the forms of the first run
 
 

@@ -920,6 +920,18 @@ def test_a_state_with_an_unknown_part_is_named(shop, state):
     assert f"has '{state}' in 20 of its first rows" in shop(text).notes
 
 
+def test_kinds_of_lines_that_count_as_items_are_named(shop):
+    kinds = ("Line Item", "Shipping Line", "Transaction")
+    rows = [(n // 3, f"u{n // 3 % 20}", f"{'pxt'[n % 3]}{n * 7 % 11}", kinds[n % 3], T + n // 3)
+            for n in range(270)]  # fmt: skip
+    text = table("order_id,user,item,Line: Type,timestamp", rows)
+    notes = shop(text).notes
+    assert "lines of the kinds 'Line Item', 'Transaction' are of items" in notes
+    setting = notes.partition("--set 'data.clean.drop_items=")[2].partition("'")[0]
+    found = shop(text, clean={"drop_items": json.loads(setting)})
+    assert {item[0] for item in found.data.item_ids.tolist()} == {"p"}
+
+
 # Several rules that each remove less than the bound
 
 
