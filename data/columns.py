@@ -177,6 +177,8 @@ def mapped(
         if chosen.get(kind) is not None and not (kind in NEEDED and chosen[kind] == NO_COLUMN):
             continue
         if name not in sample.table.column_names:
+            if kind == "nanosecond":
+                continue
             without = "" if kind in NEEDED else f", or go on without it: --column {kind}=none"
             said = {"path": sample.path, "name": name, "kind": kind, "without": without}
             raise DataError(f"{sentence('no_column_of_first_run', **said)}\n{sample.show()}")
