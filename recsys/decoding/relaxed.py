@@ -8,10 +8,12 @@ fewer, sampling from norm(max(0, p - q)) fills the list, and from p once that is
 ends at the first level with a beam that was not drawn, and the next round drafts below the beams
 that are then known. The last level needs no nodes, so the target draws it itself.
 
-AtSpeed's released code differs in two points, which `released` reproduces. q is not renormalised to
-the children of the current beams: it is over the children of all N drafted beams. A level counts as
-accepted only if K drawn children passed the test, not if places were filled with drawn ones. And
-accepted levels are counted over all rounds.
+AtSpeed's released code differs in four points, which `released` reproduces. p and q of a child are
+products of whole-vocabulary probabilities, each divided by the temperature as a log-probability,
+and are normalised once, over all children of the level; not at each node over the allowed tokens. q
+is not renormalised to the children of the current beams: it is over the children of all N drafted
+beams. A level counts as accepted only if K drawn children passed the test, not if places were
+filled with drawn ones. And accepted levels are counted over all rounds.
 
 At N = K = 1 this reproduces the target's distribution. Otherwise it is approximate: drawing without
 replacement is treated as drawing with replacement, every level draws again (a prefix counts twice
@@ -85,7 +87,7 @@ def relaxed_beam_search(
         TokenTree(draft, prompts, capacity) as draft_tree,
     ):
         # p and q are plain log-probabilities; the noise enters in `_Rounds.draft` and `settle`
-        plain = replace(step, normalize="allowed", noise=None)
+        plain = replace(step, normalize="vocabulary" if released else "allowed", noise=None)
         tables = Table(tree, plain), Table(draft_tree, plain)
         rounds = _Rounds(*tables, step.noise, width, drafts, released)
         while len(rounds.level):
@@ -255,7 +257,8 @@ class _Rounds:
         """(b, W * C) log-probabilities of all children of the beams; -inf where not alive."""
         position, _ = table.find(beams.states)
         logits, total = table.logits.at(position)
-        tempered = TokenLogits(logits.double() / self.temperature, total)
+        # Only the released form, which is normalised over the vocabulary, reads the total.
+        tempered = TokenLogits(logits.double() / self.temperature, total / self.temperature)
         return self.target.step.score(beams, tempered, children)[1].flatten(1)
 
     def _take(

@@ -61,6 +61,15 @@ def conditional(model, prefix, temperature):
     return dict(zip(tokens, (logits[tokens] / temperature).softmax(-1).tolist(), strict=True))
 
 
+@functools.cache
+def released_weight(model, prefix, temperature):
+    """Weights of these tokens in the released code: nothing is normalised at the node."""
+    with torch.inference_mode():
+        logits = model(torch.tensor([[*PROMPT.tolist(), *prefix]])).logits[0, -1]
+    whole = logits.log_softmax(-1)
+    return {y: math.exp(whole[y] / temperature) for y in conditional(model, prefix, temperature)}
+
+
 def agrees(counts, law):
     """Chi-square, the cells that are too rare for it counted together."""
     total = sum(counts.values())
@@ -171,7 +180,7 @@ def released_law(draft, beams, drafted, count, drafts, temperature):
     p, q = {}, {}
     for model, above, here in ((TARGET, beams, p), (draft, drafted, q)):
         for prefix, weight in above.items():
-            for token, chance in conditional(model, prefix, temperature).items():
+            for token, chance in released_weight(model, prefix, temperature).items():
                 here[(*prefix, token)] = weight * chance
         total = math.fsum(here.values())
         here.update({y: w / total for y, w in here.items()})
@@ -326,10 +335,15 @@ def test_samples_are_distinct_allowed_and_scored_by_the_target(
     options = {"draft_beams": beams + more, "temperature": temperature, "released": released}
     found = relaxed(DRAFTS[draft], prompts, trie, beams, seeds=seeds, exclude=exclude, **options)
     request = SearchRequest(prompts, seeds=seeds, exclude=exclude, temperature=temperature)
+    if released:
+        request = SearchRequest(prompts, exclude=exclude)
     everything = beam_search(TARGET, request, trie, trie.num_rows)
     for i, prompt in enumerate(prompts):
         rows = [row for row in found.rows[i].tolist() if row >= 0]
-        score = dict(zip(everything.rows[i].tolist(), everything.scores[i].tolist(), strict=True))
+        scores = everything.scores[i]
+        if released:
+            scores = scores / temperature
+        score = dict(zip(everything.rows[i].tolist(), scores.tolist(), strict=True))
         assert len(set(rows)) == len(rows) == min(beams, trie.num_rows - len(exclude[i]))
         assert not set(rows) & set(exclude[i].tolist())
         scores = found.scores[i].tolist()
