@@ -2,6 +2,7 @@
 
 import json
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -22,26 +23,15 @@ from recsys.text import GrammarCompiler, TextModel, choice, sample_text
 
 HISTORIES, K = 30, 10
 BEAMS = 20  # of the service, where k is not larger
-CONFIG = """
-name: toy
-target:
-  epochs: 2
-  learning_rate: 1.0e-2
-  batch_tokens: 600
-  evaluate_every: 0
-  eval_users: 20
-  precision: float32
-  prompt: {max_items: 8, block: 1}
-  lora: {rank: 4, merge: false}
-teacher: {beams: 5, histories: 60}
-draft:
-  epochs: 1
-  learning_rate: 1.0e-2
-  batch_tokens: 600
-  evaluate_every: 0
-  accept_users: 0
-  lora: {rank: 4, merge: false}
-"""
+CONFIG = Path(__file__).parents[2] / "configs" / "lora.yaml"
+TOY = (
+    "target.epochs=2", "target.learning_rate=0.01", "target.batch_tokens=600",
+    "target.evaluate_every=0", "target.eval_users=20", "target.precision=float32",
+    "target.prompt={max_items: 8, block: 1}", "target.lora={rank: 4, merge: false}",
+    "teacher.beams=5", "teacher.histories=60",
+    "draft.epochs=1", "draft.learning_rate=0.01", "draft.batch_tokens=600",
+    "draft.evaluate_every=0", "draft.accept_users=0", "draft.lora={rank: 4, merge: false}",
+)  # fmt: skip
 
 
 def ask_peft(folder, histories, codes, dtype):
@@ -67,8 +57,6 @@ def test_lists_of_the_service_are_those_of_peft(
     make_context()  # the data set and its ids
     for name, sizes in {"large": {}, "small": {"hidden": 16, "layers": 1}}.items():
         write_base(tmp_path / name, tied=tied, **sizes)
-    config = tmp_path / "toy.yaml"
-    config.write_text(CONFIG, encoding="utf-8")
 
     def recsys(*words):
         monkeypatch.setattr(sys, "argv", ["recsys", *map(str, words)])
@@ -80,10 +68,11 @@ def test_lists_of_the_service_are_those_of_peft(
 
     for words in (
         ("train", "target", "--base", tmp_path / "large"),
-        ("train", "draft", "--base", tmp_path / "small", "--objective", "atspeed-s"),
+        ("train", "draft", "--base", tmp_path / "small"),
         ("bundle",),
     ):
-        recsys(*words, "--config", config)
+        changes = [word for setting in TOY for word in ("--set", setting)]
+        recsys(*words, "--config", CONFIG, "--name", "toy", *changes)
 
     bundle = Workspace.of("toy").bundle
     assert (bundle / "draft" / "adapter").is_dir()
