@@ -42,7 +42,7 @@ TOY = ("--model", "tiny", "--quick", "--cases", "cold:1", "--beams", "5", "--his
        "--items", "300", "--rounds", "2")  # fmt: skip
 SHOP = (
     "data.synthetic.users=60", "data.synthetic.items=240", "sasrec.epochs=1", "sasrec.min_steps=0",
-    "target.epochs=1", "draft.epochs=1",
+    "target.epochs=1", "draft.epochs=1", "draft.objective=sft",
 )  # fmt: skip
 
 

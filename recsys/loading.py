@@ -20,6 +20,7 @@ from recsys.interactions import Histories
 from recsys.models.checkpoint import load_model
 from recsys.models.packed import pack
 from recsys.modes import Mode
+from recsys.prompts import PromptEncoder
 from recsys.requests import MIN_BEAMS
 
 
@@ -50,19 +51,15 @@ class Models:
         """
         if mode == Mode.DRAFT and bundle.draft is None:
             raise ArtifactError(f"mode 'draft' needs a draft model; {bundle.path} has none")
-        chosen = choose_device(
-            device,
-            f"answers of {bundle.path}",
-            partial(_seconds_to_answer, bundle, dtype),
-            large=is_large(bundle.target),
-        )
+        chosen = answering_device(bundle.target, bundle.encoder, device, dtype)
         try:
             return cls._on(chosen, bundle, dtype, mode)
         except torch.OutOfMemoryError as error:
             if device != AUTO:
                 raise
             torch.cuda.empty_cache()
-            warn_not_used("its memory does not hold the models", f"answers of {bundle.path}", error)
+            work = f"answers of {bundle.target}"
+            warn_not_used("its memory does not hold the models", work, error)
         return cls._on(CPU, bundle, dtype, mode)
 
     @classmethod
@@ -81,16 +78,33 @@ def load_for(path: Path, dtype: str, device: str) -> Any:
     return pack(load_model(path, dtype=getattr(torch, dtype), device=device).eval())
 
 
-def _seconds_to_answer(bundle: Bundle, dtype: str, device: str) -> float:
+def answering_device(
+    target: Path, encoder: PromptEncoder, device: str = AUTO, dtype: str = "float32"
+) -> str:
+    """Where a target answers: on the device that is named, or for `auto` on the faster one.
+
+    On a CPU it answers by plain beam search, on an accelerator as its planner chooses.
+
+    Args:
+        target: its checkpoint.
+        encoder: history -> prompt.
+        device: a torch device, or `auto`.
+        dtype: of the weights.
+    """
+    measure = partial(_seconds_to_answer, target, encoder, dtype)
+    return choose_device(device, f"answers of {target}", measure, large=is_large(target))
+
+
+def _seconds_to_answer(target: Path, encoder: PromptEncoder, dtype: str, device: str) -> float:
     """Time of one search with a history of the longest kind, as a service runs it."""
-    trie = ItemTrie.build(bundle.vocabulary.encode(bundle.catalog.codes))
-    most = bundle.encoder.config.max_items
-    history = np.random.default_rng(0).integers(0, len(bundle.catalog), most)
-    prompts = bundle.encoder.encode_all(Histories.of([history.tolist()]))
-    engine = Engine(load_for(bundle.target, dtype, device), trie)
+    trie = ItemTrie.build(encoder.item_tokens)
+    items = len(encoder.item_tokens)
+    history = np.random.default_rng(0).integers(0, items, encoder.config.max_items)
+    prompts = encoder.encode_all(Histories.of([history.tolist()]))
+    engine = Engine(load_for(target, dtype, device), trie)
     try:
         if engine.target.device.type != "cpu":
-            engine.capture(1, bundle.encoder.max_tokens, MIN_BEAMS, [Plan()])
+            engine.capture(1, encoder.max_tokens, MIN_BEAMS, [Plan()])
         return typical_seconds(lambda: engine.decode(prompts, MIN_BEAMS, mode=Mode.BEAM))
     finally:
         engine.close()

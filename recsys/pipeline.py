@@ -40,8 +40,8 @@ SHARES = {
 FIXED_MINUTES = {"ids": 0.05, "draft": 0.1, "retrieval": 0.25, "bundle": 0.02, "evaluate": 0.25}
 """Time that a stage needs however little it does, which is kept for it and not shared."""
 LEAST_MINUTES = 0.05  # of a stage that trains, even if the budget is spent
-# Users (or histories) of a sample for each minute of the budget, by the setting of its size.
-USERS_A_MINUTE = {"users": 250, "eval_users": 100, "histories": 200}
+# Users of a sample for each minute of the budget, by the setting of its size.
+USERS_A_MINUTE = {"users": 250, "eval_users": 100}
 
 
 def default_minutes(events: int) -> float:

@@ -26,7 +26,6 @@ TINY = {
         "min_steps": 0,
         "eval_users": 20,
     },
-    "draft": {"epochs": 1, "min_steps": 0, "evaluate_every": 0},
     "retrieval": {"users": 50},
     "evaluate": {"ks": [1, 10], "users": 20},
 }

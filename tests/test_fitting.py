@@ -24,7 +24,6 @@ TINY = {
         "min_steps": 0,
         "eval_users": 20,
     },
-    "draft": {"epochs": 1, "min_steps": 0, "evaluate_every": 0},
     "evaluate": {"ks": [1, 10], "users": 20},
 }
 

@@ -32,7 +32,6 @@ SMALL = {
         "eval_users": 50,
         "precision": "float32",
     },
-    "draft": {"epochs": 1, "evaluate_every": 0, "precision": "float32"},
     "evaluate": {"ks": [1, 5, 10], "resamples": 100, "users": 80},
 }
 
@@ -50,7 +49,8 @@ def road(tmp_path_factory):
 
 def test_every_stage_writes_its_artifact(road):
     _, results = road
-    assert tuple(results) == tuple(name for name in STAGES if name not in ("sasrec", "recipe"))
+    left_out = ("sasrec", "recipe", "draft")  # the last one, since answers are made on a CPU
+    assert tuple(results) == tuple(name for name in STAGES if name not in left_out)
     for path, _seconds in results.values():
         assert (path / "manifest.json").is_file()
 

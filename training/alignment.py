@@ -31,7 +31,6 @@ from recsys.training.tree import (
     child_tokens,
     descent,
     level_tokens,
-    node_logits,
     tree_mask,
     tree_positions,
 )
@@ -250,7 +249,7 @@ class Weights:
 
 
 def sequence_weights(
-    levels: Levels, log_p: list[torch.Tensor], *, beam_steps: str = "all", top_k: bool = True
+    levels: Levels, log_p: list[torch.Tensor], *, last_beams: bool = False, top_k: bool = True
 ) -> Weights:
     """The mean over a history's sequences, and over the levels of each, as weights of nodes.
 
@@ -261,13 +260,13 @@ def sequence_weights(
     Args:
         levels: the trees. The K-th best sequence of a step is the one with the lowest score.
         log_p: L tensors (B, W, C) of which `Weights.last` is taken.
-        beam_steps: `all`: the beams of every step are sequences; `last`: those of the last step.
+        last_beams: the sequences are the beams of the last step, instead of those of every step.
         top_k: all beams of a step, or only the best one.
     """
     share = [torch.zeros_like(p) for p in log_p]
     total = [torch.zeros_like(p[..., 0]) for p in log_p]
     depth = levels.states.shape[1]
-    steps = range(depth) if beam_steps == "all" else [depth - 1]
+    steps = [depth - 1] if last_beams else range(depth)
     for step in steps:
         scores, alive = levels.scores[:, step], levels.states[:, step] >= 0
         if not top_k:
@@ -310,7 +309,7 @@ class TreeAlignment(nn.Module):
             model: the draft.
             trie: the catalog, on the draft's device.
             settings: the objective.
-            target: gives p over the whole vocabulary where `settings.constrained` is off.
+            target: gives p over the whole vocabulary where `settings.on_whole`.
             label_smoothing: of the recommendation loss.
             dtype: bfloat16 runs matrix products in it (autocast).
         """
@@ -345,13 +344,8 @@ class TreeAlignment(nn.Module):
         decoder, head = causal_parts(self.model)
         enabled = self._dtype != torch.float32
         with torch.autocast(window.device.type, self._dtype, enabled=enabled):
-            if settings.tree_attention:
-                hidden = rows.run(decoder, self._dtype if enabled else head.weight.dtype)
-                logits = head(rows.ends(hidden))
-            else:
-                hidden = decoder(input_ids=window, use_cache=False).last_hidden_state
-                alone = node_logits(self.model, window, lengths, rows.tokens, rows.seen)
-                logits = torch.cat([head(rows.ends(hidden)), alone], dim=1)
+            hidden = rows.run(decoder, self._dtype if enabled else head.weight.dtype)
+            logits = head(rows.ends(hidden))
             rec = logits.new_zeros(())
             if settings.align_weight < 1:
                 predicted = head(hidden[:, : window.shape[1] - 1][asked[:, 1:]])
@@ -360,7 +354,7 @@ class TreeAlignment(nn.Module):
                 )
         kind = torch.float64 if logits.dtype == torch.float64 else torch.float32
         log_q = logits.log_softmax(-1, dtype=kind)
-        whole_p = None if settings.constrained else self._ask_target(rows, kind)
+        whole_p = self._ask_target(rows, kind) if settings.on_whole else None
         levels = self._levels(
             states[:, :depth], parents[:, :depth], scores[:, :depth],
             [p.to(kind) for p in log_probs[:depth]], log_q,
@@ -414,10 +408,11 @@ class TreeAlignment(nn.Module):
     ) -> torch.Tensor:
         """SeqKD, AtSpeed-S or AtSpeed-R: the mean over histories of the weighted sum over nodes."""
         settings, width = self._settings, levels.states.shape[2]
+        changes = settings.ablations
         p = [losses.allowed(*pair) for pair in zip(levels.log_p, levels.real, strict=True)]
         weights = sequence_weights(
             levels, p if whole_p is None else levels.log_p,
-            beam_steps=settings.beam_steps, top_k=settings.top_k,
+            last_beams="last-beams" in changes, top_k="top-1" not in changes,
         )  # fmt: skip
         total = log_q.new_zeros(())
         for depth, positions in enumerate(_node_places(levels.states)):
@@ -435,10 +430,13 @@ class TreeAlignment(nn.Module):
             if settings.objective == "atspeed-s":
                 row = losses.atspeed_s(
                     here_p, here_q, width,
-                    density=settings.density, temperature=settings.softmax_temperature,
+                    density="no-density" not in changes, released="released" in changes,
+                    temperature=losses.SCRIPT if "temperature" in changes else None,
                 )  # fmt: skip
             elif settings.objective == "atspeed-s-eq4":
                 row = losses.atspeed_s_eq4(here_p, here_q, weights.last[depth], width)
+            elif "released" in changes:
+                row = losses.atspeed_r(here_p, here_q, None, temperature=losses.SCRIPT)
             else:
                 row = losses.atspeed_r(here_p, here_q, width)
             total = total + (share.sum(-1) * row).sum(-1).mean()

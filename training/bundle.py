@@ -27,7 +27,6 @@ from recsys.retrieval.sasrec import FILE as SASREC
 from recsys.training import sasrec
 from recsys.training.supervised import Material
 from recsys.training.target import MODEL, TrainedTarget
-from recsys.vocabulary import Vocabulary
 
 
 def stage(context: Context) -> Path:
@@ -46,14 +45,13 @@ def stage(context: Context) -> Path:
         return output.path
     material, target = Material.load(workspace), TrainedTarget.load(workspace)
     ids, draft = workspace.run("ids"), workspace.run("draft")
-    if target.vocabulary != Vocabulary.load(draft):
-        raise ArtifactError(f"{draft} has another vocabulary than {target.folder}; train it again")
     info = _describe(parts, material)
     if context.parent is not None:
         info["parent"] = context.parent.name
     with output.write(info) as folder:
         shutil.copytree(target.folder / MODEL, folder / TARGET)
-        shutil.copytree(draft / MODEL, folder / DRAFT)
+        if "draft" in parts:
+            shutil.copytree(draft / MODEL, folder / DRAFT)
         (folder / CATALOG).mkdir()
         Catalog(material.dataset.items, material.codes).save(folder / CATALOG)
         for part in (QUANTIZER, ITEM_ENCODER):
@@ -82,9 +80,8 @@ def _read_parts(workspace: Workspace) -> dict[str, Manifest]:
     Raises:
         ArtifactError: one is missing, or was made from another parent than the one that is there.
     """
-    kinds = ["dataset", "ids", "target", "draft"]
-    if workspace.run(RETRIEVAL).is_dir():
-        kinds.append(RETRIEVAL)
+    kinds = ["dataset", "ids", "target"]
+    kinds += [kind for kind in ("draft", RETRIEVAL) if workspace.run(kind).is_dir()]
     parts = {kind: workspace.manifest(kind) for kind in kinds}
     if any(sasrec.KIND in manifest.parents for manifest in parts.values()):
         parts[sasrec.KIND] = workspace.manifest(sasrec.KIND)

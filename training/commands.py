@@ -62,8 +62,8 @@ class DraftOptions:
     objective: Annotated[
         str | None,
         typer.Option(
-            help="sft, wordkd, tvdkd, seqkd, atspeed-s (as released), atspeed-s-eq4 (as printed), "
-            "atspeed-r, tree-kd or margin-kd."
+            help="auto, sft, wordkd, tvdkd, seqkd, atspeed-s (renormalised), atspeed-s-eq4 (as "
+            "printed), atspeed-r, tree-kd or margin-kd."
         ),
     ] = None
     base: Annotated[
@@ -174,14 +174,15 @@ def train_draft(
 ) -> None:
     """Train the draft: a small model with the target's vocabulary, cut from the target by default.
 
-    It learns next items (sft) or is aligned to the target; docs/alignment.md has the objectives.
+    It is aligned to the target; docs/alignment.md has the objectives. `recsys run` trains one only
+    where answers use it.
 
     Example: recsys train draft --config configs/atspeed-beauty.yaml --objective margin-kd
     """
     context = run.context(draft=asdict(own)).with_recipe()
-    from recsys.training.draft import stage
+    from recsys.training.draft import train
 
-    _report(context.run(stage), "draft", as_json)
+    _report(context.run(train), "draft", as_json)
 
 
 @expand_options

@@ -14,6 +14,7 @@ from __future__ import annotations
 import torch
 
 NOWHERE = -1e9  # a finite log-prob whose exponential is zero, so that 0 * NOWHERE is 0
+SCRIPT = 0.001  # temperature of AtSpeed's training script
 
 
 def allowed(log_probs: torch.Tensor, real: torch.Tensor) -> torch.Tensor:
@@ -50,15 +51,17 @@ def atspeed_s(
     *,
     density: bool = True,
     temperature: float | None = None,
+    released: bool = False,
 ) -> torch.Tensor:
-    """AtSpeed-S as the authors released it, at one step.
+    """AtSpeed-S with the sign of the density that the authors released, renormalised, at one step.
 
     sum_{v in V_c} q'(v) log(q'(v) / p'(v)) - p'(y_K) sum_{v in V_c} q'(v) log q'(v)
 
     p' and q' are p and q renormalised over V_c, and y_K is the K-th token of V_c; p'(y_K) is 0
     where there are fewer. The first sum is the reverse KL, the second, with its sign, p'(y_K) times
     the entropy of q'. For a given V_c the minimum is q' proportional to p'^(1 / (1 - p'(y_K))): the
-    target, slightly sharper.
+    target, slightly sharper. The released code does not renormalise: it has p and q as they are
+    over V_c, or with its switch `constrained_softmax` a softmax over probabilities.
 
     Args:
         log_p: (..., C) normalised over the tokens that are compared.
@@ -66,8 +69,9 @@ def atspeed_s(
         top: K, the size of V_c, the most probable tokens under q.
         density: False omits the entropy (the ablation "w/o DR"); the reverse KL stays renormalised.
         temperature: if given, p' and q' are softmax(p / temperature) and softmax(q / temperature)
-            over V_c, of probabilities instead of log-probabilities. The authors' training script
-            does this with .001.
+            over V_c, of probabilities instead of log-probabilities: the switch, which the authors'
+            training script uses with `SCRIPT`.
+        released: p' and q' are p and q, without the switch.
     """
     chosen = log_q.detach().topk(min(top, log_q.shape[-1]), dim=-1).indices  # V_c, best first
     log_p, log_q = log_p.gather(-1, chosen), log_q.gather(-1, chosen)
@@ -76,7 +80,8 @@ def atspeed_s(
         log_p, log_q = (
             (v.exp() / temperature).masked_fill(padding, NOWHERE) for v in (log_p, log_q)
         )
-    log_p, log_q = log_p.log_softmax(-1), log_q.log_softmax(-1)
+    if not released:
+        log_p, log_q = log_p.log_softmax(-1), log_q.log_softmax(-1)
     q = log_q.exp()
     reverse = (q * (log_q - log_p)).sum(-1)
     if not density or log_p.shape[-1] < top:
@@ -105,7 +110,9 @@ def atspeed_s_eq4(
     return (q * (log_p_last[..., None] - log_p)).sum(-1)
 
 
-def atspeed_r(log_p: torch.Tensor, log_q: torch.Tensor, top: int) -> torch.Tensor:
+def atspeed_r(
+    log_p: torch.Tensor, log_q: torch.Tensor, top: int | None, *, temperature: float = 1.0
+) -> torch.Tensor:
     """AtSpeed-R, eq. 8, at one step: TVD(p', q').
 
     p' and q' are p and q renormalised over the target's `top` most probable tokens.
@@ -113,11 +120,14 @@ def atspeed_r(log_p: torch.Tensor, log_q: torch.Tensor, top: int) -> torch.Tenso
     Args:
         log_p: (..., C).
         log_q: (..., C).
-        top: K.
+        top: K; None takes all tokens, as the released code does.
+        temperature: divides the logits; `SCRIPT` in the authors' training script.
     """
-    chosen = log_p.topk(min(top, log_p.shape[-1]), dim=-1).indices
+    if top is not None:
+        chosen = log_p.topk(min(top, log_p.shape[-1]), dim=-1).indices
+        log_p, log_q = log_p.gather(-1, chosen), log_q.gather(-1, chosen)
     return total_variation(
-        log_p.gather(-1, chosen).log_softmax(-1), log_q.gather(-1, chosen).log_softmax(-1)
+        (log_p / temperature).log_softmax(-1), (log_q / temperature).log_softmax(-1)
     )
 
 

@@ -38,7 +38,6 @@ MISSED = np.iinfo(np.int32).max  # rank of a next item that is not in the list
 COST = 0.02  # share of NDCG@10 that users of known items may lose to new items
 RAISE, MOST_RAISES = 0.1, 30  # steps of the weight of being new
 LEAST_HITS = 100  # of next items among the candidates; with fewer, no network is tried
-ABLATED = 10_000  # users at most, drawn, for what each source adds
 NETWORK_TIMES = 3  # that a network may take longer than what was fitted before it
 LEAST_NEW = 30  # whose next item is a new candidate; with fewer, new items get no weights
 ERRORS = 2.0  # standard errors by which the best of all sources must exceed the reranker
@@ -274,9 +273,7 @@ class Choice:
         reranker: what to serve, fitted on all users.
         info: for the manifest: `users`, and what is `served`; as `parts` the metrics of the
             reranker (cross-fitted) and of each part (with a network, `linear` is the reranker
-            without it); and `without`, for each source: the `ndcg@10` that the reranker has without
-            its features, what the source `adds` to it, and the standard `error` of that, paired
-            over users, `ABLATED` of them at most; empty without an ablation.
+            without it).
     """
 
     reranker: Reranker
@@ -288,7 +285,6 @@ def choose(
     shape: Reranker,
     alone: Mapping[str, NDArray[np.int64]],
     *,
-    ablate: bool = True,
     end: float = math.inf,
 ) -> Choice:
     """The fitted reranker, unless a source alone is better by NDCG@10.
@@ -303,9 +299,8 @@ def choose(
         candidates: validation users.
         shape: its numbers of candidates and nodes are kept.
         alone: name -> (n,) ranks of the next items in the full lists of each part.
-        ablate: also fit the reranker without each source, which takes most of the time.
         end: when to end at the latest, by `time.monotonic`. Without time for it no network is
-            fitted, and sources that were not measured yet are left out of `without`.
+            fitted.
     """
     metrics = {name: _metrics(ranks) for name, ranks in alone.items()}
     servable = {
@@ -326,44 +321,12 @@ def choose(
             metrics[LINEAR], crossed = _metrics(crossed), its_ranks
     servable[RERANKER], ranks[RERANKER] = fit(useful, shape, network=network), crossed
     metrics[RERANKER] = _metrics(crossed)
-    without = _ablate(useful, shape, crossed, network=network, end=end) if ablate else {}
     few = len(candidates.targets) < LEAST_USERS
     if few or not _exceeds(ranks[best], crossed, ERRORS):
         best = RERANKER
     metrics["served"] = _metrics(ranks[best])
-    info = {"users": len(candidates.targets), "served": best, "parts": metrics, "without": without}
+    info = {"users": len(candidates.targets), "served": best, "parts": metrics}
     return Choice(servable[best], info)
-
-
-def _ablate(
-    candidates: Candidates,
-    shape: Reranker,
-    crossed: NDArray[np.int64],
-    *,
-    network: bool,
-    end: float,
-) -> dict[str, dict[str, float]]:
-    """What `choose` says of each source; `crossed` has the ranks with all sources."""
-    if len(candidates.targets) > ABLATED:
-        rows = np.random.default_rng(0).permutation(len(candidates.targets))[:ABLATED]
-        candidates = candidates.take(np.sort(rows))
-        crossed = cross_fit(candidates, shape, network=network)
-    without: dict[str, dict[str, float]] = {}
-    begun = time.monotonic()
-    for number, source in enumerate(candidates.values):
-        so_far = time.monotonic() - begun
-        if time.monotonic() + so_far / max(number, 1) > end:  # the next one would end too late
-            break
-        others = [name for name in candidates.values if name != source]
-        if others:
-            left = gains(cross_fit(candidates, shape, others, network=network))
-            gap = gains(crossed) - left
-            without[source] = {
-                "ndcg@10": round(float(left.mean()), 6),
-                "adds": round(float(gap.mean()), 6),
-                "error": round(float(gap.std() / len(gap) ** 0.5), 6),
-            }
-    return without
 
 
 def _cross_fit_optional(

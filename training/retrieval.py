@@ -57,7 +57,7 @@ KIND = "retrieval"
 BATCH = 64
 NEIGHBORS = 200  # of an item by common users
 LEAST_DECODED = 128  # validation users who are decoded even if the time is spent
-# The parts of the stage's time by whose ends these are done; ablation ends where time does.
+# The parts of the stage's time by whose ends these are done.
 NEAR, DECODED, CHOSEN, FITTED_TO_NEW = 0.25, 0.5, 0.75, 0.95
 SHARE_NEW = 0.2  # of the items, treated as new to fit the weights for such items
 USERS_NEW = 3000  # validation users for it, at most
@@ -122,7 +122,7 @@ def stage(context: Context) -> Path:
         ranks = {name: _rank(part, examples) for name, part in parts.items()}
         shape = Reranker({}, config.candidates, config.nodes)
         ranks[MODEL] = alone
-        choice = choose(candidates, shape, ranks, ablate=config.ablate, end=by(CHOSEN))
+        choice = choose(candidates, shape, ranks, end=by(CHOSEN))
         info["validation"], reranker = choice.info, choice.reranker
         _report(choice.info)
         if RECENT not in reranker.sources:
@@ -323,19 +323,13 @@ def _rank_of(items: NDArray[np.int32], targets: NDArray[np.int32]) -> NDArray[np
 
 
 def _report(validation: dict[str, Any]) -> None:
-    """Print NDCG@10 and Recall@10 of all parts, and what each source adds."""
+    """Print NDCG@10 and Recall@10 of all parts."""
     table = Table("ranker", "NDCG@10", "Recall@10", title="Validation, seen items left out")
     for name, figures in validation["parts"].items():
         if name == "served":  # one of the others
             continue
         table.add_row(name, *(f"{figures[key]:.4f}" for key in ("ndcg@10", "recall@10")))
     console.print(table)
-    if validation["without"]:
-        table = Table("source", "adds", "± 1 s.e.", title="NDCG@10 that each source adds")
-        rows = sorted(validation["without"].items(), key=lambda row: -row[1]["adds"])
-        for name, figures in rows:
-            table.add_row(name, f"{figures['adds']:+.4f}", f"{figures['error']:.4f}")
-        console.print(table)
     served = validation["served"]
     if served == RERANKER:
         say("The served list is the one of the reranker: a blend of the model and other sources.")

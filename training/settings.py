@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 
 from recsys.config import Folder, Settings, Share, internal, section
+from recsys.devices import AUTO
 from recsys.errors import ConfigError
 from recsys.models.architecture import architecture
 from recsys.prompts import PromptConfig
@@ -28,8 +29,13 @@ Objective = Literal[
 ON_WORDS = ("wordkd", "tvdkd")  # the target's distribution at every token of the windows
 # The teacher's trees.
 ON_TREES = ("seqkd", "atspeed-s", "atspeed-s-eq4", "atspeed-r", "tree-kd", "margin-kd")
+Ablation = Literal[
+    "released", "temperature", "no-density", "node-tokens", "unconstrained", "top-1", "last-beams",
+]  # fmt: skip
 # Objectives whose optimum is the target itself need no recommendation loss.
 _COMPLETE = ("tree-kd", "margin-kd")
+OURS = "margin-kd"  # accepts the most levels in equal time (docs/experiments.md)
+TRIED = (OURS, "atspeed-s", "atspeed-r")  # of `auto`
 Precision = Literal["auto", "bf16", "float32"]
 
 
@@ -336,29 +342,15 @@ class AlignmentSettings:
         objective: see docs/alignment.md.
         alpha: weight of the alignment loss; 1 - alpha is the weight of the recommendation loss.
             None means .5, or 1 for tree-kd and margin-kd.
-        beam_steps: whether the sequences of a history are the beams of every step, or of the last.
-        density: keep the density regularisation of atspeed-s.
-        level_tokens: atspeed-s compares all tokens of a node's level, as released; False: only
-            those that the trie allows at the node.
-        softmax_temperature: of atspeed-s (`recsys.training.losses.atspeed_s`); None renormalises.
-        constrained: compare distributions over tokens of the catalog. False compares them over the
-            whole vocabulary, for which the target runs again in every training step.
-        top_k: learn from all K sequences; False: only from the best one.
-        tree_attention: one row per history; False: one row per node.
+        ablations: changes of the objective, as of `DraftConfig`.
         flatten: the weight of a node in tree-kd is p(prefix)^(1 / flatten).
         drafts: N of margin-kd, the prefixes of a level that the draft will propose.
         margin: weight of the margin in margin-kd.
     """
 
-    objective: Objective = "sft"
+    objective: Objective = OURS
     alpha: float | None = None
-    beam_steps: Literal["all", "last"] = "all"
-    density: bool = True
-    level_tokens: bool = True
-    softmax_temperature: float | None = None
-    constrained: bool = True
-    top_k: bool = True
-    tree_attention: bool = True
+    ablations: tuple[Ablation, ...] = ()
     flatten: float = 2.0
     drafts: int = 40
     margin: float = 0.3
@@ -371,24 +363,17 @@ class AlignmentSettings:
         return self.alpha
 
     @property
+    def on_whole(self) -> bool:
+        """Whether distributions over the whole vocabulary are compared; the target then runs."""
+        return "unconstrained" in self.ablations
+
+    @property
     def on_levels(self) -> bool:
         """Whether the objective compares all tokens of a level, which the teacher then stores."""
-        return self.objective == "atspeed-s" and self.level_tokens and self.constrained
-
-
-Ablation = Literal[
-    "no-density", "node-tokens", "temperature", "unconstrained", "top-1", "last-beams",
-    "no-tree-attention",
-]  # fmt: skip
-_ABLATIONS: dict[str, dict[str, Any]] = {
-    "no-density": {"density": False},
-    "node-tokens": {"level_tokens": False},
-    "temperature": {"softmax_temperature": 0.001},
-    "unconstrained": {"constrained": False},
-    "top-1": {"top_k": False},
-    "last-beams": {"beam_steps": "last"},
-    "no-tree-attention": {"tree_attention": False},
-}
+        if self.on_whole or "node-tokens" in self.ablations:
+            return False
+        released = self.objective == "atspeed-r" and "released" in self.ablations
+        return released or self.objective == "atspeed-s"
 
 
 @section
@@ -397,17 +382,19 @@ class DraftConfig(SupervisedConfig):
 
     epochs: PositiveInt = 10
     """Passes over the training data, at most."""
-    objective: Objective = "sft"
-    """What the draft learns (docs/alignment.md)."""
+    objective: Objective | Literal["auto"] = AUTO
+    """What the draft learns (docs/alignment.md). `auto` is the one of margin-kd, atspeed-s and
+    atspeed-r that saves most passes on validation after equal times, or margin-kd if the stage has
+    less than two minutes. Runs that name an objective train a draft on any machine."""
     alpha: Annotated[float, Field(ge=0, le=1)] | None = None
     """Weight of the alignment loss; 1 - alpha is the weight of the recommendation loss. None means
     .5, or 1 for tree-kd and margin-kd."""
     ablations: tuple[Ablation, ...] = ()
-    """How the objective is changed, for those who study it: `no-density` (no density regularisation
-    in atspeed-s), `node-tokens` (atspeed-s compares only tokens that the trie allows at a node),
-    `temperature` (softmax over probabilities, as the authors' script), `unconstrained` (compare the
-    whole vocabulary), `top-1` (learn from the best sequence only), `last-beams` (only from those of
-    the last step), `no-tree-attention` (one row per node)."""
+    """How the objective is changed, for those who study it: `released` (atspeed-s and atspeed-r as
+    in the authors' code), `temperature` (atspeed-s as in their training script), `no-density` (no
+    density regularisation in atspeed-s), `node-tokens` (atspeed-s compares only tokens that the
+    trie allows at a node), `unconstrained` (compare the whole vocabulary), `top-1` (learn from the
+    best sequence only), `last-beams` (only from those of the last step)."""
     base: Folder | None = None
     """Folder of a pretrained checkpoint with its tokenizer, which must be the target's; replaces
     the sizes, `layers` and `init_from_target`. A run with a parent continues from the parent's
@@ -444,10 +431,8 @@ class DraftConfig(SupervisedConfig):
     @property
     def alignment(self) -> AlignmentSettings:
         """The settings of the objective."""
-        changes: dict[str, Any] = {}
-        for name in self.ablations:
-            changes |= _ABLATIONS[name]
-        return AlignmentSettings(self.objective, self.alpha, **changes)
+        objective = OURS if self.objective == AUTO else self.objective
+        return AlignmentSettings(objective, self.alpha, self.ablations)
 
     def check_with(self, settings: Settings) -> None:
         """Check what lies outside of this section.
@@ -484,6 +469,3 @@ class RetrievalConfig:
     """Beam width of the search for fitting the reranker."""
     users: NonNegativeInt = 10_000
     """Validation users for fitting the reranker, at most; 0 fits none."""
-    ablate: bool = False
-    """Whether to measure what each source adds to the reranker, which takes several times as long
-    as the rest of the stage. For those who study the sources; lists do not change."""

@@ -13,8 +13,10 @@ atomically, so that a killed run resumes after its last shard and ends with the 
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
+import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, fields, replace
@@ -44,8 +46,8 @@ from recsys.training.target import TrainedTarget, load_trained
 from recsys.training.tree import child_tokens, level_tokens
 
 KIND = "teacher"
-ALL = 1 << 40  # more histories than there are
 SHARDS = "shard-*.safetensors"
+LIMITED_BATCHES = 4  # of a shard, where the time is limited
 
 
 @dataclass(frozen=True)
@@ -300,7 +302,7 @@ class Teacher:
     """The `teacher` artifact in memory.
 
     Attributes:
-        prompts: the prompts that were searched.
+        prompts: the prompts that were searched, those of one shard after another.
         trees: the results.
         config: the settings.
     """
@@ -340,8 +342,13 @@ def _trees(shard: dict[str, NDArray[Any]]) -> Trees:
     return Trees(**{field.name: shard[field.name] for field in fields(Trees)})
 
 
-def stage(context: Context) -> Path:
+def stage(context: Context, level_tokens: bool | None = None, minutes: float = math.inf) -> Path:
     """Write the `teacher` artifact of a run: `shard-<n>.safetensors`.
+
+    Args:
+        context: of the run.
+        level_tokens: as the setting; None: if the objective of the run's draft needs them.
+        minutes: time limit of the searches, unless the settings say how many histories there are.
 
     Raises:
         ConfigError: settings that do not fit each other or the data.
@@ -349,12 +356,13 @@ def stage(context: Context) -> Path:
     """
     workspace = context.workspace
     config = context.settings.section(KIND, TeacherConfig)
-    if context.minutes is not None and not context.settings.sets(KIND, "histories"):
-        limit = config.histories or ALL
-        config = replace(config, histories=context.sample(KIND, limit, "histories"))
     if config.level_tokens is None:
-        needed = context.settings.section("draft", DraftConfig).alignment.on_levels
-        config = replace(config, level_tokens=needed)
+        if level_tokens is None:
+            draft = context.settings.section("draft", DraftConfig)
+            level_tokens = draft.alignment.on_levels
+        config = replace(config, level_tokens=level_tokens)
+    limited = not (math.isinf(minutes) or context.settings.sets(KIND, "histories"))
+    end = time.monotonic() + 60 * minutes if limited else math.inf
     parents = workspace.digests("dataset", "ids", "target")
     folder = config.draft or workspace.run("draft")
     if config.source == "mixture":
@@ -367,8 +375,9 @@ def stage(context: Context) -> Path:
         parents["draft"] = read_manifest(folder, "draft").digest
     accelerator = Accelerator()
     partial = workspace.run(f"{KIND}.partial")
+    size = LIMITED_BATCHES * config.batch if limited else config.shard
     if accelerator.is_main_process:
-        _open_partial(partial, {**settings, "parents": parents}, anew=context.force)
+        _open_partial(partial, {**settings, "parents": parents, "size": size}, anew=context.force)
     accelerator.wait_for_everyone()
     target = TrainedTarget.load(workspace)
     prompts = _draw_prompts(workspace, config, context.settings.seed)
@@ -380,18 +389,20 @@ def stage(context: Context) -> Path:
         target.load_model(device),
         load_trained(folder, device) if config.source == "mixture" else None,
     )
-    starts = range(0, len(prompts), config.shard)
-    mine = {
+    count = -(-len(prompts) // size)
+    # Every shard has prompts of all lengths, so that those written before the end are a sample.
+    shards = {
         partial / f"shard-{number:05d}.safetensors": prompts.take(
-            np.arange(at, min(at + config.shard, len(prompts)))
+            np.arange(number, len(prompts), count)
         )
-        for number, at in enumerate(starts)
-        if number % accelerator.num_processes == accelerator.process_index
+        for number in range(count)
     }
-    search.write_shards(mine)
+    mine = list(shards)[accelerator.process_index :: accelerator.num_processes]
+    search.write_shards({file: shards[file] for file in mine}, end)
     accelerator.wait_for_everyone()
     if accelerator.is_main_process:
-        _gather(output, partial, {"histories": len(prompts), "shards": len(starts)})
+        written = [len(part) for file, part in shards.items() if file.exists()]
+        _gather(output, partial, {"histories": sum(written), "shards": len(written)})
     accelerator.wait_for_everyone()
     return output.path
 
@@ -445,18 +456,20 @@ class _Search:
     target: Any
     draft: Any
 
-    def write_shards(self, shards: dict[Path, Prompts]) -> None:
-        """Search the prompts of each shard that has no file yet."""
+    def write_shards(self, shards: dict[Path, Prompts], end: float) -> None:
+        """Search the prompts of each shard that has no file yet; after `end` begin no other one."""
         missing = {file: part for file, part in shards.items() if not file.exists()}
         levels_of = level_tokens(self.trie) if self.config.level_tokens else ()
         if len(missing) < len(shards):
             say(f"teacher: {len(shards) - len(missing)} of {len(shards)} shards are there already")
         with track("teacher", sum(map(len, missing.values()))) as bar:
             for file, part in missing.items():
-                found = []
+                if time.monotonic() > end and any(file.exists() for file in shards):
+                    break
+                searches = []
                 for at in range(0, len(part), self.config.batch):
                     some = part.take(np.arange(at, min(at + self.config.batch, len(part))))
-                    found.append(
+                    searches.append(
                         search_trees(
                             self.target, self.encoder.encode_all(some.histories), self.trie,
                             self.config.beams, draft=self.draft, mixture=self.config.mixture,
@@ -464,7 +477,7 @@ class _Search:
                         )
                     )  # fmt: skip
                     bar.advance(len(some))
-                _save_shard(file, part, Trees.concatenate(found))
+                _save_shard(file, part, Trees.concatenate(searches))
 
 
 def _open_partial(folder: Path, run: dict[str, Any], *, anew: bool) -> None:

@@ -74,41 +74,6 @@ def tree_positions(width: int, lengths: torch.Tensor, depth: int, nodes: int) ->
     return torch.cat([window, lengths[:, None] + level], dim=1)
 
 
-def node_logits(
-    model: Any,
-    prompts: torch.Tensor,
-    lengths: torch.Tensor,
-    tokens: torch.Tensor,
-    seen: torch.Tensor,
-) -> torch.Tensor:
-    """(B, N, V) logits of tree nodes without tree attention: one row per node.
-
-    The prompt runs once per node. This is the reference for tree attention, which avoids the cost.
-
-    Args:
-        model: a causal LM.
-        prompts: (B, T), right-padded.
-        lengths: (B,).
-        tokens: (B, N) of the nodes, ancestors before descendants.
-        seen: (B, N, N) from `descent`.
-    """
-    decoder, head = causal_parts(model)
-    batch, nodes = tokens.shape
-    deepest = int(seen.sum(-1).max())
-    # Ancestors of each node by depth, which is the order of their numbers.
-    order = torch.where(seen, torch.arange(nodes, device=seen.device), nodes).sort(-1).values
-    order = order[..., :deepest]
-    path = tokens[:, None].expand(-1, nodes, -1).gather(2, order.clamp(max=nodes - 1))
-    rows = torch.nn.functional.pad(prompts, (0, deepest))[:, None].repeat(1, nodes, 1)
-    position = lengths[:, None, None] + torch.arange(deepest, device=seen.device)
-    rows.scatter_(2, position.expand(-1, nodes, -1), path)
-    last = lengths[:, None] + seen.sum(-1) - 1
-    hidden = decoder(input_ids=rows.flatten(0, 1), use_cache=False).last_hidden_state
-    hidden = hidden[torch.arange(batch * nodes, device=seen.device), last.flatten()]
-    logits: torch.Tensor = head(hidden).unflatten(0, (batch, nodes))
-    return logits
-
-
 def child_tokens(
     trie: DeviceTrie, states: torch.Tensor, depth: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

@@ -33,23 +33,19 @@ PRINTED = "atspeed-s-eq4"  # searches the mixture of target and draft, as the pa
 
 BUDGETS = {"time": "equal time", "steps": "equal steps"}  # what is equal, in words
 
-# Settings of the ablations by objective (figure 3 and table 4 of the paper), and of what differs
-# between the printed and the released AtSpeed-S and its training script.
-ABLATIONS: dict[str, dict[str, dict[str, Any]]] = {
+# Ablations by objective (figure 3 and table 4 of the paper), and how the released losses and the
+# training script differ from the printed ones: name -> value of `draft.ablations`.
+_OF_BOTH = {
+    "as released": "released", "no constrained alignment": "unconstrained", "top-1": "top-1",
+    "last step's beams": "last-beams",
+}  # fmt: skip
+ABLATIONS: dict[str, dict[str, str]] = {
     STRICT: {
-        "no density": {"ablations": ["no-density"]},
-        "no constrained alignment": {"ablations": ["unconstrained"]},
-        "top-1": {"ablations": ["top-1"]},
-        "last step's beams": {"ablations": ["last-beams"]},
-        "allowed tokens only": {"ablations": ["node-tokens"]},
-        "temperature .001": {"ablations": ["temperature"]},
+        "no density": "no-density", **_OF_BOTH, "allowed tokens only": "node-tokens",
+        "temperature .001": "temperature",
     },
-    RELAXED: {
-        "no constrained alignment": {"ablations": ["unconstrained"]},
-        "top-1": {"ablations": ["top-1"]},
-        "last step's beams": {"ablations": ["last-beams"]},
-    },
-}
+    RELAXED: _OF_BOTH,
+}  # fmt: skip
 EPOCHS = 20  # passes over a draft's data, at most, in equal time
 ALPHAS = (0.1, 0.3, 0.7)  # besides the default of 0.5
 
@@ -200,9 +196,9 @@ def list_variants(parts: Sequence[str], init: Init, budget: Budget) -> list[Vari
     changes: list[tuple[str, str, dict[str, Any]]] = [(name, "", {}) for name in OBJECTIVES]
     if "ablations" in parts:
         changes += [
-            (objective, change, options)
+            (objective, change, {"ablations": [ablation]})
             for objective, ablations in ABLATIONS.items()
-            for change, options in ablations.items()
+            for change, ablation in ablations.items()
         ]
     if "effects" in parts:
         changes += [

@@ -204,8 +204,8 @@ def list_cells(options: Options) -> Iterator[Cell]:
     for (verification, objective), k in product(VERIFICATIONS.items(), options.ks):
         question = Question(k, verification, n)
         yield Cell("ablations", of(objective), question)
-        for change, settings in ABLATIONS[objective].items():
-            ablated = of(objective, change, settings)
+        for change, ablation in ABLATIONS[objective].items():
+            ablated = of(objective, change, {"ablations": [ablation]})
             yield Cell("ablations", ablated, question, of(objective))
     for k in options.studied:
         for verification, objective in VERIFICATIONS.items():

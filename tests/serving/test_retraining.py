@@ -48,7 +48,10 @@ SETTINGS = {
         "architecture": {"hidden_size": 32, "intermediate_size": 64, "layers": 1, "heads": 1},
         "epochs": 8, "eval_users": 30, "precision": "float32", "learning_rate": 1e-2,
     },
-    "draft": {"epochs": 1, "evaluate_every": 0, "accept_users": 0, "precision": "float32"},
+    "draft": {
+        "objective": "sft", "epochs": 1, "evaluate_every": 0, "accept_users": 0,
+        "precision": "float32",
+    },
     "retrieval": {"users": 60},
 }  # fmt: skip
 QUICK = {"gate": {"least_users": 10, "requests": 3, "resamples": 100, "margin": 5.0,

@@ -1,11 +1,13 @@
 """Alignment modules against slow twins, batches of trees, and draft runs of every objective."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 from oracles import assert_as_exact, exact_twin
+from scipy.special import softmax
 
 from recsys.artifacts import read_manifest, verify
 from recsys.constraint import ItemTrie
@@ -17,7 +19,7 @@ from recsys.prompts import PromptConfig, PromptEncoder
 from recsys.training import draft, target
 from recsys.training.alignment import TreeAlignment, TreeBatches, WordDistillation
 from recsys.training.objective import NextToken
-from recsys.training.settings import ON_TREES, AlignmentSettings, DraftConfig
+from recsys.training.settings import AlignmentSettings, DraftConfig
 from recsys.training.teacher import Prompts, search_trees
 from recsys.vocabulary import Vocabulary
 
@@ -172,6 +174,18 @@ def rule_r(p, q, child, last, whole):
     return float(np.abs(np.exp(renormalised(p[best])) - np.exp(renormalised(q[best]))).sum() / 2)
 
 
+def rule_released_s(p, q, child, last, whole):
+    best = np.argsort(-q)[:BEAMS]
+    p, q = np.exp(p[best]), np.exp(q[best])
+    kth = p[-1] if len(p) == BEAMS else 0.0
+    return float((q * np.log(q / p)).sum() - kth * (q * np.log(q)).sum())
+
+
+def rule_released_r(p, q, child, last, whole):
+    p, q = (softmax(v / 0.001) for v in (p, q))
+    return float(np.abs(p - q).sum() / 2)
+
+
 def rule_seq(p, q, child, last, whole):
     return -float(whole[child])
 
@@ -180,21 +194,26 @@ RULES = {
     "atspeed-s": rule_s,
     "atspeed-s-eq4": rule_eq4,
     "atspeed-r": rule_r,
+    "atspeed-s*": rule_released_s,
+    "atspeed-r*": rule_released_r,
     "seqkd": rule_seq,
 }
 
 
 @pytest.mark.parametrize("objective", RULES)
 @pytest.mark.parametrize(
-    ("beam_steps", "top_k", "level_tokens"),
-    [("all", True, True), ("all", False, False), ("last", True, False), ("last", False, True)],
+    ("beam_steps", "top_k", "changes"),
+    [
+        ("all", True, ()),
+        ("all", False, ("top-1", "node-tokens")),
+        ("last", True, ("last-beams", "node-tokens")),
+        ("last", False, ("last-beams", "top-1")),
+    ],
 )
-def test_the_loss_of_a_tree_equals_loops_over_its_sequences(
-    objective, beam_steps, top_k, level_tokens
-):
-    settings = AlignmentSettings(
-        objective, alpha=1.0, beam_steps=beam_steps, top_k=top_k, level_tokens=level_tokens
-    )
+def test_the_loss_of_a_tree_equals_loops_over_its_sequences(objective, beam_steps, top_k, changes):
+    settings = AlignmentSettings(objective.removesuffix("*"), alpha=1.0, ablations=changes)
+    if objective.endswith("*"):
+        settings = replace(settings, ablations=(*changes, "released"))
     data = make_batches(make_model(), level_tokens=settings.on_levels)
     batch = data.batch(np.arange(len(data.prompts))[::5])
     model = make_model(seed=1, layers=1).double()
@@ -293,23 +312,6 @@ def test_the_margin_of_a_tree_equals_sorting_its_prefixes(drafts):
     assert values[1] - values[0] == pytest.approx(np.mean(expected), abs=1e-7)
 
 
-@pytest.mark.parametrize("objective", ON_TREES)
-def test_without_tree_attention_the_loss_is_the_same(objective):
-    data = make_batches(make_model(), level_tokens=objective == "atspeed-s")
-    batch = tensors(data.batch(np.arange(len(data.prompts))[::4]), torch.float64)
-    model = make_model(seed=1, layers=1).double()
-    values = []
-    for tree_attention in (True, False):
-        settings = AlignmentSettings(objective, alpha=0.6, tree_attention=tree_attention)
-        module = TreeAlignment(model, DeviceTrie.of(TRIE), settings)
-        model.zero_grad()
-        loss = module(*batch)
-        loss.backward()
-        values.append((loss.item(), model.get_input_embeddings().weight.grad.clone()))
-    assert values[0][0] == pytest.approx(values[1][0])
-    torch.testing.assert_close(values[0][1], values[1][1])
-
-
 def test_the_recommendation_loss_is_that_of_supervised_training():
     data = make_batches(make_model())
     batch = data.batch(np.arange(8))
@@ -331,7 +333,7 @@ def test_unconstrained_losses_run_the_target_again():
     big = make_model().double()
     data = make_batches(make_model())
     batch = data.batch(np.arange(len(data.prompts))[::5])
-    settings = AlignmentSettings("atspeed-r", alpha=1.0, constrained=False, beam_steps="last")
+    settings = AlignmentSettings("atspeed-r", 1.0, ("unconstrained", "last-beams"))
     same = TreeAlignment(big, DeviceTrie.of(TRIE), settings, target=big)
     inputs = tensors(batch, torch.float64)
     assert abs(same(*inputs).item()) < 1e-10
@@ -401,25 +403,25 @@ def test_a_draft_killed_by_sigkill_ends_with_the_same_bits(make_context, killed,
     target.stage(make_context(target={"epochs": 1, "evaluate_every": 0}))
     section = {**SHORT, "checkpoint_minutes": 0.0, **options}
     context = make_context(teacher=TEACHER, draft=section)
-    straight = weights_of(draft.stage(context))
+    straight = weights_of(draft.train(context))
     context.workspace.run("draft").rename(context.workspace.run("elsewhere"))
-    killed(draft.stage, context, steps=6)
-    assert weights_of(draft.stage(context)) == straight
+    killed(draft.train, context, steps=6)
+    assert weights_of(draft.train(context)) == straight
 
 
 def test_a_draft_on_trees_makes_its_teacher_as_a_parent(make_context):
     sections = {"teacher": TEACHER, "draft": {**SHORT, "objective": "margin-kd"}}
     target.stage(make_context())
-    path = draft.stage(make_context(**sections))
+    path = draft.train(make_context(**sections))
     manifest = verify(path, "draft")
     context = make_context()
     assert manifest.parents["teacher"] == read_manifest(context.workspace.run("teacher")).digest
     assert manifest.info["objective"] == "margin-kd"
     assert 0 <= manifest.info["validation"]["accepted_levels"] <= 2
     stamp = (path / "manifest.json").stat().st_mtime_ns
-    draft.stage(make_context(**sections))
+    draft.train(make_context(**sections))
     assert (path / "manifest.json").stat().st_mtime_ns == stamp
-    draft.stage(make_context(teacher={**TEACHER, "beams": 3}, draft=sections["draft"]))
+    draft.train(make_context(teacher={**TEACHER, "beams": 3}, draft=sections["draft"]))
     assert (path / "manifest.json").stat().st_mtime_ns != stamp
 
 
@@ -428,12 +430,12 @@ def test_teacher_data_without_the_tokens_of_levels_are_refused(make_context):
     draft_section = {**SHORT, "objective": "atspeed-s"}
     context = make_context(teacher={**TEACHER, "level_tokens": False}, draft=draft_section)
     with pytest.raises(ConfigError, match="run `recsys train teacher` again"):
-        draft.stage(context)
+        draft.train(context)
 
 
 def test_an_sft_draft_needs_no_teacher_and_logs_acceptance(make_context):
     target.stage(make_context())
-    path = draft.stage(make_context(draft=SHORT))
+    path = draft.train(make_context(draft={**SHORT, "objective": "sft"}))
     manifest = read_manifest(path)
     assert set(manifest.parents) == {"dataset", "ids", "target"}
     assert {"recall@10", "ndcg@10", "accepted_levels"} <= set(manifest.info["validation"])

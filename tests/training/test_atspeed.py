@@ -54,7 +54,8 @@ def test_an_ablation_changes_one_setting_of_its_objective():
     assert different == [
         {"ablations": (name,)}
         for name in (
-            "no-density", "unconstrained", "top-1", "last-beams", "node-tokens", "temperature"
+            "no-density", "released", "unconstrained", "top-1", "last-beams", "node-tokens",
+            "temperature",
         )
     ]  # fmt: skip
 
@@ -74,9 +75,9 @@ def test_a_mixture_uses_the_sft_draft_of_its_start_and_seed(budget):
 def test_cells_cover_the_papers_tables_once():
     cells = list(list_cells(Options()))
     count = {part: sum(cell.part == part for cell in cells) for part in PARTS}
-    # nine objectives, counted in three ways; 1 + 6 and 1 + 3 ablations; for three K, five or fewer
+    # nine objectives, counted in three ways; 1 + 7 and 1 + 4 ablations; for three K, five or fewer
     # N in two ways, three gamma, and five alpha in two ways
-    table, ablations = 9 * 3 * 5, 5 * (7 + 4)
+    table, ablations = 9 * 3 * 5, 5 * (8 + 5)
     assert count == {"table": table, "ablations": ablations, "effects": 68, "recall": 0}
     assert len({(c.variant.key, c.question) for c in cells if c.part == "table"}) == table
 
@@ -117,12 +118,12 @@ def test_a_toy_run_fills_every_part_and_what_exists_is_not_made_again(
     for text in ("paper (7B)", "2.58", "6.7 billion parameters", "AtSpeed-S", "margin-kd (ours)"):
         assert text in shown
     assert "…" not in shown, "nothing is cut off"
-    assert len(document["drafts"]) == 9 + 9 + 6
+    assert len(document["drafts"]) == 9 + 11 + 6
     assert {row["steps"] for row in document["drafts"]} == {3}
     assert len(document["table"]) == 9 * 3 * 2
     assert len(document["speed"]) == 9 * 2 * 2 + 2
     assert "beam search without tree attention" in shown
-    assert len(document["ablations"]) == 2 * (7 + 4)
+    assert len(document["ablations"]) == 2 * (8 + 5)
     assert {row["effect"] for row in document["effects"]} == {"N", "gamma", "alpha"}
     assert all(0 <= row["accepted"]["mean"] <= 2 for row in document["table"])
     assert all(1 <= row["passes"]["mean"] <= 3 for row in document["table"])

@@ -33,7 +33,7 @@ def test_from_target_to_bundle_by_commands(make_context):
     assert "1 epochs" in text
     assert "NDCG@10" in text
     document = json.loads(invoke("train", "draft", *small("draft"), "--json").splitlines()[-1])
-    assert document["validation"]["users"] == 10
+    assert 0 <= document["validation"]["accepted_levels"] <= 2
     # The bundle is made of what lies there, whatever the settings were.
     assert "bundle:" in invoke("bundle", "--name", "toy")
 

@@ -35,7 +35,7 @@ def test_printed_atspeed_s_by_hand():
     assert found == pytest.approx(-0.2027326)  # .5 log(.2 / .3) + .3 log(.2 / .2)
 
 
-def test_released_atspeed_s_by_hand():
+def test_renormalised_atspeed_s_by_hand():
     # V_c = tokens 1 and 2, in which p is (.6, .4) and q (.625, .375); p(y_K) = .4.
     reverse = 0.625 * math.log(0.625 / 0.6) + 0.375 * math.log(0.375 / 0.4)
     entropy = -0.625 * math.log(0.625) - 0.375 * math.log(0.375)
@@ -43,6 +43,23 @@ def test_released_atspeed_s_by_hand():
     assert found == pytest.approx(reverse + 0.4 * entropy)
     assert found == pytest.approx(0.2659371)
     assert losses.atspeed_s(P, Q, 2, density=False).item() == pytest.approx(reverse)
+
+
+def test_released_atspeed_s_by_hand():
+    # As above, with p = (.3, .2) and q = (.5, .3) as they are, and p(y_K) = .2.
+    reverse = 0.5 * math.log(0.5 / 0.3) + 0.3 * math.log(0.3 / 0.2)
+    entropy = -0.5 * math.log(0.5) - 0.3 * math.log(0.3)
+    found = losses.atspeed_s(P, Q, 2, released=True).item()
+    assert found == pytest.approx(reverse + 0.2 * entropy)
+    assert found == pytest.approx(0.5186054)
+
+
+def test_released_atspeed_r_has_all_tokens_and_the_temperature_of_the_script():
+    # With a temperature of .5, probabilities are squared: p (25, 9, 4) / 38, q (4, 25, 9) / 38.
+    found = losses.atspeed_r(P, Q, None, temperature=0.5).item()
+    assert found == pytest.approx((21 + 16 + 5) / 38 / 2)
+    # With that of the script, each has all of its mass on its best token.
+    assert losses.atspeed_r(P, Q, None, temperature=losses.SCRIPT).item() == pytest.approx(1)
 
 
 def test_released_atspeed_s_at_the_temperature_of_the_script():
@@ -93,7 +110,7 @@ def distance(p, q, top=TOP):
     return abs(p - q).sum() / 2
 
 
-def test_the_optimum_of_the_released_form_is_near_the_target():
+def test_the_optimum_of_the_renormalised_form_is_near_the_target():
     found = descend(lambda p, q: losses.atspeed_s(p, q, TOP))
     chosen = np.argsort(-found)[:TOP]
     # Tokens outside of V_c get no gradient, so the last place depends on the start.
@@ -121,7 +138,8 @@ def test_the_optimum_of_the_printed_form_is_one_token():
     [(0, 0, 0.005), (0.25, 0.12, 0.16), (0.5, 0.34, 0.4), (1, 0.7, 0.74)],
 )
 def test_the_weight_of_the_density_decides_how_far_the_optimum_is(weight, least, most):
-    # Renormalised over V_c. The printed form has weight 1, the released one p'(y_K), here .014.
+    # Renormalised over V_c. The printed form has weight 1, the renormalised one p'(y_K),
+    # here .014.
     def loss(log_p, log_q):
         chosen = log_q.detach().topk(TOP).indices
         log_p, log_q = (v[chosen].log_softmax(-1) for v in (log_p, log_q))

@@ -34,7 +34,7 @@ def trained(module_context):
     """The home of a bundle of a target from scratch: users go to the next number."""
     home, make_context = module_context
     context = make_context(target={**DEPLOYED, "prompt": {"max_items": 6, "block": 2}})
-    for make in (target.stage, draft.stage, bundle.stage):
+    for make in (target.stage, draft.train, bundle.stage):
         make(context)
     return home
 
@@ -96,18 +96,18 @@ def test_a_draft_continues_from_the_parents_draft(newer, deployed):
         context.settings.section("draft", DraftConfig),
         TrainedTarget.load(context.workspace),
         Material.load(context.workspace),
+        deployed / "draft",
     )
     assert tokenizer is None
-    draft.continue_from(deployed / "draft", model)
     served = load_file(deployed / "draft" / "model.safetensors")
     assert all(torch.equal(model.state_dict()[name], value) for name, value in served.items())
-    assert read_manifest(draft.stage(context)).parents["bundle"] == read_manifest(deployed).digest
+    assert read_manifest(draft.train(context)).parents["bundle"] == read_manifest(deployed).digest
 
 
 def test_a_version_can_be_the_parent_of_the_next(newer, deployed, make_context):
     context = newer(lora={"merge": False})
     target.stage(context)
-    draft.stage(context)
+    draft.train(context)
     second = bundle.stage(context)
     manifest = verify(second, "bundle")
     assert manifest.parents["bundle"] == read_manifest(deployed).digest

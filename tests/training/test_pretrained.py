@@ -16,7 +16,8 @@ from recsys.models.checkpoint import load_model, quiet
 from recsys.training import bundle, draft
 from recsys.training.pretrained import add_lora, load_base
 from recsys.training.settings import DraftConfig, LoraSettings
-from recsys.training.target import stage
+from recsys.training.supervised import Material
+from recsys.training.target import TrainedTarget, stage
 from recsys.vocabulary import Vocabulary
 
 
@@ -205,7 +206,7 @@ def test_a_pretrained_target_gets_drafts_and_recommends(
         context = lora_context(
             make_context, tmp_path / "base", lora={"merge": merge}, draft={**short, **own}
         )
-        for make in (stage, draft.stage, bundle.stage):
+        for make in (stage, draft.train, bundle.stage):
             path = make(context)
         answers = [
             Recommender.load(path, mode=mode, dtype=dtype).recommend([["i3", "i4", "i5"]], k=5)[0]
@@ -234,7 +235,7 @@ def test_a_pretrained_draft_is_trained_and_recommends(
     before = load_model(tmp_path / "small").state_dict()
     context = with_draft(make_context, tmp_path / "large", base=str(tmp_path / "small"), lora=lora)
     stage(context)
-    path = draft.stage(context)
+    path = draft.train(context)
     folder = path / "model"
     assert (folder / "adapter").is_dir() is (lora is not None and not lora.get("merge", True))
     info = read_manifest(path).info
@@ -268,7 +269,7 @@ def test_a_pretrained_draft_with_spare_rows_learns_by(
     )
     size = Vocabulary.load(stage(context)).size
     assert size < 400
-    model = load_model(draft.stage(context) / "model")
+    model = load_model(draft.train(context) / "model")
     assert model.get_input_embeddings().num_embeddings == size
 
 
@@ -283,10 +284,10 @@ def test_a_killed_pretrained_draft_ends_with_the_same_bits(
         checkpoint_minutes=0.0, evaluate_every=1, batch_tokens=300,
     )  # fmt: skip
     stage(context)
-    straight = weights_of(draft.stage(context))
+    straight = weights_of(draft.train(context))
     context.workspace.run("draft").rename(context.workspace.run("elsewhere"))
-    killed(draft.stage, context, steps=5)
-    assert weights_of(draft.stage(context)) == straight
+    killed(draft.train, context, steps=5)
+    assert weights_of(draft.train(context)) == straight
 
 
 @pytest.mark.parametrize("lora", [None, {"rank": 4, "merge": False}])
@@ -294,12 +295,13 @@ def test_a_run_with_a_parent_continues_a_pretrained_draft(make_context, tmp_path
     write_base(tmp_path / "large")
     write_base(tmp_path / "small", hidden=16, layers=1)
     context = with_draft(make_context, tmp_path / "large", base=str(tmp_path / "small"), lora=lora)
-    for make in (stage, draft.stage, bundle.stage):
+    for make in (stage, draft.train, bundle.stage):
         served = make(context)
     (tmp_path / "small").rename(tmp_path / "moved")  # the base is not needed any more
     config = context.settings.section("draft", DraftConfig)
-    vocabulary = Vocabulary.load(served)
-    model, tokenizer = draft.continue_pretrained(served / "draft", config, vocabulary)
+    vocabulary, workspace = Vocabulary.load(served), context.workspace
+    parts = TrainedTarget.load(workspace), Material.load(workspace)
+    model, tokenizer = draft.start(config, *parts, served / "draft")
     prompt = torch.arange(12)[None]
     with torch.inference_mode():
         before = load_model(served / "draft")(prompt).logits
@@ -314,7 +316,7 @@ def test_a_draft_with_another_vocabulary_is_refused(make_context, tmp_path, writ
     context = with_draft(make_context, tmp_path / "large", base=str(tmp_path / "other"))
     stage(context)
     with pytest.raises(ConfigError, match=r"token '[^<].*' has number .* in the target; "):
-        draft.stage(context)
+        draft.train(context)
 
 
 def test_a_pretrained_draft_needs_a_target_with_a_tokenizer(make_context, tmp_path, write_base):
@@ -322,7 +324,7 @@ def test_a_pretrained_draft_needs_a_target_with_a_tokenizer(make_context, tmp_pa
     context = make_context(draft={"base": str(tmp_path / "small")})
     stage(context)
     with pytest.raises(ConfigError, match=r"the target has no tokenizer; .*leave draft"):
-        draft.stage(context)
+        draft.train(context)
 
 
 def test_a_missing_base_of_a_draft_is_named_first(make_context):

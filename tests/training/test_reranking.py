@@ -133,42 +133,11 @@ def test_a_next_item_outside_a_short_list_is_no_hit():
     assert info["parts"]["served"] == {"ndcg@10": 0.0, "recall@10": 0.0}
 
 
-def test_each_source_is_left_out_once():
-    found = make({"content": 2.0, "vectors": 1.0, "popularity": 1.0})
-    info = choose(found, SHAPE, {MODEL: np.full(USERS, 99)}).info
-    assert info["served"] == "reranker"
-    assert set(info["without"]) == set(SOURCES) - {RECENT}
-    without = info["without"]
-    assert min(without, key=lambda source: without[source]["ndcg@10"]) == "content"
-    served = info["parts"]["reranker"]["ndcg@10"]
-    for row in without.values():
-        assert row["adds"] == pytest.approx(served - row["ndcg@10"], abs=2e-6)
-    assert 0 < without["content"]["error"] < without["content"]["adds"]
-
-
-def test_with_many_users_a_part_of_them_says_what_each_source_adds(monkeypatch):
-    monkeypatch.setattr(reranking, "ABLATED", 300)
-    found = make({"content": 2.0, "vectors": 1.0})
-    names = ["content", "vectors", "popularity"]
-    found = replace(found, values={name: found.values[name] for name in names})
-    choice = choose(found, SHAPE, {MODEL: np.full(USERS, 99)})
-    reranker, info = choice.reranker, choice.info
-    part = found.take(np.sort(np.random.default_rng(0).permutation(USERS)[:300]))
-    network = reranker.network is not None
-    left = reranking.gains(cross_fit(part, SHAPE, names[1:], network=network))
-    whole = reranking.gains(cross_fit(part, SHAPE, network=network))
-    row = info["without"]["content"]
-    assert row["ndcg@10"] == pytest.approx(left.mean(), abs=1e-6)
-    assert row["adds"] == pytest.approx((whole - left).mean(), abs=1e-6)
-
-
 @pytest.mark.parametrize(("weight", "kept"), [(0.0, False), (2.0, True)])
 def test_recent_popularity_is_a_source_only_if_it_gains(weight, kept):
     found = make({"content": 1.0, RECENT: weight})
-    choice = choose(found, SHAPE, {MODEL: np.full(USERS, MISSED)})
-    reranker, info = choice.reranker, choice.info
+    reranker = choose(found, SHAPE, {MODEL: np.full(USERS, MISSED)}).reranker
     assert (RECENT in reranker.sources) == kept
-    assert (RECENT in info["without"]) == kept
 
 
 def test_recent_popularity_is_served_alone_although_the_reranker_does_without_it():
@@ -178,7 +147,7 @@ def test_recent_popularity_is_served_alone_although_the_reranker_does_without_it
     drawn = 2 * values[RECENT] + rng.gumbel(size=items.shape)
     targets = items[np.arange(8), drawn.argmax(axis=1)]
     choice = choose(Candidates(items, values, targets), SHAPE, {MODEL: np.full(8, MISSED)})
-    assert choice.info["served"] == RECENT not in choice.info["without"]
+    assert choice.info["served"] == RECENT
     scores = choice.reranker.score(values, items >= 0)
     by_value = np.argsort(-values[RECENT], axis=1)
     np.testing.assert_array_equal(np.argsort(-scores, axis=1), by_value)
@@ -191,7 +160,7 @@ def test_a_lead_of_one_source_within_its_error_is_chance():
     slightly[np.flatnonzero(crossed >= 2)[0]] = 0  # better for one user of 900,
     slightly[np.flatnonzero(crossed == 0)[0]] = 1  # and a little worse for another
     served = [
-        choose(found, SHAPE, {MODEL: ranks}, ablate=False).info["served"]
+        choose(found, SHAPE, {MODEL: ranks}).info["served"]
         for ranks in (slightly, np.maximum(crossed - 1, 0))
     ]
     assert served == ["reranker", MODEL]
@@ -221,11 +190,10 @@ def test_a_network_finds_what_no_sum_of_features_says():
     reranker, info = choice.reranker, choice.info
     assert reranker.network is not None
     assert info["served"] == "reranker"
-    parts, without = info["parts"], info["without"]
+    parts = info["parts"]
     assert parts["reranker"] == parts["served"]
     assert parts["reranker"]["ndcg@10"] > parts["linear"]["ndcg@10"] + 0.1
-    assert without["content"]["adds"] > 0.1 > without["neighbors"]["adds"]
-    again = choose(found, SHAPE, {MODEL: np.full(1500, MISSED)}, ablate=False).reranker
+    again = choose(found, SHAPE, {MODEL: np.full(1500, MISSED)}).reranker
     np.testing.assert_array_equal(again.network.units, reranker.network.units)
 
 
@@ -301,16 +269,8 @@ def test_too_few_new_items_fit_no_weights_for_them():
     assert fit_new(found.take(few), reranker) == reranker
 
 
-def test_when_time_is_over_neither_a_network_nor_a_source_is_measured(monkeypatch):
+def test_when_time_is_over_no_network_is_fitted(monkeypatch):
     monkeypatch.setattr("time.monotonic", lambda: 100.0)
     found = with_interaction(1500)
     late = choose(found, SHAPE, {MODEL: np.full(1500, MISSED)}, end=99.0)
-    assert (late.reranker.network, late.info["without"]) == (None, {})
-
-
-def test_sources_are_measured_as_long_as_there_is_time(monkeypatch):
-    now = iter(np.arange(0.0, 1e3, 1.0))
-    monkeypatch.setattr("time.monotonic", lambda: next(now))
-    found = make({"content": 2.0}, 40)  # too few for a network, so each source asks the clock twice
-    without = choose(found, SHAPE, {MODEL: np.full(40, MISSED)}, end=8.0).info["without"]
-    assert 0 < len(without) < len(found.values)
+    assert late.reranker.network is None

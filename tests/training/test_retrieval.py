@@ -37,7 +37,7 @@ def test_what_is_served_is_at_least_as_good_as_each_part(context):
     served = validation["parts"].pop("served")
     assert {"popularity", "item-kNN", "directional", "model"} <= set(validation["parts"])
     assert served["ndcg@10"] >= validation["parts"]["model"]["ndcg@10"]
-    draft.stage(context)
+    draft.train(context)
     folder = bundle.stage(context)
     found = Bundle.load(folder).retrieval
     assert found.reranker == Retrieval.load(path).reranker
@@ -107,7 +107,7 @@ def test_where_no_item_is_available_the_reranker_is_fitted_as_if_all_were(contex
 
 
 def test_a_run_without_retrieval_makes_a_bundle_without(context):
-    draft.stage(context)
+    draft.train(context)
     folder = bundle.stage(context)
     assert Bundle.load(folder).retrieval is None
     assert not (folder / RETRIEVAL).exists()
@@ -135,4 +135,3 @@ def test_when_time_is_over_the_reranker_is_fitted_on_a_sample(context, monkeypat
     users = len(Dataset.load(context.workspace.dataset).examples("valid"))
     info = read_manifest(retrieval.stage(context)).info
     assert info["validation"]["users"] == 16 < users
-    assert info["validation"]["without"] == {}

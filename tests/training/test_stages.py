@@ -1,18 +1,21 @@
 """Stages target, draft and bundle, from artifacts to artifacts."""
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from recsys.artifacts import read_manifest, verify
+from recsys.artifacts import Workspace, read_manifest, verify
 from recsys.bundle import Bundle
 from recsys.constraint import ItemTrie
 from recsys.decoding import beam_search
-from recsys.errors import ArtifactError, ConfigError
+from recsys.errors import ArtifactError, ConfigError, RequestError
 from recsys.models.checkpoint import load_model
 from recsys.prompts import PromptConfig, PromptEncoder
+from recsys.recommender import Recommender, RecommendRequest
 from recsys.training import bundle, draft, ids, sasrec, target, teacher
+from recsys.training.state import Progress
 from recsys.training.validation import Validation
 from recsys.vocabulary import Vocabulary
 
@@ -132,9 +135,10 @@ def test_wrong_settings_are_refused_by_name(make_context, module, settings, says
 def test_the_draft_is_the_target_cut_and_trained_on(make_context):
     context = make_context()
     target.stage(context)
-    path = draft.stage(context)
+    path = draft.train(context)
     manifest = verify(path, "draft")
-    assert set(manifest.parents) == {"dataset", "ids", "target"}
+    assert set(manifest.parents) == {"dataset", "ids", "target", "teacher"}
+    assert manifest.info["objective"] == "margin-kd"
     model = load_model(path / "model")
     assert model.config.num_hidden_layers == 1
     assert (
@@ -149,21 +153,21 @@ def test_a_draft_of_its_own_sizes(make_context):
         draft={"init_from_target": False, "architecture": {"hidden_size": 16, "heads": 1}}
     )
     target.stage(context)
-    assert load_model(draft.stage(context) / "model").config.hidden_size == 16
+    assert load_model(draft.train(context) / "model").config.hidden_size == 16
 
 
 def test_a_draft_needs_a_target_and_follows_a_new_one(make_context):
     with pytest.raises(ArtifactError, match="target"):
-        draft.stage(make_context())
+        draft.train(make_context())
     target.stage(make_context())
-    first = digest_of_weights(draft.stage(make_context()))
+    first = digest_of_weights(draft.train(make_context()))
     target.stage(make_context(target={"epochs": 1}))
-    assert digest_of_weights(draft.stage(make_context())) != first
+    assert digest_of_weights(draft.train(make_context())) != first
 
 
 def make_bundle(context):
     target.stage(context)
-    draft.stage(context)
+    draft.train(context)
     return bundle.stage(context)
 
 
@@ -191,10 +195,71 @@ def test_a_bundle_of_mismatched_parts_is_refused(make_context):
         bundle.stage(context)
 
 
-def test_a_bundle_without_a_draft_names_what_is_missing(make_context):
+def test_a_run_on_a_cpu_trains_no_draft_and_its_bundle_is_complete(make_context, capsys):
+    context = make_context()
+    target.stage(context)
+    assert draft.stage(context) is None
+    said = " ".join(capsys.readouterr().err.split())
+    assert "a CPU answers sooner by plain beam search" in said
+    assert "recsys train draft --name toy && recsys bundle --name toy" in said
+    path = bundle.stage(context)
+    assert set(read_manifest(path).parents) == {"dataset", "ids", "target"}
+    plain = Recommender.load(path)
+    requests = [RecommendRequest(["i3", "i4"], 5, mode=mode) for mode in ("beam", "strict")]
+    first, second = plain.recommend_batch(requests)
+    assert [r.item_id for r in first.recommendations] == [r.item_id for r in second.recommendations]
+    with pytest.raises(RequestError, match="needs a draft model"):
+        plain.recommend_batch([RecommendRequest(["i3"], 5, mode="relaxed", seed=1)])
+    # Once there is one, runs keep it up to date.
+    draft.train(context)
+    target.stage(make_context(target={"epochs": 1}))
+    assert draft.stage(context) == context.workspace.run("draft")
+    assert "draft" in read_manifest(bundle.stage(context)).parents
+
+
+@pytest.mark.parametrize(
+    ("device", "section", "parent", "trained"),
+    [
+        ("cpu", {}, False, False),
+        ("cuda", {}, False, True),
+        ("cpu", {"objective": "atspeed-r"}, False, True),
+        ("cpu", {}, True, True),
+    ],
+)
+def test_a_run_trains_a_draft_where_answers_use_it(
+    make_context, monkeypatch, tmp_path, device, section, parent, trained
+):
+    context = make_context(draft=section, **({"parent": "old"} if parent else {}))
     target.stage(make_context())
-    with pytest.raises(ArtifactError, match="draft"):
-        bundle.stage(make_context())
+    (Workspace(tmp_path, "old").bundle / "draft").mkdir(parents=True)
+    monkeypatch.setattr(draft, "answering_device", lambda *ignored: device)
+    monkeypatch.setattr(draft, "train", lambda context: Path("trained"))
+    assert draft.stage(context) == (Path("trained") if trained else None)
+
+
+def test_objectives_are_tried_where_there_is_time_and_the_best_is_kept(make_context, monkeypatch):
+    target.stage(make_context())
+    passes = {"margin-kd": 2.0, "atspeed-s": 1.5, "atspeed-r": 1.75}
+    trained = []
+
+    def train_draft(model, target, dataset, encoder, config, checkpoints, **more):
+        trained.append((config.objective, config.max_minutes))
+        checkpoints.folder.mkdir(parents=True, exist_ok=True)
+        (checkpoints.folder / "log.jsonl").touch()
+        return Progress(best={"accepted_levels": 1.0, "target_passes": passes[config.objective]})
+
+    monkeypatch.setattr(draft, "train_draft", train_draft)
+    context = make_context(draft={"max_minutes": 3.0})
+    info = read_manifest(draft.train(context)).info
+    assert info["objective"] == "atspeed-s"
+    assert {name: row["target_passes"] for name, row in info["trials"].items()} == passes
+    assert [name for name, _ in trained] == ["margin-kd", "atspeed-s", "atspeed-r", "atspeed-s"]
+    assert [minutes for _, minutes in trained[:3]] == pytest.approx([0.4] * 3)
+    assert trained[3][1] < 3.0, "teacher data and trials count"
+    trained.clear()
+    short = read_manifest(draft.train(make_context(draft={"max_minutes": 1.0})))
+    assert "trials" not in short.info
+    assert [name for name, _ in trained] == ["margin-kd"]
 
 
 def test_validation_equals_counting_by_hand(make_context, shop):
