@@ -50,7 +50,10 @@ class Models:
             ArtifactError: there is no draft, and `mode` needs one.
         """
         if mode == Mode.DRAFT and bundle.draft is None:
-            raise ArtifactError(f"mode 'draft' needs a draft model; {bundle.path} has none")
+            raise ArtifactError(
+                f"mode 'draft' needs a draft model; {bundle.path} has none: use mode 'auto', or "
+                "make one (recsys train draft, then recsys bundle)"
+            )
         chosen = answering_device(bundle.target, bundle.encoder, device, dtype)
         try:
             return cls._on(chosen, bundle, dtype, mode)
