@@ -27,7 +27,7 @@ from recsys.live import Epoch, NewItem
 from recsys.live_catalog import EpochCatalog
 from recsys.recommender import Recommender
 from recsys.serving.batcher import QueueFullError
-from recsys.serving.journal_follower import follow
+from recsys.serving.journal_follower import Follower, Placed
 from recsys.serving.metrics import Metrics
 from recsys.serving.models import Model, Models
 from recsys.serving.off_loop import OffLoop
@@ -176,33 +176,22 @@ class Shelf:
         return np.asarray(pc.or_(*hits).to_numpy())
 
 
-class CatalogChanges:
+class CatalogChanges(Follower):
     """Reads and changes the catalogs of all loaded models."""
 
     def __init__(self, store: Store, models: Models, metrics: Metrics, off_loop: OffLoop) -> None:
         """Change the catalogs of these models; the store keeps the changes."""
-        self._store = store
+        super().__init__(store, JOURNAL, logger)
         self._models, self._metrics, self._off_loop = models, metrics, off_loop
-        self._changing = asyncio.Lock()
-        self._seen = 0  # place in the journal of the last change that the models have
-        self._following: asyncio.Task[None] | None = None
         # The order of the items of an epoch; the epoch itself would keep removed items in memory.
         self._orders: WeakKeyDictionary[Recommender, tuple[int, NDArray[np.intp]]]
         self._orders = WeakKeyDictionary()
         self._changes: set[asyncio.Task[Any]] = set()
 
-    def start(self) -> None:
-        """Start to follow the changes of other processes."""
-        self._following = asyncio.create_task(
-            follow(self._changing, self._catch_up, logger), name="catalog"
-        )
-
     async def close(self) -> None:
         """Finish the changes under way, and stop following."""
         await asyncio.gather(*self._changes, return_exceptions=True)
-        if self._following is not None:
-            self._following.cancel()
-            await asyncio.gather(self._following, return_exceptions=True)
+        await super().close()
 
     async def browse(self, query: ItemQuery) -> ItemPage:
         """Read a page of the catalog."""
@@ -311,18 +300,15 @@ class CatalogChanges:
     async def replay(self, model: Model) -> None:
         """Replay the journal on a model that was just loaded."""
         async with self._changing:
-            records = await self._store.journal.read(JOURNAL)
-            if records:
+            place = 0
+            while records := await self._store.journal.read(JOURNAL, place):
                 await asyncio.to_thread(_apply, model, [record for _, record in records])
-                if not self._models.loaded:
-                    self._seen = records[-1][0]
+                place = records[-1][0]
+            if not self._models.loaded:
+                self._seen = place
         self._count(model)
 
-    async def _catch_up(self) -> None:
-        """Make the changes of other processes since the last call; the caller holds the lock."""
-        records = await self._store.journal.read(JOURNAL, self._seen)
-        if not records:
-            return
+    async def _take(self, records: Placed) -> None:
         changes = [record for _, record in records]
         for model in self._models.loaded:
             try:
@@ -330,7 +316,6 @@ class CatalogChanges:
             except Exception:  # the other models still need the changes
                 logger.exception("%s: changes of other processes could not be made", model.name)
             self._count(model)
-        self._seen = records[-1][0]
 
     def _page(
         self, recommender: Recommender, prefix: list[int], text: str, cursor: str, limit: int

@@ -285,6 +285,9 @@ class Experiments(JournalFollower):
                     f"arms[{number}]: there is no alias {arm.alias!r}; /v1/models lists them"
                 )
 
+    def _clear(self) -> None:
+        self._experiments = {}
+
     def _apply(self, record: Mapping[str, Any]) -> bool:
         op, name = record["op"], record["name"]
         before = self._experiments.get(name)

@@ -3,56 +3,36 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import itertools
 import logging
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from recsys.serving.stores.records import StoreError, now_ms
 from recsys.serving.stores.store import Store
 
 LOOK_S = 1.0  # between two looks at the journal
+WHOLE = "whole"  # operation of the record that stands for all before it
+MOST_CHANGES = 64  # after which a journal is written as one record
+Placed = Sequence[tuple[int, dict[str, Any]]]
 
 
-async def follow(
-    changing: asyncio.Lock, catch_up: Callable[[], Awaitable[object]], logger: logging.Logger
-) -> None:
-    """Call `catch_up` every `LOOK_S` seconds while holding `changing`, until cancelled.
-
-    Failures are logged and do not end it.
-    """
-    while True:
-        await asyncio.sleep(LOOK_S)
-        try:
-            async with changing:
-                await catch_up()
-        except StoreError:
-            pass  # the store logs it, and when it works again
-        except Exception:
-            logger.exception("changes of other processes could not be read")
-
-
-class JournalFollower(ABC):
-    """What the records of a journal amount to, in all processes that share a store.
-
-    Each change is a record; no record is replaced. A record that cannot take effect at its place
-    has none in any process. Changes are made while holding `changing`.
-    """
+class Follower(ABC):
+    """Makes the changes of a journal once each, page by page, while holding `_changing`."""
 
     def __init__(self, store: Store, journal: str, logger: logging.Logger) -> None:
-        """Without records; `start` reads them."""
+        """Nothing is read yet."""
         self._store, self._journal, self._logger = store, journal, logger
-        self._seen = 0  # place in the journal of the last record that was applied
+        self._seen = 0  # place in the journal of the last record that was taken
         self._changing = asyncio.Lock()
         self._following: asyncio.Task[None] | None = None
 
-    async def start(self) -> None:
-        """Read the records, and follow the changes of other processes."""
-        await self._catch_up()
-        self._following = asyncio.create_task(
-            follow(self._changing, self._catch_up, self._logger), name=self._journal
-        )
+    def follow(self) -> None:
+        """Start to look for changes of other processes."""
+        self._following = asyncio.create_task(self._follow(), name=self._journal)
 
     async def close(self) -> None:
         """Stop following."""
@@ -61,18 +41,94 @@ class JournalFollower(ABC):
             await asyncio.gather(self._following, return_exceptions=True)
 
     @abstractmethod
+    async def _take(self, records: Placed) -> None:
+        """Make the changes of a page of records."""
+
+    async def _catch_up(self) -> None:
+        """Make the changes since the last call."""
+        while records := await self._store.journal.read(self._journal, self._seen):
+            await self._take(records)
+            self._seen = records[-1][0]
+
+    async def _follow(self) -> None:
+        while True:
+            await asyncio.sleep(LOOK_S)
+            try:
+                async with self._changing:
+                    await self._catch_up()
+            except StoreError:
+                pass  # the store logs it, and when it works again
+            except Exception:
+                self._logger.exception("changes of other processes could not be read")
+
+
+class JournalFollower(Follower):
+    """What the records of a journal amount to, in all processes that share a store.
+
+    A record puts or deletes the thing of a name, adds to it, or gives an alias a value. One that
+    cannot take effect at its place has none in any process. After `MOST_CHANGES`, a record with
+    those that are still in effect replaces all before it.
+    """
+
+    def __init__(self, store: Store, journal: str, logger: logging.Logger) -> None:
+        """Without records; `start` reads them."""
+        super().__init__(store, journal, logger)
+        self._since = 0  # records since the last one that replaced others
+        self._done: set[str] = set()  # ids of the records that had an effect since a write began
+        self._kept: dict[tuple[bool, str], list[Mapping[str, Any]]] = {}  # those still in effect
+
+    async def start(self) -> None:
+        """Read the records, and follow the changes of other processes."""
+        await self._catch_up()
+        self.follow()
+
+    @abstractmethod
     def _apply(self, record: Mapping[str, Any]) -> bool:
         """Make a change; returns whether it had an effect."""
+
+    @abstractmethod
+    def _clear(self) -> None:
+        """Begin without records."""
 
     async def _write(self, change: Mapping[str, Any], by: str | None) -> bool:
         """Write a change durably and make it; returns whether it had an effect."""
         record = {"id": uuid.uuid4().hex, "time_ms": now_ms(), "by": by, **change}
         await self._store.journal.append(self._journal, [record])
-        return record["id"] in await self._catch_up()
-
-    async def _catch_up(self) -> set[str]:
-        """Make the changes since the last call; returns the ids of those that had an effect."""
-        records = await self._store.journal.read(self._journal, self._seen)
-        done = {record["id"] for _, record in records if self._apply(record)}
-        self._seen = records[-1][0] if records else self._seen
+        self._done.clear()
+        await self._catch_up()
+        done = record["id"] in self._done
+        if self._since > MOST_CHANGES:
+            every = [*itertools.chain.from_iterable(self._kept.values())]
+            whole = {"op": WHOLE, "after": self._seen, "records": every}
+            with contextlib.suppress(StoreError):  # the change itself is kept
+                await self._store.journal.append(self._journal, [whole], replacing=self._seen)
         return done
+
+    async def _take(self, records: Placed) -> None:
+        before = self._seen
+        for place, record in records:
+            self._since += 1
+            if record["op"] != WHOLE:
+                self._make(record)
+            else:
+                self._since = 0
+                if record["after"] != before:
+                    self._clear()
+                    self._kept.clear()
+                    for each in record["records"]:
+                        self._make(each)
+            before = place
+
+    def _make(self, record: Mapping[str, Any]) -> None:
+        if not self._apply(record):
+            return
+        self._done.add(record["id"])
+        op, key = record["op"], (record["op"] == "alias", record["name"])
+        if op == "put":  # in the place of an earlier one: aliases follow their rules
+            self._kept[key] = [record]
+        elif op == "delete" or op == "alias":
+            self._kept.pop(key, None)
+            if record.get("value"):
+                self._kept[key] = [record]
+        else:
+            self._kept[key].append(record)

@@ -1,7 +1,7 @@
 """Rules of the service: named and stored; aliases may have standing ones.
 
-Each change is a record of the store's journal of rules, in which nothing is replaced. The rules of
-a process are what the records amount to in their order, so that all processes with one store agree.
+Each change is a record of the store's journal of rules. The rules of a process are what the records
+amount to in their order, so that all processes with one store agree.
 A record that cannot take effect at its place, such as the deletion of a rule that an alias was
 given just before, has none in any process. Processes read each other's records once a second.
 """
@@ -23,7 +23,7 @@ from recsys.serving.stores.store import Store
 
 logger = logging.getLogger("recsys.serving.rules")
 JOURNAL = "rules"  # written in stores
-MOST_RULES = 1_000
+MOST_RULES, MOST_CHARACTERS = 1_000, 16 << 20  # all of them, which are in memory
 
 
 class UnknownRuleError(LookupError):
@@ -155,10 +155,6 @@ class Rules(JournalFollower):
             await self._catch_up()
             await asyncio.to_thread(self._check, name, rule)
             stored = self._state.rules.get(name)
-            if stored is None and len(self._state.rules) >= MOST_RULES:
-                raise RuleError(
-                    f"there are {MOST_RULES} rules already, the most that a service has; delete one"
-                )
             if stored is None or stored.value != value:
                 await self._write({"op": "put", "name": name, "value": value}, by)
             return self._info(name)
@@ -216,6 +212,9 @@ class Rules(JournalFollower):
     def _apply(self, record: Mapping[str, Any]) -> bool:
         return self._state.apply(record)
 
+    def _clear(self) -> None:
+        self._state = State()
+
     def _info(self, name: str) -> RuleInfo:
         """Describe a rule as it is now."""
         kept, aliases = self._find(name), self._state.users(name)
@@ -237,6 +236,12 @@ class Rules(JournalFollower):
 
     def _check(self, name: str, rule: Rule) -> None:
         """Check a rule against the models that it is for; its pins against the champion."""
+        every = [rule, *(kept.rule for other, kept in self._state.rules.items() if other != name)]
+        if len(every) > MOST_RULES or sum(len(str(one)) for one in every) > MOST_CHARACTERS:
+            raise RuleError(
+                f"a service has at most {MOST_RULES:,} rules, with {MOST_CHARACTERS:,} characters "
+                "together; delete one"
+            )
         catalog = self._models.get(CHAMPION).recommender.catalog
         for number, row in enumerate(catalog.index(rule.pin).tolist()):
             if row < 0:

@@ -68,7 +68,7 @@ class State:
 
     def follow(self) -> None:
         """Begin what runs beside the requests."""
-        self.catalog_changes.start()
+        self.catalog_changes.follow()
         self.experiments.guard()
 
     async def close(self) -> None:

@@ -10,6 +10,7 @@ from recsys.serving.stores.calls import Calls
 from recsys.serving.stores.database import JOURNALING
 from recsys.serving.stores.schema import JOURNAL, STATE
 
+PAGE, PAGE_BYTES = 10_000, 8 << 20  # records that are read at once
 LAST = sa.select(sa.func.coalesce(sa.func.max(JOURNAL.c.id), 0))
 
 
@@ -32,23 +33,37 @@ class JournalTable:
         self._calls = calls
 
     async def read(self, name: str, after: int = 0) -> list[tuple[int, dict[str, Any]]]:
-        """Records after a place, oldest first, with their places."""
-        query = sa.select(JOURNAL.c.id, JOURNAL.c.record).where(
-            JOURNAL.c.model == name, JOURNAL.c.id > after
-        )
-        query = query.order_by(JOURNAL.c.id)
+        """The next records after a place, oldest first, with their places; none at the end.
+
+        A page has at most `PAGE_BYTES`, or one record.
+        """
+        place, record = JOURNAL.c.id, JOURNAL.c.record
+        here = (JOURNAL.c.model == name) & (place > after)
+        sizes = sa.select(place, sa.func.length(record)).where(here).order_by(place).limit(PAGE)
 
         def read() -> list[tuple[int, dict[str, Any]]]:
+            last = total = 0
+            for position, size in self._calls.database.read(sizes):
+                total += size
+                if last and total > PAGE_BYTES:
+                    break
+                last = position
+            if not last:
+                return []
+            query = sa.select(place, record).where(here, place <= last).order_by(place)
             rows = self._calls.database.read(query)
-            return [(position, json.loads(record)) for position, record in rows]
+            return [(position, json.loads(text)) for position, text in rows]
 
         return await self._calls.read("journal", read, limited=False)
 
-    async def append(self, name: str, records: Sequence[Mapping[str, Any]]) -> Journaled:
+    async def append(
+        self, name: str, records: Sequence[Mapping[str, Any]], *, replacing: int | None = None
+    ) -> Journaled:
         """Write records durably: all or nothing.
 
         A record with an `item_id` replaces earlier records of the item, so the journal grows with
-        the number of changed items and not with the number of changes.
+        the number of changed items and not with the number of changes. With the place `replacing`,
+        all earlier records are replaced, unless it is no longer the last: then nothing is written.
         """
         rows: dict[Any, dict[str, Any]] = {}
         for number, record in enumerate(records):
@@ -63,12 +78,15 @@ class JournalTable:
         def append(connection: sa.Connection) -> Journaled:
             database.lock(connection, JOURNALING)  # so that places are in the order of commits
             before = connection.execute(LAST.where(is_here)).scalar_one()
+            if replacing not in (None, before):
+                return Journaled(before, before)
             if rows:
                 connection.execute(sa.insert(JOURNAL), [*rows.values()])
             # Deleted last: SQLite gives the id of a deleted last row to the next one.
-            is_replaced = (JOURNAL.c.id <= before) & database.among(JOURNAL.c.key)
-            delete = sa.delete(JOURNAL).where(is_here, is_replaced)
-            connection.execute(delete, database.texts(keys))
+            delete = sa.delete(JOURNAL).where(is_here, JOURNAL.c.id <= before)
+            if replacing is None:
+                delete = delete.where(database.among(JOURNAL.c.key))
+            connection.execute(delete, database.texts(keys) if replacing is None else {})
             return Journaled(before, connection.execute(LAST.where(is_here)).scalar_one())
 
         return await self._calls.change("journal", append)

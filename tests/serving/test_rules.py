@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from journal_suite import JournalSuite
 
 from recsys.serving import auth, rules
-from recsys.serving.rules import JOURNAL, State
+from recsys.serving.rules import JOURNAL, Rules, State
 from recsys.serving.schemas.rules import RuleInfo
 from recsys.serving.settings import ServingSettings
 
@@ -286,6 +286,17 @@ async def test_the_number_of_rules_is_bounded(client, monkeypatch):
     assert "delete one" in refused.json()["detail"]
 
 
+async def test_the_size_of_all_rules_is_bounded(client, monkeypatch):
+    monkeypatch.setattr("recsys.serving.rules.MOST_CHARACTERS", 4_000)
+    large = {"pin": [f"B{number:04d}" for number in range(60)] * 3}
+    for name in ("one", "two", "one"):
+        await put(client, name, large)
+    refused = await client.put("/v1/rules/three", json=large)
+    assert code(refused) == (422, "invalid_rule")
+    assert "with 4,000 characters together" in refused.json()["detail"]
+    await put(client, "three", {"pin": ["B0007"]})
+
+
 async def test_boosts_of_a_rule_do_not_go_with_a_seed(client):
     await put(client, "summer", SUMMER)
     response = await client.post(URL, json=ASK | {"rules": ["summer"], "seed": 3})
@@ -437,6 +448,14 @@ def test_any_records_leave_aliases_with_rules_that_exist(sent):
     replayed = State()
     assert all(replayed.apply(one) for one in done)  # the journal alone gives the same rules
     assert replayed == state
+    follower = Rules(None, None)  # nothing is written
+    for number, each in enumerate(done):
+        follower._make({"id": str(number), **each})
+    again = State()  # and so do the records that are still in effect
+    kept = [one for records in follower._kept.values() for one in records]
+    assert all(again.apply(one) for one in kept)
+    assert again == state
+    assert len(kept) == len(rules) + len(aliases)
 
 
 async def test_a_fallback_keeps_pins_and_says_so(settings, recommender, running):

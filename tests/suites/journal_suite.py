@@ -119,3 +119,24 @@ class JournalSuite:
             assert (await self.put(one, 1)).status_code == 200
             await until(lambda: len(looks) > 4)
         await self.agree(await self.state(one), two)
+
+    async def test_many_changes_are_kept_as_the_state_that_they_make(
+        self, settings: Any, fake: Any, running: Any, neighbours: Any, monkeypatch: Any
+    ) -> None:
+        monkeypatch.setattr("recsys.serving.journal_follower.MOST_CHANGES", 3)
+        monkeypatch.setattr("recsys.serving.stores.journal.PAGE", 2)
+        one, two, service = neighbours
+        for number in range(20):
+            client = (one, two)[number % 2]
+            assert (await self.put(client, number)).status_code == 200
+            if number % 5 == 4:
+                assert (await self.take_away(client)).status_code == 204
+        assert (await self.put(one, 1)).status_code == 200
+        state = await self.state(one)
+        await self.agree(state, two)
+        kept, place = 0, 0
+        while records := await service.store.journal.read(self.journal, place):
+            kept, place = kept + len(records), records[-1][0]
+        assert kept <= 3 + 2
+        async with running(settings, recommender=fake()) as (client, _):
+            assert await self.state(client) == state is not None

@@ -341,6 +341,21 @@ class StoreSuite:
         assert record == {"item_id": "x\0", "price": 9}
         await store.journal.append("a", [])
 
+    async def test_the_journal_is_read_in_pages_of_so_many_bytes(self, store, monkeypatch):
+        records = [{"n": n, "text": "x" * (500 if n % 3 else 5_000)} for n in range(10)]
+        await store.journal.append("a", records)
+        monkeypatch.setattr("recsys.serving.stores.journal.PAGE_BYTES", 2_000)
+        read, place = [], 0
+        while page := await store.journal.read("a", place):
+            assert len(page) == 1 or sum(len(json.dumps(one)) for _, one in page) <= 2_000
+            read, place = read + [record for _, record in page], page[-1][0]
+        assert read == records
+        await store.journal.append("a", [{"n": 10}], replacing=place - 1)  # there is a later one
+        await store.journal.append("a", [{"n": 11}], replacing=place)
+        await store.journal.append("b", [{"n": 12}], replacing=0)
+        assert [record["n"] for _, record in await store.journal.read("a")] == [11]
+        assert [record["n"] for _, record in await store.journal.read("a", place)] == [11]
+
     async def test_following_the_journal_misses_no_change_of_a_process(self, location, opened):
         mine, other = opened(location), opened(location)
         first = await mine.journal.append("a", [{"item_id": "x", "n": 0}])
