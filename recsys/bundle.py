@@ -122,6 +122,19 @@ class Bundle:
         return PromptEncoder.of(self.vocabulary, self.catalog.codes, self.prompt)
 
 
+def check_models(path: Path) -> None:
+    """Refuse models of a bundle by their configs, before they are loaded.
+
+    Raises:
+        ArtifactError: as `recsys.models.checkpoint.check_config`.
+    """
+    from recsys.models.checkpoint import check_config
+
+    for part in (TARGET, DRAFT):
+        if (path / part).is_dir():
+            check_config(path / part)
+
+
 def load_sasrec(bundle: Path, items: int) -> SasRec | None:
     """The SASRec that taught a bundle's target; None without one.
 

@@ -17,6 +17,8 @@ from recsys.config import section
 from recsys.interactions import Histories
 from recsys.vocabulary import Vocabulary
 
+MOST_ITEMS = 2_000  # of a history that is read
+
 
 @section
 class PromptConfig:
@@ -28,8 +30,11 @@ class PromptConfig:
     """s, items dropped at a time once a history outgrows the window; 1 is a rolling window."""
 
     def __post_init__(self) -> None:
-        if not 1 <= self.block <= self.max_items:
-            raise ValueError(f"want 1 <= block <= max_items, got {self.block} and {self.max_items}")
+        if not 1 <= self.block <= self.max_items <= MOST_ITEMS:
+            raise ValueError(
+                f"want 1 <= block <= max_items <= {MOST_ITEMS}, got {self.block} and "
+                f"{self.max_items}"
+            )
 
     def start(self, n: ArrayLike) -> NDArray[np.int64]:
         """Index of the first item that the prompt of a history of n items keeps."""

@@ -19,7 +19,7 @@ from typing import Self
 from pydantic import BaseModel
 
 from recsys.artifacts import read_manifest
-from recsys.bundle import DRAFT, TARGET
+from recsys.bundle import check_models
 from recsys.errors import RecsysError
 from recsys.recommender import Recommender
 from recsys.serving.batcher import Batcher
@@ -136,8 +136,12 @@ class Aliases:
             StoreError: the store cannot take the change.
         """
         with self._refusals(alias):
-            if loaded is None:
-                await self._check_sizes(bundle)
+            if loaded is None:  # before others must wait
+                path = self._bundles.path(bundle)
+                try:
+                    await asyncio.to_thread(check_models, path)
+                except RecsysError as error:
+                    raise _refused(error, path, bundle) from error
             async with self._changing:
                 before = self._models.aliases.get(alias)
                 previous = () if before is None else before.previous
@@ -212,18 +216,6 @@ class Aliases:
             raise BundleRefusedError(
                 f"{error}; change the rule, or take it out of the 'rules' of the alias {alias!r}."
             ) from error
-
-    async def _check_sizes(self, bundle: str) -> None:
-        """Refuse a bundle whose models cannot be as large as they say, before others must wait."""
-        from recsys.models.checkpoint import check_sizes
-
-        path = self._bundles.path(bundle)
-        for part in (TARGET, DRAFT):
-            if (path / part).is_dir():
-                try:
-                    await asyncio.to_thread(check_sizes, path / part)
-                except RecsysError as error:
-                    raise _refused(error, path, bundle) from error
 
     @contextlib.contextmanager
     def _refusals(self, alias: str) -> Iterator[None]:

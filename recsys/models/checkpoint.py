@@ -3,7 +3,8 @@
 Weights are safetensors, never pickle, and code that comes with a checkpoint is never run. A folder
 may contain `adapter/`, a LoRA adapter of the weights beside it, which is merged into them on
 reading: a separate adapter would cost two more matrix products per layer, and a copy of the
-embedding, in every pass. Nothing outside the folder is read.
+embedding, in every pass. Nothing outside the folder is read: a config has only fields that describe
+a model, with plain values, since others make transformers load code, kernels or other weights.
 """
 
 from __future__ import annotations
@@ -20,7 +21,14 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedModel
+from transformers import (
+    CONFIG_MAPPING,
+    AutoModelForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedModel,
+)
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 from transformers.utils import logging
 
 from recsys.errors import ArtifactError
@@ -30,7 +38,18 @@ from recsys.vocabulary import Vocabulary
 ADAPTER = "adapter"
 _SIZES = (
     "hidden_size", "vocab_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
-    "head_dim",
+    "head_dim", "num_experts", "num_local_experts", "n_routed_experts",
+)  # fmt: skip
+_OLDER = ("torch_dtype", "rope_theta", "rope_scaling")  # fields of earlier versions
+_MAPPINGS = ("rope_parameters", "rope_scaling", "id2label", "label2id")
+_VALUES = dict.fromkeys(("dtype", "torch_dtype"), ("float64", "float32", "bfloat16", "float16"))
+_OF_ADAPTERS = (
+    "alpha_pattern", "auto_mapping", "base_model_name_or_path", "bias", "ensure_weight_tying",
+    "fan_in_fan_out",
+    "inference_mode", "init_lora_weights", "layers_pattern", "layers_to_transform", "lora_alpha",
+    "lora_dropout", "megatron_core", "modules_to_save", "peft_type", "peft_version",
+    "qalora_group_size", "r", "rank_pattern", "target_modules", "task_type",
+    "trainable_token_indices", "use_rslora",
 )  # fmt: skip
 BESIDE = ".."  # base model of an adapter, relative to it, so that the folder can move
 
@@ -74,12 +93,13 @@ def load_model(
         device: device of the weights.
 
     Raises:
-        ArtifactError: not a checkpoint, weights that are not safetensors or not as large as the
-            config says, an architecture that is not built into transformers, an adapter of weights
-            in another place, or a NaN or infinity in any weight or adapter.
+        ArtifactError: not a checkpoint, a field that a config may not have, weights that are not
+            safetensors or not as large as the config says, an architecture that is not built into
+            transformers, an adapter of weights in another place, or a NaN or infinity in any weight
+            or adapter.
     """
     folder = Path(folder)
-    check_sizes(folder)
+    check_config(folder)
     adapter = folder / ADAPTER
     adapted = adapter.is_dir()
     try:
@@ -95,7 +115,7 @@ def load_model(
                 model = _add_in(model, adapter)
     except ArtifactError:
         raise
-    except (OSError, RuntimeError, TypeError, ValueError, KeyError) as error:
+    except Exception as error:  # of any kind: transformers trusts a config
         raise ArtifactError(f"{folder}: not a loadable checkpoint: {error}") from error
     if adapted and dtype is not None:
         for parameter in model.parameters():  # not the buffers with the rotary frequencies
@@ -104,16 +124,18 @@ def load_model(
     return model.to(device).eval()
 
 
-def check_sizes(folder: Path) -> None:
-    """Refuse a config that asks for more than the weights beside it have.
+def check_config(folder: Path) -> None:
+    """Refuse a config that asks for more than the weights beside it, or for anything else.
 
     Transformers makes all layers of a config before it reads a weight. Only the config and the
     headers of the weights are read here.
 
     Raises:
-        ArtifactError: not a checkpoint, or one with more layers or wider ones than its weights.
+        ArtifactError: not a checkpoint, one with a field or value that is not allowed, or one with
+            more layers or wider ones than its weights.
     """
     config = _require(folder, "config.json", "*.safetensors")
+    _check_fields(folder, config)
     shapes = _shapes(folder)
     values = sum(math.prod(shape) for shape in shapes)
     sizes = {name: config[name] for name in _SIZES if isinstance(config.get(name), int)}
@@ -131,10 +153,58 @@ def check_sizes(folder: Path) -> None:
             )
     if (folder / ADAPTER).is_dir():
         file = "adapter_config.json"
-        rank = _require(folder / ADAPTER, file, "adapter_model.safetensors").get("r")
+        adapter = _require(folder / ADAPTER, file, "adapter_model.safetensors")
+        rank = adapter.get("r")
         widest = max((size for shape in _shapes(folder / ADAPTER) for size in shape), default=0)
         if isinstance(rank, int) and rank > widest:
             raise ArtifactError(f"{folder / ADAPTER}: {file}: r {rank} does not fit the weights")
+        for name, value in adapter.items():
+            # names of modules: a text would be a pattern, which may take for ever
+            named = name not in ("target_modules", "modules_to_save") or isinstance(value, list)
+            if value and not (name in _OF_ADAPTERS and named):
+                raise _refused_field(f"{folder / ADAPTER}: {file}", name, value)
+
+
+def _check_fields(folder: Path, config: Mapping[str, Any]) -> None:
+    """Refuse a config with other fields or values than those of its architecture, and redirections.
+
+    ArtifactError with the field.
+    """
+    kind = config.get("model_type")
+    if kind not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+        raise ArtifactError(
+            f"{folder}: not a loadable checkpoint: config.json: model_type: transformers has no "
+            f"causal language model {_shown(kind)}"
+        )
+    fields = {*CONFIG_MAPPING[kind]().to_dict(), *_OLDER}
+    for name, value in config.items():
+        parts = value.values() if isinstance(value, dict) and name in _MAPPINGS else [value]
+        flat = [one for part in parts for one in (part if isinstance(part, list) else [part])]
+        plain = all(isinstance(one, str | int | float | None) for one in flat)
+        if value is not None and not (
+            name in fields and plain and value in _VALUES.get(name, (value,))
+        ):
+            raise _refused_field(f"{folder}: config.json", name, value)
+    if (folder / "adapter_config.json").exists():  # transformers would load what it names
+        raise ArtifactError(f"{folder}: adapter_config.json: move the adapter to {ADAPTER}/")
+    index = folder / "model.safetensors.index.json"
+    if index.exists():
+        parts = _require(folder, index.name, "*.safetensors").get("weight_map")
+        for file in parts.values() if isinstance(parts, dict) else [parts]:
+            if not (isinstance(file, str) and Path(file).name == file):
+                raise _refused_field(f"{folder}: {index.name}", "weight_map", file)
+
+
+def _refused_field(where: str, name: str, value: Any) -> ArtifactError:
+    return ArtifactError(
+        f"{where}: {name}: {_shown(value)} is not allowed, since it may lead outside the folder; "
+        "export the checkpoint without it, and make the bundle again"
+    )
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:60]}…"
 
 
 def _shapes(folder: Path) -> list[list[int]]:

@@ -13,7 +13,7 @@ from jinja2 import Environment, FileSystemLoader, select_autoescape
 
 from recsys.serving.api.routing import AnyPhase
 from recsys.serving.auth import Scope, requires
-from recsys.serving.service import Phase, Service
+from recsys.serving.service import Service
 
 WEB = Path(__file__).parent.parent / "web"
 PAGES = Environment(loader=FileSystemLoader(WEB), autoescape=select_autoescape())
@@ -25,19 +25,10 @@ router = APIRouter(include_in_schema=False)
 
 @router.get("/")
 @requires(Scope.PUBLIC)
-async def index(request: Request, service: AnyPhase) -> HTMLResponse:
-    """The page; without JavaScript, a short description and a command to try.
-
-    What it says of the model is for readers, so a service with keys leaves it out.
-    """
-    is_told = service.phase is Phase.READY and service.settings.keys is None
-    text = PAGES.get_template("index.html").render(
-        phase=service.phase.value,
-        model=service.model if is_told else None,
-        curl=example(service, str(request.base_url)) if is_told else None,
-        pictures=" ".join(service.settings.pictures),
-    )
-    return HTMLResponse(text)
+async def index(service: AnyPhase) -> HTMLResponse:
+    """The page, which says nothing of the models: those need a key."""
+    pictures = " ".join(service.settings.pictures)
+    return HTMLResponse(PAGES.get_template("index.html").render(pictures=pictures))
 
 
 @router.get("/static/{path:path}")

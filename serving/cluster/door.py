@@ -10,12 +10,14 @@ are sent to another one, unless a repetition would be wrong.
 
 import asyncio
 import json
-import re
 import uuid
 from collections.abc import Sequence
 from http import HTTPStatus
+from types import SimpleNamespace
 from typing import Any
 
+from prometheus_client import Metric, generate_latest
+from prometheus_client.parser import text_string_to_metric_families
 from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.responses import Response
@@ -49,7 +51,6 @@ OF_A_USER = {"/v1/recommendations", "/v1/rank"}  # which the body names
 TWICE_IS_WRONG = {("POST", "/v1/events")}  # an event without an id is stored each time
 # Codes of a replica that did not start on the request; another one may be ready.
 NOT_BEGUN = (b'"code": "not_ready"', b'"code": "shutting_down"')
-_SAMPLE = re.compile(rb"^([a-zA-Z_:][\w:]*)(?:\{(.*)\})?( .*)$")
 
 
 class ReplicaLostError(Exception):
@@ -214,26 +215,14 @@ def _merge_metrics(replies: Sequence[Reply]) -> Reply:
     worst = _worst(replies)
     if worst.status != HTTPStatus.OK:
         return worst
-    families: dict[bytes, list[bytes]] = {}
+    families: dict[str, Metric] = {}
     for reply in sorted(replies, key=lambda reply: reply.replica):
-        family = b""
-        for line in reply.body.splitlines():
-            if line.startswith(b"# HELP "):
-                family = line.split(b" ", 3)[2]
-                first = family not in families
-                families.setdefault(family, [])
-            if not line.startswith(b"#"):
-                families[family].append(_SAMPLE.sub(_labelled(reply.replica), line))
-            elif first:
-                families[family].append(line)
+        for family in text_string_to_metric_families(reply.body.decode()):
+            merged = Metric(family.name, family.documentation, family.type)
+            merged = families.setdefault(family.name, merged)
+            for sample in family.samples:
+                labels = {**sample.labels, "replica": reply.replica}
+                merged.add_sample(sample.name, labels, sample.value)
     headers = [(name, value) for name, value in worst.headers if name != b"content-length"]
-    body = b"".join(line + b"\n" for lines in families.values() for line in lines)
+    body = generate_latest(SimpleNamespace(collect=families.values))  # type: ignore[arg-type]
     return Reply(worst.status, [*headers, (b"content-length", b"%d" % len(body))], body)
-
-
-def _labelled(replica: str) -> Any:
-    def put(sample: re.Match[bytes]) -> bytes:
-        labels = b",".join(filter(None, (sample[2], f'replica="{replica}"'.encode())))
-        return sample[1] + b"{" + labels + b"}" + sample[3]
-
-    return put

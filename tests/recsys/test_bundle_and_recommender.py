@@ -366,6 +366,7 @@ def test_two_items_of_one_id_are_refused_by_the_id(tmp_path):
         ({"codes": CODES[:, :2]}, "codes have 2 levels, the vocabulary 3"),
         ({"codes": CODES + 1}, "code 3 at level 3 is outside"),
         ({"prompts": '{"max_items": 3, "block": 4}'}, "want 1 <= block <= max_items"),
+        ({"prompts": '{"max_items": 1000000000}'}, "max_items <= 2000, got 8 and 1000000000"),
         ({"prompts": '{"window": 3}'}, "window"),
         ({"prompts": "[]"}, "mapping"),
         ({"prompts": "{"}, "Expecting"),

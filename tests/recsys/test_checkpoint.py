@@ -213,6 +213,45 @@ def test_code_beside_the_weights_is_never_run(tmp_path):
     assert not trace.exists()
 
 
+@pytest.mark.parametrize(
+    ("file", "field", "value"),
+    [
+        ("config.json", "attn_implementation", "a/b@c"),
+        ("config.json", "_attn_implementation", "a/b@c"),
+        ("config.json", "quantization_config", {"quant_method": "bitsandbytes", "load_in_4bit": 1}),
+        ("config.json", "auto_map", {"AutoModelForCausalLM": "a/b--evil.Evil"}),
+        ("config.json", "num_labels", 10**9),
+        ("config.json", "dtype", "load"),
+        ("config.json", "text_config", {"quantization_config": {}}),
+        ("config.json", "hidden_act", {"kernel": "a/b"}),
+        ("config.json", "rope_parameters", {"rope_type": {"a": "b"}}),
+        ("config.json", "n_routed_experts", 10**9),
+        ("adapter/adapter_config.json", "target_modules", "(a+)+$"),
+        ("adapter/adapter_config.json", "loftq_config", {"loftq_bits": 4}),
+        ("adapter/adapter_config.json", "layer_replication", [[0, 10**9]]),
+        ("model.safetensors.index.json", "weight_map", {"lm_head.weight": "../secret.safetensors"}),
+    ],
+)
+def test_a_field_that_leads_elsewhere_is_refused_before_transformers_sees_it(
+    tmp_path, monkeypatch, file, field, value
+):
+    save_model(with_adapter(small()), tmp_path, merge=False)
+    path = tmp_path / file
+    config = json.loads(path.read_text()) if path.exists() else {}
+    path.write_text(json.dumps(config | {field: value}))
+    monkeypatch.setattr("recsys.models.checkpoint.AutoModelForCausalLM", None)  # is not asked
+    with pytest.raises(ArtifactError, match=rf"{path.name}: {field}"):
+        load_model(tmp_path)
+
+
+def test_an_adapter_config_beside_the_weights_is_refused(tmp_path):
+    """Transformers would load the model that it names."""
+    save_model(small(), tmp_path)
+    (tmp_path / "adapter_config.json").write_text('{"base_model_name_or_path": "a/b"}')
+    with pytest.raises(ArtifactError, match=r"adapter_config\.json: move the adapter"):
+        load_model(tmp_path)
+
+
 @pytest.mark.parametrize("content", [None, "{", '{"model_type": "nobody-knows"}'])
 def test_a_folder_without_a_readable_config_is_no_checkpoint(tmp_path, content):
     save_model(small(), tmp_path)
