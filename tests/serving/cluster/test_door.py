@@ -168,7 +168,8 @@ async def test_a_change_without_any_replica_is_an_error(client):
 
 
 async def test_metrics_of_all_replicas_have_a_label(client, replicas):
-    text = b'# HELP a_total One.\n# TYPE a_total counter\na_total{b="c"} 1.0\n# HELP g g\ng 2.0\n'
+    text = b'# HELP a_total One.\n# TYPE a_total counter\na_total{b="c"} 1.0\n'
+    text += b"# HELP g g\n# TYPE g gauge\ng 2.0\n"
     replicas.replies = [Reply(200, [], text, name) for name in ("h:2", "h:1")]
     response = await client.get("/metrics")
     assert response.text.splitlines() == [
@@ -177,6 +178,7 @@ async def test_metrics_of_all_replicas_have_a_label(client, replicas):
         'a_total{b="c",replica="h:1"} 1.0',
         'a_total{b="c",replica="h:2"} 1.0',
         "# HELP g g",
+        "# TYPE g gauge",
         'g{replica="h:1"} 2.0',
         'g{replica="h:2"} 2.0',
     ]
