@@ -17,10 +17,7 @@ router = APIRouter(prefix="/v1/experiments", route_class=JsonRoute)
 PathExperiment = Annotated[ExperimentName, Path(description="Name of an experiment.")]
 
 
-@router.put(
-    "/{name}",
-    response_model=ExperimentInfo,
-)
+@router.put("/{name}", response_model=ExperimentInfo)
 @requires(Scope.ADMIN)
 async def put_experiment(
     name: PathExperiment, body: ExperimentBody, service: Ready, by: By
@@ -29,10 +26,7 @@ async def put_experiment(
     return json_response(await service.state.experiments.put(name, body, by))
 
 
-@router.delete(
-    "/{name}",
-    status_code=204,
-)
+@router.delete("/{name}", status_code=204)
 @requires(Scope.ADMIN)
 async def delete_experiment(name: PathExperiment, service: Ready, by: By) -> Response:
     """Delete an experiment and what is known about its users' answers."""
@@ -40,10 +34,7 @@ async def delete_experiment(name: PathExperiment, service: Ready, by: By) -> Res
     return Response(status_code=204)
 
 
-@router.get(
-    "/{name}/results",
-    response_model=ExperimentResults,
-)
+@router.get("/{name}/results", response_model=ExperimentResults)
 @requires(Scope.READ)
 async def get_results(name: PathExperiment, service: Ready) -> Response:
     """Compare the arms with the first one. It may be called as often as you like."""

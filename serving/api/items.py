@@ -43,10 +43,7 @@ async def upsert_items(body: UpsertBody, service: Ready) -> Response:
     return await asyncio.to_thread(json_response, answer)
 
 
-@router.get(
-    "/items/{item_id:id}/similar",
-    response_model=SimilarResponse,
-)
+@router.get("/items/{item_id:id}/similar", response_model=SimilarResponse)
 @requires(Scope.READ)
 async def similar_items(
     item_id: PathId, query: Annotated[SimilarQuery, Query()], service: Ready
@@ -59,10 +56,7 @@ async def similar_items(
     return json_response(await answer)
 
 
-@router.get(
-    "/items/{item_id:id}",
-    response_model=DescribedItem,
-)
+@router.get("/items/{item_id:id}", response_model=DescribedItem)
 @requires(Scope.READ)
 async def get_item(item_id: PathId, service: Ready, model: Alias = CHAMPION) -> Response:
     """Get an item of the catalog: title, text, semantic ID, attributes."""
@@ -70,10 +64,7 @@ async def get_item(item_id: PathId, service: Ready, model: Alias = CHAMPION) -> 
     return json_response(described(catalog, find(catalog, item_id)))
 
 
-@router.patch(
-    "/items/{item_id:id}",
-    response_model=ItemChange,
-)
+@router.patch("/items/{item_id:id}", response_model=ItemChange)
 @requires(Scope.WRITE)
 async def patch_item(item_id: PathId, body: ItemPatch, service: Ready) -> Response:
     """Change a part of an item, such as whether it is available."""
@@ -81,10 +72,7 @@ async def patch_item(item_id: PathId, body: ItemPatch, service: Ready) -> Respon
     return json_response(ItemChange.model_construct(epoch=epoch, item=item))
 
 
-@router.delete(
-    "/items/{item_id:id}",
-    status_code=204,
-)
+@router.delete("/items/{item_id:id}", status_code=204)
 @requires(Scope.WRITE)
 async def delete_item(item_id: PathId, service: Ready) -> Response:
     """Remove an item; from the response on it is not recommended."""

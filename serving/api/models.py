@@ -29,10 +29,7 @@ async def list_models(service: Ready) -> Response:
     return json_response(answer)
 
 
-@router.put(
-    "/aliases/{name}",
-    response_model=AliasInfo,
-)
+@router.put("/aliases/{name}", response_model=AliasInfo)
 @requires(Scope.ADMIN)
 @unhurried
 async def put_alias(name: PathAlias, body: AliasBody, service: Ready, by: By) -> Response:
@@ -51,10 +48,7 @@ async def put_alias(name: PathAlias, body: AliasBody, service: Ready, by: By) ->
     return json_response(aliases.info(name))
 
 
-@router.post(
-    "/aliases/{name}/rollback",
-    response_model=AliasInfo,
-)
+@router.post("/aliases/{name}/rollback", response_model=AliasInfo)
 @requires(Scope.ADMIN)
 @unhurried
 async def rollback_alias(name: PathAlias, service: Ready) -> Response:
@@ -62,10 +56,7 @@ async def rollback_alias(name: PathAlias, service: Ready) -> Response:
     return json_response(await service.state.aliases.rollback(name))
 
 
-@router.delete(
-    "/aliases/{name}",
-    status_code=204,
-)
+@router.delete("/aliases/{name}", status_code=204)
 @requires(Scope.ADMIN)
 async def delete_alias(name: PathAlias, service: Ready, by: By) -> Response:
     """Remove an alias and its standing rules; an unused model is unloaded."""

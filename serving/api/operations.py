@@ -14,11 +14,7 @@ router = APIRouter(route_class=OnceRoute)
 KEPT_S = 1.0  # how old an answer may be: making one takes milliseconds, however many ask
 
 
-@router.get(
-    "/metrics",
-    response_class=Response,
-    responses={200: {"content": {"text/plain": {}}}},
-)
+@router.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}})
 @requires(Scope.READ)
 async def metrics(request: Request, service: AnyPhase) -> Response:
     """Get all metrics in Prometheus' text format, at most a second old."""

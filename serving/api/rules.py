@@ -28,20 +28,14 @@ async def list_rules(query: Annotated[RulesQuery, Query()], service: Ready) -> R
     return await service.off_loop(lambda: json_response(rules.page(query.cursor, query.limit)))
 
 
-@router.put(
-    "/rules/{name}",
-    response_model=RuleInfo,
-)
+@router.put("/rules/{name}", response_model=RuleInfo)
 @requires(Scope.WRITE)
 async def put_rule(name: PathRule, body: RuleBody, service: Ready, by: By) -> Response:
     """Add a rule, or replace it; from the response on it applies to requests that name it."""
     return json_response(await service.state.rules.put(name, body, by))
 
 
-@router.delete(
-    "/rules/{name}",
-    status_code=204,
-)
+@router.delete("/rules/{name}", status_code=204)
 @requires(Scope.WRITE)
 async def delete_rule(name: PathRule, service: Ready, by: By) -> Response:
     """Delete a rule that no alias has."""

@@ -16,10 +16,7 @@ from recsys.serving.service import Phase, Service, UnknownUserError
 router = APIRouter(prefix="/v1/users", route_class=IdRoute)
 
 
-@router.get(
-    "/{user_id:id}/history",
-    response_model=UserHistory,
-)
+@router.get("/{user_id:id}/history", response_model=UserHistory)
 @requires(Scope.READ)
 async def get_history(
     user_id: PathId, query: Annotated[HistoryQuery, Query()], service: AnyPhase
@@ -41,11 +38,7 @@ async def get_history(
     return await service.off_loop(written)
 
 
-@router.delete(
-    "/{user_id:id}",
-    status_code=204,
-    response_class=Response,
-)
+@router.delete("/{user_id:id}", status_code=204, response_class=Response)
 @requires(Scope.WRITE)
 async def erase_user(user_id: PathId, service: AnyPhase) -> Response:
     """Erase a user: events and remembered recommendations. It can be repeated.

@@ -9,9 +9,10 @@ from collections.abc import Collection, Iterable, Sequence
 import sqlalchemy as sa
 
 from recsys.serving.stores.database import SALTS, Database
-from recsys.serving.stores.records import Erasure, user_hash
+from recsys.serving.stores.records import Erasure, now_ms, user_hash
 from recsys.serving.stores.schema import ERASURES, EVENTS, EXPOSURES, RECOMMENDATIONS
 
+CREDIBLE_MS = 1_750_000_000_000  # a clock that shows less is behind: this program is younger
 UNDER_WAY_MS = 60_000  # an answer this soon after an erasure may be of the old history
 OF_USERS = ((EVENTS, 0), (RECOMMENDATIONS, UNDER_WAY_MS), (EXPOSURES, UNDER_WAY_MS))
 TIMES = sa.select(ERASURES.c.salted_hash, ERASURES.c.erased_ms)
@@ -21,16 +22,26 @@ FIRST = TIMES.limit(1)
 def erased_among(
     database: Database, connection: sa.Connection, users: Collection[str]
 ) -> dict[str, int]:
-    """Time of erasure of those of `users` who were erased."""
+    """Time of erasure of those of `users` who were erased.
+
+    A time in the future is that of a clock that was ahead, and becomes a minute ago: later events
+    shall be accepted.
+    """
     if not users or connection.execute(FIRST).first() is None:
         return {}
     salts = [bytes.fromhex(salt) for salt in database.state(connection, SALTS)]
     hashes = {user_hash(user, salt): user for user in users for salt in salts}
     query = TIMES.where(database.among(ERASURES.c.salted_hash))
-    rows = connection.execute(query, database.texts(hashes))
+    rows = connection.execute(query, database.texts(hashes)).all()
     erased: dict[str, int] = {}
+    now = now_ms()
     for name, erased_ms in rows:
-        erased[hashes[name]] = max(erased_ms, erased.get(hashes[name], 0))
+        is_ahead = CREDIBLE_MS < now < erased_ms - UNDER_WAY_MS
+        if is_ahead:
+            row = ERASURES.c.salted_hash == name
+            connection.execute(sa.update(ERASURES).where(row).values(erased_ms=now - UNDER_WAY_MS))
+        counts_ms = now - UNDER_WAY_MS if is_ahead else erased_ms
+        erased[hashes[name]] = max(counts_ms, erased.get(hashes[name], 0))
     return erased
 
 

@@ -10,6 +10,7 @@ import sqlalchemy as sa
 from oracles import PATIENCE_S
 
 from recsys.errors import ArtifactError
+from recsys.serving.stores import erasures as erasures_module
 from recsys.serving.stores import history as history_module
 from recsys.serving.stores import open_store
 from recsys.serving.stores import served as served_module
@@ -259,6 +260,24 @@ class StoreSuite:
         )
         assert [i for i, outcome in enumerate(outcomes) if outcome != Appended(accepted=1)] == [5]
         assert store.history.count() == 10
+
+    async def test_later_events_count_after_an_erasure_with_a_clock_that_was_ahead(
+        self, store, event, monkeypatch
+    ):
+        now, year = now_ms(), 366 * 86_400_000
+        await store.history.append([event("1", time_ms=now - year)])
+        with monkeypatch.context() as ahead:
+            ahead.setattr(history_module, "now_ms", lambda: now + year)
+            await store.history.erase("ada")
+        times = {"late delivery": now - year, "now": now, "later": now + 1_000}
+        done = [await store.history.append([event(n, time_ms=t)]) for n, t in times.items()]
+        assert [one.ignored for one in done] == [1, 0, 0]
+        assert now - 120_000 < store.history.erased(["ada"])["ada"] < now
+        # a clock that is behind does not undo an erasure
+        await store.history.erase("bob")
+        monkeypatch.setattr(erasures_module, "now_ms", lambda: 1_000)
+        assert (await store.history.append([event("b", user="bob", time_ms=1_000)])).ignored == 1
+        assert store.history.erased(["bob"])["bob"] >= now
 
     async def test_an_erased_user_stays_erased(self, store, event, write_dataset, remembered):
         dataset = write_dataset(EVENTS)
