@@ -28,10 +28,9 @@ def first_of_table(rows: Sequence[Sequence[str]]) -> int:
     2
     """
     filled = [sum(map(bool, row)) for row in rows[: MOST_ABOVE + 1]]
-    for number, row in enumerate(rows[: MOST_ABOVE + 1]):
-        if known_names(row) > 1:
-            return number if max(filled[:number], default=0) < filled[number] else 0
-    return 0
+    named = [number for number in range(len(filled)) if known_names(rows[number]) > 1]
+    number = max(named, key=filled.__getitem__, default=0)  # names of groups may stand above
+    return number if max(filled[:number], default=0) < filled[number] else 0
 
 
 def lines_above(text: str) -> tuple[str, ...]:
@@ -43,7 +42,8 @@ def lines_above(text: str) -> tuple[str, ...]:
         number = first_of_table(rows)
         numbers[len(rows[number])] = number
     above = lines[: numbers[max(numbers)]]
-    return tuple(above) if any(above) else ()
+    is_split = any(line.count('"') % 2 for line in above)  # a quoted name has several lines
+    return tuple(above) if any(above) and not is_split else ()
 
 
 def header(text: str) -> tuple[str, list[str]]:

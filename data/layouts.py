@@ -24,6 +24,7 @@ import pyarrow.compute as pc
 from recsys.data.column_words import EVENT_WORDS, known_names, rank
 from recsys.data.opening import TableFile, open_table
 from recsys.data.report import sentence
+from recsys.data.spreadsheets import is_spreadsheet
 from recsys.data.texts import as_text
 from recsys.data.time_formats import TimeRules, share_of_times
 from recsys.errors import DataError
@@ -237,8 +238,9 @@ def refuse_without_header(path: Path, rows: pa.Table, named: bool, of_items: boo
         setting = shlex.quote(f"data.column_names=[{', '.join(likely)}]")
         order = "" if "timestamp" in likely else " --column timestamp=file-order"
         advice = sentence("name_columns", setting=setting, order=order)
-        if of_items:
-            advice = "write a line of names above the rows, such as item,title"
+        if of_items or is_spreadsheet(path):
+            example = "item,title" if of_items else ",".join(likely)
+            advice = f"write a line of names above the rows, such as {example}"
         raise DataError(sentence("without_header", path=path, shown=shown, advice=advice))
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import pyarrow as pa
 from rich.markup import escape
 
+from recsys.data.column_words import known_names
 from recsys.data.dialect import first_of_table
 from recsys.data.returns import are_returns
 from recsys.errors import DataError
@@ -44,7 +45,7 @@ def read_spreadsheet(path: Path) -> pa.Table:
 def _read(path: Path, _changed: int, _size: int) -> pa.Table:
     from python_calamine import CalamineError, CalamineWorkbook
 
-    header: list[str] | None = None
+    sheets: dict[str, list[list[str | None]]] = {}  # from the names of the columns on
     rows: list[list[str | None]] = []
     returns: list[str | None] = []
     others: list[str] = []
@@ -59,22 +60,21 @@ def _read(path: Path, _changed: int, _size: int) -> pa.Table:
             few = next((n for n, row in enumerate(filled) if sum(c != "" for c in row) > 1), 0)
             start = first_of_table([[_text(c) or "" for c in row] for row in filled[:30]]) or few
             above += [f"{name}: {_text(cell)}" for row in filled[:start] for cell in row if cell]
-            names = [_text(cell) or "" for cell in filled[start]]
-            header = header or names
-            if sorted(names) != sorted(header) or (names != header and len({*names}) < len(names)):
-                others.append(f"{name} ({len(filled) - start - 1:,} rows)")
-                continue
-            positions = (
-                [*range(len(names))] if names == header else [names.index(n) for n in header]
-            )
-            returns += [str(are_returns(name)).lower()] * (len(filled) - start - 1)
-            rows += [
-                [_text(row[position]) for position in positions] for row in filled[start + 1 :]
-            ]
+            sheets[name] = [[_text(cell) for cell in row] for row in filled[start:]]
     except (CalamineError, OSError, ValueError) as error:
         raise DataError(f"{path}: no readable spreadsheet: {error}; save it as CSV") from error
-    if header is None:
+    if not sheets:
         raise DataError(f"{path}: no sheet has names of columns and rows below them")
+    headers = {name: [cell or "" for cell in sheet[0]] for name, sheet in sheets.items()}
+    every = list(headers.values())
+    header = next((names for names in every if known_names(names) > 1), every[0])
+    for name, names in headers.items():
+        if sorted(names) != sorted(header) or (names != header and len({*names}) < len(names)):
+            others.append(f"{name} ({len(sheets[name]) - 1:,} rows)")
+            continue
+        positions = [*range(len(names))] if names == header else [names.index(n) for n in header]
+        returns += [str(are_returns(name)).lower()] * (len(sheets[name]) - 1)
+        rows += [[row[position] for position in positions] for row in sheets[name][1:]]
     for description, names in (
         ("sheets with other columns", others),
         ("lines above the names of the columns", above),

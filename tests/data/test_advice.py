@@ -48,6 +48,16 @@ def test_lines_above_the_names_of_the_columns_are_named_and_not_read(shop, above
     assert "lines above the names of the columns are not read" in found.notes
 
 
+def test_names_of_groups_of_columns_stand_above_their_names(shop):
+    rows = [(f"N{n % 20}", f"c{n % 20}@x.de", f"p{n * 7 % 11}", T + 5000 * n) for n in ROWS]
+    found = shop("Customer,,Order,\n" + table("Name,E-mail,SKU,Date", rows))
+    assert found.roles == {"item": "SKU", "timestamp": "Date", "user": "E-mail"}
+
+
+def test_a_name_of_two_lines_is_one_name(shop):
+    assert shop(ORDERS.replace("customer", '"customer\nid"')).roles["user"] == "customer\nid"
+
+
 @pytest.mark.parametrize(
     "text",
     [ORDERS, "\n\n" + ORDERS, "customer,,\ncustomer,sku,x\n", "alpha\nuser;item\n",

@@ -686,6 +686,16 @@ def test_lines_above_the_names_and_the_order_of_columns_do_not_matter_in_sheets(
     assert sorted(set(data.interactions.user_ids)) == [str(n) for n in range(9)]
 
 
+def test_a_summary_before_the_orders_is_not_read(run: Run, raw: Path) -> None:
+    header: list[object] = ["Customer ID", "StockCode", "InvoiceDate"]
+    rows = [header, *([n % 9, f"P{n % 7}", 45_000.5 + n] for n in range(90))]
+    summary: list[list[object]] = [["Total", 90], ["Customers", 9]]
+    run(write_xlsx(raw / "orders.xlsx", {"summary": summary, "orders": rows}))
+    assert run.info["accounts"][0]["events"] == 90
+    with pytest.raises(ValueError, match="write a line of names above the rows, such as user,item"):
+        run(write_xlsx(raw / "bare.xlsx", {"orders": rows[1:]}))
+
+
 @pytest.mark.parametrize(
     ("name", "back"),
     [("returns", 9), ("Retouren", 9), ("Refunds 2026", 9), ("more", 0), ("sales and returns", 0)],
