@@ -210,8 +210,11 @@ def unread_states(texts: pa.ChunkedArray, *, unknown: bool = False) -> list[str]
     if unknown:
         every = [text for text in pc.unique(texts).to_pylist() if not is_missing(text)]
         states += [text for text in every if text not in states and not _is_kept(text)]
-    refusing = NOT | DENIED
-    states = [text for text in states if refusing.isdisjoint(words_of(text))]
+    refusing, back = NOT | DENIED, RETURNED | CANCELLED | ASKED
+    quiet = [
+        t for t in states if not any(some.isdisjoint(words_of(t)) for some in (refusing, back))
+    ]
+    states = [text for text in states if text not in quiet]
     return [text for text in states if _state(text) is None and not is_partial(text)]
 
 
@@ -379,6 +382,7 @@ def _is_kept(state: str) -> bool:
     parts = [part for part in re.split(PARTS, state) if part.strip()]
     said = [{*words_of(part), normalised(part)} for part in parts]
     kept = any(not KEPT.isdisjoint(words) for words in said)
+    kept = kept and (NOT.isdisjoint(words_of(state)) or normalised(state) in KEPT)
     return kept and all(not (KEPT | NO_EVENTS).isdisjoint(words) for words in said)
 
 

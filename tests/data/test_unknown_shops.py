@@ -912,7 +912,11 @@ def test_the_negative_word_of_a_state_decides(shop, state):
     assert "not read" not in found.notes
 
 
-@pytest.mark.parametrize("state", ["Shipped - Xyz", "Delivered: customs", "Livrée / litige"])
+@pytest.mark.parametrize(
+    "state",
+    ["Shipped - Xyz", "Delivered: customs", "Livrée / litige", "Delivered but not accepted",
+     "Complete - do not ship", "Delivered; customer unhappy"],
+)  # fmt: skip
 def test_a_state_with_an_unknown_part_is_named(shop, state):
     text = events(
         180, lambda n: state if n % 9 == 0 else "Shipped", head="user,item,timestamp,Status"
