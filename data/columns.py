@@ -82,6 +82,7 @@ SHARE_OF_CODES = 0.5  # of a column with the name of a code: a line such as `SHI
 EMAIL = r"^\S+@\S+\.\w+$"
 SCORE = r"^-?(\d|10|\d[.,]\d)([.,]0+)?$"  # of scores
 RATE = r"^([1-9]|10|[1-9][.,]\d)([.,]0+)?$"  # of rates that are ratings: taxes are 0, too
+DOCUMENT = r"^[4-9]\d{9}$"  # as unix seconds, they are after the year 2096
 CLOCK = r"^\d{1,2}[:h]\d{2}(:\d{2}([.,]\d+)?)?( ?[AaPp][Mm])?( Uhr)?$"
 TITLE_LENGTH = 80  # mean characters of texts that may be titles
 SHARE_OF_KNOWN = 0.1  # items of the events that the items file must describe
@@ -136,7 +137,11 @@ def recognise_events(
         own = [pair for pair in ranked if role != "timestamp" or not is_of_later(pair[1])]
         if role in ("timestamp", "behaviour", "user") and not own:
             tests: dict[str, Callable[[str], bool]] = {
-                "timestamp": lambda n: fits("timestamp")(n) and not is_of_later(n),
+                "timestamp": lambda n: (
+                    fits("timestamp")(n)
+                    and not is_of_later(n)
+                    and share_of(sample.texts(n), DOCUMENT) < SURE_SHARE
+                ),
                 "behaviour": partial(_is_kind, sample),
                 "user": lambda n: (
                     fits("user")(n) and share_of(sample.texts(n), EMAIL) >= SURE_SHARE

@@ -34,7 +34,6 @@ from recsys.errors import DataError
 from recsys.event_names import normalised
 
 EARLIEST = 631_152_000  # 1990-01-01: earlier times of a shop's events are errors
-CENTURY_ENDS = 4_102_444_800  # 2100-01-01: later times are other numbers, as of documents
 DAY_S = 86_400
 # In dates like 26-01-05, so few first and so many last numbers show that the year is the first.
 FEW_YEARS, MANY_DAYS = 3, 10
@@ -376,7 +375,7 @@ def share_of_times(column: pa.ChunkedArray, rules: TimeRules) -> tuple[float, fl
         order = show_day_first([filled])
         rules = replace(rules, day_first=order.day_first is not False, year_first=order.year_first)
     seconds = read_times(filled, rules)
-    possible = pc.and_(pc.greater_equal(seconds, EARLIEST), pc.less(seconds, CENTURY_ENDS))
+    possible = pc.greater_equal(seconds, EARLIEST)
     return 1 - seconds.null_count / len(filled), (pc.sum(possible).as_py() or 0) / len(filled)
 
 

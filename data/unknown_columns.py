@@ -46,7 +46,7 @@ def unknown(
     hints = [sentence("in_file_order")] * in_file_order
     hints += [sentence("one_column")] * (sample.table.num_columns == 1)
     said = {"path": sample.path, "reasons": "; ".join(reasons), "options": options}
-    said |= {"settings": settings, "hints": "".join(hints)}
+    said |= {"settings": settings, "hints": "".join(f" {hint}" for hint in hints)}
     return DataError(f"{sentence('unknown_columns', **said)}\n{sample.show()}")
 
 

@@ -163,7 +163,7 @@ class TestTable(ReaderSuite):
     events = (("u", "a"), ("v", "b,c"))
     malformed = (
         ("e.csv", "user item\nu a\n", "no column is recognised as the user.*--column user=NAME"),
-        ("e.csv", "Shop\n\n1 May\n\nuser,item\nu,a\n", "such as a title stand above the names"),
+        ("e.csv", "Shop\n\n1 May\n\nalpha,beta\nu,a\n", "such as a title stand above the names"),
         ("e.csv", "user,item,user\nu,a,v\n", "2 columns are called 'user'"),
         (
             "e.csv",
