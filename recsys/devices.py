@@ -7,12 +7,16 @@ each measures its own work.
 
 from __future__ import annotations
 
+import gc
 import logging
 import math
 import statistics
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
+
+T = TypeVar("T")
 
 AUTO, CPU, GPU = "auto", "cpu", "cuda"
 LARGE_BYTES = 1 << 30  # of weights; no CPU is measured with as many, which would take a while
@@ -86,6 +90,26 @@ def choose_device(
     fields["device"] = chosen
     logger.info("device %s", fields, extra={"fields": fields})
     return chosen
+
+
+def or_on_cpu(device: str, work: str, run: Callable[[str], T]) -> T:
+    """The result of `run` on a device; for `auto`, on the CPU if the GPU's memory does not hold it.
+
+    Raises:
+        torch.OutOfMemoryError: another device than `auto` is too small.
+    """
+    import torch
+
+    try:
+        return run(device)
+    except torch.OutOfMemoryError as error:
+        if device != AUTO:
+            raise
+        problem = error.with_traceback(None)  # which refers to all that is there already
+    gc.collect()  # captured passes and their model refer to each other
+    torch.cuda.empty_cache()
+    warn_not_used("its memory does not hold what it takes", work, problem)
+    return run(CPU)
 
 
 def warn_not_used(reason: str, work: str, error: Exception, by_name: str = BY_NAME) -> None:

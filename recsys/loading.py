@@ -14,7 +14,7 @@ from recsys.bundle import Bundle
 from recsys.constraint import ItemTrie
 from recsys.decoding.engine import Engine
 from recsys.decoding.planner import Plan
-from recsys.devices import AUTO, CPU, choose_device, is_large, typical_seconds, warn_not_used
+from recsys.devices import AUTO, CPU, choose_device, is_large, typical_seconds
 from recsys.errors import ArtifactError
 from recsys.interactions import Histories
 from recsys.models.checkpoint import load_model
@@ -44,8 +44,6 @@ class Models:
     def of(cls, bundle: Bundle, device: str, dtype: str, mode: str) -> Self:
         """Load them; the arguments are those of `Recommender.load`.
 
-        For `auto`, models that the memory of the GPU does not hold are loaded on the CPU.
-
         Raises:
             ArtifactError: there is no draft, and `mode` needs one.
         """
@@ -55,25 +53,13 @@ class Models:
                 "make one (recsys train draft, then recsys bundle)"
             )
         chosen = answering_device(bundle.target, bundle.encoder, device, dtype)
-        try:
-            return cls._on(chosen, bundle, dtype, mode)
-        except torch.OutOfMemoryError as error:
-            if device != AUTO:
-                raise
-            torch.cuda.empty_cache()
-            work = f"answers of {bundle.target}"
-            warn_not_used("its memory does not hold the models", work, error)
-        return cls._on(CPU, bundle, dtype, mode)
-
-    @classmethod
-    def _on(cls, device: str, bundle: Bundle, dtype: str, mode: str) -> Self:
-        on_cpu = torch.device(device).type == CPU
+        on_cpu = torch.device(chosen).type == CPU
         draft = None  # a request may need it in any mode
         if bundle.draft is not None:
-            draft = load_for(bundle.draft, dtype, device)
+            draft = load_for(bundle.draft, dtype, chosen)
         if mode == Mode.AUTO:
             mode = Mode.BEAM if on_cpu else Mode.PLANNED
-        return cls(load_for(bundle.target, dtype, device), draft, mode, on_cpu)
+        return cls(load_for(bundle.target, dtype, chosen), draft, mode, on_cpu)
 
 
 def load_for(path: Path, dtype: str, device: str) -> Any:

@@ -27,7 +27,7 @@ from recsys.constraint.filter_cache import FilterCache
 from recsys.constraint.transitions import DeviceTrie
 from recsys.decoding.engine import Engine
 from recsys.decoding.planner import Plan
-from recsys.devices import AUTO
+from recsys.devices import AUTO, or_on_cpu
 from recsys.errors import RequestError
 from recsys.interactions import NEGATIVE_TYPE, Histories, count_as_seen
 from recsys.listing import (
@@ -149,7 +149,8 @@ class Recommender:
         Args:
             path: the bundle's directory.
             device: a torch device, or `auto`: a GPU, where there is one and it answers sooner than
-                the CPU (`recsys.devices`).
+                the CPU (`recsys.devices`); the CPU, too, if the GPU's memory does not hold the
+                models.
             dtype: `float32`, `bfloat16` or `float64`. On a CPU, the native library runs float32.
             mode: a `Mode` other than `relaxed`. `auto` means `planned` on an accelerator, and
                 `beam` on a CPU, where equal requests then get equal bits.
@@ -169,7 +170,7 @@ class Recommender:
         if dtype not in DTYPES:
             raise ValueError(f"dtype {dtype!r} is not one of {', '.join(DTYPES)}")
 
-        def read() -> Recommender:
+        def read(device: str) -> Recommender:
             bundle = Bundle.load(path, check=check)
             models = Models.of(bundle, device, dtype, mode)
             return cls(
@@ -183,7 +184,7 @@ class Recommender:
                 filter_bytes=filter_bytes,
             )
 
-        return read_whole(Path(path), read)
+        return read_whole(Path(path), partial(or_on_cpu, device, f"answers of {path}", read))
 
     @contextmanager
     def aside(self) -> Iterator[Recommender]:

@@ -163,7 +163,8 @@ class ServingSettings(BaseSettings):
     """Hosts from which the page may show pictures of items, separated by commas; `*.example.org`
     accepts subdomains. None: pictures in data URLs only."""
     explainer: Path | None = None
-    """Folder of a text model with its tokenizer, which answers `/v1/texts`; None does not."""
+    """Folder of a text model with its tokenizer, which answers `/v1/texts`; None does not. It runs
+    on `device`, with `auto` on the CPU."""
     text_formats: dict[FormatName, TextFormat] = {}
     """Formats of `/v1/texts` by their names, each with one of `json_schema`, `regex` and `lark`.
     They are compiled at the start."""

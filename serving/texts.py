@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
+from recsys.devices import AUTO, CPU
 from recsys.errors import ConfigError, RequestError
 from recsys.serving.batcher import ClosedError
 from recsys.serving.bodies import MalformedError, parse
@@ -87,6 +88,7 @@ class Texts:
     def __init__(self, settings: ServingSettings) -> None:
         """Make it; the model is loaded by `start`."""
         self._folder, self._definitions = settings.explainer, settings.text_formats
+        self._device = CPU if settings.device == AUTO else settings.device
         self._formats: dict[str, NamedFormat] = {}
         self._model: TextModel | None = None
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="texts")
@@ -105,7 +107,9 @@ class Texts:
         from recsys.text.text_model import TextModel  # only where it is used
 
         loop = asyncio.get_running_loop()
-        self._model = await loop.run_in_executor(self._thread, TextModel.load, self._folder)
+        self._model = await loop.run_in_executor(
+            self._thread, TextModel.load, self._folder, self._device
+        )
         for name, definition in self._definitions.items():
             self._formats[name] = await asyncio.to_thread(
                 NamedFormat, name, definition, self._model

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from recsys.devices import AUTO, CPU
+from recsys.devices import AUTO, CPU, or_on_cpu
 from recsys.errors import ConfigError
 from recsys.native.decoder import set_threads
 from recsys.recommender import Recommender, RecommendRequest, RecommendResult
@@ -115,8 +115,15 @@ class DecodeWorker:
             gc.set_threshold(*self._collected_after)
 
     def _load(self, bundle: Path, loaded: Recommender | None) -> Recommender:
-        recommender = loaded if loaded is not None else self._open(bundle)
-        recommender.warm_up()
+        def load(device: str) -> Recommender:
+            if loaded is not None and device == self._settings.device:
+                recommender = loaded
+            else:
+                recommender = self._open(bundle, device)
+            recommender.warm_up()
+            return recommender
+
+        recommender = or_on_cpu(self._settings.device, f"answers of {bundle}", load)
         if recommender.device.type != "cpu":
             statistics = recommender.engine.statistics()
             fields = {
@@ -129,7 +136,7 @@ class DecodeWorker:
             logger.info("captured", extra={"fields": fields})
         return recommender
 
-    def _open(self, bundle: Path) -> Recommender:
+    def _open(self, bundle: Path, device: str) -> Recommender:
         import threadpoolctl
         import torch
 
@@ -145,7 +152,7 @@ class DecodeWorker:
         torch.set_num_threads(threads)
         recommender = Recommender.load(
             bundle,
-            device=settings.device,
+            device=device,
             dtype=settings.dtype,
             mode=settings.mode,
             prefix_bytes=settings.prefix_mb << 20,

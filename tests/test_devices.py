@@ -36,6 +36,7 @@ from recsys.decoding import (
     score_rows,
     speculative_beam_search,
 )
+from recsys.decoding.engine import Engine
 from recsys.devices import faster_device
 from recsys.evaluation import gate
 from recsys.evaluation.protocol import EvaluationConfig
@@ -357,6 +358,9 @@ FULL = SearchRequest(
 )  # fmt: skip
 DRAWN = SearchRequest(PROMPTS, exclude=ROWS, seeds=range(5))
 K = 6
+# Two requests have the right candidates, so they end before the others.
+BEST = beam_search(TARGET, PLAIN, TRIE, K).rows.numpy()
+SOME_RIGHT = [*BEST[:2], *ROWS[2:]]
 WAYS = {
     "beam": lambda target, draft, request: beam_search(target, request, TRIE, K),
     "exhaustive": lambda target, draft, request: speculative_beam_search(
@@ -366,7 +370,7 @@ WAYS = {
         target, ModelDrafter(draft, 20), request, TRIE, K
     ),
     "candidates": lambda target, draft, request: speculative_beam_search(
-        target, CandidateDrafter(ROWS), request, TRIE, K
+        target, CandidateDrafter(SOME_RIGHT), request, TRIE, K
     ),
     "complete": lambda target, draft, request: complete(
         target, beam_search(target, request, TRIE, K), request, TRIE
@@ -494,7 +498,13 @@ def test_a_recommender_gives_the_answers_of_the_cpu(road, claimed_gpu, mode, cap
     assert [score for _, score in mine] == pytest.approx([score for _, score in expected])
 
 
-def test_a_service_answers_from_its_threads(road, claimed_gpu, tmp_path):
+@pytest.fixture
+def slow_gpu(monkeypatch):
+    """On a GPU that is slower than the CPU, work that lost the name of its device is noticed."""
+    monkeypatch.setattr("recsys.devices.faster_device", lambda **times: "cpu")
+
+
+def test_a_service_answers_from_its_threads(road, claimed_gpu, slow_gpu, tmp_path):
     recommender = Recommender.load(road[0].bundle)
     history = recommender.catalog.item_ids[:4]
     expected = [item.item_id for item in recommender.recommend([history], k=5)[0]]
@@ -514,7 +524,35 @@ def test_a_service_answers_from_its_threads(road, claimed_gpu, tmp_path):
     assert [item["item_id"] for item in answer.json()["items"]] == expected
 
 
-def test_a_batch_is_scored(road, claimed_gpu, tmp_path):
+@pytest.mark.parametrize("call", ["capture", "capture_decodes", "keep_prefixes"])
+def test_a_service_whose_captures_do_not_fit_answers_from_the_cpu(
+    road, claimed_gpu, monkeypatch, tmp_path, caplog, call
+):
+    owner = TreeModel if call == "keep_prefixes" else Engine
+    right = getattr(owner, call)
+
+    def full(self, *arguments, **options):
+        if getattr(self, "target", self).device.type == "cuda":
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return right(self, *arguments, **options)
+
+    monkeypatch.setattr(owner, call, full)
+    monkeypatch.setattr(devices, "LARGE_BYTES", 1)  # so nothing is measured
+    settings = ServingSettings(
+        bundle=road[0].bundle, histories=None, store=tmp_path / "histories.db",
+        capture="decodes", max_batch=1,
+    )  # fmt: skip
+    with (
+        claimed_gpu(),
+        TestClient(create_app(settings), base_url="http://localhost") as client,
+    ):
+        wait_until_ready(client)
+        answer = client.post("/v1/recommendations", json={"history": [], "k": 5})
+    assert answer.status_code == 200, answer.text
+    assert "CUDA out of memory" in caplog.text
+
+
+def test_a_batch_is_scored(road, claimed_gpu, slow_gpu, tmp_path):
     users = tmp_path / "users.parquet"
     ids = Recommender.load(road[0].bundle).catalog.item_ids
     table = {"user_id": ["a", "b"], "history": [ids[:3], []]}

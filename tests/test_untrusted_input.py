@@ -43,7 +43,7 @@ from recsys.text.grammar_constraint import GrammarCompiler
 from recsys.text.token_trie import TextTokenizer
 
 STALL_S = 0.1  # for each KB
-FIRST_S = {"readers": 1.0}  # each column of a table is looked at for every role
+FIRST_S = {"readers": 2.0}  # each column of a table is looked at for every role
 MEMORY, MEMORY_PER_BYTE = 64 << 20, 2000
 MOST = 64 << 10
 BODIES: tuple[type[BaseModel], ...] = (

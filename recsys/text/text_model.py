@@ -30,10 +30,8 @@ class TextModel:
         self._begin = [] if tokenizer.bos_token_id is None else [tokenizer.bos_token_id]
 
     @classmethod
-    def load(cls, folder: Path, *, model: Any | None = None) -> Self:
+    def load(cls, folder: Path, device: str = "cpu") -> Self:
         """Read a local checkpoint with its tokenizer, such as a bundle's target.
-
-        The checkpoint's `model` may have been loaded already.
 
         Raises:
             ArtifactError: the checkpoint cannot be loaded, has no tokenizer, or has one that is not
@@ -53,7 +51,7 @@ class TextModel:
                 tokenizer = AutoTokenizer.from_pretrained(
                     os.fspath(folder), local_files_only=True, trust_remote_code=False
                 )
-            return cls(load_model(folder) if model is None else model, tokenizer)
+            return cls(load_model(folder, device=device), tokenizer)
         except (OSError, ValueError) as error:
             said = " ".join(str(error).split())
             raise ArtifactError(f"{folder} cannot write texts: {said}") from error
