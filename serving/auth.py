@@ -10,6 +10,7 @@ not start without keys by itself.
 """
 
 import hashlib
+import hmac
 import json
 import logging
 import os
@@ -295,11 +296,11 @@ class Keyring:
     def find(self, secret: str) -> Key | None:
         """Find the key with this secret, or None; an expired one is not found.
 
-        Digests are compared, of which a duration may be told: it leads to no secret.
+        Each digest is compared in constant time.
         """
         self._reread_if_changed()
         shown = _digest(secret)
-        match = next((key for key in self._keys if key.sha256 == shown), None)
+        match = next((k for k in self._keys if hmac.compare_digest(k.sha256, shown)), None)
         return None if match is None or match.is_expired else match
 
     def _reread_if_changed(self) -> None:

@@ -51,6 +51,7 @@ _OF_ADAPTERS = (
     "qalora_group_size", "r", "rank_pattern", "target_modules", "task_type",
     "trainable_token_indices", "use_rslora",
 )  # fmt: skip
+_HARMLESS = 1e6  # a number of labels would make as many names
 BESIDE = ".."  # base model of an adapter, relative to it, so that the folder can move
 
 
@@ -181,8 +182,10 @@ def _check_fields(folder: Path, config: Mapping[str, Any]) -> None:
         parts = value.values() if isinstance(value, dict) and name in _MAPPINGS else [value]
         flat = [one for part in parts for one in (part if isinstance(part, list) else [part])]
         plain = all(isinstance(one, str | int | float | None) for one in flat)
+        # Other tools add fields of their own, of which small numbers and booleans name nothing.
+        harmless = isinstance(value, int | float) and abs(value) <= _HARMLESS
         if value is not None and not (
-            name in fields and plain and value in _VALUES.get(name, (value,))
+            harmless or (name in fields and plain and value in _VALUES.get(name, (value,)))
         ):
             raise _refused_field(f"{folder}: config.json", name, value)
     if (folder / "adapter_config.json").exists():  # transformers would load what it names

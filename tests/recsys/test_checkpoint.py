@@ -244,6 +244,14 @@ def test_a_field_that_leads_elsewhere_is_refused_before_transformers_sees_it(
         load_model(tmp_path)
 
 
+def test_fields_of_other_tools_that_name_nothing_are_ignored(tmp_path):
+    save_model(small(), tmp_path)
+    path = tmp_path / "config.json"
+    added = {"use_mrope": False, "unsloth_fixed": True, "n_ctx": 1024, "rope_theta": 5e5}
+    path.write_text(json.dumps(json.loads(path.read_text()) | added))
+    assert load_model(tmp_path).config.model_type == "llama"
+
+
 def test_an_adapter_config_beside_the_weights_is_refused(tmp_path):
     """Transformers would load the model that it names."""
     save_model(small(), tmp_path)
