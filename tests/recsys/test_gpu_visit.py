@@ -111,7 +111,9 @@ def test_a_visit_that_is_stopped_leaves_nothing(tmp_path, name):
     part = "import os, signal, sys, time; open(sys.argv[1], 'w').write(str(os.getpid()))"
     part += f"; os.kill(os.getppid(), signal.{name}); time.sleep(600)"
     parts = f"[gpu_visit.Part('stops it', 300, ['-c', {part!r}, {str(tmp_path / 'pid')!r}])]"
-    main = f"import gpu_visit; gpu_visit.list_parts = lambda *_, **__: {parts}; gpu_visit.main()"
+    main = f"import signal; signal.signal(signal.{name}, signal.SIG_DFL)"  # not so under nohup
+    main += f"; import gpu_visit; gpu_visit.list_parts = lambda *_, **__: {parts}"
+    main += "; gpu_visit.main()"
     (tmp_path / "temporary").mkdir()
     ended = subprocess.run(
         [sys.executable, "-c", main, "--out", str(tmp_path / "rows.jsonl")],
