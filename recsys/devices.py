@@ -14,11 +14,12 @@ import statistics
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
+from typing import Final, TypeVar
 
 T = TypeVar("T")
 
-AUTO, CPU, GPU = "auto", "cpu", "cuda"
+AUTO: Final = "auto"
+CPU, GPU = "cpu", "cuda"
 LARGE_BYTES = 1 << 30  # of weights; no CPU is measured with as many, which would take a while
 WARM_UP, ROUNDS = 2, 7
 BY_NAME = "device=cuda asks for it all the same, and device=cpu for none"

@@ -174,7 +174,7 @@ class EpochCatalog:
         record = self.record[self.alive]
         live = int(sizes[record[record >= len(base)] - len(base)].sum())
         most = max(LEAST_WASTE, MOST_WASTE * (base.items.nbytes + live))
-        return int(sizes.sum()) - live > most
+        return bool(sizes.sum() - live > most)
 
     @cached_property
     def items(self) -> pa.Table:

@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 
 from recsys.devices import AUTO, CPU, or_on_cpu
 from recsys.errors import ConfigError
+from recsys.modes import Captured
 from recsys.native.decoder import set_threads
 from recsys.recommender import Recommender, RecommendRequest, RecommendResult
 from recsys.serving.metrics import Metrics
@@ -157,7 +158,7 @@ class DecodeWorker:
             mode=settings.mode,
             prefix_bytes=settings.prefix_mb << 20,
             max_batch=settings.max_batch,
-            capture=settings.capture,
+            capture=settings.capture if device == settings.device else Captured.PASSES,
         )
         # What is left beside native passes is small. The threads of BLAS and of OpenMP would spin
         # between such operations, and take the processor from the event loop.

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 
@@ -34,8 +34,8 @@ Ablation = Literal[
 ]  # fmt: skip
 # Objectives whose optimum is the target itself need no recommendation loss.
 _COMPLETE = ("tree-kd", "margin-kd")
-OURS = "margin-kd"  # accepts the most levels in equal time (docs/experiments.md)
-TRIED = (OURS, "atspeed-s", "atspeed-r")  # of `auto`
+OURS: Final = "margin-kd"  # accepts the most levels in equal time (docs/experiments.md)
+TRIED: Final = (OURS, "atspeed-s", "atspeed-r")  # of `auto`
 Precision = Literal["auto", "bf16", "float32"]
 
 

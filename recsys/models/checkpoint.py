@@ -192,8 +192,8 @@ def _check_fields(folder: Path, config: Mapping[str, Any]) -> None:
         raise ArtifactError(f"{folder}: adapter_config.json: move the adapter to {ADAPTER}/")
     index = folder / "model.safetensors.index.json"
     if index.exists():
-        parts = _require(folder, index.name, "*.safetensors").get("weight_map")
-        for file in parts.values() if isinstance(parts, dict) else [parts]:
+        files = _require(folder, index.name, "*.safetensors").get("weight_map")
+        for file in files.values() if isinstance(files, dict) else [files]:
             if not (isinstance(file, str) and Path(file).name == file):
                 raise _refused_field(f"{folder}: {index.name}", "weight_map", file)
 

@@ -224,5 +224,5 @@ def _merge_metrics(replies: Sequence[Reply]) -> Reply:
                 labels = {**sample.labels, "replica": reply.replica}
                 merged.add_sample(sample.name, labels, sample.value)
     headers = [(name, value) for name, value in worst.headers if name != b"content-length"]
-    body = generate_latest(SimpleNamespace(collect=families.values))  # type: ignore[arg-type]
+    body = generate_latest(SimpleNamespace(collect=families.values))
     return Reply(worst.status, [*headers, (b"content-length", b"%d" % len(body))], body)
