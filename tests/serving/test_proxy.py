@@ -287,3 +287,39 @@ def test_a_large_body_is_refused_by_the_proxy(start_service, start_proxy, browse
             assert (problem.code, problem.status) == ("body_too_large", 413)
             assert "proxy" in problem.detail
         assert ASK not in seen
+
+
+@pytest.mark.parametrize(
+    "first",
+    [
+        b"GET /health/live HTTP/1.1\nHost: 127.0.0.1\n\n",  # bare LF
+        b"POST /health/live HTTP/1.1\r\nHost: 127.0.0.1\nContent-Length: 4\n\nGET ",
+        b"POST /health/live HTTP/1.1\r\nHost: 127.0.0.1\r\nTransfer-Encoding:\r\n chunked\r\n\r\n"
+        b"0\r\n\r\n",
+        b"POST /health/live HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 4\r\n"
+        b"Content-Length: 4\r\n\r\nGET ",
+        b"POST /health/live HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 4\r\n"
+        b"Content-Length: 0\r\n\r\nGET ",
+        b"POST /health/live HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 4\r\n"
+        b"Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+        b"POST /health/live HTTP/1.1\r\nHost: 127.0.0.1\r\nTransfer-Encoding: chunked\r\n\r\n0\n\n",
+    ],
+)
+def test_the_proxy_and_the_service_see_the_same_requests(
+    start_service, start_proxy, connect, first
+):
+    """The proxy writes each request anew, so a client gets as many answers as the service gives."""
+    smuggled = b"GET /health/ready HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n"
+    with start_service() as (port, seen), start_proxy(port) as (secure, _):
+        with connect(secure) as connection:
+            connection.sendall(first + smuggled)
+            received = b""
+            try:
+                while piece := connection.recv(65536):
+                    received += piece
+            except (ConnectionError, ssl.SSLError):
+                pass
+        statuses = re.findall(rb"HTTP/1\.1 (\d+)", received)
+        assert statuses
+        assert len(seen) == len([status for status in statuses if status != b"400"])
+        assert seen == ["/health/live", "/health/ready"][: len(seen)]
