@@ -7,7 +7,8 @@ attacks run one after the other, in a process of their own with a lower priority
 address, as if it were another machine. Meanwhile four connections of the victim ask for
 recommendations, and `/health/live` is asked on new connections. Between attacks the same is
 measured in quiet. For each attack, the table has the longest answer of `/health/live`, the victim's
-p99 and its failures, and how much the memory of the server exceeds that before the first attack.
+p99 and its failures, and how much the memory of the server exceeds that before the first attack;
+at the end, also how much a minute later.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ from servers import Server, start_server
 from recsys.serving import auth
 
 VICTIMS, PAUSE_S, QUIET_S = 4, 0.05, 3.0
+REST_S = 65.0  # in which memory is given back
 VICTIM = "127.0.0.2"  # its address, another one than the attacker's; all of 127/8 is this machine
 
 
@@ -45,6 +47,7 @@ class Notes:
     victim: list[float] = field(default_factory=list)
     failed: int = 0
     rss: int = 0
+    rss_last: int = 0
 
     @property
     def p99_ms(self) -> float:
@@ -99,7 +102,8 @@ async def watch_memory(server: Server, notes: Notes) -> None:
     """Note the largest memory."""
     while True:
         usage = server.usage()
-        notes.rss = max(notes.rss, usage.rss_bytes if usage else 0)
+        notes.rss_last = usage.rss_bytes if usage else 0
+        notes.rss = max(notes.rss, notes.rss_last)
         await asyncio.sleep(0.05)
 
 
@@ -176,11 +180,14 @@ async def compare(names: list[str], seconds: float, folder: Path) -> dict[str, A
                 f"done {count.value - done}",
                 flush=True,
             )
+        after = (await measure(server, to, REST_S)).rss_last - before
+        print(f"memory after {REST_S:.0f} s: {round(after / 2**20):+} MB", flush=True)
         quiet = Notes(
             live=[s for q in quiets for s in q.live], failed=sum(q.failed for q in quiets)
         )
         print(f"quiet: live {quiet.live_ms:.0f} ms, failed {quiet.failed}", flush=True)
-    return {"attacks": rows, "quiet_live_ms": round(quiet.live_ms)}
+    figures = {"quiet_live_ms": round(quiet.live_ms), "rss_after_mb": round(after / 2**20)}
+    return {"attacks": rows, **figures}
 
 
 def main() -> None:

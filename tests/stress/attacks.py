@@ -8,7 +8,7 @@ import itertools
 import json
 import os
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -143,6 +143,54 @@ async def wide_filters(to: Target) -> None:
                 await to.send(RECOMMEND, {"history": ["B0001"], "boosts": boosts})
 
 
+async def in_turn(to: Target, path: str, bodies: Iterable[Any], method: str = "POST") -> None:
+    """Each body once."""
+    reader, writer = await to.connect()
+    for body in map(dump, bodies):
+        writer.write(to.head(method, path, length=len(body)) + body)
+        await read_answer(reader)
+        to.did()
+    writer.close()
+
+
+def letters(number: int, count: int) -> str:
+    """Text that no other number has."""
+    return f"{number} " + "x" * count
+
+
+async def replaced_items(to: Target) -> None:
+    """The largest items, whose titles and texts are replaced again and again."""
+    names = [f"R{place}" for place in range(7)]
+    for number in itertools.count():
+        items = [
+            {"item_id": name, "like": "B0001", "title": letters(number, 9_900),
+             "text": letters(number, 90_000)}
+            for name in names
+        ]  # fmt: skip
+        await in_turn(to, "/v1/items", [{"items": items}])
+
+
+async def replaced_rules(to: Target) -> None:
+    """The largest rule, replaced again and again."""
+    for number in itertools.count():
+        names = [letters(number * 800 + place, 900) for place in range(800)]
+        rule = {"filter": {"must_not": [{"key": "title", "any": names}]}}
+        await in_turn(to, "/v1/rules/large", [rule], "PUT")
+
+
+async def new_filters(to: Target) -> None:
+    """Filters of almost a megabyte, each a new one."""
+    for number in itertools.count():
+        names = [letters(number * 800 + place, 900) for place in range(800)]
+        wanted = {"must_not": [{"key": "title", "any": names}]}
+        await in_turn(to, RECOMMEND, [{"history": ["B0001"], "filter": wanted}])
+
+
+async def unknown_items(to: Target) -> None:
+    """Deletions of items that are not there."""
+    await to.send("/v1/items/unknown", method="DELETE")
+
+
 async def long_texts(to: Target) -> None:
     """The longest texts after the longest prompts, each a new one."""
     for number in itertools.count():
@@ -245,7 +293,8 @@ ATTACKS: dict[str, tuple[int, Attack]] = {  # connections, and what each does
     for name, (connections, path, body) in BODIES.items()
 }
 for count_, attack_ in (
-    (2, wide_filters), (2, long_texts), (40, histories), (4, wrong_keys),
+    (2, wide_filters), (3, replaced_items), (3, replaced_rules), (4, new_filters),
+    (4, unknown_items), (2, long_texts), (40, histories), (4, wrong_keys),
     (8, endless_headers), (1, idle_connections), (100, slow_bodies), (4, tiny_pieces),
     (4, pipelines), (4, connections_without_end), (4, garbage),
 ):  # fmt: skip

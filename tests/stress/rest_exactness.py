@@ -1,20 +1,23 @@
 """Answers over HTTP against plain transformers: no excluded or missing item, no false certificate.
 
-    python tests/stress/rest_exactness.py --answers 2000 --seed 0
+    python tests/stress/rest_exactness.py --requests 2000 --seed 0
 
 A service is started on each of several bundles with four levels of codes and random weights. Items
-are inserted by `like` and by codes, and removed, over HTTP; requests with filters, exclusions and
-histories are sent in every exact mode in between. The oracle keeps its own list of items and
-evaluates each filter itself. Its scores are log-probabilities of the bundle's checkpoint: one plain
-forward pass of transformers for each history over all items. The expected list is beam search over
-those sums, in plain Python. An answer is wrong if
+are inserted by `like` and by codes, replaced, changed and removed, and a rule is put, over HTTP;
+requests with filters, boosts, rules, exclusions and histories are sent in every exact mode in
+between. The oracle keeps its own list of items and evaluates each filter itself. Its scores are
+log-probabilities of the bundle's checkpoint: one plain forward pass of transformers for each
+history over all items. The expected list is beam search over those sums, in plain Python. An answer
+is wrong if
 
-- it has an excluded item, an item twice, or fewer items than possible;
+- it has an excluded item, an item twice, fewer items than possible, or more of a value than a cap
+  allows; its first items are not those that are pinned, or the others not in the order of scores;
 - it is not the list of the oracle's beam search (the model's best items, if it is certified
-  `global-exact`), but for scores within 1e-4 of each other;
-- a score differs from the oracle's by more than 1e-4.
+  `global-exact`), but for scores within 1e-4 of each other; of a list that is certified
+  `approximate` this is not asked;
+- a score differs from the oracle's by more than 1e-4, or `eligible_items` is another number.
 
-The last line is one JSON object.
+An item is read after each change, too. The last line is one JSON object.
 """
 
 from __future__ import annotations
@@ -47,7 +50,7 @@ from recsys.serving.settings import ServingSettings
 from recsys.vocabulary import Vocabulary
 
 LEVELS, SIZES, WINDOW = (6, 6, 6, 30), (12, 24, 40, 90), 8
-COLORS, TOLERANCE = ("red", "green", "blue"), 1e-4
+COLORS, TOLERANCE, RULE = ("red", "green", "blue"), 1e-4, "one"
 Item = dict[str, Any]
 
 RERANKER = Reranker({"item_item.value": 1.0, "model.value": 1.0})
@@ -132,25 +135,38 @@ class Oracle:
         chosen = logits.gather(2, tokens[:, len(prompt) :, None])[..., 0].tolist()
         return dict(zip(every, chosen, strict=True))
 
-    def may(self, body: dict[str, Any]) -> dict[tuple[int, ...], list[str]]:
+    def may(self, body: dict[str, Any], rule: dict[str, Any]) -> dict[tuple[int, ...], list[str]]:
         """Items that may be in the answer to a request, by codes."""
         hidden = set(body.get("exclude_items", ()))
         if body["exclude_seen"]:
             hidden |= set(body["history"])
         found: dict[tuple[int, ...], list[str]] = {}
         for name, item in self.items.items():
-            if name not in hidden and fits(body.get("filter"), item):
+            passes = fits(body.get("filter"), item) and fits(rule.get("filter"), item)
+            if name not in hidden and passes:
                 found.setdefault(item["codes"], []).append(name)
         return found
 
     def beams(
-        self, steps: dict[tuple[int, ...], list[float]], rows: list[tuple[int, ...]], width: int
+        self,
+        steps: dict[tuple[int, ...], list[float]],
+        rows: list[tuple[int, ...]],
+        width: int,
+        gains: dict[str, float],
     ) -> tuple[set[tuple[int, ...]], bool]:
-        """Rows that beam search keeps, and whether a near tie decided which."""
+        """Rows that beam search keeps, and whether a near tie decided which.
+
+        A prefix may gain as much as any item below it.
+        """
+        most: dict[tuple[int, ...], float] = {}
+        for name, item in self.items.items():
+            for depth in range(1, len(LEVELS) + 1):
+                prefix = item["codes"][:depth]
+                most[prefix] = max(gains[name], most.get(prefix, gains[name]))
         kept, near = [()], False
         for depth in range(1, len(LEVELS) + 1):
             scores = {
-                row[:depth]: sum(steps[row][:depth])
+                row[:depth]: sum(steps[row][:depth]) + most[row[:depth]]
                 for row in rows
                 if row[: depth - 1] in set(kept)
             }
@@ -201,6 +217,25 @@ def draw_filter(rng: np.random.Generator) -> dict[str, Any] | None:
     return wanted
 
 
+def draw_boosts(rng: np.random.Generator) -> list[dict[str, Any]]:
+    """Up to two boosts."""
+    wanted = [draw_filter(rng) for _ in range(rng.integers(3))]
+    weights = (-2.0, -0.5, 0.5, 3.0)
+    return [{"filter": f, "weight": float(rng.choice(weights))} for f in wanted if f is not None]
+
+
+def draw_rule(rng: np.random.Generator, oracle: Oracle) -> dict[str, Any]:
+    """A rule of at least one part."""
+    rule: dict[str, Any] = {"pin": [str(n) for n in rng.choice(sorted(oracle.items), 2)]}
+    if (wanted := draw_filter(rng)) is not None:
+        rule["filter"] = wanted
+    if rng.integers(2):
+        rule["boosts"] = draw_boosts(rng)
+    if rng.integers(2):
+        rule["max_per"] = {"color": int(rng.integers(1, 8))}
+    return rule
+
+
 def draw(rng: np.random.Generator, oracle: Oracle) -> dict[str, Any]:
     """The body of one request."""
     names = sorted(oracle.items)
@@ -214,6 +249,10 @@ def draw(rng: np.random.Generator, oracle: Oracle) -> dict[str, Any]:
     }
     if (wanted := draw_filter(rng)) is not None:
         body["filter"] = wanted
+    if rng.integers(3) == 0:
+        body["boosts"] = draw_boosts(rng)
+    if rng.integers(3) == 0:
+        body["rules"] = [RULE]
     way = rng.integers(4)
     if way == 1:
         body["mode"] = "strict"
@@ -224,46 +263,82 @@ def draw(rng: np.random.Generator, oracle: Oracle) -> dict[str, Any]:
     return body
 
 
-def faults(body: dict[str, Any], answer: dict[str, Any], oracle: Oracle) -> list[str]:
-    """Faults of an answer."""
-    allowed, steps = oracle.may(body), oracle.steps(body["history"])
-    score = {name: sum(steps[codes]) for codes, names in allowed.items() for name in names}
-    listed = [(item["item_id"], item["score"]) for item in answer["items"]]
-    names = [name for name, _ in listed]
+def admitted(names: list[str], caps: dict[str, int], oracle: Oracle) -> list[str]:
+    """Names that caps let in, one after the other."""
+    found: list[str] = []
+    for name in names:
+        counts = Counter(oracle.items[other]["color"] for other in found)
+        if counts[oracle.items[name]["color"]] < caps.get("color", len(names)):
+            found.append(name)
+    return found
+
+
+def faults(
+    body: dict[str, Any], rule: dict[str, Any], answer: dict[str, Any], oracle: Oracle
+) -> list[str]:
+    """Faults of an answer; `rule` is the one that was applied, or empty."""
+    allowed, steps = oracle.may(body, rule), oracle.steps(body["history"])
+    boosts = [*body.get("boosts", ()), *rule.get("boosts", ())]
+    gains = {
+        name: sum(boost["weight"] for boost in boosts if fits(boost["filter"], item))
+        for name, item in oracle.items.items()
+    }
+    caps = rule.get("max_per", {})
+    score = {
+        name: sum(steps[codes]) + gains[name] for codes, names in allowed.items() for name in names
+    }
+    pins = dict.fromkeys(name for name in rule.get("pin", ()) if name in score)
+    first = admitted([*pins], caps, oracle)[: body["k"]]
+    names = [item["item_id"] for item in answer["items"]]
     if bad := [name for name in names if name not in score]:
         return [f"items {bad} must not be there"]
     if len(set(names)) < len(names):
         return [f"an item is there twice: {names}"]
-    if len(names) != min(body["k"], len(score)):
-        return [f"{len(names)} items of {min(body['k'], len(score))}: {names}"]
-    if wrong := [(n, s, score[n]) for n, s in listed if abs(s - score[n]) > TOLERANCE]:
+    if names[: len(first)] != first:
+        return [f"first are {names[: len(first)]}, not {first}"]
+    if admitted(names, caps, oracle) != names:
+        return [f"more than a cap allows: {names}"]
+    if answer["eligible_items"] != len(score):
+        return [f"{answer['eligible_items']} items are eligible, not {len(score)}"]
+    more = admitted([*names, *(name for name in score if name not in names)], caps, oracle)
+    if len(names) != min(body["k"], len(more)):
+        return [f"{len(names)} items of {min(body['k'], len(more))}: {names}"]
+    rest = [(item["item_id"], item["score"]) for item in answer["items"][len(first) :]]
+    if wrong := [(n, s, score[n]) for n, s in rest if abs(s - score[n]) > TOLERANCE]:
         return [f"scores {wrong}"]
-    kept, near = oracle.beams(steps, sorted(allowed), max(20, body["k"]))
+    scores = [s for _, s in rest]
+    if scores != sorted(scores, reverse=True):
+        return [f"not in the order of scores: {scores}"]
+    if answer["certificate"] == "approximate":
+        return []
+    open_rows = sorted(codes for codes, some in allowed.items() if not {*some} <= {*first})
+    kept, near = oracle.beams(steps, open_rows, max(20, body["k"]), gains)
     whole = answer["certificate"] == "global-exact"
     among = [n for codes, some in allowed.items() if whole or codes in kept for n in some]
-    best = sorted((score[name] for name in among), reverse=True)[: body["k"]]
-    if not (near and not whole) and not np.allclose([s for _, s in listed], best, atol=TOLERANCE):
-        return [f"{answer['certificate']}: scores {[s for _, s in listed]}, not {best}"]
+    ranked = sorted(set(among) - set(first), key=lambda name: -score[name])
+    best = [score[n] for n in admitted([*first, *ranked], caps, oracle)[len(first) : body["k"]]]
+    if not (near and not whole) and not np.allclose(scores, best, atol=TOLERANCE):
+        return [f"{answer['certificate']}: scores {scores}, not {best}"]
     return []
 
 
-def change(client: httpx.Client, rng: np.random.Generator, oracle: Oracle, number: int) -> None:
-    """Upsert a few items by `like` or by codes, and remove one."""
-    new = []
+def change(client: httpx.Client, rng: np.random.Generator, oracle: Oracle, number: int) -> str:
+    """Add items by `like` and by codes, replace, change and remove one each; one that is there."""
+    new, old = [], sorted(oracle.items)
+
+    def attributes() -> Item:
+        return {"color": str(rng.choice(COLORS)), "price": float(rng.integers(0, 100) / 4)}
+
     for place in range(3):
-        item: Item = {
-            "item_id": f"new-{number}-{place}",
-            "title": "New",
-            "attributes": {
-                "color": str(rng.choice(COLORS)),
-                "price": float(rng.integers(0, 100) / 4),
-            },
-        }
+        item: Item = {"item_id": f"new-{number}-{place}", "title": "New"}
+        item["attributes"] = attributes()
         if place:
-            item["like"] = str(rng.choice([n for n in oracle.items if n.startswith("item")]))
+            item["like"] = str(rng.choice([n for n in old if n.startswith("item")]))
         else:
             item["semantic_id"] = [int(rng.integers(size)) for size in LEVELS]
         new.append(item)
+    replaced, changed, gone = (str(name) for name in rng.choice(old, 3, replace=False))
+    new.append({"item_id": replaced, "title": "Replaced", "attributes": attributes()})
     answer = client.post("/v1/items", json={"items": new})
     answer.raise_for_status()
     for item, made in zip(new, answer.json()["items"], strict=True):
@@ -272,46 +347,62 @@ def change(client: httpx.Client, rng: np.random.Generator, oracle: Oracle, numbe
             "codes": tuple(made["semantic_id"]),
             **item["attributes"],
         }
-    gone = str(rng.choice(sorted(oracle.items)))
+    price = float(rng.integers(0, 100) / 4)
+    patch = {"attributes": {"price": price}}
+    client.patch(f"/v1/items/{changed}", json=patch).raise_for_status()
+    oracle.items[changed]["price"] = price
     client.delete(f"/v1/items/{gone}").raise_for_status()
     del oracle.items[gone]
+    return changed
 
 
-def check(url: str, oracle: Oracle, answers: int, seed: int) -> Counter[str]:
+def check(url: str, oracle: Oracle, requests: int, seed: int) -> Counter[str]:
     """Send requests and compare the answers; returns counts."""
-    rng, counts = np.random.default_rng(seed), Counter[str](answers=answers, wrong=0)
+    rng, counts = np.random.default_rng(seed), Counter[str](requests=requests, wrong=0)
+    rule: dict[str, Any] = {}
     with httpx.Client(base_url=url, timeout=60) as client:
-        for number in range(answers):
+
+        def wrong(body: Any, fault: str) -> None:
+            counts["wrong"] += 1
+            print(f"{json.dumps(body)}: {fault}", flush=True)
+
+        for number in range(requests):
             if number % 20 == 0:
-                change(client, rng, oracle, number)
+                name = change(client, rng, oracle, number)
+                rule = draw_rule(rng, oracle)
+                client.put(f"/v1/rules/{RULE}", json=rule).raise_for_status()
+                shown, item = client.get(f"/v1/items/{name}").json(), oracle.items[name]
+                read = {key: shown["metadata"][key] for key in ("color", "price")}
+                if {**read, "codes": tuple(shown["semantic_id"]), "item_id": name} != item:
+                    wrong(shown, f"is not {item}")
             body = draw(rng, oracle)
             response = client.post("/v1/recommendations", json=body)
             response.raise_for_status()
             answer = response.json()
             counts[body.get("mode", "auto")] += 1
             counts[answer["certificate"]] += 1
-            for fault in faults(body, answer, oracle):
-                counts["wrong"] += 1
-                print(f"answer {number}, {json.dumps(body)}: {fault}", flush=True)
+            for fault in faults(body, rule if "rules" in body else {}, answer, oracle):
+                wrong({"body": body, "rule": rule}, fault)
     return counts
 
 
 def main() -> int:
     """Serve, check, and print one line of JSON last."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--answers", type=int, default=2000, help="how many answers in all")
+    parser.add_argument("--requests", type=int, default=2000, help="how many requests in all")
     parser.add_argument("--bundles", type=int, default=8, help="catalogs to serve in turn")
     parser.add_argument("--seed", type=int, default=0, help="of the first bundle")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     start, total = time.perf_counter(), Counter[str]()
     for bundle in range(arguments.bundles):
-        total.update(on_one_bundle(arguments.seed + bundle, arguments.answers // arguments.bundles))
+        requests = arguments.requests // arguments.bundles
+        total.update(on_one_bundle(arguments.seed + bundle, requests))
     print(json.dumps({**total, "seconds": round(time.perf_counter() - start, 1)}))
     return int(total["wrong"] > 0)
 
 
-def on_one_bundle(seed: int, answers: int) -> Counter[str]:
+def on_one_bundle(seed: int, requests: int) -> Counter[str]:
     """Serve a bundle, and compare its answers."""
     with TemporaryDirectory() as name:
         bundle = Path(name) / "bundles" / "shop"
@@ -321,7 +412,7 @@ def on_one_bundle(seed: int, answers: int) -> Counter[str]:
         thread = threading.Thread(target=server.run)
         thread.start()
         try:
-            return check(address(server), oracle, answers, seed)
+            return check(address(server), oracle, requests, seed)
         finally:
             server.should_exit = True
             thread.join()
