@@ -302,6 +302,13 @@ def test_a_deep_filter_has_a_key_as_long_as_itself():
     assert len(boosts.key) <= 8 * len(json.dumps(wanted))
 
 
+def test_a_cache_keeps_no_text_of_a_filter(cache):
+    """Keys of a megabyte each, which no limit counted, took gigabytes."""
+    cache.mask(clause("brand", any=[f"{n}" + "x" * 900 for n in range(900)]))
+    ((_, key),) = cache._kept
+    assert len(key) == 32
+
+
 def test_equal_filters_have_equal_keys_and_others_do_not():
     red, blue = clause("color", match="red"), clause("color", match="blue")
     one = ItemFilter.parse({"must": [{"should": [red, blue]}, red]})
