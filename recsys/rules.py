@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, reduce
+from operator import add, and_
 from typing import Any
 
 from recsys import arguments
 from recsys.constraint.attributes import Attributes
 from recsys.constraint.caps import Caps
-from recsys.constraint.filters import ItemBoosts, ItemFilter
+from recsys.constraint.filters import MOST_BOOSTS, MOST_PARTS, ItemBoosts, ItemFilter
 from recsys.errors import FilterError, RuleError
 from recsys.requests import RecommendRequest
 
@@ -45,7 +46,7 @@ class Rule:
 
     def __post_init__(self) -> None:
         try:
-            _ = self._parsed
+            _ = self.item_filter, self.item_boosts
             arguments.strings("pin", self.pin)
             if len(self.pin) > arguments.MOST_PINS:
                 raise RuleError(
@@ -69,16 +70,21 @@ class Rule:
             RuleError: an attribute that items do not have, or that has another type.
         """
         try:
-            for part in self._parsed:
-                part.check(attributes)
+            self.item_filter.check(attributes)
+            self.item_boosts.check(attributes)
             Caps(attributes, self.max_per)
         except FilterError as error:
             raise RuleError(str(error)) from None
 
     @cached_property
-    def _parsed(self) -> tuple[ItemFilter, ItemBoosts]:
-        item_filter = ItemFilter.parse({} if self.filter is None else self.filter)
-        return item_filter, ItemBoosts.parse(self.boosts)
+    def item_filter(self) -> ItemFilter:
+        """The filter, parsed."""
+        return ItemFilter.parse({} if self.filter is None else self.filter)
+
+    @cached_property
+    def item_boosts(self) -> ItemBoosts:
+        """The boosts, parsed."""
+        return ItemBoosts.parse(self.boosts)
 
 
 def apply_rules(request: RecommendRequest, rules: Iterable[Rule]) -> RecommendRequest:
@@ -92,17 +98,20 @@ def apply_rules(request: RecommendRequest, rules: Iterable[Rule]) -> RecommendRe
     rules = list(rules)
     if not rules:
         return request
-    of_rules: Mapping[str, Any] | None = None
     caps = dict(request.max_per)
     for rule in rules:
-        of_rules = _both(of_rules, rule.filter)
         for name, count in rule.max_per.items():
             caps[name] = min(count, caps.get(name, count))
     item_filter, boosts = request.filter, request.boosts
-    if of_rules:
-        item_filter = request.item_filter & ItemFilter.parse(of_rules)
-    if more := [boost for rule in rules for boost in rule.boosts]:
-        boosts = request.item_boosts + ItemBoosts.parse(more)
+    if filters := [rule.item_filter for rule in rules if rule.filter]:
+        _check_size("filter", sum(each.size for each in filters))
+        item_filter = reduce(and_, filters, request.item_filter)
+    if more := [rule.item_boosts for rule in rules if rule.boosts]:
+        parts = [part for each in more for part, _ in each.parts]
+        _check_size("boosts", sum(part.size for part in parts))
+        if len(parts) > MOST_BOOSTS:
+            raise FilterError(f"boosts: want at most {MOST_BOOSTS} together, got {len(parts)}")
+        boosts = reduce(add, more, request.item_boosts)
     return replace(
         request,
         filter=item_filter,
@@ -112,24 +121,7 @@ def apply_rules(request: RecommendRequest, rules: Iterable[Rule]) -> RecommendRe
     )
 
 
-def _both(
-    first: Mapping[str, Any] | None, second: Mapping[str, Any] | None
-) -> Mapping[str, Any] | None:
-    """A filter that items pass if they pass both; clauses of the first keep their paths."""
-    if not first or not second:
-        return first or second
-    both = {
-        name: [*_listed(first.get(name)), *_listed(second.get(name))]
-        for name in ("must", "must_not")
-    }
-    should = [_listed(part.get("should")) for part in (first, second)]
-    if all(should):
-        both["must"].append({"should": should.pop()})
-    return both | {"should": should[0] or should[-1]}
-
-
-def _listed(clauses: Any) -> list[Any]:
-    """The clauses of a group, which may be one clause without a list."""
-    if clauses is None:
-        return []
-    return [clauses] if isinstance(clauses, Mapping) else list(clauses)
+def _check_size(name: str, size: int) -> None:
+    """Refuse rules whose filters or boosts are larger together than one of them may be."""
+    if size > MOST_PARTS:
+        raise FilterError(f"{name}: want at most {MOST_PARTS:,} values together, got {size:,}")

@@ -155,10 +155,12 @@ class ItemFilter:
 
     Attributes:
         key: equal for expressions that differ in order and repetition only.
+        size: number of values; a clause or a group counts as `CLAUSE` values.
     """
 
     key: str
     _root: _Group
+    size: int
 
     @classmethod
     def parse(cls, expression: Mapping[str, Any], at: str = "filter") -> ItemFilter:
@@ -167,8 +169,9 @@ class ItemFilter:
         Raises:
             FilterError: malformed, too deep or too long; the message contains the path.
         """
-        root = _Parser().group(expression, at, 1)
-        return cls(root.canonical, root)
+        parser = _Parser()
+        root = parser.group(expression, at, 1)
+        return cls(root.canonical, root, parser.size)
 
     @property
     def expression(self) -> dict[str, Any]:
@@ -178,7 +181,7 @@ class ItemFilter:
     def __and__(self, other: ItemFilter) -> ItemFilter:
         """What both let pass; the limits of `parse` are for each of them alone."""
         root = _Group((self._root, other._root), (), ())
-        return ItemFilter(root.canonical, root)
+        return ItemFilter(root.canonical, root, self.size + other.size)
 
     def check(self, attributes: Attributes) -> None:
         """FilterError as `evaluate`, without the work."""
@@ -230,8 +233,9 @@ class ItemBoosts:
             weight = float(_number(boost["weight"], f"{at}.weight"))
             if abs(weight) > MOST_WEIGHT:
                 raise FilterError(f"{at}.weight: want -{MOST_WEIGHT:g} .. {MOST_WEIGHT:g}")
+            before = parser.size
             root = parser.group(boost["filter"], f"{at}.filter", 1)
-            parts.append((ItemFilter(root.canonical, root), weight))
+            parts.append((ItemFilter(root.canonical, root, parser.size - before), weight))
         return cls._of(parts)
 
     @classmethod
@@ -265,7 +269,7 @@ class _Parser:
     """Counts parts while it parses, so that parsing takes bounded time."""
 
     def __init__(self) -> None:
-        self._parts = 0
+        self.size = 0
 
     def group(self, value: Any, at: str, depth: int) -> _Group:
         if not isinstance(value, Mapping):
@@ -321,8 +325,8 @@ class _Parser:
         return test, tuple(values[text] for text in sorted(values))
 
     def _count(self, more: int, at: str) -> None:
-        self._parts += more
-        if self._parts > MOST_PARTS:
+        self.size += more
+        if self.size > MOST_PARTS:
             raise FilterError(
                 f"{at}: more than {MOST_PARTS // CLAUSE:,} clauses, or {MOST_PARTS:,} values; list "
                 "values in one `any`, or add an attribute for what they have in common"
