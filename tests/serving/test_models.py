@@ -224,11 +224,17 @@ async def test_a_rollback_restores_the_exact_version_or_fails(client, models, ma
 
 
 @pytest.mark.parametrize(
-    ("name", "value"),
-    [("num_hidden_layers", 10**6), ("intermediate_size", 10**9), ("hidden_size", 10**9)],
+    ("name", "value", "says"),
+    [
+        ("num_hidden_layers", 10**6, " 1000000 does not fit"),
+        ("intermediate_size", 10**9, " 1000000000 does not fit"),
+        ("hidden_size", 10**9, " 1000000000 does not fit"),
+        ("attn_implementation", "a/b@c", ": 'a/b@c' is not allowed"),
+        ("quantization_config", {"load_in_4bit": True}, ": {'load_in_4bit': True} is not allowed"),
+    ],
 )
-async def test_absurd_sizes_are_refused_without_waiting(
-    client, service, models, name, value, monkeypatch
+async def test_absurd_configs_are_refused_without_waiting(
+    client, service, models, name, value, says, monkeypatch
 ):
     file = models.bundle.parent / "two" / "target" / "config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {name: value}))
@@ -236,7 +242,7 @@ async def test_absurd_sizes_are_refused_without_waiting(
     async with service.state.aliases._changing:  # another change is under way
         response = await client.put("/v1/aliases/champion", json={"bundle": "two"})
     assert code(response) == (409, "bundle_refused")
-    assert f"two/target: config.json: {name} {value} does not fit" in response.json()["detail"]
+    assert f"two/target: config.json: {name}{says}" in response.json()["detail"]
     alias = await client.named("aliases", "champion")
     assert alias["bundle"] == "one"
     assert await answered_by(client) == "one"
