@@ -118,6 +118,10 @@ class AddedItems:
         self.records.append(item)
         return dense, len(self.base) + len(self.records) - 1
 
+    def bytes_of_records(self) -> NDArray[np.int64]:
+        """(records,) `sizes` now; of a copy, since an array that NumPy reads cannot grow."""
+        return np.frombuffer(self.sizes[:], np.int64)
+
     def describe(self, content: LaterItems | None) -> None:
         """Add what is known of the records that are appended next."""
         if content is not None:
@@ -137,7 +141,7 @@ class AddedItems:
         copy.index = {item_id: i for i, item_id in enumerate(copy.ids)}
         new = np.flatnonzero(record >= size)
         copy.records = [self.records[r - size] for r in record[new].tolist()]
-        copy.sizes = array("q", np.array(self.sizes)[record[new] - size].tobytes())
+        copy.sizes = array("q", self.bytes_of_records()[record[new] - size].tobytes())
         copy.columns.extend(_taken(self.columns.added(), record[new] - size))
         if self.content is not None:
             copy.content = self.content.take(record[new] - size)
@@ -170,7 +174,7 @@ class EpochCatalog:
     @property
     def is_wasteful(self) -> bool:
         """Whether removed and replaced records take more than a small share of the memory."""
-        sizes, base = np.array(self.added.sizes), self.added.base
+        sizes, base = self.added.bytes_of_records(), self.added.base
         record = self.record[self.alive]
         live = int(sizes[record[record >= len(base)] - len(base)].sum())
         most = max(LEAST_WASTE, MOST_WASTE * (base.items.nbytes + live))

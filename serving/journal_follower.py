@@ -74,7 +74,7 @@ class JournalFollower(Follower):
         """Without records; `start` reads them."""
         super().__init__(store, journal, logger)
         self._since = 0  # records since the last one that replaced others
-        self._done: set[str] = set()  # ids of the records that had an effect since a write began
+        self._written, self._done = "", False  # id of the last own record; whether it had an effect
         self._kept: dict[tuple[bool, str], list[Mapping[str, Any]]] = {}  # those still in effect
 
     async def start(self) -> None:
@@ -94,15 +94,14 @@ class JournalFollower(Follower):
         """Write a change durably and make it; returns whether it had an effect."""
         record = {"id": uuid.uuid4().hex, "time_ms": now_ms(), "by": by, **change}
         await self._store.journal.append(self._journal, [record])
-        self._done.clear()
+        self._written, self._done = record["id"], False
         await self._catch_up()
-        done = record["id"] in self._done
         if self._since > MOST_CHANGES:
             every = [*itertools.chain.from_iterable(self._kept.values())]
             whole = {"op": WHOLE, "after": self._seen, "records": every}
             with contextlib.suppress(StoreError):  # the change itself is kept
                 await self._store.journal.append(self._journal, [whole], replacing=self._seen)
-        return done
+        return self._done
 
     async def _take(self, records: Placed) -> None:
         before = self._seen
@@ -122,7 +121,7 @@ class JournalFollower(Follower):
     def _make(self, record: Mapping[str, Any]) -> None:
         if not self._apply(record):
             return
-        self._done.add(record["id"])
+        self._done |= record["id"] == self._written
         op, key = record["op"], (record["op"] == "alias", record["name"])
         if op == "put":  # in the place of an earlier one: aliases follow their rules
             self._kept[key] = [record]
