@@ -66,6 +66,11 @@ def test_every_section_reads_into_its_dataclass(file):
 
 
 @every_file
+def test_codes_that_are_learned_are_those_of_an_rq_vae(file):
+    assert Settings.load(file).section("ids", IdsConfig).method in ("rq-vae", "imported")
+
+
+@every_file
 def test_the_header_holds_the_command_that_runs_it(file):
     path = file.relative_to(ROOT).as_posix()
     programs = ("recsys ", "python benchmarks/")
