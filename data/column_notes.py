@@ -5,12 +5,14 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from recsys.data.availability import each, read_available
+from recsys.data.cleaning import is_no_id
 from recsys.data.column_words import EVENT_WORDS, ITEM_WORDS, all_of, is_of_a_user, rank, words
 from recsys.data.columns import clocks_beside_dates
 from recsys.data.report import sentence
@@ -25,7 +27,7 @@ from recsys.data.returns import (
 )
 from recsys.data.sample import NO_COLUMN, SURE_SHARE, Roles, Sample, free_columns
 from recsys.data.service_lines import says
-from recsys.data.texts import as_text, examples
+from recsys.data.texts import as_strings, as_text, examples
 from recsys.event_names import normalised
 
 REFUNDS = frozenset(["behaviour", "taken_back", "order_status"])  # roles that show them
@@ -102,19 +104,25 @@ def negative_amounts(sample: Sample, roles: Roles, chosen: Mapping[str, str | No
     if chosen.get("quantity") == NO_COLUMN or not REFUNDS.isdisjoint(roles):
         return []
     notes, names = [], words("prices") | words("amounts")
+    items = items_of(sample.table, roles, sample.path)
+    left_out = pa.array(items_below_0(sample, roles), pa.string())
     prices = [match.column for match in all_of("price", roles)]
     for name in dict.fromkeys([*prices, *free_columns(sample, roles)]):
         values = sample.texts(name)
         is_amount = any(word in normalised(name) for word in names)
         is_whole = pc.all(pc.match_substring_regex(values, WHOLE)).as_py()
-        if not len(values) or not (is_amount or is_whole) or (name not in prices and says(name)):
+        if (
+            not len(values)
+            or not (is_amount or is_whole)
+            or (name not in prices and says(name) not in (None, "some"))
+        ):
             continue
         texts = _texts(sample, name)
         rows = pc.match_substring_regex(texts, BELOW_0)
         if "quantity" in roles:
             pieces = _texts(sample, roles["quantity"].column)
             rows = pc.and_not(rows, pc.match_substring_regex(pieces, BELOW_0))
-        below = texts.filter(rows)
+        below = texts.filter(pc.and_not(rows, pc.is_in(items, value_set=left_out)))
         if is_amount and "quantity" in roles and len(below):
             advice = "write their quantity below 0"
             notes.append(_note("below_0", sample, name, below, advice=advice))
@@ -124,6 +132,29 @@ def negative_amounts(sample: Sample, roles: Roles, chosen: Mapping[str, str | No
                 advice = f"read them as returns with --column {shlex.quote(f'quantity={name}')}"
             notes.append(_note("below_0", sample, name, below, advice=advice))
     return notes
+
+
+def items_below_0(sample: Sample, roles: Roles) -> list[str]:
+    """The items of which each line has a price below 0, as vouchers; none if they are most rows."""
+    if "price" not in roles:
+        return []
+    items = items_of(sample.table, roles, sample.path)
+    prices = _texts(sample, roles["price"].column)
+    below = pc.match_substring_regex(prices, BELOW_0)
+    if "quantity" in roles:  # the line of a return may have a price below 0, too
+        pieces = _texts(sample, roles["quantity"].column)
+        below = pc.and_not(below, pc.match_substring_regex(pieces, BELOW_0))
+    others = items.filter(pc.invert(below))
+    only = pc.and_not(below, pc.is_in(items, value_set=pc.unique(others)))
+    return pc.unique(items.filter(only)).to_pylist() if len(others) > len(items) / 2 else []
+
+
+def items_of(rows: pa.Table, roles: Roles, path: Path) -> pa.ChunkedArray:
+    """The item of each row, or its title where it has no id."""
+    ids, title = as_strings(rows[roles["item"].column], "item", path), roles.get("title")
+    if title is None:
+        return ids
+    return pc.if_else(is_no_id(ids), as_strings(rows[title.column], "title", path), ids)
 
 
 def _texts(sample: Sample, name: str) -> pa.ChunkedArray:

@@ -7,12 +7,12 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from recsys.data.cleaning import CleanConfig, is_no_id
+from recsys.data.column_notes import items_below_0, items_of
 from recsys.data.column_words import EVENT_WORDS, rank
 from recsys.data.columns import recognise_items
 from recsys.data.guests import OTHER_ID, placeholders
@@ -124,7 +124,7 @@ def look_at(
             doubts.append(sentence("kinds_of_items", name=name, shown=shown, setting=setting))
     rows = form.split(sample.table, own)[0]
     orders = [session] if session else [roles[r] for r in ("user", "timestamp") if r in roles]
-    bought = _ids(rows, own, roles, path)
+    bought = items_of(rows, roles, path)
     shares, digits = order_shares(
         [as_strings(rows[order.column], "order", path) for order in orders], bought
     )
@@ -134,7 +134,10 @@ def look_at(
     plain += known_form.get("no_products", [])
     told = described is not None or bool(known_form.get("items") or conditions)
     told = told or pc.count_distinct(bought).as_py() < FEW_ITEMS
-    service = ServiceLines(plain, set(), ids, shares, digits, is_order, told, doubts=doubts)
+    below_0 = frozenset(items_below_0(sample, roles))
+    service = ServiceLines(
+        plain, set(), below_0, ids, shares, digits, is_order, told, doubts=doubts
+    )
     if items is not None:
         service.named = _named(items, mine, by_items, service)
     titles = _titles(sample, own, roles) | (_titles(described, "", mine) if described else {})
@@ -156,14 +159,6 @@ def _pieces(files: Sequence[TableFile], roles: Roles) -> list[str]:
     first = [column for file in files for column in islice(texts(file), 1)]
     marked = any(pc.any(pc.match_substring_regex(column, "[.,]")).as_py() for column in first)
     return forms_of_pieces(column for file in files for column in texts(file)) if marked else []
-
-
-def _ids(rows: pa.Table, own: str, roles: Roles, path: Path) -> pa.ChunkedArray:
-    """The item of each row, or its title where it has no id."""
-    ids = as_strings(rows[own], "item", path)
-    if "title" not in roles:
-        return ids
-    return pc.if_else(is_no_id(ids), as_strings(rows[roles["title"].column], "title", path), ids)
 
 
 def _patterns(

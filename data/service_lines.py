@@ -12,7 +12,7 @@ import json
 import re
 import shlex
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Literal
@@ -32,8 +32,9 @@ WITH_DIGITS = 0.8  # share of lines whose id has a digit, from which an id witho
 SURE, WEAK, VOUCHERS = map(pattern, ("no_products", "weak_no_products", "vouchers"))
 CONTEXT = words("beside_no_products")
 KINDS_OF_LINES = re.compile("(line|position|zeile|itemiz).*(type|typ|art|kind)")
+KINDS_OF_ITEMS = re.compile("type|typ|art|kind|tipo")  # where one of the kinds is that of items
 MOST_KINDS = 20
-Says = Literal["sure", "weak", "part"]
+Says = Literal["sure", "weak", "part", "some"]
 
 
 def wildcard(text: str) -> str:
@@ -45,8 +46,8 @@ def wildcard(text: str) -> str:
 def says(text: str) -> Says | None:
     """How far the words of an id or a title are those of a line that is no product.
 
-    >>> [says(text) for text in ("DOTCOM POSTAGE", "Versandkosten DHL", "Manual", "Delivery truck")]
-    ['sure', 'sure', 'weak', 'part']
+    >>> [says(text) for text in ("DOTCOM POSTAGE", "Manual", "Delivery truck", "Booking fee")]
+    ['sure', 'weak', 'part', 'some']
     >>> says("Toffee"), says("85123A")
     (None, None)
     """
@@ -56,7 +57,7 @@ def says(text: str) -> Says | None:
     weak = [bool(WEAK.fullmatch(word)) for word in parts]
     known = zip(parts, sure, weak, strict=True)
     if not all(is_sure or is_weak or word in CONTEXT for word, is_sure, is_weak in known):
-        return "part" if any(sure) else None
+        return "part" if any(sure) else "some" if any(weak) else None
     return "sure" if any(sure) else "weak" if any(weak) else None
 
 
@@ -68,6 +69,7 @@ class ServiceLines:
         patterns: ids, or patterns of ids with `*`, from the settings; `none` among them turns the
             recognition off, and `!` before one says that it is a product.
         named: ids that the items file shows to be no products.
+        below_0: items that nothing but lines with a price below 0 have.
         described: the ids of the items file, as far as they are known; empty without one.
         shares: item -> share of the orders, for items in many of them.
         with_digits: share of the lines whose id has a digit.
@@ -82,7 +84,8 @@ class ServiceLines:
 
     patterns: Sequence[str] = ()
     named: Collection[str] = ()
-    described: Collection[str] = ()
+    below_0: Set[str] = frozenset()
+    described: Set[str] = frozenset()
     shares: Mapping[str, float] = field(default_factory=dict)
     with_digits: float = 0.0
     orders: bool = True
@@ -147,7 +150,7 @@ class ServiceLines:
         if not self._recognises:
             return False
         said = {says(item), says(title)}
-        if "sure" in said and self.orders:
+        if ("sure" in said and self.orders) or (item in self.below_0 - self.described):
             return True
         return not said.isdisjoint(("sure", "weak")) and self._stands_out(item)
 
@@ -158,7 +161,7 @@ class ServiceLines:
         numbered = self.orders and self.with_digits >= WITH_DIGITS
         odd = numbered and not any(sign.isdigit() for sign in item)
         unknown = bool(self.described) and item not in self.described
-        return odd or unknown or self.shares.get(item, 0.0) >= MANY
+        return odd or unknown or item in self.below_0 or self.shares.get(item, 0.0) >= MANY
 
     def ask(self, titles: Mapping[str, str], *, stops: bool) -> None:
         """Stop, or say in the summary, if an item in very many orders may be no product.
@@ -175,7 +178,7 @@ class ServiceLines:
             title = titles.get(item, "")
             missing = bool(present) and item not in self.described
             everywhere = self.orders and not self.told and share >= NEARLY_ALL
-            doubtful = missing or everywhere or {"part", "weak"} & {says(item), says(title)}
+            doubtful = missing or everywhere or {says(item), says(title)} != {None}
             if share < VERY_MANY or not doubtful or self._is_product(item):
                 continue
             if self.is_service(item, title):
@@ -194,13 +197,9 @@ class ServiceLines:
         """What was left out, and what was kept although it has such a name; empty for nothing."""
         sentences = [*self.doubts]
         if self.dropped:
-            shown, setting = (
-                self._shown(self.dropped),
-                self._setting(f"!{next(iter(self.dropped))}"),
-            )
-            sentences.append(
-                sentence("left_out", shown=shown, one=setting, every=self._setting(KEEP))
-            )
+            said = {"every": self._setting(KEEP), "shown": self._shown(self.dropped)}
+            setting = self._setting(f"!{next(iter(self.dropped))}")
+            sentences.append(sentence("left_out", one=setting, **said))
         if self.kept:
             setting = self._setting(next(iter(self.kept)))
             sentences.append(sentence("kept_lines", shown=self._shown(self.kept), one=setting))
@@ -226,9 +225,12 @@ def kinds_of_no_products(name: str, values: pa.ChunkedArray) -> list[str]:
     >>> kinds_of_no_products("Positionstyp", kinds), kinds_of_no_products("Product type", kinds)
     (['Versandposition', 'fee'], [])
     """
-    if not KINDS_OF_LINES.search(normalised(name)):
+    kinds, key = pc.unique(values).to_pylist(), normalised(name)
+    of_items = KINDS_OF_ITEMS.fullmatch(key) and any(
+        normalised(kind) in words("items") for kind in kinds[:MOST_KINDS]
+    )
+    if not of_items and not KINDS_OF_LINES.search(key):
         return []
-    kinds = pc.unique(values).to_pylist()
     named = [kind for kind in kinds if says(kind) in ("sure", "weak")]
     return named if len(named) < len(kinds) <= MOST_KINDS else []
 

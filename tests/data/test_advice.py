@@ -103,6 +103,16 @@ def test_a_list_of_ids_is_a_row_for_each(shop):
     assert beside.info["cleaning"]["accounts"][0]["events"] == 180
 
 
+@pytest.mark.parametrize("more", [{}, {"qty": 2}, {"qty": 2, "price": 1.5}])
+def test_lists_of_lines_with_quantities_are_read(shop, more):
+    rows = [{"order": n, "customer": f"c{n % 20}", "date": T + 5000 * n,
+             "lines": [{"sku": f"p{n * k % 11}", **more} for k in (3, 7)][: n % 3]}
+            for n in range(1, 181)]  # fmt: skip
+    found = shop(pa.Table.from_pylist(rows), file="events.parquet")
+    assert found.info["cleaning"]["accounts"][0]["events"] == 180
+    assert ("quantity" in found.roles) == ("qty" in more)
+
+
 # Exports of ERP systems
 
 

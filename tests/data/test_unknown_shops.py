@@ -6,18 +6,22 @@ import json
 import shlex
 import subprocess
 from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
 from typer.testing import CliRunner
 
 from recsys import cli
+from recsys.artifacts import Workspace
 from recsys.data.columns import check_new_columns, mapped
 from recsys.data.returns import forms_of_pieces, read_pieces
 from recsys.data.sample import Sample
 from recsys.data.service_lines import says
 from recsys.data.time_formats import TimeRules
 from recsys.errors import DataError
+from recsys.retraining.news import _read_files
 
 T = 1_700_000_000
 
@@ -40,6 +44,14 @@ def bought(
 ) -> str:
     """Rows of 20 users, as in `events`, with an item of each row."""
     return table(head, ((f"u{k % 20}", item(k), T + 5000 * k) for k in range(n)), mark)
+
+
+def of_the_night(found: Any, raw: Path, text: str, **form: Any) -> pa.Table:
+    """The events of a file after a first run."""
+    (raw / "new.csv").write_text(text, encoding="utf-8")
+    schema = found.data.items.schema.remove_metadata()
+    mapping = found.info["cleaning"]["mapping"]
+    return _read_files(raw / "new.csv", None, {}, Workspace.of("t"), schema, mapping, **form)[0]
 
 
 # Titles under the name of an item, in the items file
@@ -686,6 +698,80 @@ def test_a_line_that_may_be_a_product_is_kept_with_a_word(shop, line):
     assert repr(line) in found.notes
     dropped = shop(text, clean={"drop_items": [line]})
     assert line not in dropped.data.item_ids
+
+
+FEES = ["Booking fee", "Processing Fee", "Resort fee", "Credit card fee", "Small order fee",
+        "Setup fee", "Cleaning fee", "Sales tax", "City tax", "Expressgebühr", "Frakt",
+        "DHL Paket", "Kurier DPD", "Éco-participation", "Free sample", "Carrier bag fee",
+        "Ortstaxe", "Taxe de séjour", "Tax"]  # fmt: skip
+
+
+def orders_with(
+    line: Callable[[int], tuple[object, ...]], share: float = 0.4, kinds: str = ""
+) -> str:
+    """Orders of three lines of 40 items, of which a share ends with another line."""
+    head = f"order_no,customer,sku,item_name,qty,price,ordered_at{kinds and ',type'}"
+    rows = []
+    for n in range(180):
+        own = (f"P{n * 7 % 40:03}", f"Tea {'ABCDEFGH'[n % 8]}{n * 7 % 40}", 1, "9.99", kinds)
+        rows.append((n // 3, own))
+        if n % 3 == 2 and n // 3 % 10 < 10 * share:
+            rows.append((n // 3, line(n // 3)))
+    made = []
+    for order, (*own, kind) in rows:
+        when = f"2026-01-{1 + order % 28:02} 10:{order % 60:02}"
+        made.append((order, f"u{order % 30}", *own, when, *[kind] * bool(kinds)))
+    return table(head, made)
+
+
+@pytest.mark.parametrize("line", FEES)
+def test_a_fee_in_many_orders_is_asked_about_or_left_out_with_a_word(shop, line):
+    text = orders_with(lambda n: ("X9001", line, 1, "2.50", ""))
+    if says(line) in ("sure", "weak"):
+        assert "'X9001' (24 rows" in shop(text).notes
+        return
+    with pytest.raises(DataError, match=rf"'X9001' \({line}\) is in .*may be no product"):
+        shop(text)
+    assert "X9001" not in shop(text, clean={"drop_items": ["X9001"]}).data.item_ids
+
+
+@pytest.mark.parametrize("product", ["Feeder", "Taxi toy"])
+def test_products_in_many_orders_are_not_asked_about(shop, product):
+    assert "X9001" in shop(orders_with(lambda n: ("X9001", product, 1, "2.50", ""))).data.item_ids
+
+
+@pytest.mark.parametrize(
+    ("sku", "line"),
+    [("SUMMER24", "Coupon"), ("{}", "Gutschein"), ("", "Voucher"), ("R10", "Remise 10"),
+     ("1", "Store credit"), ("", "Manual price adjustment"), ("{}", "SOMMER24")],
+)  # fmt: skip
+def test_an_item_whose_lines_are_all_below_0_is_no_product(shop, raw, line, sku):
+    text = orders_with(lambda n: (sku.format(line), line, 1, ("-5.00", "-2.50")[n % 2], ""), 0.1)
+    found = shop(text)
+    assert found.counts["rows_of_no_products_dropped"] == 6
+    assert found.data.item_ids.size == 40
+    assert (sku.format(line) or line) in found.notes
+    assert "is below 0" not in found.notes
+    other = orders_with(lambda n: ("NEW24", "Herbst", 1, "-5.00", ""), 0.1)
+    assert {*of_the_night(found, raw, other)["item"].to_pylist()} == {*found.data.item_ids}
+    kept = shop(text, clean={"drop_items": [f"!{sku.format(line) or line}"]})
+    assert kept.data.item_ids.size == 41
+
+
+def test_a_refunded_product_stays_one(shop):
+    text = orders_with(lambda n: (f"P{n * 7 % 40:03}", "Tea", 1, "-9.99", ""), 0.1)
+    assert "rows_of_no_products_dropped" not in shop(text).counts
+
+
+@pytest.mark.parametrize(
+    ("qty", "kind", "price"),
+    [(1, "promotion", "-5.00"), (-1, "promotion", "0.00"), (-1, "credit", 5)],
+)
+def test_kinds_of_lines_of_shopware_are_no_products(shop, qty, kind, price):
+    found = shop(orders_with(lambda n: ("SOMMER24", "x", qty, price, kind), 0.7, "product"))
+    assert found.counts["rows_of_no_products_dropped"] == 42
+    assert found.data.item_ids.size == 40
+    assert "negative_events_dropped" not in found.counts
 
 
 # Several items in one cell
