@@ -117,13 +117,7 @@ class Rules(JournalFollower):
         Raises:
             RuleReferenceError: there is no rule of a name.
         """
-        standing = self.standing(alias)
-        if not standing and not names:
-            return {}
-        return {
-            name: self._referred(name, number - len(standing)).rule
-            for number, name in enumerate([*standing, *names])
-        }
+        return self._named(self.standing(alias)) | self._named(names)
 
     def check(self, rules: Mapping[str, Rule], model: Model) -> None:
         """Check rules against the items of a model.
@@ -181,8 +175,7 @@ class Rules(JournalFollower):
         """
         async with self._changing:
             await self._catch_up()
-        for number, name in enumerate(names):
-            self._referred(name, number)
+        self._named(names)
 
     async def stand(self, alias: str, names: Sequence[str], by: str | None) -> None:
         """Set the rules that apply to all requests of an alias.
@@ -194,8 +187,7 @@ class Rules(JournalFollower):
         value = [*dict.fromkeys(names)]
         async with self._changing:
             await self._catch_up()
-            rules = {name: self._referred(name, number).rule for number, name in enumerate(value)}
-            if rules:
+            if rules := self._named(value):
                 await asyncio.to_thread(self.check, rules, self._models.get(alias))
                 try:
                     await asyncio.to_thread(_check_together, rules.values())
@@ -204,8 +196,7 @@ class Rules(JournalFollower):
             if self.standing(alias) == value:
                 return
             if not await self._write({"op": "alias", "name": alias, "value": value}, by):
-                for number, name in enumerate(value):  # another process was faster
-                    self._referred(name, number)
+                self._named(value)  # another process was faster
 
     # Internals
 
@@ -226,13 +217,15 @@ class Rules(JournalFollower):
         except KeyError:
             raise UnknownRuleError(f"There is no rule {name!r}; /v1/rules lists them.") from None
 
-    def _referred(self, name: str, number: int) -> Kept:
-        stored = self._state.rules.get(name)
-        if stored is None:
-            raise RuleReferenceError(
-                f"rules[{number}]: there is no rule {name!r}; GET /v1/rules lists them"
-            )
-        return stored
+    def _named(self, names: Sequence[str]) -> dict[str, Rule]:
+        """Rules by their names; `RuleReferenceError` for the first that is none."""
+        rules = self._state.rules
+        for number, name in enumerate(names):
+            if name not in rules:
+                raise RuleReferenceError(
+                    f"rules[{number}]: there is no rule {name!r}; GET /v1/rules lists them"
+                )
+        return {name: rules[name].rule for name in names}
 
     def _check(self, name: str, rule: Rule) -> None:
         """Check a rule against the models that it is for; its pins against the champion."""
