@@ -44,6 +44,8 @@ def read_keywords(
 ) -> dict[int, ItemText]:
     """Titles by item number; items with the same users as another item get none.
 
+    An item of one file is the ASIN of the other that exactly the same users had.
+
     Args:
         path: lines of an ASIN and keywords; some ASINs have none.
         sequences: lines of a user and ASINs.

@@ -307,9 +307,9 @@ def items_table(
     Raises:
         DataError: an attribute has a reserved name.
     """
-    taken = sorted({*ITEM_COLUMNS, CODE_COLUMN} & set(attributes))
-    if taken:
-        raise DataError(f"items: attribute {taken[0]!r} has a reserved name; rename the column")
+    reserved = sorted({*ITEM_COLUMNS, CODE_COLUMN} & set(attributes))
+    if reserved:
+        raise DataError(f"items: attribute {reserved[0]!r} has a reserved name; rename the column")
     table = pa.table(
         {
             "item_id": pa.array(item_ids, pa.string()),

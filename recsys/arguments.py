@@ -80,7 +80,7 @@ def _shown(value: Any) -> str:
 
 
 def strings(name: str, values: Iterable[str]) -> Iterable[str]:
-    """Check a list of strings, which a single string is not."""
+    """The values; ValueError for a single string, or a member that is none."""
     if isinstance(values, str | bytes):
         raise ValueError(f"{name} must be a list of strings, got {_shown(values)}")
     values = list(values)

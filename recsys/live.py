@@ -142,7 +142,7 @@ class _Call:
     """The items of one call of `upsert`, and its outcome."""
 
     def __init__(self, items: Sequence[NewItem], table: pa.Table) -> None:
-        """No outcome yet."""
+        """A waiting call; `table` holds the same items as columns."""
         self.items, self.table = items, table
         self.epoch: Epoch | None = None
         self.error: BaseException | None = None

@@ -113,8 +113,8 @@ def expand_options(command: Callable[..., None]) -> Callable[..., None]:
 
     expanded = [
         parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)
-        for own in parameters
-        for parameter in (fields[own.name].values() if own.name in fields else [own])
+        for whole in parameters
+        for parameter in (fields[whole.name].values() if whole.name in fields else [whole])
     ]
     run.__name__, run.__doc__, run.__module__ = (
         command.__name__,

@@ -104,8 +104,8 @@ class Rules(JournalFollower):
         It takes long if the rules are large, and may be made on another thread.
         """
         names = sorted(name for name in [*self._state.rules] if name > after)
-        last = names[limit - 1] if len(names) > limit else None
-        return RuleList(rules=[self._info(name) for name in names[:limit]], next=last)
+        cursor = names[limit - 1] if len(names) > limit else None
+        return RuleList(rules=[self._info(name) for name in names[:limit]], next=cursor)
 
     def standing(self, alias: str) -> list[str]:
         """Names of the rules that apply to all requests of an alias."""

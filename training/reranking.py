@@ -84,7 +84,7 @@ class Candidates:
         return hits
 
     def take(self, rows: NDArray[np.int64]) -> Candidates:
-        """Some of the users."""
+        """The same for the users at `rows`, (m,)."""
         values = {source: part[rows] for source, part in self.values.items()}
         return Candidates(self.items[rows], values, self.targets[rows])
 

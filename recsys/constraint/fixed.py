@@ -91,7 +91,7 @@ class FixedTrie:
         numbers: NDArray[np.int64] = self.catalog.alphabet[symbols] - self._alphabet[0]
         return numbers
 
-    def excluded(self, depth: int, dead: NDArray[np.int64]) -> NDArray[np.int64]:
+    def renumber_excluded(self, depth: int, dead: NDArray[np.int64]) -> NDArray[np.int64]:
         """The numbers here of dead states below `depth` (`Excluded`)."""
         return np.where(dead != NO_STATE, self.states(dead, depth + 1), NO_STATE)
 

@@ -77,7 +77,7 @@ class RowMask:
 
     @cached_property
     def before(self) -> NDArray[np.int32]:
-        """(R + 1,) number of rows before each row that have an allowed item."""
+        """(R + 1,) how many rows before each row have an allowed item; the last is the total."""
         return _running(self.rows)
 
     def to(self, device: str | torch.device) -> torch.Tensor:

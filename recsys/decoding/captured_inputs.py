@@ -130,7 +130,7 @@ class DecodeInputs:
         for depth, most in enumerate(states.tolist()):
             dead = np.zeros((len(search), 0), np.int64)
             if step.excluded is not None:
-                dead = self._catalog.excluded(depth, host(step.excluded.dead[depth]))
+                dead = self._catalog.renumber_excluded(depth, host(step.excluded.dead[depth]))
             arrays[f"dead {depth}"] = _padded(dead, batch, min(self.excluded, most), NO_STATE)
         masks = [None] * len(search) if step.allowed is None else step.allowed.masks
         arrays["allowed"] = _padded(self.masks.places(masks), batch)

@@ -269,12 +269,12 @@ def _load(bundle: Path, config: EvaluationConfig) -> Recommender:
             0, len(loaded.catalog), (few, loaded.encoder.config.max_items)
         )
         k, users = max(config.ks), Histories.of(items.tolist())
-        taken = typical_seconds(
+        measured_s = typical_seconds(
             lambda: loaded.rank_variants(
                 users, k=k, exclude_seen=(True,), beams=config.beams, batch_size=few
             )
         )
-        return taken * config.batch_size / few
+        return measured_s * config.batch_size / few
 
     if is_large(bundle / TARGET):
         return load(device=config.device)  # which measures nothing, either

@@ -72,10 +72,10 @@ def rotate_and_store(
     """As `layers.rotate_and_store`."""
     batch, new = positions.shape
     queries = merged.new_empty((batch, heads.queries, new, heads.size))
-    all_heads = heads.queries + 2 * heads.pairs
+    head_count = heads.queries + 2 * heads.pairs
     launch(
         rotate_heads,
-        (len(merged), triton.cdiv(all_heads, _HEADS)),
+        (len(merged), triton.cdiv(head_count, _HEADS)),
         *(queries, cache, merged, positions.contiguous(), write, heads.rotation),
         *((heads.rotation, heads.rotation) if norms is None else norms),
         *(new, cache.stride(0), heads.queries, heads.pairs, heads.size // 2, heads.epsilon),

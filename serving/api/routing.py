@@ -150,9 +150,9 @@ class JsonRoute(IdRoute):
         model: Any = self.body_field.field_info.annotation
 
         async def checked(request: Request) -> Response:
-            counts = content_type(request)
-            if counts != "application/json":
-                detail = f"The content type is {counts or 'missing'}; send application/json."
+            media_type = content_type(request)
+            if media_type != "application/json":
+                detail = f"The content type is {media_type or 'missing'}; send application/json."
                 raise ProblemError("unsupported_media_type", detail)
             strict = StrictRequest(request.scope, request.receive)
             strict.model = model
