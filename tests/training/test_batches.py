@@ -32,11 +32,6 @@ def equal(a, b):
     )
 
 
-def test_without_context_the_first_item_is_asked_as_well():
-    (batch,) = batches([[5, 7]], min_context=0).epoch(0)
-    assert batch.loss.tolist() == [[False, True, True, True, True]]
-
-
 def test_a_sample_keeps_whole_windows_with_their_labels():
     data = batches([[i, i + 1, i + 2] for i in range(10)])
     few = data.sample(0.3)
@@ -82,13 +77,6 @@ def test_a_batch_keeps_its_budget_unless_it_is_a_single_row(histories, max_token
 def long_histories():
     rng = np.random.default_rng(0)
     return [rng.integers(0, 20, rng.integers(2, 12)).tolist() for _ in range(60)]
-
-
-def test_epochs_differ_and_each_can_be_repeated():
-    data = batches(long_histories(), item_dropout=0.3)
-    assert equal(list(data.epoch(3)), list(data.epoch(3)))
-    assert not equal(list(data.epoch(3)), list(data.epoch(4)))
-    assert not equal(list(data.epoch(3)), list(replace(data, seed=1).epoch(3)))
 
 
 def test_an_epoch_resumed_in_the_middle_has_the_same_batches():

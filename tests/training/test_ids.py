@@ -1,27 +1,21 @@
 """The `ids` stage, from a canonical data set to its artifact."""
 
 import json
-import os
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
 import pytest
 from safetensors.numpy import load_file
 
-from recsys.artifacts import read_manifest, verify, write_artifact
+from recsys.artifacts import read_manifest, verify
 from recsys.config import Settings
-from recsys.dataset import Dataset
 from recsys.errors import ConfigError
-from recsys.interactions import Interactions
-from recsys.pipeline import Context
 from recsys.retrieval import digest
 from recsys.semantic_ids.encoder import PLACED, ItemEncoder
 from recsys.semantic_ids.rqkmeans import RQKMeans
 from recsys.semantic_ids.rqvae import RQVAE
-from recsys.splits import TRAIN, label_ends
-from recsys.training.ids import level_sizes, print_report, stage
+from recsys.splits import TRAIN
+from recsys.training.ids import stage
 from recsys.training.settings import IdsConfig
 
 SMALL = {
@@ -130,11 +124,6 @@ def test_imported_codes_are_taken_as_they_are_collisions_and_all(make, shop, cap
     assert "share their semantic ID" in capsys.readouterr().err
 
 
-def test_import_without_codes_names_the_way_out(make):
-    with pytest.raises(ConfigError, match=r"ids\.method: 'imported' needs .* use rq-vae"):
-        stage(make(method="imported"))
-
-
 def test_a_codebook_larger_than_the_catalog_is_refused(make):
     with pytest.raises(ConfigError, match=r"ids: codebook_size 32 at level 2 .* 27 items"):
         stage(make(codebook_size=[8, 32, 8]))
@@ -154,45 +143,3 @@ def test_sizes_that_no_data_set_fits_are_refused_at_once(override, error):
     settings = Settings({"ids": SMALL}).overridden([f"ids.codebook_size={override}"])
     with pytest.raises(ConfigError, match=error):
         settings.section("ids", IdsConfig)
-
-
-@pytest.mark.parametrize(
-    ("override", "sizes"),
-    [("[12,4,2]", (12, 4, 2)), ("16", (16, 16, 16)), ("null", (8, 8, 8))],
-)
-def test_sizes_are_given_for_all_levels_or_each(override, sizes):
-    settings = Settings({"ids": SMALL}).overridden([f"ids.codebook_size={override}"])
-    assert level_sizes(settings.section("ids", IdsConfig), 100) == sizes
-
-
-def test_the_report_prints_as_a_table_and_as_json(make, shop, capsys):
-    path = stage(make())
-    capsys.readouterr()
-    print_report(path)
-    assert "perplexity" in capsys.readouterr().out
-    print_report(path, as_json=True)
-    printed = json.loads(capsys.readouterr().out)
-    assert printed["items"] == shop.ITEMS
-    assert printed["seconds"] >= 0
-
-
-@pytest.mark.slow
-def test_beauty_gets_unique_ids_with_every_code_in_use(tmp_path, monkeypatch):
-    root = Path(os.environ.get("RECSYS_DATASETS", "var/raw"))
-    file = root / "s3rec-beauty" / "Beauty.txt"
-    if not file.exists():
-        pytest.skip(f"{file} is absent; set RECSYS_DATASETS")
-    lines = [line.split() for line in file.read_text().splitlines()]
-    users = [user for user, *items in lines for _ in items]
-    interactions = Interactions.of(users, [item for _, *items in lines for item in items])
-    ids = interactions.item_ids
-    table = pa.table({"item_id": ids, "title": ids, "text": [""] * len(ids)})
-    dataset = Dataset(interactions, label_ends(interactions.user), table)
-    monkeypatch.setenv("RECSYS_HOME", str(tmp_path))
-    settings = Settings({"name": "beauty", "ids": {"method": "rq-kmeans"}})
-    context = Context.of(settings)
-    with write_artifact(context.workspace.dataset, "dataset") as folder:
-        dataset.save(folder)
-    report = json.loads((stage(context) / "report.json").read_text())
-    assert report["colliding_items"] == 0
-    assert report["used_codes"] == [256] * 4

@@ -11,7 +11,6 @@ from recsys.training.draft import cut
 from recsys.training.initialise import (
     centroid_embeddings,
     initialise_from_centroids,
-    initialise_from_model,
 )
 from recsys.vocabulary import Vocabulary
 
@@ -48,11 +47,6 @@ def test_wide_centroids_keep_their_leading_axes():
     )
 
 
-def test_equal_centroids_give_zeros_not_nan():
-    (made,) = centroid_embeddings(np.ones((1, 4, 3)), (4,), 8, 0.02)
-    assert (made == 0).all()
-
-
 @pytest.mark.parametrize("tied", [True, False])
 def test_only_the_rows_of_semantic_tokens_change(tied):
     vocabulary = Vocabulary.from_levels([5, 3])
@@ -78,10 +72,3 @@ def test_a_cut_draft_starts_as_the_first_layers_of_its_target():
     for name, value in draft.state_dict().items():
         assert torch.equal(value, target.state_dict()[name]), name
     assert draft.get_input_embeddings().weight is not target.get_input_embeddings().weight
-
-
-def test_another_width_is_refused_with_the_way_out():
-    vocabulary = Vocabulary.from_levels([5, 3])
-    target, draft = build(SIZES, vocabulary), build({**SIZES, "hidden_size": 8}, vocabulary)
-    with pytest.raises(ValueError, match="init_from_target: false"):
-        initialise_from_model(draft, target)

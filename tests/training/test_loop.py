@@ -87,12 +87,6 @@ class DyingData:
             yield batch
 
 
-def test_training_takes_thirty_steps_and_changes_weights(tmp_path):
-    module, progress = run(tmp_path)
-    assert (progress.step, progress.epoch, progress.batch) == (STEPS, 3, 0)
-    assert not same_bits(module, make_module())
-
-
 class Killer(DyingData):
     """Ends the process where the other one raises."""
 
@@ -232,16 +226,6 @@ def test_a_time_budget_ends_training_and_the_schedule_follows_it(tmp_path, monke
     half = config.learning_rate * (1 + math.cos(math.pi * share)) / 2
     assert rates[5] == pytest.approx(half, rel=1e-4)
     assert rates == sorted(rates, reverse=True)
-
-
-def test_a_run_with_time_enough_ignores_the_clock(tmp_path, monkeypatch):
-    untimed, _ = run(tmp_path / "untimed")
-    clock = Clock(monkeypatch)
-    config = replace(CONFIG, max_minutes=1)
-    slow, _ = run(tmp_path / "slow", config, clock.ticking(1.9))  # 57 s in all
-    quick, _ = run(tmp_path / "quick", config, clock.ticking(0.1))
-    assert same_bits(slow, untimed)
-    assert same_bits(quick, untimed)
 
 
 TRAINING = """

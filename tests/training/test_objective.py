@@ -5,7 +5,6 @@ import torch
 from oracles import assert_as_exact, exact_twin, tiny_model
 from torch.nn.functional import cross_entropy
 
-from recsys.errors import ConfigError
 from recsys.training.objective import (
     NextToken,
     mixed_targets,
@@ -82,12 +81,6 @@ def test_bf16_autocast_is_close_and_keeps_float32_weights():
     assert {p.grad.dtype for p in model.parameters()} == {torch.float32}
 
 
-def test_the_model_is_registered_once():
-    model = tiny_model()
-    names = [name for name, _ in NextToken(model).named_parameters()]
-    assert names == [f"model.{name}" for name, _ in model.named_parameters()]
-
-
 def test_agreement_adds_the_kl_to_the_early_exit():
     model = tiny_model().train()
     tokens, loss = batch()
@@ -108,11 +101,6 @@ def test_agreement_adds_the_kl_to_the_early_exit():
     assert all(grad.abs().max() > 0 for grad in grown), "the last layers learn to be followed"
     asking = NextToken(model, agreement=0.5).eval()
     assert_as_exact(asking(tokens, loss), *(plain for plain, _ in expected))  # a training loss
-
-
-def test_agreement_needs_layers_behind_the_exit():
-    with pytest.raises(ConfigError, match="exit_layer"):
-        NextToken(tiny_model(layers=2), agreement=1.0, exit_layer=2)
 
 
 def dense(targets, shares, width):

@@ -11,7 +11,6 @@ from recsys.errors import ConfigError
 from recsys.pipeline import Context, check
 from recsys.pipeline import run as run_stages
 from recsys.training import ids, recipe
-from recsys.training.settings import RecipeConfig
 
 SMALL = {
     "name": "r",
@@ -105,11 +104,6 @@ def test_what_the_command_line_sets_is_not_tried(home, scripted):
     assert tried == [[], TRIALS["smoother"]]
 
 
-def test_without_trials_there_is_no_recipe(home):
-    results = run_stages(Context.of(Settings(SMALL)), ("data", "recipe"))
-    assert list(results) == ["data"]
-
-
 def test_too_few_epochs_or_users_end_the_trials(home, scripted):
     tried = scripted({}, epochs=1)
     choose(SMALL, TRIALS)
@@ -163,10 +157,6 @@ def test_a_wrong_trial_is_refused_before_the_first_stage(trials, message):
         check(Settings(SMALL | {"recipe": {"trials": trials}}))
 
 
-def test_a_section_without_values_has_no_trials():
-    assert RecipeConfig().trials == {}
-
-
 def test_the_run_keeps_the_ids_of_the_last_trial_if_it_would_make_the_same(home):
     context = choose(SMALL, {"smoother": ["target.label_smoothing=0.2"]})
     made = context.workspace.manifest("ids")
@@ -178,12 +168,3 @@ def test_ids_of_other_settings_are_not_kept(home, monkeypatch):
     monkeypatch.setattr(recipe, "ERRORS", 1e9)  # no trial is
     context = choose(SMALL, {"fewer": ["ids.levels=2"]})
     assert context.made("ids") is None
-
-
-def test_a_budget_that_is_too_short_for_trials_makes_none(home, scripted, capsys):
-    tried = scripted({})
-    settings = Settings(SMALL | {"minutes": 0.5, "recipe": {"trials": TRIALS}})
-    run_stages(Context.of(settings), ("data", "recipe"))
-    assert tried == []
-    assert Context.of(settings).workspace.manifest("recipe").info["chosen"] == []
-    assert "time is too short" in capsys.readouterr().err

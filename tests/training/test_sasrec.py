@@ -14,8 +14,7 @@ from safetensors.numpy import save_file
 from recsys.artifacts import read_manifest
 from recsys.bundle import load_sasrec
 from recsys.dataset import Dataset
-from recsys.errors import ArtifactError, ConfigError, DataError
-from recsys.evaluation.leaks import check_fitted_on
+from recsys.errors import ArtifactError, ConfigError
 from recsys.evaluation.run import stage as evaluate_stage
 from recsys.interactions import Histories
 from recsys.prompts import PromptConfig
@@ -156,12 +155,6 @@ def loss_of(taught, tokens, soft=None, **options):
     return SampledSoftmax(taught, config, torch.float32)(tokens, asked, *(soft or ()))
 
 
-def test_item_vectors_have_one_length():
-    taught = model()
-    lengths = np.linalg.norm(taught.frozen().vectors, axis=1)
-    assert lengths == pytest.approx(np.full(ITEMS, taught.length.item()), rel=1e-5)
-
-
 def test_with_all_items_as_negatives_it_is_the_whole_softmax():
     taught, rows = model(), [[3, 1, 4], [5, 9, 2]]
 
@@ -228,15 +221,6 @@ def test_one_of_another_data_set_is_refused(make_context, shop):
     shop.write_parents(context.workspace, dataset=shop.chain_dataset(seed=5))
     with pytest.raises(ArtifactError, match="another dataset"):
         sasrec.trained(context)
-    with pytest.raises(DataError, match="leak: the bundle's SASRec"):
-        check_fitted_on("SASRec", "0" * 64, shop.chain_dataset(), "from the stage 'sasrec' on")
-
-
-def test_nothing_is_made_where_nothing_is_asked_for(make_context):
-    context = make_context()
-    assert sasrec.stage(context) is None
-    assert sasrec.trained(context) is None
-    assert not context.workspace.run("sasrec").exists()
 
 
 def test_ids_and_target_learn_from_it_and_a_report_shows_it(make_context, shop):
@@ -270,15 +254,6 @@ def test_ids_and_target_learn_from_it_and_a_report_shows_it(make_context, shop):
     damaged.write_bytes(damaged.read_bytes()[:50])
     with pytest.raises(ArtifactError, match=r"sasrec\.safetensors"):
         load_sasrec(path, shop.ITEMS)
-
-
-def test_who_wants_one_says_so_where_there_is_none(make_context):
-    with pytest.raises(ConfigError, match=r"target\.soft_labels_from.*sasrec\.epochs"):
-        target.stage(make_context(target={"soft_labels": 0.5, "soft_labels_from": "sasrec"}))
-    with pytest.raises(ConfigError, match=r"ids\.features\.collaborative.*sasrec\.epochs"):
-        ids.stage(make_context(ids={"features": {"collaborative": "sasrec"}}))
-    with pytest.raises(ArtifactError, match="sasrec"):
-        sasrec.trained(make_context(sasrec=SMALL))
 
 
 def test_soft_labels_are_its_likeliest_unseen_items():
