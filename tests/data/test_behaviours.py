@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from recsys.data.behaviours import check_roles, choose_types
-from recsys.errors import ConfigError, DataError
+from recsys.data.behaviours import choose_types
+from recsys.errors import ConfigError
 from recsys.event_names import is_dislike, is_return, level
 
 
@@ -76,13 +76,6 @@ def test_purchases_are_the_target_if_enough_users_have_two() -> None:
     }  # fmt: skip
 
 
-def test_rare_purchases_are_a_target_with_the_next_type() -> None:
-    names = ["view", "cart", "purchase"]
-    types = choose_types(names, {}, np.array([90, 50, 4]), 100)
-    assert [b.role for b in types.all] == ["context", "target", "target"]
-    assert "Fewer than 5% of the users have purchase twice" in types.notes[0]
-
-
 def test_the_settings_say_the_roles() -> None:
     counts = {"view": 90, "purchase": 50, "banner": 9}
     assert roles(counts, view="target") == {
@@ -92,11 +85,6 @@ def test_the_settings_say_the_roles() -> None:
     assert roles({"0": 9, "1": 9}, **{"0": "target", "1": "context"}) == {
         "0": "target", "1": "context",
     }  # fmt: skip
-
-
-def test_numbers_need_a_meaning() -> None:
-    with pytest.raises(DataError, match=r"numbers \(0, 1\).*data.behaviours=\{0: target, 1: cont"):
-        roles({"0": 9, "1": 9})
 
 
 @pytest.mark.parametrize(
@@ -109,8 +97,3 @@ def test_numbers_need_a_meaning() -> None:
 def test_settings_that_cannot_be_met_are_refused(given: dict[str, str], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         roles({"view": 9, "return": 9}, **given)
-
-
-def test_a_role_that_does_not_exist_is_refused() -> None:
-    with pytest.raises(ConfigError, match="'best' is not one of target, context, negative"):
-        check_roles({"view": "best"})

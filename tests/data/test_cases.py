@@ -79,12 +79,6 @@ def test_attributes_and_lists_of_json_keep_their_digits(shop):
     assert found.values("near") == [[str(big + n), "7"] for n in range(4)]
 
 
-def test_small_json_numbers_are_still_numbers(shop):
-    items = [{"item": f"p{n}", "title": f"T{n}", "w": (1e-07, 2, 3.5, 1e300)[n]} for n in range(4)]
-    found = shop(items="".join(json.dumps(i) + "\n" for i in items), items_file="i.jsonl")
-    assert found.values("w") == [1e-07, 2.0, 3.5, 1e300]
-
-
 # A form of ids is agreed over all parts.
 
 
@@ -108,12 +102,6 @@ def test_ids_that_pandas_wrote_as_floats_in_one_month_are_the_same(shop, raw, fi
     assert found.data.item_ids.tolist() == [str(100 + n) for n in range(6)]
     assert found.counts["ids_with_a_decimal_place"] == 24 * 2 + 1
     assert "unknown_items" not in found.counts
-
-
-def test_ids_that_are_floats_in_one_half_of_a_file_are_the_same(shop):
-    rows = events(["100", "101", "102"]) + events(["100.0", "101.0", "102.0"])
-    found = shop(csv(rows), csv([("100.0", "A"), (101, "B"), (102, "C")], "item,title"))
-    assert found.data.item_ids.tolist() == ["100", "101", "102"]
 
 
 def test_versions_are_no_whole_numbers(shop):
@@ -274,15 +262,6 @@ def test_numbers_are_numbers(shop, texts, numbers):
 # Forms of delimited text.
 
 
-@pytest.mark.parametrize("mark", [",", ";", "\t"])
-def test_a_comma_at_the_end_of_each_row_is_no_value(shop, mark):
-    text = csv([(*row, "") for row in events(["p0", "p1", '"p 2"'])]).replace(",", mark)
-    found = shop(text)
-    assert items_of(found) == ["p 2", "p0", "p1"]
-    assert len(found.data.interactions) == 24
-    assert "damaged_rows_skipped" not in found.counts
-
-
 @pytest.mark.parametrize(("head", "row"), [(0, 2), (1, 0), (2, 0), (1, 1)])
 def test_commas_at_the_end_of_the_header_or_of_rows_are_no_columns(shop, head, row):
     rows = [(*values, *[""] * row) for values in events(["p0", "p1"])]
@@ -311,20 +290,3 @@ def test_quotes_behind_a_backslash_are_quotes(shop, written, right):
     found = shop(items=described)
     assert found.values("title") == [right, '17" screen', "Mouse", "Cable"]
     assert found.values("note") == ["a", "b", "c", "d"]
-
-
-@pytest.mark.parametrize(
-    ("written", "right"),
-    [(r'"15\", black"', '15", black'), (r'"screen of 15\""', 'screen of 15"')],
-)
-def test_one_quote_behind_a_backslash_is_a_quote(shop, written, right):
-    described = f"item,title,note\np0,{written},a\np1,B,b\np2,Mouse,c\np3,Cable,d\n"
-    found = shop(items=described)
-    assert found.values("title") == [right, "B", "Mouse", "Cable"]
-
-
-def test_a_backslash_at_the_end_of_a_value_is_a_backslash(shop):
-    described = 'item,title,path\np0,"A ""x""","C:\\a\\"\np1,B,"C:\\b\\"\np2,C,\\N\np3,D,"C:\\"\n'
-    found = shop(items=described)
-    assert found.values("title") == ['A "x"', "B", "C", "D"]
-    assert found.values("path") == ["C:\\a\\", "C:\\b\\", None, "C:\\"]

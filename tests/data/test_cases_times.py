@@ -9,17 +9,15 @@ from types import SimpleNamespace
 from zoneinfo import ZoneInfo
 
 import numpy as np
-import pandas as pd
 import pyarrow as pa
 import pytest
 
-from recsys.artifacts import Workspace
-from recsys.data import growth, sources
+from recsys.data import growth
 from recsys.data.cleaning import CleanConfig
 from recsys.data.rules import Rules
 from recsys.dataset import Dataset
 from recsys.errors import ArtifactError, DataError
-from recsys.retraining.news import _read_files, settings_of_data
+from recsys.retraining.news import settings_of_data
 
 T = 1_700_000_000
 DAY = 86_400
@@ -88,37 +86,10 @@ def test_events_of_parquet_within_a_second_keep_their_order(shop, kind):
     assert shop(table, file="e.parquet").histories == RIGHT
 
 
-def test_events_of_pandas_within_a_second_keep_their_order(shop, home):
-    frame = pd.DataFrame(clicks(), columns=["user", "item", "ts"])
-    frame["ts"] = pd.to_datetime(frame["ts"], unit="ms")
-    path = sources.export_tables(frame, None, "t").events
-    assert shop(path.read_bytes(), file="frame.parquet").histories == RIGHT
-
-
 def test_a_date_and_a_fine_clock_keep_their_order(shop):
     rows = [(u, i, f"{moment(ms):%Y-%m-%d}", f"{moment(ms):%H:%M:%S}.{ms % 1000:03}")
             for u, i, ms in clicks()]  # fmt: skip
     assert shop(csv(rows, "user,item,date,clock")).histories == RIGHT
-
-
-def test_reviews_keep_the_order_within_a_second(shop, raw):
-    rows = [
-        {"user_id": user, "parent_asin": item, "timestamp": ms, "rating": 5.0, "text": item,
-         "title": ""}
-        for user, item, ms in clicks()
-    ]  # fmt: skip
-    (raw / "reviews.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    assert shop_of(raw, "amazon", "reviews.jsonl") == RIGHT
-
-
-def shop_of(raw, source, path):
-    from recsys.data.prepare import DataConfig, build
-
-    rows = build(DataConfig(source=source, path=str(raw / path))).dataset.interactions
-    found: dict[str, list[str]] = {}
-    for user, item in zip(rows.user_ids[rows.user], rows.item_ids[rows.item], strict=True):
-        found.setdefault(str(user), []).append(str(item))
-    return found
 
 
 def test_an_item_that_comes_again_within_a_second_is_no_duplicate(shop):
@@ -160,21 +131,6 @@ def test_a_grown_data_set_keeps_the_order_within_a_second(shop, tmp_path):
     )  # fmt: skip
     made: Dataset = growth.grow(before, tmp_path, rules).dataset
     assert made.item_ids[made.interactions.item].tolist() == list("abab") * 2
-
-
-def test_a_new_file_for_a_grown_data_set_keeps_the_order_within_a_second(shop, raw, tmp_path):
-    """As `recsys retrain FILE` reads it, which is newest first."""
-    before = shop(csv([(f"u{n}", item, T - DAY) for n in range(3) for item in "abcd"])).data
-    (raw / "new.csv").write_text(csv(clicks()))
-    schema = before.items.schema.remove_metadata()
-    new, described = _read_files(raw / "new.csv", None, {}, Workspace.of("t"), schema, None)
-    growth.write(tmp_path, new, described, growth.Erased.of(before, ()))
-    made = growth.grow(before, tmp_path, Rules(split="global-temporal", dates=(T, T + DAY)))
-    rows = made.dataset.interactions
-    assert rows.nanosecond is not None
-    late = rows.timestamp >= T
-    items = made.dataset.item_ids[rows.item[late]].tolist()
-    assert items == list("abcd") * 3
 
 
 # Ties: what the finest time does not decide.
@@ -242,14 +198,6 @@ def test_each_file_has_its_own_order_of_day_and_month(shop, raw):
     assert "04/13/2024" in found.notes
 
 
-def test_a_file_that_shows_nothing_beside_files_that_contradict_is_refused(shop, raw):
-    (raw / "exports").mkdir()
-    (raw / "exports/1.csv").write_text(csv(dates("%d/%m/%Y", range(1, 29))))
-    (raw / "exports/2.csv").write_text(csv(dates("%m/%d/%Y", range(1, 29), 4)))
-    with pytest.raises(DataError, match=r"3\.csv.*data\.day_first"):
-        shop(csv(dates("%m/%d/%Y", range(1, 9), 5)), file="exports/3.csv")
-
-
 def test_dates_of_items_that_contradict_each_other_are_refused(shop):
     rows = [("p0", "A", "13/03/2027"), ("p1", "B", "03/14/2027"), ("p2", "C", "01/02/2027")]
     with pytest.raises(DataError, match=r"valid_until.*13/03/2027.*03/14/2027.*data\.day_first"):
@@ -297,16 +245,6 @@ def test_an_item_is_valid_from_the_start_of_its_first_day(shop):
     until = end_of(2026, 11, 26)
     assert found.values("available_from") == [until - DAY] * 4
     assert found.values("available_until") == [until] * 4
-
-
-@pytest.mark.parametrize("kind", ["date", "timestamp"])
-def test_dates_of_parquet_end_with_their_day(shop, kind):
-    days = pa.array([datetime(2026, 11, 26)] * 3 + [None], pa.timestamp("us"))
-    column = days.cast(pa.date32()) if kind == "date" else days
-    table = pa.table({"item": [f"p{n}" for n in range(4)], "title": list("ABCD"),
-                      "valid_until": column})  # fmt: skip
-    found = shop(items=table, items_file="i.parquet", time_zone="Europe/Berlin")
-    assert found.values("available_until") == [end_of(2026, 11, 26)] * 3 + [None]
 
 
 def test_a_time_of_day_ends_when_it_says(shop):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 
-import pyarrow as pa
 import pytest
 
 
@@ -36,17 +35,6 @@ def described(values, name="price", quote=True) -> str:
 )
 def test_prices_are_read_in_the_form_of_their_column(shop, texts, right):
     assert shop(items=described(texts)).values("price") == right
-
-
-PRICES = """VK-Preis,VK,UVP,Einzelpreis,Preis brutto,prix_ttc,Prix TTC,PVP,regular_price,Preis (EUR)
-VK (EUR),Prezzo di vendita,verkoopprijs,Variant Price,price_gross"""
-
-
-@pytest.mark.parametrize("name", PRICES.replace("\n", ",").split(","))
-def test_usual_names_of_prices(shop, name):
-    assert shop(items=described(["1.299,50", "809,00"] * 2, name)).values(name) == [1299.5, 809] * 2
-    found = shop(items=described(["1.299", "809", "2.050", "49"], name))
-    assert found.values(name) == [1299, 809, 2050, 49]
 
 
 @pytest.mark.parametrize("mark", [".", ","])
@@ -104,25 +92,10 @@ def test_one_bad_price_is_one_missing_price(shop, bad):
         assert f"price: {bad}" in finding["examples"]
 
 
-@pytest.mark.parametrize("bad", ["-", "N/A", "unbekannt", "1.2.3", "12,5O"])
-def test_one_bad_weight_is_one_missing_weight(shop, bad):
-    found = shop(items=described([*range(20), bad, *range(20)], "weight"))
-    assert found.values("weight") == [*range(20), None, *range(20)]
-    assert found.counts["values_not_read"] == 1
-
-
 def test_a_code_among_numbers_is_not_lost(shop):
     codes = [*(str(1804429570 + n) for n in range(40)), "080442957X", "180442957X"]
     assert shop(items=described(codes, "isbn_of_print")).values("isbn_of_print") == codes
     assert shop(items=described(codes[:40] + codes[41:], "code")).values("code")[-1] == codes[-1]
-
-
-@pytest.mark.parametrize("kind", [pa.float64(), pa.float32()])
-def test_infinite_numbers_of_parquet_are_missing(shop, kind):
-    prices = pa.array([1.5, float("inf"), float("nan"), 2.5], kind)
-    table = pa.table({"item": [f"p{n}" for n in range(4)], "title": list("ABCD"), "price": prices})
-    found = shop(items=table, items_file="i.parquet")
-    assert found.values("price") == [1.5, None, None, 2.5]
 
 
 def test_infinity_of_json_is_missing(shop):
@@ -150,17 +123,6 @@ def test_paths_beside_missing_categories_are_paths(shop):
     found = shop(items=described(["N/A", "Home / Kitchen", "Home / Garden", "n/a"], "category"))
     assert found.values("category") == [None, ["Home", "Kitchen"], ["Home", "Garden"], None]
     assert found.values("category_top") == [None, "Home", "Home", None]
-
-
-@pytest.mark.parametrize("name", ["brand", "color", "region"])
-def test_na_may_be_a_value_elsewhere(shop, name):
-    found = shop(items=described(["NA", "EU", "N/A", "AP"], name))
-    assert found.values(name) == ["NA", "EU", None, "AP"]
-
-
-def test_a_title_that_says_nothing_is_missing(shop):
-    found = shop(items="item,title\np0,N/A\np1,-\np2,Tea\np3,NA\n")
-    assert found.values("title") == ["p0", "p1", "Tea", "NA"]
 
 
 def test_lists_of_category_paths_are_their_paths(shop):

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from recsys.data.column_notes import ignored_availability, shortened_ids, unread_exclusions
-from recsys.data.columns import check_new_columns, mapped, recognise_events, recognise_items
+from recsys.data.columns import recognise_events, recognise_items
 from recsys.data.sample import Roles, Sample
 from recsys.data.time_formats import TimeRules
 from recsys.errors import DataError
@@ -76,14 +76,6 @@ def test_a_time_is_recognised_by_its_content_alone() -> None:
 
 LATER = ["Cancelled at", "Refunded at", "Updated at", "Shipped at", "Versanddatum", "Expédiée le",
          "Arrival", "Delivery date", "Fecha de entrega", "Data zwrotu"]  # fmt: skip
-
-
-@pytest.mark.parametrize("later", LATER)
-@pytest.mark.parametrize("own", ["Placed", "Wann", "Created at", "date"])
-def test_what_happened_later_is_not_the_time_of_an_event(later: str, own: str) -> None:
-    date = lambda row: f"{1 + row % 28}.11.2023 10:00"  # noqa: E731
-    for columns in ({later: date, own: date}, {own: date, later: date}):
-        assert names(events(user_id=user, item_id=item, **columns))["timestamp"] == own
 
 
 @pytest.mark.parametrize("later", [name for name in LATER if name != "Updated at"])
@@ -224,13 +216,6 @@ def test_ids_that_a_spreadsheet_shortened_are_named() -> None:
         assert part in said
 
 
-@pytest.mark.parametrize("value", ["no", "False", ""])
-def test_a_column_by_which_nothing_is_gone_is_not_named(value) -> None:
-    items = sample("items.csv", 11, sku=item, name=lambda row: f"Thing {row}", sold_out=value)
-    roles = recognise_items(items, {}, "sku", pa.chunked_array([["s1", "s2"]]), RULES)
-    assert unread_exclusions(items, roles) == []
-
-
 @pytest.mark.parametrize(
     ("column", "values", "role"),
     [
@@ -284,16 +269,6 @@ def test_values_that_name_returns_are_read_or_named(column, values, is_read) -> 
     assert unread_exclusions(events, roles, {"behaviour": "none"}) == []
 
 
-def test_a_column_that_the_first_run_had_is_not_new() -> None:
-    events = sample(user=user, item=item, ts=time, type=kind)
-    mapping = {"user": "user", "item": "item", "timestamp": "ts"}
-    roles = mapped(events, {}, mapping, of_items=False)
-    check_new_columns(events, {}, roles, ["type"], RULES)
-    check_new_columns(events, {"behaviour": "none"}, roles, [], RULES)
-    with pytest.raises(DataError, match="--column behaviour=type, or go on without it"):
-        check_new_columns(events, {}, roles, [], RULES)
-
-
 @pytest.mark.parametrize(
     ("column", "values"),
     [
@@ -313,18 +288,6 @@ def test_a_column_of_returns_that_cannot_be_read_is_named(column, values) -> Non
     ignored = dict.fromkeys(("taken_back", "order_status", "behaviour"), "none")
     assert unread_exclusions(events, roles, ignored) == []
     assert "count as the others" in said
-
-
-def test_a_column_that_does_not_speak_of_stock_is_not_named() -> None:
-    items = sample("items.csv", 11, sku=item, colour="no", status="new edition")
-    roles = recognise_items(items, {}, "sku", pa.chunked_array([["s1", "s2"]]), RULES)
-    assert ignored_availability(items, {}, roles) is None
-
-
-def test_an_id_column_is_found_by_the_values_it_shares() -> None:
-    items = sample("items.csv", 11, number=lambda row: row, key_of_shop=item)
-    known = pa.chunked_array([["s1", "s2", "s3"]])
-    assert recognise_items(items, {}, "sku", known, RULES)["id"].column == "key_of_shop"
 
 
 def test_a_user_is_not_the_item_though_its_numbers_are() -> None:

@@ -93,13 +93,6 @@ def test_exact_duplicates_are_equal_in_every_column(folder) -> None:
     np.testing.assert_array_equal(part["rating"], [5, 4, 5, np.nan])
 
 
-def test_without_times_a_repeat_is_another_visit(folder) -> None:
-    for policy, expected in (("drop-exact", 2), ("keep", 2), ("drop-near", 2), ("keep-first", 1)):
-        with table(folder, [("u", "a", 0)] * 2, timed=False) as events:
-            events.drop_duplicates(policy)
-            assert events.rows == expected
-
-
 @settings(deadline=None, max_examples=30)
 @given(rows_of_events)
 def test_keep_first_keeps_the_first_of_each_pair(folder, rows: list[Row]) -> None:
@@ -187,11 +180,6 @@ def test_a_file_that_is_newest_first_is_known(folder, hours, items, newest) -> N
     rows = events_table(["u"] * 4, list(items), timestamp=hours)
     with connected(folder, 1.0) as connection:
         assert EventTable(connection, [rows]).newest_first == newest
-
-
-def test_a_source_without_events_is_refused(folder) -> None:
-    with connected(folder, 1.0) as connection, pytest.raises(DataError, match="no events"):
-        EventTable(connection, [pa.table({"user": pa.array([], pa.string())})])
 
 
 def test_what_does_not_fit_in_memory_goes_to_the_folder(tmp_path) -> None:

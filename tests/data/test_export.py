@@ -197,17 +197,6 @@ def test_german_names_are_read_without_settings(raw: Path) -> None:
     assert made.report.counts["files_not_in_utf8"] == 1
 
 
-def test_ratings_alone_are_enough(raw: Path) -> None:
-    rows = [row.rpartition(",")[0] for row in events_at_random()]
-    rows = [f"{row},{1 + n % 5}" for n, row in enumerate(rows)]
-    write(raw / "r.csv", ["userId,movieId,timestamp,rating", *rows])
-    made = build(DataConfig(source="table", path="r.csv"))
-    assert made.dataset.behaviours == ()
-    assert np.nanmin(made.dataset.interactions.rating) == 3
-    assert made.decisions["low_ratings_dropped"] == 384
-    assert made.split == "global-temporal"
-
-
 @pytest.mark.parametrize(
     ("column", "liked", "disliked"),
     [
@@ -229,15 +218,6 @@ def test_what_users_did_not_like_is_no_positive(raw: Path, column, liked, dislik
     assert made.disliked is not None
 
 
-def test_large_ids_beside_a_missing_one_keep_their_digits(raw: Path) -> None:
-    ids = [float(10**15 + n % 40) if n else None for n in range(320)]  # as pandas stores them
-    items, times = [f"i{n % 24}" for n in range(320)], [T + DAY * (n // 40) for n in range(320)]
-    pq.write_table(pa.table({"user": ids, "item": items, "time": times}), raw / "e.parquet")
-    made = build(DataConfig(source="table", path="e.parquet"))
-    assert set(made.dataset.interactions.user_ids) == {str(10**15 + n) for n in range(40)}
-    assert len(made.dataset.interactions) == 319
-
-
 @pytest.mark.parametrize("dates", ["{day}.08.2025", "08/{day}/2025"])
 @pytest.mark.parametrize(
     "kind",
@@ -257,16 +237,6 @@ def test_dates_in_parquet_are_read_from_every_type_of_text(raw: Path, kind, date
     found = build(DataConfig(source="table", path="e.parquet")).dataset.interactions
     first = 1_755_129_600  # 14 August 2025, midnight UTC
     assert sorted(set(found.timestamp.tolist())) == [first + DAY * n for n in range(8)]
-
-
-def test_ids_that_lost_their_zeros_are_named(raw: Path) -> None:
-    write(
-        raw / "e.csv",
-        ["user,item,time,event", *(row.replace(",s", ",00") for row in clean_events())],
-    )
-    write(raw / "i.csv", ["id,title", *(f"{n},Thing {n}" for n in range(12))])
-    with pytest.raises(DataError, match="without leading zeros they agree"):
-        build(DataConfig(source="table", path="e.csv", items="i.csv"))
 
 
 def without_campaign(url: str) -> str:

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from recsys.data.delimited import first_line, read_delimited
-from recsys.data.files import read_integer_lines, read_json, read_text
+from recsys.data.files import read_integer_lines
 from recsys.data.item_texts import read_item_texts
 from recsys.data.semantic_index import aligned, read_index
 from recsys.errors import DataError
@@ -20,20 +20,10 @@ def write(path: Path, content: str | bytes) -> Path:
     return path
 
 
-def test_an_absent_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"gone\.txt: No such file"):
-        read_text(tmp_path / "gone.txt")
-
-
 def test_a_byte_order_mark_is_passed_over(tmp_path: Path) -> None:
     path = write(tmp_path / "a.txt", b"\xef\xbb\xbf1 2\n")
     assert read_integer_lines(path) == [[1, 2]]
     assert first_line(path) == "1 2"
-
-
-def test_pairs_of_halves_are_characters(tmp_path: Path) -> None:
-    path = write(tmp_path / "a.json", r'{"1": "\ud83d\ude00"}')
-    assert read_json(path) == {"1": "\U0001f600"}
 
 
 def test_integer_lines_leave_out_empty_ones_and_take_any_blanks(tmp_path: Path) -> None:
@@ -67,12 +57,6 @@ def test_item_texts_lose_markup_and_written_out_lists(tmp_path: Path) -> None:
 
 
 TYPES = {"user": pa.string(), "rating": pa.float32()}
-
-
-def test_a_compressed_table_is_opened(tmp_path: Path) -> None:
-    path = write(tmp_path / "a.csv.gz", gzip.compress(b"user,rating\nu,1\n"))
-    assert first_line(path) == "user,rating"
-    assert read_delimited(path, ",", types=TYPES).num_rows == 1
 
 
 @pytest.mark.parametrize("pack", [bytes, gzip.compress])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from recsys.availability import available_items
@@ -142,21 +141,6 @@ def test_returns_and_dislikes_are_no_purchases_where_the_parent_has_no_types(gro
     ]
 
 
-def test_positive_types_are_one_type_where_the_parent_has_none(grow):
-    grown = grow(parent(), [("ann", "c", 6, "view"), ("bob", "a", 6, None)], items())
-    assert grown.behaviours == ()
-    assert {("ann", "c", 6, 2), ("bob", "a", 6, 2)} < rows_of(grown)
-
-
-def test_a_role_of_the_settings_says_what_is_negative(grow):
-    before = parent()
-    events = [("ann", "c", 6, "7"), ("bob", "a", 6, "8")]
-    assert ("ann", "c", 6, 2) in rows_of(grow(before, events, items()))
-    grown = grow(before, events, items(), roles={"7": "negative", "8": "target"})
-    assert ("ann", "c", 6, 2) not in rows_of(grown)
-    assert ("bob", "a", 6, 2) in rows_of(grown)
-
-
 def test_returns_are_left_out_of_data_that_were_not_cleaned(grow, capsys):
     grown = grow(
         parent(), [("ann", "a", 6, "return"), ("bob", "a", 6, "x")], items(), cleaned=False
@@ -204,12 +188,6 @@ def test_a_dislike_stands_until_the_item_is_chosen(grow):
     assert found == {"ann": True, "bob": False, "eve": True}
 
 
-def test_events_of_another_version_are_refused(tmp_path):
-    pq.write_table(pa.table({"user": ["bob"]}), tmp_path / growth.EVENTS)
-    with pytest.raises(DataError, match="remove the folder, and run `recsys retrain` again"):
-        growth.read(tmp_path)
-
-
 def test_items_take_the_schema_of_the_parent():
     given = pa.table({"item_id": ["x"], "title": ["X"], "price": [3], "colour": ["red"]})
     found = growth.conform(given, SCHEMA)
@@ -229,10 +207,3 @@ def test_a_shop_may_begin_to_say_what_is_in_stock(grow):
     assert grown.items["available"].to_pylist() == [None, False, None, True]
     assert available_items(grown.items, START - 1).tolist() == [True, False, True, False]
     assert available_items(grown.items, START).tolist() == [True, False, True, True]
-
-
-@pytest.mark.parametrize("said", [[True, True], [None, True], [None, None]], ids=str)
-def test_a_new_column_that_rules_nothing_out_is_left_out(said):
-    described = items(("b", "B"), ("d", "D"))
-    stocked = described.append_column("available", pa.array(said, pa.bool_()))
-    assert growth.conform(stocked, SCHEMA).equals(described)

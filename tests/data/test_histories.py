@@ -15,7 +15,6 @@ from recsys.data.cleaning import CleanConfig
 from recsys.data.histories import (
     Facts,
     HistoryCleaner,
-    before_negative,
     negative_rating,
     pieces_left,
     unwanted_by_rule,
@@ -73,12 +72,6 @@ def test_a_view_a_cart_and_a_purchase_are_one_step() -> None:
     assert steps(rows, skip=("near_duplicates",)) == rows
 
 
-def test_other_items_users_and_later_times_are_other_steps() -> None:
-    rows = [(0, 7, 0, "view"), (0, 8, 5, "view"), (0, 7, 6, "cart"), (0, 7, 37, "view"),
-            (1, 7, 38, "view")]  # fmt: skip
-    assert steps(rows) == rows
-
-
 def test_a_return_drops_what_came_before_it() -> None:
     rows = [(0, 7, 0, "purchase"), (0, 8, 99, "view"), (0, 7, 999, "return"),
             (0, 7, 5000, "purchase"), (1, 7, 0, "purchase")]  # fmt: skip
@@ -94,11 +87,6 @@ def test_a_dislike_stands_until_the_item_is_chosen_again() -> None:
         [0, 0, 1], [7, 8, 7], [99 * 60, 1000 * 60, 0], [False, True, True],
     ]  # fmt: skip
     assert not len(cleaner(skip=("negative_feedback",))[0].clean(columns(rows)).disliked["user"])
-
-
-def test_one_type_that_is_left_is_no_type() -> None:
-    assert cleaner(("purchase", "return"))[0].behaviours == ()
-    assert [b.name for b in cleaner()[0].behaviours] == ["view", "cart", "purchase"]
 
 
 @given(
@@ -175,10 +163,6 @@ def test_a_purchase_goes_when_all_of_its_pieces_are_returned(rows, kept, left, d
     assert bought(rows) == (kept, left, disliked)
 
 
-def test_returns_that_are_not_read_as_feedback_stay() -> None:
-    assert bought([("purchase", 10), ("return", -3)], skip=("negative_feedback",))[0] == [0, 1]
-
-
 @given(
     st.lists(
         st.tuples(st.integers(0, 2), st.integers(0, 2), st.sampled_from([1, 2, 5, -1, -4, -np.inf]))
@@ -195,32 +179,6 @@ def test_pieces_left_equal_a_loop(rows: list[tuple[int, int, float]]) -> None:
         expected.append(stock[user, item])
     user, item, signed = (np.array(column) for column in zip(*rows, strict=True))
     assert pieces_left(user, item, signed.astype(float)).tolist() == expected
-
-
-def test_partial_returns_of_a_wholesaler(tmp_path) -> None:
-    """By hand: of u0's and u1's purchases of ten pieces, three and ten are returned."""
-    rows = [f"u{n},i{n % 5},2024-01-{1 + n % 9:02} 10:00:00,10" for n in range(40)]
-    rows += [f"u{n},i{(n + 1) % 5},2024-02-{1 + n % 9:02} 10:00:00,1" for n in range(40)]
-    rows += ["u0,i0,2024-03-01 10:00:00,-3", "u1,i1,2024-03-01 10:00:00,-10"]
-    (tmp_path / "events.csv").write_text("\n".join(["customer,sku,bought_at,quantity", *rows]))
-    made = build(DataConfig(source="table", path=str(tmp_path / "events.csv")))
-    data, report = made.dataset, made.report
-    user, item = data.interactions.user_ids, data.item_ids
-    pairs = {(user[u], item[i]) for u, i in zip(data.events.user, data.events.item, strict=True)}
-    assert len(data.interactions) == 79, "only u1's purchase goes"
-    assert ("u0", "i0") in pairs
-    assert ("u1", "i1") not in pairs
-    assert data.disliked is not None
-    assert data.disliked.table.select(["user_id", "item_id"]).to_pylist() == [
-        {"user_id": "u1", "item_id": "i1"}
-    ]
-    assert data.pieces is not None
-    left = {(r["user_id"], r["item_id"]): r["pieces"] for r in data.pieces.to_pylist()}
-    assert len(left) == 39, "those of one piece are not written"
-    assert left["u0", "i0"] == 7
-    assert {pieces for pair, pieces in left.items() if pair != ("u0", "i0")} == {10}
-    assert report is not None
-    assert report.counts["partial_returns_dropped"] == 1
 
 
 def test_equal_lines_add_their_pieces(tmp_path) -> None:
@@ -302,13 +260,6 @@ def test_a_rating_is_kept_when_steps_are_merged() -> None:
     found, keep, *_ = made.clean(rows)
     assert keep.tolist() == [False, False, True]
     assert found["rating"][2] == 5
-
-
-def test_an_event_counts_as_before_itself() -> None:
-    user, item = np.array([0, 0, 1]), np.array([1, 1, 1])
-    assert before_negative(user, item, np.array([False, True, False])).tolist() == [
-        True, True, False,
-    ]  # fmt: skip
 
 
 def test_where_nobody_is_a_person_the_error_names_the_rule_that_says_so(tmp_path) -> None:

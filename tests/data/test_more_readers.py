@@ -82,17 +82,6 @@ def test_metadata_of_2014_are_literals_that_nobody_runs(raw: Path) -> None:
         read("amazon", "X_5.json")
 
 
-def test_odd_values_that_readers_take_are_kept(raw: Path) -> None:
-    ratings = [16_777_217, None, 1.5]
-    (raw / "X.json").write_bytes(
-        lines(review("u", "a", 9, "\U0001f600", overall=rating) for rating in ratings)
-    )
-    (raw / "meta_X.json").write_bytes(lines([{"asin": "a", "price": 10**400}]))
-    made = read("amazon", "X.json")
-    assert made.events["rating"].to_pylist() == [16_777_216, None, 1.5]
-    assert made.items["price"].to_pylist() == [None]
-
-
 def test_reviews_of_2023_have_milliseconds_and_parent_items(raw: Path) -> None:
     record = {
         "user_id": "u",
@@ -112,16 +101,6 @@ def test_reviews_of_2023_have_milliseconds_and_parent_items(raw: Path) -> None:
     assert made.items.to_pylist()[0]["brand"] == "S"
     with pytest.raises(DataError, match=r"in data row 1, .*after the year 5138.*data\.time_unit"):
         read("amazon", "X.jsonl", time_unit="s")
-
-
-def test_a_title_that_is_a_script_is_none(raw: Path) -> None:
-    (raw / "X.json").write_bytes(lines([review("u", "a", 9)]))
-    (raw / "meta_X.json").write_bytes(
-        lines([{"asin": "a", "title": "var aPageStart = (new Date()).getTime();"}])
-    )
-    made = read("amazon", "X.json")
-    assert made.items["title"].to_pylist() == ["a"]
-    assert made.counts["titles_that_are_scripts_dropped"] == 1
 
 
 def test_copied_and_repeated_reviews_are_counted_and_go_if_asked(raw: Path) -> None:

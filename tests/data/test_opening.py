@@ -44,15 +44,6 @@ def test_the_delimiter_is_the_one_with_most_columns(tmp_path: Path, delimiter: s
     assert list(read(write(tmp_path / "a", content))) == list(ROWS)
 
 
-def test_json_lines_may_change_their_types(tmp_path: Path) -> None:
-    lines = b'\xef\xbb\xbf{"u": 1, "i": "00123"}\n{"u": "x", "i": null}\nnonsense\n{"u": [1, 2]}\n'
-    damage = Damage()
-    assert read(write(tmp_path / "a.jsonl", lines), damage) == {
-        "u": ["1", "x", "1|2"], "i": ["00123", None, None],
-    }  # fmt: skip
-    assert (damage.rows, damage.good, damage.examples) == (1, 3, ["line 3: nonsense"])
-
-
 def test_a_later_block_of_json_may_lack_fields(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -61,11 +52,6 @@ def test_a_later_block_of_json_may_lack_fields(
     found = read(write(tmp_path / "a.jsonl", lines))
     assert found["u"] == ["1"] * 9 + ["2", "x"]
     assert found["i"] == ["a"] * 9 + [None, None]
-
-
-def test_parquet_is_known_by_its_first_bytes(tmp_path: Path) -> None:
-    pq.write_table(pa.table({"a": [1]}), tmp_path / "table")
-    assert read(tmp_path / "table") == {"a": [1]}
 
 
 def test_a_damaged_row_is_skipped_and_counted(tmp_path: Path) -> None:
@@ -172,13 +158,6 @@ def test_records_and_lists_in_parquet_are_read_as_those_in_json(tmp_path: Path, 
     assert whole.read(Damage())["customer.id"].to_pylist() == ["a", None, "b"]
 
 
-def test_columns_of_other_nested_types_are_shown_with_their_type() -> None:
-    tags = pa.array([[("a", 1)]], pa.map_(pa.string(), pa.int64()))
-    shown = Sample(Path("e.parquet"), pa.table({"user": ["u1"], "tags": tags})).show()
-    assert "user: u1" in shown
-    assert "tags: (no plain value: map<string, int64" in shown
-
-
 @pytest.mark.parametrize("at", [1, "1"])  # a change of the type leads to the other reader
 def test_a_list_that_few_orders_have_hides_no_line(tmp_path: Path, at: int | str) -> None:
     file = tmp_path / "orders.jsonl"
@@ -192,11 +171,6 @@ def test_a_list_that_few_orders_have_hides_no_line(tmp_path: Path, at: int | str
     table = open_table(file, explode=True)
     found = [sku for part in table.batches(["lines.sku"]) for sku in part["lines.sku"].to_pylist()]
     assert found == [f"{n}-{i}" for n in range(9000) for i in range(2)]
-
-
-def test_a_name_that_is_also_that_of_a_field_is_read_once(tmp_path: Path) -> None:
-    file = write(tmp_path / "orders.jsonl", b'{"user": {"id": "a"}, "user.id": "b", "n": 1}\n')
-    assert open_table(file).read(Damage()).to_pylist() == [{"user.id": "b", "n": 1}]
 
 
 def test_orders_in_records_are_recognised(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,9 +13,8 @@ from typer.testing import CliRunner
 
 from recsys.artifacts import verify
 from recsys.config import Settings
-from recsys.config import build as build_config
 from recsys.data.commands import app
-from recsys.data.prepare import DataConfig, stage
+from recsys.data.prepare import stage
 from recsys.dataset import Dataset
 from recsys.errors import ConfigError, DataError
 from recsys.pipeline import Context
@@ -96,26 +94,6 @@ def test_a_data_set_of_another_source_is_never_replaced(
     assert (home / "datasets/t/manifest.json").read_bytes() == before
 
 
-def test_a_data_set_of_another_source_is_replaced_by_force(
-    prepare: Prepare, events: Path, home: Path
-) -> None:
-    prepare(source="table", path="e.csv")
-    (events.parent / "f.csv").write_text(OTHER)
-    stage(
-        Context.of(
-            Settings({"name": "t", "data": {"source": "table", "path": "f.csv"}}), force=True
-        )
-    )
-    assert "x" in Dataset.load(home / "datasets/t").item_ids
-
-
-def test_new_content_and_filters_replace_a_data_set(prepare: Prepare, events: Path) -> None:
-    assert len(prepare(source="table", path="e.csv").item_ids) == 4
-    assert len(prepare(source="table", path="e.csv", k_core=2).item_ids) == 2
-    events.write_text(OTHER)
-    assert "x" in prepare(source="table", path="e.csv").item_ids
-
-
 @pytest.mark.parametrize(
     "dates",
     [(1_500_000_200, 1_500_000_300), ("2017-07-14T02:43:20", "2017-07-14T02:45:00+00:00")],
@@ -126,17 +104,6 @@ def test_a_split_by_date_takes_seconds_or_iso_texts(
     data = prepare(source="table", path="e.csv", split="global-temporal", dates=list(dates))
     times = data.interactions.timestamp - 1_500_000_000
     assert data.split.tolist() == [TRAIN if t < 200 else VALID if t < 300 else TEST for t in times]
-
-
-def test_a_date_in_yaml_is_a_date(prepare: Prepare, events: Path) -> None:
-    import yaml
-
-    section = yaml.safe_load(
-        "{source: table, path: e.csv, split: global-temporal, dates: [2017-07-14, 2017-07-15]}"
-    )
-    data = prepare(**section)
-    assert set(data.split.tolist()) == {VALID}
-    assert prepare(**section).split.tolist() == data.split.tolist()
 
 
 def test_a_split_by_ratio(prepare: Prepare, events: Path) -> None:
@@ -184,12 +151,6 @@ def test_order_alone_cannot_be_split_by_time(prepare: Prepare, raw: Path) -> Non
     (raw / "X.txt").write_text("1 1 2 3\n")
     with pytest.raises(ConfigError, match="needs timestamps; this data set has only order"):
         prepare(source="s3rec", path="X.txt", split="global-temporal")
-
-
-def test_the_default_is_the_synthetic_shop() -> None:
-    config = build_config(DataConfig, {}, "data")
-    assert config.source == "synthetic"
-    assert (config.synthetic.users, config.synthetic.items) == (3_000, 1_200)
 
 
 def test_the_seed_changes_the_synthetic_shop_alone(home: Path, events: Path) -> None:
@@ -267,17 +228,6 @@ def test_a_file_that_a_reader_expects_is_named(prepare: Prepare, raw: Path) -> N
         prepare(source="movielens", path=".")
 
 
-def test_relative_paths_are_found_in_the_working_folder_too(
-    prepare: Prepare, events: Path, home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    elsewhere = home.parent / "elsewhere"
-    elsewhere.mkdir()
-    shutil.move(events, elsewhere / "e.csv")
-    monkeypatch.chdir(elsewhere)
-    assert len(prepare(source="table", path="e.csv").interactions) == 6
-    assert len(prepare(source="table", path=str(elsewhere / "e.csv")).interactions) == 6
-
-
 # --- commands
 
 
@@ -299,26 +249,9 @@ def test_prepare_prints_one_json_document(events: Path, home: Path) -> None:
     assert json.loads(invoke("stats", out["path"], "--json")) == out
 
 
-def test_prepare_prints_a_table(events: Path, home: Path) -> None:
-    out = invoke("prepare", "--source", "table", "--path", str(events), "--set", "data.k_core=2")
-    assert "duplicate rows dropped" in out
-    assert "order only" not in out
-    assert "datasets/demo" in out.replace("\n", "")
-
-
 def test_prepare_takes_a_config_file_and_options_win(events: Path, home: Path) -> None:
     config = home.parent / "c.yaml"
     config.write_text("name: y\ndata:\n  source: s3rec\n  path: e.csv\n  k_core: 2\n")
     out = json.loads(invoke("prepare", "--config", str(config), "--source", "table", "--json"))
     assert out["path"].endswith("datasets/y")
     assert out["stats"]["users"] == 2
-
-
-def test_synth_makes_a_shop_of_the_size_asked_for(home: Path) -> None:
-    out = json.loads(invoke("synth", "--users", "30", "--items", "250", "--seed", "4", "--json"))
-    assert (out["stats"]["users"], out["stats"]["items"]) == (30, 250)
-
-
-def test_a_section_that_nobody_reads_is_refused(home: Path) -> None:
-    with pytest.raises(ConfigError, match="unknown section: 'dta'; did you mean 'data'"):
-        invoke("prepare", "--set", "dta.k_core=2")

@@ -4,19 +4,11 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from recsys.data.raw import RawData, describe_all, events_table, items_table
+from recsys.data.raw import RawData, events_table, items_table
 from recsys.errors import DataError
 
 EVENTS = events_table(["u", "u"], ["a", "b"])
 ITEMS = items_table(["a", "b"], {"a": "A"}, {}, {})
-
-
-def test_numbers_become_ids() -> None:
-    events = events_table(np.array([3, 4]), np.array([10, 2]), timestamp=[5, 6], split=[0, 2])
-    assert events.to_pylist() == [
-        {"user": "3", "item": "10", "timestamp": 5, "split": 0},
-        {"user": "4", "item": "2", "timestamp": 6, "split": 2},
-    ]
 
 
 def test_an_item_without_a_title_is_called_by_its_id() -> None:
@@ -30,10 +22,6 @@ def test_an_item_without_a_title_is_called_by_its_id() -> None:
 def test_an_attribute_may_not_take_a_reserved_name(name: str) -> None:
     with pytest.raises(DataError, match=f"attribute '{name}' has a reserved name"):
         items_table(["a"], {}, {}, {name: pa.array([1])})
-
-
-def test_items_nobody_described_come_last() -> None:
-    assert describe_all(["b", "c"], EVENTS) == (["b", "c", "a"], 1)
 
 
 def test_parts_that_do_not_fit_are_refused() -> None:

@@ -21,7 +21,7 @@ from recsys.data.commands import app
 from recsys.data.prepare import DataConfig
 from recsys.data.raw import RawData
 from recsys.data.readers import READERS
-from recsys.errors import ConfigError, DataError
+from recsys.errors import DataError
 from recsys.splits import TEST, TRAIN, VALID
 
 
@@ -89,11 +89,6 @@ def test_s3rec_reads_names_of_attributes_from_descriptions(raw: Path) -> None:
     assert data.items["categories"].to_pylist() == [["Bars", "Pubs"], ["Pubs"]]
 
 
-def test_s3rec_counts_a_last_line_without_newline(raw: Path) -> None:
-    (raw / "X.txt").write_text("1 2 3\n2 4 5")
-    assert read("s3rec", "X.txt").counts["last_line_without_end"] == 1
-
-
 def test_s3rec_refuses_an_index_that_does_not_fit(raw: Path) -> None:
     (raw / "X.txt").write_text("1 1 2\n")
     (raw / "index.json").write_text('{"0": ["<a_0>"], "2": ["<a_1>"]}')
@@ -114,13 +109,6 @@ def test_s3rec_takes_keywords_of_the_items_with_the_same_users(raw: Path) -> Non
     assert files("s3rec", "X.txt", items="words.txt")["sequences"] == "user_sequence.txt.gz"
     (raw / "words.txt.gz").write_bytes(gzip.compress((raw / "words.txt").read_bytes()))
     assert read("s3rec", "X.txt", items="words.txt.gz").items.equals(data.items)
-
-
-def test_s3rec_takes_keywords_for_users_without_items(raw: Path) -> None:
-    (raw / "X.txt").write_text("1\n2\n")
-    (raw / "words.txt").write_text("B1 red lamp\n")
-    (raw / "user_sequence.txt").write_text("u\nv\n")
-    assert read("s3rec", "X.txt", items="words.txt").items.num_rows == 0
 
 
 @pytest.mark.parametrize(
@@ -189,20 +177,6 @@ def test_atspeed_says_how_to_convert_pickled_histories(atspeed: Path) -> None:
     assert read("atspeed", "a").events == expected
 
 
-def test_atspeed_refuses_users_with_several_lines(atspeed: Path) -> None:
-    for split in ("train", "valid", "test"):
-        (atspeed / f"sequential_{split}.txt").write_text("1 2\n1 3\n")
-    with pytest.raises(DataError, match="more than one line"):
-        read("atspeed", "a")
-
-
-def test_atspeed_refuses_a_choice_of_several_indexes(atspeed: Path) -> None:
-    (atspeed / "other.json").write_text("{}")
-    with pytest.raises(ConfigError, match=r"data\.index: .* holds 2 \.json files"):
-        read("atspeed", "a")
-    assert read("atspeed", "a", index="a/index.json").codes is not None
-
-
 # --- lcrec
 
 
@@ -228,23 +202,10 @@ def test_lcrec_reads_the_three_files_together(raw: Path) -> None:
         assert data.counts == {"users_without_items": 1, "items_without_metadata": 0}
 
 
-def test_lcrec_reads_interactions_alone(raw: Path) -> None:
-    (raw / "X.inter.json").write_text('{"0": [12, 3]}')
-    data = read("lcrec", "X.inter.json")
-    assert data.items["item_id"].to_pylist() == ["3", "12"]
-    assert data.codes is None
-    assert data.counts["items_without_metadata"] == 2
-
-
 def test_lcrec_without_texts_takes_items_from_the_index(raw: Path) -> None:
     (raw / "X.inter.json").write_text('{"0": [0]}')
     (raw / "X.index.json").write_text('{"0": ["<a_0>"], "7": ["<a_1>"]}')
     assert read("lcrec", "X.inter.json").items["item_id"].to_pylist() == ["0", "7"]
-
-
-def test_lcrec_refuses_a_folder_without_interactions(raw: Path) -> None:
-    with pytest.raises(DataError, match=r"holds 0 files \*\.inter\.json"):
-        read("lcrec", ".")
 
 
 # --- movielens
@@ -297,18 +258,6 @@ def test_movielens_csv_has_quoted_titles_and_listed_genres(raw: Path) -> None:
     assert data.counts == {"items_without_metadata": 1}
 
 
-def test_movielens_knows_a_converted_copy(raw: Path) -> None:
-    (raw / "ratings.csv").write_text("1;1;4;964982703\n")
-    (raw / "movies.csv").write_text("1;Toy Story (1995);Comedy\n")
-    with pytest.raises(DataError, match=r"ratings\.csv:1: expected the header .* was converted"):
-        read("movielens", ".")
-
-
-def test_movielens_says_what_it_looks_for(raw: Path) -> None:
-    with pytest.raises(DataError, match=r"neither u\.data nor ratings\.csv"):
-        read("movielens", ".")
-
-
 # --- table
 
 T = 1_500_000_000
@@ -328,22 +277,6 @@ def test_a_table_is_read_by_the_names_of_its_columns(raw: Path, delimiter: str) 
     assert data.events["timestamp"].to_pylist() == [T + 100, T + 90, T + 80]
     assert data.events["rating"].to_pylist() == [4, None, 5]
     assert data.items["item_id"].to_pylist() == ["007", "a"]
-
-
-def test_a_parquet_table_says_the_same_as_a_csv(raw: Path) -> None:
-    table = pa.table(
-        {
-            "who": [1, 1],
-            "what": ["a", "b"],
-            "when": pa.array([T + 5.0, T + 7.5]),
-            "stars": ["4", "5"],
-        }
-    )
-    pq.write_table(table, raw / "e.parquet")
-    data = read("table", "e.parquet", columns=columns())
-    assert rows(data) == [("1", "a"), ("1", "b")]
-    assert data.events["timestamp"].to_pylist() == [T + 5, T + 7]
-    assert data.events["rating"].to_pylist() == [4, 5]
 
 
 def test_items_bring_titles_texts_and_typed_attributes(raw: Path) -> None:
@@ -667,34 +600,6 @@ def test_items_outside_their_dates_are_counted(raw: Path) -> None:
     counts = read("table", "e.csv", items="i.csv").report.counts
     assert counts["items_outside_dates"] == 2
     assert "unavailable_items" not in counts
-
-
-def test_an_embedding_stays_a_list_of_numbers(raw: Path) -> None:
-    (raw / "e.csv").write_text(f"user,item,timestamp\nu,1,{T}\n")
-    vectors = pa.FixedSizeListArray.from_arrays(np.arange(4.0), 2)
-    pq.write_table(pa.table({"item": [1, 2], "vector": vectors}), raw / "i.parquet")
-    items = read("table", "e.csv", items="i.parquet").items
-    assert items["vector"].to_pylist() == [[0, 1], [2, 3]]
-
-
-def test_rows_without_a_user_or_an_item_are_counted(raw: Path) -> None:
-    (raw / "e.csv").write_text(f"user,item,timestamp\nu,a,{T}\n,a,{T}\nu,,{T}\nu,b,{T + 4}\n")
-    data = read("table", "e.csv")
-    assert rows(data) == [("u", "a"), ("u", "b")]
-    assert data.events["timestamp"].to_pylist() == [T, T + 4]
-    assert data.report.counts["rows_without_user_or_item_dropped"] == 2
-
-
-def test_a_malformed_parquet_file_is_refused(raw: Path) -> None:
-    (raw / "e.parquet").write_bytes(b"PAR1 and then nothing")
-    with pytest.raises(DataError, match=r"e\.parquet: not a parquet file"):
-        read("table", "e.parquet")
-    lists = pa.table({"user": [["u"]], "item": ["a"], "timestamp": [T]})
-    pq.write_table(lists, raw / "f.parquet")
-    with pytest.raises(DataError, match="no column is recognised as the user"):
-        read("table", "f.parquet")
-    with pytest.raises(DataError, match=r"holds list<.*>, which is not a plain value"):
-        read("table", "f.parquet", columns={"user": "user"})
 
 
 def test_a_table_without_timestamps_is_in_order(raw: Path) -> None:

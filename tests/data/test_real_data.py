@@ -129,15 +129,3 @@ def test_amazon_editions_are_read_from_their_own_files(make: Callable[..., Prepa
     )
     assert one.decisions["timestamps_in_milliseconds"] == 1
     assert one.dataset.interactions.timestamp.tolist() == [1_588_687_728]
-
-
-def test_near_duplicates_of_fashion_are_counted_and_go_if_asked(
-    make: Callable[..., Prepared],
-) -> None:
-    path = "amazon2018-raw-fashion/AMAZON_FASHION_5.json.gz"
-    kept, dropped = make("amazon", path), make("amazon", path, duplicates="drop-near")
-    assert kept.decisions["duplicate_rows_dropped"] == 108
-    assert kept.decisions["near_duplicate_rows_kept"] == 3
-    assert kept.decisions["reviews_copied_to_other_items_kept"] == 2_628
-    assert len(kept.dataset.interactions) == 3_176 - 108
-    assert len(dropped.dataset.interactions) == 3_176 - 108 - 3 - 2_628

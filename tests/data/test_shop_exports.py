@@ -20,7 +20,6 @@ from recsys.artifacts import read_manifest
 from recsys.data.service_lines import says
 from recsys.dataset import Dataset
 
-DAY = 86_400
 Rows = list[dict[str, Any]]
 
 
@@ -143,14 +142,6 @@ def test_an_export_of_shopify(run: Run, raw: Path) -> None:
     assert prices["SH-007"] == 17
 
 
-def test_an_export_of_guests_alone(run: Run, raw: Path) -> None:
-    rows = [row | {"Lineitem sku": ""} for row in shopify(email=False)]
-    data = run(write(raw / "guests.csv", rows))
-    check_accounts(run, len(rows), data)
-    assert set(titles(data)) == {f"Shirt {n} - M" for n in range(40)}
-    assert data.sessions
-
-
 def woocommerce(orders: int = 200) -> Rows:
     """One row for each product, as the plugin Advanced Order Export writes them."""
     return [
@@ -241,12 +232,6 @@ def clicks(users: int = 20, **columns: Callable[[int], object]) -> Rows:
         "timestamp": lambda n: 1_700_000_000 + 3600 * n,
     } | columns
     return [{name: value(n) for name, value in made.items()} for n in range(12 * users)]
-
-
-def test_play_counts_are_no_ratings(run: Run, raw: Path) -> None:
-    plays = (1, 1, 1, 2, 2, 3, 5, 8, 12, 20, 35, 60)
-    data = run(write(raw / "plays.csv", clicks(rating=lambda n: plays[n % 12])))
-    assert len(data.interactions) == 240
 
 
 STOPPED = {
@@ -342,12 +327,6 @@ def test_shipping_is_in_no_history_and_in_no_list(run: Run, raw: Path) -> None:
         assert len(kept.interactions) == len(data.interactions) + 50
 
 
-def test_a_film_with_the_name_of_a_line_stays(run: Run, raw: Path) -> None:
-    rows = clicks(item_id=lambda n: "Delivery" if n % 50 == 7 else f"Film {n * 5 % 17}",
-                  rating=lambda n: 3 + n % 3)  # fmt: skip
-    assert "Delivery" in run(write(raw / "ratings.csv", rows)).item_ids
-
-
 def test_a_doubtful_line_is_asked_about(run: Run, raw: Path) -> None:
     file = write(raw / "orders.csv", with_a_line("Shipping box blue"))
     message = r"'Shipping box blue' is in 25% of the orders.*drop_items=.*Shipping box blue"
@@ -423,17 +402,6 @@ def test_returns_and_gifts_do_not_set_the_price(run: Run, raw: Path, returned: s
     assert prices == {f"i{n}": 9.5 if n else 0 for n in range(8)}
 
 
-@pytest.mark.parametrize("option", [(), ("--column", "item=SKU")], ids=["recognised", "named"])
-@pytest.mark.parametrize("name", [lambda n: f"Tea pot {n}", lambda n: "TABCDEFGHI"[n]])
-def test_a_column_of_products_beside_their_numbers_has_the_titles(
-    run: Run, raw: Path, option: tuple[str, ...], name: Callable[[int], str]
-) -> None:
-    rows = clicks(Product=lambda n: name(n % 8), SKU=lambda n: f"{n % 8:05d}")
-    rows = [{key: value for key, value in row.items() if key != "item_id"} for row in rows]
-    data = run(write(raw / "e.csv", rows), *option)
-    assert titles(data) == {f"{n:05d}": name(n) for n in range(8)}
-
-
 def test_names_in_lists_of_lines_are_titles(run: Run, raw: Path) -> None:
     rows = [
         {
@@ -479,12 +447,6 @@ def test_a_basket_is_held_out_as_a_whole(run: Run, raw: Path) -> None:
     assert len(found) == 100  # no basket is divided
     assert [label for _, _, label in found] == [0, 0, 1, 2] * 25
     assert set(data.examples("test", "all").targets.lengths.tolist()) == {3}
-
-
-def test_clicks_are_no_baskets(run: Run, raw: Path) -> None:
-    data = run(write(raw / "clicks.csv", clicks()))
-    assert not data.baskets
-    assert not any("accident" in note for note in run.info["notes"])
 
 
 # Layouts
@@ -556,44 +518,6 @@ def test_the_command_for_a_json_list_works(run: Run, raw: Path) -> None:
     data = run(raw / "e-lines.jsonl")
     assert len(data.interactions) == 240
     assert set(data.items["price"].to_pylist()) == {8.5, 9.5}
-
-
-def test_files_of_a_folder_may_differ_in_order_and_case(run: Run, raw: Path) -> None:
-    (raw / "parts").mkdir()
-    rows = clicks()
-    write(raw / "parts/a.csv", rows[:120])
-    later = [{key.upper(): row[key] for key in reversed(row)} for row in rows[120:]]
-    write(raw / "parts/b.csv", later)
-    data = run(raw / "parts")
-    assert len(data.interactions) == 240
-    assert set(data.item_ids.tolist()) == {f"i{n}" for n in range(17)}
-    write(raw / "parts/c.csv", [{"a": 1, "b": 2}])
-    with pytest.raises(ValueError, match=r"same names in all files, or read one file: recsys run"):
-        run(raw / "parts", "--force")
-
-
-@pytest.mark.parametrize(
-    ("value", "advice"),
-    [
-        (lambda n: f"{46027 + n / 24:.6f}", "are days since 1900, as spreadsheets store times"),
-        (
-            lambda n: f"{1 + n % 28:02d}. Moon 2026 at 14:40",
-            "is always read is 2026-01-31 14:05:00",
-        ),
-    ],
-)
-def test_other_forms_of_times_end_with_advice(
-    run: Run, raw: Path, value: Callable[[int], str], advice: str
-) -> None:
-    with pytest.raises(ValueError, match=advice):
-        run(write(raw / "e.csv", clicks(timestamp=value)))
-
-
-def test_ids_in_another_case_are_told(run: Run, raw: Path) -> None:
-    items = write(raw / "i.csv", [{"item": f"SKU-P{n}", "title": f"T {n}"} for n in range(17)])
-    file = write(raw / "e.csv", clicks(item_id=lambda n: f"sku-p{n % 17}"))
-    with pytest.raises(ValueError, match="but for upper and lower case they agree"):
-        run(file, "--items", str(items))
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from recsys.data.sources import (
     find_tables,
     name_of,
 )
-from recsys.errors import ConfigError, DataError
+from recsys.errors import ConfigError
 
 
 @pytest.fixture
@@ -88,17 +88,6 @@ def test_a_missing_file_is_refused(folder: Path, events: str, message: str) -> N
         find_tables(events)
 
 
-def test_named_items_leave_the_events_of_the_folder_unclear(folder: Path) -> None:
-    put(folder, "a.csv", "b.csv", "c.csv")
-    with pytest.raises(ConfigError, match="name the file of events and the file of items"):
-        find_tables(str(folder), str(folder / "c.csv"))
-
-
-def test_an_empty_folder_is_refused(folder: Path) -> None:
-    with pytest.raises(ConfigError, match=r"has no files of \.csv"):
-        find_tables(str(folder))
-
-
 FRAME = pd.DataFrame({"user": ["u", "v"], "item": ["001", "002"]})
 
 
@@ -125,26 +114,6 @@ def test_other_frames_under_a_used_name_are_not_taken_silently(
     assert "4 rows replace the 2 that were given as 's'" in capsys.readouterr().err
     export_tables(other, None, "s", force=True)
     assert pq.read_schema(home / "raw/s/events.parquet").names == ["user", "song"]
-
-
-def test_a_polars_frame_is_a_table(home: Path) -> None:
-    polars = pytest.importorskip("polars")
-    found = export_tables(polars.DataFrame({"user": ["u"], "item": ["i"]}), None, "s")
-    assert pq.read_table(found.events).to_pylist() == [{"user": "u", "item": "i"}]
-
-
-def test_paths_and_frames_may_be_mixed(folder: Path, home: Path) -> None:
-    put(folder, "e.csv")
-    found = export_tables(folder / "e.csv", FRAME[["item"]], "s")
-    assert found == Tables(folder / "e.csv", home / "raw/s/items.parquet")
-    assert export_tables(FRAME, folder / "e.csv", "s").items == folder / "e.csv"
-
-
-def test_what_is_no_table_is_refused(home: Path) -> None:
-    with pytest.raises(ConfigError, match="events: expected a path or a table"):
-        export_tables([("u", "i")], None, "s")
-    with pytest.raises(DataError, match="events: Arrow cannot hold this table"):
-        export_tables(pd.DataFrame({"user": ["u", 3], "item": ["a", "b"]}), None, "s")
 
 
 @pytest.mark.parametrize("url", ["s3://shop/e.csv?key=hush", "postgresql://me:hush@host/shop"])

@@ -42,9 +42,3 @@ def test_numbers_by_hand() -> None:
         "valid": {"interactions": 1, "users": 1, "items": 1, "cold": 0.0},
         "test": {"interactions": 2, "users": 2, "items": 2, "cold": 1.0},
     }
-
-
-def test_nothing_can_be_described() -> None:
-    empty = Dataset(Interactions.of([], []), np.zeros(0, np.uint8), items_table([], {}, {}, {}))
-    stats = describe(empty)
-    assert stats["interactions"] == stats["density"] == stats["text_coverage"] == 0

@@ -1,13 +1,12 @@
 from __future__ import annotations
 
-from collections import Counter
 from itertools import pairwise
 
 import numpy as np
 import pytest
 
 from recsys.data.prepare import DataConfig, build
-from recsys.data.synthetic import LENGTHS, SHELVES, WORDS, SyntheticConfig, generate
+from recsys.data.synthetic import LENGTHS, SyntheticConfig, generate
 from recsys.dataset import Dataset
 
 SMALL = SyntheticConfig(users=800, items=400)
@@ -53,34 +52,6 @@ def test_people_do_not_buy_twice_and_time_moves_on(shop: Dataset) -> None:
     assert set(np.unique(shop.interactions.rating)) <= {1, 2, 3, 4, 5}
 
 
-def test_volumes_of_a_series_follow_each_other_in_the_catalog(shop: Dataset) -> None:
-    rows = shop.items.to_pylist()
-    for row, following in pairwise(rows):
-        if (following["volume"] or 0) > 1:
-            assert following["series"] == row["series"]
-            assert following["volume"] == row["volume"] + 1
-            assert following["price"] == row["price"]
-            assert following["brand"] == row["brand"]
-        assert (row["series"] is None) == (row["volume"] is None)
-        assert row["series"] is None or row["series"] in row["title"]
-    assert max(row["volume"] or 0 for row in rows) <= 6
-
-
-def test_prices_follow_the_tier_of_the_maker(shop: Dataset) -> None:
-    rows = shop.items.to_pylist()
-    books = [row for row in rows if row["categories"][0] == "Books"]
-    makers = {
-        tier: {
-            m
-            for g in WORDS["departments"][0]["genres"]
-            for m in g["makers"][2 * tier : 2 * tier + 2]
-        }
-        for tier in range(3)
-    }
-    means = [np.mean([b["price"] for b in books if b["brand"] in makers[t]]) for t in range(3)]
-    assert means[0] < means[1] < means[2]
-
-
 def test_the_next_volume_is_the_most_likely_next_event(shop: Dataset) -> None:
     rows = shop.items.to_pylist()
     followed = chances = 0
@@ -90,20 +61,6 @@ def test_the_next_volume_is_the_most_likely_next_event(shop: Dataset) -> None:
             chances += not last
             followed += not last and following == item + 1
     assert followed / chances > 0.3
-
-
-def test_people_stay_near_their_genres(shop: Dataset) -> None:
-    genre = [row["categories"][1] for row in shop.items.to_pylist()]
-    shares = []
-    for history in shop.interactions.histories:
-        count = Counter(genre[item] for item in history)
-        shares.append(sum(n for _, n in count.most_common(3)) / len(history))
-    assert np.mean(shares) > 0.7  # three of thirteen genres would be .23 of an aimless history
-
-
-def test_some_items_are_far_more_popular_than_others(shop: Dataset) -> None:
-    counts = np.sort(np.bincount(shop.interactions.item, minlength=400))[::-1]
-    assert counts[:40].sum() > 0.25 * counts.sum()
 
 
 def test_there_is_far_more_to_find_than_popularity(shop: Dataset) -> None:
@@ -126,17 +83,3 @@ def test_there_is_far_more_to_find_than_popularity(shop: Dataset) -> None:
         recall[name] = (top == test.targets.items[:, None]).any(axis=1).mean()
     assert recall["successors"] > 0.35
     assert recall["successors"] > 3 * recall["popular"]
-
-
-def test_every_genre_knows_its_companion_and_has_words_enough() -> None:
-    genres = [genre for _, genre in SHELVES]
-    names = {genre["name"] for genre in genres}
-    for genre in genres:
-        assert genre["companion"] in names - {genre["name"]}
-        assert len(genre["makers"]) == 6
-        assert len(set(genre["firsts"])) == len(genre["firsts"])
-        assert len(set(genre["seconds"])) == len(genre["seconds"])
-    openings = min(len(g["firsts"]) * len(g["seconds"]) for g in genres) * (
-        1 + len(WORDS["places"])
-    )
-    assert openings * len(genres) > 100_000 / 2.5  # an opening stands for three items on average

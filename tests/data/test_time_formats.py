@@ -18,7 +18,6 @@ from recsys.data.time_formats import (
 )
 
 TEN = 1_714_557_600  # 2024-05-01 10:00:00 UTC
-MIDNIGHT = 1_714_521_600
 
 
 def read(text: str | None, zone: str = "UTC", day_first: bool | None = True) -> int | None:
@@ -45,11 +44,6 @@ def read(text: str | None, zone: str = "UTC", day_first: bool | None = True) -> 
 )  # fmt: skip
 def test_usual_forms_are_one_moment(text: str) -> None:
     assert read(text) == TEN
-
-
-@pytest.mark.parametrize("text", ["2024-05-01", "20240501", "1.5.2024", "1 May 2024"])
-def test_a_date_is_midnight(text: str) -> None:
-    assert read(text) == MIDNIGHT
 
 
 @pytest.mark.parametrize(
@@ -102,11 +96,6 @@ def test_times_without_a_zone_are_in_the_given_one() -> None:
     assert read("2024-05-01 12:00", "Europe/Berlin") == TEN
     assert read("2024-05-01T10:00:00Z", "Europe/Berlin") == TEN
     assert read("1714557600", "Europe/Berlin") == TEN
-
-
-def test_the_unit_may_be_given() -> None:
-    rules = TimeRules("ms", "UTC", None, 0)
-    assert read_times(pa.chunked_array([["5000"]]), rules).to_pylist() == [5]
 
 
 @pytest.mark.parametrize(

@@ -24,17 +24,7 @@ def test_iso_texts_are_read_with_their_zone():
     assert seconds(*texts, "2024-05-01T10:00:00.900Z") == [1_714_557_600] * 4
 
 
-def test_an_iso_date_is_midnight_in_utc():
-    assert seconds("2024-05-01") == [1_714_521_600]
-
-
 @pytest.mark.parametrize("bad", ["", "yesterday", "2024-13-01", "now"])
 def test_a_text_that_is_no_time_is_refused(bad):
     with pytest.raises(DataError, match="use unix seconds or ISO dates throughout"):
         seconds("2024-05-01", bad)
-
-
-@pytest.mark.parametrize("text", ["now", "today", "-5", "-1.5", "-2020-01-01"])
-def test_texts_that_are_no_iso_dates_are_refused(text):
-    with pytest.raises(DataError, match="use unix seconds or ISO dates throughout"):
-        seconds(text, text)
