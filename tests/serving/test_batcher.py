@@ -62,15 +62,6 @@ async def settle():
         await asyncio.sleep(0)
 
 
-async def slowly(made, worker, *numbers):
-    """Ask for some in one batch that takes half a second."""
-    worker.gate.clear()
-    tasks = [ask(made, number) for number in numbers]
-    await asyncio.sleep(0.5)
-    worker.gate.set()
-    await asyncio.gather(*tasks)
-
-
 async def test_a_lone_request_does_not_wait_for_company(batcher):
     made = batcher(Worker())  # with company it would wait for ever
     async with asyncio.timeout(PATIENCE_S):
@@ -189,17 +180,6 @@ async def test_closing_answers_waiting_requests_and_refuses_new_ones(batcher):
     worker.gate.set()
     await closing
     assert [(await task).result for task in tasks] == [1, 4, 9]
-
-
-async def test_closing_does_not_wait_for_more_requests(batcher):
-    worker = Worker()
-    made = batcher(worker)
-    await slowly(made, worker, 1, 2)
-    waiting = ask(made, 3)  # expects a second one, for half a second
-    await settle()
-    async with asyncio.timeout(PATIENCE_S):
-        await made.close()
-    assert (await waiting).result == 9
 
 
 @pytest.mark.parametrize("seed", range(5))

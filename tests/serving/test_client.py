@@ -70,21 +70,6 @@ def test_refused_calls_are_repeated_after_retry_after(slept):
     assert 0.1 <= slept[1] <= 0.3  # nobody said; 0.1 s, doubled
 
 
-def test_it_gives_up_after_its_retries_with_the_last_reason(slept):
-    with (
-        scripted([full(None), full("9999"), full("1")], []) as client,
-        pytest.raises(ServiceError, match="queue_full: The queue is full") as error,
-    ):
-        client.models()
-    assert (error.value.status, error.value.code) == (429, "queue_full")
-    assert slept[1] <= 37.5  # an absurd wait is cut
-    with (
-        scripted([httpx.ReadTimeout("slow")] * 3, []) as client,
-        pytest.raises(httpx.ReadTimeout),
-    ):
-        client.models()
-
-
 def test_invalid_requests_are_not_repeated(slept):
     for status in (400, 404, 422, 500, 504):
         answer = httpx.Response(status, text="<html>a proxy's page</html>")

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 import pytest
 from oracles import PATIENCE_S
 
-from recsys.serving.api import operations, users
+from recsys.serving.api import operations
 from recsys.serving.metrics import Metrics
 
 
@@ -52,20 +52,6 @@ async def test_metrics_are_made_once_a_second(client, monkeypatch):
     now[0] += 0.01
     await client.get(path)
     assert len(made) == 2
-
-
-async def test_a_page_of_events_is_written_beside_the_event_loop(client, monkeypatch):
-    threads = []
-
-    def page(*given):
-        threads.append(threading.current_thread().name)
-        return original(*given)
-
-    original = users.page
-    monkeypatch.setattr(users, "page", page)
-    response = await client.get("/v1/users/ada/history")
-    assert [event["item"] for event in response.json()["events"]] == ["item-2", "item-1"]
-    assert threads[0].startswith("helper")
 
 
 @pytest.mark.parametrize(

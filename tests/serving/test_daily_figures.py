@@ -13,7 +13,7 @@ from scipy import stats
 from recsys.serving import cached_results, daily_figures
 from recsys.serving.daily_figures import interval
 from recsys.serving.stores import served as stores
-from recsys.serving.stores.records import Served, StoreError
+from recsys.serving.stores.records import Served
 
 HOUR_MS = 3_600_000
 ITEMS = 300
@@ -132,16 +132,6 @@ async def test_figures_are_those_of_plain_python(client, seed):
     assert all(row["shown"] == 0 for row in found["never_shown"])
 
 
-async def test_without_answers_there_is_no_rate(client):
-    found = await ask(client)
-    assert found["answers"] == 0
-    assert found["answers_complete"]
-    assert found["events_complete"]
-    nothing = {"followed": 0, "rate": None, "low": None, "high": None}
-    assert found["rates"] == [{"type": name, **nothing} for name in ("click", "purchase")]
-    assert found["coverage"]["never_shown"] == ITEMS
-
-
 async def test_what_the_store_forgot_is_not_complete(client, monkeypatch):
     now = time.time_ns() // 1_000_000
     monkeypatch.setattr(stores, "SERVED_KEPT", 20)
@@ -157,15 +147,6 @@ async def test_what_the_store_forgot_is_not_complete(client, monkeypatch):
     assert not found["answers_complete"]
     assert found["events"] == 28
     assert not found["events_complete"]
-
-
-async def test_a_week_has_more_than_a_day(client):
-    now = time.time_ns() // 1_000_000
-    await tell(client, *world(1, now))
-    day, week = await ask(client), await ask(client, days=7)
-    assert week["answers"] == 60 > day["answers"]
-    for days in ("0", "8", "x"):
-        assert (await client.get("/v1/today", params={"days": days})).status_code == 422
 
 
 async def test_hidden_items_leave_the_coverage(client):
@@ -206,17 +187,6 @@ async def test_figures_are_made_once_for_all_and_to_the_end(client, service, mon
     first, second = await asyncio.gather(*asked[1:])
     assert first == second == await ask(client)
     assert len(made) == 1
-
-
-async def test_a_store_that_fails_is_asked_again(client, service, monkeypatch):
-    async def fail():
-        raise StoreError("away")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(service.store.served, "last", fail)
-        response = await client.get("/v1/today")
-        assert (response.status_code, response.json()["code"]) == (503, "store_unavailable")
-    assert (await ask(client))["answers"] == 0
 
 
 def test_the_interval_is_that_of_the_formula():

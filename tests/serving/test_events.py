@@ -142,12 +142,6 @@ async def test_a_field_out_of_bounds_is_named(client, field, value, text):
     assert text in body["detail"]
 
 
-async def test_a_line_that_is_no_object_is_refused_in_words(client):
-    response = await client.post(URL, content='{"user": "u", "item": "i"}\n[1]\n', headers=LINES)
-    body = is_problem(response, "invalid_request")
-    assert body["detail"] == "body /events/1: a JSON object is required"
-
-
 async def test_one_id_twice_in_a_batch_is_a_conflict(client):
     events = [{"event_id": "1", "user": "u", "item": item} for item in ("i", "j")]
     body = is_problem(await client.post(URL, json={"events": events}), "event_conflict")
@@ -260,26 +254,6 @@ async def test_a_full_store_refuses_writes_but_recommendations_work(
     assert "histories.db" not in response.text
     assert await items(client, "eve") == ["item-1"]
     assert await recommended(client, "eve") == recommender.expected(["item-1"])
-
-
-async def test_events_are_counted(client, service, recommender):
-    event = {"event_id": "1", "user": "eve", "item": "item-1"}
-    await post(client, event)
-    await post(client, event)
-    await client.delete("/v1/users/eve")
-    text = service.metrics.exposition().decode()
-    assert 'recsys_events_total{result="accepted"} 1.0' in text
-    assert 'recsys_events_total{result="duplicate"} 1.0' in text
-    assert "recsys_erasures_total 1.0" in text
-    assert 'recsys_store_seconds_count{operation="append"} 2.0' in text
-
-
-async def test_the_document_describes_both_forms_of_a_batch(client):
-    document = (await client.get("/openapi.json")).json()
-    content = document["paths"]["/v1/events"]["post"]["requestBody"]["content"]
-    assert set(content) == {"application/json", "application/x-ndjson"}
-    event = content["application/json"]["schema"]["properties"]["events"]["items"]
-    assert event["required"] == ["user", "item"]
 
 
 async def test_the_types_of_events_reach_the_recommender(client, monkeypatch):

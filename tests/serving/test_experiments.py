@@ -1,6 +1,5 @@
 """Experiments over HTTP: sticky arms, what counts, results, the guardrail, and who may see them."""
 
-import asyncio
 import hashlib
 import hmac
 import random
@@ -127,15 +126,6 @@ def test_users_fall_into_arms_by_their_weights(weights, shares):
     assert stats.chisquare(counts, [20_000 * share for share in expected]).pvalue > 0.01
 
 
-def test_arms_of_two_experiments_are_independent():
-    one, two = made(ident="1"), made((7, 3), ident="2")
-    table = {(x, y): 0 for x in "ab" for y in "ab"}
-    for n in range(20_000):
-        table[one.arm_of(f"{n}", b"salt"), two.arm_of(f"{n}", b"salt")] += 1
-    rows = [[table[x, y] for y in "ab"] for x in "ab"]
-    assert stats.chi2_contingency(rows).pvalue > 0.01
-
-
 @pytest.mark.parametrize("user", ["ada", "shop1:é", "\udcff"], ids=ascii)
 def test_an_arm_is_that_of_a_keyed_hash(user):
     experiment = made((3, 1, 4), ident="7f")
@@ -143,13 +133,6 @@ def test_an_arm_is_that_of_a_keyed_hash(user):
     place = int(hmac.new(b"salt", key, hashlib.sha256).hexdigest()[:16], 16) / 2**64
     expected = "a" if place < 3 / 8 else "b" if place < 4 / 8 else "c"
     assert experiment.arm_of(user, b"salt") == expected
-
-
-def test_the_highest_hash_is_in_the_last_arm(monkeypatch):
-    monkeypatch.setattr(experiments.hmac, "digest", lambda *_: b"\xff" * 32)
-    assert made((0.1, 0.2, 0.7)).arm_of("ada", b"salt") == "c"
-    monkeypatch.setattr(experiments.hmac, "digest", lambda *_: bytes(32))
-    assert made((0.1, 0.2, 0.7)).arm_of("ada", b"salt") == "a"
 
 
 async def test_a_user_stays_in_an_arm_over_restarts_and_processes(run):
@@ -331,16 +314,6 @@ def test_results_are_of_users_whose_windows_are_over():
     assert (second.low, second.high, second.verdict) == (-1, 1, "undecided")
 
 
-def test_without_users_there_is_no_verdict():
-    found = analyse(made((1, 1, 1)), [], 10**12)
-    assert [arm.verdict for arm in found.arms] == ["first", "no_users", "no_users"]
-    assert [arm.rate for arm in found.arms] == [None] * 3
-    assert found.ratio_p_value == 1
-    assert found.verdict == " ".join(
-        f"{alias}: no user has been observed to the end yet." for alias in "bc"
-    )
-
-
 def draw_users(rates, count, weights, seed=0):
     draw = random.Random(seed)
     arms = draw.choices("abc"[: len(weights)], weights, k=count)
@@ -425,25 +398,6 @@ async def test_results_are_read_page_by_page(shop, monkeypatch):
     for page in (1, 7, 20, 40):
         monkeypatch.setattr(experiments, "PAGE", page)
         assert await results(client) == expected
-
-
-async def test_results_are_computed_once_for_all_who_ask(shop, monkeypatch):
-    client, service = shop
-    await put(client, window_s=60)
-    await send(client, await observe(service, "homepage", {"champion": 0.6, "other": 0.1}))
-    calls = []
-    read = service.store.served.exposed
-    monkeypatch.setattr(
-        service.store.served, "exposed", lambda *given: calls.append(given) or read(*given)
-    )
-    monkeypatch.setattr(cached_results, "REST", 1e6)
-    first, *others = await asyncio.gather(*(results(client) for _ in range(5)))
-    assert (others, len(calls)) == ([first] * 4, 1)
-    await service.state.experiments._check_arms("homepage")
-    assert (await results(client))["verdict"].endswith("was stopped.")  # it is another state
-    await client.delete("/v1/experiments/homepage")
-    await put(client)
-    assert (await results(client))["arms"][1]["verdict"] == "no_users"
 
 
 async def test_a_full_experiment_counts_no_more(shop, monkeypatch):

@@ -109,16 +109,6 @@ async def test_two_authorization_headers_are_refused(client):
     assert (response.status_code, response.json()["code"]) == (401, "unauthenticated")
 
 
-def test_work_may_leave_a_debt_that_is_paid_first(clock):
-    limit = RateLimit(2.0, 3, clock=clock)
-    assert limit.take("a") == 0
-    assert limit.charge("a", 9.0) == 0  # 7 more than there is
-    assert limit.charge("a", 1.0) == 3.5
-    assert limit.take("a") == 4.0
-    clock.now += 4.0
-    assert limit.take("a") == 0
-
-
 async def test_the_rate_is_one_of_work(settings, recommender, running):
     slow = settings.model_copy(update={"rate_limit": 0.001, "rate_burst": 10})
     url, large = "/v1/recommendations", {"history": ["item-1"], "k": 200}
@@ -183,14 +173,6 @@ async def test_health_and_metrics_are_answered_by_address(settings, recommender,
         ):
             response = await client.get(path, headers={"host": host})
             assert response.status_code == status, (path, host)
-
-
-async def test_a_foreign_host_name_is_not_answered(client):
-    for host in ("evil.example", "localhost.evil.example", "169.254.1.1", ""):
-        response = await client.get("/v1/models", headers={"host": host})
-        assert (response.status_code, response.json()["code"]) == (400, "unknown_host")
-    for host in ("localhost", "LOCALHOST:8000", "127.0.0.1:80", "[::1]:8000", "localhost."):
-        assert (await client.get("/v1/models", headers={"host": host})).status_code == 200
 
 
 async def test_pages_of_other_origins_cannot_change_anything(client):
@@ -258,18 +240,6 @@ async def test_the_policy_allows_pictures_of_named_hosts_only(settings, recommen
     for wrong in ("a.example;script-src *", "https://a.example", "a b", "a,,b", "*", ""):
         with pytest.raises(ConfigError, match="image_hosts"):
             ServingSettings.load(image_hosts=wrong)
-
-
-@pytest.mark.parametrize(
-    ("values", "hosts"),
-    [
-        ({}, ("localhost", "127.0.0.1", "::1", "127.0.0.1")),
-        ({"host": "0.0.0.0", "insecure_listen": True}, ("*",)),
-        ({"allowed_hosts": "A.example, b.example"}, ("a.example", "b.example")),
-    ],
-)
-def test_hosts_follow_the_address(values, hosts):
-    assert ServingSettings.load(**values).hosts == hosts
 
 
 async def test_a_refused_request_is_logged_without_its_path(settings, recommender, running, caplog):

@@ -11,7 +11,6 @@ import yaml
 from recsys.commands import REFUSED, retrain
 from recsys.serving.api.routes import find_route
 from recsys.serving.auth import Scope, scope_of
-from recsys.serving.server import GRACE_S
 from recsys.serving.settings import ENV_PREFIX, ServingSettings
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
@@ -47,30 +46,6 @@ def container(pod):
 def test_a_manifest_follows_the_schema_of_kubernetes(manifest, version):
     checker = pytest.importorskip("kubernetes_validate")
     assert checker.validate(manifest, version, strict=True) == version
-
-
-def test_the_schema_check_refuses_unknown_fields():
-    checker = pytest.importorskip("kubernetes_validate")
-    wrong = {**of_kind("PodDisruptionBudget"), "specs": {}}
-    with pytest.raises(checker.ValidationError):
-        checker.validate(wrong, VERSIONS[-1], strict=True)
-
-
-def test_every_selector_finds_the_pods():
-    labels = of_kind("Deployment")["spec"]["template"]["metadata"]["labels"]
-    selectors = [
-        of_kind("Service")["spec"]["selector"],
-        of_kind("Deployment")["spec"]["selector"]["matchLabels"],
-        of_kind("PodDisruptionBudget")["spec"]["selector"]["matchLabels"],
-        of_kind("NetworkPolicy")["spec"]["podSelector"]["matchLabels"],
-    ]
-    assert all(selector == labels for selector in selectors)
-
-
-def test_a_disruption_leaves_pods_that_answer():
-    deployment = of_kind("Deployment")["spec"]
-    assert deployment["replicas"] > of_kind("PodDisruptionBudget")["spec"]["maxUnavailable"]
-    assert deployment["strategy"]["rollingUpdate"]["maxUnavailable"] == 0
 
 
 def test_the_environment_is_a_valid_configuration(container, monkeypatch, tmp_path):
@@ -110,18 +85,6 @@ def test_probes_ask_public_routes_on_the_open_port(container, probe):
     assert asked["port"] == container["ports"][0]["name"]
 
 
-def test_a_pod_that_is_loading_or_stopping_is_not_restarted(container):
-    assert container["livenessProbe"]["httpGet"]["path"] == "/health/live"
-    assert container["startupProbe"]["httpGet"]["path"] == "/health/live"
-    assert container["readinessProbe"]["httpGet"]["path"] == "/health/ready"
-
-
-def test_a_pod_that_stops_has_time_to_answer(pod, container):
-    _, seconds = container["lifecycle"]["preStop"]["exec"]["command"]
-    deadline = ServingSettings.model_fields["deadline_ms"].default / 1000
-    assert pod["terminationGracePeriodSeconds"] > int(seconds) + deadline + GRACE_S
-
-
 def test_the_pod_is_unprivileged_limited_and_read_only(pod, container):
     image = (DEPLOY / "Dockerfile").read_text(encoding="utf-8")
     context = pod["securityContext"]
@@ -139,26 +102,6 @@ def test_the_pod_is_unprivileged_limited_and_read_only(pod, container):
     for amounts in container["resources"].values():
         assert set(amounts) == {"cpu", "memory"}
     assert not container["image"].endswith(":latest")
-
-
-def test_every_mount_has_a_volume_and_only_scratch_is_writable(pod, container):
-    volumes = {volume["name"]: volume for volume in pod["volumes"]}
-    mounts = {mount["name"]: mount for mount in container["volumeMounts"]}
-    assert set(volumes) == set(mounts)
-    writable = {name for name, mount in mounts.items() if not mount.get("readOnly")}
-    assert writable == {name for name, volume in volumes.items() if "emptyDir" in volume}
-    assert all(volumes[name]["emptyDir"]["sizeLimit"] for name in writable)
-    home = re.search(r"RECSYS_HOME=(\S+)", (DEPLOY / "Dockerfile").read_text())[1]
-    assert {mounts[name]["mountPath"] for name in writable} == {home, "/tmp"}
-
-
-def test_pods_get_no_variables_of_services_as_settings(pod):
-    """KubeRay's service `recsys-serve-svc` would set RECSYS_SERVE_SVC_SERVICE_HOST and the like."""
-    assert pod["enableServiceLinks"] is False
-    ray = yaml.safe_load((DEPLOY / "ray" / "rayservice.yaml").read_text())
-    cluster = ray["spec"]["rayClusterConfig"]
-    for group in (cluster["headGroupSpec"], *cluster["workerGroupSpecs"]):
-        assert group["template"]["spec"]["enableServiceLinks"] is False
 
 
 def test_the_network_policy_limits_both_directions():
@@ -192,28 +135,3 @@ def test_the_nightly_job_runs_an_existing_command(nightly):
     names = {variable["name"] for variable in container["env"]}
     known = {ENV_PREFIX + field.upper() for field in ServingSettings.model_fields}
     assert {name for name in names if name.startswith(ENV_PREFIX)} <= known
-
-
-def test_the_nightly_job_may_reach_every_pod(nightly):
-    job, _, container = nightly
-    labels = job["template"]["metadata"]["labels"]
-    (ingress,) = of_kind("NetworkPolicy")["spec"]["ingress"]
-    assert {"podSelector": {"matchLabels": labels}} in ingress["from"]
-    every = of_kind("Service", "recsys-pods")["spec"]
-    assert every["clusterIP"] == "None"
-    assert every["selector"] == of_kind("Service")["spec"]["selector"]
-    (port,) = of_kind("Deployment")["spec"]["template"]["spec"]["containers"][0]["ports"]
-    assert f":{port['containerPort']}" in container["args"][0]
-    assert "recsys-pods" in container["args"][0]
-
-
-def test_the_nightly_pod_is_as_confined_as_the_service(nightly, pod, container):
-    _, mine, own = nightly
-    assert mine["securityContext"] == pod["securityContext"]
-    assert own["securityContext"] == container["securityContext"]
-    assert own["image"] == container["image"]
-    assert (mine["automountServiceAccountToken"], mine["enableServiceLinks"]) == (False, False)
-    mounts = {mount["name"]: mount["mountPath"] for mount in own["volumeMounts"]}
-    assert set(mounts) == {volume["name"] for volume in mine["volumes"]}
-    home = re.search(r"RECSYS_HOME=(\S+)", (DEPLOY / "Dockerfile").read_text())[1]
-    assert (mounts["home"], mounts["models"]) == (home, f"{home}/bundles")

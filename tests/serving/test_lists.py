@@ -97,11 +97,6 @@ async def test_trending_items_are_by_decayed_weights(client):
     assert ids(await ask(client, "trending", k=1)) == ["item-2"]
 
 
-async def test_without_events_nothing_is_trending(client):
-    found = await ask(client, "trending")
-    assert (found["items"], found["note"]["code"]) == ([], "no_events")
-
-
 async def test_events_of_an_erased_user_do_not_count(client):
     await send(client, ("eve", "item-1", "view", 0), ("bob", "item-2", "view", 1))
     assert ids(await ask(client, "trending")) == ["item-1", "item-2"]
@@ -158,11 +153,6 @@ async def test_a_basket_has_companions_that_are_not_in_it(client):
     assert found["unknown_items"] == ["nothing"]
 
 
-async def test_unknown_items_have_no_companions(client):
-    found = await ask(client, "together", item="nothing")
-    assert (found["items"], found["note"]["code"]) == ([], "no_evidence")
-
-
 async def test_types_of_the_data_set_have_its_meaning(client, recommender):
     of = [("stage1", "context", 0.2), ("stage2", "target", 1.0)]
     behaviours = tuple(Behaviour(*one) for one in of)
@@ -213,14 +203,6 @@ async def test_filters_and_standing_rules_hold(client, name):
     assert (ids(found), found["rules"]) == (wanted[:1], ["odd"])
 
 
-@EACH
-async def test_attributes_are_told_if_asked_for(client, name):
-    await fill(client)
-    found = await ask(client, name, include="metadata", k=1)
-    assert "categories" in found["items"][0]["metadata"]
-    assert "metadata" not in (await ask(client, name))["items"][0]
-
-
 LONG = "x" * 257
 OF_ALL = {
     "k=0": "/k", "k=201": "/k", "nothing=1": "/nothing", "filter=x": "/filter",
@@ -250,32 +232,15 @@ async def test_every_parameter_is_bounded(client, name):
 
 
 @EACH
-async def test_a_filter_that_does_not_fit_is_a_problem(client, name):
-    wrong = json.dumps({"must": [{"key": "nothing", "match": 1}]})
-    response = await get(client, name, filter=wrong)
-    assert (response.status_code, response.json()["code"]) == (422, "invalid_filter")
-    assert response.json()["errors"][0]["location"] == "query"
-    response = await get(client, name, model="nobody")
-    assert (response.status_code, response.json()["code"]) == (404, "unknown_model")
-
-
-async def test_a_bundle_without_retrieval_is_a_problem(client, recommender):
-    recommender.retrieval = None
-    response = await get(client, "together")
-    assert (response.status_code, response.json()["code"]) == (409, "unsupported_by_model")
-    assert (await client.get("/v1/lists/trending")).status_code == 200
-
-
-# Caching
-
-
-@EACH
 async def test_lists_can_be_kept(client, name):
     await fill(client)
     response = await get(client, name)
     assert response.headers["cache-control"] == "public, max-age=60"
     assert response.headers["vary"] == "Authorization"
     assert "etag" not in response.headers
+
+
+# Caching
 
 
 async def test_no_page_or_list_keeps_an_old_catalog_in_memory(client, recommender):

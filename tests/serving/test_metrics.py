@@ -110,12 +110,6 @@ def test_captured_graphs_are_told_by_model():
     assert not [key for key in samples(metrics) if dict(key[1]).get("model") == "b"]
 
 
-def test_two_applications_share_no_counter():
-    first, second = Metrics(), Metrics()
-    first.erasures.inc()
-    assert (value(first, "erasures_total"), value(second, "erasures_total")) == (1, 0)
-
-
 async def test_the_endpoint_speaks_prometheus(client):
     await client.get("/v1/models")
     await client.get("/v1/nothing/at/all")

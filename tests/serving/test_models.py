@@ -286,20 +286,6 @@ async def test_a_change_that_the_store_cannot_take_changes_nothing(
     assert (put.json()["bundle"], put.json()["previous"]) == ("two", "one")
 
 
-async def test_previous_versions_of_an_alias_survive_a_restart(models, running):
-    async with running(models) as (client, _):
-        for bundle in ("two", "one", "two"):
-            await client.put("/v1/aliases/champion", json={"bundle": bundle})
-    for restored in ("one", "two", "one"):
-        async with running(models) as (client, _):
-            back = (await client.post("/v1/aliases/champion/rollback")).json()
-            assert back["bundle"] == restored
-    async with running(models) as (client, _):
-        assert await answered_by(client) == "one"
-        response = await client.post("/v1/aliases/champion/rollback")
-        assert code(response) == (409, "alias_conflict")
-
-
 async def test_a_lost_version_becomes_a_previous_one_at_restart(
     models, running, caplog, make_bundle
 ):

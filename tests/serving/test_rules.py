@@ -1,15 +1,12 @@
 """Rules over HTTP: applied as their parts inline, kept, and never left dangling."""
 
-import threading
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from journal_suite import JournalSuite
 
-from recsys.serving import auth, rules
+from recsys.serving import auth
 from recsys.serving.rules import JOURNAL, Rules, State
-from recsys.serving.schemas.rules import RuleInfo
 from recsys.serving.settings import ServingSettings
 
 URL = "/v1/recommendations"
@@ -167,20 +164,6 @@ async def test_rules_are_listed_page_by_page(client):
         assert code(await client.get(f"/v1/rules?{wrong}")) == (422, "invalid_request")
 
 
-async def test_a_page_of_rules_is_not_made_on_the_event_loop(client, monkeypatch):
-    await put(client, "summer", SUMMER)
-    threads = []
-
-    def describe(**values):
-        threads.append(threading.current_thread())
-        return RuleInfo(**values)
-
-    monkeypatch.setattr(rules, "RuleInfo", describe)
-    assert (await client.get("/v1/rules")).json()["rules"][0]["name"] == "summer"
-    assert threads
-    assert threading.current_thread() not in threads
-
-
 @pytest.mark.parametrize(
     ("value", "pointer", "words"),
     [
@@ -295,13 +278,6 @@ async def test_the_size_of_all_rules_is_bounded(client, monkeypatch):
     assert code(refused) == (422, "invalid_rule")
     assert "with 4,000 characters together" in refused.json()["detail"]
     await put(client, "three", {"pin": ["B0007"]})
-
-
-async def test_boosts_of_a_rule_do_not_go_with_a_seed(client):
-    await put(client, "summer", SUMMER)
-    response = await client.post(URL, json=ASK | {"rules": ["summer"], "seed": 3})
-    assert code(response) == (422, "invalid_request")
-    assert response.json()["detail"].endswith("asks for a sample (applied rules: summer)")
 
 
 async def test_a_rule_of_an_alias_is_not_deleted(client):

@@ -1,8 +1,5 @@
-import json
 import re
-import signal
 import socket
-import subprocess
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -34,25 +31,6 @@ serve(settings, recommender=fake())
 def process(server_process, tmp_path):
     with server_process("-W", "error", "-c", PROGRAM, Path(__file__).parent, tmp_path) as found:
         yield found
-
-
-def test_the_printed_curl_line_works_and_ctrl_c_ends_it(process):
-    started, _ = process
-    line = started.stderr.readline().strip()
-    assert line.startswith("curl http://127.0.0.1:")
-    answer = subprocess.run(  # the shell reads it as a person's would
-        ["bash", "-c", line.replace("curl", "curl -sS")],
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-        check=True,
-    )
-    assert len(json.loads(answer.stdout)["items"]) == 5
-    started.send_signal(signal.SIGINT)
-    _, err = started.communicate(timeout=PATIENCE_S)
-    assert started.returncode == 0
-    assert "Stopped." in err
-    assert "Traceback" not in err
 
 
 def test_a_killed_server_keeps_all_acknowledged_events(process, tmp_path):

@@ -232,21 +232,6 @@ async def test_what_is_wrong_with_a_request_is_named(on, recommender, running, c
     assert response.json()["errors"][0]["pointer"] == pointer
 
 
-async def test_without_a_text_model_the_setting_is_named(settings, recommender, running):
-    async with running(settings, recommender=recommender) as (client, _):
-        response = await client.post(PATH, json=ask("colour"))
-    assert (response.status_code, response.json()["code"]) == (409, "unsupported_by_model")
-    assert "serve.explainer" in response.json()["detail"]
-
-
-async def test_a_prompt_that_is_too_long_for_the_model_is_refused(on, recommender, running):
-    async with running(on, recommender=recommender) as (client, service):
-        service._texts._model.model.max_positions = 20
-        response = await client.post(PATH, json=ask("colour"))
-        assert (response.status_code, response.json()["code"]) == (409, "unsupported_by_model")
-        assert "positions" in response.json()["detail"]
-
-
 class Slow:
     """Holds the text model's thread, as a slow model does, until it is free or stopped."""
 

@@ -57,14 +57,6 @@ def test_scores_are_those_of_counting_by_hand(pages):
     assert pairs == sorted(pairs)  # equal scores are in the order of ids
 
 
-def test_a_user_alone_does_not_make_an_item_popular():
-    tally = Tally(NOW, lambda kind: 1.0)
-    tally.add([Act("bot", "p", "view", NOW)] * 1000)
-    tally.add([Act(user, "q", "view", NOW) for user in ("ada", "bob")])
-    found = tally.trends(0)
-    assert (found.items, found.scores) == (["q", "p"], [2.0, 1.0])
-
-
 @pytest.fixture
 def store(tmp_path):
     store = open_store(tmp_path / "events.db")

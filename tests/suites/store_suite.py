@@ -4,7 +4,6 @@ import asyncio
 import json
 import threading
 
-import numpy as np
 import pytest
 import sqlalchemy as sa
 from oracles import PATIENCE_S
@@ -17,7 +16,6 @@ from recsys.serving.stores import served as served_module
 from recsys.serving.stores.database import SCHEMA
 from recsys.serving.stores.records import (
     NOT_HISTORY,
-    SKEW_MS,
     Appended,
     Erasure,
     EventConflictError,
@@ -41,22 +39,6 @@ async def show(store, *answers, experiment="e", window_ms=50):
         exposure = Exposure(experiment, arm, window_ms)
         store.served.remember(Served(name, user, "m", ("x",), time_ms, exposure))
     await store.state.put("written", len(answers))
-
-
-LATE = 10_000_000
-
-
-FOLLOWING = {
-    "at once": ({"time_ms": LATE}, 1),
-    "at the end": ({"time_ms": LATE + 50}, 1),
-    "too late": ({"time_ms": LATE + 51}, 0),
-    "a clock that is behind": ({"time_ms": LATE - SKEW_MS}, 1),
-    "too early": ({"time_ms": LATE - SKEW_MS - 1}, 0),
-    "another type": ({"time_ms": LATE, "type": "view"}, 0),
-    "another user": ({"time_ms": LATE, "user": "bob"}, 0),
-    "another answer": ({"time_ms": LATE, "recommendation_id": "r2"}, 0),
-    "no answer": ({"time_ms": LATE, "recommendation_id": None}, 0),
-}
 
 
 class StoreSuite:
@@ -439,11 +421,6 @@ class StoreSuite:
         assert await exposed(store, "e", after="ada") == [("bob", "b", 130, 1, 0)]
         assert await exposed(store, "none") == []
 
-    async def test_answers_a_window_after_the_first_do_not_count(self, store):
-        await show(store, ("r1", "ada", "a", 1_000), ("r2", "ada", "a", 1_049))
-        await show(store, ("r3", "ada", "a", 1_050), ("r4", "ada", "a", 9_000))
-        assert await exposed(store, "e") == [("ada", "a", 1_000, 2, 0)]
-
     async def test_the_first_answers_to_a_user_count(self, store, monkeypatch):
         monkeypatch.setattr(served_module, "EXPOSURES_OF_USER", 3)
         await show(
@@ -451,14 +428,6 @@ class StoreSuite:
         )
         await show(store, ("r9", "ada", "a", 120))
         assert await exposed(store, "e") == [("ada", "a", 100, 3, 0), ("bob", "b", 102, 1, 0)]
-
-    @pytest.mark.parametrize("case", FOLLOWING)
-    async def test_an_event_follows_an_answer_within_the_window(self, store, event, case):
-        fields, followed = FOLLOWING[case]
-        await show(store, ("r1", "ada", "a", LATE))
-        given = {"type": "click", "recommendation_id": "r1"} | fields
-        await store.history.append([event("1", **given), event("2", **given)])
-        assert await exposed(store, "e") == [("ada", "a", LATE, 1, followed)]
 
     async def test_exposures_are_erased_with_their_user(self, store):
         await show(store, ("r1", "ada", "a", 100), ("r2", "bob", "b", 100))
@@ -478,13 +447,6 @@ class StoreSuite:
         assert await exposed(store, "e") == []
         assert len(await exposed(store, "other")) == 1
 
-    async def test_state_is_stored_and_replaced(self, location, opened):
-        store = opened(location)
-        assert await store.state.get("aliases") is None
-        await store.state.put("aliases", {"champion": "a"})
-        await store.state.put("aliases", {"champion": "b", "history": ["a"]})
-        assert await opened(location).state.get("aliases") == {"champion": "b", "history": ["a"]}
-
     async def test_seeding_twice_is_seeding_once(self, location, opened, write_dataset):
         dataset = write_dataset(EVENTS)
         store = opened(location)
@@ -498,13 +460,6 @@ class StoreSuite:
             30_000,
             10_000,
         ]
-
-    async def test_seeded_events_keep_their_milliseconds(self, store, event, write_dataset):
-        fine = np.array([0, 200_000_000, 700_900_000], np.int32)
-        store.history.seed(write_dataset([("ada", item, 50) for item in "xyz"], nanosecond=fine))
-        await store.history.append([event("1", item="live", time_ms=50_500)])
-        assert (await store.history.read("ada", 10)).items == ["x", "y", "live", "z"]
-        assert [found.time_ms for found in await store.history.events("ada", 1)] == [50_700]
 
     async def test_seeded_events_before_1970_are_kept(self, location, opened, write_dataset):
         store = opened(location)

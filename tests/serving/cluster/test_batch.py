@@ -11,14 +11,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from recsys.artifacts import read_manifest, verify, write_artifact
 from recsys.cli import app, main
 from recsys.dataset import DISLIKED_COLUMNS, Dataset, Disliked, Events, write_events
-from recsys.errors import ArtifactError, ConfigError, DataError, RecsysError
+from recsys.errors import ArtifactError, DataError, RecsysError
 from recsys.interactions import Behaviour, Histories, Interactions
 from recsys.recommender import Recommender, RecommendRequest
 from recsys.retrieval import ItemItem, Reranker, Retrieval, decayed_counts
@@ -27,7 +25,7 @@ from recsys.serving.batch.job import Job
 from recsys.serving.batch.output import Output
 from recsys.serving.batch.run import score
 from recsys.serving.batch.scoring import Scorer
-from recsys.serving.batch.users import DatasetUsers, UsersFile, open_users
+from recsys.serving.batch.users import open_users
 from recsys.serving.settings import ServingSettings
 from recsys.serving.stores import open_store
 
@@ -232,24 +230,6 @@ def test_a_failed_worker_reports_the_reason_and_the_part(job, monkeypatch):
         list(workers.on_processes(bad, [0], 1))
 
 
-@given(data=st.data())
-@settings(max_examples=30, deadline=None)
-def test_any_range_of_rows_is_read_as_it_was_written(data, users):
-    file = UsersFile(users)
-    for _ in range(data.draw(st.integers(1, 4))):
-        start = data.draw(st.integers(0, len(IDS) - 1))
-        stop = data.draw(st.integers(start + 1, len(IDS)))
-        assert items_of(file, start, stop) == (IDS[start:stop], HISTORIES[start:stop])
-
-
-def test_a_folder_is_read_by_name_and_ids_may_be_numbers(tmp_path):
-    write_users(tmp_path / "b.parquet", [3], [[7, 8]])
-    write_users(tmp_path / "a.parquet", [1, 2], [[5], None])
-    file = open_users(tmp_path, None)
-    assert items_of(file, 0, 3) == (["1", "2", "3"], [["5"], None, ["7", "8"]])
-    assert items_of(file, 1, 2) == (["2"], [None])
-
-
 @pytest.fixture
 def dataset(tmp_path):
     owners = [f"u{n % 5}" for n in range(23)]
@@ -268,16 +248,6 @@ def test_users_of_a_data_set_have_all_their_events(dataset):
     expected = [events.item_ids[events.histories[user]].tolist() for user in range(5)]
     assert items_of(everybody, 0, 5) == (events.user_ids.tolist(), expected)
     assert items_of(everybody, 2, 4)[1] == expected[2:4]
-
-
-def test_chosen_users_get_their_histories_from_the_data_set(dataset, tmp_path):
-    chosen = write_users(tmp_path / "c.parquet", ["u3", "nobody", "u0", "u3"], None)
-    found = open_users(chosen, dataset)
-    assert isinstance(found, DatasetUsers)
-    ids, histories = found.read(0, 4)
-    everybody = dict(zip(*open_users(None, dataset).read(0, 5), strict=True))
-    assert ids == ["u3", "nobody", "u0", "u3"]
-    assert histories == [everybody["u3"], None, everybody["u0"], everybody["u3"]]
 
 
 @pytest.mark.anyio
@@ -354,12 +324,3 @@ def test_malformed_users_are_reported(tmp_path):
     (tmp_path / "empty").mkdir()
     with pytest.raises(DataError, match="no file in it"):
         open_users(tmp_path / "empty", None)
-
-
-def test_an_invalid_batch_request_is_reported(job):
-    with pytest.raises(ConfigError, match="a batch does not support 'user'"):
-        _ = Job(job.bundle, job.users, None, {"user": "ada"}).body
-    with pytest.raises(ConfigError, match="a batch does not support 'rules'"):
-        _ = Job(job.bundle, job.users, None, {"rules": ["summer"]}).body
-    with pytest.raises(ConfigError, match="--request: k: "):
-        _ = Job(job.bundle, job.users, None, {"k": 0}).body

@@ -1,8 +1,8 @@
 """The door, before replicas that are lost, busy or slow; no Ray."""
 
 import json
+import sys
 from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
 from unittest.mock import MagicMock
 
@@ -15,7 +15,7 @@ from recsys.errors import ConfigError
 from recsys.serving.batcher import QueueFullError
 from recsys.serving.cluster import deployment
 from recsys.serving.cluster.deployment import REPLICAS, ServedDoor
-from recsys.serving.cluster.door import Door, ReplicaLostError, session_of
+from recsys.serving.cluster.door import Door, ReplicaLostError
 from recsys.serving.cluster.exchange import Call, Reply, answer
 from recsys.serving.cluster.replica import Replica
 from recsys.serving.cluster.settings import ClusterSettings
@@ -143,30 +143,6 @@ async def test_a_deletion_is_404_only_if_every_replica_says_so(
     assert (await client.delete(path)).status_code == told
 
 
-async def test_an_item_is_deleted_though_a_replica_knew_before(bundles, tmp_path):
-    class Two(FakeReplicas):
-        async def ask_all(self, call):
-            first = await one.answer(call)
-            await other._service.state.catalog_changes._catch_up()
-            return [first, await other.answer(call)]
-
-    settings = {"bundle": bundles / "one", "histories": None, "store": tmp_path / "h.db"}
-    settings |= {"keys": None, "threads": 1, "gc_freeze": False}
-    one, other = Replica(settings), Replica(settings)
-    for replica in (one, other):
-        await replica.reconfigure({})
-    door = httpx.ASGITransport(Door(Two(), deadline_ms=60_000, max_body_bytes=2000))
-    async with httpx.AsyncClient(transport=door, base_url="http://localhost") as client:
-        statuses = [(await client.delete("/v1/items/B0003")).status_code for _ in range(2)]
-    assert statuses == [204, 404]
-    for replica in (one, other):
-        await replica.stop()
-
-
-async def test_a_change_without_any_replica_is_an_error(client):
-    assert (await client.delete("/v1/items/a")).json()["code"] == "not_ready"
-
-
 async def test_metrics_of_all_replicas_have_a_label(client, replicas):
     text = b'# HELP a_total One.\n# TYPE a_total counter\na_total{b="c"} 1.0\n'
     text += b"# HELP g g\n# TYPE g gauge\ng 2.0\n"
@@ -191,19 +167,14 @@ def call(method, path, body=None, **headers):
     return Call.of(scope, content)
 
 
-def test_a_session_is_the_header_the_user_or_the_first_item():
-    ask = ("POST", "/v1/recommendations")
-    assert session_of(call(*ask, {"user": "ada"}, x_session_id="s")) == "s"
-    assert session_of(call(*ask, {"user": "ada"})) == "ada"
-    assert session_of(call(*ask, {"history": ["x"]})) == "x"
-    assert session_of(call("POST", "/v1/rank", {"user": "ada", "items": ["x"]})) == "ada"
-    assert session_of(call(*ask, {"history": ["x", "y"]})) == "x"
-
-
-@pytest.mark.parametrize("body", [None, [], {"user": 3}, {"history": []}, {"history": {}}, "x"])
-def test_requests_without_a_session_go_to_any_replica(body):
-    one, other = (session_of(call("POST", "/v1/recommendations", body)) for _ in range(2))
-    assert one != other
+async def test_a_session_is_the_header_the_user_or_the_first_item(client, replicas):
+    for body, headers, session in (
+        ({"user": "ada"}, {"x-session-id": "s"}, "s"),
+        ({"user": "ada"}, {}, "ada"),
+        ({"history": ["x", "y"]}, {}, "x"),
+    ):
+        await client.post(ASK, json=body, headers=headers)
+        assert replicas.asked[-1][1] == session
 
 
 async def test_an_application_answers_a_call_as_it_answers_a_client():
@@ -288,10 +259,11 @@ def test_the_files_to_deploy_are_valid_and_say_the_same():
     assert [d["name"] for d in application["deployments"]] == [REPLICAS]
 
 
-@pytest.mark.skipif(find_spec("ray") is None, reason="needs the extra 'ray'")
-def test_rays_proxies_need_keys_or_insecure_listen(python):
-    done = python("-c", "from recsys.serving.cluster.deployment import app; app({'serve': {}})")
-    assert "has no keys" in done.stderr.replace("\n", " ")
+def test_rays_proxies_need_keys_or_insecure_listen(monkeypatch):
+    monkeypatch.setattr(deployment, "import_ray", lambda part: None)
+    monkeypatch.setitem(sys.modules, "ray", MagicMock())
+    with pytest.raises(ConfigError, match=r"has\s+no\s+keys"):
+        deployment.app({"serve": {}})
 
 
 @pytest.mark.parametrize("scheme", ["postgresql", "postgres"])

@@ -11,7 +11,6 @@ from typer.testing import CliRunner
 
 from recsys.errors import ConfigError, DataError
 from recsys.serving.store_commands import app
-from recsys.serving.stores import open_store
 from recsys.serving.stores.records import Appended, Exposure, Served
 from recsys.serving.transfer import export_events, import_events
 
@@ -106,14 +105,6 @@ async def test_a_backup_under_load_is_one_state(full, tmp_path, opened, event):
     stored = [event.user for event in copy.history.export() if event.user.partition("-")[1]]
     assert before <= set(stored)
     assert {stored.count(user) for user in stored} == {3}
-
-
-async def test_the_command_writes_a_store(full, tmp_path):
-    file = tmp_path / "backup.db"
-    done = CliRunner().invoke(app, ["backup", str(file), "--store", str(tmp_path / "shop.db")])
-    assert done.stdout.replace("\n", "") == f"5 events are in {file}"
-    with closing(open_store(file)) as copy:
-        assert copy.history.count() == 5
 
 
 def test_a_store_in_postgresql_is_backed_up_by_its_own_tool(postgres, opened, tmp_path):

@@ -29,7 +29,8 @@ def simulated(draw, users):
         for n, time_ms in enumerate(times):
             answers.append((f"r{u}-{n}", f"user-{u}", time_ms))
             for m in range(draw.choice([0, 0, 1, 2])):
-                later = draw.choice([0, WINDOW_MS, WINDOW_MS + 1, draw.randrange(2 * WINDOW_MS)])
+                edges = (-SKEW_MS - 1, -SKEW_MS, 0, WINDOW_MS, WINDOW_MS + 1)
+                later = draw.choice([*edges, draw.randrange(2 * WINDOW_MS)])
                 kind = draw.choice(["cart", "cart", "view"])
                 user = draw.choice([f"user-{u}"] * 4 + ["user-0"])
                 link = draw.choice([f"r{u}-{n}"] * 4 + [None, "r0-0"])

@@ -7,7 +7,6 @@ from contextlib import closing
 import pytest
 from oracles import PATIENCE_S
 
-from recsys.errors import ConfigError
 from recsys.serving.stores import open_store
 from recsys.serving.stores import postgres as postgres_module
 from recsys.serving.stores.records import Appended, StoreAwayError, StoreError
@@ -91,18 +90,6 @@ async def test_a_store_closes_while_its_server_hangs(postgres, opened, event):
             assert {type(outcome) for outcome in await waiting} == {StoreAwayError}
     finally:
         await asyncio.to_thread(postgres.thaw)
-
-
-async def test_a_restart_between_calls_is_not_noticed(postgres, opened, event):
-    store = opened(postgres.url)
-    await store.history.append([event("1")])
-    await asyncio.gather(*(store.history.read("ada", 9) for _ in range(20)))
-    await asyncio.to_thread(postgres.stop)
-    await asyncio.to_thread(postgres.start)
-    assert (await store.history.read("ada", 9)).items == ["x"]
-    await store.journal.append("m", [{"n": 1}])
-    assert await store.history.append([event("2", item="y")]) == Appended(accepted=1)
-    assert [record for _, record in await store.journal.read("m")] == [{"n": 1}]
 
 
 async def test_a_connection_that_the_server_ends_is_replaced(postgres, opened, event):
@@ -199,8 +186,3 @@ def test_the_error_of_an_unreachable_server_hides_its_password():
     with pytest.raises(StoreError, match=r"^store postgresql://127\.0\.0\.1:\d+/shop: ") as caught:
         open_store("postgresql://me:hush@127.0.0.1:1/shop")
     assert "hush" not in str(caught.value)
-
-
-def test_an_unknown_kind_of_url_is_refused_with_the_known_ones():
-    with pytest.raises(ConfigError, match=r"unknown kind 'mysql'; give a path, sqlite:///PATH or"):
-        open_store("mysql://localhost/shop")

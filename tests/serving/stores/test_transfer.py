@@ -155,13 +155,6 @@ def test_a_failed_export_leaves_no_file(store, tmp_path, monkeypatch):
     assert list((tmp_path / "out").iterdir()) == []
 
 
-def test_a_folder_is_no_place_for_an_export(store, tmp_path):
-    (tmp_path / "out.ndjson").mkdir()
-    with pytest.raises(DataError, match="ndjson is a folder; name a file in it"):
-        export_events(store, tmp_path / "out.ndjson")
-    assert list((tmp_path / "out.ndjson").iterdir()) == []
-
-
 def test_the_commands_carry_events_from_one_store_to_another(tmp_path):
     from typer.testing import CliRunner
 
