@@ -8,7 +8,6 @@ import pytest
 from toy_bundle import counted_codes, items_table, write_bundle
 
 from recsys.availability import available_items, digest_of_available
-from recsys.catalog import Catalog
 from recsys.dataset import AVAILABILITY
 from recsys.interactions import Histories
 from recsys.live import Epochs, NewItem
@@ -152,16 +151,6 @@ def test_available_items_of_a_table_are_those_served(recommender, clock, later):
     assert available_items(table, START + later).tolist() == recommender.epoch.alive.tolist()
     assert available_items(table.drop_columns(list(AVAILABILITY)), START) is None
     assert available_items(table.slice(0, 3), START) is None  # all of them are
-
-
-def test_a_text_column_of_that_name_is_no_rule(folder, tmp_path, clock):
-    bundle = Recommender.load(folder).bundle
-    table = bundle.catalog.items
-    place = table.column_names.index("available")
-    words = table.set_column(place, "available", pa.array(["sold out"] * ITEMS))
-    words = words.drop_columns(["available_from", "available_until"])
-    object.__setattr__(bundle, "catalog", Catalog(words, CODES))
-    assert Epochs(bundle, clock=clock).current.alive.all()
 
 
 def test_the_digest_changes_with_what_is_available():

@@ -5,24 +5,16 @@ from dataclasses import replace
 
 import constraint
 import decode
-import numpy as np
 import pytest
 import torch
 import workload
 from answers import Agreement
 from decode import Options, measure
 from measuring import Side, compare_times, time_interleaved
-from oracles import tiny_model
-from reporting import begin, read_options
-from toy_bundle import counted_codes, items_table, write_bundle
 
-from recsys.artifacts import write_artifact
-from recsys.dataset import Dataset
 from recsys.decoding import speculative_beam_search
-from recsys.errors import ConfigError, RecsysError
-from recsys.interactions import Interactions
+from recsys.errors import RecsysError
 from recsys.models.architecture import Architecture
-from recsys.splits import TEST, TRAIN
 from recsys.vocabulary import Vocabulary
 
 SETUP = workload.Setup(6, "cpu", torch.float32, 0)
@@ -79,25 +71,6 @@ def test_agreement_counts_lists_items_and_the_gap():
     assert Agreement.join([agreement, other]) == Agreement(0.75, 0.875, 0.5)
 
 
-def test_a_bundle_gets_the_test_users_of_its_data_set(tmp_path, monkeypatch):
-    """Of two users one can be asked: the other has no more than one training event."""
-    monkeypatch.setenv("RECSYS_HOME", str(tmp_path))
-    ids = [f"i{n:02d}" for n in range(12)]
-    table, codes = items_table(ids), counted_codes(12, (4, 3))
-    prompts = '{"max_items": 4, "block": 1}'
-    bundle = tmp_path / "bundles" / "shop"
-    draft = tiny_model(vocabulary=Vocabulary.from_levels((4, 3)).size)
-    write_bundle(bundle, table, codes, (4, 3), draft=draft, prompts=prompts)
-    events = Interactions.of(["a"] * 4 + ["b"] * 2, ids[:6], [1, 2, 3, 4, 1, 2], item_ids=ids)
-    split = np.asarray([TRAIN, TRAIN, TRAIN, TEST, TRAIN, TEST], np.uint8)
-    with write_artifact(tmp_path / "datasets" / "shop", "dataset") as inside:
-        Dataset(events, split, table).save(inside)
-    data = workload.load_bundle_workload(bundle, SETUP)
-    # items 0, 1, 2 have codes (0, 0), (0, 1), (0, 2); level 2 starts at token 6
-    assert [p.tolist() for p in data.prompts] == [[1, 2, 6, 2, 7, 2, 8]]
-    assert [p.tolist() for p in data.earlier] == [[1, 2, 6, 2, 7]]
-
-
 def test_every_side_runs_once_a_round_and_its_preparation_is_not_timed(monkeypatch):
     now, runs = [0.0], {"a": [], "b": []}
     monkeypatch.setattr("measuring.time.perf_counter", lambda: now[0])
@@ -114,10 +87,3 @@ def test_every_side_runs_once_a_round_and_its_preparation_is_not_timed(monkeypat
     assert (times["a"].wall, times["b"].wall) == ([2.0] * 3, [3.0] * 2)
     assert runs == {"a": [0, 0, -1, 1, -2, 2], "b": [0, 1]}
     assert compare_times([10, 30], [1, 1, 500])["p50"] == pytest.approx(20)
-
-
-def test_a_file_in_place_of_the_folder_is_named_before_anything_is_measured(tmp_path):
-    (tmp_path / "taken").write_text("")
-    options, run = read_options(Options, "", {}, ["--out", str(tmp_path / "taken")])
-    with pytest.raises(ConfigError, match=r"taken.*: expected a folder, and it is a file"):
-        begin("decode", options, run)

@@ -94,18 +94,6 @@ def ids_of(result):
     return [r.item_id for r in result.recommendations]
 
 
-def slow_cosine(vectors, history, item) -> float:
-    """Cosine of an item and the sum of the history's unit vectors, weighted by 0.6 to their age."""
-    whole = [0.0] * len(vectors[0])
-    for age, seen in enumerate(reversed(history)):
-        unit = vectors[seen] / math.hypot(*vectors[seen])
-        whole = [w + 0.6**age * float(u) for w, u in zip(whole, unit, strict=True)]
-    if not history:
-        return 0.0
-    dot = sum(w * float(v) for w, v in zip(whole, vectors[item], strict=True))
-    return dot / math.hypot(*whole) / math.hypot(*vectors[item])
-
-
 def slow_features(source, values) -> list[dict[str, float]]:
     """Features of each candidate from a source's values, None where the model has no score."""
     known = [v for v in values if v is not None]
@@ -145,13 +133,10 @@ def slow_blend(rec, request) -> list[tuple[str, float]]:
     names = list(dict.fromkeys([*ids_of(plain), *(IDS[i] for i in found.items[0] if i >= 0)]))
     items = [IDS.index(name) for name in names]
     values = {"model": list(rec.score([request.history], [names])[0])}
-    for source, past in (("item_item", seen), ("last_item", seen[-1:])):
-        values[source] = list(Evidence(retrieval, Histories.of([past])).shares.toarray()[0][items])
-    for source, index in (("vectors", VECTORS), ("content", CONTENT)):
-        values[source] = [slow_cosine(index, seen, i) for i in items]
-        values[f"last_{source}"] = [slow_cosine(index, seen[-1:], i) for i in items]
-    values["neighbors"] = list(retrieval.neighbors.score(asked, False).toarray()[0][items])
-    values["sasrec"] = list((SASREC.states(asked) @ SASREC.vectors.T)[0][items])
+    evidence, places = Evidence(retrieval, asked), np.array([items])
+    for source in ("item_item", "last_item", "vectors", "content", "last_vectors", "last_content",
+                   "neighbors", "sasrec"):  # fmt: skip
+        values[source] = evidence.values(places, [source])[source][0].tolist()
     counts = np.bincount(TRAINED.items, minlength=ITEMS)
     values["popularity"] = [math.log(1 + counts[i]) for i in items]
     totals = [0.0] * len(items)

@@ -35,7 +35,7 @@ from recsys.decoding.captured_drafts import DraftGraphs
 from recsys.decoding.planner import Plan
 from recsys.decoding.speculative import Answers
 from recsys.errors import NonFiniteError
-from recsys.models.graphs import BATCHES, PassGraphs
+from recsys.models.graphs import PassGraphs
 from recsys.models.tree_forward import TreeModel
 from recsys.modes import Mode
 
@@ -128,12 +128,6 @@ class TestDrafts(CapturedSuite):
         alone = Engine(tiny_model("llama", layers=1), TRIE, graphs=True)
         with pytest.raises(ValueError, match="draft-30 cannot be captured"):
             alone.capture_decodes(1, 8, K, plans=[DRAFTED])
-
-    def test_large_batches_of_large_trees_are_not_captured(self, captured_engine):
-        grid = captured_engine._grid(32, LONGEST, K)
-        plan = Plan(Mode.DRAFT, 256)
-        assert {s.batch for s in grid.of_decodes(plan, kept=False)} == {1, 2, 4, 8}
-        assert {s.batch for s in grid.of_decodes(Plan(), kept=False)} == set(BATCHES)
 
     @pytest.mark.parametrize("kept", [(True, False), (False, True), (True, True)])
     def test_both_models_begin_behind_what_both_have_stored(self, kept, recorded):

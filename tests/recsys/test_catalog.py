@@ -20,11 +20,6 @@ ITEMS = pa.table(
 CODES = np.array([[0, 1], [3, 2], [0, 1]], np.int32)  # the first and the last share a leaf
 
 
-def table(n: int) -> pa.Table:
-    names = [f"i{n}" for n in range(n)]
-    return pa.table({"item_id": names, "title": names, "text": [""] * n})
-
-
 def test_items_are_found_by_their_ids():
     catalog = Catalog(ITEMS, CODES)
     assert len(catalog) == 3

@@ -59,7 +59,7 @@ def test_passes_in_fixed_buffers_give_the_same_answers():
     assert each.target.pool.lent == each.draft.pool.lent == 0
 
 
-def test_ten_thousand_mixed_decodes_leave_nothing_lent_or_pinned():
+def test_thousands_of_mixed_decodes_leave_nothing_lent_or_pinned():
     """Plain, drafted, sampled, refused and broken ones, over prompts that come back."""
     small = ItemTrie.build(random_catalog(np.random.default_rng(1), 30, 3))
     model = tiny_model("llama", layers=1, hidden=16)
@@ -74,7 +74,7 @@ def test_ten_thousand_mixed_decodes_leave_nothing_lent_or_pinned():
         return forward(*args, **kwargs)
 
     prompts = random_prompts(rng, 200, 16)
-    while decoded < 10_000:
+    while decoded < 4_000:
         size = 50
         group = [prompts[i] for i in rng.integers(0, len(prompts), size)]
         mode = ("beam", "exhaustive", "draft")[rng.integers(3)]
@@ -88,7 +88,7 @@ def test_ten_thousand_mixed_decodes_leave_nothing_lent_or_pinned():
         except (ValueError, KeyboardInterrupt):
             failed += 1
         decoded += size
-    assert failed > 20
+    assert failed > 10
     for side in (each.target, each.draft):
         assert side.pool.lent == 0
         assert side.prefixes.pinned == 0

@@ -16,9 +16,9 @@ import torch
 
 from recsys.artifacts import Workspace, read_manifest, verify, write_artifact
 from recsys.catalog import Catalog
-from recsys.config import Settings, build
+from recsys.config import Settings
 from recsys.dataset import Dataset
-from recsys.errors import ArtifactError, ConfigError, DataError
+from recsys.errors import ArtifactError, DataError
 from recsys.evaluation import report, run
 from recsys.evaluation.baselines import Popularity, fit_baselines, of_available
 from recsys.evaluation.compare import compare
@@ -323,21 +323,6 @@ def test_a_session_within_the_split_is_no_leak():
     found = evaluate({"model": Fixed([4])}, shop, EvaluationConfig(ks=(1,), resamples=5))
     assert [items.tolist() for items in found.histories] == [[0, 1], [3]]
     assert found.targets["next"].items.tolist() == [2, 4]
-
-
-def test_a_split_without_events_is_refused():
-    shop = dataset_of({"a": ["i0", "i1", "i2"]}, split=[0, 0, 2])
-    with pytest.raises(DataError, match="no valid events"):
-        evaluate({"model": Fixed([1])}, shop, replace(SMALL, split="valid"))
-
-
-@pytest.mark.parametrize(
-    "values",
-    [{"ks": [10, 5]}, {"ks": []}, {"ks": [0, 1]}, {"users": 0}, {"resamples": 0}, {"beams": 0}],
-)
-def test_settings_that_make_no_sense_are_refused(values):
-    with pytest.raises(ConfigError, match=f"evaluate(: |\\.){next(iter(values))}"):
-        build(EvaluationConfig, values, "evaluate")
 
 
 def test_the_page_escapes_what_comes_from_outside_and_fetches_nothing(text):

@@ -105,20 +105,6 @@ def test_a_type_for_each_item_of_the_history_is_required():
         RecommendRequest(["a", "b"], history_types=["view"])
 
 
-@pytest.mark.parametrize("types", [["view", 2], "ab"])
-def test_types_are_a_list_of_names(types):
-    with pytest.raises(ValueError, match="history_types must be a list of strings, got"):
-        RecommendRequest(["a", "b"], history_types=types)
-
-
-def test_types_of_another_catalog_are_refused():
-    types = event_types()
-    with pytest.raises(ValueError, match="to_targets is of 12 items, its counts of 3"):
-        replace(types, counts=np.ones(3))
-    with pytest.raises(ValueError, match="256 types of events; 253 at most"):
-        replace(types, behaviours=(VIEW,) * 256)
-
-
 def test_every_baseline_leaves_out_what_counts_as_seen_only():
     rows = [
         ("u", "a", 1),

@@ -51,13 +51,6 @@ def test_take_equals_a_loop(sequences: list[list[int]], data: st.DataObject) -> 
     assert [h.tolist() for h in taken] == [sequences[i] for i in indices]
 
 
-def test_take_refuses_a_mask() -> None:
-    with pytest.raises(TypeError, match="flatnonzero"):
-        Histories.of([[1], [2]]).take(np.array([True, False]))
-    with pytest.raises(IndexError):
-        Histories.of([[1], [2]]).take([2])
-
-
 @given(sequences, st.integers(0, 9))
 def test_where_equals_a_loop(sequences: list[list[int]], limit: int) -> None:
     histories = Histories.of(sequences)
@@ -92,13 +85,6 @@ def test_without_timestamps_the_source_order_is_the_time() -> None:
     assert not made.has_time
     assert np.isnan(made.rating).all()
     assert [h.tolist() for h in made.histories] == [[0, 2, 0], [1]]
-
-
-def test_items_follow_a_given_catalog() -> None:
-    catalog = np.array(["c", "never", "a"])
-    made = Interactions.of(["u", "u"], ["a", "c"], item_ids=catalog)
-    assert made.item.tolist() == [2, 0]
-    assert made.item_ids.tolist() == ["c", "never", "a"]
 
 
 @pytest.mark.parametrize("catalog", [["a"], ["b", "zz"], []])

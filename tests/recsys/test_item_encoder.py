@@ -93,22 +93,6 @@ def test_new_items_get_the_first_code_of_their_kind(made, tmp_path, method):
     assert coder.beside(5).argmin() == 5
 
 
-def test_items_without_anything_to_say_are_placed_too(made, tmp_path):
-    _, _, features = made
-    table = pa.table(
-        {
-            "item_id": ["n"],
-            "title": [""],
-            "text": [""],
-            "brand": pa.array([None], pa.string()),
-            "tags": pa.array([None], pa.list_(pa.string())),
-            "price": pa.array([None], pa.float64()),
-        }
-    )
-    row = features.encoder.encode(table)
-    assert np.isfinite(row).all()
-
-
 def test_a_damaged_encoder_is_named(made, tmp_path):
     save(made[2].encoder, tmp_path / "encoder")
     (tmp_path / "encoder" / FILE).write_text("{}")

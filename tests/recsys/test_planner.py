@@ -100,18 +100,6 @@ def test_unexplained_time_may_be_negative():
     assert {each.choose(Load(1, 4, 20)) for _ in range(200)} <= set(each.plans)
 
 
-def test_a_wide_first_level_is_not_exhausted():
-    each = Planner(GPU, DRAFT, levels=4, first_level=5000)
-    assert Plan(Mode.EXHAUSTIVE) not in each.plans
-    assert each.plans[1].mode == "draft"
-
-
-def test_a_catalog_of_one_level_needs_no_plan():
-    each = Planner(GPU, DRAFT, levels=1, first_level=10)
-    assert each.plans == [Plan(Mode.BEAM)]
-    assert each.choose(Load(1, 4, 20)) == Plan(Mode.BEAM)
-
-
 def test_a_draft_costs_its_prompt_and_a_pass_a_level():
     even = PassTimes({1: ((4, 1.0), (256, 1.0))})  # every pass of the target takes 1
     tenth = PassTimes({1: ((4, 0.1), (256, 0.1))})

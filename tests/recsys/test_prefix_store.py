@@ -7,11 +7,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from oracles import tiny_model
 from transformers import LlamaConfig
 
 from recsys.models.prefix_store import PrefixStore
-from recsys.models.tree_forward import TreeModel
 
 LAYERS, HEADS, SIZE = 2, 3, 6
 ROW = LAYERS * 2 * HEADS * SIZE * 4  # bytes of one token in float32
@@ -209,19 +207,6 @@ def test_a_working_cache_may_be_the_front_of_a_larger_storage():
         store.load(hit, front)
     assert torch.equal(front[:, :, 0, :8], twin.cache("v", prompts)[:, :, 0, :8])
     assert (storage[:, :, 3 * SLOTS :] == -7).all()
-
-
-def test_a_store_for_a_model_fits_the_caches_of_that_model():
-    model = TreeModel.of(tiny_model("llama-gqa", dtype=torch.float64))
-    # 2 layers, keys and values, 2 heads of 8, 8 bytes, 4 tokens a block: 2,048 bytes
-    store = PrefixStore(model.config, model.dtype, model.device, max_bytes=5 * 2048 + 2047)
-    assert (store.blocks, store.statistics().bytes) == (5, 5 * 2048)
-    cache = torch.randn(2, 2, 1, 16, 2, 8, dtype=torch.float64)
-    store.insert("v", *pad([range(9)]), cache)
-    with store.lookup("v", *pad([range(9)])) as hit:
-        loaded = torch.zeros_like(cache)
-        store.load(hit, loaded)
-    assert torch.equal(loaded[:, :, :, :8], cache[:, :, :, :8])
 
 
 def test_errors_name_the_value_and_the_way_out():

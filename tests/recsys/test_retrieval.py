@@ -108,14 +108,6 @@ def test_items_beyond_the_catalog_have_no_events_and_say_nothing():
     assert because(retrieval, [0], [ITEMS, 1]) == [-1, 0]
 
 
-def test_a_user_without_history_is_given_what_is_popular():
-    retrieval = fitted(Histories.of([[3, 4], [3, 5], [3, 4]]))
-    found = retrieval.candidates(Histories.of([[]]), 3)
-    assert found.items[0].tolist() == [3, 4, 5]
-    assert not found.supported.any()
-    np.testing.assert_allclose(np.exp(found.log_probs[0, :2]), [4 / 15, 3 / 15], rtol=1e-6)
-
-
 def because(retrieval, history, items):
     return retrieval.because(Histories.of([history]), np.array([items])).tolist()[0]
 
@@ -231,23 +223,6 @@ def test_files_without_finite_numbers_are_refused(tmp_path, name, kind):
         Retrieval.load(tmp_path)
 
 
-def test_settings_out_of_range_are_refused():
-    item_item = ItemItem.directional(Histories.of([[0, 1]]), 2)
-    with pytest.raises(ValueError, match="smoothing"):
-        Retrieval(item_item, np.ones(2), 0.0)
-    with pytest.raises(ValueError, match="counts of 3"):
-        Retrieval(item_item, np.ones(3))
-    for weights, fault in (({"popular": 1.0}, "'popular'"), ({"popularity": np.inf}, "finite")):
-        with pytest.raises(ValueError, match=fault):
-            Reranker(weights)
-    with pytest.raises(ValueError, match="nodes"):
-        Reranker({}, 10, -1)
-    with pytest.raises(ValueError, match="candidates must be a whole number"):
-        Reranker({}, 1.5)
-    with pytest.raises(ValueError, match="weights must map features to numbers"):
-        Reranker([])
-
-
 def test_neighbours_are_weighted_by_the_fourth_power_of_cosine():
     vectors = np.array([[1, 0], [1, 1], [0, 2], [0, 0], [-1, 0]], np.float32)
     near = VectorIndex.of(vectors).neighbours(2).toarray()
@@ -265,6 +240,12 @@ def test_an_item_speaks_for_its_like_with_a_share_of_its_weight():
     wanted = [[0, 3, 1], [0.75 + 0.125, 0, 0.125], [0.125, 0, 0]]
     np.testing.assert_allclose(found.weights.toarray(), wanted, atol=1e-6)
     assert found.decay == 0.5
+
+
+def test_without_any_evidence_only_the_like_is_spoken_for():
+    near = sparse.csr_array(np.array([[0.0, 1], [1, 0]]))
+    empty = ItemItem(sparse.csr_array((2, 2), dtype=np.float32), 0.5)
+    np.testing.assert_allclose(empty.with_near(near, 0.2).weights.toarray(), [[0, 0.2], [0.2, 0]])
 
 
 def test_the_largest_weights_of_a_wide_catalog_stay_in_their_rows():

@@ -95,11 +95,3 @@ def test_candidate_scores_have_the_same_bits_in_any_batch():
         assert torch.equal(alone.scores[0], together.scores[i])
         mine = alone.candidate_scores[0]
         assert torch.equal(mine, together.candidate_scores[i, : len(mine)])
-
-
-def test_empty_batches_and_empty_lists_are_accepted():
-    trie = ItemTrie.build([[1, 2], [3, 4]])
-    assert score_rows(TARGET, [], trie, []).shape == (0, 0)
-    assert score_rows(TARGET, [[1]], trie, [[]]).shape == (1, 0)
-    found = beam_search(TARGET, SearchRequest([], candidates=[]), trie, 2)
-    assert found.candidate_scores is None or found.candidate_scores.shape[0] == 0

@@ -95,16 +95,6 @@ def test_items_that_fit_are_not_moved(seed, items, sizes, spread):
         np.testing.assert_array_equal(out[:, :-1], codes[:, :-1])  # only the last level moved
 
 
-def test_excess_items_of_a_prefix_move_to_the_nearest_sibling():
-    centroids = np.array([[[0.0], [1.0], [9.0]], [[0.0], [0.1], [0.2]]], np.float32)
-    latents = np.array([[0.0], [0.1], [0.2], [0.3]], np.float32)  # four items for three leaves
-    codes = residual_codes(latents, centroids)
-    assert set(codes[:, 0]) == {0}
-    out = assign_unique(codes, latents, centroids)
-    assert len(np.unique(out, axis=0)) == 4
-    assert out[:, 0].tolist() == [0, 0, 0, 1]  # the nearest to centroid 1 went there
-
-
 def test_a_prefix_is_full_when_its_own_leaves_are():
     centroids = [np.array([[0.0], [4.0], [8.0]], np.float32), np.array([[0.0], [1.0]], np.float32)]
     latents = np.array([[0.0], [0.1], [1.0], [8.0]], np.float32)

@@ -114,12 +114,6 @@ def test_words_get_tfidf_and_numbers_get_standard_scores():
     np.testing.assert_allclose(prices[:, 0], [-1 / root, -1 / root, 0, root], rtol=1e-5)
 
 
-def test_the_same_value_in_two_columns_is_two_values():
-    table = items_table(n=3, brand=["x", "y", "z"], color=["y", "x", "z"])
-    block = alone(table, attribute_weight=1)
-    assert abs(cosine(block, 0, 1)) < 1e-5
-
-
 def slow_ppmi(sequences, num_items, window):
     counts = np.zeros((num_items, num_items))
     for sequence in sequences:

@@ -62,15 +62,6 @@ def test_leave_one_out_of_baskets_equals_a_loop(users: list[list[int]]) -> None:
     assert label_baskets(*columns, fine).tolist() == label_ends(columns[0]).tolist()
 
 
-def test_global_temporal_by_hand() -> None:
-    interactions = at(list(range(10)))
-    labels = label_times(
-        interactions.timestamp, dates_of_shares(interactions.timestamp, (0.6, 0.2))
-    )
-    by_time = dict(zip(interactions.timestamp.tolist(), labels.tolist(), strict=True))
-    assert [by_time[t] for t in range(10)] == [TRAIN] * 6 + [VALID] * 2 + [TEST] * 2
-
-
 def test_dates_are_the_first_moments_of_their_parts() -> None:
     interactions = at([10, 20, 30])
     labels = label_times(interactions.timestamp, (20, 30))
@@ -109,13 +100,6 @@ def histories(rows: list[list[bool]]) -> tuple[np.ndarray, np.ndarray]:
     return user, np.array([target for row in rows for target in row], bool)
 
 
-def test_the_last_targets_by_hand() -> None:
-    # u: context target context | target | context; v: one target only; w: no history
-    user, target = histories([[False, True, False, True, False], [False, True], [True, True]])
-    labels = label_last_targets(user, target)
-    assert labels.tolist() == [TRAIN, VALID, TEST, TEST, TEST, TRAIN, TRAIN, TRAIN, TRAIN]
-
-
 @given(st.lists(st.lists(st.booleans(), min_size=1, max_size=8), max_size=6))
 def test_the_last_targets_equal_a_loop(rows: list[list[bool]]) -> None:
     expected = []
@@ -127,12 +111,6 @@ def test_the_last_targets_equal_a_loop(rows: list[list[bool]]) -> None:
             for place in range(len(row))
         ]
     assert label_last_targets(*histories(rows)).tolist() == expected
-
-
-@given(lengths)
-def test_with_targets_alone_the_last_ones_are_leave_one_out(lengths: list[int]) -> None:
-    user, target = histories([[True] * n for n in lengths])
-    assert label_last_targets(user, target).tolist() == label_ends(user).tolist()
 
 
 @given(st.lists(st.lists(st.tuples(st.booleans(), st.integers(0, 2)), max_size=6), max_size=6))

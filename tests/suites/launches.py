@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -80,3 +80,19 @@ def is_view(func: Any) -> bool:
     """Whether an operation only returns another view of its argument."""
     alias = func._schema.returns[0].alias_info if func._schema.returns else None
     return alias is not None and not alias.is_write
+
+
+def machine_code(kernel: Any, arguments: Iterable[Any], constants: dict[str, Any]) -> bytes:
+    """What a Triton kernel is on an H100, with the arguments of a launch."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    constants = dict(constants)
+    options = {"num_warps": constants.pop("num_warps")}
+    names = [name for name in kernel.arg_names if name not in constants]
+    kinds = [triton.runtime.jit.mangle_type(argument) for argument in arguments]
+    signature = dict(zip(names, kinds, strict=True)) | dict.fromkeys(constants, "constexpr")
+    source = ASTSource(kernel, signature, constexprs=constants)
+    compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
+    return compiled.asm["cubin"]

@@ -268,10 +268,6 @@ def test_torch_runs_what_is_not_covered(make):
     logits_of(TreeModel(model), [np.arange(1, 9)], random_tree(1, 1, [4]))
 
 
-def test_the_variable_leaves_the_library_unused():
-    assert torch_twin(tiny_model("llama")).native is None
-
-
 @pytest.mark.parametrize(
     ("name", "change"),
     [
@@ -332,11 +328,6 @@ def one_pass(**change):
         "rows": torch.tensor([[1]]),
     }
     return arguments | change
-
-
-def test_models_larger_than_the_memory_stay_with_torch(monkeypatch):
-    monkeypatch.setattr(coverage, "_memory", lambda: 4000)
-    assert not coverage.runs_natively(tiny_model("llama"))
 
 
 def test_a_cache_of_another_device_is_refused():

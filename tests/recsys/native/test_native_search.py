@@ -87,16 +87,6 @@ def test_answers_and_work_are_those_of_the_steps(architecture, monkeypatch):
     check()
 
 
-def test_equal_scores_go_to_the_lower_row(monkeypatch):
-    model = tiny_model("llama")
-    with torch.no_grad():
-        model.lm_head.weight.zero_()
-    trie = ItemTrie.build(random_catalog(np.random.default_rng(0), 300, 4))
-    ready = TreeModel(model)
-    found = beam_search(ready, [[1, 2], [3]], trie, 7)
-    check_equal(found, by_steps(monkeypatch, ready, [[1, 2], [3]], trie, 7))
-
-
 def test_kept_histories_are_read_and_stored(monkeypatch):
     trie = ItemTrie.build(random_catalog(np.random.default_rng(0), 200, 4))
     prompts = random_prompts(np.random.default_rng(3), 4, 40)

@@ -218,12 +218,3 @@ def test_constraints_of_a_batch_end_alike():
     tries = [TitleTrie.build(["a"], TokenTrie.build(SPELLING, ends)) for ends in ([0], [1])]
     with pytest.raises(ValueError, match="differ in their end tokens"):
         generate(TreeModel(DOUBLE), [np.array([3])] * 2, 2, 5, constraint=tries)
-
-
-def test_a_token_that_the_constraint_does_not_know_is_not_taken():
-    model = tiny_model("llama", 64)
-    found = generate(
-        model, [np.array([50])], 3, 8, constraint=TitleTrie.build(["abc", "ca"], TOKENS),
-        num_return_sequences=3,
-    )  # fmt: skip
-    assert {spelled(text) for text, _ in answers(found)} == {"abc", "ca"}

@@ -37,7 +37,7 @@ TOKENIZER = TextTokenizer(byte_level_tokenizer(TEXTS * 3, 330), 352)
 COMPILER = GrammarCompiler(TOKENIZER)
 MODEL = tiny_model("llama-gqa", 352)
 SOURCE = 'He said: "Über alles 🎬, the quick\nbrown fox".'
-DRAWS = 600
+DRAWS = 2000
 SHORTLIST = ["Heat", "Heat 2", "Alien", "Toy Story", 'Say "Hi"']
 
 
@@ -223,16 +223,3 @@ def test_a_text_is_cut_at_its_limit():
     (text,) = sample_text(MODEL, [np.array([3])], long, 7)
     assert not text.finished
     assert (text.forced, text.stats.target_passes) == (7, 0)
-
-
-@pytest.mark.parametrize(
-    ("wrong", "message"),
-    [
-        ({"max_new_tokens": 0}, "max_new_tokens must be at least 1"),
-        ({"temperature": -1.0}, "temperature must be finite and at least 0"),
-        ({"temperature": float("nan")}, "temperature must be finite"),
-    ],
-)
-def test_arguments_out_of_range_are_refused(wrong, message):
-    with pytest.raises(ValueError, match=message):
-        sample_text(MODEL, [np.array([3])], COMPILER.constraint(choice(["a"])), **wrong)

@@ -217,6 +217,23 @@ def test_an_interrupted_search_returns_its_cache(monkeypatch, after):
     assert model.pool.lent == 0
 
 
+def test_a_cache_that_cannot_grow_is_returned(monkeypatch):
+    model = TreeModel(DOUBLE)
+    lend, calls = model.pool.lend, []
+
+    def scarce(*args):
+        calls.append(args)
+        if len(calls) > 1:
+            raise MemoryError
+        return lend(*args)
+
+    monkeypatch.setattr(text, "node_budget", lambda K, _, g: K * g)
+    monkeypatch.setattr(model.pool, "lend", scarce)
+    with pytest.raises(MemoryError):
+        generate(model, PROMPTS, 4, 60)
+    assert model.pool.lent == 0
+
+
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [

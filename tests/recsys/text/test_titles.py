@@ -82,21 +82,6 @@ def test_a_text_merge_key_the_only_title_it_can_become(catalog):
     assert titles.merge_keys([DEAD]) == DEAD
 
 
-@pytest.mark.parametrize(
-    ("titles", "message"),
-    [([], "no item has one"), (["", ""], "no item has one"), (["x"], "can write none")],
-)
-def test_catalogs_without_a_title_are_refused(titles, message):
-    with pytest.raises(ValueError, match=f"titles: .*{message}"):
-        TitleTrie.build(titles, TokenTrie.build([b"a", b""], [1]))
-
-
-@pytest.mark.parametrize(("ends", "message"), [([], "at least one token"), ([2], "0 .. 1")])
-def test_end_tokens_are_checked(ends, message):
-    with pytest.raises(ValueError, match=f"end_tokens: .*{message}"):
-        TokenTrie.build([b"a", b"b"], ends)
-
-
 def test_a_tokenizer_of_another_kind_is_read_too():
     from tokenizers import Tokenizer, decoders, models
     from transformers import PreTrainedTokenizerFast
