@@ -185,11 +185,3 @@ def test_a_shop_of_one_item_is_refused_in_words(run, home):
     assert "only 1 item is left" in shown
     assert "a recommender needs at least 2" in shown
     assert "--items" in shown
-
-
-def test_a_user_column_without_repeats_is_named(run, home):
-    rows = [(f"u{u}", f"i{u % 7}", 1_700_000_000 + 9000 * u) for u in range(100)]
-    pd.DataFrame(rows, columns=["user", "item", "timestamp"]).to_csv("single.csv", index=False)
-    status, shown = run("single.csv")
-    assert status == 2
-    assert "the name of 'user' fits, but no value of it occurs twice" in shown

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import psutil
+import pytest
 
 UNTIDY = """
 import socket, subprocess, sys, tempfile
@@ -27,20 +28,21 @@ def test_that_leaves_a_port():
 """
 
 
-def run(folder: Path, text: str) -> subprocess.CompletedProcess[str]:
+def run(folder: Path, text: str, workers: str) -> subprocess.CompletedProcess[str]:
     conftest = Path(__file__).with_name("conftest.py").read_text()
     (folder / "conftest.py").write_text(conftest.replace("PATIENCE_S = 300", "PATIENCE_S = 1"))
     (folder / "pytest.ini").write_text("[pytest]\n")
     (folder / "test_it.py").write_text(text)
     return subprocess.run(
         [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-p", "no:schemathesis",
-         "-n", "1", str(folder)],
+         "-n", workers, str(folder)],
         capture_output=True, text=True, check=False, cwd=folder,
     )  # fmt: skip
 
 
-def test_what_a_run_leaves_behind_fails_it(tmp_path: Path) -> None:
-    done = run(tmp_path, UNTIDY)
+@pytest.mark.parametrize("workers", ["0", "1"])
+def test_what_a_run_leaves_behind_fails_it(tmp_path: Path, workers: str) -> None:
+    done = run(tmp_path, UNTIDY, workers)
     assert done.returncode == 1, done.stdout + done.stderr
     assert "4 passed" in done.stdout
     _, found = done.stdout.split("the tests have left something behind")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import multiprocessing
-import shutil
 from dataclasses import replace
 
 import pytest
@@ -13,7 +12,7 @@ from starlette.testclient import TestClient
 from toy_bundle import wait_until_ready
 
 from recsys.config import Settings
-from recsys.errors import ArtifactError, RecsysError
+from recsys.errors import RecsysError
 from recsys.evaluation import run as evaluation
 from recsys.evaluation import search
 from recsys.evaluation.protocol import EvaluationConfig
@@ -99,23 +98,6 @@ def test_an_evaluation_whose_other_process_is_killed_ends_with_an_error(
     monkeypatch.setattr(Recommender, "rank_variants", kill_others)
     with pytest.raises(RecsysError, match="was ended from outside"):
         evaluate_in_two(road, road[0].workspace.bundle, tmp_path, monkeypatch)
-
-
-@pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
-def test_an_evaluation_whose_other_process_cannot_load_says_why(road, tmp_path, monkeypatch):
-    bundle = tmp_path / "bundle"
-    shutil.copytree(road[0].workspace.bundle, bundle)
-    enter = search.Search.__enter__
-
-    def lose_target(self):
-        (bundle / "target" / "config.json").unlink()
-        return enter(self)
-
-    fork = multiprocessing.get_context("fork")  # what it says is the same, and it imports nothing
-    monkeypatch.setattr(search, "get_context", lambda _: fork)
-    monkeypatch.setattr(search.Search, "__enter__", lose_target)
-    with pytest.raises(ArtifactError, match=r"config\.json"):
-        evaluate_in_two(road, bundle, tmp_path, monkeypatch)
 
 
 def evaluate_in_two(road, bundle, folder, monkeypatch):
