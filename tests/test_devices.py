@@ -272,6 +272,23 @@ def test_training_takes_the_device_of_the_shorter_steps(
     assert f"toy: on {chosen}" in shown
 
 
+def test_training_falls_back_to_the_cpu_if_a_step_on_the_gpu_raises(
+    claimed_gpu, monkeypatch, tmp_path, caplog
+):
+    right = training_device.step_seconds
+
+    def broken(module, batches, config, device):
+        if device.type == "cuda":
+            raise RuntimeError("CUDA error: no kernel image")
+        return right(module, batches, config, device)
+
+    monkeypatch.setattr(training_device, "step_seconds", broken)
+    with claimed_gpu():
+        assert weights_after(tmp_path)[0] == "cpu"
+    assert "no kernel image" in caplog.text
+    assert "ACCELERATE_USE_CPU=no" in caplog.text
+
+
 def test_training_on_the_cpu_asks_nothing_of_a_gpu_that_is_busy(
     claimed_gpu, monkeypatch, tmp_path, caplog
 ):

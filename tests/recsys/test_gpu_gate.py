@@ -12,6 +12,7 @@ import torch
 from answers import Answer
 from huggingface import huggingface_beam_search
 from oracles import assert_as_exact, random_catalog, tiny_model
+from toy_bundle import counted_codes
 
 from recsys.constraint import ItemTrie
 from recsys.decoding import (
@@ -69,7 +70,7 @@ class Judged:
         return gate.judge(self.error(rankings), short, self.trusted)
 
 
-SEEDS = range(5)
+SEEDS = range(10)
 judge_of = cache(Judged)
 
 
@@ -115,6 +116,31 @@ def test_eager_passes_hugging_face_and_other_orders_of_sums_pass(seed):
         assert verdict["passed"]
 
 
+def test_what_a_float32_search_keeps_is_what_a_search_from_scratch_keeps():
+    """Level by level over all prefixes of the catalog but two rows."""
+    judged, excluded = judge_of(2), [0, 70]
+    asked = judged.prompts[0], excluded
+    rows = [
+        tuple(row) for place, row in enumerate(judged.trie.rows.tolist()) if place not in excluded
+    ]
+    lists = {}
+    for dtype in (torch.float32, torch.float64):
+        kept, known = [()], {}
+        for level in range(1, 5):
+            prefixes = sorted({row[:level] for row in rows if row[: level - 1] in kept})
+            scores = plain_scores(judged, 0, prefixes, dtype)
+            ranked = sorted(zip(prefixes, scores, strict=True), key=lambda pair: -pair[1])
+            kept = [prefix for prefix, _ in ranked[:BEAMS]]
+            known |= dict(ranked)
+        lists[dtype] = {
+            sequence: [known[sequence[:level]] for level in range(1, 5)] for sequence in kept
+        }
+    found, _ = judged.scorer._search(*asked)
+    plain, exact = lists.values()
+    assert list(found) == list(plain) == list(exact)
+    assert_as_exact(*(np.stack(list(each.values())) for each in (found, plain, exact)))
+
+
 def prefix_scores(judged, prompt):
     """Scores in float32 of all that items of the catalog begin with, by level."""
     rows = [tuple(row) for row in judged.trie.rows.tolist()]
@@ -141,6 +167,36 @@ def test_a_search_that_keeps_too_few_first_tokens_is_refused(judged):
         ranking = search(prefix_scores(judged, prompt), [1, BEAMS, BEAMS, BEAMS])
         found.append(judged.scorer.shortfall([prompt], [ranking], [()]))
     assert max(found) > gate.allowance(judged.trusted)
+
+
+def test_a_lost_item_is_judged_where_no_listed_one_begins_like_it():
+    """Its beginning is kept for another item, whatever its score is there."""
+    codes = counted_codes(81, (3, 3, 3, 3))
+    judged, found = Judged(2, codes + np.array([2, 17, 32, 47])), []
+    for prompt in judged.prompts:
+        *levels, last = prefix_scores(judged, prompt)
+        right = search([*levels, last], [BEAMS] * 4)
+        for lost, score in right:
+            if sum(item[:3] == lost[:3] for item, _ in right) > 1:
+                others = {item: value for item, value in last.items() if item != lost}
+                ranking = search([*levels, others], [BEAMS] * 4)
+                found.append(judged.scorer.shortfall([prompt], [ranking], [()]))
+                assert found[-1] == pytest.approx(score - ranking[-1][1], abs=1e-4)
+    assert max(found) > gate.allowance(judged.trusted)
+
+
+@pytest.mark.parametrize("error", [0.0, 0.5, 2.0])
+def test_a_search_by_scores_with_errors_falls_short_by_twice_the_largest_at_most(error):
+    """What is lost at one level by an error is not asked for at the next ones."""
+    judged, rng, differ = judge_of(4), np.random.default_rng(0), 0
+    prompt = judged.prompts[0]
+    exact = prefix_scores(judged, prompt)
+    for _ in range(100):
+        moved = [{p: s + rng.choice([-error, error]) for p, s in level.items()} for level in exact]
+        ranking = search(moved, [BEAMS] * 4)
+        assert judged.scorer.shortfall([prompt], [ranking], [()]) <= 2 * error + 1e-4
+        differ += {sequence for sequence, _ in ranking} != set(judged.scorer._search(prompt, ())[0])
+    assert bool(differ) == bool(error)
 
 
 @pytest.mark.parametrize(
