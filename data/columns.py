@@ -34,6 +34,7 @@ from recsys.data.column_words import (
     rank,
     words,
 )
+from recsys.data.ids import SHORTENED
 from recsys.data.layouts import parts_repeat, refuse_without_header
 from recsys.data.numbers import NO_NUMBER
 from recsys.data.ratings import share_of_points
@@ -46,6 +47,7 @@ from recsys.data.returns import (
     read_pieces,
     share_of_events,
     share_of_taken_back,
+    take_back_others,
     values_of_returns,
 )
 from recsys.data.sample import (
@@ -113,7 +115,7 @@ def recognise_events(
     roles = _given(sample, chosen, EVENT_WORDS)
     if items is None:  # else the names are of its columns
         roles |= _given(sample, chosen, EVENT_FIELDS)
-    refuse_without_header(sample.path, sample.table, bool(roles))
+    refuse_without_header(sample, bool(roles))
     known = None if items is None else _best_ids(items, chosen)
     doubts: dict[str, list[str]] = {}
 
@@ -127,9 +129,8 @@ def recognise_events(
         if role == "item" and known is not None:
             ranked = _by_overlap(ranked, _unnamed(sample, roles, EVENT_WORDS), sample, known)
         if role == "item" and len(ranked) > 1:
-            ranked = [
-                pair for pair in ranked if not _numbers_lines(sample.texts(pair[1]))
-            ] or ranked
+            others = [pair for pair in ranked if not _numbers_lines(sample.texts(pair[1]))]
+            ranked = others or ranked
         if role == "item" and not _only(ranked):
             ranked = _without_titles(ranked, sample)
         if role == "item" and known is None:
@@ -176,6 +177,8 @@ def mapped(
     Raises:
         DataError: the file lacks such a column.
     """
+    if {*mapping.values()}.isdisjoint(sample.table.column_names):
+        refuse_without_header(sample, False, of_items, mapping)
     roles = _given(sample, chosen, ITEM_WORDS if of_items else EVENT_WORDS)
     for role, name in mapping.items():
         kind = role.partition(" ")[0]
@@ -251,7 +254,7 @@ def recognise_items(
     """
     _check_names(sample, sample.table.column_names)
     roles = _given(sample, chosen, ITEM_WORDS)
-    refuse_without_header(sample.path, sample.table, bool(roles), of_items=True)
+    refuse_without_header(sample, bool(roles), of_items=True)
     names = ITEM_WORDS
     if mapping is not None:
         roles = mapped(sample, chosen, mapping, of_items=True)
@@ -441,10 +444,8 @@ def _given(sample: Sample, chosen: Mapping[str, str | None], words: Mapping[str,
         if name in (None, NO_COLUMN) or (role == "timestamp" and name == FILE_ORDER):
             continue
         if name not in sample.table.column_names:
-            raise DataError(
-                f"{sample.path}: no column {name!r}, which data.columns.{role} names; the columns "
-                f"are:\n{sample.show()}"
-            )
+            missing = sentence("no_column_of_settings", path=sample.path, name=name, role=role)
+            raise DataError(f"{missing}\n{sample.show()}")
         roles[role] = Found(name, "named in the settings")
     return roles
 
@@ -593,7 +594,8 @@ def _content_agrees(role: str, name: str, sample: Sample, rules: TimeRules) -> b
     if role == "item" and normalised(name) == "material" and _looks_like(values) != "codes":
         return False  # what it is made of
     if role in ("user", "item", "session"):
-        repeats = distinct < len(values) and (distinct > 1 or role != "user")
+        one = distinct == 1 and not share_of(values, SHORTENED)  # which are refused later
+        repeats = distinct < len(values) and not (one and role == "user")
         repeats = repeats or (role == "item" and parts_repeat(values))
         return bool(repeats) or len(values) < ENOUGH_ROWS
     if role == "id":
@@ -603,7 +605,7 @@ def _content_agrees(role: str, name: str, sample: Sample, rules: TimeRules) -> b
         few = distinct <= max(2, len(values) // 2) or len(values) < ENOUGH_ROWS
         sure = rank(name, EVENT_WORDS["behaviour"][:1]) is not None
         said = sure or share_of(values, r"^\d+$") == 1 or are_codes(values)
-        said = said or share_of_events(values) >= SHARE_OF_EVENTS
+        said = said or share_of_events(values) >= SHARE_OF_EVENTS or take_back_others(values)
         return bool(distinct <= MAX_TYPES and longest <= 60 and few and said)
     if role == "available":
         return share_of_answers(values) >= SURE_SHARE

@@ -13,6 +13,7 @@ from typing import Any
 import httpx
 
 from recsys.artifacts import sha256
+from recsys.data.report import sentence
 from recsys.errors import ConfigError, DataError
 from recsys.progress import say, track
 
@@ -104,15 +105,11 @@ def _fetch(remote: Remote, target: Path) -> None:
         if remote.sha256 is None:
             say(f"{target.name}: no checksum is known; its sha256 is {digest}")
         elif digest != remote.sha256:
-            raise DataError(
-                f"{remote.url}: the SHA-256 is {digest}, not {remote.sha256}; the file is damaged "
-                "or has changed, and was deleted"
-            )
+            raise DataError(sentence("other_digest", remote=remote, digest=digest))
         part.replace(target)
     except (httpx.HTTPError, OSError) as error:
-        raise DataError(
-            f"{remote.url}: {error}; try again, or put the file at {target} yourself"
-        ) from error
+        failed = sentence("not_downloaded", url=remote.url, error=error, target=target)
+        raise DataError(failed) from error
     finally:
         part.unlink(missing_ok=True)
 

@@ -134,9 +134,7 @@ def prepare(source: EventStream, rules: Rules, folder: Path, memory_gb: float) -
         catalog = source.read_items(pa.table({"item": events.items}))
         check_items(events.items, catalog.items, catalog.codes)
         if rules.min_rating is not None and "rating" not in events.columns:
-            raise ConfigError(
-                f"data.min_rating={rules.min_rating}: this source has no ratings; leave it out"
-            )
+            raise ConfigError(sentence("no_ratings", least=rules.min_rating))
         behaviours = _histories(events, source, rules, folder)
         if rules.min_rating is not None:
             events.drop_ratings_below(rules.min_rating)
@@ -307,9 +305,7 @@ class _Writer:
     def _dates(self) -> tuple[int, int]:
         """The times at which validation and test begin."""
         if not self.has_time:
-            raise ConfigError(
-                "data.split: a global-temporal split needs timestamps; this data set has only order"
-            )
+            raise ConfigError(sentence("split_without_times"))
         try:
             dates = self.rules.dates or dates_of_shares(self.events.times(), self.rules.ratio)
             label_times(np.zeros(0, np.int64), dates)  # checks their order

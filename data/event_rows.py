@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
 from pathlib import Path
@@ -17,8 +17,9 @@ from recsys.data.cleaning import RowCleaner, is_no_id
 from recsys.data.column_words import EVENT_FIELDS, all_of, rank
 from recsys.data.damage import Damage
 from recsys.data.first_rows import FirstRows
+from recsys.data.grouped_rows import filled_down
 from recsys.data.guests import OTHER_ID
-from recsys.data.ids import IdForms
+from recsys.data.ids import IdForms, refuse_lost_digits
 from recsys.data.item_cleaning import ItemCleaner
 from recsys.data.item_fields import FIELDS, LATEST, ItemFields, ids_of_titles
 from recsys.data.opening import TableFile
@@ -60,6 +61,7 @@ class EventReader:
         report: is increased by what is dropped.
         first: what the first rows show.
         forms: of the ids.
+        of_orders: the columns that only the first line of each order has (`columns_of_orders`).
         counts: conversions of times.
         types: names of the event types by number, as they appear.
         fields: of the items, as far as the events have them.
@@ -75,6 +77,7 @@ class EventReader:
     report: Report
     first: FirstRows
     forms: IdForms
+    of_orders: Sequence[str] = ()
     counts: Counter[str] = field(default_factory=Counter)
     types: list[str] = field(default_factory=list)
     last: dict[str, pa.Table] = field(default_factory=dict)
@@ -140,7 +143,7 @@ class EventReader:
     def read(self, files: list[TableFile]) -> Iterator[pa.Table]:
         """Canonical events, part by part."""
         used = {match.column for match in self.roles.values()}
-        used |= {column for column, _ in self.first.conditions}
+        used |= {column for column, _ in self.first.conditions} | {*self.of_orders[:1]}
         if self.first.without_id:
             self._find_titles(files)
         self.returns = [file.path for file in files if are_returns(file.path.stem)]
@@ -155,7 +158,8 @@ class EventReader:
             cleaner = RowCleaner(
                 file.path, self.config.clean, rules, self.report, self.first.service
             )
-            for batch in file.batches(used, damage):
+            parts = file.batches(used, damage)
+            for batch in filled_down(parts, self.of_orders, self.report):
                 check_names(batch, used, file.path)
                 table = self._without_open_quotes(batch, file, damage)
                 table = self._split(table)
@@ -214,6 +218,7 @@ class EventReader:
                 others = self.forms.read("user", table, self.roles[OTHER_ID].column, path)
                 made["user"] = self._or(made["user"], others, "users_by_another_id")
             if "session" in column:
+                refuse_lost_digits(column["session"], self.roles["session"].column, path)
                 sessions = as_strings(column["session"], "session", path)
                 named = pc.binary_join_element_wise(self.first.prefix, sessions, "")
                 sessions = pc.if_else(is_no_id(sessions), sessions, named)

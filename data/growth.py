@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from recsys.data.engine import Prepared, collect
 from recsys.data.raw import RawData, events_table
-from recsys.data.report import Report
+from recsys.data.report import Report, sentence
 from recsys.data.rules import Rules
 from recsys.dataset import PAIR, Dataset, Disliked
 from recsys.errors import DataError
@@ -101,10 +101,7 @@ def read(folder: Path) -> tuple[pa.Table, Erased]:
     """
     events = pq.read_table(folder / EVENTS)
     if not events.schema.equals(COLUMNS):
-        raise DataError(
-            f"{folder}: another version of recsys wrote these events; remove the folder, and run "
-            "`recsys retrain` again"
-        )
+        raise DataError(sentence("events_of_another_version", folder=folder))
     arrays = (np.load(folder / file) for file in (ERASED_USERS, ERASED_DISLIKES))
     return events, Erased(*arrays)
 
@@ -128,10 +125,8 @@ def conform(items: pa.Table, schema: pa.Schema) -> pa.Table:
         try:
             columns.append(items[field.name].cast(field.type, safe=False))
         except pa.ArrowException as error:
-            raise DataError(
-                f"items: column {field.name!r} is {items[field.name].type}, and {field.type} in "
-                f"the parent's data: {error}; convert it, or run from the beginning"
-            ) from error
+            said = {"kind": items[field.name].type, "field": field, "error": error}
+            raise DataError(sentence("another_type", **said)) from error
     return pa.table(columns, schema=schema.remove_metadata())
 
 

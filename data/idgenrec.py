@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from recsys.data.files import read_lines
 from recsys.data.item_texts import ItemText
+from recsys.data.report import sentence
 from recsys.errors import DataError
 
 T = TypeVar("T")
@@ -33,10 +34,7 @@ def sequences_beside(path: Path) -> Path:
     for name in SEQUENCES:
         if (beside := path.with_name(name)).is_file():
             return beside
-    raise DataError(
-        f"{path}: {SEQUENCES[0]}, which tells whose items these are, is not beside it; download "
-        "the whole set, as with `recsys data download idgenrec-beauty`"
-    )
+    raise DataError(sentence("no_sequences", path=path, name=SEQUENCES[0]))
 
 
 def read_keywords(
@@ -62,9 +60,7 @@ def read_keywords(
         return {}
     users = [text.split()[1:] for _, text in read_lines(sequences)]
     if [len(user) for user in users] != lengths.tolist():
-        raise DataError(
-            f"{sequences}: has other users than the file of interactions, or in another order"
-        )
+        raise DataError(sentence("users_in_another_order", path=sequences))
     asins, asin_number = np.unique([asin for user in users for asin in user], return_inverse=True)
     items, number = np.unique(events, return_inverse=True)
     owner = np.repeat(np.arange(len(lengths)), lengths)
@@ -76,10 +72,7 @@ def read_keywords(
         if asin in words and own in item_of
     }
     if not texts:
-        raise DataError(
-            f"{path}: has no keywords for any item of {sequences}; want lines of an ASIN, a blank "
-            "and keywords"
-        )
+        raise DataError(sentence("no_keywords", path=path, sequences=sequences))
     return texts
 
 

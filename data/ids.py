@@ -14,12 +14,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from recsys.data.report import Report, sentence
+from recsys.data.spreadsheets import is_spreadsheet
 from recsys.data.texts import OF_SPREADSHEETS, as_strings, in_nfc
 from recsys.errors import DataError
 
 NUMBER = r"^\d+\.\d+$"
 WHOLE = r"^\d+\.0+$"
 MARKED = rf"^\s+\S|\S\s+$|{OF_SPREADSHEETS}"
+SHORTENED = r"^-?\d{16,}\.0$"  # numbers of spreadsheets, which keep 15 digits
 EXACT, EXACT_OF_32 = 2.0**53, 2.0**24  # larger floating numbers have lost digits
 
 
@@ -45,13 +47,7 @@ class IdForms:
                 earlier part.
         """
         column = table[name]
-        if pa.types.is_floating(column.type):
-            exact, digits = (EXACT, 15) if column.type == pa.float64() else (EXACT_OF_32, 7)
-            large = column.filter(pc.fill_null(pc.greater_equal(pc.abs(column), exact), False))
-            if len(large):
-                shown = large[0].as_py()
-                values = {"path": path, "name": name, "shown": shown, "digits": digits}
-                raise DataError(sentence("lost_digits", **values))
+        refuse_lost_digits(column, name, path)
         texts = as_strings(column, name, path)
         if pa.types.is_string(column.type):
             other = pc.not_equal(column, in_nfc(column))
@@ -81,6 +77,23 @@ class IdForms:
             self.report.add_rows("ids_with_a_decimal_place", whole, texts)
             texts = pc.replace_substring_regex(texts, r"^(\d+)\.0+$", r"\1")
         return texts
+
+
+def refuse_lost_digits(column: pa.ChunkedArray, name: str, path: Path) -> None:
+    """Refuse ids that are floating numbers, or numbers of a spreadsheet, with too many digits.
+
+    Raises:
+        DataError: there is one, and the message says how to keep the digits.
+    """
+    large = column.slice(0, 0)
+    exact, digits = (EXACT_OF_32, 7) if column.type == pa.float32() else (EXACT, 15)
+    if pa.types.is_floating(column.type):
+        large = column.filter(pc.fill_null(pc.greater_equal(pc.abs(column), exact), False))
+    elif pa.types.is_string(column.type) and is_spreadsheet(path):
+        large = column.filter(pc.match_substring_regex(column, SHORTENED))
+    if len(large):
+        shown = float(large[0].as_py())
+        raise DataError(sentence("lost_digits", path=path, name=name, shown=shown, digits=digits))
 
 
 def note_zeros(role: str, ids: pa.Array, report: Report) -> None:

@@ -22,7 +22,7 @@ from recsys.data.numbers import ANSWER, NO_NUMBER, Numbers, of_numbers, read_num
 from recsys.data.report import EXAMPLES, Report, sentence
 from recsys.data.sample import Roles
 from recsys.data.texts import MISSING, NOTHING, as_strings, as_text
-from recsys.data.time_formats import TimeRules, contradiction, read_moments, show_day_first
+from recsys.data.time_formats import TimeRules, read_moments, show_day_first
 from recsys.dataset import AVAILABILITY
 from recsys.errors import DataError
 from recsys.event_names import normalised
@@ -159,7 +159,8 @@ class ItemCleaner:
             column = table[name]
             order = show_day_first([column])
             if order.day and order.month and self._times.day_first is None:
-                raise contradiction(f"{self._path}: column {name!r}", order)
+                where = f"{self._path}: column {name!r}"
+                raise DataError(sentence("two_orders_of_days", where=where, order=order))
             first = self._times.day_first if order.day_first is None else order.day_first
             times = replace(self._times, day_first=first is not False, year_first=order.year_first)
             moments = read_moments(column, times, ends=role == "available_until")

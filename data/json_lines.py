@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 
 from recsys.data.column_words import EVENT_WORDS, rank
 from recsys.data.damage import Damage
+from recsys.data.report import sentence
 from recsys.errors import DataError
 from recsys.event_names import level
 
@@ -84,10 +85,7 @@ def find_fields(blocks: Iterable[tuple[bytes, int]]) -> list[Field]:
         raise pa.ArrowInvalid("no line is a JSON object")
     fields = list(_fields(kinds))
     if len(fields) * lines > max(FEW_CELLS, CELLS_PER_BYTE * size):
-        raise pa.ArrowInvalid(
-            f"{lines} lines have {len(fields)} different names; put what differs from line to line "
-            "into one field, as a list"
-        )
+        raise pa.ArrowInvalid(sentence("different_names", lines=lines, names=len(fields)))
     return list({field.name: field for field in fields}.values())
 
 
@@ -260,10 +258,7 @@ def exploded(table: pa.Table, name: str | None) -> pa.Table:
 
 def _check_repeated(size: int) -> None:
     if size > MOST_REPEATED:
-        raise DataError(
-            f"repeated for each entry of their lists, the records around take {size:,} bytes; "
-            "write one line for each entry, with what it needs"
-        )
+        raise DataError(sentence("repeated_records", size=size))
 
 
 def is_list(kind: pa.DataType) -> bool:

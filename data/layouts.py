@@ -24,6 +24,7 @@ import pyarrow.compute as pc
 from recsys.data.column_words import EVENT_WORDS, known_names, rank
 from recsys.data.opening import TableFile, open_table
 from recsys.data.report import sentence
+from recsys.data.sample import Sample
 from recsys.data.spreadsheets import is_spreadsheet
 from recsys.data.texts import as_text
 from recsys.data.time_formats import TimeRules, share_of_times
@@ -209,18 +210,21 @@ def _lines(file: TableFile) -> Iterator[str]:
             yield line.rstrip("\n")
 
 
-def refuse_without_header(path: Path, rows: pa.Table, named: bool, of_items: bool = False) -> None:
+def refuse_without_header(
+    sample: Sample, named: bool, of_items: bool = False, mapping: Mapping[str, str] | None = None
+) -> None:
     """Refuse a file whose first line holds values instead of names.
 
     Args:
-        path: of the file.
-        rows: its first rows, with the first line as names.
+        sample: of the file, with the first line as names.
         named: whether the settings name columns. Numbers from 0 may then be names.
         of_items: whether the file describes items, whose columns no setting names.
+        mapping: role -> column of earlier files.
 
     Raises:
         DataError: the message has the setting that names the columns.
     """
+    rows, path = sample.table, sample.path
     names = rows.column_names
     known = known_names(names)
     counted = names == [str(number) for number in range(len(names))]
@@ -234,9 +238,9 @@ def refuse_without_header(path: Path, rows: pa.Table, named: bool, of_items: boo
     )
     if len(names) > 1 and (values or (not known and (again or len(set(names)) < len(names)))):
         shown = ", ".join(names)[:80]
-        likely = _likely_names(rows.columns)
+        likely = [(mapping or {}).get(name, name) for name in _likely_names(rows.columns)]
         setting = shlex.quote(f"data.column_names=[{', '.join(likely)}]")
-        order = "" if "timestamp" in likely else " --column timestamp=file-order"
+        order = "" if mapping or "timestamp" in likely else " --column timestamp=file-order"
         advice = sentence("name_columns", setting=setting, order=order)
         if of_items or is_spreadsheet(path):
             example = "item,title" if of_items else ",".join(likely)

@@ -187,10 +187,7 @@ class TableFile:
                 break
         if not parts:
             first = ", ".join(map(repr, self.names[:3]))
-            raise DataError(
-                f"{self.path}: no rows in it have as many columns as the first line ({first}); "
-                "delete lines above the names of the columns, such as a title or 'sep=;'"
-            )
+            raise DataError(sentence("no_rows_of_first_line", path=self.path, first=first))
         return self._joined(parts).slice(0, rows)
 
     def _open(self) -> Any:
@@ -303,10 +300,8 @@ def open_table(path: Path, *, explode: bool = False) -> TableFile:
     """
     table = _table_file(path, explode)
     if len(table.columns) > MOST_COLUMNS:
-        raise DataError(
-            f"{path}: {len(table.columns)} columns are more than {MOST_COLUMNS}; keep those that a "
-            "recommendation needs, or store a vector in one column as a list"
-        )
+        count = len(table.columns)
+        raise DataError(sentence("many_columns", path=path, count=count, most=MOST_COLUMNS))
     return table
 
 
@@ -379,10 +374,8 @@ def _json_list(path: Path, compression: str | None, name: str | None = None) -> 
         f"{'' if name is None else json.dumps([name])}]"
     )
     description = "one JSON list" if name is None else f"one JSON object around the list {name!r}"
-    return DataError(
-        f"{path}: {description}; write one object on each line (JSON lines), and read that file: "
-        f"{text} | python3 -c {shlex.quote(program)} > {copy}"
-    )
+    command = f"{text} | python3 -c {shlex.quote(program)} > {copy}"
+    return DataError(sentence("one_json", path=path, what=description, command=command))
 
 
 def find_tables(path: Path) -> list[Path]:
@@ -400,10 +393,7 @@ def find_tables(path: Path) -> list[Path]:
             kinds.setdefault(suffixes[-1], []).append(file)
     if len(kinds) != 1:
         contents = f"has files of several kinds ({', '.join(kinds)})" if kinds else "has no tables"
-        raise DataError(
-            f"{path}: the folder {contents}; name one file as data.path, or keep files of one kind "
-            "there (.csv, .tsv, .jsonl or .parquet)"
-        )
+        raise DataError(sentence("folder_of_kinds", path=path, contents=contents))
     return next(iter(kinds.values()))
 
 
@@ -463,10 +453,7 @@ def _encoding(path: Path, head: bytes, compression: str | None) -> str:
         if head.startswith(mark):
             return name
     if head.count(0) > MAX_NULS * len(head):
-        raise DataError(
-            f"{path}: many bytes are zero, so this is no text file, or UTF-16 without its mark; "
-            "save it as UTF-8"
-        )
+        raise DataError(sentence("many_zero_bytes", path=path))
     for encoding in ("utf-8", "cp1252"):
         decoder = codecs.getincrementaldecoder(encoding)()
         try:
@@ -478,9 +465,7 @@ def _encoding(path: Path, head: bytes, compression: str | None) -> str:
         if encoding != "utf-8":
             _check_mixed(path, compression)
         return encoding
-    raise DataError(
-        f"{path}: the text is neither UTF-8 nor UTF-16 nor Windows-1252; convert it with iconv"
-    )
+    raise DataError(sentence("unknown_encoding", path=path))
 
 
 def _check_mixed(path: Path, compression: str | None) -> None:

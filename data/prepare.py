@@ -20,7 +20,7 @@ from recsys.data.cleaning import CleanConfig
 from recsys.data.engine import Prepared
 from recsys.data.raw import Columns, EventStream, ReaderConfig
 from recsys.data.readers import READERS
-from recsys.data.report import Report
+from recsys.data.report import Report, sentence
 from recsys.data.rules import Duplicates, Rules, Split
 from recsys.data.stats import describe
 from recsys.data.synthetic import SyntheticConfig
@@ -179,11 +179,7 @@ def stage(context: Context) -> Path:
 def _check_size(stats: dict[str, Any]) -> None:
     """Refuse data that leave nothing to choose from, before any model is trained."""
     if stats["items"] < LEAST_ITEMS:
-        raise DataError(
-            f"only {stats['items']} item is left of the events and the items file, and a "
-            f"recommender needs at least {LEAST_ITEMS}; see whether the right column has the items "
-            "(--column item=NAME), or add an items file with the whole catalog (--items FILE)"
-        )
+        raise DataError(sentence("few_items", items=stats["items"], least=LEAST_ITEMS))
 
 
 def _grown(context: Context, config: DataConfig) -> Path:
@@ -194,17 +190,13 @@ def _grown(context: Context, config: DataConfig) -> Path:
         ArtifactError: the parent has no data set, or another one than what is new was taken for.
     """
     if context.settings.sets("data", "source", "path") or context.parent is None:
-        raise ConfigError(
-            "data.source: a run with a parent takes no source; `recsys retrain` has its data"
-        )
+        raise ConfigError(sentence("source_beside_parent"))
     parents = context.workspace.digests(growth.KIND)
     taken = context.workspace.manifest(growth.KIND)
     parents["parent"] = context.parent.manifest("dataset").digest
     if taken.parents["dataset"] != parents["parent"]:
-        raise ArtifactError(
-            f"{context.workspace.path(growth.KIND)} was taken for another data set than "
-            f"{context.parent.dataset}; run `recsys retrain --force`"
-        )
+        said = {"taken": context.workspace.path(growth.KIND), "other": context.parent.dataset}
+        raise ArtifactError(sentence("taken_for_another", **said))
     config = replace(config, split="global-temporal", dates=tuple(taken.info["dates"]))
     settings = as_dict(config) | {"seed": 0}
     for name in MEANS:
@@ -234,11 +226,9 @@ def _write_report(report: Report | None, info: dict[str, Any], folder: Path, nam
     if report is None:
         return
     share = info["stats"]["repeats"] / max(info["stats"]["interactions"], 1)
-    viewed = any(
-        behaviour["role"] == "context" for behaviour in report.behaviours
-    )  # a view is no repeat
-    if share >= OFTEN_REPEATED and not viewed:
-        report.note(reports.sentence("often_repeated", share=share))
+    roles = {behaviour["role"] for behaviour in report.behaviours}
+    if share >= OFTEN_REPEATED and "context" not in roles:  # a view is no repeat
+        report.note(sentence("often_repeated", share=share))
     info["cleaning"] = report.as_json()
     (folder / REPORT).write_text(reports.render(info["cleaning"], name), encoding="utf-8")
     reports.show(info["cleaning"])
@@ -253,11 +243,7 @@ def _prepared(context: Context) -> Path:
     path = context.workspace.dataset
     settings = context.settings.values.get("data")
     if context.force or settings or not (path / MANIFEST).is_file():
-        raise ConfigError(
-            f"data.source: no source is given for {path}; name a source: your files (`recsys run "
-            "events.csv --items products.csv`), a configuration (--config FILE), or a synthetic "
-            "shop (`recsys quickstart`)"
-        )
+        raise ConfigError(sentence("no_source", path=path))
     say(f"data: no source is named, so the prepared data set {path} is used")
     return path
 
@@ -286,10 +272,7 @@ def _check_same_source(output: Output) -> None:
                 f"{'with' if name == 'columns' else 'from'} {value!r}" if value else "without it"
                 for value in (before, now)
             ]
-            raise ConfigError(
-                f"data.{name}: {output.path} was prepared {said[0]}, not {said[1]}; take another "
-                "--name, or replace it with --force"
-            )
+            raise ConfigError(sentence("another_source", name=name, path=output.path, said=said))
 
 
 def build(config: DataConfig, seed: int = 0) -> Prepared:
@@ -329,9 +312,7 @@ def _seconds(moment: object) -> int:
     try:
         when = datetime.fromisoformat(str(moment))
     except ValueError:
-        raise ConfigError(
-            f"data.dates: {moment!r} is neither unix seconds nor an ISO date like 2018-01-31"
-        ) from None
+        raise ConfigError(sentence("no_moment", moment=moment)) from None
     return int((when if when.tzinfo else when.replace(tzinfo=UTC)).timestamp())
 
 
@@ -354,9 +335,7 @@ def _find(name: str, path: str | None) -> Path | None:
     own = Path(path).expanduser()
     existing = find_raw(own) or (own if own.exists() else None)
     if existing is None:
-        raise ConfigError(
-            f"data.{name}: {path!r} is neither under {', '.join(map(str, raw_folders()))} "
-            f"nor under {Path.cwd()}; $RECSYS_DATASETS may name another folder"
-            + _download_advice(own)
-        )
+        said = {"folders": ", ".join(map(str, raw_folders())), "here": Path.cwd()}
+        said["advice"] = _download_advice(own)
+        raise ConfigError(sentence("not_found", name=name, path=path, **said))
     return existing

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from recsys.catalog import CODE_COLUMN
 from recsys.config import section
 from recsys.data.cleaning import CleanConfig
-from recsys.data.report import Report
+from recsys.data.report import Report, sentence
 from recsys.data.times import TimeUnit
 from recsys.dataset import ITEM_COLUMNS
 from recsys.errors import DataError
@@ -264,10 +264,7 @@ def _check_ids(ids: pa.ChunkedArray, where: str) -> None:
     """Refuse ids that end with NUL: NumPy drops it, so that two ids could become equal."""
     row = pc.index(pc.ends_with(ids, "\0"), True).as_py()
     if row >= 0:
-        raise DataError(
-            f"{where} {ids[row].as_py()[:40]!r} ends with the character NUL; remove it from the "
-            "file, which may be damaged there"
-        )
+        raise DataError(sentence("ends_with_nul", where=where, shown=ids[row].as_py()[:40]))
 
 
 def _column(values: Any, kind: pa.DataType) -> pa.Array | pa.ChunkedArray:

@@ -6,7 +6,7 @@ It goes to the terminal, to `report.html` beside the data set, and as JSON into 
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.resources import files
 from typing import Any, NamedTuple
@@ -322,39 +322,32 @@ def show(document: dict[str, Any]) -> None:
 
     from recsys.progress import console, say
 
-    columns = Table(
-        "file", "role", "column", "why", "values", title="Columns", title_justify="left"
+    def print_rows(title: str, names: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+        table = Table(*names, title=title, title_justify="left")
+        for row in rows:
+            table.add_row(*map(escape, row))
+        table.columns[-1].overflow = "fold"  # settings are to be copied
+        if table.row_count:
+            console.print(table)
+
+    names = ("file", "role", "column", "why", "values")
+    print_rows("Columns", names, ([row[n] for n in names] for row in document["columns"]))
+    types = document["behaviours"]
+    print_rows(
+        "Event types",
+        ("event type", "role", "weight", "events"),
+        ((t["name"], t["role"], f"{t['weight']:g}", f"{t['events']:,}") for t in types),
     )
-    for row in document["columns"]:
-        columns.add_row(*(escape(row[key]) for key in ("file", "role", "column", "why", "values")))
-    if document["columns"]:  # there are none where events are taken from a store
-        console.print(columns)
-    if document["behaviours"]:
-        types = Table("event type", "role", "weight", "events", title_justify="left")
-        types.title = "Event types"
-        for row in document["behaviours"]:
-            types.add_row(
-                escape(row["name"]), row["role"], f"{row['weight']:g}", f"{row['events']:,}"
-            )
-        console.print(types)
-    if document["accounts"]:
-        accounts = Table("", "events", "items", title="Rows of events", title_justify="left")
-        for row in document["accounts"]:
-            items = "" if row["items"] is None else f"{row['items']:,}"
-            accounts.add_row(row["what"], f"{row['events']:,}", items)
-        console.print(accounts)
-    findings = Table("cases", "found", "done", title_justify="left")
-    findings.add_column("to choose otherwise", overflow="fold")  # settings are to be copied
-    findings.title = "Cleaning"
+    accounts = [
+        (row["what"], *("" if row[n] is None else f"{row[n]:,}" for n in ("events", "items")))
+        for row in document["accounts"]
+    ]
+    print_rows("Rows of events", ("", "events", "items"), accounts)
+    findings = []
     for row in document["findings"]:
-        finding = row["found"]
-        if row["examples"]:
-            finding += f" (e.g. {'; '.join(row['examples'])})"
-        findings.add_row(
-            f"{row['count']:,}",
-            *(escape(text) for text in (finding, row["done"], row["otherwise"])),
-        )
-    if document["findings"]:
-        console.print(findings)
+        examples = f" (e.g. {'; '.join(row['examples'])})" if row["examples"] else ""
+        cells = (row["found"] + examples, row["done"], row["otherwise"])
+        findings.append((f"{row['count']:,}", *cells))
+    print_rows("Cleaning", ("cases", "found", "done", "to choose otherwise"), findings)
     for note in document["notes"]:
         say(f"data: {escape(note)}")

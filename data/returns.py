@@ -24,7 +24,7 @@ CANCELLED, RETURNED, ASKED, DENIED, PAID, KEPT, NO_EVENTS, IN_FULL = map(
     words,
     ("cancelled", "returned", "asked", "denied", "paid", "kept", "no_events", "in_full"),
 )
-SALE_CODES, RETURN_CODES = map(words, ("sale_codes", "return_codes"))
+SALE_CODES, RETURN_CODES, TAKEBACKS = map(words, ("sale_codes", "return_codes", "takebacks"))
 PIECES = (
     r"(?i)^\+?(?P<less>[-\x{2012}\x{2013}\x{2212}(]|minus|moins|menos|meno|min)?\s*(?:x\s*)?"
     r"(?P<n>\d{1,3}(?:[\s\x{A0}\x{202F}'\x{2019}]\d{3})+(?:[.,]\d+)?|[\d.,]{0,12}\d)"
@@ -146,21 +146,34 @@ def are_kinds(texts: pa.ChunkedArray) -> bool:
 
 
 def with_meanings(texts: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Types of events, with what they mean if all of them are codes of sales and returns.
+    """Types of events, with what they mean if all of them are codes, or if they take back others.
 
     >>> with_meanings(pa.chunked_array([["S", "R", ""]])).to_pylist()
     ['S (sale)', 'R (return)', '']
-    >>> with_meanings(pa.chunked_array([["S", "view"]])).to_pylist()
-    ['S', 'view']
+    >>> with_meanings(pa.chunked_array([["S", "view", "drop"]])).to_pylist()
+    ['S', 'view', 'drop (return)']
     """
     codes = {text: normalised(text) for text in pc.unique(texts).to_pylist() if text}
-    if not (SALE_CODES | RETURN_CODES).issuperset(codes.values()):
-        return texts
+    are_all = (SALE_CODES | RETURN_CODES).issuperset(codes.values())
     for text, code in codes.items():
-        if level(text) is None:
-            named = f"{text} ({'sale' if code in SALE_CODES else 'return'})"
+        back = code in TAKEBACKS or (are_all and code in RETURN_CODES)
+        if level(text) is None and (are_all or back):
+            named = f"{text} ({'return' if back else 'sale'})"
             texts = pc.if_else(pc.equal(texts, text), named, texts)
     return texts
+
+
+def take_back_others(texts: pa.ChunkedArray) -> bool:
+    """Whether some kinds of events take back the others, which need have no usual names.
+
+    >>> kinds = (["charge", "refund"], ["paid", "refunded"], ["simple", "gift return"], ["Web"])
+    >>> [take_back_others(pa.chunked_array([some])) for some in kinds]
+    [True, False, False, False]
+    """
+    kinds = [kind for kind in pc.unique(texts).to_pylist() if kind]
+    others = [kind for kind in kinds if normalised(kind) not in TAKEBACKS]
+    known = {word for kind in others for word in words_of(kind)} & (KEPT | NO_EVENTS)
+    return 0 < len(others) < len(kinds) <= MOST_KINDS and not known
 
 
 def are_codes(texts: pa.ChunkedArray) -> bool:

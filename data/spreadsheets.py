@@ -19,6 +19,7 @@ from recsys.errors import DataError
 from recsys.progress import say
 
 IS_RETURN = "is_return"
+MOST_DIGITS, LOST = 10**15, ".0"  # longer numbers have lost digits, and end as floating numbers do
 SUFFIXES = (".xlsx", ".xlsm", ".xls", ".ods")
 
 
@@ -30,9 +31,10 @@ def is_spreadsheet(path: Path) -> bool:
 def read_spreadsheet(path: Path) -> pa.Table:
     """The rows of the first sheet with rows, and of the sheets with the same names of columns.
 
-    A whole number has no decimal place, and times are ISO texts. Lines with fewer values above
-    the names of the columns are no part of the table. What is not read is said in the terminal.
-    Where some sheets are called returns, a column `is_return` says so of their rows.
+    A whole number of at most 15 digits has no decimal place, and times are ISO texts. Lines with
+    fewer values above the names of the columns are no part of the table. What is not read is said
+    in the terminal. Where some sheets are called returns, a column `is_return` says so of their
+    rows.
 
     Raises:
         DataError: no readable spreadsheet, or no sheet with two rows.
@@ -105,7 +107,8 @@ def _text(cell: Any) -> str | None:
     if isinstance(cell, bool):
         return str(cell).lower()
     if isinstance(cell, float):
-        return str(int(cell)) if cell.is_integer() and abs(cell) < 2**53 else repr(cell)
+        decimals = LOST * (abs(cell) >= MOST_DIGITS)
+        return f"{int(cell)}{decimals}" if cell.is_integer() else repr(cell)
     if isinstance(cell, datetime):
         return cell.isoformat(" ")
     if isinstance(cell, (date, time, timedelta)):

@@ -67,9 +67,14 @@ class Tally:
                 "mean": float(lengths.mean()) if len(lengths) else 0.0,
                 **{
                     name: float(np.quantile(lengths, q)) if len(lengths) else 0.0
-                    for name, q in (("min", 0), ("p25", 0.25), ("median", 0.5), ("p75", 0.75))
+                    for name, q in (
+                        ("min", 0),
+                        ("p25", 0.25),
+                        ("median", 0.5),
+                        ("p75", 0.75),
+                        ("p95", 0.95),
+                    )
                 },
-                "p95": float(np.quantile(lengths, 0.95)) if len(lengths) else 0.0,
                 "max": float(lengths.max(initial=0)),
             },
             "repeats": self._repeats,

@@ -10,6 +10,7 @@ from uuid import UUID
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from recsys.data.report import sentence
 from recsys.errors import DataError
 
 UUID_BYTES = 16
@@ -82,10 +83,8 @@ def as_strings(column: pa.ChunkedArray, name: str, path: Path) -> pa.ChunkedArra
     try:
         return pc.utf8_trim_whitespace(as_text(column))
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
-        raise DataError(
-            f"{path}: column {name!r} holds {column.type}, which is not a plain value; "
-            "choose another column or flatten the file"
-        ) from error
+        said = {"path": path, "name": name, "kind": column.type}
+        raise DataError(sentence("no_plain_values", **said)) from error
 
 
 def with_plain_texts(table: pa.Table) -> pa.Table:

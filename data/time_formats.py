@@ -217,11 +217,8 @@ def unix_seconds(
     moments = read_moments(column, TimeRules(unit, "UTC", None, 0), counts)
     row = pc.index(pc.is_null(moments.second), True).as_py()
     if row >= 0:
-        raise DataError(
-            f"{path}: column {name!r} has {column[row].as_py()!r} in data row {row_number(row)}, "
-            f"which is no time, or after the year 5138 if its unit is {unit}; use unix seconds or "
-            "ISO dates throughout, or say the unit with --set data.time_unit=auto, ms, us or ns"
-        )
+        said = {"path": path, "name": name, "unit": unit, "number": row_number(row)}
+        raise DataError(sentence("no_time", shown=column[row].as_py(), **said))
     return moments
 
 
@@ -289,11 +286,6 @@ def show_day_first(columns: Iterable[pa.ChunkedArray]) -> DayOrder:
     return DayOrder(seen, day, month)
 
 
-def contradiction(where: str, order: DayOrder) -> DataError:
-    """The error for dates of which some begin with the day and others with the month."""
-    return DataError(sentence("two_orders_of_days", where=where, order=order))
-
-
 def orders_of_days(
     files: Sequence[TableFile],
     name: str | None,
@@ -321,7 +313,8 @@ def orders_of_days(
         for file in files:
             order = show_day_first(batch[name] for batch in file.batches([name]))
             if order.day and order.month:
-                raise contradiction(f"{file.path}: column {name!r}", order)
+                where = f"{file.path}: column {name!r}"
+                raise DataError(sentence("two_orders_of_days", where=where, order=order))
             if before is not None and order.day_first is (not before):
                 words = ("day", "month") if order.day_first else ("month", "day")
                 said = {"shown": order.day or order.month, "setting": str(order.day_first).lower()}

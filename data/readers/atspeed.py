@@ -15,6 +15,7 @@ import numpy as np
 from recsys.data.files import is_cut, read_integer_lines
 from recsys.data.item_texts import numbered_items, read_item_texts
 from recsys.data.raw import EventStream, RawData, ReaderConfig, events_table
+from recsys.data.report import sentence
 from recsys.data.semantic_index import read_index
 from recsys.errors import ConfigError, DataError
 from recsys.splits import LABELS
@@ -35,11 +36,8 @@ def files(config: ReaderConfig) -> dict[str, Path]:
     """
     paths = {split: config.path / f"sequential_{split}.txt" for split in LABELS}
     if not paths["train"].is_file() and (config.path / "training_dict.npy").is_file():
-        raise DataError(
-            f"{config.path}: the histories are there only as pickles (*_dict.npy), which are not "
-            "read because a pickle may run any code. If you trust their source, convert each one, "
-            f'for example: python -c "{CONVERSION.format("training", "train")}"'
-        )
+        program = CONVERSION.format("training", "train")
+        raise DataError(sentence("only_pickles", path=config.path, program=program))
     paths["index"] = config.index or _only_json(config.path)
     if config.items is not None:
         paths["items"] = config.items
@@ -60,10 +58,8 @@ def read(config: ReaderConfig) -> EventStream:
     users = [line[0] for line in lines["train"]]
     for split in LABELS:
         if [line[0] for line in lines[split]] != users:
-            raise DataError(
-                f"{paths[split]}: its users are not those of {paths['train'].name}; "
-                "one of the files is incomplete"
-            )
+            said = {"path": paths[split], "other": paths["train"].name}
+            raise DataError(sentence("other_users", **said))
     if len(set(users)) != len(users):
         raise DataError(f"{paths['train']}: a user has more than one line")
     # User by user, and within a user train, valid, test: the order of time.
@@ -75,10 +71,8 @@ def read(config: ReaderConfig) -> EventStream:
         row = int(unknown.argmax())
         part = int(np.searchsorted(np.cumsum(lengths), row, side="right"))
         split = list(LABELS)[part % len(LABELS)]
-        raise DataError(
-            f"{paths[split]}: user {parts[part][0]} has item {items[row] + 1}, "
-            f"which {paths['index'].name} lacks (it has {len(numbers)} items)"
-        )
+        said = {"user": parts[part][0], "item": items[row] + 1, "index": paths["index"].name}
+        raise DataError(sentence("not_in_index", path=paths[split], items=len(numbers), **said))
     described = read_item_texts(paths.get("items"))
     codes = np.asarray([index[number] for number in numbers], np.int32)
     _, leaf, sizes = np.unique(codes, axis=0, return_inverse=True, return_counts=True)
@@ -101,8 +95,5 @@ def read(config: ReaderConfig) -> EventStream:
 def _only_json(folder: Path) -> Path:
     candidates = sorted(folder.glob("*.json"))
     if len(candidates) != 1:
-        raise ConfigError(
-            f"data.index: {folder} holds {len(candidates)} .json files; name the index, "
-            "for example --set data.index=atspeed-beauty/beauty.LCRec-1e-3lr.json"
-        )
+        raise ConfigError(sentence("which_index", folder=folder, count=len(candidates)))
     return candidates[0]

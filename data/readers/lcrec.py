@@ -14,6 +14,7 @@ import pyarrow as pa
 from recsys.data.files import MAX_DIGITS, find_one, read_json
 from recsys.data.item_texts import ItemText, numbered_items, read_item_texts
 from recsys.data.raw import EventStream, RawData, ReaderConfig, events_table
+from recsys.data.report import sentence
 from recsys.data.semantic_index import aligned, read_index
 from recsys.errors import DataError
 
@@ -45,10 +46,8 @@ def read(config: ReaderConfig) -> EventStream:
     histories = read_json(paths["interactions"])
     for user, history in histories.items():
         if not isinstance(history, list) or not all(map(_is_number, history)):
-            raise DataError(
-                f"{paths['interactions']}: user {user!r}: expected a list of item numbers, "
-                f"found {str(history)[:60]}"
-            )
+            said = {"path": paths["interactions"], "user": user, "shown": str(history)[:60]}
+            raise DataError(sentence("no_list_of_numbers", **said))
     lengths = np.asarray([len(history) for history in histories.values()], np.int64)
     items = np.asarray([item for history in histories.values() for item in history], np.int64)
     described = read_item_texts(paths.get("items"))

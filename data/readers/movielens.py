@@ -20,6 +20,7 @@ from recsys.data.raw import (
     events_table,
     items_table,
 )
+from recsys.data.report import sentence
 from recsys.errors import DataError
 
 # In the order of the flags in u.item (file u.genre).
@@ -48,10 +49,7 @@ def files(config: ReaderConfig) -> dict[str, Path]:
     for interactions, items in (("u.data", "u.item"), ("ratings.csv", "movies.csv")):
         if (config.path / interactions).is_file():
             return {"interactions": config.path / interactions, "items": config.path / items}
-    raise DataError(
-        f"{config.path}: holds neither u.data nor ratings.csv; "
-        "name the folder of MovieLens 100k, or of a later edition in csv"
-    )
+    raise DataError(sentence("no_movielens", path=config.path))
 
 
 def read(config: ReaderConfig) -> EventStream:
@@ -124,9 +122,6 @@ def _with_header(
 ) -> pa.Table:
     header = first_line(path)
     if header.split(",") != list(types):
-        raise DataError(
-            f"{path}:1: expected the header {','.join(types)!r}, found {header[:60]!r}; this copy "
-            "was converted: download the original from grouplens.org, or add a header and use "
-            "source 'table'"
-        )
+        said = {"path": path, "wanted": ",".join(types), "shown": header[:60]}
+        raise DataError(sentence("converted_movielens", **said))
     return read_delimited(path, ",", types=types, required=required)

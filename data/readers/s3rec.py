@@ -53,9 +53,8 @@ def read(config: ReaderConfig) -> EventStream:
     users = np.asarray([line[0] for line in lines])
     values, times = np.unique(users, return_counts=True)
     if (times > 1).any():
-        raise DataError(
-            f"{paths['interactions']}: user {values[times > 1][0]} has more than one line"
-        )
+        repeated, path = values[times > 1][0], paths["interactions"]
+        raise DataError(f"{path}: user {repeated} has more than one line")
     lengths = np.asarray([len(line) - 1 for line in lines])
     events = np.fromiter(chain.from_iterable(line[1:] for line in lines), np.int64)
     numbered = _read_attributes(paths["attributes"]) if "attributes" in paths else {}

@@ -30,6 +30,7 @@ from recsys.data.columns import check_new_columns, mapped, recognise_events, rec
 from recsys.data.damage import Damage
 from recsys.data.event_rows import EventReader, check_names
 from recsys.data.first_rows import look_at
+from recsys.data.grouped_rows import columns_of_orders, filled_down
 from recsys.data.guests import other_ids
 from recsys.data.ids import IdForms
 from recsys.data.item_cleaning import ItemCleaner
@@ -83,7 +84,9 @@ def read(config: ReaderConfig) -> EventStream:
         if config.column_names:
             events = [file.with_names(config.column_names) for file in events]
         events = _agreed(events)
-        sample = Sample(events[0].path, events[0].sample(SAMPLE_ROWS))
+        first_rows = events[0].sample(SAMPLE_ROWS)
+        of_orders = columns_of_orders(first_rows)
+        sample = Sample(events[0].path, next(filled_down([first_rows], of_orders, Report())))
         if known is None:
             roles = recognise_events(sample, chosen, described, times)
             roles |= other_ids(sample, roles, chosen)
@@ -110,6 +113,7 @@ def read(config: ReaderConfig) -> EventStream:
                 report,
                 sentence("lines_above", name=file.path.name, lines=examples(pa.array(file.above))),
             )
+    check_names(sample.table, {match.column for match in roles.values()}, sample.path)
     unused = free_columns(sample, roles)
     report.mapping |= {"events": _names(roles), "unused": unused, "day_first": times.day_first}
     _report_columns(report, sample, roles)
@@ -122,11 +126,10 @@ def read(config: ReaderConfig) -> EventStream:
         _warn(report, note)
     others = [file for file in (*events, items) if file and file.encoding != "utf-8"]
     report.add("files_not_in_utf8", len(others), [f"{f.path.name}: {f.encoding}" for f in others])
-    check_names(sample.table, {match.column for match in roles.values()}, sample.path)
     first = look_at(sample, events, roles, items, described, chosen, times, config)
     report.mapping |= {"nobody": first.nobody, "prefix": first.prefix}
     forms = IdForms(report)
-    reader = EventReader(config, roles, of_file, report, first, forms)
+    reader = EventReader(config, roles, of_file, report, first, forms, of_orders)
 
     def read_items(match: pa.Table) -> ItemCatalog:
         ids = match["item"].unique()
@@ -183,7 +186,7 @@ def _agreed(files: list[TableFile]) -> list[TableFile]:
             continue
         keys = [name.lower() for name in file.names]
         if sorted(keys) != sorted(by_key) or len(by_key) < len(names):
-            refuse_without_header(file.path, file.sample(SAMPLE_ROWS), named=False)
+            refuse_without_header(Sample(file.path, file.sample(SAMPLE_ROWS)), named=False)
             said = {"own": ", ".join(file.names), "names": ", ".join(names)}
             quoted = shlex.quote(str(file.path))
             raise DataError(sentence("other_columns", path=file.path, quoted=quoted, **said))
@@ -244,18 +247,12 @@ def _items(
         bare = [pc.utf8_ltrim(values, "0") for values in (ids, described["item_id"])]
         zeros = ""
         if pc.any(pc.is_in(bare[0], value_set=bare[1].combine_chunks())).as_py():
-            zeros = "; without leading zeros they agree, so export both columns as text, or else "
+            zeros = sentence("agree_without_zeros")
         lower = [pc.utf8_lower(values) for values in (ids, described["item_id"])]
         if pc.any(pc.is_in(lower[0], value_set=lower[1].combine_chunks())).as_py():
-            zeros = (
-                "; but for upper and lower case they agree, so write the ids in one case in both "
-                "files, or else "
-            )
-        raise DataError(
-            f"{path}: no item of the events is in this file; the events have "
-            f"{', '.join(ids[:3].to_pylist())}, the file {theirs}{zeros or '; '}"
-            "name the columns with --column item=NAME and --column id=NAME"
-        )
+            zeros = sentence("agree_without_cases")
+        said = {"ours": ", ".join(ids[:3].to_pylist()), "theirs": theirs, "but": zeros or "; "}
+        raise DataError(sentence("no_item_of_the_events", path=path, **said))
     reserved = sorted({CODE_COLUMN, *AVAILABILITY} & set(described.column_names))
     if "available" in reserved and described["available"].type != pa.bool_():  # it was not read
         described = described.drop_columns("available")

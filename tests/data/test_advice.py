@@ -113,6 +113,36 @@ def test_lists_of_lines_with_quantities_are_read(shop, more):
     assert ("quantity" in found.roles) == ("qty" in more)
 
 
+# Orders of which only the first line has the number, the customer and the date
+
+
+@pytest.mark.parametrize(
+    "head",
+    ["Order Reference,Customer,Order Date,Order Lines/Product,Order Lines/Quantity",
+     "Rechnungsnr.,Kunde,Datum,Artikel,Menge", "Note,Customer,Date,SKU,Qty"],
+)  # fmt: skip
+@pytest.mark.parametrize("nothing", ["", "  "])
+def test_lines_below_the_first_of_an_order_are_of_it(shop, head, nothing):
+    rows, whole = [], []
+    for n in range(60):
+        of_order = [f"S{n:05}", "" if n % 10 == 3 and "Note" not in head else f"c{n % 13}",
+                    f"2026-01-{day(n):02} 10:{n % 60:02}:00"]  # fmt: skip
+        for line in range(3):
+            own = [f"p{(n * 3 + line) * 7 % 11}", 1]
+            rows.append([*(of_order if line == 0 else [nothing] * 3), *own])
+            whole.append([*of_order, *own])
+    found, plain = shop(table(head, rows)), shop(table(head, whole))
+    assert found.histories == plain.histories
+    assert found.counts == plain.counts | {"further_lines_of_orders": 120}
+
+
+def test_an_order_number_in_each_row_shows_that_rows_are_not_grouped(shop):
+    rows = [(o, f"c{o % 13}" if o % 4 else "", T + o * 9000 if o % 4 else "", f"p{n * 7 % 11}")
+            for n in range(2, 180) for o in [n // 2]]  # fmt: skip
+    found = shop(table("order_id,customer,date,sku", rows))
+    assert found.counts["rows_with_unreadable_times_dropped"] == 44
+
+
 # Exports of ERP systems
 
 

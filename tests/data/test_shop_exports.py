@@ -646,3 +646,27 @@ def test_a_damaged_spreadsheet_is_refused_with_words(run: Run, raw: Path, conten
     (raw / "orders.xlsx").write_bytes(content)
     with pytest.raises(ValueError, match=r"orders.xlsx: .*(spreadsheet|empty)"):
         run(raw / "orders.xlsx")
+
+
+@pytest.mark.parametrize("column", ["Customer ID", "StockCode", "Order ID"])
+@pytest.mark.parametrize("digits", [15, 16, 18])
+def test_long_numbers_of_a_spreadsheet_are_no_ids(
+    run: Run, raw: Path, column: str, digits: int
+) -> None:
+    header: list[object] = ["Customer ID", "StockCode", "InvoiceDate", "Order ID"]
+    number = {name: 10 ** (digits - 1) if name == column else 0 for name in header}
+
+    def rows(kind: type) -> list[list[object]]:
+        ids = [(n // 2 % 9, n % 7, None, n // 2) for n in range(120)]
+        return [
+            [kind(number[header[k]] + one) if one is not None else 45_000.5 + n // 2
+             for k, one in enumerate(row)] for n, row in enumerate(ids)
+        ]  # fmt: skip
+
+    if digits == 15:
+        run(write_xlsx(raw / "orders.xlsx", {"a": [header, *rows(int)]}))
+    else:
+        with pytest.raises(ValueError, match=f"{column}.* last digits of ids are lost"):
+            run(write_xlsx(raw / "orders.xlsx", {"a": [header, *rows(int)]}))
+    run(write_xlsx(raw / "texts.xlsx", {"a": [header, *rows(str)]}))
+    assert run.info["accounts"][0]["events"] == 120

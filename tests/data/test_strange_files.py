@@ -300,6 +300,24 @@ def test_the_command_for_baskets_reads_them(home, raw, mark, encoding, before, p
     assert len(data.interactions.user_ids) == people
 
 
+def test_a_file_of_the_night_without_a_header_is_refused_with_advice_that_works(shop, raw):
+    rows = [(f"u{n % 10}", f"p{n * 7 % 11}", T + 9000 * n) for n in range(180)]
+    made = shop(table("Kunde;Artikel;Datum", rows, ";"))
+    schema, mapping = made.data.items.schema.remove_metadata(), made.info["cleaning"]["mapping"]
+
+    def read(columns: dict[str, str], **form: Any) -> int:
+        (raw / "new.csv").write_text(table(";".join(map(str, rows[0])), rows[1:], ";"))
+        of_night = (Workspace.of("t"), schema, mapping)
+        return _read_files(raw / "new.csv", None, columns, *of_night, **form)[0].num_rows
+
+    for columns in ({}, {"user": "u0", "item": "p0", "timestamp": str(T)}):
+        with pytest.raises(DataError, match="no names of columns") as refused:
+            read(columns)
+    (setting,) = [one for one in advised(str(refused.value)) if "column_names" in one]
+    assert setting == "data.column_names=[Kunde, Artikel, Datum]"
+    assert read({}, column_names=("Kunde", "Artikel", "Datum")) == 180
+
+
 # Lines that are no products, and values that say nothing
 
 

@@ -269,6 +269,28 @@ def test_a_stop_names_the_column_and_a_setting_that_works(shop, column, values, 
     assert shop(text, columns={setting: "none"}).data.interactions.item.size == 180
 
 
+KINDS_OF_EVENTS = [
+    ("type", "charge", "refund"), ("action", "enroll", "drop"), ("movement", "out", "return"),
+    ("trx", "issue", "returned"), ("type", "borrow", "return"), ("Typ", "Bestellung", "Widerruf"),
+    ("action", "booked", "cancelled"), ("type", "pickup", "Storno"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("column", "usual", "back"), KINDS_OF_EVENTS)
+def test_known_takebacks_among_unknown_kinds_of_events(shop, column, usual, back):
+    kind = lambda n: back if n % 9 == 0 else usual  # noqa: E731
+    found = shop(events(180, kind, head=f"user,item,timestamp,{column}"))
+    assert found.roles["behaviour"] == column
+    roles = {row["name"]: row["role"] for row in found.info["cleaning"]["behaviours"]}
+    assert roles == {
+        usual: "target",
+        (f"{back} (return)" if back in ("drop", "Widerruf") else back): "negative",
+    }
+    assert found.counts["negative_events_dropped"] == 20
+    said = f"The event type {usual!r} has no usual name and is taken as target"
+    assert (said in found.notes) == (usual != "Bestellung")
+
+
 # What was taken back, in the words of eight languages
 
 

@@ -1,0 +1,67 @@
+"""Fills in what exports that group the lines of an order write in its first line alone."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from recsys.data.column_words import EVENT_WORDS, is_of_later, rank
+from recsys.data.report import Report
+from recsys.data.texts import as_text
+
+LEAST_BLANK = 0.2  # share of the rows that are below the first line of their order
+
+
+def columns_of_orders(rows: pa.Table) -> list[str]:
+    """The columns that are filled in the first line of each order alone; empty without such.
+
+    One is of times, which comes first, and one is of users or orders; the others are those that are
+    filled in the same rows. No column of users or orders may be filled in another row.
+    """
+    once = [name for name, count in Counter(rows.column_names).items() if count == 1]
+    filled = {n: _filled(rows[n]) for n in once if not pa.types.is_nested(rows[n].type)}
+    owners = {name for name in filled if rank(name, EVENT_WORDS["user"]) is not None}
+    owners |= {name for name in filled if rank(name, EVENT_WORDS["session"][:2]) is not None}
+    for time, first in filled.items():
+        is_time = rank(time, EVENT_WORDS["timestamp"]) is not None and not is_of_later(time)
+        if not is_time or not first[:1].any() or first.mean() > 1 - LEAST_BLANK:
+            continue
+        same = {name for name in filled if (filled[name] == first).all()}
+        if owners & same and not any((filled[name] & ~first).any() for name in owners):
+            return [time, *sorted((same | owners) - {time})]
+    return []
+
+
+def filled_down(
+    parts: Iterable[pa.Table], names: Sequence[str], report: Report
+) -> Iterator[pa.Table]:
+    """The rows of a file, each with the values of the first line of its order.
+
+    Args:
+        parts: of the rows, in order.
+        names: of the columns of these values, from `columns_of_orders`.
+        report: is increased by the rows that are filled in.
+    """
+    last = None
+    for rows in parts:
+        every = (
+            rows if last is None else pa.concat_tables([last, rows], promote_options="permissive")
+        )
+        first = _filled(every[names[0]]) if names else np.ones(len(every), bool)
+        report.add("further_lines_of_orders", int(np.count_nonzero(~first)))
+        source = pa.array(np.maximum.accumulate(np.where(first, np.arange(len(first)), 0)))
+        for number, name in enumerate(every.column_names if names else ()):
+            if name in names:
+                every = every.set_column(number, name, every[name].take(source))
+        last = every.slice(every.num_rows - 1) if names else None
+        yield every.slice(every.num_rows - rows.num_rows)
+
+
+def _filled(column: pa.ChunkedArray) -> NDArray[np.bool_]:
+    filled = pc.not_equal(pc.utf8_trim_whitespace(as_text(column)), "")
+    return np.asarray(pc.fill_null(filled, False))
