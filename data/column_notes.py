@@ -28,6 +28,7 @@ from recsys.data.returns import (
 from recsys.data.sample import NO_COLUMN, SURE_SHARE, Roles, Sample, free_columns
 from recsys.data.service_lines import says
 from recsys.data.texts import as_strings, as_text, examples
+from recsys.data.time_formats import find_zones
 from recsys.event_names import normalised
 
 REFUNDS = frozenset(["behaviour", "taken_back", "order_status"])  # roles that show them
@@ -90,10 +91,16 @@ def shortened_ids(sample: Sample, roles: Roles) -> list[str]:
 
 
 def unread_clocks(sample: Sample, roles: Roles) -> list[str]:
-    """Sentences on columns that seem to have the time of day of dates, and are not read."""
-    clocks = clocks_beside_dates(sample, roles) if "timestamp" in roles else ()
-    date = roles["timestamp"].column if clocks else ""
-    return [_note("unread_clock", sample, n, sample.texts(n), date=date) for n in clocks]
+    """Sentences on columns that seem to have times of day or zones of times, and are not read."""
+    if "timestamp" not in roles:
+        return []
+    date, zones = roles["timestamp"].column, list[str]()
+    if "clock" in roles or find_zones(sample.table[date])[0]:
+        zones = [n for n in free_columns(sample, roles) if normalised(n) in words("zones")]
+    clocks = clocks_beside_dates(sample, roles)
+    notes = [_note("unread_clock", sample, n, sample.texts(n), date=date) for n in clocks]
+    filled = [(name, texts) for name in zones if len(texts := sample.texts(name))]
+    return notes + [_note("unread_zone", sample, name, texts) for name, texts in filled]
 
 
 def negative_amounts(sample: Sample, roles: Roles, chosen: Mapping[str, str | None]) -> list[str]:

@@ -16,6 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from recsys.data.report import sentence
 from recsys.errors import DataError
 
 GZIP = b"\x1f\x8b"
@@ -50,10 +51,8 @@ def decode(raw: bytes, path: Path, encoding: str = "utf-8", line: int | None = N
         return raw.decode(encoding).removeprefix("\ufeff")
     except UnicodeDecodeError as error:
         line = line or raw.count(b"\n", 0, error.start) + 1
-        raise DataError(
-            f"{path}:{line}: byte {raw[error.start]:#04x} is not {encoding.upper()}; "
-            "convert the file, for example with iconv"
-        ) from error
+        said = {"path": path, "line": line, "byte": raw[error.start], "kind": encoding.upper()}
+        raise DataError(sentence("other_encoding", **said)) from error
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -108,9 +107,7 @@ def parsed(
         raise DataError(f"{path}:{line or error.lineno}: {fault}: {error.msg}{whole}") from error
     except UnicodeEncodeError as error:
         half = error.object[error.start].encode("unicode_escape").decode()
-        raise DataError(
-            f"{where}: a string contains {half}, half of a surrogate pair; remove it from the file"
-        ) from error
+        raise DataError(sentence("half_a_pair", where=where, half=half)) from error
     except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError) as error:
         raise DataError(f"{where}: {fault}: {str(error)[:120]}") from error
     return value
@@ -254,7 +251,5 @@ def read_integer_lines(path: Path) -> list[list[int]]:
         for row, line in enumerate(text.split("\n"), 1):
             if not _INTEGERS.fullmatch(line):
                 odd = next(t for t in re.split("[ \t\r]+", line) if not _INTEGERS.fullmatch(t))
-                raise DataError(
-                    f"{path}:{row}: expected integers separated by blanks, found {odd[:40]!r}"
-                )
+                raise DataError(sentence("no_integers", path=path, row=row, shown=odd[:40]))
     return [[int(token) for token in line.split()] for line in text.split("\n") if line.strip()]

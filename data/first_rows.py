@@ -134,10 +134,8 @@ def look_at(
     plain += known_form.get("no_products", [])
     told = described is not None or bool(known_form.get("items") or conditions)
     told = told or pc.count_distinct(bought).as_py() < FEW_ITEMS
-    below_0 = frozenset(items_below_0(sample, roles))
-    service = ServiceLines(
-        plain, set(), below_0, ids, shares, digits, is_order, told, doubts=doubts
-    )
+    below = frozenset(items_below_0(sample, roles))
+    service = ServiceLines(plain, set(), below, ids, shares, digits, is_order, told, doubts=doubts)
     if items is not None:
         service.named = _named(items, mine, by_items, service)
     titles = _titles(sample, own, roles) | (_titles(described, "", mine) if described else {})

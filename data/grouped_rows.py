@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 
 from recsys.data.column_words import EVENT_WORDS, is_of_later, rank
 from recsys.data.report import Report
-from recsys.data.texts import as_text
 
 LEAST_BLANK = 0.2  # share of the rows that are below the first line of their order
 
@@ -49,9 +48,8 @@ def filled_down(
     """
     last = None
     for rows in parts:
-        every = (
-            rows if last is None else pa.concat_tables([last, rows], promote_options="permissive")
-        )
+        both = [rows] if last is None else [last, rows]
+        every = pa.concat_tables(both, promote_options="permissive")
         first = _filled(every[names[0]]) if names else np.ones(len(every), bool)
         report.add("further_lines_of_orders", int(np.count_nonzero(~first)))
         source = pa.array(np.maximum.accumulate(np.where(first, np.arange(len(first)), 0)))
@@ -63,5 +61,7 @@ def filled_down(
 
 
 def _filled(column: pa.ChunkedArray) -> NDArray[np.bool_]:
-    filled = pc.not_equal(pc.utf8_trim_whitespace(as_text(column)), "")
-    return np.asarray(pc.fill_null(filled, False))
+    filled = column.is_valid()
+    if pa.types.is_string(column.type):
+        filled = pc.fill_null(pc.not_equal(pc.utf8_trim_whitespace(column), ""), False)
+    return np.asarray(filled)

@@ -252,8 +252,7 @@ def exploded(table: pa.Table, name: str | None) -> pa.Table:
     sizes = [pc.fill_null(pc.binary_length(c), 0).combine_chunks().take(of) for c in texts]
     _check_repeated(sum(pc.sum(size).as_py() or 0 for size in sizes))
     rows = around.take(of)
-    columns = [*rows.columns, pc.list_flatten(lists)]
-    return flatten(pa.table(columns, [*rows.column_names, name]))
+    return flatten(pa.table([*rows.columns, pc.list_flatten(lists)], [*rows.column_names, name]))
 
 
 def _check_repeated(size: int) -> None:

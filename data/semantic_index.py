@@ -33,7 +33,7 @@ def read_index(path: Path) -> dict[int, tuple[int, ...]]:
         levels = levels or len(row)
         if len(row) != levels:
             raise DataError(
-                f"{path}: item {key!r} has {len(row)} codes, earlier items have {levels}"
+                f"{path}: item {key!r} has {len(row)} codes, earlier ones have {levels}"
             )
         codes[item] = tuple(int(match[1]) for match in matches if match)
     if not codes:

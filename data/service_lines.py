@@ -125,7 +125,9 @@ class ServiceLines:
         chosen = pa.array([i * len(texts[1]) + t for i, t in lines], pa.int64())
         bad = pc.is_in(key, value_set=chosen)
         if "named" in events.column_names:
-            bad = pc.or_(bad, events["named"].combine_chunks())
+            products = pa.array([i for i in texts[0] if self._is_product(i)], pa.string())
+            kept = pc.is_in(events["item"], value_set=products)
+            bad = pc.or_(bad, pc.and_not(events["named"], kept).combine_chunks())
         named = pa.array([texts[0][i] for i, t in zip(*distinct.values(), strict=True)
                           if self._recognises and not {says(texts[0][i]), says(texts[1][t])}
                           .isdisjoint(("sure", "weak"))], pa.string())  # fmt: skip

@@ -29,6 +29,7 @@ from recsys.data.raw import (
     events_table,
     items_table,
 )
+from recsys.data.report import sentence
 from recsys.data.time_formats import unix_seconds
 from recsys.errors import DataError
 
@@ -87,10 +88,8 @@ def _reviews(path: Path, config: ReaderConfig, counts: Counter[str]) -> Iterator
         if fields is None:
             fields = next((REVIEWS[name] for name in REVIEWS if name in record), None)
         if fields is None:
-            raise DataError(
-                f"{path}:{line}: not a review of a known edition: it has neither "
-                f"{' nor '.join(REVIEWS)}, but {', '.join(record)[:80]!r}"
-            )
+            said = {"names": " nor ".join(REVIEWS), "shown": ", ".join(record)[:80]}
+            raise DataError(sentence("no_review", path=path, line=line, **said))
         user, item, rating, time = (record.get(name) for name in fields[:4])
         item = item or record.get("asin")
         if not user or not item:
@@ -100,9 +99,8 @@ def _reviews(path: Path, config: ReaderConfig, counts: Counter[str]) -> Iterator
             raise DataError(f"{path}:{line}: {fields[3]!r} is {str(time)[:40]!r}, not a time")
         if rating is not None and type(rating) is not float:  # a float may be NaN
             if not _is_number(rating):
-                raise DataError(
-                    f"{path}:{line}: {fields[2]!r} is {str(rating)[:40]!r}, not a number"
-                )
+                shown = str(rating)[:40]
+                raise DataError(f"{path}:{line}: {fields[2]!r} is {shown!r}, not a number")
             rating = float(rating)
         content = _content(record, fields[4:])
         rows.append((str(user), str(item), int(time), rating, content, line))

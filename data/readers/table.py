@@ -133,7 +133,8 @@ def read(config: ReaderConfig) -> EventStream:
 
     def read_items(match: pa.Table) -> ItemCatalog:
         ids = match["item"].unique()
-        report.mapping["no_products"] = sorted(first.service.dropped)
+        always = first.service.dropped.keys() - first.service.below_0
+        report.mapping["no_products"] = sorted(always)  # prices of the night are looked at anew
         report.mapping["separator"], report.mapping["numbers_of_pieces"] = first.cells
         report.mapping["pieces"] = first.pieces
         if left_out := first.service.summary():

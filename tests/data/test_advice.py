@@ -312,3 +312,19 @@ def test_a_time_of_day_that_is_not_read_is_named(shop, names, values):
     found = shop(table(f"user,item,date,{names}", rows))
     first = names.partition(",")[0]
     assert re.search(f"Column '{first}' of events.csv seems to have the time of day", found.notes)
+
+
+@pytest.mark.parametrize(
+    ("name", "zones"),
+    [
+        ("utc_offset", ("-0500", "+0900")),
+        ("Time Zone", ("Eastern Time (US & Canada)", "Asia/Tokyo")),
+    ],
+)
+@pytest.mark.parametrize("clock", [" 14:{:02}", ",14:{:02}", " 14:{:02} +01:00"])
+def test_zones_in_a_column_of_their_own_are_named(shop, name, zones, clock):
+    rows = [(f"u{n % 20}", f"p{n * 7 % 11}", zones[n % 2],
+             f"2026-01-{day(n):02}{clock.format(n % 60)}") for n in ROWS]  # fmt: skip
+    head = f"customer,sku,{name},Date{',Time' if ',' in clock else ''}"
+    said = f"Column {name!r} of events.csv has the zones of times ({zones[0]!r}, {zones[1]!r})"
+    assert (said in shop(table(head, rows)).notes) == ("+01" not in clock)

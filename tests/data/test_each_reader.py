@@ -79,7 +79,7 @@ class TestLcRec(ReaderSuite):
         ("X.inter.json", r'{"0": ["\ud800"]}', r"a string contains \\ud800, half of a surrogate"),
         ("X.inter.json", "[1]", "expected a JSON object, found list"),
         ("X.index.json", indexed(_7=["<a_3>", "<b_1>"]), "item '7' is out of range"),
-        ("X.index.json", indexed(_1=["<a_1>"]), "item '1' has 1 codes, earlier items have 2"),
+        ("X.index.json", indexed(_1=["<a_1>"]), "item '1' has 1 codes, earlier ones have 2"),
         ("X.index.json", indexed(_0=["<a_1>", "b2"]), "item '0': 'b2' is not a code"),
         ("X.index.json", indexed(_0=["<a_1>", 2]), "item '0': 2 is not a code"),
         ("X.index.json", indexed(_0=["<a_-1>", "<b_1>"]), "is not a code"),

@@ -709,6 +709,10 @@ def test_the_kind_of_a_line_says_that_it_is_no_product(shop, column, kind):
         table(f"order_id,user,item,{column},timestamp", rows), clean={"drop_items": ["none"]}
     )
     assert "DHL" in kept.data.item_ids
+    one = shop(
+        table(f"order_id,user,item,{column},timestamp", rows), clean={"drop_items": ["!DHL"]}
+    )
+    assert "DHL" in one.data.item_ids
 
 
 @pytest.mark.parametrize(
