@@ -139,7 +139,7 @@ def test_lines_below_the_first_of_an_order_are_of_it(shop, head, nothing):
 def test_an_order_number_in_each_row_shows_that_rows_are_not_grouped(shop):
     rows = [(o, f"c{o % 13}" if o % 4 else "", T + o * 9000 if o % 4 else "", f"p{n * 7 % 11}")
             for n in range(2, 180) for o in [n // 2]]  # fmt: skip
-    found = shop(table("order_id,customer,date,sku", rows))
+    found = shop(table("order_id,customer,date,sku", rows), clean={"most_removed": 1})
     assert found.counts["rows_with_unreadable_times_dropped"] == 44
 
 
