@@ -158,8 +158,7 @@ class EventReader:
             cleaner = RowCleaner(
                 file.path, self.config.clean, rules, self.report, self.first.service
             )
-            parts = file.batches(used, damage)
-            for batch in filled_down(parts, self.of_orders, self.report):
+            for batch in filled_down(file.batches(used, damage), self.of_orders, self.report):
                 check_names(batch, used, file.path)
                 table = self._without_open_quotes(batch, file, damage)
                 table = self._split(table)

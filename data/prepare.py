@@ -336,6 +336,6 @@ def _find(name: str, path: str | None) -> Path | None:
     existing = find_raw(own) or (own if own.exists() else None)
     if existing is None:
         said = {"folders": ", ".join(map(str, raw_folders())), "here": Path.cwd()}
-        said["advice"] = _download_advice(own)
-        raise ConfigError(sentence("not_found", name=name, path=path, **said))
+        advice = _download_advice(own)
+        raise ConfigError(sentence("not_found", name=name, path=path, **said) + advice)
     return existing

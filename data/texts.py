@@ -83,8 +83,8 @@ def as_strings(column: pa.ChunkedArray, name: str, path: Path) -> pa.ChunkedArra
     try:
         return pc.utf8_trim_whitespace(as_text(column))
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
-        said = {"path": path, "name": name, "kind": column.type}
-        raise DataError(sentence("no_plain_values", **said)) from error
+        said = sentence("no_plain_values", path=path, name=name, kind=column.type)
+        raise DataError(said) from error
 
 
 def with_plain_texts(table: pa.Table) -> pa.Table:
