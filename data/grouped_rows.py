@@ -48,8 +48,7 @@ def filled_down(
     """
     last = None
     for rows in parts:
-        both = [rows] if last is None else [last, rows]
-        every = pa.concat_tables(both, promote_options="permissive")
+        every = rows if last is None else pa.concat_tables([last, rows])
         first = _filled(every[names[0]]) if names else np.ones(len(every), bool)
         report.add("further_lines_of_orders", int(np.count_nonzero(~first)))
         source = pa.array(np.maximum.accumulate(np.where(first, np.arange(len(first)), 0)))

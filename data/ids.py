@@ -68,9 +68,8 @@ class IdForms:
             if role in self.whole:
                 (one, first), (other, second) = self.whole[role], self.decimal[role]
                 said = {"one": one, "bare": one.partition(".")[0], "other": other}
-                raise DataError(
-                    sentence("two_forms", role=role, first=first, second=second, **said)
-                )
+                files = {"first": first, "second": second}
+                raise DataError(sentence("two_forms", role=role, **said, **files))
             return texts
         if pc.any(whole).as_py():
             self.whole.setdefault(role, (texts.filter(whole)[0].as_py(), path))
