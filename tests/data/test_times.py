@@ -24,6 +24,17 @@ def test_iso_texts_are_read_with_their_zone():
     assert seconds(*texts, "2024-05-01T10:00:00.900Z") == [1_714_557_600] * 4
 
 
+@pytest.mark.parametrize(
+    ("text", "nanosecond"),
+    [("1700000000123.25", 123_250_000), ("1700000000123456.75", 123_456_750)],
+)
+def test_decimals_of_small_units_are_kept(text, nanosecond):
+    column = pa.chunked_array([[text]])
+    found = unix_seconds(column, "at", Path("f"), range(10).__getitem__, "auto", Counter())
+    assert found.second.to_pylist() == [1_700_000_000]
+    assert found.nanosecond.to_pylist() == [nanosecond]
+
+
 @pytest.mark.parametrize("bad", ["", "yesterday", "2024-13-01", "now"])
 def test_a_text_that_is_no_time_is_refused(bad):
     with pytest.raises(DataError, match="use unix seconds or ISO dates throughout"):
