@@ -26,7 +26,8 @@ pytestmark = [
 DRIVE = Path(__file__).with_name("drive.py")
 DRIVE_S = 6 * PATIENCE_S  # several minutes on a busy machine
 # Ray kills a proxy that has not started in 5 seconds, which is short on a busy machine
-PATIENT = {"RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "300"}
+# Its workers give way to all other work by default, and get next to nothing beside it.
+PATIENT = {"RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "300", "RAY_worker_niceness": "0"}
 K = 5
 RNG = np.random.default_rng(3)
 HISTORIES = [[f"B{i:04d}" for i in RNG.integers(0, 300, RNG.integers(1, 12))] for _ in range(24)]
