@@ -560,8 +560,9 @@ def test_a_batch_is_scored(road, claimed_gpu, slow_gpu, tmp_path):
     job = Job(road[0].bundle, users, None, {"k": 3}, mode="beam")
     expected = Scorer(job).part(0)
     with claimed_gpu() as memory:
+        scorer = Scorer(replace(job, device="cuda"))
         before = memory.operations
-        found = Scorer(replace(job, device="cuda")).part(0)
+        found = scorer.part(0)
         assert memory.operations > before
     assert found["item_id"] == expected["item_id"]
 
