@@ -38,10 +38,8 @@ def answers(bundle):
     return [[[one.item_id, float(np.float32(one.score))] for one in answer] for answer in found]
 
 
-@pytest.fixture(scope="module")
-def saw(bundles, tmp_path_factory):
+def drive(bundles, scratch):
     """What is right, and what the drive saw."""
-    scratch = tmp_path_factory.mktemp("drive")
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # as a replica has
     right = {name: answers(bundles / name) for name in ("one", "two")}
@@ -65,42 +63,32 @@ def saw(bundles, tmp_path_factory):
     return {**seen, "right": right}
 
 
-def test_two_replicas_give_the_local_answers_bit_for_bit(saw):
+def test_replicas_answer_as_one_process_through_kills_swaps_and_changes(bundles, tmp_path):
+    """One test, since each process of the suite that runs a part of it would start Ray anew."""
+    saw = drive(bundles, tmp_path)
+    # Two replicas give the local answers bit for bit, and so does one without Ray's proxy.
     assert len(saw["processes"]) == 2
     assert saw["answers"] == saw["right"]["one"]
     assert saw["right"]["one"] != saw["right"]["two"]
-
-
-def test_one_replica_without_rays_proxy_gives_them_as_well(saw):
     assert saw["without_proxy"] == saw["right"]["two"]
-
-
-def test_a_users_requests_go_to_one_replica_and_users_to_both(saw):
+    # A user's requests go to one replica, and users to both.
     first, again = saw["homes"]
     assert first == again
     assert len(set(first)) == 2
-
-
-def test_a_change_of_the_catalog_reaches_every_replica(saw):
+    # A change of the catalog reaches every replica.
     refused, put, *got = saw["items"]
     assert refused == 422, "this bundle has nothing to find codes with"
     assert put in (200, 201)
     assert got == [200] * 6
-
-
-def test_a_killed_replica_loses_no_answer_and_is_replaced(saw):
+    # A killed replica loses no answer and is replaced.
     assert saw["kill"]["wrong"] == []
     assert saw["kill"]["answers"] > 20
     before, after = set(saw["processes"]), set(saw["processes_after_the_kill"])
     assert len(after) == 2
     assert len(before & after) == 1
-
-
-def test_a_swap_under_load_costs_no_answer_and_no_process(saw):
+    # A swap under load costs no answer and no process.
     assert saw["swap"]["wrong"] == []
     assert saw["swap"]["models"] == ["one", "two"]
     assert saw["processes_after_the_swap"] == saw["processes_after_the_kill"]
-
-
-def test_batches_on_ray_are_the_local_ones_byte_for_byte(saw):
+    # Batches on Ray are the local ones byte for byte.
     assert saw["batch"] == [True] * 5
