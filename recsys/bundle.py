@@ -42,6 +42,8 @@ class Bundle:
         catalog: items and their semantic IDs.
         vocabulary: codes <-> tokens.
         prompt: the history window.
+        trained: whether retrieval has counted training events alone, as an evaluation needs it,
+            and not all events.
     """
 
     path: Path
@@ -49,14 +51,16 @@ class Bundle:
     catalog: Catalog
     vocabulary: Vocabulary
     prompt: PromptConfig
+    trained: bool = False
 
     @classmethod
-    def load(cls, path: Path | str, *, check: bool = True) -> Bundle:
+    def load(cls, path: Path | str, *, check: bool = True, trained: bool = False) -> Bundle:
         """Read a bundle.
 
         Args:
             path: the directory.
             check: compare every file with its checksum first.
+            trained: as the attribute.
 
         Raises:
             ArtifactError: not a bundle, or a file is missing, altered or contradictory; the text
@@ -74,7 +78,7 @@ class Bundle:
             vocabulary.encode(catalog.codes)
         except ValueError as error:
             raise ArtifactError(f"{path}: catalog and vocabulary disagree: {error}") from error
-        return cls(path, manifest, catalog, vocabulary, prompt)
+        return cls(path, manifest, catalog, vocabulary, prompt, trained)
 
     @property
     def target(self) -> Path:
@@ -106,7 +110,7 @@ class Bundle:
         folder = self.path / RETRIEVAL
         if not folder.is_dir():
             return None
-        loaded = Retrieval.load(folder)
+        loaded = Retrieval.load(folder, trained=self.trained)
         if len(loaded) != len(self.catalog):
             raise ArtifactError(
                 f"{folder} is of {len(loaded)} items, the catalog has {len(self.catalog)}; make "

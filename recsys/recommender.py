@@ -143,6 +143,7 @@ class Recommender:
         max_batch: int = 8,
         capture: str = Captured.PASSES,
         check: bool = True,
+        trained: bool = False,
     ) -> Recommender:
         """Load a bundle's models.
 
@@ -161,6 +162,8 @@ class Recommender:
             capture: what `warm_up` captures on a GPU: `passes` in mode `planned`, or whole
                 `decodes`, too, in each mode but `exhaustive`.
             check: compare every file with its checksum first.
+            trained: whether retrieval has counted training events alone, as an evaluation needs it,
+                and not all events.
 
         Raises:
             ArtifactError: not a bundle, a damaged one, or one without the draft that `mode` needs.
@@ -171,7 +174,7 @@ class Recommender:
             raise ValueError(f"dtype {dtype!r} is not one of {', '.join(DTYPES)}")
 
         def read(device: str) -> Recommender:
-            bundle = Bundle.load(path, check=check)
+            bundle = Bundle.load(path, check=check, trained=trained)
             models = Models.of(bundle, device, dtype, mode)
             return cls(
                 bundle,

@@ -3,7 +3,8 @@
 Everything but the reranker is fitted on training events alone. The reranker is then fitted on
 validation users, who are decoded once, as in serving: without items that are unavailable now. Users
 whose next item is one of these are left out. Where a part of the reranker ranks better alone, that
-part is served (`recsys.training.reranking`).
+part is served (`recsys.training.reranking`). What is served has counted all events, those of
+validation and test too; what was counted of training events is kept beside it for the evaluation.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from rich.table import Table
+from scipy import sparse
 
 from recsys.artifacts import Workspace
 from recsys.availability import available_items
@@ -95,7 +97,7 @@ def stage(context: Context) -> Path:
     dataset = Dataset.load(workspace.dataset)
     start = time.perf_counter()
     content = sasrec.features(context, dataset) if config.vectors else None
-    retrieval = fit(dataset, config, workspace.run("ids"), content, by(NEAR))
+    retrieval, served = fit(dataset, config, workspace.run("ids"), content, by(NEAR))
     available = available_items(dataset.items, int(time.time()))
     if available is not None and not available.any():
         say(
@@ -131,10 +133,13 @@ def stage(context: Context) -> Path:
             reranker = fit_to_new(
                 retrieval, reranker, dataset, config, workspace, available, end=by(FITTED_TO_NEW)
             )
-        retrieval = replace(retrieval, reranker=reranker)
+        served = replace(served, reranker=reranker)
+    if retrieval.recent is None:
+        served = replace(served, recent=None)
     info["seconds"] = round(time.perf_counter() - start, 1)
     with output.write(info) as folder:
-        retrieval.save(folder)
+        served.save(folder)
+        retrieval.save_trained(folder)
     return output.path
 
 
@@ -144,8 +149,8 @@ def fit(
     ids: Path,
     content: NDArray[np.float32] | None = None,
     end: float = math.inf,
-) -> Retrieval:
-    """Fit neighbours, popularity and vectors on the training events alone, without a blend.
+) -> tuple[Retrieval, Retrieval]:
+    """Fit neighbours, popularity and vectors without a blend, on training and on all events.
 
     Args:
         dataset: canonical data.
@@ -154,46 +159,42 @@ def fit(
         content: (items, F) further features with the same weight, or None.
         end: when the search for near items ends at the latest, by `time.monotonic`.
     """
-    events, size = dataset.interactions, len(dataset.item_ids)
-    trained = dataset.split == TRAIN
-    item_item = ItemItem.directional(
-        dataset.train_histories,
-        size,
-        target_damping=config.target_damping,
-    )
-    features, vectors = ids / "features.npy", None
+    features, vectors, near = ids / "features.npy", None, None
     known = [np.load(features, allow_pickle=False)] if features.is_file() else []
     known += [] if content is None else [content]
     if config.vectors and known:
         parts = [VectorIndex.of(part).vectors for part in known]
         vectors = VectorIndex.of(np.concatenate(parts, axis=1))
         if config.near_share:
-            item_item = item_item.with_near(vectors.neighbours(config.near, end), config.near_share)
+            near = vectors.neighbours(config.near, end)
+    words = ContentIndex.of(dataset.items)
+    everything = replace(dataset, split=np.full_like(dataset.split, TRAIN))
+    trained, served = (
+        replace(_count(events, config, near), vectors=vectors, content=words)
+        for events in (dataset, everything)
+    )
+    return trained, served
+
+
+def _count(dataset: Dataset, config: RetrievalConfig, near: sparse.csr_array | None) -> Retrieval:
+    """What is counted of the training events; `near` (items, items) are similar items."""
+    events, size = dataset.interactions, len(dataset.item_ids)
+    trained = dataset.split == TRAIN
+    histories = dataset.train_histories
+    item_item = ItemItem.directional(histories, size, target_damping=config.target_damping)
+    if near is not None:
+        item_item = item_item.with_near(near, config.near_share)
     times = events.timestamp[trained] if events.has_time else None
     counts = partial(decayed_counts, events.item[trained], size, timestamps=times)
     span = 0.0 if times is None or not len(times) else float(np.ptp(times)) / DAY
-    fitted_on = digest(dataset.train_histories)
     return Retrieval(
         item_item,
         counts(),
         config.smoothing,
-        vectors,
-        ContentIndex.of(dataset.items),
-        ItemItem.cosine(dataset.train_histories, size).pruned(NEIGHBORS),
-        types=_types(dataset) if dataset.behaviours else None,
+        neighbors=ItemItem.cosine(histories, size).pruned(NEIGHBORS),
+        types=EventTypes.of(histories, dataset.is_target[trained], size, dataset.behaviours),
         recent=counts(half_life_days=RECENT_SHARE * span) if span else None,
-        fitted_on=fitted_on,
-    )
-
-
-def _types(dataset: Dataset) -> EventTypes:
-    """What retrieval learns from types of events: what leads to a target event."""
-    histories, size = dataset.train_histories, len(dataset.item_ids)
-    is_target = dataset.is_target[dataset.split == TRAIN]
-    return EventTypes(
-        dataset.behaviours,
-        ItemItem.to_targets(histories, is_target, size),
-        np.bincount(histories.items[is_target], minlength=size).astype(np.float64),
+        fitted_on=digest(histories),
     )
 
 
@@ -337,6 +338,7 @@ def _report(validation: dict[str, Any]) -> None:
         say("The served list is the model's own, which ranks better than a blend.")
     else:
         say(f"The served list is that of {served!r} alone, which ranks better than a blend.")
+    say("Figures are of counts of training events; what is served has counted all events.")
     if validation["users"] < LEAST_USERS:
         say(
             f"{validation['users']} validation users are too few to choose what is served, so it "

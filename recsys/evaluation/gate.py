@@ -2,7 +2,8 @@
 
 Both rank the test users of the run's data set, whose test events are newer than everything that the
 champion has seen. Both are as served: with retrieval and reranker, and the champion with the items
-that are newer than it, which a shop adds to the running service. Few users are asked for more of
+that are newer than it, which a shop adds to the running service. But the challenger has not counted
+the test events, which it will have counted when it is served. Few users are asked for more of
 their events (`replays`). The challenger is offered unless it is shown to be worse
 (`recsys.evaluation.verdict`).
 """
@@ -13,6 +14,7 @@ import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -66,9 +68,9 @@ def stage(context: Context) -> Path:
     output = context.output(KIND, settings, parents)
     if not output.is_current():
         dataset = Dataset.load(workspace.dataset)
-        challenger = Recommender.load(workspace.bundle)
-        served = Recommender.load(parent.bundle, device=str(challenger.device))
-        champion = with_new_items(served, dataset)
+        challenger = Recommender.load(workspace.bundle, trained=True)
+        load = partial(Recommender.load, parent.bundle, device=str(challenger.device))
+        champion = with_new_items(load(), dataset)
         protocol = EvaluationConfig(
             ks=tuple(sorted({1, 5, config.k, 2 * config.k})),
             seen=MODE,
@@ -78,7 +80,10 @@ def stage(context: Context) -> Path:
         )
         rankers = {CHALLENGER: Served(challenger), CHAMPION: Served(champion)}
         alive = [recommender.epoch.alive for recommender in (challenger, champion)]
-        dataset = with_enough_users(dataset, np.logical_and.reduce(alive))
+        enough = with_enough_users(dataset, np.logical_and.reduce(alive))
+        if enough is not dataset:  # which may have events that the champion counts as it is served
+            champion = with_new_items(load(trained=True), dataset)
+            rankers[CHAMPION], dataset = Served(champion), enough
         results, left = [], config.users
         for replay in replays(dataset) if left else [dataset]:
             results.append(evaluate_alike(rankers, replay, replace(protocol, users=left)))

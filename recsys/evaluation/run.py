@@ -259,7 +259,7 @@ def _load(bundle: Path, config: EvaluationConfig) -> Recommender:
     """The bundle's recommender, on the device that ranks a batch of its users soonest."""
     from recsys.recommender import Recommender
 
-    load = cache(partial(Recommender.load, bundle, dtype=config.dtype))
+    load = cache(partial(Recommender.load, bundle, dtype=config.dtype, trained=True))
 
     def seconds(device: str) -> float:
         """Time of a batch; on a CPU, which takes each user about as long, by that of a few."""

@@ -37,7 +37,9 @@ def _load_in_process(bundle: Path, device: str, dtype: str, threads: int) -> Non
 
     torch.set_num_threads(threads)
     try:
-        _in_process.append(Recommender.load(bundle, device=device, dtype=dtype, check=False))
+        _in_process.append(
+            Recommender.load(bundle, device=device, dtype=dtype, check=False, trained=True)
+        )
     except Exception as error:  # it is raised where somebody waits for a list
         _in_process.append(error)
 

@@ -43,6 +43,23 @@ class EventTypes:
                 f"to_targets is of {len(self.to_targets)} items, its counts of {len(self.counts)}"
             )
 
+    @classmethod
+    def of(
+        cls,
+        histories: Histories,
+        is_target: NDArray[np.bool_],
+        size: int,
+        behaviours: tuple[Behaviour, ...],
+    ) -> EventTypes | None:
+        """Count what leads to target events, `is_target` among those of the histories.
+
+        None without types.
+        """
+        if not behaviours:
+            return None
+        counts = np.bincount(histories.items[is_target], minlength=size).astype(np.float64)
+        return cls(behaviours, ItemItem.to_targets(histories, is_target, size), counts)
+
     def __len__(self) -> int:
         return len(self.counts)
 

@@ -57,6 +57,7 @@ LINEAR = 3  # the same without a network
 NETWORK = "reranker_network.npy"
 TARGET_COUNTS = "target_popularity.npy"
 RECENT_COUNTS = "recent_popularity.npy"
+TRAINED = "trained"  # folder of the counts of training events alone
 WORDS, VALUES = "words", "values"  # parts of the content
 # Stems of sparse matrices:
 ITEM_ITEM, NEIGHBORS, CONTENT, TO_TARGETS = "item_item", "neighbors", "content", "to_targets"
@@ -324,9 +325,7 @@ class Retrieval:
 
     def save(self, folder: Path) -> None:
         """Write arrays and settings into `folder`, which exists."""
-        save_matrix(folder, ITEM_ITEM, self.item_item.weights)
-        if self.neighbors is not None:
-            save_matrix(folder, NEIGHBORS, self.neighbors.weights)
+        self._save_counts(folder)
         if self.content is not None:
             save_matrix(folder, CONTENT, self.content.rows)
             for name in (WORDS, VALUES):
@@ -334,12 +333,6 @@ class Retrieval:
                 text = json.dumps(terms.names, ensure_ascii=False)
                 (folder / f"{CONTENT}.{name}.json").write_text(text + "\n", encoding="utf-8")
                 np.save(folder / f"{CONTENT}.{name}.npy", terms.idf, allow_pickle=False)
-        np.save(folder / COUNTS, self.counts, allow_pickle=False)
-        if self.recent is not None:
-            np.save(folder / RECENT_COUNTS, self.recent, allow_pickle=False)
-        if self.types is not None:
-            save_matrix(folder, TO_TARGETS, self.types.to_targets.weights)
-            np.save(folder / TARGET_COUNTS, self.types.counts, allow_pickle=False)
         if self.vectors is not None:
             np.save(folder / VECTORS, self.vectors.vectors, allow_pickle=False)
         linear = self.reranker is None or self.reranker.network is None
@@ -358,9 +351,28 @@ class Retrieval:
         text = json.dumps(settings, indent=2)
         (folder / SETTINGS).write_text(text + "\n", encoding="utf-8")
 
+    def save_trained(self, folder: Path) -> None:
+        """Write what was counted of training events into the folder of one that has seen all."""
+        (folder / TRAINED).mkdir()
+        self._save_counts(folder / TRAINED)
+        text = json.dumps({"fitted_on": self.fitted_on})
+        (folder / TRAINED / SETTINGS).write_text(text + "\n", encoding="utf-8")
+
+    def _save_counts(self, folder: Path) -> None:
+        """Write the arrays that depend on events."""
+        save_matrix(folder, ITEM_ITEM, self.item_item.weights)
+        np.save(folder / COUNTS, self.counts, allow_pickle=False)
+        if self.neighbors is not None:
+            save_matrix(folder, NEIGHBORS, self.neighbors.weights)
+        if self.recent is not None:
+            np.save(folder / RECENT_COUNTS, self.recent, allow_pickle=False)
+        if self.types is not None:
+            save_matrix(folder, TO_TARGETS, self.types.to_targets.weights)
+            np.save(folder / TARGET_COUNTS, self.types.counts, allow_pickle=False)
+
     @classmethod
-    def load(cls, folder: Path) -> Retrieval:
-        """Read what `save` wrote.
+    def load(cls, folder: Path, *, trained: bool = False) -> Retrieval:
+        """Read what `save` wrote; with `trained`, the counts of `save_trained`, if there are any.
 
         Raises:
             ArtifactError: a file is missing or contradicts another; the text names the folder.
@@ -376,13 +388,18 @@ class Retrieval:
                 "the bundle again, such as `recsys run --name NAME`"
             )
         try:
-            weights = read_matrix(folder, ITEM_ITEM)
+            counted, fitted_on = folder, settings.get("fitted_on")
+            if trained and (folder / TRAINED).is_dir():
+                counted = folder / TRAINED
+                text = (counted / SETTINGS).read_text(encoding="utf-8")
+                fitted_on = json.loads(text)["fitted_on"]
+            weights = read_matrix(counted, ITEM_ITEM)
             vectors, size = folder / VECTORS, weights.shape[0]
-            recent = folder / RECENT_COUNTS
+            recent = counted / RECENT_COUNTS
             reranker, neighbors, content = settings["reranker"], None, None
             if settings["neighbors_decay"] is not None:
                 decay = float(settings["neighbors_decay"])
-                neighbors = ItemItem(read_matrix(folder, NEIGHBORS), decay)
+                neighbors = ItemItem(read_matrix(counted, NEIGHBORS), decay)
             if settings["terms"] is not None:
                 shape = size, settings["terms"]
                 content = ContentIndex(
@@ -393,12 +410,12 @@ class Retrieval:
             if settings["behaviours"]:
                 types = EventTypes(
                     tuple(Behaviour(**behaviour) for behaviour in settings["behaviours"]),
-                    ItemItem(read_matrix(folder, TO_TARGETS), float(settings["decay"])),
-                    read_array(folder / TARGET_COUNTS, least=0),
+                    ItemItem(read_matrix(counted, TO_TARGETS), float(settings["decay"])),
+                    read_array(counted / TARGET_COUNTS, least=0),
                 )
             return cls(
                 ItemItem(weights, float(settings["decay"])),
-                read_array(folder / COUNTS, least=0),
+                read_array(counted / COUNTS, least=0),
                 float(settings["smoothing"]),
                 VectorIndex(read_array(vectors)) if vectors.is_file() else None,
                 content,
@@ -406,7 +423,7 @@ class Retrieval:
                 types=types,
                 recent=read_array(recent, least=0) if recent.is_file() else None,
                 reranker=None if reranker is None else _read_reranker(reranker, folder),
-                fitted_on=settings.get("fitted_on"),
+                fitted_on=fitted_on,
             )
         except (OSError, KeyError, TypeError, ValueError) as error:
             raise ArtifactError(f"{folder}: {error}; copy the bundle again") from error

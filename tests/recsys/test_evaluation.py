@@ -450,7 +450,7 @@ class FakeRecommender:
         self.asked = []
 
     @classmethod
-    def load(cls, path, device="cpu", dtype="float32"):
+    def load(cls, path, device="cpu", dtype="float32", trained=True):
         FakeRecommender.loaded += 1
         return cls(path)
 
@@ -528,7 +528,7 @@ def test_beams_and_batch_size_reach_the_model(context, monkeypatch, tmp_path):
     made = []
     plain = FakeRecommender.load.__func__
 
-    def load(path, device, dtype):
+    def load(path, device, dtype, trained):
         made.append(plain(FakeRecommender, path))
         return made[-1]
 

@@ -1,8 +1,9 @@
-"""No file that training learns follows events of validation or test.
+"""No file that is evaluated follows events of validation or test.
 
 The training stages run on copies of a data set in which one event of each user is on another item:
 a test event, a validation event, or a training event. They take the same few steps with the same
-seed, so a file that differs between two copies has learned from the changed events.
+seed, so a file that differs between two copies has learned from the changed events. What is served
+has counted all events; the counts that are evaluated are in `retrieval/trained/`.
 """
 
 from dataclasses import replace
@@ -42,7 +43,15 @@ CHOSEN = {
     "retrieval/retrieval.json",
     "retrieval/reranker_network.npy",
     "retrieval/recent_popularity.npy",
+    "retrieval/trained/recent_popularity.npy",
 }
+SERVED = (
+    "retrieval/retrieval.json",  # says on which events it was fitted
+    "retrieval/item_item.",
+    "retrieval/neighbors.",
+    "retrieval/popularity.npy",
+    "retrieval/recent_popularity.npy",
+)
 
 
 def planted(dataset: Dataset, split: str) -> Dataset:
@@ -89,12 +98,13 @@ def changed(tmp_path_factory):
 
 @pytest.mark.slow
 def test_no_learned_file_follows_test_events(changed):
-    assert changed["test"] == set()
+    assert {file for file in changed["test"] if not file.startswith(SERVED)} == set()
+    assert "retrieval/popularity.npy" in changed["test"]
 
 
 @pytest.mark.slow
 def test_only_the_reranker_follows_validation_events(changed):
-    assert changed["valid"] <= CHOSEN
+    assert {file for file in changed["valid"] if not file.startswith(SERVED)} <= CHOSEN
     assert "retrieval/retrieval.json" in changed["valid"]
 
 

@@ -16,7 +16,7 @@ from recsys.interactions import Interactions
 from recsys.pipeline import Context
 from recsys.recommender import Recommender, RecommendRequest
 from recsys.retrieval import Retrieval, digest
-from recsys.splits import TRAIN
+from recsys.splits import TEST, TRAIN
 from recsys.training import bundle, draft, retrieval, target
 
 FAST = {"nodes": 20, "beams": 10, "candidates": 10}
@@ -42,8 +42,10 @@ def test_what_is_served_is_at_least_as_good_as_each_part(context):
     found = Bundle.load(folder).retrieval
     assert found.reranker == Retrieval.load(path).reranker
     assert found.reranker.nodes == 20
-    trained = Dataset.load(context.workspace.dataset).train_histories
-    assert found.fitted_on == digest(trained)
+    dataset = Dataset.load(context.workspace.dataset)
+    trained = dataset.train_histories
+    assert found.fitted_on == digest(dataset.interactions.histories)
+    assert Bundle.load(folder, trained=True).retrieval.fitted_on == digest(trained)
     assert read_manifest(folder).info["ids_fitted_on"] == digest(trained)
     validated = json.loads((folder / "eval" / "validation.json").read_text())
     assert validated["retrieval"] == read_manifest(path, "retrieval").info["validation"]
@@ -53,8 +55,24 @@ def test_what_is_served_is_at_least_as_good_as_each_part(context):
     assert len(recommender.recommend_batch([request])[0].recommendations) == 5
 
 
+def test_a_pair_of_the_newest_events_is_counted_by_what_is_served_alone(context, shop):
+    dataset = shop.chain_dataset()
+    events, last = dataset.interactions, dataset.split == TEST
+    pairs = events.item[:-1] * shop.ITEMS + events.item[1:]
+    of_test = last[1:] & (np.diff(events.user) == 0)
+    (canary,) = np.setdiff1d(pairs[of_test], pairs[~of_test])[:1]
+    before, after = divmod(int(canary), shop.ITEMS)
+    path = retrieval.stage(context)
+    served, trained = Retrieval.load(path), Retrieval.load(path, trained=True)
+    assert served.item_item.weights[before, after] > 0
+    assert trained.item_item.weights[before, after] == 0
+    assert served.counts.sum() == len(events)
+    assert trained.counts.sum() == (dataset.split == TRAIN).sum()
+    assert served.reranker == trained.reranker
+
+
 def test_nothing_but_training_events_is_learned(context, shop):
-    before = retrieval.stage(context)
+    before = retrieval.stage(context) / "trained"
     arrays = {f.name: np.load(f) for f in before.glob("*.npy")}
     dataset = shop.chain_dataset()
     events = dataset.interactions
@@ -66,7 +84,7 @@ def test_nothing_but_training_events_is_learned(context, shop):
     shop.write_parents(
         context.workspace, dataset=Dataset(other, dataset.split, dataset.items), centroids=True
     )
-    after = retrieval.stage(context)
+    after = retrieval.stage(context) / "trained"
     for file, array in arrays.items():
         np.testing.assert_array_equal(array, np.load(after / file))
 
