@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
@@ -14,7 +15,7 @@ from recsys.artifacts import Workspace
 from recsys.data import growth
 from recsys.dataset import PAIR, Dataset
 from recsys.errors import ConfigError
-from recsys.event_names import level
+from recsys.event_names import PURCHASE, is_return, level
 from recsys.progress import say
 from recsys.retraining.news import SENT, roles_of
 from recsys.retraining.versions import CHAMPION
@@ -36,7 +37,7 @@ def send_events(version: Workspace, clients: Sequence[Client]) -> None:
 
     Users who were left out of the data set, such as bots, are left out. An item that the user
     returned or dislikes is sent as a dislike, as in the data set that a service imports at its
-    first start; other returns are sent as they are, and are no part of histories.
+    first start; a return that left pieces is sent as a partial one, which takes nothing back.
     """
     rows = list(_events(version))
     accepted = 0
@@ -68,6 +69,7 @@ def _events(version: Workspace) -> Iterator[dict[str, Any]]:
     low = pc.less_equal(events["rating"], bound.get("negative_rating"))
     negative = growth.is_negative(events["type"], roles_of(version, dataset))
     negative = pc.or_(negative, pc.fill_null(low, False)).to_numpy(zero_copy_only=False)
+    first = _first_times(dataset, pc.unique(events["user"].filter(pa.array(negative))))
     for is_negative, row in zip(negative.tolist(), events.to_pylist(), strict=True):
         kind = re.sub(r"[^\w -]", " ", row["type"] or SEED_TYPE).strip(" _-")[:32] or SEED_TYPE
         if (row["user"], row["item"]) in unwanted:
@@ -76,12 +78,26 @@ def _events(version: Workspace) -> Iterator[dict[str, Any]]:
             kind = DISLIKES[0]
         elif is_negative and level(kind) != 0:
             continue  # the service would count it by its name
+        elif (
+            is_return(kind) and first.get((row["user"], row["item"]), math.inf) <= row["timestamp"]
+        ):
+            kind = "partial return"  # what was bought before is still a part of the data
         value = row["rating"] if row["quantity"] is None else row["quantity"]
-        if value is not None and np.isnan(value):
+        if value is not None and (np.isnan(value) or (value <= 0 and level(kind) == PURCHASE)):
             value = None
         event = {"user": row["user"], "item": row["item"], "type": kind, "value": value}
         event |= {"timestamp": row["timestamp"] + (row["nanosecond"] or 0) // 10**6 / 1000}
         yield event | {"event_id": SENT + content_digest(*map(str, event.values()))}
+
+
+def _first_times(dataset: Dataset, user_ids: pa.Array) -> dict[tuple[str, str], int]:
+    """User and item -> unix seconds of the first event, of some users."""
+    rows = dataset.interactions
+    mine = np.isin(rows.user_ids, np.asarray(user_ids.to_pylist(), np.str_))[rows.user]
+    users, items = rows.user_ids[rows.user[mine]], rows.item_ids[rows.item[mine]]
+    pairs = zip(users.tolist(), items.tolist(), strict=True)
+    times = zip(pairs, rows.timestamp[mine].tolist(), strict=True)
+    return dict(reversed(list(times)))
 
 
 def promote_version(version: Workspace, champion: Workspace, client: Client) -> None:

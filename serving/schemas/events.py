@@ -11,9 +11,11 @@ from pydantic import (
     BeforeValidator,
     Field,
     StringConstraints,
+    ValidationInfo,
     WithJsonSchema,
 )
 
+from recsys.event_names import PURCHASE, level
 from recsys.serving.schemas.common import EVENT_TYPE, MAX_ID, Body, First, Id, Query
 from recsys.serving.stores.records import Erasure, Event, StoredEvent, content_digest
 
@@ -43,6 +45,15 @@ def _check_range(seconds: float) -> float:
     if seconds < 0:
         raise ValueError(f"{seconds:.0f} is before 1970; send seconds since then")
     return seconds
+
+
+def _check_bought(value: float | None, info: ValidationInfo) -> float | None:
+    if value is not None and value <= 0 and level(info.data.get("type", "")) == PURCHASE:
+        raise ValueError(
+            f"{value:g} of a purchase; send what was taken back as a `return`, no event where "
+            "nothing was bought, and no value if it was free"
+        )
+    return value
 
 
 Timestamp = Annotated[
@@ -85,8 +96,11 @@ class EventIn(Body):
         "future is replaced by now.",
         examples=["2026-11-20T09:30:00Z"],
     )
-    value: float | None = Field(
-        None, description="Rating, price, ...: its meaning depends on the type."
+    value: Annotated[float | None, AfterValidator(_check_bought)] = Field(
+        None,
+        description="Rating, price, ...: its meaning depends on the type. Of a purchase it is "
+        "above 0. A `return` takes back all that the user did with the item before, whatever its "
+        "value, and a `partial_return` nothing.",
     )
     recommendation_id: Id | None = Field(
         None,
@@ -114,6 +128,7 @@ class EventIn(Body):
 class StoredEventRow(EventIn):
     """A row of an exported file."""
 
+    value: float | None = None  # as it was stored, by whichever version
     digest: Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{32}$")] | None = None
     seed: Annotated[str, StringConstraints(min_length=1, max_length=MAX_ID)] | None = None
 

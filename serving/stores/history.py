@@ -22,8 +22,8 @@ from recsys.serving.stores.records import (
     Sign,
     StoredEvent,
     TypedHistory,
-    hidden_items,
     now_ms,
+    parts_of_history,
     sign_of,
     user_hash,
 )
@@ -54,7 +54,9 @@ class HistoryTable:
         """Use a store; events of the types `not_history` are not part of a history."""
         self._calls, self._database = calls, calls.database
         self._not_history = not_history
-        self._left_out = sorted(name for name in not_history if self._sign(name) is Sign.LEFT_OUT)
+        self._left_out = sorted(
+            name for name in not_history if sign_of(name, not_history) is Sign.LEFT_OUT
+        )
         # Made once: making a statement takes as long as executing it.
         among, answer = calls.database.among, RECOMMENDATIONS.c.recommendation_id
         known = sa.select(EVENTS.c.event_id, EVENTS.c.digest)
@@ -66,8 +68,8 @@ class HistoryTable:
     async def read(self, user_id: str, limit: int) -> TypedHistory | None:
         """The user's latest events, oldest first, or None if the user is unknown.
 
-        Equal times are in order of arrival. Events of the types `not_history` are left out; items
-        that the user dislikes, or returned last, are named apart.
+        Equal times are in order of arrival. Events of the types `not_history`, or taken back, are
+        left out; items that the user dislikes, or returned last, are named apart.
         """
         if "\0" in user_id:  # no event has such an id, and PostgreSQL refuses it
             return None
@@ -247,18 +249,10 @@ class HistoryTable:
 
     # Internals
 
-    def _sign(self, name: str) -> Sign:
-        return sign_of(name, self._not_history)
-
     def _read(self, user_id: str, limit: int) -> TypedHistory | None:
         rows = self._database.read(HISTORY, {"user_id": user_id, "left_out": self._left_out})
-        signs = {name: self._sign(name) for name in {name for _, name in rows}}
-        events = [
-            (item, None if name == SEED_TYPE else name)
-            for item, name in rows
-            if signs[name] is Sign.PART
-        ]
-        disliked = hidden_items([(item, signs[name]) for item, name in rows])
+        parts, disliked = parts_of_history(rows, self._not_history)
+        events = [(item, None if name == SEED_TYPE else name) for item, name in parts]
         if not events and not disliked:
             return None
         latest = events[:limit][::-1]

@@ -8,7 +8,7 @@ import hashlib
 import hmac
 import json
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from itertools import zip_longest
@@ -57,16 +57,36 @@ def sign_of(name: str, not_history: Collection[str]) -> Sign:
     return Sign.DISLIKE if is_dislike(name) else Sign.LEFT_OUT
 
 
-def hidden_items(events: Sequence[tuple[str, Sign]]) -> tuple[str, ...]:
-    """Items that are not recommended to a user, by the events on them, newest first.
+def parts_of_history(
+    events: Iterable[tuple[str, str | None]], not_history: Collection[str]
+) -> tuple[list[tuple[str, str | None]], tuple[str, ...]]:
+    """The parts of a history, and the items that are not recommended.
 
-    >>> hidden_items([("a", Sign.RETURN), ("b", Sign.PART), ("b", Sign.RETURN)])
-    ('a',)
+    A return or a dislike takes back what the user did with the item before, as in files.
+
+    Args:
+        events: items and types of a user, newest first, as the parts are.
+        not_history: as in `sign_of`.
+
+    >>> names = [("b", "view"), ("a", "return"), ("b", "return"), ("a", "purchase")]
+    >>> parts_of_history(names, NOT_HISTORY)
+    ([('b', 'view')], ('a',))
     """
-    newest = dict(reversed(events))
-    disliked = {item for item, sign in events if sign is Sign.DISLIKE}
-    every = dict.fromkeys(item for item, _ in events)
-    return tuple(i for i in every if i in disliked or newest[i] is Sign.RETURN)
+    parts: list[tuple[str, str | None]] = []
+    kept, taken_back = set[str](), set[str]()
+    hidden: dict[str, None] = {}
+    signs: dict[str | None, Sign] = {None: Sign.PART}
+    for item, name in events:
+        if name not in signs:
+            signs[name] = sign_of(name or "", not_history)
+        if signs[name] is Sign.PART and item not in taken_back:
+            parts.append((item, name))
+            kept.add(item)
+        elif signs[name] in (Sign.RETURN, Sign.DISLIKE):
+            taken_back.add(item)
+            if signs[name] is Sign.DISLIKE or item not in kept:
+                hidden[item] = None
+    return parts, tuple(hidden)
 
 
 class TypedHistory(NamedTuple):
@@ -274,13 +294,7 @@ def told_history(
 
     `types` is empty if the request names none.
     """
-    signs = {name: sign_of(name, not_history) for name in types if name is not None}
-    if all(sign is Sign.PART for sign in signs.values()):
+    if not types:
         return TypedHistory(items, types)
-    events = [
-        (item, name, signs.get(name or "", Sign.PART))
-        for item, name in zip(items, types, strict=True)
-    ]
-    parts = [(item, name) for item, name, sign in events if sign is Sign.PART]
-    disliked = hidden_items([(item, sign) for item, _, sign in reversed(events)])
-    return TypedHistory([item for item, _ in parts], [name for _, name in parts], disliked)
+    parts, hidden = parts_of_history(zip(items[::-1], types[::-1], strict=True), not_history)
+    return TypedHistory([i for i, _ in parts[::-1]], [n for _, n in parts[::-1]], hidden)

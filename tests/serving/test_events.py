@@ -130,10 +130,12 @@ async def test_bad_lines_and_bodies_are_reported_and_not_stored(client):
         ("timestamp", 1_700_000_000_000, "1700000000000 is after 2100; send seconds"),
         ("timestamp", -1, "-1 is before 1970"),
         ("timestamp", True, "valid number"),
+        ("value", -1, "-1 of a purchase; send what was taken back as a `return`"),
+        ("value", 0, "no event where nothing was bought"),
     ],
 )
 async def test_a_field_out_of_bounds_is_named(client, field, value, text):
-    event = {"user": "eve", "item": "a", field: value}
+    event = {"user": "eve", "item": "a", "type": "Kauf", field: value}
     body = is_problem(
         await client.post(URL, json={"events": [{"user": "u", "item": "i"}, event]}),
         "invalid_request",

@@ -514,6 +514,8 @@ def test_the_service_knows_the_events_of_a_file_that_was_promoted(home, service,
         assert client.alias("champion").bundle == "shop.2"
         counts = check_answers(client)
         assert counts["new"] == 2
+        types = [event.type for event in history(client, "u6").events if event.item == BOUGHT]
+        assert types == ["partial return", "purchase"], "a piece is left, so it stays bought"
         assert retrain(settings, sources, clients=[client], promote=True).version == "shop.2"
     with service() as client:
         assert client.alias("champion").bundle == "shop.2"

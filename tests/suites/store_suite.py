@@ -171,16 +171,16 @@ class StoreSuite:
     async def test_negative_types_of_other_names_are_no_history(self, location, opened, event):
         store = opened(location)
         kinds = ["thumbs_down", "view", "Retoure", "view", "Remove from cart", "gefällt mir nicht"]
-        await store.history.append(
-            [event(f"{i}", item=f"i{i}", type=name, time_ms=i) for i, name in enumerate(kinds)]
-        )
+        before = [event("b", item="i2", type="purchase", time_ms=0)]  # and returned later
+        after = [event(f"{i}", item=f"i{i}", type=name, time_ms=i) for i, name in enumerate(kinds)]
+        await store.history.append(before + after)
         for limit in range(1, 10):
             found = await store.history.read("ada", limit)
             assert found.items == ["i1", "i3"][-limit:]
+            assert ("i2", "purchase") not in found.earlier
             assert found.disliked == ("i5", "i2", "i0"), "a returned item is not shown at once"
-        assert len((await opened(location, not_history=()).history.read("ada", 10)).items) == len(
-            kinds
-        )
+        everything = await opened(location, not_history=()).history.read("ada", 10)
+        assert len(everything.items) == 1 + len(kinds)
         without = [name for name in NOT_HISTORY if name != "return"]
         await store.history.append([event("r", item="r", type="return", time_ms=9)])
         assert (await opened(location, not_history=without).history.read("ada", 10)).items == [
