@@ -22,7 +22,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from recsys.errors import RecsysError
+from recsys.errors import ItemError, RecsysError
 from recsys.live import Epoch, NewItem
 from recsys.live_catalog import EpochCatalog
 from recsys.recommender import Recommender
@@ -46,6 +46,7 @@ logger = logging.getLogger("recsys.serving.catalog_changes")
 JOURNAL = "catalogue"  # written in stores: changing it loses what they hold
 NEAR, NEAR_ROWS = 3, 64
 MAX_CHANGES = 32  # waiting and under way
+MOST_SHOWN = 16 << 10  # characters of the attributes of an item, which answers repeat
 T = TypeVar("T")
 
 
@@ -248,6 +249,8 @@ class CatalogChanges(Follower):
         news = [
             NewItem(i.item_id, i.title, i.text, i.attributes, i.semantic_id, i.like) for i in items
         ]
+        for new in news:
+            _check_size(new)
         async with self._changing:
             return await self._put(news)
 
@@ -269,6 +272,7 @@ class CatalogChanges(Follower):
                 attributes={key: value for key, value in together.items() if value is not None},
                 semantic_id=None,  # it keeps its codes
             )
+            _check_size(new, _size(old))  # it may stay as large as it was
             number, (item,) = await self._put([new])
         return number, item
 
@@ -338,6 +342,20 @@ class CatalogChanges(Follower):
     def _count(self, model: Model) -> None:
         epoch = model.recommender.epoch
         self._metrics.catalog(model.name, epoch.number, epoch.num_items)
+
+
+def _size(item: NewItem) -> int:
+    return sum(
+        len(str(value)) for value in item.attributes.values() if isinstance(value, str | list)
+    )
+
+
+def _check_size(new: NewItem, at_most: int = 0) -> None:
+    if _size(new) > max(at_most, MOST_SHOWN):
+        raise ItemError(
+            f"item {new.item_id!r}: the texts and lists of its attributes have more than "
+            f"{MOST_SHOWN:,} characters together; send shorter or fewer ones"
+        )
 
 
 def _upsert(

@@ -1,4 +1,4 @@
-"""Limits for each client: the work of a request, and one token bucket per client.
+"""Limits: the work of a request, one token bucket per client, and bytes of all clients together.
 
 Work is in units of an ordinary request: at most 20 items for a full history. Batches of the worker
 and the rate limit are in these units.
@@ -56,6 +56,29 @@ def work_of(request: RecommendRequest, prompt_items: int) -> float:
     )
     more = IN_TORCH if in_torch else 2 if is_proven else 1
     return beams * prompt * more + len(request.history) / 500
+
+
+class Room:
+    """Bytes that bodies or answers may take together.
+
+    >>> room = Room(10)
+    >>> room.take(8), room.take(3), room.taken
+    (True, False, 8)
+    """
+
+    def __init__(self, most: int) -> None:
+        """At most so many bytes."""
+        self.most, self.taken = most, 0
+
+    def take(self, count: int) -> bool:
+        """Take so many bytes if they are free; returns whether they were."""
+        fits = self.taken + count <= self.most
+        self.taken += count if fits else 0
+        return fits
+
+    def give(self, count: int) -> None:
+        """Give bytes back."""
+        self.taken -= count
 
 
 class RateLimit:

@@ -23,7 +23,7 @@ from recsys.serving.batcher import DeadlineExceededError, until
 from recsys.serving.bodies import LARGE
 from recsys.serving.errors import ProblemError, problem_of, problem_response
 from recsys.serving.guard import Guard
-from recsys.serving.limits import CALLER, Caller
+from recsys.serving.limits import CALLER, Caller, Room
 from recsys.serving.metrics import Metrics
 from recsys.serving.settings import ServingSettings
 
@@ -157,7 +157,7 @@ class BodyLimit:
 
     def __init__(self, max_bytes: int) -> None:
         self.max_bytes = max_bytes
-        self._held = 0  # bytes beyond the first `LARGE` of each body
+        self.room = Room(BODIES * max_bytes)  # for bytes beyond the first `LARGE` of each body
 
     @contextmanager
     def counted(self, headers: Headers, receive: Receive) -> Iterator[Receive]:
@@ -175,18 +175,16 @@ class BodyLimit:
             if received > self.max_bytes:
                 raise too_large
             more = max(0, received - LARGE) - in_queue
-            if more:
-                if self._held + more > BODIES * self.max_bytes:
-                    detail = "Too many large bodies at once; try again shortly."
-                    raise ProblemError("queue_full", detail)
-                self._held += more
-                in_queue += more
+            if not self.room.take(more):
+                detail = "Too many large bodies at once; try again shortly."
+                raise ProblemError("queue_full", detail)
+            in_queue += more
             return message
 
         try:
             yield receive_counted
         finally:
-            self._held -= in_queue
+            self.room.give(in_queue)
 
 
 def _may_be_kept(message: Message) -> bytes:

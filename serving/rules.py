@@ -24,6 +24,7 @@ from recsys.serving.stores.store import Store
 logger = logging.getLogger("recsys.serving.rules")
 JOURNAL = "rules"  # written in stores
 MOST_RULES, MOST_CHARACTERS = 1_000, 16 << 20  # all of them, which are in memory
+PAGE = 1 << 20  # characters of a page; a rule that has more is a page of its own
 
 
 class UnknownRuleError(LookupError):
@@ -99,13 +100,21 @@ class Rules(JournalFollower):
     # Readers
 
     def page(self, after: str, limit: int) -> RuleList:
-        """A page of the rules whose names come after a name.
+        """A page of the rules whose names come after a name; it ends early if they are large.
 
         It takes long if the rules are large, and may be made on another thread.
         """
         names = sorted(name for name in [*self._state.rules] if name > after)
-        cursor = names[limit - 1] if len(names) > limit else None
-        return RuleList(rules=[self._info(name) for name in names[:limit]], next=cursor)
+        rules: list[RuleInfo] = []
+        size = 0
+        for name in names[:limit]:
+            info = self._info(name)
+            size += len(str(info))
+            if rules and size > PAGE:
+                break
+            rules.append(info)
+        cursor = rules[-1].name if len(rules) < len(names) else None
+        return RuleList(rules=rules, next=cursor)
 
     def standing(self, alias: str) -> list[str]:
         """Names of the rules that apply to all requests of an alias."""

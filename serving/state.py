@@ -11,6 +11,7 @@ from recsys.serving.aliases import Aliases
 from recsys.serving.catalog_changes import CatalogChanges
 from recsys.serving.daily_figures import DailyFigures
 from recsys.serving.experiments import Experiments
+from recsys.serving.limits import Room
 from recsys.serving.lists import Lists
 from recsys.serving.metrics import Metrics
 from recsys.serving.models import Models
@@ -19,6 +20,8 @@ from recsys.serving.rules import Rules
 from recsys.serving.settings import ServingSettings
 from recsys.serving.stores.store import Store
 from recsys.serving.worker import DecodeWorker
+
+MOST_ANSWERS = 8 << 20  # bytes of large answers that batches have at a time
 
 
 @dataclass(frozen=True)
@@ -33,6 +36,7 @@ class State:
     aliases: Aliases
     lists: Lists
     today: DailyFigures
+    answer_bytes: Room
 
     @classmethod
     def of(
@@ -58,6 +62,7 @@ class State:
             aliases=Aliases(settings, store, worker, metrics, models, rules, changes),
             lists=Lists(store, models, rules, off_loop, settings.not_history),
             today=DailyFigures(models, off_loop, settings.not_history),
+            answer_bytes=Room(MOST_ANSWERS),
         )
 
     async def start(self, recommender: Recommender | None) -> None:

@@ -7,7 +7,8 @@ from fastapi import APIRouter, Request, Response
 
 from recsys.serving.api.routing import JsonRoute, Ready, json_response
 from recsys.serving.auth import Scope, requires
-from recsys.serving.errors import problem_body, problem_of
+from recsys.serving.bodies import LARGE
+from recsys.serving.errors import ProblemError, problem_body, problem_of
 from recsys.serving.limits import CALLER
 from recsys.serving.schemas.common import Problem
 from recsys.serving.schemas.recommendations import (
@@ -37,17 +38,24 @@ async def recommend_batch(body: BatchRequest, request: Request, service: Ready) 
     """Several requests at once; the result of one does not affect the others."""
     request_id = request.scope["state"].get("request_id")
     slots = asyncio.Semaphore(AT_ONCE)  # a batch enters the queue one by one, not as a block
+    room, held = service.state.answer_bytes, 0
 
     async def result(body: RecommendationsRequest) -> str:
+        nonlocal held
         async with slots:
-            answer = await _result(service, body, request_id)
-        return answer.model_dump_json(exclude_unset=True, by_alias=True)  # less than objects
+            text = _dump(await _result(service, body, request_id))  # less than objects
+        if len(text) > LARGE:
+            if not room.take(len(text) - LARGE):
+                detail = "Too many large answers of batches at once; ask for less in a batch."
+                return _dump(_refused(ProblemError("queue_full", detail), request_id))
+            held += len(text) - LARGE
+        return text
 
-    async def each() -> str:
+    try:
         results = await asyncio.gather(*map(result, body.requests))
-        return f'{{"results":[{",".join(results)}]}}'
-
-    text = await each()
+        text = f'{{"results":[{",".join(results)}]}}'
+    finally:
+        room.give(held)
     return Response(text, media_type="application/json")
 
 
@@ -61,6 +69,14 @@ async def _result(
         problem = problem_of(error)
         if problem.code == "internal_error":
             failures.exception("unhandled", extra={"fields": {"request_id": request_id}})
-        values = problem_body(problem, request_id)
-        return BatchResult(status=problem.status_code, problem=Problem.model_validate(values))
+        return _refused(problem, request_id)
     return BatchResult.model_construct(status=200, answer=answer)
+
+
+def _refused(problem: ProblemError, request_id: str | None) -> BatchResult:
+    values = problem_body(problem, request_id)
+    return BatchResult(status=problem.status_code, problem=Problem.model_validate(values))
+
+
+def _dump(result: BatchResult) -> str:
+    return result.model_dump_json(exclude_unset=True, by_alias=True)

@@ -106,7 +106,7 @@ class ItemBody(Body):
     """An item to add or to replace."""
 
     item_id: ItemId = Field(examples=["B9001"])
-    title: str = Field("", max_length=10_000, examples=["Rose hand cream"])
+    title: str = Field("", max_length=1_000, examples=["Rose hand cream"])
     text: str = Field(
         "",
         max_length=100_000,
@@ -130,7 +130,7 @@ class ItemBody(Body):
 class ItemPatch(Body):
     """Changes of an item: what is not given stays."""
 
-    title: str | None = Field(None, max_length=10_000, examples=["Rose hand cream, 75 ml"])
+    title: str | None = Field(None, max_length=1_000, examples=["Rose hand cream, 75 ml"])
     text: str | None = Field(None, max_length=100_000)
     attributes: dict[ItemId, Attribute] = Field(
         {},

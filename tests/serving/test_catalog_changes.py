@@ -228,6 +228,26 @@ async def test_a_refused_item_is_reported_with_the_reason(client, body):
     assert "'new'" in response.json()["detail"]
 
 
+async def test_what_answers_show_of_an_item_is_bounded(client, monkeypatch):
+    monkeypatch.setattr(catalog_changes, "MOST_SHOWN", 2_000)
+    large = {"attributes": {"categories": ["x" * 900] * 2}}
+    larger = {"attributes": {"categories": ["x" * 900] * 3}}
+    refused = await client.put_item("lamp", LAMP | larger)
+    assert code(refused) == (422, "invalid_item")
+    assert (
+        "'lamp': the texts and lists of its attributes have more than 2,000 characters"
+        in refused.json()["detail"]
+    )
+    assert (await client.put_item("lamp", LAMP | large)).status_code == 200
+    assert code(await client.patch("/v1/items/lamp", json=larger)) == (422, "invalid_item")
+    monkeypatch.setattr(catalog_changes, "MOST_SHOWN", 100)  # as an item of a bundle may be
+    cheaper = {"attributes": {"price": 1.0}}
+    assert (await client.patch("/v1/items/lamp", json=cheaper)).status_code == 200
+    for change in (client.put_item("lamp", LAMP | {"title": "x" * 1_001}),
+                   client.patch("/v1/items/lamp", json={"title": "x" * 1_001})):  # fmt: skip
+        assert code(await change) == (422, "invalid_request")
+
+
 async def test_many_items_do_not_occupy_the_event_loop(client, monkeypatch):
     loop, at_work = threading.get_ident(), set()
 

@@ -8,6 +8,7 @@ import pytest
 from oracles import PATIENCE_S
 
 from recsys.serving.api import operations
+from recsys.serving.bodies import LARGE
 from recsys.serving.metrics import Metrics
 
 
@@ -31,6 +32,24 @@ async def test_requests_of_much_work_do_not_delay_others(client, recommender, mo
     assert not any(task.done() for task in waiting)
     gate.set()
     assert {answer.status_code for answer in await asyncio.gather(*waiting)} == {200}
+
+
+async def test_large_answers_of_batches_are_bounded_together(client, service):
+    small = {"history": ["item-1"], "k": 1}
+    large = {"history": [f"{'x' * 200}{number}" for number in range(200)], "k": 1}
+    alone = len((await client.post("/v1/recommendations", json=large)).content)
+    room = service.state.answer_bytes
+    room.most = int(2.5 * (alone - LARGE))
+
+    async def statuses(*requests):
+        answer = await client.post("/v1/recommendations/batch", json={"requests": requests})
+        assert answer.status_code == 200
+        return [result["status"] for result in answer.json()["results"]]
+
+    assert alone > LARGE
+    assert await statuses(*[large, small] * 4) == [200, 200, 200, 200, 429, 200, 429, 200]
+    assert room.taken == 0
+    assert await statuses(large, large) == [200, 200]
 
 
 async def test_metrics_are_made_once_a_second(client, monkeypatch):

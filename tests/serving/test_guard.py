@@ -149,7 +149,7 @@ async def test_large_bodies_are_limited_together(settings):
     assert refused == ["queue_full"] * 2
     gate.set()
     await asyncio.gather(*tasks)
-    assert not limit._held
+    assert not limit.room.taken
     await serve(10)
     assert accepted[-1] == 10
 

@@ -164,6 +164,19 @@ async def test_rules_are_listed_page_by_page(client):
         assert code(await client.get(f"/v1/rules?{wrong}")) == (422, "invalid_request")
 
 
+async def test_a_page_of_large_rules_ends_early(client, monkeypatch):
+    monkeypatch.setattr("recsys.serving.rules.PAGE", 1_000)
+    for number in range(3):
+        await put(client, f"large-{number}", {"pin": [f"B{n:04d}" for n in range(60)]})
+        await put(client, f"small-{number}", {"pin": ["B0007"]})
+    pages, cursor = [], ""
+    while cursor is not None:
+        page = (await client.get(f"/v1/rules?cursor={cursor}")).json()
+        pages.append([rule["name"] for rule in page["rules"]])
+        cursor = page["next"]
+    assert pages == [["large-0"], ["large-1"], ["large-2", "small-0", "small-1", "small-2"]]
+
+
 @pytest.mark.parametrize(
     ("value", "pointer", "words"),
     [

@@ -163,7 +163,7 @@ async def replaced_items(to: Target) -> None:
     names = [f"R{place}" for place in range(7)]
     for number in itertools.count():
         items = [
-            {"item_id": name, "like": "B0001", "title": letters(number, 9_900),
+            {"item_id": name, "like": "B0001", "title": letters(number, 900),
              "text": letters(number, 90_000)}
             for name in names
         ]  # fmt: skip
