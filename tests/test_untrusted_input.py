@@ -38,7 +38,7 @@ from recsys.serving.schemas.models import AliasBody
 from recsys.serving.schemas.recommendations import BatchRequest, RecommendationsRequest
 from recsys.serving.schemas.rules import RuleBody
 from recsys.serving.schemas.texts import TextsRequest
-from recsys.text.grammar import substring_of
+from recsys.text.grammar import lark
 from recsys.text.grammar_constraint import GrammarCompiler
 from recsys.text.token_trie import TextTokenizer
 
@@ -81,8 +81,8 @@ def read_filters(data: bytes) -> None:
 def read_texts(data: bytes) -> None:
     """As a text whose parts are written, of which the first tokens are computed."""
     text = data.decode(errors="replace")[:8_000]
-    for unit in ("characters", "words"):
-        constraint = compiler().constraint(substring_of(text, unit))
+    for unit in ("substring_chars", "substring_words"):
+        constraint = compiler().constraint(lark(f"start: %regex {json.dumps({unit: text})}"))
         states = np.asarray([constraint.initial()])
         for _ in range(3):
             constraint.forced(states)

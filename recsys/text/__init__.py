@@ -9,20 +9,7 @@ from __future__ import annotations
 
 from recsys.text.beam import BeamSettings, Texts, generate_text
 from recsys.text.constraint import Constraint
-from recsys.text.grammar import (
-    Grammar,
-    choice,
-    delimited_list,
-    delimited_subsequence,
-    free_json,
-    json_schema,
-    lark,
-    parse,
-    regex,
-    structured,
-    substring_of,
-    text_until,
-)
+from recsys.text.grammar import Grammar, choice, json_schema, lark, regex
 from recsys.text.grammar_constraint import GrammarCompiler, GrammarConstraint
 from recsys.text.sample import SampledText, sample_text
 from recsys.text.text_model import TextModel
@@ -43,17 +30,10 @@ __all__ = [
     "TitleTrie",
     "TokenTrie",
     "choice",
-    "delimited_list",
-    "delimited_subsequence",
-    "free_json",
     "generate_text",
     "generate_titles",
     "json_schema",
     "lark",
-    "parse",
     "regex",
     "sample_text",
-    "structured",
-    "substring_of",
-    "text_until",
 ]

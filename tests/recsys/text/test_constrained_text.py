@@ -2,7 +2,6 @@
 
 import json
 import re
-from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
@@ -12,17 +11,7 @@ from oracles import byte_level_tokenizer, random_prompts, tiny_model
 from pydantic import BaseModel, ConfigDict, Field
 
 from recsys.models.tree_forward import TreeModel
-from recsys.text.grammar import (
-    choice,
-    delimited_list,
-    delimited_subsequence,
-    free_json,
-    lark,
-    parse,
-    regex,
-    structured,
-    substring_of,
-)
+from recsys.text.grammar import choice, json_schema, lark, regex
 from recsys.text.grammar_constraint import GrammarCompiler
 from recsys.text.sample import sample_text
 from recsys.text.titles import TitleTrie
@@ -38,6 +27,7 @@ COMPILER = GrammarCompiler(TOKENIZER)
 MODEL = tiny_model("llama-gqa", 352)
 SOURCE = 'He said: "Über alles 🎬, the quick\nbrown fox".'
 DRAWS = 2000
+SUBSTRING = lark(f"start: %regex {json.dumps({'substring_chars': SOURCE})}")
 SHORTLIST = ["Heat", "Heat 2", "Alien", "Toy Story", 'Say "Hi"']
 
 
@@ -47,12 +37,6 @@ class Explanation(BaseModel):
     reason: str = Field(max_length=24)
     tags: list[Literal["fast", "loud", "long"]] = Field(max_length=3)
     stars: int = Field(ge=1, le=5)
-
-
-@dataclass
-class Point:
-    x: Literal[1, 2, 3]
-    where: Literal["left", "right"]
 
 
 # sums inside brackets inside brackets: bounded, so that a random model comes to an end
@@ -71,32 +55,20 @@ def balanced(text):
 
 
 def is_schema(text):
-    value = parse(Explanation, text)
+    value = Explanation.model_validate_json(text)
     assert json.loads(text) == value.model_dump()
     return True
 
 
-def is_subsequence(text):
-    places = [SHORTLIST.index(part) for part in text.split(" | ")]
-    return places == sorted(set(places)) and 1 <= len(places) <= 3
-
-
 CASES = {
-    "schema": (structured(Explanation), is_schema),
+    "schema": (json_schema(Explanation.model_json_schema()), is_schema),
     "grammar": (lark(EXPRESSION), balanced),
-    "substring": (substring_of(SOURCE), lambda text: text in SOURCE),
+    "substring": (SUBSTRING, lambda text: text in SOURCE),
     "regex": (
         regex(r"[0-9]{4}-[01][0-9]-[0-3][0-9]"),
         lambda text: re.fullmatch(r"[0-9]{4}-[01][0-9]-[0-3][0-9]", text),
     ),
     "choice": (choice(SHORTLIST), lambda text: text in SHORTLIST),
-    "list": (
-        delimited_list("[a-c]{1,3}", "; ", least=0, most=3),
-        lambda text: re.fullmatch(r"([a-c]{1,3}(; [a-c]{1,3}){0,2})?", text),
-    ),
-    "subsequence": (delimited_subsequence(SHORTLIST, " | ", most=3), is_subsequence),
-    "dataclass": (structured(Point), lambda text: isinstance(parse(Point, text), Point)),
-    "json": (free_json(2, 3, 8), lambda text: json.loads(text) is not Ellipsis),
 }
 
 

@@ -6,7 +6,7 @@ from constraint_suite import ConstraintSuite, check_constraint
 from oracles import byte_level_tokenizer
 
 from recsys.text.constraint import DEAD
-from recsys.text.grammar import choice, delimited_subsequence, json_schema, regex
+from recsys.text.grammar import choice, json_schema, regex
 from recsys.text.grammar_constraint import GrammarCompiler
 from recsys.text.titles import TitleTrie
 from recsys.text.token_trie import TextTokenizer
@@ -45,11 +45,6 @@ class TestRegex(ConstraintSuite):
 class TestChoice(ConstraintSuite):
     def make(self):
         return COMPILER.constraint(choice(TITLES[:4]))
-
-
-class TestSubsequence(ConstraintSuite):
-    def make(self):
-        return COMPILER.constraint(delimited_subsequence(TITLES[:4], "; ", most=3))
 
 
 class TestOwnAutomaton(ConstraintSuite):

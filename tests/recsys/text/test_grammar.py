@@ -1,29 +1,14 @@
 """Grammars: what they accept, how they are kept, and what is said of bad ones."""
 
 import re
-from dataclasses import dataclass
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracles import byte_level_tokenizer
-from pydantic import BaseModel, Field
 
-from recsys.text.grammar import (
-    MAX_DEPTH,
-    choice,
-    delimited_list,
-    delimited_subsequence,
-    free_json,
-    json_schema,
-    lark,
-    parse,
-    regex,
-    structured,
-    substring_of,
-    text_until,
-)
+from recsys.text.grammar import MAX_DEPTH, choice, json_schema, lark, regex
 from recsys.text.grammar_constraint import GrammarCompiler, Parser
 from recsys.text.token_trie import TextTokenizer
 
@@ -54,49 +39,6 @@ def test_a_regex_accepts_what_pythons_does_in_any_tokenisation(text, seed):
         assert accepts(regex(pattern), text, np.random.default_rng(seed)) is expected
 
 
-@given(source=st.text('ab"\\é\n', max_size=12), text=st.text('ab"\\é\n', max_size=5))
-@settings(max_examples=100, deadline=None)
-def test_substring_of_accepts_the_parts_of_a_text(source, text):
-    assert accepts(substring_of(source), text) is (text in source)
-
-
-def test_parts_may_be_cut_between_words_only():
-    part = substring_of("the quick brown fox", unit="words")
-    assert accepts(part, "quick brown")
-    assert not accepts(part, "uick")
-
-
-@given(
-    candidates=st.lists(st.text('ab"', min_size=1, max_size=3), min_size=1, max_size=5),
-    chosen=st.lists(st.integers(0, 4), max_size=4),
-    least=st.integers(0, 3),
-    most=st.integers(1, 5),
-)
-@settings(max_examples=100, deadline=None)
-def test_a_subsequence_keeps_the_order_and_repeats_none(candidates, chosen, least, most):
-    least = min(least, most, len(candidates))
-    slate = delimited_subsequence(candidates, "; ", least=least, most=most)
-    written = [candidates[i % len(candidates)] for i in chosen]
-    rest = iter(candidates)
-    is_subsequence = all(c in rest for c in written)
-    expected = is_subsequence and least <= len(written) <= most
-    assert accepts(slate, "; ".join(written)) is expected
-
-
-@given(
-    parts=st.lists(st.text("abc", max_size=3), max_size=5),
-    least=st.integers(0, 3),
-    more=st.integers(0, 3),
-)
-@settings(max_examples=100, deadline=None)
-def test_a_list_has_so_many_members(parts, least, more):
-    most = max(least + more, 1)
-    grammar = delimited_list("[ab]{1,2}", ", ", least=least, most=most)
-    parts = [] if parts == [""] else parts  # written alike
-    right = all(re.fullmatch("[ab]{1,2}", part) for part in parts) and least <= len(parts) <= most
-    assert accepts(grammar, ", ".join(parts)) is bool(right)
-
-
 OPTIONS = ["Heat", 'Say "Hi"', "Häuser \\ 🎬\n", "Heat 2", "He\x7fat"]
 
 
@@ -109,27 +51,6 @@ def test_a_context_free_grammar():
     nested = lark('start: "(" start ")" | /[a-z]/')
     assert accepts(nested, "((((x))))")
     assert not accepts(nested, "((((x)))")
-
-
-class Inner(BaseModel):
-    name: str = Field(max_length=5)
-
-
-class Model(BaseModel):
-    inner: list[Inner]
-    score: int | None = None
-
-
-@dataclass
-class Record:
-    name: str
-    parts: list[int]
-
-
-@given(stop=st.text("ab", min_size=1, max_size=3), text=st.text("ab\n", max_size=8))
-def test_a_text_ends_with_the_first_occurrence_of_its_end(stop, text):
-    expected = text.find(stop) == len(text) - len(stop) >= 0
-    assert accepts(text_until(stop), text) is expected
 
 
 @pytest.mark.parametrize(
@@ -183,27 +104,9 @@ def test_a_special_token_is_written_by_its_name():
     assert np.flatnonzero(constraint.allowed([state])[0]).tolist() == list(tokenizer.end_tokens)
 
 
-def test_models_and_dataclasses_are_read_back():
-    text = '{"inner":[{"name":"abc"}],"score":null}'
-    assert accepts(structured(Model), text)
-    assert parse(Model, text) == Model(inner=[Inner(name="abc")])
-    assert not accepts(structured(Model), '{"inner":[{"name":"abcdef"}],"score":1}')
-    assert not accepts(structured(Model), '{"inner":[],"score":1,"other":2}')
-    assert accepts(structured(Record), '{"name":"é","parts":[1,-2]}')
-    assert parse(Record, '{"name":"é","parts":[1,-2]}') == Record("é", [1, -2])
-
-
 def test_a_schema_may_come_as_text_and_leave_objects_open():
     assert accepts(json_schema('{"type": "object"}'), '{"a":[1,{"b":null}]}')
     assert not accepts(json_schema({"type": "object"}), '{ "a": 1 }')
-
-
-@pytest.mark.parametrize("depth", [0, 1, 3])
-def test_free_json_is_as_deep_as_it_may_be(depth):
-    grammar = free_json(depth)
-    assert accepts(grammar, "[" * depth + "1.5" + "]" * depth)
-    assert accepts(grammar, '{"k":' * depth + '"v"' + "}" * depth)
-    assert not accepts(grammar, "[" * (depth + 1) + "1" + "]" * (depth + 1))
 
 
 def test_forced_bytes_are_cut_as_the_tokenizer_would():
@@ -252,10 +155,6 @@ def nested(depth):
     return schema
 
 
-class NoModel:
-    """Nothing that pydantic knows."""
-
-
 @pytest.mark.parametrize(
     ("make", "message"),
     [
@@ -285,16 +184,7 @@ class NoModel:
         (lambda: json_schema(nested(80)), f"deeper than {MAX_DEPTH} levels at items/items"),
         (lambda: json_schema(nested(5000)), f"^json_schema: nested deeper than {MAX_DEPTH} levels"),
         (lambda: json_schema("[" * 200_000), f"^json_schema: nested deeper than {MAX_DEPTH}"),
-        (lambda: free_json(99), "^free_json: depth must be in 0 .. 16, got 99"),
-        (lambda: structured(NoModel), "^structured: NoModel has no JSON schema"),
         (lambda: choice([]), "^choice: there are no options"),
-        (lambda: substring_of("a", unit="lines"), "^substring_of: unit must be one of"),
-        (lambda: text_until(""), "^text_until: stop is empty"),
-        (lambda: delimited_list("("), "^delimited_list: .*unclosed group"),
-        (lambda: delimited_list("a", least=3, most=2), "^delimited_list: needs 0 <= least <= most"),
-        (lambda: delimited_subsequence([]), "^delimited_subsequence: there are no candidates"),
-        (lambda: delimited_subsequence(["a"], least=2, most=3), "least is 2 of 1 candidates"),
-        (lambda: delimited_subsequence(["a"], most=0, least=0), "needs .* most >= 1"),
     ],
 )
 def test_bad_grammars_are_named(make, message):
