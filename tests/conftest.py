@@ -160,12 +160,6 @@ def gpu(claimed_gpu: Callable[[], AbstractContextManager[Any]]) -> Iterator[None
         yield
 
 
-@pytest.fixture
-def without_charts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Reports have empty charts: drawing them takes most of the time of a small evaluation."""
-    monkeypatch.setattr("recsys.evaluation.figures.svg", lambda draw, key, label: "<svg/>")
-
-
 class Worker:
     """Reports what only the worker itself can see."""
 

@@ -122,12 +122,6 @@ def short_share_at_k(ranked: NDArray[np.int32], k: int) -> float:
     return float(((ranked[:, :k] >= 0).sum(axis=1) < k).mean()) if len(ranked) else 0.0
 
 
-def share_at_k(ranked: NDArray[np.int32], k: int, members: NDArray[np.bool_]) -> float:
-    """Share of the first k items, where there are so many, that are among `members` (items,)."""
-    shown = ranked[:, :k]
-    return float(members[shown[shown >= 0]].mean()) if (shown >= 0).any() else 0.0
-
-
 def gini_at_k(ranked: NDArray[np.int32], k: int, num_items: int) -> float:
     """Gini coefficient of how often items are among the first k: 0 if all are equally often.
 

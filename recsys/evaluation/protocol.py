@@ -31,12 +31,10 @@ from recsys.evaluation.metrics import (
     novelty_at_k,
     recall_at_k,
     resampled_means,
-    share_at_k,
     short_share_at_k,
 )
 from recsys.interactions import Histories
 from recsys.progress import track
-from recsys.retrieval.popularity import tail_of
 from recsys.splits import LABELS, TRAIN
 
 Seen = Literal["masked", "unmasked"]
@@ -168,8 +166,8 @@ class Result:
         facts: statistics of the data and the targets.
         metrics: one row per ranker, mode, kind of targets, metric and K: `mean`, `low`, `high`.
         comparisons: the first ranker minus each other one, paired: `mean`, `low`, `high`.
-        coverage: one row per ranker, mode and K: `coverage`, `gini`, `novelty`, `tail_share` (of
-            the places, `tail_of`), `diversity` (None if items have no vectors), `short_share`.
+        coverage: one row per ranker, mode and K: `coverage`, `gini`, `novelty`, `diversity`
+            (None if items have no vectors), `short_share`.
         segments: `metrics` for `next` targets within each segment of `by`, and the first ranker
             minus the row's one, paired: `gap`, `gap_low`, `gap_high`.
     """
@@ -369,7 +367,7 @@ def _coverage(
     vectors: NDArray[np.floating[Any]] | None,
     config: EvaluationConfig,
 ) -> list[dict[str, Any]]:
-    num_items, rows, tail = len(popularity), [], tail_of(popularity)
+    num_items, rows = len(popularity), []
     for name, modes in rankings.items():
         for mode, ranking in modes.items():
             alike: list[float | None] = [None] * len(config.ks)
@@ -380,7 +378,6 @@ def _coverage(
                     "coverage": coverage_at_k(ranking.items, k, num_items),
                     "gini": gini_at_k(ranking.items, k, num_items),
                     "novelty": novelty_at_k(ranking.items, k, popularity),
-                    "tail_share": share_at_k(ranking.items, k, tail),
                     "short_share": short_share_at_k(ranking.items, k),
                 }
                 rounded = {key: round(value, 6) for key, value in shares.items()}

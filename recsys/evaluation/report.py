@@ -16,7 +16,6 @@ from rich.table import Table
 
 from recsys.config import as_dict
 from recsys.dataset import Dataset
-from recsys.evaluation import figures
 from recsys.evaluation.protocol import COLD, Result, find
 
 SCHEMA = 1
@@ -24,7 +23,7 @@ TEMPLATE, STYLE = "report.html.jinja", "page.css"
 SHOWN_HISTORY = 8  # events of an example user
 SIMPLE = ("popularity", "item-kNN")
 """Baselines that a recommender should exceed where little is known."""
-NAMES = figures.NAMES
+NAMES = {"recall": "Recall", "ndcg": "NDCG", "mrr": "MRR"}
 
 
 def document(
@@ -248,12 +247,6 @@ def render(document: dict[str, Any]) -> str:
     environment.filters["signed"] = lambda value: f"{value:+.4f}".replace("-", "−")
     environment.filters["percent"] = lambda value: f"{value:.1%}".replace("%", " %")
     environment.filters["count"] = lambda value: f"{value:,}"
-    drawings = {
-        "by_k": figures.by_k(document),
-        "coverage": figures.coverage(document),
-        "target_popularity": figures.by_segment(document, "target_popularity"),
-        "history_length": figures.by_segment(document, "history_length"),
-    }
     folder = files("recsys.evaluation")
     template = folder.joinpath(TEMPLATE).read_text(encoding="utf-8")
     return environment.from_string(template).render(
@@ -265,8 +258,6 @@ def render(document: dict[str, Any]) -> str:
         modes=_modes(document),
         find=find,
         cold=cold_rows(document),
-        # Our own markup: figures escape the names of rankers.
-        figures={key: Markup(value) for key, value in drawings.items()},  # noqa: S704
     )
 
 

@@ -34,20 +34,3 @@ def decayed_counts(
     if timestamps is not None and half_life_days is not None and len(items):
         weights = 0.5 ** ((timestamps.max() - timestamps) / (half_life_days * DAY))
     return np.bincount(items, weights=weights, minlength=num_items).astype(np.float64)
-
-
-def tail_of(counts: NDArray[np.integer | np.floating]) -> NDArray[np.bool_]:
-    """(items,) the items outside the head: the fewest items that hold half of the training events.
-
-    Args:
-        counts: (items,) training events; of equally many, the lower item is in the head.
-
-    Example:
-        >>> tail_of(np.array([1, 5, 3, 0, 1])).tolist()
-        [True, False, True, True, True]
-    """
-    order = np.argsort(-counts, kind="stable")
-    before = np.cumsum(counts[order]) - counts[order]
-    tail = np.ones(len(counts), np.bool_)
-    tail[order[before < counts.sum() / 2]] = False
-    return tail

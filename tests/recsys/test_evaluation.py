@@ -28,7 +28,6 @@ from recsys.evaluation.protocol import EvaluationConfig, evaluate, find
 from recsys.interactions import Interactions
 from recsys.pipeline import Context
 from recsys.retrieval import Reranker, digest
-from recsys.retrieval.popularity import tail_of
 from recsys.splits import label_ends
 
 ITEMS, USERS = 40, 60
@@ -400,22 +399,6 @@ def test_a_baseline_that_is_better_where_little_is_known_is_named():
     assert all("worse than popularity: Recall@2 -1.0000" in line for line in told)
 
 
-def test_the_head_holds_half_of_the_events():
-    assert tail_of(np.array([6, 0, 3, 2, 1])).tolist() == [False, True, True, True, True]
-    assert tail_of(np.array([2, 2, 2, 2])).tolist() == [False, False, True, True]
-    assert tail_of(np.array([5, 3, 2])).tolist() == [False, True, True]
-    assert tail_of(np.zeros(3)).tolist() == [True, True, True]
-
-
-def test_places_from_the_tail_are_counted():
-    """Training: i5 six times, i0 and i1 once each. i5 alone holds half, so all others are tail."""
-    shop = dataset_of({"a": ["i5"] * 6 + ["i0", "i1", "i2", "i3"]}, items=8)
-    config = EvaluationConfig(ks=(1, 2), resamples=5, seen="unmasked")
-    found = evaluate({"model": Fixed([5, 4])}, shop, config)
-    shares = [find(found.coverage, ranker="model", k=k)["tail_share"] for k in (1, 2)]
-    assert shares == [0.0, 0.5]
-
-
 def test_metrics_can_be_computed_again_from_the_rows_of_users(shop, result):
     rows = report.per_user(result, shop).to_pandas()
     assert len(rows) == 4 * 2 * len(result.users)
@@ -465,7 +448,7 @@ class FakeRecommender:
 
 
 @pytest.fixture
-def context(tmp_path, shop, monkeypatch, without_charts):
+def context(tmp_path, shop, monkeypatch):
     module = SimpleNamespace(Recommender=FakeRecommender)
     monkeypatch.setitem(sys.modules, "recsys.recommender", module)
     monkeypatch.setattr("recsys.progress.LINE_EVERY_S", math.inf)  # lines do not depend on load

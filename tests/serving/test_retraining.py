@@ -33,7 +33,6 @@ from recsys.serving.schemas.events import UserHistory
 from recsys.serving.schemas.items import ItemChange, UpsertResponse
 from recsys.serving.settings import ServingSettings
 
-pytestmark = pytest.mark.usefixtures("without_charts")
 GROUPS, EACH, USERS = 6, 12, 90
 COLOURS = ["red", "blue", "green", "grey", "white", "black"]
 KINDS = ["kettle", "ladder", "jacket", "novel", "guitar", "tent"]
