@@ -11,12 +11,7 @@
 
 #include "internal.h"
 
-enum { LANES = 16 };
-#if defined(__AVX2__)
-enum { LEAST_QUERIES = 1 }; /* for which it pays to lay items out in a panel */
-#else
-enum { LEAST_QUERIES = 8 };
-#endif
+enum { LANES = ITEMS_OF_PANEL };
 typedef float Lanes __attribute__((vector_size(LANES * 4)));
 typedef int32_t Counts __attribute__((vector_size(LANES * 4)));
 typedef float Loose __attribute__((vector_size(LANES * 4), aligned(4), may_alias));
@@ -49,7 +44,6 @@ typedef struct {
     double *whole;  /* (widest of vectors and terms,) */
     Entry *heap;    /* (batch, room) */
     float *queries; /* (batch, widest of vectors), in whole lanes */
-    float *panel;   /* (widest of vectors, LANES), in whole lanes */
     float *least;   /* (batch,) scores that do not count any more */
     int64_t *count; /* (batch,) */
     int64_t *live;  /* places with an item; from here on (width,) or (sources, width) each */
@@ -86,7 +80,6 @@ static int64_t lay_out(const Fitted *f, int64_t batch, int64_t most, int64_t wid
     room->whole = take(&at, widest(f) * (int64_t)sizeof(double));
     room->heap = take(&at, (batch + 1) * most * (int64_t)sizeof(Entry));
     room->queries = take(&at, batch * widest(f) * (int64_t)sizeof(float));
-    room->panel = take(&at, widest(f) * LANES * (int64_t)sizeof(float));
     room->least = take(&at, batch * (int64_t)sizeof(float));
     room->count = take(&at, batch * (int64_t)sizeof(int64_t));
     room->live = take(&at, width * (int64_t)sizeof(int64_t));
@@ -238,51 +231,6 @@ static float dot(const float *a, const float *b, int64_t size) {
 
 static int64_t whole_lanes(int64_t size) { return (size + LANES - 1) / LANES * LANES; }
 
-/* Lanes of two vectors, by places of which those of the second begin at LANES. */
-#ifdef __clang__
-#define SHUFFLED(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
-#else
-#define SHUFFLED(a, b, ...) __builtin_shuffle(a, b, (Counts){__VA_ARGS__})
-#endif
-
-/* Exchange the blocks of `step` lanes and vectors beside the diagonal. */
-#define EXCHANGE(step, first, second)                    \
-    _Pragma("GCC unroll 16") for (int i = 0; i < LANES; i++) { \
-        if (i & step) continue;                          \
-        const Lanes a = row[i], b = row[i + step];       \
-        row[i] = SHUFFLED(a, b, first);                  \
-        row[i + step] = SHUFFLED(a, b, second);          \
-    }
-#define LOW_8 0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23
-#define HIGH_8 8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31
-#define LOW_4 0, 1, 2, 3, 16, 17, 18, 19, 8, 9, 10, 11, 24, 25, 26, 27
-#define HIGH_4 4, 5, 6, 7, 20, 21, 22, 23, 12, 13, 14, 15, 28, 29, 30, 31
-#define LOW_2 0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13, 28, 29
-#define HIGH_2 2, 3, 18, 19, 6, 7, 22, 23, 10, 11, 26, 27, 14, 15, 30, 31
-#define LOW_1 0, 16, 2, 18, 4, 20, 6, 22, 8, 24, 10, 26, 12, 28, 14, 30
-#define HIGH_1 1, 17, 3, 19, 5, 21, 7, 23, 9, 25, 11, 27, 13, 29, 15, 31
-
-/* Lay LANES vectors out by dimension, with zeros behind the last one and behind their ends. */
-static void fill_panel(const float *vectors, int64_t count, int64_t size, float *panel) {
-    for (int64_t d = 0; d < size; d += LANES) {
-        Lanes row[LANES];
-        if (count == LANES && d + LANES <= size) {
-#pragma GCC unroll 16
-            for (int i = 0; i < LANES; i++) row[i] = *(const Loose *)(vectors + i * size + d);
-        } else {
-            const int64_t left = size - d < LANES ? size - d : LANES;
-            memset(row, 0, sizeof(row));
-            for (int i = 0; i < count; i++)
-                memcpy(&row[i], vectors + i * size + d, (size_t)left * sizeof(float));
-        }
-        EXCHANGE(8, LOW_8, HIGH_8)
-        EXCHANGE(4, LOW_4, HIGH_4)
-        EXCHANGE(2, LOW_2, HIGH_2)
-        EXCHANGE(1, LOW_1, HIGH_1)
-        memcpy(panel + d * LANES, row, sizeof(row));
-    }
-}
-
 /* `dot` of a query with each vector of a panel, with the same bits; `size` in whole lanes. */
 static inline void dots(const float *query, const float *panel, int64_t size, float *out) {
     Lanes part[LANES];
@@ -400,7 +348,6 @@ static void offer_nearest(const Fitted *f, const Asked *asked, Room *room, int64
 static void find_nearest(const Fitted *f, const Asked *asked, Room *room, int64_t most, int64_t half) {
     const int by_state = f->states != 0;
     const int64_t size = by_state ? f->state_size : f->vector_size, whole = whole_lanes(size);
-    const float *vectors = by_state ? f->states : f->vectors;
     for (int64_t b = 0; b < asked->batch; b++) {
         float *query = room->queries + b * whole;
         int some = 0;
@@ -415,17 +362,9 @@ static void find_nearest(const Fitted *f, const Asked *asked, Room *room, int64_
     }
     for (int64_t first = 0; first < f->items; first += LANES) {
         const int64_t left = f->items - first, count = left < LANES ? left : LANES;
-        if (asked->batch < LEAST_QUERIES) { /* the same bits */
-            for (int64_t b = 0; b < asked->batch; b++)
-                for (int64_t item = first; item < first + count; item++)
-                    offer_nearest(f, asked, room, most, half, b, item,
-                                  dot(room->queries + b * whole, vectors + item * size, size));
-            continue;
-        }
-        fill_panel(vectors + first * size, count, size, room->panel);
         for (int64_t b = 0; b < asked->batch; b++) {
             float score[LANES];
-            dots(room->queries + b * whole, room->panel, whole, score);
+            dots(room->queries + b * whole, f->panels + first * whole, whole, score);
             const Counts above = *(const Loose *)score > room->least[b] - (Lanes){0};
             int some = 0;
             for (int i = 0; i < LANES; i++) some |= above[i];

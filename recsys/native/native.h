@@ -7,8 +7,9 @@
 
 #include <stdint.h>
 
-enum { ABI = 9 };        /* raise it with every change of these structures */
+enum { ABI = 10 };       /* raise it with every change of these structures */
 enum { PANEL = 32 };     /* columns of a panel of packed weights */
+enum { ITEMS_OF_PANEL = 16 }; /* whose vectors the blend multiplies together */
 enum { MOST_MASKS = 2 }; /* kinds of attention masks: full and sliding */
 
 /* y = x W^T + bias. `panels` holds W, (outputs, inputs), as panels of PANEL outputs:
@@ -111,6 +112,9 @@ typedef struct {
     Matrix item_item, neighbors, content;
     Matrix postings; /* `content` transposed: the items of each term */
     const float *vectors, *states;           /* (items, vector_size); of SASRec, (items, state_size) */
+    /* The states, or without SASRec the vectors, with zeros up to a multiple of ITEMS_OF_PANEL items
+     * and dimensions: (panels, dimensions, ITEMS_OF_PANEL). */
+    const float *panels;
     const double *popularity;                /* (items,) probabilities */
     const int64_t *order, *recent_order;     /* items by descending popularity */
     const double *log_counts, *log_recent;   /* (items,) values of plain sources */

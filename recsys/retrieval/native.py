@@ -81,6 +81,9 @@ class NativeRetrieval:
         if (recent := retrieval.recent) is not None:
             fitted.recent_order = self._keep(retrieval.recent_order, np.int64)
             fitted.log_recent = self._keep(np.log1p(recent), np.float64)
+        nearest = vectors if sasrec is None else sasrec
+        if nearest is not None:
+            fitted.panels = self._panels(nearest.vectors)
         self._parts = 1 + sum(
             part is not None for part in (neighbors, content, sasrec or vectors)
         )  # that propose half as many items
@@ -171,6 +174,13 @@ class NativeRetrieval:
         """Address of an array of this type, which is kept."""
         self._kept.append(np.ascontiguousarray(array, dtype))
         return int(self._kept[-1].ctypes.data)
+
+    def _panels(self, vectors: NDArray[np.float32]) -> int:
+        """Vectors by dimension, `ITEMS_OF_PANEL` items beside each other, as native.h says."""
+        lanes = int(constants.ITEMS_OF_PANEL)
+        padded = np.pad(vectors, [(0, -size % lanes) for size in vectors.shape])
+        panels = padded.reshape(-1, lanes, padded.shape[1]).transpose(0, 2, 1)
+        return self._keep(panels, np.float32)
 
     def _matrix(self, matrix: sparse.csr_array) -> tuple[int, int, int]:
         return (

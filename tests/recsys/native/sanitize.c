@@ -267,6 +267,9 @@ static Fitted make_fitted(void) {
     }
     if (draw(2)) f.vectors = floats(items * f.vector_size, items * f.vector_size);
     if (draw(2)) f.states = floats(items * f.state_size, items * f.state_size);
+    const int64_t lanes = ITEMS_OF_PANEL, size = f.states ? f.state_size : f.vector_size;
+    const int64_t padded = (items + lanes - 1) / lanes * ((size + lanes - 1) / lanes) * lanes * lanes;
+    if (f.states || f.vectors) f.panels = floats(padded, padded);
     f.popularity = doubles(items);
     f.order = permutation(items);
     f.log_counts = doubles(items);
