@@ -1,7 +1,7 @@
-"""Compare two evaluations of the same users, paired by user.
+"""Compare two rankers on the same users, paired by user: of one report, or of two.
 
-The comparison reads `users.parquet` of two reports, without decoding. If the interval of a
-difference excludes 0, the sampling of users alone does not explain it.
+The comparison reads rows as of `users.parquet`, without decoding. If the interval of a difference
+excludes 0, the sampling of users alone does not explain it.
 """
 
 from __future__ import annotations
@@ -20,32 +20,16 @@ from recsys.errors import ArtifactError, DataError
 from recsys.evaluation.metrics import paired_bootstrap
 
 KIND, USERS = "evaluation", "users.parquet"
+K = 10
 Gains = dict[tuple[str, str], NDArray[np.float64]]
 """Targets and metric -> a number per user."""
 
 
-def compare(
-    a: Path | str,
-    b: Path | str,
-    *,
-    k: int = 10,
-    ranker_a: str | None = None,
-    ranker_b: str | None = None,
-    resamples: int = 1000,
-    seed: int = 0,
-) -> dict[str, Any]:
-    """Differences between two reports, first minus second, in every mode that both have.
+def compare(a: Path | str, b: Path | str) -> dict[str, Any]:
+    """Differences between the rankers under test of two reports, first minus second.
 
-    They are about the next event; if users have several targets, also Recall of all targets.
-
-    Args:
-        a: folder of a report.
-        b: folder of another, or of the same one to compare two of its rankers.
-        k: length of the lists.
-        ranker_a: ranker of the first report; by default the one under test.
-        ranker_b: ranker of the second report.
-        resamples: draws of the bootstrap.
-        seed: seed of the draws.
+    They are about the first ten items and the next event, in every mode that both have; if users
+    have several targets, also Recall of all targets.
 
     Returns:
         `a`, `b` (report and ranker), `users`, and `rows`: mode, targets (`next` or `all`), metric,
@@ -53,62 +37,46 @@ def compare(
 
     Raises:
         ArtifactError: not a report.
-        DataError: different users, targets or splits, an unknown ranker, or lists shorter than k.
+        DataError: different users, targets or splits, or lists shorter than ten.
     """
-    first, second = (_read(Path(path)) for path in (a, b))
-    splits = [table[1] for table in (first, second)]
-    if splits[0] != splits[1]:
-        raise DataError(f"{a} is of the {splits[0]} split, {b} of {splits[1]}: nothing to pair")
-    names = [
-        _ranker(table, path, wanted, k)
-        for (table, _), path, wanted in ((first, a, ranker_a), (second, b, ranker_b))
-    ]
+    reports = [_read(Path(path)) for path in (a, b)]
+    (first, split), (second, other) = reports
+    if split != other:
+        raise DataError(f"{a} is of the {split} split, {b} of {other}: nothing to pair")
+    names = [_ranker(table, path) for table, path in ((first, a), (second, b))]
     rows, users = [], 0
-    modes = [set(table["seen"].unique().to_pylist()) for table, _ in (first, second)]
-    for mode in sorted(modes[0] & modes[1]):
-        mine, theirs = (
-            _select(table, name, mode)
-            for (table, _), name in zip((first, second), names, strict=True)
-        )
+    for mode in sorted({*first["seen"].to_pylist()} & {*second["seen"].to_pylist()}):
+        mine, theirs = _select(first, names[0], mode), _select(second, names[1], mode)
         for column, what in (("user_id", "users"), ("target_item_id", "targets")):
             if not mine[column].equals(theirs[column]):
                 raise DataError(f"{a} and {b} have other {what}; evaluate both on the same data")
         users = len(mine)
-        gaps = _differences(_gains(mine, k), _gains(theirs, k), resamples=resamples, seed=seed)
-        rows += [{"seen": mode, "k": k, **row} for row in gaps]
+        gaps = _differences(_gains(mine, K), _gains(theirs, K), resamples=1000)
+        rows += [{"seen": mode, "k": K, **row} for row in gaps]
     if not rows:
         raise DataError(f"{a} and {b} have no mode in common: masked here, unmasked there")
-    reports = [{"report": str(path), "ranker": n} for path, n in zip((a, b), names, strict=True)]
-    return {"a": reports[0], "b": reports[1], "users": users, "rows": rows}
+    sides = [{"report": str(path), "ranker": n} for path, n in zip((a, b), names, strict=True)]
+    return {"a": sides[0], "b": sides[1], "users": users, "rows": rows}
 
 
 def compare_rankers(
-    users: pa.Table,
-    a: str,
-    b: str,
-    *,
-    k: int = 10,
-    seen: str = "masked",
-    resamples: int = 1000,
-    seed: int = 0,
+    users: pa.Table, a: str, b: str, *, k: int = K, resamples: int = 1000
 ) -> list[dict[str, Any]]:
-    """Differences between two rankers of one report about the next event, first minus second.
+    """Differences between two rankers about the next event, seen items masked, first minus second.
 
     Args:
         users: rows as in `users.parquet`.
         a: the first ranker.
         b: the second.
         k: length of the lists.
-        seen: mode of treating seen items.
         resamples: draws of the bootstrap.
-        seed: seed of the draws.
 
     Returns:
         Rows as of `compare`, with `target` (`all`, or users whose next item is `cold`: without
         training events, or `warm`), `users`, and `events`: a user who is asked for several events,
         in as many rows, counts once, with the mean. A target without users has no rows.
     """
-    mine, theirs = (_select(users, name, seen) for name in (a, b))
+    mine, theirs = (_select(users, name, "masked") for name in (a, b))
     cold = pc.equal(mine["target_popularity"], 0)
     parts = {"all": None, "cold": cold, "warm": pc.invert(cold)}
     rows = []
@@ -116,27 +84,28 @@ def compare_rankers(
         tables = [t if keep is None else t.filter(keep) for t in (mine, theirs)]
         if len(tables[0]):
             gains = [_of_users(_gains(table, k), table["user_id"]) for table in tables]
-            gaps = _differences(*gains, resamples=resamples, seed=seed)
+            gaps = _differences(*gains, resamples=resamples)
             count = pc.count_distinct(tables[0]["user_id"]).as_py()
             about = {"target": target, "users": count, "events": len(tables[0])}
-            about |= {"seen": seen, "k": k}
+            about |= {"seen": "masked", "k": k}
             rows += [{**about, **row} for row in gaps if row["targets"] == "next"]
     return rows
 
 
-def _differences(first: Gains, second: Gains, *, resamples: int, seed: int) -> list[dict[str, Any]]:
+def _differences(first: Gains, second: Gains, *, resamples: int) -> list[dict[str, Any]]:
     """Both means and their paired difference, by targets and metric."""
     rows = []
     for (targets, metric), left in first.items():
         right = second.get((targets, metric))
         if right is not None:
-            gap = paired_bootstrap(left, right, resamples=resamples, seed=seed)
+            gap = paired_bootstrap(left, right, resamples=resamples)
             means = {"a": float(left.mean()), "b": float(right.mean())}
             rows.append({"targets": targets, "metric": metric, **means, **vars(gap)})
     return rows
 
 
 def _read(path: Path) -> tuple[pa.Table, str]:
+    """The rows of users of a report, and its split."""
     manifest = read_manifest(path, KIND)
     try:
         table = pq.read_table(path / USERS)
@@ -145,16 +114,13 @@ def _read(path: Path) -> tuple[pa.Table, str]:
     return table.sort_by("user_id"), str(manifest.config.get("split"))
 
 
-def _ranker(table: pa.Table, path: Path | str, ranker: str | None, k: int) -> str:
-    names = table["ranker"].unique().to_pylist()
-    if ranker is None:
-        ranker = next(name for name in ("blended", "model", names[0]) if name in names)
-    if ranker not in names:
-        raise DataError(f"{path} has no ranker {ranker!r}; it has {', '.join(names)}")
+def _ranker(table: pa.Table, path: Path | str) -> str:
+    """The ranker under test of a report, whose lists are long enough."""
     ks = [int(c.removeprefix("hits_at_")) for c in table.column_names if c.startswith("hits_at_")]
-    if not 1 <= k <= max(ks):
-        raise DataError(f"{path} has lists of {max(ks)}; k = {k} cannot be had from them")
-    return str(ranker)
+    if max(ks) < K:
+        raise DataError(f"{path} has lists of {max(ks)}, and {K} items are compared")
+    names = table["ranker"].unique().to_pylist()
+    return next(name for name in ("blended", "model", *names) if name in names)
 
 
 def _select(table: pa.Table, ranker: str, mode: str) -> pa.Table:

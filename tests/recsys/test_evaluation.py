@@ -421,6 +421,7 @@ class FakeRecommender:
     loaded = 0
     retrieval: Any = None
     catalog_items = ITEMS
+    items = tuple(range(ITEMS))
     device = torch.device("cpu")
 
     def __init__(self, path):
@@ -441,8 +442,8 @@ class FakeRecommender:
         self.asked.append((beams, batch_size))
         found = []
         for masked in exclude_seen:
-            own = Fixed(list(range(ITEMS))).rank(histories, k, masked)
-            other = Fixed(list(range(ITEMS))[::-1]).rank(histories, k, masked)
+            own = Fixed(list(self.items)).rank(histories, k, masked)
+            other = Fixed(list(self.items)[::-1]).rank(histories, k, masked)
             found.append((own if self.retrieval is None else other, own))
         return found
 
@@ -617,27 +618,27 @@ def test_a_retrieval_that_has_seen_the_split_is_refused(context, shop, monkeypat
     assert timed["ranking_seconds"].keys().isdisjoint(("model", "blended"))
 
 
-def test_two_rankers_of_a_report_are_compared_user_by_user(context, monkeypatch):
-    retrieval = SimpleNamespace(
-        reranker=Reranker({"popularity": 1.0}), counts=np.zeros(ITEMS), fitted_on=None, vectors=None
-    )
-    monkeypatch.setattr(FakeRecommender, "retrieval", retrieval)
+def test_reports_are_compared_user_by_user(context, monkeypatch, tmp_path):
+    """The second report is of a model that lists other items."""
     path = run.stage(context)
-    document = json.loads((path / "report.json").read_text(encoding="utf-8"))
-    found = compare(path, path, k=5, ranker_b="popularity")
-    assert (found["a"]["ranker"], found["b"]["ranker"]) == ("blended", "popularity")
+    monkeypatch.setattr(FakeRecommender, "items", tuple(range(ITEMS))[::-1])
+    other = run.stage(context, out=tmp_path / "other")
+    documents = [json.loads((p / "report.json").read_text(encoding="utf-8")) for p in (path, other)]
+    found = compare(path, other)
+    assert {row["metric"] for row in found["rows"]} == {"recall", "ndcg"}
     for row in found["rows"]:
-        about = {"seen": row["seen"], "targets": "next", "metric": row["metric"], "k": 5}
-        for side, name in (("a", "blended"), ("b", "popularity")):
-            mean = find(document["metrics"], ranker=name, **about)["mean"]
+        about = {"seen": row["seen"], "targets": "next", "metric": row["metric"], "k": 10}
+        for side, document in zip("ab", documents, strict=True):
+            mean = find(document["metrics"], ranker="model", **about)["mean"]
             assert row[side] == pytest.approx(mean, abs=2e-6)
         assert row["low"] <= row["mean"] <= row["high"]
+        assert row["mean"] == pytest.approx(row["a"] - row["b"], abs=2e-6) != 0
     same = compare(path, path)["rows"][0]
     assert (same["mean"], same["low"], same["high"]) == (0, 0, 0)
-    with pytest.raises(DataError, match="no ranker 'nobody'"):
-        compare(path, path, ranker_a="nobody")
-    with pytest.raises(DataError, match="lists of 10"):
-        compare(path, path, k=50)
+    few = Settings({"name": "demo", "evaluate": {"ks": [5], "resamples": 20}})
+    short = run.stage(replace(context, settings=few), out=tmp_path / "short")
+    with pytest.raises(DataError, match="lists of 5"):
+        compare(path, short)
 
 
 def test_reports_of_other_users_or_splits_cannot_be_paired(context, tmp_path):
