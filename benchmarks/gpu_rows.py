@@ -1,19 +1,11 @@
-"""The file of results of the GPU benchmarks: lines of JSON, written as they are measured.
-
-    python benchmarks/gpu_rows.py visit.jsonl log kind=part seconds=3
-
-adds one with these values, and the end of a log (`gpu_visit.sh`).
-"""
+"""The file of results of the GPU benchmarks: lines of JSON, written as they are measured."""
 
 from __future__ import annotations
 
 import json
 import os
-import sys
 from pathlib import Path
 from typing import Any
-
-TAIL = 1500  # characters
 
 
 class Rows:
@@ -41,16 +33,3 @@ class Rows:
             begin = b"" if out.read() in (b"", b"\n") else b"\n"  # a line that was cut off
             out.write(begin + line.encode() + b"\n")
         print(line if len(line) < 400 else line[:400] + " ...", flush=True)
-
-
-def main() -> None:
-    """Add a line; what is a whole number becomes one."""
-    out, log, *values = sys.argv[1:]
-    pairs = dict(value.split("=", 1) for value in values)
-    row = {name: int(text) if text.isdigit() else text for name, text in pairs.items()}
-    tail = Path(log).read_text(encoding="utf-8", errors="replace")[-TAIL:]
-    Rows(Path(out)).add(**row, tail=tail)
-
-
-if __name__ == "__main__":
-    main()

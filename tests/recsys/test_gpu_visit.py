@@ -1,4 +1,4 @@
-"""benchmarks/gpu_visit.sh: parts write rows, cost each other nothing, and end in time."""
+"""benchmarks/gpu_visit.py: parts write rows, cost each other nothing, and end in time."""
 
 import importlib.util
 import json
@@ -14,114 +14,114 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 FOLDER = Path(__file__).parents[2] / "benchmarks"
-SCRIPT = FOLDER / "gpu_visit.sh"
 SLEEP = "import time; time.sleep(600)"
 
 
 def load(name):
     spec = importlib.util.spec_from_file_location(name, FOLDER / f"{name}.py")
     module = importlib.util.module_from_spec(spec)
-    path, before = list(sys.path), set(sys.modules)
     sys.modules[name] = module
+    path = list(sys.path)
     spec.loader.exec_module(module)
     sys.path[:] = path
-    for own in {"gpu", "gpu_bench", "gpu_gate", "gpu_rows", "gpu_service"} - before:
-        sys.modules.pop(own, None)
     return module
 
 
-def run(tmp_path, parts, **environment):
-    """Run parts; the rows, and the number of those that failed."""
-    file = tmp_path / "rows.jsonl"
-    commands = f'source "{SCRIPT}" "{file}"; {parts}; echo "failures=$failures"'
-    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
-    done = subprocess.run(
-        ["bash", "-c", commands], capture_output=True, text=True, check=True,
-        env={**os.environ, "PATH": path, **environment},
-    )  # fmt: skip
-    rows = [json.loads(line) for line in file.read_text().splitlines()]
-    return rows, int(done.stdout.rpartition("failures=")[2])
+@pytest.fixture(scope="module")
+def visit():
+    before = set(sys.modules)
+    yield load("gpu_visit")
+    for name in {"gpu_visit", "gpu_service", "gpu", "gpu_bench", "gpu_gate", "gpu_rows"} - before:
+        sys.modules.pop(name, None)
 
 
-def test_a_part_that_raises_costs_the_others_nothing(tmp_path):
-    writes = f"print('{{\\\"kind\\\": 1}}', file=open('{tmp_path / 'rows.jsonl'}', 'a'))"
-    parts = "part raises 60 -c 'raise ValueError(\"no kernel image\")'; part 'not there' 60 no.py"
-    rows, failures = run(tmp_path, f'{parts}; part writes 60 -c "{writes}"')
-    assert [(row["kind"], row.get("part"), row.get("status")) for row in rows] == [
+@pytest.fixture
+def begin(visit, tmp_path):
+    """A function that begins a visit of so many seconds."""
+
+    def begin(seconds=300.0, **environment):
+        file = visit.Rows(tmp_path / "rows.jsonl")
+        return visit.Visit(file, seconds, {**os.environ, **environment})
+
+    return begin
+
+
+def rows(tmp_path):
+    return [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text().splitlines()]
+
+
+def test_a_part_that_raises_costs_the_others_nothing(visit, begin, tmp_path):
+    parts = begin()
+    writes = f"print('{{\"kind\": \"row\"}}', file=open({str(tmp_path / 'rows.jsonl')!r}, 'a'))"
+    assert not parts.run(visit.Part("raises", 60, ["-c", "raise ValueError('no kernel image')"]))
+    assert not parts.run(visit.Part("is not there", 60, ["missing.py"]))
+    assert parts.run(visit.Part("writes", 60, ["-c", writes]))
+    found = [(r["kind"], r.get("part"), r.get("status")) for r in rows(tmp_path)]
+    assert found == [
         ("part", "raises", "failed"),
-        ("part", "not there", "failed"),
-        (1, None, None),
+        ("part", "is not there", "failed"),
+        ("row", None, None),
         ("part", "writes", "ended"),
     ]
-    assert rows[0]["tail"].strip().endswith("ValueError: no kernel image")
-    assert failures == 2
+    assert rows(tmp_path)[0]["tail"].strip().endswith("ValueError: no kernel image")
+    assert parts.failures == 2
 
 
-def test_a_part_ends_at_its_limit_with_what_it_started(tmp_path):
+def test_a_part_ends_at_its_limit_with_what_it_started(visit, begin, tmp_path):
     """The process in between would otherwise outlive it."""
-    (tmp_path / "parent.py").write_text(
-        f"import subprocess, sys; p = subprocess.Popen([sys.executable, '-c', {SLEEP!r}])\n"
-        f"open({str(tmp_path / 'pid')!r}, 'w').write(str(p.pid)); p.wait()\n"
-    )
-    rows, _ = run(tmp_path, f"part slow 3 {tmp_path / 'parent.py'}; part next 60 -c pass")
-    assert [row["status"] for row in rows] == ["stopped", "ended"]
+    child = f"import subprocess, sys; p = subprocess.Popen([sys.executable, '-c', {SLEEP!r}])"
+    child += f"; open({str(tmp_path / 'pid')!r}, 'w').write(str(p.pid)); p.wait()"
+    parts = begin()
+    assert not parts.run(visit.Part("slow", 3, ["-c", child]))
+    assert parts.run(visit.Part("next", 60, ["-c", "pass"]))
+    assert [r["status"] for r in rows(tmp_path)] == ["stopped", "ended"]
     for pid in tmp_path.glob("pid"):  # on a slow machine it may not have come so far
         status = Path("/proc", pid.read_text(), "stat")
         assert not status.exists() or status.read_text().rpartition(")")[2].split()[0] == "Z"
 
 
-def test_the_whole_ends_at_its_limit_and_names_what_it_left_out(tmp_path):
-    parts = "; ".join(f"part {name} 600 -c '{SLEEP}'" for name in ("first", "second", "third"))
-    (first, *others), failures = run(tmp_path, parts, VISIT_SECONDS="6")
+def test_the_whole_ends_at_its_limit_and_names_what_it_left_out(
+    visit, begin, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(visit, "LEAST", 0.01)
+    parts = begin(1)
+    for name in ("first", "second", "third"):
+        parts.run(visit.Part(name, 600, ["-c", SLEEP]))
+    first, *others = rows(tmp_path)
     assert first["status"] in ("stopped", "skipped")  # the latter on a very slow machine
-    assert first["limit"] <= 6 or first["status"] == "skipped"
-    assert [row["status"] for row in others] == ["skipped", "skipped"]
-    assert failures == 3
+    assert first.get("limit", 0) <= 1
+    assert [r["status"] for r in others] == ["skipped", "skipped"]
+    assert parts.failures == 3
 
 
-@pytest.mark.parametrize("quick", [True, False])
-def test_the_options_of_all_parts_are_understood(tmp_path, quick):
-    """A stub of Python writes down what it is called with."""
-    stub = tmp_path / "bin" / "python"
-    stub.parent.mkdir()
-    stub.write_text(f'#!/bin/sh\necho "$*" >> {tmp_path / "calls"}\n')
-    stub.chmod(0o755)
-    (tmp_path / "wheels").mkdir()
-    (tmp_path / "wheels" / "one.whl").touch()
-    environment = {"PATH": f"{stub.parent}:{os.environ['PATH']}"} | (
-        {"QUICK": "1"} if quick else {}
-    )
-    command = [str(SCRIPT), str(tmp_path / "rows.jsonl"), str(tmp_path / "wheels")]
-    subprocess.run(command, env={**os.environ, **environment}, check=True)
-    calls = [line.split() for line in (tmp_path / "calls").read_text().splitlines()]
+def test_the_options_of_all_parts_are_understood(visit, tmp_path):
     gpu = load("gpu")
-    exact, *parsed = [gpu.parse(call[1:]) for call in calls if call[0].endswith("gpu.py")]
-    assert (exact.float32, exact.quick, set(exact.ways)) == (True, True, set(gpu.WAYS))
-    assert [(one.float32, one.quick) for one in parsed] == [(False, quick)] * 5
-    parts = [c for c in calls if not c[0].endswith("gpu_rows.py")]
-    assert [c[1] for c in parts if c[0] == "-m"] == ["pip", "pytest", "recsys", "recsys"]
-    (tests,) = [c for c in parts if c[1] == "pytest"]
-    assert all(Path(FOLDER.parent, t).is_file() for t in tests if t.startswith("tests/"))
+    for quick in (True, False):
+        parts = visit.list_parts(tmp_path / "rows.jsonl", tmp_path, None, quick=quick)
+        commands = [p.command[1:] for p in parts if p.command[0].endswith("gpu.py")]
+        exact, *parsed = [gpu.parse(command) for command in commands]
+        assert (exact.float32, exact.quick, set(exact.ways)) == (True, True, set(gpu.WAYS))
+        assert [(one.float32, one.quick) for one in parsed] == [(False, quick)] * 5
+    assert all(Path(FOLDER.parent, test).is_file() for test in visit.GPU_TESTS)
 
 
-@pytest.mark.parametrize("name", ["TERM", "HUP"])
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP"])
 def test_a_visit_that_is_stopped_leaves_nothing(tmp_path, name):
     """Its part sends the signal."""
-    (tmp_path / "part.py").write_text(
-        f"import os, time; open({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpid()))\n"
-        f"os.system('kill -{name} ' + os.environ['VISIT']); time.sleep(600)\n"
-    )
+    part = "import os, signal, sys, time; open(sys.argv[1], 'w').write(str(os.getpid()))"
+    part += f"; os.kill(os.getppid(), signal.{name}); time.sleep(600)"
+    parts = f"[gpu_visit.Part('stops it', 300, ['-c', {part!r}, {str(tmp_path / 'pid')!r}])]"
+    main = f"import signal; signal.signal(signal.{name}, signal.SIG_DFL)"  # not so under nohup
+    main += f"; import gpu_visit; gpu_visit.list_parts = lambda *_, **__: {parts}"
+    main += "; gpu_visit.main()"
     (tmp_path / "temporary").mkdir()
-    commands = f'export VISIT=$$; source "{SCRIPT}" "{tmp_path / "rows.jsonl"}"'
     ended = subprocess.run(
-        ["bash", "-c", f"{commands}; part stops 300 {tmp_path / 'part.py'}; echo not stopped"],
-        env={**os.environ, "TMPDIR": str(tmp_path / "temporary")}, check=False,
-        stdout=subprocess.PIPE,
+        [sys.executable, "-c", main, "--out", str(tmp_path / "rows.jsonl")],
+        cwd=FOLDER, env={**os.environ, "TMPDIR": str(tmp_path / "temporary")}, check=False,
     )  # fmt: skip
-    assert (ended.returncode, ended.stdout) == (1, b"")
+    assert ended.returncode == 1
     assert not any((tmp_path / "temporary").iterdir())
-    status = Path("/proc", (tmp_path / "pid").read_text(), "stat")
-    assert not status.exists() or status.read_text().rpartition(")")[2].split()[0] == "Z"
+    assert not Path("/proc", (tmp_path / "pid").read_text()).exists()
 
 
 def needed_by(requirements):
@@ -144,7 +144,7 @@ def test_the_wheels_are_those_that_such_a_machine_lacks():
     assert set(lines[1:]) == needed - needed_by(["torch", "transformers", "triton"])
 
 
-def test_the_rule_of_near_ties():
+def test_the_rule_of_near_ties(visit):
     service = load("gpu_service")
     alone = [[(("a",), 3.0), (("b",), 2.0), (("c",), 2.0)]]
     assert service.compare(alone, alone)["same"] == 1
@@ -156,12 +156,11 @@ def test_the_rule_of_near_ties():
     assert service.compare(alone, [alone[0][:2]])["different"] == 1
 
 
-def test_rows_begin_behind_a_line_that_was_cut_off(tmp_path):
+def test_rows_begin_behind_a_line_that_was_cut_off(visit, tmp_path):
     file = tmp_path / "rows.jsonl"
     file.write_text('{"kind": "ro', encoding="utf-8")
-    rows = load("gpu_rows").Rows(file)
     for number in range(2):
-        rows.add(number=number)
+        visit.Rows(file).add(number=number)
     assert file.read_text(encoding="utf-8").split("\n") == [
         '{"kind": "ro', '{"number": 0}', '{"number": 1}', ""
     ]  # fmt: skip
