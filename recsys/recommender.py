@@ -56,7 +56,7 @@ from recsys.requests import (
 )
 from recsys.retrieval import Proposals, Reranker, Retrieval
 from recsys.retrieval.event_types import EventTypes
-from recsys.retrieval.related import similar
+from recsys.retrieval.related import nearest_by_codes, similar
 from recsys.rules import Rule, apply_rules
 
 Ranked = tuple[NDArray[np.int32], NDArray[np.float32]]
@@ -489,12 +489,7 @@ class Recommender:
             named, rated = similar(retrieval, np.array([item]), k, alive)
             nearest, scores = named[0][named[0] >= 0], rated[0]
         if not len(nearest):
-            codes = epoch.catalog.codes
-            shared = (codes == codes[item]).cumprod(axis=1).mean(axis=1)
-            shared[~epoch.alive] = shared[item] = 0
-            nearest = np.argsort(-shared, kind="stable")[:k].astype(np.int32)
-            nearest = nearest[shared[nearest] > 0]
-            scores = shared[nearest].astype(np.float32)
+            nearest, scores = nearest_by_codes(epoch.catalog.codes, item, k, epoch.alive)
         ids = [epoch.catalog.item_id(i) for i in nearest.tolist()]
         return list(zip(ids, scores.tolist(), strict=False))
 

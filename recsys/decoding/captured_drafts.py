@@ -23,7 +23,7 @@ import torch
 from recsys.constraint import ItemTrie
 from recsys.constraint.fixed import FixedTrie
 from recsys.decoding.captured import Decode, DecodeGraph, DecodeGraphs, Part
-from recsys.decoding.captured_inputs import EXCLUDED, MASKS, DecodeShape
+from recsys.decoding.captured_inputs import DecodeShape
 from recsys.decoding.draft import ModelDrafter, Proposal
 from recsys.decoding.output import Beams
 from recsys.decoding.request import Search
@@ -47,30 +47,21 @@ class DraftGraphs(DecodeGraphs):
         draft: PassGraphs,
         drafter: ModelDrafter,
         trie: ItemTrie | FixedTrie,
-        *,
-        prompt: int,
-        num_beams: int,
-        excluded: int = EXCLUDED,
-        masks: int = MASKS,
+        **limits: int,
     ) -> None:
-        """Prepare as `DecodeGraphs`; nothing is captured.
+        """Prepare as `DecodeGraphs`, with its limits; nothing is captured.
 
         Args:
             passes: captured passes of the target, with room for the decodes.
             draft: captured passes of the drafter's model, with room for the draft trees.
             drafter: drafts the trees.
-            trie: the catalog; decodes over another one fall back, unless a `FixedTrie` has it.
-            prompt: most prompt tokens of a request, and its prompt slots.
-            num_beams: K.
-            excluded: most dead states of a request at a depth (`Excluded`).
-            masks: most distinct masks of a decode.
+            trie: the catalog.
+            **limits: `prompt`, `num_beams`, `excluded` and `masks` of `DecodeGraphs`.
 
         Raises:
             ValueError: a catalog of one level, or passes of another model than the drafter's.
         """
-        super().__init__(
-            passes, trie, prompt=prompt, num_beams=num_beams, excluded=excluded, masks=masks
-        )
+        super().__init__(passes, trie, **limits)
         if self._trie.source.num_levels == 1:
             raise ValueError("a catalog of one level needs no draft; capture beam searches")
         if draft.model is not drafter.model:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 import os
 import re
-import struct
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +19,6 @@ from recsys.native.build import HERE, LIBRARY
 OFF = "RECSYS_NATIVE"
 """Environment variable; 0 leaves the library unused. Tests and comparisons set it."""
 
-# Of an ELF header of 64 bits: where the section headers begin, the size of each, and their number.
-_ELF = struct.Struct("<40xQ10xHH2x")
 _NUMBERS = re.compile(r"(?:const )?\b(?:float|double|void|char|u?int\d+_t) \*(?:const \*)?")
 _COMMENTS_AND_MACROS = re.compile(r"/\*.*?\*/|^#[^\n]*", re.DOTALL | re.MULTILINE)
 
@@ -62,7 +59,6 @@ class Library:
         Raises:
             OSError: no library, one of another processor, or one of another version.
         """
-        _check_whole(path)
         self.call: Any = ffi.dlopen(os.fspath(path))
         try:
             version = self.call.recsys_abi()
@@ -84,22 +80,6 @@ class Library:
     def choose(self, variant: str) -> None:
         """Use an instruction set other than the best one."""
         self.call.recsys_choose(self.variants.index(variant))
-
-
-def _check_whole(path: Path) -> None:
-    """Raise `OSError` if an ELF file ends early: the processor would stop this process (SIGBUS).
-
-    The section headers are the last part of the file that a linker writes.
-    """
-    with path.open("rb") as file:
-        head = file.read(_ELF.size)
-    if not head.startswith(b"\x7fELF"):
-        return  # Mach-O, of which macOS checks this itself
-    if len(head) == _ELF.size:
-        start, size, count = _ELF.unpack(head)
-        if start + size * count <= path.stat().st_size:
-            return
-    raise OSError(f"{path} is not whole; `python -m recsys.native.build` makes it again")
 
 
 @functools.cache

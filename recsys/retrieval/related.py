@@ -69,6 +69,17 @@ def similar(
     return related, scores
 
 
+def nearest_by_codes(
+    codes: NDArray[np.int32], item: int, k: int, allowed: NDArray[np.bool_]
+) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+    """The k allowed items that share most leading codes with an item, and the share of each."""
+    shared = (codes == codes[item]).cumprod(axis=1).mean(axis=1)
+    shared[~allowed] = shared[item] = 0
+    nearest = np.argsort(-shared, kind="stable")[:k].astype(np.int32)
+    nearest = nearest[shared[nearest] > 0]
+    return nearest, shared[nearest].astype(np.float32)
+
+
 def together(retrieval: Retrieval, items: NDArray[np.integer]) -> Companions:
     """What is chosen together with some items, whatever their order.
 

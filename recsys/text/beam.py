@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -28,7 +28,6 @@ from recsys.text.constraint import Constraint
 from recsys.text.nodes import TextNodes, node_budget, pick
 from recsys.text.stopping import raise_if_stopped
 
-EarlyStopping = bool | Literal["never"]
 _READ_EVERY = 8  # steps between two reads from the device, where nothing is collected
 
 
@@ -36,15 +35,14 @@ _READ_EVERY = 8  # steps between two reads from the device, where nothing is col
 class BeamSettings:
     """Settings of `generate_text`, with the names and meanings of Hugging Face's `generate`.
 
+    The search ends when no live beam can beat the K finished texts at its present length.
+
     Attributes:
         num_beams: beam width K.
         max_new_tokens: tokens of the longest text.
         eos_token_id: token or tokens that end a text; None for none, or for the constraint's.
-        min_new_tokens: tokens before a text may end.
         length_penalty: exponent of the length by which a text's log-probability is divided; above 0
             favours long texts, 0 compares sums.
-        early_stopping: stop as soon as K texts are finished (True); when no live beam can beat them
-            at its present length (False); or when none can at any length ("never").
         num_return_sequences: texts to return for each request, R, at most K.
         collect_every: steps between two collections of dead slots: few save memory, many save time.
             None never collects: every node keeps its slot, K per token.
@@ -53,9 +51,7 @@ class BeamSettings:
     num_beams: int = 5
     max_new_tokens: int = 100
     eos_token_id: int | Sequence[int] | None = None
-    min_new_tokens: int = 0
     length_penalty: float = 1.0
-    early_stopping: EarlyStopping = False
     num_return_sequences: int = 1
     collect_every: int | None = 8
 
@@ -64,15 +60,10 @@ class BeamSettings:
             value = getattr(self, name)
             if value is not None:
                 whole_number(name, value)
-        whole_number("min_new_tokens", self.min_new_tokens, 0)
         if self.num_return_sequences > self.num_beams:
             raise ValueError(
                 f"num_return_sequences ({self.num_return_sequences}) must be at most num_beams "
                 f"({self.num_beams})"
-            )
-        if self.early_stopping not in (True, False, "never"):
-            raise ValueError(
-                f"early_stopping must be True, False or 'never', got {self.early_stopping!r}"
             )
         if not math.isfinite(self.length_penalty):
             raise ValueError(f"length_penalty must be finite, got {self.length_penalty}")
@@ -216,8 +207,6 @@ class _Rules:
         """
         K, vocabulary, constraint = self.settings.num_beams, logits.shape[-1], self.constraint
         log_probs = logits.log_softmax(-1)
-        if depth <= self.settings.min_new_tokens:
-            log_probs = log_probs.index_fill(-1, self.end, -torch.inf)
         before = beams.states[:, : logits.shape[1]]
         if constraint is not None:
             log_probs = log_probs.masked_fill_(~constraint.allowed(before), -torch.inf)
@@ -265,15 +254,9 @@ class _Rules:
 
     def _is_final(self, live: torch.Tensor, worst: torch.Tensor, depth: int) -> torch.Tensor:
         """(B,) whether no live beam can replace the worst of the K finished texts."""
-        rules = self.settings
-        if rules.num_beams == 1:  # the first text to finish is that of greedy search
-            early: EarlyStopping = True
-        else:
-            early = rules.early_stopping
-        never = early == "never" and rules.length_penalty > 0
-        length = rules.max_new_tokens if never else depth
-        final: torch.Tensor = ~(live / length**rules.length_penalty > worst)
-        return final | (worst > -torch.inf) if early is True else final
+        final: torch.Tensor = ~(live / depth**self.settings.length_penalty > worst)
+        # With one beam, the first text to finish is that of greedy search.
+        return final | (worst > -torch.inf) if self.settings.num_beams == 1 else final
 
 
 @torch.inference_mode()

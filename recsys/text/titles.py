@@ -14,7 +14,7 @@ After Koo et al., Automata-based constraints for language model decoding (COLM 2
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -86,10 +86,6 @@ class TitleTrie:
         if not alive[0]:
             raise ValueError("titles: the vocabulary can write none of them")
         return trie_of_titles
-
-    def without_masks(self) -> TitleTrie:
-        """The same titles, of which no tokens that may follow a state are kept yet."""
-        return replace(self, _following={})
 
     @property
     def vocabulary_size(self) -> int:

@@ -53,16 +53,6 @@ def test_a_compiler_that_fails_is_quoted(monkeypatch, tmp_path):
         build.build(tmp_path / "native.so")
 
 
-@pytest.mark.skipif(not build.LIBRARY.is_file(), reason="the library was not built")
-@pytest.mark.parametrize("share", [0.0, 0.001, 0.1, 0.5, 0.98, 0.9999])
-def test_a_library_that_ends_early_is_refused(share, tmp_path):
-    """Loading it as it is would end this process by a signal."""
-    whole, cut = build.LIBRARY.read_bytes(), tmp_path / "cut.so"
-    cut.write_bytes(whole[: int(share * len(whole))])
-    with pytest.raises(OSError, match=r"cut\.so"):
-        library.Library(cut)
-
-
 def test_the_reason_for_torch_is_given(monkeypatch, tmp_path):
     monkeypatch.delenv(library.OFF, raising=False)
     monkeypatch.setattr(library, "LIBRARY", tmp_path / "none.so")

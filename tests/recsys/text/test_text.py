@@ -24,9 +24,7 @@ rules = st.fixed_dictionaries(
         "eos_token_id": st.one_of(
             st.none(), st.integers(0, 63), st.lists(st.integers(0, 63), min_size=1, max_size=25)
         ),
-        "min_new_tokens": st.sampled_from([0, 0, 0, 1, 4, 30]),
         "length_penalty": st.sampled_from([1.0, 0.0, -0.5, 0.6, 2.0, 5.0]),
-        "early_stopping": st.sampled_from([False, True, "never"]),
     }
 )
 
@@ -42,17 +40,7 @@ def answers(found, prompt):
     return [t[:n] for t, n in zip(tokens, lengths, strict=True)], found.scores[prompt].tolist()
 
 
-def slow(
-    model,
-    prompt,
-    num_beams,
-    max_new_tokens,
-    *,
-    eos_token_id=None,
-    min_new_tokens=0,
-    length_penalty=1.0,
-    early_stopping=False,
-):
+def slow(model, prompt, num_beams, max_new_tokens, *, eos_token_id=None, length_penalty=1.0):
     """Beam search in plain Python that recomputes everything: K texts and scores, best first."""
     ends = [] if eos_token_id is None else np.atleast_1d(eos_token_id).tolist()
     live, finished = [([], 0.0)], []
@@ -62,22 +50,17 @@ def slow(
             with torch.inference_mode():
                 logits = model(torch.tensor([[*prompt.tolist(), *tokens]])).logits[0, -1]
             log_probs = logits.double().log_softmax(-1).tolist()
-            for token, log_prob in enumerate(log_probs):
-                if not (depth <= min_new_tokens and token in ends):
-                    candidates.append(([*tokens, token], score + log_prob))
+            candidates += [([*tokens, t], score + log_prob) for t, log_prob in enumerate(log_probs)]
         candidates.sort(key=lambda c: -c[1])
         for tokens, score in candidates[:num_beams]:
             if tokens[-1] in ends or depth == max_new_tokens:
                 finished.append((tokens, score / depth**length_penalty))
         finished = sorted(finished, key=lambda f: -f[1])[:num_beams]
         live = [c for c in candidates if c[0][-1] not in ends][:num_beams]
-        if len(finished) == num_beams:
-            far = early_stopping == "never" and length_penalty > 0
-            length = max_new_tokens if far else depth
-            if early_stopping is True or live[0][1] / length**length_penalty <= finished[-1][1]:
-                break
-            if num_beams == 1:  # greedy search does not look further
-                break
+        full = len(finished) == num_beams
+        # greedy search does not look further
+        if full and (num_beams == 1 or live[0][1] / depth**length_penalty <= finished[-1][1]):
+            break
     return [t for t, _ in finished], [s for _, s in finished]
 
 
@@ -90,11 +73,7 @@ def huggingface(model, prompts, num_beams, max_new_tokens, **rules_):
         tokens[i, longest - len(prompt) :] = torch.from_numpy(prompt)
         mask[i, longest - len(prompt) :] = 1
     if num_beams == 1:
-        rules_ = {k: v for k, v in rules_.items() if k in ("eos_token_id", "min_new_tokens")}
-    if "min_new_tokens" in rules_:  # it warns of one that does nothing
-        rules_["min_new_tokens"] = min(rules_["min_new_tokens"], max_new_tokens)
-    if rules_.get("eos_token_id") is None:
-        rules_.pop("min_new_tokens", None)
+        rules_ = {k: v for k, v in rules_.items() if k == "eos_token_id"}
     found = model.generate(
         tokens,
         attention_mask=mask,
@@ -239,10 +218,8 @@ def test_a_cache_that_cannot_grow_is_returned(monkeypatch):
     [
         ({"num_beams": 0}, "num_beams must be at least 1, got 0"),
         ({"max_new_tokens": 0}, "max_new_tokens must be at least 1"),
-        ({"min_new_tokens": -1}, "min_new_tokens must be at least 0"),
         ({"num_return_sequences": 6}, r"\(6\) must be at most num_beams \(5\)"),
         ({"collect_every": 0}, "collect_every must be at least 1"),
-        ({"early_stopping": "always"}, "early_stopping must be True, False or 'never'"),
         ({"length_penalty": float("nan")}, "length_penalty must be finite"),
         ({"eos_token_id": 64}, "eos_token_id 64 is outside the vocabulary 0 .. 63"),
         ({"num_beams": 63, "eos_token_id": [1, 2]}, "at most the 62 tokens"),
