@@ -38,6 +38,8 @@ from recsys.progress import track
 from recsys.splits import LABELS, TRAIN
 
 Seen = Literal["masked", "unmasked"]
+Lists = tuple[NDArray[np.int32], NDArray[np.float32]]
+"""(n, k) items and scores, as `Ranker.rank` returns them."""
 METRICS = {"recall": recall_at_k, "ndcg": ndcg_at_k, "mrr": mrr_at_k}
 # Lowest value and name of each segment. The values are training events of the target, the same, and
 # events of the history.
@@ -191,6 +193,7 @@ def evaluate(
     config: EvaluationConfig,
     vectors: NDArray[np.floating[Any]] | None = None,
     available: NDArray[np.bool_] | None = None,
+    ranked: Mapping[str, Mapping[Seen, Lists]] | None = None,
 ) -> Result:
     """Evaluate rankers on one split of a data set.
 
@@ -201,6 +204,8 @@ def evaluate(
         vectors: (items, D) of length 1, or 0, for the diversity of lists.
         available: (items,) the items that the rankers may list; None for all. Users whose next
             event is on another item are left out.
+        ranked: name -> mode -> lists of `select`'s users that are there already, before those of
+            the rankers.
 
     Raises:
         DataError: the split has no events, or training events lie in it.
@@ -217,13 +222,18 @@ def evaluate(
     }
     histories = next_examples.histories
     popularity = np.bincount(dataset.train_histories.items, minlength=len(dataset.item_ids))
-    rankings = {
-        name: {
-            mode: _rank(name, ranker, histories, targets, len(dataset.item_ids), mode, config)
-            for mode in config.seen_modes
-        }
-        for name, ranker in rankers.items()
-    }
+    rankings: Rankings = {name: {} for name in (*(ranked or {}), *rankers)}
+    for name, modes in rankings.items():
+        for mode in config.seen_modes:
+            start = time.perf_counter()
+            if ranked is not None and name in ranked:
+                items, scores = ranked[name][mode]
+            else:
+                items, scores = _rank(name, rankers[name], histories, mode, config)
+            seconds = time.perf_counter() - start
+            _check(name, items, histories.left_out(mode == "masked"), len(dataset.item_ids))
+            hits = {kind: Hits.of(items, of_kind) for kind, of_kind in targets.items()}
+            modes[mode] = Ranking(items, scores, hits, seconds)
     if available is not None:
         _check_available(rankings, available)
     metrics, comparisons = _measure(rankings, config)
@@ -280,26 +290,19 @@ def _rank(
     name: str,
     ranker: Ranker,
     histories: Histories,
-    targets: dict[Targets, Histories],
-    num_items: int,
     mode: Seen,
     config: EvaluationConfig,
-) -> Ranking:
+) -> Lists:
     k = max(config.ks)
     items = np.full((len(histories), k), -1, np.int32)
     scores = np.full((len(histories), k), -np.inf, np.float32)
     order = np.argsort(histories.lengths, kind="stable")  # similar lengths share a batch
-    start = time.perf_counter()
     with track(f"{name}, seen {mode}", len(histories)) as bar:
         for batch in range(0, len(order), config.batch_size):
             rows = order[batch : batch + config.batch_size]
-            histories_of_chunk = histories.take(rows)
-            items[rows], scores[rows] = ranker.rank(histories_of_chunk, k, mode == "masked")
-            _check(name, items[rows], histories_of_chunk.left_out(mode == "masked"), num_items)
+            items[rows], scores[rows] = ranker.rank(histories.take(rows), k, mode == "masked")
             bar.advance(len(rows))
-    seconds = time.perf_counter() - start
-    hits = {kind: Hits.of(items, targets_of_kind) for kind, targets_of_kind in targets.items()}
-    return Ranking(items, scores, hits, seconds)
+    return items, scores
 
 
 def _check(name: str, items: NDArray[np.int32], masked: Histories, num_items: int) -> None:

@@ -6,7 +6,7 @@ import json
 import math
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -29,8 +29,10 @@ from recsys.evaluation.leaks import check_counts, check_fitted_on, check_no_leak
 from recsys.evaluation.protocol import (
     COLD,
     EvaluationConfig,
+    Lists,
     Ranker,
     Result,
+    Seen,
     evaluate,
     find,
     select,
@@ -39,7 +41,7 @@ from recsys.evaluation.search import CHUNK, Search
 from recsys.interactions import Histories
 from recsys.pipeline import Context
 from recsys.progress import console, say
-from recsys.recommender import Ranked, Recommender
+from recsys.recommender import Recommender
 from recsys.retrieval.reranker import LEAST_USERS
 from recsys.semantic_ids.report import health
 
@@ -121,40 +123,14 @@ def evaluate_bundle(
     return Path(out_path)
 
 
-@dataclass(frozen=True)
-class _Precomputed:
-    """A ranker that looks its lists up: by the place of a history, and by `exclude_seen`."""
-
-    places: dict[tuple[bytes, ...], int]
-    lists: dict[bool, Ranked]
-
-    def rank(self, histories: Histories, k: int, exclude_seen: bool) -> Ranked:
-        rows = [self.places[key] for key in _keys(histories)]
-        items, scores = self.lists[exclude_seen]
-        return items[rows, :k], scores[rows, :k]
-
-
-def _keys(histories: Histories) -> list[tuple[bytes, ...]]:
-    """Equal keys for equal histories, with their types and hidden items."""
-    keys: list[tuple[bytes, ...]] = [(history.tobytes(),) for history in histories]
-    if histories.behaviours is not None:
-        types = np.split(histories.behaviours, histories.offsets[1:-1])
-        keys = [(*key, own.tobytes()) for key, own in zip(keys, types, strict=True)]
-    if histories.hidden is not None:
-        keys = [(*k, own.tobytes()) for k, own in zip(keys, histories.hidden, strict=True)]
-    return keys
-
-
-def _rankers(search: Search, recommender: Recommender, histories: Histories) -> dict[str, Ranker]:
-    """The recommender's rankers by name, with lists of all modes from one search per user."""
-    modes = tuple(mode == "masked" for mode in search.config.seen_modes)
-    ranked = search.rank(histories, modes)
-    positions = {key: position for position, key in enumerate(_keys(histories))}
+def _lists(
+    search: Search, recommender: Recommender, histories: Histories
+) -> dict[str, dict[Seen, Lists]]:
+    """The recommender's lists by name and mode, all from one search per user."""
+    modes = search.config.seen_modes
+    ranked = search.rank(histories, tuple(mode == "masked" for mode in modes))
     first, alone = (
-        _Precomputed(
-            positions, {mode: both[which] for mode, both in zip(modes, ranked, strict=True)}
-        )
-        for which in range(2)
+        {mode: both[which] for mode, both in zip(modes, ranked, strict=True)} for which in range(2)
     )
     return {BLENDED: first, MODEL: alone} if _blends(recommender) else {MODEL: alone}
 
@@ -225,13 +201,12 @@ def _write(
         config = _in_time(config, recommender, others, everyone, end)
         examples = select(dataset, config, available)
         with Search(bundle_path, recommender, len(examples), config) as search:
-            ours = _rankers(search, recommender, examples.histories)
+            ours = _lists(search, recommender, examples.histories)
             info["decoding_seconds"] = round(time.perf_counter() - start, 1)
-        rankers = ours | others
         near = known.vectors if known is not None else None
-        together = replace(config, batch_size=CHUNK)  # only look-ups and baselines are left
+        together = replace(config, batch_size=CHUNK)  # only baselines are left
         vectors = None if near is None else near.vectors
-        result = evaluate(rankers, dataset, together, vectors, available)
+        result = evaluate(others, dataset, together, vectors, available, ours)
         result = replace(result, config=replace(config, targets=result.config.targets))
         document = report.document(
             result,
