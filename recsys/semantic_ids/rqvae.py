@@ -40,6 +40,7 @@ from recsys.semantic_ids.settings import RQKMeansConfig, RQVAEConfig
 WEIGHTS = "rqvae.safetensors"
 CONFIG = "rqvae.json"
 WARMUP = 0.1  # of the steps, in which the learning rate rises
+LEAST_BATCHES = 5  # of a pass, so that few items get enough steps
 LAST = RQKMeansConfig(iterations=10, restarts=1)  # k-means steps behind training
 
 
@@ -218,7 +219,7 @@ def _train(
     config: RQVAEConfig,
     end: float,
 ) -> None:
-    size = min(config.batch_size, len(items))
+    size = _batch_size(config, len(items))
     total = min(config.steps, config.passes * (len(items) // size))
     parameters = [*encoder.parameters(), *decoder.parameters()]
     optimizer = torch.optim.AdamW(parameters, weight_decay=0.0)
@@ -241,13 +242,18 @@ def _train(
             bar.advance(**{key: value.item() for key, value in parts._asdict().items()})
 
 
+def _batch_size(config: RQVAEConfig, items: int) -> int:
+    """Items per step."""
+    return min(config.batch_size, max(items // LEAST_BATCHES, 1))
+
+
 def _residual_vq(start: RQKMeans, latents: NDArray[np.float32], config: RQVAEConfig) -> ResidualVQ:
     """The library's quantiser with the codebooks of residual k-means on (items, D) latents."""
-    batch = min(config.batch_size, len(latents))
+    batch = _batch_size(config, len(latents))
     quantizer = ResidualVQ(
         dim=latents.shape[1],
         codebook_size=tuple(len(book) for book in start.centroids),
-        decay=config.decay,
+        decay=max(1 - batch / (config.memory * len(latents)), 0.0),
         threshold_ema_dead_code=config.revive_below,  # set for each level below
         commitment_weight=1.0,  # `losses` applies the weight
         rotation_trick=False,

@@ -61,13 +61,14 @@ class RQVAEConfig:
     """Steps at most. Without any, the codes are those of residual k-means on the features'
     principal components."""
     batch_size: int = 1024
-    """Items per step."""
+    """Items per step, at most a fifth of them."""
     learning_rate: float = 1e-3
     """Peak of AdamW's learning rate: a short rise, then a cosine."""
     commitment: float = 0.25
     """Weight of the commitment loss."""
-    decay: float = 0.98
-    """Decay of the codebooks' moving averages."""
+    memory: float = 1.0
+    """Passes over the items that the codebooks' moving averages remember. A longer memory holds the
+    codebooks where k-means left them."""
     revive_below: float = 0.125
     """A code whose moving average of items is a lower share of that of all codes is dead and
     restarts at a random residual."""

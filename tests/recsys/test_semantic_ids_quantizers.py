@@ -148,6 +148,19 @@ def test_training_explains_more_than_it_started_with():
     assert error(300) < error(0)
 
 
+def test_codebooks_leave_the_k_means_they_start_from():
+    features = np.tanh(blobs(items=600, dim=12))
+    start, trained = (
+        RQVAE.fit(features, [8, 8], RQVAEConfig(**steps)) for steps in ({"steps": 0}, {})
+    )
+    before, after = (
+        ((features - quantizer.reconstruct(quantizer.encode(features))) ** 2).sum()
+        for quantizer in (start, trained)
+    )
+    assert after < 0.8 * before
+    assert (start.encode(features) != trained.encode(features)).mean(axis=0)[1] > 0.1
+
+
 @pytest.mark.parametrize("revive_below", [0.0, 0.5])
 def test_no_code_stays_dead(revive_below):
     features = blobs(items=400)
@@ -160,8 +173,9 @@ def test_no_code_stays_dead(revive_below):
 
 def test_a_code_is_dead_by_the_size_of_its_own_level():
     start = RQKMeans.fit(blobs(), [16, 4], RQKMeansConfig(iterations=2, restarts=1))
-    layers = _residual_vq(start, blobs(), RQVAEConfig(batch_size=64, revive_below=0.5)).layers
+    layers = _residual_vq(start, blobs(), RQVAEConfig(batch_size=32, revive_below=0.5)).layers
     for layer, size in zip(layers, (16, 4), strict=True):
         assert layer._codebook.embed.shape == (1, size, 6)
-        assert layer._codebook.threshold_ema_dead_code == 0.5 * 64 / size
-        assert layer._codebook.reset_cluster_size == 0.5 * 64 / size
+        assert layer._codebook.threshold_ema_dead_code == 0.5 * 32 / size
+        assert layer._codebook.reset_cluster_size == 0.5 * 32 / size
+        assert layer._codebook.decay == 1 - 32 / 200  # the codebooks remember one pass
