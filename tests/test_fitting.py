@@ -145,6 +145,9 @@ def test_frames_become_a_bundle(home, events, items):
     (found,) = recommender.recommend([["003", "004", "005"]], k=5)
     assert len(found) == 5
     assert all(r.title.startswith("T") for r in found)
+    assert {"item_id", "score", "title"} <= set(pd.DataFrame([vars(r) for r in found]))
+    users = pd.read_parquet(home / "reports/frames/users.parquet")
+    assert (users["rank"] <= 10).groupby(users["ranker"], observed=True).mean().between(0, 1).all()
     report = json.loads((home / "reports/frames/report.json").read_text())
     assert "SASRec" in json.dumps(report), "the recipe trains a teacher"
     sasrec = read_manifest(home / "runs/frames/sasrec", "sasrec").config

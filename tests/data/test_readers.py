@@ -15,13 +15,15 @@ import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner
 
-from recsys.config import fields_of
+from recsys.config import SHIPPED, Settings, fields_of
 from recsys.data.cleaning import CleanConfig
 from recsys.data.commands import app
 from recsys.data.prepare import DataConfig
 from recsys.data.raw import RawData
 from recsys.data.readers import READERS
 from recsys.errors import DataError
+from recsys.pipeline import Context
+from recsys.pipeline import run as run_stages
 from recsys.splits import TEST, TRAIN, VALID
 
 
@@ -154,6 +156,13 @@ def test_atspeed_comes_with_its_split_and_its_codes(atspeed: Path) -> None:
     assert data.codes is not None
     assert data.codes.tolist() == [[0, 0], [0, 1], [0, 1], [1, 0]]
     assert data.counts["items_sharing_codes"] == 2
+
+
+def test_games_takes_the_configuration_of_beauty(atspeed: Path) -> None:
+    settings = Settings.load(SHIPPED / "atspeed-beauty.yaml", ["data.path=a"], name="games")
+    context = Context.of(settings)
+    run_stages(context, ["data", "ids"])
+    assert np.load(context.workspace.run("ids") / "codes.npy").tolist()[3] == [1, 0]
 
 
 def test_atspeed_never_opens_the_pickled_histories(atspeed: Path) -> None:

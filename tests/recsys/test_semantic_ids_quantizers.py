@@ -137,17 +137,6 @@ def _axes(quantizer):
     return quantizer.encoder.linear.weight.detach().numpy()
 
 
-def test_training_explains_more_than_it_started_with():
-    features = np.tanh(blobs())
-    config = RQVAEConfig(latent_dim=4, hidden=(32,), batch_size=64, passes=100)
-
-    def error(steps):
-        quantizer = RQVAE.fit(features, [8, 8], RQVAEConfig(**{**config.__dict__, "steps": steps}))
-        return ((features - quantizer.reconstruct(quantizer.encode(features))) ** 2).sum()
-
-    assert error(300) < error(0)
-
-
 def test_codebooks_leave_the_k_means_they_start_from():
     features = np.tanh(blobs(items=600, dim=12))
     start, trained = (
