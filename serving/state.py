@@ -3,6 +3,7 @@
 Each part knows those before it, and none behind it.
 """
 
+import asyncio
 from dataclasses import dataclass
 from typing import Self
 
@@ -22,6 +23,7 @@ from recsys.serving.stores.store import Store
 from recsys.serving.worker import DecodeWorker
 
 MOST_ANSWERS = 8 << 20  # bytes of large answers that batches have at a time
+BATCHED = 1 / 4  # share of the queue for requests of batches; the proxy bounds the others
 
 
 @dataclass(frozen=True)
@@ -37,6 +39,7 @@ class State:
     lists: Lists
     today: DailyFigures
     answer_bytes: Room
+    batched: asyncio.Semaphore
 
     @classmethod
     def of(
@@ -63,6 +66,7 @@ class State:
             lists=Lists(store, models, rules, off_loop, settings.not_history),
             today=DailyFigures(models, off_loop, settings.not_history),
             answer_bytes=Room(MOST_ANSWERS),
+            batched=asyncio.Semaphore(max(1, int(settings.queue_limit * BATCHED))),
         )
 
     async def start(self, recommender: Recommender | None) -> None:

@@ -22,7 +22,7 @@ from recsys.serving.service import Service
 
 router = APIRouter(prefix="/v1", route_class=JsonRoute)
 failures = logging.getLogger("recsys.serving.failures")
-AT_ONCE = 16
+AT_ONCE = 16  # requests of one batch
 
 
 @router.post("/recommendations", response_model=RecommendationsResponse)
@@ -42,7 +42,7 @@ async def recommend_batch(body: BatchRequest, request: Request, service: Ready) 
 
     async def result(body: RecommendationsRequest) -> str:
         nonlocal held
-        async with slots:
+        async with slots, service.state.batched:
             text = _dump(await _result(service, body, request_id))  # less than objects
         if len(text) > LARGE:
             if not room.take(len(text) - LARGE):

@@ -147,7 +147,10 @@ class Calls:
     async def write(self, operation: str, write: Write) -> Any:
         """Make a write durable, in a transaction with others."""
         with self._counted(operation):
-            return await asyncio.wrap_future(self._writer.submit(write))
+            try:
+                return await asyncio.wrap_future(self._writer.submit(write))
+            finally:
+                del write  # else its error and this frame keep each other, and its events
 
     async def change(self, operation: str, change: Callable[[sa.Connection], T]) -> T:
         """Make a change that affects no history durable (`write`)."""

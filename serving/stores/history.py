@@ -238,7 +238,8 @@ class HistoryTable:
             try:
                 fresh, outcome = admit(batch, known, erased, answers)
             except EventConflictError as conflict:
-                outcomes.append(conflict)
+                # Its frames have this list: they would stay, with all events, until a collection.
+                outcomes.append(conflict.with_traceback(None))
                 continue
             known |= {event.event_id: event.digest for event in fresh}
             rows += [_row(event, answers) for event in fresh]

@@ -52,6 +52,22 @@ async def test_large_answers_of_batches_are_bounded_together(client, service):
     assert await statuses(large, large) == [200, 200]
 
 
+async def test_batches_leave_room_in_the_queue(settings, recommender, running, until):
+    tight = settings.model_copy(update={"queue_limit": 8, "max_batch": 1})
+    async with running(tight, recommender=recommender) as (client, service):
+        recommender.gate.clear()
+        path, batch = "/v1/recommendations", {"requests": [{"history": ["item-1"]}] * 10}
+        batches = [asyncio.create_task(client.post(f"{path}/batch", json=batch)) for _ in range(4)]
+        await until(lambda: recommender.busy and service.state.batched.locked())
+        single = [client.post(path, json={"history": ["item-2"]}) for _ in range(6)]
+        singles = [asyncio.create_task(one) for one in single]
+        await until(lambda: service.state.models.queue_depth() == 7)
+        recommender.gate.set()
+        assert {answer.status_code for answer in await asyncio.gather(*singles)} == {200}
+        for answer in await asyncio.gather(*batches):
+            assert {result["status"] for result in answer.json()["results"]} == {200}
+
+
 async def test_metrics_are_made_once_a_second(client, monkeypatch):
     path, function = "/metrics", Metrics.exposition
     now, made = [100.0], []

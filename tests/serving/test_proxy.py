@@ -1,22 +1,20 @@
-"""deploy/nginx.conf in front of the service, with a real nginx. Only ports, paths and times differ.
+"""The shipped proxy in front of the service.
 
-The proxy reaches the service from an address of its own, as it does on another machine, and the
-clients have addresses of their own, too: 127.0.0.0/8 is all loopback.
+Clients have addresses of their own, as the proxy has: 127.0.0.0/8 is all loopback.
 """
 
-import os
 import re
-import shutil
 import socket
 import ssl
-import subprocess
 import threading
 from contextlib import contextmanager
-from pathlib import Path
+from functools import partial
 
 import httpx
+import proxy
 import pytest
 from oracles import PATIENCE_S
+from proxy import HERE, PROXY
 
 from recsys.serving.app import create_app
 from recsys.serving.schemas.common import Problem
@@ -24,27 +22,18 @@ from recsys.serving.server import http_server
 from recsys.serving.service import Phase
 from recsys.serving.sockets import bind
 
-CONF = Path(__file__).parents[2] / "deploy" / "nginx.conf"
-NGINX = shutil.which("nginx", path=os.environ.get("PATH", "") + ":/usr/sbin")
-OPENSSL = shutil.which("openssl")
-HERE, PROXY, ANNA, BOB = "127.0.0.1", "127.0.0.2", "127.0.0.5", "127.0.0.6"
+ANNA, BOB = "127.0.0.5", "127.0.0.6"
 ASK = "/v1/recommendations"
 
 pytestmark = pytest.mark.skipif(
-    not (NGINX and OPENSSL), reason="nginx or openssl is not installed (apt-get: nginx-light)"
+    not (proxy.NGINX and proxy.OPENSSL),
+    reason="nginx or openssl is not installed (apt-get: nginx-light)",
 )
 
 
 @pytest.fixture(scope="module")
 def certificate(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("tls")
-    names = ["-subj", "/CN=test", "-addext", "subjectAltName=IP:127.0.0.1"]
-    subprocess.run(
-        [OPENSSL, "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", *names,
-         "-keyout", folder / "privkey.pem", "-out", folder / "fullchain.pem"],
-        check=True, capture_output=True,
-    )  # fmt: skip
-    return folder
+    return proxy.make_certificate(tmp_path_factory.mktemp("tls"))
 
 
 @pytest.fixture
@@ -78,60 +67,9 @@ def start_service(settings, recommender):
     return start
 
 
-def paths(folder):
-    """Folders for what nginx writes; the default ones are root's."""
-    kinds = ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
-    return " ".join(f"{kind}_temp_path {folder}/{kind};" for kind in kinds)
-
-
 @pytest.fixture
 def start_proxy(tmp_path, certificate):
-    """Starts nginx in front of a port of the service, with other values of some directives.
-
-    Yields its ports for TLS and for plain HTTP.
-    """
-
-    @contextmanager
-    def start(service, **values):
-        with socket.create_server((HERE, 0)) as plain, socket.create_server((HERE, 0)) as secure:
-            ports = secure.getsockname()[1], plain.getsockname()[1]
-            user = " user root;" if os.getuid() == 0 else ""  # for the folders of the test
-            changes = {
-                "worker_processes auto;": f"worker_processes 1; daemon off;{user}",
-                "/var/log/nginx/error.log": "stderr",
-                "/run/nginx.pid": f"{tmp_path}/nginx.pid",
-                "/etc/nginx/tls": str(certificate),
-                "listen 443 ssl;": f"listen {HERE}:{ports[0]} ssl;",
-                "listen 80;": f"listen {HERE}:{ports[1]};",
-                "server 127.0.0.1:8000;": f"server {HERE}:{service};",
-                "proxy_pass ": f"proxy_bind {PROXY}; proxy_pass ",
-                "http {": f"http {{ {paths(tmp_path)}",
-            }
-            text = CONF.read_text(encoding="utf-8")
-            for name, value in values.items():
-                text, found = re.subn(rf"(?m)^( +{name}) [^;]+;", rf"\1 {value};", text)
-                assert found == 1, name
-            for old, new in changes.items():
-                assert old in text, old
-                text = text.replace(old, new)
-            file = tmp_path / "nginx.conf"
-            file.write_text(text, encoding="utf-8")
-            inherited = (plain.fileno(), secure.fileno())  # so that nobody else gets the ports
-            process = subprocess.Popen(
-                [NGINX, "-p", tmp_path, "-e", "stderr", "-c", file],
-                env={"NGINX": "".join(f"{number};" for number in inherited)},
-                pass_fds=inherited,
-                stderr=subprocess.PIPE,
-                text=True,
-            )
-        try:
-            yield ports
-        finally:
-            process.terminate()
-            _, said = process.communicate(timeout=PATIENCE_S)
-        assert "[emerg]" not in said, said
-
-    return start
+    return partial(proxy.start_proxy, tmp_path, certificate)
 
 
 @pytest.fixture
@@ -139,7 +77,7 @@ def browse(certificate):
     """A client from an address, which trusts the test's certificate."""
 
     def client(port, address=ANNA):
-        trusted = ssl.create_default_context(cafile=certificate / "fullchain.pem")
+        trusted = ssl.create_default_context(cafile=certificate)
         return httpx.Client(
             base_url=f"https://127.0.0.1:{port}",
             transport=httpx.HTTPTransport(verify=trusted, local_address=address),
@@ -154,7 +92,7 @@ def connect(certificate):
     """A TLS connection of which the test sends every byte."""
 
     def connection(port):
-        trusted = ssl.create_default_context(cafile=certificate / "fullchain.pem")
+        trusted = ssl.create_default_context(cafile=certificate)
         plain = socket.create_connection((HERE, port), PATIENCE_S, (ANNA, 0))
         return trusted.wrap_socket(plain, server_hostname=HERE)
 

@@ -1,14 +1,14 @@
 """Attack a service with one client, and measure what others notice.
 
-    OMP_NUM_THREADS=1 python tests/stress/abuse.py --seconds 10
+    OMP_NUM_THREADS=1 python tests/stress/abuse.py --seconds 10 [--proxy]
 
-A server is started on a small random bundle, with a key for the attacker and one for a victim. The
-attacks run one after the other, in a process of their own with a lower priority and from another
-address, as if it were another machine. Meanwhile four connections of the victim ask for
-recommendations, and `/health/live` is asked on new connections. Between attacks the same is
-measured in quiet. For each attack, the table has the longest answer of `/health/live`, the victim's
-p99 and its failures, and how much the memory of the server exceeds that before the first attack;
-at the end, also how much a minute later.
+A server is started on a small random bundle, with a key for the attacker and one for a victim;
+with `--proxy`, deploy/nginx.conf is in front of it. The attacks run one after the other, in a
+process of their own with a lower priority and from another address, as if it were another machine.
+Meanwhile four connections of the victim ask for recommendations, and `/health/live` is asked on new
+connections. Between attacks the same is measured in quiet. For each attack, the table has the
+longest answer of `/health/live`, the victim's p99 and its failures, and how much the memory of the
+server exceeds that before the first attack; at the end, also how much a minute later.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ import multiprocessing
 import random
 import tempfile
 import time
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,7 @@ import numpy as np
 from attacks import ATTACKS, RECOMMEND, Target, dump, read_answer, run_attacks
 from harness import ITEMS, environment, write_bundle
 from oracles import byte_level_tokenizer, tiny_model
+from proxy import PROXY, make_certificate, start_proxy
 from servers import Server, start_server
 
 from recsys.serving import auth
@@ -120,28 +122,33 @@ async def measure(server: Server, to: Target, seconds: float) -> Notes:
     return notes
 
 
-async def compare(names: list[str], seconds: float, folder: Path) -> dict[str, Any]:
+async def compare(
+    names: list[str], seconds: float, folder: Path, *, through_proxy: bool
+) -> dict[str, Any]:
     """Run the attacks; their figures."""
     bundle, keys = folder / "bundle", folder / "keys.json"
     write_bundle(bundle)
     attacker, victim = (auth.create(keys, name, "write") for name in ("attacker", "victim"))
-    # No address is a proxy's, so that limits for each address hold.
-    settings = [f"keys={keys}", "threads=1", "forwarded_allow_ips=::1"]
+    settings = [f"keys={keys}", "threads=1", f"forwarded_allow_ips={PROXY}"]
     tiny_model("llama-gqa", 352).save_pretrained(folder / "texts")
     byte_level_tokenizer(["Thing no. 1"], 330).save_pretrained(folder / "texts")
     settings.append(f"explainer={folder / 'texts'}")
     settings.append("text_formats={letters: {regex: '[a-z]{600}'}}")
     rows: dict[str, Any] = {}
     spawn = multiprocessing.get_context("spawn")
-    async with start_server(bundle, settings) as server:
-        process = server.process
+    certificate = make_certificate(folder) if through_proxy else None
+    async with AsyncExitStack() as stack:
+        server = await stack.enter_async_context(start_server(bundle, settings))
+        process, port = server.process, server.port
         assert process is not None
-        to = Target(server.host, server.port, victim, source=VICTIM)
+        if certificate is not None:
+            port, _ = stack.enter_context(start_proxy(folder, certificate, port))
+        to = Target(server.host, port, victim, source=VICTIM, certificate=certificate)
         orders, ordered = spawn.Pipe()
         count = spawn.Value("q", 0)
         child = spawn.Process(
             target=run_attacks,
-            args=(Target(server.host, server.port, attacker, count), ordered),
+            args=(Target(server.host, port, attacker, count, certificate=certificate), ordered),
             daemon=True,
         )
         child.start()
@@ -197,10 +204,13 @@ def main() -> None:
     )
     parser.add_argument("attacks", nargs="*", help=f"of: {', '.join(ATTACKS)}")
     parser.add_argument("--seconds", type=float, default=10.0, help="of each attack")
+    parser.add_argument("--proxy", action="store_true", help="through deploy/nginx.conf")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="recsys-abuse-") as folder:
         names = options.attacks or list(ATTACKS)
-        found = asyncio.run(compare(names, options.seconds, Path(folder)))
+        found = asyncio.run(
+            compare(names, options.seconds, Path(folder), through_proxy=options.proxy)
+        )
     rows = found["attacks"].values()
     worst = {
         "live_ms": max(row["live_ms"] for row in rows),

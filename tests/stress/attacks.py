@@ -8,9 +8,11 @@ import itertools
 import json
 import os
 import random
+import ssl
 from collections.abc import Awaitable, Callable, Iterable
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, replace
+from functools import cache, partial
+from pathlib import Path
 from typing import Any
 
 RECOMMEND, BATCH = "/v1/recommendations", "/v1/recommendations/batch"
@@ -26,6 +28,7 @@ class Target:
     key: str
     count: Any = None  # of what was done: connections and answers
     source: str = "127.0.0.1"  # the client's address
+    certificate: Path | None = None  # of the proxy in front of it, if there is one
 
     def did(self) -> None:
         """Count a connection or an answer."""
@@ -36,7 +39,8 @@ class Target:
         """A new connection."""
         self.did()
         source = (self.source, 0)
-        return await asyncio.open_connection(self.host, self.port, local_addr=source)
+        tls = self.certificate and trusting(self.certificate)
+        return await asyncio.open_connection(self.host, self.port, local_addr=source, ssl=tls)
 
     def head(self, method: str, path: str, *more: str, length: int | None = None) -> bytes:
         """The head of a request."""
@@ -61,6 +65,12 @@ class Target:
                 finally:
                     writer.close()
             await asyncio.sleep(0.01)
+
+
+@cache
+def trusting(certificate: Path) -> ssl.SSLContext:
+    """What TLS connections share."""
+    return ssl.create_default_context(cafile=certificate)
 
 
 def dump(value: Any) -> bytes:
@@ -212,7 +222,7 @@ async def histories(to: Target) -> None:
 
 async def wrong_keys(to: Target) -> None:
     """Guessing keys."""
-    await Target(to.host, to.port, "rk_" + "x" * 43, to.count).send("/metrics", method="GET")
+    await replace(to, key="rk_" + "x" * 43).send("/metrics", method="GET")
 
 
 # These write bytes to new connections without an end
