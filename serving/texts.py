@@ -20,7 +20,7 @@ from recsys.serving.bodies import MalformedError, parse
 from recsys.serving.limits import CALLER
 from recsys.serving.models import UnsupportedError
 from recsys.serving.off_loop import OffLoop
-from recsys.serving.schemas.texts import TextsRequest, TextsResponse
+from recsys.serving.schemas.texts import MAX_PROMPT, TextsRequest, TextsResponse
 from recsys.serving.settings import ServingSettings, TextFormat
 
 if TYPE_CHECKING:
@@ -163,11 +163,15 @@ class Texts:
         """Write a text, the most probable token at a time."""
         from recsys.text.sample import sample_text
 
-        form = self._formats[body.format]
+        form, prompt = self._formats[body.format], model.encode(body.prompt)
+        if len(prompt) > MAX_PROMPT:
+            raise RequestError(
+                f"the prompt has {len(prompt):,} tokens; the limit is {MAX_PROMPT:,}"
+            )
         with form.constraint() as constraint:
             (written,) = sample_text(
                 model.model,
-                [model.encode(body.prompt)],
+                [prompt],
                 constraint,
                 body.max_tokens,
                 temperature=0.0,

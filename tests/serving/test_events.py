@@ -1,6 +1,7 @@
 """Events, histories and erasure over HTTP."""
 
 import asyncio
+import gc
 import json
 import time
 
@@ -12,6 +13,7 @@ from recsys.serving import service as service_module
 from recsys.serving.errors import KINDS
 from recsys.serving.schemas.common import Id
 from recsys.serving.schemas.events import MAX_EVENTS
+from recsys.serving.stores.records import Event
 
 URL = "/v1/events"
 LINES = {"content-type": "application/x-ndjson"}
@@ -148,6 +150,22 @@ async def test_one_id_twice_in_a_batch_is_a_conflict(client):
     events = [{"event_id": "1", "user": "u", "item": item} for item in ("i", "j")]
     body = is_problem(await client.post(URL, json={"events": events}), "event_conflict")
     assert "in the store or in this batch" in body["errors"][0]["detail"]
+
+
+async def test_a_refused_batch_leaves_memory_at_once(client):
+    """Without waiting for a garbage collection, which comes after a million objects."""
+    event = {"event_id": "1", "user": "bob", "item": "item-1"}
+    await post(client, event)
+    gc.collect()
+    gc.disable()
+    try:
+        for number in range(5):
+            other = [{**event, "item": f"item-{number + 2}"}] * 100
+            is_problem(await client.post(URL, json={"events": other}), "event_conflict")
+        left = sum(isinstance(one, Event) for one in gc.get_objects())
+    finally:
+        gc.enable()
+    assert left <= 100  # the writing thread may hold the last batch
 
 
 async def test_too_many_events_are_refused_in_either_form(client):

@@ -20,7 +20,9 @@ from recsys.serving.app import create_app
 from recsys.serving.schemas.common import Problem
 from recsys.serving.server import http_server
 from recsys.serving.service import Phase
+from recsys.serving.settings import ServingSettings
 from recsys.serving.sockets import bind
+from recsys.serving.state import BATCHED
 
 ANNA, BOB = "127.0.0.5", "127.0.0.6"
 ASK = "/v1/recommendations"
@@ -208,6 +210,12 @@ def test_slow_requests_of_an_address_are_limited(start_service, start_proxy, con
         assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")
         assert Problem.model_validate_json(refused.content).code == "rate_limited"
         assert bob.get("/health/ready").status_code == 200
+
+
+def test_one_address_behind_the_proxy_cannot_fill_the_queue():
+    (most,) = re.findall(r"limit_conn addresses (\d+);", proxy.CONF.read_text(encoding="utf-8"))
+    queue = ServingSettings().queue_limit
+    assert int(most) + BATCHED * queue < queue
 
 
 def test_a_large_body_is_refused_by_the_proxy(start_service, start_proxy, browse, settings):

@@ -179,6 +179,14 @@ async def test_a_format_works_after_an_error(on, recommender, running, monkeypat
         assert re.fullmatch("[0-9]{3}", (await found(client, "size"))["text"])
 
 
+async def test_a_prompt_of_very_many_tokens_is_refused(on, recommender, running):
+    async with running(on, recommender=recommender) as (client, _):
+        refused = await client.post(PATH, json=ask("colour", prompt="\U0001f642" * 600))
+        assert (refused.status_code, refused.json()["code"]) == (409, "unsupported_by_model")
+        assert "the limit is 2,000" in refused.json()["detail"]
+        await found(client, "colour", prompt="\U0001f642" * 400)
+
+
 async def test_a_cut_text_ends_with_a_whole_character(on, recommender, running):
     flowers = "\U0001f339\u00e9\u20ac" * 9
     async with running(named(on, flowers={"regex": flowers}), recommender=recommender) as (
