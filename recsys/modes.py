@@ -47,10 +47,6 @@ class Captured(StrEnum):
     DECODES = "decodes"
 
 
-REQUEST_MODES = (Mode.AUTO, Mode.STRICT, Mode.RELAXED, Mode.BEAM)
-"""Modes that a request for recommendations may name."""
-
-
 def check_mode(name: str, value: str, allowed: Collection[Mode] = tuple(Mode)) -> Mode:
     """The mode that `value` names.
 

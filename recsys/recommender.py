@@ -504,7 +504,7 @@ class Recommender:
             RequestError: a bundle without retrieval.
         """
         retrieval, epoch = self._need_retrieval(), self.epoch
-        batch = Batch.of(epoch, [replace(request, boosts=())], self.types)
+        batch = Batch.of(epoch, [request.changed(boosts=())], self.types)
         if request.max_per:
             capped = CappedLists(batch, request.k)
             while capped:

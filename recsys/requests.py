@@ -1,27 +1,31 @@
-"""Requests and results of a recommender; no models, no search."""
+"""Requests and results of a recommender; no models, no search.
+
+`RequestOptions` are the fields that requests in Python and over REST have in common, with their
+limits and descriptions. This module does not import torch: the client of the service reads it.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+from pydantic import BaseModel, ConfigDict, Field, SkipValidation, ValidationError
 
 from recsys import arguments
+from recsys.config import explain
 from recsys.constraint.filters import ItemBoosts, ItemFilter
-from recsys.decoding.output import Certificate, Trace
-from recsys.live import Epoch
-from recsys.modes import REQUEST_MODES, Mode, check_mode
+from recsys.modes import Mode
+
+if TYPE_CHECKING:
+    from recsys.decoding.output import Certificate, Trace
+    from recsys.live import Epoch
 
 MIN_BEAMS = 20
 Guarantee = Literal["beam", "global"]
 Source = Literal["model", "retrieval", "popular", "pinned"]
-SOURCES: tuple[Source, ...] = (
-    "model",
-    "retrieval",
-    "popular",
-    "pinned",
-)  # by `recsys.listing`'s numbers
+SOURCES: tuple[Source, ...] = get_args(Source)  # by `recsys.listing`'s numbers
 
 
 @dataclass(frozen=True)
@@ -47,37 +51,62 @@ class Recommendation:
     because: str | None = None
 
 
-@dataclass(frozen=True)
-class RecommendRequest:
+class RequestOptions(BaseModel):
+    """What a request asks of its list, in Python and over REST."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
+
+    exclude_seen: bool = Field(True, description="Leave out the items of the history.")
+    mode: Literal["auto", "strict", "relaxed", "beam"] = Field(
+        "auto",
+        description="How to compute: `beam` is beam search; `strict` verifies a drafted tree, or "
+        "without a draft all first codes, and returns the same list, blended or not; `relaxed` "
+        "samples approximately with the draft, and needs a seed; `auto` leaves it to the service.",
+    )
+    guarantee: Guarantee = Field(
+        "beam",
+        description="`beam`: the list of beam search. `global`: continue until no item outside the "
+        "list can score more than its last item; the certificate tells if that was reached.",
+    )
+    seed: int | None = Field(
+        None,
+        ge=0,
+        le=2**63 - 1,
+        description="Draw items by their probability instead of searching for the best; the same "
+        "seed draws the same.",
+    )
+    temperature: float = Field(
+        1.0, ge=0.01, le=100, description="Flattens (above 1) or sharpens what a seed draws from."
+    )
+    blend: bool | None = Field(
+        None,
+        description="Whether retrieval may add to the model's list and reorder it, in any exact "
+        "mode; null leaves it to the bundle, false uses the model alone. Samples (a seed) and "
+        "lists with the guarantee `global` are the model's.",
+    )
+
+
+class RecommendRequest(RequestOptions):
     """A request for recommendations to one user.
 
     >>> RecommendRequest(["B0012", "B0034"], k=5, exclude_items=["B0056"]).mode
-    <Mode.AUTO: 'auto'>
+    'auto'
+
+    `RequestOptions` has its other fields: `mode`, `guarantee`, `seed`, `temperature` and `blend`.
 
     Attributes:
         history: outside item ids, oldest first; unknown ones are ignored.
         k: items wanted.
         exclude_seen: leave out the items of the history; with types, those that count as seen.
         exclude_items: leave out these as well.
-        guarantee: `beam` for the list that beam search finds; `global` continues until no item
-            outside the list can score more than its last item, within a bounded search (the
-            certificate of the result tells whether that was reached).
-        seed: draw items without replacement from the model's distribution instead of searching for
-            the best; the same seed draws the same items.
-        temperature: flattens (above 1) or sharpens that distribution.
         filter: recommend only items that match (`recsys.constraint.filters`); the search is
             constrained to them. It may be parsed already.
         boosts: filters with weights that are added to the scores of matching items. The search
             stays exact; where items share a leaf, the certificate tells if it is not. They may be
             parsed already.
-        mode: one of `recsys.modes.REQUEST_MODES`: `auto` decodes as the recommender does; `beam` by
-            beam search; `strict` verifies a drafted tree, with the same answer, blended or not;
-            `relaxed` samples approximately, with the bundle's draft.
         trace: also return how the answer was found; beam search is then replaced by `strict`.
         history_types: the type of the event of each item of the history, such as `view`; None for
             an unknown one. Empty if no types are known.
-        blend: whether retrieval may add to the model's list and reorder it. None leaves it to the
-            bundle, and is no blend with a seed and with `global`. A mode does not change it.
         pin: outside ids of items that take the first places, in this order, if they may be
             recommended: exclusions, the filter, availability and caps come first.
         max_per: attribute -> how many items of the list may have the same value of it, at least 1
@@ -90,44 +119,59 @@ class RecommendRequest:
         FilterError: a malformed filter or boost.
     """
 
-    history: Sequence[str]
-    k: int = 10
-    exclude_seen: bool = True
-    exclude_items: Sequence[str] = ()
-    guarantee: Guarantee = "beam"
-    seed: int | None = None
-    temperature: float = 1.0
-    filter: Mapping[str, Any] | ItemFilter | None = None
-    boosts: Sequence[Mapping[str, Any]] | ItemBoosts = ()
-    mode: str = Mode.AUTO
-    trace: bool = False
-    blend: bool | None = None
-    history_types: Sequence[str | None] = ()
-    pin: Sequence[str] = ()
-    max_per: Mapping[str, int] = field(default_factory=dict)
+    model_config = ConfigDict(strict=False, arbitrary_types_allowed=True)
 
-    def __post_init__(self) -> None:
-        arguments.whole_number("k", self.k)
+    history: SkipValidation[Sequence[str]]
+    k: SkipValidation[int] = 10
+    exclude_items: SkipValidation[Sequence[str]] = ()
+    filter: SkipValidation[Mapping[str, Any] | ItemFilter | None] = None
+    boosts: SkipValidation[Sequence[Mapping[str, Any]] | ItemBoosts] = ()
+    trace: bool = False
+    history_types: SkipValidation[Sequence[str | None]] = ()
+    pin: SkipValidation[Sequence[str]] = ()
+    max_per: SkipValidation[Mapping[str, int]] = Field(default_factory=dict)
+
+    def __init__(
+        self,
+        history: Sequence[str],
+        k: int = 10,
+        exclude_seen: bool = True,
+        exclude_items: Sequence[str] = (),
+        **options: Any,
+    ) -> None:
+        try:
+            super().__init__(
+                history=history,
+                k=k,
+                exclude_seen=exclude_seen,
+                exclude_items=exclude_items,
+                **options,
+            )
+        except ValidationError as error:
+            raise ValueError(explain(error, RecommendRequest, "request")) from None
+        arguments.whole_number("k", k)
         arguments.counts("max_per", self.max_per)
         for name in ("history", "exclude_items", "pin"):
             arguments.strings(name, getattr(self, name))
         types = self.history_types
         known = types if isinstance(types, str) else [name for name in types if name is not None]
         arguments.strings("history_types", known)
-        if len(types) not in (0, len(self.history)):
+        if len(types) not in (0, len(history)):
             raise ValueError(
-                f"history_types: {len(types)} types for {len(self.history)} items of the history"
+                f"history_types: {len(types)} types for {len(history)} items of the history"
             )
-        if self.seed is not None:
-            arguments.integers("seed", [self.seed])
-        if self.guarantee not in ("beam", "global"):
-            raise ValueError(f"guarantee {self.guarantee!r} is not 'beam' or 'global'")
-        arguments.temperature(self.temperature)
+        self.check()
+
+    def check(self) -> None:
+        """Check what pydantic does not: fields that exclude each other, filter and boosts.
+
+        Raises:
+            ValueError, FilterError: as of the class.
+        """
         if self.seed is not None and self.guarantee == "global":
             raise ValueError("guarantee 'global' is for the best items, a seed asks for a sample")
         if self.seed is not None and self.boosts:
             raise ValueError("boosts are for the best items, a seed asks for a sample")
-        check_mode("mode", self.mode, REQUEST_MODES)
         if self.mode == Mode.RELAXED and self.seed is None:
             raise ValueError("mode 'relaxed' samples: give it a seed, or ask for mode 'strict'")
         if self.mode == Mode.RELAXED and self.trace:
@@ -142,6 +186,12 @@ class RecommendRequest:
             _ = self.item_filter
         if self.boosts:
             _ = self.item_boosts
+
+    def changed(self, **fields: Any) -> RecommendRequest:
+        """The request with other values of these fields, which are checked."""
+        return RecommendRequest(
+            **{name: getattr(self, name) for name in type(self).model_fields} | fields
+        )
 
     @property
     def searches_plainly(self) -> bool:
@@ -166,7 +216,7 @@ class RecommendRequest:
         They are pinned, so that caps count them, and those that the catalog or the filter no longer
         allows when the answer comes are left out.
         """
-        return replace(self, pin=[item.item_id for item in result.recommendations], blend=False)
+        return self.changed(pin=[item.item_id for item in result.recommendations], blend=False)
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ ordinary request with their filters and boosts, and is answered as exactly as on
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property, reduce
 from operator import add, and_
 from typing import Any
@@ -112,8 +112,7 @@ def apply_rules(request: RecommendRequest, rules: Iterable[Rule]) -> RecommendRe
         if len(parts) > MOST_BOOSTS:
             raise FilterError(f"boosts: want at most {MOST_BOOSTS} together, got {len(parts)}")
         boosts = reduce(add, more, request.item_boosts)
-    return replace(
-        request,
+    return request.changed(
         filter=item_filter,
         boosts=boosts,
         pin=list(dict.fromkeys([*request.pin, *(item for rule in rules for item in rule.pin)])),

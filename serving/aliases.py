@@ -12,18 +12,15 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Iterator, Mapping
-from functools import partial
 from pathlib import Path
 from typing import Self
 
 from pydantic import BaseModel
 
-from recsys.artifacts import read_manifest
+from recsys.artifacts import MANIFEST, read_manifest
 from recsys.bundle import check_models
 from recsys.errors import RecsysError
 from recsys.recommender import Recommender
-from recsys.serving.batcher import Batcher
-from recsys.serving.bundles import Bundles, Version
 from recsys.serving.catalog_changes import CatalogChanges
 from recsys.serving.metrics import Metrics
 from recsys.serving.models import (
@@ -33,18 +30,56 @@ from recsys.serving.models import (
     Model,
     Models,
     UnknownModelError,
+    Version,
 )
 from recsys.serving.rules import RuleReferenceError, Rules
 from recsys.serving.schemas.common import CHAMPION
 from recsys.serving.schemas.models import AliasInfo
 from recsys.serving.settings import ServingSettings
 from recsys.serving.stores.store import Store
-from recsys.serving.worker import DecodeWorker, Done, Work
+from recsys.serving.worker import DecodeWorker
 
 logger = logging.getLogger("recsys.serving.models")
 STATE = "aliases"  # its name in stores
 MAX_MODELS = 4
 MAX_PREVIOUS = 10
+
+
+class UnknownBundleError(LookupError):
+    """No bundle has this name."""
+
+
+class Bundles:
+    """The bundles of `models_dir`, or of the folder of `settings.bundle`, by the folders' names."""
+
+    def __init__(self, settings: ServingSettings) -> None:
+        self._own = settings.bundle.absolute()
+        self._folder = settings.models_dir or self._own.parent
+
+    def names(self) -> list[str]:
+        """Names of the bundles, sorted."""
+        folders = [self._own]
+        if self._folder.is_dir():
+            folders += self._folder.iterdir()
+        names = {folder.name for folder in folders if (folder / MANIFEST).is_file()}
+        return sorted(name for name in names if not name.startswith("."))
+
+    def path(self, name: str) -> Path:
+        """The folder of a bundle, which is never outside of the folder of bundles."""
+        if name == self._own.name:
+            return self._own
+        path = self._folder / name
+        if path.name != name or not path.is_dir():
+            raise UnknownBundleError(f"There is no bundle {name!r}; /v1/models lists them.")
+        return path
+
+    def find(self, version: Version) -> str | None:
+        """The name of a bundle of this version: its own name, or one it was given since."""
+        for name in dict.fromkeys([version.bundle, *self.names()]):
+            with contextlib.suppress(UnknownBundleError, RecsysError):
+                if read_manifest(self.path(name), "bundle").digest == version.digest:
+                    return name
+        return None
 
 
 class KeptAlias(BaseModel):
@@ -282,26 +317,11 @@ class Aliases:
                 f"({type(error).__name__}; the service's log has the details)."
             ) from error
 
-        is_cpu = recommender.device.type == "cpu"
-        model = Model(
-            bundle,
-            recommender,
-            self._batcher(recommender, aside=False),
-            self._batcher(recommender, aside=True) if is_cpu else None,
-        )
+        model = Model.of(bundle, recommender, self._worker, self._settings)
         await self._catalog_changes.replay(model)
         for each in model.batchers:
             each.start()
         return model
-
-    def _batcher(self, recommender: Recommender, *, aside: bool) -> Batcher[Work, Done]:
-        settings = self._settings
-        return Batcher(
-            partial(self._worker.run, recommender, aside=aside),
-            max_batch=settings.max_batch,
-            max_wait_ms=settings.max_wait_ms,
-            queue_limit=settings.queue_limit,
-        )
 
     async def _keep(self, aliases: Mapping[str, Alias], changed: str) -> None:
         """Write the aliases to the store, of which one was changed."""

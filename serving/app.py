@@ -15,8 +15,7 @@ from recsys.recommender import Recommender
 from recsys.serving import errors
 from recsys.serving.api import openapi
 from recsys.serving.api.routes import ROUTES
-from recsys.serving.guard import Guard
-from recsys.serving.middleware import Entrance
+from recsys.serving.middleware import Entrance, Guard
 from recsys.serving.service import Service
 from recsys.serving.settings import ServingSettings
 from recsys.serving.stores.store import Store

@@ -9,7 +9,6 @@ journal once a second and make each other's changes.
 
 import asyncio
 import logging
-import math
 from bisect import bisect_right
 from collections.abc import Coroutine, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -52,30 +51,6 @@ T = TypeVar("T")
 
 class UnknownItemError(LookupError):
     """The catalog has no such item."""
-
-
-def item_of(catalog: EpochCatalog, row: int) -> Item:
-    """Convert an item of the catalog to its wire model."""
-    return Item.model_construct(
-        item_id=catalog.item_id(row),
-        title=catalog.title(row),
-        semantic_id=catalog.codes[row].tolist(),
-        metadata=metadata(catalog, row),
-    )
-
-
-def described(catalog: EpochCatalog, row: int) -> DescribedItem:
-    """Convert an item of the catalog to its wire model with its text."""
-    item = item_of(catalog, row)
-    return DescribedItem.model_construct(**vars(item), text=str(catalog.row(row)["text"] or ""))
-
-
-def metadata(catalog: EpochCatalog, row: int) -> dict[str, Any]:
-    """Attributes of an item; numbers that are not finite become null."""
-    return {
-        key: None if isinstance(value, float) and not math.isfinite(value) else value
-        for key, value in catalog.attributes(row).items()
-    }
 
 
 def find(catalog: EpochCatalog, item_id: str) -> int:
@@ -138,7 +113,7 @@ class Shelf:
         end = start + limit
         shown = self.rows[positions[start:end]].tolist()
         return ItemPage(
-            items=[item_of(self.catalog, row) for row in shown],
+            items=[Item.of(self.catalog, row) for row in shown],
             total=len(positions),
             next=self._cursor(positions[end - 1]) if end < len(positions) else None,
             prefix=list(prefix),
@@ -364,7 +339,7 @@ def _upsert(
     """Add or replace items in a model: its epoch that has them, the items, and their records."""
     epoch = model.recommender.upsert(news)
     catalog = epoch.catalog
-    items = [described(catalog, catalog.find(new.item_id)) for new in news]
+    items = [DescribedItem.of(catalog, catalog.find(new.item_id)) for new in news]
     pairs = zip(news, items, strict=True)
     return epoch, items, [_record(model, epoch, new, item) for new, item in pairs]
 

@@ -17,8 +17,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from recsys.errors import FilterError, ItemError, NonFiniteError, RuleError
+from recsys.serving.aliases import UnknownBundleError
 from recsys.serving.batcher import ClosedError, DeadlineExceededError, QueueFullError
-from recsys.serving.bundles import UnknownBundleError
 from recsys.serving.catalog_changes import UnknownItemError
 from recsys.serving.experiments import (
     ExperimentConflictError,

@@ -1,7 +1,7 @@
-"""Lists for a storefront: what is trending, new, or bought together.
+"""Lists without a search: what is trending, new, bought together or similar; given items ranked.
 
-They need no decoding: they are of the store's events, of the catalog's dates and of the bundle's
-retrieval. Availability and filters hold as for recommendations, and so do filters and caps of the
+They are of the store's events, of the catalog's dates, of the bundle's retrieval and of the model's
+scores. Availability and filters hold as for recommendations, and so do filters and caps of the
 alias's standing rules; boosts and pins are for recommendations.
 """
 
@@ -20,13 +20,13 @@ from recsys.live import Epoch
 from recsys.recommender import Recommender, RecommendRequest
 from recsys.retrieval.related import together
 from recsys.rules import Rule, apply_rules
-from recsys.serving.answers import scored
-from recsys.serving.catalog_changes import find, metadata
+from recsys.serving.catalog_changes import find
+from recsys.serving.limits import CALLER
 from recsys.serving.models import Model, Models
 from recsys.serving.off_loop import OffLoop
 from recsys.serving.rules import Rules
-from recsys.serving.schemas.common import made
-from recsys.serving.schemas.items import SimilarResponse
+from recsys.serving.schemas.common import made, metadata
+from recsys.serving.schemas.items import RankBody, RankResponse, ScoredItem, SimilarResponse
 from recsys.serving.schemas.lists import (
     ListedItem,
     ListName,
@@ -38,6 +38,7 @@ from recsys.serving.schemas.lists import (
 )
 from recsys.serving.stores.store import Store
 from recsys.serving.trending import Trending, Trends
+from recsys.serving.worker import ScoreRequest
 
 _NOTES: dict[ListNoteCode, str] = {
     "no_events": "No stored event has a type and a time that this list counts.",
@@ -159,13 +160,53 @@ class Lists:
             return SimilarResponse.model_construct(
                 model=model.ref(alias),
                 item_id=item_id,
-                items=[
-                    scored(recommender.catalog, name, score, rank, "retrieval")
-                    for rank, (name, score) in enumerate(items, start=1)
-                ],
+                items=ScoredItem.listed(recommender.catalog, items, "retrieval"),
             )
 
+    async def rank(self, body: RankBody, history: Sequence[str], deadline: float) -> RankResponse:
+        """Given items by their probability after a history; errors are those of a batcher."""
+        item_ids = list(dict.fromkeys(body.items))
+        with self._models.lease(body.model) as model:
+            known, scores = await self._rated(model, history, item_ids, deadline)
+
+            def make() -> RankResponse:
+                catalog, there = model.recommender.catalog, set(known)
+                order = sorted(zip(known, scores, strict=True), key=lambda pair: -pair[1])
+                return RankResponse.model_construct(
+                    model=model.ref(body.model),
+                    items=ScoredItem.listed(catalog, order, "model"),
+                    unknown_items=[name for name in item_ids if name not in there],
+                    history_items=int((catalog.known(history) >= 0).sum()),
+                )
+
+            # A thousand items take some milliseconds, for which the event loop must not stand.
+            return await self._off_loop(make)
+
     # Internals
+
+    async def _rated(
+        self, model: Model, history: Sequence[str], item_ids: Sequence[str], deadline: float
+    ) -> tuple[list[str], list[float]]:
+        """The items that the catalog has, and their scores.
+
+        If an item is removed between the look-up and the scoring, both are repeated.
+        """
+        while True:
+            rows = model.recommender.catalog.index(item_ids)
+            known = [name for name, row in zip(item_ids, rows, strict=True) if row >= 0]
+            if not known:
+                return [], []
+            try:
+                scored = ScoreRequest(history, known)
+                work = 1 + len(known) / 100
+                CALLER.get().charge(work - 1)
+                answer = await model.queue(work).submit(scored, deadline=deadline, work=work)
+            except RequestError:
+                if (model.recommender.catalog.index(known) >= 0).all():
+                    raise
+                continue
+            scores: Any = answer.result
+            return known, scores
 
     async def _list(
         self,

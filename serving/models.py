@@ -8,17 +8,25 @@ import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
+from typing import NamedTuple, Self
 
 from recsys.constraint.filter_cache import FilterStats
 from recsys.decoding.engine import EngineStatistics
 from recsys.recommender import Recommender
 from recsys.retrieval import Retrieval
 from recsys.serving.batcher import MUCH, Batcher
-from recsys.serving.bundles import Version
 from recsys.serving.schemas.common import CHAMPION, ModelRef, made
 from recsys.serving.schemas.models import ModelInfo
-from recsys.serving.worker import Done, Work
+from recsys.serving.settings import ServingSettings
+from recsys.serving.worker import DecodeWorker, Done, Work
+
+
+class Version(NamedTuple):
+    """A version of a bundle: made again under the same name, it has another digest."""
+
+    bundle: str
+    digest: str
 
 
 class UnknownModelError(LookupError):
@@ -51,6 +59,23 @@ class Model:
     aside: Batcher[Work, Done] | None = None
     leases: int = 0
     unused: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @classmethod
+    def of(
+        cls, name: str, recommender: Recommender, worker: DecodeWorker, settings: ServingSettings
+    ) -> Self:
+        """A loaded bundle of this name, whose batches the worker computes."""
+
+        def queue(*, aside: bool) -> Batcher[Work, Done]:
+            return Batcher(
+                partial(worker.run, recommender, aside=aside),
+                max_batch=settings.max_batch,
+                max_wait_ms=settings.max_wait_ms,
+                queue_limit=settings.queue_limit,
+            )
+
+        is_cpu = recommender.device.type == "cpu"
+        return cls(name, recommender, queue(aside=False), queue(aside=True) if is_cpu else None)
 
     @cached_property
     def version(self) -> str:

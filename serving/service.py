@@ -1,51 +1,58 @@
-"""Service: one serving process, from start to stop, and its answers.
-
-It uses the wire schemas, but no HTTP.
-"""
+"""Service: one serving process, from start to stop, and its answers, without HTTP."""
 
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterable, Sequence
+import uuid
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial, reduce
-from typing import Any
+from typing import Any, Self
 
 from recsys.errors import FilterError, RecsysError, RequestError
 from recsys.live_catalog import EpochCatalog
 from recsys.recommender import Recommender, RecommendRequest, RecommendResult
 from recsys.rules import Rule, apply_rules
-from recsys.serving import answers
-from recsys.serving.answers import Answered, Asked
-from recsys.serving.batcher import QueueFullError, until
-from recsys.serving.experiments import Assignment
-from recsys.serving.limits import CALLER, work_of
+from recsys.serving.aliases import Aliases
+from recsys.serving.batcher import Answer, QueueFullError, until
+from recsys.serving.catalog_changes import CatalogChanges
+from recsys.serving.daily_figures import DailyFigures
+from recsys.serving.experiments import Assignment, Experiments
+from recsys.serving.limits import CALLER, Room, work_of
+from recsys.serving.lists import Lists
 from recsys.serving.metrics import Metrics
-from recsys.serving.models import BundleRefusedError, Model
+from recsys.serving.models import BundleRefusedError, Model, Models
 from recsys.serving.off_loop import OffLoop
-from recsys.serving.schemas.common import MAX_HISTORY
-from recsys.serving.schemas.items import (
-    RankBody,
-    RankResponse,
-)
+from recsys.serving.rules import Rules
+from recsys.serving.schemas.common import MAX_HISTORY, made
+from recsys.serving.schemas.items import RankBody, RankResponse
 from recsys.serving.schemas.models import ModelInfo
 from recsys.serving.schemas.recommendations import (
+    NOTHING,
+    DecodedTree,
+    Note,
+    NoteCode,
     RecommendationsRequest,
     RecommendationsResponse,
+    RecommendedItem,
     Subject,
+    Timing,
+    note_code,
 )
 from recsys.serving.schemas.texts import TextsRequest, TextsResponse
 from recsys.serving.settings import ServingSettings
-from recsys.serving.state import State
 from recsys.serving.stores import open_store
 from recsys.serving.stores.records import Served, TypedHistory, now_ms, told_history
 from recsys.serving.stores.store import Store
 from recsys.serving.texts import Texts
-from recsys.serving.worker import DecodeWorker, ScoreRequest
+from recsys.serving.worker import DecodeWorker, Done
 
 logger = logging.getLogger("recsys.serving.service")
 LARGE_K = 50  # items of an answer that take some milliseconds to describe
 SHORT = 200  # items of a request that take no time worth mentioning
+MOST_ANSWERS = 8 << 20  # bytes of large answers that batches have at a time
+BATCHED = 1 / 4  # share of the queue for requests of batches; the proxy bounds the others
 
 
 class NotReadyError(Exception):
@@ -74,6 +81,114 @@ _UNREADY = {
     Phase.FAILED: "The start failed; the service's log has the reason.",
     Phase.STOPPING: "The service is shutting down; use another instance.",
 }
+
+
+@dataclass(frozen=True)
+class State:
+    """What a process serves with: the store, and what is made of it and of the loaded models.
+
+    It is made once, when the store is open, and never changes. Each part knows those before it, and
+    none behind it.
+    """
+
+    store: Store
+    models: Models
+    rules: Rules
+    experiments: Experiments
+    catalog_changes: CatalogChanges
+    aliases: Aliases
+    lists: Lists
+    today: DailyFigures
+    answer_bytes: Room
+    batched: asyncio.Semaphore
+
+    @classmethod
+    def of(
+        cls,
+        settings: ServingSettings,
+        store: Store,
+        worker: DecodeWorker,
+        metrics: Metrics,
+        off_loop: OffLoop,
+    ) -> Self:
+        """Make the parts; nothing is loaded before `start`."""
+        models = Models()
+        rules = Rules(store, models)
+        changes = CatalogChanges(store, models, metrics, off_loop)
+        metrics.queue_depth, metrics.captured = models.queue_depth, models.captured
+        metrics.filter_stats = models.filter_stats
+        return cls(
+            store=store,
+            models=models,
+            rules=rules,
+            experiments=Experiments(store, models, off_loop),
+            catalog_changes=changes,
+            aliases=Aliases(settings, store, worker, metrics, models, rules, changes),
+            lists=Lists(store, models, rules, off_loop, settings.not_history),
+            today=DailyFigures(models, off_loop, settings.not_history),
+            answer_bytes=Room(MOST_ANSWERS),
+            batched=asyncio.Semaphore(max(1, int(settings.queue_limit * BATCHED))),
+        )
+
+    async def start(self, recommender: Recommender | None) -> None:
+        """Read rules and experiments, and load the models; a loaded recommender is the champion."""
+        await self.rules.start()
+        await self.experiments.start()
+        await self.aliases.start(recommender)
+
+    async def close(self) -> None:
+        """Answer the waiting requests, and end what runs beside them."""
+        await self.today.cached.close()
+        await self.lists.close()
+        await self.catalog_changes.close()
+        await self.rules.close()
+        await self.experiments.close()
+        await self.aliases.close()
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A request with all that it refers to.
+
+    Attributes:
+        body: as it was sent.
+        alias: of the model; the arm of an experiment.
+        model: that answers.
+        request: the library's.
+        rules: names of the rules that are applied.
+        unusual: what is unusual about the history.
+        deadline: on the event loop's clock.
+        start: monotonic time.
+        read_s: seconds that reading the history took.
+    """
+
+    body: RecommendationsRequest
+    alias: str
+    model: Model
+    request: RecommendRequest
+    rules: tuple[str, ...]
+    unusual: NoteCode | None
+    deadline: float
+    start: float
+    read_s: float
+
+
+@dataclass(frozen=True)
+class Answered:
+    """The result of a request; without `decoded`, no model was used."""
+
+    result: RecommendResult
+    decoded: Answer[Done] | None = None
+    is_fallback: bool = False
+
+    def times(self, read_s: float, total_s: float) -> dict[str, float]:
+        """Seconds of each stage, in the order of `Timing`."""
+        return {
+            "total": total_s,
+            "history": read_s,
+            "queue": 0.0 if self.decoded is None else self.decoded.queue_s,
+            "compute": 0.0 if self.decoded is None else self.decoded.compute_s,
+        }
 
 
 class Service:
@@ -113,7 +228,13 @@ class Service:
         """Open the store, load and warm up the models. An error is stored in `failure`."""
         try:
             if self._store is None:
-                self._store = await asyncio.to_thread(_open_store, self.settings, self.metrics)
+                self._store = await asyncio.to_thread(
+                    open_store,
+                    self.settings.store,
+                    not_history=self.settings.not_history,
+                    observer=self.metrics.store_call,
+                    histories=self.settings.histories,
+                )
             store = self._store
             store.limit_reads(partial(OffLoop, self.settings))
             self._state = State.of(self.settings, store, self._worker, self.metrics, self.off_loop)
@@ -128,7 +249,8 @@ class Service:
             self._enter(Phase.FAILED)
             return
         self._worker.freeze()
-        self._state.follow()
+        self._state.catalog_changes.follow()
+        self._state.experiments.guard()
         self._enter(Phase.READY)
 
     async def stop(self) -> None:
@@ -243,7 +365,7 @@ class Service:
             applied = f" (applied rules: {', '.join(rules)})" if rules else ""
             raise InvalidError(f"{error}{applied}") from error
         catalog = model.recommender.catalog
-        unusual = answers.note_code(catalog, None if history is None else history.items)
+        unusual = note_code(catalog, None if history is None else history.items)
         return Asked(body, alias, model, request, tuple(rules), unusual, deadline, start, read_s)
 
     async def _answer(self, asked: Asked) -> Answered:
@@ -254,7 +376,7 @@ class Service:
         """
         request, recommender = asked.request, asked.model.recommender
         may_fall_back = recommender.retrieval is not None and not request.boosts
-        if asked.unusual is None or not may_fall_back or answers.for_the_model(asked.body):
+        if asked.unusual is None or not may_fall_back or asked.body.needs_model:
             return await self._decode(asked, request)
         found = await self.off_loop(recommender.fallback, request)
         sources = (item.source for item in found.recommendations if item.source != "pinned")
@@ -275,67 +397,36 @@ class Service:
         request, result = asked.request, answered.result
         # A trace has thousands of nodes, for which the event loop should not stand still.
         if request.trace or request.k > LARGE_K:
-            response = await self.off_loop(answers.response, asked, answered)
+            answer = await self.off_loop(response, asked, answered)
         else:
-            response = answers.response(asked, answered)
+            answer = response(asked, answered)
         if assigned is not None:
-            response.experiment = assigned.ref
+            answer.experiment = assigned.ref
         times = answered.times(asked.read_s, time.monotonic() - asked.start)
         if "timing" in asked.body.include:
-            response.timing = answers.timing(answered, times)
+            size = 0 if answered.decoded is None else answered.decoded.batch_size
+            answer.timing = Timing.of(times, size, result.stats)
         self.metrics.answered(
             times,
             stats=None if answered.decoded is None else result.stats,
             levels=asked.model.recommender.catalog.codes.shape[1],
             model=asked.model.name,
-            certificate=response.certificate,
-            sources=[item.source for item in response.items],
+            certificate=answer.certificate,
+            sources=[item.source for item in answer.items],
         )
-        return response
+        return answer
 
     async def rank(self, body: RankBody) -> RankResponse:
         """Put given items in order; errors are those of `recommend`."""
         deadline = self.deadline
-        found = await self._history(body, deadline)
-        history = None if found is None else found.items
+        history = await self._history(body, deadline)
         if history is None:
             raise _unknown_user(body)
-        with self.state.models.lease(body.model) as model:
-            item_ids = list(dict.fromkeys(body.items))
-            known, scores = await self._rated(model, history, item_ids, deadline)
-            # A thousand items take some milliseconds, for which the event loop must not stand.
-            make = partial(answers.ranking, body, model, history, known, scores)
-            return await self.off_loop(make)
-
-    async def _rated(
-        self, model: Model, history: Sequence[str], item_ids: Sequence[str], deadline: float
-    ) -> tuple[list[str], list[float]]:
-        """The items that the catalog has, and their scores.
-
-        If an item is removed between the look-up and the scoring, both are repeated.
-        """
-        while True:
-            rows = model.recommender.catalog.index(item_ids)
-            known = [name for name, row in zip(item_ids, rows, strict=True) if row >= 0]
-            if not known:
-                return [], []
-            try:
-                scored = ScoreRequest(history, known)
-                work = 1 + len(known) / 100
-                CALLER.get().charge(work - 1)
-                answer = await model.queue(work).submit(scored, deadline=deadline, work=work)
-            except RequestError:
-                if (model.recommender.catalog.index(known) >= 0).all():
-                    raise
-                continue
-            scores: Any = answer.result
-            return known, scores
+        return await self.state.lists.rank(body, history.items, deadline)
 
     async def write(self, body: TextsRequest) -> TextsResponse:
         """Write a text after a prompt; errors are those of `Texts`."""
         return await self._texts.write(body, self.deadline)
-
-    # Internals
 
     @property
     def deadline(self) -> float:
@@ -348,8 +439,7 @@ class Service:
     async def _decode(self, asked: Asked, request: RecommendRequest) -> Answered:
         work = work_of(request, asked.model.recommender.bundle.prompt.max_items)
         CALLER.get().charge(work - 1)  # the client has paid for one unit
-        queue = asked.model.queue(work)
-        decoded = await queue.submit(request, deadline=asked.deadline, work=work)
+        decoded = await asked.model.queue(work).submit(request, deadline=asked.deadline, work=work)
         assert isinstance(decoded.result, RecommendResult)  # noqa: S101 - asked for one
         return Answered(decoded.result, decoded)
 
@@ -378,29 +468,35 @@ def _request(
 
     The standing rules are a group apart, so that they leave room for those of the request.
     """
-    request = reduce(apply_rules, groups, answers.to_request(body, history, recommender))
+    request = reduce(apply_rules, groups, body.request(history, recommender))
     if not is_plain:
         recommender.eligible(request)
     return request
 
 
+def response(asked: Asked, answered: Answered) -> RecommendationsResponse:
+    """The answer on the wire, without its times."""
+    body, result, is_fallback = asked.body, answered.result, answered.is_fallback
+    note = Note.of(asked.unusual, fallback=is_fallback, model=answered.decoded is not None)
+    values: dict[str, Any] = {
+        "recommendation_id": uuid.uuid4().hex,
+        "model": asked.model.ref(asked.alias, result.epoch_number),
+        "items": RecommendedItem.listed(result.recommendations, result.epoch.catalog, body.include),
+        "certificate": result.certificate,
+        "history_items": len(asked.request.history) - len(result.unknown_items),
+        "unknown_items": result.unknown_items,
+        "eligible_items": result.eligible_items,
+        "note": NOTHING if note is None and result.eligible_items == 0 else note,
+    }
+    if asked.rules:
+        values["rules"] = list(asked.rules)
+    if result.trace is not None:
+        first_tokens = asked.model.recommender.bundle.vocabulary.level_offsets
+        values["trace"] = DecodedTree.of(result.trace, first_tokens)
+    return made(RecommendationsResponse, values)
+
+
 def _unknown_user(body: Subject) -> UnknownUserError:
-    text = f"There is no history of user {body.user!r}; send one inline as 'history'."
-    return UnknownUserError(text)
-
-
-def _open_store(settings: ServingSettings, metrics: Metrics) -> Store:
-    """The store of the settings, with the histories that they name."""
-    store = open_store(
-        settings.store,
-        not_history=settings.not_history,
-        observer=metrics.store_call,
+    return UnknownUserError(
+        f"There is no history of user {body.user!r}; send one inline as 'history'."
     )
-    try:
-        if settings.histories is not None:
-            events = store.history.seed(settings.histories)
-            logger.info("histories", extra={"fields": {"imported": events}})
-    except BaseException:
-        store.close()
-        raise
-    return store

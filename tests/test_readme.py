@@ -47,3 +47,14 @@ def test_the_tree_names_what_is_there():
         name = line.split()[0]
         top, path = (name, name) if not line.startswith(" ") else (top, top + name)
         assert (ROOT / path).exists(), path
+
+
+def test_the_walk_of_a_request_is_through_files_that_are_there():
+    architecture = (ROOT / "docs/architecture.md").read_text(encoding="utf-8")
+    section = architecture.split("## One request")[1].split("A user's request reads")[0]
+    hops = re.findall(r"^ *(\d+) +((?:recsys|serving)/\S+)", section, flags=re.M)
+    beside = re.findall(r"`((?:recsys|serving)/\S+\.[ch]?p?y?)`", section)
+    files = {path for _, path in hops} | {*beside}
+    assert [int(number) for number, _ in hops] == list(range(1, 17))
+    assert len(files) == 28
+    assert not [path for path in files if not (ROOT / path).is_file()]

@@ -7,7 +7,7 @@ from fastapi import APIRouter, Query, Response
 
 from recsys.serving.api.routing import JsonRoute, PathId, Ready, json_response, pay_for
 from recsys.serving.auth import Scope, requires
-from recsys.serving.catalog_changes import described, find
+from recsys.serving.catalog_changes import find
 from recsys.serving.schemas.common import CHAMPION, Alias
 from recsys.serving.schemas.items import (
     DescribedItem,
@@ -61,7 +61,7 @@ async def similar_items(
 async def get_item(item_id: PathId, service: Ready, model: Alias = CHAMPION) -> Response:
     """Get an item of the catalog: title, text, semantic ID, attributes."""
     catalog = service.state.models.get(model).recommender.catalog
-    return json_response(described(catalog, find(catalog, item_id)))
+    return json_response(DescribedItem.of(catalog, find(catalog, item_id)))
 
 
 @router.patch("/items/{item_id:id}", response_model=ItemChange)

@@ -10,9 +10,9 @@ import pyarrow as pa
 
 from recsys.errors import ArtifactError
 from recsys.recommender import Recommendation, Recommender, RecommendRequest, Source
-from recsys.serving import answers
 from recsys.serving.batch.job import Job
 from recsys.serving.schemas.common import MAX_HISTORY
+from recsys.serving.schemas.recommendations import note_code
 from recsys.serving.stores.records import TypedHistory
 
 Found = tuple[str, float, Source]
@@ -60,18 +60,18 @@ class Scorer:
         ids, histories = self._job.source.read(*self._job.rows(number))
         catalog = self._recommender.catalog
         notes = [
-            answers.note_code(catalog, None if history is None else history.items[-MAX_HISTORY:])
+            note_code(catalog, None if history is None else history.items[-MAX_HISTORY:])
             for history in histories
         ]
         body, known = self._job.body, self._recommender.retrieval is not None
-        falls_back = known and not answers.for_the_model(body)
+        falls_back = known and not body.needs_model
         lists: list[list[Found]] = [[] for _ in ids]
         requests: dict[int, RecommendRequest] = {}
         for place, (history, note) in enumerate(zip(histories, notes, strict=True)):
             if history is None and not body.fallback:
                 continue  # the endpoint's 404
             latest = (history or TypedHistory([], [])).latest(MAX_HISTORY)
-            request = answers.to_request(body, latest, self._recommender)
+            request = body.request(latest, self._recommender)
             if note is not None and falls_back:
                 lists[place] = _listed(self._recommender.fallback(request).recommendations)
             else:

@@ -28,7 +28,7 @@ from recsys.serving.api.routes import find_route
 from recsys.serving.batcher import DeadlineExceededError, QueueFullError, until
 from recsys.serving.cluster.exchange import Call, Reply
 from recsys.serving.errors import ProblemError, problem_of, problem_response
-from recsys.serving.guard import check_framing
+from recsys.serving.middleware import check_framing
 
 SESSION = b"x-session-id"
 REQUEST_ID = b"x-request-id"

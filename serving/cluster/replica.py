@@ -14,8 +14,8 @@ from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 from recsys.artifacts import read_manifest
 from recsys.errors import RecsysError
 from recsys.serving import logs
+from recsys.serving.aliases import UnknownBundleError
 from recsys.serving.app import create_app
-from recsys.serving.bundles import UnknownBundleError
 from recsys.serving.cluster.exchange import Call, Reply, answer
 from recsys.serving.models import (
     AliasConflictError,

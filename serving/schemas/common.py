@@ -1,10 +1,14 @@
 """Parts that several schemas share: ids, limits, health, problems."""
 
+import math
 from functools import partial
-from typing import Annotated, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 from unicodedata import normalize
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints
+
+if TYPE_CHECKING:
+    from recsys.live_catalog import EpochCatalog
 
 MAX_ID = 256
 MAX_K = 200
@@ -48,7 +52,6 @@ def optional_list(**more: Any) -> Any:
 
 Alias = Annotated[AliasName, Field(description="Alias of the model that answers.")]
 Certificate = Literal["global-exact", "beam-exact", "approximate"]
-Source = Literal["model", "retrieval", "popular", "pinned"]
 
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
@@ -69,6 +72,14 @@ def made(kind: type[ModelT], values: dict[str, Any]) -> ModelT:
     ):
         object.__setattr__(part, name, value)
     return part
+
+
+def metadata(catalog: "EpochCatalog", row: int) -> dict[str, Any]:
+    """Attributes of an item; numbers that are not finite become null."""
+    return {
+        key: None if isinstance(value, float) and not math.isfinite(value) else value
+        for key, value in catalog.attributes(row).items()
+    }
 
 
 class Body(BaseModel):

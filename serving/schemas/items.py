@@ -1,6 +1,7 @@
 """Items on the wire: reading, changing and ranking the catalog."""
 
-from typing import Annotated, Any
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Annotated, Any, Self
 
 from pydantic import (
     BaseModel,
@@ -13,6 +14,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
+from recsys.requests import Source
 from recsys.serving.schemas.common import (
     CHAMPION,
     CODES,
@@ -24,9 +26,13 @@ from recsys.serving.schemas.common import (
     K,
     ModelRef,
     Query,
-    Source,
+    made,
+    metadata,
 )
 from recsys.serving.schemas.recommendations import ONE_SUBJECT, Subject
+
+if TYPE_CHECKING:
+    from recsys.live_catalog import EpochCatalog
 
 MAX_PAGE = 200
 MAX_UPSERT = 1_000
@@ -56,6 +62,19 @@ class Item(BaseModel):
     title: str
     semantic_id: list[int] = Field(description="Codes, coarse to fine, 0-based.")
     metadata: dict[str, Any] = Field(description="Attributes.")
+
+    @classmethod
+    def of(cls, catalog: "EpochCatalog", row: int) -> Self:
+        """An item of the catalog."""
+        values = {
+            "item_id": catalog.item_id(row),
+            "title": catalog.title(row),
+            "semantic_id": catalog.codes[row].tolist(),
+            "metadata": metadata(catalog, row),
+        }
+        if "text" in cls.model_fields:
+            values["text"] = str(catalog.row(row)["text"] or "")
+        return made(cls, values)
 
 
 class DescribedItem(Item):
@@ -175,6 +194,23 @@ class ScoredItem(BaseModel):
     title: str
     rank: int = Field(ge=1)
     source: Source
+
+    @classmethod
+    def listed(
+        cls, catalog: "EpochCatalog", scored: Iterable[tuple[str, float]], source: Source
+    ) -> list[Self]:
+        """Items by their ids, with their scores, best first; removed ones have no title."""
+        rows = ((item_id, score, catalog.find(item_id)) for item_id, score in scored)
+        return [
+            cls.model_construct(
+                item_id=item_id,
+                score=score,
+                title="" if row < 0 else catalog.title(row),
+                rank=rank,
+                source=source,
+            )
+            for rank, (item_id, score, row) in enumerate(rows, start=1)
+        ]
 
 
 class SimilarResponse(BaseModel):

@@ -1,9 +1,12 @@
-"""Wire schemas of recommendations."""
+"""Recommendations on the wire; a request has the fields of `recsys.requests`, too."""
 
-from typing import Annotated, Any, Literal, Self
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
 
+from recsys.constraint.filters import MOST_BOOSTS
+from recsys.requests import Recommendation, RecommendRequest, RequestOptions, Source
 from recsys.serving.schemas.common import (
     CHAMPION,
     MAX_HISTORY,
@@ -15,16 +18,21 @@ from recsys.serving.schemas.common import (
     K,
     ModelRef,
     Problem,
-    Source,
     UserId,
+    made,
+    metadata,
     optional_list,
 )
 from recsys.serving.schemas.experiments import ExperimentRef
-from recsys.serving.schemas.filters import EXAMPLE, MAX_BOOSTS, Boost, Filter
-from recsys.serving.schemas.rules import RuleNames
+from recsys.serving.schemas.rules import FILTER_EXAMPLE, Boost, Filter, RuleNames
+from recsys.serving.stores.records import TypedHistory
+
+if TYPE_CHECKING:
+    from recsys.decoding.output import Trace
+    from recsys.live_catalog import EpochCatalog
+    from recsys.recommender import Recommender
 
 MAX_BATCH = 100
-MAX_SEED = 2**63 - 1
 
 Include = Literal["metadata", "timing", "trace", "explanation"]
 
@@ -61,7 +69,7 @@ class Subject(Body):
 ONE_SUBJECT: dict[str, Any] = {"oneOf": [{"required": ["user"]}, {"required": ["history"]}]}
 
 
-class RecommendationsRequest(Subject):
+class RecommendationsRequest(RequestOptions, Subject):
     """Top-k for a user of the store, or for a history given inline: exactly one of the two."""
 
     model_config = ConfigDict(
@@ -77,43 +85,15 @@ class RecommendationsRequest(Subject):
     )
 
     k: K = 10
-    exclude_seen: bool = Field(True, description="Leave out the items of the history.")
     exclude_items: Annotated[list[ItemId], First] = optional_list(
         max_length=MAX_HISTORY, description="Leave out these items."
     )
     filter: Filter | None = Field(
-        None, description="Recommend only items that match.", examples=[EXAMPLE]
+        None, description="Recommend only items that match.", examples=[FILTER_EXAMPLE]
     )
     boosts: Annotated[list[Boost], First] = optional_list(
-        max_length=MAX_BOOSTS,
+        max_length=MOST_BOOSTS,
         description="Weights added to the scores of the items that match a filter.",
-    )
-    mode: Literal["auto", "strict", "relaxed", "beam"] = Field(
-        "auto",
-        description="How to compute: `beam` is beam search; `strict` verifies a drafted tree, or "
-        "without a draft all first codes, and returns the same list, blended or not; `relaxed` "
-        "samples approximately with the draft, and needs a seed; `auto` leaves it to the service.",
-    )
-    guarantee: Literal["beam", "global"] = Field(
-        "beam",
-        description="`beam`: the list of beam search. `global`: continue until no item outside the "
-        "list can score more than its last item; the certificate tells if that was reached.",
-    )
-    seed: int | None = Field(
-        None,
-        ge=0,
-        le=MAX_SEED,
-        description="Draw items by their probability instead of searching for the best; the same "
-        "seed draws the same.",
-    )
-    temperature: float = Field(
-        1.0, ge=0.01, le=100, description="Flattens (above 1) or sharpens what a seed draws from."
-    )
-    blend: bool | None = Field(
-        None,
-        description="Whether retrieval may add to the model's list and reorder it, in any exact "
-        "mode; null leaves it to the bundle, false uses the model alone. Samples (a seed) and "
-        "lists with the guarantee `global` are the model's.",
     )
     fallback: bool = Field(
         True,
@@ -134,6 +114,43 @@ class RecommendationsRequest(Subject):
         "`trace` how the list was found, `explanation` the item of the history with the most "
         "evidence for each.",
     )
+
+    @property
+    def needs_model(self) -> bool:
+        """Whether a fallback cannot serve it, or is not wanted."""
+        is_special = self.guarantee != "beam" or self.seed is not None or bool(self.boosts)
+        return is_special or self.blend is False or "trace" in self.include or not self.fallback
+
+    def request(self, history: TypedHistory, recommender: "Recommender") -> RecommendRequest:
+        """The library's request, whose fields are validated already.
+
+        Items that the user dislikes are excluded. Unless the request wants items that were seen,
+        those of `history.earlier` that count as seen are excluded, too.
+
+        Raises:
+            ValueError, FilterError: as of `RecommendRequest.check`.
+        """
+        excluded = [*self.exclude_items, *history.disliked]
+        if self.exclude_seen:
+            excluded.extend(recommender.seen(history.earlier))
+        values = {name: getattr(self, name) for name in RequestOptions.model_fields}
+        request = made(
+            RecommendRequest,
+            {
+                **values,
+                "history": history.items,
+                "k": self.k,
+                "exclude_items": excluded,
+                "filter": self.filter,
+                "boosts": [boost.model_dump() for boost in self.boosts],
+                "trace": "trace" in self.include,
+                "history_types": history.types,
+                "pin": (),
+                "max_per": {},
+            },
+        )
+        request.check()
+        return request
 
 
 class BatchRequest(Body):
@@ -170,8 +187,40 @@ class RecommendedItem(BaseModel):
     )
     metadata: dict[str, Any] | None = Field(None, description="Attributes, if asked for.")
 
+    @classmethod
+    def listed(
+        cls,
+        recommendations: Iterable[Recommendation],
+        catalog: "EpochCatalog",
+        include: Sequence[str],
+    ) -> list[Self]:
+        """Recommendations, ranked in their order."""
+        answer = []
+        for rank, item in enumerate(recommendations, start=1):
+            values: dict[str, Any] = {
+                "item_id": item.item_id,
+                "score": item.score,
+                "title": item.title,
+                "rank": rank,
+                "source": item.source,
+                "semantic_id": list(item.semantic_id),
+            }
+            if "explanation" in include:
+                values["because"] = item.because
+            if "metadata" in include:
+                values["metadata"] = metadata(catalog, catalog.find(item.item_id))
+            answer.append(made(cls, values))
+        return answer
+
 
 NoteCode = Literal["unknown_user", "empty_history", "unknown_history", "nothing_eligible"]
+
+
+_NOTES: dict[NoteCode, str] = {
+    "unknown_user": "There is no history of the user",
+    "empty_history": "The history is empty",
+    "unknown_history": "The model knows none of the history's items",
+}
 
 
 class Note(BaseModel):
@@ -179,6 +228,33 @@ class Note(BaseModel):
 
     code: NoteCode
     detail: str
+
+    @classmethod
+    def of(cls, code: NoteCode | None, *, fallback: bool, model: bool) -> Self | None:
+        """What is unusual about a history, and whether fallback or model answered, or both."""
+        if code is None:
+            return None
+        how = "the model answered from the bare prompt, as for any new user"
+        if fallback:
+            how = "retrieval and popularity answered"
+            how += ", and the model where they had no more" if model else ""
+        return cls.model_construct(code=code, detail=f"{_NOTES[code]}; {how}.")
+
+
+NOTHING = Note(
+    code="nothing_eligible",
+    detail="No item passes the filter, the rules and the availability. Values are compared "
+    "exactly; `eligible_items` of /v1/recommendations counts the items of a filter.",
+)
+
+
+def note_code(catalog: "EpochCatalog", history: Sequence[str] | None) -> NoteCode | None:
+    """What is unusual about a history; None stands for that of an unknown user."""
+    if history is None:
+        return "unknown_user"
+    if not history:
+        return "empty_history"
+    return None if catalog.knows_any(history) else "unknown_history"
 
 
 class Timing(BaseModel):
@@ -192,6 +268,15 @@ class Timing(BaseModel):
     decode: dict[str, float] = Field(
         description="Counters of the decoder for this request: target passes, accepted levels, ..."
     )
+
+    @classmethod
+    def of(cls, seconds: Mapping[str, float], batch_size: int, stats: Mapping[str, int]) -> Self:
+        """The times of the stages `total`, `history`, `queue` and `compute`."""
+        stages: dict[str, Any] = {
+            f"{stage}_ms": round(duration * 1000, 3) for stage, duration in seconds.items()
+        }
+        decode = {name: float(value) for name, value in stats.items()}
+        return cls.model_construct(**stages, batch_size=batch_size, decode=decode)
 
 
 class DecodedNode(BaseModel):
@@ -217,6 +302,30 @@ class DecodedTree(BaseModel):
     blocked: dict[str, int] = Field(
         description="By level: codes under the beams that lead to no item, or to none that fits."
     )
+
+    @classmethod
+    def of(cls, trace: "Trace", first_tokens: Sequence[int]) -> Self:
+        """What a page draws, given the token of code 0 at each level."""
+        nodes = [
+            DecodedNode.model_construct(
+                id=i,
+                parent=node.parent,
+                depth=node.depth,
+                code=node.token - first_tokens[node.depth - 1],
+                pass_=node.target_pass,
+                draft_log_prob=node.draft_log_prob,
+                target_log_prob=node.target_log_prob,
+                fate=node.fate,
+                items=node.items or 0,
+            )
+            for i, node in enumerate(trace.nodes)
+        ]
+        return cls.model_construct(
+            levels=len(first_tokens),
+            passes=max((node.target_pass for node in trace.nodes), default=0),
+            nodes=nodes,
+            blocked={str(level): count for level, count in trace.blocked.items()},
+        )
 
 
 class RecommendationsResponse(BaseModel):

@@ -2,11 +2,11 @@
 
 from typing import Annotated, Any, Self
 
-from pydantic import BaseModel, Field, StringConstraints, model_validator
+from pydantic import BaseModel, Field, StringConstraints, WithJsonSchema, model_validator
 
 from recsys.arguments import MOST_CAPS, MOST_PINS
+from recsys.constraint.filters import MOST_BOOSTS, MOST_WEIGHT
 from recsys.serving.schemas.common import MAX_K, NAME, Body, Id, ItemId, Query
-from recsys.serving.schemas.filters import EXAMPLE, MAX_BOOSTS, Boost, Filter
 
 MAX_RULES = 16  # of one request, or of one alias
 MAX_PAGE = 200
@@ -18,15 +18,45 @@ _BURY: dict[str, Any] = {
 }
 
 
+FILTER_EXAMPLE: dict[str, Any] = {
+    "must": [{"key": "price", "range": {"lt": 20}}],
+    "must_not": [{"key": "categories", "match": "Nails"}],
+}
+_PARTS = {"type": "array", "items": {"type": "object"}}
+Filter = Annotated[
+    dict[str, Any],
+    WithJsonSchema(
+        {
+            "type": "object",
+            "description": "All of `must`, one of `should` (if there are any), none of "
+            "`must_not`; each a list of clauses or of such groups. A clause has a `key` and one "
+            "of `match`, `any`, `range` (`gt`, `gte`, `lt`, `lte`) and `exists`.",
+            "properties": {"must": _PARTS, "should": _PARTS, "must_not": _PARTS},
+            "additionalProperties": False,
+            "examples": [FILTER_EXAMPLE],
+        }
+    ),
+]
+
+
+class Boost(Body):
+    """An addition to the scores of the items that match a filter."""
+
+    filter: Filter
+    weight: float = Field(
+        ge=-MOST_WEIGHT, le=MOST_WEIGHT, description="Added to the log-probability."
+    )
+
+
 class RuleParts(BaseModel):
     """What a rule asks of the lists that it applies to."""
 
     filter: Filter | None = Field(
-        None, description="Recommend only items that match.", examples=[EXAMPLE]
+        None, description="Recommend only items that match.", examples=[FILTER_EXAMPLE]
     )
     boosts: list[Boost] = Field(
         [],
-        max_length=MAX_BOOSTS,
+        max_length=MOST_BOOSTS,
         description="Weights added to the scores of the items that match a filter; a negative one "
         "buries them.",
         examples=[[_BURY]],

@@ -3,6 +3,7 @@
 SQLite is embedded and the default. PostgreSQL is an extra, imported on use.
 """
 
+import logging
 from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,6 +15,7 @@ if TYPE_CHECKING:  # loading SQLAlchemy takes time
     from recsys.serving.stores.database import Database
     from recsys.serving.stores.store import Store
 
+logger = logging.getLogger("recsys.serving.stores")
 SQLITE = "sqlite:///"
 POSTGRES = ("postgresql://", "postgres://")
 
@@ -31,14 +33,16 @@ def open_store(
     *,
     not_history: Collection[str] = NOT_HISTORY,
     observer: Observer | None = None,
+    histories: Path | None = None,
 ) -> "Store":
-    """Open the store at a path or URL, whose calls `observer` counts.
+    """Open the store at a path or URL.
 
     Args:
         location: a SQLite file, `sqlite:///relative.db`, `sqlite:////absolute.db` or
             `postgresql://user:password@host/database`.
         not_history: types of events that are not part of a history.
         observer: counts every call.
+        histories: canonical data set whose histories are imported, unless they were before.
 
     Raises:
         ConfigError: a URL of an unknown kind, or a package that it needs is missing.
@@ -47,10 +51,18 @@ def open_store(
     try:
         from recsys.serving.stores.store import Store
 
-        return Store(database, not_history=not_history, observer=observer)
+        store = Store(database, not_history=not_history, observer=observer)
     except BaseException:
         database.close()
         raise
+    try:
+        if histories is not None:
+            fields = {"imported": store.history.seed(histories)}
+            logger.info("histories", extra={"fields": fields})
+    except BaseException:
+        store.close()
+        raise
+    return store
 
 
 def open_database(location: str | Path) -> "Database":

@@ -118,7 +118,7 @@ def slow_features(source, values) -> list[dict[str, float]]:
 def slow_blend(rec, request) -> list[tuple[str, float]]:
     """The definition of the score, item by item, over the model's 20 beams and the candidates."""
     retrieval, reranker = rec.retrieval, rec.retrieval.reranker
-    plain = rec.recommend_batch([replace(request, k=20, blend=False, boosts=())])[0]
+    plain = rec.recommend_batch([request.changed(k=20, blend=False, boosts=())])[0]
     seen = [IDS.index(i) for i in request.history]
     asked = Histories.of([seen])
     hidden = [IDS.index(i) for i in request.exclude_items] + seen * request.exclude_seen
@@ -189,7 +189,7 @@ def test_items_have_their_source_and_reason(rec):
     history = ["id-3", "id-9", "id-20"]
     request = RecommendRequest(history, 30)
     found = rec.recommend_batch([request])[0]
-    beams = set(ids_of(rec.recommend_batch([replace(request, blend=False)])[0]))
+    beams = set(ids_of(rec.recommend_batch([request.changed(blend=False)])[0]))
     assert {r.source for r in found.recommendations} >= {"model"}
     for r in found.recommendations:
         assert (r.source == "model") == (r.item_id in beams)
@@ -202,7 +202,7 @@ def test_items_have_their_source_and_reason(rec):
 def test_candidates_beyond_the_node_budget_have_no_model_score(rec):
     rec.retrieval = replace(rec.retrieval, reranker=replace(BLEND, nodes=0))
     request = RecommendRequest(["id-3"], 30)
-    beams = ids_of(rec.recommend_batch([replace(request, blend=False)])[0])
+    beams = ids_of(rec.recommend_batch([request.changed(blend=False)])[0])
     worst = {"model.missing": -100.0, "model.value": 1.0}
     rec.retrieval = replace(rec.retrieval, reranker=Reranker(worst, candidates=12, nodes=0))
     found = ids_of(rec.recommend_batch([request])[0])
@@ -227,7 +227,7 @@ def test_the_bundle_chooses_unless_the_request_does(tmp_path):
         build(tmp_path / "off", make_retrieval(replace(BLEND, weights={}, network=None)))
     )
     assert off.recommend_batch([request])[0].certificate != "approximate"
-    assert off.recommend_batch([replace(request, blend=True)])[0].certificate == "approximate"
+    assert off.recommend_batch([request.changed(blend=True)])[0].certificate == "approximate"
     none = Recommender.load(build(tmp_path / "none", make_retrieval(None)))
     assert none.recommend_batch([request])[0].certificate != "approximate"
     bare = Recommender.load(build(tmp_path / "bare", None))
@@ -236,7 +236,7 @@ def test_the_bundle_chooses_unless_the_request_does(tmp_path):
     for rec in (none, bare):
         for call in (rec.recommend_batch, lambda r, rec=rec: rec.eligible(r[0])):
             with pytest.raises(RequestError, match="retrieval"):
-                call([replace(request, blend=True)])
+                call([request.changed(blend=True)])
     for call in (lambda: bare.similar("id-1", 3), lambda: bare.fallback(request)):
         with pytest.raises(RequestError, match="no part 'retrieval'"):
             call()
@@ -255,7 +255,7 @@ def test_blended_requests_get_the_same_bits_alone_and_in_a_batch(folder):
         RecommendRequest([IDS[j] for j in RNG.integers(0, ITEMS, n)], k)
         for n, k in [(0, 10), (1, 5), (9, 20), (4, 7)]
     ]
-    requests.append(replace(requests[2], blend=False))
+    requests.append(requests[2].changed(blend=False))
     together = rec.recommend_batch(requests)
     for request, mine in zip(requests, together, strict=True):
         assert rec.recommend_batch([request])[0].recommendations == mine.recommendations
@@ -307,7 +307,7 @@ def test_removed_items_vanish_and_new_items_have_neighbours(rec):
     after = rec.recommend_batch([request, RecommendRequest(["new", "id-3"], 20)])
     lists = [
         *(set(ids_of(result)) for result in after),
-        set(ids_of(rec.fallback(replace(request, k=50)))),
+        set(ids_of(rec.fallback(request.changed(k=50)))),
         set(ids_of(rec.fallback(RecommendRequest([], 50)))),
         {name for name, _ in rec.similar("id-3", 50)},
         {name for name, _ in rec.similar("new", 50)},

@@ -213,7 +213,7 @@ def test_an_answer_has_the_same_bits_alone_and_in_any_batch(recommender, alone, 
 @pytest.mark.parametrize("k", [1, 10, 60])
 def test_rank_equals_recommend_batch(recommender, exact, k, exclude_seen):
     catalog = recommender.catalog
-    requests = [replace(r, k=k, exclude_seen=exclude_seen, exclude_items=()) for r in REQUESTS]
+    requests = [r.changed(k=k, exclude_seen=exclude_seen, exclude_items=()) for r in REQUESTS]
     histories = [catalog.index(r.history) for r in requests]
     known = Histories.of([h[h >= 0] for h in histories])
     items, scores = recommender.rank(known, k, exclude_seen, batch_size=5)
@@ -276,17 +276,17 @@ def test_boosts_on_a_shared_leaf_remove_the_certificate(recommender):
     (found,) = recommender.recommend_batch([lost])
     assert found.recommendations[-1].score < -40
     assert found.certificate == "approximate"
-    (wide,) = recommender.recommend_batch([replace(lost, k=ITEMS)])  # leaves nothing out
+    (wide,) = recommender.recommend_batch([lost.changed(k=ITEMS)])  # leaves nothing out
     assert wide.certificate == "global-exact"
     assert wide.recommendations[19].score > found.recommendations[-1].score
-    (few,) = recommender.recommend_batch([replace(lost, k=5)])
+    (few,) = recommender.recommend_batch([lost.changed(k=5)])
     assert few.certificate != "approximate"
 
 
 def test_a_seed_draws_the_same_items_in_any_batch(recommender):
     request = RecommendRequest(["id-3", "id-20"], 5, seed=11, temperature=2.0)
     (first,) = recommender.recommend_batch([request])
-    others = [replace(request, seed=seed) for seed in range(20)]
+    others = [request.changed(seed=seed) for seed in range(20)]
     together = recommender.recommend_batch([*REQUESTS, *others, request])
     assert together[-1] == first
     assert len({tuple(r.item_id for r in x.recommendations) for x in together[-21:]}) > 15
@@ -427,8 +427,8 @@ def test_a_forked_process_gives_the_answers_of_its_parent(bundle, monkeypatch, n
 def test_two_threads_decode_at_once_while_the_catalog_changes(bundle):
     """The second thread searches with `aside`; both give the bits of a search that is alone."""
     recommender, alone = Recommender.load(bundle, prefix_bytes=1 << 20), Recommender.load(bundle)
-    large = [replace(r, k=48, trace=True) for r in REQUESTS]
-    large += [replace(r, guarantee="global") for r in REQUESTS]
+    large = [r.changed(k=48, trace=True) for r in REQUESTS]
+    large += [r.changed(guarantee="global") for r in REQUESTS]
     wanted = [alone.recommend_batch([one])[0].recommendations for one in large]
     usual = [alone.recommend_batch([one])[0].recommendations for one in REQUESTS]
     wrong, ended = [], threading.Event()

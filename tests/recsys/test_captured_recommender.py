@@ -111,7 +111,7 @@ def test_answers_are_those_without_graphs(mode, blended):
         requests = random_requests(rng, items)
         answers = [one.recommend_batch(requests) for one in each]
         same(answers[1], answers[0])
-        again = [replace(r, history=[*r.history, items[turn]]) for r in requests]
+        again = [r.changed(history=[*r.history, items[turn]]) for r in requests]
         same(each[1].recommend_batch(again), each[0].recommend_batch(again))
         if turn % 4 == 1:
             more = [

@@ -81,9 +81,9 @@ def test_what_was_only_viewed_can_be_recommended(recommender):
     listed = [r.item_id for r in result.recommendations]
     assert listed[:2] == ["i2", "i4"]  # the latest view first
     assert set(listed) == set(IDS) - {"i7"}
-    (untyped,) = recommender.recommend_batch([replace(request, history_types=())])
+    (untyped,) = recommender.recommend_batch([request.changed(history_types=())])
     assert {r.item_id for r in untyped.recommendations} == set(IDS) - set(history)
-    (model,) = recommender.recommend_batch([replace(request, blend=False)])
+    (model,) = recommender.recommend_batch([request.changed(blend=False)])
     assert {r.item_id for r in model.recommendations} == set(IDS) - {"i7"}
     fallback = recommender.fallback(request)
     assert "i7" not in {r.item_id for r in fallback.recommendations}

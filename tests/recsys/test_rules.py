@@ -1,7 +1,5 @@
 """Rules: lists with them against a plain reference, and against the same filters inline."""
 
-from dataclasses import replace
-
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -274,8 +272,8 @@ def test_a_rule_answers_like_its_parts_inline(blending, options, k):
     history, wanted = ["i3", "i20"], FILTERS[0][0]
     weights = inline([(1, -0.5), (3, 2.0)])
     plain = RecommendRequest(history, k, **options)
-    whole = replace(plain, filter=wanted, boosts=weights)
-    own = replace(plain, filter=wanted, boosts=weights[:1])
+    whole = plain.changed(filter=wanted, boosts=weights)
+    own = plain.changed(filter=wanted, boosts=weights[:1])
     asked = [
         whole,
         apply_rules(plain, [Rule(wanted, weights)]),
@@ -293,9 +291,9 @@ def test_a_rule_answers_like_its_parts_inline(blending, options, k):
 def test_behind_pins_comes_the_list_without_them(blending, options):
     request = RecommendRequest(["i3"], 8, filter=FILTERS[0][0], **options)
     pins = ["i40", "i17", "i3", "i6", "i40", "gone", "i7"]  # 17 is sold out, 3 seen, 6 and 7 dear
-    (result,) = blending.recommend_batch([replace(request, pin=pins)])
+    (result,) = blending.recommend_batch([request.changed(pin=pins)])
     assert [r.item_id for r in result.recommendations if r.source == "pinned"] == ["i40"]
-    rest = replace(request, k=7, exclude_items=["i40"])
+    rest = request.changed(k=7, exclude_items=["i40"])
     (expected,) = blending.recommend_batch([rest])
     assert result.recommendations[1:] == expected.recommendations
     assert result.certificate == expected.certificate

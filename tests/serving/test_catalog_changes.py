@@ -12,8 +12,9 @@ from journal_suite import JournalSuite
 from recsys.catalog import Catalog
 from recsys.errors import RequestError
 from recsys.live import Epochs
-from recsys.serving import answers, catalog_changes
+from recsys.serving import catalog_changes
 from recsys.serving.api import items as items_api
+from recsys.serving.schemas.items import DescribedItem, ScoredItem
 from recsys.serving.stores.records import StoreError
 from recsys.vocabulary import Vocabulary
 
@@ -261,16 +262,16 @@ async def test_many_items_do_not_occupy_the_event_loop(client, monkeypatch):
         monkeypatch.setattr(module, name, called)
 
     for module, name in (
-        (catalog_changes, "item_of"),
+        (DescribedItem, "of"),
         (catalog_changes, "_record"),
-        (answers, "scored"),
+        (ScoredItem, "listed"),
         (items_api, "json_response"),
     ):
         spy(module, name)
     items = [{"item_id": f"n{i}", "like": "item-7"} for i in range(3)]
     assert (await client.post("/v1/items", json={"items": items})).status_code == 200
     await client.post("/v1/rank", json={"history": ["item-1"], "items": ["item-2"]})
-    names = ("item_of", "_record", "scored", "json_response")
+    names = ("of", "_record", "listed", "json_response")
     assert at_work == {(name, False) for name in names}
 
 

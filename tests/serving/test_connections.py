@@ -7,9 +7,8 @@ from types import SimpleNamespace
 from oracles import PATIENCE_S
 
 from recsys.serving import server
-from recsys.serving.guard import Guard
 from recsys.serving.metrics import Metrics
-from recsys.serving.middleware import Entrance
+from recsys.serving.middleware import Entrance, Guard
 from recsys.serving.sockets import bind
 
 LIVE = b"GET /health/live HTTP/1.1\r\nHost: localhost\r\n\r\n"

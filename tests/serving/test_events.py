@@ -8,11 +8,11 @@ import time
 import pytest
 from pydantic import TypeAdapter
 
-from recsys.serving import answers
 from recsys.serving import service as service_module
 from recsys.serving.errors import KINDS
 from recsys.serving.schemas.common import Id
 from recsys.serving.schemas.events import MAX_EVENTS
+from recsys.serving.schemas.recommendations import RecommendationsRequest
 from recsys.serving.stores.records import Event
 
 URL = "/v1/events"
@@ -278,13 +278,13 @@ async def test_a_full_store_refuses_writes_but_recommendations_work(
 
 async def test_the_types_of_events_reach_the_recommender(client, monkeypatch):
     asked = []
-    plain = answers.to_request
+    plain = RecommendationsRequest.request
 
     def spy(body, history, recommender):
         asked.append((list(history.items), list(history.types)))
         return plain(body, history, recommender)
 
-    monkeypatch.setattr(answers, "to_request", spy)
+    monkeypatch.setattr(RecommendationsRequest, "request", spy)
     await post(
         client,
         {"user": "newcomer", "item": "item-1", "type": "view"},
@@ -340,13 +340,13 @@ async def test_what_a_user_dislikes_is_not_recommended_to_them(client):
 @pytest.mark.parametrize("name", ["dislike", "thumbs_down", "refund", "Retoure"])
 async def test_negative_events_of_a_request_are_no_history(client, monkeypatch, name):
     asked = []
-    plain = answers.to_request
+    plain = RecommendationsRequest.request
 
     def spy(body, history, recommender):
         asked.append((list(history.items), list(history.types), list(history.disliked)))
         return plain(body, history, recommender)
 
-    monkeypatch.setattr(answers, "to_request", spy)
+    monkeypatch.setattr(RecommendationsRequest, "request", spy)
     body = {"history": ["item-7", "item-3", "item-4"], "history_types": [name, "view", None]}
     found = (await client.post("/v1/recommendations", json=body)).json()
     assert found["history_items"] == 2

@@ -11,9 +11,8 @@ import uvicorn
 from oracles import PATIENCE_S
 
 from recsys.serving import server
-from recsys.serving.guard import MAX_HEADERS, MAX_TARGET, Guard
 from recsys.serving.metrics import Metrics
-from recsys.serving.middleware import Entrance
+from recsys.serving.middleware import MAX_HEADERS, MAX_TARGET, Entrance, Guard
 
 SMUGGLED = b"GET /smuggled HTTP/1.1\r\nHost: localhost\r\n\r\n"
 CHUNKED = b"Transfer-Encoding: chunked\r\n"

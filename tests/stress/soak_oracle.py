@@ -15,10 +15,10 @@ from typing import Any
 from recsys.live import Epoch
 from recsys.recommender import Recommender
 from recsys.requests import RecommendResult
-from recsys.serving import answers
-from recsys.serving.catalog_changes import _apply, item_of
+from recsys.serving.catalog_changes import _apply
 from recsys.serving.schemas.common import MAX_HISTORY
 from recsys.serving.schemas.recommendations import RecommendationsRequest
+from recsys.serving.service import Answered, Asked, response
 from recsys.serving.stores.records import TypedHistory
 
 TOGETHER = 32  # answers that are computed at once
@@ -73,7 +73,7 @@ class Oracle:
         _apply(_model(now), [{**record, "version": ""} for record in value])
         catalog = now.recommender.catalog
         for name, codes in placed.items():
-            own = item_of(catalog, catalog.find(name)).semantic_id if codes else None
+            own = catalog.codes[catalog.find(name)].tolist() if codes else None
             if own != codes:
                 self._note(f"{name} was placed at {codes} and not at {own}")
         self._add(now.bundle, now.recommender, done)
@@ -118,14 +118,15 @@ class Oracle:
         for wire, history in wires:
             types = [] if wire.history is not None else ["view"] * len(history)
             latest = TypedHistory(history, types).latest(MAX_HISTORY)
-            requests.append(answers.to_request(wire, latest, state.recommender))
+            requests.append(wire.request(latest, state.recommender))
         results: list[RecommendResult] = state.recommender.recommend_batch(requests)
         model: Any = SimpleNamespace(ref=lambda alias, number: None)
         return [
             json.loads(
-                answers.response(wire, request, result, model, None).model_dump_json(
-                    exclude_unset=True, include=set(COMPARED)
-                )
+                response(
+                    Asked(wire, wire.model, model, request, (), None, 0.0, 0.0, 0.0),
+                    Answered(result),
+                ).model_dump_json(exclude_unset=True, include=set(COMPARED))
             )
             for (wire, _), request, result in zip(wires, requests, results, strict=True)
         ]
