@@ -141,11 +141,13 @@ class RecommendRequest(RequestOptions):
     ) -> None:
         try:
             super().__init__(
-                history=history,
-                k=k,
-                exclude_seen=exclude_seen,
-                exclude_items=exclude_items,
-                **options,
+                **options
+                | {
+                    "history": history,
+                    "k": k,
+                    "exclude_seen": exclude_seen,
+                    "exclude_items": exclude_items,
+                }
             )
         except ValidationError as error:
             raise ValueError(explain(error, RecommendRequest, "request")) from None
@@ -172,9 +174,9 @@ class RecommendRequest(RequestOptions):
             raise ValueError("guarantee 'global' is for the best items, a seed asks for a sample")
         if self.seed is not None and self.boosts:
             raise ValueError("boosts are for the best items, a seed asks for a sample")
-        if self.mode == Mode.RELAXED and self.seed is None:
+        if self.mode == "relaxed" and self.seed is None:
             raise ValueError("mode 'relaxed' samples: give it a seed, or ask for mode 'strict'")
-        if self.mode == Mode.RELAXED and self.trace:
+        if self.mode == "relaxed" and self.trace:
             raise ValueError("trace: only a strict decode can be traced, not mode 'relaxed'")
         if self.blend and not self.searches_plainly:
             raise ValueError(

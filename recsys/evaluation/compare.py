@@ -120,7 +120,7 @@ def _ranker(table: pa.Table, path: Path | str) -> str:
     if max(ks) < K:
         raise DataError(f"{path} has lists of {max(ks)}, and {K} items are compared")
     names = table["ranker"].unique().to_pylist()
-    return next(name for name in ("blended", "model", *names) if name in names)
+    return str(next(name for name in ("blended", "model", *names) if name in names))
 
 
 def _select(table: pa.Table, ranker: str, mode: str) -> pa.Table:

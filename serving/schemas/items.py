@@ -198,7 +198,7 @@ class ScoredItem(BaseModel):
     @classmethod
     def listed(
         cls, catalog: "EpochCatalog", scored: Iterable[tuple[str, float]], source: Source
-    ) -> list[Self]:
+    ) -> "list[ScoredItem]":
         """Items by their ids, with their scores, best first; removed ones have no title."""
         rows = ((item_id, score, catalog.find(item_id)) for item_id, score in scored)
         return [

@@ -193,7 +193,7 @@ class RecommendedItem(BaseModel):
         recommendations: Iterable[Recommendation],
         catalog: "EpochCatalog",
         include: Sequence[str],
-    ) -> list[Self]:
+    ) -> "list[RecommendedItem]":
         """Recommendations, ranked in their order."""
         answer = []
         for rank, item in enumerate(recommendations, start=1):
@@ -230,7 +230,7 @@ class Note(BaseModel):
     detail: str
 
     @classmethod
-    def of(cls, code: NoteCode | None, *, fallback: bool, model: bool) -> Self | None:
+    def of(cls, code: NoteCode | None, *, fallback: bool, model: bool) -> "Note | None":
         """What is unusual about a history, and whether fallback or model answered, or both."""
         if code is None:
             return None
@@ -270,7 +270,9 @@ class Timing(BaseModel):
     )
 
     @classmethod
-    def of(cls, seconds: Mapping[str, float], batch_size: int, stats: Mapping[str, int]) -> Self:
+    def of(
+        cls, seconds: Mapping[str, float], batch_size: int, stats: Mapping[str, int]
+    ) -> "Timing":
         """The times of the stages `total`, `history`, `queue` and `compute`."""
         stages: dict[str, Any] = {
             f"{stage}_ms": round(duration * 1000, 3) for stage, duration in seconds.items()
@@ -304,7 +306,7 @@ class DecodedTree(BaseModel):
     )
 
     @classmethod
-    def of(cls, trace: "Trace", first_tokens: Sequence[int]) -> Self:
+    def of(cls, trace: "Trace", first_tokens: Sequence[int]) -> "DecodedTree":
         """What a page draws, given the token of code 0 at each level."""
         nodes = [
             DecodedNode.model_construct(

@@ -19,10 +19,9 @@ from proxy import HERE, PROXY
 from recsys.serving.app import create_app
 from recsys.serving.schemas.common import Problem
 from recsys.serving.server import http_server
-from recsys.serving.service import Phase
+from recsys.serving.service import BATCHED, Phase
 from recsys.serving.settings import ServingSettings
 from recsys.serving.sockets import bind
-from recsys.serving.state import BATCHED
 
 ANNA, BOB = "127.0.0.5", "127.0.0.6"
 ASK = "/v1/recommendations"
